@@ -1,0 +1,65 @@
+"""The exceptions a caller can meet, and the exit codes of a stage process.
+
+    RlhfError                 anything this project raises on purpose
+    ├── UserError             exit 2: one line with the value, the rule and the place to change it
+    │   ├── ParamsError       params.yaml, a recipe, or a --set
+    │   ├── DataError         a data file, or its rows
+    │   ├── ModelError        a model folder, a tokenizer, or two that do not fit together
+    │   ├── CheckpointError   a checkpoint that can not be used
+    │   ├── EnvironmentFault  disk, permission, port, a missing library or device
+    │   └── CostError         an unknown price, GPU or architecture; a plan that can not be made
+    ├── TrainingDiverged      exit 1: NaN, collapsed entropy, exploding ratio ...; a checkpoint is kept
+    └── StageStopped          exit 75: asked to stop, checkpointed, can be resumed
+"""
+
+EXIT_DONE = 0
+EXIT_CRASHED = 1
+EXIT_BAD_INPUT = 2
+EXIT_RESUMABLE = 75
+"""EX_TEMPFAIL of sysexits.h: try again later."""
+
+
+class RlhfError(Exception):
+    """Anything this project raises on purpose. `exit_code` is what a process ends with."""
+
+    exit_code = EXIT_CRASHED
+
+
+class UserError(RlhfError):
+    """A mistake the user can mend. The message is one line: value, rule, place."""
+
+    exit_code = EXIT_BAD_INPUT
+
+
+class ParamsError(UserError):
+    """params.yaml, a recipe, or a --set."""
+
+
+class DataError(UserError):
+    """A data file, or its rows."""
+
+
+class ModelError(UserError):
+    """A model folder, a tokenizer, or two that do not fit together."""
+
+
+class CheckpointError(UserError):
+    """A checkpoint that can not be used."""
+
+
+class EnvironmentFault(UserError):
+    """Disk, permission, port, a missing library or device."""
+
+
+class CostError(UserError):
+    """An unknown price, GPU or architecture, or a plan that can not be made."""
+
+
+class TrainingDiverged(RlhfError):
+    """Training produced NaN, collapsed or exploded; the message names the quantity and its value."""
+
+
+class StageStopped(RlhfError):
+    """The stage was asked to stop, wrote a checkpoint and can be resumed."""
+
+    exit_code = EXIT_RESUMABLE

@@ -1,0 +1,158 @@
+"""Reading params.yaml: YAML -> overrides -> Params, each mistake in one line."""
+
+import difflib
+import os
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import ValidationError
+
+from config.errors import ParamsError
+from config.schema import Params
+
+
+def load(path: Path, overrides: list[str] | None = None) -> Params:
+    """The validated params of a file, after `section.key=value` overrides.
+
+    Raises ParamsError with one line for a missing or broken file, an unknown key, a wrong type or an impossible combination.
+    """
+    return validate(override(read(path), overrides or []), str(path))
+
+
+def read(path: Path) -> dict[str, Any]:
+    """The mapping in a YAML file."""
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ParamsError(f"{path} does not exist. Run in the project's folder, or name a recipe with --recipe recipes/demo.yaml.") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ParamsError(f"{path} can not be read: {error}. It must be a UTF-8 YAML file.") from None
+    except yaml.YAMLError as error:
+        where = getattr(error, "problem_mark", None)
+        line = f" at line {where.line + 1}" if where else ""
+        raise ParamsError(f"{path} is not valid YAML{line}: {getattr(error, 'problem', None) or error}. Mend that line.") from None
+    if not isinstance(content, dict):
+        raise ParamsError(f"{path} holds {type(content).__name__}, a mapping of sections is needed. Start from recipes/demo.yaml.")
+    return content
+
+
+def override(content: dict[str, Any], overrides: list[str]) -> dict[str, Any]:
+    """`content` with each `section.key=value` set; values are read as YAML. A key that is not there is refused by `validate`."""
+    for assignment in overrides:
+        dotted, equals, text = assignment.partition("=")
+        if not equals or not dotted.strip():
+            raise ParamsError(f"--set {assignment!r} is not of the form section.key=value, for example --set sft.epochs=2.")
+        try:
+            value = yaml.safe_load(text) if text else ""
+        except yaml.YAMLError:
+            value = text
+        if isinstance(value, str) and _is_number(value):
+            value = float(value)  # YAML takes 1e-5 for text; on the command line it can only be meant as a number
+        content = _set(content, dotted.strip().split("."), value, assignment)
+    return content
+
+
+def _set(node: Any, keys: list[str], value: Any, assignment: str) -> dict[str, Any]:
+    if node is None:
+        node = {}
+    if not isinstance(node, dict):
+        raise ParamsError(f"--set {assignment!r} goes below a plain value. Name an existing section.key of params.yaml.")
+    return {**node, keys[0]: value if len(keys) == 1 else _set(node.get(keys[0]), keys[1:], value, assignment)}
+
+
+def validate(content: dict[str, Any], origin: str) -> Params:
+    """Params from a mapping; `origin` names it in messages."""
+    try:
+        return Params.model_validate(content)
+    except ValidationError as error:
+        raise ParamsError(_explain(error, content, origin)) from None
+
+
+def _explain(error: ValidationError, content: dict[str, Any], origin: str) -> str:
+    """The first mistake in one line, and how many more there are."""
+    problems = error.errors()
+    first = problems[0]
+    loc = [str(part) for part in first["loc"]]
+    tags = {"helpdesk", "file", "hub"}
+    place = ".".join(part for i, part in enumerate(loc) if not (part in tags and i and loc[i - 1].endswith("source")))
+    more = f" ({len(problems) - 1} more)" if len(problems) > 1 else ""
+    match first["type"]:
+        case "extra_forbidden":
+            known = _known_keys(loc[:-1])
+            close = difflib.get_close_matches(loc[-1], known, n=1)
+            hint = f"did you mean {close[0]}?" if close else f"known there: {', '.join(known)}."
+            return f"{place} is not a parameter in {origin}; {hint}{more}"
+        case "missing":
+            return f"{place} is missing in {origin}; every parameter must be given, recipes/demo.yaml has them all.{more}"
+        case _:
+            shown = first.get("input")
+            note = ""
+            if isinstance(shown, str) and "e" in shown.lower() and _is_number(shown):
+                note = " YAML reads it as text: write 1.0e-5, not 1e-5."
+            return f"{place}={shown!r} in {origin}: {first['msg'][0].lower()}{first['msg'][1:]}.{note}{more}"
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _known_keys(loc: list[str]) -> list[str]:
+    """Field names of the section at `loc`, by walking the JSON schema."""
+    schema = Params.model_json_schema()
+    node: dict[str, Any] = schema
+    for part in loc:
+        node = _resolve(node, part, schema)
+    return sorted(node.get("properties", {}))
+
+
+def _resolve(node: dict[str, Any], part: str, schema: dict[str, Any]) -> dict[str, Any]:
+    def follow(candidate: dict[str, Any]) -> dict[str, Any]:
+        while "$ref" in candidate:
+            candidate = schema["$defs"][candidate["$ref"].rsplit("/", 1)[1]]
+        return candidate
+
+    child = node.get("properties", {}).get(part)
+    if child is not None:
+        child = follow(child)
+        options = [follow(option) for option in child.get("anyOf", [])]
+        objects = [option for option in options if option.get("properties") or option.get("oneOf")]
+        return objects[0] if objects else child
+    for option in node.get("oneOf", []):
+        option = follow(option)
+        if option["properties"]["kind"].get("const") == part:
+            return option
+    return node
+
+
+def dump(params: Params) -> str:
+    """`params` as the YAML text of a complete params.yaml. Floats are written so that YAML reads them back as floats."""
+    return yaml.dump(params.model_dump(mode="json"), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
+
+
+class _Dumper(yaml.SafeDumper):
+    pass
+
+
+def _float(dumper: yaml.SafeDumper, value: float) -> yaml.Node:
+    text = repr(value)
+    if "e" in text and "." not in text.split("e")[0]:
+        text = text.replace("e", ".0e")
+    return dumper.represent_scalar("tag:yaml.org,2002:float", text)
+
+
+_Dumper.add_representer(float, _float)
+
+
+def write(params: Params, path: Path) -> None:
+    """Write a complete params.yaml, to a temporary place and renamed; an identical file is left alone."""
+    text = dump(params)
+    if path.exists() and path.read_text(encoding="utf-8") == text:
+        return
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.write_text(text, encoding="utf-8")
+    temporary.replace(path)

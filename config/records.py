@@ -1,0 +1,86 @@
+"""The rows that a stage process writes and its parent reads, one JSON object a line.
+
+runs/<stage>/metrics.jsonl   MetricRow    training metrics, one row per logging step
+runs/<stage>/usage.jsonl     UsageRow     what a step cost, one row per step and phase
+runs/<stage>/attempts.jsonl  AttemptRow   when a process of this stage began and how it ended
+runs/pipeline.jsonl          PipelineRow  which stages a pipeline run asked for, and which it found unchanged
+
+Rows are appended and flushed whole, so they survive kill -9; a row cut in the middle is skipped and counted by the reader.
+`run_id` names the pipeline run that paid for the row. An attempt is one process: its number grows by one at every start.
+"""
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict
+
+STAGES = ("data", "sft", "reward", "ppo", "evaluate")
+"""The pipeline's stages in order. One name everywhere: params section, DVC stage, module, runs/ folder, test file."""
+
+RUN_ID_VARIABLE = "RLHF_RUN_ID"
+"""Environment variable that hands the pipeline run's id to the stage process."""
+
+NO_RUN_ID = "manual"
+"""The run id of a stage that somebody started by hand."""
+
+
+class Record(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=True)
+
+
+class UsageRow(Record):
+    """What one step spent in one phase. Phases of one attempt do not overlap, and add up to its wall time."""
+
+    time: float
+    """Seconds since the epoch when the phase ended."""
+    run_id: str
+    attempt: int
+    step: int
+    phase: str
+    """`start` (imports, loading), then the stage's own phases, `save`, `end`; for ppo: rollout, score, reference, ..."""
+    seconds: float
+    tokens: int
+    """Real tokens processed, padding not counted."""
+    sequences: int
+    peak_bytes: int
+    """Peak memory of the process so far: allocator peak on an accelerator, resident set on CPU."""
+    device: str
+    """`cpu` or the accelerator's name."""
+    world_size: int
+
+
+class MetricRow(Record):
+    time: float
+    run_id: str
+    attempt: int
+    step: int
+    values: dict[str, float]
+
+
+class AttemptRow(Record):
+    time: float
+    run_id: str
+    attempt: int
+    event: Literal["start", "resume", "end"]
+    """`resume` follows `start` when a checkpoint was found; `step` is where it goes on from."""
+    fingerprint: str
+    """Digest of the stage's parameters and inputs; empty until it is known."""
+    pid: int
+    step: int
+    exit_code: int | None = None
+    message: str = ""
+    device: str = ""
+    world_size: int = 1
+
+
+class PipelineRow(Record):
+    time: float
+    run_id: str
+    event: Literal["start", "stage", "end"]
+    stage: str = ""
+    cached: bool = False
+    """DVC found the stage's outputs still good: no process was started."""
+    attempt: int | None = None
+    """The attempt whose outputs the run uses; for a cached stage the one that made them."""
+    state: str = ""
+    """At `end`: completed, failed, stopped."""
+    detail: dict[str, Any] = {}

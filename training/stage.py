@@ -1,0 +1,123 @@
+"""The stage contract: what every stage process does around its own work.
+
+A stage reads params.yaml and its inputs, appends rows to runs/<stage>/, checkpoints, and puts its outputs in place whole.
+It ends with 0 (done), 2 (bad input: one clear line), 75 (asked to stop, checkpointed, resumable), or crashes.
+"""
+
+import logging
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import FrameType
+
+import torch
+
+from config import jsonl
+from config.errors import EXIT_CRASHED, EXIT_DONE, RlhfError, StageStopped
+from config.load import load
+from config.records import NO_RUN_ID, RUN_ID_VARIABLE, AttemptRow, MetricRow
+from config.schema import Params
+from training.artifacts import named_fault
+from training.checkpoint import Checkpoints, fingerprint
+from training.usage import Meter
+
+logger = logging.getLogger("training")
+
+
+class Stage:
+    """A stage at work in a folder: its params, its streams, its checkpoints, and whether it was asked to stop."""
+
+    def __init__(self, name: str, sections: Sequence[str], inputs: Sequence[str], root: Path = Path()) -> None:
+        """`sections` of params.yaml and `inputs` below `root` are what the outputs depend on, as in dvc.yaml."""
+        self.name = name
+        self.root = root
+        self.params: Params = load(root / "params.yaml")
+        self.run_id = os.environ.get(RUN_ID_VARIABLE, NO_RUN_ID)
+        self.rank = int(os.environ.get("RANK", "0"))
+        self.world_size = int(os.environ.get("WORLD_SIZE", "1"))
+        self.device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
+        self._folder = root / "runs" / name
+        self._sections, self._inputs = sections, inputs
+        self.attempt = 1 + max((row.attempt for row in jsonl.read(self._folder / "attempts.jsonl", AttemptRow).rows), default=0)
+        self.step = 0
+        self.fingerprint = ""
+        self.stop_requested = False
+        self.meter = Meter(self._stream("usage"), self.run_id, self.attempt, self.device, self.world_size)
+
+    def _stream(self, kind: str) -> Path | None:
+        return self._folder / f"{kind}.jsonl" if self.rank == 0 else None
+
+    def begin(self) -> None:
+        """Announce the attempt, and find out which checkpoints are its own."""
+        self.mark("start")
+        sections = {key: value for key, value in self.params.model_dump(mode="json").items() if key in self._sections}
+        self.fingerprint = fingerprint(sections, [self.root / item for item in self._inputs], self.root)
+        self.checkpoints = Checkpoints(self.root, self.name, self.fingerprint)
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        """Append a row of training metrics."""
+        self.step = step
+        if path := self._stream("metrics"):
+            row = MetricRow(time=time.time(), run_id=self.run_id, attempt=self.attempt, step=step, values=dict(values))
+            jsonl.append(path, row)
+
+    def mark(self, event: str, exit_code: int | None = None, message: str = "") -> None:
+        """Append a row on the attempt itself."""
+        if path := self._stream("attempts"):
+            row = AttemptRow(
+                time=time.time(), run_id=self.run_id, attempt=self.attempt, event=event, fingerprint=self.fingerprint, pid=os.getpid(),
+                step=self.step, exit_code=exit_code, message=message, device=self.device, world_size=self.world_size,
+            )  # fmt: skip
+            jsonl.append(path, row)
+
+    def resumed(self, step: int) -> None:
+        """Tell that a checkpoint was found and work goes on after `step`."""
+        self.step = step
+        self.mark("resume")
+        logger.info("%s goes on from its checkpoint after step %d", self.name, step)
+
+    def stop_if_requested(self, save: Callable[[], None]) -> None:
+        """If SIGTERM or Ctrl-C came: checkpoint through `save` and leave with exit code 75."""
+        if self.stop_requested:
+            save()
+            raise StageStopped(f"{self.name} was asked to stop: checkpointed after step {self.step}, run again to go on from there.")
+
+    def request_stop(self, signum: int, frame: FrameType | None) -> None:
+        self.stop_requested = True
+
+
+def run_stage(name: str, sections: Sequence[str], inputs: Sequence[str], work: Callable[[Stage], None]) -> int:
+    """Run `work` as the stage process `name` in the current folder; returns the exit code."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s", datefmt="%H:%M:%S")
+    try:
+        stage = Stage(name, sections, inputs)
+    except RlhfError as error:
+        print(f"{name}: {error}", file=sys.stderr)
+        return error.exit_code
+    signal.signal(signal.SIGTERM, stage.request_stop)
+    signal.signal(signal.SIGINT, stage.request_stop)
+    code, message = EXIT_CRASHED, ""
+    try:
+        stage.begin()
+        torch.manual_seed(stage.params.seed)
+        work(stage)
+        code = EXIT_DONE
+    except RlhfError as error:
+        code, message = error.exit_code, str(error)
+    except OSError as error:
+        fault = named_fault(error, stage.root)
+        if not isinstance(fault, RlhfError):
+            raise
+        code, message = fault.exit_code, str(fault)
+    except BaseException as error:
+        message = f"{type(error).__name__}: {error}"
+        raise
+    finally:
+        stage.meter.close(stage.step)
+        stage.mark("end", code, message)
+        if message and stage.rank == 0:
+            print(f"{name}: {message}", file=sys.stderr)
+    return code
