@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -22,7 +22,7 @@ def params() -> Params:
     return load(ROOT / "recipes" / "demo.yaml", ["prices.usd_per_device_hour=3.6"])
 
 
-def pipeline(root: Path, run_id: str, event: str, time: float = 0.0, **values: Any) -> None:
+def pipeline(root: Path, run_id: str, event: Literal["start", "stage", "end"], time: float = 0.0, **values: Any) -> None:
     jsonl.append(root / "runs" / "pipeline.jsonl", PipelineRow(time=time, run_id=run_id, event=event, **values))
 
 
@@ -34,7 +34,7 @@ class Process:
         self.common: dict[str, Any] = {"run_id": run_id, "attempt": number, "device": "cpu", "world_size": world_size}
         self.event("start", fingerprint=fingerprint)
 
-    def event(self, event: str, fingerprint: str = "f", step: int = 0, **values: Any) -> None:
+    def event(self, event: Literal["start", "resume", "end"], fingerprint: str = "f", step: int = 0, **values: Any) -> None:
         row = AttemptRow(time=self.clock, event=event, fingerprint=fingerprint, pid=1, step=step, **self.common, **values)
         jsonl.append(self.folder / "attempts.jsonl", row)
 
