@@ -40,6 +40,8 @@ class StageCost:
     """cached, done, stopped (resumable), failed, or unfinished (killed, or still running)."""
     message: str
     """What the last attempt said when it failed or stopped."""
+    attempt: int | None
+    """Number of the attempt whose outputs the run uses, None if there are none."""
     attempts: int
     failed_attempts: int
     """Attempts that did not end well, those that were stopped included."""
@@ -159,7 +161,8 @@ def _stage_of_run(name: str, run_id: str, row: PipelineRow | None, attempts: lis
     made = _makers(row.attempt, attempts) if row.cached else []
     useful = [usage for attempt, later in made for usage in split_usage(attempt, later)[0]]
     return StageCost(
-        stage=name, cached=row.cached, state="cached" if row.cached else row.state or "failed", message="", attempts=0, failed_attempts=0,
+        stage=name, cached=row.cached, state="cached" if row.cached else row.state or "failed", message="",
+        attempt=made[-1][0].number if made else row.attempt, attempts=0, failed_attempts=0,
         device=made[-1][0].device if made else "", world_size=made[-1][0].world_size if made else 1, seconds=0.0, device_seconds=0.0,
         usd=0.0, waste_seconds=0.0, waste_usd=0.0, saved_seconds=_seconds(useful), saved_usd=usd_of(_device_seconds(useful), price),
         peak_bytes=0, phases=(),
@@ -190,6 +193,7 @@ def _cost(name: str, own: list[Attempt], attempts: list[Attempt], price: float) 
         cached=False,
         state=newest.state,
         message=newest.message,
+        attempt=next((attempt.number for attempt in reversed(own) if attempt.done), None),
         attempts=len(own),
         failed_attempts=sum(not attempt.done for attempt in own),
         device=newest.device,

@@ -94,6 +94,7 @@ def test_a_cached_stage_costs_nothing_and_shows_what_it_saved(tmp_path: Path, pa
     pipeline(tmp_path, "b", "stage", stage="sft", cached=True, attempt=1)
     first, second = ledger(tmp_path, params, "a").stages[0], ledger(tmp_path, params).stages[0]
     assert (first.cached, second.cached) == (False, True)
+    assert (first.attempt, second.attempt) == (1, 1)
     assert (second.seconds, second.usd, second.attempts, second.phases) == (0.0, 0.0, 0, ())
     assert second.saved_usd == pytest.approx(0.020) and second.saved_seconds == 20.0
     assert first.usd == pytest.approx(0.020) and first.saved_usd == 0.0
@@ -144,7 +145,7 @@ def test_a_stop_that_was_resumed_under_another_run_keeps_each_run_its_own_bill(t
     stopped.event("end", exit_code=75, step=2, message="budget")
     pipeline(tmp_path, "a", "end", state="stopped")
     before = ledger(tmp_path, params).stages[0]
-    assert (before.state, before.message, before.waste_usd) == ("stopped", "budget", 0.0)
+    assert (before.state, before.message, before.waste_usd, before.attempt) == ("stopped", "budget", 0.0, None)
     pipeline(tmp_path, "b", "start")
     heir = Process(tmp_path, "ppo", 2, "b", 50.0)
     heir.event("resume", step=2)
