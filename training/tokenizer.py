@@ -37,15 +37,19 @@ PLAIN_CHAT_TEMPLATE = (
 # ---------------------------------------------------------------- making one
 
 
-def trained_tokenizer(texts: Iterable[str], vocab_size: int, prompt_template: str = PLAIN_TEMPLATE) -> PreTrainedTokenizerFast:
-    """A byte-level BPE of at most `vocab_size` entries learnt from `texts`. Deterministic; no text is unknown to it.
+def trained_tokenizer(
+    responses: Iterable[str], vocab_size: int, prompt_template: str = PLAIN_TEMPLATE, prompts: Iterable[Prompt] = ()
+) -> PreTrainedTokenizerFast:
+    """A byte-level BPE of at most `vocab_size` entries learnt from responses and rendered prompts, each text once.
 
-    Texts that offer too few merges give a smaller vocabulary, and a warning. A space is put before each text, so that a
-    response begins with the same tokens as its words have in the middle of a sentence.
+    Deterministic; no text is unknown to it. Texts that offer too few merges give a smaller vocabulary, and a warning. A space
+    is put before each text, so that a response begins with the same tokens as its words have in the middle of a sentence.
     """
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
     tokenizer.decoder = decoders.ByteLevel()
+    templates = _wrapped(tokenizer, prompt_template)
+    texts = dict.fromkeys(render_prompt(templates, prompt).removeprefix(BOS) for prompt in prompts) | dict.fromkeys(responses)
     tokenizer.train_from_iterator(
         texts,
         trainers.BpeTrainer(
@@ -65,6 +69,10 @@ def trained_tokenizer(texts: Iterable[str], vocab_size: int, prompt_template: st
             vocab_size,
             size,
         )
+    return _wrapped(tokenizer, prompt_template)
+
+
+def _wrapped(tokenizer: Tokenizer, prompt_template: str) -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         pad_token=PAD,

@@ -1,3 +1,4 @@
+import contextlib
 import json
 import logging
 from pathlib import Path
@@ -24,7 +25,16 @@ from training.tokenizer import (
     trained_tokenizer,
 )
 
-TEXTS = ["my kettle is cracked .", "we will replace it .", "my phone is cracked .", "we will refund you ."] * 3
+TEXTS = [
+    "my kettle is cracked .",
+    "we will replace it .",
+    "my phone is cracked .",
+    "we will refund you .",
+    "hello , my phone is very late .",
+    "we will refund the cracked kettle .",
+    "hello , we will replace the cracked phone",
+    "my order is very late , my phone is cracked",
+]
 PAD, BOS, EOS = 0, 1, 2
 TOKENIZER = trained_tokenizer(TEXTS, 300)
 
@@ -62,13 +72,15 @@ def test_training_twice_gives_the_same_tokenizer() -> None:
 def test_a_response_ends_with_eos_and_has_no_bos() -> None:
     ids = encode_response(TOKENIZER, "we will replace it .")
     assert ids[-1] == EOS
-    assert BOS not in ids and EOS not in ids[:-1]
+    assert BOS not in ids
+    assert EOS not in ids[:-1]
 
 
 def test_a_plain_prompt_begins_with_bos_once_and_has_no_eos() -> None:
     ids = encode_prompt(TOKENIZER, "my kettle is cracked .")
     assert ids[0] == BOS
-    assert BOS not in ids[1:] and EOS not in ids
+    assert BOS not in ids[1:]
+    assert EOS not in ids
 
 
 def test_a_conversation_begins_with_bos_once_and_ends_where_the_assistant_speaks() -> None:
@@ -83,7 +95,8 @@ def test_a_conversation_begins_with_bos_once_and_ends_where_the_assistant_speaks
 
 def test_a_special_token_spelt_out_in_a_response_stays_text() -> None:
     ids = encode_response(TOKENIZER, "we <eos> will <bos> refund")
-    assert ids.count(EOS) == 1 and BOS not in ids
+    assert ids.count(EOS) == 1
+    assert BOS not in ids
     assert decode_response(TOKENIZER, ids) == "we <eos> will <bos> refund"
 
 
@@ -120,7 +133,8 @@ def test_too_little_text_gives_a_smaller_vocabulary_and_a_warning(caplog: pytest
 
 def test_a_pretrained_tokenizer_gets_the_pad_token_of_params_and_a_chat_template(tmp_path: Path) -> None:
     tokenizer = pretrained_tokenizer(settings(foreign(tmp_path, eos_token="<end>"), "<padding>"), "{prompt} my")
-    assert tokenizer.pad_token_id == 2 and tokenizer.eos_token_id == 1
+    assert tokenizer.pad_token_id == 2
+    assert tokenizer.eos_token_id == 1
     assert encode_prompt(tokenizer, "kettle") == [4, 3]
     assert render_prompt(tokenizer, [{"role": "user", "content": "my"}]) == "user: my\nassistant:"
 
@@ -140,7 +154,8 @@ def test_a_tokenizer_without_end_or_padding_is_refused_in_one_line(
 ) -> None:
     with pytest.raises(ModelError) as refusal:
         pretrained_tokenizer(settings(foreign(tmp_path, **special), pad_token))
-    assert named in str(refusal.value) and "\n" not in str(refusal.value)
+    assert named in str(refusal.value)
+    assert "\n" not in str(refusal.value)
 
 
 def test_a_folder_without_tokenizer_is_refused(tmp_path: Path) -> None:
@@ -164,8 +179,6 @@ def test_code_that_comes_with_a_tokenizer_is_not_run(tmp_path: Path) -> None:
     config |= {"tokenizer_class": "Theirs", "auto_map": {"AutoTokenizer": [None, "theirs.Theirs"]}}
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
     (tmp_path / "theirs.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\nclass Theirs: pass\n")
-    try:
+    with contextlib.suppress(ModelError):
         pretrained_tokenizer(settings(tmp_path))
-    except ModelError as refusal:
-        assert "\n" not in str(refusal)
     assert not (tmp_path / "ran").exists()
