@@ -17,8 +17,9 @@ class ReplyPair(NamedTuple):
     rejected: str
 
 
-REGULARISATION = 0.1
-"""Inverse strength C of the L2 penalty. Rows are few and words many: at scikit-learn's default of 1 the test accuracy is lower."""
+REGULARISATION = 0.01
+"""Inverse strength C of the L2 penalty. Real preference data has few rows and many words: on those we tried, scikit-learn's
+default of 1 gives a baseline up to 0.04 weaker, which would flatter the reward model beside it."""
 
 MOST_WORDS = 20_000
 

@@ -36,7 +36,7 @@ from training.stage import Stage, run_stage
 from training.tokenizer import SPECIAL_TOKENS, pretrained_tokenizer, trained_tokenizer
 from training.trees import parse_trees
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("training.data")  # as a process this module is called __main__
 
 SECTIONS = ("seed", "model", "data")
 QUARANTINE_OF_FAILED_ATTEMPT = "runs/data/quarantine.jsonl"

@@ -179,7 +179,7 @@ class Fields:
         if "input" not in self.columns:
             return []
         value = self.content.get(self.columns["input"])
-        return [] if value is None or value == "" else [self.rules.clean(value, self.columns["input"])]
+        return [] if value is None or (isinstance(value, str) and not value.strip()) else [self.rules.clean(value, self.columns["input"])]
 
     def conversation(self, messages: list[Any], name: str) -> list[Message]:
         if not messages:
