@@ -115,9 +115,12 @@ def _download(url: str, setting: str) -> bytes:
 
         with fsspec.open(url, "rb") as file:
             return bytes(file.read())
-    except Exception as error:  # every transport has its own exceptions
-        reason = f"HTTP {error.code} {error.reason}" if isinstance(error, urllib.error.HTTPError) else _one_line(error)
-        raise DataError(f"{url} can not be read: {reason}. Try again later, or mend {setting}.path in params.yaml.") from error
+    except urllib.error.HTTPError as error:
+        error.close()
+        reason = f"HTTP {error.code} {error.reason}"
+    except Exception as error:  # noqa: BLE001  every transport has exceptions of its own
+        reason = _one_line(error)
+    raise DataError(f"{url} can not be read: {reason}. Try again later, or mend {setting}.path in params.yaml.")
 
 
 def _one_line(error: Exception) -> str:
