@@ -107,7 +107,7 @@ def _attempt(events: list[AttemptRow], usage: list[UsageRow]) -> Attempt:
         number=known.attempt,
         run_id=known.run_id,
         fingerprint=next((row.fingerprint for row in events if row.fingerprint), ""),
-        resumed_step=next((row.step for row in events if row.event == "resume"), 0),
+        resumed_step=max((row.step for row in events if row.event == "resume"), default=0),
         exit_code=end.exit_code if end else None,
         message=end.message if end else "",
         device=known.device or (usage[0].device if usage else ""),
@@ -121,6 +121,6 @@ def _attempt(events: list[AttemptRow], usage: list[UsageRow]) -> Attempt:
 def _unaccounted(known: AttemptRow | UsageRow, usage: list[UsageRow], time: float, seconds: float) -> UsageRow:
     """The row that a killed process could not write: its time outside of every phase."""
     return UsageRow(
-        time=time, run_id=known.run_id, attempt=known.attempt, step=max((row.step for row in usage), default=0), phase="other", seconds=seconds,
-        tokens=0, sequences=0, peak_bytes=0, device=known.device, world_size=known.world_size,
+        time=time, run_id=known.run_id, attempt=known.attempt, step=max((row.step for row in usage), default=0), phase="other",
+        seconds=seconds, tokens=0, sequences=0, peak_bytes=0, device=known.device, world_size=known.world_size,
     )  # fmt: skip

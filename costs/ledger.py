@@ -198,9 +198,9 @@ def _cost(name: str, own: list[Attempt], attempts: list[Attempt], price: float) 
         failed_attempts=sum(not attempt.done for attempt in own),
         device=newest.device,
         world_size=newest.world_size,
-        seconds=sum(phase.seconds for phase in phases),
+        seconds=sum((phase.seconds for phase in phases), 0.0),
         device_seconds=_device_seconds(rows),
-        usd=sum(phase.usd for phase in phases),
+        usd=sum((phase.usd for phase in phases), 0.0),
         waste_seconds=_seconds(redone),
         waste_usd=usd_of(_device_seconds(redone), price),
         saved_seconds=0.0,
@@ -222,8 +222,8 @@ def _phase(name: str, rows: list[UsageRow], price: float) -> PhaseCost:
 
 
 def _seconds(rows: Sequence[UsageRow]) -> float:
-    return sum(row.seconds for row in rows)
+    return sum((row.seconds for row in rows), 0.0)
 
 
 def _device_seconds(rows: Sequence[UsageRow]) -> float:
-    return sum(row.seconds * row.world_size for row in rows)
+    return sum((row.seconds * row.world_size for row in rows), 0.0)

@@ -72,7 +72,8 @@ def test_phases_add_up_to_stages_and_stages_to_the_total(tmp_path: Path, params:
         ("start", 0, 1, 0),
         ("train", 150, 2, 9),
     ]
-    assert data.seconds == pytest.approx(9.0) and sft.seconds == pytest.approx(65.2)
+    assert data.seconds == pytest.approx(9.0)
+    assert sft.seconds == pytest.approx(65.2)
     assert sft.usd == pytest.approx(0.0652)
     assert result.total_usd == data.usd + sft.usd and result.total_seconds == data.seconds + sft.seconds
     assert (result.run_id, result.state, result.finished, result.skipped_rows) == ("a", "completed", 99.0, 0)
@@ -96,8 +97,10 @@ def test_a_cached_stage_costs_nothing_and_shows_what_it_saved(tmp_path: Path, pa
     assert (first.cached, second.cached) == (False, True)
     assert (first.attempt, second.attempt) == (1, 1)
     assert (second.seconds, second.usd, second.attempts, second.phases) == (0.0, 0.0, 0, ())
-    assert second.saved_usd == pytest.approx(0.020) and second.saved_seconds == 20.0
-    assert first.usd == pytest.approx(0.020) and first.saved_usd == 0.0
+    assert second.saved_usd == pytest.approx(0.020)
+    assert second.saved_seconds == 20.0
+    assert first.usd == pytest.approx(0.020)
+    assert first.saved_usd == 0.0
 
 
 def test_a_killed_attempt_lasts_to_its_last_row_and_its_unaccounted_time_is_other(tmp_path: Path, params: Params) -> None:
@@ -133,7 +136,8 @@ def test_work_after_the_checkpoint_that_was_resumed_from_is_waste(tmp_path: Path
     heir.event("end", exit_code=0, step=5)
     (stage,) = ledger(tmp_path, params).stages
     assert stage.seconds == pytest.approx(51 + 21)
-    assert stage.waste_seconds == pytest.approx(1 + 20) and stage.waste_usd == pytest.approx(0.021)
+    assert stage.waste_seconds == pytest.approx(1 + 20)
+    assert stage.waste_usd == pytest.approx(0.021)
     assert (stage.attempts, stage.failed_attempts, stage.state) == (2, 1, "done")
 
 
