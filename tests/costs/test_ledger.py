@@ -75,7 +75,8 @@ def test_phases_add_up_to_stages_and_stages_to_the_total(tmp_path: Path, params:
     assert data.seconds == pytest.approx(9.0)
     assert sft.seconds == pytest.approx(65.2)
     assert sft.usd == pytest.approx(0.0652)
-    assert result.total_usd == data.usd + sft.usd and result.total_seconds == data.seconds + sft.seconds
+    assert result.total_usd == data.usd + sft.usd
+    assert result.total_seconds == data.seconds + sft.seconds
     assert (result.run_id, result.state, result.finished, result.skipped_rows) == ("a", "completed", 99.0, 0)
 
 
@@ -112,7 +113,8 @@ def test_a_killed_attempt_lasts_to_its_last_row_and_its_unaccounted_time_is_othe
     (stage,) = ledger(tmp_path, params).stages
     assert stage.seconds == pytest.approx(9.5)
     assert {phase.phase: phase.seconds for phase in stage.phases} == pytest.approx({"train": 7.0, "other": 2.5})
-    assert stage.state == "unfinished" and stage.failed_attempts == 1
+    assert stage.state == "unfinished"
+    assert stage.failed_attempts == 1
 
 
 def test_an_attempt_killed_before_its_first_usage_row_has_no_length(tmp_path: Path, params: Params) -> None:
@@ -184,7 +186,8 @@ def test_a_checkpoint_is_inherited_past_an_attempt_with_other_parameters(tmp_pat
     heir.event("resume", fingerprint="one", step=1)
     attempts, _ = read_attempts(tmp_path / "runs" / "sft")
     useful, redone = split_usage(attempts[0], attempts[1:])
-    assert [row.seconds for row in useful] == [10.0] and redone == []
+    assert [row.seconds for row in useful] == [10.0]
+    assert redone == []
 
 
 def test_a_damaged_checkpoint_makes_more_of_the_earlier_work_waste(tmp_path: Path, params: Params) -> None:
@@ -212,7 +215,8 @@ def test_rows_cut_by_a_crash_or_without_sense_are_counted_not_summed(tmp_path: P
     with (tmp_path / "runs" / "sft" / "usage.jsonl").open("a") as lines:
         lines.write(endless + '"device":"cpu","world_size":1}\n')
     result = ledger(tmp_path, params)
-    assert result.skipped_rows == 3 and result.total_seconds == 10.0
+    assert result.skipped_rows == 3
+    assert result.total_seconds == 10.0
 
 
 def test_without_a_pipeline_run_the_newest_attempt_of_every_stage_counts(tmp_path: Path, params: Params) -> None:
