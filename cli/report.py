@@ -1,7 +1,6 @@
 """`rlhf report`: what a run cost and what it bought, as a table, as JSON, or as the HTML page."""
 
 import json
-import webbrowser
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -25,7 +24,9 @@ def report(
     assignments: Annotated[list[str] | None, typer.Option("--set", help="section.key=value, for example another price.")] = None,
 ) -> None:
     """What a run cost and what it bought: stages, time, money, key figures."""
-    root = Path()
+    from cli.project import project_root
+
+    root = project_root()
     params = run_params(root, run_id, assignments or [])
     if sync:
         _sync(root, params, quiet=as_json)
@@ -36,6 +37,8 @@ def report(
         if not as_json:
             typer.echo(page)
         if open_page:
+            import webbrowser
+
             webbrowser.open(page.as_uri())
     if as_json:
         from costs.ledger import ledger
@@ -125,6 +128,6 @@ def _sync(root: Path, params: "Params", quiet: bool) -> None:
     """Hand the rows that MLflow does not have yet to it."""
     from tracking.sync import sync
 
-    shipped = sync(root, params)
+    rows = sync(root, params)
     if not quiet:
-        typer.echo(f"{shipped.rows} new rows are in MLflow ({params.tracking.uri}).")
+        typer.echo(f"{rows} new rows are in MLflow ({params.tracking.uri}).")

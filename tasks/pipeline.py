@@ -18,8 +18,9 @@ from prefect.states import Cancelled, Completed
 from config.errors import StageStopped
 from config.schema import Params
 from reporting.build import build_report
+from reporting.numbers import duration, usd
 from tasks.outcome import Outcome, StageCrashed
-from tasks.progress import Display, Progress, clock
+from tasks.progress import Display, Progress
 from tasks.run import Run, begin, end_left_open, keep_copies, locked
 from tasks.stage import run_stage, stop_orphans
 from tasks.stop import StopRequest, on_signals
@@ -172,10 +173,10 @@ class _Observer:
 
     def last_line(self, stage: str, outcome: Outcome) -> str:
         if outcome.cached or self._progress is None:
-            return f"{stage:<9}unchanged"
+            return f"{stage:<9} unchanged"
         if self._artifact is not None:
             self._put(1.0)
-        return f"{stage:<9}done in {clock(self._progress.seconds)} for {self._progress.usd:.4f} USD"
+        return f"{stage:<9} done in {duration(self._progress.seconds)} for {usd(self._progress.usd)}"
 
 
 @task(name="report", cache_policy=NO_CACHE, persist_result=False)

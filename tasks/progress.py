@@ -12,6 +12,7 @@ from config.jsonl import Follower
 from config.records import AttemptRow, MetricRow, UsageRow
 from config.schema import Optimisation, Params
 from costs.ledger import usd_of
+from reporting.numbers import duration, usd
 
 EVALUATED_MODELS = 3
 """evaluate counts a step for each of base, SFT and aligned model."""
@@ -131,22 +132,13 @@ SHOWN = {"sft": ("loss",), "reward": ("loss", "accuracy"), "ppo": ("score", "kl"
 
 
 def line(progress: Progress) -> str:
-    """`sft  step 120 of 600  0:42  0.0012 USD  0:31 left  loss 0.53`."""
-    parts = [f"{progress.stage:<9}"]
-    if progress.steps:
-        parts.append(f"step {progress.step} of {progress.steps}")
-    parts += [clock(progress.seconds), f"{progress.usd:.4f} USD"]
+    """`sft       step 120 of 600, 42 s, $0.0012, 31 s left, loss 0.53`."""
+    parts = [f"step {progress.step} of {progress.steps}"] if progress.steps else []
+    parts += [duration(round(progress.seconds)), usd(progress.usd)]
     if progress.eta_seconds is not None:
-        parts.append(f"{clock(progress.eta_seconds)} left")
+        parts.append(f"{duration(round(progress.eta_seconds))} left")
     parts += [f"{name} {progress.values[name]:.3g}" for name in SHOWN.get(progress.stage, ()) if name in progress.values]
-    return "  ".join(parts)
-
-
-def clock(seconds: float) -> str:
-    """`1:02:03` or `2:03`."""
-    minutes, whole = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{whole:02d}" if hours else f"{minutes}:{whole:02d}"
+    return f"{progress.stage:<9} {', '.join(parts)}"
 
 
 class Display:

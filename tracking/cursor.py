@@ -22,6 +22,7 @@ class Cursor(BaseModel):
     """File below runs/ -> bytes shipped."""
     runs: dict[str, str] = {}
     """Pipeline run id, or run id/stage/attempt -> MLflow run id."""
+    experiment_id: str = ""
     open: list[str] = []
     """Keys of `runs` that MLflow shows as running."""
 

@@ -22,8 +22,6 @@ class Shipper:
         self._thread = threading.Thread(target=self._work, name="mlflow", daemon=True)
         self.fault: str | None = None
         """Why the last pass failed, None if it did not."""
-        self.url = ""
-        """Path of this run in MLflow's pages."""
         self.done = False
         """A pass that began after `finish` was asked for has shipped everything."""
 
@@ -47,7 +45,7 @@ class Shipper:
         while True:
             last = self._finish.is_set()
             try:
-                self.url = sync(self._root, self._params, at_work=None if last else self._run_id).url or self.url
+                sync(self._root, self._params, at_work=None if last else self._run_id)
                 self.fault, self.done = None, last
             except EnvironmentFault as error:
                 if self.fault is None:

@@ -8,7 +8,7 @@ import hashlib
 import json
 from collections import defaultdict
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from mlflow.entities import Metric
 
@@ -28,16 +28,11 @@ STATUS = {"completed": "FINISHED", "stopped": "KILLED", "killed": "KILLED"}
 """State of a pipeline run -> MLflow's status; any other is FAILED."""
 
 
-class Shipped(NamedTuple):
-    rows: int
-    url: str
-    """Path of the newest pipeline run in MLflow's pages, empty if there is none."""
-
-
-def sync(root: Path, params: Params, at_work: str | None = None) -> Shipped:
+def sync(root: Path, params: Params, at_work: str | None = None) -> int:
     """Ship all rows that `params.tracking` has not seen; doing it again, or being killed in between, changes nothing.
 
-    `at_work` names a pipeline run whose results are still being written: its end is left for the next time.
+    Returns how many rows there were. `at_work` names a pipeline run whose results are still being written: its end is left for
+    the next time.
     Raises EnvironmentFault if MLflow does not take them; they stay where they are.
     """
     path = cursor_path(root, params.tracking.uri)
@@ -51,9 +46,10 @@ class Shipment:
     def __init__(self, root: Path, params: Params, connection: Connection, path: Path) -> None:
         self._root, self._params, self._connection, self._path = root, params, connection, path
         self._cursor: Cursor = load(path)
+        self._cursor.experiment_id = connection.experiment_id
         self._rows = 0
 
-    def ship(self, at_work: str | None) -> Shipped:
+    def ship(self, at_work: str | None) -> int:
         follower = self._cursor.follower(self._root, PIPELINE)
         pipeline, offset = [], follower.offset
         for row in follower.read(PipelineRow):
@@ -74,11 +70,7 @@ class Shipment:
         self._rows += len(pipeline)
         self._cursor.offsets[PIPELINE] = offset
         save(self._cursor, self._path)
-        return Shipped(self._rows, self._url())
-
-    def _url(self) -> str:
-        parents = [key for key in self._cursor.runs if "/" not in key]
-        return f"#/experiments/{self._connection.experiment_id}/runs/{self._cursor.runs[parents[-1]]}" if parents else ""
+        return self._rows
 
     # ------------------------------------------------------------ pipeline runs
 
