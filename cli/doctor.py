@@ -43,8 +43,6 @@ def examine(as_json: bool) -> int:
 
 def python(root: Path) -> list[Finding]:
     version = ".".join(map(str, sys.version_info[:3]))
-    if sys.version_info < (3, 11):
-        return [Finding("python", "problem", f"{version}, 3.11 or newer is needed", "install it, then make demo PYTHON=python3.11")]
     return [Finding("python", "ok", f"{version} at {sys.executable}")]
 
 
@@ -55,7 +53,7 @@ def versions(root: Path) -> list[Finding]:
         name, found, version = line.split("#")[0].strip().partition("==")
         if found:
             wanted[name.strip()] = version.strip()
-    installed = {name: version for name in wanted if (version := _installed(name)) is not None}
+    installed = {name: version for name, version in ((name, _installed(name)) for name in wanted) if version is not None}
     differing = [f"{name} {version}, not {wanted[name]}" for name, version in installed.items() if version.split("+")[0] != wanted[name]]
     missing = [name for name in ("torch", "transformers", "trl", "dvc", "prefect", "mlflow", "pydantic") if _installed(name) is None]
     fix = f"{sys.executable} -m pip install -c constraints.txt -e ."
