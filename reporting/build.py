@@ -1,6 +1,7 @@
 """Builds report/report.html."""
 
 import os
+from contextlib import suppress
 from pathlib import Path
 
 from config.errors import EnvironmentFault
@@ -30,5 +31,6 @@ def build_report(root: Path, params: Params, run_id: str | None = None) -> Path:
             "Free some space or make the folder writable, then run: rlhf report --html"
         ) from error
     finally:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):  # it is gone if all went well
+            temporary.unlink()
     return target

@@ -20,11 +20,13 @@ def grid(*children: Child, kind: str = "thirds") -> Markup:
     return element("div", *children, class_=f"grid {kind}")
 
 
-def table(header: Sequence[Child], rows: Sequence[Sequence[Child]], foot: Sequence[Child] | None = None, numbers_from: int = 1) -> Markup:
-    """A table that scrolls sideways where it does not fit; columns from `numbers_from` on are numbers."""
+def table(
+    header: Sequence[Child], rows: Sequence[Sequence[Child]], foot: Sequence[Child] | None = None, numbers: range = range(1, 99)
+) -> Markup:
+    """A table that scrolls sideways where it does not fit; the columns `numbers` are set to the right."""
 
     def line(cells: Sequence[Child], tag: str) -> Markup:
-        return element("tr", [element(tag, cell, class_="number" if i >= numbers_from else None) for i, cell in enumerate(cells)])
+        return element("tr", [element(tag, cell, class_="number" if i in numbers else None) for i, cell in enumerate(cells)])
 
     body = [element("thead", line(header, "th")), element("tbody", [line(row, "td") for row in rows])]
     if foot is not None:

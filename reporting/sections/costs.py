@@ -35,15 +35,15 @@ def _shares(book: Ledger) -> Markup | None:
 
 def _stage_table(findings: Findings) -> Markup:
     book = findings.ledger
-    header = ["Stage", "Result", "Key figure", "Time", "Cost", "Peak memory"]
+    header = ["Stage", "Time", "Cost", "Peak memory", "Result", "Key figure"]
     rows = []
     for i, stage in enumerate(book.stages):
-        name = join(element("i", class_=f"swatch {_tone(i)}"), stage.stage)
+        name = element("span", element("i", class_=f"swatch {_tone(i)}"), stage.stage, class_="together")
         state = join(badge(stage.state, STATE_TONES.get(stage.state, "open")), _remark(stage))
         figure = key_figure(stage.stage, findings.metrics.get(stage.stage, {})) or ABSENT
-        rows.append([name, state, figure, duration(stage.seconds), usd(stage.usd), memory(stage.peak_bytes)])
-    foot = ["Total", "", "", duration(book.total_seconds), usd(book.total_usd), ""]
-    return table(header, rows, foot, numbers_from=3)
+        rows.append([name, duration(stage.seconds), usd(stage.usd), memory(stage.peak_bytes), state, figure])
+    foot = ["Total", duration(book.total_seconds), usd(book.total_usd), "", "", ""]
+    return table(header, rows, foot, numbers=range(1, 4))
 
 
 def _remark(stage: StageCost) -> Markup | None:
@@ -84,7 +84,7 @@ def _all_phases(book: Ledger) -> Markup:
         for phase in stage.phases
     ]  # fmt: skip
     header = ["Stage", "Phase", "Time", "Cost", "Tokens", "Tokens/s", "Peak memory"]
-    return element("details", element("summary", "Every phase of every stage"), table(header, rows, numbers_from=2))
+    return element("details", element("summary", "Every phase of every stage"), table(header, rows, numbers=range(2, 7)))
 
 
 def _tone(i: int) -> str:

@@ -41,7 +41,7 @@ def _splits(findings: Findings) -> Markup:
                              *(count(value[key]) for key in ("tokens_p50", "tokens_p95", "tokens_max"))])  # fmt: skip
     if not rows:
         return missing("The stage data wrote no row counts.")
-    return table(["Dataset", "Split", "Rows", "Prompts", "Mean tokens", "Median", "95th", "Longest"], rows, numbers_from=2)
+    return table(["Dataset", "Split", "Rows", "Prompts", "Mean tokens", "Median", "95th", "Longest"], rows, numbers=range(2, 8))
 
 
 def _lengths(findings: Findings) -> Markup:

@@ -62,7 +62,7 @@ def _numbers(findings: Findings) -> Markup | None:
         "Pairs too long": count(findings.value("reward", "pairs_too_long")),
     }
     known = {name: shown for name, shown in facts.items() if shown != ABSENT}
-    return card("In numbers", table(["Measured", ""], list(known.items()))) if known else None
+    return card("In numbers", table(["On held-out and training pairs", "Value"], list(known.items()))) if known else None
 
 
 def _end(findings: Findings, name: str, end: str) -> float | None:
