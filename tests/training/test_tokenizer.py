@@ -182,8 +182,10 @@ def test_a_tokenizer_without_end_or_padding_is_refused_in_one_line(
 def test_a_folder_without_tokenizer_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelError):
         load_tokenizer(tmp_path)
-    with pytest.raises(ModelError):
+    with pytest.raises(ModelError, match="is not a folder"):
         pretrained_tokenizer(settings(tmp_path / "nowhere"))
+    with pytest.raises(ModelError, match="gives no tokenizer"):
+        pretrained_tokenizer(settings(tmp_path))
 
 
 def test_a_damaged_tokenizer_is_refused_in_one_line(tmp_path: Path) -> None:
