@@ -21,6 +21,8 @@ def duration(seconds: float | None) -> str:
     """0.4 s, 12 s, 5 min 12 s, 2 h 5 min, 3 d 4 h."""
     if seconds is None or not math.isfinite(seconds):
         return ABSENT
+    if seconds == 0:
+        return "0 s"
     if seconds < 9.95:
         return f"{seconds:.1f} s"
     whole = round(seconds)
