@@ -153,6 +153,17 @@ def test_a_curve_of_one_point_is_drawn(tmp_path: Path, params: Params) -> None:
     assert all("nan" not in str(attributes.get("cx")) for attributes in page.all("circle"))
 
 
+def test_steps_are_marked_with_whole_numbers(tmp_path: Path, params: Params) -> None:
+    clock = Clock(tmp_path, "a", BEGIN)
+    clock.pipeline("start")
+    clock.attempt("ppo", 1, "start")
+    for update in range(1, 5):
+        clock.log("ppo", 1, update, score=update / 7, clip_fraction=0.0)
+    page = read(build_report(tmp_path, params))
+    assert [text for text in page.texts if text in ("1", "2", "3", "4")] == ["1", "2", "3", "4"] * 2
+    assert not [text for text in page.texts if text.startswith("1.5") or text.startswith("−")]
+
+
 def test_a_page_that_can_not_be_written_leaves_the_previous_one(tmp_path: Path, params: Params) -> None:
     write_pipeline_run(tmp_path)
     path = build_report(tmp_path, params)
