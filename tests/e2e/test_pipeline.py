@@ -18,12 +18,15 @@ import yaml
 from config import jsonl
 from config.records import STAGES, AttemptRow, MetricRow, PipelineRow, UsageRow
 from config.schema import Params
+from tasks.servers import prefect_plan, start, stop
 from tests.conftest import ROOT, git, own_remote
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
 TINY = ROOT / "tests" / "e2e" / "tiny.yaml"
 STEP_SECONDS = 120.0
+TRAINING = {"sft", "reward", "ppo"}
+"""Stages with checkpoints worth resuming from in so short a run."""
 
 
 class Checkout(NamedTuple):
@@ -73,12 +76,11 @@ class Checkout(NamedTuple):
 def checkout(new_checkout: Callable[[], Path]) -> Iterator[Checkout]:
     """A checkout with a Prefect server of its own, so that not every run has to start one."""
     made = Checkout(new_checkout())
-    up = made.run("up", "--prefect-port", str(free_port()), "--mlflow-port", str(free_port()))
-    assert up.returncode == 0, up.stderr
+    start(made.root, [prefect_plan(made.root, free_port())])
     try:
         yield made
     finally:
-        made.run("down")
+        stop(made.root)
 
 
 def free_port() -> int:
@@ -112,7 +114,8 @@ def test_a_pipeline_killed_in_each_stage_completes_when_run_again(checkout: Chec
     for stage in STAGES:
         pipeline = checkout.start("run", "--recipe", str(TINY))
         await_process_of(checkout, stage, pipeline, before=0)
-        time.sleep(0.3)
+        if stage in TRAINING:
+            await_checkpoint(checkout, stage)
         whole = psutil.Process(pipeline.pid)
         kill_9(whole, *whole.children(recursive=True))
         pipeline.wait()
@@ -120,12 +123,24 @@ def test_a_pipeline_killed_in_each_stage_completes_when_run_again(checkout: Chec
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
     assert [stage["stage"] for stage in result["stages"]] == list(STAGES)
-    assert {stage: sum(row.exit_code == 0 for row in checkout.attempts(stage) if row.event == "end") for stage in STAGES} == dict.fromkeys(
-        STAGES, 1
-    )
+    assert all(killed_attempts(checkout, stage) == 1 for stage in STAGES)
+    assert all(last_attempt(checkout, stage) == 2 for stage in STAGES)
+    assert {stage for stage in STAGES if any(row.event == "resume" and row.step > 0 for row in checkout.attempts(stage))} >= TRAINING
     assert [row.state for row in checkout.rows() if row.event == "end"] == ["killed"] * 5 + ["completed"]
     assert json.loads((checkout.root / "metrics" / "evaluate.json").read_text())["gold_aligned"] >= 0
     assert Path(result["report"]).stat().st_size > 10_000
+
+
+def await_checkpoint(checkout: Checkout, stage: str) -> None:
+    deadline = time.monotonic() + STEP_SECONDS
+    while not list((checkout.root / "checkpoints" / stage).glob("*/step-*/manifest.json")):
+        assert time.monotonic() < deadline, f"{stage} made no checkpoint"
+        time.sleep(0.005)
+
+
+def killed_attempts(checkout: Checkout, stage: str) -> int:
+    rows = checkout.attempts(stage)
+    return len({row.attempt for row in rows} - {row.attempt for row in rows if row.event == "end"})
 
 
 def test_the_ledger_adds_up(checkout: Checkout) -> None:
@@ -192,7 +207,7 @@ def metric_values(checkout: Checkout, stage: str, attempt: int) -> int:
 
 
 def test_a_stopped_run_is_resumable_and_a_killed_stage_is_tried_again(checkout: Checkout) -> None:
-    changed = ("run", "--set", "evaluate.prompts=12", "--json")
+    changed = ("run", "--set", "evaluate.prompts=40", "--json")
     before = last_attempt(checkout, "evaluate")
     pipeline = checkout.start(*changed)
     await_process_of(checkout, "evaluate", pipeline, before)
@@ -232,13 +247,13 @@ def test_a_second_checkout_pulls_the_same_bytes(checkout: Checkout, tmp_path: Pa
     git(checkout.root, "commit", "--quiet", "--message=run")
     clone = tmp_path / "clone"
     git(tmp_path, "clone", "--quiet", str(checkout.root), str(clone))
-    own_remote(clone, Path(yaml_free_remote(checkout.root)))
+    own_remote(clone, Path(remote_of(checkout.root)))
     subprocess.run([sys.executable, "-m", "dvc", "pull", "--quiet"], cwd=clone, check=True, capture_output=True, timeout=STEP_SECONDS)
     for name in ("data/prepared", "models/ppo", "metrics/evaluate.json", "evaluation/samples.jsonl"):
         assert content(clone / name) == content(checkout.root / name)
 
 
-def yaml_free_remote(root: Path) -> str:
+def remote_of(root: Path) -> str:
     line = next(line for line in (root / ".dvc" / "config.local").read_text().splitlines() if "url" in line)
     return line.split("=", 1)[1].strip()
 
