@@ -72,7 +72,8 @@ def validate(content: dict[str, Any], origin: str) -> Params:
 def _explain(error: ValidationError, content: dict[str, Any], origin: str) -> str:
     """The first mistake in one line, and how many more there are."""
     problems = error.errors()
-    first = problems[0]
+    # a misspelt key is also a missing one: the misspelling is what helps
+    first = next((problem for problem in problems if problem["type"] == "extra_forbidden"), problems[0])
     loc = [str(part) for part in first["loc"]]
     tags = {"helpdesk", "file", "hub"}
     place = ".".join(part for i, part in enumerate(loc) if not (part in tags and i and loc[i - 1].endswith("source")))

@@ -58,7 +58,8 @@ def _optimizer_steps(settings: Optimisation, rows: int | None) -> int | None:
 
 def _rows(root: Path, dataset: str) -> int | None:
     try:
-        return sum(1 for _ in (root / "data" / "prepared" / dataset / "train.jsonl").open("rb"))
+        with (root / "data" / "prepared" / dataset / "train.jsonl").open("rb") as file:
+            return sum(1 for _ in file)
     except OSError:
         return None
 

@@ -117,13 +117,15 @@ def test_a_pipeline_killed_in_each_stage_completes_when_run_again(checkout: Chec
         if stage in TRAINING:
             await_checkpoint(checkout, stage)
         whole = psutil.Process(pipeline.pid)
-        kill_9(whole, *whole.children(recursive=True))
+        # reward is left behind at work: the next run has to let it checkpoint before it goes on
+        kill_9(whole, *([] if stage == "reward" else whole.children(recursive=True)))
         pipeline.wait()
     done = checkout.run("run", "--recipe", str(TINY), "--json")
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
     assert [stage["stage"] for stage in result["stages"]] == list(STAGES)
-    assert all(killed_attempts(checkout, stage) == 1 for stage in STAGES)
+    exit_codes = {stage: [row.exit_code for row in checkout.attempts(stage) if row.event == "end"] for stage in STAGES}
+    assert exit_codes == {stage: [75, 0] if stage == "reward" else [0] for stage in STAGES}
     assert all(last_attempt(checkout, stage) == 2 for stage in STAGES)
     assert {stage for stage in STAGES if any(row.event == "resume" and row.step > 0 for row in checkout.attempts(stage))} >= TRAINING
     assert [row.state for row in checkout.rows() if row.event == "end"] == ["killed"] * 5 + ["completed"]
@@ -136,11 +138,6 @@ def await_checkpoint(checkout: Checkout, stage: str) -> None:
     while not list((checkout.root / "checkpoints" / stage).glob("*/step-*/manifest.json")):
         assert time.monotonic() < deadline, f"{stage} made no checkpoint"
         time.sleep(0.005)
-
-
-def killed_attempts(checkout: Checkout, stage: str) -> int:
-    rows = checkout.attempts(stage)
-    return len({row.attempt for row in rows} - {row.attempt for row in rows if row.event == "end"})
 
 
 def test_the_ledger_adds_up(checkout: Checkout) -> None:
@@ -164,7 +161,7 @@ def test_an_unchanged_rerun_starts_no_process_and_costs_nothing(checkout: Checko
 
 def test_a_new_price_starts_no_training(checkout: Checkout) -> None:
     before = checkout.starts()
-    cheap = json.loads(checkout.run("run", "--json").stdout)
+    cheap = json.loads(checkout.run("report", "--json").stdout)
     done = checkout.run("run", "--json", "--set", "prices.usd_per_device_hour=1.0")
     assert done.returncode == 0, done.stderr
     assert checkout.starts() == before
@@ -224,22 +221,6 @@ def test_a_stopped_run_is_resumable_and_a_killed_stage_is_tried_again(checkout: 
     ends = [row for row in checkout.attempts("evaluate") if row.attempt > before]
     assert [row.exit_code for row in ends if row.event == "end"] == [0]
     assert {row.attempt for row in ends} == {before + 1, before + 2}
-
-
-def test_stage_processes_that_a_killed_pipeline_left_behind_are_stopped_first(checkout: Checkout) -> None:
-    changed = ("run", "--set", "evaluate.prompts=10", "--json")
-    before = last_attempt(checkout, "evaluate")
-    pipeline = checkout.start(*changed)
-    orphan = await_process_of(checkout, "evaluate", pipeline, before)
-    kill_9(psutil.Process(pipeline.pid))
-    pipeline.wait()
-    done = checkout.run(*changed)
-    assert done.returncode == 0, done.stderr
-    assert not psutil.pid_exists(orphan)
-    rows = [row for row in checkout.attempts("evaluate") if row.attempt > before]
-    ends = {row.attempt: row.time for row in rows if row.event == "end"}
-    starts = {row.attempt: row.time for row in rows if row.event == "start"}
-    assert all(starts[attempt] >= ends[attempt - 1] for attempt in starts if attempt - 1 in ends)
 
 
 def test_a_second_checkout_pulls_the_same_bytes(checkout: Checkout, tmp_path: Path) -> None:

@@ -1,0 +1,96 @@
+from pathlib import Path
+
+import pytest
+import yaml
+
+from config.errors import ParamsError
+from config.load import dump, load, override, validate, write
+from config.schema import Params
+from tests.conftest import ROOT
+
+DEMO = ROOT / "recipes" / "demo.yaml"
+
+
+def demo() -> dict:
+    return yaml.safe_load(DEMO.read_text(encoding="utf-8"))
+
+
+def test_the_nearest_valid_name_is_offered_for_a_misspelt_key() -> None:
+    content = demo()
+    content["ppo"]["learning_rte"] = content["ppo"].pop("learning_rate")
+    with pytest.raises(ParamsError, match=r"ppo\.learning_rte.*did you mean learning_rate\?"):
+        validate(content, "params.yaml")
+
+
+def test_a_missing_parameter_is_named() -> None:
+    content = demo()
+    del content["sft"]["epochs"]
+    with pytest.raises(ParamsError, match=r"sft\.epochs is missing in params\.yaml"):
+        validate(content, "params.yaml")
+
+
+def test_a_number_that_yaml_reads_as_text_is_explained() -> None:
+    content = demo()
+    content["sft"]["learning_rate"] = yaml.safe_load("1e-5")
+    with pytest.raises(ParamsError, match=r"write 1\.0e-5, not 1e-5"):
+        validate(content, "params.yaml")
+
+
+def test_overrides_reach_any_depth_and_keep_their_types() -> None:
+    content = override(demo(), ["ppo.kl.coef=1e-3", "sft.max_steps=7", "model.random.tie_embeddings=false", "sft.max_steps=8"])
+    params = validate(content, "here")
+    assert (params.ppo.kl.coef, params.sft.max_steps, params.model.random and params.model.random.tie_embeddings) == (0.001, 8, False)
+
+
+@pytest.mark.parametrize("assignment", ["sft.epochs", "=3", "seed.deeper=1"])
+def test_an_assignment_that_names_no_parameter_is_refused(assignment: str) -> None:
+    with pytest.raises(ParamsError):
+        override(demo(), [assignment])
+
+
+@pytest.mark.parametrize(
+    "assignment",
+    [
+        "ppo.num_mini_batches=3",
+        "sft.micro_batch_size=5",
+        "ppo.responses_per_prompt=7",
+        "sft.max_length=97",
+        "model.path=there",
+        "sft.packing=true",
+    ],
+)
+def test_impossible_combinations_name_both_values_and_the_file(assignment: str) -> None:
+    with pytest.raises(ParamsError, match=r"params\.yaml") as caught:
+        validate(override(demo(), [assignment]), "params.yaml")
+    assert "\n" not in str(caught.value)
+    assert assignment.split("=")[1] in str(caught.value)
+
+
+def test_what_is_dumped_loads_as_the_same_params(tmp_path: Path) -> None:
+    params = load(DEMO, ["sft.learning_rate=1e-5", "data.prompt_template='a {prompt}: ü'"])
+    (tmp_path / "params.yaml").write_text(dump(params), encoding="utf-8")
+    assert load(tmp_path / "params.yaml") == params
+
+
+def test_an_unchanged_params_file_is_not_written_again(tmp_path: Path) -> None:
+    path = tmp_path / "params.yaml"
+    write(load(DEMO), path)
+    before = path.stat().st_mtime_ns
+    write(load(DEMO), path)
+    assert path.stat().st_mtime_ns == before
+    write(load(DEMO, ["seed=9"]), path)
+    assert load(path).seed == 9
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize(("content", "words"), [(b"\xff\xfe\x00", "UTF-8"), (b"a: [", "line 1"), (b"- 1\n", "list"), (b"", "NoneType")])
+def test_a_broken_file_is_one_line(tmp_path: Path, content: bytes, words: str) -> None:
+    (tmp_path / "p.yaml").write_bytes(content)
+    with pytest.raises(ParamsError, match=words) as caught:
+        load(tmp_path / "p.yaml")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("recipe", sorted((ROOT / "recipes").glob("*.yaml")), ids=lambda path: path.name)
+def test_every_recipe_is_valid(recipe: Path) -> None:
+    assert isinstance(load(recipe), Params)

@@ -1,0 +1,55 @@
+"""dvc.yaml against the code: what decides a stage's numbers must be in its deps, and nothing else."""
+
+import ast
+from pathlib import Path
+
+import pytest
+import yaml
+
+from config.records import STAGES
+from tests.conftest import ROOT
+
+PIPELINE = yaml.safe_load((ROOT / "dvc.yaml").read_text(encoding="utf-8"))
+PLUMBING = {"training/__init__.py", "training/artifacts.py", "training/checkpoint.py", "training/stage.py", "training/usage.py"}
+"""Changes of these do not change what a stage computes; dvc.yaml says so at its top."""
+
+
+def imported(path: Path, found: set[str]) -> set[str]:
+    """Files of training/ that `path` needs, directly or not."""
+    name = str(path.relative_to(ROOT))
+    if name in found or not path.exists():
+        return found
+    found.add(name)
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "training":
+            modules = [node.module] + [f"{node.module}.{alias.name}" for alias in node.names]
+            for module in modules:
+                imported(ROOT / f"{module.replace('.', '/')}.py", found)
+    return found
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_stage_depends_on_the_code_that_decides_its_numbers(stage: str) -> None:
+    code = {dep for dep in PIPELINE["stages"][stage]["deps"] if dep.endswith(".py")}
+    assert code == imported(ROOT / "training" / f"{stage}.py", set()) - PLUMBING
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_no_stage_depends_on_prices_or_tracking(stage: str) -> None:
+    sections = {name.split(".")[0] for name in PIPELINE["stages"][stage]["params"]}
+    assert not sections & {"prices", "tracking"}
+    assert "seed" in sections
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_stage_keeps_its_previous_output_until_it_has_a_new_one(stage: str) -> None:
+    entry = PIPELINE["stages"][stage]
+    assert all(settings.get("persist") for out in [*entry["outs"], *entry["metrics"]] for settings in out.values())
+    assert [name for out in entry["metrics"] for name in out] == [f"metrics/{stage}.json"]
+    assert entry["cmd"] == f"python -m training.{stage}"
+
+
+def test_the_default_remote_is_the_same_for_every_checkout_of_a_user() -> None:
+    config = (ROOT / ".dvc" / "config").read_text()
+    assert "url = ~/.cache/" in config
+    assert "analytics = false" in config
