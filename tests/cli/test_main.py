@@ -1,0 +1,80 @@
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT
+
+HEAVY = {"torch", "prefect", "mlflow", "dvc", "transformers", "matplotlib", "pandas"}
+
+
+def rlhf(*arguments: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.run(
+        [sys.executable, "-m", "cli.main", *arguments], cwd=cwd, env=environment, capture_output=True, text=True, check=False
+    )
+
+
+def test_the_help_names_the_commands_and_imports_nothing_heavy() -> None:
+    code = (
+        "import sys\nfrom cli.main import app\n"
+        "try: app(['--help'])\nexcept SystemExit: pass\n"
+        f"print(sorted({HEAVY} & {{name.split('.')[0] for name in sys.modules}}), file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stderr.strip() == "[]"
+    assert all(f" {command} " in done.stdout for command in ("run", "report", "up", "down", "status", "doctor"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["run", "--recipe", "recipes/nothing.yaml"], "recipes/nothing.yaml does not exist"),
+        (["run", "--set", "ppo.learning_rte=1e-5"], "did you mean learning_rate?"),
+        (["run", "--set", "ppo.num_mini_batches=7"], "ppo.num_mini_batches=7"),
+        (["up", "--open", "grafana"], "it is prefect or mlflow"),
+    ],
+)
+def test_a_users_mistake_is_one_line_and_exit_code_2(arguments: list[str], words: str) -> None:
+    done = rlhf(*arguments)
+    assert done.returncode == 2
+    assert words in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert done.stdout == ""
+
+
+def test_a_command_outside_of_a_project_says_where_to_go(tmp_path: Path) -> None:
+    done = rlhf("status", cwd=tmp_path)
+    assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
+    assert "dvc.yaml" in done.stderr
+
+
+def test_a_refused_run_leaves_params_yaml_alone(tmp_path: Path) -> None:
+    (tmp_path / "dvc.yaml").write_text("stages: {}\n")
+    before = (ROOT / "recipes" / "demo.yaml").read_text()
+    (tmp_path / "params.yaml").write_text(before)
+    assert rlhf("run", "--set", "sft.epochs=-1", cwd=tmp_path).returncode == 2
+    assert (tmp_path / "params.yaml").read_text() == before
+    assert not (tmp_path / "runs").exists()
+
+
+def test_status_of_a_fresh_checkout(tmp_path: Path) -> None:
+    (tmp_path / "dvc.yaml").write_text("stages: {}\n")
+    done = rlhf("status", "--json", cwd=tmp_path)
+    assert json.loads(done.stdout) == {"servers": [], "run": None}
+    assert rlhf("down", cwd=tmp_path).returncode == 0
+
+
+def test_the_help_is_there_before_one_notices() -> None:
+    best = min(timed_help() for _ in range(3))
+    assert best < 2.0  # 0.15 s on an idle machine; a heavy import would cost more than this
+
+
+def timed_help() -> float:
+    began = time.monotonic()
+    assert rlhf("--help").returncode == 0
+    return time.monotonic() - began

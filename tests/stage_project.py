@@ -1,0 +1,86 @@
+"""A project whose stages are quick scripts that keep the stage contract: what the parent sees of them is the real thing."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import yaml
+
+from tests.conftest import ROOT, git, own_remote
+
+STAGE = '''
+"""A stage by the contract: rows, checkpoint, SIGTERM, atomic output. `behaviour.txt` says what goes wrong."""
+import os, signal, sys, time
+from pathlib import Path
+from config import jsonl
+from config.records import AttemptRow, MetricRow, UsageRow
+
+name = sys.argv[1]
+folder, checkpoint = Path("runs") / name, Path("checkpoints") / name
+behaviour = Path("behaviour.txt").read_text() if Path("behaviour.txt").exists() else ""
+stop = []
+for number in (signal.SIGTERM, signal.SIGINT):
+    signal.signal(number, lambda *_: stop.append(1))
+run_id = os.environ["RLHF_RUN_ID"]
+attempt = 1 + max((row.attempt for row in jsonl.read(folder / "attempts.jsonl", AttemptRow).rows), default=0)
+step = int(checkpoint.read_text()) if checkpoint.exists() else 0
+
+def mark(event, code=None, message=""):
+    row = AttemptRow(time=time.time(), run_id=run_id, attempt=attempt, event=event, fingerprint="f", pid=os.getpid(), step=step,
+                     exit_code=code, message=message, device="cpu")
+    jsonl.append(folder / "attempts.jsonl", row)
+
+if behaviour == "broken":
+    raise ImportError("no module named nothing")
+mark("start")
+print("at work", flush=True)
+if step:
+    mark("resume")
+if behaviour == "bad input":
+    mark("end", 2, "data/x.json is empty. Fetch it again.")
+    sys.exit(2)
+if behaviour == "diverges":
+    mark("end", 1, "TrainingDiverged: loss is nan at step 3.")
+    sys.exit(1)
+while step < 8:
+    time.sleep(0.05 if behaviour != "slow" else 0.4)
+    step += 1
+    usage = dict(time=time.time(), run_id=run_id, attempt=attempt, step=step, phase="train", seconds=0.05, tokens=10, sequences=1,
+                 peak_bytes=1, device="cpu", world_size=1)
+    jsonl.append(folder / "usage.jsonl", UsageRow(**usage))
+    values = {"loss": 1 / step}
+    jsonl.append(folder / "metrics.jsonl", MetricRow(time=time.time(), run_id=run_id, attempt=attempt, step=step, values=values))
+    checkpoint.parent.mkdir(exist_ok=True)
+    checkpoint.write_text(str(step))
+    if behaviour == "killed once" and attempt == 1 and step == 3:
+        os.kill(os.getpid(), signal.SIGKILL)
+    if stop:
+        mark("end", 75, f"{name} was asked to stop after step {step}.")
+        sys.exit(75)
+checkpoint.unlink()
+if behaviour != "forgets":
+    Path(f"{name}.out").write_text(Path(f"{name}.in").read_text())
+mark("end", 0)
+'''
+
+
+def make_project(root: Path, remote: Path, stages: Sequence[str]) -> Path:
+    """A checkout with `stages` in a row: the first reads `<stage>.in`, the others what the one before made."""
+    root.mkdir()
+    (root / "stage.py").write_text(STAGE)
+    (root / f"{stages[0]}.in").write_text("one")
+    pipeline: dict = {}
+    for before, stage in zip([None, *stages], stages, strict=False):
+        command = f"python stage.py {stage}"
+        pipeline[stage] = {
+            "cmd": f"cp {before}.out {stage}.in && {command}" if before else command,
+            "deps": [f"{before}.out" if before else f"{stage}.in"],
+            "params": [stage],
+            "outs": [{f"{stage}.out": {"persist": True}}],
+        }
+    (root / "dvc.yaml").write_text(yaml.safe_dump({"stages": pipeline}))
+    (root / "params.yaml").write_text((ROOT / "recipes" / "demo.yaml").read_text())
+    (root / ".dvc").mkdir()
+    (root / ".dvc" / "config").write_text("[core]\n    analytics = false\n    remote = local\n['remote \"local\"']\n    url = unused\n")
+    own_remote(root, remote)
+    git(root, "init", "--quiet")
+    return root

@@ -1,0 +1,292 @@
+"""Shipping to a real MLflow on SQLite: every row once, whenever it was up."""
+
+import shutil
+import socket
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from mlflow import MlflowClient
+
+from config import jsonl
+from config.errors import EnvironmentFault
+from config.load import load, write
+from config.records import AttemptRow, MetricRow, PipelineRow, UsageRow
+from config.schema import Params
+from tests.conftest import ROOT
+from tracking import sync as module
+from tracking.cursor import cursor_path
+from tracking.shipper import Shipper
+from tracking.sync import sync
+
+pytestmark = pytest.mark.integration
+
+DIGEST = "0123456789abcdef0123456789abcdef.dir"
+
+
+@pytest.fixture(scope="session")
+def empty_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A database that MLflow has created: it takes seconds."""
+    path = tmp_path_factory.mktemp("mlflow") / "mlflow.db"
+    MlflowClient(f"sqlite:///{path}").search_experiments()
+    return path
+
+
+@pytest.fixture
+def root(tmp_path: Path, empty_database: Path) -> Path:
+    shutil.copyfile(empty_database, tmp_path / "mlflow.db")
+    return tmp_path
+
+
+@pytest.fixture
+def params() -> Params:
+    return load(ROOT / "recipes" / "demo.yaml")
+
+
+def client(root: Path) -> MlflowClient:
+    return MlflowClient(f"sqlite:///{root / 'mlflow.db'}")
+
+
+def runs(root: Path) -> dict[str, Any]:
+    """What each MLflow run stands for -> the run."""
+    found = client(root).search_experiments(filter_string="name = 'rlhf-ledger'")
+    return {run.data.tags["rlhf.key"].split("/", 1)[1]: run for run in client(root).search_runs([found[0].experiment_id])} if found else {}
+
+
+class Story:
+    """Writes what a pipeline run leaves on the disk, bit by bit."""
+
+    def __init__(self, root: Path, params: Params, run_id: str = "r1") -> None:
+        self.root, self.params, self.run_id = root, params, run_id
+        self._time = 1_800_000_000.0
+
+    def now(self) -> float:
+        self._time += 1
+        return self._time
+
+    def pipeline(self, event: str, **fields: Any) -> None:
+        row = PipelineRow.model_validate({"time": self.now(), "run_id": self.run_id, "event": event, **fields})
+        jsonl.append(self.root / "runs" / "pipeline.jsonl", row)
+
+    def start(self) -> None:
+        folder = self.root / "runs" / "pipeline" / self.run_id
+        folder.mkdir(parents=True)
+        write(self.params, folder / "params.yaml")
+        self.pipeline("start", detail={"dvc.remote": "/remote", "git.commit": "abc", "git.dirty": "False"})
+
+    def attempt(self, event: str, attempt: int = 1, stage: str = "ppo", code: int | None = None) -> None:
+        content = {"time": self.now(), "run_id": self.run_id, "attempt": attempt, "event": event, "fingerprint": "f", "pid": 1, "step": 0}
+        jsonl.append(
+            self.root / "runs" / stage / "attempts.jsonl", AttemptRow.model_validate({**content, "exit_code": code, "device": "cpu"})
+        )
+
+    def steps(self, first: int, last: int, attempt: int = 1, stage: str = "ppo") -> None:
+        for step in range(first, last + 1):
+            values = {"score": step / 10, "kl": float(step)}
+            row = MetricRow(time=self.now(), run_id=self.run_id, attempt=attempt, step=step, values=values)
+            jsonl.append(self.root / "runs" / stage / "metrics.jsonl", row)
+            usage = {"phase": "rollout", "seconds": 3.6, "tokens": 10, "sequences": 1, "peak_bytes": 1, "device": "cpu", "world_size": 1}
+            jsonl.append(
+                self.root / "runs" / stage / "usage.jsonl",
+                UsageRow.model_validate({"time": self.now(), "run_id": self.run_id, "attempt": attempt, "step": step, **usage}),
+            )
+
+    def model(self, digest: str = DIGEST) -> None:
+        (self.root / "models" / "ppo").mkdir(parents=True, exist_ok=True)
+        (self.root / "models" / "ppo" / "config.json").write_text("{}")
+        lock = {"stages": {"ppo": {"outs": [{"path": "models/ppo", "md5": digest}]}}}
+        for place in (self.root, self.root / "runs" / "pipeline" / self.run_id):
+            (place / "dvc.lock").write_text(yaml.safe_dump(lock))
+
+    def end(self, state: str = "completed") -> None:
+        folder = self.root / "runs" / "pipeline" / self.run_id / "metrics"
+        folder.mkdir()
+        (folder / "evaluate.json").write_text('{"gold_sft": 0.5, "gold_aligned": 0.9, "reward_hacking": false}')
+        self.pipeline("end", state=state)
+
+    def whole(self) -> None:
+        self.start()
+        self.pipeline("stage", stage="data", cached=True, attempt=4, detail={"outs": {"data/prepared": DIGEST, "metrics/data.json": "1"}})
+        self.attempt("start")
+        self.steps(1, 3)
+        self.attempt("end", code=0)
+        self.pipeline("stage", stage="ppo", attempt=1, detail={"outs": {"models/ppo": DIGEST}, "deps": {"models/sft": "f" * 32}})
+        self.model()
+        self.end()
+
+
+def history(root: Path, key: str, metric: str) -> list[tuple[int, float]]:
+    run = runs(root)[key]
+    return sorted((point.step, point.value) for point in client(root).get_metric_history(run.info.run_id, metric))
+
+
+SCORES = [(1, 0.1), (2, 0.2), (3, 0.3)]
+
+
+def test_a_run_arrives_with_parent_child_params_results_and_model(root: Path, params: Params) -> None:
+    Story(root, params).whole()
+    sync(root, params)
+    parent, child = runs(root)["r1"], runs(root)["r1/ppo/1"]
+    assert child.data.tags["mlflow.parentRunId"] == parent.info.run_id
+    assert (parent.info.status, child.info.status) == ("FINISHED", "FINISHED")
+    assert parent.data.params["ppo.kl.coef"] == str(params.ppo.kl.coef)
+    assert parent.data.metrics["eval/gold_aligned"] == 0.9
+    assert parent.data.metrics["eval/reward_hacking"] == 0
+    assert parent.data.metrics["cost/usd"] == pytest.approx(3 * 3.6 * params.prices.usd_per_device_hour / 3600, rel=1e-6)
+    assert history(root, "r1/ppo/1", "ppo/score") == SCORES
+    assert history(root, "r1/ppo/1", "phase/rollout/seconds") == [(1, 3.6), (2, 3.6), (3, 3.6)]
+    (prepared,) = parent.inputs.dataset_inputs
+    assert (prepared.dataset.name, prepared.dataset.digest) == ("data/prepared", DIGEST)
+    assert {tag.key: tag.value for tag in prepared.tags}["dvc.remote"] == "/remote"
+    assert [entry.dataset.name for entry in child.inputs.dataset_inputs] == ["models/sft"]
+    version = client(root).get_model_version_by_alias(params.tracking.registered_model, "challenger")
+    assert (version.run_id, version.tags["dvc.digest"], version.tags["git.commit"]) == (parent.info.run_id, DIGEST, "abc")
+    assert {item.path for item in client(root).list_artifacts(parent.info.run_id)} >= {"params.yaml", "metrics", "model"}
+
+
+def test_rows_arrive_once_however_often_they_are_shipped_while_the_run_is_at_work(root: Path, params: Params) -> None:
+    story = Story(root, params)
+    story.start()
+    story.attempt("start")
+    for first, last in ((1, 1), (2, 3)):
+        story.steps(first, last)
+        assert sync(root, params) > 0
+        assert sync(root, params) == 0
+    assert runs(root)["r1/ppo/1"].info.status == "RUNNING"
+    assert history(root, "r1/ppo/1", "ppo/score") == SCORES
+
+
+@pytest.mark.parametrize("lost", ["cursor lost", "killed before the cursor was written"])
+def test_shipping_again_after_a_kill_stores_nothing_twice(root: Path, params: Params, lost: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    Story(root, params).whole()
+    if lost == "cursor lost":
+        sync(root, params)
+        cursor_path(root, params.tracking.uri).unlink()
+    else:
+        with monkeypatch.context() as patched:
+            patched.setattr(module, "save", lambda *_: None)
+            sync(root, params)
+    sync(root, params)
+    assert history(root, "r1/ppo/1", "ppo/score") == SCORES
+    assert len(history(root, "r1", "cost/usd")) == 1
+    assert len(runs(root)) == 2
+    assert len(client(root).search_model_versions(f"name = '{params.tracking.registered_model}'")) == 1
+
+
+def test_the_same_model_gets_no_second_version_and_another_does(root: Path, params: Params) -> None:
+    Story(root, params).whole()
+    for run_id, digest in (("r2", DIGEST), ("r3", "f" * 32 + ".dir")):
+        story = Story(root, params, run_id)
+        story.start()
+        story.model(digest)
+        story.end()
+        sync(root, params)
+    versions = client(root).search_model_versions(f"name = '{params.tracking.registered_model}'")
+    assert sorted(version.tags["rlhf.run_id"] for version in versions) == ["r1", "r3"]
+    newest = client(root).get_model_version_by_alias(params.tracking.registered_model, "challenger")
+    assert newest.tags["rlhf.run_id"] == "r3"
+
+
+def test_a_model_that_was_replaced_before_it_could_be_shipped_is_said_to_be(root: Path, params: Params) -> None:
+    Story(root, params).whole()
+    lock = {"stages": {"ppo": {"outs": [{"path": "models/ppo", "md5": "another"}]}}}
+    (root / "dvc.lock").write_text(yaml.safe_dump(lock))
+    sync(root, params)
+    assert runs(root)["r1"].data.tags["rlhf.model"].startswith("not registered")
+    assert client(root).search_registered_models() == []
+
+
+def test_an_attempt_that_was_killed_does_not_stay_running(root: Path, params: Params) -> None:
+    story = Story(root, params)
+    story.start()
+    story.attempt("start")
+    story.steps(1, 2)
+    sync(root, params)
+    story.attempt("start", attempt=2)
+    story.steps(2, 3, attempt=2)
+    sync(root, params)
+    story.end("stopped")
+    sync(root, params)
+    statuses = {key: run.info.status for key, run in runs(root).items()}
+    assert statuses == {"r1": "KILLED", "r1/ppo/1": "KILLED", "r1/ppo/2": "KILLED"}
+    assert history(root, "r1/ppo/2", "ppo/score") == SCORES[1:]
+
+
+def test_the_end_of_a_run_whose_results_are_being_written_waits(root: Path, params: Params) -> None:
+    Story(root, params).whole()
+    sync(root, params, at_work="r1")
+    assert runs(root)["r1"].info.status == "RUNNING"
+    sync(root, params)
+    assert runs(root)["r1"].info.status == "FINISHED"
+
+
+def test_stages_started_by_hand_are_tracked_too(root: Path, params: Params) -> None:
+    story = Story(root, params, "manual")
+    story.attempt("start")
+    story.steps(1, 3)
+    story.attempt("end", code=2)
+    sync(root, params)
+    assert runs(root)["manual/ppo/1"].info.status == "FAILED"
+    assert history(root, "manual/ppo/1", "ppo/score") == SCORES
+
+
+def closed_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def test_an_unreachable_mlflow_is_one_line_and_the_rows_are_shipped_later(root: Path, params: Params) -> None:
+    uri = f"http://127.0.0.1:{closed_port()}"
+    away = params.model_copy(update={"tracking": params.tracking.model_copy(update={"uri": uri})})
+    Story(root, away).whole()
+    with pytest.raises(EnvironmentFault, match=r"rlhf report --sync") as fault:
+        sync(root, away)
+    assert "\n" not in str(fault.value)
+    sync(root, params)
+    assert history(root, "r1/ppo/1", "ppo/score") == SCORES
+
+
+@pytest.fixture
+def shipper() -> Callable[[Path, Params], Shipper]:
+    def make(root: Path, params: Params) -> Shipper:
+        made = Shipper(root, params, "r1")
+        made.EVERY_SECONDS = 0.1
+        return made
+
+    return make
+
+
+def test_the_background_shipper_ships_while_it_runs_and_the_rest_at_the_end(
+    root: Path, params: Params, shipper: Callable[[Path, Params], Shipper]
+) -> None:
+    story = Story(root, params)
+    story.start()
+    background = shipper(root, params)
+    background.start()
+    story.attempt("start")
+    story.steps(1, 1)
+    deadline = time.monotonic() + 30
+    while "r1/ppo/1" not in runs(root) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    story.steps(2, 3)
+    story.end()
+    assert background.finish(30) is None
+    assert history(root, "r1/ppo/1", "ppo/score") == SCORES
+    assert runs(root)["r1"].info.status == "FINISHED"
+
+
+def test_the_background_shipper_never_waits_longer_than_it_may(
+    root: Path, params: Params, shipper: Callable[[Path, Params], Shipper], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "sync", lambda *_, **__: time.sleep(2))
+    background = shipper(root, params)
+    background.start()
+    began = time.monotonic()
+    fault = background.finish(0.2)
+    assert time.monotonic() - began < 1
+    assert fault is not None
+    assert "rlhf report --sync" in fault
