@@ -2,6 +2,7 @@
 
 import math
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -71,9 +72,11 @@ def load_reward_model(place: str | Path, settings: Model, tokenizer: PreTrainedT
     Raises ModelError as `base_model` does, and if the folder holds no reward model.
     """
     check_folder(place)
+    if '"score_std"' not in (Path(place) / "config.json").read_text(encoding="utf-8"):
+        raise ModelError(
+            f"{place} is not a reward model of this project (one label and a stored score normalisation). Run the reward stage."
+        )
     model = _load(AutoModelForSequenceClassification, place, settings, None)
-    if model.config.num_labels != 1 or not hasattr(model.config, "score_std"):
-        raise ModelError(f"{place} is not a reward model of this project (one label and a stored score normalisation). Run the reward stage.")
     check_vocabulary(model, tokenizer, place)
     return without_dropout(model)
 
@@ -89,7 +92,7 @@ def new_reward_model(trunk: str | Path | PreTrainedModel, settings: Model, token
         model.base_model.load_state_dict(trunk.base_model.state_dict())
     else:
         check_folder(trunk)
-        model = _load(AutoModelForSequenceClassification, trunk, settings, None, num_labels=1)
+        model = _load(AutoModelForSequenceClassification, trunk, settings, None, frozenset({"score.weight"}), num_labels=1)
         check_vocabulary(model, tokenizer, trunk)
     model.config.pad_token_id = tokenizer.pad_token_id
     model.config.score_mean, model.config.score_std = 0.0, 1.0
@@ -132,11 +135,14 @@ def check_vocabulary(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase,
         )
 
 
-def _load(kind: type, place: str | Path, settings: Model, revision: str | None, **config: int) -> PreTrainedModel:
+def _load(
+    kind: Any, place: str | Path, settings: Model, revision: str | None, fresh: frozenset[str] = frozenset(), **config: int
+) -> PreTrainedModel:
+    """`fresh` names the weights that the place need not have; any other that is not there would silently be random."""
     try:
-        return kind.from_pretrained(
+        model, found = kind.from_pretrained(
             place, revision=revision or "main", dtype=DTYPES[settings.dtype], attn_implementation=settings.attention,
-            use_safetensors=True, trust_remote_code=False, **config,
+            use_safetensors=True, trust_remote_code=False, output_loading_info=True, ignore_mismatched_sizes=True, **config,
         )  # fmt: skip
     except (OSError, ValueError, ImportError) as error:
         raise ModelError(f"{place} can not be loaded: {str(error).splitlines()[0]}. Mend model.path or model.attention in params.yaml.") from error
@@ -144,6 +150,19 @@ def _load(kind: type, place: str | Path, settings: Model, revision: str | None, 
         if type(error).__name__ == "SafetensorError":
             raise ModelError(f"{place} has damaged weights: {error}. Copy the folder again, or run the stage that made it.") from error
         raise
+    if found["mismatched_keys"]:
+        name, stored, built = min(found["mismatched_keys"])
+        raise ModelError(
+            f"{place} does not fit its config.json: {name} is {list(stored)} in the weights, {list(built)} by the config. "
+            "Copy the folder again, or run the stage that made it."
+        )
+    lost = sorted(set(found["missing_keys"]) - fresh)
+    if lost:
+        more = f" and {len(lost) - 1} more" if len(lost) > 1 else ""
+        raise ModelError(
+            f"{place} has no weights for {lost[0]}{more}: they would be random. Copy the folder again, or run the stage that made it."
+        )
+    return model
 
 
 def without_dropout(model: PreTrainedModel) -> PreTrainedModel:

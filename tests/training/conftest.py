@@ -1,0 +1,48 @@
+"""One thread per process, and a project folder in which every stage has run once."""
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from config.load import write
+from tests.training.tiny import params, run_main
+
+PIPELINE = ("data", "sft", "reward", "ppo", "evaluate")
+STREAMS = ("runs", "checkpoints")
+
+
+@pytest.fixture(autouse=True, scope="session")
+def one_thread() -> None:
+    """Models this small are slower on several threads; the processes that tests start inherit it."""
+    torch.set_num_threads(1)
+    os.environ["OMP_NUM_THREADS"] = "1"
+
+
+@pytest.fixture(scope="session")
+def finished(tmp_path_factory: pytest.TempPathFactory, one_thread: None) -> Path:
+    """A project whose stages all ran undisturbed. Read it; for more take a `project`."""
+    root = tmp_path_factory.mktemp("finished")
+    write(params(), root / "params.yaml")
+    for stage in PIPELINE:
+        assert run_main(root, stage) == 0, stage
+    return root
+
+
+@pytest.fixture
+def project(finished: Path, tmp_path: Path) -> Callable[..., Path]:
+    """Makes a copy in which the stages before `stage` have run, with params of its own."""
+
+    def make(stage: str, name: str = "project", **sections: dict) -> Path:
+        root = tmp_path / name
+        shutil.copytree(finished, root, ignore=shutil.ignore_patterns(*STREAMS))
+        for later in PIPELINE[PIPELINE.index(stage) :]:
+            shutil.rmtree(root / "models" / later, ignore_errors=True)
+            (root / "metrics" / f"{later}.json").unlink(missing_ok=True)
+        write(params(**sections), root / "params.yaml")
+        return root
+
+    return make

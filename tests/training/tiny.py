@@ -1,0 +1,128 @@
+"""Small real parts for the tests: a tokenizer of the helpdesk world, two-layer models, a folder in which stages run."""
+
+import contextlib
+import functools
+import random
+import signal
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from config.load import read, validate
+from config.schema import Model, Params, RandomModel
+from training import helpdesk
+from training.models import base_model, new_reward_model
+from training.stage import Stage, run_stage
+from training.tokenizer import encode_prompts, trained_tokenizer
+
+ROOT = Path(__file__).parents[2]
+FAMILIES = ("llama", "qwen2", "gpt2")
+CONTEXT = 96
+WIDTH = 32
+
+
+@functools.cache
+def tokenizer() -> PreTrainedTokenizerBase:
+    replies = [*helpdesk.REMEDIES.values(), helpdesk.ASK, helpdesk.CLOSE, helpdesk.APOLOGY, *helpdesk.FILLERS]
+    return trained_tokenizer(replies * 2, 320)
+
+
+def settings(family: str = "llama") -> Model:
+    """Two layers, the keys and values of two heads shared where the family can."""
+    sizes = {"width": WIDTH, "layers": 2, "heads": 2, "kv_heads": 1, "mlp_width": 64, "vocab_size": 320}
+    shape = RandomModel.model_validate({"family": family, "tie_embeddings": family != "qwen2", **sizes})
+    return Model(path=None, revision=None, random=shape, pad_token=None, context_length=CONTEXT, dtype="fp32", attention="sdpa")
+
+
+def policy(seed: int = 1, family: str = "llama") -> PreTrainedModel:
+    """A model with weights large enough that every layer, bias and position matters to what it says."""
+    model = base_model(settings(family), tokenizer(), seed).eval()
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.dim() > 1 or name.endswith("bias"):
+                parameter.copy_(torch.randn(parameter.shape, generator=generator) * WIDTH**-0.5)
+    return model
+
+
+def reward_model(seed: int = 1, family: str = "llama") -> PreTrainedModel:
+    return new_reward_model(policy(seed, family), settings(family), tokenizer(), seed).eval()
+
+
+def prompts(count: int, seed: int = 0) -> list[list[int]]:
+    """Encoded prompts of many lengths, the shortest of two tokens."""
+    rng = random.Random(seed)
+    texts = ["hello , my kettle is cracked . i am really angry . order number 4 1 7 ."[: rng.randint(1, 70)] for _ in range(count)]
+    return encode_prompts(tokenizer(), texts)
+
+
+def random_responses(lengths: Sequence[int], seed: int = 0) -> list[list[int]]:
+    """Token ids without special tokens."""
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randint(4, len(tokenizer()), (length,), generator=generator).tolist() for length in lengths]
+
+
+def params(**sections: dict[str, Any]) -> Params:
+    """The tiny recipe with two layers, passes short enough to repeat, an adaptive KL coefficient, and `sections` laid over it."""
+    content = read(ROOT / "tests/e2e/tiny.yaml")
+    content["model"]["random"] |= {"layers": 2}
+    content["data"]["source"] |= {"sft_rows": 100, "preference_rows": 100}
+    content["sft"] |= {"epochs": 3.0, "max_steps": None, "log_every_steps": 1, "checkpoint_every_steps": 4}
+    content["reward"] |= {"epochs": 3.0, "max_steps": None, "log_every_steps": 1, "checkpoint_every_steps": 4}
+    content["ppo"] |= {"updates": 8, "checkpoint_every_updates": 3, "kl": content["ppo"]["kl"] | {"controller": "adaptive", "horizon": 200}}
+    for name, section in sections.items():
+        content[name] = content[name] | section if isinstance(section, dict) else section
+    return validate(content, "test")
+
+
+def open_stage(root: Path, name: str) -> tuple[Stage, Callable[[Stage], None]]:
+    """The stage begun in `root`, and its work: what the process does, without the process."""
+    module = import_module(f"training.{name}")
+    stage = Stage(name, module.SECTIONS, _inputs(name, module), root)
+    stage.begin()
+    torch.manual_seed(stage.params.seed)
+    return stage, getattr(module, name)
+
+
+def work(root: Path, name: str) -> Stage:
+    """Run a stage in this process; its exceptions come out."""
+    stage, run = open_stage(root, name)
+    with torch.set_grad_enabled(name != "evaluate"):
+        run(stage)
+    stage.meter.close(stage.step)
+    return stage
+
+
+def run_main(root: Path, name: str) -> int:
+    """The exit code of a stage's main function in `root`, this process's signal handlers put back."""
+    module = import_module(f"training.{name}")
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        with contextlib.chdir(root), torch.set_grad_enabled(name != "evaluate"):
+            return run_stage(name, module.SECTIONS, _inputs(name, module), getattr(module, name))
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+
+
+def _inputs(name: str, module: Any) -> Any:
+    if name == "evaluate":
+        return lambda params: module.inputs(params.align.method)
+    return module.local_files if name == "data" else module.INPUTS
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    """Content of everything below a folder."""
+    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+def padded(rows: Sequence[Sequence[float]]) -> tuple[Tensor, Tensor]:
+    """Rows as [B, T], and the mask of what is real."""
+    longest = max(map(len, rows))
+    values = torch.tensor([[*row, *[0.0] * (longest - len(row))] for row in rows])
+    return values, torch.tensor([[True] * len(row) + [False] * (longest - len(row)) for row in rows])
