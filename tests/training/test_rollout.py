@@ -1,0 +1,209 @@
+import collections
+
+import pytest
+import torch
+from scipy import stats
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from tests.training.tiny import FAMILIES, policy, prompts, tokenizer
+from training import rollout
+from training.models import init_head
+from training.rollout import Limits, Rollout, generate, sampling_noise
+from training.sequences import sequence_logprobs
+
+PAD, UNREACHABLE = 0, -1
+PROMPTS = prompts(12)
+STEPS = 15
+
+
+def sampled(
+    model: PreTrainedModel,
+    chosen: list[list[int]],
+    batch_size: int,
+    eos: int = 2,
+    temperature: float = 1.0,
+    seed: int = 5,
+    noise: Tensor | None = None,
+) -> Rollout:
+    noise = sampling_noise(len(chosen), STEPS, seed) if noise is None else noise
+    return generate(model, chosen, noise, temperature, Limits(STEPS, eos, PAD), batch_size)
+
+
+def frequent_token(model: PreTrainedModel) -> int:
+    """A token that many responses contain: made the end of sequence, it lets them end at many lengths."""
+    seen = collections.Counter(token for response in sampled(model, PROMPTS * 4, 48, UNREACHABLE).responses for token in set(response))
+    return seen.most_common(1)[0][0]
+
+
+# ---------------------------------------------------------------- greedy
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("batch_size", [1, 5, 12])
+def test_greedy_decoding_is_that_of_transformers(family: str, batch_size: int) -> None:
+    model = policy(family=family)
+
+    def theirs(prompt: list[int], eos: int | None) -> list[int]:
+        ids = torch.tensor([prompt])
+        out = model.generate(
+            input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=STEPS, do_sample=False, eos_token_id=eos, pad_token_id=PAD
+        )
+        return list(out[0, len(prompt) :].tolist())
+
+    endless = [theirs(prompt, None) for prompt in PROMPTS]
+    eos = collections.Counter(token for response in endless for token in response[3:9]).most_common(1)[0][0]
+    expected = [theirs(prompt, eos) for prompt in PROMPTS]
+    assert len({len(response) for response in expected}) > 1
+    ours = generate(model, PROMPTS, None, 1.0, Limits(STEPS, eos, PAD), batch_size)
+    assert ours.responses == expected
+    assert ours.values is None
+
+
+# ---------------------------------------------------------------- batches
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_response_is_the_same_alone_and_in_any_batch(family: str) -> None:
+    model = policy(family=family)
+    eos = frequent_token(model)
+    whole = sampled(model, PROMPTS, 12, eos)
+    assert len({len(response) for response in whole.responses}) >= 3
+    for batch_size in (1, 5):
+        other = sampled(model, PROMPTS, batch_size, eos)
+        assert other.responses == whole.responses
+        for row, same in zip(other.logprobs, whole.logprobs, strict=True):
+            torch.testing.assert_close(row, same, atol=1e-5, rtol=0)
+
+
+def test_each_row_of_noise_owns_its_response() -> None:
+    model = policy()
+    eos = frequent_token(model)
+    noise = sampling_noise(len(PROMPTS), STEPS, 5)
+    straight = sampled(model, PROMPTS, 5, eos, noise=noise)
+    order = torch.randperm(len(PROMPTS), generator=torch.Generator().manual_seed(1))
+    shuffled = sampled(model, [PROMPTS[i] for i in order], 5, eos, noise=noise[order])
+    assert shuffled.responses == [straight.responses[i] for i in order]
+    assert sampled(model, PROMPTS, 5, eos, seed=6).responses != straight.responses
+
+
+def test_noise_is_a_function_of_its_seed() -> None:
+    noise = sampling_noise(200, 50, 9)
+    assert torch.equal(noise, sampling_noise(200, 50, 9))
+    assert not torch.equal(noise, sampling_noise(200, 50, 10))
+    assert noise.shape == (200, 50)
+    assert 0 <= float(noise.min()) < 0.001
+    assert 0.999 < float(noise.max()) < 1
+
+
+def test_responses_to_one_prompt_share_its_computation(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = policy()
+    repeated = [prompt for prompt in PROMPTS[:3] for _ in range(4)]
+    seen: list[int] = []
+    handle = model.base_model.embed_tokens.register_forward_hook(lambda module, args, output: seen.append(args[0].shape[0]))
+    shared = sampled(model, repeated, 12)
+    handle.remove()
+    assert seen[0] == 3
+    assert seen[1] > 3
+    for i, prompt in enumerate(repeated):
+        alone = sampled(model, [prompt], 1, noise=sampling_noise(12, STEPS, 5)[i : i + 1])
+        assert alone.responses[0] == shared.responses[i]
+    assert len({tuple(response) for response in shared.responses}) == 12
+
+
+def test_responses_that_ended_leave_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = policy()
+    eos = frequent_token(model)
+    slots: list[int] = []
+    handle = model.base_model.embed_tokens.register_forward_hook(lambda module, args, output: slots.append(args[0].numel()))
+    result = sampled(model, PROMPTS * 4, 48, eos)
+    handle.remove()
+    needed = sum(len(response) - 1 for response in result.responses)  # the last token of a response is never fed back
+    assert len({len(response) for response in result.responses}) > 3
+    assert needed <= sum(slots[1:]) <= needed / (1 - rollout.SHRINK_FRACTION)
+    monkeypatch.setattr(rollout, "SHRINK_FRACTION", 1.0)
+    assert sampled(model, PROMPTS * 4, 48, eos).responses == result.responses
+
+
+# ---------------------------------------------------------------- ends
+
+
+def test_a_response_ends_with_its_first_end_of_sequence_or_at_the_limit() -> None:
+    model = policy()
+    eos = frequent_token(model)
+    responses = sampled(model, PROMPTS * 4, 48, eos).responses
+    for response in responses:
+        assert eos not in response[:-1]
+        assert response[-1] == eos or len(response) == STEPS
+    assert {response[-1] == eos for response in responses} == {True, False}
+
+
+def test_a_response_may_be_the_end_of_sequence_alone() -> None:
+    model = policy()
+    first = sampled(model, PROMPTS[:1], 1, UNREACHABLE).responses[0][0]
+    result = sampled(model, PROMPTS[:1], 1, first)
+    assert result.responses == [[first]]
+    assert len(result.logprobs[0]) == 1
+
+
+# ---------------------------------------------------------------- probabilities
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
+def test_logprobs_from_sampling_are_those_of_the_finished_sequence(family: str, temperature: float) -> None:
+    model = policy(family=family)
+    result = sampled(model, PROMPTS, 5, frequent_token(model), temperature)
+    sequences = [[*prompt, *response] for prompt, response in zip(PROMPTS, result.responses, strict=True)]
+    again = sequence_logprobs(model, sequences, [len(prompt) for prompt in PROMPTS], temperature, 10_000, PAD)
+    for row, same in zip(result.logprobs, again, strict=True):
+        torch.testing.assert_close((row - same).exp(), torch.ones(len(row)), atol=1e-5, rtol=0)
+
+
+def chi_square_p(counts: Tensor, probabilities: Tensor) -> float:
+    """p-value of counts, tokens expected fewer than 5 times pooled."""
+    expected = probabilities.double() / probabilities.double().sum() * counts.sum()
+    rare = expected < 5
+    pools = [*expected[~rare].tolist(), *([float(expected[rare].sum())] if rare.any() else [])]
+    pooled = [*counts[~rare].tolist(), *([int(counts[rare].sum())] if rare.any() else [])], pools
+    return float(stats.chisquare(*pooled).pvalue)
+
+
+@pytest.mark.parametrize("temperature", [0.7, 1.5])
+def test_samples_follow_the_probabilities_of_the_model(temperature: float) -> None:
+    model, prompt, draws = policy(), PROMPTS[0], 20_000
+    result = generate(model, [prompt] * draws, sampling_noise(draws, 2, 3), temperature, Limits(2, UNREACHABLE, PAD), draws)
+    vocabulary = len(tokenizer())
+
+    def probabilities(ids: list[int]) -> Tensor:
+        with torch.no_grad():
+            return torch.softmax(model(input_ids=torch.tensor([ids])).logits[0, -1] / temperature, dim=-1)
+
+    first = torch.tensor([response[0] for response in result.responses])
+    assert chi_square_p(torch.bincount(first, minlength=vocabulary), probabilities(prompt)) > 1e-3
+    common = int(torch.bincount(first).argmax())
+    second = torch.tensor([response[1] for response in result.responses if response[0] == common])
+    assert chi_square_p(torch.bincount(second, minlength=vocabulary), probabilities([*prompt, common])) > 1e-3
+    other = probabilities(prompt).pow(1.2)
+    assert chi_square_p(torch.bincount(first, minlength=vocabulary), other / other.sum()) < 1e-3
+
+
+def test_the_ends_of_the_unit_interval_pick_tokens_of_positive_probability() -> None:
+    log_softmax = torch.tensor([[0.0, 0.25, 0.0, 0.75, 0.0]]).log()
+    picked = [int(rollout._pick(log_softmax, torch.tensor([u]))) for u in (0.0, 0.2499, 0.2501, 1 - 2**-24)]
+    assert picked == [1, 1, 3, 3]
+
+
+# ---------------------------------------------------------------- values
+
+
+def test_values_are_what_the_head_says_before_each_token() -> None:
+    model = policy()
+    head = nn.Linear(32, 1, bias=False)
+    init_head(head, 3)
+    result = generate(model, PROMPTS, sampling_noise(12, STEPS, 5), 1.0, Limits(STEPS, frequent_token(model), PAD), 5, head)
+    assert result.values is not None
+    for prompt, response, values in zip(PROMPTS, result.responses, result.values, strict=True):
+        with torch.no_grad():
+            hidden = model.base_model(input_ids=torch.tensor([[*prompt, *response]])).last_hidden_state[0, len(prompt) - 1 : -1]
+            torch.testing.assert_close(values, head(hidden).squeeze(-1), atol=1e-5, rtol=0)
