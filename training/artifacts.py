@@ -4,6 +4,7 @@ import csv
 import errno
 import json
 import os
+import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -87,16 +88,37 @@ def _remove(path: Path) -> None:
 def _named_faults(target: Path) -> Iterator[None]:
     try:
         yield
-    except OSError as error:
-        raise named_fault(error, target) from error
+    except Exception as error:
+        fault = named_fault(error, target)
+        if fault is error:
+            raise
+        raise fault from error
 
 
-def named_fault(error: OSError, target: Path) -> Exception:
-    """The one-line EnvironmentFault for a full disk or missing permission; any other OSError as it is."""
-    place = error.filename or target
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+def named_fault(error: Exception, target: Path) -> Exception:
+    """The one-line EnvironmentFault for a full disk or missing permission; any other error as it is."""
+    number = _error_number(error)
+    place = getattr(error, "filename", None) or target
+    if number in (errno.ENOSPC, errno.EDQUOT):
         free = shutil.disk_usage(os.path.dirname(os.path.abspath(target)) or ".").free
-        return EnvironmentFault(f"{place}: no space left on the disk ({free / 2**20:.0f} MiB free). Free some space and run again; {target} is as it was.")
-    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-        return EnvironmentFault(f"{place}: no permission to write. Make the folder writable for this user and run again; {target} is as it was.")
+        return EnvironmentFault(
+            f"{place}: no space left on the disk ({free / 2**20:.0f} MiB free). Free some space and run again; {target} is as it was."
+        )
+    if number in (errno.EACCES, errno.EPERM, errno.EROFS):
+        return EnvironmentFault(
+            f"{place}: no permission to write. Make the folder writable for this user and run again; {target} is as it was."
+        )
     return error
+
+
+def _error_number(error: Exception) -> int | None:
+    """What the operating system refused, also where a library hides it.
+
+    Rust libraries say `os error 28`; torch.save says only that its file is shorter than what was written.
+    """
+    if isinstance(error, OSError):
+        return error.errno
+    told = re.search(r"\(os error (\d+)\)", str(error))
+    if told:
+        return int(told[1])
+    return errno.ENOSPC if re.search(r"inline_container.*unexpected pos|file write failed", str(error)) else None

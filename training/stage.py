@@ -130,8 +130,8 @@ def run_stage(name: str, sections: Sequence[str], inputs: Inputs, work: Callable
         code = EXIT_DONE
     except RlhfError as error:
         code, message = error.exit_code, str(error)
-    except OSError as error:
-        fault = named_fault(error, stage.root)
+    except Exception as error:
+        fault = named_fault(error, Path.cwd())
         if not isinstance(fault, RlhfError):
             message = f"{type(error).__name__}: {error}"
             raise
@@ -140,8 +140,11 @@ def run_stage(name: str, sections: Sequence[str], inputs: Inputs, work: Callable
         message = f"{type(error).__name__}: {error}"
         raise
     finally:
-        stage.meter.close(stage.step)
-        stage.mark("end", code, message)
         if message and stage.rank == 0:
             print(f"{name}: {message}", file=sys.stderr)
+        try:
+            stage.meter.close(stage.step)
+            stage.mark("end", code, message)
+        except OSError as error:  # a full disk has no room for these rows either: it must not hide what was said above
+            logger.warning("the last rows of runs/%s could not be written: %s", name, error)
     return code

@@ -121,6 +121,11 @@ def files(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
+def names(folder: Path) -> list[str]:
+    """What a folder holds, hidden things too."""
+    return sorted(path.name for path in folder.iterdir())
+
+
 def padded(rows: Sequence[Sequence[float]]) -> tuple[Tensor, Tensor]:
     """Rows as [B, T], and the mask of what is real."""
     longest = max(map(len, rows))
