@@ -30,6 +30,7 @@ def arguments(stage: Stage, settings: Optimisation) -> dict[str, Any]:
         "warmup_steps": settings.warmup_fraction,  # below 1 it is a share of all steps
         "lr_scheduler_type": settings.schedule if settings.schedule != "constant" else "constant_with_warmup",
         "weight_decay": settings.weight_decay,
+        "adam_beta2": settings.adam_beta2,
         "max_grad_norm": settings.max_grad_norm,
         "optim": "adamw_torch_fused",
         "gradient_checkpointing": settings.activation_checkpointing,

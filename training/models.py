@@ -39,9 +39,9 @@ def base_model(settings: Model, tokenizer: PreTrainedTokenizerBase, seed: int) -
 
 
 def random_config(shape: RandomModel, context_length: int, tokenizer: PreTrainedTokenizerBase) -> PreTrainedConfig:
-    """The transformers config of a shape. Weights start with standard deviation 1/sqrt(width), as a width this small needs."""
+    """The transformers config of a shape."""
     common = {
-        "vocab_size": len(tokenizer), "tie_word_embeddings": shape.tie_embeddings, "initializer_range": shape.width**-0.5,
+        "vocab_size": len(tokenizer), "tie_word_embeddings": shape.tie_embeddings,
         "pad_token_id": tokenizer.pad_token_id, "bos_token_id": tokenizer.bos_token_id, "eos_token_id": tokenizer.eos_token_id,
     }  # fmt: skip
     if shape.family == "gpt2":
