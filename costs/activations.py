@@ -56,7 +56,7 @@ def _norms(shape: ModelShape, levers: Levers, engine: Engine) -> float:
     if shape.traits.fused_norm or engine.fused_norm or engine.compiled:
         inputs = 1 if shape.traits.parallel else shape.norms  # parallel branches normalise the same tensor
         return inputs * d * stream + 8 * shape.norms
-    wide = 4.0 if shape.family.startswith("gemma") else _stream_bytes(levers)  # Gemma multiplies by the weight before casting back
+    wide = 4.0 if shape.family.startswith("gemma") or engine.wide_norm else _stream_bytes(levers)  # Gemma multiplies by the weight before casting back
     weighted = wide * d if trained else 0.0
     return shape.norms * (4 * d + weighted + 4)
 
@@ -98,7 +98,7 @@ def _feed_forward(shape: ModelShape, levers: Levers, engine: Engine) -> float:
     if shape.traits.gated:
         # compiled: gate, up and product; eager: gate, its activation, up, and the product for the down projection
         return f * b * ((2 + down) if engine.compiled else (3 + down)) + routed
-    inner = 1.0 if engine.compiled else _ACTIVATION_COPIES.get(shape.family, 1.0)
+    inner = 1.0 if engine.compiled or engine.fused_activation else _ACTIVATION_COPIES.get(shape.family, 1.0)
     relu = shape.family == "opt"
     return f * b * (max(down, 1.0) if relu else inner + down) + routed
 

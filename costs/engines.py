@@ -21,11 +21,15 @@ class Loss:
     chunk_tokens: int = 0
     """Fixed size of a chunk, 0 where the tokens are cut into `chunks` parts."""
 
-    def bytes_per_token(self, vocab: int, tokens: float, dtype_bytes: float) -> float:
-        """Bytes per token at the peak of the loss, for `tokens` tokens at once."""
-        share = min(1.0, self.chunk_tokens / tokens) if self.chunk_tokens and tokens else 1 / self.chunks
+    def bytes_per_token(self, vocab: int, tokens: float, dtype_bytes: float, compiled: bool = False) -> float:
+        """Bytes per token at the peak of the loss, for `tokens` tokens at once. A compiled chunk is never upcast in memory: logits and gradient."""
+        if compiled and self.chunked:
+            return vocab * (self.kept + 4 * self._share(tokens))
         wide = 1.0 if dtype_bytes <= 2 else 12 / 14  # at fp32 the upcast copy and its gradient are the same tensors
-        return vocab * wide * (self.kept + self.chunked * share)
+        return vocab * wide * (self.kept + self.chunked * self._share(tokens))
+
+    def _share(self, tokens: float) -> float:
+        return min(1.0, self.chunk_tokens / tokens) if self.chunk_tokens and tokens else 1 / self.chunks
 
 
 LOSSES = {
@@ -61,6 +65,10 @@ class Engine:
     """Keys and values are repeated for grouped queries before attention."""
     attention_copy: bool = False
     """The attention output is copied before the output projection."""
+    fused_activation: bool = True
+    """GELU is one kernel; Transformers writes the tanh form out for some families."""
+    wide_norm: bool = False
+    """The norm's weight multiplies the fp32 value, before it is cast back."""
     padded_lora: bool = False
     """LoRA on a packed projection keeps its update before it is padded with zeros."""
     quantised_keeps_input: bool = False
@@ -94,14 +102,14 @@ ENGINES = {
     engine.name: engine
     for engine in (
         # Ours: Transformers eager, losses and log-probs streamed over tokens, PEFT adapters, torch's fused AdamW.
-        Engine("ours", loss="streamed", lora_input_bytes=4),
-        Engine("transformers", loss="whole", lora_input_bytes=4, step_copies=1),
-        Engine("transformers-2022", loss="shifted", lora_input_bytes=4, step_copies=1, context_bytes=1343 * 2**20),
+        Engine("ours", loss="streamed", lora_input_bytes=4, repeats_kv=False, fused_activation=False),
+        Engine("transformers", loss="whole", lora_input_bytes=4, repeats_kv=False, fused_activation=False),
+        Engine("transformers-2022", loss="shifted", lora_input_bytes=4, step_copies=1, context_bytes=1343 * 2**20, fused_activation=False),
         Engine("torchtune", loss="chunked", repeats_kv=True, attention_copy=True),
         Engine("torchtune-2024", loss="shifted", attention_copy=False),
         # Packed projection, LoRA on it padded with zeros (litgpt/lora.py zero_pad), bitsandbytes 0.41 on all linear layers.
         Engine(
-            "litgpt", loss="half", packed_view=True, padded_lora=True, quantised_keeps_input=True, quantises_head=True,
+            "litgpt", loss="half", packed_view=True, wide_norm=True, padded_lora=True, quantised_keeps_input=True, quantises_head=True,
             stages_whole_model=True, op_seconds=20e-6, layer_ops=50, lora_ops=15,
         ),
         # Triton flash attention, fused norms (low-precision layer norm), fp32 master weights under FSDP mixed precision.

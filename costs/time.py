@@ -1,0 +1,100 @@
+"""Seconds: a roofline with the host's launch rate as a second floor (arXiv 2211.05102 section 2; Williams et al. 2009 for the roofline).
+
+A step takes the longer of what the device needs (matrix products at a share of the peak, the rest at a share of the memory
+bandwidth) and what the host needs to launch it, plus the communication that computation does not hide.
+"""
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from costs.compute import Work
+from costs.setting import Setting
+
+Bound = Literal["compute", "bandwidth", "launch", "communication", "fixed"]
+
+
+@dataclass(frozen=True)
+class Efficiency:
+    """Attained shares of the peak rates, the same for every device and model; costs/published.py reports their held-out error.
+
+    matmul: large matrix products at the clocks that a loaded device holds. attention: flash kernels reach less on the exploited half of
+    the causal square. bandwidth: streaming kernels. decode_*: matrix-vector products by storage type, whose unpacking costs cycles.
+    """
+
+    matmul: float = 0.78
+    attention: float = 0.40
+    bandwidth: float = 0.80
+    decode: float = 0.85
+    decode_int8: float = 0.71
+    decode_4bit: float = 0.61
+    dequantise: float = 0.25
+    """bitsandbytes and torchao unpack NF4 far below the bandwidth."""
+    network: float = 0.7
+    message_seconds: float = 12e-6
+    """Latency of one collective."""
+    host_flops: float = 0.6
+    """Of the peak, on a CPU."""
+
+
+EFFICIENCY = Efficiency()
+
+
+class Seconds(NamedTuple):
+    """Time of a phase and what sets it."""
+
+    seconds: float
+    bound: Bound
+
+
+def _link(setting: Setting) -> float:
+    """Bytes per second of collectives: the network's share once a node is not enough."""
+    hardware = setting.hardware
+    return hardware.link_bytes_per_second if setting.gpus <= setting.devices_per_node else hardware.network_bytes_per_second
+
+
+def _matmul_rate(setting: Setting, efficiency: Efficiency) -> float:
+    share = efficiency.host_flops if setting.hardware.is_cpu else efficiency.matmul
+    return setting.hardware.peak(setting.levers.dtype) * share
+
+
+def duration(work: Work, setting: Setting, efficiency: Efficiency = EFFICIENCY) -> Seconds:
+    """Seconds that `work`, done in one go, takes on one device."""
+    hardware = setting.hardware
+    bandwidth = hardware.bandwidth_bytes_per_second * efficiency.bandwidth
+    matmul = work.matmul_flops / _matmul_rate(setting, efficiency)
+    attention = work.attention_flops / (hardware.peak(setting.levers.dtype) * efficiency.attention)
+    products = max(matmul, work.weight_bytes / bandwidth)
+    pointwise = work.bytes_moved / bandwidth + work.dequantised_bytes / (hardware.bandwidth_bytes_per_second * efficiency.dequantise)
+    device = products + attention + pointwise
+    launch = work.operations * setting.engine.op_seconds
+    sent = work.communicated_bytes / (_link(setting) * efficiency.network) + work.messages * efficiency.message_seconds
+    exposed = max(sent * (1 - setting.engine.overlap), sent - max(device, launch))
+    seconds = max(device, launch) + exposed
+    return Seconds(seconds, _bound(matmul + attention, device, launch, exposed))
+
+
+def decode_duration(work: Work, setting: Setting, efficiency: Efficiency = EFFICIENCY) -> Seconds:
+    """Seconds of one decoding step: weights and cache at the bandwidth that matrix-vector kernels reach, or compute, or launches."""
+    hardware, quantisation = setting.hardware, setting.levers.quantisation
+    share = {None: efficiency.decode, "int8": efficiency.decode_int8}.get(quantisation, efficiency.decode_4bit)
+    moved = work.weight_bytes / (hardware.bandwidth_bytes_per_second * share) + work.bytes_moved / (hardware.bandwidth_bytes_per_second * efficiency.bandwidth)
+    compute = work.matmul_flops / _matmul_rate(setting, efficiency) + work.attention_flops / (hardware.peak(setting.levers.dtype) * efficiency.attention)
+    launch = work.operations * setting.engine.op_seconds
+    layers = setting.model.layers * setting.engine.decode_layer_seconds
+    sent = work.communicated_bytes / (_link(setting) * efficiency.network) + work.messages * efficiency.message_seconds * (setting.engine.op_seconds > 0)
+    device = max(moved, compute) + layers
+    seconds = max(device, launch) + sent
+    return Seconds(seconds, _bound(compute, device, launch, sent))
+
+
+def _bound(compute: float, device: float, launch: float, exposed: float) -> Bound:
+    if exposed > max(device, launch):
+        return "communication"
+    if launch > device:
+        return "launch"
+    return "compute" if compute > device / 2 else "bandwidth"
+
+
+def energy_kwh(gpu_hours: float, watts: float) -> float:
+    """Board power for the whole time: hours x watts / 1000; cooling and host not counted. Source: arXiv 2302.13971 section 6, without its PUE."""
+    return gpu_hours * watts / 1000
