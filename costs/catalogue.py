@@ -38,6 +38,8 @@ class Hardware:
     watts: float
     source: str
     date: str
+    attainable: float = 0.87
+    """Share of the 16-bit peak that the best large matrix product reaches."""
 
     @property
     def is_cpu(self) -> bool:
@@ -112,6 +114,7 @@ def hardware_row(name: str, row: Mapping[str, Any]) -> Hardware:
         watts=row["watts"],
         source=row["source"],
         date=row["date"],
+        attainable=row.get("attainable", 0.87),
     )
 
 

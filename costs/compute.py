@@ -4,9 +4,11 @@ A multiply-add counts two FLOPs. Sources: arXiv 2001.08361 section 2.1 (2 N per 
 arXiv 2205.05198 appendix A (attention), arXiv 2204.02311 appendix B (MFU), arXiv 2205.14135 section 3 (attention's traffic).
 """
 
+from dataclasses import replace
 from typing import NamedTuple
 
-from costs.memory import trained_parameters
+from costs.engines import Engine
+from costs.memory import optimizer_bytes, shards, trained_parameters, weights
 from costs.setting import DTYPE_BYTES, QUANT_BYTES, Levers, Setting
 from costs.shapes import ModelShape
 
@@ -27,6 +29,8 @@ class Work(NamedTuple):
     communicated_bytes: float = 0.0
     """Sent by each device."""
     messages: float = 0.0
+    paged_bytes: float = 0.0
+    """Between host and device memory."""
 
     def __add__(self, other: object) -> "Work":
         if not isinstance(other, Work):
@@ -83,16 +87,16 @@ def mfu(shape: ModelShape, tokens_per_second: float, sequence: float, peak_flops
     return tokens_per_second * (6 * shape.parameters + 12 * shape.layers * shape.query_width * sequence) / peak_flops_per_second
 
 
-def pointwise_bytes(shape: ModelShape, levers: Levers, compiled: bool, tokens: float) -> float:
+def pointwise_bytes(shape: ModelShape, levers: Levers, engine: Engine, tokens: float) -> float:
     """Traffic of norms, activations, rotary positions and residuals in one forward pass: each operation reads and writes its tensors.
 
     Eager Transformers passes over a width-d tensor about 24 times a layer and over a width-f one about 6 times (RMS norm in fp32,
-    rotary positions in five operations, gate and product apart); fused kernels need about a third of it.
+    rotary positions in five operations, gate and product apart); `engine.pointwise` says how much of it fused kernels leave.
     """
     d, b = shape.width, levers.dtype_bytes
     f = shape.experts_per_token * shape.expert_width or shape.mlp_width
-    passes_d, passes_f = (10.0, 3.0) if compiled else (24.0, 6.0 if shape.traits.gated else 3.0)
-    return shape.layers * tokens * b * (passes_d * d + passes_f * f)
+    passes_f = 6.0 if shape.traits.gated else 3.0
+    return shape.layers * tokens * b * (24.0 * d + passes_f * f) * (0.42 if engine.compiled else engine.pointwise)
 
 
 def logits_traffic(setting: Setting, shape: ModelShape, tokens: float) -> float:
@@ -117,7 +121,7 @@ def launched(setting: Setting, shape: ModelShape, levers: Levers, backward: bool
     """Small operations of one pass through the model."""
     engine = setting.engine
     adapted = len(levers.lora_modules) if levers.tuning == "lora" else 0
-    quantised = len(shape.matrices) if levers.quantisation and levers.quantisation.startswith("nf4") else 0
+    quantised = len(shape.matrices) if levers.quantisation and levers.quantisation.startswith("nf4") and not backward else 0
     forward = shape.layers * (engine.layer_ops + engine.lora_ops * adapted + engine.quantised_ops * quantised) + 20
     again = forward if backward and levers.checkpointing == "full" else 0.0
     return forward * (2.8 if backward else 1.0) + again  # a backward node launches one to two kernels for each forward one
@@ -130,7 +134,7 @@ def micro_step(setting: Setting, shape: ModelShape, levers: Levers, sequences: f
     loss_tokens = setting.workload.loss_tokens if vocabulary else 0.0
     matmul, attention = training_flops(shape, levers, sequences, tokens, loss_tokens)
     passes = 3.0 + (levers.checkpointing == "full")
-    moved = pointwise_bytes(shape, levers, setting.engine.compiled, total) * passes
+    moved = pointwise_bytes(shape, levers, setting.engine, total) * passes
     if levers.attention == "eager":
         moved += shape.layers * shape.heads * sequences * tokens**2 * 30  # scores, mask, fp32 softmax and its gradient, each read and written
     moved += logits_traffic(setting, shape, total * loss_tokens)
@@ -161,10 +165,28 @@ def optimizer_step(setting: Setting, shape: ModelShape, levers: Levers) -> Work:
     n, tp = setting.data_parallel, levers.tensor_parallel
     divided = n if levers.parallel != "ddp" else 1
     per = 7 * levers.weight_bytes if "adam" in levers.optimizer else 3 * levers.weight_bytes
-    reduced = 2 * trained * levers.weight_bytes * (1 - 1 / n) if n > 1 else 0.0
+    reduced = 2 * trained * levers.dtype_bytes * (1 - 1 / n) if n > 1 else 0.0
     if levers.parallel in ("zero2", "zero3", "fsdp"):
         reduced /= 2  # a reduce-scatter; ZeRO-3 gathers the weights in the passes
-    return Work(bytes_moved=trained * per / divided / tp, communicated_bytes=reduced / tp, operations=20.0, messages=float(shape.layers if n > 1 else 0))
+    return Work(
+        bytes_moved=trained * per / divided / tp,
+        communicated_bytes=reduced / tp,
+        operations=20.0,
+        messages=float(shape.layers if n > 1 else 0),
+        paged_bytes=paged_bytes(setting, shape, levers),
+    )
+
+
+def paged_bytes(setting: Setting, shape: ModelShape, levers: Levers) -> float:
+    """Bytes that one step moves to and from host memory: all of an offloaded state, and what does not fit beside the weights of a paged one."""
+    held = replace(levers, optimizer=levers.optimizer.removeprefix("paged_"), offload_optimizer=False)  # type: ignore[arg-type]
+    state = optimizer_bytes(setting, shape, held)
+    if levers.offload_optimizer:
+        return 2 * trained_parameters(shape, levers) * levers.weight_bytes / shards(setting)["optimizer"]  # gradients down, weights up
+    if not levers.optimizer.startswith("paged"):
+        return 0.0
+    free = setting.hardware.usable_bytes - weights(setting, shape, levers)
+    return 2 * max(0.0, state - max(0.0, free))
 
 
 def forward_pass(setting: Setting, shape: ModelShape, levers: Levers, sequences: float, tokens: float, vocabulary_tokens: float) -> Work:
@@ -174,7 +196,7 @@ def forward_pass(setting: Setting, shape: ModelShape, levers: Levers, sequences:
     return Work(
         matmul_flops=forward_matmul_flops(shape, total, vocabulary_tokens) / tp,
         attention_flops=forward_attention_flops(shape, sequences, tokens, levers.attention != "eager") / tp,
-        bytes_moved=(pointwise_bytes(shape, levers, setting.engine.compiled, total) + 14 * shape.vocab * vocabulary_tokens) / tp,
+        bytes_moved=(pointwise_bytes(shape, levers, setting.engine, total) + 14 * shape.vocab * vocabulary_tokens) / tp,
         weight_bytes=held_weight_bytes(shape, levers) / tp,
         dequantised_bytes=dequantised_bytes(shape, levers) / tp,
         operations=launched(setting, shape, levers, backward=False),
@@ -190,7 +212,7 @@ def decode_step(setting: Setting, shape: ModelShape, levers: Levers, sequences: 
     return Work(
         matmul_flops=forward_matmul_flops(shape, sequences) / tp,
         attention_flops=shape.layers * sequences * 4 * shape.query_width * context / tp,
-        bytes_moved=(cache + pointwise_bytes(shape, levers, setting.engine.compiled, sequences) + 12 * shape.vocab * sequences) / tp,
+        bytes_moved=(cache + pointwise_bytes(shape, levers, setting.engine, sequences) + 12 * shape.vocab * sequences) / tp,
         weight_bytes=(held_weight_bytes(shape, levers) + routed * b) / tp,
         operations=launched(setting, shape, levers, backward=False),
         communicated_bytes=2 * shape.layers * sequences * shape.width * b if tp > 1 else 0.0,

@@ -200,7 +200,7 @@ def levers_of(printed: Mapping[str, Any], software: Engine) -> Levers:
     if software.name in ("llm-foundry", "megatron"):
         changes |= {"parallel": "fsdp", "weights_fp32": True, "attention": "flash"}
     if software.name == "megatron":
-        changes |= {"micro_batch": 2, "accumulation": 1}  # about 4M tokens a batch on 2048 devices, 2048 tokens long
+        changes |= {"micro_batch": 1, "accumulation": 1}  # 4M tokens a batch over 2048 devices: one sequence of 2048 each
     return Levers(**(changes | ladder))
 
 

@@ -110,8 +110,8 @@ def save_phase(setting: Setting) -> Phase:
 def step_seconds(setting: Setting) -> Seconds:
     """Seconds of one optimizer step with its accumulation."""
     micro = duration(_micro(setting), setting)
-    step = duration(optimizer_step(setting, setting.model, setting.levers), setting)
-    return Seconds(setting.levers.accumulation * micro.seconds + step.seconds, micro.bound)
+    last = duration(_micro(setting) + optimizer_step(setting, setting.model, setting.levers), setting)  # gradients are reduced during the pass
+    return Seconds((setting.levers.accumulation - 1) * micro.seconds + last.seconds, micro.bound)
 
 
 def _micro(setting: Setting) -> Work:

@@ -17,11 +17,11 @@ Bound = Literal["compute", "bandwidth", "launch", "communication", "fixed"]
 class Efficiency:
     """Attained shares of the peak rates, the same for every device and model; costs/published.py reports their held-out error.
 
-    matmul: large matrix products at the clocks that a loaded device holds. attention: flash kernels reach less on the exploited half of
+    matmul: a model's matrix products, as a share of the best that the device reaches. attention: flash kernels reach less on the exploited half of
     the causal square. bandwidth: streaming kernels. decode_*: matrix-vector products by storage type, whose unpacking costs cycles.
     """
 
-    matmul: float = 0.78
+    matmul: float = 0.84
     attention: float = 0.40
     bandwidth: float = 0.80
     decode: float = 0.85
@@ -37,6 +37,8 @@ class Efficiency:
 
 
 EFFICIENCY = Efficiency()
+HOST_LINK_BYTES_PER_SECOND = 24e9
+"""Host memory to device over 16 lanes of PCIe 4, as measured by common bandwidth tests: 32 GB/s less protocol."""
 
 
 class Seconds(NamedTuple):
@@ -47,13 +49,18 @@ class Seconds(NamedTuple):
 
 
 def _link(setting: Setting) -> float:
-    """Bytes per second of collectives: the network's share once a node is not enough."""
+    """Bytes per second that a device takes part in a collective with.
+
+    Across nodes the rings run over all network cards of a node at once, so each byte crosses the network once a node, not once a device.
+    """
     hardware = setting.hardware
-    return hardware.link_bytes_per_second if setting.gpus <= setting.devices_per_node else hardware.network_bytes_per_second
+    if setting.gpus <= setting.devices_per_node:
+        return hardware.link_bytes_per_second
+    return min(hardware.link_bytes_per_second, hardware.network_bytes_per_second * setting.devices_per_node)
 
 
 def _matmul_rate(setting: Setting, efficiency: Efficiency) -> float:
-    share = efficiency.host_flops if setting.hardware.is_cpu else efficiency.matmul
+    share = efficiency.host_flops if setting.hardware.is_cpu else efficiency.matmul * setting.hardware.attainable
     return setting.hardware.peak(setting.levers.dtype) * share
 
 
@@ -64,12 +71,14 @@ def duration(work: Work, setting: Setting, efficiency: Efficiency = EFFICIENCY) 
     matmul = work.matmul_flops / _matmul_rate(setting, efficiency)
     attention = work.attention_flops / (hardware.peak(setting.levers.dtype) * efficiency.attention)
     products = max(matmul, work.weight_bytes / bandwidth)
-    pointwise = work.bytes_moved / bandwidth + work.dequantised_bytes / (hardware.bandwidth_bytes_per_second * efficiency.dequantise)
-    device = products + attention + pointwise
+    device = products + attention + work.bytes_moved / bandwidth
+    # unpacking weights comes on top even where the host is the limit: the product that follows waits for it
+    unpacking = work.dequantised_bytes / (hardware.bandwidth_bytes_per_second * efficiency.dequantise)
     launch = work.operations * setting.engine.op_seconds
+    paging = work.paged_bytes / min(hardware.link_bytes_per_second, HOST_LINK_BYTES_PER_SECOND)
     sent = work.communicated_bytes / (_link(setting) * efficiency.network) + work.messages * efficiency.message_seconds
     exposed = max(sent * (1 - setting.engine.overlap), sent - max(device, launch))
-    seconds = max(device, launch) + exposed
+    seconds = max(device, launch) + unpacking + exposed + paging
     return Seconds(seconds, _bound(matmul + attention, device, launch, exposed))
 
 
