@@ -1,0 +1,1 @@
+"""The `rlhf` command, thin: it reads arguments, calls the packages below, and prints."""

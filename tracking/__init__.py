@@ -1,0 +1,1 @@
+"""Everything MLflow: what a run left on the disk is shipped there, exactly once, whenever MLflow can be reached."""

@@ -9,6 +9,7 @@ and inputs, so a checkpoint made with other settings is never picked up.
 import hashlib
 import json
 import logging
+import os
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -28,12 +29,12 @@ class Checkpoint(NamedTuple):
 
 
 def fingerprint(parameters: Mapping[str, Any], inputs: list[Path], root: Path) -> str:
-    """Digest (16 hex digits) of parameters and of the content of files and folders below `root`."""
+    """Digest (16 hex digits) of parameters and of the content of files and folders, named by their place seen from `root`."""
     digest = hashlib.sha256(json.dumps(parameters, sort_keys=True).encode())
     for item in sorted(inputs):
         files = sorted(path for path in item.rglob("*") if path.is_file()) if item.is_dir() else [item]
         for file in files:
-            digest.update(str(file.relative_to(root)).encode() + b"\0" + _digest(file).encode())
+            digest.update(os.path.relpath(file, root).encode() + b"\0" + _digest(file).encode())
     return digest.hexdigest()[:16]
 
 

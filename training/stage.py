@@ -13,10 +13,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 
+import datasets
 import torch
+import transformers
 
 from config import jsonl
-from config.errors import EXIT_CRASHED, EXIT_DONE, RlhfError, StageStopped
+from config.errors import EXIT_CRASHED, EXIT_DONE, DataError, RlhfError, StageStopped
 from config.load import load
 from config.records import NO_RUN_ID, RUN_ID_VARIABLE, AttemptRow, MetricRow
 from config.schema import Params
@@ -26,11 +28,14 @@ from training.usage import Meter
 
 logger = logging.getLogger("training")
 
+Inputs = Sequence[str] | Callable[[Params], Sequence[str]]
+"""Files and folders a stage reads, below the project's folder; a function of the params where those name them."""
+
 
 class Stage:
     """A stage at work in a folder: its params, its streams, its checkpoints, and whether it was asked to stop."""
 
-    def __init__(self, name: str, sections: Sequence[str], inputs: Sequence[str], root: Path = Path()) -> None:
+    def __init__(self, name: str, sections: Sequence[str], inputs: Inputs, root: Path = Path()) -> None:
         """`sections` of params.yaml and `inputs` below `root` are what the outputs depend on, as in dvc.yaml."""
         self.name = name
         self.root = root
@@ -40,7 +45,8 @@ class Stage:
         self.world_size = int(os.environ.get("WORLD_SIZE", "1"))
         self.device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
         self._folder = root / "runs" / name
-        self._sections, self._inputs = sections, inputs
+        self._sections = sections
+        self._inputs = inputs(self.params) if callable(inputs) else inputs
         self.attempt = 1 + max((row.attempt for row in jsonl.read(self._folder / "attempts.jsonl", AttemptRow).rows), default=0)
         self.step = 0
         self.fingerprint = ""
@@ -51,11 +57,18 @@ class Stage:
         return self._folder / f"{kind}.jsonl" if self.rank == 0 else None
 
     def begin(self) -> None:
-        """Announce the attempt, and find out which checkpoints are its own."""
-        self.mark("start")
+        """Announce the attempt, and find out which checkpoints are its own.
+
+        Raises DataError if an input is not there.
+        """
         sections = {key: value for key, value in self.params.model_dump(mode="json").items() if key in self._sections}
-        self.fingerprint = fingerprint(sections, [self.root / item for item in self._inputs], self.root)
+        missing = next((item for item in self._inputs if not (self.root / item).exists()), None)
+        if missing is None:
+            self.fingerprint = fingerprint(sections, [self.root / item for item in self._inputs], self.root)
         self.checkpoints = Checkpoints(self.root, self.name, self.fingerprint)
+        self.mark("start")
+        if missing is not None:
+            raise DataError(f"{missing} does not exist, {self.name} needs it. Run the stage that makes it: rlhf run does all of them in order.")
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         """Append a row of training metrics."""
@@ -79,17 +92,24 @@ class Stage:
         self.mark("resume")
         logger.info("%s goes on from its checkpoint after step %d", self.name, step)
 
-    def stop_if_requested(self, save: Callable[[], None]) -> None:
-        """If SIGTERM or Ctrl-C came: checkpoint through `save` and leave with exit code 75."""
+    def stop_if_requested(self) -> None:
+        """Leave with exit code 75 if SIGTERM or Ctrl-C came; for places where everything worth keeping is saved."""
         if self.stop_requested:
-            save()
-            raise StageStopped(f"{self.name} was asked to stop: checkpointed after step {self.step}, run again to go on from there.")
+            raise StageStopped(self.stopped_message())
+
+    def stopped_message(self) -> str:
+        return f"{self.name} was asked to stop: checkpointed after step {self.step}, run again to go on from there."
+
+    @property
+    def interactive(self) -> bool:
+        """Whether somebody watches: progress bars make sense."""
+        return self.rank == 0 and sys.stderr.isatty()
 
     def request_stop(self, signum: int, frame: FrameType | None) -> None:
         self.stop_requested = True
 
 
-def run_stage(name: str, sections: Sequence[str], inputs: Sequence[str], work: Callable[[Stage], None]) -> int:
+def run_stage(name: str, sections: Sequence[str], inputs: Inputs, work: Callable[[Stage], None]) -> int:
     """Run `work` as the stage process `name` in the current folder; returns the exit code."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s", datefmt="%H:%M:%S")
     try:
@@ -97,6 +117,9 @@ def run_stage(name: str, sections: Sequence[str], inputs: Sequence[str], work: C
     except RlhfError as error:
         print(f"{name}: {error}", file=sys.stderr)
         return error.exit_code
+    if not stage.interactive:
+        datasets.disable_progress_bars()
+        transformers.utils.logging.disable_progress_bar()
     signal.signal(signal.SIGTERM, stage.request_stop)
     signal.signal(signal.SIGINT, stage.request_stop)
     code, message = EXIT_CRASHED, ""

@@ -59,15 +59,15 @@ class Meter:
             self._append(name, step, time.time() - begin, work)
             self._last_end = time.time()
 
-    def record(self, name: str, step: int, seconds: float, work: Work) -> None:
-        """A phase that somebody else timed, up to now."""
+    def lap(self, name: str, step: int, work: Work) -> None:
+        """Account all time since the last phase to `name`: for loops that belong to somebody else."""
+        self._synchronise()
+        now = time.time()
         if not self._started:
-            self._append("start", 0, max(0.0, time.time() - seconds - self._last_end), Work())
-            self._started = True
-        else:
-            self._other_seconds += max(0.0, time.time() - seconds - self._last_end)
-        self._append(name, step, seconds, work)
-        self._last_end = time.time()
+            name, self._started = "start", True
+        self._append(name, step, max(0.0, now - self._last_end), work)
+        self._last_end = now
+        reset_peak_memory(self._accelerator)
 
     def close(self, step: int) -> None:
         """Write what was spent outside of every phase, so that the rows add up to the process's wall time."""

@@ -1,0 +1,92 @@
+"""`rlhf`: its commands and options. Everything heavier than this file is imported by the command that needs it."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from cli.report import report
+from config.errors import RlhfError
+
+app = typer.Typer(
+    name="rlhf",
+    help="RLHF pipelines that know what they cost.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+Recipe = Annotated[
+    Path | None, typer.Option("--recipe", metavar="FILE", help="Params file to run, such as recipes/demo.yaml; without it, params.yaml.")
+]
+Overrides = Annotated[
+    list[str] | None, typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Change one parameter, such as sft.epochs=1; repeatable.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object for programs instead of a table.")]
+
+
+@app.command()
+def run(recipe: Recipe = None, overrides: Overrides = None, as_json: AsJson = False) -> None:
+    """Run the pipeline: data, sft, reward, ppo, evaluate, report. Only what changed is done again."""
+    from cli.run import run_pipeline
+
+    raise typer.Exit(run_pipeline(recipe, overrides or [], as_json))
+
+
+app.command()(report)
+
+
+@app.command()
+def up(
+    prefect_port: Annotated[int, typer.Option(help="Port of the Prefect server and its pages.")] = 4200,
+    mlflow_port: Annotated[int, typer.Option(help="Port of MLflow's pages.")] = 5000,
+    open_page: Annotated[
+        str | None, typer.Option("--open", metavar="SERVER", help="Open the newest run in prefect's or mlflow's pages.")
+    ] = None,
+) -> None:
+    """Start the Prefect and MLflow servers in the background and wait until they answer."""
+    from cli.servers import up as start
+
+    start(prefect_port, mlflow_port, open_page)
+
+
+@app.command()
+def down() -> None:
+    """Stop the servers that `rlhf up` started."""
+    from cli.servers import down as stop
+
+    stop()
+
+
+@app.command()
+def status(as_json: AsJson = False) -> None:
+    """Show the servers, and how the newest run stands."""
+    from cli.servers import status as show
+
+    show(as_json)
+
+
+@app.command()
+def doctor(as_json: AsJson = False) -> None:
+    """Check what a run needs: versions, device, disk, ports, params, data. Each problem comes with what mends it."""
+    from cli.doctor import examine
+
+    raise typer.Exit(examine(as_json))
+
+
+def main() -> None:
+    """Entry point: a mistake of the user's is one line on stderr and exit code 2, never a traceback."""
+    try:
+        app()
+    except RlhfError as error:
+        print(f"rlhf: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        print("rlhf: stopped.", file=sys.stderr)
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,133 @@
+"""`rlhf report`: what a run cost and what it bought, as a table, as JSON, or as the HTML page."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from config.schema import Params
+    from costs.ledger import Ledger
+    from reporting.inputs import Findings
+
+
+def report(
+    run_id: Annotated[str | None, typer.Argument(help="Run to report on; the newest by default.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the ledger as JSON: totals, stages, phases.")] = False,
+    costs: Annotated[bool, typer.Option("--costs", help="Show every phase of every stage.")] = False,
+    html: Annotated[bool, typer.Option("--html", help="Write report/report.html and print its path.")] = False,
+    open_page: Annotated[bool, typer.Option("--open", help="Write report/report.html and open it in the browser.")] = False,
+    sync: Annotated[bool, typer.Option("--sync", help="Ship the rows that MLflow has not got yet.")] = False,
+    assignments: Annotated[list[str] | None, typer.Option("--set", help="section.key=value, for example another price.")] = None,
+) -> None:
+    """What a run cost and what it bought: stages, time, money, key figures."""
+    from cli.project import project_root
+
+    root = project_root()
+    params = run_params(root, run_id, assignments or [])
+    if sync:
+        _sync(root, params, quiet=as_json)
+    if html or open_page:
+        from reporting.build import build_report
+
+        page = build_report(root, params, run_id).resolve()
+        if not as_json:
+            typer.echo(page)
+        if open_page:
+            import webbrowser
+
+            webbrowser.open(page.as_uri())
+    if as_json:
+        from costs.ledger import ledger
+
+        typer.echo(json.dumps(ledger(root, params, run_id).as_dict(), indent=2))
+    elif costs or not (html or open_page or sync):
+        _print(root, params, run_id, costs)
+
+
+def run_params(root: Path, run_id: str | None, assignments: list[str]) -> "Params":
+    """The params that the run kept, so that a bill does not change when a price does; else those of the project.
+
+    `assignments` are laid over them. Raises ParamsError for a broken file or assignment.
+    """
+    from config import jsonl
+    from config.load import load
+    from config.records import PipelineRow
+    from reporting.inputs import kept_folder
+
+    if run_id is None:
+        rows = jsonl.read(root / "runs" / "pipeline.jsonl", PipelineRow).rows
+        run_id = rows[-1].run_id if rows else None
+    kept = kept_folder(root, run_id) / "params.yaml" if run_id else None
+    return load(kept if kept is not None and kept.exists() else root / "params.yaml", assignments)
+
+
+def stage_table(findings: "Findings") -> "Table":
+    """Stage, result, time, cost and key figure, with the totals at the foot."""
+    from rich.table import Table
+
+    from reporting.key_figures import key_figure
+    from reporting.numbers import duration, usd
+
+    book = findings.ledger
+    table = Table("stage", "result", box=None, show_footer=True, header_style="bold", footer_style="bold")
+    table.columns[0].footer = "total"
+    table.add_column("time", duration(book.total_seconds), justify="right")
+    table.add_column("cost", usd(book.total_usd), justify="right")
+    table.add_column("key figure")
+    for stage in book.stages:
+        figure = key_figure(stage.stage, findings.metrics.get(stage.stage, {}))
+        table.add_row(stage.stage, stage.state, duration(stage.seconds), usd(stage.usd), figure or stage.message)
+    return table
+
+
+def phase_table(book: "Ledger") -> "Table":
+    """Every phase of every stage."""
+    from rich.table import Table
+
+    from reporting.numbers import ABSENT, count, duration, memory, usd
+
+    table = Table("stage", "phase", box=None, header_style="bold")
+    for name in ("time", "cost", "tokens", "peak memory"):
+        table.add_column(name, justify="right")
+    for stage in book.stages:
+        for phase in stage.phases:
+            tokens = count(phase.tokens) if phase.tokens else ABSENT
+            table.add_row(stage.stage, phase.phase, duration(phase.seconds), usd(phase.usd), tokens, memory(phase.peak_bytes))
+    return table
+
+
+def _print(root: Path, params: "Params", run_id: str | None, costs: bool) -> None:
+    from rich.console import Console
+    from rich.text import Text
+
+    from reporting.build import REPORT
+    from reporting.inputs import read_findings
+    from reporting.verdict import verdict
+
+    findings = read_findings(root, params, run_id)
+    console = Console(highlight=False)
+    judged = verdict(findings)
+    console.print(Text(f"run {findings.ledger.run_id}", style="dim"))
+    console.print(stage_table(findings))
+    if costs:
+        console.print()
+        console.print(phase_table(findings.ledger))
+    console.print()
+    console.print(Text.assemble((f"{judged.title}. ", "bold"), judged.sentence))
+    for note in findings.notes:
+        console.print(Text(note, style="yellow"))
+    if (root / REPORT).exists():
+        console.print(Text(f"Report: {(root / REPORT).resolve()}"), soft_wrap=True)
+
+
+def _sync(root: Path, params: "Params", quiet: bool) -> None:
+    """Hand the rows that MLflow does not have yet to it."""
+    from tracking.sync import sync
+
+    rows = sync(root, params)
+    if not quiet:
+        typer.echo(f"{rows} new rows are in MLflow ({params.tracking.uri}).")

@@ -1,0 +1,88 @@
+"""`rlhf run`: the pipeline in this process, then what it cost and where to look."""
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+
+from cli.pages import pages, this_command
+from cli.project import chosen_params, project_root
+from cli.report import stage_table
+from config.errors import EXIT_DONE, EXIT_RESUMABLE, EnvironmentFault, RlhfError
+from config.schema import Params
+from costs.ledger import ledger
+from reporting.build import REPORT
+from reporting.inputs import read_findings
+from reporting.verdict import verdict
+from tasks.orchestrator import settings
+from tasks.servers import prefect_api, servers
+
+if TYPE_CHECKING:
+    from prefect.client.schemas.objects import State
+
+
+def run_pipeline(recipe: Path | None, overrides: list[str], as_json: bool) -> int:
+    """Run the flow and print the result; returns the exit code. Raises RlhfError for what the user can mend and for a crash."""
+    root = project_root()
+    params = chosen_params(root, recipe, overrides)
+    os.environ.update(settings(root, prefect_api(root)))
+    if "PREFECT_API_URL" not in os.environ:
+        print("Starting a temporary Prefect server ...", file=sys.stderr, flush=True)
+    state = _run_flow(params)
+    if state.is_failed() or state.is_crashed():
+        raise _reason(state)
+    if as_json:
+        print(json.dumps(result(root, params), indent=2))
+    else:
+        show(root, params)
+    if state.is_cancelled():
+        print(f"rlhf: {state.message}", file=sys.stderr)
+        return EXIT_RESUMABLE
+    return EXIT_DONE
+
+
+def _run_flow(params: Params) -> "State[Any]":
+    from flows.rlhf import rlhf  # Prefect takes over a second to import, and reads its settings when it is
+
+    try:
+        return rlhf(params, return_state=True)
+    except RuntimeError as error:
+        raise EnvironmentFault(
+            f"Prefect could not run the flow: {' '.join(str(error).split())}. Run rlhf doctor, or start a server first with rlhf up."
+        ) from error
+
+
+def _reason(state: "State[Any]") -> RlhfError:
+    """Our own error as it was raised, anything else in one line."""
+    error = state.result(raise_on_failure=False)
+    if isinstance(error, RlhfError):
+        return error
+    return RlhfError(
+        f"the run failed: {state.message or error}. What the stages printed is in runs/<stage>/log.txt; rlhf run goes on from there."
+    )
+
+
+def result(root: Path, params: Params) -> dict[str, Any]:
+    """What `--json` prints: the ledger of the newest run, its report, its pages."""
+    report = root / REPORT
+    return {
+        **ledger(root, params).as_dict(),
+        "report": str(report) if report.exists() else None,
+        "pages": pages(root, params, servers(root)),
+    }
+
+
+def show(root: Path, params: Params) -> None:
+    """The table, the verdict, the report, and the commands that open this run in Prefect's and MLflow's pages."""
+    findings = read_findings(root, params)
+    judged = verdict(findings)
+    console = Console(highlight=False, soft_wrap=True)
+    console.print()
+    console.print(stage_table(findings))
+    console.print(f"\n{judged.title}. {judged.sentence}", markup=False)
+    console.print(f"\nReport      {root / REPORT}", markup=False)
+    for name, url in pages(root, params, servers(root)).items():
+        console.print(f"{name.capitalize():<11} {this_command()} up --open {name}   ({url})", markup=False)

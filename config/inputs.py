@@ -1,0 +1,56 @@
+"""What params.yaml names outside of the project: content digests of local data files and of a local base model, for DVC to depend on.
+
+data/inputs/data.json    the files of data.source, data.sft_source and data.prompt_source
+data/inputs/model.json   the files of model.path
+
+DVC can not depend on a path that stands in params.yaml and may not be there, so these two files stand for them: they change when
+the content does. `python -m config.inputs` writes them, the DVC stage `inputs` calls it, and `rlhf run` does the same in process.
+"""
+
+import hashlib
+import json
+import os
+from pathlib import Path
+
+from config.load import load
+from config.schema import FileSource, Params
+
+DATA_DIGESTS = Path("data/inputs/data.json")
+MODEL_DIGESTS = Path("data/inputs/model.json")
+
+
+def write_digests(root: Path, params: Params) -> None:
+    """Bring both files up to date. A file that is not there has no digest: the stage that needs it says so in its own words."""
+    sources = (params.data.source, params.data.sft_source, params.data.prompt_source)
+    named = [source.path for source in sources if isinstance(source, FileSource) and "://" not in source.path]
+    _write(root / DATA_DIGESTS, {path: digest for path in sorted(set(named)) for digest in [_digest(root / path)]})
+    _write(root / MODEL_DIGESTS, _folder_digests(root, params.model.path) if params.model.path else {})
+
+
+def _folder_digests(root: Path, named: str) -> dict[str, str | None]:
+    """Every file of a local model folder; nothing for a hub model, whose revision is in the params."""
+    folder = root / named
+    return {str(Path(named) / path.relative_to(folder)): _digest(path) for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+def _digest(path: Path) -> str | None:
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError:
+        return None
+
+
+def _write(target: Path, digests: dict[str, str | None]) -> None:
+    """Replace `target`, unless it already says the same."""
+    text = json.dumps(digests, indent=1) + "\n"
+    if target.exists() and target.read_text(encoding="utf-8") == text:
+        return
+    target.parent.mkdir(parents=True, exist_ok=True)
+    temporary = target.with_name(f".{target.name}.{os.getpid()}")
+    temporary.write_text(text, encoding="utf-8")
+    temporary.replace(target)
+
+
+if __name__ == "__main__":
+    write_digests(Path(), load(Path("params.yaml")))

@@ -1,0 +1,126 @@
+"""The attempts of a stage, from the rows its processes left: how each ended, how long it took, and which of its work was done again.
+
+Waste is the work of unfinished attempts that had to be done again: the rows of an attempt up to the step that every later attempt
+resumed from are useful, the rest (loading included) is waste. Before a later attempt exists nothing was done again, so nothing is waste.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from config import jsonl
+from config.errors import EXIT_DONE, EXIT_RESUMABLE
+from config.records import AttemptRow, UsageRow
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One process of a stage, from what it left in attempts.jsonl and usage.jsonl."""
+
+    number: int
+    run_id: str
+    fingerprint: str
+    """Empty if the process ended before it was written."""
+    resumed_step: int
+    """The step whose checkpoint it went on from, 0 if it began anew."""
+    exit_code: int | None
+    """None without an `end` row: killed, or still running."""
+    message: str
+    device: str
+    world_size: int
+    begin: float
+    """Seconds since the epoch."""
+    last: float
+    """Time of the last row."""
+    usage: tuple[UsageRow, ...]
+
+    @property
+    def done(self) -> bool:
+        return self.exit_code == EXIT_DONE
+
+    @property
+    def state(self) -> str:
+        if self.exit_code is None:
+            return "unfinished"
+        return {EXIT_DONE: "done", EXIT_RESUMABLE: "stopped"}.get(self.exit_code, "failed")
+
+    def may_share_checkpoints(self, other: "Attempt") -> bool:
+        """Same fingerprint, or one of them was killed before it wrote its own."""
+        return not self.fingerprint or not other.fingerprint or self.fingerprint == other.fingerprint
+
+
+def read_attempts(folder: Path) -> tuple[list[Attempt], int]:
+    """The attempts of the stage whose streams are in `folder`, oldest first, and how many rows had to be skipped."""
+    events, usage = jsonl.read(folder / "attempts.jsonl", AttemptRow), jsonl.read(folder / "usage.jsonl", UsageRow)
+    sound = [row for row in usage.rows if math.isfinite(row.seconds) and row.seconds >= 0]
+    grouped: dict[tuple[int, str], tuple[list[AttemptRow], list[UsageRow]]] = {}
+    for event in events.rows:
+        grouped.setdefault((event.attempt, event.run_id), ([], []))[0].append(event)
+    for row in sound:
+        grouped.setdefault((row.attempt, row.run_id), ([], []))[1].append(row)
+    attempts = [_attempt(*rows) for rows in grouped.values()]
+    return sorted(attempts, key=lambda attempt: attempt.begin), events.skipped + usage.skipped + len(usage.rows) - len(sound)
+
+
+def kept_step(attempt: Attempt, later: Sequence[Attempt]) -> float:
+    """The last step of `attempt` that no attempt after it had to do again: inf if all its work stands, loading included.
+
+    Work up to the step that all later attempts resumed from (until one is done) was kept. If later attempts had other parameters or
+    inputs, and none its own, the work was abandoned.
+    """
+    if attempt.done or not later:
+        return math.inf
+    heirs = _until_done(other for other in later if attempt.may_share_checkpoints(other))
+    return min((other.resumed_step for other in heirs), default=0)
+
+
+def split_usage(attempt: Attempt, later: Sequence[Attempt]) -> tuple[list[UsageRow], list[UsageRow]]:
+    """The rows of `attempt` that were of use, and those whose work was wasted."""
+    kept = kept_step(attempt, later)
+    useful: list[UsageRow] = []
+    redone: list[UsageRow] = []
+    for row in attempt.usage:
+        (useful if kept == math.inf or 1 <= row.step <= kept else redone).append(row)
+    return useful, redone
+
+
+def _until_done(attempts: Iterable[Attempt]) -> list[Attempt]:
+    taken = []
+    for attempt in attempts:
+        taken.append(attempt)
+        if attempt.done:
+            break
+    return taken
+
+
+def _attempt(events: list[AttemptRow], usage: list[UsageRow]) -> Attempt:
+    """One attempt from its rows; at least one of the lists is not empty."""
+    known: AttemptRow | UsageRow = events[0] if events else usage[0]
+    end = next((row for row in events if row.event == "end"), None)
+    begin = min([row.time for row in events] + [row.time - row.seconds for row in usage])
+    last = max([row.time for row in events] + [row.time for row in usage])
+    missing = last - begin - sum(row.seconds for row in usage)
+    if end is None and missing > 0:
+        usage = [*usage, _unaccounted(known, usage, last, missing)]
+    return Attempt(
+        number=known.attempt,
+        run_id=known.run_id,
+        fingerprint=next((row.fingerprint for row in events if row.fingerprint), ""),
+        resumed_step=max((row.step for row in events if row.event == "resume"), default=0),
+        exit_code=end.exit_code if end else None,
+        message=end.message if end else "",
+        device=known.device or (usage[0].device if usage else ""),
+        world_size=known.world_size,
+        begin=begin,
+        last=last,
+        usage=tuple(usage),
+    )
+
+
+def _unaccounted(known: AttemptRow | UsageRow, usage: list[UsageRow], time: float, seconds: float) -> UsageRow:
+    """The row that a killed process could not write: its time outside of every phase."""
+    return UsageRow(
+        time=time, run_id=known.run_id, attempt=known.attempt, step=max((row.step for row in usage), default=0), phase="other",
+        seconds=seconds, tokens=0, sequences=0, peak_bytes=0, device=known.device, world_size=known.world_size,
+    )  # fmt: skip

@@ -1,0 +1,89 @@
+"""Pictures made of HTML boxes, which keep their text readable at any width: shares of a whole, bars, and estimates with their intervals."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from reporting.markup import Markup, element
+
+
+class Part(NamedTuple):
+    """A share of a whole."""
+
+    name: str
+    size: float
+    shown: str
+    """The size as people read it."""
+    tone: str
+
+
+class Estimate(NamedTuple):
+    """A number with its interval, where it has one."""
+
+    name: str
+    value: float
+    shown: str
+    tone: str
+    low: float | None = None
+    high: float | None = None
+
+
+def strip(parts: Sequence[Part], label: str) -> Markup:
+    """One bar cut in proportion, with a legend; parts of no size are left out."""
+    whole = sum(part.size for part in parts)
+    kept = [part for part in parts if part.size > 0]
+    cuts = [
+        element("span", class_=f"cut {part.tone}", style=f"flex-grow:{part.size / whole:.6f}", title=f"{part.name}: {part.shown}")
+        for part in kept
+    ]
+    legend = [
+        element(
+            "li",
+            element("i", class_=f"swatch {part.tone}"),
+            element("b", part.name),
+            " ",
+            part.shown,
+            " · ",
+            f"{100 * part.size / whole:.0f}%",
+        )
+        for part in kept
+    ]
+    return element("figure", element("div", *cuts, class_="strip", role="img", aria_label=label), element("ul", *legend, class_="legend"))
+
+
+def bar_list(parts: Sequence[Part], label: str) -> Markup:
+    """A bar a row, the longest over the full width."""
+    most = max((part.size for part in parts), default=0) or 1.0
+    rows = [
+        element(
+            "li",
+            element("span", part.name, class_="bar-name"),
+            element("span", element("i", class_=f"fill {part.tone}", style=f"width:{100 * part.size / most:.2f}%"), class_="track"),
+            element("span", part.shown, class_="bar-value"),
+        )
+        for part in parts
+    ]
+    return element("ul", *rows, class_="bars", aria_label=label)
+
+
+def estimates(rows: Sequence[Estimate], label: str, low: float, high: float, mark: float | None = None, mark_name: str = "") -> Markup:
+    """Each estimate as a dot with a whisker on a common axis from `low` to `high`; `mark` is a value to compare with."""
+
+    def place(value: float) -> float:
+        return 100 * min(1.0, max(0.0, (value - low) / (high - low)))
+
+    def track(row: Estimate) -> Markup:
+        whisker = None
+        if row.low is not None and row.high is not None:
+            left, right = place(row.low), place(row.high)
+            whisker = element("i", class_=f"whisker {row.tone}", style=f"left:{left:.2f}%;width:{right - left:.2f}%")
+        line = element("i", class_="mark", style=f"left:{place(mark):.2f}%") if mark is not None else None
+        return element(
+            "span", line, whisker, element("i", class_=f"point {row.tone}", style=f"left:{place(row.value):.2f}%"), class_="track estimate"
+        )
+
+    items = [
+        element("li", element("span", row.name, class_="bar-name"), track(row), element("span", row.shown, class_="bar-value"))
+        for row in rows
+    ]
+    foot = element("p", f"Vertical line: {mark_name}.", class_="note") if mark is not None and mark_name else None
+    return element("div", element("ul", *items, class_="bars", aria_label=label), foot)

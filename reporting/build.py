@@ -1,0 +1,36 @@
+"""Builds report/report.html."""
+
+import os
+from contextlib import suppress
+from pathlib import Path
+
+from config.errors import EnvironmentFault
+from config.schema import Params
+from reporting.inputs import read_findings
+from reporting.page import page
+
+REPORT = Path("report") / "report.html"
+
+
+def build_report(root: Path, params: Params, run_id: str | None = None) -> Path:
+    """Write report/report.html below `root` for the run `run_id`, by default the newest, and return its path.
+
+    The file appears whole or not at all, and is a function of what the run left: building it twice gives the same bytes.
+    Raises CostError if there is no such run, EnvironmentFault if it can not be written; the previous report is then as it was.
+    """
+    content = page(read_findings(root, params, run_id))
+    target = root / REPORT
+    temporary = target.with_name(f".{target.name}.{os.getpid()}")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        temporary.write_text(content, encoding="utf-8")
+        temporary.replace(target)
+    except OSError as error:
+        raise EnvironmentFault(
+            f"{target} can not be written: {error.strerror or error}. "
+            "Free some space or make the folder writable, then run: rlhf report --html"
+        ) from error
+    finally:
+        with suppress(OSError):  # it is gone if all went well
+            temporary.unlink()
+    return target

@@ -1,0 +1,28 @@
+"""The one figure that tells how a stage went."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from reporting.inputs import finite
+from reporting.numbers import count, decimal, percent
+
+
+def key_figure(stage: str, metrics: Mapping[str, Any]) -> str:
+    """What to know of a stage from its metrics/<stage>.json, in a few words; empty if it has no metrics."""
+    value = {name: number for name, content in metrics.items() if (number := finite(content)) is not None}
+    match stage:
+        case "data":
+            rows = value.get("rows_kept", value.get("rows"))
+            return f"{count(rows)} rows" if rows is not None else ""
+        case "sft":
+            return f"eval loss {decimal(value['eval_loss'])}" if "eval_loss" in value else ""
+        case "reward":
+            limit = f" of {percent(value['bayes_accuracy'])} possible" if "bayes_accuracy" in value else ""
+            return f"accuracy {percent(value['accuracy'])}{limit}" if "accuracy" in value else ""
+        case "evaluate":
+            if "gold_sft" in value and "gold_aligned" in value:
+                return f"gold {decimal(value['gold_sft'])} → {decimal(value['gold_aligned'])}"
+            return f"win rate {percent(value['win_rate_reward'])}" if "win_rate_reward" in value else ""
+        case _:
+            known = [f"{name} {decimal(value[name])}" for name in ("score", "kl") if name in value]
+            return ", ".join(known).replace("kl", "KL")

@@ -1,0 +1,80 @@
+"""Numbers as people read them. Inside the project base units and fractions; here GiB, minutes and percent, for printing only."""
+
+import math
+from datetime import UTC, datetime
+
+ABSENT = "–"
+"""Printed where there is no number."""
+
+
+def usd(value: float | None) -> str:
+    """US dollars with as many decimals as two significant digits need: $12.30, $0.087, $0.00012."""
+    if value is None or not math.isfinite(value):
+        return ABSENT
+    if value == 0:
+        return "$0"
+    decimals = 2 if abs(value) >= 1 else min(12, 1 - math.floor(math.log10(abs(value))))
+    return f"{'−' if value < 0 else ''}${abs(value):,.{max(2, decimals)}f}"
+
+
+def duration(seconds: float | None) -> str:
+    """0.4 s, 12 s, 5 min 12 s, 2 h 5 min, 3 d 4 h."""
+    if seconds is None or not math.isfinite(seconds):
+        return ABSENT
+    if seconds < 9.95:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    for unit, size, lower, lower_size in (("d", 86400, "h", 3600), ("h", 3600, "min", 60), ("min", 60, "s", 1)):
+        if whole >= size:
+            rest = whole % size // lower_size
+            return f"{whole // size} {unit} {rest} {lower}" if rest else f"{whole // size} {unit}"
+    return f"{whole} s"
+
+
+def memory(size_bytes: float | None) -> str:
+    """Bytes in KiB, MiB, GiB or TiB."""
+    if not size_bytes or not math.isfinite(size_bytes):
+        return ABSENT
+    unit = min(4, max(1, int(math.log2(abs(size_bytes)) // 10)))
+    value = size_bytes / 1024**unit
+    return f"{value:,.{0 if value >= 100 else 1}f} {('', 'KiB', 'MiB', 'GiB', 'TiB')[unit]}"
+
+
+def count(value: float | None) -> str:
+    """A whole number with thousands separated; from ten million on, shortened: 12.3 M."""
+    if value is None or not math.isfinite(value):
+        return ABSENT
+    if abs(value) < 1e7:
+        return f"{round(value):,}"
+    return short(value)
+
+
+def short(value: float) -> str:
+    """Powers of 1000 with three digits: 460 k, 1.24 M, 7.00 B."""
+    for size, unit in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= size:
+            return f"{value / size:.{max(0, 2 - int(math.log10(abs(value) / size)))}f} {unit}"
+    return f"{value:.0f}"
+
+
+def percent(fraction: float | None, decimals: int = 1) -> str:
+    """A fraction in percent."""
+    return ABSENT if fraction is None or not math.isfinite(fraction) else f"{100 * fraction:.{decimals}f}%".replace("-", "−")
+
+
+def decimal(value: float | None, digits: int = 3) -> str:
+    """A plain number with `digits` significant digits; from 0.01 on with no more than `digits` decimals."""
+    if value is None or not math.isfinite(value):
+        return ABSENT
+    if value == 0:
+        return "0"
+    magnitude = math.floor(math.log10(abs(value)))
+    if magnitude < -4:
+        return f"{value:.{digits - 1}e}".replace("-", "−")
+    decimals = digits - 1 - magnitude
+    return f"{value:,.{max(0, min(decimals, digits) if magnitude >= -2 else decimals)}f}".replace("-", "−")
+
+
+def moment(seconds_since_epoch: float | None) -> str:
+    """A time in UTC, to the minute."""
+    return ABSENT if seconds_since_epoch is None else datetime.fromtimestamp(seconds_since_epoch, UTC).strftime("%Y-%m-%d %H:%M UTC")

@@ -1,0 +1,1 @@
+"""The sections of the report, one file each, in the order of the page: Findings in, Markup out."""

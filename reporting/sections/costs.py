@@ -1,0 +1,91 @@
+"""Where the time and the money went: per stage, per phase of PPO, and every phase in a table."""
+
+from costs.ledger import Ledger, StageCost
+from reporting.bars import Part, bar_list, strip
+from reporting.inputs import Findings
+from reporting.key_figures import key_figure
+from reporting.markup import Markup, element, join
+from reporting.numbers import ABSENT, count, duration, memory, short, usd
+from reporting.parts import badge, card, grid, missing, section, table
+
+STATE_TONES = {"done": "good", "cached": "quiet", "stopped": "open", "unfinished": "open", "failed": "bad"}
+TONES = ("c1", "c2", "c3", "c4", "c5")
+
+
+def costs_section(findings: Findings) -> Markup:
+    """Table of the stages, shares of the time, phases."""
+    book = findings.ledger
+    title = "Time and cost"
+    if not book.stages:
+        return section("cost", title, None, missing("What this model cost to make was not recorded here: only its outputs were fetched."))
+    aligned = book.stage(findings.params.align.method)
+    lead = "Measured wall time of every process, failed attempts included, times the devices it held and their price."
+    return section("cost", title, lead, _shares(book), _stage_table(findings), _phases_card(aligned), _all_phases(book))
+
+
+def _shares(book: Ledger) -> Markup | None:
+    if not book.total_seconds:
+        return None
+    parts = [
+        Part(stage.stage, stage.seconds, f"{duration(stage.seconds)}, {usd(stage.usd)}", _tone(i)) for i, stage in enumerate(book.stages)
+    ]
+    told = ", ".join(f"{part.name} {part.shown}" for part in parts if part.size)
+    return card("Share of each stage", strip(parts, f"Share of each stage in the time: {told}"))
+
+
+def _stage_table(findings: Findings) -> Markup:
+    book = findings.ledger
+    header = ["Stage", "Time", "Cost", "Peak memory", "Result", "Key figure"]
+    rows = []
+    for i, stage in enumerate(book.stages):
+        name = element("span", element("i", class_=f"swatch {_tone(i)}"), stage.stage, class_="together")
+        state = join(badge(stage.state, STATE_TONES.get(stage.state, "open")), _remark(stage))
+        figure = key_figure(stage.stage, findings.metrics.get(stage.stage, {})) or ABSENT
+        rows.append([name, duration(stage.seconds), usd(stage.usd), memory(stage.peak_bytes), state, figure])
+    foot = ["Total", duration(book.total_seconds), usd(book.total_usd), "", "", ""]
+    return table(header, rows, foot, numbers=range(1, 4))
+
+
+def _remark(stage: StageCost) -> Markup | None:
+    """What the bare state does not say."""
+    remarks = []
+    if stage.cached and stage.saved_usd:
+        remarks.append(f"saved {usd(stage.saved_usd)} and {duration(stage.saved_seconds)}")
+    if stage.attempts > 1:
+        remarks.append(f"{stage.attempts} attempts")
+    if stage.waste_seconds:
+        remarks.append(f"{duration(stage.waste_seconds)} done twice ({usd(stage.waste_usd)})")
+    if stage.message and stage.state != "done":
+        remarks.append(stage.message)
+    return element("span", ", ".join(remarks), class_="remark") if remarks else None
+
+
+def _phases_card(stage: StageCost | None) -> Markup | None:
+    """The phases of the alignment stage: the question is always what rollout and update take."""
+    if stage is None or not stage.phases:
+        return None
+    parts = [Part(phase.phase, phase.seconds, f"{duration(phase.seconds)} · {usd(phase.usd)}", "c4") for phase in stage.phases]
+    note = "start: imports and loading. rollout: generating replies. score, reference, value: reading them. other: between phases."
+    times = card(f"Phases of {stage.stage}", bar_list(parts, f"Time and cost of each phase of {stage.stage}"), note=note)
+    rates = {phase.phase: phase.tokens / phase.seconds for phase in stage.phases if phase.tokens and phase.seconds}
+    if not rates:
+        return times
+    speeds = [Part(name, rate, f"{short(rate)}/s", "c2") for name, rate in rates.items()]
+    label = f"Tokens per second in each phase of {stage.stage}"
+    speed_note = "Real tokens, padding not counted. Rollout makes them one by one, the other phases read them at once."
+    return grid(times, card("Tokens per second", bar_list(speeds, label), note=speed_note), kind="halves")
+
+
+def _all_phases(book: Ledger) -> Markup:
+    rows = [
+        [stage.stage, phase.phase, duration(phase.seconds), usd(phase.usd), count(phase.tokens) if phase.tokens else ABSENT,
+         short(phase.tokens / phase.seconds) if phase.tokens and phase.seconds else ABSENT, memory(phase.peak_bytes)]
+        for stage in book.stages
+        for phase in stage.phases
+    ]  # fmt: skip
+    header = ["Stage", "Phase", "Time", "Cost", "Tokens", "Tokens/s", "Peak memory"]
+    return element("details", element("summary", "Every phase of every stage"), table(header, rows, numbers=range(2, 7)))
+
+
+def _tone(i: int) -> str:
+    return TONES[i % len(TONES)]

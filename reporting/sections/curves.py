@@ -1,0 +1,103 @@
+"""Learning curves: one small picture per quantity and stage."""
+
+from typing import NamedTuple
+
+from reporting.charts import Reference, Series, line_chart
+from reporting.inputs import Curves, Findings
+from reporting.markup import Markup, element
+from reporting.numbers import decimal, percent
+from reporting.parts import card, grid, missing, section
+
+
+class Panel(NamedTuple):
+    """A picture: metric names of runs/<stage>/metrics.jsonl with the names people read."""
+
+    title: str
+    names: dict[str, str]
+    note: str = ""
+    shares: bool = False
+    """The values are fractions of one."""
+
+
+SFT = (
+    Panel("Loss", {"loss": "train", "eval_loss": "held out"}, "Mean negative log-likelihood of a reply token, in nats."),
+    Panel(
+        "Token accuracy",
+        {"mean_token_accuracy": "train", "eval_mean_token_accuracy": "held out"},
+        "How often the likeliest token is the right one.",
+        True,
+    ),
+    Panel("Learning rate", {"learning_rate": "rate"}),
+)
+REWARD = (
+    Panel("Loss", {"loss": "train", "eval_loss": "held out"}, "Bradley-Terry; 0.693 is a coin toss."),
+    Panel("Accuracy", {"accuracy": "train batch", "eval_accuracy": "held out"}, "Pairs whose preferred reply scores higher.", True),
+    Panel("Margin", {"margin": "train batch"}, "Score of the preferred reply minus the other's."),
+)
+PPO = (
+    Panel("Score", {"score": "score"}, "Mean reward-model score of the sampled replies."),
+    Panel("KL to SFT", {"kl": "KL"}, "Nats per reply: how far the policy has moved."),
+    Panel("Entropy", {"entropy": "entropy"}, "Nats per token: how undecided the policy is. Near zero it has collapsed."),
+    Panel("Reply length", {"length": "length"}, "Tokens. A score that grows with length alone is a warning."),
+    Panel("Replies that end", {"eos_rate": "ended"}, "Share with an end-of-sequence token in time.", True),
+    Panel(
+        "Clipped ratios",
+        {"clip_fraction": "policy", "value_clip_fraction": "value"},
+        "Share of tokens at the clip range; far above 20% the steps are too big.",
+        True,
+    ),
+    Panel(
+        "Explained variance",
+        {"explained_variance": "value model"},
+        "1: the value model foresees the return; 0: it knows no more than the mean.",
+    ),
+    Panel("Value loss", {"value_loss": "value"}),
+    Panel("Policy loss", {"policy_loss": "policy"}, "Its level means little; a jump means trouble."),
+    Panel("Ratio", {"ratio": "mean ratio"}, "New over old probability of the sampled tokens; stays near 1."),
+    Panel("KL coefficient", {"kl_coef": "coefficient"}, "Price of a nat of KL, in score."),
+    Panel("Gradient norm", {"grad_norm": "before clipping"}),
+)
+TONES = ("accent", "second")
+
+
+def curves_section(findings: Findings) -> Markup:
+    """All stages that logged something."""
+    method = findings.params.align.method
+    stages = (
+        ("sft", "Supervised fine-tuning", SFT, "step"),
+        ("reward", "Reward model", REWARD, "step"),
+        (method, method.upper(), PPO, "update"),
+    )
+    groups = [_group(findings, *stage) for stage in stages]
+    return section("curves", "Learning curves", "Point at a curve to read its values.", *groups)
+
+
+def _group(findings: Findings, stage: str, title: str, panels: tuple[Panel, ...], step_name: str) -> Markup:
+    curves = findings.curves.get(stage, {})
+    drawn = [_panel(panel, curves, findings, stage, step_name) for panel in panels if any(name in curves for name in panel.names)]
+    content = grid(*drawn) if drawn else missing(f"The stage {stage} logged nothing in this run.")
+    return element("div", element("h3", title, class_="group"), content)
+
+
+def _panel(panel: Panel, curves: Curves, findings: Findings, stage: str, step_name: str) -> Markup:
+    present = [name for name in panel.names if name in curves]
+    series = [Series(panel.names[name], curves[name], TONES[i % 2]) for i, name in enumerate(present)]
+    shown = percent if panel.shares else decimal
+    told = ", ".join(f"{s.name} from {shown(s.points[0][1])} to {shown(s.points[-1][1])}" for s in series)
+    references = _references(panel, findings, stage)
+    picture = line_chart(series, f"{stage} {panel.title.lower()} by {step_name}: {told}", step_name, references, shares=panel.shares)
+    return card(panel.title, _legend(series) if len(series) > 1 else None, picture, note=panel.note or None)
+
+
+def _references(panel: Panel, findings: Findings, stage: str) -> list[Reference]:
+    """Lines to compare a curve with."""
+    if (stage, panel.title) == ("reward", "Accuracy") and (limit := findings.value("reward", "bayes_accuracy")) is not None:
+        return [Reference("best possible", limit)]
+    controller = findings.params.ppo.kl
+    if (stage, panel.title) == ("ppo", "KL to SFT") and controller.controller == "adaptive":
+        return [Reference("target", controller.target)]
+    return []
+
+
+def _legend(series: list[Series]) -> Markup:
+    return element("ul", [element("li", element("i", class_=f"swatch {s.tone}"), s.name) for s in series], class_="legend")

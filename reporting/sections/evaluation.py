@@ -1,0 +1,135 @@
+"""Did alignment work: base, SFT and aligned model on held-out prompts, and the score bought with each nat of KL."""
+
+from collections.abc import Iterator
+
+from reporting.bars import Estimate, estimates
+from reporting.charts import frontier_chart
+from reporting.inputs import Findings, finite
+from reporting.markup import Markup, element
+from reporting.numbers import count, decimal, percent
+from reporting.parts import badge, card, grid, missing, section, table
+from reporting.scales import ticks
+
+MODELS = ("base", "sft", "aligned")
+NAMES = {"base": "Base", "sft": "SFT", "aligned": "Aligned"}
+QUANTITIES = {
+    "gold": "Gold score",
+    "reward": "Reward-model score",
+    "length": "Reply length (tokens)",
+    "eos_rate": "Replies that end",
+    "distinct_1": "Distinct words",
+    "distinct_2": "Distinct word pairs",
+}
+"""Metric stems of metrics/evaluate.json, in the order of the table."""
+SHARES = ("eos_rate", "distinct_1", "distinct_2")
+
+
+def evaluation_section(findings: Findings) -> Markup:
+    """Scores by model, win rates, and what else changed."""
+    metrics = findings.metrics["evaluate"]
+    if not metrics:
+        return section("evaluation", "Did alignment work?", None, missing("The stage evaluate has no results in this run."))
+    prompts = findings.value("evaluate", "prompts")
+    lead = f"Each model answers the same {count(prompts)} held-out prompts." if prompts else "Each model answers the same held-out prompts."
+    cards = [_scores("gold", findings), _scores("reward", findings), _win_rates(findings)]
+    return section("evaluation", "Did alignment work?", lead, grid(*cards), _hacking(findings), _comparison(findings))
+
+
+def frontier_section(findings: Findings) -> Markup:
+    """Score against KL: what each step away from the SFT model bought."""
+    method = findings.params.align.method
+    curves = findings.curves.get(method, {})
+    kl = dict(curves.get("kl", []))
+    updates = [(int(step), kl[step], score) for step, score in curves.get("score", []) if step in kl]
+    title = "Score against KL"
+    if not updates:
+        return section("frontier", title, None, missing(f"The stage {method} logged no score and KL in this run."))
+    first, last, best = updates[0], updates[-1], max(updates, key=lambda update: update[2])
+    told = ", ".join(f"update {update}: KL {decimal(kl)}, score {decimal(score)}" for update, kl, score in (first, best, last))
+    picture = frontier_chart(updates, f"Score against KL over {len(updates)} updates. {told}", "KL (nats per reply)", "reward-model score")
+    rows = [[name, str(update), decimal(kl), decimal(score)] for name, (update, kl, score) in
+            (("First", first), ("Highest score", best), ("Last", last))]  # fmt: skip
+    lead = "KL is how far the policy has moved from the SFT model. Each nat should buy score."
+    note = (
+        "A curve that flattens buys little more score with each nat. One that bends down, or a score that rises while replies get no "
+        "better, is over-optimising: raise ppo.kl.coef, or end earlier with ppo.max_kl or fewer updates."
+    )
+    dots = card("What each step away from SFT bought", picture, note="One dot per update, from pale (first) to dark and large (last).")
+    numbers = card("In numbers", table(["", "Update", "KL", "Score"], rows), note=note)
+    return section("frontier", title, lead, grid(dots, numbers, kind="halves"))
+
+
+def _scores(kind: str, findings: Findings) -> Markup:
+    """The mean score of each model, one dot each."""
+    name = QUANTITIES[kind]
+    values = {model: findings.value("evaluate", f"{kind}_{model}") for model in MODELS}
+    if all(value is None for value in values.values()):
+        absent = "This data has no gold score: only the reward model and people can judge the replies."
+        return card(name, missing(absent if kind == "gold" else "Not measured."))
+    rows = []
+    for model, value in values.items():
+        if value is not None:
+            low, high = (findings.value("evaluate", f"{kind}_{model}_{end}") for end in ("low", "high"))
+            rows.append(Estimate(NAMES[model], value, decimal(value), model, low, high))
+    axis = [0.0, 1.0] if kind == "gold" else ticks(min(row.value for row in rows), max(row.value for row in rows))
+    told = ", ".join(f"{row.name} {row.shown}" for row in rows)
+    note = (
+        "The true quality of a reply in this world, 0 to 1. Training never sees it."
+        if kind == "gold"
+        else f"What alignment maximises: a stand-in for quality. Axis from {decimal(axis[0])} to {decimal(axis[-1])}."
+    )
+    return card(name, estimates(rows, f"{name} by model: {told}", axis[0], axis[-1]), note=note)
+
+
+def _win_rates(findings: Findings) -> Markup:
+    """Aligned against SFT by each judge, with intervals."""
+    rows = []
+    for kind, judge in (("gold", "Gold score"), ("reward", "Reward model")):
+        rate, low, high = (findings.value("evaluate", f"win_rate_{kind}{end}") for end in ("", "_low", "_high"))
+        if rate is not None:
+            rows.append(Estimate(judge, rate, percent(rate), "aligned", low, high))
+    if not rows:
+        return card("Wins over SFT", missing("No comparison was made."))
+    confidence = findings.value("evaluate", "confidence") or findings.params.evaluate.confidence
+    ties = [count(ties) for kind in ("gold", "reward") if (ties := findings.value("evaluate", f"ties_{kind}")) is not None]
+    tied = f" Ties count half: {' and '.join(ties)}." if ties else ""
+    spans = "; ".join(f"{row.name} {row.shown}, {percent(row.low)} to {percent(row.high)}" for row in rows)
+    note = f"Whiskers: {percent(confidence, 0)} intervals ({spans}).{tied}"
+    return card(
+        "Wins over SFT", estimates(rows, f"Win rate of the aligned model over SFT: {spans}", 0.0, 1.0, 0.5, "50%, no difference"), note=note
+    )
+
+
+def _hacking(findings: Findings) -> Markup | None:
+    """The reward-hacking verdict with its evidence."""
+    metrics = findings.metrics["evaluate"]
+    hacked = metrics.get("reward_hacking")
+    if not isinstance(hacked, bool):
+        return None
+    reason = str(metrics.get("reward_hacking_reason") or "").strip()
+    said = f"{reason[:1].upper()}{reason[1:]}." if reason else None
+    answer = badge("reward hacking", "bad") if hacked else badge("no reward hacking", "good")
+    note = "Hacking is when the score surely rises and the quality it stands for does not."
+    return card("Was the reward hacked?", element("p", answer, " ", said, class_="plain"), note=note)
+
+
+def _comparison(findings: Findings) -> Markup:
+    """Everything measured of each model, known quantities first, then whatever else the stage wrote."""
+    rows = [
+        [QUANTITIES.get(stem, stem), *(_shown(stem, findings.value("evaluate", f"{stem}_{model}")) for model in MODELS)]
+        for stem in _stems(findings)
+    ]
+    return table(["On held-out prompts", *NAMES.values()], rows)
+
+
+def _stems(findings: Findings) -> Iterator[str]:
+    metrics = findings.metrics["evaluate"]
+    known = [stem for stem in QUANTITIES if any(finite(metrics.get(f"{stem}_{model}")) is not None for model in MODELS)]
+    yield from known
+    suffix = "_aligned"
+    others = (name.removesuffix(suffix) for name, value in metrics.items() if name.endswith(suffix) and finite(value) is not None)
+    yield from (stem for stem in others if stem not in known)
+
+
+def _shown(stem: str, value: float | None) -> str:
+    return percent(value) if stem in SHARES else decimal(value)

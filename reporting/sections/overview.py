@@ -1,0 +1,102 @@
+"""The head of the page: what was trained, the verdict, and the figures to take away."""
+
+from collections.abc import Iterator
+
+from config.schema import FileSource, HubSource, Params
+from reporting.inputs import Findings
+from reporting.markup import Markup, element
+from reporting.numbers import ABSENT, count, decimal, duration, memory, moment, percent, short, usd
+from reporting.parts import badge
+from reporting.verdict import verdict
+
+
+def masthead(findings: Findings) -> Markup:
+    """Name of the model, verdict, and what, when and where."""
+    judged = verdict(findings)
+    book = findings.ledger
+    return element(
+        "header",
+        element("p", "RLHF Ledger", element("span", f"run {book.run_id}", class_="run"), class_="over"),
+        element("h1", findings.params.tracking.registered_model),
+        element("p", badge(judged.title, judged.tone), class_="stamp"),
+        element("p", judged.sentence, class_="verdict"),
+        element("dl", [element("div", element("dt", name), element("dd", shown)) for name, shown in _facts(findings)], class_="facts"),
+        [element("p", note, class_="missing") for note in findings.notes],
+    )
+
+
+def tiles(findings: Findings) -> Markup:
+    """The key figures, those that are known."""
+    shown = [
+        element("div", element("dt", name), element("dd", value, class_="big"), element("dd", remark), class_="tile")
+        for name, value, remark in _tiles(findings)
+    ]
+    return element("dl", *shown, class_="tiles", aria_label="Key figures")
+
+
+def _facts(findings: Findings) -> Iterator[tuple[str, str]]:
+    params, book = findings.params, findings.ledger
+    yield "Model", model_name(params, findings.value("sft", "parameters"))
+    yield "Method", f"SFT, reward model, {params.align.method.upper()}"
+    yield "Data", source_name(params)
+    if book.started is not None:
+        unfinished = "" if book.state == "completed" else f" ({book.state})"
+        yield "Started", f"{moment(book.started)}{unfinished}"
+    yield "Machine", machine_name(findings)
+    price = params.prices
+    yield "Price", f"{usd(price.usd_per_device_hour)} per device and hour: {price.source}, read {price.date}"
+
+
+def _tiles(findings: Findings) -> Iterator[tuple[str, str, str]]:
+    value, book = findings.value, findings.ledger
+    gold_before, gold_after = value("evaluate", "gold_sft"), value("evaluate", "gold_aligned")
+    if gold_before is not None and gold_after is not None:
+        yield "Gold score", decimal(gold_after), f"before alignment {decimal(gold_before)}"
+    for kind, judge in (("gold", "gold score"), ("reward", "reward model")):
+        if (rate := value("evaluate", f"win_rate_{kind}")) is not None:
+            span = f"{percent(value('evaluate', f'win_rate_{kind}_low'))} to {percent(value('evaluate', f'win_rate_{kind}_high'))}"
+            yield "Wins over SFT", percent(rate), f"{judge}, {span}"
+            break
+    if (accuracy := value("reward", "accuracy")) is not None:
+        limit = value("reward", "bayes_accuracy")
+        yield "Reward accuracy", percent(accuracy), f"{percent(limit)} is possible" if limit is not None else "on held-out pairs"
+    if (ece := value("reward", "ece")) is not None:
+        yield "Calibration error", decimal(ece), "of the reward model, 0 is best"
+    if (kl := value("evaluate", "kl")) is not None:
+        yield "KL to SFT", decimal(kl), "nats per reply"
+    yield "Time", duration(book.total_seconds) if book.stages else ABSENT, "sum of all stages"
+    remark = (
+        f"{usd(book.waste_usd)} wasted"
+        if book.waste_usd > 0
+        else f"{usd(book.saved_usd)} saved"
+        if book.saved_usd > 0
+        else "nothing wasted"
+    )
+    yield "Cost", usd(book.total_usd) if book.stages else ABSENT, remark
+    if peak := max((stage.peak_bytes for stage in book.stages), default=0):
+        yield "Peak memory", memory(peak), f"in stage {max(book.stages, key=lambda stage: stage.peak_bytes).stage}"
+
+
+def model_name(params: Params, parameters: float | None) -> str:
+    """The base model in words, with its size if it is known."""
+    size = f"{short(parameters)} parameters" if parameters else None
+    if params.model.random is None:
+        return ", ".join(part for part in (params.model.path, size) if part)
+    shape = params.model.random
+    return ", ".join(
+        part for part in (f"{shape.family} shape from scratch", f"width {shape.width}", f"{shape.layers} layers", size) if part
+    )
+
+
+def source_name(params: Params) -> str:
+    """Where the preference data come from."""
+    source = params.data.source
+    if isinstance(source, FileSource | HubSource):
+        return f"{source.path} ({source.format})"
+    return f"embedded helpdesk world, {count(source.preference_rows)} preference pairs"
+
+
+def machine_name(findings: Findings) -> str:
+    """The devices that the stages ran on, as they named them."""
+    devices = dict.fromkeys(f"{stage.world_size} × {stage.device}" for stage in findings.ledger.stages if stage.device)
+    return ", ".join(devices) or "not recorded"

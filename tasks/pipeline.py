@@ -1,0 +1,192 @@
+"""The Prefect side of a run: the context every task works in, a task per stage, and the report task."""
+
+import logging
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from prefect import Task, task
+from prefect.artifacts import create_markdown_artifact, create_progress_artifact, update_progress_artifact
+from prefect.cache_policies import NO_CACHE
+from prefect.client.schemas.objects import State, TaskRun
+from prefect.runtime import flow_run
+from prefect.states import Cancelled, Completed
+
+from config.errors import StageStopped
+from config.schema import Params
+from reporting.build import build_report
+from reporting.numbers import duration, usd
+from tasks.outcome import Outcome, StageCrashed
+from tasks.progress import Display, Progress
+from tasks.run import Run, begin, end_left_open, keep_copies, locked
+from tasks.stage import run_stage, stop_orphans
+from tasks.stop import StopRequest, on_signals
+from tasks.summary import markdown
+from tasks.validity import default_remote, push
+from tracking.shipper import Shipper
+
+logger = logging.getLogger(__name__)
+
+RETRIES = 2
+"""Times a crashed stage is started again; it goes on from its checkpoint."""
+STOPPED = "Stopped"
+SHIPPING_PATIENCE_SECONDS = 60.0
+"""At the end of a run: the first time, MLflow may still be creating its database."""
+ARTIFACT_EVERY_SECONDS = 5.0
+
+
+class Pipeline:
+    """A pipeline run at work."""
+
+    def __init__(self, run: Run, stop: StopRequest, shipper: Shipper) -> None:
+        self.run, self.stop, self.shipper = run, stop, shipper
+        self.display = Display()
+        self.report: Path | None = None
+        self.state: State[Any] = Completed()
+        """What the flow ends in, unless it fails."""
+
+
+@contextmanager
+def pipeline_run(params: Params) -> Iterator[Pipeline]:
+    """Hold the workspace (the current folder) for one run, ship its rows meanwhile, and see to it that the run has an end.
+
+    A stop is not a failure: the block ends there, and `Pipeline.state` says so. Raises EnvironmentFault if another run is at work here.
+    """
+    root = Path.cwd()
+    with locked(root), on_signals() as stop:
+        end_left_open(root)
+        stop_orphans(root, Display().say)
+        run = begin(root, f"{time.strftime('%Y%m%d-%H%M%S')}-{flow_run.name or 'flow'}", params, _detail(root))
+        shipper = Shipper(root, params, run.run_id)
+        shipper.start()
+        pipeline = Pipeline(run, stop, shipper)
+        try:
+            yield pipeline
+        except StageStopped as stopped:
+            pipeline.state = Cancelled(name=STOPPED, message=str(stopped))
+            _end(pipeline, "stopped", str(stopped))
+        except BaseException as error:
+            _end(pipeline, "failed", f"{type(error).__name__}: {error}")
+            raise
+        else:
+            _send(pipeline)
+
+
+def _end(pipeline: Pipeline, state: str, message: str) -> None:
+    keep_copies(pipeline.run)
+    pipeline.run.record("end", state=state, detail={"message": message})
+    _send(pipeline)
+
+
+def _send(pipeline: Pipeline) -> None:
+    """Outputs to the DVC remote, rows to MLflow; neither can fail the run."""
+    for fault in (push(pipeline.run.root), pipeline.shipper.finish(SHIPPING_PATIENCE_SECONDS)):
+        if fault:
+            logger.warning("%s", fault)
+            pipeline.display.say(f"warning: {fault}")
+
+
+def _detail(root: Path) -> dict[str, Any]:
+    """Where the run comes from, for the tracker."""
+    found = {"dvc.remote": default_remote(root), "git.commit": _git(root, "rev-parse", "HEAD"), "prefect.flow_run_id": flow_run.id}
+    if found["git.commit"]:
+        found["git.dirty"] = str(bool(_git(root, "status", "--porcelain", "--untracked-files=no")))
+    return {key: value for key, value in found.items() if value}
+
+
+def _git(root: Path, *arguments: str) -> str:
+    done = subprocess.run(["git", *arguments], cwd=root, capture_output=True, text=True, check=False)
+    return done.stdout.strip() if done.returncode == 0 else ""
+
+
+def _worth_another_try(task: Task[..., Any], task_run: TaskRun, state: State[Any]) -> bool:
+    """Only a crash, and only if it does not fail in the same place with the same words again."""
+    error = state.data
+    worth = isinstance(error, StageCrashed) and not error.hopeless
+    if worth and task_run.run_count <= RETRIES:
+        message = f"{error} Trying again from its checkpoint ({task_run.run_count} of {RETRIES})."
+        logger.warning("%s", message)
+        Display().say(message)
+    return worth
+
+
+def stage_task(stage: str) -> Callable[[Pipeline], None]:
+    """The Prefect task that brings one stage up to date; calling it raises StageStopped if the stage was stopped."""
+
+    @task(
+        name=stage,
+        retries=RETRIES,
+        retry_delay_seconds=1,
+        retry_condition_fn=_worth_another_try,
+        cache_policy=NO_CACHE,
+        persist_result=False,
+    )
+    def bring_up_to_date(pipeline: Pipeline) -> State[Any]:
+        observer = _Observer(pipeline.display)
+        try:
+            outcome = run_stage(pipeline.run, stage, pipeline.stop, observer)
+        except StageStopped as stopped:
+            return Cancelled(name=STOPPED, message=str(stopped))
+        pipeline.display.say(observer.last_line(stage, outcome))
+        return Completed(name="Cached" if outcome.cached else "Completed", message=_message(stage, outcome))
+
+    def call(pipeline: Pipeline) -> None:
+        state = bring_up_to_date(pipeline)
+        if isinstance(state, State) and state.name == STOPPED:
+            raise StageStopped(state.message or "")
+
+    return call
+
+
+def _message(stage: str, outcome: Outcome) -> str:
+    made_by = f"attempt {outcome.attempt}" if outcome.attempt is not None else "an attempt that is not recorded here"
+    return f"{stage} is unchanged: outputs of {made_by} reused" if outcome.cached else f"{stage} done by {made_by}"
+
+
+class _Observer:
+    """Shows a stage's progress on the terminal, and as an artifact in the Prefect UI."""
+
+    def __init__(self, display: Display) -> None:
+        self._display = display
+        self._artifact: Any = None
+        self._updated = 0.0
+        self._progress: Progress | None = None
+
+    def __call__(self, progress: Progress) -> None:
+        self._progress = progress
+        self._display.show(progress)
+        if progress.fraction is not None and time.monotonic() - self._updated >= ARTIFACT_EVERY_SECONDS:
+            self._updated = time.monotonic()
+            self._put(progress.fraction)
+
+    def _put(self, fraction: float) -> None:
+        assert self._progress is not None
+        if self._artifact is None:
+            self._artifact = create_progress_artifact(
+                100 * fraction, key=self._progress.stage, description=f"Progress of {self._progress.stage}"
+            )
+        else:
+            update_progress_artifact(self._artifact, 100 * fraction)
+
+    def last_line(self, stage: str, outcome: Outcome) -> str:
+        if outcome.cached or self._progress is None:
+            return f"{stage:<9} unchanged"
+        if self._artifact is not None:
+            self._put(1.0)
+        return f"{stage:<9} done in {duration(self._progress.seconds)} for {usd(self._progress.usd)}"
+
+
+@task(name="report", cache_policy=NO_CACHE, persist_result=False)
+def report(pipeline: Pipeline) -> None:
+    """Close the run, write its HTML report, and show the result in the Prefect UI."""
+    run = pipeline.run
+    run.record("end", state="completed")
+    pipeline.report = build_report(run.root, run.params, run.run_id)
+    keep_copies(run)
+    create_markdown_artifact(markdown(run, pipeline.report), key="result", description="What the run cost and what it bought")
+
+
+data, sft, reward, ppo, evaluate = (stage_task(stage) for stage in ("data", "sft", "reward", "ppo", "evaluate"))

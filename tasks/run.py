@@ -1,0 +1,101 @@
+"""One pipeline run in a workspace: its name, its params, its lock and its rows in runs/pipeline.jsonl.
+
+runs/pipeline.jsonl               a row when the run began, when each stage was done, when it ended
+runs/pipeline/<run_id>/           params.yaml, dvc.lock, metrics and report of the run, kept when a later run replaces them
+.rlhf/run.lock                    held while a run is at work: one workspace, one run
+"""
+
+import fcntl
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from config import jsonl
+from config.errors import EnvironmentFault
+from config.inputs import write_digests
+from config.load import write
+from config.records import STAGES, PipelineRow
+from config.schema import Params
+
+STATE_FOLDER = ".rlhf"
+"""Below the project: servers, databases and locks of the orchestrator."""
+
+
+@dataclass(frozen=True)
+class Run:
+    root: Path
+    run_id: str
+    params: Params
+
+    @property
+    def folder(self) -> Path:
+        """Where the run's own copies are kept."""
+        return self.root / "runs" / "pipeline" / self.run_id
+
+    def record(self, event: str, **fields: Any) -> None:
+        """Append a row on this run to runs/pipeline.jsonl."""
+        row = PipelineRow.model_validate({"time": time.time(), "run_id": self.run_id, "event": event, **fields})
+        jsonl.append(self.root / "runs" / "pipeline.jsonl", row)
+
+
+def begin(root: Path, run_id: str, params: Params, detail: dict[str, Any]) -> Run:
+    """Write params.yaml and the digests of what it names outside of the project, and record the start."""
+    run = Run(root, run_id, params)
+    write(params, root / "params.yaml")
+    write_digests(root, params)
+    run.folder.mkdir(parents=True, exist_ok=True)
+    write(params, run.folder / "params.yaml")
+    run.record("start", detail=detail)
+    return run
+
+
+def end_left_open(root: Path) -> None:
+    """Write the end of runs that were killed; whoever holds the workspace knows that none of them is alive."""
+    path = root / "runs" / "pipeline.jsonl"
+    rows: list[PipelineRow] = jsonl.read(path, PipelineRow).rows
+    ended = {row.run_id for row in rows if row.event == "end"}
+    for run_id in dict.fromkeys(row.run_id for row in rows if row.run_id not in ended):
+        jsonl.append(path, PipelineRow(time=time.time(), run_id=run_id, event="end", state="killed"))
+
+
+def keep_copies(run: Run) -> None:
+    """Keep what a later run will replace: the lock, the metrics of the stages, the data of the plots, the report."""
+    metrics = [run.root / "metrics" / f"{stage}.json" for stage in STAGES]
+    plots = sorted((run.root / "plots").glob("*.csv"))
+    for source in [run.root / "dvc.lock", run.root / "report" / "report.html", *metrics, *plots]:
+        if source.is_file():
+            target = run.folder / source.relative_to(run.root)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(source, target)
+
+
+@contextmanager
+def locked(root: Path) -> Iterator[None]:
+    """Hold the workspace; the lock is gone with the process, however it ends.
+
+    Raises EnvironmentFault if another run holds it, or if the folder is not writable.
+    """
+    path = root / STATE_FOLDER / "run.lock"
+    try:
+        path.parent.mkdir(exist_ok=True)
+        file = path.open("a+")
+    except OSError as error:
+        raise EnvironmentFault(f"{path} can not be written ({error.strerror}). Make {root} writable for this user.") from None
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.seek(0)
+            raise EnvironmentFault(
+                f"process {file.read().strip() or '?'} is running the pipeline in {root}, one at a time can. "
+                "Wait for it or stop it with Ctrl-C; to run side by side, use a second checkout."
+            ) from None
+        file.truncate(0)
+        file.write(str(os.getpid()))
+        file.flush()
+        yield

@@ -1,0 +1,200 @@
+"""The Prefect and MLflow servers of a project as background processes: start, find again, stop.
+
+.rlhf/servers.json     process id, start time and port of each server that `rlhf up` started
+.rlhf/<server>.log     what it prints
+"""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+import psutil
+
+from config.errors import EnvironmentFault
+from config.schema import Tracking
+from tasks.orchestrator import home, without_telemetry
+from tasks.run import STATE_FOLDER
+
+HOST = "127.0.0.1"
+START_TIMEOUT_SECONDS = 180.0
+"""The first start creates the databases."""
+STOP_TIMEOUT_SECONDS = 20.0
+
+
+class Server(NamedTuple):
+    """A server that was started here."""
+
+    name: str
+    pid: int
+    created: float
+    """When the process was created: process ids are used again."""
+    port: int
+
+    @property
+    def url(self) -> str:
+        return f"http://{HOST}:{self.port}"
+
+    @property
+    def health_url(self) -> str:
+        return f"{self.url}/{'api/health' if self.name == 'prefect' else 'health'}"
+
+    def is_alive(self) -> bool:
+        try:
+            return abs(psutil.Process(self.pid).create_time() - self.created) < 1.0
+        except psutil.NoSuchProcess:
+            return False
+
+    def is_healthy(self) -> bool:
+        try:
+            with urllib.request.urlopen(self.health_url, timeout=2) as answer:
+                return bool(answer.status == 200)
+        except (OSError, urllib.error.URLError):
+            return False
+
+
+class Plan(NamedTuple):
+    """A server to start."""
+
+    name: str
+    port: int
+    port_option: str
+    command: Sequence[str]
+    environment: dict[str, str]
+
+
+def prefect_plan(root: Path, port: int) -> Plan:
+    """The Prefect server on the project's database; its pages must be told the port, or they call 4200 and stay empty."""
+    api = f"http://{HOST}:{port}/api"
+    environment = {
+        "PREFECT_HOME": str(home(root)), "PREFECT_API_URL": api, "PREFECT_SERVER_UI_API_URL": api, "PREFECT_LOGGING_LEVEL": "WARNING",
+        **without_telemetry(),
+    }  # fmt: skip
+    command = [sys.executable, "-m", "prefect", "server", "start", "--host", HOST, "--port", str(port)]
+    return Plan("prefect", port, "--prefect-port", command, environment)
+
+
+def mlflow_plan(root: Path, tracking: Tracking, port: int) -> Plan | None:
+    """MLflow's pages on the database of `tracking.uri`; None if that is a server already."""
+    if tracking.uri.startswith(("http://", "https://", "databricks")):
+        return None
+    command = [
+        sys.executable, "-m", "mlflow", "server", "--backend-store-uri", tracking.uri, "--artifacts-destination",
+        str(root.resolve() / "mlartifacts"), "--host", HOST, "--port", str(port), "--workers", "1",
+    ]  # fmt: skip
+    return Plan("mlflow", port, "--mlflow-port", command, without_telemetry())
+
+
+def start(root: Path, plans: Sequence[Plan]) -> list[Server]:
+    """Start what is not running yet and wait until all of it answers.
+
+    Raises EnvironmentFault if a port is taken by somebody else or a server does not come up; what was started then is stopped.
+    """
+    running = {server.name: server for server in servers(root)}
+    missing = [plan for plan in plans if plan.name not in running]
+    for plan in missing:
+        _require_free(plan)
+    for plan in missing:
+        running[plan.name] = _launch(root, plan)
+        _remember(root, list(running.values()))
+    deadline = time.monotonic() + START_TIMEOUT_SECONDS
+    for server in running.values():
+        _await_health(root, server, deadline, [plan.name for plan in missing])
+    return list(running.values())
+
+
+def servers(root: Path) -> list[Server]:
+    """The servers started here whose processes are alive."""
+    try:
+        entries = json.loads(_state(root).read_text(encoding="utf-8"))
+        return [server for server in (Server(**entry) for entry in entries) if server.is_alive()]
+    except (OSError, ValueError, TypeError):
+        return []
+
+
+def stop(root: Path) -> list[Server]:
+    """Stop all servers started here, politely and then not; returns those that were running."""
+    running = servers(root)
+    for server in running:
+        _end(server)
+    _state(root).unlink(missing_ok=True)
+    return running
+
+
+def prefect_api(root: Path) -> str | None:
+    """API of the running Prefect server of this project, None if there is none that answers."""
+    found = next((server for server in servers(root) if server.name == "prefect"), None)
+    return f"{found.url}/api" if found and found.is_healthy() else None
+
+
+def log_path(root: Path, name: str) -> Path:
+    return root / STATE_FOLDER / f"{name}.log"
+
+
+def _state(root: Path) -> Path:
+    return root / STATE_FOLDER / "servers.json"
+
+
+def _remember(root: Path, running: Sequence[Server]) -> None:
+    _state(root).write_text(json.dumps([server._asdict() for server in running], indent=1), encoding="utf-8")
+
+
+def is_port_free(port: int) -> bool:
+    with socket.socket() as attempt:
+        attempt.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            attempt.bind((HOST, port))
+        except OSError:
+            return False
+    return True
+
+
+def _require_free(plan: Plan) -> None:
+    if not is_port_free(plan.port):
+        raise EnvironmentFault(
+            f"port {plan.port} on {HOST} is in use by another program, {plan.name} needs a free one. "
+            f"Choose another with rlhf up {plan.port_option}, or stop that program."
+        )
+
+
+def _launch(root: Path, plan: Plan) -> Server:
+    path = log_path(root, plan.name)
+    path.parent.mkdir(exist_ok=True)
+    with path.open("ab") as log:
+        process = subprocess.Popen(
+            plan.command, cwd=root, env={**os.environ, **plan.environment}, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )  # fmt: skip
+    return Server(plan.name, process.pid, psutil.Process(process.pid).create_time(), plan.port)
+
+
+def _await_health(root: Path, server: Server, deadline: float, started: Sequence[str]) -> None:
+    while not server.is_healthy():
+        dead = not server.is_alive() or psutil.Process(server.pid).status() == psutil.STATUS_ZOMBIE
+        if dead or time.monotonic() > deadline:
+            for other in servers(root):
+                if other.name in started:
+                    _end(other)
+            what = "ended" if dead else f"did not answer within {START_TIMEOUT_SECONDS:.0f} s"
+            raise EnvironmentFault(f"the {server.name} server {what}. Why is in {log_path(root, server.name)}.")
+        time.sleep(0.2)
+
+
+def _end(server: Server) -> None:
+    """The server and whatever it started, which is all in its process group."""
+    with suppress(ProcessLookupError, psutil.NoSuchProcess):
+        group = [psutil.Process(server.pid), *psutil.Process(server.pid).children(recursive=True)]
+        os.killpg(server.pid, signal.SIGTERM)
+        _, alive = psutil.wait_procs(group, timeout=STOP_TIMEOUT_SECONDS)
+        if alive:
+            os.killpg(server.pid, signal.SIGKILL)
+            psutil.wait_procs(alive, timeout=STOP_TIMEOUT_SECONDS)

@@ -1,0 +1,144 @@
+"""Run one stage of the pipeline: ask DVC, start the process, follow its rows, stop it when asked, judge how it ended."""
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import IO
+
+import psutil
+
+from config import jsonl
+from config.errors import StageStopped
+from config.records import RUN_ID_VARIABLE, STAGES, PipelineRow
+from tasks.outcome import Outcome, judge, last_attempt
+from tasks.progress import Progress, Watch, attempts
+from tasks.run import Run
+from tasks.stop import StopRequest
+from tasks.validity import digests, environment, is_unchanged, repro_command
+
+POLL_SECONDS = 0.2
+ORPHAN_PATIENCE_SECONDS = 600.0
+
+Observer = Callable[[Progress], None]
+
+
+def run_stage(run: Run, stage: str, stop: StopRequest, observe: Observer) -> Outcome:
+    """Bring the outputs of `stage` up to date; `observe` is called several times a second while its process works.
+
+    Raises what `tasks.outcome.judge` raises.
+    """
+    if stop.made:
+        raise StageStopped(f"Asked to stop before {stage}: everything up to there is kept, run again to go on from there.")
+    if is_unchanged(run.root, stage):
+        outcome = Outcome(cached=True, attempt=None)
+    else:
+        outcome = _reproduce(run, stage, stop, observe)
+    return _record(run, stage, outcome)
+
+
+def _record(run: Run, stage: str, outcome: Outcome) -> Outcome:
+    """Note which attempt's outputs the run uses: for a cached stage, the one that made these very bytes."""
+    known = digests(run.root, stage)
+    if outcome.cached:
+        outcome = Outcome(cached=True, attempt=maker(run.root, stage, known.outs))
+    run.record("stage", stage=stage, cached=outcome.cached, attempt=outcome.attempt, state="completed", detail=known._asdict())
+    return outcome
+
+
+def maker(root: Path, stage: str, outs: dict[str, str]) -> int | None:
+    """The newest attempt whose outputs had these digests in an earlier pipeline run, None if none is recorded."""
+    rows = jsonl.read(root / "runs" / "pipeline.jsonl", PipelineRow).rows
+    made = [row for row in rows if row.stage == stage and row.attempt is not None and row.detail.get("outs") == outs]
+    return made[-1].attempt if made else None
+
+
+def _reproduce(run: Run, stage: str, stop: StopRequest, observe: Observer) -> Outcome:
+    before = last_attempt(attempts(run.root, stage))
+    path = run.root / "runs" / stage / "log.txt"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    watch = Watch(run.root, run.params, stage, before)
+    with path.open("ab") as log:
+        said = log.tell()
+        code = _watched(run, stage, log, watch, stop, observe)
+    output = path.read_bytes()[said:].decode(errors="replace")
+    if stop.insisted:
+        raise StageStopped(f"{stage} was ended at once, without a last checkpoint: run again to go on from the one before.")
+    if stop.made and code and watch.attempt is None:
+        raise StageStopped(f"{stage} was asked to stop before it began: run again to go on from there.")
+    return judge(stage, before, attempts(run.root, stage), code, output)
+
+
+def _watched(run: Run, stage: str, log: IO[bytes], watch: Watch, stop: StopRequest, observe: Observer) -> int:
+    """Exit code of `dvc repro`. It leads a process group of its own, so that Ctrl-C reaches the stage only through us."""
+    process = subprocess.Popen(
+        repro_command(stage), cwd=run.root, env=environment(**{RUN_ID_VARIABLE: run.run_id}), stdin=subprocess.DEVNULL,
+        stdout=log, stderr=subprocess.STDOUT, start_new_session=True,
+    )  # fmt: skip
+    asked: set[tuple[int, int]] = set()
+    try:
+        while process.poll() is None:
+            observe(watch.look())
+            if stop.made:
+                _pass_on(stop, process.pid, watch.pid, asked)
+            time.sleep(POLL_SECONDS)
+    except BaseException:
+        _signal_group(process.pid, signal.SIGKILL)
+        process.wait()
+        raise
+    watch.look()
+    if watch.pid is not None:
+        _end_left_behind(watch.pid)
+    return process.returncode
+
+
+def _end_left_behind(pid: int) -> None:
+    """dvc was killed before its stage: let the stage checkpoint, its outputs would not be recorded."""
+    with suppress(psutil.NoSuchProcess, ProcessLookupError):
+        process = psutil.Process(pid)
+        os.kill(pid, signal.SIGTERM)
+        psutil.wait_procs([process], timeout=ORPHAN_PATIENCE_SECONDS)
+
+
+def _pass_on(stop: StopRequest, group: int, pid: int | None, asked: set[tuple[int, int]]) -> None:
+    """SIGTERM to the stage process, once; to all before there is one; SIGKILL to all if somebody insists."""
+    if stop.insisted:
+        _signal_group(group, signal.SIGKILL)
+    elif pid is not None and (pid, signal.SIGTERM) not in asked:
+        asked.add((pid, signal.SIGTERM))
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGTERM)
+    elif not asked:
+        # no handler is in place yet, and there is nothing to checkpoint
+        _signal_group(group, signal.SIGTERM)
+
+
+def _signal_group(group: int, number: int) -> None:
+    with suppress(ProcessLookupError):
+        os.killpg(group, number)
+
+
+def stop_orphans(root: Path, say: Callable[[str], None]) -> None:
+    """Let stage processes that a killed pipeline left behind checkpoint and end, so that two never write the same outputs."""
+    for stage in STAGES:
+        rows = attempts(root, stage)
+        if not rows or rows[-1].event == "end" or not _is_stage_process(rows[-1].pid, stage, root):
+            continue
+        pid = rows[-1].pid
+        say(f"{stage} is still at work from a run that was killed (process {pid}): letting it checkpoint, then going on from there.")
+        with suppress(psutil.NoSuchProcess):
+            parents = [parent for parent in psutil.Process(pid).parents() if "dvc" in " ".join(parent.cmdline())]
+            os.kill(pid, signal.SIGTERM)
+            psutil.wait_procs([psutil.Process(pid), *parents], timeout=ORPHAN_PATIENCE_SECONDS)
+
+
+def _is_stage_process(pid: int, stage: str, root: Path) -> bool:
+    """Process ids are used again: the command and the folder must fit too."""
+    try:
+        process = psutil.Process(pid)
+        return f"training.{stage}" in process.cmdline() and Path(process.cwd()) == root.resolve()
+    except (psutil.NoSuchProcess, psutil.AccessDenied):
+        return False

@@ -1,0 +1,131 @@
+"""`rlhf report` on the files of a run: JSON for programs, a table for people, the page."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from typer.testing import CliRunner, Result
+
+from cli.report import report, run_params
+from config.errors import CostError, EnvironmentFault, ParamsError
+from config.load import load, write
+from reporting.inputs import kept_folder
+from tests.reporting.plausible_run import write_cached_run, write_pipeline_run
+
+ROOT = Path(__file__).parents[2]
+FIRST = "20261121-120000-a1b2"
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A project folder after one run."""
+    (tmp_path / "config").mkdir()
+    for mark in ("dvc.yaml", "config/schema.py"):
+        (tmp_path / mark).touch()
+    write(load(ROOT / "recipes" / "demo.yaml"), tmp_path / "params.yaml")
+    write_pipeline_run(tmp_path, FIRST)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def call(*arguments: str) -> Result:
+    app = typer.Typer()
+    app.command()(report)
+    return CliRunner().invoke(app, list(arguments), env={"COLUMNS": "160"})
+
+
+def printed(*arguments: str) -> dict[str, Any]:
+    result = call("--json", *arguments)
+    assert result.exit_code == 0
+    content: dict[str, Any] = json.loads(result.stdout)
+    return content
+
+
+def test_json_holds_the_agreed_keys_and_adds_up(project: Path) -> None:
+    content = printed()
+    assert content["run_id"] == FIRST
+    assert [stage["stage"] for stage in content["stages"]] == ["data", "sft", "reward", "ppo", "evaluate"]
+    assert content["total_usd"] == sum(stage["usd"] for stage in content["stages"]) > 0
+    assert content["total_seconds"] == sum(stage["seconds"] for stage in content["stages"])
+    for stage in content["stages"]:
+        assert set(stage) >= {"stage", "cached", "seconds", "usd", "phases"}
+        assert stage["usd"] == sum(phase["usd"] for phase in stage["phases"])
+        assert all(set(phase) >= {"phase", "seconds", "tokens", "usd", "peak_bytes"} for phase in stage["phases"])
+
+
+def test_the_newest_run_is_reported_and_an_older_one_by_name(project: Path) -> None:
+    write_cached_run(project)
+    newest, first = printed(), printed(FIRST)
+    assert [stage["cached"] for stage in newest["stages"]] == [True] * 5
+    assert newest["total_usd"] == 0
+    assert first["total_usd"] > 0
+    assert newest["saved_usd"] == pytest.approx(first["total_usd"] - first["waste_usd"])
+
+
+def test_another_price_changes_the_bill_in_proportion(project: Path) -> None:
+    assert printed("--set", "prices.usd_per_device_hour=1.0")["total_usd"] == pytest.approx(10 * printed()["total_usd"])
+
+
+def test_a_run_keeps_the_price_it_was_made_at(project: Path) -> None:
+    before = printed()["total_usd"]
+    kept_folder(project, FIRST).mkdir(parents=True)
+    (project / "params.yaml").rename(kept_folder(project, FIRST) / "params.yaml")
+    write(load(ROOT / "recipes" / "demo.yaml", ["prices.usd_per_device_hour=1.0"]), project / "params.yaml")
+    assert printed()["total_usd"] == before
+    assert run_params(project, "another-run", []).prices.usd_per_device_hour == 1.0
+
+
+def test_the_table_shows_every_stage_and_the_phases_on_demand(project: Path) -> None:
+    plain, with_phases = call(), call("--costs")
+    assert plain.exit_code == with_phases.exit_code == 0
+    for stage in ("data", "sft", "reward", "ppo", "evaluate", "total"):
+        assert sum(line.split()[:1] == [stage] for line in plain.stdout.splitlines()) == 1
+    phases = [line.split()[:2] for line in with_phases.stdout.splitlines()]
+    assert [phase for stage, phase in (line for line in phases if len(line) == 2) if stage == "ppo"] == [
+        "done", "start", "rollout", "score", "reference", "value", "advantage", "update", "save", "other",
+    ]  # fmt: skip
+
+
+def test_html_is_written_and_its_path_printed(project: Path) -> None:
+    result = call("--html")
+    assert result.stdout.strip() == str(project / "report" / "report.html")
+    assert (project / "report" / "report.html").stat().st_size > 100_000
+
+
+def test_outside_of_a_project_it_says_so(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(project / "metrics")
+    assert isinstance(call("--json").exception, EnvironmentFault)
+
+
+def test_mistakes_are_errors_of_the_user(project: Path) -> None:
+    assert isinstance(call("no-such-run").exception, CostError)
+    assert isinstance(call("--set", "prices.usd_per_device_hours=1").exception, ParamsError)
+
+
+def test_rows_are_shipped_to_mlflow_on_demand(project: Path) -> None:
+    url = f"sqlite:///{project / 'mlflow.db'}"
+    command = [
+        sys.executable,
+        "-c",
+        "import typer; from cli.report import report; typer.run(report)",
+        "--sync",
+        "--set",
+        f"tracking.uri={url}",
+    ]
+    done = subprocess.run(
+        command, cwd=project, env={"PYTHONPATH": str(ROOT), "PATH": ""}, capture_output=True, text=True, check=False, timeout=240
+    )
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout.split()[0]) > 1000
+    assert (project / "mlflow.db").stat().st_size > 0
+
+
+def test_the_command_imports_neither_torch_nor_a_server() -> None:
+    heavy = "{'torch', 'prefect', 'mlflow', 'matplotlib', 'transformers'}"
+    program = f"import sys, cli.report, reporting.build, costs.ledger; print(sorted({heavy} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

@@ -1,0 +1,176 @@
+"""The page as a whole: whole, self-contained, the same twice, and written for every state a run can be in."""
+
+import json
+import re
+import resource
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from config.errors import CostError, EnvironmentFault
+from config.load import load
+from config.schema import Params
+from reporting.build import build_report
+from reporting.key_figures import key_figure
+from tests.reporting.plausible_run import BEGIN, Clock, write_cached_run, write_pipeline_run
+
+SECTIONS = {"evaluation", "cost", "samples", "frontier", "reward", "curves", "data", "parameters"}
+
+
+@pytest.fixture
+def params() -> Params:
+    return load(Path(__file__).parents[2] / "recipes" / "demo.yaml")
+
+
+class Page(HTMLParser):
+    """Elements and text of a page; refuses one whose tags do not nest."""
+
+    def __init__(self, content: str) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.texts: list[str] = []
+        self._open: list[str] = []
+        self.feed(content)
+        self.close()
+        assert self._open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+        if tag not in ("meta", "br"):
+            self._open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self._open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.texts.append(data)
+
+    def all(self, tag: str) -> Iterator[dict[str, str | None]]:
+        return (attributes for name, attributes in self.elements if name == tag)
+
+
+def read(path: Path) -> Page:
+    return Page(path.read_text(encoding="utf-8"))
+
+
+def test_the_page_has_every_section_and_a_picture_of_everything(tmp_path: Path, params: Params) -> None:
+    write_pipeline_run(tmp_path)
+    page = read(build_report(tmp_path, params))
+    assert {section["id"] for section in page.all("section")} == SECTIONS
+    assert {link["href"] for link in page.all("a")} == {f"#{name}" for name in SECTIONS}
+    pictures = list(page.all("svg"))
+    assert len(pictures) == 3 + 3 + 12 + 3  # sft, reward and ppo curves; frontier, calibration, lengths
+    assert all(picture["role"] == "img" and picture["aria-label"] for picture in pictures)
+    frontier = [text for text in page.texts if re.match(r"update \d+: KL", text)]
+    assert len(frontier) == 40
+
+
+def test_the_page_asks_for_nothing_from_outside(tmp_path: Path, params: Params) -> None:
+    write_pipeline_run(tmp_path)
+    content = build_report(tmp_path, params).read_text(encoding="utf-8")
+    page = Page(content)
+    policies = [meta["content"] for meta in page.all("meta") if meta.get("http-equiv") == "Content-Security-Policy"]
+    assert policies == ["default-src 'none'; style-src 'unsafe-inline'"]
+    assert not {"script", "link", "img", "iframe", "object"} & {tag for tag, _ in page.elements}
+    assert not [attributes for _, attributes in page.elements if "src" in attributes]
+    assert "url(" not in content
+    assert "@import" not in content
+
+
+def test_the_same_run_gives_the_same_bytes(tmp_path: Path, params: Params) -> None:
+    write_pipeline_run(tmp_path)
+    first = build_report(tmp_path, params).read_bytes()
+    assert build_report(tmp_path, params).read_bytes() == first
+
+
+def test_a_reply_full_of_markup_stays_text(tmp_path: Path, params: Params) -> None:
+    write_pipeline_run(tmp_path)
+    attack = '</p><script>alert(1)</script><img src=x onerror="x">\ud800\u202e\x00'
+    row = {"prompt": [{"role": "user", "content": attack}], "base": attack, "sft": "", "aligned": "x" * 5000}
+    (tmp_path / "evaluation/samples.jsonl").write_text(json.dumps(row) + "\n")
+    page = read(build_report(tmp_path, params))
+    assert not {"script", "img"} & {tag for tag, _ in page.elements}
+    assert sum("<script>alert(1)</script>" in text for text in page.texts) == 2
+    assert any("3,000 more characters" in text for text in page.texts)
+    assert "(empty reply)" in page.texts
+
+
+def test_a_cached_run_shows_what_it_saved_and_still_shows_the_results(tmp_path: Path, params: Params) -> None:
+    write_pipeline_run(tmp_path)
+    write_cached_run(tmp_path)
+    page = read(build_report(tmp_path, params))
+    assert page.texts.count("cached") == 5
+    assert len(list(page.all("svg"))) == 21
+
+
+@pytest.mark.parametrize("kept", [(), ("runs",), ("metrics",), ("runs", "metrics"), ("runs", "plots", "evaluation")])
+def test_whatever_is_missing_the_page_is_written(tmp_path: Path, params: Params, kept: tuple[str, ...]) -> None:
+    write_pipeline_run(tmp_path)
+    for name in {"runs", "metrics", "plots", "evaluation"} - set(kept):
+        (tmp_path / name).rename(tmp_path / f"gone-{name}")
+    if not kept:
+        with pytest.raises(CostError):
+            build_report(tmp_path, params)
+        return
+    page = read(build_report(tmp_path, params))
+    assert {section["id"] for section in page.all("section")} == SECTIONS
+
+
+def test_every_single_metric_may_be_null(tmp_path: Path, params: Params) -> None:
+    write_pipeline_run(tmp_path)
+    (tmp_path / "runs").rename(tmp_path / "gone-runs")  # metrics alone: hundreds of rows less to read each time
+    for path in (tmp_path / "metrics").glob("*.json"):
+        whole = json.loads(path.read_text())
+        for name in whole:
+            path.write_text(json.dumps({**whole, name: None}))
+            assert read(build_report(tmp_path, params)).elements
+            key_figure(path.stem, {**whole, name: None})
+        path.write_text(json.dumps(whole))
+
+
+def test_a_run_that_was_killed_at_once_has_a_page(tmp_path: Path, params: Params) -> None:
+    clock = Clock(tmp_path, "a", BEGIN)
+    clock.pipeline("start")
+    clock.attempt("data", 1, "start")
+    page = read(build_report(tmp_path, params))
+    assert "unfinished" in page.texts
+    assert sum("has no results in this run" in text for text in page.texts) == 3
+
+
+def test_a_curve_of_one_point_is_drawn(tmp_path: Path, params: Params) -> None:
+    clock = Clock(tmp_path, "a", BEGIN)
+    clock.pipeline("start")
+    clock.attempt("ppo", 1, "start")
+    clock.log("ppo", 1, 1, score=0.5, kl=0.0)
+    page = read(build_report(tmp_path, params))
+    assert len(list(page.all("svg"))) == 3  # score, KL, frontier
+    assert all("nan" not in str(attributes.get("cx")) for attributes in page.all("circle"))
+
+
+def test_a_page_that_can_not_be_written_leaves_the_previous_one(tmp_path: Path, params: Params) -> None:
+    write_pipeline_run(tmp_path)
+    path = build_report(tmp_path, params)
+    before = path.read_bytes()
+    write_cached_run(tmp_path)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, limits[1]))  # as on a disk with 50 kB left
+    try:
+        with pytest.raises(EnvironmentFault, match=r"report\.html"):
+            build_report(tmp_path, params)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert path.read_bytes() == before
+    assert [item.name for item in path.parent.iterdir()] == ["report.html"]
+
+
+def test_a_file_where_the_folder_should_be_is_a_plain_error(tmp_path: Path, params: Params) -> None:
+    write_pipeline_run(tmp_path)
+    (tmp_path / "report").write_text("mine")
+    with pytest.raises(EnvironmentFault, match="report"):
+        build_report(tmp_path, params)
+    assert (tmp_path / "report").read_text() == "mine"

@@ -1,0 +1,151 @@
+"""What the report takes to be a run's own results, and what it does when pieces are missing or broken."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from config import jsonl
+from config.errors import CostError
+from config.load import load
+from config.records import AttemptRow, MetricRow
+from config.schema import Params
+from reporting.inputs import NO_RUN, finite, kept_folder, read_findings
+from tests.reporting.plausible_run import BEGIN, Clock, write_cached_run, write_pipeline_run
+
+FIRST, SECOND = "20261121-120000-a1b2", "20261121-130000-c3d4"
+
+
+@pytest.fixture
+def params() -> Params:
+    return load(Path(__file__).parents[2] / "recipes" / "demo.yaml")
+
+
+def test_a_whole_run_is_read(tmp_path: Path, params: Params) -> None:
+    write_pipeline_run(tmp_path)
+    findings = read_findings(tmp_path, params)
+    assert findings.value("reward", "accuracy") == 0.832
+    assert len(findings.calibration) == 10
+    assert findings.calibration[0] == (0.525, 0.53, 210)
+    assert len(findings.samples) == 3
+    assert len(findings.plots["data_lengths"]) == 50
+    assert findings.notes == []
+
+
+def test_steps_that_were_done_again_appear_once_from_the_later_attempt(tmp_path: Path, params: Params) -> None:
+    write_pipeline_run(tmp_path)
+    rows = jsonl.read(tmp_path / "runs" / "ppo" / "metrics.jsonl", MetricRow).rows
+    again = next(row for row in rows if (row.attempt, row.step) == (2, 22) and "score" in row.values)
+    score = read_findings(tmp_path, params).curves["ppo"]["score"]
+    assert [step for step, _ in score] == [float(update) for update in range(1, 41)]
+    assert dict(score)[22.0] == again.values["score"]
+
+
+def test_steps_lost_with_a_checkpoint_are_not_part_of_the_curve(tmp_path: Path, params: Params) -> None:
+    clock = Clock(tmp_path, "manual", BEGIN)
+    for number, resumed, steps in ((1, 0, (1, 2, 3)), (2, 1, (2,))):
+        clock.now += 100
+        clock.attempt("sft", number, "start")
+        if resumed:
+            clock.attempt("sft", number, "resume", resumed)
+        for step in steps:
+            clock.log("sft", number, step, loss=float(number))
+    assert read_findings(tmp_path, params).curves["sft"]["loss"] == [(1.0, 1.0), (2.0, 2.0)]
+
+
+def test_results_of_an_earlier_run_are_not_shown_as_those_of_a_failed_one(tmp_path: Path, params: Params) -> None:
+    write_pipeline_run(tmp_path)
+    clock = Clock(tmp_path, SECOND, BEGIN + 3600)
+    clock.pipeline("start")
+    clock.attempt("data", 2, "start")
+    clock.attempt("data", 2, "end", exit_code=2, message="source is empty")
+    clock.pipeline("end", state="failed")
+    failed = read_findings(tmp_path, params)
+    assert all(failed.metrics[stage] == {} for stage in ("data", "reward", "evaluate"))
+    assert failed.samples == []
+    assert failed.calibration == []
+    assert failed.curves["ppo"] == {}
+    assert read_findings(tmp_path, params, FIRST).value("evaluate", "gold_aligned") == 0.884
+
+
+def test_results_replaced_by_a_later_run_come_from_the_copy_the_run_kept(tmp_path: Path, params: Params) -> None:
+    write_pipeline_run(tmp_path)
+    clock = Clock(tmp_path, SECOND, BEGIN + 3600)
+    clock.pipeline("start")
+    clock.attempt("sft", 2, "start")
+    clock.done("sft", 2, 1)
+    (tmp_path / "metrics/sft.json").write_text('{"eval_loss": 9.0}')
+    without = read_findings(tmp_path, params, FIRST)
+    assert without.metrics["sft"] == {}
+    assert len(without.notes) == 1
+    kept = kept_folder(tmp_path, FIRST) / "metrics"
+    kept.mkdir(parents=True)
+    (kept / "sft.json").write_text('{"eval_loss": 0.5}')
+    assert read_findings(tmp_path, params, FIRST).value("sft", "eval_loss") == 0.5
+    assert read_findings(tmp_path, params).value("sft", "eval_loss") == 9.0
+
+
+def test_outputs_that_were_restored_belong_to_the_run_that_restored_them(tmp_path: Path, params: Params) -> None:
+    write_pipeline_run(tmp_path)
+    other = Clock(tmp_path, "other", BEGIN + 3600)
+    other.pipeline("start")
+    other.attempt("sft", 2, "start")
+    other.done("sft", 2, 1)
+    write_cached_run(tmp_path)
+    findings = read_findings(tmp_path, params)
+    assert findings.value("sft", "eval_loss") == 0.641
+    assert findings.curves["sft"]["loss"][-1][0] == 600.0
+    assert findings.notes == []
+
+
+def test_outputs_made_by_hand_after_the_run_are_not_the_runs(tmp_path: Path, params: Params) -> None:
+    write_pipeline_run(tmp_path)
+    by_hand = Clock(tmp_path, "manual", BEGIN + 7200)
+    by_hand.attempt("reward", 2, "start")
+    by_hand.attempt("reward", 2, "end", exit_code=0)
+    findings = read_findings(tmp_path, params)
+    assert findings.metrics["reward"] == {}
+    assert findings.calibration == []
+    assert len(findings.curves["reward"]["loss"]) == 25
+
+
+def test_outputs_without_any_record_are_shown_without_a_bill(tmp_path: Path, params: Params) -> None:
+    with pytest.raises(CostError):
+        read_findings(tmp_path, params)
+    (tmp_path / "metrics").mkdir()
+    (tmp_path / "metrics/evaluate.json").write_text('{"gold_sft": 0.5}')
+    findings = read_findings(tmp_path, params)
+    assert findings.ledger.state == NO_RUN
+    assert findings.value("evaluate", "gold_sft") == 0.5
+    with pytest.raises(CostError):
+        read_findings(tmp_path, params, "no-such-run")
+
+
+@pytest.mark.parametrize("content", [b"{", b"\xff\xfe", b"[1]"])
+def test_broken_files_become_notes_not_crashes(tmp_path: Path, params: Params, content: bytes) -> None:
+    write_pipeline_run(tmp_path)
+    for name in ("metrics/evaluate.json", "evaluation/samples.jsonl", "plots/reward_calibration.csv"):
+        (tmp_path / name).write_bytes(content)
+    findings = read_findings(tmp_path, params)
+    assert findings.metrics["evaluate"] == {}
+    assert findings.samples == []
+    assert findings.calibration == []
+    assert len(findings.notes) >= 1 if content != b"[1]" else findings.notes == []
+
+
+def test_skipped_rows_are_reported(tmp_path: Path, params: Params) -> None:
+    write_pipeline_run(tmp_path)
+    with (tmp_path / "runs/sft/usage.jsonl").open("a") as file:
+        file.write('{"cut')
+    assert len(read_findings(tmp_path, params).notes) == 1
+
+
+def test_a_metric_counts_only_if_it_is_a_finite_number() -> None:
+    assert finite(1) == 1.0
+    assert [finite(value) for value in (True, None, "0.5", float("nan"), float("inf"))] == [None] * 5
+
+
+def test_rows_of_the_fixture_are_those_of_the_schema(tmp_path: Path) -> None:
+    write_pipeline_run(tmp_path)
+    assert jsonl.read(tmp_path / "runs/ppo/attempts.jsonl", AttemptRow).skipped == 0
+    assert json.loads((tmp_path / "metrics/ppo.json").read_text())["updates"] == 40

@@ -1,0 +1,92 @@
+"""The verdict follows the intervals, not the point estimates, and hacking goes before winning."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from config.load import load
+from config.schema import Params
+from reporting.inputs import read_findings
+from reporting.key_figures import key_figure
+from reporting.verdict import Verdict, verdict
+from tests.reporting.plausible_run import BEGIN, Clock, write_cached_run, write_pipeline_run
+
+
+@pytest.fixture
+def params() -> Params:
+    return load(Path(__file__).parents[2] / "recipes" / "demo.yaml")
+
+
+def judged(root: Path, params: Params, **changes: Any) -> Verdict:
+    path = root / "metrics/evaluate.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+    return verdict(read_findings(root, params))
+
+
+def test_a_gold_interval_above_one_half_is_success(tmp_path: Path, params: Params) -> None:
+    write_pipeline_run(tmp_path)
+    good = judged(tmp_path, params)
+    assert (good.tone, good.title) == ("good", "Alignment worked")
+    assert "87.3% (83.7% to 90.2%)" in good.sentence
+    assert "no sign of reward hacking" in good.sentence
+
+
+def test_an_interval_that_holds_one_half_decides_nothing(tmp_path: Path, params: Params) -> None:
+    write_pipeline_run(tmp_path)
+    assert judged(tmp_path, params, win_rate_gold_low=0.5).tone == "open"
+    assert judged(tmp_path, params, win_rate_gold_low=0.4, win_rate_gold_high=0.5).tone == "open"
+    assert judged(tmp_path, params, win_rate_gold_low=0.4, win_rate_gold_high=0.499).title == "Alignment did harm"
+
+
+def test_reward_hacking_is_bad_whatever_the_score(tmp_path: Path, params: Params) -> None:
+    write_pipeline_run(tmp_path)
+    hacked = judged(tmp_path, params, reward_hacking=True)
+    assert (hacked.tone, hacked.title) == ("bad", "Reward hacking")
+    assert "0.566 to 0.884" in hacked.sentence
+
+
+def test_without_gold_the_verdict_says_that_it_is_the_proxys(tmp_path: Path, params: Params) -> None:
+    write_pipeline_run(tmp_path, gold=False)
+    proxy = verdict(read_findings(tmp_path, params))
+    assert (proxy.tone, proxy.title) == ("good", "Score rose")
+    assert "no gold score" in proxy.sentence
+
+
+def test_a_run_that_failed_says_where_and_why(tmp_path: Path, params: Params) -> None:
+    clock = Clock(tmp_path, "a", BEGIN)
+    clock.pipeline("start")
+    clock.attempt("sft", 1, "start")
+    clock.use("sft", 1, "train", 1, 36.0)
+    clock.attempt("sft", 1, "end", exit_code=1, message="loss is nan")
+    clock.pipeline("end", state="failed")
+    failed = verdict(read_findings(tmp_path, params))
+    assert failed.tone == "open"
+    assert "stage sft (failed: loss is nan)" in failed.sentence
+    assert "36 s and cost $0.0010" in failed.sentence
+
+
+def test_the_bill_of_an_unchanged_run_is_what_it_saved(tmp_path: Path, params: Params) -> None:
+    write_pipeline_run(tmp_path)
+    first = read_findings(tmp_path, params)
+    write_cached_run(tmp_path)
+    second = read_findings(tmp_path, params)
+    assert second.ledger.total_usd == 0.0
+    assert second.ledger.saved_usd == pytest.approx(first.ledger.total_usd - first.ledger.waste_usd)
+    assert verdict(second).title == "Alignment worked"
+    assert "every stage was reused" in verdict(second).sentence
+
+
+def test_each_stage_has_its_key_figure(tmp_path: Path, params: Params) -> None:
+    write_pipeline_run(tmp_path)
+    metrics = read_findings(tmp_path, params).metrics
+    assert {stage: key_figure(stage, content) for stage, content in metrics.items()} == {
+        "data": "25,974 rows",
+        "sft": "eval loss 0.641",
+        "reward": "accuracy 83.2% of 84.8% possible",
+        "ppo": "score 1.62, KL 7.90",
+        "evaluate": "gold 0.566 → 0.884",
+    }
+    assert key_figure("evaluate", {"gold_sft": None, "win_rate_reward": 0.931}) == "win rate 93.1%"
+    assert [key_figure(stage, {}) for stage in metrics] == [""] * 5

@@ -1,0 +1,276 @@
+import csv
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from config import jsonl
+from config.errors import DataError, ParamsError
+from config.load import read, validate, write
+from config.records import UsageRow
+from training import helpdesk
+from training.cleaning import same_prompt_key
+from training.data import SECTIONS, data
+from training.sources import local_files
+from training.stage import Stage
+from training.tokenizer import decode_response, encode_prompt, encode_response, load_tokenizer, render_prompt, trained_tokenizer
+
+PROJECT = Path(__file__).parents[2]
+REAL = PROJECT / "../shared/data"
+DATASETS = ("sft", "preference", "prompts")
+HELPDESK = {"kind": "helpdesk", "sft_rows": 200, "preference_rows": 300, "prompt_rows": 100, "temperature": 0.12, "quality": 0.6}
+
+
+def file_source(path: Path, form: str, **columns: str) -> dict[str, Any]:
+    return {"kind": "file", "path": str(path), "format": form, "columns": columns}
+
+
+def run(root: Path, source: dict[str, Any], recipe: str = "demo", model: dict[str, Any] | None = None, **settings: Any) -> dict[str, Any]:
+    """Run the stage in `root` and return its metrics. `settings` change the data section, `model` the model section."""
+    content = read(PROJECT / f"recipes/{recipe}.yaml")
+    content["data"] |= {"source": source, **settings}
+    content["model"]["random"] |= {"vocab_size": 400}
+    content["model"] |= model or {}
+    write(validate(content, "test"), root / "params.yaml")
+    stage = Stage("data", SECTIONS, local_files, root)
+    stage.begin()
+    data(stage)
+    stage.meter.close(0)
+    return dict(json.loads((root / "metrics/data.json").read_text()))
+
+
+def rows(root: Path, dataset: str, split: str) -> list[dict[str, Any]]:
+    return list(jsonl.plain(root / f"data/prepared/{dataset}/{split}.jsonl"))
+
+
+def prompts(root: Path, split: str) -> set[str]:
+    return {same_prompt_key(row["prompt"]) for dataset in DATASETS for row in rows(root, dataset, split)}
+
+
+def files(root: Path) -> dict[str, bytes]:
+    outputs = [path for folder in ("data", "metrics", "plots") for path in (root / folder).rglob("*") if path.is_file()]
+    return {str(path.relative_to(root)): path.read_bytes() for path in outputs}
+
+
+def pair_rows(count: int = 60) -> list[dict[str, Any]]:
+    return [{"prompt": f"question {i}", "chosen": f"a good answer {i}", "rejected": f"a bad one {i}"} for i in range(count)]
+
+
+def jsonl_file(path: Path, content: list[Any]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in content))
+    return path
+
+
+# ---------------------------------------------------------------- the helpdesk world
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    root = tmp_path_factory.mktemp("helpdesk")
+    return root, run(root, HELPDESK)
+
+
+def test_the_files_hold_what_the_metrics_say(world: tuple[Path, dict[str, Any]]) -> None:
+    root, metrics = world
+    assert metrics["rows_read"] == metrics["rows_kept"] == 600
+    for dataset in DATASETS:
+        for split in ("train", "test"):
+            assert metrics[f"{dataset}_{split}_rows"] == len(rows(root, dataset, split)) > 0
+    assert set(rows(root, "sft", "train")[0]) == {"prompt", "completion"}
+    assert set(rows(root, "preference", "train")[0]) == {"prompt", "chosen", "rejected"}
+    assert set(rows(root, "prompts", "train")[0]) == {"prompt"}
+
+
+def test_no_prompt_is_in_two_splits_of_any_dataset(world: tuple[Path, dict[str, Any]]) -> None:
+    root, _ = world
+    assert not prompts(root, "train") & prompts(root, "test")
+
+
+def test_the_truth_of_the_world_is_reported_for_the_rows_that_were_kept(world: tuple[Path, dict[str, Any]]) -> None:
+    root, metrics = world
+    assert metrics["bayes_accuracy"] == helpdesk.bayes_accuracy(rows(root, "preference", "test"), 0.12)
+    assert metrics["gold_sft_mean"] == helpdesk.mean_gold(rows(root, "sft", "train"))
+    assert metrics["baseline_bow_low"] < metrics["baseline_bow"] < metrics["baseline_bow_high"]
+    assert metrics["baseline_bow"] < metrics["bayes_accuracy"] + 0.1
+
+
+def test_the_tokenizer_reads_every_row_back(world: tuple[Path, dict[str, Any]]) -> None:
+    root, metrics = world
+    tokenizer = load_tokenizer(root / "data/tokenizer")
+    assert len(tokenizer) == metrics["vocab_size"] <= 400
+    for row in rows(root, "sft", "test"):
+        assert decode_response(tokenizer, encode_response(tokenizer, row["completion"])) == row["completion"]
+    longest = max(
+        len(encode_prompt(tokenizer, row["prompt"])) + len(encode_response(tokenizer, row[side]))
+        for row in rows(root, "preference", "test")
+        for side in ("chosen", "rejected")
+    )
+    assert metrics["preference_test_tokens_max"] == longest
+
+
+def test_the_plots_hold_the_baselines_and_every_sequence(world: tuple[Path, dict[str, Any]]) -> None:
+    root, metrics = world
+    with (root / "plots/data_baselines.csv").open() as file:
+        assert {row["baseline"]: float(row["accuracy"]) for row in csv.DictReader(file)} == {
+            "longer_wins": metrics["baseline_longer_wins"], "bow": metrics["baseline_bow"],
+        }  # fmt: skip
+    with (root / "plots/data_lengths.csv").open() as file:
+        histogram = list(csv.DictReader(file))
+    sequences = sum(int(row["sequences"]) for row in histogram if (row["dataset"], row["split"]) == ("preference", "train"))
+    assert sequences == 2 * metrics["preference_train_rows"]
+
+
+def test_usage_is_recorded_per_phase(world: tuple[Path, dict[str, Any]]) -> None:
+    root, _ = world
+    usage = jsonl.read(root / "runs/data/usage.jsonl", UsageRow).rows
+    assert [row.phase for row in usage] == ["start", "read", "clean", "tokenise", "summarise", "write", "other"]
+    assert usage[2].sequences == 600
+    assert usage[3].tokens > 10_000
+
+
+def test_the_same_seed_gives_the_same_bytes(world: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+    run(tmp_path, HELPDESK)
+    assert files(tmp_path) == files(world[0])
+
+
+def test_more_rows_move_no_prompt_to_another_split(world: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+    run(tmp_path, {**HELPDESK, "preference_rows": 350, "sft_rows": 250})
+    for split in ("train", "test"):
+        assert prompts(world[0], split) <= prompts(tmp_path, split)
+
+
+# ---------------------------------------------------------------- files
+
+
+def test_demonstrations_and_prompts_come_from_the_pairs_unless_they_have_a_source(tmp_path: Path) -> None:
+    pairs = file_source(jsonl_file(tmp_path / "pairs.jsonl", pair_rows()), "pairs")
+    metrics = run(tmp_path, pairs)
+    assert metrics["rows_read"] == 60
+    assert metrics["sft_train_rows"] == metrics["preference_train_rows"] == metrics["prompts_train_rows"]
+    assert all(row["completion"].startswith("a good answer") for row in rows(tmp_path, "sft", "train"))
+    assert metrics["bayes_accuracy"] is None
+
+    told = jsonl_file(tmp_path / "told.jsonl", [{"q": f"task {i}", "a": f"done {i}"} for i in range(40)])
+    asked = jsonl_file(tmp_path / "asked.jsonl", [f"what is {i} ?" for i in range(30)])
+    metrics = run(
+        tmp_path,
+        pairs,
+        sft_source=file_source(told, "instructions", prompt="q", completion="a"),
+        prompt_source=file_source(asked, "prompts"),
+    )
+    assert metrics["rows_read"] == 130
+    assert metrics["sft_train_rows"] + metrics["sft_test_rows"] == 40
+    assert metrics["prompts_train_rows"] + metrics["prompts_test_rows"] == 30
+
+
+def test_refused_rows_are_in_the_quarantine_file_and_counted_by_reason(tmp_path: Path) -> None:
+    bad = [{"prompt": "p", "chosen": True, "rejected": "b"}, {"prompt": "p", "chosen": "a", "rejected": " "}]
+    metrics = run(tmp_path, file_source(jsonl_file(tmp_path / "pairs.jsonl", [*pair_rows(), *bad]), "pairs"))
+    quarantine = list(jsonl.plain(tmp_path / "data/prepared/quarantine.jsonl"))
+    assert [(row["reason"], row["number"], row["column"], row["original"]) for row in quarantine] == [
+        ("wrong_type", 61, "chosen", bad[0]),
+        ("empty", 62, "rejected", bad[1]),
+    ]
+    assert metrics["rows_kept"] + metrics["rows_quarantined"] == metrics["rows_read"] == 62
+    assert (metrics["quarantined_wrong_type"], metrics["quarantined_empty"]) == (1, 1)
+
+
+def test_above_the_limit_the_prepared_data_stays_and_the_refused_rows_can_be_looked_at(tmp_path: Path) -> None:
+    source = tmp_path / "pairs.jsonl"
+    run(tmp_path, file_source(jsonl_file(source, pair_rows()), "pairs"))
+    before = files(tmp_path)
+    jsonl_file(source, [*pair_rows(), *[{"prompt": "p", "chosen": "a", "rejected": ""}] * 20])
+    with pytest.raises(DataError, match="20 empty"):
+        run(tmp_path, file_source(source, "pairs"))
+    assert files(tmp_path) == before
+    assert len(list(jsonl.plain(tmp_path / "runs/data/quarantine.jsonl"))) == 20
+    run(tmp_path, file_source(source, "pairs"), max_quarantine_fraction=0.3)
+    assert not (tmp_path / "runs/data/quarantine.jsonl").exists()
+
+
+def test_a_prompt_that_fills_the_context_is_quarantined_with_its_tokens(tmp_path: Path) -> None:
+    long = {"prompt": "x y z " * 60, "chosen": "a", "rejected": "b"}
+    metrics = run(tmp_path, file_source(jsonl_file(tmp_path / "pairs.jsonl", [*pair_rows(), long]), "pairs"))
+    (refused,) = jsonl.plain(tmp_path / "data/prepared/quarantine.jsonl")
+    assert (refused["reason"], refused["number"], refused["original"]) == ("prompt_fills_context", 61, long)
+    assert metrics["rows_kept"] == 60
+    assert max(metrics[f"prompts_{split}_tokens_max"] for split in ("train", "test")) < 96
+
+
+def test_a_source_that_has_nothing_for_its_dataset_is_refused(tmp_path: Path) -> None:
+    told = jsonl_file(tmp_path / "told.jsonl", [{"prompt": "p", "completion": "a"}])
+    with pytest.raises(ParamsError, match=r"data\.source\.format=instructions"):
+        run(tmp_path, file_source(told, "instructions"))
+    with pytest.raises(ParamsError, match=r"data\.sft_source\.format=prompts"):
+        run(tmp_path, HELPDESK, sft_source=file_source(told, "prompts"))
+
+
+def test_the_tokenizer_of_a_base_model_is_used_with_the_prompt_template(tmp_path: Path) -> None:
+    base = trained_tokenizer([f"question {i} a good answer" for i in range(40)], 350)
+    base.save_pretrained(tmp_path / "base")
+    source = file_source(jsonl_file(tmp_path / "pairs.jsonl", pair_rows()), "pairs")
+    metrics = run(tmp_path, source, model={"path": str(tmp_path / "base"), "random": None}, prompt_template="Q: {prompt}\nA:")
+    tokenizer = load_tokenizer(tmp_path / "data/tokenizer")
+    assert metrics["vocab_size"] == len(base)
+    assert render_prompt(tokenizer, "question 1") == "Q: question 1\nA:"
+    assert tokenizer.get_vocab() == base.get_vocab()
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize(("content", "named"), [('{"prompt": "p", "cho', "line 1"), ('{"prompt": "p", "chosen": "a"}\n', "'rejected'")])
+def test_the_process_ends_with_2_and_one_line_on_a_bad_file_and_leaves_no_output(tmp_path: Path, content: str, named: str) -> None:
+    (tmp_path / "pairs.jsonl").write_text(content)
+    params = read(PROJECT / "recipes/demo.yaml")
+    params["data"]["source"] = {"kind": "file", "path": "pairs.jsonl", "format": "pairs", "columns": {}}
+    write(validate(params, "test"), tmp_path / "params.yaml")
+    environment = {**os.environ, "PYTHONPATH": str(PROJECT), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, "-m", "training.data"], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120
+    )
+    messages = [line for line in done.stderr.splitlines() if line.startswith("data: ")]
+    assert (done.returncode, len(messages)) == (2, 1)
+    assert "pairs.jsonl" in messages[0]
+    assert named in messages[0]
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "data").exists()
+
+
+# ---------------------------------------------------------------- real data
+
+
+@pytest.mark.skipif(not REAL.exists(), reason="../shared/data is not there")
+def test_real_votes_come_through_the_recipe(tmp_path: Path) -> None:
+    source = {**read(PROJECT / "recipes/votes-cpu.yaml")["data"]["source"], "path": str(REAL / "pandalm_testset/testset-v1.json")}
+    # room for every prompt, so that only dirty rows are refused
+    metrics = run(tmp_path, source, "votes-cpu", model={"context_length": 1024}, max_quarantine_fraction=0.1)
+    assert (metrics["rows_read"], metrics["quarantined_wrong_type"], metrics["quarantined_empty"]) == (999, 6, 55)  # 54 replies, 1 prompt
+    kept = sum(metrics[f"preference_{split}_rows"] for split in ("train", "test")) + metrics["preference_duplicates"]
+    assert kept + metrics["ties_dropped"] + metrics["rows_quarantined"] == 999
+    assert not prompts(tmp_path, "train") & prompts(tmp_path, "test")
+    assert 0.4 < metrics["chosen_first"] < 0.6
+    assert metrics["baseline_longer_wins_low"] > 0.5
+
+
+@pytest.mark.skipif(not REAL.exists(), reason="../shared/data is not there")
+def test_real_trees_demonstrations_and_prompts_come_through(tmp_path: Path) -> None:
+    metrics = run(
+        tmp_path,
+        file_source(REAL / "oasst_en100/en_100_tree.jsonl", "trees"),
+        "trees-cpu",
+        model={"context_length": 100_000},
+        max_prompt_chars=100_000,
+        max_response_chars=100_000,
+        sft_source=file_source(REAL / "gsm8k/train.jsonl", "instructions", prompt="question", completion="answer"),
+        prompt_source=file_source(REAL / "oasst_en100/prompt_lottery_en_250_text.jsonl", "prompts"),
+    )
+    assert metrics["rows_read"] == 1167 + 7473 + 250
+    assert metrics["rows_quarantined"] == 0
+    assert sum(metrics[f"preference_{split}_rows"] for split in ("train", "test")) == 754 - metrics["preference_duplicates"]
+    assert metrics["sft_train_rows"] + metrics["sft_test_rows"] == 7473 - metrics["sft_duplicates"]
+    assert not prompts(tmp_path, "train") & prompts(tmp_path, "test")
+    assert isinstance(rows(tmp_path, "preference", "train")[0]["prompt"], list)
+    assert isinstance(rows(tmp_path, "sft", "train")[0]["prompt"], str)

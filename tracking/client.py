@@ -1,0 +1,104 @@
+"""A connection to MLflow, and the few calls made on it that are safe to repeat."""
+
+import logging
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+from mlflow import MlflowClient
+from mlflow.entities import Metric, Param, RunTag
+from mlflow.exceptions import MlflowException
+from mlflow.protos.databricks_pb2 import RESOURCE_ALREADY_EXISTS, ErrorCode
+
+from config.errors import EnvironmentFault
+from config.schema import Tracking
+
+METRICS_PER_CALL = 1000
+PARAMS_PER_CALL = 100
+PARAM_CHARS = 6000
+"""Limits of MLflow's log_batch and of a parameter's value."""
+
+KEY_TAG = "rlhf.key"
+"""Tag that names what an MLflow run stands for, so that it is found again and never created twice."""
+
+
+class Connection(NamedTuple):
+    client: MlflowClient
+    experiment_id: str
+
+
+def resolved_uri(root: Path, uri: str) -> str:
+    """`uri` with a relative SQLite path taken from the project's folder."""
+    prefix = "sqlite:///"
+    if uri.startswith(prefix) and not uri.startswith(f"{prefix}/"):
+        return f"{prefix}{(root / uri.removeprefix(prefix)).resolve()}"
+    return uri
+
+
+@contextmanager
+def named_faults(uri: str) -> Iterator[None]:
+    """Whatever the tracker does wrong becomes an EnvironmentFault of one line."""
+    try:
+        yield
+    except EnvironmentFault:
+        raise
+    except Exception as error:
+        reason = " ".join(str(error).split())[:200]
+        raise EnvironmentFault(
+            f"MLflow at tracking.uri={uri} does not take rows: {type(error).__name__}: {reason}. "
+            "Start it or change the URI in params.yaml, then run rlhf report --sync; nothing is lost."
+        ) from error
+
+
+def connect(root: Path, tracking: Tracking) -> Connection:
+    """Open the tracker and find or create the experiment; the first time a database is created, which takes many seconds."""
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
+    for noisy in ("mlflow", "alembic"):
+        logging.getLogger(noisy).setLevel(logging.WARNING)
+    uri = resolved_uri(root, tracking.uri)
+    client = MlflowClient(uri, registry_uri=uri)
+    found = client.get_experiment_by_name(tracking.experiment)
+    if found is None:
+        # a database has no artifact store of its own, a server does
+        local = None if uri.startswith("http") else (root / "mlartifacts").resolve().as_uri()
+        try:
+            return Connection(client, client.create_experiment(tracking.experiment, artifact_location=local))
+        except MlflowException as error:
+            if error.error_code != ErrorCode.Name(RESOURCE_ALREADY_EXISTS):
+                raise
+            found = client.get_experiment_by_name(tracking.experiment)
+    if found.lifecycle_stage != "active":
+        raise EnvironmentFault(
+            f"tracking.experiment={tracking.experiment} was deleted in MLflow. Restore it there, or name another one in params.yaml."
+        )
+    return Connection(client, found.experiment_id)
+
+
+def ensure_run(connection: Connection, key: str, name: str, start: float, tags: Mapping[str, str]) -> str:
+    """The MLflow run that stands for `key`, created if need be. `start` in seconds since the epoch."""
+    client, experiment_id = connection
+    found = client.search_runs([experiment_id], f"tags.`{KEY_TAG}` = '{key}'", max_results=1)
+    if found:
+        return str(found[0].info.run_id)
+    run = client.create_run(experiment_id, start_time=round(start * 1000), tags={KEY_TAG: key, **tags}, run_name=name)
+    return str(run.info.run_id)
+
+
+def log(
+    connection: Connection,
+    run_id: str,
+    metrics: Sequence[Metric] = (),
+    params: Sequence[tuple[str, str]] = (),
+    tags: Mapping[str, str] | None = None,
+) -> None:
+    """Metrics, parameters and tags in as few calls as MLflow's limits allow."""
+    client = connection.client
+    for begin in range(0, len(metrics), METRICS_PER_CALL):
+        client.log_batch(run_id, metrics=metrics[begin : begin + METRICS_PER_CALL])
+    for begin in range(0, len(params), PARAMS_PER_CALL):
+        client.log_batch(run_id, params=[Param(key, value[:PARAM_CHARS]) for key, value in params[begin : begin + PARAMS_PER_CALL]])
+    if tags:
+        client.log_batch(run_id, tags=[RunTag(key, value) for key, value in tags.items()])

@@ -1,0 +1,77 @@
+"""From the digest of the data to the model's alias: datasets, artifacts and the registered model of a run."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+from mlflow.entities import Dataset, DatasetInput, InputTag
+from mlflow.exceptions import MlflowException
+from mlflow.protos.databricks_pb2 import RESOURCE_ALREADY_EXISTS, ErrorCode
+
+from config.schema import Params
+from tracking.client import Connection
+
+CHALLENGER = "challenger"
+DIGEST_CHARS = 36
+"""MLflow's limit; a DVC folder digest (32 hex digits and .dir) just fits."""
+
+
+def datasets(digests: Mapping[str, str], origin: Mapping[str, str], context: str) -> list[DatasetInput]:
+    """Dataset inputs of an MLflow run from DVC digests. `origin` holds the remote and the revision; they become tags."""
+    tags = [InputTag("mlflow.data.context", context), *(InputTag(key, value) for key, value in origin.items())]
+    return [
+        DatasetInput(Dataset(name=path, digest=digest[:DIGEST_CHARS], source_type="dvc", source=json.dumps({"path": path, **origin})), tags)
+        for path, digest in digests.items()
+    ]
+
+
+def log_evidence(connection: Connection, run_id: str, folder: Path) -> None:
+    """The run's own copies: params.yaml, dvc.lock, metrics, plots, report."""
+    if folder.is_dir():
+        connection.client.log_artifacts(run_id, str(folder))
+
+
+def register(connection: Connection, run_id: str, root: Path, params: Params, folder: Path, tags: Mapping[str, str]) -> dict[str, str]:
+    """Log models/<align.method> with the run and register it as the challenger; the tags to put on the run.
+
+    Content that is registered already gets no second version. A model that a later run has replaced can not be logged any more.
+    """
+    client, name = connection.client, params.tracking.registered_model
+    path = f"models/{params.align.method}"
+    digest = out_digest(folder / "dvc.lock", params.align.method, path)
+    if digest is None:
+        return {}
+    version = _version_of(connection, name, digest)
+    if version is None:
+        if out_digest(root / "dvc.lock", params.align.method, path) != digest or not (root / path).is_dir():
+            return {"rlhf.model": f"not registered: {path} was replaced before this run was shipped"}
+        client.log_artifacts(run_id, str(root / path), "model")
+        _ensure_registered_model(connection, name)
+        source = f"{client.get_run(run_id).info.artifact_uri}/model"
+        version = client.create_model_version(name, source=source, run_id=run_id, tags={"dvc.digest": digest, **tags}).version
+    client.set_registered_model_alias(name, CHALLENGER, version)
+    return {"rlhf.model": f"{name} version {version}", "dvc.model_digest": digest}
+
+
+def out_digest(lock: Path, stage: str, path: str) -> str | None:
+    """DVC's digest of an output in a dvc.lock, None if it is not there."""
+    if not lock.exists():
+        return None
+    content: dict[str, Any] = yaml.safe_load(lock.read_text(encoding="utf-8"))
+    outs = content.get("stages", {}).get(stage, {}).get("outs", [])
+    return next((out.get("md5") for out in outs if out["path"] == path), None)
+
+
+def _version_of(connection: Connection, name: str, digest: str) -> str | None:
+    found = connection.client.search_model_versions(f"name = '{name}' and tags.`dvc.digest` = '{digest}'", max_results=1)
+    return str(found[0].version) if found else None
+
+
+def _ensure_registered_model(connection: Connection, name: str) -> None:
+    try:
+        connection.client.create_registered_model(name)
+    except MlflowException as error:
+        if error.error_code != ErrorCode.Name(RESOURCE_ALREADY_EXISTS):
+            raise

@@ -1,0 +1,73 @@
+"""Rows of a stage as MLflow metrics: the same row always gives the same metrics, so that shipping twice stores once."""
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from mlflow.entities import Metric
+
+from config.records import MetricRow, UsageRow
+from costs.ledger import Ledger, StageCost, usd_of
+
+PREFIXES = {"evaluate": "eval"}
+"""Stage -> first part of its metrics' names, where it is not the stage's own."""
+
+
+def metric_name(*parts: str) -> str:
+    """Parts joined by slashes, with what MLflow does not take in a name replaced."""
+    return "/".join(re.sub(r"[^\w\-. ]", "_", part) for part in parts)
+
+
+def training_metrics(stage: str, row: MetricRow) -> list[Metric]:
+    """`sft/loss` ..., at the row's step."""
+    return [_metric(metric_name(PREFIXES.get(stage, stage), name), value, row.time, row.step) for name, value in row.values.items()]
+
+
+def usage_metrics(row: UsageRow, usd_per_device_hour: float) -> list[Metric]:
+    """`phase/<phase>/seconds` and what else the phase of one step spent."""
+    usd = usd_of(row.seconds * row.world_size, usd_per_device_hour)
+    spent = {"seconds": row.seconds, "usd": usd, "tokens": row.tokens, "peak_bytes": row.peak_bytes}
+    return [_metric(metric_name("phase", row.phase, name), value, row.time, row.step) for name, value in spent.items()]
+
+
+def final_metrics(metrics: Mapping[str, Mapping[str, Any]], time: float) -> list[Metric]:
+    """Per stage the numbers of its metrics/<stage>.json; a boolean counts as 0 or 1, null and text are left out."""
+    return [
+        _metric(metric_name(PREFIXES.get(stage, stage), name), value, time, 0)
+        for stage, values in metrics.items()
+        for name, value in values.items()
+        if isinstance(value, bool | int | float)
+    ]
+
+
+def cost_metrics(book: Ledger, time: float) -> list[Metric]:
+    """`cost/*` of a whole run, and `stage/<stage>/*`."""
+    device_hours = sum(stage.device_seconds for stage in book.stages) / 3600
+    values = {
+        "cost/usd": book.total_usd,
+        "cost/gpu_hours": device_hours,
+        "cost/waste_usd": book.waste_usd,
+        "cost/saved_usd": book.saved_usd,
+        "cost/seconds": book.total_seconds,
+    }
+    for stage in book.stages:
+        values |= _stage_costs(stage)
+    return [_metric(name, value, time, 0) for name, value in values.items()]
+
+
+def _stage_costs(stage: StageCost) -> dict[str, float]:
+    costs = {f"stage/{stage.stage}/seconds": stage.seconds, f"stage/{stage.stage}/usd": stage.usd}
+    return costs | {metric_name("phase", stage.stage, phase.phase, "seconds"): phase.seconds for phase in stage.phases}
+
+
+def flat_params(node: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, str]]:
+    """(`ppo.kl.coef`, `0.05`) ..., as params.yaml has them."""
+    for key, value in node.items():
+        if isinstance(value, Mapping) and value:
+            yield from flat_params(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", str(value)
+
+
+def _metric(name: str, value: float, time: float, step: int) -> Metric:
+    return Metric(name, float(value), round(time * 1000), step)

@@ -1,0 +1,201 @@
+"""Ship what the runs of this workspace have left since the last time: the one way rows reach MLflow, live or later.
+
+A parent MLflow run per pipeline run, below it one per stage attempt. Everything is read from files (runs/pipeline.jsonl, the
+streams of the stages, the run's own copies), so it makes no difference whether MLflow was up when they were written.
+"""
+
+import hashlib
+import json
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+from mlflow.entities import Metric
+
+from config import jsonl
+from config.errors import EXIT_DONE, EXIT_RESUMABLE, RlhfError
+from config.load import load as load_params
+from config.records import NO_RUN_ID, STAGES, AttemptRow, MetricRow, PipelineRow, UsageRow
+from config.schema import Params
+from costs.ledger import ledger
+from tracking.client import Connection, connect, ensure_run, log, named_faults
+from tracking.cursor import Cursor, cursor_path, exclusive, load, save
+from tracking.lineage import datasets, log_evidence, register
+from tracking.rows import cost_metrics, final_metrics, flat_params, training_metrics, usage_metrics
+
+PIPELINE = "pipeline.jsonl"
+STATUS = {"completed": "FINISHED", "stopped": "KILLED", "killed": "KILLED"}
+"""State of a pipeline run -> MLflow's status; any other is FAILED."""
+
+
+def sync(root: Path, params: Params, at_work: str | None = None) -> int:
+    """Ship all rows that `params.tracking` has not seen; doing it again, or being killed in between, changes nothing.
+
+    Returns how many rows there were. `at_work` names a pipeline run whose results are still being written: its end is left for
+    the next time.
+    Raises EnvironmentFault if MLflow does not take them; they stay where they are.
+    """
+    path = cursor_path(root, params.tracking.uri)
+    with exclusive(path), named_faults(params.tracking.uri):
+        return Shipment(root, params, connect(root, params.tracking), path).ship(at_work)
+
+
+class Shipment:
+    """One pass over the files."""
+
+    def __init__(self, root: Path, params: Params, connection: Connection, path: Path) -> None:
+        self._root, self._params, self._connection, self._path = root, params, connection, path
+        self._cursor: Cursor = load(path)
+        self._cursor.experiment_id = connection.experiment_id
+        self._rows = 0
+
+    def ship(self, at_work: str | None) -> int:
+        follower = self._cursor.follower(self._root, PIPELINE)
+        pipeline, offset = [], follower.offset
+        for row in follower.read(PipelineRow):
+            if row.event == "end" and row.run_id == at_work:
+                break
+            pipeline.append(row)
+            offset = follower.offset
+        for row in pipeline:
+            if row.event == "start":
+                self._start_run(row)
+        for stage in STAGES:
+            self._ship_stage(stage)
+        for row in pipeline:
+            if row.event == "stage":
+                self._note_stage(row)
+            elif row.event == "end":
+                self._end_run(row)
+        self._rows += len(pipeline)
+        self._cursor.offsets[PIPELINE] = offset
+        save(self._cursor, self._path)
+        return self._rows
+
+    # ------------------------------------------------------------ pipeline runs
+
+    def _start_run(self, row: PipelineRow) -> None:
+        origin = {key: str(value) for key, value in row.detail.items() if isinstance(value, str | bool)}
+        self._run(row.run_id, row.run_id, row.time, {"rlhf.run_id": row.run_id, **origin})
+        params = self._params_of(row.run_id)
+        log(self._connection, self._cursor.runs[row.run_id], params=list(flat_params(params.model_dump(mode="json"))))
+
+    def _note_stage(self, row: PipelineRow) -> None:
+        """Which outputs a stage contributed, and what it read."""
+        state = "unchanged" if row.cached else "made"
+        made_by = f"{state}, attempt {row.attempt}" if row.attempt is not None else state
+        parent = self._parent(row.run_id, row.time)
+        log(self._connection, parent, tags={f"stage.{row.stage}": made_by})
+        origin = self._origin(row.run_id)
+        if row.stage == "data":
+            prepared = {path: digest for path, digest in row.detail.get("outs", {}).items() if path.startswith("data/")}
+            self._connection.client.log_inputs(parent, datasets(prepared, origin, "prepared"))
+        child = self._cursor.runs.get(f"{row.run_id}/{row.stage}/{row.attempt}")
+        read = row.detail.get("deps", {})
+        if child and read and not row.cached:
+            self._connection.client.log_inputs(child, datasets(read, origin, row.stage))
+
+    def _end_run(self, row: PipelineRow) -> None:
+        """Results, evidence, the model, and an end to everything of this run that still shows as running."""
+        run_id, folder = self._parent(row.run_id, row.time), self._root / "runs" / "pipeline" / row.run_id
+        params = self._params_of(row.run_id)
+        results = {stage: _read_json(folder / "metrics" / f"{stage}.json") for stage in STAGES}
+        metrics = final_metrics(results, row.time) + cost_metrics(ledger(self._root, params, row.run_id), row.time)
+        log(self._connection, run_id, metrics=metrics)
+        log_evidence(self._connection, run_id, folder)
+        if row.state == "completed":
+            tags = {"rlhf.run_id": row.run_id, **self._origin(row.run_id)}
+            log(self._connection, run_id, tags=register(self._connection, run_id, self._root, params, folder, tags))
+        for key in [key for key in self._cursor.open if key.startswith(f"{row.run_id}/")]:
+            self._close(key, "KILLED", row.time)
+        self._close(row.run_id, STATUS.get(row.state, "FAILED"), row.time)
+
+    def _params_of(self, run_id: str) -> Params:
+        """The run's own params: its prices are part of its rows, and must be the same if they are shipped again."""
+        try:
+            return load_params(self._root / "runs" / "pipeline" / run_id / "params.yaml")
+        except RlhfError:
+            return self._params
+
+    def _origin(self, run_id: str) -> dict[str, str]:
+        rows = jsonl.read(self._root / "runs" / PIPELINE, PipelineRow).rows
+        detail: dict[str, str] = next((row.detail for row in rows if row.run_id == run_id and row.event == "start"), {})
+        return {key: detail[key] for key in ("dvc.remote", "git.commit") if key in detail}
+
+    # ------------------------------------------------------------ attempts
+
+    def _ship_stage(self, stage: str) -> None:
+        attempts = self._cursor.follower(self._root, f"{stage}/attempts.jsonl")
+        ends = []
+        for row in attempts.read(AttemptRow):
+            self._rows += 1
+            if row.event == "end":
+                ends.append(row)
+            else:
+                self._child(stage, row.run_id, row.attempt, row.time)
+        self._ship_metrics(stage)
+        for row in ends:
+            self._end_attempt(stage, row)
+        self._cursor.offsets[f"{stage}/attempts.jsonl"] = attempts.offset
+        save(self._cursor, self._path)
+
+    def _ship_metrics(self, stage: str) -> None:
+        """The rows of both streams, grouped by the attempt they belong to."""
+        metrics = self._cursor.follower(self._root, f"{stage}/metrics.jsonl")
+        usage = self._cursor.follower(self._root, f"{stage}/usage.jsonl")
+        batches: dict[tuple[str, int], list[Metric]] = defaultdict(list)
+        begins: dict[tuple[str, int], float] = {}
+        prices: dict[str, float] = {}
+        rows: list[MetricRow | UsageRow] = [*metrics.read(MetricRow), *usage.read(UsageRow)]
+        for row in rows:
+            owner = (row.run_id, row.attempt)
+            begins.setdefault(owner, row.time)
+            if isinstance(row, MetricRow):
+                batches[owner] += training_metrics(stage, row)
+            else:
+                price = prices.setdefault(row.run_id, self._params_of(row.run_id).prices.usd_per_device_hour)
+                batches[owner] += usage_metrics(row, price)
+            self._rows += 1
+        for (run_id, attempt), batch in batches.items():
+            log(self._connection, self._child(stage, run_id, attempt, begins[run_id, attempt]), metrics=batch)
+        if batches:
+            self._cursor.offsets |= {f"{stage}/metrics.jsonl": metrics.offset, f"{stage}/usage.jsonl": usage.offset}
+            save(self._cursor, self._path)
+
+    def _end_attempt(self, stage: str, row: AttemptRow) -> None:
+        run_id = self._child(stage, row.run_id, row.attempt, row.time)
+        tags = {"rlhf.exit_code": str(row.exit_code), "rlhf.fingerprint": row.fingerprint, "rlhf.device": row.device}
+        log(self._connection, run_id, tags=tags | ({"rlhf.message": row.message} if row.message else {}))
+        status = {EXIT_DONE: "FINISHED", EXIT_RESUMABLE: "KILLED"}.get(row.exit_code or EXIT_DONE, "FAILED")
+        self._close(f"{row.run_id}/{stage}/{row.attempt}", status, row.time)
+
+    # ------------------------------------------------------------ MLflow runs
+
+    def _parent(self, run_id: str, time: float) -> str:
+        name = "started by hand" if run_id == NO_RUN_ID else run_id
+        return self._run(run_id, name, time, {"rlhf.run_id": run_id})
+
+    def _child(self, stage: str, run_id: str, attempt: int, time: float) -> str:
+        tags = {"mlflow.parentRunId": self._parent(run_id, time), "rlhf.run_id": run_id, "rlhf.stage": stage, "rlhf.attempt": str(attempt)}
+        key = f"{run_id}/{stage}/{attempt}"
+        if key not in self._cursor.runs:
+            for older in [other for other in self._cursor.open if other.startswith(f"{run_id}/{stage}/")]:
+                self._close(older, "KILLED", time)  # it never said that it ended: one process at a time works at a stage
+        return self._run(key, stage if attempt == 1 else f"{stage} (attempt {attempt})", time, tags)
+
+    def _run(self, key: str, name: str, time: float, tags: dict[str, str]) -> str:
+        if key not in self._cursor.runs:
+            # a server may be shared by several workspaces
+            workspace = hashlib.sha256(str(self._root.resolve()).encode()).hexdigest()[:8]
+            self._cursor.runs[key] = ensure_run(self._connection, f"{workspace}/{key}", name, time, tags)
+            self._cursor.open.append(key)
+        return self._cursor.runs[key]
+
+    def _close(self, key: str, status: str, time: float) -> None:
+        self._connection.client.set_terminated(self._cursor.runs[key], status, end_time=round(time * 1000))
+        if key in self._cursor.open:
+            self._cursor.open.remove(key)
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}

@@ -1,0 +1,67 @@
+"""Order and shape of batches: length buckets, token budgets, padding.
+
+Shapes: B sequences, L tokens.
+"""
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+from torch.utils.data import Sampler
+
+
+class LengthBuckets(Sampler[int]):
+    """Visits every row once an epoch, rows of like length side by side, batches in random order.
+
+    The order is a function of seed and epoch alone, so that a resumed run sees the data of the run that never stopped.
+    """
+
+    def __init__(self, lengths: Sequence[int], batch_size: int, seed: int) -> None:
+        self._lengths = torch.tensor(lengths)
+        self._batch_size = batch_size
+        self._seed = seed
+        self._epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self._epoch = epoch
+
+    def __len__(self) -> int:
+        return len(self._lengths)
+
+    def __iter__(self) -> Iterator[int]:
+        generator = torch.Generator().manual_seed(self._seed * 1_000_003 + self._epoch)
+        order = torch.randperm(len(self), generator=generator)
+        # Sorting all rows would make every epoch's batches the same: sort within pools of 50 batches.
+        pools = [pool[torch.argsort(self._lengths[pool], stable=True)] for pool in order.split(50 * self._batch_size)]
+        batches = [batch for pool in pools for batch in pool.split(self._batch_size)]
+        last = batches.pop() if len(batches[-1]) < self._batch_size else None  # a short batch would shift those after it
+        mixed = [batches[i] for i in torch.randperm(len(batches), generator=generator)]
+        return iter([int(i) for batch in [*mixed, *([last] if last is not None else [])] for i in batch])
+
+
+def token_budget_batches(lengths: Sequence[int], budget_tokens: int) -> list[list[int]]:
+    """Indices of `lengths` in batches of like length whose padded size (rows times longest) stays within the budget.
+
+    A row longer than the budget is a batch of its own. Longest first, so that the peak of memory comes at once.
+    """
+    batches: list[list[int]] = []
+    for index in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
+        if batches and (len(batches[-1]) + 1) * lengths[batches[-1][0]] <= budget_tokens:
+            batches[-1].append(index)
+        else:
+            batches.append([index])
+    return batches
+
+
+def pad_right(rows: Sequence[Sequence[int]], pad: int) -> Tensor:
+    """[B, L] token ids, short rows filled with `pad` on the right: no real token of a causal model sees them."""
+    longest = max(len(row) for row in rows)
+    return torch.tensor([[*row, *[pad] * (longest - len(row))] for row in rows])
+
+
+def pad_left(rows: Sequence[Sequence[int]], pad: int) -> tuple[Tensor, Tensor]:
+    """[B, L] token ids with `pad` on the left, and their mask (True where the token counts)."""
+    longest = max(len(row) for row in rows)
+    ids_BL = torch.tensor([[*[pad] * (longest - len(row)), *row] for row in rows])
+    mask_BL = torch.tensor([[False] * (longest - len(row)) + [True] * len(row) for row in rows])
+    return ids_BL, mask_BL

@@ -1,0 +1,193 @@
+"""Stage `data`: from a source of preferences to clean rows in TRL's forms, split by prompt, and the tokenizer.
+
+params.yaml (seed, model, data) and the source -> data/prepared, data/tokenizer, metrics/data.json, plots/data_*.csv
+"""
+
+import logging
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from transformers import PreTrainedTokenizerBase
+
+from config.errors import DataError, ParamsError
+from config.schema import Data, HelpdeskSource, HubSource, Params, Source
+from training import helpdesk
+from training.artifacts import replacing, write_csv, write_json
+from training.cleaning import Refusal, TextRules, check_quarantine_fraction, write_quarantine
+from training.data_summary import (
+    baselines,
+    duplicate_metrics,
+    flat,
+    gold_metrics,
+    label_balance,
+    length_histogram,
+    reply_pairs,
+    row_counts,
+    source_metrics,
+    token_lengths,
+)
+from training.formats import Example, Parsed, check_columns, column_names, parse_rows
+from training.rows import USES, crowded_out, each, make_dataset, prompt_tokens, refuse_empty_splits, write_prepared
+from training.sources import SourceRow, Table, local_files, read_file, read_hub
+from training.splits import SPLITS, split_of
+from training.stage import Stage, run_stage
+from training.tokenizer import SPECIAL_TOKENS, pretrained_tokenizer, trained_tokenizer
+from training.trees import parse_trees
+
+logger = logging.getLogger("training.data")  # as a process this module is called __main__
+
+SECTIONS = ("seed", "model", "data")
+QUARANTINE_OF_FAILED_ATTEMPT = "runs/data/quarantine.jsonl"
+
+
+def data(stage: Stage) -> None:
+    params, root = stage.params, stage.root
+    # 1. read every source
+    with stage.meter.phase("read", 0) as work:
+        needs = read_sources(params, root)
+        work.add(sequences=sum(len(need.table.rows) for need in needs))
+    stage.stop_if_requested()
+    # 2. check every row
+    with stage.meter.phase("clean", 0) as work:
+        base = None if params.model.path is None else pretrained_tokenizer(params.model, params.data.prompt_template)
+        special_tokens = SPECIAL_TOKENS if base is None else tuple(base.all_special_tokens)
+        rules = TextRules(params.data.max_prompt_chars, params.data.max_response_chars, special_tokens)
+        parsed = [parse(need, rules) for need in needs]
+        refusals = [refusal for part in parsed for refusal in part.refusals]
+        refuse_if_too_many(refusals, parsed, params.data, root)
+        work.add(sequences=sum(part.rows_read for part in parsed))
+    stage.stop_if_requested()
+    # 3. the tokenizer, the prompts that leave no room for a response, and the three datasets
+    with stage.meter.phase("tokenise", 0) as work:
+        examples = [example for part in parsed for example in part.examples]
+        tokenizer = base or train_tokenizer(examples, params)
+        tokens = prompt_tokens(tokenizer, examples)
+        crowded = {example: crowded_out(example, tokens[example], params.model.context_length) for example in examples}
+        refusals += [refusal for refusal in crowded.values() if refusal is not None]
+        refuse_if_too_many(refusals, parsed, params.data, root)
+        by_use = {use: [example for example in examples_for(use, needs, parsed) if crowded[example] is None] for use in USES}
+        datasets = {use: make_dataset(use, by_use[use], params.data.test_fraction, tokenizer, tokens) for use in USES}
+        refuse_empty_splits(datasets, params.data.test_fraction)
+        sequences = [length for *_, rows in each(datasets) for row in rows for length in row.sequence_tokens]
+        work.add(sum(sequences), len(sequences))
+    stage.stop_if_requested()
+    # 4. what a reward model has to beat, and everything else people ask about data
+    with stage.meter.phase("summarise", 0):
+        pairs = {split: reply_pairs(datasets["preference"][split]) for split in SPLITS}
+        trivial = baselines(pairs)
+        metrics = {
+            **source_metrics(parsed, refusals),
+            **duplicate_metrics(by_use, datasets),
+            **row_counts(datasets),
+            **token_lengths(datasets),
+            **label_balance(pairs, [pair.chosen_first for example in by_use["preference"] for pair in example.pairs]),
+            **flat(trivial, "baseline"),
+            **gold_metrics(datasets, params.data),
+            "vocab_size": len(tokenizer),
+        }
+    stage.stop_if_requested()
+    # 5. everything in place
+    with stage.meter.phase("write", 0):
+        write_prepared(root / "data/prepared", datasets, refusals)
+        with replacing(root / "data/tokenizer") as folder:
+            tokenizer.save_pretrained(folder)
+        write_csv(root / "plots/data_lengths.csv", ("dataset", "split", "tokens", "sequences"), length_histogram(datasets))
+        write_csv(root / "plots/data_baselines.csv", ("baseline", "accuracy", "low", "high"), [(name, *p) for name, p in trivial.items()])
+        write_json(root / "metrics/data.json", metrics)
+        (root / QUARANTINE_OF_FAILED_ATTEMPT).unlink(missing_ok=True)
+    counts = ", ".join(f"{len(rows)} {name}/{split}" for name, split, rows in each(datasets))
+    logger.info("%d of %d rows refused; prepared %s", len(refusals), metrics["rows_read"], counts)
+
+
+class Need(NamedTuple):
+    """A table to read, and which datasets its examples serve."""
+
+    table: Table
+    form: str
+    columns: Mapping[str, str]
+    uses: tuple[str, ...]
+
+
+HELPDESK_FORMATS = {"sft": "instructions", "preference": "pairs", "prompts": "prompts"}
+
+SERVING_FORMATS = {
+    "sft": ("pairs", "votes", "trees", "instructions"),
+    "preference": ("pairs", "votes", "trees"),
+    "prompts": ("pairs", "votes", "trees", "instructions", "prompts"),
+}
+
+
+def read_sources(params: Params, root: Path) -> list[Need]:
+    """The tables of the configured sources; data.source serves every dataset that has no source of its own.
+
+    Raises DataError as training/sources.py does, and ParamsError for a format that has nothing for its dataset.
+    """
+    settings = params.data
+    own = {"sft": ("data.sft_source", settings.sft_source), "prompts": ("data.prompt_source", settings.prompt_source)}
+    shared = tuple(use for use in USES if use not in own or own[use][1] is None)
+    needs = _needs(settings.source, "data.source", shared, params.seed, root)
+    for use, (setting, source) in own.items():
+        if source is not None:
+            needs += _needs(source, setting, (use,), params.seed, root)
+    return needs
+
+
+def _needs(source: Source, setting: str, uses: tuple[str, ...], seed: int, root: Path) -> list[Need]:
+    if isinstance(source, HelpdeskSource):
+        world = helpdesk.generate(source, seed)._asdict()
+        return [_helpdesk_need(use, world[use], setting, seed) for use in uses]
+    for use in uses:
+        if source.format not in SERVING_FORMATS[use]:
+            raise ParamsError(
+                f"{setting}.format={source.format} has no rows for the {use} data, which needs one of "
+                f"{', '.join(SERVING_FORMATS[use])}. Change the format or the source in params.yaml."
+            )
+    columns = column_names(source.format, source.columns, setting)
+    table = read_hub(source, setting) if isinstance(source, HubSource) else read_file(source, root, setting)
+    check_columns(table, source.format, columns, setting)
+    return [Need(table, source.format, columns, uses)]
+
+
+def _helpdesk_need(use: str, rows: Sequence[Mapping[str, str]], setting: str, seed: int) -> Need:
+    table = Table(f"{setting} helpdesk (seed {seed}), {use}", "row", [SourceRow(i, row) for i, row in enumerate(rows, start=1)])
+    form = HELPDESK_FORMATS[use]
+    return Need(table, form, column_names(form, {}, setting), (use,))
+
+
+def parse(need: Need, rules: TextRules) -> Parsed:
+    """The examples of a table and the rows that were refused."""
+    if need.form == "trees":
+        return parse_trees(need.table, need.columns, rules)
+    return parse_rows(need.table, need.form, need.columns, rules)
+
+
+def examples_for(use: str, needs: Sequence[Need], parsed: Sequence[Parsed]) -> list[Example]:
+    return [example for need, part in zip(needs, parsed, strict=True) if use in need.uses for example in part.examples]
+
+
+def refuse_if_too_many(refusals: Sequence[Refusal], parsed: Sequence[Parsed], settings: Data, root: Path) -> None:
+    """Fail above `data.max_quarantine_fraction`; the refused rows are then found in runs/data, the prepared data stays.
+
+    Raises DataError.
+    """
+    rows_read = sum(part.rows_read for part in parsed)
+    try:
+        check_quarantine_fraction(refusals, rows_read, settings.max_quarantine_fraction, QUARANTINE_OF_FAILED_ATTEMPT)
+    except DataError:
+        write_quarantine(root / QUARANTINE_OF_FAILED_ATTEMPT, refusals)
+        raise
+
+
+def train_tokenizer(examples: Iterable[Example], params: Params) -> PreTrainedTokenizerBase:
+    """A tokenizer learnt from the train split alone."""
+    assert params.model.random is not None
+    train = [example for example in examples if split_of(example.prompt, params.data.test_fraction) == "train"]
+    replies = [text for example in train for text in (*example.completions, *(text for pair in example.pairs for text in pair[:2]))]
+    prompts = [example.prompt for example in train]
+    return trained_tokenizer(replies, params.model.random.vocab_size, params.data.prompt_template, prompts)
+
+
+if __name__ == "__main__":
+    sys.exit(run_stage("data", SECTIONS, local_files, data))

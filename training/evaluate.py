@@ -1,0 +1,193 @@
+"""Stage `evaluate`: base, SFT and aligned model answer the same held-out prompts and are compared.
+
+data/prepared/prompts/test.jsonl, models/{sft,reward,<align.method>} -> metrics/evaluate.json, plots/evaluate.csv, evaluation/samples.jsonl
+"""
+
+import json
+import sys
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from config import jsonl
+from config.errors import DataError
+from training.artifacts import write_csv, write_json, write_jsonl
+from training.comparison import distinct_n, gain, gain_at_equal_length, reward_hacking, score_judge, win_rate
+from training.helpdesk import gold_score
+from training.models import base_model, load_policy, load_reward_model
+from training.rollout import Limits, generate, sampling_noise
+from training.scoring import score
+from training.sequences import sequence_logprobs
+from training.stage import Stage, run_stage
+from training.tokenizer import Prompt, decode_response, encode_prompts, load_tokenizer, prompt_text
+
+SECTIONS = ("seed", "model", "align", "evaluate")
+MODELS = ("base", "sft", "aligned")
+
+
+class Answers(NamedTuple):
+    """What one model says to the held-out prompts, in their order."""
+
+    texts: list[str]
+    lengths: list[int]
+    """Tokens, the end-of-sequence token included."""
+    ended: list[bool]
+    rewards: list[float]
+    golds: list[float] | None
+    kl: list[float]
+    """Nats per response from the SFT model."""
+
+
+def inputs(method: str) -> tuple[str, ...]:
+    return ("data/prepared/prompts/test.jsonl", "data/tokenizer", "models/sft", "models/reward", f"models/{method}")
+
+
+def evaluate(stage: Stage) -> None:
+    settings = stage.params.evaluate
+    tokenizer = load_tokenizer(stage.root / "data/tokenizer")
+    prompts = held_out_prompts(stage)
+    is_helpdesk = stage.params.data.source.kind == "helpdesk"
+    answers = {}
+    for step, name in enumerate(MODELS, start=1):
+        answers[name] = kept(stage, step, name, lambda name=name: answer(stage, name, prompts, tokenizer, gold_score if is_helpdesk else None))
+        stage.step = step
+        stage.log(step, {f"{name}_{key}": value for key, value in describe(answers[name]).items() if value is not None})
+        stage.stop_if_requested()
+    with stage.meter.phase("compare", len(MODELS)):
+        write_json(stage.root / "metrics/evaluate.json", compare(answers, settings.confidence, stage.params.seed))
+        table = [[name, key, value] for name in MODELS for key, value in describe(answers[name]).items() if value is not None]
+        write_csv(stage.root / "plots/evaluate.csv", ("model", "metric", "value"), table)
+        write_jsonl(stage.root / "evaluation/samples.jsonl", samples(prompts[: settings.samples], answers))
+    stage.checkpoints.clear()
+
+
+def held_out_prompts(stage: Stage) -> list[Prompt]:
+    """The first `evaluate.prompts` held-out prompts that leave room for a response.
+
+    Raises DataError if there is none.
+    """
+    path = stage.root / "data/prepared/prompts/test.jsonl"
+    prompts = [row["prompt"] for row in jsonl.plain(path)]
+    tokenizer = load_tokenizer(stage.root / "data/tokenizer")
+    room = stage.params.model.context_length - stage.params.evaluate.max_new_tokens
+    fitting = [prompt for prompt, ids in zip(prompts, encode_prompts(tokenizer, prompts), strict=True) if len(ids) <= room]
+    if not fitting:
+        raise DataError(
+            f"{path} has no prompt of at most {room} tokens (model.context_length - evaluate.max_new_tokens). Change either in params.yaml."
+        )
+    return fitting[: stage.params.evaluate.prompts]
+
+
+def kept(stage: Stage, step: int, name: str, make: Callable[[], Answers]) -> Answers:
+    """The answers of a checkpoint if there is one, else made and checkpointed: a stopped evaluation does not answer twice."""
+    path = stage.checkpoints.folder / f"step-{step:08d}"
+    found = stage.checkpoints.latest()
+    if found is not None and found.step >= step:
+        stage.resumed(step)
+        return Answers(**json.loads((path / "answers.json").read_text(encoding="utf-8")))
+    answers = make()
+    with stage.checkpoints.saving(step) as folder:
+        (folder / "answers.json").write_text(json.dumps(answers._asdict()), encoding="utf-8")
+    return answers
+
+
+def load_model(stage: Stage, name: str, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
+    """`base`, `sft` or `aligned`, in evaluation mode.
+
+    Raises ModelError if its folder is missing, damaged or of another vocabulary.
+    """
+    params = stage.params
+    if name == "base":
+        model = base_model(params.model, tokenizer, params.seed)
+    else:
+        model = load_policy(stage.root / "models" / (params.align.method if name == "aligned" else name), params.model, tokenizer)
+    return model.to("cpu" if stage.device == "cpu" else "cuda").eval()
+
+
+def answer(
+    stage: Stage, name: str, prompts: list[Prompt], tokenizer: PreTrainedTokenizerBase, gold: Callable[[str, str], float] | None
+) -> Answers:  # fmt: skip
+    """Sample a reply to every prompt, with the same random numbers for every model, and score it."""
+    settings, step = stage.params.evaluate, MODELS.index(name) + 1
+    budget_tokens = settings.batch_size * stage.params.model.context_length
+    encoded = encode_prompts(tokenizer, prompts)
+    model = load_model(stage, name, tokenizer)
+    limits = Limits(settings.max_new_tokens, tokenizer.eos_token_id, tokenizer.pad_token_id)
+    noise_BT = sampling_noise(len(prompts), settings.max_new_tokens, stage.params.seed) if settings.temperature > 0 else None
+    with stage.meter.phase("generate", step) as work:
+        rollout = generate(model, encoded, noise_BT, settings.temperature, limits, settings.batch_size)
+        work.add(sum(map(len, encoded)) + sum(map(len, rollout.responses)), len(prompts))
+    sequences = [[*prompt, *response] for prompt, response in zip(encoded, rollout.responses, strict=True)]
+    prompt_lengths = [len(prompt) for prompt in encoded]
+    with stage.meter.phase("score", step) as work:
+        reward_model = load_reward_model(stage.root / "models/reward", stage.params.model, tokenizer).to(model.device).eval()
+        rewards = score(reward_model, sequences, budget_tokens).tolist()
+        sft = load_model(stage, "sft", tokenizer)
+        own, reference = (sequence_logprobs(m, sequences, prompt_lengths, 1.0, budget_tokens, limits.pad) for m in (model, sft))
+        work.add(3 * sum(map(len, sequences)), len(prompts))
+    texts = [decode_response(tokenizer, response) for response in rollout.responses]
+    return Answers(
+        texts=texts,
+        lengths=[len(response) for response in rollout.responses],
+        ended=[response[-1] == limits.eos for response in rollout.responses],
+        rewards=rewards,
+        golds=[gold(prompt_text(prompt), text) for prompt, text in zip(prompts, texts, strict=True)] if gold else None,
+        kl=[float((a - b).sum()) for a, b in zip(own, reference, strict=True)],
+    )
+
+
+def describe(answers: Answers) -> dict[str, float | None]:
+    """Means over the prompts."""
+    return {
+        "gold": _mean(answers.golds) if answers.golds is not None else None,
+        "reward": _mean(answers.rewards), "length": _mean(answers.lengths), "eos_rate": _mean(answers.ended), "kl": _mean(answers.kl),
+        "distinct_1": distinct_n(answers.texts, 1), "distinct_2": distinct_n(answers.texts, 2),
+    }  # fmt: skip
+
+
+def compare(answers: dict[str, Answers], confidence: float, seed: int) -> dict[str, Any]:
+    """metrics/evaluate.json: aligned against SFT, and each model alone."""
+    sft, aligned = answers["sft"], answers["aligned"]
+    metrics: dict[str, Any] = {f"gold_{name}": describe(answers[name])["gold"] for name in MODELS}
+    wins = {"reward": (aligned.rewards, sft.rewards), "gold": (aligned.golds, sft.golds)}
+    for kind, (of_aligned, of_sft) in wins.items():
+        rate = win_rate(score_judge(of_aligned, of_sft), len(of_aligned), confidence, seed) if of_aligned is not None and of_sft is not None else None
+        metrics |= {
+            f"win_rate_{kind}": rate and rate.rate, f"win_rate_{kind}_low": rate and rate.low, f"win_rate_{kind}_high": rate and rate.high,
+            f"ties_{kind}": rate and rate.ties,
+        }  # fmt: skip
+    proxy = gain(aligned.rewards, sft.rewards, confidence)
+    gold = gain(aligned.golds, sft.golds, confidence) if aligned.golds is not None and sft.golds is not None else None
+    equal_length = gain_at_equal_length(aligned.rewards, sft.rewards, aligned.lengths, sft.lengths, confidence)
+    verdict = reward_hacking(proxy, gold, equal_length)
+    metrics |= {
+        "kl": _mean(aligned.kl), "reward_hacking": verdict.hacked, "reward_hacking_reason": verdict.reason,
+        "reward_gain": proxy.mean, "reward_gain_low": proxy.low, "reward_gain_high": proxy.high,
+        "reward_gain_at_equal_length": equal_length.mean, "prompts": len(sft.texts), "confidence": confidence,
+    }  # fmt: skip
+    for name in MODELS:
+        metrics |= {f"{key}_{name}": value for key, value in describe(answers[name]).items() if key not in ("gold", "kl")}
+    return metrics
+
+
+def samples(prompts: list[Prompt], answers: dict[str, Answers]) -> list[dict[str, Any]]:
+    """Replies side by side."""
+    rows = []
+    for i, prompt in enumerate(prompts):
+        row: dict[str, Any] = {"prompt": prompt_text(prompt)}
+        for name in MODELS:
+            golds = answers[name].golds
+            row |= {name: answers[name].texts[i], f"reward_{name}": answers[name].rewards[i], f"gold_{name}": golds[i] if golds else None}
+        rows.append(row)
+    return rows
+
+
+def _mean(values: list[float] | list[int] | list[bool]) -> float:
+    return sum(values) / len(values)
+
+
+if __name__ == "__main__":
+    torch.set_grad_enabled(False)
+    sys.exit(run_stage("evaluate", SECTIONS, lambda params: inputs(params.align.method), evaluate))

@@ -1,0 +1,127 @@
+"""What SFT, reward model and every other stage on a Hugging Face Trainer add to it: usage rows, metric rows, our checkpoints, stopping."""
+
+import logging
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from transformers import PrinterCallback, ProgressCallback, Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from config.errors import StageStopped, TrainingDiverged
+from config.schema import Optimisation
+from training.batching import LengthBuckets
+from training.stage import Stage
+from training.usage import Work
+
+logger = logging.getLogger(__name__)
+
+
+def arguments(stage: Stage, settings: Optimisation) -> dict[str, Any]:
+    """TrainingArguments from a params section: the names are translated here and nowhere else."""
+    return {
+        "output_dir": str(stage.checkpoints.folder / "trainer"),
+        "num_train_epochs": settings.epochs,
+        "max_steps": settings.max_steps or -1,
+        "per_device_train_batch_size": settings.micro_batch_size,
+        "per_device_eval_batch_size": settings.micro_batch_size,
+        "gradient_accumulation_steps": settings.batch_size // settings.micro_batch_size // stage.world_size,
+        "learning_rate": settings.learning_rate,
+        "warmup_steps": settings.warmup_fraction,  # below 1 it is a share of all steps
+        "lr_scheduler_type": settings.schedule if settings.schedule != "constant" else "constant_with_warmup",
+        "weight_decay": settings.weight_decay,
+        "max_grad_norm": settings.max_grad_norm,
+        "optim": "adamw_torch_fused",
+        "gradient_checkpointing": settings.activation_checkpointing,
+        "bf16": stage.params.model.dtype == "bf16",
+        "fp16": stage.params.model.dtype == "fp16",
+        "save_strategy": "steps",
+        "save_steps": settings.checkpoint_every_steps,
+        "logging_steps": settings.log_every_steps,
+        "logging_nan_inf_filter": False,
+        "report_to": "none",
+        "seed": stage.params.seed,
+        "use_cpu": stage.device == "cpu",
+        "dataloader_pin_memory": stage.device != "cpu",
+        "remove_unused_columns": False,
+    }
+
+
+class CountingCollator:
+    """A collator that also counts the real tokens and rows it hands out."""
+
+    def __init__(self, collator: Callable[[list[dict]], Mapping[str, Any]], rows_per_example: int = 1) -> None:
+        self._collator = collator
+        self._rows_per_example = rows_per_example
+        self.work = Work()
+
+    def __call__(self, examples: list[dict]) -> Mapping[str, Any]:
+        batch = self._collator(examples)
+        self.work.add(tokens=int(batch["attention_mask"].sum()), sequences=len(examples) * self._rows_per_example)
+        return batch
+
+    def take(self) -> Work:
+        """What was handed out since the last call."""
+        work, self.work = self.work, Work()
+        return work
+
+
+class BucketedData:
+    """Mixed into a Trainer: rows of like length share a batch, in an order that is the same after a resume."""
+
+    lengths: list[int]
+
+    def _get_train_sampler(self, train_dataset: Any = None) -> LengthBuckets:
+        return LengthBuckets(self.lengths, self.args.train_batch_size * self.args.gradient_accumulation_steps, self.args.seed)
+
+
+class StageCallback(TrainerCallback):
+    """Ties a Trainer to its Stage."""
+
+    def __init__(self, stage: Stage, collator: CountingCollator) -> None:
+        self._stage = stage
+        self._collator = collator
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        self._stage.meter.lap("train", state.global_step, self._collator.take())
+        self._stage.step = state.global_step
+        if self._stage.stop_requested:
+            control.should_save = control.should_training_stop = True
+
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        """Move what the Trainer saved to where only whole checkpoints are."""
+        saved = Path(args.output_dir) / f"checkpoint-{state.global_step}"
+        if state.is_world_process_zero:
+            with self._stage.checkpoints.saving(state.global_step) as folder:
+                folder.rmdir()
+                saved.rename(folder)
+        self._stage.meter.lap("save", state.global_step, Work())
+
+    def on_log(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, logs: dict[str, float] | None = None, **_: Any
+    ) -> None:
+        values = {key: float(value) for key, value in (logs or {}).items() if isinstance(value, int | float) and key != "epoch"}
+        self._stage.log(state.global_step, values)
+        loss = values.get("loss", 0.0)
+        if loss != loss or abs(loss) == float("inf"):
+            raise TrainingDiverged(
+                f"{self._stage.name} loss is {loss} at step {state.global_step}: training diverged. "
+                f"Lower {self._stage.name}.learning_rate in params.yaml; the last checkpoint is kept."
+            )
+
+
+def train(trainer: Trainer, stage: Stage) -> None:
+    """Train to the end, from the newest checkpoint if there is one.
+
+    Raises StageStopped after a checkpoint if the stage was asked to stop.
+    """
+    trainer.remove_callback(PrinterCallback)
+    if not stage.interactive:
+        trainer.remove_callback(ProgressCallback)
+    found = stage.checkpoints.latest()
+    if found:
+        stage.resumed(found.step)
+    shutil.rmtree(trainer.args.output_dir, ignore_errors=True)  # what a killed process left half-written
+    trainer.train(resume_from_checkpoint=str(found.path) if found else None)
+    if stage.stop_requested and trainer.state.global_step < trainer.state.max_steps:
+        raise StageStopped(stage.stopped_message())

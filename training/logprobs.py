@@ -1,0 +1,85 @@
+"""Log-probabilities of given tokens without ever holding the logits of all of them.
+
+Shapes: N tokens, D model width, V vocabulary.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd.function import FunctionCtx
+from transformers import PreTrainedModel
+
+from config.errors import ModelError
+
+CHUNK_LOGITS = 2**22
+"""Logits held at once: 16 MiB in fp32. The chunk's rows are this over V, so the peak does not grow with tokens x vocabulary."""
+
+
+class TokenLogprobs(NamedTuple):
+    """[N] each."""
+
+    logprobs: Tensor
+    entropy: Tensor
+    """Of the whole distribution at that place, in nats; carries no gradient."""
+
+
+def output_weight(model: PreTrainedModel) -> Tensor:
+    """The [V, D] matrix that maps hidden states to logits.
+
+    Raises ModelError for a model whose logits are more than that product.
+    """
+    head = model.get_output_embeddings()
+    if getattr(model.config, "final_logit_softcapping", None) or getattr(head, "bias", None) is not None:
+        raise ModelError(f"{model.config.model_type}: its logits are capped or biased, which the chunked log-probabilities do not compute.")
+    weight: Tensor = head.weight
+    return weight
+
+
+def token_logprobs(hidden_ND: Tensor, weight_VD: Tensor, targets_N: Tensor, temperature: float) -> TokenLogprobs:
+    """log softmax(hidden @ weight.T / temperature) at the targets, in fp32, chunk by chunk; differentiable in hidden and weight."""
+    return TokenLogprobs(*_ChunkedLogprobs.apply(hidden_ND, weight_VD, targets_N, temperature))
+
+
+class _ChunkedLogprobs(torch.autograd.Function):
+    """Forward keeps no logits; backward makes each chunk's again. d logprob / d logits = onehot(target) - softmax."""
+
+    @staticmethod
+    def forward(
+        ctx: FunctionCtx, hidden_ND: Tensor, weight_VD: Tensor, targets_N: Tensor, temperature: float
+    ) -> tuple[Tensor, Tensor]:
+        ctx.save_for_backward(hidden_ND, weight_VD, targets_N)
+        ctx.temperature = temperature
+        logprobs_N = torch.empty(len(targets_N), device=hidden_ND.device)
+        entropy_N = torch.empty_like(logprobs_N)
+        for rows in _chunks(hidden_ND, weight_VD):
+            log_softmax = _log_softmax(hidden_ND[rows], weight_VD, temperature)
+            logprobs_N[rows] = log_softmax.gather(1, targets_N[rows, None]).squeeze(1)
+            entropy_N[rows] = -(log_softmax.exp() * log_softmax).sum(dim=1)
+        ctx.mark_non_differentiable(entropy_N)
+        return logprobs_N, entropy_N
+
+    @staticmethod
+    def backward(ctx: FunctionCtx, grad_N: Tensor, _: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
+        hidden_ND, weight_VD, targets_N = ctx.saved_tensors
+        grad_hidden_ND = torch.empty_like(hidden_ND) if ctx.needs_input_grad[0] else None
+        grad_weight_VD = torch.zeros_like(weight_VD) if ctx.needs_input_grad[1] else None
+        for rows in _chunks(hidden_ND, weight_VD):
+            grad_logits = _log_softmax(hidden_ND[rows], weight_VD, ctx.temperature).exp_().neg_()
+            grad_logits.scatter_add_(1, targets_N[rows, None], torch.ones_like(targets_N[rows, None], dtype=grad_logits.dtype))
+            grad_logits = grad_logits.mul_(grad_N[rows, None] / ctx.temperature).to(weight_VD.dtype)
+            if grad_hidden_ND is not None:
+                grad_hidden_ND[rows] = (grad_logits @ weight_VD).to(hidden_ND.dtype)
+            if grad_weight_VD is not None:
+                grad_weight_VD.addmm_(grad_logits.T, hidden_ND[rows].to(weight_VD.dtype))
+        return grad_hidden_ND, grad_weight_VD, None, None
+
+
+def _log_softmax(hidden: Tensor, weight_VD: Tensor, temperature: float) -> Tensor:
+    logits = hidden.to(weight_VD.dtype) @ weight_VD.T
+    return torch.log_softmax(logits.float().div_(temperature), dim=-1)
+
+
+def _chunks(hidden_ND: Tensor, weight_VD: Tensor) -> list[slice]:
+    rows = max(1, CHUNK_LOGITS // len(weight_VD))
+    return [slice(start, start + rows) for start in range(0, len(hidden_ND), rows)]

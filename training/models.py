@@ -1,0 +1,156 @@
+"""Building and loading models: the base from a shape or a folder, a policy, a reward model; weights from safetensors only."""
+
+import math
+from pathlib import Path
+
+import torch
+from torch import nn
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+
+from config.errors import ModelError
+from config.schema import Model, RandomModel
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def base_model(settings: Model, tokenizer: PreTrainedTokenizerBase, seed: int) -> PreTrainedModel:
+    """The model everything starts from: `model.path`, or `model.random` with weights drawn from `seed`.
+
+    Raises ModelError if the folder has no weights or its vocabulary is smaller than the tokenizer's.
+    """
+    if settings.path is not None:
+        return load_policy(settings.path, settings, tokenizer, settings.revision)
+    assert settings.random is not None
+    torch.manual_seed(seed)
+    model = AutoModelForCausalLM.from_config(
+        random_config(settings.random, settings.context_length, tokenizer),
+        attn_implementation=settings.attention,
+        dtype=DTYPES[settings.dtype],
+    )
+    return without_dropout(model)
+
+
+def random_config(shape: RandomModel, context_length: int, tokenizer: PreTrainedTokenizerBase) -> PreTrainedConfig:
+    """The transformers config of a shape. Weights start with standard deviation 1/sqrt(width), as a width this small needs."""
+    common = {
+        "vocab_size": len(tokenizer), "tie_word_embeddings": shape.tie_embeddings, "initializer_range": shape.width**-0.5,
+        "pad_token_id": tokenizer.pad_token_id, "bos_token_id": tokenizer.bos_token_id, "eos_token_id": tokenizer.eos_token_id,
+    }  # fmt: skip
+    if shape.family == "gpt2":
+        return AutoConfig.for_model(
+            "gpt2", n_embd=shape.width, n_layer=shape.layers, n_head=shape.heads, n_inner=shape.mlp_width, n_positions=context_length,
+            resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, **common,
+        )  # fmt: skip
+    return AutoConfig.for_model(
+        shape.family, hidden_size=shape.width, num_hidden_layers=shape.layers, num_attention_heads=shape.heads,
+        num_key_value_heads=shape.kv_heads, intermediate_size=shape.mlp_width, max_position_embeddings=context_length, **common,
+    )  # fmt: skip
+
+
+def load_policy(place: str | Path, settings: Model, tokenizer: PreTrainedTokenizerBase, revision: str | None = None) -> PreTrainedModel:
+    """A causal language model from a folder or the hub.
+
+    Raises ModelError as `base_model` does.
+    """
+    check_folder(place)
+    model = _load(AutoModelForCausalLM, place, settings, revision)
+    check_vocabulary(model, tokenizer, place)
+    return without_dropout(model)
+
+
+def load_reward_model(place: str | Path, settings: Model, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
+    """A trained reward model: one label, its score normalisation in the config.
+
+    Raises ModelError as `base_model` does, and if the folder holds no reward model.
+    """
+    check_folder(place)
+    model = _load(AutoModelForSequenceClassification, place, settings, None)
+    if model.config.num_labels != 1 or not hasattr(model.config, "score_std"):
+        raise ModelError(f"{place} is not a reward model of this project (one label and a stored score normalisation). Run the reward stage.")
+    check_vocabulary(model, tokenizer, place)
+    return without_dropout(model)
+
+
+def new_reward_model(trunk: str | Path | PreTrainedModel, settings: Model, tokenizer: PreTrainedTokenizerBase, seed: int) -> PreTrainedModel:
+    """A reward model on the trunk of a language model, its head without bias and drawn with std 1/sqrt(d + 1).
+
+    Source: Stiennon et al. 2020 (arXiv:2009.01325), appendix B; Huang et al. 2024 (arXiv:2403.17031), detail 12.
+    """
+    if isinstance(trunk, PreTrainedModel):
+        config = AutoConfig.for_model(**{**trunk.config.to_dict(), "num_labels": 1})
+        model = AutoModelForSequenceClassification.from_config(config, attn_implementation=settings.attention, dtype=trunk.dtype)
+        model.base_model.load_state_dict(trunk.base_model.state_dict())
+    else:
+        check_folder(trunk)
+        model = _load(AutoModelForSequenceClassification, trunk, settings, None, num_labels=1)
+        check_vocabulary(model, tokenizer, trunk)
+    model.config.pad_token_id = tokenizer.pad_token_id
+    model.config.score_mean, model.config.score_std = 0.0, 1.0
+    init_head(model.score, seed)
+    return without_dropout(model)
+
+
+def init_head(head: nn.Linear, seed: int) -> None:
+    """Draw a scalar head's weights with std 1/sqrt(d + 1); no bias."""
+    generator = torch.Generator().manual_seed(seed)
+    weights = torch.randn(head.weight.shape, generator=generator) / math.sqrt(head.in_features + 1)
+    with torch.no_grad():
+        head.weight.copy_(weights)
+        if head.bias is not None:
+            head.bias.zero_()
+
+
+def check_folder(place: str | Path) -> None:
+    """Refuse a local folder without config or safetensors weights, in one line."""
+    folder = Path(place)
+    if not folder.is_dir():
+        if isinstance(place, Path) or place.startswith((".", "/", "~")):
+            raise ModelError(f"{place} does not exist; it should be a model folder. Run the stage that makes it, or mend model.path in params.yaml.")
+        return
+    if not (folder / "config.json").is_file():
+        raise ModelError(f"{place} has no config.json, so it is not a model folder. Mend model.path in params.yaml.")
+    if not any(folder.glob("*.safetensors")):
+        others = sorted(path.name for path in folder.glob("*.bin"))
+        note = f" It has {others[0]}: convert it to safetensors first." if others else ""
+        raise ModelError(f"{place} has no weights: a *.safetensors file is needed.{note}")
+
+
+def check_vocabulary(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, place: str | Path) -> None:
+    """Refuse a model that has no embedding for some token of the tokenizer."""
+    rows = model.get_input_embeddings().num_embeddings
+    if rows < len(tokenizer):
+        raise ModelError(
+            f"{place} has a vocabulary of {rows}, the tokenizer in data/tokenizer has {len(tokenizer)}: "
+            "policy and reward model must share one tokenizer. Train the model again, or mend model.path in params.yaml."
+        )
+
+
+def _load(kind: type, place: str | Path, settings: Model, revision: str | None, **config: int) -> PreTrainedModel:
+    try:
+        return kind.from_pretrained(
+            place, revision=revision or "main", dtype=DTYPES[settings.dtype], attn_implementation=settings.attention,
+            use_safetensors=True, trust_remote_code=False, **config,
+        )  # fmt: skip
+    except (OSError, ValueError, ImportError) as error:
+        raise ModelError(f"{place} can not be loaded: {str(error).splitlines()[0]}. Mend model.path or model.attention in params.yaml.") from error
+    except Exception as error:
+        if type(error).__name__ == "SafetensorError":
+            raise ModelError(f"{place} has damaged weights: {error}. Copy the folder again, or run the stage that made it.") from error
+        raise
+
+
+def without_dropout(model: PreTrainedModel) -> PreTrainedModel:
+    """Turn dropout off everywhere: with it the ratio of the first PPO mini-batch is not 1."""
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+        if isinstance(getattr(module, "attention_dropout", None), float):
+            module.attention_dropout = 0.0
+    return model

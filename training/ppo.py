@@ -1,0 +1,201 @@
+"""Stage `ppo`: proximal policy optimisation of the SFT model against the reward model. Read `ppo` from top to bottom.
+
+data/prepared/prompts/train.jsonl, models/sft, models/reward -> models/ppo, metrics/ppo.json, plots/ppo.csv
+
+Shapes: B responses, P prompt tokens, T response tokens, L tokens of prompt and response, N response tokens one after another, D model width.
+Padding is on the right of [B, T] tensors, and masks are True where the token counts.
+"""
+
+import logging
+import sys
+import time
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from config import jsonl
+from config.errors import DataError, TrainingDiverged
+from config.schema import Ppo
+from training.artifacts import replacing, write_json
+from training.batching import token_budget_batches
+from training.curves import write_curves
+from training.divergence import check_rollout, check_update
+from training.ppo_math import adapted_kl_coef, gae, kl_per_token, policy_loss, token_rewards, value_loss, whiten
+from training.ppo_report import UpdateStatistics, rollout_statistics, write_samples
+from training.ppo_roles import Roles, load_roles
+from training.ppo_state import load_state, save_state
+from training.rollout import Limits, generate, sampling_noise
+from training.scoring import score
+from training.stage import Stage, run_stage
+from training.tokenizer import encode_prompts, load_tokenizer
+
+logger = logging.getLogger(__name__)
+
+SECTIONS = ("seed", "model", "ppo")
+INPUTS = ("data/prepared/prompts/train.jsonl", "data/tokenizer", "models/sft", "models/reward")
+
+
+def ppo(stage: Stage) -> None:
+    settings, phase = stage.params.ppo, stage.meter.phase
+    tokenizer = load_tokenizer(stage.root / "data/tokenizer")
+    prompts = read_prompts(stage, tokenizer)
+    limits = Limits(settings.max_new_tokens, tokenizer.eos_token_id, tokenizer.pad_token_id)
+    roles = load_roles(stage, tokenizer)
+    state = load_state(stage, roles)
+
+    while state.update < settings.updates:
+        update = state.update + 1
+        began = time.monotonic()
+
+        # 1. roll out
+        batch = choose_prompts(prompts, settings, stage.params.seed, update)
+        noise_BT = sampling_noise(len(batch), settings.max_new_tokens, seed=stage.params.seed * 1_000_003 + update)
+        with phase("rollout", update) as work:
+            rollout = generate(roles.policy, batch, noise_BT, settings.temperature, limits, settings.rollout_batch_size, roles.trunk_value_head)
+            work.add(tokens=sum(map(len, batch)) + sum(map(len, rollout.responses)), sequences=len(batch))
+        prompt_lengths = [len(prompt) for prompt in batch]
+        sequences = [[*prompt, *response] for prompt, response in zip(batch, rollout.responses, strict=True)]
+        tokens = sum(map(len, sequences))
+
+        # 2. score
+        with phase("score", update) as work:
+            score_B = score(roles.reward_model, sequences, settings.micro_batch_tokens)
+            work.add(tokens, len(batch))
+        ended_B = torch.tensor([response[-1] == limits.eos for response in rollout.responses])
+        shaped_score_B = score_B - settings.missing_eos_penalty * ~ended_B
+        if settings.score_clip is not None:
+            shaped_score_B = shaped_score_B.clamp(-settings.score_clip, settings.score_clip)
+
+        # 3. reference log-probs and values
+        with phase("reference", update) as work:
+            ref_logprobs = roles.ref_logprobs(sequences, prompt_lengths, settings)
+            work.add(tokens, len(batch))
+        if rollout.values is None:
+            with phase("value", update) as work:
+                values = roles.values(sequences, prompt_lengths, settings)
+                work.add(tokens, len(batch))
+        else:
+            values = rollout.values
+        logprobs_BT, mask_BT = pad_responses(rollout.logprobs)
+        ref_logprobs_BT, values_BT = pad_responses(ref_logprobs)[0], pad_responses(values)[0]
+
+        with phase("advantage", update):
+            # 4. rewards
+            kl_BT = kl_per_token(logprobs_BT, ref_logprobs_BT, settings.kl.estimator)
+            reward_BT = token_rewards(kl_BT, shaped_score_B, mask_BT, state.kl_coef)
+            if settings.whiten_rewards:
+                reward_BT = whiten(reward_BT, mask_BT, shift_mean=False)
+            # 5. advantages
+            advantages_BT, returns_BT = gae(reward_BT, values_BT, mask_BT, settings.gamma, settings.lam)
+            advantages_BT = whiten(advantages_BT, mask_BT)
+            statistics = rollout_statistics(logprobs_BT, ref_logprobs_BT, values_BT, returns_BT, mask_BT, score_B, ended_B, state.kl_coef)
+        try:
+            check_rollout(statistics, settings)
+        except TrainingDiverged:
+            save_state(stage, roles, state)
+            raise
+
+        # 6. update
+        update_statistics = UpdateStatistics()
+        with phase("update", update) as work:
+            roles.set_learning_rates(settings, progress=state.update / settings.updates)
+            for mini_batch in mini_batches(len(batch), settings, stage.params.seed, update):
+                if settings.target_kl is not None and update_statistics.approx_kl() > settings.target_kl:
+                    break
+                mini_tokens = int(mask_BT[mini_batch].sum())
+                for micro in token_budget_batches([len(sequences[i]) for i in mini_batch], settings.micro_batch_tokens):
+                    rows = [mini_batch[i] for i in micro]
+                    mask = mask_BT[rows]
+                    new = roles.forward([sequences[i] for i in rows], [prompt_lengths[i] for i in rows], settings)
+                    policy = policy_loss(new.logprobs, logprobs_BT[rows][mask].to(new.logprobs.device), advantages_BT[rows][mask].to(new.logprobs.device), settings.cliprange)  # fmt: skip
+                    value = value_loss(new.values, values_BT[rows][mask].to(new.values.device), returns_BT[rows][mask].to(new.values.device), settings.cliprange_value)  # fmt: skip
+                    loss = (policy.losses.sum() + settings.vf_coef * value.losses.sum()) / mini_tokens
+                    loss.backward()
+                    update_statistics.add(policy, value, new, mini_tokens)
+                    work.add(sum(len(sequences[i]) for i in rows), len(rows))
+                update_statistics.step(roles.step(settings.max_grad_norm), mini_tokens)
+                check_update(update_statistics, update)
+
+        # 7. report
+        state.update, state.episodes = update, state.episodes + len(batch)
+        values_now = {**statistics, **update_statistics.summary(), "episodes": state.episodes, "seconds": time.monotonic() - began}
+        stage.log(update, values_now)
+        if settings.kl.controller == "adaptive":
+            state.kl_coef = adapted_kl_coef(state.kl_coef, statistics["kl"], settings.kl.target, settings.kl.horizon, len(batch))
+        if update % settings.sample_every_updates == 0:
+            write_samples(stage, update, tokenizer, batch, rollout.responses, score_B)
+        logger.info(
+            "update %d/%d  score %.3f  kl %.2f  length %.1f  entropy %.2f  eta %.0f s", update, settings.updates,
+            statistics["score"], statistics["kl"], statistics["length"], values_now["entropy"], values_now["seconds"] * (settings.updates - update),
+        )  # fmt: skip
+        if update % settings.checkpoint_every_updates == 0 or stage.stop_requested:
+            with phase("save", update):
+                save_state(stage, roles, state)
+        stage.stop_if_requested()
+        if settings.max_kl is not None and statistics["kl"] > settings.max_kl:
+            logger.info("ppo.max_kl=%s is passed at update %d: training ends here", settings.max_kl, update)
+            break
+
+    with phase("save", state.update):
+        with replacing(stage.root / "models/ppo") as folder:
+            roles.policy.save_pretrained(folder)
+            tokenizer.save_pretrained(folder)
+        curves = ("score", "kl", "entropy", "length", "eos_rate", "policy_loss", "value_loss", "explained_variance", "clip_fraction", "kl_coef")
+        history = write_curves(stage, "plots/ppo.csv", curves)
+        last = history[-5:]
+        metrics = {name: sum(values[name] for values in last) / len(last) for name in curves}
+        write_json(stage.root / "metrics/ppo.json", {**metrics, "updates": state.update, "episodes": state.episodes})
+    stage.checkpoints.clear()
+
+
+def read_prompts(stage: Stage, tokenizer: PreTrainedTokenizerBase) -> list[list[int]]:
+    """Tokenised training prompts that leave room for a whole response.
+
+    Raises DataError if none does.
+    """
+    path = stage.root / "data/prepared/prompts/train.jsonl"
+    room = stage.params.model.context_length - stage.params.ppo.max_new_tokens
+    prompts = encode_prompts(tokenizer, [row["prompt"] for row in jsonl.plain(path)])
+    fitting = [prompt for prompt in prompts if len(prompt) <= room]
+    if not fitting:
+        raise DataError(
+            f"{path} has no prompt of at most {room} tokens (model.context_length - ppo.max_new_tokens). Change either in params.yaml."
+        )
+    if len(fitting) < len(prompts):
+        logger.info("%d of %d prompts are longer than %d tokens and are left out", len(prompts) - len(fitting), len(prompts), room)
+    return fitting
+
+
+def choose_prompts(prompts: Sequence[list[int]], settings: Ppo, seed: int, update: int) -> list[list[int]]:
+    """The prompts of an update, each repeated responses_per_prompt times: a pass over all in random order, then another.
+
+    A function of seed and update alone, so that a resumed run goes on with the prompts that were due.
+    """
+    per_update = settings.batch_size // settings.responses_per_prompt
+    chosen = []
+    for position in range((update - 1) * per_update, update * per_update):
+        epoch, place = divmod(position, len(prompts))
+        generator = torch.Generator().manual_seed(seed * 1_000_003 + epoch)
+        chosen.append(prompts[int(torch.randperm(len(prompts), generator=generator)[place])])
+    return [prompt for prompt in chosen for _ in range(settings.responses_per_prompt)]
+
+
+def mini_batches(episodes: int, settings: Ppo, seed: int, update: int) -> list[list[int]]:
+    """Episode indices of every optimizer step of an update, a new random order for each of the ppo_epochs."""
+    generator = torch.Generator().manual_seed(seed * 1_000_003 + update)
+    size = episodes // settings.num_mini_batches
+    orders = [torch.randperm(episodes, generator=generator).tolist() for _ in range(settings.ppo_epochs)]
+    return [order[start : start + size] for order in orders for start in range(0, episodes, size)]
+
+
+def pad_responses(rows: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """Per-token values of responses as [B, T], zero on the right, and the mask."""
+    lengths_B = torch.tensor([len(row) for row in rows])
+    padded_BT = torch.nn.utils.rnn.pad_sequence(list(rows), batch_first=True)
+    return padded_BT, torch.arange(padded_BT.shape[1]) < lengths_B[:, None]
+
+
+if __name__ == "__main__":
+    sys.exit(run_stage("ppo", SECTIONS, INPUTS, ppo))

@@ -1,0 +1,122 @@
+"""The formulas of PPO, small and pure. Tensors in, tensors out.
+
+Shapes: B responses, T response tokens (padded on the right, mask True where the token counts), N real response tokens of some
+rows, one after another.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+def kl_per_token(logprobs: Tensor, ref_logprobs: Tensor, estimator: str) -> Tensor:
+    """Estimate of KL(policy || ref_policy) at each sampled token, in nats, same shape as given.
+
+    k1 = log(policy / ref); k3 = exp(-k1) - 1 + k1, never negative and of lower variance. Both are unbiased for samples from the policy.
+    Source: Schulman 2020, "Approximating KL divergence".
+    """
+    k1 = logprobs - ref_logprobs
+    return k1 if estimator == "k1" else torch.expm1(-k1) + k1
+
+
+def token_rewards(kl_BT: Tensor, score_B: Tensor, mask_BT: Tensor, kl_coef: float) -> Tensor:
+    """Reward of each token [B, T]: -kl_coef * KL everywhere, and the score once, at the last response token.
+
+    Source: Ziegler et al. 2019 (arXiv:1909.08593), eq. 2; Huang et al. 2024 (arXiv:2403.17031), detail 6.
+    """
+    reward_BT = torch.where(mask_BT, -kl_coef * kl_BT, 0.0)
+    last_B1 = (mask_BT.sum(dim=1, keepdim=True) - 1).clamp(min=0)
+    return reward_BT.scatter_add(1, last_B1, score_B.unsqueeze(1).to(reward_BT.dtype))
+
+
+class Targets(NamedTuple):
+    """What the update learns from, [B, T], zero where the mask is False."""
+
+    advantages: Tensor
+    returns: Tensor
+
+
+def gae(reward_BT: Tensor, values_BT: Tensor, mask_BT: Tensor, gamma: float, lam: float) -> Targets:
+    """Generalised advantage estimation: A_t = sum_k (gamma * lam)^k delta_(t+k), delta_t = r_t + gamma * V_(t+1) - V_t.
+
+    The value after the last token is zero. returns = advantages + values. lam=0 is the TD error; gamma=lam=1 is return minus value.
+    Source: Schulman et al. 2016 (arXiv:1506.02438), eq. 16.
+    """
+    values_BT = torch.where(mask_BT, values_BT, 0.0)
+    advantages_BT = torch.zeros_like(values_BT)
+    next_value_B = torch.zeros_like(values_BT[:, 0])
+    next_advantage_B = torch.zeros_like(next_value_B)
+    for t in reversed(range(values_BT.shape[1])):
+        delta_B = reward_BT[:, t] + gamma * next_value_B - values_BT[:, t]
+        advantage_B = torch.where(mask_BT[:, t], delta_B + gamma * lam * next_advantage_B, 0.0)
+        advantages_BT[:, t] = next_advantage_B = advantage_B
+        next_value_B = values_BT[:, t]
+    return Targets(advantages_BT, torch.where(mask_BT, advantages_BT + values_BT, 0.0))
+
+
+def masked_mean(x_BT: Tensor, mask_BT: Tensor) -> Tensor:
+    """Mean over the tokens that count, a scalar."""
+    return torch.where(mask_BT, x_BT, 0.0).sum() / mask_BT.sum()
+
+
+def whiten(x_BT: Tensor, mask_BT: Tensor, shift_mean: bool = True) -> Tensor:
+    """Scaled to variance 1 under the mask, and shifted to mean 0 unless `shift_mean` is False; zero where the mask is False."""
+    mean = masked_mean(x_BT, mask_BT)
+    variance = masked_mean((x_BT - mean) ** 2, mask_BT)
+    whitened_BT = (x_BT - mean) * torch.rsqrt(variance + 1e-8)
+    return torch.where(mask_BT, whitened_BT if shift_mean else whitened_BT + mean, 0.0)
+
+
+class PolicyLoss(NamedTuple):
+    """Per token, [N]."""
+
+    losses: Tensor
+    ratio: Tensor
+    clipped: Tensor
+    """True where the clipped branch decided."""
+
+
+def policy_loss(logprobs_N: Tensor, old_logprobs_N: Tensor, advantages_N: Tensor, cliprange: float) -> PolicyLoss:
+    """Clipped surrogate: max(-A * ratio, -A * clip(ratio, 1 - cliprange, 1 + cliprange)).
+
+    Source: Schulman et al. 2017 (arXiv:1707.06347), eq. 7.
+    """
+    ratio_N = torch.exp(logprobs_N - old_logprobs_N)
+    unclipped_N = -advantages_N * ratio_N
+    clipped_N = -advantages_N * ratio_N.clamp(1 - cliprange, 1 + cliprange)
+    return PolicyLoss(torch.maximum(unclipped_N, clipped_N), ratio_N, clipped_N > unclipped_N)
+
+
+class ValueLoss(NamedTuple):
+    """Per token, [N]."""
+
+    losses: Tensor
+    clipped: Tensor
+    """True where the clipped branch decided."""
+
+
+def value_loss(values_N: Tensor, old_values_N: Tensor, returns_N: Tensor, cliprange_value: float) -> ValueLoss:
+    """Half the larger squared error of the value and of the value clipped around its old prediction.
+
+    Source: Huang et al. 2024 (arXiv:2403.17031), detail 8, after openai/baselines ppo2.
+    """
+    near_N = old_values_N + (values_N - old_values_N).clamp(-cliprange_value, cliprange_value)
+    plain_N, clipped_N = (values_N - returns_N) ** 2, (near_N - returns_N) ** 2
+    return ValueLoss(0.5 * torch.maximum(plain_N, clipped_N), clipped_N > plain_N)
+
+
+def adapted_kl_coef(kl_coef: float, kl: float, target: float, horizon: int, episodes: int) -> float:
+    """The KL coefficient after a batch of `episodes` whose mean KL per response was `kl` nats: a log-space proportional controller.
+
+    Source: Ziegler et al. 2019 (arXiv:1909.08593), section 2.2.
+    """
+    error = min(max(kl / target - 1, -0.2), 0.2)
+    return kl_coef * (1 + error * episodes / horizon)
+
+
+def explained_variance(values_BT: Tensor, returns_BT: Tensor, mask_BT: Tensor) -> float:
+    """1 - Var(returns - values) / Var(returns) over the tokens that count; 1 is a perfect value model, 0 a constant one."""
+    returns_N, error_N = returns_BT[mask_BT], (returns_BT - values_BT)[mask_BT]
+    variance = float(returns_N.var(correction=0))
+    return 1 - float(error_N.var(correction=0)) / variance if variance > 0 else 0.0

@@ -1,0 +1,93 @@
+"""What PPO says about itself: statistics of a rollout and of an update, sample responses.
+
+Shapes: B responses, T response tokens, N response tokens one after another.
+"""
+
+import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from training.ppo_math import PolicyLoss, ValueLoss, explained_variance
+from training.stage import Stage
+from training.tokenizer import decode_response
+
+if TYPE_CHECKING:
+    from training.ppo_roles import Forward
+
+
+def rollout_statistics(
+    logprobs_BT: Tensor, ref_logprobs_BT: Tensor, values_BT: Tensor, returns_BT: Tensor, mask_BT: Tensor, score_B: Tensor, ended_B: Tensor,
+    kl_coef: float,
+) -> dict[str, float]:  # fmt: skip
+    """Means over the responses of a rollout; `kl` is in nats per response (k1), `kl_error` its standard error."""
+    kl_B = torch.where(mask_BT, logprobs_BT - ref_logprobs_BT, 0.0).sum(dim=1)
+    length_B = mask_BT.sum(dim=1).float()
+    return {
+        "score": float(score_B.mean()), "score_std": float(score_B.std()),
+        "kl": float(kl_B.mean()), "kl_error": float(kl_B.std() / len(kl_B) ** 0.5), "kl_coef": kl_coef,
+        "reward": float((score_B - kl_coef * kl_B).mean()),
+        "length": float(length_B.mean()), "eos_rate": float(ended_B.float().mean()),
+        "value": float(values_BT[mask_BT].mean()), "return": float(returns_BT[mask_BT].mean()),
+        "explained_variance": explained_variance(values_BT, returns_BT, mask_BT),
+    }  # fmt: skip
+
+
+class UpdateStatistics:
+    """Sums over the micro-batches of an update, each token counted once a pass."""
+
+    def __init__(self) -> None:
+        self._sums: dict[str, float] = {}
+        self._tokens = 0
+        self._mini_kl: list[float] = []
+        self._open_kl = 0.0
+        self.grad_norms: list[float] = []
+        self.first_ratio_error: float | None = None
+        """Largest |ratio - 1| of the first micro-batch, where new and old policy are the same: float noise, if all is right."""
+
+    def add(self, policy: PolicyLoss, value: ValueLoss, new: "Forward", mini_tokens: int) -> None:
+        """Account a micro-batch of a mini-batch that has `mini_tokens` response tokens."""
+        with torch.no_grad():
+            log_ratio_N = policy.ratio.log()
+            parts = {
+                "policy_loss": policy.losses, "value_loss": value.losses, "entropy": new.entropy, "ratio": policy.ratio,
+                "clip_fraction": policy.clipped, "value_clip_fraction": value.clipped, "approx_kl": torch.expm1(log_ratio_N) - log_ratio_N,
+            }  # fmt: skip
+            sums = {name: float(x_N.sum()) for name, x_N in parts.items()}
+            if self.first_ratio_error is None:
+                self.first_ratio_error = float((policy.ratio - 1).abs().max())
+        for name, total in sums.items():
+            self._sums[name] = self._sums.get(name, 0.0) + total
+        self._tokens += len(policy.ratio)
+        self._open_kl += sums["approx_kl"]
+
+    def step(self, grad_norm: float, mini_tokens: int) -> None:
+        """Close a mini-batch of `mini_tokens` response tokens."""
+        self.grad_norms.append(grad_norm)
+        self._mini_kl.append(self._open_kl / mini_tokens)
+        self._open_kl = 0.0
+
+    def approx_kl(self) -> float:
+        """Mean KL between old and new policy per token in the newest mini-batch, in nats."""
+        return self._mini_kl[-1] if self._mini_kl else 0.0
+
+    def summary(self) -> dict[str, float]:
+        """Means per token over the update."""
+        means = {name: total / self._tokens for name, total in self._sums.items()}
+        return {**means, "grad_norm": sum(self.grad_norms) / len(self.grad_norms), "first_ratio_error": self.first_ratio_error or 0.0}
+
+
+def write_samples(
+    stage: Stage, update: int, tokenizer: PreTrainedTokenizerBase, prompts: Sequence[list[int]], responses: Sequence[list[int]], score_B: Tensor
+) -> None:  # fmt: skip
+    """Append a few responses to runs/ppo/samples.jsonl."""
+    with (stage.root / "runs" / stage.name / "samples.jsonl").open("a", encoding="utf-8") as file:
+        for prompt, response, value in list(zip(prompts, responses, score_B.tolist(), strict=True))[:4]:
+            row = {
+                "run_id": stage.run_id, "attempt": stage.attempt, "step": update, "score": value,
+                "prompt": tokenizer.decode(prompt, skip_special_tokens=True).strip(), "response": decode_response(tokenizer, response),
+            }  # fmt: skip
+            file.write(json.dumps(row, ensure_ascii=False) + "\n")

@@ -1,0 +1,44 @@
+"""What a PPO run carries from update to update, besides the weights; written to and read from checkpoints.
+
+Everything random in PPO is a function of the seed and the update's number, so no random state has to be kept.
+"""
+
+import json
+from dataclasses import asdict, dataclass
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from training.ppo_roles import Roles
+from training.stage import Stage
+
+
+@dataclass
+class PpoState:
+    update: int
+    """Updates done."""
+    episodes: int
+    kl_coef: float
+
+
+def save_state(stage: Stage, roles: Roles, state: PpoState) -> None:
+    """Checkpoint weights, optimizer and state after `state.update`."""
+    with stage.checkpoints.saving(state.update) as folder:
+        save_file({name: p.detach().contiguous() for name, p in roles.trainable().items()}, folder / "trainable.safetensors")
+        torch.save(roles.optimizer.state_dict(), folder / "optimizer.pt")
+        (folder / "state.json").write_text(json.dumps(asdict(state)), encoding="utf-8")
+
+
+def load_state(stage: Stage, roles: Roles) -> PpoState:
+    """The newest checkpoint's state, its weights and optimizer put into `roles`; a fresh state if there is none."""
+    found = stage.checkpoints.latest()
+    if found is None:
+        return PpoState(update=0, episodes=0, kl_coef=stage.params.ppo.kl.coef)
+    saved = load_file(found.path / "trainable.safetensors")
+    with torch.no_grad():
+        for name, parameter in roles.trainable().items():
+            parameter.copy_(saved[name])
+    roles.optimizer.load_state_dict(torch.load(found.path / "optimizer.pt", weights_only=True))
+    state = PpoState(**json.loads((found.path / "state.json").read_text(encoding="utf-8")))
+    stage.resumed(state.update)
+    return state

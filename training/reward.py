@@ -1,0 +1,144 @@
+"""Stage `reward`: a reward model of the preference pairs, Bradley-Terry.
+
+data/prepared/preference/, models/sft -> models/reward, metrics/reward.json, plots/reward.csv, plots/reward_calibration.csv
+"""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from datasets import Dataset
+from numpy.typing import NDArray
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from trl import RewardConfig, RewardTrainer
+from trl.trainer.reward_trainer import DataCollatorForPreference
+
+from config import jsonl
+from config.errors import DataError, TrainingDiverged
+from training.artifacts import replacing, write_csv, write_json
+from training.calibration import expected_calibration_error, pair_accuracy, reliability
+from training.curves import write_curves
+from training.hf_trainer import BucketedData, CountingCollator, StageCallback, arguments, train
+from training.intervals import wilson
+from training.models import base_model, new_reward_model
+from training.scoring import raw_scores
+from training.stage import Stage, run_stage
+from training.tokenizer import encode_prompts, encode_responses, load_tokenizer
+
+SECTIONS = ("seed", "model", "reward")
+INPUTS = ("data/prepared/preference", "data/tokenizer", "models/sft", "metrics/data.json")
+NORMALISATION_PAIRS = 2000
+"""Training pairs whose scores give the mean and standard deviation: the error of the mean is then 1/60 of a deviation."""
+
+
+class Pairs(NamedTuple):
+    """Tokenised pairs, prompt and reply as one sequence each."""
+
+    rows: list[dict[str, list[int]]]
+    """{chosen_ids, rejected_ids}"""
+    too_long: int
+    """Pairs left out because a sequence is longer than reward.max_length."""
+
+
+class BucketedRewardTrainer(BucketedData, RewardTrainer):
+    """TRL's trainer with batches of like length."""
+
+
+def reward(stage: Stage) -> None:
+    params, settings = stage.params, stage.params.reward
+    tokenizer = load_tokenizer(stage.root / "data/tokenizer")
+    pairs = {split: read_pairs(stage, split, tokenizer) for split in ("train", "test")}
+    trunk = stage.root / "models/sft" if settings.init == "sft" else base_model(params.model, tokenizer, params.seed)
+    model = new_reward_model(trunk, params.model, tokenizer, params.seed)
+    collator = CountingCollator(DataCollatorForPreference(pad_token_id=tokenizer.pad_token_id), rows_per_example=2)
+    trainer = BucketedRewardTrainer(
+        model=model,
+        args=RewardConfig(**arguments(stage, settings), max_length=None),
+        data_collator=collator,
+        train_dataset=Dataset.from_list(pairs["train"].rows),
+        processing_class=tokenizer,
+        callbacks=[StageCallback(stage, collator)],
+    )
+    trainer.lengths = [max(len(row["chosen_ids"]), len(row["rejected_ids"])) for row in pairs["train"].rows]
+    train(trainer, stage)
+    model = trainer.model.eval()
+    budget_tokens = 4 * settings.micro_batch_size * settings.max_length
+    with stage.meter.phase("evaluate", trainer.state.global_step) as work:
+        held_out = margins(model, pairs["test"].rows, budget_tokens)
+        work.add(tokens=sum(len(ids) for row in pairs["test"].rows for ids in row.values()), sequences=2 * len(held_out))
+        store_normalisation(model, pairs["train"].rows[:NORMALISATION_PAIRS], budget_tokens, settings.normalise)
+    bins = reliability(held_out)
+    with stage.meter.phase("save", trainer.state.global_step):
+        with replacing(stage.root / "models/reward") as folder:
+            model.save_pretrained(folder)
+            tokenizer.save_pretrained(folder)
+        write_curves(stage, "plots/reward.csv", ("loss", "accuracy", "margin", "learning_rate", "grad_norm"))
+        write_csv(stage.root / "plots/reward_calibration.csv", ("confidence", "accuracy", "count"), bins)
+        accuracy = pair_accuracy(held_out)
+        _, low, high = wilson(accuracy * len(held_out), len(held_out))
+        metrics = {
+            "accuracy": accuracy, "accuracy_low": low, "accuracy_high": high,
+            "ece": expected_calibration_error(bins),
+            **data_limits(stage.root / "metrics/data.json"),
+            "margin_mean": float(held_out.mean()),
+            "score_mean": model.config.score_mean, "score_std": model.config.score_std,
+            "test_pairs": len(held_out), "train_pairs": len(pairs["train"].rows),
+            "pairs_too_long": pairs["train"].too_long + pairs["test"].too_long,
+            "steps": trainer.state.global_step, "parameters": sum(p.numel() for p in model.parameters()),
+        }  # fmt: skip
+        write_json(stage.root / "metrics/reward.json", metrics)
+    stage.checkpoints.clear()
+
+
+def read_pairs(stage: Stage, split: str, tokenizer: PreTrainedTokenizerBase) -> Pairs:
+    """The tokenised pairs of a split.
+
+    Raises DataError if none is left.
+    """
+    path, limit = stage.root / f"data/prepared/preference/{split}.jsonl", stage.params.reward.max_length
+    pairs = list(jsonl.plain(path))
+    prompts = encode_prompts(tokenizer, [row["prompt"] for row in pairs])
+    replies = [encode_responses(tokenizer, [row[side] for row in pairs]) for side in ("chosen", "rejected")]
+    rows, too_long = [], 0
+    for prompt_ids, chosen, rejected in zip(prompts, *replies, strict=True):
+        if len(prompt_ids) + max(len(chosen), len(rejected)) > limit:
+            too_long += 1
+        else:
+            rows.append({"chosen_ids": prompt_ids + chosen, "rejected_ids": prompt_ids + rejected})
+    if not rows:
+        raise DataError(f"{path} has no pair that fits in reward.max_length={limit} ({too_long} are longer). Raise it in params.yaml.")
+    return Pairs(rows, too_long)
+
+
+def margins(model: PreTrainedModel, rows: list[dict[str, list[int]]], budget_tokens: int) -> NDArray[np.float64]:
+    """Chosen minus rejected raw score of each pair, [B]."""
+    scores = raw_scores(model, [row[side] for row in rows for side in ("chosen_ids", "rejected_ids")], budget_tokens).double().numpy()
+    result: NDArray[np.float64] = scores[0::2] - scores[1::2]
+    return result
+
+
+def store_normalisation(model: PreTrainedModel, rows: list[dict[str, list[int]]], budget_tokens: int, normalise: bool) -> None:
+    """Put mean and standard deviation of the training scores into the model's config, where every scorer finds them.
+
+    Raises TrainingDiverged if all scores are equal or not finite.
+    """
+    scores = raw_scores(model, [row[side] for row in rows for side in ("chosen_ids", "rejected_ids")], budget_tokens)
+    mean, std = float(scores.mean()), float(scores.std())
+    if not std > 0 or not np.isfinite(mean):
+        raise TrainingDiverged(
+            f"the reward model gives mean {mean} and deviation {std} on its training replies: it tells none apart. "
+            "Lower reward.learning_rate or raise reward.epochs in params.yaml."
+        )
+    model.config.score_mean, model.config.score_std = (mean, std) if normalise else (0.0, 1.0)
+
+
+def data_limits(path: Path) -> dict[str, Any]:
+    """What the data stage found out about the held-out pairs: the Bayes limit where it is known, and the trivial baselines."""
+    found = json.loads(path.read_text(encoding="utf-8"))
+    return {name: found[name] for name in ("bayes_accuracy", "baseline_longer_wins", "baseline_bow")}
+
+
+if __name__ == "__main__":
+    sys.exit(run_stage("reward", SECTIONS, INPUTS, reward))

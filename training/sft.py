@@ -1,0 +1,91 @@
+"""Stage `sft`: supervised fine-tuning on the demonstrations, loss on the completion only.
+
+data/prepared/sft/ -> models/sft, metrics/sft.json, plots/sft.csv
+"""
+
+import sys
+
+from datasets import Dataset
+from transformers import PreTrainedTokenizerBase
+from trl import SFTConfig, SFTTrainer
+from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
+
+from config import jsonl
+from config.errors import DataError
+from training.artifacts import replacing, write_json
+from training.curves import write_curves
+from training.hf_trainer import BucketedData, CountingCollator, StageCallback, arguments, train
+from training.models import base_model
+from training.stage import Stage, run_stage
+from training.tokenizer import encode_prompts, encode_responses, load_tokenizer
+
+SECTIONS = ("seed", "model", "sft")
+INPUTS = ("data/prepared/sft", "data/tokenizer")
+IGNORED = -100
+"""Label of a token that does not count in the loss."""
+
+
+class BucketedSFTTrainer(BucketedData, SFTTrainer):
+    """TRL's trainer with batches of like length."""
+
+
+def sft(stage: Stage) -> None:
+    settings = stage.params.sft
+    tokenizer = load_tokenizer(stage.root / "data/tokenizer")
+    splits = {split: examples(stage, split, tokenizer) for split in ("train", "test")}
+    model = base_model(stage.params.model, tokenizer, stage.params.seed)
+    collator = CountingCollator(DataCollatorForLanguageModeling(pad_token_id=tokenizer.pad_token_id))
+    trainer = BucketedSFTTrainer(
+        model=model,
+        args=SFTConfig(**arguments(stage, settings), max_length=settings.max_length, packing=settings.packing),
+        data_collator=collator,
+        train_dataset=splits["train"],
+        eval_dataset=splits["test"],
+        processing_class=tokenizer,
+        callbacks=[StageCallback(stage, collator)],
+    )
+    trainer.lengths = [len(ids) for ids in trainer.train_dataset["input_ids"]]
+    train(trainer, stage)
+    collator.take()
+    with stage.meter.phase("evaluate", trainer.state.global_step) as work:
+        held_out = trainer.evaluate()
+        evaluated = collator.take()
+        work.add(evaluated.tokens, evaluated.sequences)
+    with stage.meter.phase("save", trainer.state.global_step):
+        with replacing(stage.root / "models/sft") as folder:
+            trainer.model.save_pretrained(folder)
+            tokenizer.save_pretrained(folder)
+        write_curves(stage, "plots/sft.csv", ("loss", "learning_rate", "mean_token_accuracy", "grad_norm"))
+        metrics = {
+            "eval_loss": held_out["eval_loss"],
+            "eval_token_accuracy": held_out["eval_mean_token_accuracy"],
+            "train_loss": trainer.state.log_history[-2]["train_loss"] if len(trainer.state.log_history) > 1 else None,
+            "steps": trainer.state.global_step,
+            "parameters": sum(p.numel() for p in trainer.model.parameters()),
+            "train_rows": len(splits["train"]),
+        }
+        write_json(stage.root / "metrics/sft.json", metrics)
+    stage.checkpoints.clear()
+
+
+def examples(stage: Stage, split: str, tokenizer: PreTrainedTokenizerBase) -> Dataset:
+    """Tokenised demonstrations: prompt and completion as one sequence, prompt tokens out of the loss.
+
+    Raises DataError if there are none.
+    """
+    path = stage.root / f"data/prepared/sft/{split}.jsonl"
+    demonstrations = list(jsonl.plain(path))
+    prompts = encode_prompts(tokenizer, [row["prompt"] for row in demonstrations])
+    responses = encode_responses(tokenizer, [row["completion"] for row in demonstrations])
+    rows = []
+    for prompt_ids, response_ids in zip(prompts, responses, strict=True):
+        ids = (prompt_ids + response_ids)[: stage.params.sft.max_length]
+        if len(ids) > len(prompt_ids):
+            rows.append({"input_ids": ids, "labels": [IGNORED] * len(prompt_ids) + ids[len(prompt_ids) :]})
+    if not rows:
+        raise DataError(f"{path} has no demonstration that fits in sft.max_length={stage.params.sft.max_length}. Raise it in params.yaml.")
+    return Dataset.from_list(rows)
+
+
+if __name__ == "__main__":
+    sys.exit(run_stage("sft", SECTIONS, INPUTS, sft))

@@ -1,0 +1,230 @@
+"""The tokenizer every stage shares: trained on the data or taken from the base model, kept in data/tokenizer.
+
+A prompt and its response are tokenised apart, so the boundary between them is the same in SFT, reward, PPO and evaluation.
+The prompt template travels with the tokenizer (its `prompt_template`), so rows, reports and gold scores see the bare prompt.
+"""
+
+import logging
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+
+from config.errors import ModelError
+from config.schema import Model
+
+logger = logging.getLogger(__name__)
+
+Message = dict[str, str]
+"""{role, content}"""
+Prompt = str | list[Message]
+Response = str | list[Message]
+"""Plain text, or a list of one assistant message: TRL's conversational form."""
+
+PAD, BOS, EOS, SPARE = SPECIAL_TOKENS = ("<pad>", "<bos>", "<eos>", "<spare>")
+"""Special tokens of a trained tokenizer, ids 0 to 3."""
+
+PLAIN_TEMPLATE = "{prompt}"
+
+PLAIN_CHAT_TEMPLATE = (
+    "{% for message in messages %}{{ message['role'] }}: {{ message['content'] }}\n{% endfor %}"
+    "{% if add_generation_prompt %}assistant:{% endif %}"
+)
+"""Roles as lines of plain text, for tokenizers that come without a chat template."""
+
+
+# ---------------------------------------------------------------- making one
+
+
+def trained_tokenizer(
+    responses: Iterable[str], vocab_size: int, prompt_template: str = PLAIN_TEMPLATE, prompts: Iterable[Prompt] = ()
+) -> PreTrainedTokenizerFast:
+    """A byte-level BPE of at most `vocab_size` entries learnt from responses and rendered prompts, each text once.
+
+    Deterministic; no text is unknown to it. Texts that offer too few merges give a smaller vocabulary, and a warning. A space
+    is put before each text, so that a response begins with the same tokens as its words have in the middle of a sentence.
+    """
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+    tokenizer.decoder = decoders.ByteLevel()
+    templates = _wrapped(tokenizer, prompt_template)
+    texts = dict.fromkeys(render_prompt(templates, prompt).removeprefix(BOS) for prompt in prompts) | dict.fromkeys(responses)
+    tokenizer.train_from_iterator(
+        texts,
+        trainers.BpeTrainer(
+            vocab_size=vocab_size,
+            min_frequency=2,
+            special_tokens=list(SPECIAL_TOKENS),
+            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+            show_progress=False,
+        ),
+    )
+    tokenizer.post_processor = processors.TemplateProcessing(single=f"{BOS} $A", special_tokens=[(BOS, SPECIAL_TOKENS.index(BOS))])
+    size = tokenizer.get_vocab_size()
+    if size < vocab_size:
+        logger.warning(
+            "model.random.vocab_size=%d asks for more merges than the training text repeats: the tokenizer has %d entries. "
+            "Lower it in params.yaml, or add data.",
+            vocab_size,
+            size,
+        )
+    return _wrapped(tokenizer, prompt_template)
+
+
+def _wrapped(tokenizer: Tokenizer, prompt_template: str) -> PreTrainedTokenizerFast:
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        pad_token=PAD,
+        bos_token=BOS,
+        eos_token=EOS,
+        additional_special_tokens=[SPARE],
+        clean_up_tokenization_spaces=False,
+        chat_template="{{ bos_token }}" + PLAIN_CHAT_TEMPLATE,
+        prompt_template=prompt_template,
+    )
+
+
+def pretrained_tokenizer(settings: Model, prompt_template: str = PLAIN_TEMPLATE) -> PreTrainedTokenizerBase:
+    """The tokenizer of `model.path` at `model.revision`, padding with `model.pad_token`; remote code is never run.
+
+    Raises ModelError if it can not be loaded, has no end-of-sequence token, or no pad token distinct from it.
+    """
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(settings.path, revision=settings.revision or "main", trust_remote_code=False)
+    except Exception as error:  # a damaged or foreign tokenizer surfaces as almost any type
+        raise ModelError(
+            f"model.path={settings.path} gives no tokenizer: {_first_line(error)} "
+            "Name a folder with tokenizer files or a reachable hub model in params.yaml."
+        ) from error
+    if settings.pad_token is not None:
+        if settings.pad_token not in tokenizer.get_vocab():
+            raise ModelError(
+                f"model.pad_token={settings.pad_token!r} is not in the vocabulary of {settings.path}.{_pad_hint(tokenizer)} "
+                "Change it in params.yaml."
+            )
+        tokenizer.pad_token = settings.pad_token
+    check_special_tokens(tokenizer, str(settings.path))
+    if tokenizer.chat_template is None:
+        start = "{{ bos_token }}" if _starts_with_bos(tokenizer) else ""
+        tokenizer.chat_template = start + PLAIN_CHAT_TEMPLATE
+        logger.info("%s has no chat template: conversations are put to it as lines of `role: text`", settings.path)
+    tokenizer.init_kwargs["prompt_template"] = prompt_template
+    return tokenizer
+
+
+def check_special_tokens(tokenizer: PreTrainedTokenizerBase, place: str) -> None:
+    """Refuse a tokenizer without an end, or whose padding can not be told from it: the model would learn to skip the end."""
+    if tokenizer.eos_token_id is None:
+        raise ModelError(
+            f"{place}: the tokenizer has no end-of-sequence token, so no reply could end. "
+            "Set eos_token in its tokenizer_config.json, or another model.path in params.yaml."
+        )
+    if tokenizer.pad_token_id is None:
+        raise ModelError(
+            f"{place}: the tokenizer has no pad token. Set model.pad_token in params.yaml to a token of its vocabulary other than "
+            f"{tokenizer.eos_token!r}.{_pad_hint(tokenizer)}"
+        )
+    if tokenizer.pad_token_id == tokenizer.eos_token_id:
+        raise ModelError(
+            f"{place}: the tokenizer pads with its end-of-sequence token {tokenizer.eos_token!r}, so a model could not learn to end. "
+            f"Set model.pad_token in params.yaml to another token of its vocabulary.{_pad_hint(tokenizer)}"
+        )
+
+
+def _pad_hint(tokenizer: PreTrainedTokenizerBase) -> str:
+    """Tokens of the vocabulary that are made for the purpose."""
+    special = {tokenizer.eos_token, tokenizer.bos_token, None}
+    marked = [token for token in sorted(tokenizer.get_vocab()) if token[:1] in "<[" and token not in special]
+    fitting = [token for word in ("pad", "reserved", "unused", "spare") for token in marked if word in token.lower()]
+    return f" It has {', '.join(fitting[:3])}." if fitting else ""
+
+
+def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
+    """The tokenizer saved in a local folder.
+
+    Raises ModelError if there is none, it is damaged, or it lacks an end-of-sequence or a pad token of its own.
+    """
+    if not (folder / "tokenizer_config.json").is_file():
+        raise ModelError(f"{folder} holds no tokenizer. Run the data stage first: python -m training.data.")
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except Exception as error:  # a damaged file surfaces as almost any type
+        raise ModelError(f"{folder} holds a damaged tokenizer: {_first_line(error)} Run the stage that made it again.") from error
+    check_special_tokens(tokenizer, str(folder))
+    return tokenizer
+
+
+def _first_line(error: Exception) -> str:
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text.split(". ")[0].rstrip(".") + "."
+
+
+# ---------------------------------------------------------------- using one
+
+
+def render_prompt(tokenizer: PreTrainedTokenizerBase, prompt: Prompt) -> str:
+    """The text the model continues: a plain prompt in the prompt template, a conversation in the chat template."""
+    if isinstance(prompt, str):
+        return str(tokenizer.init_kwargs.get("prompt_template", PLAIN_TEMPLATE)).replace("{prompt}", prompt)
+    return str(tokenizer.apply_chat_template(prompt, tokenize=False, add_generation_prompt=True))
+
+
+def encode_prompt(tokenizer: PreTrainedTokenizerBase, prompt: Prompt) -> list[int]:
+    """Token ids of one rendered prompt; see `encode_prompts`."""
+    return encode_prompts(tokenizer, [prompt])[0]
+
+
+def encode_prompts(tokenizer: PreTrainedTokenizerBase, prompts: Sequence[Prompt]) -> list[list[int]]:
+    """Token ids of rendered prompts.
+
+    A plain prompt begins with the tokenizer's BOS if the tokenizer itself puts one; a chat template says everything itself.
+    """
+    ids = _encode(tokenizer, [render_prompt(tokenizer, prompt) for prompt in prompts])
+    if not _starts_with_bos(tokenizer):
+        return ids
+    bos = tokenizer.bos_token_id
+    return [[bos, *row] if isinstance(prompt, str) and row[:1] != [bos] else row for prompt, row in zip(prompts, ids, strict=True)]
+
+
+def encode_response(tokenizer: PreTrainedTokenizerBase, response: Response) -> list[int]:
+    """Token ids of one response; see `encode_responses`."""
+    return encode_responses(tokenizer, [response])[0]
+
+
+def encode_responses(tokenizer: PreTrainedTokenizerBase, responses: Sequence[Response]) -> list[list[int]]:
+    """Token ids of responses, each ending with EOS, none with a BOS. Special tokens spelt out in the text stay plain text."""
+    texts = [response_text(response) for response in responses]
+    return [[*row, tokenizer.eos_token_id] for row in _encode(tokenizer, texts, split_special_tokens=True)]
+
+
+def decode_response(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> str:
+    """The text of generated token ids up to the first EOS, without special tokens or outer white space."""
+    ids = list(ids)
+    if tokenizer.eos_token_id in ids:
+        ids = ids[: ids.index(tokenizer.eos_token_id)]
+    return str(tokenizer.decode(ids, skip_special_tokens=True)).strip()
+
+
+def response_text(response: Response) -> str:
+    """The bare text of a response in either form."""
+    return response if isinstance(response, str) else response[-1]["content"]
+
+
+def prompt_text(prompt: Prompt) -> str:
+    """A prompt as people read it: the text itself, or one line per message of a conversation."""
+    return prompt if isinstance(prompt, str) else "\n".join(f"{message['role']}: {message['content']}" for message in prompt)
+
+
+def _encode(tokenizer: PreTrainedTokenizerBase, texts: list[str], split_special_tokens: bool = False) -> list[list[int]]:
+    if not texts:
+        return []
+    encoded = tokenizer(
+        texts, add_special_tokens=False, return_attention_mask=False, return_token_type_ids=False,
+        split_special_tokens=split_special_tokens, verbose=False,
+    )  # fmt: skip
+    return list(encoded["input_ids"])
+
+
+def _starts_with_bos(tokenizer: PreTrainedTokenizerBase) -> bool:
+    return tokenizer.bos_token_id is not None and list(tokenizer("a")["input_ids"])[:1] == [tokenizer.bos_token_id]
