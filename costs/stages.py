@@ -20,6 +20,10 @@ from costs.timeline import loading_moment, training_moments
 
 DISK_BYTES_PER_SECOND = 1.0e9
 """Reading or writing weights: a common local SSD."""
+PROCESS_BYTES = 245 * 2**20
+"""Resident set of a process that has imported torch and Transformers, before any tensor, on x86-64 Linux."""
+TRAINER_PROCESS_BYTES = 523 * 2**20
+"""The same with TRL's trainers."""
 
 
 class Phase(NamedTuple):
@@ -41,8 +45,10 @@ def phases(setting: Setting) -> list[Phase]:
             middle = [train_phase(setting)] + forward_phases(setting)
         case "ppo" | "rloo" | "grpo":
             middle = [Phase(*phase) for phase in ppo_phases(setting)]
-        case "evaluate" | "serve":
-            middle = [Phase(*phase) for phase in generation(setting, setting.model, setting.levers)] + forward_phases(setting)
+        case "evaluate":
+            middle = [_generate_phase(setting), *forward_phases(setting)]
+        case "serve":
+            middle = [Phase(*phase) for phase in generation(setting, setting.model, setting.levers)]
         case _:
             raise CostError(f"stage {setting.stage!r} has no plan. Known: {', '.join(STAGES)}. Add its phases to costs/stages.py.")
     return [start_phase(setting), *middle, save_phase(setting)]
@@ -52,12 +58,22 @@ STAGES = (*TRAINING_STAGES, "ppo", "rloo", "grpo", "evaluate", "serve")
 
 
 def moments(setting: Setting) -> list[Moment]:
-    """Every moment at which the stage's memory can be at its highest."""
+    """Every moment at which the stage's memory can be at its highest; on a CPU with what the process holds besides tensors."""
+    found = tensor_moments(setting)
+    if not setting.hardware.is_cpu:
+        return found
+    base = TRAINER_PROCESS_BYTES if setting.stage in TRAINING_STAGES else PROCESS_BYTES
+    return [Moment(moment.phase, {**moment.roles, "process": {"workspace": base}}) for moment in found]
+
+
+def tensor_moments(setting: Setting) -> list[Moment]:
+    """Every moment's tensors."""
     shape, levers = setting.model, setting.levers
     if setting.stage in ("ppo", "rloo", "grpo"):
         return ppo_moments(setting)
     if setting.stage in ("evaluate", "serve"):
-        return [generation_moment(setting, shape, levers), *judging_moments(setting)]
+        name = "generate" if setting.stage == "evaluate" else "decode"
+        return [replace(generation_moment(setting, shape, levers), phase=name), *judging_moments(setting)]
     vocabulary = setting.stage != "reward"
     found = training_moments(setting, shape, levers, vocabulary=vocabulary)
     if setting.stage in ("dpo", "distill"):
@@ -123,6 +139,12 @@ def train_phase(setting: Setting) -> Phase:
     step = _micro(setting).times(setting.levers.accumulation) + optimizer_step(setting, setting.model, setting.levers)
     seconds = step_seconds(setting)
     return Phase("train", step.times(setting.workload.steps), seconds.seconds * setting.workload.steps, seconds.bound)
+
+
+def _generate_phase(setting: Setting) -> Phase:
+    """Prefill and decode as one phase, as the stage measures it."""
+    (_, prefill, first, _), (_, decode, rest, bound) = generation(setting, setting.model, setting.levers)
+    return Phase("generate", prefill + decode, first + rest, bound)
 
 
 def forward_phases(setting: Setting) -> list[Phase]:
