@@ -14,7 +14,7 @@ def generation(setting: Setting, shape: ModelShape, levers: Levers, batches: flo
     mean_response / response of them. A static cache of one sequence only is the batch-1 decode of serving.
     """
     work = setting.workload
-    batches = work.steps if batches is None else batches
+    batches = work.steps * levers.accumulation if batches is None else batches
     sequences = float(levers.micro_batch) if sequences is None else sequences
     prefill = forward_pass(setting, shape, levers, sequences, max(1, work.prompt_tokens), sequences)
     going = sequences * (work.mean_response_tokens or work.response_tokens) / max(1, work.response_tokens)

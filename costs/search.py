@@ -6,6 +6,7 @@ Levers that change what is learnt (LoRA, quantisation) are tried only when asked
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import product
+from math import log
 from typing import Any, Literal
 
 from config.errors import CostError
@@ -39,10 +40,11 @@ class Candidate:
     def fits(self) -> bool:
         return self.device_bytes <= self.setting.hardware.usable_bytes
 
-    def value(self, goal: Goal) -> tuple[float, ...]:
-        """What is minimised, ties broken by the other two."""
-        order = {"usd": (self.usd, self.seconds, self.device_bytes), "time": (self.seconds, self.usd, self.device_bytes), "memory": (self.device_bytes, self.usd, self.seconds)}
-        return order[goal]
+    def value(self, goal: Goal, start: Levers) -> tuple[float, ...]:
+        """What is minimised: the goal to within 1%, then the fewest changed levers, then memory, then time."""
+        main = {"usd": self.usd, "time": self.seconds, "memory": self.device_bytes}[goal]
+        changes = sum(getattr(start, name) != getattr(self.setting.levers, name) for name in Levers.__dataclass_fields__ if name != "accumulation")
+        return (round(log(max(main, 1e-12)) / 0.01), changes, self.device_bytes, self.seconds)
 
 
 @dataclass(frozen=True)
@@ -72,20 +74,24 @@ def micro_batches(setting: Setting) -> list[int]:
     return [size for size in range(least, whole + 1) if whole % size == 0 and size % least == 0][-12:]
 
 
-def combinations(setting: Setting, adapters: bool) -> Iterator[Levers]:
-    """Every combination of levers that gives the same training; with `adapters` also LoRA and QLoRA."""
+def combinations(setting: Setting, adapters: bool = False, free: bool = True) -> Iterator[Levers]:
+    """Every combination of levers that gives the same training; with `adapters` also LoRA and QLoRA.
+
+    `free` False keeps the levers that params.yaml can not say yet (optimizer, sharding, offloading) as they are.
+    """
     levers, shared = setting.levers, setting.gpus > 1
     whole = levers.micro_batch * levers.accumulation
     tunings: list[dict[str, Any]] = [{}]
     if adapters and levers.tuning == "full":
-        tunings += [{"tuning": "lora", "lora_rank": rank, "quantisation": quant} for rank in (8, 16, 32, 64) for quant in (None, "nf4", "nf4-dq")]
+        tunings += [{"tuning": "lora", "quantisation": quant} for quant in (None, "nf4", "nf4-dq")]
     if adapters and levers.tuning == "lora":
         tunings += [{"quantisation": quant} for quant in ("nf4", "nf4-dq")]
-    parallels = ("ddp", "zero1", "zero2", "zero3", "fsdp") if shared else (levers.parallel,)
-    optimizers = ("adamw", "adamw8bit", "paged_adamw8bit") if levers.tuning != "frozen" else (levers.optimizer,)
-    axes = product(
-        micro_batches(setting), ("none", "selective", "full"), ("flash", "sdpa") if not setting.hardware.is_cpu else (levers.attention,), optimizers, parallels, (False, True), tunings
-    )
+    parallels = ("ddp", "zero1", "zero2", "zero3", "fsdp") if shared and free else (levers.parallel,)
+    optimizers = ("adamw", "adamw8bit", "paged_adamw8bit") if levers.tuning != "frozen" and free else (levers.optimizer,)
+    attentions = ("flash", "sdpa") if free and not setting.hardware.is_cpu else (levers.attention,)
+    checkpointings = ("none", "selective", "full") if levers.tuning != "frozen" else ("none",)
+    offloads = (False, True) if free else (levers.offload_optimizer,)
+    axes = product(micro_batches(setting), checkpointings, attentions, optimizers, parallels, offloads, tunings)
     for micro, checkpointing, attention, optimizer, parallel, offload, tuning in axes:
         if checkpointing == "selective" and levers.attention != "eager":
             continue  # only worth its name where the scores are kept
@@ -104,7 +110,7 @@ def evaluate(setting: Setting, price: Price) -> Candidate:
     return Candidate(setting, seconds, usd, device_bytes(setting, peak(moments(setting)).total))
 
 
-def search(setting: Setting, price: Price, goal: Goal, limits: Limits | None = None, adapters: bool = False) -> Found:
+def search(setting: Setting, price: Price, goal: Goal, limits: Limits | None = None, adapters: bool = False, free: bool = True) -> Found:
     """The best combination for `goal` that fits the device and the limits.
 
     Raises CostError where none does, with the nearest: what it needs and what there is.
@@ -114,11 +120,11 @@ def search(setting: Setting, price: Price, goal: Goal, limits: Limits | None = N
     bounds = limits or Limits()
     start = evaluate(setting, price)
     tried, best, nearest = 0, None, start
-    for levers in combinations(setting, adapters):
+    for levers in combinations(setting, adapters, free):
         candidate = evaluate(replace(setting, levers=levers), price)
         tried += 1
         nearest = min(nearest, candidate, key=lambda c: c.device_bytes)
-        if candidate.fits and _within(candidate, bounds) and (best is None or candidate.value(goal) < best.value(goal)):
+        if candidate.fits and _within(candidate, bounds) and (best is None or candidate.value(goal, setting.levers) < best.value(goal, setting.levers)):
             best = candidate
     if best is None:
         raise CostError(_none_fits(setting, nearest, bounds, tried))
@@ -127,6 +133,17 @@ def search(setting: Setting, price: Price, goal: Goal, limits: Limits | None = N
 
 def _within(candidate: Candidate, limits: Limits) -> bool:
     return (limits.max_usd is None or candidate.usd <= limits.max_usd) and (limits.max_hours is None or candidate.seconds / 3600 <= limits.max_hours)
+
+
+def within_total(found: list[Found], limits: Limits) -> None:
+    """Raise CostError if the stages together break a limit: what they need at the least, and what to raise."""
+    usd, seconds = sum(each.best.usd for each in found), sum(each.best.seconds for each in found)
+    if limits.max_usd is not None and usd > limits.max_usd:
+        raise CostError(f"the cheapest plan found costs {usd:.4g} USD, --max-usd {limits.max_usd:g} does not allow it. Raise it, or take another --hardware.")
+    if limits.max_hours is not None and seconds > limits.max_hours * 3600:
+        raise CostError(
+            f"the plan found takes {seconds / 3600:.3g} h, --max-hours {limits.max_hours:g} does not allow it. Raise it, or take another --hardware or more --gpus."
+        )
 
 
 def _none_fits(setting: Setting, nearest: Candidate, limits: Limits, tried: int) -> str:

@@ -199,9 +199,14 @@ class ModelShape:
 
     def scaled(self, factor: float) -> "ModelShape":
         """A like shape of about `factor` times the layer parameters: width times sqrt(factor), in whole heads."""
-        heads = max(self.kv_heads, round(self.heads * factor**0.5 / self.kv_heads) * self.kv_heads)
-        ratio = heads / self.heads
-        return replace(self, name=f"{self.name} x{factor:g}", heads=heads, width=round(self.width * ratio), mlp_width=round(self.mlp_width * ratio))
+        group = self.heads // self.kv_heads
+        kv_heads = max(1, round(self.kv_heads * factor**0.5))
+        ratio = kv_heads * group / self.heads
+        return replace(
+            self, name=f"{self.name} x{factor:g}", heads=kv_heads * group, kv_heads=kv_heads, width=round(self.width * ratio),
+            mlp_width=round(self.mlp_width * ratio), expert_width=round(self.expert_width * ratio),
+            shared_expert_width=round(self.shared_expert_width * ratio), embedding_width=round(self.embedding_width * ratio),
+        )  # fmt: skip
 
 
 def from_config(config: Mapping[str, Any], name: str) -> ModelShape:
