@@ -8,28 +8,48 @@ import typer
 
 if TYPE_CHECKING:
     from config.schema import Params
-    from costs.plans import Plan
     from costs.planner import Target
+    from costs.plans import Plan
     from costs.search import Found
 
 
 def plan(
-    params_file: Annotated[Path | None, typer.Option("--params", "--recipe", metavar="FILE", help="Params file to plan; params.yaml by default.")] = None,
-    assignments: Annotated[list[str] | None, typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Change one parameter; repeatable.")] = None,
-    stage: Annotated[list[str] | None, typer.Option("--stage", help="Plan this stage alone; the file may then leave other sections out. Repeatable.")] = None,
-    hardware: Annotated[str | None, typer.Option("--hardware", metavar="NAME", help="Device, such as a100-80; without it, this machine's CPU.")] = None,
+    params_file: Annotated[
+        Path | None, typer.Option("--params", "--recipe", metavar="FILE", help="Params file to plan; params.yaml by default.")
+    ] = None,
+    assignments: Annotated[
+        list[str] | None, typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Change one parameter; repeatable.")
+    ] = None,
+    stage: Annotated[
+        list[str] | None, typer.Option("--stage", help="Plan this stage alone; the file may then leave other sections out. Repeatable.")
+    ] = None,
+    hardware: Annotated[
+        str | None, typer.Option("--hardware", metavar="NAME", help="Device, such as a100-80; without it, this machine's CPU.")
+    ] = None,
     gpus: Annotated[int, typer.Option("--gpus", help="Devices.")] = 1,
-    usd_per_gpu_hour: Annotated[float | None, typer.Option("--usd-per-gpu-hour", help="Your own price, instead of the catalogue's.")] = None,
+    usd_per_gpu_hour: Annotated[
+        float | None, typer.Option("--usd-per-gpu-hour", help="Your own price, instead of the catalogue's.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     html: Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write the breakdown as a page.")] = None,
-    compare: Annotated[Path | None, typer.Option("--compare", metavar="OTHER.yaml", help="Show what changes from this plan to the other file's.")] = None,
+    compare: Annotated[
+        Path | None, typer.Option("--compare", metavar="OTHER.yaml", help="Show what changes from this plan to the other file's.")
+    ] = None,
     markdown: Annotated[bool, typer.Option("--markdown", help="With --compare: as markdown for a pull request.")] = False,
-    optimise: Annotated[str | None, typer.Option("--optimise", metavar="usd|time|memory", help="Search the levers and write the best params file.")] = None,
+    optimise: Annotated[
+        str | None, typer.Option("--optimise", metavar="usd|time|memory", help="Search the levers and write the best params file.")
+    ] = None,
     max_usd: Annotated[float | None, typer.Option("--max-usd", help="With --optimise: most that the run may cost.")] = None,
     max_hours: Annotated[float | None, typer.Option("--max-hours", help="With --optimise: longest that the run may take.")] = None,
-    out: Annotated[Path, typer.Option("--out", metavar="FILE", help="With --optimise: where the winning params go.")] = Path("params.optimised.yaml"),
-    sweep: Annotated[str | None, typer.Option("--sweep", metavar="model|sequence|batch|data|steps", help="Show how cost grows with this factor.")] = None,
-    setting: Annotated[Path | None, typer.Option("--setting", metavar="FILE", help="Plan one published setting instead of params; see docs/planning.md.")] = None,
+    out: Annotated[Path, typer.Option("--out", metavar="FILE", help="With --optimise: where the winning params go.")] = Path(
+        "params.optimised.yaml"
+    ),
+    sweep: Annotated[
+        str | None, typer.Option("--sweep", metavar="model|sequence|batch|data|steps", help="Show how cost grows with this factor.")
+    ] = None,
+    setting: Annotated[
+        Path | None, typer.Option("--setting", metavar="FILE", help="Plan one published setting instead of params; see docs/planning.md.")
+    ] = None,
 ) -> None:
     """What a run will need: memory, time and money of every stage and phase, and whether it fits."""
     if setting is not None:
@@ -134,7 +154,14 @@ def _sweep(params: "Params", aim: "Target", axis: str, stages: tuple[str, ...], 
 
 
 def _optimise(
-    params: "Params", aim: "Target", goal: str, stages: tuple[str, ...], max_usd: float | None, max_hours: float | None, out: Path, as_json: bool
+    params: "Params",
+    aim: "Target",
+    goal: str,
+    stages: tuple[str, ...],
+    max_usd: float | None,
+    max_hours: float | None,
+    out: Path,
+    as_json: bool,
 ) -> None:
     """Search every stage, check the whole run against the limits, write the winner."""
     from config.load import write
@@ -173,11 +200,11 @@ def _found_json(found: "Found") -> dict[str, Any]:
 
 
 def _setting_plan(file: Path, usd_per_gpu_hour: float | None) -> "Plan":
-    """The plan of a published setting: a YAML mapping in the words of the truth table, see costs/published.py."""
+    """The plan of a published setting: a YAML mapping in the words of the truth table, see costs/printed.py."""
     from config.load import read
     from costs.catalogue import own_price, price
     from costs.plans import Plan
-    from costs.published import setting_of
+    from costs.printed import setting_of
     from costs.stages import plan_stage
 
     content = read(file)

@@ -92,7 +92,9 @@ def difference_table(rows: list["Difference"]) -> Table:
         table.add_column(name, justify="right")
     table.add_column("fits")
     for row in rows:
-        table.add_row(row.stage, usd(row.usd[0]), usd(row.usd[1]), change(row.usd), change(row.seconds), change(row.peak_bytes), verdict(row.fits))
+        table.add_row(
+            row.stage, usd(row.usd[0]), usd(row.usd[1]), change(row.usd), change(row.seconds), change(row.peak_bytes), verdict(row.fits)
+        )
     return table
 
 
@@ -102,10 +104,13 @@ def search_view(found: dict[str, "Found"]) -> Group:
     for stage, result in found.items():
         first, best = result.start, result.best
         lines.append(
-            f"[bold]{stage}[/bold]: {result.tried} combinations; {usd(first.usd)} -> {usd(best.usd)}, {duration(first.seconds)} -> {duration(best.seconds)}, "
+            f"[bold]{stage}[/bold]: {result.tried} combinations; {usd(first.usd)} -> {usd(best.usd)}, "
+            f"{duration(first.seconds)} -> {duration(best.seconds)}, "
             f"{memory(int(first.device_bytes))} -> {memory(int(best.device_bytes))} a device"
         )
-        lines += [f"  {choice.lever}: {choice.before} -> {choice.after}  ({choice.reason})" for choice in result.choices] or ["  nothing to change"]
+        lines += [f"  {choice.lever}: {choice.before} -> {choice.after}  ({choice.reason})" for choice in result.choices] or [
+            "  nothing to change"
+        ]
     return Group(*lines)  # type: ignore[arg-type]
 
 
@@ -113,10 +118,14 @@ def growth_table(growths: list["Growth"]) -> Group:
     """A sweep's points, with the exponents of time and memory."""
     parts: list[object] = []
     for growth in growths:
-        table = Table("factor", box=None, header_style="bold", title=f"{growth.axis}{', ' + growth.kind if growth.kind else ''}", title_justify="left")
+        table = Table(
+            "factor", box=None, header_style="bold", title=f"{growth.axis}{', ' + growth.kind if growth.kind else ''}", title_justify="left"
+        )
         for name in ("parameters", "time", "cost", "memory a device"):
             table.add_column(name, justify="right")
         for point in growth.points:
-            table.add_row(f"{point.factor:g}", f"{point.parameters:,.4g}", duration(point.seconds), usd(point.usd), memory(int(point.peak_bytes)))
+            table.add_row(
+                f"{point.factor:g}", f"{point.parameters:,.4g}", duration(point.seconds), usd(point.usd), memory(int(point.peak_bytes))
+            )
         parts += [table, f"time ~ {growth.axis}^{growth.seconds_exponent:.2f}, memory ~ {growth.axis}^{growth.memory_exponent:.2f}", ""]
     return Group(*parts)  # type: ignore[arg-type]

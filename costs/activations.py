@@ -56,7 +56,9 @@ def _norms(shape: ModelShape, levers: Levers, engine: Engine) -> float:
     if shape.traits.fused_norm or engine.fused_norm or engine.compiled:
         inputs = 1 if shape.traits.parallel else shape.norms  # parallel branches normalise the same tensor
         return inputs * d * stream + 8 * shape.norms
-    wide = 4.0 if shape.family.startswith("gemma") or engine.wide_norm else _stream_bytes(levers)  # Gemma multiplies by the weight before casting back
+    wide = (
+        4.0 if shape.family.startswith("gemma") or engine.wide_norm else _stream_bytes(levers)
+    )  # Gemma multiplies by the weight before casting back
     weighted = wide * d if trained else 0.0
     return shape.norms * (4 * d + weighted + 4)
 

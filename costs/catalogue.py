@@ -64,7 +64,7 @@ class Price:
 
 @cache
 def _table(name: str) -> dict[str, Any]:
-    content = yaml.load((_FOLDER / name).read_text(encoding="utf-8"), _LOADER)  # noqa: S506 - a safe loader, the fast one where there is one
+    content = yaml.load((_FOLDER / name).read_text(encoding="utf-8"), _LOADER)
     return dict(content)
 
 
@@ -93,7 +93,9 @@ def hardware(name: str) -> Hardware:
     if key is None:
         close = difflib.get_close_matches(wanted, index, n=1)
         hint = f"Did you mean {index[close[0]]}? " if close else ""
-        raise CostError(f"device {name!r} is not known. {hint}Known: {', '.join(_table('hardware.yaml'))}. Add a row to costs/hardware.yaml.")
+        raise CostError(
+            f"device {name!r} is not known. {hint}Known: {', '.join(_table('hardware.yaml'))}. Add a row to costs/hardware.yaml."
+        )
     return hardware_row(key, _table("hardware.yaml")[key])
 
 
@@ -102,7 +104,9 @@ def hardware_row(name: str, row: Mapping[str, Any]) -> Hardware:
     missing = [field for field in ("memory_gib", "fp32_tflops", "bandwidth_gb_per_second", "watts", "source", "date") if not row.get(field)]
     if missing:
         raise CostError(f"device row {name} has no {missing[0]}. Complete it in costs/hardware.yaml.")
-    peaks = tuple((dtype, row[f"{dtype}_tflops"] * 1e12) for dtype in ("fp32", "tf32", "fp16", "bf16", "int8") if row.get(f"{dtype}_tflops"))
+    peaks = tuple(
+        (dtype, row[f"{dtype}_tflops"] * 1e12) for dtype in ("fp32", "tf32", "fp16", "bf16", "int8") if row.get(f"{dtype}_tflops")
+    )
     return Hardware(
         name=name,
         memory_bytes=row["memory_gib"] * GIB,
@@ -122,7 +126,9 @@ def price(name: str) -> Price:
     """The price of the device called `name`. Raises CostError if there is none, or none that can be believed."""
     rows = _table("prices.yaml")
     if name not in rows:
-        raise CostError(f"device {name} has no price. Add low, expected, high, source and date to costs/prices.yaml, or give --usd-per-gpu-hour.")
+        raise CostError(
+            f"device {name} has no price. Add low, expected, high, source and date to costs/prices.yaml, or give --usd-per-gpu-hour."
+        )
     return price_row(name, rows[name])
 
 
@@ -131,11 +137,19 @@ def price_row(name: str, row: Mapping[str, Any]) -> Price:
     for field in ("low", "expected", "high"):
         value = row.get(field)
         if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value <= HIGHEST_PRICE:
-            raise CostError(f"price {field}={value} of {name} must be above 0 and at most {HIGHEST_PRICE:g} USD per device-hour. Change it in costs/prices.yaml.")
+            raise CostError(
+                f"price {field}={value} of {name} must be above 0 and at most {HIGHEST_PRICE:g} USD per device-hour. "
+                "Change it in costs/prices.yaml."
+            )
     if not row["low"] <= row["expected"] <= row["high"]:
-        raise CostError(f"prices of {name} must be ordered low <= expected <= high, not {row['low']}, {row['expected']}, {row['high']}. Change them in costs/prices.yaml.")
+        raise CostError(
+            f"prices of {name} must be ordered low <= expected <= high, not {row['low']}, {row['expected']}, {row['high']}. "
+            "Change them in costs/prices.yaml."
+        )
     if not re.fullmatch(r"\d{4}-\d{2}-\d{2}", str(row.get("date", ""))):
-        raise CostError(f"price date={row.get('date')!r} of {name} must be the day it was read, YYYY-MM-DD. Change it in costs/prices.yaml.")
+        raise CostError(
+            f"price date={row.get('date')!r} of {name} must be the day it was read, YYYY-MM-DD. Change it in costs/prices.yaml."
+        )
     if not row.get("source"):
         raise CostError(f"price of {name} has no source. Say in costs/prices.yaml where it was read.")
     return Price(float(row["low"]), float(row["expected"]), float(row["high"]), str(row["source"]), str(row["date"]))
@@ -167,5 +181,8 @@ def shape(name: str) -> ModelShape:
     if key is None:
         close = difflib.get_close_matches(wanted, index, n=1)
         hint = f"Did you mean {index[close[0]]}? " if close else ""
-        raise CostError(f"model {name!r} is not a known shape. {hint}Add its config.json fields to costs/shapes.yaml, or name a folder that holds its config.json.")
+        raise CostError(
+            f"model {name!r} is not a known shape. {hint}"
+            "Add its config.json fields to costs/shapes.yaml, or name a folder that holds its config.json."
+        )
     return from_config(_table("shapes.yaml")[key], key)

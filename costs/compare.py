@@ -48,12 +48,18 @@ def _difference(name: str, before: StagePlan | None, after: StagePlan | None) ->
 
 def markdown(rows: list[Difference], before: str, after: str) -> str:
     """A table for a pull request: what changes, and by how much."""
-    lines = [f"### Planned cost: `{before}` to `{after}`", "", "| stage | cost before | cost after | change | time | memory | fits |", "|---|--:|--:|--:|--:|--:|---|"]
+    lines = [
+        f"### Planned cost: `{before}` to `{after}`",
+        "",
+        "| stage | cost before | cost after | change | time | memory | fits |",
+        "|---|--:|--:|--:|--:|--:|---|",
+    ]
     for row in rows:
         marked = f"**{row.stage}**" if row.stage == "total" else row.stage
         usd = change(row.usd)
         lines.append(
-            f"| {marked} | {money(row.usd[0])} | {money(row.usd[1])} | {usd} | {change(row.seconds)} | {change(row.peak_bytes)} | {verdict(row.fits)} |"
+            f"| {marked} | {money(row.usd[0])} | {money(row.usd[1])} | {usd} "
+            f"| {change(row.seconds)} | {change(row.peak_bytes)} | {verdict(row.fits)} |"
         )
     return "\n".join(lines) + "\n"
 

@@ -136,7 +136,9 @@ def micro_step(setting: Setting, shape: ModelShape, levers: Levers, sequences: f
     passes = 3.0 + (levers.checkpointing == "full")
     moved = pointwise_bytes(shape, levers, setting.engine, total) * passes
     if levers.attention == "eager":
-        moved += shape.layers * shape.heads * sequences * tokens**2 * 30  # scores, mask, fp32 softmax and its gradient, each read and written
+        moved += (
+            shape.layers * shape.heads * sequences * tokens**2 * 30
+        )  # scores, mask, fp32 softmax and its gradient, each read and written
     moved += logits_traffic(setting, shape, total * loss_tokens)
     reads = held_weight_bytes(shape, levers) * (3.0 if levers.tuning == "full" else 2.0)
     return Work(
@@ -146,13 +148,19 @@ def micro_step(setting: Setting, shape: ModelShape, levers: Levers, sequences: f
         weight_bytes=reads / tp,
         dequantised_bytes=dequantised_bytes(shape, levers) * (2.0 + (levers.checkpointing == "full")) / tp,
         operations=launched(setting, shape, levers, backward=True),
-        communicated_bytes=gathered_bytes(setting, shape, levers) + (4 * shape.layers * total * shape.width * levers.dtype_bytes if tp > 1 else 0.0),
-        messages=(2 + (levers.checkpointing == "full")) * shape.layers if levers.parallel in ("zero3", "fsdp") and setting.data_parallel > 1 else 0.0,
+        communicated_bytes=gathered_bytes(setting, shape, levers)
+        + (4 * shape.layers * total * shape.width * levers.dtype_bytes if tp > 1 else 0.0),
+        messages=(2 + (levers.checkpointing == "full")) * shape.layers
+        if levers.parallel in ("zero3", "fsdp") and setting.data_parallel > 1
+        else 0.0,
     )
 
 
 def gathered_bytes(setting: Setting, shape: ModelShape, levers: Levers) -> float:
-    """Weights that a device receives in one micro-batch under ZeRO-3 or FSDP: whole model forward and backward (arXiv 1910.02054 section 7.2)."""
+    """Weights that a device receives in one micro-batch under ZeRO-3 or FSDP: the whole model forward and backward.
+
+    Source: arXiv 1910.02054 section 7.2.
+    """
     if levers.parallel not in ("zero3", "fsdp") or setting.data_parallel == 1:
         return 0.0
     per = QUANT_BYTES[levers.quantisation] if levers.quantisation else levers.dtype_bytes
@@ -178,7 +186,9 @@ def optimizer_step(setting: Setting, shape: ModelShape, levers: Levers) -> Work:
 
 
 def paged_bytes(setting: Setting, shape: ModelShape, levers: Levers) -> float:
-    """Bytes that one step moves to and from host memory: all of an offloaded state, and what does not fit beside the weights of a paged one."""
+    """Bytes that one step moves to and from host memory: gradients and weights where the optimizer is offloaded, and of a paged state
+    what does not fit beside the weights.
+    """
     held = replace(levers, optimizer=levers.optimizer.removeprefix("paged_"), offload_optimizer=False)  # type: ignore[arg-type]
     state = optimizer_bytes(setting, shape, held)
     if levers.offload_optimizer:
@@ -205,10 +215,17 @@ def forward_pass(setting: Setting, shape: ModelShape, levers: Levers, sequences:
 
 
 def decode_step(setting: Setting, shape: ModelShape, levers: Levers, sequences: float, context: float) -> Work:
-    """One token for each of `sequences`: every weight is read once, and the cache of `context` tokens of each (arXiv 2211.05102 section 2)."""
+    """One token for each of `sequences`: every weight is read once, and the cache of `context` tokens of each.
+
+    Source: arXiv 2211.05102 section 2.
+    """
     tp, b = levers.tensor_parallel, DTYPE_BYTES[levers.dtype]
     cache = 2 * shape.layers * shape.kv_width * b * sequences * context
-    routed = shape.layers * (shape.layer_matrix_parameters - shape.active_layer_parameters) * min(1.0, sequences / max(1, shape.experts)) if shape.experts else 0.0
+    routed = (
+        shape.layers * (shape.layer_matrix_parameters - shape.active_layer_parameters) * min(1.0, sequences / max(1, shape.experts))
+        if shape.experts
+        else 0.0
+    )
     return Work(
         matmul_flops=forward_matmul_flops(shape, sequences) / tp,
         attention_flops=shape.layers * sequences * 4 * shape.query_width * context / tp,

@@ -22,7 +22,10 @@ class Loss:
     """Fixed size of a chunk, 0 where the tokens are cut into `chunks` parts."""
 
     def bytes_per_token(self, vocab: int, tokens: float, dtype_bytes: float, compiled: bool = False) -> float:
-        """Bytes per token at the peak of the loss, for `tokens` tokens at once. A compiled chunk is never upcast in memory: logits and gradient."""
+        """Bytes per token at the peak of the loss, for `tokens` tokens at once.
+
+        A compiled chunk is never upcast in memory: it holds logits and their gradient.
+        """
         if compiled and self.chunked:
             return vocab * (self.kept + 4 * self._share(tokens))
         wide = 1.0 if dtype_bytes <= 2 else 12 / 14  # at fp32 the upcast copy and its gradient are the same tensors
@@ -37,7 +40,8 @@ LOSSES = {
     for loss in (
         # logits 2, their fp32 copy 4, log-softmax 4, its gradient 4: transformers/loss/loss_utils.py ForCausalLMLoss
         Loss("whole", kept=14),
-        # the same with a contiguous copy of the shifted fp32 logits and its gradient: Transformers before 4.45, torchtune before October 2024
+        # the same with a contiguous copy of the shifted fp32 logits and its gradient:
+        # Transformers before 4.45, torchtune before October 2024
         Loss("shifted", kept=22),
         # logits 2, log-softmax 2, its gradient 2, the gradient of the logits 2: litgpt's cross-entropy stays in 16 bit
         Loss("half", kept=8),

@@ -7,7 +7,9 @@ from costs.shapes import ModelShape
 from costs.time import decode_duration, duration
 
 
-def generation(setting: Setting, shape: ModelShape, levers: Levers, batches: float | None = None, sequences: float | None = None) -> list[tuple[str, Work, float, str]]:
+def generation(
+    setting: Setting, shape: ModelShape, levers: Levers, batches: float | None = None, sequences: float | None = None
+) -> list[tuple[str, Work, float, str]]:
     """(phase, work, seconds, bound) of prefill and decode for `batches` batches of `sequences` prompts each on one device.
 
     The steps of a batch go on to its longest response; the work of a step counts the sequences that are still going, on average
@@ -29,5 +31,7 @@ def generation(setting: Setting, shape: ModelShape, levers: Levers, batches: flo
 def generation_moment(setting: Setting, shape: ModelShape, levers: Levers, sequences: float | None = None) -> Moment:
     """Memory while a batch is generated: weights, the cache at full length, the logits of one position."""
     work = setting.workload
-    held = generating(setting, shape, levers, float(sequences or levers.micro_batch), work.prompt_tokens + work.response_tokens, work.prompt_tokens)
+    held = generating(
+        setting, shape, levers, float(sequences or levers.micro_batch), work.prompt_tokens + work.response_tokens, work.prompt_tokens
+    )
     return Moment("decode", {"policy": frozen_role(setting, shape, levers) | held})

@@ -51,7 +51,10 @@ def device_bytes(setting: Setting, allocated: float) -> float:
 
 
 def adapter_parameters(shape: ModelShape, levers: Levers) -> float:
-    """Trained parameters that are not in the base model. LoRA: rank x (inputs + outputs) of each adapted matrix (arXiv 2106.09685 section 4.1)."""
+    """Trained parameters that are not in the base model.
+
+    LoRA: rank x (inputs + outputs) of each adapted matrix (arXiv 2106.09685 section 4.1).
+    """
     if levers.tuning == "lora":
         copies = shape.experts or 1
         per_layer = sum(
@@ -91,7 +94,11 @@ def shards(setting: Setting) -> Parts:
     """By how much weights, gradients and optimizer state are divided. Source: arXiv 1910.02054 figure 1."""
     n, tp = setting.data_parallel, setting.levers.tensor_parallel
     level = {"ddp": 0, "zero1": 1, "zero2": 2, "zero3": 3, "fsdp": 3}[setting.levers.parallel]
-    return {"weights": tp * (n if level >= 3 else 1), "gradients": tp * (n if level >= 2 else 1), "optimizer": tp * (n if level >= 1 else 1)}
+    return {
+        "weights": tp * (n if level >= 3 else 1),
+        "gradients": tp * (n if level >= 2 else 1),
+        "optimizer": tp * (n if level >= 1 else 1),
+    }
 
 
 def weights(setting: Setting, shape: ModelShape, levers: Levers) -> float:
@@ -102,11 +109,15 @@ def weights(setting: Setting, shape: ModelShape, levers: Levers) -> float:
     if setting.levers.parallel in ("zero3", "fsdp") and setting.data_parallel > 1:
         # two layers at a time (one computing, one being fetched) and the embedding with the head are whole
         unit = 2 * shape.layer_parameters + shape.vocab * shape.width
-        divided += unit * (levers.dtype_bytes if not levers.quantisation else QUANT_BYTES[levers.quantisation]) / setting.levers.tensor_parallel
+        divided += (
+            unit * (levers.dtype_bytes if not levers.quantisation else QUANT_BYTES[levers.quantisation]) / setting.levers.tensor_parallel
+        )
     if levers.offload_weights:
         return divided - (base + adapters) / shards(setting)["weights"] + 2 * shape.layer_parameters * levers.dtype_bytes
     if levers.mixed and levers.tuning == "full" and setting.levers.parallel in ("ddp", "zero1", "zero2"):
-        divided += shape.parameters * levers.dtype_bytes / setting.levers.tensor_parallel  # autocast keeps a 16-bit copy of each weight it used
+        divided += (
+            shape.parameters * levers.dtype_bytes / setting.levers.tensor_parallel
+        )  # autocast keeps a 16-bit copy of each weight it used
     return divided
 
 
@@ -120,7 +131,9 @@ def optimizer_bytes(setting: Setting, shape: ModelShape, levers: Levers) -> floa
     """Bytes of the optimizer state of a role on one device. Paged state lives in host memory and is fetched page by page."""
     if levers.offload_optimizer or levers.optimizer.startswith("paged"):
         return 0.0
-    per = 1 + 4 / 256 if "8bit" in levers.optimizer else (levers.weight_bytes if levers.tuning == "full" else _adapter_bytes(levers, setting))
+    per = (
+        1 + 4 / 256 if "8bit" in levers.optimizer else (levers.weight_bytes if levers.tuning == "full" else _adapter_bytes(levers, setting))
+    )
     return trained_parameters(shape, levers) * per * STATE_BYTES[levers.optimizer] / shards(setting)["optimizer"]
 
 

@@ -24,27 +24,36 @@ def page(plan: Plan, title: str) -> str:
     """The whole page."""
     total = plan.total
     head = (
-        f"<!doctype html><html lang=en><meta charset=utf-8><meta name=viewport content='width=device-width'><title>{escape(title)}</title><style>{STYLE}</style>"
-        f"<h1>{escape(title)}</h1><p>{hours(total['seconds'])}, {money(total['usd']['low'])} / <b>{money(total['usd']['expected'])}</b> / {money(total['usd']['high'])}, "
+        "<!doctype html><html lang=en><meta charset=utf-8><meta name=viewport content='width=device-width'>"
+        f"<title>{escape(title)}</title><style>{STYLE}</style>"
+        f"<h1>{escape(title)}</h1><p>{hours(total['seconds'])}, "
+        f"{money(total['usd']['low'])} / <b>{money(total['usd']['expected'])}</b> / {money(total['usd']['high'])}, "
         f"{total['kwh']:.3g} kWh.</p>"
     )
     return head + legend() + "".join(_stage(stage) for stage in plan.stages) + _assumptions(plan) + "</html>\n"
 
 
 def legend() -> str:
-    keys = "".join(f"<span style='display:inline-block;width:.8em;height:.8em;background:{colour}'></span> {name} &nbsp; " for name, colour in COLOURS.items())
+    keys = "".join(
+        f"<span style='display:inline-block;width:.8em;height:.8em;background:{colour}'></span> {name} &nbsp; "
+        for name, colour in COLOURS.items()
+    )
     return f"<p>Memory: {keys}</p>"
 
 
 def _stage(stage: StagePlan) -> str:
-    verdict = "fits" if stage.fits else f"<span class=no>lacks {stage.shortfall_bytes / 2**30:.2f} GiB a device: {escape(stage.lever)}</span>"
+    verdict = (
+        "fits" if stage.fits else f"<span class=no>lacks {stage.shortfall_bytes / 2**30:.2f} GiB a device: {escape(stage.lever)}</span>"
+    )
     rows = {role: dict(parts) for role, parts in stage.memory.items()}
     memory = f"<h3>Memory of one device at the peak ({escape(stage.peak_phase)})</h3>{memory_bars(rows)}" if rows else ""
     table = "".join(
-        f"<tr><td>{escape(p.phase)}<td>{hours(p.seconds)}<td>{money(p.usd)}<td>{p.flops:.3g}<td>{p.bytes_moved:.3g}<td>{p.bound}" for p in stage.phases
+        f"<tr><td>{escape(p.phase)}<td>{hours(p.seconds)}<td>{money(p.usd)}<td>{p.flops:.3g}<td>{p.bytes_moved:.3g}<td>{p.bound}"
+        for p in stage.phases
     )
     return (
-        f"<h2>{escape(stage.stage)}</h2><p>{hours(stage.seconds)}, {money(stage.usd.expected)}, {stage.peak_bytes_per_gpu / 2**30:.2f} GiB, {verdict}.</p>{memory}"
+        f"<h2>{escape(stage.stage)}</h2><p>{hours(stage.seconds)}, {money(stage.usd.expected)}, "
+        f"{stage.peak_bytes_per_gpu / 2**30:.2f} GiB, {verdict}.</p>{memory}"
         f"<h3>Time by phase</h3>{time_bar(stage)}<table><tr><th>phase<th>time<th>cost<th>FLOP<th>bytes<th>bound by{table}</table>"
     )
 
@@ -58,7 +67,10 @@ def memory_bars(roles: Mapping[str, Mapping[str, float]]) -> str:
         x = 80.0
         for part, size in parts.items():
             width = size / widest * (WIDTH - 190)
-            drawn.append(f"<rect x={x:.1f} y={row * ROW + 4} width={width:.1f} height={ROW - 8} fill='{COLOURS[part]}'><title>{part}: {size / 2**30:.3f} GiB</title></rect>")
+            drawn.append(
+                f"<rect x={x:.1f} y={row * ROW + 4} width={width:.1f} height={ROW - 8} fill='{COLOURS[part]}'>"
+                f"<title>{part}: {size / 2**30:.3f} GiB</title></rect>"
+            )
             x += width
         drawn.append(f"<text x={x + 6:.1f} y={row * ROW + 17}>{sum(parts.values()) / 2**30:.3g} GiB</text>")
     return f"<svg width={WIDTH} height={ROW * len(roles) + 4} role=img aria-label='memory by role and part'>{''.join(drawn)}</svg>"
@@ -70,7 +82,10 @@ def time_bar(stage: StagePlan) -> str:
     for index, phase in enumerate(stage.phases):
         width = phase.seconds / stage.seconds * WIDTH if stage.seconds else 0.0
         colour = PHASE_COLOURS[index % len(PHASE_COLOURS)]
-        drawn.append(f"<rect x={x:.1f} y=4 width={width:.1f} height={ROW - 8} fill='{colour}'><title>{escape(phase.phase)}: {hours(phase.seconds)}</title></rect>")
+        drawn.append(
+            f"<rect x={x:.1f} y=4 width={width:.1f} height={ROW - 8} fill='{colour}'>"
+            f"<title>{escape(phase.phase)}: {hours(phase.seconds)}</title></rect>"
+        )
         if width > 60:
             drawn.append(f"<text x={x + 4:.1f} y=17>{escape(phase.phase)}</text>")
         x += width

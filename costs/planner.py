@@ -17,7 +17,7 @@ from costs.catalogue import Hardware, Price, hardware, own_price, price, shape
 from costs.engines import engine
 from costs.plans import NOTHING, PhasePlan, Plan, StagePlan, Usd
 from costs.rows import Rows, count
-from costs.setting import Levers, Rlhf, Setting, Workload
+from costs.setting import Attention, Levers, Rlhf, Setting, Workload
 from costs.shapes import ModelShape, from_config
 from costs.stages import plan_stage
 from costs.time import energy_kwh
@@ -28,7 +28,7 @@ DATA_SECONDS_PER_ROW = 0.5e-3
 """Reading, cleaning, hashing and tokenising one row on one core: Python at about two thousand rows a second."""
 DATA_START_SECONDS = 6.0
 """Imports of the data stage, most of it Transformers."""
-ATTENTION = {"sdpa": "sdpa", "eager": "eager", "flash_attention_2": "flash"}
+ATTENTION: dict[str, Attention] = {"sdpa": "sdpa", "eager": "eager", "flash_attention_2": "flash"}
 
 
 @dataclass(frozen=True)
@@ -154,7 +154,7 @@ def levers_of(params: Params, section: Mapping[str, Any], micro_batch: int, batc
         micro_batch=micro_batch,
         accumulation=max(1, batch // (micro_batch * gpus)),
         checkpointing="full" if section.get("activation_checkpointing") else "none",
-        attention=ATTENTION[params.model.attention],  # type: ignore[arg-type]
+        attention=ATTENTION[params.model.attention],
         packing=bool(section.get("packing", False)),
         parallel=section.get("parallel", "ddp"),
         offload_optimizer=bool(section.get("offload_optimizer", False)),
@@ -188,7 +188,11 @@ def _ppo(params: Params, aim: Target, rows: Rows, model: ModelShape) -> Setting:
     mean = rows.prompt_tokens + response
     each = max(1, section.batch_size // aim.gpus)
     micro = max(1, min(each, int(section.micro_batch_tokens / (prompt + response))))
-    levers = replace(levers_of(params, section.model_dump(), 1, section.batch_size, aim.gpus), micro_batch=micro, accumulation=max(1, each // section.num_mini_batches // micro))
+    levers = replace(
+        levers_of(params, section.model_dump(), 1, section.batch_size, aim.gpus),
+        micro_batch=micro,
+        accumulation=max(1, each // section.num_mini_batches // micro),
+    )
     loop = Rlhf(
         layout=section.layout, reward=model, value=model if section.layout != "shared_trunk" else None, batch=section.batch_size,
         rollout_batch=section.rollout_batch_size, ppo_epochs=section.ppo_epochs, mini_batches=section.num_mini_batches,
@@ -201,11 +205,15 @@ def _evaluate(params: Params, aim: Target, rows: Rows, model: ModelShape) -> Set
     """Base, SFT and aligned model answer the held-out prompts; the reward model scores the answers."""
     section = params.evaluate
     prompt, response = int(rows.longest_prompt), section.max_new_tokens
-    levers = Levers(tuning="frozen", dtype=params.model.dtype, attention=ATTENTION[params.model.attention], micro_batch=min(section.batch_size, section.prompts))  # type: ignore[arg-type]
+    levers = Levers(
+        tuning="frozen",
+        dtype=params.model.dtype,
+        attention=ATTENTION[params.model.attention],
+        micro_batch=min(section.batch_size, section.prompts),
+    )
     batches = 3 * ceil(section.prompts / levers.micro_batch / aim.gpus)
     work = Workload(prompt + response, rows.prompt_tokens + response, batches, prompt, response, float(response))
     return Setting("evaluate", model, levers, work, aim.hardware, engine("ours"), aim.gpus, rlhf=Rlhf(reward=model))
 
 
 _SETTINGS = {"sft": _sft, "reward": _reward, "ppo": _ppo, "evaluate": _evaluate}
-

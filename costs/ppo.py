@@ -26,7 +26,9 @@ def roles_of(setting: Setting) -> Rlhf:
     if loop is None:
         raise CostError(f"stage {setting.stage} needs its roles (layout, reward, value). Set rlhf in the setting.")
     if loop.layout == "shared_base" and setting.levers.tuning != "lora":
-        raise CostError("ppo.layout=shared_base shares one frozen base between adapters: it needs LoRA. Set lora in params.yaml, or layout: separate.")
+        raise CostError(
+            "ppo.layout=shared_base shares one frozen base between adapters: it needs LoRA. Set lora in params.yaml, or layout: separate."
+        )
     return loop
 
 
@@ -95,7 +97,9 @@ def _update(setting: Setting, sequences: float) -> PhaseRow:
     """ppo_epochs over the rollout: policy and, in its own model, value."""
     loop, work, levers = roles_of(setting), setting.workload, setting.levers
     micro = min(levers.micro_batch, sequences)
-    counted = replace(setting, workload=replace(work, loss_tokens=(work.mean_response_tokens or work.response_tokens) / max(1.0, work.mean_tokens)))
+    counted = replace(
+        setting, workload=replace(work, loss_tokens=(work.mean_response_tokens or work.response_tokens) / max(1.0, work.mean_tokens))
+    )
     passes = work.steps * loop.ppo_epochs * sequences / micro
     optimizer_steps = work.steps * loop.ppo_epochs * loop.mini_batches
     total, seconds, bound = Work(), 0.0, "compute"
@@ -120,11 +124,18 @@ def ppo_moments(setting: Setting) -> list[Moment]:
     loop, work = roles_of(setting), setting.workload
     resident = _resident(setting)
     side_by_side = min(loop.rollout_batch, loop.batch / setting.data_parallel)
-    rollout = generating(setting, setting.model, setting.levers, side_by_side, work.prompt_tokens + work.response_tokens, work.prompt_tokens)
+    rollout = generating(
+        setting, setting.model, setting.levers, side_by_side, work.prompt_tokens + work.response_tokens, work.prompt_tokens
+    )
     found = [Moment("rollout", _plus(resident, "policy", rollout))]
     for name, shape, vocabulary in _frozen_passes(setting):
         role = {"score": "reward", "reference": "ref", "value": "value"}[name]
-        found.append(Moment(name, _plus(resident, role, scoring(setting, shape, setting.levers, setting.levers.micro_batch, work.max_tokens, vocabulary))))
+        found.append(
+            Moment(
+                name,
+                _plus(resident, role, scoring(setting, shape, setting.levers, setting.levers.micro_batch, work.max_tokens, vocabulary)),
+            )
+        )
     return found + _update_moments(setting, resident)
 
 
@@ -168,5 +179,5 @@ def _update_moments(setting: Setting, resident: Roles) -> list[Moment]:
 
 
 def _plus(roles: Roles, role: str, parts: Parts) -> Roles:
-    """`roles` with further parts in one of them; a role without states of its own (ref with the adapter off) appears with the parts only."""
+    """`roles` with further parts in one of them; a role without states of its own (ref, adapter off) has these parts only."""
     return {**roles, role: {**roles.get(role, {}), **{part: size for part, size in parts.items() if size}}}

@@ -16,7 +16,12 @@ UNKNOWN_ROWS = 1000
 """Assumed rows of a source that can not be read now."""
 MEAN_OVER_LONGEST = 0.6
 """Assumed mean length of a bucketed batch over the longest sequence allowed, where the data stage has not measured it."""
-EVERY_ROW = {"instructions": ("sft",), "pairs": ("sft", "preference", "prompts"), "votes": ("preference", "prompts", "sft"), "prompts": ("prompts",)}
+EVERY_ROW = {
+    "instructions": ("sft",),
+    "pairs": ("sft", "preference", "prompts"),
+    "votes": ("preference", "prompts", "sft"),
+    "prompts": ("prompts",),
+}
 
 
 @dataclass(frozen=True)
@@ -93,7 +98,9 @@ def _source_rows(source: Source, root: Path, name: str) -> tuple[dict[str, float
         return dict.fromkeys(("sft", "preference", "prompts"), float(UNKNOWN_ROWS)), (note,)
     if source.format == "trees":
         # a tree of some eleven messages (OpenAssistant, arXiv 2304.07327 section 3) holds about as many ranked pairs
-        return {"sft": 4.0 * found, "preference": 10.0 * found, "prompts": 4.0 * found}, (f"{name}: 10 pairs assumed in each of {found} trees",)
+        return {"sft": 4.0 * found, "preference": 10.0 * found, "prompts": 4.0 * found}, (
+            f"{name}: 10 pairs assumed in each of {found} trees",
+        )
     return dict.fromkeys(("sft", "preference", "prompts"), float(found)), (f"{name}: {found} rows, refused ones not taken off",)
 
 

@@ -43,7 +43,9 @@ class Candidate:
     def value(self, goal: Goal, start: Levers) -> tuple[float, ...]:
         """What is minimised: the goal to within 1%, then the fewest changed levers, then memory, then time."""
         main = {"usd": self.usd, "time": self.seconds, "memory": self.device_bytes}[goal]
-        changes = sum(getattr(start, name) != getattr(self.setting.levers, name) for name in Levers.__dataclass_fields__ if name != "accumulation")
+        changes = sum(
+            getattr(start, name) != getattr(self.setting.levers, name) for name in Levers.__dataclass_fields__ if name != "accumulation"
+        )
         return (round(log(max(main, 1e-12)) / 0.01), changes, self.device_bytes, self.seconds)
 
 
@@ -100,7 +102,7 @@ def combinations(setting: Setting, adapters: bool = False, free: bool = True) ->
         yield replace(
             levers, micro_batch=micro, accumulation=whole // micro, checkpointing=checkpointing, attention=attention, optimizer=optimizer,
             parallel=parallel, offload_optimizer=offload, **tuning,
-        )  # type: ignore[arg-type]  # fmt: skip
+        )  # fmt: skip
 
 
 def evaluate(setting: Setting, price: Price) -> Candidate:
@@ -124,7 +126,11 @@ def search(setting: Setting, price: Price, goal: Goal, limits: Limits | None = N
         candidate = evaluate(replace(setting, levers=levers), price)
         tried += 1
         nearest = min(nearest, candidate, key=lambda c: c.device_bytes)
-        if candidate.fits and _within(candidate, bounds) and (best is None or candidate.value(goal, setting.levers) < best.value(goal, setting.levers)):
+        if (
+            candidate.fits
+            and _within(candidate, bounds)
+            and (best is None or candidate.value(goal, setting.levers) < best.value(goal, setting.levers))
+        ):
             best = candidate
     if best is None:
         raise CostError(_none_fits(setting, nearest, bounds, tried))
@@ -132,17 +138,23 @@ def search(setting: Setting, price: Price, goal: Goal, limits: Limits | None = N
 
 
 def _within(candidate: Candidate, limits: Limits) -> bool:
-    return (limits.max_usd is None or candidate.usd <= limits.max_usd) and (limits.max_hours is None or candidate.seconds / 3600 <= limits.max_hours)
+    return (limits.max_usd is None or candidate.usd <= limits.max_usd) and (
+        limits.max_hours is None or candidate.seconds / 3600 <= limits.max_hours
+    )
 
 
 def within_total(found: list[Found], limits: Limits) -> None:
     """Raise CostError if the stages together break a limit: what they need at the least, and what to raise."""
     usd, seconds = sum(each.best.usd for each in found), sum(each.best.seconds for each in found)
     if limits.max_usd is not None and usd > limits.max_usd:
-        raise CostError(f"the cheapest plan found costs {usd:.4g} USD, --max-usd {limits.max_usd:g} does not allow it. Raise it, or take another --hardware.")
+        raise CostError(
+            f"the cheapest plan found costs {usd:.4g} USD, --max-usd {limits.max_usd:g} does not allow it. "
+            "Raise it, or take another --hardware."
+        )
     if limits.max_hours is not None and seconds > limits.max_hours * 3600:
         raise CostError(
-            f"the plan found takes {seconds / 3600:.3g} h, --max-hours {limits.max_hours:g} does not allow it. Raise it, or take another --hardware or more --gpus."
+            f"the plan found takes {seconds / 3600:.3g} h, --max-hours {limits.max_hours:g} does not allow it. "
+            "Raise it, or take another --hardware or more --gpus."
         )
 
 
@@ -150,12 +162,13 @@ def _none_fits(setting: Setting, nearest: Candidate, limits: Limits, tried: int)
     needed, there = nearest.device_bytes / 2**30, setting.hardware.usable_bytes / 2**30
     if not nearest.fits:
         return (
-            f"none of {tried} combinations of {setting.stage} fits {setting.gpus} x {setting.hardware.name}: the smallest needs {needed:.1f} GiB a device, "
-            f"it has {there:.1f}. Take a larger device or more of them (--hardware, --gpus), or allow adapters (--adapters)."
+            f"none of {tried} combinations of {setting.stage} fits {setting.gpus} x {setting.hardware.name}: "
+            f"the smallest needs {needed:.1f} GiB a device, it has {there:.1f}. "
+            "Take a larger device or more of them (--hardware, --gpus), or LoRA."
         )
     return (
-        f"none of {tried} combinations of {setting.stage} keeps to max_usd={limits.max_usd} and max_hours={limits.max_hours}: one that fits the memory costs "
-        f"{nearest.usd:.2f} USD and {nearest.seconds / 3600:.2f} h. Raise --max-usd or --max-hours."
+        f"none of {tried} combinations of {setting.stage} keeps to max_usd={limits.max_usd} and max_hours={limits.max_hours}: "
+        f"one that fits the memory costs {nearest.usd:.2f} USD and {nearest.seconds / 3600:.2f} h. Raise --max-usd or --max-hours."
     )
 
 

@@ -9,6 +9,7 @@ from typing import Literal, get_args
 from config.errors import CostError
 from costs.catalogue import Hardware
 from costs.engines import Engine, Loss, loss
+from costs.rates import EFFICIENCY, Efficiency
 from costs.shapes import ModelShape
 
 Tuning = Literal["full", "lora", "adapter", "adapter_v2", "frozen"]
@@ -42,6 +43,8 @@ class Levers:
     """Compute type."""
     weights_fp32: bool = False
     """Trained weights are fp32 and cast for computing (mixed precision); else they are in `dtype`, and so is the optimizer state."""
+    master_fp32: bool = False
+    """Weights and gradients are in `dtype`, and the optimizer keeps fp32 weights beside fp32 moments (DeepSpeed, Megatron)."""
     optimizer: Optimizer = "adamw"
     optimizer_in_backward: bool = False
     """Each gradient is applied and freed at once."""
@@ -61,7 +64,13 @@ class Levers:
     dropout: bool = False
 
     def __post_init__(self) -> None:
-        for name, allowed in (("tuning", Tuning), ("parallel", Parallel), ("optimizer", Optimizer), ("checkpointing", Checkpointing), ("attention", Attention)):
+        for name, allowed in (
+            ("tuning", Tuning),
+            ("parallel", Parallel),
+            ("optimizer", Optimizer),
+            ("checkpointing", Checkpointing),
+            ("attention", Attention),
+        ):
             value = getattr(self, name)
             if value not in get_args(allowed):
                 raise CostError(f"{name}={value!r} is not one of {', '.join(get_args(allowed))}. Change it in the setting.")
@@ -70,7 +79,9 @@ class Levers:
         if self.quantisation is not None and self.quantisation not in QUANT_BYTES:
             raise CostError(f"quantisation={self.quantisation!r} is not one of {', '.join(QUANT_BYTES)}. Change it in the setting.")
         if min(self.micro_batch, self.accumulation, self.lora_rank, self.tensor_parallel) < 1:
-            raise CostError(f"micro_batch={self.micro_batch}, accumulation={self.accumulation}, lora_rank={self.lora_rank} must each be at least 1.")
+            raise CostError(
+                f"micro_batch={self.micro_batch}, accumulation={self.accumulation}, lora_rank={self.lora_rank} must each be at least 1."
+            )
 
     @property
     def dtype_bytes(self) -> float:
@@ -137,6 +148,7 @@ class Setting:
     gpus: int = 1
     devices_per_node: int = 8
     rlhf: Rlhf | None = None
+    efficiency: Efficiency = EFFICIENCY
     assumptions: tuple[str, ...] = field(default=())
 
     def __post_init__(self) -> None:

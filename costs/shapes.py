@@ -59,11 +59,21 @@ FAMILIES: dict[str, Traits] = {
     "gpt2": Traits(
         norm="layer", gated=False, qkv_bias=True, out_bias=True, mlp_bias=True, tied=True, positions=0, packed_qkv=True, fused_norm=True
     ),
-    "gpt_neox": Traits(norm="layer", gated=False, qkv_bias=True, out_bias=True, mlp_bias=True, packed_qkv=True, parallel=True, fused_norm=True),
+    "gpt_neox": Traits(
+        norm="layer", gated=False, qkv_bias=True, out_bias=True, mlp_bias=True, packed_qkv=True, parallel=True, fused_norm=True
+    ),
     "opt": Traits(norm="layer", gated=False, qkv_bias=True, out_bias=True, mlp_bias=True, tied=True, positions=2, fused_norm=True),
     "falcon": Traits(norm="layer", gated=False, tied=True, packed_qkv=True, parallel=True, fused_norm=True),
     "bloom": Traits(
-        norm="layer", gated=False, qkv_bias=True, out_bias=True, mlp_bias=True, tied=True, packed_qkv=True, fused_norm=True, embedding_norm=True
+        norm="layer",
+        gated=False,
+        qkv_bias=True,
+        out_bias=True,
+        mlp_bias=True,
+        tied=True,
+        packed_qkv=True,
+        fused_norm=True,
+        embedding_norm=True,
     ),
     "mpt": Traits(norm="layer_no_bias", gated=False, tied=True, packed_qkv=True, fused_norm=True),
     "bert": Traits(norm="layer", gated=False, qkv_bias=True, out_bias=True, mlp_bias=True, tied=True, positions=0, fused_norm=True),
@@ -179,7 +189,9 @@ class ModelShape:
         """Everything outside of the layers and the output head."""
         per_norm = 2 if self.traits.norm == "layer" else 1
         norms = int(self.final_norm) + int(self.traits.embedding_norm)
-        bert = 7 * self.width + self.width**2 + self.vocab if self.family == "bert" else 0  # token types, two norms, the head's dense layer and bias
+        bert = (
+            7 * self.width + self.width**2 + self.vocab if self.family == "bert" else 0
+        )  # token types, two norms, the head's dense layer and bias
         return self.embedding_parameters + norms * per_norm * self.width + bert
 
     @property
@@ -231,7 +243,9 @@ def _first(config: Mapping[str, Any], keys: tuple[str, ...], name: str) -> int:
         value = config.get(key)
         if isinstance(value, int) and not isinstance(value, bool) and value > 0:
             return value
-    raise CostError(f"config.json of {name} has no positive {' or '.join(keys)}; the planner needs it. Add it to the file or to costs/shapes.yaml.")
+    raise CostError(
+        f"config.json of {name} has no positive {' or '.join(keys)}; the planner needs it. Add it to the file or to costs/shapes.yaml."
+    )
 
 
 def _shape(traits: Traits, config: Mapping[str, Any], name: str, family: str, sizes: dict[str, int]) -> ModelShape:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from config.errors import CostError
 from costs.catalogue import Price
-from costs.compute import Work, forward_pass, micro_step, mfu, optimizer_step
+from costs.compute import Work, forward_pass, mfu, micro_step, optimizer_step
 from costs.generation import generation, generation_moment
 from costs.memory import Moment, device_bytes, frozen_role, peak, scoring
 from costs.plans import PhasePlan, StagePlan, Usd
@@ -42,7 +42,7 @@ def phases(setting: Setting) -> list[Phase]:
     """Every phase of the stage with its work and time."""
     match setting.stage:
         case "sft" | "pretrain" | "reward" | "dpo" | "distill":
-            middle = [train_phase(setting)] + forward_phases(setting)
+            middle = [train_phase(setting), *forward_phases(setting)]
         case "ppo" | "rloo" | "grpo":
             middle = [Phase(*phase) for phase in ppo_phases(setting)]
         case "evaluate":
@@ -113,7 +113,9 @@ def start_phase(setting: Setting) -> Phase:
     """Imports, and reading the weights of every role from disk."""
     loaded = setting.model.parameters * setting.levers.dtype_bytes
     if setting.rlhf:
-        loaded += sum(role.parameters * setting.levers.dtype_bytes for role in (setting.rlhf.reward, setting.rlhf.value, setting.rlhf.teacher) if role)
+        loaded += sum(
+            role.parameters * setting.levers.dtype_bytes for role in (setting.rlhf.reward, setting.rlhf.value, setting.rlhf.teacher) if role
+        )
     return Phase("start", Work(bytes_moved=loaded), setting.engine.start_seconds + loaded / DISK_BYTES_PER_SECOND, "fixed")
 
 
@@ -126,12 +128,16 @@ def save_phase(setting: Setting) -> Phase:
 def step_seconds(setting: Setting) -> Seconds:
     """Seconds of one optimizer step with its accumulation."""
     micro = duration(_micro(setting), setting)
-    last = duration(_micro(setting) + optimizer_step(setting, setting.model, setting.levers), setting)  # gradients are reduced during the pass
+    last = duration(
+        _micro(setting) + optimizer_step(setting, setting.model, setting.levers), setting
+    )  # gradients are reduced during the pass
     return Seconds((setting.levers.accumulation - 1) * micro.seconds + last.seconds, micro.bound)
 
 
 def _micro(setting: Setting) -> Work:
-    return micro_step(setting, setting.model, setting.levers, setting.levers.micro_batch, setting.workload.mean_tokens, setting.stage != "reward")
+    return micro_step(
+        setting, setting.model, setting.levers, setting.levers.micro_batch, setting.workload.mean_tokens, setting.stage != "reward"
+    )
 
 
 def train_phase(setting: Setting) -> Phase:
@@ -190,7 +196,15 @@ def plan_stage(setting: Setting, price: Price, find_lever: bool = True) -> Stage
         peak_phase=highest.phase,
         memory=highest.roles,
         phases=tuple(
-            PhasePlan(p.name, p.work.flops * setting.gpus, p.work.total_bytes * setting.gpus, p.seconds, p.bound, p.seconds * rate, phase_peak(held, p.name))
+            PhasePlan(
+                p.name,
+                p.work.flops * setting.gpus,
+                p.work.total_bytes * setting.gpus,
+                p.seconds,
+                p.bound,
+                p.seconds * rate,
+                phase_peak(held, p.name),
+            )
             for p in found
         ),
         seconds=seconds,
@@ -199,7 +213,9 @@ def plan_stage(setting: Setting, price: Price, find_lever: bool = True) -> Stage
         usd=Usd(gpu_hours * price.low, gpu_hours * price.expected, gpu_hours * price.high),
         steps=setting.workload.steps,
         tokens=tokens,
-        mfu=mfu(setting.model, tokens / seconds / setting.gpus, setting.workload.mean_tokens, setting.hardware.peak(setting.levers.dtype)) if seconds else 0.0,
+        mfu=mfu(setting.model, tokens / seconds / setting.gpus, setting.workload.mean_tokens, setting.hardware.peak(setting.levers.dtype))
+        if seconds
+        else 0.0,
         levers=asdict(setting.levers),
         assumptions=setting.assumptions,
     )
@@ -226,8 +242,14 @@ FITTING_LEVERS: tuple[tuple[str, dict[str, object]], ...] = (
     ("FSDP over the devices", {"parallel": "fsdp", "checkpointing": "full"}),
     ("LoRA", {"tuning": "lora", "weights_fp32": False, "checkpointing": "full"}),
     ("LoRA with micro_batch_size: 1", {"tuning": "lora", "weights_fp32": False, "checkpointing": "full", "micro_batch": 1}),
-    ("QLoRA with micro_batch_size: 1", {"tuning": "lora", "weights_fp32": False, "quantisation": "nf4-dq", "checkpointing": "full", "micro_batch": 1}),
-    ("QLoRA over FSDP", {"tuning": "lora", "weights_fp32": False, "quantisation": "nf4-dq", "checkpointing": "full", "micro_batch": 1, "parallel": "fsdp"}),
+    (
+        "QLoRA with micro_batch_size: 1",
+        {"tuning": "lora", "weights_fp32": False, "quantisation": "nf4-dq", "checkpointing": "full", "micro_batch": 1},
+    ),
+    (
+        "QLoRA over FSDP",
+        {"tuning": "lora", "weights_fp32": False, "quantisation": "nf4-dq", "checkpointing": "full", "micro_batch": 1, "parallel": "fsdp"},
+    ),
 )
 """Tried in this order: what costs least time and changes the training least comes first."""
 

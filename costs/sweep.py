@@ -50,7 +50,16 @@ def sweep(setting: Setting, price: Price, axis: Axis, factors: Sequence[float] =
         case "sequence":
             return [_growth(setting, price, axis, "", factors, _longer)]
         case "batch":
-            return [_growth(setting, price, axis, "fixed micro-batch", factors, lambda s, f: _steps(s.with_levers(accumulation=round(s.levers.accumulation * f)), 1.0))]
+            return [
+                _growth(
+                    setting,
+                    price,
+                    axis,
+                    "fixed micro-batch",
+                    factors,
+                    lambda s, f: _steps(s.with_levers(accumulation=round(s.levers.accumulation * f)), 1.0),
+                )
+            ]
         case "data" | "steps":
             return [_growth(setting, price, axis, "", factors, _steps)]
     raise CostError(f"--sweep {axis} is not one of {', '.join(AXES)}.")
@@ -75,7 +84,9 @@ def _steps(setting: Setting, factor: float) -> Setting:
     return replace(setting, workload=replace(setting.workload, steps=setting.workload.steps * factor))
 
 
-def _growth(setting: Setting, price: Price, axis: str, kind: str, factors: Sequence[float], change: Callable[[Setting, float], Setting]) -> Growth:
+def _growth(
+    setting: Setting, price: Price, axis: str, kind: str, factors: Sequence[float], change: Callable[[Setting, float], Setting]
+) -> Growth:
     points = []
     for factor in factors:
         changed = change(setting, factor)

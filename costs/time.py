@@ -4,7 +4,6 @@ A step takes the longer of what the device needs (matrix products at a share of 
 bandwidth) and what the host needs to launch it, plus the communication that computation does not hide.
 """
 
-from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from costs.compute import Work
@@ -13,30 +12,6 @@ from costs.setting import Setting
 Bound = Literal["compute", "bandwidth", "launch", "communication", "fixed"]
 
 
-@dataclass(frozen=True)
-class Efficiency:
-    """Attained shares of the peak rates, the same for every device and model; costs/published.py reports their held-out error.
-
-    matmul: a model's matrix products, as a share of the best that the device reaches. attention: flash kernels reach less on the exploited half of
-    the causal square. bandwidth: streaming kernels. decode_*: matrix-vector products by storage type, whose unpacking costs cycles.
-    """
-
-    matmul: float = 0.84
-    attention: float = 0.40
-    bandwidth: float = 0.80
-    decode: float = 0.85
-    decode_int8: float = 0.71
-    decode_4bit: float = 0.61
-    dequantise: float = 0.25
-    """bitsandbytes and torchao unpack NF4 far below the bandwidth."""
-    network: float = 0.7
-    message_seconds: float = 12e-6
-    """Latency of one collective."""
-    host_flops: float = 0.6
-    """Of the peak, on a CPU."""
-
-
-EFFICIENCY = Efficiency()
 HOST_LINK_BYTES_PER_SECOND = 24e9
 """Host memory to device over 16 lanes of PCIe 4, as measured by common bandwidth tests: 32 GB/s less protocol."""
 
@@ -59,16 +34,17 @@ def _link(setting: Setting) -> float:
     return min(hardware.link_bytes_per_second, hardware.network_bytes_per_second * setting.devices_per_node)
 
 
-def _matmul_rate(setting: Setting, efficiency: Efficiency) -> float:
+def _matmul_rate(setting: Setting) -> float:
+    efficiency = setting.efficiency
     share = efficiency.host_flops if setting.hardware.is_cpu else efficiency.matmul * setting.hardware.attainable
     return setting.hardware.peak(setting.levers.dtype) * share
 
 
-def duration(work: Work, setting: Setting, efficiency: Efficiency = EFFICIENCY) -> Seconds:
+def duration(work: Work, setting: Setting) -> Seconds:
     """Seconds that `work`, done in one go, takes on one device."""
-    hardware = setting.hardware
+    hardware, efficiency = setting.hardware, setting.efficiency
     bandwidth = hardware.bandwidth_bytes_per_second * efficiency.bandwidth
-    matmul = work.matmul_flops / _matmul_rate(setting, efficiency)
+    matmul = work.matmul_flops / _matmul_rate(setting)
     attention = work.attention_flops / (hardware.peak(setting.levers.dtype) * efficiency.attention)
     products = max(matmul, work.weight_bytes / bandwidth)
     device = products + attention + work.bytes_moved / bandwidth
@@ -82,15 +58,21 @@ def duration(work: Work, setting: Setting, efficiency: Efficiency = EFFICIENCY) 
     return Seconds(seconds, _bound(matmul + attention, device, launch, exposed))
 
 
-def decode_duration(work: Work, setting: Setting, efficiency: Efficiency = EFFICIENCY) -> Seconds:
+def decode_duration(work: Work, setting: Setting) -> Seconds:
     """Seconds of one decoding step: weights and cache at the bandwidth that matrix-vector kernels reach, or compute, or launches."""
-    hardware, quantisation = setting.hardware, setting.levers.quantisation
+    hardware, quantisation, efficiency = setting.hardware, setting.levers.quantisation, setting.efficiency
     share = {None: efficiency.decode, "int8": efficiency.decode_int8}.get(quantisation, efficiency.decode_4bit)
-    moved = work.weight_bytes / (hardware.bandwidth_bytes_per_second * share) + work.bytes_moved / (hardware.bandwidth_bytes_per_second * efficiency.bandwidth)
-    compute = work.matmul_flops / _matmul_rate(setting, efficiency) + work.attention_flops / (hardware.peak(setting.levers.dtype) * efficiency.attention)
+    moved = work.weight_bytes / (hardware.bandwidth_bytes_per_second * share) + work.bytes_moved / (
+        hardware.bandwidth_bytes_per_second * efficiency.bandwidth
+    )
+    compute = work.matmul_flops / _matmul_rate(setting) + work.attention_flops / (
+        hardware.peak(setting.levers.dtype) * efficiency.attention
+    )
     launch = work.operations * setting.engine.op_seconds
     layers = setting.model.layers * setting.engine.decode_layer_seconds
-    sent = work.communicated_bytes / (_link(setting) * efficiency.network) + work.messages * efficiency.message_seconds * (setting.engine.op_seconds > 0)
+    sent = work.communicated_bytes / (_link(setting) * efficiency.network) + work.messages * efficiency.message_seconds * (
+        setting.engine.op_seconds > 0
+    )
     device = max(moved, compute) + layers
     seconds = max(device, launch) + sent
     return Seconds(seconds, _bound(compute, device, launch, sent))
@@ -105,5 +87,8 @@ def _bound(compute: float, device: float, launch: float, exposed: float) -> Boun
 
 
 def energy_kwh(gpu_hours: float, watts: float) -> float:
-    """Board power for the whole time: hours x watts / 1000; cooling and host not counted. Source: arXiv 2302.13971 section 6, without its PUE."""
+    """Board power for the whole time: hours x watts / 1000; cooling and host not counted.
+
+    Source: arXiv 2302.13971 section 6, without its PUE.
+    """
     return gpu_hours * watts / 1000

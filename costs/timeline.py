@@ -40,12 +40,19 @@ def training_moments(
     last = recomputed if levers.checkpointing == "full" else 0.0
     temporary = setting.engine.step_copies * trained_parameters(shape, levers) * levers.weight_bytes
     moments = {
-        "loss": {"activations": activations, "logits": logits_bytes(setting, shape, levers) if vocabulary else 0.0, "gradients": max(persistent, chunk_head)},
+        "loss": {
+            "activations": activations,
+            "logits": logits_bytes(setting, shape, levers) if vocabulary else 0.0,
+            "gradients": max(persistent, chunk_head),
+        },
         "backward": {"activations": activations + recomputed, "gradients": max(persistent, head), "workspace": work},
         "backward_end": {"activations": last, "gradients": at_end + twice, "workspace": work},
         "step": {"gradients": at_end, "workspace": temporary / max(1, setting.data_parallel if levers.parallel != "ddp" else 1)},
     }
-    return [Moment(f"{phase}:{name}", _with({role: held | {part: size for part, size in parts.items() if size}})) for name, parts in moments.items()]
+    return [
+        Moment(f"{phase}:{name}", _with({role: held | {part: size for part, size in parts.items() if size}}))
+        for name, parts in moments.items()
+    ]
 
 
 def _with(roles: Roles) -> Roles:
