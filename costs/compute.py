@@ -4,11 +4,10 @@ A multiply-add counts two FLOPs. Sources: arXiv 2001.08361 section 2.1 (2 N per 
 arXiv 2205.05198 appendix A (attention), arXiv 2204.02311 appendix B (MFU), arXiv 2205.14135 section 3 (attention's traffic).
 """
 
-from dataclasses import replace
 from typing import NamedTuple
 
 from costs.engines import Engine
-from costs.memory import optimizer_bytes, shards, trained_parameters, weights
+from costs.memory import shards, state_bytes, trained_parameters, weights
 from costs.setting import DTYPE_BYTES, QUANT_BYTES, Levers, Setting
 from costs.shapes import ModelShape
 
@@ -189,14 +188,12 @@ def paged_bytes(setting: Setting, shape: ModelShape, levers: Levers) -> float:
     """Bytes that one step moves to and from host memory: gradients and weights where the optimizer is offloaded, and of a paged state
     what does not fit beside the weights.
     """
-    held = replace(levers, optimizer=levers.optimizer.removeprefix("paged_"), offload_optimizer=False)  # type: ignore[arg-type]
-    state = optimizer_bytes(setting, shape, held)
     if levers.offload_optimizer:
         return 2 * trained_parameters(shape, levers) * levers.weight_bytes / shards(setting)["optimizer"]  # gradients down, weights up
     if not levers.optimizer.startswith("paged"):
         return 0.0
     free = setting.hardware.usable_bytes - weights(setting, shape, levers)
-    return 2 * max(0.0, state - max(0.0, free))
+    return 2 * max(0.0, state_bytes(setting, shape, levers) - max(0.0, free))
 
 
 def forward_pass(setting: Setting, shape: ModelShape, levers: Levers, sequences: float, tokens: float, vocabulary_tokens: float) -> Work:

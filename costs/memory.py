@@ -129,12 +129,21 @@ def gradient_bytes(setting: Setting, shape: ModelShape, levers: Levers) -> float
 
 def optimizer_bytes(setting: Setting, shape: ModelShape, levers: Levers) -> float:
     """Bytes of the optimizer state of a role on one device. Paged state lives in host memory and is fetched page by page."""
-    if levers.offload_optimizer or levers.optimizer.startswith("paged"):
-        return 0.0
-    per = (
-        1 + 4 / 256 if "8bit" in levers.optimizer else (levers.weight_bytes if levers.tuning == "full" else _adapter_bytes(levers, setting))
-    )
-    return trained_parameters(shape, levers) * per * STATE_BYTES[levers.optimizer] / shards(setting)["optimizer"]
+    return 0.0 if levers.offload_optimizer or levers.optimizer.startswith("paged") else state_bytes(setting, shape, levers)
+
+
+def state_bytes(setting: Setting, shape: ModelShape, levers: Levers) -> float:
+    """Bytes of the optimizer state that belongs to one device, wherever it is kept."""
+    moments = STATE_BYTES[levers.optimizer]
+    if levers.master_fp32:
+        per = 4 * (1 + moments)
+    elif "8bit" in levers.optimizer:
+        per = (1 + 4 / 256) * moments  # one fp32 scale in 256 values (arXiv 2110.02861 section 2.1)
+    elif levers.optimizer == "paged_adamw":
+        per = 4 * moments  # bitsandbytes keeps fp32 moments whatever the weights are
+    else:
+        per = (levers.weight_bytes if levers.tuning == "full" else _adapter_bytes(levers, setting)) * moments
+    return trained_parameters(shape, levers) * per / shards(setting)["optimizer"]
 
 
 # ---------------------------------------------------------------- activations

@@ -121,7 +121,7 @@ def levers_of(printed: Mapping[str, Any], software: Engine) -> Levers:
     if "torchtune" in software.name:
         if changes["tuning"] == "full" and gpus == 1 and not technique:
             # on one device torchtune's full recipe pages its optimizer and applies gradients in the backward pass
-            changes |= {"optimizer": "paged_adamw8bit", "optimizer_in_backward": True}
+            changes |= {"optimizer_in_backward": True} | ({} if "paged" in words else {"optimizer": "paged_adamw8bit"})
         if gpus > 1:
             changes |= {"parallel": "fsdp", "offload_weights": "cpu offload" in words, "offload_optimizer": "cpu offload" in words}
     if software.name == "litgpt" and gpus > 1:

@@ -9,6 +9,7 @@ from config.errors import CostError
 from costs.catalogue import Price
 from costs.search import evaluate
 from costs.setting import Setting
+from costs.stages import phases
 
 Axis = Literal["model", "sequence", "batch", "data", "steps"]
 AXES: tuple[Axis, ...] = ("model", "sequence", "batch", "data", "steps")
@@ -17,7 +18,7 @@ FACTORS = (1.0, 2.0, 4.0, 8.0, 16.0)
 
 @dataclass(frozen=True)
 class Point:
-    """One size and what it needs; `seconds` without the fixed start of the process."""
+    """One size and what it needs; `seconds` without the fixed parts: start of the process, loading and saving."""
 
     factor: float
     parameters: float
@@ -91,7 +92,7 @@ def _growth(
     for factor in factors:
         changed = change(setting, factor)
         candidate = evaluate(changed, price)
-        seconds = candidate.seconds - changed.engine.start_seconds
+        seconds = sum(phase.seconds for phase in phases(changed) if phase.bound != "fixed")
         points.append(Point(factor, changed.model.parameters, seconds, candidate.usd, candidate.device_bytes))
     sizes = [point.parameters for point in points] if axis == "model" else [point.factor for point in points]
     return Growth(axis, kind, tuple(points), exponent(sizes, [p.seconds for p in points]), exponent(sizes, [p.peak_bytes for p in points]))
