@@ -121,6 +121,9 @@ ENGINES = {
         # Triton flash attention, fused norms (low-precision layer norm), fp32 master weights under FSDP mixed precision.
         Engine("llm-foundry", loss="whole", fused_norm=True, pointwise=0.75, op_seconds=8e-6, layer_ops=20),
         Engine("megatron", loss="whole", fused_norm=True, pointwise=0.75, op_seconds=8e-6, layer_ops=20),
+        Engine("nanogpt", loss="half", fused_norm=True, compiled=True),
+        # Hand-written kernels: fused norms, rotary positions and SwiGLU, a loss that never holds all logits.
+        Engine("unsloth", loss="streamed", fused_norm=True, compiled=True, layer_ops=20),
         Engine("gpt-fast", compiled=True, decode_layer_seconds=60e-6, op_seconds=0.0),
         Engine("vllm", compiled=True, decode_layer_seconds=60e-6, op_seconds=0.0, repeats_kv=False),
         Engine("deepspeed-chat", loss="shifted", op_seconds=10e-6, layer_ops=25),

@@ -24,6 +24,29 @@ CLUSTER_GPUS = 2048
 """LLaMA was trained on 2048 devices (arXiv 2302.13971 section 2.4)."""
 
 
+SOFTWARE = (
+    ("litgpt", "litgpt"),
+    ("foundry", "llm-foundry"),
+    ("composer", "llm-foundry"),
+    ("gpt-fast", "gpt-fast"),
+    ("deepspeed-chat", "deepspeed-chat"),
+    ("hf trainer", "transformers-2022"),
+    ("megatron", "megatron"),
+    ("nanogpt", "nanogpt"),
+    ("unsloth", "unsloth"),
+    ("vllm", "vllm"),
+    ("trl", "transformers"),
+    ("peft", "transformers"),
+    ("axolotl", "transformers"),
+    ("factory", "transformers"),
+    ("transformers", "transformers"),
+)
+"""(word in the printed engine, ours), the first that is found."""
+STAGES = {"pretrain": "pretrain", "dpo": "dpo", "reward": "reward"}
+"""Printed training stages that are not plain SFT."""
+DTYPES = (("bf16", "bf16"), ("bfloat16", "bf16"), ("fp16", "fp16"), ("float16", "fp16"), ("16", "fp16"), ("tf32", "tf32"), ("32", "fp32"))
+
+
 def setting_of(row: Mapping[str, Any]) -> Setting:
     """The Setting of a row. Raises CostError where too much is left open."""
     printed = row["setting"]
@@ -40,9 +63,8 @@ def setting_of(row: Mapping[str, Any]) -> Setting:
     steps = 1.0
     if printed.get("tokens"):
         steps = float(printed["tokens"]) / (levers.micro_batch * levers.accumulation * gpus * mean)
-    return Setting(
-        "pretrain" if printed.get("stage") == "pretrain" else "sft", model, levers, Workload(tokens, mean, steps), device, software, gpus
-    )
+    stage = STAGES.get(str(printed.get("stage")), "sft")
+    return Setting(stage, model, levers, Workload(tokens, mean, steps), device, software, gpus)
 
 
 def engine_of(row: Mapping[str, Any]) -> Engine:
@@ -55,19 +77,10 @@ def engine_of(row: Mapping[str, Any]) -> Engine:
     if "torchtune" in name:
         old = re.search(r"(apr|may|jun|jul|aug|sep) 2024|a9180b537|ca0a6de40", title) is not None
         return engine("torchtune-2024" if old else "torchtune", compiled)
-    for key, ours in (
-        ("litgpt", "litgpt"),
-        ("foundry", "llm-foundry"),
-        ("gpt-fast", "gpt-fast"),
-        ("deepspeed-chat", "deepspeed-chat"),
-        ("hf trainer", "transformers-2022"),
-        ("vllm", "vllm"),
-    ):
-        if key in name:
-            return engine(ours)
-    if "llama-1" in title or "megatron" in name:
-        return engine("megatron")
-    return engine("transformers-2022")
+    ours = next((ours for key, ours in SOFTWARE if key in name), None)
+    if ours is not None:
+        return engine(ours, compiled or None)
+    return engine("megatron" if printed.get("stage") == "pretrain" else "transformers-2022")
 
 
 def model_of(printed: Mapping[str, Any]) -> ModelShape:
@@ -106,7 +119,8 @@ def levers_of(printed: Mapping[str, Any], software: Engine) -> Levers:
     changes: dict[str, Any] = {
         "micro_batch": micro,
         "accumulation": accumulation,
-        "dtype": str(printed.get("dtype", "bf16")).split("-")[0].split(" ")[0],
+        "dtype": next((ours for word, ours in DTYPES if word in str(printed.get("dtype", "bf16"))), "bf16"),
+        "weights_fp32": any(word in str(printed.get("dtype", "")) for word in ("mixed", "amp")),
         "tuning": _tuning(words),
         "quantisation": _quantisation(words),
         "optimizer": _optimizer(words),

@@ -10,6 +10,7 @@ from statistics import median
 from typing import Any
 
 from config.errors import CostError
+from costs.compute import micro_step
 from costs.generation import generation, generation_moment
 from costs.memory import Moment, device_bytes, peak
 from costs.printed import setting_of
@@ -18,6 +19,10 @@ from costs.setting import Setting
 from costs.stages import moments, phases, step_seconds
 
 GIB, GB, MIB = 2**30, 1e9, 2**20
+
+
+SECONDS = {"seconds per step": 1.0, "s/step": 1.0, "seconds/step": 1.0, "ms per step": 1e-3, "ms/step": 1e-3, "s/it": 1.0, "s/iteration": 1.0}
+"""Units of a measured optimizer step."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +51,7 @@ def cases(row: Mapping[str, Any], efficiency: Efficiency = EFFICIENCY) -> list[C
     setting, measured = replace(setting_of(row), efficiency=efficiency), row["measured"]
     found: list[Case] = []
     for value, unit in [(measured["value"], str(measured["unit"])), *((v, k) for k, v in measured.get("also", {}).items())]:
-        case = _case(row, setting, value, unit)
+        case = _case(row, setting, value, unit) if "tflop" not in unit or value == measured["value"] else None
         if case:
             found.append(case)
     return found
@@ -68,10 +73,15 @@ def _case(row: Mapping[str, Any], setting: Setting, value: Any, unit: str) -> Ca
     if lowered.startswith("minutes_per_1000"):
         once = step_seconds(replace(setting, levers=replace(setting.levers, accumulation=1)))
         return make("time", once.seconds, value * 60 / 1000)
+    if "tflop" in lowered and "mfu" not in lowered:  # achieved by one device, recomputation counted
+        step = micro_step(setting, setting.model, setting.levers, setting.levers.micro_batch, setting.workload.mean_tokens)
+        return make("time", step_seconds(setting).seconds / (step.flops * setting.levers.accumulation), 1 / (value * 1e12))
+    if lowered in SECONDS:
+        return make("time", step_seconds(setting).seconds, value * SECONDS[lowered])
     if lowered in ("hours", "gpu-hours"):
         total = sum(phase.seconds for phase in phases(setting)) / 3600
         return make("time", total * (setting.gpus if lowered == "gpu-hours" else 1), value)
-    return None  # utilisations follow from the throughput
+    return None  # utilisations follow from the throughput, other units are not ours
 
 
 def memory(setting: Setting, unit: str) -> tuple[float, str]:
