@@ -18,8 +18,8 @@ class Loss:
     chunked: float = 0.0
     """Held for one chunk of tokens at a time."""
     chunks: int = 1
-    chunk_tokens: int = 0
-    """Fixed size of a chunk, 0 where the tokens are cut into `chunks` parts."""
+    chunk_logits: int = 0
+    """Logits of a chunk where its size is fixed, 0 where the tokens are cut into `chunks` parts."""
 
     def bytes_per_token(self, vocab: int, tokens: float, dtype_bytes: float, compiled: bool = False) -> float:
         """Bytes per token at the peak of the loss, for `tokens` tokens at once.
@@ -27,12 +27,14 @@ class Loss:
         A compiled chunk is never upcast in memory: it holds logits and their gradient.
         """
         if compiled and self.chunked:
-            return vocab * (self.kept + 4 * self._share(tokens))
+            return vocab * (self.kept + 4 * self._share(vocab, tokens))
         wide = 1.0 if dtype_bytes <= 2 else 12 / 14  # at fp32 the upcast copy and its gradient are the same tensors
-        return vocab * wide * (self.kept + self.chunked * self._share(tokens))
+        return vocab * wide * (self.kept + self.chunked * self._share(vocab, tokens))
 
-    def _share(self, tokens: float) -> float:
-        return min(1.0, self.chunk_tokens / tokens) if self.chunk_tokens and tokens else 1 / self.chunks
+    def _share(self, vocab: int, tokens: float) -> float:
+        if not self.chunk_logits or not tokens:
+            return 1 / self.chunks
+        return min(1.0, max(self.chunk_logits, vocab) / (vocab * tokens))
 
 
 LOSSES = {
@@ -47,8 +49,9 @@ LOSSES = {
         Loss("half", kept=8),
         # logits of all tokens 2, the rest of `whole` for one chunk of eight: torchtune CEWithChunkedOutputLoss
         Loss("chunked", kept=2, chunked=12, chunks=8),
-        # hidden states meet the output head one chunk of tokens at a time and again in the backward pass: TRL's fused head, Liger
-        Loss("streamed", kept=0, chunked=14, chunk_tokens=256),
+        # hidden states meet the output head one chunk of 2^22 logits at a time, and again in the backward pass:
+        # training/logprobs.py, and much the same in TRL's fused head and Liger
+        Loss("streamed", kept=0, chunked=14, chunk_logits=2**22),
     )
 }
 

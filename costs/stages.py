@@ -20,10 +20,11 @@ from costs.timeline import loading_moment, training_moments
 
 DISK_BYTES_PER_SECOND = 1.0e9
 """Reading or writing weights: a common local SSD."""
-PROCESS_BYTES = 245 * 2**20
-"""Resident set of a process that has imported torch and Transformers, before any tensor, on x86-64 Linux."""
-TRAINER_PROCESS_BYTES = 523 * 2**20
-"""The same with TRL's trainers."""
+PROCESS_BYTES = 560 * 2**20
+"""Resident set of a stage on a CPU besides its tensors, on x86-64 Linux: imports 459 MiB, and about 100 MiB that torch's kernels and the
+C allocator keep after the first step. To be measured by `rlhf calibrate`."""
+TRAINER_PROCESS_BYTES = 590 * 2**20
+"""The same with TRL's trainers: imports 530 MiB, and about 60 MiB."""
 
 
 class Phase(NamedTuple):
