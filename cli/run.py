@@ -51,7 +51,7 @@ def _run_flow(params: Params) -> "State[Any]":
         return rlhf(params, return_state=True)
     except RuntimeError as error:
         raise EnvironmentFault(
-            f"Prefect could not run the flow: {' '.join(str(error).split())}. Run rlhf doctor, or start a server first with rlhf up."
+            f"Prefect could not run the flow: {' '.join(str(error).split()).rstrip('.')}. Run rlhf doctor, or start a server first with rlhf up."
         ) from error
 
 

@@ -48,7 +48,10 @@ def line_chart(
     curves = [Series(s.name, thinned(s.points), s.tone) for s in series]
     xs = [x for s in curves for x, _ in s.points]
     ys = [y for s in curves for _, y in s.points] + [reference.value for reference in references]
-    frame, axes = _axes(spread(min(xs), max(xs)), (min(ys), max(ys)), x_name, "", WIDTH, height, round_x=False, shares=shares)
+    y_range = (min(ys), max(ys))
+    if shares and y_range[0] == y_range[1]:
+        y_range = (max(0.0, y_range[0] - 0.05), min(1.0, y_range[1] + 0.05))
+    frame, axes = _axes(spread(min(xs), max(xs)), y_range, x_name, "", WIDTH, height, steps=True, shares=shares)
     drawn = [_path(s.points, s.tone, frame) for s in curves]
     drawn += [_reference(reference, frame) for reference in references]
     return _picture(label, WIDTH, height, axes, drawn, _probes(curves, x_name, percent if shares else decimal, frame))
@@ -76,10 +79,11 @@ def reliability_chart(bins: Sequence[tuple[float, float, int]], label: str, heig
 
     `bins`: (mean confidence, share right, pairs) of each.
     """
-    lowest = min(0.5, *(confidence for confidence, _, _ in bins), *(accuracy for _, accuracy, _ in bins))
-    frame, axes = _axes((lowest, 1.0), (lowest, 1.0), "predicted probability", "share of pairs it was right", WIDE, height)
+    left = min(0.5, *(confidence for confidence, _, _ in bins))
+    lowest = min(left, *(accuracy for _, accuracy, _ in bins))
+    frame, axes = _axes((left, 1.0), (lowest, 1.0), "predicted probability", "share of pairs it was right", WIDE, height)
     most, foot = max(count for _, _, count in bins), frame.y(frame.y.low)
-    marks = [element("line", class_="quiet dashed", x1=frame.x(lowest), y1=frame.y(lowest), x2=frame.x(1), y2=frame.y(1))]
+    marks = [element("line", class_="quiet dashed", x1=frame.x(left), y1=frame.y(left), x2=frame.x(1), y2=frame.y(1))]
     for confidence, _, count in bins:
         tall = 44 * count / most
         title = element("title", f"{count:,} pairs at confidence {decimal(confidence)}")
@@ -104,11 +108,13 @@ def column_chart(bars: Sequence[tuple[float, float, float]], label: str, x_name:
 
 
 def _axes(
-    x_range: Point, y_range: Point, x_name: str, y_name: str, width: int, height: int, round_x: bool = True, shares: bool = False
+    x_range: Point, y_range: Point, x_name: str, y_name: str, width: int, height: int, steps: bool = False, shares: bool = False
 ) -> tuple[Frame, list[Markup]]:
-    """The frame, and its grid, tick labels and names. The y axis ends at round numbers, the x axis too if `round_x`."""
+    """The frame, and its grid, tick labels and names. Axes end at round numbers; an x axis of `steps`, which are whole, at its data."""
     x_ticks, y_ticks = ticks(*x_range), ticks(*y_range)
-    x_low, x_high = (x_ticks[0], x_ticks[-1]) if round_x else x_range
+    x_low, x_high = x_range if steps else (x_ticks[0], x_ticks[-1])
+    if steps:
+        x_ticks = [tick for tick in x_ticks if tick == round(tick)]
     top = TOP + (12 if y_name else 0)
     right = width - RIGHT
     frame = Frame(Scale(x_low, x_high, LEFT, right), Scale(y_ticks[0], y_ticks[-1], height - BOTTOM, top))

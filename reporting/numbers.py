@@ -8,19 +8,25 @@ ABSENT = "–"
 
 
 def usd(value: float | None) -> str:
-    """US dollars with as many decimals as two significant digits need: $12.30, $0.087, $0.00012."""
+    """US dollars with as many decimals as two significant digits need: $12.30, $0.087, $0.00012; hardly anything is <$0.000001."""
     if value is None or not math.isfinite(value):
         return ABSENT
     if value == 0:
         return "$0"
+    if 0 < value < 1e-6:
+        return "<$0.000001"
     decimals = 2 if abs(value) >= 1 else min(12, 1 - math.floor(math.log10(abs(value))))
     return f"{'−' if value < 0 else ''}${abs(value):,.{max(2, decimals)}f}"
 
 
 def duration(seconds: float | None) -> str:
-    """0.4 s, 12 s, 5 min 12 s, 2 h 5 min, 3 d 4 h."""
+    """12 ms, 0.4 s, 12 s, 5 min 12 s, 2 h 5 min, 3 d 4 h."""
     if seconds is None or not math.isfinite(seconds):
         return ABSENT
+    if seconds == 0:
+        return "0 s"
+    if 0 < seconds < 0.0995:
+        return f"{1000 * seconds:.{0 if seconds >= 0.001 else 1}f} ms"
     if seconds < 9.95:
         return f"{seconds:.1f} s"
     whole = round(seconds)

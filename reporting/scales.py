@@ -39,19 +39,18 @@ def spread(low: float, high: float) -> tuple[float, float]:
 
 
 def tick_labels(values: Sequence[float], shares: bool = False) -> list[str]:
-    """The ticks with as many decimals as tell them apart, the same for all; very small or large ones as powers of ten.
+    """The ticks with as many decimals as tell them apart, the same for all; very small or large ones with a power of ten.
 
     `shares` are fractions, shown in percent.
     """
     if shares:
         return [f"{shown}%" for shown in tick_labels([100 * value for value in values])]
     largest = max(abs(value) for value in values)
-    step = min((b - a for a, b in pairwise(values)), default=largest or 1.0)
     if largest >= 1e6 or 0 < largest < 1e-3:
-        return [
-            "0" if value == 0 else f"{value:.2g}".replace("e-0", "e-").replace("e+0", "e").replace("-", "−", 1 if value < 0 else 0)
-            for value in values
-        ]
+        exponent = math.floor(math.log10(largest))
+        scaled = tick_labels([value / 10.0**exponent for value in values])
+        return ["0" if value == 0 else f"{shown}e{exponent}" for value, shown in zip(values, scaled, strict=True)]
+    step = min((b - a for a, b in pairwise(values)), default=largest or 1.0)
     decimals = next((d for d in range(6) if abs(round(step, d) - step) < step * 1e-6), 6)
     return [f"{value:,.{decimals}f}".replace("-", "−") for value in values]
 

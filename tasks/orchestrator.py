@@ -6,6 +6,7 @@ They are environment variables because Prefect reads them when it is imported; s
 import os
 from pathlib import Path
 
+from config.errors import EnvironmentFault
 from tasks.run import STATE_FOLDER
 
 STARTUP_TIMEOUT_SECONDS = 120
@@ -13,8 +14,16 @@ STARTUP_TIMEOUT_SECONDS = 120
 
 
 def home(root: Path) -> Path:
-    """PREFECT_HOME: profiles, results and the database, shared by the temporary server and the one of `rlhf up`."""
-    return (root / STATE_FOLDER / "prefect").resolve()
+    """PREFECT_HOME, made if need be: results and the database, shared by the temporary server and the one of `rlhf up`.
+
+    Raises EnvironmentFault if it can not be written.
+    """
+    folder = (root / STATE_FOLDER / "prefect").resolve()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)  # Prefect does not make the folders above it
+    except OSError as error:
+        raise EnvironmentFault(f"{folder} can not be made ({error.strerror}). Make {root} writable for this user.") from None
+    return folder
 
 
 def settings(root: Path, api_url: str | None) -> dict[str, str]:

@@ -13,6 +13,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
+import warnings
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -169,12 +170,13 @@ def _require_free(plan: Plan) -> None:
 def _launch(root: Path, plan: Plan) -> Server:
     path = log_path(root, plan.name)
     path.parent.mkdir(exist_ok=True)
-    with path.open("ab") as log:
-        process = subprocess.Popen(
+    with path.open("ab") as log, warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)  # the process outlives this object, and us, on purpose
+        pid = subprocess.Popen(
             plan.command, cwd=root, env={**os.environ, **plan.environment}, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
             start_new_session=True,
-        )  # fmt: skip
-    return Server(plan.name, process.pid, psutil.Process(process.pid).create_time(), plan.port)
+        ).pid  # fmt: skip
+    return Server(plan.name, pid, psutil.Process(pid).create_time(), plan.port)
 
 
 def _await_health(root: Path, server: Server, deadline: float, started: Sequence[str]) -> None:

@@ -44,7 +44,7 @@ class Digests(NamedTuple):
 
     outs: dict[str, str]
     deps: dict[str, str]
-    """Data and models the stage read; its code is left out."""
+    """Data and models the stage read; its code, and the digests of what is outside of the project, are left out."""
 
 
 def digests(root: Path, stage: str) -> Digests:
@@ -55,7 +55,8 @@ def digests(root: Path, stage: str) -> Digests:
         return Digests({}, {})
     entry = lock.get("stages", {}).get(stage, {})
     outs, deps = ({item["path"]: item["md5"] for item in entry.get(kind, []) if "md5" in item} for kind in ("outs", "deps"))
-    return Digests(outs, {path: digest for path, digest in deps.items() if path.startswith(("data/", "models/"))})
+    read = {path: digest for path, digest in deps.items() if path.startswith(("data/", "models/")) and not path.startswith("data/inputs/")}
+    return Digests(outs, read)
 
 
 def push(root: Path, timeout_seconds: float = 600) -> str | None:

@@ -158,8 +158,10 @@ def check_quarantine_fraction(refusals: Sequence[Refusal], rows_read: int, limit
     counts = reasons(refusals).most_common(3)
     named = "; ".join(f"{count} {reason} (first: {first[reason].origin}: {first[reason].detail})" for reason, count in counts)
     share = len(refusals) / rows_read
-    allowed = f"data.max_quarantine_fraction={limit} allows {limit:.1%}" if len(refusals) < rows_read else "none is left"
+    some_left = len(refusals) < rows_read
+    allowed = f"data.max_quarantine_fraction={limit} allows {limit:.1%}" if some_left else "none is left to train on"
+    remedy = "Mend the source, or raise the limit in params.yaml" if some_left else "Mend the source, or data.source in params.yaml"
     raise DataError(
-        f"{len(refusals)} of {rows_read} rows ({share:.1%}) were refused, {allowed}: {named}. All of them are in {quarantine}; "
-        "mend the source, or raise the limit in params.yaml. data/prepared is as it was."
+        f"{len(refusals)} of {rows_read} rows ({share:.1%}) were refused, {allowed}: {named}. All of them are in {quarantine}. "
+        f"{remedy}; data/prepared is as it was."
     )

@@ -133,6 +133,7 @@ def run_stage(name: str, sections: Sequence[str], inputs: Inputs, work: Callable
     except OSError as error:
         fault = named_fault(error, stage.root)
         if not isinstance(fault, RlhfError):
+            message = f"{type(error).__name__}: {error}"
             raise
         code, message = fault.exit_code, str(fault)
     except BaseException as error:

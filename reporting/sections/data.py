@@ -87,13 +87,16 @@ def _reasons(metrics: Mapping[str, object]) -> dict[str, float]:
 
 
 def _labels(findings: Findings) -> Markup:
-    """Balance of the labels, and what was dropped or kept with a remark."""
+    """Balance of the labels, the trivial baselines, and what was dropped or kept with a remark."""
     facts = []
     for name, shown in (("chosen_longer", "of the preferred replies are the longer one"), ("chosen_first", "of them were shown first")):
         if (share := findings.value("data", name)) is not None:
             facts.append((percent(share), shown))
     if (gold := findings.value("data", "gold_sft_mean")) is not None:
         facts.append((decimal(gold), "mean gold score of the demonstrations"))
+    for name, shown in (("baseline_longer_wins", "right by taking the longer reply"), ("baseline_bow", "right by a bag of words")):
+        if (accuracy := findings.value("data", name)) is not None:
+            facts.append((percent(accuracy), shown))
     facts += [(count(number), shown) for name, shown in REMARKS.items() if (number := findings.value("data", name))]
     items = [element("li", element("b", number), " ", shown) for number, shown in facts]
     return card("Labels and repeats", element("ul", *items, class_="plain") if items else missing(ABSENT))

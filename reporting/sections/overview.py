@@ -3,11 +3,14 @@
 from collections.abc import Iterator
 
 from config.schema import FileSource, HubSource, Params
-from reporting.inputs import Findings
+from reporting.inputs import NO_RUN, Findings
 from reporting.markup import Markup, element
 from reporting.numbers import ABSENT, count, decimal, duration, memory, moment, percent, short, usd
 from reporting.parts import badge
 from reporting.verdict import verdict
+
+RUN_NAMES = {"manual": "stages started by hand", NO_RUN: "a run that was not recorded here"}
+"""State of a ledger that is not of a pipeline run -> how to call it."""
 
 
 def masthead(findings: Findings) -> Markup:
@@ -16,7 +19,7 @@ def masthead(findings: Findings) -> Markup:
     book = findings.ledger
     return element(
         "header",
-        element("p", "RLHF Ledger", element("span", f"run {book.run_id}", class_="run"), class_="over"),
+        element("p", "RLHF Ledger", element("span", RUN_NAMES.get(book.state, f"run {book.run_id}"), class_="run"), class_="over"),
         element("h1", findings.params.tracking.registered_model),
         element("p", badge(judged.title, judged.tone), class_="stamp"),
         element("p", judged.sentence, class_="verdict"),

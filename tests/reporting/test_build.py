@@ -105,6 +105,7 @@ def test_a_cached_run_shows_what_it_saved_and_still_shows_the_results(tmp_path: 
     write_cached_run(tmp_path)
     page = read(build_report(tmp_path, params))
     assert page.texts.count("cached") == 5
+    assert "Share of each stage" not in page.texts
     assert len(list(page.all("svg"))) == 21
 
 
@@ -152,6 +153,17 @@ def test_a_curve_of_one_point_is_drawn(tmp_path: Path, params: Params) -> None:
     assert all("nan" not in str(attributes.get("cx")) for attributes in page.all("circle"))
 
 
+def test_steps_are_marked_with_whole_numbers(tmp_path: Path, params: Params) -> None:
+    clock = Clock(tmp_path, "a", BEGIN)
+    clock.pipeline("start")
+    clock.attempt("ppo", 1, "start")
+    for update in range(1, 5):
+        clock.log("ppo", 1, update, score=update / 7, clip_fraction=0.0)
+    page = read(build_report(tmp_path, params))
+    assert [text for text in page.texts if text in ("1", "2", "3", "4")] == ["1", "2", "3", "4"] * 2
+    assert not [text for text in page.texts if text.startswith("1.5") or text.startswith("−")]
+
+
 def test_a_page_that_can_not_be_written_leaves_the_previous_one(tmp_path: Path, params: Params) -> None:
     write_pipeline_run(tmp_path)
     path = build_report(tmp_path, params)
@@ -166,6 +178,17 @@ def test_a_page_that_can_not_be_written_leaves_the_previous_one(tmp_path: Path, 
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert path.read_bytes() == before
     assert [item.name for item in path.parent.iterdir()] == ["report.html"]
+
+
+def test_a_reader_of_the_previous_page_keeps_it_whole(tmp_path: Path, params: Params) -> None:
+    write_pipeline_run(tmp_path)
+    path = build_report(tmp_path, params)
+    before = path.read_bytes()
+    write_cached_run(tmp_path)
+    with path.open("rb") as reader:
+        build_report(tmp_path, params)
+        assert reader.read() == before
+    assert path.read_bytes() != before
 
 
 def test_a_file_where_the_folder_should_be_is_a_plain_error(tmp_path: Path, params: Params) -> None:

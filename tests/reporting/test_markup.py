@@ -25,7 +25,7 @@ def test_absent_children_and_attributes_leave_no_trace() -> None:
 
 def test_control_characters_are_shown_and_direction_overrides_removed() -> None:
     assert text("a\x00b\x1b\n") == "a\u2400b\u241b\n"
-    assert text("\u202eevil\u2066") == "\ufffdevil\ufffd"
+    assert text("\u202eevil\u2066\ud800\udfff") == "\ufffdevil\ufffd\ufffd\ufffd"
 
 
 @given(st.text(st.characters(exclude_categories=[]), max_size=60))

@@ -9,7 +9,16 @@ from reporting.numbers import ABSENT, count, decimal, duration, memory, moment, 
 
 @pytest.mark.parametrize(
     ("value", "shown"),
-    [(0, "$0"), (12.3, "$12.30"), (1234.5, "$1,234.50"), (0.0871, "$0.087"), (0.000123, "$0.00012"), (-2.5, "−$2.50"), (0.5, "$0.50")],
+    [
+        (0, "$0"),
+        (12.3, "$12.30"),
+        (1234.5, "$1,234.50"),
+        (0.0871, "$0.087"),
+        (0.000123, "$0.00012"),
+        (-2.5, "−$2.50"),
+        (0.5, "$0.50"),
+        (3e-7, "<$0.000001"),
+    ],
 )
 def test_money_shows_cents_or_two_digits_below_them(value: float, shown: str) -> None:
     assert usd(value) == shown
@@ -18,7 +27,9 @@ def test_money_shows_cents_or_two_digits_below_them(value: float, shown: str) ->
 @pytest.mark.parametrize(
     ("seconds", "shown"),
     [
-        (0.04, "0.0 s"),
+        (0.04, "40 ms"),
+        (0.0004, "0.4 ms"),
+        (0.1, "0.1 s"),
         (9.94, "9.9 s"),
         (9.96, "10 s"),
         (59.6, "1 min"),

@@ -43,6 +43,7 @@ def test_tick_labels_have_the_decimals_that_tell_them_apart() -> None:
     assert tick_labels([-2.0, 0.0, 2000.0]) == ["−2", "0", "2,000"]
     assert tick_labels([0.5, 0.75, 1.0], shares=True) == ["50%", "75%", "100%"]
     assert tick_labels([0.0, 2e-5, 4e-5]) == ["0", "2e-5", "4e-5"]
+    assert tick_labels([-5e-5, 0.0, 5e-5, 1e-4]) == ["−0.5e-4", "0", "0.5e-4", "1.0e-4"]
 
 
 def test_long_curves_are_averaged_over_equal_runs() -> None:

@@ -112,6 +112,14 @@ def test_the_tokenizer_reads_every_row_back(world: tuple[Path, dict[str, Any]]) 
     assert metrics["preference_test_tokens_max"] == longest
 
 
+def test_the_tokenizer_has_learnt_from_the_train_split_alone(world: tuple[Path, dict[str, Any]]) -> None:
+    root, _ = world
+    train = [row for dataset in DATASETS for row in rows(root, dataset, "train")]
+    replies = [row[column] for row in train for column in ("completion", "chosen", "rejected") if column in row]
+    expected = trained_tokenizer(replies, 400, prompts=[row["prompt"] for row in train])
+    assert load_tokenizer(root / "data/tokenizer").get_vocab() == expected.get_vocab()
+
+
 def test_the_plots_hold_the_baselines_and_every_sequence(world: tuple[Path, dict[str, Any]]) -> None:
     root, metrics = world
     with (root / "plots/data_baselines.csv").open() as file:

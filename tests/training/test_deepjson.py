@@ -29,6 +29,14 @@ def test_the_iterative_parser_refuses_what_the_standard_one_refuses(text: str) -
         assert _parse_iteratively(text) == expected
 
 
+@pytest.mark.parametrize(
+    "text", ["", "[1 1]", "[1 11]", '{"a": 1 "b": 2}', "[1,]", '{"a": 1,}', "[1", '{"a"', '{"a" 1}', "{1: 2}", "1 2", '"a', "nul", "]"]
+)
+def test_text_that_is_not_json_is_refused(text: str) -> None:
+    with pytest.raises(json.JSONDecodeError):
+        _parse_iteratively(text)
+
+
 def test_depth_is_no_limit() -> None:
     depth = 20_000
     value = parse('{"a": [' * depth + "]}" * depth)

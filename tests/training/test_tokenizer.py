@@ -100,6 +100,27 @@ def test_a_special_token_spelt_out_in_a_response_stays_text() -> None:
     assert decode_response(TOKENIZER, ids) == "we <eos> will <bos> refund"
 
 
+def test_a_response_has_the_tokens_its_words_have_within_a_sentence() -> None:
+    ids = encode_response(TOKENIZER, "will replace it .")[:-1]
+    assert encode_prompt(TOKENIZER, "hello we will replace it .")[-len(ids) :] == ids
+
+
+def test_a_chat_template_says_by_itself_whether_a_conversation_has_a_bos(tmp_path: Path) -> None:
+    TOKENIZER.save_pretrained(tmp_path)
+    tokenizer = load_tokenizer(tmp_path)
+    tokenizer.chat_template = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
+    assert BOS not in encode_prompt(tokenizer, [{"role": "user", "content": "my kettle"}])
+    assert encode_prompt(tokenizer, "my kettle")[0] == BOS
+
+
+def test_conversations_to_learn_from_teach_no_part_of_a_special_token() -> None:
+    prompts = [[{"role": "user", "content": text}] for text in TEXTS]
+    learnt = set(trained_tokenizer([], 400, prompts=prompts).get_vocab()) - set(SPECIAL_TOKENS)
+    assert "assistant" in learnt
+    assert not [token for token in learnt if "<" in token and len(token) > 1]
+    assert "bos" not in learnt
+
+
 def test_encoding_side_by_side_equals_encoding_one_by_one() -> None:
     assert encode_prompts(TOKENIZER, TEXTS[:4]) == [encode_prompt(TOKENIZER, text) for text in TEXTS[:4]]
     assert encode_responses(TOKENIZER, TEXTS[:4]) == [encode_response(TOKENIZER, text) for text in TEXTS[:4]]
@@ -161,8 +182,10 @@ def test_a_tokenizer_without_end_or_padding_is_refused_in_one_line(
 def test_a_folder_without_tokenizer_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelError):
         load_tokenizer(tmp_path)
-    with pytest.raises(ModelError):
+    with pytest.raises(ModelError, match="is not a folder"):
         pretrained_tokenizer(settings(tmp_path / "nowhere"))
+    with pytest.raises(ModelError, match="gives no tokenizer"):
+        pretrained_tokenizer(settings(tmp_path))
 
 
 def test_a_damaged_tokenizer_is_refused_in_one_line(tmp_path: Path) -> None:

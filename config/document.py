@@ -1,0 +1,85 @@
+"""docs/params.md from the schema, so that it can not say anything else: `python -m config.document` writes it.
+
+Below, a node is a part of the JSON schema that pydantic makes of `Params`.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from config.schema import Params
+
+DOCUMENT = Path("docs/params.md")
+HEADER = """\
+# Every parameter
+
+Written by `python -m config.document` from `config/schema.py`; a test compares the two, so change the schema, not this page.
+
+A `params.yaml` names every key: there are no defaults, because a default in Python would change results without DVC noticing.
+`recipes/demo.yaml` is a complete one. Unknown keys, wrong types and impossible combinations are refused in one line that names the
+value, the rule and the place. Write `1.0e-5`, never `1e-5`: YAML reads the second as text.
+"""
+BOUNDS = (("minimum", "≥"), ("exclusiveMinimum", ">"), ("maximum", "≤"), ("exclusiveMaximum", "<"))
+SHOWN_ONCE = dict.fromkeys(("data.sft_source", "data.prompt_source"), "as `data.source`, or null")
+"""The three sources have one shape."""
+BAR = r"\|"
+TYPES = {"integer": "whole number", "number": "number", "string": "text", "boolean": "true or false", "null": "null"}
+
+
+def params_markdown() -> str:
+    """The page: one table per section of params.yaml, in the schema's order."""
+    schema = Params.model_json_schema()
+    tables = _section("", schema, schema)
+    return "\n".join([HEADER, *tables]).rstrip() + "\n"
+
+
+def _section(name: str, node: dict[str, Any], schema: dict[str, Any], title: str = "", remark: str = "") -> Iterator[str]:
+    """The table of a section, then those of the sections in it. `title` goes behind its name, `remark` behind its description."""
+    plain, inner = [], []
+    for key, child in node["properties"].items():
+        dotted = f"{name}.{key}" if name else key
+        options = _options(child, schema)
+        sections = [option for option in options if "properties" in option]
+        if not sections:
+            plain.append((key, _type(options), child.get("description") or "Names the kind of source."))
+        elif shown := SHOWN_ONCE.get(dotted):
+            plain.append((key, shown, child["description"]))
+        elif len(sections) == 1:
+            inner.append((dotted, sections[0], "", " Or null." if len(options) > 1 else ""))
+        else:
+            inner += [(dotted, option, f" with `kind: {option['properties']['kind']['const']}`", "") for option in sections]
+    if plain:
+        yield f"## `{name}`{title}\n" if name else "## Top level\n"
+        if name:
+            yield f"{' '.join(node['description'].split())}{remark}\n"
+        yield "| key | value | meaning |\n|---|---|---|"
+        yield "\n".join(f"| `{key}` | {value} | {meaning.replace('|', BAR)} |" for key, value, meaning in plain) + "\n"
+    for arguments in inner:
+        yield from _section(arguments[0], arguments[1], schema, *arguments[2:])
+
+
+def _options(node: dict[str, Any], schema: dict[str, Any]) -> list[dict[str, Any]]:
+    """The alternatives of a node, references followed."""
+    if "$ref" in node:
+        return _options(schema["$defs"][node["$ref"].rsplit("/", 1)[1]], schema)
+    alternatives = node.get("anyOf") or node.get("oneOf")
+    return [option for child in alternatives for option in _options(child, schema)] if alternatives else [node]
+
+
+def _type(options: list[dict[str, Any]]) -> str:
+    """`whole number ≥ 1, or null`."""
+    return ", or ".join(_one_type(option) for option in options)
+
+
+def _one_type(node: dict[str, Any]) -> str:
+    if "const" in node or "enum" in node:
+        return ", ".join(f"`{value}`" for value in node.get("enum", [node.get("const")]))
+    if node["type"] == "object":
+        return "mapping of text to text"
+    bounds = [f"{sign} {node[name]:.12g}" for name, sign in BOUNDS if name in node]
+    pattern = ["YYYY-MM-DD"] if "pattern" in node else []
+    return " ".join([TYPES[node["type"]], ", ".join([*bounds, *pattern])]).rstrip()
+
+
+if __name__ == "__main__":
+    DOCUMENT.write_text(params_markdown(), encoding="utf-8")

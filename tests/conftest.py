@@ -1,0 +1,57 @@
+"""What several test files need: a checkout of the project in a temporary folder, and nothing of the user's own state."""
+
+import os
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+CODE = ("cli", "config", "costs", "flows", "reporting", "tasks", "tracking", "training", ".dvc", "recipes")
+FILES = (".dvcignore", ".gitignore", "constraints.txt", "dvc.yaml", "params.yaml", "pyproject.toml")
+
+
+@pytest.fixture(autouse=True, scope="session")
+def own_state(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """No test reads or writes the user's Prefect, DVC or MLflow, and every process the tests start inherits that."""
+    home = tmp_path_factory.mktemp("state")
+    for name in ("PREFECT_API_URL", "PREFECT_API_KEY", "PREFECT_PROFILE", "MLFLOW_TRACKING_URI", "MLFLOW_RUN_ID"):
+        os.environ.pop(name, None)
+    os.environ |= {
+        "DVC_GLOBAL_CONFIG_DIR": str(home / "dvc-global"),
+        "DVC_SYSTEM_CONFIG_DIR": str(home / "dvc-system"),
+        "DVC_SITE_CACHE_DIR": str(home / "dvc-site"),
+        "DO_NOT_TRACK": "1",
+    }
+
+
+def git(folder: Path, *arguments: str) -> None:
+    identity = ["-c", "user.name=test", "-c", "user.email=test@localhost", "-c", "commit.gpgsign=false"]
+    subprocess.run(["git", *identity, *arguments], cwd=folder, check=True, capture_output=True)
+
+
+def own_remote(folder: Path, remote: Path) -> None:
+    """Point the default DVC remote of a checkout to a folder of the test."""
+    (folder / ".dvc" / "config.local").write_text(f"['remote \"local\"']\n    url = {remote}\n", encoding="utf-8")
+
+
+@pytest.fixture(scope="session")
+def new_checkout(tmp_path_factory: pytest.TempPathFactory) -> Callable[[], Path]:
+    """Makes a git checkout of the working tree with a DVC remote of its own, outputs and history left behind."""
+
+    def make() -> Path:
+        folder = tmp_path_factory.mktemp("checkout")
+        ignored = shutil.ignore_patterns("__pycache__", "config.local", "tmp", "cache")
+        for name in CODE:
+            shutil.copytree(ROOT / name, folder / name, ignore=ignored)
+        for name in FILES:
+            shutil.copyfile(ROOT / name, folder / name)
+        git(folder, "init", "--quiet", "--initial-branch=main")
+        git(folder, "add", "--all")
+        git(folder, "commit", "--quiet", "--message=start")
+        own_remote(folder, tmp_path_factory.mktemp("remote"))
+        return folder
+
+    return make

@@ -1,0 +1,267 @@
+"""The whole pipeline with its real stages on a tiny recipe: killed everywhere, rerun, repriced, cloned."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import psutil
+import pytest
+import yaml
+
+from config import jsonl
+from config.records import STAGES, AttemptRow, MetricRow, PipelineRow, UsageRow
+from config.schema import Params
+from tasks.servers import prefect_plan, start, stop
+from tests.conftest import ROOT, git, own_remote
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
+
+TINY = ROOT / "tests" / "e2e" / "tiny.yaml"
+STEP_SECONDS = 120.0
+TRAINING = {"sft", "reward", "ppo"}
+"""Stages with checkpoints worth resuming from in so short a run."""
+
+
+class Checkout(NamedTuple):
+    root: Path
+
+    def command(self, *arguments: str) -> list[str]:
+        return [sys.executable, "-m", "cli.main", *arguments]
+
+    def environment(self) -> dict[str, str]:
+        return {**os.environ, "OMP_NUM_THREADS": "1"}
+
+    def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            self.command(*arguments),
+            cwd=self.root,
+            env=self.environment(),
+            capture_output=True,
+            text=True,
+            timeout=STEP_SECONDS * 3,
+            check=False,
+        )
+
+    def start(self, *arguments: str) -> subprocess.Popen[bytes]:
+        with self.said_path.open("wb") as said:
+            return subprocess.Popen(self.command(*arguments), cwd=self.root, env=self.environment(), stdout=subprocess.DEVNULL, stderr=said)
+
+    @property
+    def said_path(self) -> Path:
+        return self.root.parent / f"{self.root.name}.stderr"
+
+    def said(self) -> str:
+        """What the last started process printed to stderr."""
+        return self.said_path.read_text()
+
+    def attempts(self, stage: str) -> list[AttemptRow]:
+        return jsonl.read(self.root / "runs" / stage / "attempts.jsonl", AttemptRow).rows
+
+    def rows(self) -> list[PipelineRow]:
+        return jsonl.read(self.root / "runs" / "pipeline.jsonl", PipelineRow).rows
+
+    def starts(self) -> int:
+        """Stage processes so far."""
+        return sum(row.event == "start" for stage in STAGES for row in self.attempts(stage))
+
+
+@pytest.fixture(scope="module")
+def checkout(new_checkout: Callable[[], Path]) -> Iterator[Checkout]:
+    """A checkout with a Prefect server of its own, so that not every run has to start one."""
+    made = Checkout(new_checkout())
+    start(made.root, [prefect_plan(made.root, free_port())])
+    try:
+        yield made
+    finally:
+        stop(made.root)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def await_process_of(checkout: Checkout, stage: str, pipeline: subprocess.Popen[bytes], before: int) -> int:
+    """Process id of the stage's next attempt, once it is at work."""
+    deadline = time.monotonic() + STEP_SECONDS
+    while time.monotonic() < deadline and pipeline.poll() is None:
+        started = [row for row in checkout.attempts(stage) if row.attempt > before]
+        if started:
+            return started[-1].pid
+        time.sleep(0.05)
+    raise AssertionError(f"{stage} did not start: {checkout.said()}")
+
+
+def kill_9(*processes: psutil.Process) -> None:
+    for process in processes:
+        process.kill()
+    psutil.wait_procs(processes, timeout=10)
+
+
+def last_attempt(checkout: Checkout, stage: str) -> int:
+    return max((row.attempt for row in checkout.attempts(stage)), default=0)
+
+
+def test_a_pipeline_killed_in_each_stage_completes_when_run_again(checkout: Checkout) -> None:
+    for stage in STAGES:
+        pipeline = checkout.start("run", "--recipe", str(TINY))
+        await_process_of(checkout, stage, pipeline, before=0)
+        if stage in TRAINING:
+            await_checkpoint(checkout, stage)
+        whole = psutil.Process(pipeline.pid)
+        kill_9(whole, *whole.children(recursive=True))
+        pipeline.wait()
+    done = checkout.run("run", "--recipe", str(TINY), "--json")
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert [stage["stage"] for stage in result["stages"]] == list(STAGES)
+    assert all(killed_attempts(checkout, stage) == 1 for stage in STAGES)
+    assert all(last_attempt(checkout, stage) == 2 for stage in STAGES)
+    assert {stage for stage in STAGES if any(row.event == "resume" and row.step > 0 for row in checkout.attempts(stage))} >= TRAINING
+    assert [row.state for row in checkout.rows() if row.event == "end"] == ["killed"] * 5 + ["completed"]
+    assert json.loads((checkout.root / "metrics" / "evaluate.json").read_text())["gold_aligned"] >= 0
+    assert Path(result["report"]).stat().st_size > 10_000
+
+
+def await_checkpoint(checkout: Checkout, stage: str) -> None:
+    deadline = time.monotonic() + STEP_SECONDS
+    while not list((checkout.root / "checkpoints" / stage).glob("*/step-*/manifest.json")):
+        assert time.monotonic() < deadline, f"{stage} made no checkpoint"
+        time.sleep(0.005)
+
+
+def killed_attempts(checkout: Checkout, stage: str) -> int:
+    rows = checkout.attempts(stage)
+    return len({row.attempt for row in rows} - {row.attempt for row in rows if row.event == "end"})
+
+
+def test_the_ledger_adds_up(checkout: Checkout) -> None:
+    result = json.loads(checkout.run("report", "--json").stdout)
+    assert result["total_seconds"] == pytest.approx(sum(stage["seconds"] for stage in result["stages"]))
+    assert result["total_usd"] == pytest.approx(result["total_seconds"] * 0.10 / 3600)
+    assert all(sum(phase["seconds"] for phase in stage["phases"]) == pytest.approx(stage["seconds"]) for stage in result["stages"])
+
+
+def test_an_unchanged_rerun_starts_no_process_and_costs_nothing(checkout: Checkout) -> None:
+    before = checkout.starts()
+    began = time.monotonic()
+    done = checkout.run("run", "--json")
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert checkout.starts() == before
+    assert (result["total_seconds"], result["total_usd"]) == (0, 0)
+    assert all(stage["cached"] for stage in result["stages"])
+    assert time.monotonic() - began < STEP_SECONDS
+
+
+def test_a_new_price_starts_no_training(checkout: Checkout) -> None:
+    before = checkout.starts()
+    cheap = json.loads(checkout.run("run", "--json").stdout)
+    done = checkout.run("run", "--json", "--set", "prices.usd_per_device_hour=1.0")
+    assert done.returncode == 0, done.stderr
+    assert checkout.starts() == before
+    assert json.loads(done.stdout)["saved_usd"] == pytest.approx(10 * cheap["saved_usd"])
+    assert yaml.safe_load((checkout.root / "params.yaml").read_text())["prices"]["usd_per_device_hour"] == 1.0
+
+
+def test_every_row_is_in_mlflow_once(checkout: Checkout) -> None:
+    from mlflow import MlflowClient
+
+    client = MlflowClient(f"sqlite:///{checkout.root / 'mlflow.db'}")
+    experiment = client.get_experiment_by_name("rlhf-ledger")
+    runs = {run.data.tags["rlhf.key"].split("/", 1)[1]: run for run in client.search_runs([experiment.experiment_id], max_results=1000)}
+    for stage in STAGES:
+        for attempt in {row.attempt for row in checkout.attempts(stage)}:
+            run_id = next(row.run_id for row in checkout.attempts(stage) if row.attempt == attempt)
+            run = runs[f"{run_id}/{stage}/{attempt}"]
+            assert run.info.status in ("FINISHED", "KILLED")
+            assert shipped(client, run, "phase/") == usage_values(checkout, stage, attempt)
+            assert shipped(client, run, f"{'eval' if stage == 'evaluate' else stage}/") == metric_values(checkout, stage, attempt)
+    version = client.get_model_version_by_alias("helpdesk-assistant", "challenger")
+    lock = yaml.safe_load((checkout.root / "dvc.lock").read_text())
+    model = next(out for out in lock["stages"]["ppo"]["outs"] if out["path"] == "models/ppo")
+    assert version.tags["dvc.digest"] == model["md5"]
+    assert version.version == "1" or version.version == 1
+
+
+def shipped(client: Any, run: Any, prefix: str) -> int:
+    return sum(len(client.get_metric_history(run.info.run_id, name)) for name in run.data.metrics if name.startswith(prefix))
+
+
+def usage_values(checkout: Checkout, stage: str, attempt: int) -> int:
+    rows = jsonl.read(checkout.root / "runs" / stage / "usage.jsonl", UsageRow).rows
+    return 4 * sum(row.attempt == attempt for row in rows)
+
+
+def metric_values(checkout: Checkout, stage: str, attempt: int) -> int:
+    rows = jsonl.read(checkout.root / "runs" / stage / "metrics.jsonl", MetricRow).rows
+    return sum(len(row.values) for row in rows if row.attempt == attempt)
+
+
+def test_a_stopped_run_is_resumable_and_a_killed_stage_is_tried_again(checkout: Checkout) -> None:
+    changed = ("run", "--set", "evaluate.prompts=40", "--json")
+    before = last_attempt(checkout, "evaluate")
+    pipeline = checkout.start(*changed)
+    await_process_of(checkout, "evaluate", pipeline, before)
+    pipeline.send_signal(signal.SIGINT)
+    assert pipeline.wait(STEP_SECONDS) == 75, checkout.said()
+    assert [row.exit_code for row in checkout.attempts("evaluate") if row.attempt > before and row.event == "end"] == [75]
+    assert checkout.rows()[-1].state == "stopped"
+    assert "Traceback" not in checkout.said()
+
+    before = last_attempt(checkout, "evaluate")
+    pipeline = checkout.start(*changed)
+    kill_9(psutil.Process(await_process_of(checkout, "evaluate", pipeline, before)))
+    assert pipeline.wait(STEP_SECONDS) == 0, checkout.said()
+    ends = [row for row in checkout.attempts("evaluate") if row.attempt > before]
+    assert [row.exit_code for row in ends if row.event == "end"] == [0]
+    assert {row.attempt for row in ends} == {before + 1, before + 2}
+
+
+def test_stage_processes_that_a_killed_pipeline_left_behind_are_stopped_first(checkout: Checkout) -> None:
+    changed = ("run", "--set", "evaluate.prompts=10", "--json")
+    before = last_attempt(checkout, "evaluate")
+    pipeline = checkout.start(*changed)
+    orphan = await_process_of(checkout, "evaluate", pipeline, before)
+    kill_9(psutil.Process(pipeline.pid))
+    pipeline.wait()
+    done = checkout.run(*changed)
+    assert done.returncode == 0, done.stderr
+    assert not psutil.pid_exists(orphan)
+    rows = [row for row in checkout.attempts("evaluate") if row.attempt > before]
+    ends = {row.attempt: row.time for row in rows if row.event == "end"}
+    starts = {row.attempt: row.time for row in rows if row.event == "start"}
+    assert all(starts[attempt] >= ends[attempt - 1] for attempt in starts if attempt - 1 in ends)
+
+
+def test_a_second_checkout_pulls_the_same_bytes(checkout: Checkout, tmp_path: Path) -> None:
+    git(checkout.root, "add", "dvc.lock")
+    git(checkout.root, "commit", "--quiet", "--message=run")
+    clone = tmp_path / "clone"
+    git(tmp_path, "clone", "--quiet", str(checkout.root), str(clone))
+    own_remote(clone, Path(remote_of(checkout.root)))
+    subprocess.run([sys.executable, "-m", "dvc", "pull", "--quiet"], cwd=clone, check=True, capture_output=True, timeout=STEP_SECONDS)
+    for name in ("data/prepared", "models/ppo", "metrics/evaluate.json", "evaluation/samples.jsonl"):
+        assert content(clone / name) == content(checkout.root / name)
+
+
+def remote_of(root: Path) -> str:
+    line = next(line for line in (root / ".dvc" / "config.local").read_text().splitlines() if "url" in line)
+    return line.split("=", 1)[1].strip()
+
+
+def content(path: Path) -> dict[str, bytes]:
+    files = [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file()]
+    return {str(file.relative_to(path)): file.read_bytes() for file in files}
+
+
+def test_the_tiny_recipe_is_valid() -> None:
+    assert isinstance(Params.model_validate(yaml.safe_load(TINY.read_text())), Params)
