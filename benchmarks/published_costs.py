@@ -49,12 +49,12 @@ def document(rows: list[Mapping[str, Any]], name: str) -> str:
         "Errors are of the prediction, relative; of a throughput, of the time it stands for.",
         "Sources weigh the same, however many rows they have.", "",
         "What was chosen by looking at rows of this table, and so is not held out below: the launch time of litgpt's operations",
-        "(20 us), the rate of unpacking NF4 (a quarter of the bandwidth), the shares of the bandwidth that decoding reaches (0.85, int8 0.71,",
-        "int4 0.61) and gpt-fast's 60 us a layer. The last four come from its Llama-2 rows; its Llama-3.1 rows, not used for that, "
+        "(20 us), the rate of unpacking NF4 (a quarter of the bandwidth), the shares of the bandwidth that decoding reaches (0.85,",
+        "int8 0.71, int4 0.61) and gpt-fast's 60 us a layer. The last four come from its Llama-2 rows; its Llama-3.1 rows, not used for that, "
         "are off by "
         + f"{_median(c for c in found if c.id.startswith('gptfast_llama-3p1')):.1%} in the median.",
-        "For memory, what litgpt and torchtune keep was worked out from their code and corrected against these rows: the copies of each loss,",
-        "the padded LoRA update, the two 16-bit copies of the largest 4-bit matrix.", "",
+        "For memory, what litgpt and torchtune keep was worked out from their code and corrected against these rows: the copies of",
+        "each loss, the padded LoRA update, the two 16-bit copies of the largest 4-bit matrix.", "",
         "| quantity | tier | comparisons | median | 90th percentile | median, rows weighing the same |", "|---|---|--:|--:|--:|--:|",
     ]  # fmt: skip
     for quantity in ("memory", "time"):

@@ -59,7 +59,7 @@ def test_a_small_critic_costs_less_than_one_of_the_policys_size() -> None:
 
 
 def test_the_shared_base_needs_lora() -> None:
-    with pytest.raises(CostError, match="shared_base.*needs LoRA"):
+    with pytest.raises(CostError, match=r"shared_base.*needs LoRA"):
         phases(ppo("shared_base"))
 
 
