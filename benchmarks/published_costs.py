@@ -50,7 +50,7 @@ def document(rows: list[Mapping[str, Any]], name: str) -> str:
         "Sources weigh the same, however many rows they have.", "",
         "What was chosen by looking at rows of this table, and so is not held out below: the launch time of litgpt's operations",
         "(20 us), the rate of unpacking NF4 (a quarter of the bandwidth), the shares of the bandwidth that decoding reaches (0.85,",
-        "int8 0.71, int4 0.61) and gpt-fast's 60 us a layer. The last four come from its Llama-2 rows; its Llama-3.1 rows, not used for that, "
+        "int8 0.71, int4 0.61) and gpt-fast's 60 us a layer. The last four are from its Llama-2 rows; its Llama-3.1 rows, not used for it, "
         "are off by "
         + f"{_median(c for c in found if c.id.startswith('gptfast_llama-3p1')):.1%} in the median.",
         "For memory, what litgpt and torchtune keep was worked out from their code and corrected against these rows: the copies of",
