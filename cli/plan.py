@@ -1,0 +1,214 @@
+"""`rlhf plan`: what a run will need before it starts, as a table, JSON, an HTML page, a comparison, a search or a sweep."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from config.schema import Params
+    from costs.planner import Target
+    from costs.plans import Plan
+    from costs.search import Found
+
+
+def plan(
+    params_file: Annotated[
+        Path | None, typer.Option("--params", "--recipe", metavar="FILE", help="Params file to plan; params.yaml by default.")
+    ] = None,
+    assignments: Annotated[
+        list[str] | None, typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Change one parameter; repeatable.")
+    ] = None,
+    stage: Annotated[
+        list[str] | None, typer.Option("--stage", help="Plan this stage alone; the file may then leave other sections out. Repeatable.")
+    ] = None,
+    hardware: Annotated[
+        str | None, typer.Option("--hardware", metavar="NAME", help="Device, such as a100-80; without it, this machine's CPU.")
+    ] = None,
+    gpus: Annotated[int, typer.Option("--gpus", help="Devices.")] = 1,
+    usd_per_gpu_hour: Annotated[
+        float | None, typer.Option("--usd-per-gpu-hour", help="Your own price, instead of the catalogue's.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    html: Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write the breakdown as a page.")] = None,
+    compare: Annotated[
+        Path | None, typer.Option("--compare", metavar="OTHER.yaml", help="Show what changes from this plan to the other file's.")
+    ] = None,
+    markdown: Annotated[bool, typer.Option("--markdown", help="With --compare: as markdown for a pull request.")] = False,
+    optimise: Annotated[
+        str | None, typer.Option("--optimise", metavar="usd|time|memory", help="Search the levers and write the best params file.")
+    ] = None,
+    max_usd: Annotated[float | None, typer.Option("--max-usd", help="With --optimise: most that the run may cost.")] = None,
+    max_hours: Annotated[float | None, typer.Option("--max-hours", help="With --optimise: longest that the run may take.")] = None,
+    out: Annotated[Path, typer.Option("--out", metavar="FILE", help="With --optimise: where the winning params go.")] = Path(
+        "params.optimised.yaml"
+    ),
+    sweep: Annotated[
+        str | None, typer.Option("--sweep", metavar="model|sequence|batch|data|steps", help="Show how cost grows with this factor.")
+    ] = None,
+    setting: Annotated[
+        Path | None, typer.Option("--setting", metavar="FILE", help="Plan one published setting instead of params; see docs/planning.md.")
+    ] = None,
+) -> None:
+    """What a run will need: memory, time and money of every stage and phase, and whether it fits."""
+    if setting is not None:
+        show(_setting_plan(setting, usd_per_gpu_hour), as_json, html, setting.name)
+        return
+    from costs.partial import completed
+    from costs.planner import PLANNED_STAGES, target
+    from costs.planner import plan as make
+
+    stages = tuple(stage or ())
+    file = params_file or Path("params.yaml")
+    params, notes = completed(file, assignments or [], stages)
+    aim = target(params, hardware, gpus, usd_per_gpu_hour, Path())
+    chosen = stages or PLANNED_STAGES
+    if sweep is not None:
+        _sweep(params, aim, sweep, chosen, as_json)
+    elif optimise is not None:
+        _optimise(params, aim, optimise, chosen, max_usd, max_hours, out, as_json)
+    elif compare is not None:
+        other, _ = completed(compare, assignments or [], stages)
+        other_aim = target(other, hardware, gpus, usd_per_gpu_hour, Path())
+        _compare(make(params, aim, chosen), make(other, other_aim, chosen), file.name, compare.name, as_json, markdown)
+    else:
+        show(_noted(make(params, aim, chosen), notes), as_json, html, file.name)
+
+
+def _noted(made: "Plan", notes: tuple[str, ...]) -> "Plan":
+    from dataclasses import replace
+
+    return replace(made, assumptions=(*made.assumptions, *notes))
+
+
+def show(made: "Plan", as_json: bool, html: Path | None, title: str) -> None:
+    """Print a plan, and write its page if asked to."""
+    if html is not None:
+        from costs.picture import page
+
+        _write(html, page(made, f"Plan of {title}"))
+    if as_json:
+        typer.echo(json.dumps(made.as_json(), indent=2))
+        return
+    if html is not None:
+        typer.echo(html)
+        return
+    _print(_views().plan_view(made))
+
+
+def _views() -> Any:
+    from cli import plan_tables  # rich takes a tenth of a second to import, --json does without
+
+    return plan_tables
+
+
+def _print(view: object) -> None:
+    from rich.console import Console
+
+    Console(soft_wrap=False).print(view)
+
+
+def _write(path: Path, text: str) -> None:
+    """A whole file or the previous one."""
+    from config.errors import EnvironmentFault
+
+    temporary = path.with_name(f".{path.name}.new")
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        temporary.replace(path)
+    except OSError as error:
+        raise EnvironmentFault(f"{path} can not be written: {error.strerror}. Name another file.") from None
+
+
+def _compare(before: "Plan", after: "Plan", first: str, second: str, as_json: bool, as_markdown: bool) -> None:
+    from dataclasses import asdict
+
+    from costs.compare import compare, markdown
+
+    rows = compare(before, after)
+    if as_markdown:
+        typer.echo(markdown(rows, first, second), nl=False)
+    elif as_json:
+        typer.echo(json.dumps([asdict(row) for row in rows], indent=2))
+    else:
+        _print(_views().difference_table(rows))
+
+
+def _sweep(params: "Params", aim: "Target", axis: str, stages: tuple[str, ...], as_json: bool) -> None:
+    """The sweep of the named stages that run a model; of sft where none is named."""
+    from dataclasses import asdict
+
+    from costs.planner import MODEL_STAGES, settings
+    from costs.sweep import sweep
+
+    found = settings(params, aim)
+    chosen = [stage for stage in stages if stage in found] if len(stages) < len(MODEL_STAGES) else ["sft"]
+    growths = {stage: sweep(found[stage], aim.price, axis) for stage in chosen}  # type: ignore[arg-type]
+    if as_json:
+        typer.echo(json.dumps({stage: [asdict(growth) for growth in each] for stage, each in growths.items()}, indent=2))
+        return
+    for stage, each in growths.items():
+        typer.echo(f"{stage} on {aim.gpus} x {aim.hardware.name}")
+        _print(_views().growth_table(each))
+
+
+def _optimise(
+    params: "Params",
+    aim: "Target",
+    goal: str,
+    stages: tuple[str, ...],
+    max_usd: float | None,
+    max_hours: float | None,
+    out: Path,
+    as_json: bool,
+) -> None:
+    """Search every stage, check the whole run against the limits, write the winner."""
+    from config.load import write
+    from costs.planner import settings
+    from costs.search import Limits, search, within_total
+
+    found = {name: search(each, aim.price, goal, free=False) for name, each in settings(params, aim).items() if name in stages}  # type: ignore[arg-type]
+    within_total(list(found.values()), Limits(max_usd, max_hours))
+    write(_changed(params, found), out)
+    if as_json:
+        typer.echo(json.dumps({name: _found_json(each) for name, each in found.items()} | {"written": str(out)}, indent=2))
+        return
+    _print(_views().search_view(found))
+    typer.echo(f"written: {out}")
+
+
+def _changed(params: "Params", found: dict[str, "Found"]) -> "Params":
+    from config.load import validate
+    from costs.search import section_changes
+
+    content = params.model_dump(mode="json")
+    for stage, each in found.items():
+        content[stage] |= section_changes(stage, each.best)
+    return validate(content, "the optimised params")
+
+
+def _found_json(found: "Found") -> dict[str, Any]:
+    from dataclasses import asdict
+
+    return {
+        "tried": found.tried,
+        "before": {"usd": found.start.usd, "seconds": found.start.seconds, "device_bytes": found.start.device_bytes},
+        "after": {"usd": found.best.usd, "seconds": found.best.seconds, "device_bytes": found.best.device_bytes},
+        "choices": [asdict(choice) for choice in found.choices],
+    }
+
+
+def _setting_plan(file: Path, usd_per_gpu_hour: float | None) -> "Plan":
+    """The plan of a published setting: a YAML mapping in the words of the truth table, see costs/printed.py."""
+    from config.load import read
+    from costs.catalogue import own_price, price
+    from costs.plans import Plan
+    from costs.printed import setting_of
+    from costs.stages import plan_stage
+
+    content = read(file)
+    row = content if "setting" in content else {"setting": content}
+    made = setting_of({"source": {"title": str(content.get("source", ""))}, **row})
+    cost = own_price(usd_per_gpu_hour, "command line", "today") if usd_per_gpu_hour is not None else price(made.hardware.name)
+    return Plan((plan_stage(made, cost),), (f"{made.engine.name} on {made.gpus} x {made.hardware.name}",))

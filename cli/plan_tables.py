@@ -1,0 +1,131 @@
+"""How `rlhf plan` looks on a terminal."""
+
+from typing import TYPE_CHECKING
+
+from rich.console import Group
+from rich.table import Table
+
+from reporting.numbers import duration, memory, usd
+
+if TYPE_CHECKING:
+    from costs.compare import Difference
+    from costs.plans import Plan, StagePlan
+    from costs.search import Found
+    from costs.sweep import Growth
+
+
+def plan_view(plan: "Plan") -> Group:
+    """Stages with their total, phases, memory by role, and what the plan stands on."""
+    parts: list[object] = [stage_table(plan), "", phase_table(plan)]
+    if any(stage.memory for stage in plan.stages):
+        parts += ["", memory_table(plan)]
+    notes = [*plan.assumptions, *(note for stage in plan.stages for note in stage.assumptions)]
+    parts += ["", "[bold]stands on[/bold]", *(f"  {_plain(note)}" for note in notes)]
+    return Group(*parts)  # type: ignore[arg-type]
+
+
+def _plain(text: str) -> str:
+    return text.replace("[", "\\[")
+
+
+def stage_table(plan: "Plan") -> Table:
+    """One row a stage, the totals at the foot."""
+    total = plan.total
+    table = Table(box=None, show_footer=True, header_style="bold", footer_style="bold")
+    table.add_column("stage", "total")
+    table.add_column("memory a device", memory(int(total["peak_bytes_per_gpu"])), justify="right")
+    table.add_column("fits", "yes" if total["fits"] else "no")
+    table.add_column("time", duration(total["seconds"]), justify="right")
+    table.add_column("device-hours", f"{total['gpu_hours']:.3g}", justify="right")
+    table.add_column("kWh", f"{total['kwh']:.2g}", justify="right")
+    for name in ("low", "expected", "high"):
+        table.add_column(f"{name} $", usd(total["usd"][name]), justify="right")
+    for stage in plan.stages:
+        held = memory(int(stage.peak_bytes_per_gpu)) if stage.peak_bytes_per_gpu else "-"
+        table.add_row(
+            stage.stage, held, _fits(stage), duration(stage.seconds), f"{stage.gpu_hours:.3g}", f"{stage.kwh:.2g}",
+            usd(stage.usd.low), usd(stage.usd.expected), usd(stage.usd.high),
+        )  # fmt: skip
+    return table
+
+
+def _fits(stage: "StagePlan") -> str:
+    if stage.fits:
+        return "yes"
+    return f"[red]no, {memory(int(stage.shortfall_bytes))} short: {_plain(stage.lever)}[/red]"
+
+
+def phase_table(plan: "Plan") -> Table:
+    """Every phase: its share of the stage's time, what bounds it, its work."""
+    table = Table("stage", "phase", box=None, header_style="bold")
+    for name in ("time", "share", "cost", "TFLOP", "GB moved"):
+        table.add_column(name, justify="right")
+    table.add_column("bound by")
+    for stage in plan.stages:
+        for phase in stage.phases:
+            share = phase.seconds / stage.seconds if stage.seconds else 0.0
+            table.add_row(
+                stage.stage, phase.phase, duration(phase.seconds), f"{share:.0%}", usd(phase.usd),
+                f"{phase.flops / 1e12:,.3g}", f"{phase.bytes_moved / 1e9:,.3g}", phase.bound,
+            )  # fmt: skip
+    return table
+
+
+def memory_table(plan: "Plan") -> Table:
+    """Role by part at the peak of each stage."""
+    table = Table("stage", "role", box=None, header_style="bold")
+    parts = ("weights", "gradients", "optimizer", "activations", "logits", "kv_cache", "workspace")
+    for part in parts:
+        table.add_column(part, justify="right")
+    for stage in plan.stages:
+        for role, sizes in stage.memory.items():
+            table.add_row(stage.stage, role, *(memory(int(sizes[part])) if sizes.get(part) else "" for part in parts))
+    return table
+
+
+def difference_table(rows: list["Difference"]) -> Table:
+    """Before, after and change of every stage."""
+    from costs.compare import change, verdict
+
+    table = Table("stage", box=None, header_style="bold")
+    for name in ("before", "after", "cost", "time", "memory"):
+        table.add_column(name, justify="right")
+    table.add_column("fits")
+    for row in rows:
+        table.add_row(
+            row.stage, usd(row.usd[0]), usd(row.usd[1]), change(row.usd), change(row.seconds), change(row.peak_bytes), verdict(row.fits)
+        )
+    return table
+
+
+def search_view(found: dict[str, "Found"]) -> Group:
+    """What the search changed in each stage, and why."""
+    lines: list[object] = []
+    for stage, result in found.items():
+        first, best = result.start, result.best
+        lines.append(
+            f"[bold]{stage}[/bold]: {result.tried} combinations; {usd(first.usd)} -> {usd(best.usd)}, "
+            f"{duration(first.seconds)} -> {duration(best.seconds)}, "
+            f"{memory(int(first.device_bytes))} -> {memory(int(best.device_bytes))} a device"
+        )
+        lines += [f"  {choice.lever}: {choice.before} -> {choice.after}  ({choice.reason})" for choice in result.choices] or [
+            "  nothing to change"
+        ]
+    return Group(*lines)  # type: ignore[arg-type]
+
+
+def growth_table(growths: list["Growth"]) -> Group:
+    """A sweep's points, with the exponents of time and memory."""
+    parts: list[object] = []
+    for growth in growths:
+        table = Table(
+            "factor", box=None, header_style="bold", title=f"{growth.axis}{', ' + growth.kind if growth.kind else ''}", title_justify="left"
+        )
+        for name in ("parameters", "time", "cost", "memory a device"):
+            table.add_column(name, justify="right")
+        for point in growth.points:
+            table.add_row(
+                f"{point.factor:g}", f"{point.parameters:,.4g}", duration(point.seconds), usd(point.usd), memory(int(point.peak_bytes))
+            )
+        parts += [table, f"time ~ {growth.axis}^{growth.seconds_exponent:.2f}, memory ~ {growth.axis}^{growth.memory_exponent:.2f}", ""]
+    return Group(*parts)  # type: ignore[arg-type]

@@ -1,0 +1,219 @@
+"""params.yaml -> Settings -> StagePlans, one for each stage of the pipeline.
+
+`section` levers that the schema does not have yet (lora, quantisation, optimizer, parallel ...) are read where they are, so that a
+newer params.yaml is planned with them and an older one without.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from math import ceil
+from pathlib import Path
+from typing import Any
+
+from config.errors import CostError
+from config.schema import Params
+from costs.catalogue import Hardware, Price, hardware, own_price, price, shape
+from costs.engines import engine
+from costs.plans import NOTHING, PhasePlan, Plan, StagePlan, Usd
+from costs.rows import Rows, count
+from costs.setting import Attention, Levers, Rlhf, Setting, Workload
+from costs.shapes import ModelShape, from_config
+from costs.stages import plan_stage
+from costs.time import energy_kwh
+
+MODEL_STAGES = ("sft", "reward", "ppo", "evaluate")
+PLANNED_STAGES = ("data", *MODEL_STAGES)
+DATA_SECONDS_PER_ROW = 0.5e-3
+"""Reading, cleaning, hashing and tokenising one row on one core: Python at about two thousand rows a second."""
+DATA_START_SECONDS = 6.0
+"""Imports of the data stage, most of it Transformers."""
+ATTENTION: dict[str, Attention] = {"sdpa": "sdpa", "eager": "eager", "flash_attention_2": "flash"}
+
+
+@dataclass(frozen=True)
+class Target:
+    """What a plan is for."""
+
+    hardware: Hardware
+    price: Price
+    gpus: int = 1
+    root: Path = Path()
+
+
+def target(params: Params, name: str | None, gpus: int, usd_per_gpu_hour: float | None, root: Path) -> Target:
+    """The devices and their price: the catalogue's for a named device, else this machine's CPU at the price of params.yaml."""
+    if gpus < 1:
+        raise CostError(f"--gpus {gpus} must be at least 1.")
+    device = hardware(name or "cpu")
+    if usd_per_gpu_hour is not None:
+        return Target(device, own_price(usd_per_gpu_hour, "command line", "today"), gpus, root)
+    if name is None:
+        return Target(device, own_price(params.prices.usd_per_device_hour, params.prices.source, params.prices.date), gpus, root)
+    return Target(device, price(device.name), gpus, root)
+
+
+def base_shape(params: Params, root: Path) -> ModelShape:
+    """The shape of the base model: model.random's, a local folder's config.json, or a named one."""
+    if params.model.random is not None:
+        return from_config(random_config(params), "model.random")
+    path = str(params.model.path)
+    file = root / path / "config.json"
+    if file.is_file():
+        try:
+            return from_config(json.loads(file.read_text(encoding="utf-8")), path)
+        except ValueError as error:
+            raise CostError(f"{file} is not valid JSON: {error}. Mend it, or name another model.path.") from None
+    return shape(path)
+
+
+def random_config(params: Params) -> dict[str, Any]:
+    """The config.json fields of model.random."""
+    random = params.model.random
+    if random is None:
+        raise CostError("model.random is null. Set model.random or model.path in params.yaml.")
+    return {
+        "model_type": random.family, "hidden_size": random.width, "num_hidden_layers": random.layers, "num_attention_heads": random.heads,
+        "num_key_value_heads": random.kv_heads, "intermediate_size": random.mlp_width, "vocab_size": random.vocab_size,
+        "tie_word_embeddings": random.tie_embeddings, "max_position_embeddings": params.model.context_length,
+    }  # fmt: skip
+
+
+def settings(params: Params, aim: Target) -> dict[str, Setting]:
+    """One Setting for each stage that runs a model."""
+    rows, model = count(params, aim.root), base_shape(params, aim.root)
+    return {stage: _SETTINGS[stage](params, aim, rows, model) for stage in MODEL_STAGES}
+
+
+def plan(params: Params, aim: Target, stages: tuple[str, ...] = PLANNED_STAGES) -> Plan:
+    """The plan of the named stages. Raises CostError for an unknown stage, device, price or architecture."""
+    for stage in stages:
+        if stage not in PLANNED_STAGES:
+            raise CostError(f"--stage {stage} is not a stage. Known: {', '.join(PLANNED_STAGES)}.")
+    rows, model = count(params, aim.root), base_shape(params, aim.root)
+    planned = []
+    for stage in stages:
+        if stage == "data":
+            planned.append(plan_data(params, aim, rows))
+        else:
+            planned.append(plan_stage(_SETTINGS[stage](params, aim, rows, model), aim.price))
+    return Plan(tuple(planned), assumptions(aim, rows))
+
+
+def assumptions(aim: Target, rows: Rows) -> tuple[str, ...]:
+    """What the whole plan stands on, for the reader to check."""
+    device, price_ = aim.hardware, aim.price
+    return (
+        f"{device.name}: {device.source}, read {device.date}",
+        f"price {price_.low:g} / {price_.expected:g} / {price_.high:g} USD per device-hour: {price_.source}, read {price_.date}",
+        f"energy at board power, {device.watts:g} W a device, without host and cooling",
+        "responses assumed to reach max_new_tokens",
+        *rows.assumptions,
+    )
+
+
+# ---------------------------------------------------------------- the data stage
+
+
+def plan_data(params: Params, aim: Target, rows: Rows) -> StagePlan:
+    """The data stage: no model, one process, time by the row."""
+    _ = params
+    total = rows.sft + rows.preference + rows.prompts
+    seconds = (("start", DATA_START_SECONDS), ("prepare", total * DATA_SECONDS_PER_ROW))
+    whole = sum(spent for _, spent in seconds)
+    hours = whole / 3600 * aim.gpus
+    return StagePlan(
+        stage="data", hardware=aim.hardware.name, gpus=aim.gpus, fits=True, shortfall_bytes=0.0, lever="", peak_bytes_per_gpu=0.0,
+        device_bytes_per_gpu=0.0, peak_phase="", memory={},
+        phases=tuple(PhasePlan(name, 0.0, 0.0, spent, "fixed", spent / 3600 * aim.gpus * aim.price.expected) for name, spent in seconds),
+        seconds=whole, gpu_hours=hours, kwh=energy_kwh(hours, aim.hardware.watts),
+        usd=Usd(hours * aim.price.low, hours * aim.price.expected, hours * aim.price.high) if hours else NOTHING,
+        steps=total, tokens=0.0, mfu=0.0, assumptions=("the devices wait while data is prepared, and are paid for",),
+    )  # fmt: skip
+
+
+# ---------------------------------------------------------------- from params to settings
+
+
+def levers_of(params: Params, section: Mapping[str, Any], micro_batch: int, batch: int, gpus: int) -> Levers:
+    """The levers of one stage. Raises CostError where batch, micro-batch and devices do not go together."""
+    if batch % (micro_batch * gpus) and gpus > 1:
+        if batch % gpus:
+            raise CostError(f"a batch of {batch} does not split over {gpus} devices. Change batch_size in params.yaml, or --gpus.")
+        micro_batch = max(m for m in range(1, micro_batch + 1) if (batch // gpus) % m == 0)
+    lora: Mapping[str, Any] | None = section.get("lora")
+    return Levers(
+        tuning="lora" if lora else "full",
+        lora_rank=int(lora.get("rank", 8)) if lora else 8,
+        lora_modules=tuple(lora.get("modules", ("q", "v"))) if lora else ("q", "v"),
+        lora_dropout=bool(lora.get("dropout", 0.0)) if lora else False,
+        quantisation=section.get("quantisation"),
+        dtype=params.model.dtype,
+        weights_fp32=bool(section.get("fp32_weights", False)),
+        optimizer=section.get("optimizer", "adamw"),
+        micro_batch=micro_batch,
+        accumulation=max(1, batch // (micro_batch * gpus)),
+        checkpointing="full" if section.get("activation_checkpointing") else "none",
+        attention=ATTENTION[params.model.attention],
+        packing=bool(section.get("packing", False)),
+        parallel=section.get("parallel", "ddp"),
+        offload_optimizer=bool(section.get("offload_optimizer", False)),
+    )
+
+
+def _steps(rows: float, section: Any) -> float:
+    return float(section.max_steps) if section.max_steps else max(1.0, rows * section.epochs / section.batch_size)
+
+
+def _sft(params: Params, aim: Target, rows: Rows, model: ModelShape) -> Setting:
+    section = params.sft
+    levers = levers_of(params, section.model_dump(), section.micro_batch_size, section.batch_size, aim.gpus)
+    mean = float(section.max_length) if section.packing else min(rows.sft_tokens, section.max_length)
+    filled = rows.sft * rows.sft_tokens / section.max_length if section.packing else rows.sft
+    work = Workload(section.max_length, mean, _steps(filled, section), loss_tokens=1.0)
+    return Setting("sft", model, levers, work, aim.hardware, engine("ours"), aim.gpus)
+
+
+def _reward(params: Params, aim: Target, rows: Rows, model: ModelShape) -> Setting:
+    """Pairs: two sequences each."""
+    section = params.reward
+    levers = levers_of(params, section.model_dump(), section.micro_batch_size, section.batch_size, aim.gpus)
+    work = Workload(section.max_length, min(rows.preference_tokens, section.max_length), _steps(rows.preference, section))
+    return Setting("reward", model, replace(levers, micro_batch=2 * levers.micro_batch), work, aim.hardware, engine("ours"), aim.gpus)
+
+
+def _ppo(params: Params, aim: Target, rows: Rows, model: ModelShape) -> Setting:
+    section = params.ppo
+    prompt, response = int(rows.longest_prompt), section.max_new_tokens
+    mean = rows.prompt_tokens + response
+    each = max(1, section.batch_size // aim.gpus)
+    micro = max(1, min(each, int(section.micro_batch_tokens / (prompt + response))))
+    levers = replace(
+        levers_of(params, section.model_dump(), 1, section.batch_size, aim.gpus),
+        micro_batch=micro,
+        accumulation=max(1, each // section.num_mini_batches // micro),
+    )
+    loop = Rlhf(
+        layout=section.layout, reward=model, value=model if section.layout != "shared_trunk" else None, batch=section.batch_size,
+        rollout_batch=section.rollout_batch_size, ppo_epochs=section.ppo_epochs, mini_batches=section.num_mini_batches,
+    )  # fmt: skip
+    work = Workload(prompt + response, mean, section.updates, prompt, response, float(response))
+    return Setting("ppo", model, levers, work, aim.hardware, engine("ours"), aim.gpus, rlhf=loop)
+
+
+def _evaluate(params: Params, aim: Target, rows: Rows, model: ModelShape) -> Setting:
+    """Base, SFT and aligned model answer the held-out prompts; the reward model scores the answers."""
+    section = params.evaluate
+    prompt, response = int(rows.longest_prompt), section.max_new_tokens
+    levers = Levers(
+        tuning="frozen",
+        dtype=params.model.dtype,
+        attention=ATTENTION[params.model.attention],
+        micro_batch=min(section.batch_size, section.prompts),
+    )
+    batches = 3 * ceil(section.prompts / levers.micro_batch / aim.gpus)
+    work = Workload(prompt + response, rows.prompt_tokens + response, batches, prompt, response, float(response))
+    return Setting("evaluate", model, levers, work, aim.hardware, engine("ours"), aim.gpus, rlhf=Rlhf(reward=model))
+
+
+_SETTINGS = {"sft": _sft, "reward": _reward, "ppo": _ppo, "evaluate": _evaluate}

@@ -1,0 +1,100 @@
+"""The plan of one stage: records only, and how they are written as JSON. The keys are read by other tools."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Usd:
+    """US dollars at the low, expected and high price."""
+
+    low: float
+    expected: float
+    high: float
+
+    def __add__(self, other: object) -> "Usd":
+        if not isinstance(other, Usd):
+            return NotImplemented
+        return Usd(self.low + other.low, self.expected + other.expected, self.high + other.high)
+
+
+NOTHING = Usd(0.0, 0.0, 0.0)
+
+
+@dataclass(frozen=True)
+class PhasePlan:
+    """One phase over the whole stage; flops and bytes are sums over devices."""
+
+    phase: str
+    flops: float
+    bytes_moved: float
+    seconds: float
+    bound: str
+    """What sets its time: compute, bandwidth, launch, communication, fixed."""
+    usd: float
+    """At the expected price."""
+    peak_bytes: float = 0.0
+    """Highest memory of one device in this phase."""
+
+
+@dataclass(frozen=True)
+class StagePlan:
+    """What a stage will need. Bytes are of one device, as its allocator counts them."""
+
+    stage: str
+    hardware: str
+    gpus: int
+    fits: bool
+    shortfall_bytes: float
+    """What one device lacks, 0 where the stage fits."""
+    lever: str
+    """The change that makes it fit, empty where it fits or nothing helps."""
+    peak_bytes_per_gpu: float
+    device_bytes_per_gpu: float
+    """With the allocator's fragments and the context: what has to be below the device's memory."""
+    peak_phase: str
+    memory: Mapping[str, Mapping[str, float]]
+    """role -> part -> bytes at the peak."""
+    phases: tuple[PhasePlan, ...]
+    seconds: float
+    gpu_hours: float
+    kwh: float
+    usd: Usd
+    steps: float
+    tokens: float
+    mfu: float
+    levers: Mapping[str, Any] = field(default_factory=dict)
+    assumptions: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All stages of a run, one after the other on the same devices."""
+
+    stages: tuple[StagePlan, ...]
+    assumptions: tuple[str, ...] = ()
+
+    @property
+    def fits(self) -> bool:
+        return all(stage.fits for stage in self.stages)
+
+    @property
+    def total(self) -> dict[str, Any]:
+        usd = NOTHING
+        for stage in self.stages:
+            usd = usd + stage.usd
+        return {
+            "fits": self.fits,
+            "peak_bytes_per_gpu": max((stage.peak_bytes_per_gpu for stage in self.stages), default=0.0),
+            "flops": sum(phase.flops for stage in self.stages for phase in stage.phases),
+            "bytes_moved": sum(phase.bytes_moved for stage in self.stages for phase in stage.phases),
+            "seconds": sum(stage.seconds for stage in self.stages),
+            "gpu_hours": sum(stage.gpu_hours for stage in self.stages),
+            "kwh": sum(stage.kwh for stage in self.stages),
+            "usd": asdict(usd),
+        }
+
+    def as_json(self) -> dict[str, Any]:
+        """The object that `rlhf plan --json` prints."""
+        return {"stages": [asdict(stage) for stage in self.stages], "total": self.total, "assumptions": list(self.assumptions)}

@@ -1,0 +1,124 @@
+"""How many rows and tokens a run will see: from the data stage's own metrics where they are of these params, else from the source.
+
+The data stage is not run for a plan. What can not be known before it has run is assumed, and the assumption is part of the plan.
+"""
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from config.schema import FileSource, HelpdeskSource, Params, Source
+
+UNKNOWN_ROWS = 1000
+"""Assumed rows of a source that can not be read now."""
+MEAN_OVER_LONGEST = 0.6
+"""Assumed mean length of a bucketed batch over the longest sequence allowed, where the data stage has not measured it."""
+EVERY_ROW = {
+    "instructions": ("sft",),
+    "pairs": ("sft", "preference", "prompts"),
+    "votes": ("preference", "prompts", "sft"),
+    "prompts": ("prompts",),
+}
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Training rows and mean tokens of each dataset."""
+
+    sft: float
+    preference: float
+    prompts: float
+    sft_tokens: float
+    preference_tokens: float
+    prompt_tokens: float
+    longest_prompt: float
+    assumptions: tuple[str, ...] = field(default=())
+
+
+def count(params: Params, root: Path) -> Rows:
+    """Rows of the run that `params` describes, in the project at `root`."""
+    return _measured(params, root) or _from_sources(params, root)
+
+
+def _measured(params: Params, root: Path) -> Rows | None:
+    """What metrics/data.json says, if dvc.lock says that it was made with this data section."""
+    try:
+        metrics = json.loads((root / "metrics" / "data.json").read_text(encoding="utf-8"))
+        lock = yaml.safe_load((root / "dvc.lock").read_text(encoding="utf-8"))
+        made_with = lock["stages"]["data"]["params"]["params.yaml"]["data"]
+    except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError):
+        return None
+    if made_with != params.data.model_dump(mode="json"):
+        return None
+    try:
+        return Rows(
+            sft=metrics["sft_train_rows"],
+            preference=metrics["preference_train_rows"],
+            prompts=metrics["prompts_train_rows"],
+            sft_tokens=metrics["sft_train_tokens_mean"],
+            preference_tokens=metrics["preference_train_tokens_mean"],
+            prompt_tokens=metrics["prompts_train_tokens_mean"],
+            longest_prompt=metrics["prompts_train_tokens_max"],
+            assumptions=("rows and lengths as metrics/data.json measured them",),
+        )
+    except KeyError:
+        return None
+
+
+def _from_sources(params: Params, root: Path) -> Rows:
+    data = params.data
+    keep = 1 - data.test_fraction
+    main, notes = _source_rows(data.source, root, "data.source")
+    sft, more = _source_rows(data.sft_source, root, "data.sft_source") if data.sft_source else (main, ())
+    prompts, most = _source_rows(data.prompt_source, root, "data.prompt_source") if data.prompt_source else (main, ())
+    longest = float(params.model.context_length - params.ppo.max_new_tokens)
+    note = f"mean length assumed {MEAN_OVER_LONGEST:g} of the longest, until the data stage has measured it"
+    return Rows(
+        sft=sft["sft"] * keep,
+        preference=main["preference"] * keep,
+        prompts=prompts["prompts"] * keep,
+        sft_tokens=params.sft.max_length * MEAN_OVER_LONGEST,
+        preference_tokens=params.reward.max_length * MEAN_OVER_LONGEST,
+        prompt_tokens=longest * MEAN_OVER_LONGEST,
+        longest_prompt=longest,
+        assumptions=(*notes, *more, *most, note),
+    )
+
+
+def _source_rows(source: Source, root: Path, name: str) -> tuple[dict[str, float], tuple[str, ...]]:
+    """Rows of each dataset that a source yields, and what was assumed for it."""
+    if isinstance(source, HelpdeskSource):
+        return {"sft": source.sft_rows, "preference": source.preference_rows, "prompts": source.prompt_rows}, ()
+    found = file_rows(root / source.path) if isinstance(source, FileSource) and "://" not in source.path else None
+    if found is None:
+        note = f"{name}={source.path} can not be counted before the data stage has run: {UNKNOWN_ROWS} rows assumed"
+        return dict.fromkeys(("sft", "preference", "prompts"), float(UNKNOWN_ROWS)), (note,)
+    if source.format == "trees":
+        # a tree of some eleven messages (OpenAssistant, arXiv 2304.07327 section 3) holds about as many ranked pairs
+        return {"sft": 4.0 * found, "preference": 10.0 * found, "prompts": 4.0 * found}, (
+            f"{name}: 10 pairs assumed in each of {found} trees",
+        )
+    return dict.fromkeys(("sft", "preference", "prompts"), float(found)), (f"{name}: {found} rows, refused ones not taken off",)
+
+
+def file_rows(path: Path) -> int | None:
+    """Rows of a local file: lines of jsonl and csv, entries of a json list; None where it can not be told cheaply."""
+    try:
+        if path.suffix == ".jsonl":
+            return _lines(path)
+        if path.suffix == ".csv":
+            return max(0, _lines(path) - 1)
+        if path.suffix == ".json":
+            content: Any = json.loads(path.read_text(encoding="utf-8"))
+            return len(content) if isinstance(content, list) else None
+    except (OSError, ValueError):
+        return None
+    return None
+
+
+def _lines(path: Path) -> int:
+    with path.open("rb") as file:
+        return sum(chunk.count(b"\n") for chunk in iter(lambda: file.read(1 << 20), b""))

@@ -1,0 +1,270 @@
+"""The phases of every stage: which work is done how often, and what is in memory meanwhile.
+
+One function per kind of stage makes its phases and its memory moments; `plan_stage` turns them into a StagePlan.
+"""
+
+from dataclasses import asdict, replace
+from typing import NamedTuple
+
+from config.errors import CostError
+from costs.catalogue import Price
+from costs.compute import Work, forward_pass, mfu, micro_step, optimizer_step
+from costs.generation import generation, generation_moment
+from costs.memory import Moment, device_bytes, frozen_role, peak, scoring
+from costs.plans import PhasePlan, StagePlan, Usd
+from costs.ppo import ppo_moments, ppo_phases
+from costs.setting import Setting
+from costs.shapes import ModelShape
+from costs.time import Seconds, duration, energy_kwh
+from costs.timeline import loading_moment, training_moments
+
+DISK_BYTES_PER_SECOND = 1.0e9
+"""Reading or writing weights: a common local SSD."""
+PROCESS_BYTES = 560 * 2**20
+"""Resident set of a stage on a CPU besides its tensors, on x86-64 Linux: imports 459 MiB, and about 100 MiB that torch's kernels and the
+C allocator keep after the first step. To be measured by `rlhf calibrate`."""
+TRAINER_PROCESS_BYTES = 590 * 2**20
+"""The same with TRL's trainers: imports 530 MiB, and about 60 MiB."""
+
+
+class Phase(NamedTuple):
+    """A phase over the whole stage, on one device."""
+
+    name: str
+    work: Work
+    seconds: float
+    bound: str
+
+
+TRAINING_STAGES = ("sft", "pretrain", "reward", "dpo", "distill")
+
+
+def phases(setting: Setting) -> list[Phase]:
+    """Every phase of the stage with its work and time."""
+    match setting.stage:
+        case "sft" | "pretrain" | "reward" | "dpo" | "distill":
+            middle = [train_phase(setting), *forward_phases(setting)]
+        case "ppo" | "rloo" | "grpo":
+            middle = [Phase(*phase) for phase in ppo_phases(setting)]
+        case "evaluate":
+            middle = [_generate_phase(setting), *forward_phases(setting)]
+        case "serve":
+            middle = [Phase(*phase) for phase in generation(setting, setting.model, setting.levers)]
+        case _:
+            raise CostError(f"stage {setting.stage!r} has no plan. Known: {', '.join(STAGES)}. Add its phases to costs/stages.py.")
+    return [start_phase(setting), *middle, save_phase(setting)]
+
+
+STAGES = (*TRAINING_STAGES, "ppo", "rloo", "grpo", "evaluate", "serve")
+
+
+def moments(setting: Setting) -> list[Moment]:
+    """Every moment at which the stage's memory can be at its highest; on a CPU with what the process holds besides tensors."""
+    found = tensor_moments(setting)
+    if not setting.hardware.is_cpu:
+        return found
+    base = TRAINER_PROCESS_BYTES if setting.stage in TRAINING_STAGES else PROCESS_BYTES
+    return [Moment(moment.phase, {**moment.roles, "process": {"workspace": base}}) for moment in found]
+
+
+def tensor_moments(setting: Setting) -> list[Moment]:
+    """Every moment's tensors."""
+    shape, levers = setting.model, setting.levers
+    if setting.stage in ("ppo", "rloo", "grpo"):
+        return ppo_moments(setting)
+    if setting.stage in ("evaluate", "serve"):
+        name = "generate" if setting.stage == "evaluate" else "decode"
+        return [replace(generation_moment(setting, shape, levers), phase=name), *judging_moments(setting)]
+    vocabulary = setting.stage != "reward"
+    found = training_moments(setting, shape, levers, vocabulary=vocabulary)
+    if setting.stage in ("dpo", "distill"):
+        other, role = (shape, "ref") if setting.stage == "dpo" else (_teacher(setting), "teacher")
+        if not (setting.stage == "dpo" and levers.tuning == "lora"):  # with LoRA the reference is the policy with its adapter off
+            frozen = frozen_role(setting, other, levers)
+            found = [replace(moment, roles=moment.roles | {role: frozen}) for moment in found]
+            passing = scoring(setting, other, levers, levers.micro_batch, setting.workload.max_tokens, vocabulary=True)
+            states = {part: size for part, size in found[-1].roles["policy"].items() if part in ("weights", "optimizer")}
+            found.append(Moment("reference", {"policy": states, role: frozen | passing}))
+    return [*found, loading_moment(setting, shape, levers)]
+
+
+def _teacher(setting: Setting) -> ModelShape:
+    if setting.rlhf is None or setting.rlhf.teacher is None:
+        raise CostError("stage distill needs a teacher's shape. Set rlhf.teacher in the setting.")
+    return setting.rlhf.teacher
+
+
+def judging_moments(setting: Setting) -> list[Moment]:
+    """Scoring of replies by a reward model, while the policy stays loaded."""
+    if setting.rlhf is None or setting.rlhf.reward is None:
+        return []
+    judge = setting.rlhf.reward
+    roles = {
+        "policy": frozen_role(setting, setting.model, setting.levers),
+        "reward": frozen_role(setting, judge, setting.levers)
+        | scoring(setting, judge, setting.levers, setting.levers.micro_batch, setting.workload.max_tokens, vocabulary=False),
+    }
+    return [Moment("score", roles)]
+
+
+# ---------------------------------------------------------------- phases
+
+
+def start_phase(setting: Setting) -> Phase:
+    """Imports, and reading the weights of every role from disk."""
+    loaded = setting.model.parameters * setting.levers.dtype_bytes
+    if setting.rlhf:
+        loaded += sum(
+            role.parameters * setting.levers.dtype_bytes for role in (setting.rlhf.reward, setting.rlhf.value, setting.rlhf.teacher) if role
+        )
+    return Phase("start", Work(bytes_moved=loaded), setting.engine.start_seconds + loaded / DISK_BYTES_PER_SECOND, "fixed")
+
+
+def save_phase(setting: Setting) -> Phase:
+    """Writing the trained weights once."""
+    saved = 0.0 if setting.stage in ("evaluate", "serve") else setting.model.parameters * setting.levers.weight_bytes
+    return Phase("save", Work(bytes_moved=saved), saved / DISK_BYTES_PER_SECOND, "fixed")
+
+
+def step_seconds(setting: Setting) -> Seconds:
+    """Seconds of one optimizer step with its accumulation."""
+    micro = duration(_micro(setting), setting)
+    last = duration(
+        _micro(setting) + optimizer_step(setting, setting.model, setting.levers), setting
+    )  # gradients are reduced during the pass
+    return Seconds((setting.levers.accumulation - 1) * micro.seconds + last.seconds, micro.bound)
+
+
+def _micro(setting: Setting) -> Work:
+    return micro_step(
+        setting, setting.model, setting.levers, setting.levers.micro_batch, setting.workload.mean_tokens, setting.stage != "reward"
+    )
+
+
+def train_phase(setting: Setting) -> Phase:
+    """Forward, backward and optimizer over all steps."""
+    step = _micro(setting).times(setting.levers.accumulation) + optimizer_step(setting, setting.model, setting.levers)
+    seconds = step_seconds(setting)
+    return Phase("train", step.times(setting.workload.steps), seconds.seconds * setting.workload.steps, seconds.bound)
+
+
+def _generate_phase(setting: Setting) -> Phase:
+    """Prefill and decode as one phase, as the stage measures it."""
+    (_, prefill, first, _), (_, decode, rest, bound) = generation(setting, setting.model, setting.levers)
+    return Phase("generate", prefill + decode, first + rest, bound)
+
+
+def forward_phases(setting: Setting) -> list[Phase]:
+    """Passes of frozen roles: the reference of DPO, the teacher of distillation, the judge of an evaluation."""
+    shape, name = {
+        "dpo": (setting.model, "reference"),
+        "distill": (setting.rlhf.teacher if setting.rlhf else None, "teacher"),
+        "evaluate": (setting.rlhf.reward if setting.rlhf else None, "score"),
+    }.get(setting.stage, (None, ""))
+    if shape is None:
+        return []
+    levers, work = setting.levers, setting.workload
+    vocabulary = 0.0 if name == "score" else levers.micro_batch * work.mean_tokens
+    once = forward_pass(setting, shape, levers, levers.micro_batch, work.mean_tokens, vocabulary)
+    times = work.steps * levers.accumulation
+    seconds = duration(once, setting)
+    return [Phase(name, once.times(times), seconds.seconds * times, seconds.bound)]
+
+
+# ---------------------------------------------------------------- the plan
+
+
+def plan_stage(setting: Setting, price: Price, find_lever: bool = True) -> StagePlan:
+    """The plan of one stage at a price per device-hour. Raises CostError for a stage that has no formulas."""
+    found = phases(setting)
+    held = moments(setting)
+    highest = peak(held)
+    needed = device_bytes(setting, highest.total)
+    seconds = sum(phase.seconds for phase in found)
+    gpu_hours = seconds * setting.gpus / 3600
+    shortfall = max(0.0, needed - setting.hardware.usable_bytes)
+    rate = price.expected / 3600 * setting.gpus
+    tokens = processed_tokens(setting)
+    return StagePlan(
+        stage=setting.stage,
+        hardware=setting.hardware.name,
+        gpus=setting.gpus,
+        fits=shortfall == 0,
+        shortfall_bytes=shortfall,
+        lever=closing_lever(setting) if shortfall and find_lever else "",
+        peak_bytes_per_gpu=highest.total,
+        device_bytes_per_gpu=needed,
+        peak_phase=highest.phase,
+        memory=highest.roles,
+        phases=tuple(
+            PhasePlan(
+                p.name,
+                p.work.flops * setting.gpus,
+                p.work.total_bytes * setting.gpus,
+                p.seconds,
+                p.bound,
+                p.seconds * rate,
+                phase_peak(held, p.name),
+            )
+            for p in found
+        ),
+        seconds=seconds,
+        gpu_hours=gpu_hours,
+        kwh=energy_kwh(gpu_hours, setting.hardware.watts),
+        usd=Usd(gpu_hours * price.low, gpu_hours * price.expected, gpu_hours * price.high),
+        steps=setting.workload.steps,
+        tokens=tokens,
+        mfu=mfu(setting.model, tokens / seconds / setting.gpus, setting.workload.mean_tokens, setting.hardware.peak(setting.levers.dtype))
+        if seconds
+        else 0.0,
+        levers=asdict(setting.levers),
+        assumptions=setting.assumptions,
+    )
+
+
+def phase_peak(held: list[Moment], phase: str) -> float:
+    """Highest memory of the moments that belong to a phase, 0 where none is modelled."""
+    return max((moment.total for moment in held if moment.phase.split(":")[0] == phase), default=0.0)
+
+
+def processed_tokens(setting: Setting) -> float:
+    """Tokens that the policy is trained on, or generates, over the whole stage and all devices."""
+    levers, work = setting.levers, setting.workload
+    if setting.stage in ("ppo", "rloo", "grpo") and setting.rlhf:
+        return work.steps * setting.rlhf.batch * work.mean_tokens
+    return work.steps * levers.micro_batch * levers.accumulation * setting.data_parallel * work.mean_tokens
+
+
+FITTING_LEVERS: tuple[tuple[str, dict[str, object]], ...] = (
+    ("activation_checkpointing: true", {"checkpointing": "full"}),
+    ("micro_batch_size: 1", {"micro_batch": 1}),
+    ("micro_batch_size: 1 and activation_checkpointing: true", {"micro_batch": 1, "checkpointing": "full"}),
+    ("an 8-bit optimizer", {"optimizer": "adamw8bit", "checkpointing": "full"}),
+    ("FSDP over the devices", {"parallel": "fsdp", "checkpointing": "full"}),
+    ("LoRA", {"tuning": "lora", "weights_fp32": False, "checkpointing": "full"}),
+    ("LoRA with micro_batch_size: 1", {"tuning": "lora", "weights_fp32": False, "checkpointing": "full", "micro_batch": 1}),
+    (
+        "QLoRA with micro_batch_size: 1",
+        {"tuning": "lora", "weights_fp32": False, "quantisation": "nf4-dq", "checkpointing": "full", "micro_batch": 1},
+    ),
+    (
+        "QLoRA over FSDP",
+        {"tuning": "lora", "weights_fp32": False, "quantisation": "nf4-dq", "checkpointing": "full", "micro_batch": 1, "parallel": "fsdp"},
+    ),
+)
+"""Tried in this order: what costs least time and changes the training least comes first."""
+
+
+def closing_lever(setting: Setting) -> str:
+    """The first lever that makes the stage fit, or how much the stage needs at least."""
+    smallest = float("inf")
+    for name, changes in FITTING_LEVERS:
+        if changes.get("parallel") == "fsdp" and setting.gpus == 1:
+            continue
+        micro = changes.get("micro_batch", setting.levers.micro_batch)
+        accumulation = setting.levers.accumulation * setting.levers.micro_batch // int(str(micro))
+        needed = device_bytes(setting, peak(moments(setting.with_levers(**changes, accumulation=max(1, accumulation)))).total)
+        if needed <= setting.hardware.usable_bytes:
+            return name
+        smallest = min(smallest, needed)
+    return f"nothing tried fits: it needs at least {smallest / 2**30:.1f} GiB a device; take a larger device or more of them"

@@ -1,0 +1,183 @@
+"""params.yaml -> plan: stages, phases and sums, partial files, and mistakes."""
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from config.errors import CostError, ParamsError
+from config.load import load
+from config.schema import Params
+from costs.partial import completed
+from costs.planner import PLANNED_STAGES, Target, base_shape, plan, settings, target
+from costs.rows import count, file_rows
+
+DEMO = Path("recipes/demo.yaml")
+LARGE = ["model.path=meta-llama/Llama-3.1-8B", "model.random=null", "model.dtype=bf16"]
+
+
+def demo(*assignments: str) -> Params:
+    return load(DEMO, list(assignments))
+
+
+def aim(params: Params, name: str | None = None, gpus: int = 1, root: Path = Path("nowhere")) -> Target:
+    return target(params, name, gpus, None, root)
+
+
+def test_every_stage_is_planned_and_the_total_is_their_sum() -> None:
+    params = demo()
+    made = plan(params, aim(params))
+    assert [stage.stage for stage in made.stages] == list(PLANNED_STAGES)
+    assert made.total["seconds"] == pytest.approx(sum(stage.seconds for stage in made.stages))
+    assert made.total["usd"]["expected"] == pytest.approx(made.total["gpu_hours"] * 0.10)
+    assert made.fits
+
+
+def test_the_json_has_the_names_that_other_tools_read() -> None:
+    params = demo()
+    found = plan(params, aim(params, "a100-80"), ("ppo",)).as_json()
+    stage = found["stages"][0]
+    assert set(found) == {"stages", "total", "assumptions"}
+    assert {"stage", "fits", "peak_bytes_per_gpu", "memory", "phases", "seconds", "gpu_hours", "kwh", "usd"} <= set(stage)
+    assert {"phase", "flops", "bytes_moved", "seconds", "bound", "usd"} <= set(stage["phases"][0])
+    assert set(stage["usd"]) == {"low", "expected", "high"}
+    assert stage["peak_bytes_per_gpu"] == pytest.approx(sum(size for parts in stage["memory"].values() for size in parts.values()))
+
+
+def test_ppo_has_the_phases_that_its_loop_measures() -> None:
+    params = demo()
+    phases = [phase.phase for phase in plan(params, aim(params), ("ppo",)).stages[0].phases]
+    assert phases == ["start", "rollout", "score", "reference", "value", "advantage", "update", "save"]
+
+
+def test_evaluation_has_the_phases_that_its_stage_measures() -> None:
+    params = demo()
+    assert [phase.phase for phase in plan(params, aim(params), ("evaluate",)).stages[0].phases] == ["start", "generate", "score", "save"]
+
+
+def test_steps_are_rows_times_epochs_over_the_batch() -> None:
+    params = demo()
+    made = {stage.stage: stage for stage in plan(params, aim(params)).stages}
+    assert made["sft"].steps == 12_000 * 0.8 * 2 / 32
+    assert made["reward"].steps == 10_000 * 0.8 * 2 / 32
+    assert made["ppo"].steps == 40
+
+
+def test_max_steps_wins_over_epochs() -> None:
+    params = demo("sft.max_steps=7")
+    assert plan(params, aim(params), ("sft",)).stages[0].steps == 7
+
+
+def test_a_pair_is_two_sequences() -> None:
+    params = demo()
+    found = settings(params, aim(params))
+    assert found["reward"].levers.micro_batch == 2 * params.reward.micro_batch_size
+
+
+def test_devices_share_the_batch() -> None:
+    params = demo("sft.batch_size=64", "sft.micro_batch_size=4")
+    levers = settings(params, aim(params, "a100-80", gpus=4))["sft"].levers
+    assert levers.micro_batch * levers.accumulation * 4 == 64
+
+
+def test_a_batch_that_does_not_split_over_the_devices_is_refused() -> None:
+    params = demo()
+    with pytest.raises(CostError, match="32 does not split over 3 devices"):
+        plan(params, aim(params, "a100-80", gpus=3), ("sft",))
+
+
+def test_a_model_too_large_names_the_shortfall_and_a_lever() -> None:
+    params = demo(*LARGE)
+    stage = plan(params, aim(params, "rtx4090"), ("sft",)).stages[0]
+    assert not stage.fits
+    assert stage.shortfall_bytes == pytest.approx(stage.device_bytes_per_gpu - aim(params, "rtx4090").hardware.usable_bytes)
+    assert "LoRA" in stage.lever
+
+
+def test_what_no_lever_helps_says_how_much_it_needs() -> None:
+    params = demo("model.path=llama-3.1-405b", "model.random=null", "model.dtype=bf16")
+    assert "it needs at least" in plan(params, aim(params, "t4"), ("sft",)).stages[0].lever
+
+
+def test_without_a_device_the_own_price_is_used() -> None:
+    params = demo("prices.usd_per_device_hour=2.5")
+    assert aim(params).price.expected == 2.5
+    assert aim(params, "a100-80").price.expected == 1.5
+
+
+def test_a_price_of_zero_is_refused() -> None:
+    with pytest.raises(CostError, match=r"0.0 USD per device-hour must be above 0"):
+        aim(demo("prices.usd_per_device_hour=0.0"))
+
+
+def test_a_local_folder_is_read_for_its_config(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "config.json").write_text(
+        '{"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 300}'
+    )
+    assert base_shape(demo("model.path=mine", "model.random=null"), tmp_path).width == 64
+
+
+def test_an_unknown_stage_is_refused() -> None:
+    params = demo()
+    with pytest.raises(CostError, match="--stage dpoo is not a stage"):
+        plan(params, aim(params), ("dpoo",))
+
+
+# ---------------------------------------------------------------- rows
+
+
+def test_rows_come_from_the_data_stage_when_it_ran_with_this_data(tmp_path: Path) -> None:
+    params = demo()
+    (tmp_path / "metrics").mkdir()
+    measured = {f"{name}_train_rows": 100 for name in ("sft", "preference", "prompts")}
+    measured |= {f"{name}_train_tokens_mean": 30.0 for name in ("sft", "preference", "prompts")} | {"prompts_train_tokens_max": 40}
+    (tmp_path / "metrics" / "data.json").write_text(json.dumps(measured))
+    lock = {"stages": {"data": {"params": {"params.yaml": {"data": params.data.model_dump(mode="json")}}}}}
+    (tmp_path / "dvc.lock").write_text(yaml.safe_dump(lock))
+    assert count(params, tmp_path).sft == 100
+    assert count(demo("data.test_fraction=0.5"), tmp_path).sft == 6000  # other data: the metrics do not count
+
+
+def test_rows_of_local_files_are_counted(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"a": 1}\n{"a": 2}\n')
+    (tmp_path / "b.json").write_text("[1, 2, 3]")
+    (tmp_path / "c.csv").write_text("x\n1\n2\n")
+    assert [file_rows(tmp_path / name) for name in ("a.jsonl", "b.json", "c.csv", "missing.jsonl")] == [2, 3, 2, None]
+
+
+# ---------------------------------------------------------------- a stage alone
+
+
+def test_a_stage_alone_needs_no_other_section(tmp_path: Path) -> None:
+    file = tmp_path / "p.yaml"
+    file.write_text(
+        "model: {path: llama-2-7b, dtype: bf16, attention: sdpa}\n"
+        "sft: {max_length: 2048, batch_size: 8, micro_batch_size: 2, max_steps: 100, activation_checkpointing: true}\n"
+    )
+    params, notes = completed(file, [], ("sft",))
+    stage = plan(params, aim(params, "a100-80"), ("sft",)).stages[0]
+    assert stage.memory["policy"]["weights"] == 2 * 6_738_415_616
+    assert stage.steps == 100
+    assert "sft.epochs" in notes[0]
+
+
+def test_a_stage_alone_must_be_there(tmp_path: Path) -> None:
+    file = tmp_path / "p.yaml"
+    file.write_text("model: {path: llama-2-7b}\n")
+    with pytest.raises(ParamsError, match="has no section sft"):
+        completed(file, [], ("sft",))
+
+
+def test_without_a_named_stage_the_file_must_be_complete(tmp_path: Path) -> None:
+    file = tmp_path / "p.yaml"
+    file.write_text("seed: 1\n")
+    with pytest.raises(ParamsError, match="is missing"):
+        completed(file, [], ())
+
+
+@pytest.mark.parametrize("recipe", sorted(path.name for path in Path("recipes").glob("*.yaml")))
+def test_every_recipe_can_be_planned(recipe: str) -> None:
+    params = load(Path("recipes") / recipe)
+    assert plan(params, aim(params)).total["seconds"] > 0

@@ -1,0 +1,114 @@
+"""Phases and moments of every kind of stage."""
+
+from dataclasses import replace
+
+import pytest
+
+from config.errors import CostError
+from costs.catalogue import price, shape
+from costs.memory import Moment, peak
+from costs.setting import Rlhf, Setting
+from costs.stages import STAGES, closing_lever, moments, phase_peak, phases, plan_stage
+from tests.costs.settings import ALL_LINEAR, ppo, sft
+
+
+def of_stage(stage: str, **levers: object) -> Setting:
+    """A setting of any kind of stage."""
+    if stage in ("ppo", "rloo", "grpo"):
+        return ppo(stage=stage, **levers)
+    setting = replace(sft(micro_batch=4, **levers), stage=stage)
+    work = replace(setting.workload, prompt_tokens=256, response_tokens=256, mean_response_tokens=256)
+    return replace(setting, workload=work, rlhf=Rlhf(teacher=shape("llama-3-8b"), reward=setting.model))
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_every_stage_has_time_and_memory(stage: str) -> None:
+    plan = plan_stage(of_stage(stage), price("a100-80"))
+    assert plan.peak_bytes_per_gpu > 2 * shape("llama-3.2-1b").parameters
+    assert all(phase.seconds >= 0 for phase in plan.phases)
+    assert plan.phases[0].phase == "start"
+    assert plan.phases[-1].phase == "save"
+
+
+def test_an_unknown_stage_says_where_to_add_it() -> None:
+    with pytest.raises(CostError, match=r"stage 'kto' has no plan.*costs/stages.py"):
+        phases(replace(sft(), stage="kto"))
+
+
+def named(setting: Setting) -> dict[str, float]:
+    return {phase.name: phase.seconds for phase in phases(setting)}
+
+
+def test_only_ppo_has_values() -> None:
+    assert "value" in named(of_stage("ppo"))
+    assert "value" not in named(of_stage("grpo"))
+    assert {"rollout", "score", "reference", "update"} <= set(named(of_stage("rloo")))
+
+
+def test_a_shared_trunk_trains_one_model_and_separate_trains_two() -> None:
+    separate, trunk = (named(ppo(layout))["update"] for layout in ("separate", "shared_trunk"))
+    assert separate == pytest.approx(2 * trunk, rel=0.15)
+
+
+def test_a_small_critic_costs_less_than_one_of_the_policys_size() -> None:
+    setting = ppo(model="llama-3-8b", tuning="lora")
+    assert setting.rlhf is not None
+    small = replace(setting, rlhf=replace(setting.rlhf, value=shape("llama-3.2-1b"), reward=shape("llama-3.2-1b")))
+    assert named(small)["value"] < named(setting)["value"] / 4
+    assert peak(moments(small)).total < peak(moments(setting)).total - 2 * 6e9
+
+
+def test_the_shared_base_needs_lora() -> None:
+    with pytest.raises(CostError, match=r"shared_base.*needs LoRA"):
+        phases(ppo("shared_base"))
+
+
+def test_dpo_passes_the_reference_and_holds_it_unless_an_adapter_can_be_turned_off() -> None:
+    full, lora = of_stage("dpo"), of_stage("dpo", tuning="lora", lora_modules=ALL_LINEAR)
+    assert named(full)["reference"] > 0
+    assert any("ref" in moment.roles for moment in moments(full))
+    assert not any("ref" in moment.roles for moment in moments(lora))
+
+
+def test_distillation_needs_its_teacher() -> None:
+    with pytest.raises(CostError, match="teacher's shape"):
+        moments(replace(of_stage("distill"), rlhf=Rlhf()))
+
+
+def test_a_reward_model_has_no_logits() -> None:
+    assert all("logits" not in parts for moment in moments(of_stage("reward")) for parts in moment.roles.values())
+    assert any("logits" in parts for moment in moments(of_stage("sft")) for parts in moment.roles.values())
+
+
+def test_answers_cost_the_same_work_in_any_batch() -> None:
+    def generated(micro: int) -> float:
+        setting = of_stage("evaluate", tuning="frozen").with_levers(micro_batch=micro, accumulation=8 // micro)
+        return next(phase.work.matmul_flops for phase in phases(setting) if phase.name == "generate")
+
+    assert generated(1) == pytest.approx(generated(8))
+
+
+def test_larger_batches_answer_faster() -> None:
+    def seconds(micro: int) -> float:
+        return named(of_stage("evaluate", tuning="frozen").with_levers(micro_batch=micro, accumulation=8 // micro))["generate"]
+
+    assert seconds(8) < seconds(1) / 4
+
+
+def test_a_phase_has_the_peak_of_its_own_moments() -> None:
+    held = [Moment("rollout", {"policy": {"weights": 5.0}}), Moment("update:loss", {"policy": {"weights": 7.0}}), Moment("update:step", {})]
+    assert phase_peak(held, "update") == 7.0
+    assert phase_peak(held, "save") == 0.0
+
+
+def test_the_lever_offered_makes_it_fit() -> None:
+    setting = sft("llama-3-8b", device="a100-40", micro_batch=2, accumulation=4, tokens=2048)
+    assert not plan_stage(setting, price("a100-40")).fits
+    assert closing_lever(setting) == "LoRA"
+    assert plan_stage(setting.with_levers(tuning="lora", checkpointing="full"), price("a100-40")).fits
+
+
+def test_on_a_cpu_the_process_itself_is_counted() -> None:
+    held = moments(sft(device="cpu", dtype="fp32", tokens=64))
+    assert all(moment.roles["process"]["workspace"] == 590 * 2**20 for moment in held)
+    assert not any("process" in moment.roles for moment in moments(sft()))
