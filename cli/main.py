@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from cli.plan import plan
 from cli.report import report
 from config.errors import RlhfError
 
@@ -35,6 +36,7 @@ def run(recipe: Recipe = None, overrides: Overrides = None, as_json: AsJson = Fa
     raise typer.Exit(run_pipeline(recipe, overrides or [], as_json))
 
 
+app.command()(plan)
 app.command()(report)
 
 

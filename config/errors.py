@@ -1,15 +1,15 @@
 """The exceptions a caller can meet, and the exit codes of a stage process.
 
-    RlhfError                 anything this project raises on purpose
-    ├── UserError             exit 2: one line with the value, the rule and the place to change it
-    │   ├── ParamsError       params.yaml, a recipe, or a --set
-    │   ├── DataError         a data file, or its rows
-    │   ├── ModelError        a model folder, a tokenizer, or two that do not fit together
-    │   ├── CheckpointError   a checkpoint that can not be used
-    │   ├── EnvironmentFault  disk, permission, port, a missing library or device
-    │   └── CostError         an unknown price, GPU or architecture; a plan that can not be made
-    ├── TrainingDiverged      exit 1: NaN, collapsed entropy, exploding ratio ...; a checkpoint is kept
-    └── StageStopped          exit 75: asked to stop, checkpointed, can be resumed
+RlhfError                 anything this project raises on purpose
+├── UserError             exit 2: one line with the value, the rule and the place to change it
+│   ├── ParamsError       params.yaml, a recipe, or a --set
+│   ├── DataError         a data file, or its rows
+│   ├── ModelError        a model folder, a tokenizer, or two that do not fit together
+│   ├── CheckpointError   a checkpoint that can not be used
+│   ├── EnvironmentFault  disk, permission, port, a missing library or device
+│   └── CostError         an unknown price, GPU or architecture; a plan that can not be made
+├── TrainingDiverged      exit 1: NaN, collapsed entropy, exploding ratio ...; a checkpoint is kept
+└── StageStopped          exit 75: asked to stop, checkpointed, can be resumed
 """
 
 EXIT_DONE = 0

@@ -25,7 +25,9 @@ def read(path: Path) -> dict[str, Any]:
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise ParamsError(f"{path} does not exist. Run in the project's folder, or name a recipe with --recipe recipes/demo.yaml.") from None
+        raise ParamsError(
+            f"{path} does not exist. Run in the project's folder, or name a recipe with --recipe recipes/demo.yaml."
+        ) from None
     except (OSError, UnicodeDecodeError) as error:
         raise ParamsError(f"{path} can not be read: {error}. It must be a UTF-8 YAML file.") from None
     except yaml.YAMLError as error:

@@ -89,7 +89,9 @@ class HelpdeskSource(Section):
     temperature: Annotated[float, Field(gt=0)] = Field(
         description="Bradley-Terry temperature of the labels, in units of gold score: P(a wins) = sigmoid((gold_a - gold_b) / temperature)."
     )
-    quality: Fraction = Field(description="Probability that a demonstration gets each criterion right; sets the mean gold score of the SFT data.")
+    quality: Fraction = Field(
+        description="Probability that a demonstration gets each criterion right; sets the mean gold score of the SFT data."
+    )
 
 
 class FileSource(Section):
@@ -187,7 +189,9 @@ class Reward(Optimisation):
 
     init: Literal["sft", "base"] = Field(description="Weights the reward model starts from.")
     max_length: Positive = Field(description="Prompt plus reply, in tokens; longer pairs are dropped and counted.")
-    normalise: bool = Field(description="Store mean and standard deviation of the training scores and apply them wherever the model scores.")
+    normalise: bool = Field(
+        description="Store mean and standard deviation of the training scores and apply them wherever the model scores."
+    )
 
     @model_validator(mode="after")
     def _batches(self) -> "Reward":
@@ -204,11 +208,15 @@ class Align(Section):
 class Kl(Section):
     """The penalty that keeps the policy near the SFT model."""
 
-    controller: Literal["fixed", "adaptive"] = Field(description="fixed keeps the coefficient; adaptive moves it towards the target (Ziegler et al. 2019).")
+    controller: Literal["fixed", "adaptive"] = Field(
+        description="fixed keeps the coefficient; adaptive moves it towards the target (Ziegler et al. 2019)."
+    )
     coef: Annotated[float, Field(ge=0)] = Field(description="KL coefficient, or its initial value.")
     target: Annotated[float, Field(gt=0)] = Field(description="adaptive: KL per response, in nats, to steer to.")
     horizon: Positive = Field(description="adaptive: episodes over which the coefficient may change by a factor of about e^0.2.")
-    estimator: Literal["k1", "k3"] = Field(description="Per-token estimate of the KL in the reward: k1 = log ratio, k3 = low variance, never negative.")
+    estimator: Literal["k1", "k3"] = Field(
+        description="Per-token estimate of the KL in the reward: k1 = log ratio, k3 = low variance, never negative."
+    )
 
 
 class Ppo(Section):
@@ -238,7 +246,9 @@ class Ppo(Section):
     cliprange_value: Annotated[float, Field(gt=0)] = Field(description="Clip range of the value prediction around its old value.")
     vf_coef: Annotated[float, Field(ge=0)] = Field(description="Weight of the value loss.")
     whiten_rewards: bool = Field(description="Scale per-token rewards to unit variance before GAE.")
-    missing_eos_penalty: Annotated[float, Field(ge=0)] = Field(description="Taken from the score of a response that has no end-of-sequence token.")
+    missing_eos_penalty: Annotated[float, Field(ge=0)] = Field(
+        description="Taken from the score of a response that has no end-of-sequence token."
+    )
     score_clip: Annotated[float, Field(gt=0)] | None = Field(description="Clip scores to plus or minus this; null does not clip.")
     target_kl: Annotated[float, Field(gt=0)] | None = Field(
         description="Skip the rest of an update when the mean KL between old and new policy passes this; null never does."
@@ -273,7 +283,9 @@ class Evaluate(Section):
 class Prices(Section):
     """What a device costs. Changing a price never retrains anything."""
 
-    usd_per_device_hour: Annotated[float, Field(ge=0, le=1000)] = Field(description="Price of one device (GPU, or this machine's CPU) per hour, in US dollars.")
+    usd_per_device_hour: Annotated[float, Field(ge=0, le=1000)] = Field(
+        description="Price of one device (GPU, or this machine's CPU) per hour, in US dollars."
+    )
     source: str = Field(description="Where the price was read.")
     date: str = Field(pattern=r"^\d{4}-\d{2}-\d{2}$", description="Day it was read, YYYY-MM-DD.")
 

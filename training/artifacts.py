@@ -3,7 +3,6 @@
 import csv
 import errno
 import json
-import os
 import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
@@ -100,7 +99,7 @@ def named_fault(error: Exception, target: Path) -> Exception:
     number = _error_number(error)
     place = getattr(error, "filename", None) or target
     if number in (errno.ENOSPC, errno.EDQUOT):
-        free = shutil.disk_usage(os.path.dirname(os.path.abspath(target)) or ".").free
+        free = shutil.disk_usage(target.resolve().parent).free
         return EnvironmentFault(
             f"{place}: no space left on the disk ({free / 2**20:.0f} MiB free). Free some space and run again; {target} is as it was."
         )

@@ -15,7 +15,7 @@ class Bin(NamedTuple):
     """Mean predicted probability of the reply the model prefers."""
     accuracy: float
     """Share of pairs in which people preferred it too."""
-    count: int
+    pairs: int
 
 
 def pair_accuracy(margins: NDArray[np.float64]) -> float:
@@ -38,5 +38,5 @@ def reliability(margins: NDArray[np.float64]) -> list[Bin]:
 
 def expected_calibration_error(bins: list[Bin]) -> float:
     """Mean distance between confidence and accuracy, weighted by the bins' counts. Source: Guo et al. 2017 (arXiv:1706.04599), eq. 3."""
-    total = sum(b.count for b in bins)
-    return sum(b.count * abs(b.confidence - b.accuracy) for b in bins) / total
+    total = sum(b.pairs for b in bins)
+    return sum(b.pairs * abs(b.confidence - b.accuracy) for b in bins) / total

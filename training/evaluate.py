@@ -6,6 +6,7 @@ data/prepared/prompts/test.jsonl, models/{sft,reward,<align.method>} -> metrics/
 import json
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -51,7 +52,7 @@ def evaluate(stage: Stage) -> None:
     is_helpdesk = stage.params.data.source.kind == "helpdesk"
     answers = {}
     for step, name in enumerate(MODELS, start=1):
-        answers[name] = kept(stage, step, name, lambda name=name: answer(stage, name, prompts, tokenizer, gold_score if is_helpdesk else None))
+        answers[name] = kept(stage, step, partial(answer, stage, name, prompts, tokenizer, gold_score if is_helpdesk else None))
         stage.step = step
         stage.log(step, {f"{name}_{key}": value for key, value in describe(answers[name]).items() if value is not None})
         stage.stop_if_requested()
@@ -80,7 +81,7 @@ def held_out_prompts(stage: Stage) -> list[Prompt]:
     return fitting[: stage.params.evaluate.prompts]
 
 
-def kept(stage: Stage, step: int, name: str, make: Callable[[], Answers]) -> Answers:
+def kept(stage: Stage, step: int, make: Callable[[], Answers]) -> Answers:
     """The answers of a checkpoint if there is one, else made and checkpointed: a stopped evaluation does not answer twice."""
     path = stage.checkpoints.folder / f"step-{step:08d}"
     found = stage.checkpoints.latest()
@@ -153,7 +154,11 @@ def compare(answers: dict[str, Answers], confidence: float, seed: int) -> dict[s
     metrics: dict[str, Any] = {f"gold_{name}": describe(answers[name])["gold"] for name in MODELS}
     wins = {"reward": (aligned.rewards, sft.rewards), "gold": (aligned.golds, sft.golds)}
     for kind, (of_aligned, of_sft) in wins.items():
-        rate = win_rate(score_judge(of_aligned, of_sft), len(of_aligned), confidence, seed) if of_aligned is not None and of_sft is not None else None
+        rate = (
+            win_rate(score_judge(of_aligned, of_sft), len(of_aligned), confidence, seed)
+            if of_aligned is not None and of_sft is not None
+            else None
+        )
         metrics |= {
             f"win_rate_{kind}": rate and rate.rate, f"win_rate_{kind}_low": rate and rate.low, f"win_rate_{kind}_high": rate and rate.high,
             f"ties_{kind}": rate and rate.ties,

@@ -89,7 +89,7 @@ def _sft_rows(source: HelpdeskSource, rng: random.Random) -> list[dict[str, str]
 
 def _preference_rows(source: HelpdeskSource, rng: random.Random) -> list[dict[str, str]]:
     """Two different replies of independent quality, some of them damaged, labelled by Bradley-Terry on their gold scores."""
-    rows = []
+    rows: list[dict[str, str]] = []
     while len(rows) < source.preference_rows:
         prompt = _prompt(rng)
         case = read_case(prompt)

@@ -70,6 +70,7 @@ class CountingCollator:
 class BucketedData:
     """Mixed into a Trainer: rows of like length share a batch, in an order that is the same after a resume."""
 
+    args: TrainingArguments
     lengths: list[int]
 
     def _get_train_sampler(self, train_dataset: Any = None) -> LengthBuckets:

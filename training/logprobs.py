@@ -3,11 +3,10 @@
 Shapes: N tokens, D model width, V vocabulary.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd.function import FunctionCtx
 from transformers import PreTrainedModel
 
 from config.errors import ModelError
@@ -45,9 +44,7 @@ class _ChunkedLogprobs(torch.autograd.Function):
     """Forward keeps no logits; backward makes each chunk's again. d logprob / d logits = onehot(target) - softmax."""
 
     @staticmethod
-    def forward(
-        ctx: FunctionCtx, hidden_ND: Tensor, weight_VD: Tensor, targets_N: Tensor, temperature: float
-    ) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, hidden_ND: Tensor, weight_VD: Tensor, targets_N: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
         ctx.save_for_backward(hidden_ND, weight_VD, targets_N)
         ctx.temperature = temperature
         logprobs_N = torch.empty(len(targets_N), device=hidden_ND.device)
@@ -60,7 +57,7 @@ class _ChunkedLogprobs(torch.autograd.Function):
         return logprobs_N, entropy_N
 
     @staticmethod
-    def backward(ctx: FunctionCtx, grad_N: Tensor, _: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
+    def backward(ctx: Any, grad_N: Tensor, _: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
         hidden_ND, weight_VD, targets_N = ctx.saved_tensors
         grad_hidden_ND = torch.empty_like(hidden_ND) if ctx.needs_input_grad[0] else None
         grad_weight_VD = torch.zeros_like(weight_VD) if ctx.needs_input_grad[1] else None

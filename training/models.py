@@ -81,7 +81,9 @@ def load_reward_model(place: str | Path, settings: Model, tokenizer: PreTrainedT
     return without_dropout(model)
 
 
-def new_reward_model(trunk: str | Path | PreTrainedModel, settings: Model, tokenizer: PreTrainedTokenizerBase, seed: int) -> PreTrainedModel:
+def new_reward_model(
+    trunk: str | Path | PreTrainedModel, settings: Model, tokenizer: PreTrainedTokenizerBase, seed: int
+) -> PreTrainedModel:
     """A reward model on the trunk of a language model, its head without bias and drawn with std 1/sqrt(d + 1).
 
     Source: Stiennon et al. 2020 (arXiv:2009.01325), appendix B; Huang et al. 2024 (arXiv:2403.17031), detail 12.
@@ -115,7 +117,9 @@ def check_folder(place: str | Path) -> None:
     folder = Path(place)
     if not folder.is_dir():
         if isinstance(place, Path) or place.startswith((".", "/", "~")):
-            raise ModelError(f"{place} does not exist; it should be a model folder. Run the stage that makes it, or mend model.path in params.yaml.")
+            raise ModelError(
+                f"{place} does not exist; it should be a model folder. Run the stage that makes it, or mend model.path in params.yaml."
+            )
         return
     if not (folder / "config.json").is_file():
         raise ModelError(f"{place} has no config.json, so it is not a model folder. Mend model.path in params.yaml.")
@@ -145,7 +149,9 @@ def _load(
             use_safetensors=True, trust_remote_code=False, output_loading_info=True, ignore_mismatched_sizes=True, **config,
         )  # fmt: skip
     except (OSError, ValueError, ImportError) as error:
-        raise ModelError(f"{place} can not be loaded: {str(error).splitlines()[0]}. Mend model.path or model.attention in params.yaml.") from error
+        raise ModelError(
+            f"{place} can not be loaded: {str(error).splitlines()[0]}. Mend model.path or model.attention in params.yaml."
+        ) from error
     except Exception as error:
         if type(error).__name__ == "SafetensorError":
             raise ModelError(f"{place} has damaged weights: {error}. Copy the folder again, or run the stage that made it.") from error

@@ -24,7 +24,7 @@ from training.curves import write_curves
 from training.divergence import check_rollout, check_update
 from training.ppo_math import adapted_kl_coef, gae, kl_per_token, policy_loss, token_rewards, value_loss, whiten
 from training.ppo_report import UpdateStatistics, rollout_statistics, write_samples
-from training.ppo_roles import Roles, load_roles
+from training.ppo_roles import load_roles
 from training.ppo_state import load_state, save_state
 from training.rollout import Limits, generate, sampling_noise
 from training.scoring import score
@@ -53,7 +53,9 @@ def ppo(stage: Stage) -> None:
         batch = choose_prompts(prompts, settings, stage.params.seed, update)
         noise_BT = sampling_noise(len(batch), settings.max_new_tokens, seed=stage.params.seed * 1_000_003 + update)
         with phase("rollout", update) as work:
-            rollout = generate(roles.policy, batch, noise_BT, settings.temperature, limits, settings.rollout_batch_size, roles.trunk_value_head)
+            rollout = generate(
+                roles.policy, batch, noise_BT, settings.temperature, limits, settings.rollout_batch_size, roles.trunk_value_head
+            )
             work.add(tokens=sum(map(len, batch)) + sum(map(len, rollout.responses)), sequences=len(batch))
         prompt_lengths = [len(prompt) for prompt in batch]
         sequences = [[*prompt, *response] for prompt, response in zip(batch, rollout.responses, strict=True)]
@@ -109,8 +111,11 @@ def ppo(stage: Stage) -> None:
                     rows = [mini_batch[i] for i in micro]
                     mask = mask_BT[rows]
                     new = roles.forward([sequences[i] for i in rows], [prompt_lengths[i] for i in rows], settings)
-                    policy = policy_loss(new.logprobs, logprobs_BT[rows][mask].to(new.logprobs.device), advantages_BT[rows][mask].to(new.logprobs.device), settings.cliprange)  # fmt: skip
-                    value = value_loss(new.values, values_BT[rows][mask].to(new.values.device), returns_BT[rows][mask].to(new.values.device), settings.cliprange_value)  # fmt: skip
+                    old_logprobs_N, old_values_N, advantages_N, returns_N = (
+                        x_BT[rows][mask].to(new.logprobs.device) for x_BT in (logprobs_BT, values_BT, advantages_BT, returns_BT)
+                    )
+                    policy = policy_loss(new.logprobs, old_logprobs_N, advantages_N, settings.cliprange)
+                    value = value_loss(new.values, old_values_N, returns_N, settings.cliprange_value)
                     loss = (policy.losses.sum() + settings.vf_coef * value.losses.sum()) / mini_tokens
                     loss.backward()
                     update_statistics.add(policy, value, new, mini_tokens)
@@ -142,7 +147,18 @@ def ppo(stage: Stage) -> None:
         with replacing(stage.root / "models/ppo") as folder:
             roles.policy.save_pretrained(folder)
             tokenizer.save_pretrained(folder)
-        curves = ("score", "kl", "entropy", "length", "eos_rate", "policy_loss", "value_loss", "explained_variance", "clip_fraction", "kl_coef")
+        curves = (
+            "score",
+            "kl",
+            "entropy",
+            "length",
+            "eos_rate",
+            "policy_loss",
+            "value_loss",
+            "explained_variance",
+            "clip_fraction",
+            "kl_coef",
+        )
         history = write_curves(stage, "plots/ppo.csv", curves)
         last = history[-5:]
         metrics = {name: sum(values[name] for values in last) / len(last) for name in curves}

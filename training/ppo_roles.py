@@ -44,7 +44,10 @@ class Roles:
         self._pad = pad
         value = value_model if value_model is not None else trunk_value_head
         assert value is not None
-        groups = [{"params": list(policy.parameters()), "lr": settings.learning_rate}, {"params": list(value.parameters()), "lr": settings.value_learning_rate}]  # fmt: skip
+        groups = [
+            {"params": list(policy.parameters()), "lr": settings.learning_rate},
+            {"params": list(value.parameters()), "lr": settings.value_learning_rate},
+        ]
         self.optimizer = torch.optim.AdamW(groups, weight_decay=0.0, fused=True)
 
     def trainable(self) -> dict[str, nn.Parameter]:

@@ -68,7 +68,9 @@ class Stage:
         self.checkpoints = Checkpoints(self.root, self.name, self.fingerprint)
         self.mark("start")
         if missing is not None:
-            raise DataError(f"{missing} does not exist, {self.name} needs it. Run the stage that makes it: rlhf run does all of them in order.")
+            raise DataError(
+                f"{missing} does not exist, {self.name} needs it. Run the stage that makes it: rlhf run does all of them in order."
+            )
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         """Append a row of training metrics."""
