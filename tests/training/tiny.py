@@ -2,13 +2,16 @@
 
 import contextlib
 import functools
+import os
 import random
 import signal
+import subprocess
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -124,6 +127,19 @@ def files(folder: Path) -> dict[str, bytes]:
 def names(folder: Path) -> list[str]:
     """What a folder holds, hidden things too."""
     return sorted(path.name for path in folder.iterdir())
+
+
+def on_a_small_disk(folder: Path, kibibytes: int, command: list[str]) -> subprocess.CompletedProcess[str]:
+    """Run a command in a small file system of its own that holds a copy of `folder` and is gone with the command."""
+    disk = folder.parent / f"{folder.name}-disk"
+    disk.mkdir()
+    mount = f"mount -t tmpfs -o size={kibibytes}k tmpfs {disk}"
+    if subprocess.run(["unshare", "--mount", "sh", "-c", mount], capture_output=True, check=False).returncode:
+        pytest.skip("this user may not mount a file system, so none can be filled")
+    script = f'{mount} && cp -r {folder}/. {disk} && cd {disk} && exec "$@"'
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    isolated = ["unshare", "--mount", "sh", "-c", script, "sh", *command]
+    return subprocess.run(isolated, capture_output=True, text=True, env=environment, timeout=120, check=False)
 
 
 def padded(rows: Sequence[Sequence[float]]) -> tuple[Tensor, Tensor]:
