@@ -27,9 +27,9 @@ def check_rollout(statistics: dict[str, float], settings: Ppo) -> None:
             f"all {settings.batch_size} responses have the score {statistics['score']:.4g}: the reward model tells none apart. "
             "Look at metrics/reward.json and train the reward stage again."
         )
-    if statistics["kl"] < -MAX_NEGATIVE_KL_ERRORS * statistics["kl_error"] - 1e-3:
+    if statistics["kl"] < -MAX_NEGATIVE_KL_ERRORS * statistics["kl_error"] - 1e-3 and settings.batch_size > 1:
         raise TrainingDiverged(
-            f"mean KL is {statistics['kl']:.3f} nats, {-statistics['kl'] / statistics['kl_error']:.0f} standard errors below zero, which samples "
+            f"mean KL is {statistics['kl']:.3f} nats with a standard error of {statistics['kl_error']:.3f}, which samples "
             "from the policy can not give: sampling and scoring disagree. Check ppo.temperature and the tokenizer."
         )
 

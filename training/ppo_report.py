@@ -27,13 +27,18 @@ def rollout_statistics(
     kl_B = torch.where(mask_BT, logprobs_BT - ref_logprobs_BT, 0.0).sum(dim=1)
     length_B = mask_BT.sum(dim=1).float()
     return {
-        "score": float(score_B.mean()), "score_std": float(score_B.std()),
-        "kl": float(kl_B.mean()), "kl_error": float(kl_B.std() / len(kl_B) ** 0.5), "kl_coef": kl_coef,
+        "score": float(score_B.mean()), "score_std": _spread(score_B),
+        "kl": float(kl_B.mean()), "kl_error": _spread(kl_B) / len(kl_B) ** 0.5, "kl_coef": kl_coef,
         "reward": float((score_B - kl_coef * kl_B).mean()),
         "length": float(length_B.mean()), "eos_rate": float(ended_B.float().mean()),
         "value": float(values_BT[mask_BT].mean()), "return": float(returns_BT[mask_BT].mean()),
         "explained_variance": explained_variance(values_BT, returns_BT, mask_BT),
     }  # fmt: skip
+
+
+def _spread(x_B: Tensor) -> float:
+    """Standard deviation, 0 of a single number."""
+    return float(x_B.std()) if len(x_B) > 1 else 0.0
 
 
 class UpdateStatistics:

@@ -136,6 +136,8 @@ def test_a_full_disk_leaves_the_previous_output(output: Path) -> None:
 SAVERS = """
 import sys
 from pathlib import Path
+import torch
+from safetensors.torch import save_file
 from config.errors import EnvironmentFault
 from training.artifacts import replacing, write_json
 weights, place = torch.zeros(10**5), Path("weights")
