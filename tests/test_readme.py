@@ -7,10 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from config.load import load
 from tests.conftest import ROOT
 from training.cleaning import TextRules
 from training.formats import column_names, parse_rows
+from training.helpdesk import gold_score
 from training.sources import SourceRow, Table
+from training.splits import split_of
 from training.tokenizer import SPECIAL_TOKENS
 from training.trees import parse_trees
 
@@ -97,3 +100,9 @@ def test_every_rlhf_command_in_the_documents_exists() -> None:
     for document in documents():
         for command in re.findall(r"(?:^|`|/)rlhf ([a-z]+)", document.read_text(encoding="utf-8"), re.MULTILINE):
             assert command in known, f"{document.name}: rlhf {command}"
+
+
+def test_the_prompt_of_the_tour_is_held_out_and_its_reply_earns_all_gold() -> None:
+    prompt, reply = re.findall(r"^    (\S.*)$", (ROOT / "docs" / "tour.md").read_text(encoding="utf-8"), re.MULTILINE)[:2]
+    assert split_of(prompt, load(ROOT / "recipes" / "demo.yaml").data.test_fraction) == "test"
+    assert gold_score(prompt, reply) == pytest.approx(1.0)
