@@ -9,6 +9,7 @@ import argparse
 import json
 import os
 import platform
+import socket
 import subprocess
 import sys
 import tempfile
@@ -51,16 +52,27 @@ def measure(folder: Path, recipe: str, seed: int, reruns: bool) -> dict[str, Any
         **{name: evaluation[name] for name in ("gold_base", "gold_sft", "gold_aligned", "win_rate_gold", "win_rate_gold_low", "win_rate_gold_high",
                                                "win_rate_reward", "win_rate_reward_low", "win_rate_reward_high", "kl", "reward_hacking")},
     }  # fmt: skip
+    print(json.dumps(figures), file=sys.stderr, flush=True)
     if reruns:
         figures["rerun_seconds"] = rlhf(folder, *run)[0]
         figures["price_change_seconds"], after = rlhf(folder, *run, "--set", "prices.usd_per_device_hour=0.2")
         figures["price_change_trains"] = [stage["stage"] for stage in json.loads(after)["stages"] if not stage["cached"]]
-        rlhf(folder, "up", "--prefect-port", "4311", "--mlflow-port", "5311")
+        prefect_port, mlflow_port = (str(port) for port in free_ports(2))
+        rlhf(folder, "up", "--prefect-port", prefect_port, "--mlflow-port", mlflow_port)
         try:
             figures["rerun_with_server_seconds"] = rlhf(folder, *run)[0]
         finally:
             rlhf(folder, "down")
     return figures
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports that nobody listens on."""
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [one.getsockname()[1] for one in sockets]
+    for one in sockets:
+        one.close()
+    return ports
 
 
 def main() -> None:
