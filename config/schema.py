@@ -63,7 +63,9 @@ class Model(Section):
         description="Token of the vocabulary to pad with, never the end-of-sequence token; null takes the tokenizer's own."
     )
     context_length: Annotated[int, Field(ge=8)] = Field(description="Longest prompt plus response, in tokens.")
-    dtype: Literal["fp32", "bf16", "fp16"] = Field(description="Compute type. fp32 on a CPU: bf16 is slower there without AVX512-BF16.")
+    dtype: Literal["fp32", "bf16"] = Field(
+        description="Compute type; weights that learn are kept in fp32. fp32 on a CPU: bf16 is slower there without AVX512-BF16."
+    )
     attention: Literal["sdpa", "eager", "flash_attention_2"] = Field(description="Attention implementation.")
 
     @model_validator(mode="after")

@@ -100,7 +100,7 @@ def hardware(name: str) -> Hardware:
 
 
 def hardware_row(name: str, row: Mapping[str, Any]) -> Hardware:
-    """A device from a row of hardware.yaml, or one measured by `rlhf calibrate`."""
+    """A device from a row of hardware.yaml, or one measured elsewhere."""
     missing = [field for field in ("memory_gib", "fp32_tflops", "bandwidth_gb_per_second", "watts", "source", "date") if not row.get(field)]
     if missing:
         raise CostError(f"device row {name} has no {missing[0]}. Complete it in costs/hardware.yaml.")

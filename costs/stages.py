@@ -22,7 +22,7 @@ DISK_BYTES_PER_SECOND = 1.0e9
 """Reading or writing weights: a common local SSD."""
 PROCESS_BYTES = 560 * 2**20
 """Resident set of a stage on a CPU besides its tensors, on x86-64 Linux: imports 459 MiB, and about 100 MiB that torch's kernels and the
-C allocator keep after the first step. To be measured by `rlhf calibrate`."""
+C allocator keep after the first step."""
 TRAINER_PROCESS_BYTES = 590 * 2**20
 """The same with TRL's trainers: imports 530 MiB, and about 60 MiB."""
 

@@ -6,7 +6,6 @@ data/prepared/prompts/test.jsonl, models/{sft,reward,<align.method>} -> metrics/
 import json
 import sys
 from collections.abc import Callable
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -50,11 +49,12 @@ def evaluate(stage: Stage) -> None:
     tokenizer = load_tokenizer(stage.root / "data/tokenizer")
     prompts = held_out_prompts(stage)
     is_helpdesk = stage.params.data.source.kind == "helpdesk"
-    answers = {}
+    answers = answers_so_far(stage)
     for step, name in enumerate(MODELS, start=1):
-        answers[name] = kept(stage, step, partial(answer, stage, name, prompts, tokenizer, gold_score if is_helpdesk else None))
-        stage.step = step
-        stage.log(step, {f"{name}_{key}": value for key, value in describe(answers[name]).items() if value is not None})
+        if name not in answers:
+            answers[name] = answer(stage, name, prompts, tokenizer, gold_score if is_helpdesk else None)
+            stage.log(step, {f"{name}_{key}": value for key, value in describe(answers[name]).items() if value is not None})
+            save_answers(stage, step, answers)
         stage.stop_if_requested()
     with stage.meter.phase("compare", len(MODELS)):
         write_json(stage.root / "metrics/evaluate.json", compare(answers, settings.confidence, stage.params.seed))
@@ -81,17 +81,21 @@ def held_out_prompts(stage: Stage) -> list[Prompt]:
     return fitting[: stage.params.evaluate.prompts]
 
 
-def kept(stage: Stage, step: int, make: Callable[[], Answers]) -> Answers:
-    """The answers of a checkpoint if there is one, else made and checkpointed: a stopped evaluation does not answer twice."""
-    path = stage.checkpoints.folder / f"step-{step:08d}"
-    found = stage.checkpoints.latest()
-    if found is not None and found.step >= step:
-        stage.resumed(step)
-        return Answers(**json.loads((path / "answers.json").read_text(encoding="utf-8")))
-    answers = make()
+def save_answers(stage: Stage, step: int, answers: dict[str, Answers]) -> None:
+    """Checkpoint everything answered so far: an evaluation that was stopped does not answer twice."""
     with stage.checkpoints.saving(step) as folder:
-        (folder / "answers.json").write_text(json.dumps(answers._asdict()), encoding="utf-8")
-    return answers
+        content = {name: of_model._asdict() for name, of_model in answers.items()}
+        (folder / "answers.json").write_text(json.dumps(content), encoding="utf-8")
+
+
+def answers_so_far(stage: Stage) -> dict[str, Answers]:
+    """The answers in the newest checkpoint, none if there is none."""
+    found = stage.checkpoints.latest()
+    if found is None:
+        return {}
+    stage.resumed(found.step)
+    content = json.loads((found.path / "answers.json").read_text(encoding="utf-8"))
+    return {name: Answers(**of_model) for name, of_model in content.items()}
 
 
 def load_model(stage: Stage, name: str, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:

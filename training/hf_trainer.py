@@ -35,7 +35,6 @@ def arguments(stage: Stage, settings: Optimisation) -> dict[str, Any]:
         "optim": "adamw_torch_fused",
         "gradient_checkpointing": settings.activation_checkpointing,
         "bf16": stage.params.model.dtype == "bf16",
-        "fp16": stage.params.model.dtype == "fp16",
         "save_strategy": "steps",
         "save_steps": settings.checkpoint_every_steps,
         "logging_steps": settings.log_every_steps,

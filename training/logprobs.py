@@ -73,7 +73,7 @@ class _ChunkedLogprobs(torch.autograd.Function):
 
 
 def _log_softmax(hidden: Tensor, weight_VD: Tensor, temperature: float) -> Tensor:
-    logits = hidden.to(weight_VD.dtype) @ weight_VD.T
+    logits = hidden @ weight_VD.to(hidden.dtype).T
     return torch.log_softmax(logits.float().div_(temperature), dim=-1)
 
 

@@ -18,22 +18,24 @@ from transformers import (
 from config.errors import ModelError
 from config.schema import Model, RandomModel
 
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
-def base_model(settings: Model, tokenizer: PreTrainedTokenizerBase, seed: int) -> PreTrainedModel:
+def base_model(settings: Model, tokenizer: PreTrainedTokenizerBase, seed: int, trainable: bool = False) -> PreTrainedModel:
     """The model everything starts from: `model.path`, or `model.random` with weights drawn from `seed`.
+
+    A `trainable` model has fp32 weights, a frozen one those of the compute type.
 
     Raises ModelError if the folder has no weights or its vocabulary is smaller than the tokenizer's.
     """
     if settings.path is not None:
-        return load_policy(settings.path, settings, tokenizer, settings.revision)
+        return load_policy(settings.path, settings, tokenizer, trainable, settings.revision)
     assert settings.random is not None
     torch.manual_seed(seed)
     model = AutoModelForCausalLM.from_config(
         random_config(settings.random, settings.context_length, tokenizer),
         attn_implementation=settings.attention,
-        dtype=DTYPES[settings.dtype],
+        dtype=weight_dtype(settings, trainable),
     )
     return without_dropout(model)
 
@@ -55,18 +57,20 @@ def random_config(shape: RandomModel, context_length: int, tokenizer: PreTrained
     )  # fmt: skip
 
 
-def load_policy(place: str | Path, settings: Model, tokenizer: PreTrainedTokenizerBase, revision: str | None = None) -> PreTrainedModel:
+def load_policy(
+    place: str | Path, settings: Model, tokenizer: PreTrainedTokenizerBase, trainable: bool = False, revision: str | None = None
+) -> PreTrainedModel:
     """A causal language model from a folder or the hub.
 
     Raises ModelError as `base_model` does.
     """
     check_folder(place)
-    model = _load(AutoModelForCausalLM, place, settings, revision)
+    model = _load(AutoModelForCausalLM, place, settings, trainable, revision)
     check_vocabulary(model, tokenizer, place)
     return without_dropout(model)
 
 
-def load_reward_model(place: str | Path, settings: Model, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
+def load_reward_model(place: str | Path, settings: Model, tokenizer: PreTrainedTokenizerBase, trainable: bool = False) -> PreTrainedModel:
     """A trained reward model: one label, its score normalisation in the config.
 
     Raises ModelError as `base_model` does, and if the folder holds no reward model.
@@ -76,7 +80,7 @@ def load_reward_model(place: str | Path, settings: Model, tokenizer: PreTrainedT
         raise ModelError(
             f"{place} is not a reward model of this project (one label and a stored score normalisation). Run the reward stage."
         )
-    model = _load(AutoModelForSequenceClassification, place, settings, None)
+    model = _load(AutoModelForSequenceClassification, place, settings, trainable)
     check_vocabulary(model, tokenizer, place)
     return without_dropout(model)
 
@@ -86,15 +90,15 @@ def new_reward_model(
 ) -> PreTrainedModel:
     """A reward model on the trunk of a language model, its head without bias and drawn with std 1/sqrt(d + 1).
 
-    Source: Stiennon et al. 2020 (arXiv:2009.01325), appendix B; Huang et al. 2024 (arXiv:2403.17031), detail 12.
+    Source: Stiennon et al. 2020 (arXiv:2009.01325), appendix B; Huang et al. 2024 (arXiv:2403.17031).
     """
     if isinstance(trunk, PreTrainedModel):
         config = AutoConfig.for_model(**{**trunk.config.to_dict(), "num_labels": 1})
-        model = AutoModelForSequenceClassification.from_config(config, attn_implementation=settings.attention, dtype=trunk.dtype)
+        model = AutoModelForSequenceClassification.from_config(config, attn_implementation=settings.attention, dtype=torch.float32)
         model.base_model.load_state_dict(trunk.base_model.state_dict())
     else:
         check_folder(trunk)
-        model = _load(AutoModelForSequenceClassification, trunk, settings, None, frozenset({"score.weight"}), num_labels=1)
+        model = _load(AutoModelForSequenceClassification, trunk, settings, True, None, frozenset({"score.weight"}), num_labels=1)
         check_vocabulary(model, tokenizer, trunk)
     model.config.pad_token_id = tokenizer.pad_token_id
     model.config.score_mean, model.config.score_std = 0.0, 1.0
@@ -140,12 +144,18 @@ def check_vocabulary(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase,
 
 
 def _load(
-    kind: Any, place: str | Path, settings: Model, revision: str | None, fresh: frozenset[str] = frozenset(), **config: int
+    kind: Any,
+    place: str | Path,
+    settings: Model,
+    trainable: bool,
+    revision: str | None = None,
+    fresh: frozenset[str] = frozenset(),
+    **config: int,
 ) -> PreTrainedModel:
     """`fresh` names the weights that the place need not have; any other that is not there would silently be random."""
     try:
         model, found = kind.from_pretrained(
-            place, revision=revision or "main", dtype=DTYPES[settings.dtype], attn_implementation=settings.attention,
+            place, revision=revision or "main", dtype=weight_dtype(settings, trainable), attn_implementation=settings.attention,
             use_safetensors=True, trust_remote_code=False, output_loading_info=True, ignore_mismatched_sizes=True, **config,
         )  # fmt: skip
     except (OSError, ValueError, ImportError) as error:
@@ -169,6 +179,16 @@ def _load(
             f"{place} has no weights for {lost[0]}{more}: they would be random. Copy the folder again, or run the stage that made it."
         )
     return model
+
+
+def weight_dtype(settings: Model, trainable: bool) -> torch.dtype:
+    """Weights that learn are kept in fp32, where small steps do not vanish; the others in the compute type."""
+    return torch.float32 if trainable else DTYPES[settings.dtype]
+
+
+def autocast(settings: Model, device: torch.device) -> torch.autocast:
+    """Computes in the compute type whatever the weights are in."""
+    return torch.autocast(device.type, DTYPES[settings.dtype], enabled=settings.dtype != "fp32")
 
 
 def without_dropout(model: PreTrainedModel) -> PreTrainedModel:

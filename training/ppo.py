@@ -22,6 +22,7 @@ from training.artifacts import replacing, write_json
 from training.batching import token_budget_batches
 from training.curves import write_curves
 from training.divergence import check_rollout, check_update
+from training.models import autocast
 from training.ppo_math import adapted_kl_coef, gae, kl_per_token, policy_loss, token_rewards, value_loss, whiten
 from training.ppo_report import UpdateStatistics, rollout_statistics, write_samples
 from training.ppo_roles import load_roles
@@ -44,6 +45,7 @@ def ppo(stage: Stage) -> None:
     limits = Limits(settings.max_new_tokens, tokenizer.eos_token_id, tokenizer.pad_token_id)
     roles = load_roles(stage, tokenizer)
     state = load_state(stage, roles)
+    precision = autocast(stage.params.model, roles.policy.device)
 
     while state.update < settings.updates:
         update = state.update + 1
@@ -52,7 +54,7 @@ def ppo(stage: Stage) -> None:
         # 1. roll out
         batch = choose_prompts(prompts, settings, stage.params.seed, update)
         noise_BT = sampling_noise(len(batch), settings.max_new_tokens, seed=stage.params.seed * 1_000_003 + update)
-        with phase("rollout", update) as work:
+        with phase("rollout", update) as work, precision:
             rollout = generate(
                 roles.policy, batch, noise_BT, settings.temperature, limits, settings.rollout_batch_size, roles.trunk_value_head
             )
@@ -75,7 +77,7 @@ def ppo(stage: Stage) -> None:
             ref_logprobs = roles.ref_logprobs(sequences, prompt_lengths, settings)
             work.add(tokens, len(batch))
         if rollout.values is None:
-            with phase("value", update) as work:
+            with phase("value", update) as work, precision:
                 values = roles.values(sequences, prompt_lengths, settings)
                 work.add(tokens, len(batch))
         else:
@@ -110,7 +112,8 @@ def ppo(stage: Stage) -> None:
                 for micro in token_budget_batches([len(sequences[i]) for i in mini_batch], settings.micro_batch_tokens):
                     rows = [mini_batch[i] for i in micro]
                     mask = mask_BT[rows]
-                    new = roles.forward([sequences[i] for i in rows], [prompt_lengths[i] for i in rows], settings)
+                    with precision:
+                        new = roles.forward([sequences[i] for i in rows], [prompt_lengths[i] for i in rows], settings)
                     old_logprobs_N, old_values_N, advantages_N, returns_N = (
                         x_BT[rows][mask].to(new.logprobs.device) for x_BT in (logprobs_BT, values_BT, advantages_BT, returns_BT)
                     )

@@ -23,7 +23,7 @@ def kl_per_token(logprobs: Tensor, ref_logprobs: Tensor, estimator: str) -> Tens
 def token_rewards(kl_BT: Tensor, score_B: Tensor, mask_BT: Tensor, kl_coef: float) -> Tensor:
     """Reward of each token [B, T]: -kl_coef * KL everywhere, and the score once, at the last response token.
 
-    Source: Ziegler et al. 2019 (arXiv:1909.08593), eq. 2; Huang et al. 2024 (arXiv:2403.17031), detail 6.
+    Source: Ziegler et al. 2019 (arXiv:1909.08593), eq. 2; Huang et al. 2024 (arXiv:2403.17031).
     """
     reward_BT = torch.where(mask_BT, -kl_coef * kl_BT, 0.0)
     last_B1 = (mask_BT.sum(dim=1, keepdim=True) - 1).clamp(min=0)
@@ -99,7 +99,7 @@ class ValueLoss(NamedTuple):
 def value_loss(values_N: Tensor, old_values_N: Tensor, returns_N: Tensor, cliprange_value: float) -> ValueLoss:
     """Half the larger squared error of the value and of the value clipped around its old prediction.
 
-    Source: Huang et al. 2024 (arXiv:2403.17031), detail 8, after openai/baselines ppo2.
+    Source: Huang et al. 2024 (arXiv:2403.17031), after openai/baselines ppo2.
     """
     near_N = old_values_N + (values_N - old_values_N).clamp(-cliprange_value, cliprange_value)
     plain_N, clipped_N = (values_N - returns_N) ** 2, (near_N - returns_N) ** 2

@@ -109,14 +109,14 @@ def load_roles(stage: Stage, tokenizer: PreTrainedTokenizerBase) -> Roles:
     params, settings = stage.params, stage.params.ppo
     sft, reward = stage.root / "models/sft", stage.root / "models/reward"
     device = "cpu" if stage.device == "cpu" else "cuda"
-    policy, ref_policy = (load_policy(sft, params.model, tokenizer).to(device).eval() for _ in range(2))
+    policy, ref_policy = (load_policy(sft, params.model, tokenizer, trainable).to(device).eval() for trainable in (True, False))
     reward_model = load_reward_model(reward, params.model, tokenizer).to(device).eval()
     value_model = head = None
     if settings.layout == "shared_trunk":
         head = nn.Linear(policy.config.hidden_size, 1, bias=False, device=device)
         init_head(head, params.seed)
     elif settings.value_init == "reward":
-        value_model = load_reward_model(reward, params.model, tokenizer).to(device).eval()
+        value_model = load_reward_model(reward, params.model, tokenizer, trainable=True).to(device).eval()
     else:
         value_model = new_reward_model(sft, params.model, tokenizer, params.seed).to(device).eval()
     return Roles(policy, ref_policy, reward_model, value_model, head, settings, tokenizer.pad_token_id)

@@ -50,7 +50,7 @@ def reward(stage: Stage) -> None:
     params, settings = stage.params, stage.params.reward
     tokenizer = load_tokenizer(stage.root / "data/tokenizer")
     pairs = {split: read_pairs(stage, split, tokenizer) for split in ("train", "test")}
-    trunk = stage.root / "models/sft" if settings.init == "sft" else base_model(params.model, tokenizer, params.seed)
+    trunk = stage.root / "models/sft" if settings.init == "sft" else base_model(params.model, tokenizer, params.seed, trainable=True)
     model = new_reward_model(trunk, params.model, tokenizer, params.seed)
     collator = CountingCollator(DataCollatorForPreference(pad_token_id=tokenizer.pad_token_id), rows_per_example=2)
     trainer = BucketedRewardTrainer(

@@ -92,7 +92,7 @@ def _generate_batch(
     weight_VD = output_weight(model)
     running = torch.ones(len(prompts), dtype=torch.bool)
     for t in range(limits.max_new_tokens):
-        log_softmax = torch.log_softmax((hidden_BD.to(weight_VD.dtype) @ weight_VD.T).float() / (temperature or 1.0), dim=-1)
+        log_softmax = torch.log_softmax((hidden_BD @ weight_VD.to(hidden_BD.dtype).T).float() / (temperature or 1.0), dim=-1)
         uniform = None if noise_BT is None else noise_BT[live, t].to(device)
         token_B = _pick(log_softmax, uniform)
         rows, tokens = live[running], token_B.cpu()[running]

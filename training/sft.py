@@ -33,7 +33,7 @@ def sft(stage: Stage) -> None:
     settings = stage.params.sft
     tokenizer = load_tokenizer(stage.root / "data/tokenizer")
     splits = {split: examples(stage, split, tokenizer) for split in ("train", "test")}
-    model = base_model(stage.params.model, tokenizer, stage.params.seed)
+    model = base_model(stage.params.model, tokenizer, stage.params.seed, trainable=True)
     collator = CountingCollator(DataCollatorForLanguageModeling(pad_token_id=tokenizer.pad_token_id))
     trainer = BucketedSFTTrainer(
         model=model,
@@ -55,11 +55,12 @@ def sft(stage: Stage) -> None:
         with replacing(stage.root / "models/sft") as folder:
             trainer.model.save_pretrained(folder)
             tokenizer.save_pretrained(folder)
-        write_curves(stage, "plots/sft.csv", ("loss", "learning_rate", "mean_token_accuracy", "grad_norm"))
+        curve = write_curves(stage, "plots/sft.csv", ("loss", "learning_rate", "mean_token_accuracy", "grad_norm"))
+        losses = [values["loss"] for values in curve]  # of every attempt: the Trainer's own mean forgets what came before a resume
         metrics = {
             "eval_loss": held_out["eval_loss"],
             "eval_token_accuracy": held_out["eval_mean_token_accuracy"],
-            "train_loss": trainer.state.log_history[-2]["train_loss"] if len(trainer.state.log_history) > 1 else None,
+            "train_loss": sum(losses) / len(losses) if losses else None,
             "steps": trainer.state.global_step,
             "parameters": sum(p.numel() for p in trainer.model.parameters()),
             "train_rows": len(splits["train"]),
