@@ -1,0 +1,1 @@
+"""Measurements behind the figures in README and docs; run by people, never by the tests."""
