@@ -71,14 +71,14 @@ def eta_seconds(steps: int, first: tuple[float, int], newest: tuple[float, int])
 
 
 class Watch:
-    """Follows the rows of the attempts after `before`."""
+    """Follows the rows that come from now on: those of the attempts to be started."""
 
     PACE_WINDOW_SECONDS = 60.0
     """The estimate goes by the pace of the last minute: phases differ, and the machine may be shared."""
 
-    def __init__(self, root: Path, params: Params, stage: str, before: int) -> None:
+    def __init__(self, root: Path, params: Params, stage: str) -> None:
         folder = root / "runs" / stage
-        self._stage, self._before, self._params = stage, before, params
+        self._stage, self._params = stage, params
         self._steps = planned_steps(root, params, stage)
         self._attempts, self._usage, self._metrics = (
             Follower(path, path.stat().st_size if path.exists() else 0)
@@ -99,9 +99,8 @@ class Watch:
     def look(self) -> Progress:
         """Read what has come."""
         for attempt in self._attempts.read(AttemptRow):
-            if attempt.attempt > self._before:
-                self.attempt = attempt
-                self._step = attempt.step
+            self.attempt = attempt
+            self._step = attempt.step
         for usage in self._usage.read(UsageRow):
             if usage.step > self._step:
                 self._step = usage.step

@@ -60,7 +60,7 @@ def _reproduce(run: Run, stage: str, stop: StopRequest, observe: Observer) -> Ou
     before = last_attempt(attempts(run.root, stage))
     path = run.root / "runs" / stage / "log.txt"
     path.parent.mkdir(parents=True, exist_ok=True)
-    watch = Watch(run.root, run.params, stage, before)
+    watch = Watch(run.root, run.params, stage)
     with path.open("ab") as log:
         said = log.tell()
         code = _watched(run, stage, log, watch, stop, observe)

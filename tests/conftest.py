@@ -7,6 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+settings.register_profile("project", deadline=None)  # a busy machine is not a failure
+settings.load_profile("project")
 
 ROOT = Path(__file__).parent.parent
 CODE = ("cli", "config", "costs", "flows", "reporting", "tasks", "tracking", "training", ".dvc", "recipes")

@@ -68,6 +68,7 @@ def test_impossible_combinations_name_both_values_and_the_file(assignment: str) 
 
 def test_what_is_dumped_loads_as_the_same_params(tmp_path: Path) -> None:
     params = load(DEMO, ["sft.learning_rate=1e-5", "data.prompt_template='a {prompt}: ü'"])
+    assert "learning_rate: 1.0e-05" in dump(params)
     (tmp_path / "params.yaml").write_text(dump(params), encoding="utf-8")
     assert load(tmp_path / "params.yaml") == params
 

@@ -41,7 +41,7 @@ def test_a_watch_sees_only_the_attempt_at_work(tmp_path: Path) -> None:
     common = {"run_id": "r", "time": time.time()}
     jsonl.append(folder / "attempts.jsonl", AttemptRow(**common, attempt=1, event="start", fingerprint="", pid=11, step=0))
     jsonl.append(folder / "metrics.jsonl", MetricRow(**common, attempt=1, step=5, values={"score": 1.0}))
-    watch = Watch(tmp_path, PARAMS, "ppo", before=1)
+    watch = Watch(tmp_path, PARAMS, "ppo")
     assert (watch.look().step, watch.pid, watch.look().values) == (0, None, {})
     jsonl.append(folder / "attempts.jsonl", AttemptRow(**common, attempt=2, event="start", fingerprint="", pid=12, step=0))
     jsonl.append(folder / "attempts.jsonl", AttemptRow(**common, attempt=2, event="resume", fingerprint="", pid=12, step=3))

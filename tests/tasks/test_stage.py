@@ -33,7 +33,9 @@ def test_a_stage_runs_once_and_is_then_unchanged(project: Path, new_run: NewRun)
     assert (project / "sft.out").read_text() == "one"
     assert seen[-1].step > 0
     assert seen[-1].usd == pytest.approx(seen[-1].seconds * 0.10 / 3600)
-    assert bring_up(new_run()) == Outcome(cached=True, attempt=1)
+    again: list[Progress] = []
+    assert bring_up(new_run(), seen=again) == Outcome(cached=True, attempt=1)
+    assert again == [], "an unchanged stage starts no process, not even that of dvc"
     assert len([row for row in attempts(project, "sft") if row.event == "start"]) == 1
     rows = [row for row in jsonl.read(project / "runs" / "pipeline.jsonl", PipelineRow).rows if row.event == "stage"]
     assert [(row.run_id, row.cached, row.attempt) for row in rows] == [("run-0", False, 1), ("run-1", True, 1)]
@@ -130,7 +132,7 @@ def test_insisting_ends_the_stage_at_once(project: Path, new_run: NewRun) -> Non
 def test_a_request_before_a_stage_starts_nothing(project: Path, new_run: NewRun) -> None:
     stop = StopRequest()
     stop.handle(signal.SIGINT, None)
-    with pytest.raises(StageStopped):
+    with pytest.raises(StageStopped, match="before sft: everything up to there is kept"):
         bring_up(new_run(), stop=stop)
     assert attempts(project, "sft") == []
 

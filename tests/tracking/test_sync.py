@@ -51,9 +51,12 @@ def client(root: Path) -> MlflowClient:
 
 
 def runs(root: Path) -> dict[str, Any]:
-    """What each MLflow run stands for -> the run."""
-    found = client(root).search_experiments(filter_string="name = 'rlhf-ledger'")
-    return {run.data.tags["rlhf.key"].split("/", 1)[1]: run for run in client(root).search_runs([found[0].experiment_id])} if found else {}
+    """What each MLflow run stands for -> the run; none may stand for the same."""
+    experiments = client(root).search_experiments(filter_string="name = 'rlhf-ledger'")
+    found = client(root).search_runs([experiments[0].experiment_id]) if experiments else []
+    by_key = {run.data.tags["rlhf.key"].split("/", 1)[1]: run for run in found}
+    assert len(by_key) == len(found)
+    return by_key
 
 
 class Story:
@@ -208,6 +211,7 @@ def test_an_attempt_that_was_killed_does_not_stay_running(root: Path, params: Pa
     story.attempt("start", attempt=2)
     story.steps(2, 3, attempt=2)
     sync(root, params)
+    assert {key: run.info.status for key, run in runs(root).items()} == {"r1": "RUNNING", "r1/ppo/1": "KILLED", "r1/ppo/2": "RUNNING"}
     story.end("stopped")
     sync(root, params)
     statuses = {key: run.info.status for key, run in runs(root).items()}
