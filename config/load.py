@@ -152,10 +152,16 @@ _Dumper.add_representer(float, _float)
 
 
 def write(params: Params, path: Path) -> None:
-    """Write a complete params.yaml, to a temporary place and renamed; an identical file is left alone."""
-    text = dump(params)
-    if path.exists() and path.read_text(encoding="utf-8") == text:
+    """Write a complete params.yaml, to a temporary place and renamed; a file that says the same is left alone, comments and all."""
+    if _says(path, params):
         return
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_text(text, encoding="utf-8")
+    temporary.write_text(dump(params), encoding="utf-8")
     temporary.replace(path)
+
+
+def _says(path: Path, params: Params) -> bool:
+    try:
+        return load(path) == params
+    except ParamsError:
+        return False

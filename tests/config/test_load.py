@@ -84,6 +84,14 @@ def test_an_unchanged_params_file_is_not_written_again(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [path]
 
 
+def test_comments_stay_in_a_params_file_that_says_the_same(tmp_path: Path) -> None:
+    path = tmp_path / "params.yaml"
+    text = DEMO.read_text(encoding="utf-8")
+    path.write_text(text, encoding="utf-8")
+    write(load(DEMO), path)
+    assert path.read_text(encoding="utf-8") == text
+
+
 @pytest.mark.parametrize(("content", "words"), [(b"\xff\xfe\x00", "UTF-8"), (b"a: [", "line 1"), (b"- 1\n", "list"), (b"", "NoneType")])
 def test_a_broken_file_is_one_line(tmp_path: Path, content: bytes, words: str) -> None:
     (tmp_path / "p.yaml").write_bytes(content)
