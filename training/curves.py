@@ -9,7 +9,7 @@ from training.stage import Stage
 
 
 def write_curves(stage: Stage, target: str, names: Sequence[str]) -> list[dict[str, float]]:
-    """One line per step with any of `names`; where an attempt was resumed, steps it repeated are taken from the later attempt.
+    """One line per step whose row has the first of `names` (a Trainer's closing row has not); where an attempt was resumed, steps it repeated are taken from the later attempt.
 
     Returns the values of each step, in order.
     """
@@ -17,7 +17,7 @@ def write_curves(stage: Stage, target: str, names: Sequence[str]) -> list[dict[s
     attempts = {row.attempt for row in jsonl.read(folder / "attempts.jsonl", AttemptRow).rows if row.fingerprint == stage.fingerprint}
     by_step: dict[int, dict[str, float]] = {}
     for row in jsonl.read(folder / "metrics.jsonl", MetricRow).rows:
-        if row.attempt in attempts | {stage.attempt} and any(name in row.values for name in names):
+        if row.attempt in attempts | {stage.attempt} and names[0] in row.values:
             by_step[row.step] = row.values
     rows = [[step, *(values.get(name, "") for name in names)] for step, values in sorted(by_step.items())]
     write_csv(stage.root / target, ["step", *names], rows)
