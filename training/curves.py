@@ -9,9 +9,9 @@ from training.stage import Stage
 
 
 def write_curves(stage: Stage, target: str, names: Sequence[str]) -> list[dict[str, float]]:
-    """One line per step whose row has the first of `names` (a Trainer's closing row has not); where an attempt was resumed, steps it repeated are taken from the later attempt.
+    """One line per step whose row has the first of `names`: a Trainer's closing row has not.
 
-    Returns the values of each step, in order.
+    Where an attempt was resumed, steps it repeated are taken from the later attempt. Returns the values of each step, in order.
     """
     folder = stage.root / "runs" / stage.name
     attempts = {row.attempt for row in jsonl.read(folder / "attempts.jsonl", AttemptRow).rows if row.fingerprint == stage.fingerprint}

@@ -42,7 +42,7 @@ def test_a_value_that_is_no_number_is_named(name: str, bad: float) -> None:
 
 
 def test_equal_scores_are_named() -> None:
-    with pytest.raises(TrainingDiverged, match="all 16 responses have the score 0.3"):
+    with pytest.raises(TrainingDiverged, match=r"all 16 responses have the score 0\.3"):
         check_rollout(HEALTHY | {"score_std": 0.0}, settings())
 
 
