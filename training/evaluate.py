@@ -55,7 +55,7 @@ def evaluate(stage: Stage) -> None:
             answers[name] = answer(stage, name, prompts, tokenizer, gold_score if is_helpdesk else None)
             stage.log(step, {f"{name}_{key}": value for key, value in describe(answers[name]).items() if value is not None})
             save_answers(stage, step, answers)
-        stage.stop_if_requested()
+            stage.stop_if_requested()
     with stage.meter.phase("compare", len(MODELS)):
         write_json(stage.root / "metrics/evaluate.json", compare(answers, settings.confidence, stage.params.seed))
         table = [[name, key, value] for name in MODELS for key, value in describe(answers[name]).items() if value is not None]
