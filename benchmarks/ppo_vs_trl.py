@@ -27,7 +27,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.runs import Measurement, lora_of, ppo_params, run_ours, run_trl
-from benchmarks.trl_side.venv import TRL_VERSION
+from benchmarks.trl_side.venv import TRL_VERSION, bench_python
 from benchmarks.utilisation import matmul_flops_per_second, update_flops
 from benchmarks.workspaces import ROOT, SIZES, Workspace, long_vocabulary, prepared
 from config.errors import ParamsError, UserError
@@ -81,6 +81,7 @@ def parse() -> argparse.Namespace:
 def compare(options: argparse.Namespace) -> dict[str, Any]:
     """Everything asked for, as it is printed by --json."""
     torch.set_num_threads(options.threads)
+    bench_python()  # now, not in the middle of a pair
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
     machine = {"device": device, "cpu": platform.processor() or platform.machine(), "threads": options.threads, "torch": torch.__version__}
     settings = {"trl": TRL_VERSION, "pairs": options.pairs, "gold_target": options.gold_target, "overrides": options.overrides}

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from config.errors import EnvironmentFault
+
 ROOT = Path(__file__).parents[2]
 TRL_VERSION = "1.12.0"
 """The last one with a PPO."""
@@ -18,24 +20,28 @@ def bench_python(root: Path = ROOT) -> Path:
     folder = root / ".bench" / f"trl-{TRL_VERSION}"
     python, stamp = folder / "bin" / "python", folder / "installed"
     constraints = constraints_without_trl(root)
-    if python.exists() and stamp.exists() and stamp.read_text(encoding="utf-8") == constraints:
+    versions = "".join(line for line in constraints if line.split("==")[0] in PACKAGES)
+    if python.exists() and stamp.exists() and stamp.read_text(encoding="utf-8") == versions:
         return python
     folder.mkdir(parents=True, exist_ok=True)
     pinned = folder / "constraints.txt"
-    pinned.write_text(constraints, encoding="utf-8")
+    pinned.write_text("".join(constraints), encoding="utf-8")
     print(f"making {folder} with {PACKAGES[0]}", file=sys.stderr)
     if not python.exists():
         subprocess.run([sys.executable, "-m", "venv", folder], check=True)
     install: list[str | Path] = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "-c", pinned, *PACKAGES]
-    subprocess.run(install, check=True, stdout=sys.stderr)
-    stamp.write_text(constraints, encoding="utf-8")
+    if subprocess.run(install, stdout=sys.stderr, check=False).returncode:
+        raise EnvironmentFault(
+            f"{folder} could not be filled: see pip's message above. Mend the cause, or remove the folder, and run again."
+        )
+    stamp.write_text(versions, encoding="utf-8")
     return python
 
 
-def constraints_without_trl(root: Path) -> str:
-    """constraints.txt but for its own TRL, so that both sides run on the same torch and transformers."""
+def constraints_without_trl(root: Path) -> list[str]:
+    """The lines of constraints.txt but for its own TRL, so that both sides run on the same torch and transformers."""
     lines = (root / "constraints.txt").read_text(encoding="utf-8").splitlines(keepends=True)
-    return "".join(line for line in lines if not line.startswith("trl=="))
+    return [line for line in lines if not line.startswith("trl==")]
 
 
 if __name__ == "__main__":
