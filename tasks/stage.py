@@ -133,6 +133,19 @@ def stop_orphans(root: Path, say: Callable[[str], None]) -> None:
             parents = [parent for parent in psutil.Process(pid).parents() if "dvc" in " ".join(parent.cmdline())]
             os.kill(pid, signal.SIGTERM)
             psutil.wait_procs([psutil.Process(pid), *parents], timeout=ORPHAN_PATIENCE_SECONDS)
+    # a stage that has just ended may still have its outputs recorded: DVC is busy until then
+    psutil.wait_procs(_dvc_processes(root), timeout=ORPHAN_PATIENCE_SECONDS)
+
+
+def _dvc_processes(root: Path) -> list[psutil.Process]:
+    """Every `dvc repro` at work in this folder."""
+    found = []
+    for process in psutil.process_iter():
+        with suppress(psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
+            command = process.cmdline()
+            if "repro" in command and any("dvc" in word for word in command) and Path(process.cwd()) == root.resolve():
+                found.append(process)
+    return found
 
 
 def _is_stage_process(pid: int, stage: str, root: Path) -> bool:

@@ -61,7 +61,7 @@ def test_steps_are_rows_times_epochs_over_the_batch() -> None:
     made = {stage.stage: stage for stage in plan(params, aim(params)).stages}
     assert made["sft"].steps == 12_000 * 0.8 * 2 / 32
     assert made["reward"].steps == pytest.approx(params.data.source.preference_rows * 0.8 * params.reward.epochs / params.reward.batch_size)
-    assert made["ppo"].steps == 40
+    assert made["ppo"].steps == params.ppo.updates
 
 
 def test_max_steps_wins_over_epochs() -> None:
