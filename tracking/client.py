@@ -5,6 +5,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
 from mlflow import MlflowClient
@@ -59,6 +60,7 @@ def connect(root: Path, tracking: Tracking) -> Connection:
     for noisy in ("mlflow", "alembic"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
     uri = resolved_uri(root, tracking.uri)
+    create_database(uri)
     client = MlflowClient(uri, registry_uri=uri)
     found = client.get_experiment_by_name(tracking.experiment)
     if found is None:
@@ -75,6 +77,18 @@ def connect(root: Path, tracking: Tracking) -> Connection:
             f"tracking.experiment={tracking.experiment} was deleted in MLflow. Restore it there, or name another one in params.yaml."
         )
     return Connection(client, found.experiment_id)
+
+
+def create_database(uri: str) -> None:
+    """Make a SQLite database that is not there yet, whole or not at all: MLflow can not open one whose creation was cut off."""
+    target = Path(uri.removeprefix("sqlite:///"))
+    if not uri.startswith("sqlite:///") or target.exists():
+        return
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(dir=target.parent, prefix=f".{target.name}.") as folder:
+        made = Path(folder) / target.name
+        MlflowClient(f"sqlite:///{made}").search_experiments()
+        made.replace(target)
 
 
 def ensure_run(connection: Connection, key: str, name: str, start: float, tags: Mapping[str, str]) -> str:

@@ -1,0 +1,26 @@
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from mlflow import MlflowClient
+
+from tracking.client import create_database
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_a_database_whose_creation_was_killed_is_made_again(tmp_path: Path) -> None:
+    target = tmp_path / "mlflow.db"
+    uri = f"sqlite:///{target}"
+    code = f"from tracking.client import create_database; create_database({uri!r})"
+    maker = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 60
+    while not any(path.stat().st_size for path in tmp_path.glob(".mlflow.db.*/mlflow.db")):
+        assert time.monotonic() < deadline and maker.poll() is None
+        time.sleep(0.005)
+    maker.kill()
+    maker.wait()
+    assert not target.exists()
+    create_database(uri)
+    assert [experiment.name for experiment in MlflowClient(uri).search_experiments()] == ["Default"]
