@@ -17,7 +17,8 @@ def test_a_database_whose_creation_was_killed_is_made_again(tmp_path: Path) -> N
     maker = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stderr=subprocess.DEVNULL)
     deadline = time.monotonic() + 60
     while not any(path.stat().st_size for path in tmp_path.glob(".mlflow.db.*/mlflow.db")):
-        assert time.monotonic() < deadline and maker.poll() is None
+        assert time.monotonic() < deadline
+        assert maker.poll() is None
         time.sleep(0.005)
     maker.kill()
     maker.wait()
