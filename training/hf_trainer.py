@@ -123,6 +123,12 @@ def train(trainer: Trainer, stage: Stage) -> None:
     if found:
         stage.resumed(found.step)
     shutil.rmtree(trainer.args.output_dir, ignore_errors=True)  # what a killed process left half-written
+    if found:
+        state = TrainerState.load_from_json(str(found.path / "trainer_state.json"))
+        if state.global_step >= state.max_steps:  # the Trainer would take one step more
+            trainer._load_from_checkpoint(str(found.path))
+            trainer.state = state
+            return
     trainer.train(resume_from_checkpoint=str(found.path) if found else None)
     if stage.stop_requested and trainer.state.global_step < trainer.state.max_steps:
         raise StageStopped(stage.stopped_message())

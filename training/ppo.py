@@ -47,7 +47,7 @@ def ppo(stage: Stage) -> None:
     state = load_state(stage, roles)
     precision = autocast(stage.params.model, roles.policy.device)
 
-    while state.update < settings.updates:
+    while state.update < settings.updates and not state.ended:
         update = state.update + 1
         began = time.monotonic()
 
@@ -138,13 +138,13 @@ def ppo(stage: Stage) -> None:
             "update %d/%d  score %.3f  kl %.2f  length %.1f  entropy %.2f  eta %.0f s", update, settings.updates,
             statistics["score"], statistics["kl"], statistics["length"], values_now["entropy"], values_now["seconds"] * (settings.updates - update),
         )  # fmt: skip
+        state.ended = settings.max_kl is not None and statistics["kl"] > settings.max_kl
         if update % settings.checkpoint_every_updates == 0 or stage.stop_requested:
             with phase("save", update):
                 save_state(stage, roles, state)
         stage.stop_if_requested()
-        if settings.max_kl is not None and statistics["kl"] > settings.max_kl:
+        if state.ended:
             logger.info("ppo.max_kl=%s is passed at update %d: training ends here", settings.max_kl, update)
-            break
 
     with phase("save", state.update):
         with replacing(stage.root / "models/ppo") as folder:

@@ -19,6 +19,8 @@ class PpoState:
     """Updates done."""
     episodes: int
     kl_coef: float
+    ended: bool = False
+    """Whether ppo.max_kl was passed."""
 
 
 def save_state(stage: Stage, roles: Roles, state: PpoState) -> None:
