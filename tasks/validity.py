@@ -23,7 +23,8 @@ def is_unchanged(root: Path, stage: str) -> bool:
 
     try:
         with Repo(str(root)) as repo:
-            return not repo.status(targets=[stage])
+            # a bare stage name would be looked up in the current folder's dvc.yaml, whatever the repo
+            return not repo.status(targets=[f"{root.resolve() / 'dvc.yaml'}:{stage}"])
     except DvcException as error:
         raise EnvironmentFault(f"DVC can not tell whether {stage} changed: {_one_line(error)} See dvc status {stage}.") from None
 
