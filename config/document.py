@@ -75,7 +75,8 @@ def _one_type(node: dict[str, Any]) -> str:
     if "const" in node or "enum" in node:
         return ", ".join(f"`{value}`" for value in node.get("enum", [node.get("const")]))
     if node["type"] == "object":
-        return "mapping of text to text"
+        values = node.get("additionalProperties", {})
+        return f"mapping of text to {_one_type(values)}"
     bounds = [f"{sign} {node[name]:.12g}" for name, sign in BOUNDS if name in node]
     pattern = ["YYYY-MM-DD"] if "pattern" in node else []
     return " ".join([TYPES[node["type"]], ", ".join([*bounds, *pattern])]).rstrip()

@@ -30,7 +30,7 @@ def read(path: Path) -> dict[str, Any]:
         ) from None
     except (OSError, UnicodeDecodeError) as error:
         raise ParamsError(f"{path} can not be read: {error}. It must be a UTF-8 YAML file.") from None
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError) as error:
         where = getattr(error, "problem_mark", None)
         line = f" at line {where.line + 1}" if where else ""
         raise ParamsError(f"{path} is not valid YAML{line}: {getattr(error, 'problem', None) or error}. Mend that line.") from None
@@ -47,7 +47,7 @@ def override(content: dict[str, Any], overrides: list[str]) -> dict[str, Any]:
             raise ParamsError(f"--set {assignment!r} is not of the form section.key=value, for example --set sft.epochs=2.")
         try:
             value = yaml.safe_load(text) if text else ""
-        except yaml.YAMLError:
+        except (yaml.YAMLError, ValueError):  # ValueError: something like a date that is none
             value = text
         if isinstance(value, str) and _is_number(value):
             value = float(value)  # YAML takes 1e-5 for text; on the command line it can only be meant as a number

@@ -1,6 +1,7 @@
 """The measured ledger: what a pipeline run spent, per stage and phase, from the rows its stage processes left behind.
 
 usd = seconds x world_size x usd_per_device_hour / 3600, summed over the usage rows of every attempt of the run, failed ones included.
+Electricity is in the hourly price where it is paid apart: see costs/price.py.
 
 - A stage that DVC found unchanged cost nothing in this run; `saved_usd` says what making its outputs had cost.
 - An attempt killed by kill -9 has no `end` row: it lasted from its start to its last row, and the time that no phase accounts for
@@ -18,6 +19,7 @@ from config.errors import CostError
 from config.records import NO_RUN_ID, STAGES, PipelineRow, UsageRow
 from config.schema import Params
 from costs.attempts import Attempt, read_attempts, split_usage
+from costs.price import usd_per_device_hour
 
 
 @dataclass(frozen=True)
@@ -127,15 +129,16 @@ def ledger(root: Path, params: Params, run_id: str | None = None) -> Ledger:
     if not rows and chosen != NO_RUN_ID:
         known = ", ".join(dict.fromkeys(row.run_id for row in reversed(pipeline.rows))) or "none"
         raise CostError(f"run {chosen!r} is not in {root / 'runs' / 'pipeline.jsonl'}. Name one of its runs (newest first): {known}.")
+    price = usd_per_device_hour(params)
     stages, skipped = [], pipeline.skipped
     for name in dict.fromkeys([*STAGES, *(row.stage for row in rows if row.stage)]):
         attempts, cut = read_attempts(root / "runs" / name)
         skipped += cut
         row = next((row for row in reversed(rows) if row.event == "stage" and row.stage == name), None)
         if rows:
-            stage = _stage_of_run(name, chosen, row, attempts, params.prices.usd_per_device_hour)
+            stage = _stage_of_run(name, chosen, row, attempts, price)
         else:
-            stage = _cost(name, attempts[-1:], attempts, params.prices.usd_per_device_hour) if attempts else None
+            stage = _cost(name, attempts[-1:], attempts, price) if attempts else None
         if stage is not None:
             stages.append(stage)
     if not rows and not stages:
@@ -146,7 +149,7 @@ def ledger(root: Path, params: Params, run_id: str | None = None) -> Ledger:
         state=("manual" if not rows else end.state or "completed" if end else "unfinished"),
         started=rows[0].time if rows else None,
         finished=end.time if end else None,
-        usd_per_device_hour=params.prices.usd_per_device_hour,
+        usd_per_device_hour=price,
         stages=tuple(stages),
         skipped_rows=skipped,
     )

@@ -16,6 +16,8 @@ from config.schema import Params
 from costs.catalogue import Hardware, Price, hardware, own_price, price, shape
 from costs.engines import engine
 from costs.plans import NOTHING, PhasePlan, Plan, StagePlan, Usd
+from costs.price import OWN_DEVICE
+from costs.price import usd_per_device_hour as own_rate
 from costs.rows import Rows, count
 from costs.setting import Attention, Levers, Rlhf, Setting, Workload
 from costs.shapes import ModelShape, from_config
@@ -42,14 +44,14 @@ class Target:
 
 
 def target(params: Params, name: str | None, gpus: int, usd_per_gpu_hour: float | None, root: Path) -> Target:
-    """The devices and their price: the catalogue's for a named device, else this machine's CPU at the price of params.yaml."""
+    """The devices and their price: the catalogue's for a named device, else those of params.yaml (`prices`)."""
     if gpus < 1:
         raise CostError(f"--gpus {gpus} must be at least 1.")
-    device = hardware(name or "cpu")
+    device = hardware(name or params.prices.device or OWN_DEVICE)
     if usd_per_gpu_hour is not None:
         return Target(device, own_price(usd_per_gpu_hour, "command line", "today"), gpus, root)
     if name is None:
-        return Target(device, own_price(params.prices.usd_per_device_hour, params.prices.source, params.prices.date), gpus, root)
+        return Target(device, own_price(own_rate(params), params.prices.source, params.prices.date), gpus, root)
     return Target(device, price(device.name), gpus, root)
 
 

@@ -14,6 +14,7 @@ from config.records import STAGES, MetricRow, PipelineRow
 from config.schema import Params
 from costs.attempts import Attempt, read_attempts
 from costs.ledger import Ledger, ledger
+from costs.price import usd_per_device_hour
 
 Metrics = Mapping[str, Any]
 Curves = Mapping[str, list[tuple[float, float]]]
@@ -80,7 +81,7 @@ def _ledger(root: Path, params: Params, run_id: str | None) -> Ledger:
     except CostError:
         if run_id is not None or not any((root / "metrics").glob("*.json")):
             raise
-        return Ledger(NO_RUN, NO_RUN, None, None, params.prices.usd_per_device_hour, (), 0)
+        return Ledger(NO_RUN, NO_RUN, None, None, usd_per_device_hour(params), (), 0)
 
 
 def kept_folder(root: Path, run_id: str) -> Path:

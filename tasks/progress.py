@@ -12,6 +12,7 @@ from config.jsonl import Follower
 from config.records import AttemptRow, MetricRow, UsageRow
 from config.schema import Optimisation, Params
 from costs.ledger import usd_of
+from costs.price import usd_per_device_hour
 from reporting.numbers import duration, usd
 
 EVALUATED_MODELS = 3
@@ -79,6 +80,7 @@ class Watch:
     def __init__(self, root: Path, params: Params, stage: str) -> None:
         folder = root / "runs" / stage
         self._stage, self._params = stage, params
+        self._price = usd_per_device_hour(params)
         self._steps = planned_steps(root, params, stage)
         self._attempts, self._usage, self._metrics = (
             Follower(path, path.stat().st_size if path.exists() else 0)
@@ -116,7 +118,7 @@ class Watch:
             step=self._step,
             steps=self._steps,
             seconds=seconds,
-            usd=usd_of(seconds * world_size, self._params.prices.usd_per_device_hour),
+            usd=usd_of(seconds * world_size, self._price),
             eta_seconds=eta_seconds(self._steps, self._moments[0], self._moments[-1]) if self._steps and self._moments else None,
             values=self._values,
         )

@@ -18,6 +18,7 @@ from config.load import load as load_params
 from config.records import NO_RUN_ID, STAGES, AttemptRow, MetricRow, PipelineRow, UsageRow
 from config.schema import Params
 from costs.ledger import ledger
+from costs.price import usd_per_device_hour
 from tracking.client import Connection, connect, ensure_run, log, named_faults
 from tracking.cursor import Cursor, cursor_path, exclusive, load, save
 from tracking.lineage import datasets, log_evidence, register
@@ -153,7 +154,7 @@ class Shipment:
             if isinstance(row, MetricRow):
                 batches[owner] += training_metrics(stage, row)
             else:
-                price = prices.setdefault(row.run_id, self._params_of(row.run_id).prices.usd_per_device_hour)
+                price = prices.setdefault(row.run_id, usd_per_device_hour(self._params_of(row.run_id)))
                 batches[owner] += usage_metrics(row, price)
             self._rows += 1
         for (run_id, attempt), batch in batches.items():

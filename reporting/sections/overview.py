@@ -47,7 +47,8 @@ def _facts(findings: Findings) -> Iterator[tuple[str, str]]:
         yield "Started", f"{moment(book.started)}{unfinished}"
     yield "Machine", machine_name(findings)
     price = params.prices
-    yield "Price", f"{usd(price.usd_per_device_hour)} per device and hour: {price.source}, read {price.date}"
+    electricity = f" and {usd(price.usd_per_kwh)} per kWh" if price.usd_per_kwh else ""
+    yield "Price", f"{usd(price.usd_per_device_hour)} per device and hour{electricity}: {price.source}, read {price.date}"
 
 
 def _tiles(findings: Findings) -> Iterator[tuple[str, str, str]]:

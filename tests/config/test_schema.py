@@ -1,7 +1,11 @@
+import pytest
 from pydantic import BaseModel
 
 from config import schema
+from config.errors import ParamsError
+from config.load import load
 from config.schema import Params, Section
+from tests.conftest import ROOT
 
 
 def sections() -> list[type[BaseModel]]:
@@ -28,3 +32,38 @@ def test_every_parameter_has_a_description() -> None:
 def test_sections_are_frozen_and_refuse_unknown_keys_and_conversions() -> None:
     assert all(section.model_config.get("frozen") and section.model_config.get("extra") == "forbid" for section in sections())
     assert all(section.model_config.get("strict") for section in sections())
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ("prices.usd_per_device_hour=0", "an hour of a device costs something"),
+        ("prices.usd_per_device_hour=-0.5", r"prices\.usd_per_device_hour=-0\.5"),
+        ("prices.usd_per_device_hour=1e6", r"less than or equal to 1000"),
+        ("prices.usd_per_device_hour=.nan", r"prices\.usd_per_device_hour=nan"),
+        ("prices.usd_per_kwh=11", r"prices\.usd_per_kwh=11"),
+        ("prices.watts=0", r"prices\.watts=0"),
+        ("prices.date=null", r"prices\.date=None"),
+        ("prices.date=2026-02-30", "no day of the calendar"),
+        ("prices.source=", r"prices\.source is empty"),
+        ("budget.max_usd=0", r"budget\.max_usd=0"),
+        ("budget.max_usd=.inf", r"budget\.max_usd=inf"),
+        ("budget.max_hours=-1", r"budget\.max_hours=-1"),
+        ("budget.max_usd_by_stage.pppo=1", r"limits pppo, which is no stage; did you mean ppo\?"),
+        ("budget.max_hours_by_stage.ppo=0", r"budget\.max_hours_by_stage\.ppo=0"),
+        ("budget.approval_usd=-1", r"budget\.approval_usd=-1"),
+    ],
+)
+def test_a_price_or_budget_that_can_not_be_meant_is_one_line(change: str, words: str) -> None:
+    with pytest.raises(ParamsError, match=words) as refused:
+        load(ROOT / "recipes" / "demo.yaml", [change])
+    assert "\n" not in str(refused.value)
+
+
+def test_a_day_needs_no_quotes() -> None:
+    assert load(ROOT / "recipes" / "demo.yaml", ["prices.date=2026-12-01"]).prices.date == "2026-12-01"
+
+
+def test_one_stage_may_have_a_limit_of_its_own() -> None:
+    budget = load(ROOT / "recipes" / "demo.yaml", ["budget.max_usd_by_stage.ppo=2", "budget.max_hours_by_stage.sft=0.5"]).budget
+    assert (budget.max_usd_by_stage, budget.max_hours_by_stage) == ({"ppo": 2.0}, {"sft": 0.5})

@@ -106,9 +106,9 @@ def test_without_a_device_the_own_price_is_used() -> None:
     assert aim(params, "a100-80").price.expected == 1.5
 
 
-def test_a_price_of_zero_is_refused() -> None:
-    with pytest.raises(CostError, match=r"0.0 USD per device-hour must be above 0"):
-        aim(demo("prices.usd_per_device_hour=0.0"))
+def test_a_run_is_planned_for_the_device_of_its_prices_at_its_own_price() -> None:
+    own = aim(demo("prices.device=a100-80", "prices.usd_per_device_hour=1.25"))
+    assert (own.hardware.name, own.price.expected) == ("a100-80", 1.25)
 
 
 def test_a_local_folder_is_read_for_its_config(tmp_path: Path) -> None:

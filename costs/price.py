@@ -1,0 +1,18 @@
+"""What an hour of a device costs in a run: the price of params.yaml, and the electricity on top of it where that is paid apart."""
+
+from config.schema import Params
+from costs.catalogue import hardware
+
+OWN_DEVICE = "cpu"
+"""The row of hardware.yaml that stands for this machine where no device is named."""
+
+
+def watts(params: Params) -> float:
+    """Power of one device at work: prices.watts, else that of its row in hardware.yaml. Raises CostError for an unknown device."""
+    return params.prices.watts or hardware(params.prices.device or OWN_DEVICE).watts
+
+
+def usd_per_device_hour(params: Params) -> float:
+    """usd_per_device_hour + watts / 1000 x usd_per_kwh. Host and cooling are left out unless prices.watts holds them."""
+    prices = params.prices
+    return prices.usd_per_device_hour + (watts(params) / 1000 * prices.usd_per_kwh if prices.usd_per_kwh else 0.0)
