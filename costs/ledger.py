@@ -179,7 +179,7 @@ def _makers(number: int | None, attempts: list[Attempt]) -> list[tuple[Attempt, 
         return []
     last = done[-1]
     first = last
-    while first > 0 and not attempts[first - 1].done:
+    while first > 0 and not (attempts[first - 1].done and attempts[first].resumed_step == 0):  # it may have found the outputs done
         first -= 1
     chain = [i for i in range(first, last + 1) if attempts[i].may_share_checkpoints(attempts[last])]
     return [(attempts[i], attempts[i + 1 :]) for i in chain]

@@ -69,7 +69,10 @@ def _reproduce(run: Run, stage: str, stop: StopRequest, observe: Observer) -> Ou
         raise StageStopped(f"{stage} was ended at once, without a last checkpoint: run again to go on from the one before.")
     if stop.made and code and watch.attempt is None:
         raise StageStopped(f"{stage} was asked to stop before it began: run again to go on from there.")
-    return judge(stage, before, attempts(run.root, stage), code, output)
+    outcome = judge(stage, before, attempts(run.root, stage), code, output)
+    # DVC has recorded the outputs: a forced rerun shall compute, not find them done
+    (run.root / "checkpoints" / stage / "done.json").unlink(missing_ok=True)
+    return outcome
 
 
 def _watched(run: Run, stage: str, log: IO[bytes], watch: Watch, stop: StopRequest, observe: Observer) -> int:

@@ -14,6 +14,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from config import jsonl
 from config.errors import DataError
 from training.artifacts import write_csv, write_json, write_jsonl
+from training.checkpoint import restoring
 from training.comparison import distinct_n, gain, gain_at_equal_length, reward_hacking, score_judge, win_rate
 from training.helpdesk import gold_score
 from training.models import base_model, load_policy, load_reward_model
@@ -61,7 +62,7 @@ def evaluate(stage: Stage) -> None:
         table = [[name, key, value] for name in MODELS for key, value in describe(answers[name]).items() if value is not None]
         write_csv(stage.root / "plots/evaluate.csv", ("model", "metric", "value"), table)
         write_jsonl(stage.root / "evaluation/samples.jsonl", samples(prompts[: settings.samples], answers))
-    stage.checkpoints.clear()
+    stage.finish("metrics/evaluate.json", "plots/evaluate.csv", "evaluation/samples.jsonl")
 
 
 def held_out_prompts(stage: Stage) -> list[Prompt]:
@@ -89,13 +90,18 @@ def save_answers(stage: Stage, step: int, answers: dict[str, Answers]) -> None:
 
 
 def answers_so_far(stage: Stage) -> dict[str, Answers]:
-    """The answers in the newest checkpoint, none if there is none."""
+    """The answers in the newest checkpoint, none if there is none.
+
+    Raises CheckpointError if it is of another version.
+    """
     found = stage.checkpoints.latest()
     if found is None:
         return {}
+    with restoring(found.path):
+        content = json.loads((found.path / "answers.json").read_text(encoding="utf-8"))
+        answers = {name: Answers(**of_model) for name, of_model in content.items()}
     stage.resumed(found.step)
-    content = json.loads((found.path / "answers.json").read_text(encoding="utf-8"))
-    return {name: Answers(**of_model) for name, of_model in content.items()}
+    return answers
 
 
 def load_model(stage: Stage, name: str, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:

@@ -11,6 +11,7 @@ from transformers import PrinterCallback, ProgressCallback, Trainer, TrainerCall
 from config.errors import StageStopped, TrainingDiverged
 from config.schema import Optimisation
 from training.batching import LengthBuckets
+from training.checkpoint import restoring
 from training.stage import Stage
 from training.usage import Work
 
@@ -67,13 +68,28 @@ class CountingCollator:
 
 
 class BucketedData:
-    """Mixed into a Trainer: rows of like length share a batch, in an order that is the same after a resume."""
+    """Mixed into a Trainer: rows of like length share a batch, in an order that is the same after a resume.
+
+    A checkpoint that this version can not restore is a CheckpointError, not a traceback.
+    """
 
     args: TrainingArguments
     lengths: list[int]
 
     def _get_train_sampler(self, train_dataset: Any = None) -> LengthBuckets:
         return LengthBuckets(self.lengths, self.args.train_batch_size * self.args.gradient_accumulation_steps, self.args.seed)
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+        with restoring(Path(resume_from_checkpoint)):
+            super()._load_from_checkpoint(resume_from_checkpoint, model)  # type: ignore[misc]
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        with restoring(Path(checkpoint or ".")):
+            super()._load_optimizer_and_scheduler(checkpoint)  # type: ignore[misc]
+
+    def _load_rng_state(self, checkpoint: str | None) -> None:
+        with restoring(Path(checkpoint or ".")):
+            super()._load_rng_state(checkpoint)  # type: ignore[misc]
 
 
 class StageCallback(TrainerCallback):
@@ -124,7 +140,8 @@ def train(trainer: Trainer, stage: Stage) -> None:
         stage.resumed(found.step)
     shutil.rmtree(trainer.args.output_dir, ignore_errors=True)  # what a killed process left half-written
     if found:
-        state = TrainerState.load_from_json(str(found.path / "trainer_state.json"))
+        with restoring(found.path):
+            state = TrainerState.load_from_json(str(found.path / "trainer_state.json"))
         if state.global_step >= state.max_steps:  # the Trainer would take one step more
             trainer._load_from_checkpoint(str(found.path))
             trainer.state = state

@@ -166,7 +166,7 @@ def ppo(stage: Stage) -> None:
         last = history[-5:]
         metrics = {name: sum(values[name] for values in last) / len(last) for name in curves}
         write_json(stage.root / "metrics/ppo.json", {**metrics, "updates": state.update, "episodes": state.episodes})
-    stage.checkpoints.clear()
+    stage.finish("models/ppo", "metrics/ppo.json", "plots/ppo.csv")
 
 
 def read_prompts(stage: Stage, tokenizer: PreTrainedTokenizerBase) -> list[list[int]]:

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 import torch
 from safetensors.torch import load_file, save_file
 
+from training.checkpoint import restoring
 from training.ppo_roles import Roles
 from training.stage import Stage
 
@@ -32,15 +33,19 @@ def save_state(stage: Stage, roles: Roles, state: PpoState) -> None:
 
 
 def load_state(stage: Stage, roles: Roles) -> PpoState:
-    """The newest checkpoint's state, its weights and optimizer put into `roles`; a fresh state if there is none."""
+    """The newest checkpoint's state, its weights and optimizer put into `roles`; a fresh state if there is none.
+
+    Raises CheckpointError if it is of another version.
+    """
     found = stage.checkpoints.latest()
     if found is None:
         return PpoState(update=0, episodes=0, kl_coef=stage.params.ppo.kl.coef)
-    saved = load_file(found.path / "trainable.safetensors")
-    with torch.no_grad():
-        for name, parameter in roles.trainable().items():
-            parameter.copy_(saved[name])
-    roles.optimizer.load_state_dict(torch.load(found.path / "optimizer.pt", weights_only=True))
-    state = PpoState(**json.loads((found.path / "state.json").read_text(encoding="utf-8")))
+    with restoring(found.path):
+        saved = load_file(found.path / "trainable.safetensors")
+        with torch.no_grad():
+            for name, parameter in roles.trainable().items():
+                parameter.copy_(saved[name])
+        roles.optimizer.load_state_dict(torch.load(found.path / "optimizer.pt", weights_only=True))
+        state = PpoState(**json.loads((found.path / "state.json").read_text(encoding="utf-8")))
     stage.resumed(state.update)
     return state

@@ -89,7 +89,7 @@ def reward(stage: Stage) -> None:
             "steps": trainer.state.global_step, "parameters": sum(p.numel() for p in model.parameters()),
         }  # fmt: skip
         write_json(stage.root / "metrics/reward.json", metrics)
-    stage.checkpoints.clear()
+    stage.finish("models/reward", "metrics/reward.json", "plots/reward.csv", "plots/reward_calibration.csv")
 
 
 def read_pairs(stage: Stage, split: str, tokenizer: PreTrainedTokenizerBase) -> Pairs:

@@ -66,7 +66,7 @@ def sft(stage: Stage) -> None:
             "train_rows": len(splits["train"]),
         }
         write_json(stage.root / "metrics/sft.json", metrics)
-    stage.checkpoints.clear()
+    stage.finish("models/sft", "metrics/sft.json", "plots/sft.csv")
 
 
 def examples(stage: Stage, split: str, tokenizer: PreTrainedTokenizerBase) -> Dataset:

@@ -47,6 +47,12 @@ def local_files(params: Params) -> list[str]:
     return sorted({str(path) for path in paths if path.is_file()})
 
 
+def all_digested(params: Params) -> bool:
+    """Whether the fingerprint of the data stage covers everything it reads: a URL or a hub dataset may have changed since."""
+    sources = (params.data.source, params.data.sft_source, params.data.prompt_source)
+    return not any(isinstance(source, HubSource) or (isinstance(source, FileSource) and "://" in source.path) for source in sources)
+
+
 def read_file(source: FileSource, root: Path, setting: str) -> Table:
     """The rows of a local file (relative to `root`) or URL. `setting` names the source in messages, such as data.source.
 

@@ -23,7 +23,7 @@ from config.load import load
 from config.records import NO_RUN_ID, RUN_ID_VARIABLE, AttemptRow, MetricRow
 from config.schema import Params
 from training.artifacts import named_fault
-from training.checkpoint import Checkpoints, fingerprint
+from training.checkpoint import DONE, Checkpoints, fingerprint
 from training.usage import Meter
 
 logger = logging.getLogger("training")
@@ -64,13 +64,34 @@ class Stage:
         sections = {key: value for key, value in self.params.model_dump(mode="json").items() if key in self._sections}
         missing = next((item for item in self._inputs if not (self.root / item).exists()), None)
         if missing is None:
-            self.fingerprint = fingerprint(sections, [self.root / item for item in self._inputs], self.root)
+            self.fingerprint = fingerprint(sections, [self.root / item for item in [*self._inputs, *self._base_model()]], self.root)
         self.checkpoints = Checkpoints(self.root, self.name, self.fingerprint)
         self.mark("start")
         if missing is not None:
             raise DataError(
                 f"{missing} does not exist, {self.name} needs it. Run the stage that makes it: rlhf run does all of them in order."
             )
+
+    def _base_model(self) -> list[str]:
+        """The local model folder that params.yaml names: its content decides what is trained as much as its name."""
+        named = self.params.model.path if "model" in self._sections else None
+        return [named] if named is not None and (self.root / named).is_dir() else []
+
+    def finish(self, *outputs: str) -> None:
+        """Note that all outputs are in place, and remove the checkpoints; the last thing a stage does."""
+        if self.rank == 0:
+            self.checkpoints.finish(self.step, outputs)
+
+    def is_finished(self) -> bool:
+        """Whether an attempt with these parameters, inputs and code put all outputs in place, and nothing has touched them since."""
+        step = self.checkpoints.finished()
+        if step is not None:
+            self.step = step
+            self.mark("resume")
+            logger.info(
+                "%s was done already: its outputs are in place. To do it again, remove %s", self.name, self.checkpoints.folder.parent / DONE
+            )
+        return step is not None
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         """Append a row of training metrics."""
@@ -128,7 +149,8 @@ def run_stage(name: str, sections: Sequence[str], inputs: Inputs, work: Callable
     try:
         stage.begin()
         torch.manual_seed(stage.params.seed)
-        work(stage)
+        if not stage.is_finished():
+            work(stage)
         code = EXIT_DONE
     except RlhfError as error:
         code, message = error.exit_code, str(error)

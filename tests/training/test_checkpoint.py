@@ -6,9 +6,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
+from config.errors import CheckpointError
 from tests.training.tiny import ROOT, names
-from training.checkpoint import MANIFEST, Checkpoints, damage, fingerprint
+from training.checkpoint import DONE, MANIFEST, Checkpoints, damage, fingerprint, restoring
 
 
 def saved(root: Path, steps: list[int], digest: str = "f", keep: int = 2) -> Checkpoints:
@@ -74,7 +76,21 @@ def lose_the_manifest(folder: Path) -> None:
     (folder / MANIFEST).unlink()
 
 
-DAMAGES = [truncate, flip_a_bit, lose_a_file, cut_the_manifest, lose_the_manifest]
+def empty_the_manifest(folder: Path) -> None:
+    (folder / MANIFEST).write_text("{}")
+
+
+def write_into_the_manifest(content: str) -> Callable[[Path], None]:
+    def hurt(folder: Path) -> None:
+        (folder / MANIFEST).write_bytes(content.encode("latin-1"))
+
+    return hurt
+
+
+GARBAGE = ("[1, 2]", '{"state": 5}', '{"state": ["x", "y"]}', "null", "\xff\xfe")
+DAMAGES = [
+    truncate, flip_a_bit, lose_a_file, cut_the_manifest, lose_the_manifest, empty_the_manifest, *map(write_into_the_manifest, GARBAGE),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("hurt", DAMAGES)
@@ -100,6 +116,86 @@ def test_a_damaged_checkpoint_is_replaced_when_its_step_comes_again(tmp_path: Pa
     found = checkpoints.latest()
     assert found is not None
     assert found.step == 2
+
+
+def test_a_damaged_checkpoint_takes_no_place_among_those_that_are_kept(tmp_path: Path) -> None:
+    checkpoints = saved(tmp_path, [8, 10])
+    flip_a_bit(checkpoints.folder / "step-00000010")
+    assert checkpoints.latest() is not None
+    with checkpoints.saving(12) as folder:
+        (folder / "state").write_text("after 12")
+    assert names(checkpoints.folder) == ["step-00000008", "step-00000012"]
+
+
+def test_what_is_no_checkpoint_is_left_alone(tmp_path: Path) -> None:
+    checkpoints = saved(tmp_path, [1])
+    (checkpoints.folder / "step-00000009.copy").mkdir()
+    (checkpoints.folder / "step-00000002").touch()
+    found = checkpoints.latest()
+    assert found is not None
+    assert found.step == 1
+    assert (checkpoints.folder / "step-00000009.copy").exists()
+
+
+@pytest.mark.parametrize("error", [KeyError("policy.weight"), TypeError("unexpected field"), RuntimeError("size mismatch\n for x")])
+def test_a_checkpoint_of_another_version_is_one_clear_line(tmp_path: Path, error: Exception) -> None:
+    with (
+        pytest.raises(CheckpointError, match=r"step-1 is whole but can not be restored .*to begin anew") as said,
+        restoring(tmp_path / "step-1"),
+    ):
+        raise error
+    assert said.value.exit_code == 2
+    assert "\n" not in str(said.value)
+    with pytest.raises(torch.OutOfMemoryError), restoring(tmp_path / "step-1"):
+        raise torch.OutOfMemoryError
+
+
+# ---------------------------------------------------------------- done
+
+
+def done(root: Path, digest: str = "f") -> Checkpoints:
+    """Checkpoints of a stage that put a folder and a file in place after step 7."""
+    checkpoints = saved(root, [7], digest)
+    (root / "model").mkdir()
+    (root / "model" / "weights").write_text("w")
+    (root / "metrics.json").write_text("{}")
+    checkpoints.finish(7, ["model", "metrics.json"])
+    return checkpoints
+
+
+def test_a_finished_stage_is_known_by_its_outputs(tmp_path: Path) -> None:
+    assert Checkpoints(tmp_path, "ppo", "f").finished() is None
+    checkpoints = done(tmp_path)
+    assert checkpoints.finished() == 7
+    assert checkpoints.latest() is None
+    assert Checkpoints(tmp_path, "ppo", "other").finished() is None
+    assert Checkpoints(tmp_path, "sft", "f").finished() is None
+
+
+def test_outputs_that_were_touched_are_not_taken_for_done(tmp_path: Path) -> None:
+    checkpoints = done(tmp_path)
+    (tmp_path / "model" / "weights").write_text("v")
+    assert checkpoints.finished() is None
+    (tmp_path / "model" / "weights").write_text("w")
+    assert checkpoints.finished() == 7
+    (tmp_path / "model" / "more").touch()
+    assert checkpoints.finished() is None
+    (tmp_path / "model" / "more").unlink()
+    (tmp_path / "metrics.json").unlink()
+    assert checkpoints.finished() is None
+
+
+def test_what_other_code_made_is_not_taken_for_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checkpoints = done(tmp_path)
+    monkeypatch.setattr("training.checkpoint.code_digest", lambda: "other")
+    assert checkpoints.finished() is None
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", "{}", '{"fingerprint": "f"}', "null"])
+def test_a_damaged_record_is_not_taken_for_done(tmp_path: Path, content: str) -> None:
+    checkpoints = done(tmp_path)
+    (checkpoints.folder.parent / DONE).write_text(content)
+    assert checkpoints.finished() is None
 
 
 # ---------------------------------------------------------------- atomic
