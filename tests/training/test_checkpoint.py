@@ -1,4 +1,5 @@
 import logging
+import shutil
 import signal
 import subprocess
 import sys
@@ -129,7 +130,7 @@ def test_a_damaged_checkpoint_takes_no_place_among_those_that_are_kept(tmp_path:
 
 def test_what_is_no_checkpoint_is_left_alone(tmp_path: Path) -> None:
     checkpoints = saved(tmp_path, [1])
-    (checkpoints.folder / "step-00000009.copy").mkdir()
+    shutil.copytree(checkpoints.folder / "step-00000001", checkpoints.folder / "step-00000009.copy")
     (checkpoints.folder / "step-00000002").touch()
     found = checkpoints.latest()
     assert found is not None
