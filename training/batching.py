@@ -40,23 +40,19 @@ class LengthBuckets(Sampler[int]):
 
 
 def token_budget_batches(lengths: Sequence[int], budget_tokens: int) -> list[list[int]]:
-    """Indices of `lengths` in batches of like length whose padded size (rows times longest) stays within the budget.
+    """Indices of `lengths` in batches of like length whose tokens together stay within the budget.
 
     A row longer than the budget is a batch of its own. Longest first, so that the peak of memory comes at once.
     """
     batches: list[list[int]] = []
+    left = 0
     for index in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
-        if batches and (len(batches[-1]) + 1) * lengths[batches[-1][0]] <= budget_tokens:
-            batches[-1].append(index)
-        else:
-            batches.append([index])
+        if not batches or lengths[index] > left:
+            batches.append([])
+            left = budget_tokens
+        batches[-1].append(index)
+        left -= lengths[index]
     return batches
-
-
-def pad_right(rows: Sequence[Sequence[int]], pad: int) -> Tensor:
-    """[B, L] token ids, short rows filled with `pad` on the right: no real token of a causal model sees them."""
-    longest = max(len(row) for row in rows)
-    return torch.tensor([[*row, *[pad] * (longest - len(row))] for row in rows])
 
 
 def pad_left(rows: Sequence[Sequence[int]], pad: int) -> tuple[Tensor, Tensor]:

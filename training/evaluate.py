@@ -136,7 +136,7 @@ def answer(
         reward_model = load_reward_model(stage.root / "models/reward", stage.params.model, tokenizer).to(model.device).eval()
         rewards = score(reward_model, sequences, budget_tokens).tolist()
         sft = load_model(stage, "sft", tokenizer)
-        own, reference = (sequence_logprobs(m, sequences, prompt_lengths, 1.0, budget_tokens, limits.pad) for m in (model, sft))
+        own, reference = (sequence_logprobs(m, sequences, prompt_lengths, 1.0, budget_tokens) for m in (model, sft))
         work.add(3 * sum(map(len, sequences)), len(prompts))
     texts = [decode_response(tokenizer, response) for response in rollout.responses]
     return Answers(

@@ -33,7 +33,7 @@ class Roles:
 
     def __init__(
         self, policy: PreTrainedModel, ref_policy: PreTrainedModel, reward_model: PreTrainedModel, value_model: PreTrainedModel | None,
-        trunk_value_head: nn.Linear | None, settings: Ppo, pad: int,
+        trunk_value_head: nn.Linear | None, settings: Ppo,
     ) -> None:  # fmt: skip
         """Exactly one of `value_model` (layout separate) and `trunk_value_head` (layout shared_trunk) is given."""
         self.policy = policy
@@ -41,7 +41,6 @@ class Roles:
         self.reward_model = reward_model.requires_grad_(False)
         self.value_model = value_model
         self.trunk_value_head = trunk_value_head
-        self._pad = pad
         value = value_model if value_model is not None else trunk_value_head
         assert value is not None
         groups = [
@@ -58,21 +57,21 @@ class Roles:
 
     def forward(self, sequences: Sequence[Sequence[int]], prompt_lengths: Sequence[int], settings: Ppo) -> Forward:
         """Log-probs and values of the response tokens, with gradient: one micro-batch."""
-        hidden_ND = response_hidden(self.policy, sequences, prompt_lengths, self._pad)
+        hidden_ND = response_hidden(self.policy, sequences, prompt_lengths)
         targets_N = response_targets(sequences, prompt_lengths).to(hidden_ND.device)
         logprobs_N, entropy_N = token_logprobs(hidden_ND, output_weight(self.policy), targets_N, settings.temperature)
         if self.trunk_value_head is not None:
             values_N = self.trunk_value_head(hidden_ND).squeeze(-1)
         else:
             assert self.value_model is not None
-            values_N = self.value_model.score(response_hidden(self.value_model, sequences, prompt_lengths, self._pad)).squeeze(-1)
+            values_N = self.value_model.score(response_hidden(self.value_model, sequences, prompt_lengths)).squeeze(-1)
         return Forward(logprobs_N, entropy_N, values_N.float())
 
     @torch.no_grad()
     def ref_logprobs(self, sequences: Sequence[Sequence[int]], prompt_lengths: Sequence[int], settings: Ppo) -> list[Tensor]:
         """Log-probs of each response under the SFT model, in order."""
 
-        return sequence_logprobs(self.ref_policy, sequences, prompt_lengths, settings.temperature, settings.micro_batch_tokens, self._pad)
+        return sequence_logprobs(self.ref_policy, sequences, prompt_lengths, settings.temperature, settings.micro_batch_tokens)
 
     @torch.no_grad()
     def values(self, sequences: Sequence[Sequence[int]], prompt_lengths: Sequence[int], settings: Ppo) -> list[Tensor]:
@@ -81,7 +80,7 @@ class Roles:
         assert model is not None
 
         def of_rows(rows: list[Sequence[int]], lengths: list[int]) -> Tensor:
-            values_N: Tensor = model.score(response_hidden(model, rows, lengths, self._pad)).squeeze(-1)
+            values_N: Tensor = model.score(response_hidden(model, rows, lengths)).squeeze(-1)
             return values_N.float()
 
         return per_response(of_rows, sequences, prompt_lengths, settings.micro_batch_tokens)
@@ -119,4 +118,4 @@ def load_roles(stage: Stage, tokenizer: PreTrainedTokenizerBase) -> Roles:
         value_model = load_reward_model(reward, params.model, tokenizer, trainable=True).to(device).eval()
     else:
         value_model = new_reward_model(sft, params.model, tokenizer, params.seed).to(device).eval()
-    return Roles(policy, ref_policy, reward_model, value_model, head, settings, tokenizer.pad_token_id)
+    return Roles(policy, ref_policy, reward_model, value_model, head, settings)

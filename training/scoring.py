@@ -1,6 +1,6 @@
 """Scores of a reward model: one number per prompt and response, read at the last real token, normalised as its artifact says.
 
-Shapes: B sequences, L tokens, D model width.
+Shapes: B sequences, N tokens of all of them one after another, D model width.
 """
 
 from collections.abc import Sequence
@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from training.batching import pad_right, token_budget_batches
+from training.batching import token_budget_batches
+from training.packing import pack, packed_hidden
 
 
 @torch.no_grad()
@@ -22,11 +23,10 @@ def score(reward_model: PreTrainedModel, sequences: Sequence[Sequence[int]], bud
 def raw_scores(reward_model: PreTrainedModel, sequences: Sequence[Sequence[int]], budget_tokens: int) -> Tensor:
     """What the head says, before normalisation, [B] in fp32."""
     scores_B = torch.empty(len(sequences))
-    device = reward_model.device
     for batch in token_budget_batches([len(ids) for ids in sequences], budget_tokens):
-        ids_BL = pad_right([sequences[i] for i in batch], reward_model.config.pad_token_id).to(device)
-        hidden_BLD = reward_model.base_model(input_ids=ids_BL, use_cache=False).last_hidden_state
-        last_B = torch.tensor([len(sequences[i]) - 1 for i in batch], device=device)
-        hidden_BD = hidden_BLD[torch.arange(len(batch), device=device), last_B]
+        packed = pack([sequences[i] for i in batch])
+        hidden_ND = packed_hidden(reward_model, packed)
+        last_B = packed.start_B + torch.tensor([len(sequences[i]) for i in batch]) - 1
+        hidden_BD = hidden_ND[last_B.to(hidden_ND.device)]
         scores_B[batch] = reward_model.score(hidden_BD).squeeze(-1).float().cpu()
     return scores_B

@@ -1,4 +1,4 @@
-"""Per-token results at the response tokens of sequences, computed without padding where it can be helped.
+"""Per-token results at the response tokens of sequences, computed without padding.
 
 Shapes: B sequences, L tokens of prompt and response, N response tokens one after another, D model width.
 """
@@ -9,20 +9,22 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from training.batching import pad_right, token_budget_batches
+from training.batching import token_budget_batches
 from training.logprobs import output_weight, token_logprobs
+from training.packing import pack, packed_hidden
 
 
-def response_hidden(model: PreTrainedModel, sequences: Sequence[Sequence[int]], prompt_lengths: Sequence[int], pad: int) -> Tensor:
+def response_hidden(model: PreTrainedModel, sequences: Sequence[Sequence[int]], prompt_lengths: Sequence[int]) -> Tensor:
     """Hidden states [N, D] from which each response token is predicted: those of the token before it.
 
-    Padding is on the right, where no real token of a causal model can see it, so no attention mask is needed.
+    The last token of a sequence predicts nothing that is asked for, so it is left out.
     """
-    ids_BL = pad_right(sequences, pad).to(model.device)
-    hidden_BLD = model.base_model(input_ids=ids_BL, use_cache=False).last_hidden_state
-    rows_N = torch.tensor([b for b, ids in enumerate(sequences) for _ in range(len(ids) - prompt_lengths[b])])
-    places_N = torch.tensor([t - 1 for b, ids in enumerate(sequences) for t in range(prompt_lengths[b], len(ids))])
-    return hidden_BLD[rows_N.to(hidden_BLD.device), places_N.to(hidden_BLD.device)]
+    packed = pack([ids[:-1] for ids in sequences])
+    counts = torch.tensor([len(ids) - length for ids, length in zip(sequences, prompt_lengths, strict=True)])
+    first_B = packed.start_B + torch.tensor(prompt_lengths) - 1
+    place_N = first_B.repeat_interleave(counts) + torch.arange(int(counts.sum())) - (counts.cumsum(0) - counts).repeat_interleave(counts)
+    hidden_ND = packed_hidden(model, packed)
+    return hidden_ND[place_N.to(hidden_ND.device)]
 
 
 def response_targets(sequences: Sequence[Sequence[int]], prompt_lengths: Sequence[int]) -> Tensor:
@@ -48,12 +50,12 @@ def per_response(
 
 @torch.no_grad()
 def sequence_logprobs(
-    model: PreTrainedModel, sequences: Sequence[Sequence[int]], prompt_lengths: Sequence[int], temperature: float, budget_tokens: int, pad: int
+    model: PreTrainedModel, sequences: Sequence[Sequence[int]], prompt_lengths: Sequence[int], temperature: float, budget_tokens: int
 ) -> list[Tensor]:  # fmt: skip
     """Log-probs of each response's tokens under `model`, in order."""
 
     def of_rows(rows: list[Sequence[int]], lengths: list[int]) -> Tensor:
-        hidden_ND = response_hidden(model, rows, lengths, pad)
+        hidden_ND = response_hidden(model, rows, lengths)
         targets_N = response_targets(rows, lengths).to(hidden_ND.device)
         return token_logprobs(hidden_ND, output_weight(model), targets_N, temperature).logprobs
 

@@ -155,7 +155,7 @@ def test_logprobs_from_sampling_are_those_of_the_finished_sequence(family: str, 
     model = policy(family=family)
     result = sampled(model, PROMPTS, 5, frequent_token(model), temperature)
     sequences = [[*prompt, *response] for prompt, response in zip(PROMPTS, result.responses, strict=True)]
-    again = sequence_logprobs(model, sequences, [len(prompt) for prompt in PROMPTS], temperature, 10_000, PAD)
+    again = sequence_logprobs(model, sequences, [len(prompt) for prompt in PROMPTS], temperature, 10_000)
     for row, same in zip(result.logprobs, again, strict=True):
         torch.testing.assert_close((row - same).exp(), torch.ones(len(row)), atol=1e-5, rtol=0)
 

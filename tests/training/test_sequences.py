@@ -12,7 +12,6 @@ RESPONSE_LENGTHS = [1, 12, 5, 3, 9, 1, 7]
 PROMPTS = prompts(len(RESPONSE_LENGTHS))
 SEQUENCES = [[*prompt, *response] for prompt, response in zip(PROMPTS, random_responses(RESPONSE_LENGTHS), strict=True)]
 PROMPT_LENGTHS = [len(prompt) for prompt in PROMPTS]
-PAD = 0
 
 
 def plain_logprobs(model: PreTrainedModel, ids: list[int], prompt_length: int, temperature: float = 1.0) -> Tensor:
@@ -25,28 +24,17 @@ def plain_logprobs(model: PreTrainedModel, ids: list[int], prompt_length: int, t
 @pytest.mark.parametrize("budget_tokens", [1, 60, 100_000])
 def test_logprobs_in_any_batch_are_those_of_the_sequence_alone(family: str, budget_tokens: int) -> None:
     model = policy(family=family)
-    logprobs = sequence_logprobs(model, SEQUENCES, PROMPT_LENGTHS, 0.8, budget_tokens, PAD)
+    logprobs = sequence_logprobs(model, SEQUENCES, PROMPT_LENGTHS, 0.8, budget_tokens)
     assert [len(row) for row in logprobs] == RESPONSE_LENGTHS
     for row, ids, length in zip(logprobs, SEQUENCES, PROMPT_LENGTHS, strict=True):
         torch.testing.assert_close(row, plain_logprobs(model, ids, length, 0.8).detach(), atol=1e-5, rtol=0)
 
 
-@pytest.mark.parametrize("pad", [0, 2, 17])
-def test_the_pad_token_changes_nothing(pad: int) -> None:
-    model = policy()
-    for row, same in zip(
-        sequence_logprobs(model, SEQUENCES, PROMPT_LENGTHS, 1.0, 100_000, pad),
-        sequence_logprobs(model, SEQUENCES, PROMPT_LENGTHS, 1.0, 100_000, PAD),
-        strict=True,
-    ):
-        assert torch.equal(row, same)
-
-
 @pytest.mark.parametrize("family", FAMILIES)
-def test_gradients_of_a_padded_batch_are_the_sum_of_those_of_its_sequences_alone(family: str) -> None:
+def test_gradients_of_a_batch_are_the_sum_of_those_of_its_sequences_alone(family: str) -> None:
     batched, alone = policy(family=family), policy(family=family)
     weighting = torch.linspace(-1, 1, sum(RESPONSE_LENGTHS))
-    hidden_ND = response_hidden(batched, SEQUENCES, PROMPT_LENGTHS, PAD)
+    hidden_ND = response_hidden(batched, SEQUENCES, PROMPT_LENGTHS)
     (torch.tanh(hidden_ND).sum(dim=1) * weighting).sum().backward()
     parts = weighting.split(RESPONSE_LENGTHS)
     for ids, length, part in zip(SEQUENCES, PROMPT_LENGTHS, parts, strict=True):
@@ -63,7 +51,7 @@ def test_gradients_of_a_padded_batch_are_the_sum_of_those_of_its_sequences_alone
 def test_hidden_states_are_those_of_the_token_before_each_response_token() -> None:
     model = policy()
     with torch.no_grad():
-        hidden_ND = response_hidden(model, SEQUENCES[:2], PROMPT_LENGTHS[:2], PAD)
+        hidden_ND = response_hidden(model, SEQUENCES[:2], PROMPT_LENGTHS[:2])
         logits = hidden_ND @ model.get_output_embeddings().weight.T
         expected = [
             model(input_ids=torch.tensor([ids])).logits[0, n - 1 : -1] for ids, n in zip(SEQUENCES[:2], PROMPT_LENGTHS[:2], strict=True)
@@ -86,4 +74,4 @@ def test_results_come_back_in_the_order_of_the_sequences() -> None:
 
 
 def test_the_tokenizer_pads_with_a_token_of_its_own() -> None:
-    assert tokenizer().pad_token_id == PAD != tokenizer().eos_token_id
+    assert tokenizer().pad_token_id != tokenizer().eos_token_id

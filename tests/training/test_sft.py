@@ -54,7 +54,7 @@ def test_the_held_out_loss_is_that_of_the_completions_of_the_saved_model(finishe
     rows = list(jsonl.plain(finished / "data/prepared/sft/test.jsonl"))
     prompts = [encode_prompt(tokenizer, row["prompt"]) for row in rows]
     sequences = [p + encode_response(tokenizer, row["completion"]) for p, row in zip(prompts, rows, strict=True)]
-    logprobs = sequence_logprobs(model, sequences, [len(p) for p in prompts], 1.0, 4096, tokenizer.pad_token_id)
+    logprobs = sequence_logprobs(model, sequences, [len(p) for p in prompts], 1.0, 4096)
     batches = [logprobs[k : k + 8] for k in range(0, len(rows), 8)]
     loss = sum(float(-torch.cat(batch).mean()) * len(batch) for batch in batches) / len(rows)
     assert metrics(finished, "sft")["eval_loss"] == pytest.approx(loss, abs=1e-4)

@@ -96,7 +96,6 @@ def roles(recording: Recording, policy: str, value_model: str) -> Roles:
         value_model=filled(LlamaForSequenceClassification(LlamaConfig(**config, num_labels=1)), value_model),
         trunk_value_head=None,
         settings=recording.settings,
-        pad=PAD,
     )
 
 
