@@ -20,12 +20,18 @@ class Loss:
     chunks: int = 1
     chunk_logits: int = 0
     """Logits of a chunk where its size is fixed, 0 where the tokens are cut into `chunks` parts."""
+    host: float = 0.0
+    """Held for each logit of a chunk on a CPU, where a fused kernel is written out in operations; 0 where it is the same."""
+    recomputes: bool = False
+    """The backward pass makes the logits again."""
 
-    def bytes_per_token(self, vocab: int, tokens: float, dtype_bytes: float, compiled: bool = False) -> float:
-        """Bytes per token at the peak of the loss, for `tokens` tokens at once.
+    def bytes_per_token(self, vocab: int, tokens: float, dtype_bytes: float, compiled: bool = False, host: bool = False) -> float:
+        """Bytes per token at the peak of the loss, for `tokens` tokens at once; `host` on a CPU.
 
         A compiled chunk is never upcast in memory: it holds logits and their gradient.
         """
+        if host and self.host:
+            return vocab * self.host * self._share(vocab, tokens)
         if compiled and self.chunked:
             return vocab * (self.kept + 4 * self._share(vocab, tokens))
         wide = 1.0 if dtype_bytes <= 2 else 12 / 14  # at fp32 the upcast copy and its gradient are the same tensors
@@ -51,7 +57,11 @@ LOSSES = {
         Loss("chunked", kept=2, chunked=12, chunks=8),
         # hidden states meet the output head one chunk of 2^22 logits at a time, and again in the backward pass:
         # training/logprobs.py, and much the same in TRL's fused head and Liger
-        Loss("streamed", kept=0, chunked=14, chunk_logits=2**22),
+        Loss("streamed", kept=0, chunked=14, chunk_logits=2**22, recomputes=True),
+        # TRL 1.16's fused head, of SFT and DPO: tiles of 4,096 tokens by 32,768 entries in the compute type. Without Triton the
+        # backward pass over a tile is written in torch: tile, y, z, log p, p, gradient and two terms of it in fp32, and a mask:
+        # trl/kernels/chunked_logprob.py
+        Loss("fused", kept=0, chunked=2, chunk_logits=4096 * 32768, host=33, recomputes=True),
     )
 }
 

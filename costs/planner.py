@@ -172,7 +172,9 @@ def _sft(params: Params, aim: Target, rows: Rows, model: ModelShape) -> Setting:
     levers = levers_of(params, section.model_dump(), section.micro_batch_size, section.batch_size, aim.gpus)
     mean = float(section.max_length) if section.packing else min(rows.sft_tokens, section.max_length)
     filled = rows.sft * rows.sft_tokens / section.max_length if section.packing else rows.sft
-    work = Workload(section.max_length, mean, _steps(filled, section), loss_tokens=1.0)
+    levers = replace(levers, loss="fused")
+    longest = section.max_length if section.packing else min(rows.longest_sft, section.max_length)
+    work = Workload(int(longest), mean, _steps(filled, section), loss_tokens=1.0)
     return Setting("sft", model, levers, work, aim.hardware, engine("ours"), aim.gpus)
 
 
@@ -180,7 +182,8 @@ def _reward(params: Params, aim: Target, rows: Rows, model: ModelShape) -> Setti
     """Pairs: two sequences each."""
     section = params.reward
     levers = levers_of(params, section.model_dump(), section.micro_batch_size, section.batch_size, aim.gpus)
-    work = Workload(section.max_length, min(rows.preference_tokens, section.max_length), _steps(rows.preference, section))
+    longest = min(rows.longest_preference, section.max_length)
+    work = Workload(int(longest), min(rows.preference_tokens, section.max_length), _steps(rows.preference, section))
     return Setting("reward", model, replace(levers, micro_batch=2 * levers.micro_batch), work, aim.hardware, engine("ours"), aim.gpus)
 
 

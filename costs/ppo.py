@@ -69,9 +69,7 @@ def _frozen_passes(setting: Setting) -> list[tuple[str, ModelShape, bool]]:
     value = own_value(setting)
     if value is not None:
         passes.append(("value", value, False))
-    elif has_value(setting):
-        passes.append(("value", setting.model, False))  # the trunk once more, for the values of the rollout
-    return passes
+    return passes  # a head on the trunk says its values during the rollout
 
 
 def _forward(setting: Setting, name: str, shape: ModelShape, vocabulary: bool, sequences: float) -> PhaseRow:
@@ -96,7 +94,7 @@ def _advantage(setting: Setting, sequences: float) -> PhaseRow:
 def _update(setting: Setting, sequences: float) -> PhaseRow:
     """ppo_epochs over the rollout: policy and, in its own model, value."""
     loop, work, levers = roles_of(setting), setting.workload, setting.levers
-    micro = min(levers.micro_batch, sequences)
+    micro = update_micro_batch(setting)
     counted = replace(
         setting, workload=replace(work, loss_tokens=(work.mean_response_tokens or work.response_tokens) / max(1.0, work.mean_tokens))
     )
@@ -162,20 +160,42 @@ def _states(setting: Setting, shape: ModelShape, levers: Levers) -> Parts:
     return {"weights": weights(setting, shape, levers), "optimizer": optimizer_bytes(setting, shape, levers)}
 
 
+def update_micro_batch(setting: Setting) -> int:
+    """Sequences of one forward and backward pass: no more than a mini-batch has."""
+    loop = roles_of(setting)
+    return max(1, min(setting.levers.micro_batch, int(loop.batch / setting.data_parallel / loop.mini_batches)))
+
+
 def _update_moments(setting: Setting, resident: Roles) -> list[Moment]:
-    """Training of the policy, then of the value model; each accumulates its gradients over the mini-batch."""
+    """Training: the passes of policy and value model over a micro-batch end in one loss, so both keep their activations until then.
+
+    The value model's forward pass comes last, so its backward pass comes first, and its activations go first.
+    """
+    micro = update_micro_batch(setting)
+    counted = setting.with_levers(micro_batch=micro, accumulation=max(1, _mini_batch(setting) // micro))
     loss_tokens = (setting.workload.mean_response_tokens or setting.workload.response_tokens) / max(1.0, setting.workload.mean_tokens)
-    counted = replace(setting, workload=replace(setting.workload, loss_tokens=min(1.0, loss_tokens)))
-    trained: list[tuple[str, ModelShape, Levers]] = [("policy", setting.model, setting.levers)]
+    counted = replace(counted, workload=replace(setting.workload, loss_tokens=min(1.0, loss_tokens)))
+    policy = _work_parts(training_moments(counted, setting.model, counted.levers, phase="update"), "policy")
     value = own_value(setting)
-    if value is not None:
-        trained.append(("value", value, value_levers(setting)))
-    found = []
-    for role, shape, levers in trained:
-        for moment in training_moments(counted, shape, levers, phase="update", role=role, vocabulary=role == "policy"):
-            parts = {part: size for part, size in moment.roles[role].items() if part not in ("weights", "optimizer")}
-            found.append(Moment(moment.phase, _plus(resident, role, parts)))
-    return found
+    if value is None:
+        return [Moment(phase, _plus(resident, "policy", parts)) for phase, parts in policy.items()]
+    held = replace(value_levers(setting), micro_batch=micro, accumulation=counted.levers.accumulation)
+    of_value = _work_parts(training_moments(counted, value, held, phase="update", role="value", vocabulary=False), "value")
+    kept = {part: policy["update:loss"].get(part, 0.0) for part in ("activations",)}
+    gradients = {"gradients": of_value["update:step"].get("gradients", 0.0)}
+    waiting = {"gradients": policy["update:step"].get("gradients", 0.0) if counted.levers.accumulation > 1 else 0.0}
+    found = [Moment(phase, _plus(_plus(resident, "value", parts), "policy", kept | waiting)) for phase, parts in of_value.items()]
+    return found + [Moment(phase, _plus(_plus(resident, "policy", parts), "value", gradients)) for phase, parts in policy.items()]
+
+
+def _mini_batch(setting: Setting) -> int:
+    loop = roles_of(setting)
+    return max(1, int(loop.batch / setting.data_parallel / loop.mini_batches))
+
+
+def _work_parts(moments: list[Moment], role: str) -> dict[str, Parts]:
+    """Phase -> the parts of a role that are there beside its states."""
+    return {m.phase: {part: size for part, size in m.roles[role].items() if part not in ("weights", "optimizer")} for m in moments}
 
 
 def _plus(roles: Roles, role: str, parts: Parts) -> Roles:

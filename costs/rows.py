@@ -35,6 +35,9 @@ class Rows:
     preference_tokens: float
     prompt_tokens: float
     longest_prompt: float
+    longest_sft: float = float("inf")
+    """Infinite until the data stage has measured it; the stage's own limit then holds."""
+    longest_preference: float = float("inf")
     assumptions: tuple[str, ...] = field(default=())
 
 
@@ -62,6 +65,8 @@ def _measured(params: Params, root: Path) -> Rows | None:
             preference_tokens=metrics["preference_train_tokens_mean"],
             prompt_tokens=metrics["prompts_train_tokens_mean"],
             longest_prompt=metrics["prompts_train_tokens_max"],
+            longest_sft=metrics.get("sft_train_tokens_max", float("inf")),
+            longest_preference=metrics.get("preference_train_tokens_max", float("inf")),
             assumptions=("rows and lengths as metrics/data.json measured them",),
         )
     except KeyError:

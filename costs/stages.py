@@ -20,11 +20,17 @@ from costs.timeline import loading_moment, training_moments
 
 DISK_BYTES_PER_SECOND = 1.0e9
 """Reading or writing weights: a common local SSD."""
-PROCESS_BYTES = 560 * 2**20
-"""Resident set of a stage on a CPU besides its tensors, on x86-64 Linux: imports 459 MiB, and about 100 MiB that torch's kernels and the
-C allocator keep after the first step."""
-TRAINER_PROCESS_BYTES = 590 * 2**20
-"""The same with TRL's trainers: imports 530 MiB, and about 60 MiB."""
+IMPORTS_BYTES = 460 * 2**20
+"""Resident set of a stage on a CPU after its imports, on x86-64 Linux."""
+TRAINER_IMPORTS_BYTES = 531 * 2**20
+"""The same with TRL's trainers."""
+RUNTIME_BYTES = 62 * 2**20
+"""What a stage's process comes to hold beside tensors once it works: kernels, rows, tokenizer, small objects."""
+HEAP_WASTE = 0.28
+"""Share of what comes and goes (activations, gradients) that the C library's heap holds further, where blocks are below
+MAPPED_BYTES: each is a little larger than its tensor, so that a hole of four blocks' size serves three. Measured 0.22 to 0.39."""
+MAPPED_BYTES = 32 * 2**20
+"""Blocks from here on are mapped and unmapped by themselves: DEFAULT_MMAP_THRESHOLD_MAX of glibc on 64 bits."""
 
 
 class Phase(NamedTuple):
@@ -63,8 +69,17 @@ def moments(setting: Setting) -> list[Moment]:
     found = tensor_moments(setting)
     if not setting.hardware.is_cpu:
         return found
-    base = TRAINER_PROCESS_BYTES if setting.stage in TRAINING_STAGES else PROCESS_BYTES
-    return [Moment(moment.phase, {**moment.roles, "process": {"workspace": base}}) for moment in found]
+    imports = TRAINER_IMPORTS_BYTES if setting.stage in TRAINING_STAGES else IMPORTS_BYTES
+    table = setting.model.vocab * setting.model.width * 4 >= MAPPED_BYTES
+    return [
+        Moment(m.phase, {**m.roles, "process": {"workspace": imports + RUNTIME_BYTES + heap_waste(m, table)}}) for m in found
+    ]  # fmt: skip
+
+
+def heap_waste(moment: Moment, mapped_table: bool) -> float:
+    """Bytes that the heap of a CPU's process holds beyond its tensors; gradients of a large vocabulary and most logits are mapped."""
+    counted = ("activations",) if mapped_table else ("activations", "gradients")
+    return HEAP_WASTE * sum(parts.get(part, 0.0) for parts in moment.roles.values() for part in counted)
 
 
 def tensor_moments(setting: Setting) -> list[Moment]:

@@ -35,18 +35,25 @@ def training_moments(
     persistent = gradients if levers.accumulation > 1 and not levers.optimizer_in_backward else 0.0
     largest = largest_gradient(setting, shape, levers)
     at_end = min(gradients, largest) if levers.optimizer_in_backward else gradients
-    # a tied matrix gets one gradient from the head and one from the embedding, summed at the very end
-    twice = head if shape.tied and vocabulary else 0.0
+    # a tied matrix gets one gradient from the head, which waits, and one from the embedding, summed at the very end; gradients of earlier
+    # micro-batches stay beside a new one until it is added
+    table = head_gradient(setting, shape, levers)
+    waiting = head if shape.tied else 0.0
+    new = table if persistent else 0.0
     last = recomputed if levers.checkpointing == "full" else 0.0
     temporary = setting.engine.step_copies * trained_parameters(shape, levers) * levers.weight_bytes
     moments = {
         "loss": {
             "activations": activations,
             "logits": logits_bytes(setting, shape, levers) if vocabulary else 0.0,
-            "gradients": max(persistent, chunk_head),
+            "gradients": persistent + chunk_head,
         },
-        "backward": {"activations": activations + recomputed, "gradients": max(persistent, head), "workspace": work},
-        "backward_end": {"activations": last, "gradients": at_end + twice, "workspace": work},
+        "backward": {
+            "activations": activations + recomputed,
+            "gradients": persistent + waiting if persistent else head,
+            "workspace": work,
+        },
+        "backward_end": {"activations": last, "gradients": at_end + waiting + new, "workspace": work},
         "step": {"gradients": at_end, "workspace": temporary / max(1, setting.data_parallel if levers.parallel != "ddp" else 1)},
     }
     return [
@@ -62,7 +69,12 @@ def _with(roles: Roles) -> Roles:
 def logits_bytes(setting: Setting, shape: ModelShape, levers: Levers) -> float:
     """Bytes that the loss over the vocabulary holds at its peak."""
     tokens = levers.micro_batch * setting.workload.max_tokens * setting.workload.loss_tokens
-    return tokens * setting.loss.bytes_per_token(shape.vocab, tokens, levers.dtype_bytes, setting.engine.compiled) / levers.tensor_parallel
+    return _logits(setting, shape, levers, tokens) / levers.tensor_parallel
+
+
+def _logits(setting: Setting, shape: ModelShape, levers: Levers, tokens: float) -> float:
+    each = setting.loss.bytes_per_token(shape.vocab, tokens, levers.dtype_bytes, setting.engine.compiled, setting.hardware.is_cpu)
+    return tokens * each
 
 
 def head_gradient(setting: Setting, shape: ModelShape, levers: Levers) -> float:

@@ -104,7 +104,8 @@ def test_the_optimizer_in_the_backward_pass_saves_the_gradients() -> None:
 def test_accumulation_keeps_gradients_through_the_forward_pass() -> None:
     once, twice = sft(micro_batch=4), sft(micro_batch=4, accumulation=2)
     loss_moments = [training_moments(each, each.model, each.levers)[0].roles["policy"] for each in (once, twice)]
-    assert loss_moments[1]["gradients"] == 2 * once.model.parameters
+    new = 2 * once.model.vocab * once.model.width  # of the head, before it is added
+    assert loss_moments[1]["gradients"] == 2 * once.model.parameters + new
     assert loss_moments[0].get("gradients", 0.0) < loss_moments[1]["gradients"]
 
 
@@ -148,3 +149,10 @@ def test_sharding_never_needs_more_than_data_parallel(gpus: int, parallel: str) 
 def test_tensor_parallel_divides_weights() -> None:
     setting = replace(sft("llama-7b", gpus=4, tensor_parallel=4, tuning="frozen"), engine=engine("gpt-fast"))
     assert weights(setting, setting.model, setting.levers) == setting.model.parameters * 2 / 4
+
+
+def test_a_fused_head_holds_a_tile_on_a_gpu_and_thirty_three_bytes_a_logit_on_a_cpu() -> None:
+    fused = loss("fused")
+    assert fused.bytes_per_token(8192, 1024, 4, host=True) == 33 * 8192
+    assert fused.bytes_per_token(8192, 1024, 2) == 2 * 8192
+    assert fused.bytes_per_token(32768, 8192, 4, host=True) == 33 * 32768 / 2  # a tile has 4,096 tokens

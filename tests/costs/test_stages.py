@@ -7,8 +7,9 @@ import pytest
 from config.errors import CostError
 from costs.catalogue import price, shape
 from costs.memory import Moment, peak
+from costs.ppo import update_micro_batch
 from costs.setting import Rlhf, Setting
-from costs.stages import STAGES, closing_lever, moments, phase_peak, phases, plan_stage
+from costs.stages import STAGES, closing_lever, heap_waste, moments, phase_peak, phases, plan_stage
 from tests.costs.settings import ALL_LINEAR, ppo, sft
 
 
@@ -110,5 +111,31 @@ def test_the_lever_offered_makes_it_fit() -> None:
 
 def test_on_a_cpu_the_process_itself_is_counted() -> None:
     held = moments(sft(device="cpu", dtype="fp32", tokens=64))
-    assert all(moment.roles["process"]["workspace"] == 590 * 2**20 for moment in held)
+    assert all(moment.roles["process"]["workspace"] >= (531 + 62) * 2**20 for moment in held)
     assert not any("process" in moment.roles for moment in moments(sft()))
+
+
+def test_the_heap_wastes_a_share_of_what_comes_and_goes_but_not_of_mapped_blocks() -> None:
+    held = Moment("train:loss", {"policy": {"weights": 7e6, "activations": 1e6, "gradients": 2e6}})
+    assert heap_waste(held, mapped_table=False) == pytest.approx(0.28 * 3e6)
+    assert heap_waste(held, mapped_table=True) == pytest.approx(0.28 * 1e6)
+
+
+def test_apart_models_keep_both_their_activations_until_the_loss() -> None:
+    def kept(layout: str) -> dict[str, float]:
+        backward = next(m for m in moments(ppo(layout, micro_batch=2)) if m.phase == "update:backward")
+        return {role: parts.get("activations", 0.0) for role, parts in backward.roles.items()}
+
+    separate, trunk = kept("separate"), kept("shared_trunk")
+    assert separate["value"] == pytest.approx(trunk["policy"])
+    assert separate["policy"] == pytest.approx(trunk["policy"], rel=0.1)  # without the layer that is at work
+    assert "value" not in trunk or not trunk["value"]
+
+
+def test_a_head_on_the_trunk_says_its_values_during_the_rollout() -> None:
+    assert "value" not in named(ppo("shared_trunk"))
+
+
+def test_a_micro_batch_is_no_larger_than_a_mini_batch() -> None:
+    assert update_micro_batch(ppo(micro_batch=64)) == 32
+    assert update_micro_batch(ppo(micro_batch=4)) == 4
