@@ -19,6 +19,12 @@ STAGES = ("data", "sft", "reward", "ppo", "evaluate")
 RUN_ID_VARIABLE = "RLHF_RUN_ID"
 """Environment variable that hands the pipeline run's id to the stage process."""
 
+LAUNCHER_VARIABLE = "RLHF_LAUNCHER_PID"
+"""Environment variable with the process id of the parent of a stage's several processes: it passes signals on to all of them."""
+
+RENDEZVOUS_VARIABLE = "RLHF_RENDEZVOUS"
+"""Environment variable with the file through which a stage's several processes find each other."""
+
 NO_RUN_ID = "manual"
 """The run id of a stage that somebody started by hand."""
 

@@ -158,7 +158,9 @@ class Optimisation(Section):
     epochs: Annotated[float, Field(gt=0)] = Field(description="Passes over the training data.")
     max_steps: Positive | None = Field(description="Stop after this many optimizer steps; null trains all epochs.")
     batch_size: Positive = Field(description="Sequences (sft) or pairs (reward) per optimizer step, over all processes.")
-    micro_batch_size: Positive = Field(description="Sequences or pairs per forward pass; the rest is gradient accumulation.")
+    micro_batch_size: Positive = Field(
+        description="Sequences or pairs per forward pass of a process, at most; the rest is gradient accumulation."
+    )
     learning_rate: Rate = Field(description="Peak learning rate of AdamW.")
     warmup_fraction: Fraction = Field(description="Share of the steps over which the learning rate rises linearly.")
     schedule: Literal["constant", "linear", "cosine"] = Field(description="Learning rate after the warm-up.")
@@ -236,7 +238,7 @@ class Ppo(Section):
     responses_per_prompt: Positive = Field(description="Responses drawn from each prompt; must divide the batch.")
     max_new_tokens: Positive = Field(description="Longest response, in tokens.")
     temperature: Annotated[float, Field(gt=0)] = Field(description="Sampling temperature, applied to log-probabilities alike.")
-    rollout_batch_size: Positive = Field(description="Responses generated side by side.")
+    rollout_batch_size: Positive = Field(description="Responses generated side by side in a process.")
     ppo_epochs: Positive = Field(description="Passes over each rollout.")
     num_mini_batches: Positive = Field(description="Optimizer steps per pass; must divide the batch.")
     micro_batch_tokens: Positive = Field(description="Token budget of one forward and backward pass.")
@@ -280,6 +282,19 @@ class Evaluate(Section):
     batch_size: Positive = Field(description="Responses generated side by side.")
     confidence: Annotated[float, Field(gt=0.5, lt=1)] = Field(description="Level of every interval.")
     samples: Positive = Field(description="Replies shown side by side in the report.")
+
+
+# ---------------------------------------------------------------- processes
+
+
+class Processes(Section):
+    """How many processes share a stage's work: the same batches and steps, the same result to rounding. Changing it retrains nothing."""
+
+    sft: Annotated[int, Field(ge=1, le=1)] = Field(
+        description="Processes of stage sft: one per GPU, or several on a CPU. Must divide sft.batch_size."
+    )
+    reward: Annotated[int, Field(ge=1, le=1)] = Field(description="Processes of stage reward. Must divide reward.batch_size.")
+    ppo: Positive = Field(description="Processes of stage ppo: rollouts and mini-batches are divided by tokens.")
 
 
 # ---------------------------------------------------------------- money and tracking
@@ -372,6 +387,7 @@ class Params(Section):
     align: Align
     ppo: Ppo
     evaluate: Evaluate
+    processes: Processes
     prices: Prices
     budget: Budget
     tracking: Tracking
@@ -387,6 +403,14 @@ class Params(Section):
         ):
             if length > limit:
                 raise ParamsError(f"{name}={length} does not fit in model.context_length={limit}. Change either in params.yaml.")
+        for name, batch, processes in (
+            ("sft", self.sft.batch_size, self.processes.sft),
+            ("reward", self.reward.batch_size, self.processes.reward),
+        ):
+            if batch % processes:
+                raise ParamsError(
+                    f"{name}.batch_size={batch} does not split over processes.{name}={processes}. Change either in params.yaml."
+                )
         if self.sft.packing and self.model.attention != "flash_attention_2":
             raise ParamsError(
                 f"sft.packing=true mixes rows in one sequence unless model.attention is flash_attention_2, it is {self.model.attention}. "

@@ -155,6 +155,8 @@ def _is_stage_process(pid: int, stage: str, root: Path) -> bool:
     """Process ids are used again: the command and the folder must fit too."""
     try:
         process = psutil.Process(pid)
-        return f"training.{stage}" in process.cmdline() and Path(process.cwd()) == root.resolve()
+        command = process.cmdline()
+        at_work = f"training.{stage}" in command or ("training.launch" in command and stage in command)
+        return at_work and Path(process.cwd()) == root.resolve()
     except (psutil.NoSuchProcess, psutil.AccessDenied):
         return False

@@ -4,6 +4,9 @@ data/prepared/prompts/train.jsonl, models/sft, models/reward -> models/ppo, metr
 
 Shapes: B responses, P prompt tokens, T response tokens, L tokens of prompt and response, N response tokens one after another, D model width.
 Padding is on the right of [B, T] tensors, and masks are True where the token counts.
+
+Several processes share the costly work: `spread` divides the episodes of a phase over them and hands the results to all, in the update each
+does its share of every mini-batch and the gradients are summed. All else every process computes for itself, with the same result.
 """
 
 import logging
@@ -16,7 +19,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from config import jsonl
-from config.errors import DataError, TrainingDiverged
+from config.errors import DataError, StageStopped, TrainingDiverged
 from config.schema import Ppo
 from training.artifacts import replacing, write_json
 from training.batching import token_budget_batches
@@ -25,9 +28,10 @@ from training.divergence import check_rollout, check_update
 from training.models import autocast
 from training.ppo_math import adapted_kl_coef, gae, kl_per_token, policy_loss, token_rewards, value_loss, whiten
 from training.ppo_report import UpdateStatistics, rollout_statistics, write_samples
-from training.ppo_roles import load_roles
-from training.ppo_state import load_state, save_state
-from training.rollout import Limits, generate, sampling_noise
+from training.ppo_roles import Roles, load_roles
+from training.ppo_state import PpoState, load_state, save_state
+from training.processes import own_share, spread, sum_gradients
+from training.rollout import Limits, Rollout, generate, sampling_noise
 from training.scoring import score
 from training.stage import Stage, run_stage
 from training.tokenizer import encode_prompts, load_tokenizer
@@ -36,6 +40,9 @@ logger = logging.getLogger(__name__)
 
 SECTIONS = ("seed", "model", "ppo")
 INPUTS = ("data/prepared/prompts/train.jsonl", "data/tokenizer", "models/sft", "models/reward")
+CURVES = (
+    "score", "kl", "entropy", "length", "eos_rate", "policy_loss", "value_loss", "explained_variance", "clip_fraction", "kl_coef",
+)  # fmt: skip
 
 
 def ppo(stage: Stage) -> None:
@@ -55,17 +62,16 @@ def ppo(stage: Stage) -> None:
         batch = choose_prompts(prompts, settings, stage.params.seed, update)
         noise_BT = sampling_noise(len(batch), settings.max_new_tokens, seed=stage.params.seed * 1_000_003 + update)
         with phase("rollout", update) as work, precision:
-            rollout = generate(
-                roles.policy, batch, noise_BT, settings.temperature, limits, settings.rollout_batch_size, roles.trunk_value_head
-            )
+            rollout = roll_out(roles, batch, noise_BT, settings, limits)
             work.add(tokens=sum(map(len, batch)) + sum(map(len, rollout.responses)), sequences=len(batch))
         prompt_lengths = [len(prompt) for prompt in batch]
         sequences = [[*prompt, *response] for prompt, response in zip(batch, rollout.responses, strict=True)]
-        tokens = sum(map(len, sequences))
+        lengths = [len(ids) for ids in sequences]
+        tokens = sum(lengths)
 
         # 2. score
         with phase("score", update) as work:
-            score_B = score(roles.reward_model, sequences, settings.micro_batch_tokens)
+            score_B = torch.tensor(spread(lambda own: score(roles.reward_model, own, settings.micro_batch_tokens).tolist(), sequences))
             work.add(tokens, len(batch))
         ended_B = torch.tensor([response[-1] == limits.eos for response in rollout.responses])
         shaped_score_B = score_B - settings.missing_eos_penalty * ~ended_B
@@ -74,11 +80,11 @@ def ppo(stage: Stage) -> None:
 
         # 3. reference log-probs and values
         with phase("reference", update) as work:
-            ref_logprobs = roles.ref_logprobs(sequences, prompt_lengths, settings)
+            ref_logprobs = spread(lambda own, starts: roles.ref_logprobs(own, starts, settings), sequences, prompt_lengths)
             work.add(tokens, len(batch))
         if rollout.values is None:
             with phase("value", update) as work, precision:
-                values = roles.values(sequences, prompt_lengths, settings)
+                values = spread(lambda own, starts: roles.values(own, starts, settings), sequences, prompt_lengths)
                 work.add(tokens, len(batch))
         else:
             values = rollout.values
@@ -109,8 +115,9 @@ def ppo(stage: Stage) -> None:
                 if settings.target_kl is not None and update_statistics.approx_kl() > settings.target_kl:
                     break
                 mini_tokens = int(mask_BT[mini_batch].sum())
-                for micro in token_budget_batches([len(sequences[i]) for i in mini_batch], settings.micro_batch_tokens):
-                    rows = [mini_batch[i] for i in micro]
+                own = [mini_batch[i] for i in own_share([lengths[i] for i in mini_batch])]
+                for micro in token_budget_batches([lengths[i] for i in own], settings.micro_batch_tokens):
+                    rows = [own[i] for i in micro]
                     mask = mask_BT[rows]
                     with precision:
                         new = roles.forward([sequences[i] for i in rows], [prompt_lengths[i] for i in rows], settings)
@@ -121,9 +128,10 @@ def ppo(stage: Stage) -> None:
                     value = value_loss(new.values, old_values_N, returns_N, settings.cliprange_value)
                     loss = (policy.losses.sum() + settings.vf_coef * value.losses.sum()) / mini_tokens
                     loss.backward()
-                    update_statistics.add(policy, value, new, mini_tokens)
-                    work.add(sum(len(sequences[i]) for i in rows), len(rows))
-                update_statistics.step(roles.step(settings.max_grad_norm), mini_tokens)
+                    update_statistics.add(policy, value, new)
+                sum_gradients(roles.trainable().values())
+                update_statistics.step(roles.step(settings.max_grad_norm))
+                work.add(sum(lengths[i] for i in mini_batch), len(mini_batch))
                 check_update(update_statistics, update)
 
         # 7. report
@@ -139,34 +147,49 @@ def ppo(stage: Stage) -> None:
             statistics["score"], statistics["kl"], statistics["length"], values_now["entropy"], values_now["seconds"] * (settings.updates - update),
         )  # fmt: skip
         state.ended = settings.max_kl is not None and statistics["kl"] > settings.max_kl
-        if update % settings.checkpoint_every_updates == 0 or stage.stop_requested:
+        if stage.agreed_to_stop() or update % settings.checkpoint_every_updates == 0:
             with phase("save", update):
                 save_state(stage, roles, state)
-        stage.stop_if_requested()
+        if stage.stopping:
+            raise StageStopped(stage.stopped_message())
         if state.ended:
             logger.info("ppo.max_kl=%s is passed at update %d: training ends here", settings.max_kl, update)
 
-    with phase("save", state.update):
-        with replacing(stage.root / "models/ppo") as folder:
-            roles.policy.save_pretrained(folder)
-            tokenizer.save_pretrained(folder)
-        curves = (
-            "score",
-            "kl",
-            "entropy",
-            "length",
-            "eos_rate",
-            "policy_loss",
-            "value_loss",
-            "explained_variance",
-            "clip_fraction",
-            "kl_coef",
-        )
-        history = write_curves(stage, "plots/ppo.csv", curves)
-        last = history[-5:]
-        metrics = {name: sum(values[name] for values in last) / len(last) for name in curves}
-        write_json(stage.root / "metrics/ppo.json", {**metrics, "updates": state.update, "episodes": state.episodes})
+    if stage.rank == 0:
+        with phase("save", state.update):
+            write_outputs(stage, roles, state, tokenizer)
     stage.finish("models/ppo", "metrics/ppo.json", "plots/ppo.csv")
+
+
+def roll_out(roles: Roles, batch: Sequence[list[int]], noise_BT: Tensor, settings: Ppo, limits: Limits) -> Rollout:
+    """Responses to the prompts of an update. Those to one prompt stay in one process, where they share its cache."""
+    width = settings.responses_per_prompt
+
+    def of_prompts(prompts: Sequence[list[int]], noise: Sequence[Tensor]) -> list[Rollout]:
+        rows = [prompt for prompt in prompts for _ in range(width)]
+        own = generate(
+            roles.policy, rows, torch.cat(list(noise)), settings.temperature, limits, settings.rollout_batch_size, roles.trunk_value_head
+        )
+        parts = [slice(start, start + width) for start in range(0, len(rows), width)]
+        return [Rollout(own.responses[part], own.logprobs[part], own.values[part] if own.values else None) for part in parts]
+
+    found = spread(of_prompts, batch[::width], noise_BT.split(width))
+    return Rollout(
+        responses=[row for part in found for row in part.responses],
+        logprobs=[row for part in found for row in part.logprobs],
+        values=None if found[0].values is None else [row for part in found for row in part.values or []],
+    )
+
+
+def write_outputs(stage: Stage, roles: Roles, state: PpoState, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Put models/ppo, plots/ppo.csv and metrics/ppo.json in place; the metrics are means over the last five updates."""
+    with replacing(stage.root / "models/ppo") as folder:
+        roles.policy.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+    history = write_curves(stage, "plots/ppo.csv", CURVES)
+    last = history[-5:]
+    metrics = {name: sum(values[name] for values in last) / len(last) for name in CURVES}
+    write_json(stage.root / "metrics/ppo.json", {**metrics, "updates": state.update, "episodes": state.episodes})
 
 
 def read_prompts(stage: Stage, tokenizer: PreTrainedTokenizerBase) -> list[list[int]]:

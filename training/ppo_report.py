@@ -12,11 +12,15 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from training.ppo_math import PolicyLoss, ValueLoss, explained_variance
+from training.processes import largest, summed
 from training.stage import Stage
 from training.tokenizer import decode_response
 
 if TYPE_CHECKING:
     from training.ppo_roles import Forward
+
+
+SUMMED = ("policy_loss", "value_loss", "entropy", "ratio", "clip_fraction", "value_clip_fraction", "approx_kl", "tokens")
 
 
 def rollout_statistics(
@@ -42,19 +46,19 @@ def _spread(x_B: Tensor) -> float:
 
 
 class UpdateStatistics:
-    """Sums over the micro-batches of an update, each token counted once a pass."""
+    """Sums over the response tokens of an update, each counted once a pass; the processes' parts come together at each optimizer step."""
 
     def __init__(self) -> None:
+        self._open: dict[str, float] = {}
+        """Of this process's share of the mini-batch at work."""
         self._sums: dict[str, float] = {}
-        self._tokens = 0
         self._mini_kl: list[float] = []
-        self._open_kl = 0.0
         self.grad_norms: list[float] = []
         self.first_ratio_error: float | None = None
         """Largest |ratio - 1| of the first micro-batch, where new and old policy are the same: float noise, if all is right."""
 
-    def add(self, policy: PolicyLoss, value: ValueLoss, new: "Forward", mini_tokens: int) -> None:
-        """Account a micro-batch of a mini-batch that has `mini_tokens` response tokens."""
+    def add(self, policy: PolicyLoss, value: ValueLoss, new: "Forward") -> None:
+        """Account a micro-batch."""
         with torch.no_grad():
             log_ratio_N = policy.ratio.log()
             parts = {
@@ -64,16 +68,18 @@ class UpdateStatistics:
             sums = {name: float(x_N.sum()) for name, x_N in parts.items()}
             if self.first_ratio_error is None:
                 self.first_ratio_error = float((policy.ratio - 1).abs().max())
-        for name, total in sums.items():
-            self._sums[name] = self._sums.get(name, 0.0) + total
-        self._tokens += len(policy.ratio)
-        self._open_kl += sums["approx_kl"]
+        for name, total in {**sums, "tokens": len(policy.ratio)}.items():
+            self._open[name] = self._open.get(name, 0.0) + total
 
-    def step(self, grad_norm: float, mini_tokens: int) -> None:
-        """Close a mini-batch of `mini_tokens` response tokens."""
+    def step(self, grad_norm: float) -> None:
+        """Close a mini-batch."""
+        if not self.grad_norms:
+            self.first_ratio_error = largest(self.first_ratio_error or 0.0)
+        found = dict(zip(SUMMED, summed([self._open.get(name, 0.0) for name in SUMMED]), strict=True))
+        self._sums = {name: self._sums.get(name, 0.0) + total for name, total in found.items()}
+        self._mini_kl.append(found["approx_kl"] / found["tokens"])
         self.grad_norms.append(grad_norm)
-        self._mini_kl.append(self._open_kl / mini_tokens)
-        self._open_kl = 0.0
+        self._open = {}
 
     def approx_kl(self) -> float:
         """Mean KL between old and new policy per token in the newest mini-batch, in nats."""
@@ -81,14 +87,17 @@ class UpdateStatistics:
 
     def summary(self) -> dict[str, float]:
         """Means per token over the update."""
-        means = {name: total / self._tokens for name, total in self._sums.items()}
-        return {**means, "grad_norm": sum(self.grad_norms) / len(self.grad_norms), "first_ratio_error": self.first_ratio_error or 0.0}
+        means = {name: total / self._sums["tokens"] for name, total in self._sums.items() if name != "tokens"}
+        grad_norm = sum(self.grad_norms) / len(self.grad_norms)
+        return {**means, "grad_norm": grad_norm, "first_ratio_error": self.first_ratio_error or 0.0}
 
 
 def write_samples(
     stage: Stage, update: int, tokenizer: PreTrainedTokenizerBase, prompts: Sequence[list[int]], responses: Sequence[list[int]], score_B: Tensor
 ) -> None:  # fmt: skip
     """Append a few responses to runs/ppo/samples.jsonl."""
+    if stage.rank != 0:
+        return
     with (stage.root / "runs" / stage.name / "samples.jsonl").open("a", encoding="utf-8") as file:
         for prompt, response, value in list(zip(prompts, responses, score_B.tolist(), strict=True))[:4]:
             row = {

@@ -25,7 +25,9 @@ class PpoState:
 
 
 def save_state(stage: Stage, roles: Roles, state: PpoState) -> None:
-    """Checkpoint weights, optimizer and state after `state.update`."""
+    """Checkpoint weights, optimizer and state after `state.update`. They are the same in every process: the first one writes."""
+    if stage.rank != 0:
+        return
     with stage.checkpoints.saving(state.update) as folder:
         save_file({name: p.detach().contiguous() for name, p in roles.trainable().items()}, folder / "trainable.safetensors")
         torch.save(roles.optimizer.state_dict(), folder / "optimizer.pt")

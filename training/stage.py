@@ -20,13 +20,16 @@ import transformers
 from config import jsonl
 from config.errors import EXIT_CRASHED, EXIT_DONE, DataError, RlhfError, StageStopped
 from config.load import load
-from config.records import NO_RUN_ID, RUN_ID_VARIABLE, AttemptRow, MetricRow
+from config.records import LAUNCHER_VARIABLE, NO_RUN_ID, RUN_ID_VARIABLE, AttemptRow, MetricRow
 from config.schema import Params
+from training import processes
 from training.artifacts import named_fault
 from training.checkpoint import DONE, Checkpoints, fingerprint
 from training.usage import Meter
 
 logger = logging.getLogger("training")
+
+LOST_PEER = "another process of the stage ended without a word: what it printed comes before this."
 
 Inputs = Sequence[str] | Callable[[Params], Sequence[str]]
 """Files and folders a stage reads, below the project's folder; a function of the params where those name them."""
@@ -44,6 +47,7 @@ class Stage:
         self.rank = int(os.environ.get("RANK", "0"))
         self.world_size = int(os.environ.get("WORLD_SIZE", "1"))
         self.device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
+        self._launcher = int(os.environ.get(LAUNCHER_VARIABLE, "0"))
         self._folder = root / "runs" / name
         self._sections = sections
         self._inputs = inputs(self.params) if callable(inputs) else inputs
@@ -51,6 +55,9 @@ class Stage:
         self.step = 0
         self.fingerprint = ""
         self.stop_requested = False
+        """This process was asked to stop."""
+        self.stopping = False
+        """All processes of the stage have agreed to stop here."""
         self.meter = Meter(self._stream("usage"), self.run_id, self.attempt, self.device, self.world_size)
 
     def _stream(self, kind: str) -> Path | None:
@@ -104,8 +111,8 @@ class Stage:
         """Append a row on the attempt itself."""
         if path := self._stream("attempts"):
             row = AttemptRow(
-                time=time.time(), run_id=self.run_id, attempt=self.attempt, event=event, fingerprint=self.fingerprint, pid=os.getpid(),
-                step=self.step, exit_code=exit_code, message=message, device=self.device, world_size=self.world_size,
+                time=time.time(), run_id=self.run_id, attempt=self.attempt, event=event, fingerprint=self.fingerprint,
+                pid=self._launcher or os.getpid(), step=self.step, exit_code=exit_code, message=message, device=self.device, world_size=self.world_size,
             )  # fmt: skip
             jsonl.append(path, row)
 
@@ -119,6 +126,15 @@ class Stage:
         """Leave with exit code 75 if SIGTERM or Ctrl-C came; for places where everything worth keeping is saved."""
         if self.stop_requested:
             raise StageStopped(self.stopped_message())
+
+    def agreed_to_stop(self) -> bool:
+        """Whether any process of the stage was asked to stop, or lost its parent; the same answer in all, who must ask at the same point.
+
+        Ask once a step, before deciding on a checkpoint: a request that comes later waits for the next step.
+        """
+        orphaned = self._launcher not in (0, os.getppid())
+        self.stopping = processes.largest(self.stop_requested or orphaned) > 0
+        return self.stopping
 
     def stopped_message(self) -> str:
         return f"{self.name} was asked to stop: checkpointed after step {self.step}, run again to go on from there."
@@ -134,30 +150,35 @@ class Stage:
 
 def run_stage(name: str, sections: Sequence[str], inputs: Inputs, work: Callable[[Stage], None]) -> int:
     """Run `work` as the stage process `name` in the current folder; returns the exit code."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s", datefmt="%H:%M:%S")
+    first = os.environ.get("RANK", "0") == "0"
+    logging.basicConfig(level=logging.INFO if first else logging.ERROR, format="%(asctime)s %(name)s %(message)s", datefmt="%H:%M:%S")
     try:
         stage = Stage(name, sections, inputs)
     except RlhfError as error:
-        print(f"{name}: {error}", file=sys.stderr)
+        if first:
+            print(f"{name}: {error}", file=sys.stderr)
         return error.exit_code
     if not stage.interactive:
         datasets.disable_progress_bars()
         transformers.utils.logging.disable_progress_bar()
-    signal.signal(signal.SIGTERM, stage.request_stop)
-    signal.signal(signal.SIGINT, stage.request_stop)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, stage.request_stop)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGTERM, signal.SIGINT))  # training.launch held them back until now
     code, message = EXIT_CRASHED, ""
     try:
         stage.begin()
+        processes.join(name, stage.device != "cpu")
         torch.manual_seed(stage.params.seed)
         if not stage.is_finished():
             work(stage)
         code = EXIT_DONE
+        processes.leave()
     except RlhfError as error:
         code, message = error.exit_code, str(error)
     except Exception as error:
         fault = named_fault(error, Path.cwd())
         if not isinstance(fault, RlhfError):
-            message = f"{type(error).__name__}: {error}"
+            message = LOST_PEER if processes.lost_peer(error) else f"{type(error).__name__}: {error}"
             raise
         code, message = fault.exit_code, str(fault)
     except BaseException as error:

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from config import jsonl
@@ -15,9 +16,11 @@ from tests.training.tiny import ROOT
 PATIENCE_SECONDS = 120.0
 
 
-def start(root: Path, stage: str) -> subprocess.Popen[str]:
+def start(root: Path, stage: str, processes: int | None = None) -> subprocess.Popen[str]:
+    """The stage as a process of its own, or through training.launch as several."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", f"training.{stage}"]
+    several = ["training.launch", stage, "--processes", str(processes)]
+    command = [sys.executable, "-m", *(several if processes else [f"training.{stage}"])]
     return subprocess.Popen(command, cwd=root, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
 
 
@@ -29,17 +32,22 @@ def metric_rows(root: Path, stage: str) -> list[MetricRow]:
     return jsonl.read(root / "runs" / stage / "metrics.jsonl", MetricRow).rows
 
 
-def signalled(root: Path, stage: str, at_step: int, number: signal.Signals) -> int:
-    """Start the stage, send it a signal once it has done `at_step` steps, and return what it exits with."""
+def signalled(
+    root: Path, stage: str, at_step: int, number: signal.Signals, processes: int | None = None, pick: Callable[[int], int] = int
+) -> int:
+    """Start the stage, send it a signal once it has done `at_step` steps, and return what it exits with.
+
+    `pick` names the process that gets the signal, from the id of the one that was started.
+    """
     before = max((row.attempt for row in attempts(root, stage)), default=0)
-    process = start(root, stage)
+    process = start(root, stage, processes)
     deadline = time.monotonic() + PATIENCE_SECONDS
     try:
         while not any(row.step >= at_step for row in metric_rows(root, stage) if row.attempt > before):
             assert process.poll() is None, process.communicate()[1]
             assert time.monotonic() < deadline
             time.sleep(0.005)
-        process.send_signal(number)
+        os.kill(pick(process.pid), number)
         process.communicate(timeout=PATIENCE_SECONDS)
     finally:
         process.kill()
@@ -47,9 +55,9 @@ def signalled(root: Path, stage: str, at_step: int, number: signal.Signals) -> i
     return process.returncode
 
 
-def finish(root: Path, stage: str) -> None:
+def finish(root: Path, stage: str, processes: int | None = None) -> None:
     """Run the stage to its end."""
-    process = start(root, stage)
+    process = start(root, stage, processes)
     try:
         said = process.communicate(timeout=PATIENCE_SECONDS)[1]
     finally:

@@ -22,8 +22,8 @@ def updated(ratio: float = 1.0, entropy: float = 2.0, grad_norm: float = 0.5) ->
     """Statistics of an update of one mini-batch of four tokens."""
     statistics, x = UpdateStatistics(), torch.ones(4)
     policy = PolicyLoss(losses=-ratio * x, ratio=ratio * x, clipped=x > 2)
-    statistics.add(policy, ValueLoss(x, x > 2), Forward(logprobs=-x, entropy=entropy * x, values=x), mini_tokens=4)
-    statistics.step(grad_norm, mini_tokens=4)
+    statistics.add(policy, ValueLoss(x, x > 2), Forward(logprobs=-x, entropy=entropy * x, values=x))
+    statistics.step(grad_norm)
     return statistics
 
 

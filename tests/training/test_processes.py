@@ -1,0 +1,76 @@
+"""Several processes give the result of one, and can be exchanged for one on the way."""
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import load_file
+
+from config import jsonl
+from config.errors import EnvironmentFault
+from config.records import UsageRow
+from tests.training.processes import finish, metric_rows
+from tests.training.tiny import work
+from training import processes
+
+Project = Callable[..., Path]
+NOISE = ("seconds", "first_ratio_error", "grad_norm", "kl_error", "policy_loss", "value_loss", "approx_kl")
+"""Curves that are time, or so near zero in a tiny run that only their absolute error means something."""
+
+
+def largest_difference(one: Path, other: Path) -> float:
+    """Of two models' weights."""
+    first, second = (load_file(folder / "model.safetensors") for folder in (one, other))
+    assert first.keys() == second.keys()
+    return max(float((first[name] - second[name]).abs().max()) for name in first)
+
+
+@given(st.lists(st.integers(0, 500), max_size=40), st.integers(1, 8))
+def test_shares_have_every_row_once_and_totals_that_differ_by_one_row_at_most(costs: list[int], parts: int) -> None:
+    found = processes.shares(costs, parts)
+    assert sorted(i for share in found for i in share) == list(range(len(costs)))
+    totals = [sum(costs[i] for i in share) for share in found]
+    assert max(totals) - min(totals) <= max(costs, default=0)
+    assert all(share == sorted(share) for share in found)
+
+
+def test_one_process_does_everything_in_its_order() -> None:
+    def double(rows: Sequence[list[int]], tags: Sequence[str]) -> list[str]:
+        return [f"{tag}{len(row)}" for row, tag in zip(rows, tags, strict=True)]
+
+    assert processes.spread(double, [[1], [1, 2, 3], [1, 2]], "abc") == ["a1", "b3", "c2"]
+    assert processes.own_share([5, 1, 9]) == [0, 1, 2]
+    assert (processes.summed([2.0, 3.0]), processes.largest(4.0)) == ([2.0, 3.0], 4.0)
+
+
+def test_more_processes_than_gpus_are_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    for name, value in {"WORLD_SIZE": "2", "RANK": "1", "LOCAL_RANK": "1"}.items():
+        monkeypatch.setitem(os.environ, name, value)
+    with pytest.raises(EnvironmentFault, match=r"processes\.ppo=2 needs a GPU for each process, this machine has 1\."):
+        processes.join("ppo", accelerator=True)
+
+
+@pytest.mark.integration
+def test_two_processes_take_the_steps_of_one(project: Project) -> None:
+    changes = {
+        "layout": "shared_trunk", "responses_per_prompt": 2, "micro_batch_tokens": 300, "updates": 4, "ppo_epochs": 2, "target_kl": 1.0,
+        "checkpoint_every_updates": 100,
+    }  # fmt: skip
+    one, two = (project("ppo", name, ppo=changes) for name in ("one", "two"))
+    work(one, "ppo")
+    finish(two, "ppo", processes=2)
+    assert largest_difference(one / "models/ppo", two / "models/ppo") < 2e-6
+    for alone, shared in zip(metric_rows(one, "ppo"), metric_rows(two, "ppo"), strict=True):
+        for name in alone.values.keys() - {"seconds"}:
+            tolerance = 1e-4 if name in NOISE else 1e-5
+            assert shared.values[name] == pytest.approx(alone.values[name], rel=1e-3 if name in NOISE else 1e-4, abs=tolerance), name
+    rows = {root: jsonl.read(root / "runs/ppo/usage.jsonl", UsageRow).rows for root in (one, two)}
+    assert {row.world_size for row in rows[two]} == {2}
+    for phase in ("rollout", "score", "reference", "update"):
+        counts = [[(row.step, row.tokens, row.sequences) for row in rows[root] if row.phase == phase] for root in (one, two)]
+        assert counts[0] == counts[1], phase
