@@ -77,6 +77,8 @@ def _one_type(node: dict[str, Any]) -> str:
     if node["type"] == "object":
         values = node.get("additionalProperties", {})
         return f"mapping of text to {_one_type(values)}"
+    if node["type"] == "array":
+        return f"list of {_one_type(node['items'])}"
     bounds = [f"{sign} {node[name]:.12g}" for name, sign in BOUNDS if name in node]
     pattern = ["YYYY-MM-DD"] if "pattern" in node else []
     return " ".join([TYPES[node["type"]], ", ".join([*bounds, *pattern])]).rstrip()

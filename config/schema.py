@@ -66,8 +66,13 @@ class Model(Section):
         description="Token of the vocabulary to pad with, never the end-of-sequence token; null takes the tokenizer's own."
     )
     context_length: Annotated[int, Field(ge=8)] = Field(description="Longest prompt plus response, in tokens.")
-    dtype: Literal["fp32", "bf16"] = Field(
-        description="Compute type; weights that learn are kept in fp32. fp32 on a CPU: bf16 is slower there without AVX512-BF16."
+    dtype: Literal["fp32", "bf16", "fp16"] = Field(
+        description="Compute type; weights that learn are kept in fp32, and fp16 scales the loss. "
+        "fp32 on a CPU: bf16 is slower there without AVX512-BF16."
+    )
+    quantisation: Literal["nf4"] | None = Field(
+        description="Storage of the weights that do not learn: nf4 is 4 bits each (QLoRA), null is the compute type. "
+        "Embeddings, norms and heads are never quantised, nor a base built from model.random."
     )
     attention: Literal["sdpa", "eager", "flash_attention_2"] = Field(description="Attention implementation.")
 
@@ -152,9 +157,28 @@ class Data(Section):
 # ---------------------------------------------------------------- training stages
 
 
+class Lora(Section):
+    """Low-rank adapters: the base is frozen, and two thin matrices beside each of the chosen ones learn."""
+
+    rank: Positive = Field(description="Columns of the thin matrices: rank x (inputs + outputs) weights learn for each chosen matrix.")
+    alpha: Annotated[float, Field(gt=0)] = Field(description="The adapter's output is scaled by alpha / rank.")
+    modules: Annotated[list[str], Field(min_length=1)] = Field(
+        description="Matrices of each layer to adapt: q, k, v, o (attention), gate, up, down (feed-forward), or the model's own names. "
+        "Where a model keeps q, k and v in one matrix, any of them means all three."
+    )
+    dropout: Annotated[float, Field(ge=0, lt=1)] = Field(description="Dropout before the adapter while training; 0 in ppo.")
+
+
+OptimizerName = Literal["adamw", "adamw8bit"]
+OPTIMIZER = "AdamW, or AdamW with 8-bit moments (bitsandbytes): 2 bytes a learning weight instead of 8."
+LORA = "Train adapters on a frozen base; null trains all weights."
+
+
 class Optimisation(Section):
     """What sft and reward have in common."""
 
+    lora: Lora | None = Field(description=LORA)
+    optimizer: OptimizerName = Field(description=OPTIMIZER)
     epochs: Annotated[float, Field(gt=0)] = Field(description="Passes over the training data.")
     max_steps: Positive | None = Field(description="Stop after this many optimizer steps; null trains all epochs.")
     batch_size: Positive = Field(description="Sequences (sft) or pairs (reward) per optimizer step, over all processes.")
@@ -229,10 +253,18 @@ class Kl(Section):
 class Ppo(Section):
     """Proximal policy optimisation of the SFT model against the reward model."""
 
-    layout: Literal["separate", "shared_trunk"] = Field(
-        description="separate: policy and value model apart. shared_trunk: a value head on the policy's trunk, one forward for both."
+    layout: Literal["separate", "shared_trunk", "shared_base"] = Field(
+        description="separate: policy and value model apart. shared_trunk: a value head on the policy's trunk, one forward for both. "
+        "shared_base: one frozen base with adapters for policy, reward and value; the reference is the base without them."
     )
-    value_init: Literal["reward", "sft"] = Field(description="Weights of the value trunk in layout separate.")
+    value_init: Literal["reward", "sft"] = Field(description="Weights the value model starts from, its head included; not in shared_trunk.")
+    lora: Lora | None = Field(
+        description="Train adapters on the frozen SFT model, for policy and value model alike; null trains all weights."
+    )
+    optimizer: OptimizerName = Field(description=OPTIMIZER)
+    activation_checkpointing: bool = Field(
+        description="Recompute activations in the backward pass: less memory, about a third more time in the update."
+    )
     updates: Positive = Field(description="Rollouts, each followed by ppo_epochs passes over it.")
     batch_size: Positive = Field(description="Episodes (one response each) per update, over all processes.")
     responses_per_prompt: Positive = Field(description="Responses drawn from each prompt; must divide the batch.")
@@ -270,6 +302,20 @@ class Ppo(Section):
     def _batches(self) -> "Ppo":
         _splits("ppo", "batch_size", self.batch_size, "num_mini_batches", self.num_mini_batches)
         _splits("ppo", "batch_size", self.batch_size, "responses_per_prompt", self.responses_per_prompt)
+        return self
+
+    @model_validator(mode="after")
+    def _adapters(self) -> "Ppo":
+        if self.lora is not None and self.lora.dropout:
+            raise ParamsError(
+                f"ppo.lora.dropout={self.lora.dropout}: with dropout the policy that learns is not the one that sampled. "
+                "Set ppo.lora.dropout: 0.0 in params.yaml."
+            )
+        if self.layout == "shared_base" and self.lora is None:
+            raise ParamsError(
+                "ppo.layout=shared_base shares one frozen base between adapters, and ppo.lora is null. "
+                "Set ppo.lora, or layout: separate in params.yaml."
+            )
         return self
 
 
@@ -415,5 +461,29 @@ class Params(Section):
             raise ParamsError(
                 f"sft.packing=true mixes rows in one sequence unless model.attention is flash_attention_2, it is {self.model.attention}. "
                 "Set sft.packing: false in params.yaml."
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _adapters_have_a_base(self) -> "Params":
+        if self.model.random is not None:
+            for section, stands in (("sft", self.sft.lora), ("reward", self.reward.lora if self.reward.init == "base" else None)):
+                if stands is not None:
+                    raise ParamsError(
+                        f"{section}.lora adapts the weights of model.random, which have learnt nothing and are in no folder. "
+                        f"Set {section}.lora: null, or model.path in params.yaml."
+                    )
+        if self.align.method != "ppo":
+            return self
+        if self.model.quantisation is not None and self.ppo.lora is None:
+            raise ParamsError(
+                f"model.quantisation={self.model.quantisation} with ppo.lora null: the policy would learn from other weights than its "
+                "reference has. Set ppo.lora, or model.quantisation: null in params.yaml."
+            )
+        if self.ppo.layout == "shared_base" and (self.reward.lora is None or (self.reward.init == "base" and self.sft.lora is None)):
+            raise ParamsError(
+                f"ppo.layout=shared_base needs a reward model that is an adapter on the SFT model's base; reward.lora is "
+                f"{'null' if self.reward.lora is None else 'set'}, reward.init is {self.reward.init}. "
+                "Set reward.lora and reward.init: sft, or ppo.layout: separate in params.yaml."
             )
         return self

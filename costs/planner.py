@@ -149,7 +149,7 @@ def levers_of(params: Params, section: Mapping[str, Any], micro_batch: int, batc
         lora_rank=int(lora.get("rank", 8)) if lora else 8,
         lora_modules=tuple(lora.get("modules", ("q", "v"))) if lora else ("q", "v"),
         lora_dropout=bool(lora.get("dropout", 0.0)) if lora else False,
-        quantisation=section.get("quantisation"),
+        quantisation=params.model.quantisation if lora else None,
         dtype=params.model.dtype,
         weights_fp32=bool(section.get("fp32_weights", False)),
         optimizer=section.get("optimizer", "adamw"),

@@ -6,20 +6,33 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
 from transformers import PrinterCallback, ProgressCallback, Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from config.errors import StageStopped, TrainingDiverged
+from config.errors import EnvironmentFault, StageStopped, TrainingDiverged
 from config.schema import Optimisation
 from training.batching import LengthBuckets
 from training.checkpoint import restoring
+from training.lowbit import require_bitsandbytes
 from training.stage import Stage
 from training.usage import Work
 
 logger = logging.getLogger(__name__)
 
+LEARNING = "learning.safetensors"
+
 
 def arguments(stage: Stage, settings: Optimisation) -> dict[str, Any]:
-    """TrainingArguments from a params section: the names are translated here and nowhere else."""
+    """TrainingArguments from a params section: the names are translated here and nowhere else.
+
+    Raises EnvironmentFault for what this machine can not do.
+    """
+    if stage.params.model.dtype == "fp16" and stage.device == "cpu":
+        raise EnvironmentFault(
+            f"model.dtype=fp16: {stage.name} scales its loss on a GPU only, and there is none here. Set model.dtype: fp32 in params.yaml."
+        )
     return {
         "output_dir": str(stage.checkpoints.folder / "trainer"),
         "num_train_epochs": settings.epochs,
@@ -33,9 +46,10 @@ def arguments(stage: Stage, settings: Optimisation) -> dict[str, Any]:
         "weight_decay": settings.weight_decay,
         "adam_beta2": settings.adam_beta2,
         "max_grad_norm": settings.max_grad_norm,
-        "optim": "adamw_torch_fused",
+        "optim": trainer_optimizer(stage, settings),
         "gradient_checkpointing": settings.activation_checkpointing,
         "bf16": stage.params.model.dtype == "bf16",
+        "fp16": stage.params.model.dtype == "fp16",
         "save_strategy": "steps",
         "save_steps": settings.checkpoint_every_steps,
         "logging_steps": settings.log_every_steps,
@@ -46,6 +60,14 @@ def arguments(stage: Stage, settings: Optimisation) -> dict[str, Any]:
         "dataloader_pin_memory": stage.device != "cpu",
         "remove_unused_columns": False,
     }
+
+
+def trainer_optimizer(stage: Stage, settings: Optimisation) -> str:
+    """The Trainer's name of the optimizer. Raises EnvironmentFault if its library is missing."""
+    if settings.optimizer == "adamw":
+        return "adamw_torch_fused"
+    require_bitsandbytes(f"{stage.name}.optimizer={settings.optimizer}", f"{stage.name}.optimizer: adamw")
+    return "adamw_bnb_8bit"
 
 
 class CountingCollator:
@@ -92,6 +114,33 @@ class BucketedData:
             super()._load_rng_state(checkpoint)  # type: ignore[misc]
 
 
+class LearningCheckpoints:
+    """Mixed into a Trainer: where a part of the model is frozen, checkpoints hold the part that learns."""
+
+    args: TrainingArguments
+    model: Any
+
+    def _save(self, output_dir: str | None = None, state_dict: dict | None = None) -> None:
+        learning = {name: p.detach().contiguous() for name, p in self.model.named_parameters() if p.requires_grad}
+        if len(learning) == len(list(self.model.parameters())):
+            super()._save(output_dir, state_dict)  # type: ignore[misc]
+            return
+        folder = Path(output_dir or str(self.args.output_dir))
+        folder.mkdir(parents=True, exist_ok=True)
+        save_file(learning, folder / LEARNING)
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
+        saved = Path(resume_from_checkpoint) / LEARNING
+        if not saved.exists():
+            super()._load_from_checkpoint(resume_from_checkpoint, model)  # type: ignore[misc]
+            return
+        weights = load_file(saved)
+        with torch.no_grad():
+            for name, parameter in (model if model is not None else self.model).named_parameters():
+                if parameter.requires_grad:
+                    parameter.copy_(weights[name])
+
+
 class StageCallback(TrainerCallback):
     """Ties a Trainer to its Stage."""
 
@@ -132,6 +181,9 @@ def train(trainer: Trainer, stage: Stage) -> None:
 
     Raises StageStopped after a checkpoint if the stage was asked to stop.
     """
+    for parameter in trainer.model.parameters():  # TRL casts adapters on a 4-bit base to bf16, where small steps vanish
+        if parameter.requires_grad:
+            parameter.data = parameter.data.float()
     trainer.remove_callback(PrinterCallback)
     if not stage.interactive:
         trainer.remove_callback(ProgressCallback)

@@ -1,5 +1,8 @@
 """Building and loading models: the base from a shape or a folder, a policy, a reward model; weights from safetensors only."""
 
+import copy
+import importlib.util
+import logging
 import math
 from pathlib import Path
 from typing import Any
@@ -15,10 +18,13 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from config.errors import ModelError
+from config.errors import EnvironmentFault, ModelError
 from config.schema import Model, RandomModel
+from training.adapters import CONFIG, is_adapter, lineage, merge, read_adapter
+from training.lowbit import quantisation
 
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+SCORE = "score.weight"
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def base_model(settings: Model, tokenizer: PreTrainedTokenizerBase, seed: int, trainable: bool = False) -> PreTrainedModel:
@@ -60,12 +66,11 @@ def random_config(shape: RandomModel, context_length: int, tokenizer: PreTrained
 def load_policy(
     place: str | Path, settings: Model, tokenizer: PreTrainedTokenizerBase, trainable: bool = False, revision: str | None = None
 ) -> PreTrainedModel:
-    """A causal language model from a folder or the hub.
+    """A causal language model from a folder, its own or an adapter's, or from the hub.
 
     Raises ModelError as `base_model` does.
     """
-    check_folder(place)
-    model = _load(AutoModelForCausalLM, place, settings, trainable, revision)
+    model = _load_lineage(AutoModelForCausalLM, place, settings, trainable, revision)
     check_vocabulary(model, tokenizer, place)
     return without_dropout(model)
 
@@ -75,21 +80,40 @@ def load_reward_model(place: str | Path, settings: Model, tokenizer: PreTrainedT
 
     Raises ModelError as `base_model` does, and if the folder holds no reward model.
     """
+    check_reward_folder(place)
+    if is_adapter(place):
+        model = _load_lineage(AutoModelForSequenceClassification, place, settings, trainable, None, frozenset({SCORE}), num_labels=1)
+        model.config = reward_config(model.config, place)
+    else:
+        model = _load(AutoModelForSequenceClassification, place, settings, trainable)
+    check_vocabulary(model, tokenizer, place)
+    return without_dropout(model)
+
+
+def reward_config(base: PreTrainedConfig, place: str | Path) -> PreTrainedConfig:
+    """A copy of `base` with what the reward model's adapter in `place` adds to it."""
+    config, of_adapter = copy.deepcopy(base), AutoConfig.from_pretrained(place)
+    for name in ("pad_token_id", "score_mean", "score_std"):
+        setattr(config, name, getattr(of_adapter, name))
+    return config
+
+
+def check_reward_folder(place: str | Path) -> None:
+    """Refuse a folder that is no reward model of ours, in one line."""
     check_folder(place)
     if '"score_std"' not in (Path(place) / "config.json").read_text(encoding="utf-8"):
         raise ModelError(
             f"{place} is not a reward model of this project (one label and a stored score normalisation). Run the reward stage."
         )
-    model = _load(AutoModelForSequenceClassification, place, settings, trainable)
-    check_vocabulary(model, tokenizer, place)
-    return without_dropout(model)
 
 
 def new_reward_model(
-    trunk: str | Path | PreTrainedModel, settings: Model, tokenizer: PreTrainedTokenizerBase, seed: int
-) -> PreTrainedModel:
-    """A reward model on the trunk of a language model, its head without bias and drawn with std 1/sqrt(d + 1).
+    trunk: str | Path | PreTrainedModel, settings: Model, tokenizer: PreTrainedTokenizerBase, seed: int, trainable: bool = True,
+    revision: str | None = None,
+) -> PreTrainedModel:  # fmt: skip
+    """A reward model on the trunk of a language model, its head in fp32, without bias and drawn with std 1/sqrt(d + 1).
 
+    A `trainable` trunk has fp32 weights, a frozen one is as `base_model` says.
     Source: Stiennon et al. 2020 (arXiv:2009.01325), appendix B; Huang et al. 2024 (arXiv:2403.17031).
     """
     if isinstance(trunk, PreTrainedModel):
@@ -97,13 +121,19 @@ def new_reward_model(
         model = AutoModelForSequenceClassification.from_config(config, attn_implementation=settings.attention, dtype=torch.float32)
         model.base_model.load_state_dict(trunk.base_model.state_dict())
     else:
-        check_folder(trunk)
-        model = _load(AutoModelForSequenceClassification, trunk, settings, True, None, frozenset({"score.weight"}), num_labels=1)
+        model = _load_lineage(AutoModelForSequenceClassification, trunk, settings, trainable, revision, frozenset({SCORE}), num_labels=1)
         check_vocabulary(model, tokenizer, trunk)
     model.config.pad_token_id = tokenizer.pad_token_id
     model.config.score_mean, model.config.score_std = 0.0, 1.0
-    init_head(model.score, seed)
+    model.score = new_head(model.config.hidden_size, seed, model.device)
     return without_dropout(model)
+
+
+def new_head(width: int, seed: int, device: torch.device) -> nn.Linear:
+    """A scalar head in fp32: [D] -> [1], without bias."""
+    head = nn.Linear(width, 1, bias=False, device=device)
+    init_head(head, seed)
+    return head
 
 
 def init_head(head: nn.Linear, seed: int) -> None:
@@ -125,7 +155,7 @@ def check_folder(place: str | Path) -> None:
                 f"{place} does not exist; it should be a model folder. Run the stage that makes it, or mend model.path in params.yaml."
             )
         return
-    if not (folder / "config.json").is_file():
+    if not (folder / "config.json").is_file() and not (folder / CONFIG).is_file():
         raise ModelError(f"{place} has no config.json, so it is not a model folder. Mend model.path in params.yaml.")
     if not any(folder.glob("*.safetensors")):
         others = sorted(path.name for path in folder.glob("*.bin"))
@@ -143,6 +173,28 @@ def check_vocabulary(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase,
         )
 
 
+def _load_lineage(
+    kind: Any, place: str | Path, settings: Model, trainable: bool, revision: str | None,
+    fresh: frozenset[str] = frozenset(), **config: int,
+) -> PreTrainedModel:  # fmt: skip
+    """A base with the adapters of `place` on it, merged into its weights if they are to learn."""
+    check_folder(place)
+    found = lineage(place, revision)
+    check_folder(found.base)
+    model = _load(kind, found.base, settings, trainable, found.revision, fresh, **config)
+    if SCORE in fresh:
+        model.score.float()
+    for adapter in found.adapters:
+        check_folder(adapter)
+        read_adapter(model, adapter, adapter_name(adapter))
+    return merge(model) if trainable and found.adapters else model
+
+
+def adapter_name(folder: Path) -> str:
+    """What the adapter of a folder is called in a model."""
+    return folder.resolve().name.replace(".", "_")
+
+
 def _load(
     kind: Any,
     place: str | Path,
@@ -153,10 +205,18 @@ def _load(
     **config: int,
 ) -> PreTrainedModel:
     """`fresh` names the weights that the place need not have; any other that is not there would silently be random."""
+    stored = None if trainable else quantisation(settings, DTYPES[settings.dtype])
+    if settings.attention == "flash_attention_2" and importlib.util.find_spec("flash_attn") is None:
+        raise EnvironmentFault(
+            "model.attention=flash_attention_2 needs the package flash_attn, which is not installed. "
+            "Install it on a machine with an Ampere GPU or newer, or set model.attention: sdpa in params.yaml."
+        )
+    logging.getLogger("transformers.modeling_utils").addFilter(_without_report)
     try:
         model, found = kind.from_pretrained(
             place, revision=revision or "main", dtype=weight_dtype(settings, trainable), attn_implementation=settings.attention,
-            use_safetensors=True, trust_remote_code=False, output_loading_info=True, ignore_mismatched_sizes=True, **config,
+            use_safetensors=True, trust_remote_code=False, output_loading_info=True, ignore_mismatched_sizes=True,
+            **({"quantization_config": stored} if stored is not None else {}), **config,
         )  # fmt: skip
     except (OSError, ValueError, ImportError) as error:
         raise ModelError(
@@ -179,6 +239,11 @@ def _load(
             f"{place} has no weights for {lost[0]}{more}: they would be random. Copy the folder again, or run the stage that made it."
         )
     return model
+
+
+def _without_report(record: logging.LogRecord) -> bool:
+    """Transformers' table of what a folder lacks: `_load` says it in one line, or knows that it is meant."""
+    return "LOAD REPORT" not in record.getMessage()
 
 
 def weight_dtype(settings: Model, trainable: bool) -> torch.dtype:

@@ -21,14 +21,15 @@ from transformers import PreTrainedTokenizerBase
 from config import jsonl
 from config.errors import DataError, StageStopped, TrainingDiverged
 from config.schema import Ppo
-from training.artifacts import replacing, write_json
+from training.artifacts import write_json
 from training.batching import token_budget_batches
 from training.curves import write_curves
 from training.divergence import check_rollout, check_update
 from training.models import autocast
+from training.ppo_layouts import load_roles, save_policy
 from training.ppo_math import adapted_kl_coef, gae, kl_per_token, policy_loss, token_rewards, value_loss, whiten
 from training.ppo_report import UpdateStatistics, rollout_statistics, write_samples
-from training.ppo_roles import Roles, load_roles
+from training.ppo_roles import Roles
 from training.ppo_state import PpoState, load_state, save_state
 from training.processes import own_share, spread, sum_gradients
 from training.rollout import Limits, Rollout, generate, sampling_noise
@@ -127,7 +128,7 @@ def ppo(stage: Stage) -> None:
                     policy = policy_loss(new.logprobs, old_logprobs_N, advantages_N, settings.cliprange)
                     value = value_loss(new.values, old_values_N, returns_N, settings.cliprange_value)
                     loss = (policy.losses.sum() + settings.vf_coef * value.losses.sum()) / mini_tokens
-                    loss.backward()
+                    roles.backward(loss)
                     update_statistics.add(policy, value, new)
                 sum_gradients(roles.trainable().values())
                 update_statistics.step(roles.step(settings.max_grad_norm))
@@ -183,9 +184,7 @@ def roll_out(roles: Roles, batch: Sequence[list[int]], noise_BT: Tensor, setting
 
 def write_outputs(stage: Stage, roles: Roles, state: PpoState, tokenizer: PreTrainedTokenizerBase) -> None:
     """Put models/ppo, plots/ppo.csv and metrics/ppo.json in place; the metrics are means over the last five updates."""
-    with replacing(stage.root / "models/ppo") as folder:
-        roles.policy.save_pretrained(folder)
-        tokenizer.save_pretrained(folder)
+    save_policy(stage, roles, tokenizer)
     history = write_curves(stage, "plots/ppo.csv", CURVES)
     last = history[-5:]
     metrics = {name: sum(values[name] for values in last) / len(last) for name in CURVES}

@@ -1,23 +1,29 @@
-"""The four roles of PPO (policy, ref_policy, reward_model, value_model) in their layouts.
-
-separate      four models.
-shared_trunk  the value model is a head on the policy's trunk: one forward gives log-probs and values.
+"""The four roles of PPO (policy, ref_policy, reward_model, value_model) at work; `ppo_layouts` makes them.
 
 Shapes: L tokens of prompt and response, N response tokens one after another, D model width.
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from functools import partial
+from typing import NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from config.schema import Ppo
+from training.adapters import AdapterView, learning, lora_layers, recompute_context
 from training.logprobs import output_weight, token_logprobs
-from training.models import init_head, load_policy, load_reward_model, new_reward_model
+from training.lowbit import optimizer
 from training.sequences import per_response, response_hidden, response_targets, sequence_logprobs
-from training.stage import Stage
+
+Role: TypeAlias = PreTrainedModel | AdapterView
+"""Both run sequences through `base_model`; a view is one role's of a model that several share."""
+
+
+MIN_LOSS_SCALE = 1.0
+"""Below it a gradient is too large for fp16 without any scaling: training has diverged."""
 
 
 class Forward(NamedTuple):
@@ -28,44 +34,65 @@ class Forward(NamedTuple):
     values: Tensor
 
 
-class Roles:
-    """The models of a run and the optimizer of those that learn."""
+class Models(NamedTuple):
+    """The roles as their layout has them. Exactly one of `value_model` and `trunk_value_head` (layout shared_trunk) is there."""
 
-    def __init__(
-        self, policy: PreTrainedModel, ref_policy: PreTrainedModel, reward_model: PreTrainedModel, value_model: PreTrainedModel | None,
-        trunk_value_head: nn.Linear | None, settings: Ppo,
-    ) -> None:  # fmt: skip
-        """Exactly one of `value_model` (layout separate) and `trunk_value_head` (layout shared_trunk) is given."""
-        self.policy = policy
-        self.ref_policy = ref_policy.requires_grad_(False)
-        self.reward_model = reward_model.requires_grad_(False)
-        self.value_model = value_model
-        self.trunk_value_head = trunk_value_head
-        value = value_model if value_model is not None else trunk_value_head
+    policy: Role
+    ref_policy: Role
+    reward_model: Role
+    value_model: Role | None
+    trunk_value_head: nn.Linear | None
+
+
+class Roles:
+    """The models of a run and the optimizer of what learns in them."""
+
+    def __init__(self, models: Models, settings: Ppo, dtype: str = "fp32") -> None:
+        """`dtype` is that of computing: fp16 scales the loss, so that small gradients do not vanish."""
+        self.policy, self.ref_policy, self.reward_model, self.value_model, self.trunk_value_head = models
+        value = models.value_model if models.value_model is not None else models.trunk_value_head
         assert value is not None
-        groups = [
-            {"params": list(policy.parameters()), "lr": settings.learning_rate},
-            {"params": list(value.parameters()), "lr": settings.value_learning_rate},
-        ]
-        self.optimizer = torch.optim.AdamW(groups, weight_decay=0.0, fused=True)
+        self._learning = {"policy": learning(models.policy), "value": learning(value)}
+        for module in {id(role): _module(role) for role in models if role is not None}.values():
+            module.requires_grad_(False)
+        for parameter in self.trainable().values():
+            parameter.requires_grad_(True)
+        rates = {"policy": settings.learning_rate, "value": settings.value_learning_rate}
+        groups = [{"params": list(self._learning[part].values()), "lr": rate} for part, rate in rates.items()]
+        self.optimizer = optimizer(settings.optimizer, groups, "ppo.optimizer")
+        self.scaler = torch.amp.GradScaler(models.policy.device.type, enabled=dtype == "fp16")
+        self._recomputed = _recomputing([models.policy, models.value_model]) if settings.activation_checkpointing else []
 
     def trainable(self) -> dict[str, nn.Parameter]:
         """Every parameter that learns, by a name that stays the same from run to run."""
-        value = self.value_model if self.value_model is not None else self.trunk_value_head
-        parts = {"policy": self.policy, "value": value}
-        return {f"{part}.{name}": parameter for part, module in parts.items() for name, parameter in module.named_parameters()}
+        return {f"{part}.{name}": parameter for part, found in self._learning.items() for name, parameter in found.items()}
 
     def forward(self, sequences: Sequence[Sequence[int]], prompt_lengths: Sequence[int], settings: Ppo) -> Forward:
         """Log-probs and values of the response tokens, with gradient: one micro-batch."""
+        for layer in self._recomputed:  # only layers that train are computed again, and those keep no cache for generation
+            layer.train()
+        try:
+            return self._forward(sequences, prompt_lengths, settings)
+        finally:
+            for layer in self._recomputed:
+                layer.eval()
+
+    def _values_at(self, rows: Sequence[Sequence[int]], lengths: Sequence[int]) -> Tensor:
+        """What the value model's head says before each response token, [N]."""
+        model = self.value_model
+        assert model is not None
+        values_N: Tensor = model.score(response_hidden(model, rows, lengths)).squeeze(-1)
+        return values_N.float()
+
+    def _forward(self, sequences: Sequence[Sequence[int]], prompt_lengths: Sequence[int], settings: Ppo) -> Forward:
         hidden_ND = response_hidden(self.policy, sequences, prompt_lengths)
         targets_N = response_targets(sequences, prompt_lengths).to(hidden_ND.device)
         logprobs_N, entropy_N = token_logprobs(hidden_ND, output_weight(self.policy), targets_N, settings.temperature)
         if self.trunk_value_head is not None:
-            values_N = self.trunk_value_head(hidden_ND).squeeze(-1)
+            values_N = self.trunk_value_head(hidden_ND).squeeze(-1).float()
         else:
-            assert self.value_model is not None
-            values_N = self.value_model.score(response_hidden(self.value_model, sequences, prompt_lengths)).squeeze(-1)
-        return Forward(logprobs_N, entropy_N, values_N.float())
+            values_N = self._values_at(sequences, prompt_lengths)
+        return Forward(logprobs_N, entropy_N, values_N)
 
     @torch.no_grad()
     def ref_logprobs(self, sequences: Sequence[Sequence[int]], prompt_lengths: Sequence[int], settings: Ppo) -> list[Tensor]:
@@ -76,14 +103,7 @@ class Roles:
     @torch.no_grad()
     def values(self, sequences: Sequence[Sequence[int]], prompt_lengths: Sequence[int], settings: Ppo) -> list[Tensor]:
         """The value model's prediction before each response token, in order (layout separate)."""
-        model = self.value_model
-        assert model is not None
-
-        def of_rows(rows: list[Sequence[int]], lengths: list[int]) -> Tensor:
-            values_N: Tensor = model.score(response_hidden(model, rows, lengths)).squeeze(-1)
-            return values_N.float()
-
-        return per_response(of_rows, sequences, prompt_lengths, settings.micro_batch_tokens)
+        return per_response(self._values_at, sequences, prompt_lengths, settings.micro_batch_tokens)
 
     def set_learning_rates(self, settings: Ppo, progress: float) -> None:
         """Learning rates at `progress` in [0, 1)."""
@@ -91,31 +111,40 @@ class Roles:
         self.optimizer.param_groups[0]["lr"] = settings.learning_rate * factor
         self.optimizer.param_groups[1]["lr"] = settings.value_learning_rate * factor
 
+    def backward(self, loss: Tensor) -> None:
+        """Add the gradient of a micro-batch's loss."""
+        self.scaler.scale(loss).backward()
+
     def step(self, max_grad_norm: float) -> float:
-        """Clip the gradient of policy and of value apart, take an optimizer step unless it is not finite; the policy's norm before clipping."""
+        """Clip the gradient of policy and of value apart, take an optimizer step unless it is not finite; the policy's norm before clipping.
+
+        In fp16 a gradient that is too large for the type halves the loss scale and counts as 0: no step is taken.
+        """
+        self.scaler.unscale_(self.optimizer)
         norms = [torch.nn.utils.clip_grad_norm_(group["params"], max_grad_norm) for group in self.optimizer.param_groups]
-        if all(torch.isfinite(norm) for norm in norms):
-            self.optimizer.step()
+        is_finite = all(torch.isfinite(norm) for norm in norms)
+        if is_finite or self.scaler.is_enabled():
+            self.scaler.step(self.optimizer)
+        self.scaler.update()
         self.optimizer.zero_grad(set_to_none=True)
+        if not is_finite and self.scaler.is_enabled() and self.scaler.get_scale() >= MIN_LOSS_SCALE:
+            return 0.0
         return float(norms[0]) if torch.isfinite(norms[1]) else float(norms[1])
 
 
-def load_roles(stage: Stage, tokenizer: PreTrainedTokenizerBase) -> Roles:
-    """The roles of `ppo.layout`, from models/sft and models/reward.
+def _module(role: Role | nn.Linear) -> nn.Module:
+    module: nn.Module = role.model if isinstance(role, AdapterView) else role
+    return module
 
-    Raises ModelError if either is missing, damaged or of another vocabulary.
-    """
-    params, settings = stage.params, stage.params.ppo
-    sft, reward = stage.root / "models/sft", stage.root / "models/reward"
-    device = "cpu" if stage.device == "cpu" else "cuda"
-    policy, ref_policy = (load_policy(sft, params.model, tokenizer, trainable).to(device).eval() for trainable in (True, False))
-    reward_model = load_reward_model(reward, params.model, tokenizer).to(device).eval()
-    value_model = head = None
-    if settings.layout == "shared_trunk":
-        head = nn.Linear(policy.config.hidden_size, 1, bias=False, device=device)
-        init_head(head, params.seed)
-    elif settings.value_init == "reward":
-        value_model = load_reward_model(reward, params.model, tokenizer, trainable=True).to(device).eval()
-    else:
-        value_model = new_reward_model(sft, params.model, tokenizer, params.seed).to(device).eval()
-    return Roles(policy, ref_policy, reward_model, value_model, head, settings)
+
+def _recomputing(roles: Sequence[Role | None]) -> list[nn.Module]:
+    """Let the layers of the models that learn forget their activations while they train; the layers."""
+    found: dict[int, nn.Module] = {}
+    for role in roles:
+        if role is None:
+            continue
+        model: PreTrainedModel = _module(role)
+        context = partial(recompute_context, lora_layers(model))
+        model.gradient_checkpointing_enable({"use_reentrant": False, "context_fn": context})
+        found |= {id(module): module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)}
+    return list(found.values())

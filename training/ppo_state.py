@@ -31,6 +31,7 @@ def save_state(stage: Stage, roles: Roles, state: PpoState) -> None:
     with stage.checkpoints.saving(state.update) as folder:
         save_file({name: p.detach().contiguous() for name, p in roles.trainable().items()}, folder / "trainable.safetensors")
         torch.save(roles.optimizer.state_dict(), folder / "optimizer.pt")
+        (folder / "loss_scale.json").write_text(json.dumps(roles.scaler.state_dict()), encoding="utf-8")
         (folder / "state.json").write_text(json.dumps(asdict(state)), encoding="utf-8")
 
 
@@ -48,6 +49,7 @@ def load_state(stage: Stage, roles: Roles) -> PpoState:
             for name, parameter in roles.trainable().items():
                 parameter.copy_(saved[name])
         roles.optimizer.load_state_dict(torch.load(found.path / "optimizer.pt", weights_only=True))
+        roles.scaler.load_state_dict(json.loads((found.path / "loss_scale.json").read_text(encoding="utf-8")))
         state = PpoState(**json.loads((found.path / "state.json").read_text(encoding="utf-8")))
     stage.resumed(state.update)
     return state

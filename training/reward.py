@@ -17,10 +17,11 @@ from trl.trainer.reward_trainer import DataCollatorForPreference
 
 from config import jsonl
 from config.errors import DataError, TrainingDiverged
+from training.adapters import learn_adapter, named_base, save_adapter
 from training.artifacts import replacing, write_csv, write_json
 from training.calibration import expected_calibration_error, pair_accuracy, reliability
 from training.curves import write_curves
-from training.hf_trainer import BucketedData, CountingCollator, StageCallback, arguments, train
+from training.hf_trainer import BucketedData, CountingCollator, LearningCheckpoints, StageCallback, arguments, train
 from training.intervals import wilson
 from training.models import base_model, new_reward_model
 from training.scoring import raw_scores
@@ -42,16 +43,15 @@ class Pairs(NamedTuple):
     """Pairs left out because a sequence is longer than reward.max_length."""
 
 
-class BucketedRewardTrainer(BucketedData, RewardTrainer):
+class BucketedRewardTrainer(BucketedData, LearningCheckpoints, RewardTrainer):
     """TRL's trainer with batches of like length."""
 
 
 def reward(stage: Stage) -> None:
-    params, settings = stage.params, stage.params.reward
+    settings = stage.params.reward
     tokenizer = load_tokenizer(stage.root / "data/tokenizer")
     pairs = {split: read_pairs(stage, split, tokenizer) for split in ("train", "test")}
-    trunk = stage.root / "models/sft" if settings.init == "sft" else base_model(params.model, tokenizer, params.seed, trainable=True)
-    model = new_reward_model(trunk, params.model, tokenizer, params.seed)
+    model = untrained(stage, tokenizer)
     collator = CountingCollator(DataCollatorForPreference(pad_token_id=tokenizer.pad_token_id), rows_per_example=2)
     trainer = BucketedRewardTrainer(
         model=model,
@@ -72,7 +72,10 @@ def reward(stage: Stage) -> None:
     bins = reliability(held_out)
     with stage.meter.phase("save", trainer.state.global_step):
         with replacing(stage.root / "models/reward") as folder:
-            model.save_pretrained(folder)
+            if settings.lora is None:
+                model.save_pretrained(folder)
+            else:
+                save_adapter(folder, model, "reward", *base_name(stage), head=model.score.weight)
             tokenizer.save_pretrained(folder)
         write_curves(stage, "plots/reward.csv", ("loss", "accuracy", "margin", "learning_rate", "grad_norm"))
         write_csv(stage.root / "plots/reward_calibration.csv", ("confidence", "accuracy", "count"), bins)
@@ -86,10 +89,36 @@ def reward(stage: Stage) -> None:
             "score_mean": model.config.score_mean, "score_std": model.config.score_std,
             "test_pairs": len(held_out), "train_pairs": len(pairs["train"].rows),
             "pairs_too_long": pairs["train"].too_long + pairs["test"].too_long,
-            "steps": trainer.state.global_step, "parameters": sum(p.numel() for p in model.parameters()),
+            "steps": trainer.state.global_step, "parameters": model.num_parameters(),
+            "learning_parameters": model.num_parameters(only_trainable=True),
         }  # fmt: skip
         write_json(stage.root / "metrics/reward.json", metrics)
     stage.finish("models/reward", "metrics/reward.json", "plots/reward.csv", "plots/reward_calibration.csv")
+
+
+def untrained(stage: Stage, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
+    """The model that is to learn: all of it, or with reward.lora an adapter and the head."""
+    params, settings = stage.params, stage.params.reward
+    whole = settings.lora is None
+    if settings.init == "sft":
+        model = new_reward_model(stage.root / "models/sft", params.model, tokenizer, params.seed, trainable=whole)
+    elif params.model.path is not None:
+        model = new_reward_model(params.model.path, params.model, tokenizer, params.seed, whole, params.model.revision)
+    else:
+        trunk = base_model(params.model, tokenizer, params.seed, trainable=True)
+        model = new_reward_model(trunk, params.model, tokenizer, params.seed)
+    if settings.lora is not None:
+        learn_adapter(model, settings.lora, "reward", params.seed)
+        model.score.requires_grad_(True)
+    return model
+
+
+def base_name(stage: Stage) -> tuple[str, str | None]:
+    """How the adapter in models/reward names its base, and the base's revision."""
+    target, model = stage.root / "models/reward", stage.params.model
+    if stage.params.reward.init == "sft":
+        return named_base(stage.root / "models/sft", target), None
+    return named_base(str(model.path), target), model.revision
 
 
 def read_pairs(stage: Stage, split: str, tokenizer: PreTrainedTokenizerBase) -> Pairs:

@@ -28,5 +28,6 @@ def raw_scores(reward_model: PreTrainedModel, sequences: Sequence[Sequence[int]]
         hidden_ND = packed_hidden(reward_model, packed)
         last_B = packed.start_B + torch.tensor([len(sequences[i]) for i in batch]) - 1
         hidden_BD = hidden_ND[last_B.to(hidden_ND.device)]
-        scores_B[batch] = reward_model.score(hidden_BD).squeeze(-1).float().cpu()
+        head = reward_model.score
+        scores_B[batch] = head(hidden_BD.to(head.weight.dtype)).squeeze(-1).float().cpu()
     return scores_B

@@ -12,9 +12,10 @@ from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
 
 from config import jsonl
 from config.errors import DataError
+from training.adapters import learn_adapter, named_base, save_adapter
 from training.artifacts import replacing, write_json
 from training.curves import write_curves
-from training.hf_trainer import BucketedData, CountingCollator, StageCallback, arguments, train
+from training.hf_trainer import BucketedData, CountingCollator, LearningCheckpoints, StageCallback, arguments, train
 from training.models import base_model
 from training.stage import Stage, run_stage
 from training.tokenizer import encode_prompts, encode_responses, load_tokenizer
@@ -25,7 +26,7 @@ IGNORED = -100
 """Label of a token that does not count in the loss."""
 
 
-class BucketedSFTTrainer(BucketedData, SFTTrainer):
+class BucketedSFTTrainer(BucketedData, LearningCheckpoints, SFTTrainer):
     """TRL's trainer with batches of like length."""
 
 
@@ -33,7 +34,9 @@ def sft(stage: Stage) -> None:
     settings = stage.params.sft
     tokenizer = load_tokenizer(stage.root / "data/tokenizer")
     splits = {split: examples(stage, split, tokenizer) for split in ("train", "test")}
-    model = base_model(stage.params.model, tokenizer, stage.params.seed, trainable=True)
+    model = base_model(stage.params.model, tokenizer, stage.params.seed, trainable=settings.lora is None)
+    if settings.lora is not None:
+        learn_adapter(model, settings.lora, "sft", stage.params.seed)
     collator = CountingCollator(DataCollatorForLanguageModeling(pad_token_id=tokenizer.pad_token_id))
     trainer = BucketedSFTTrainer(
         model=model,
@@ -53,7 +56,11 @@ def sft(stage: Stage) -> None:
         work.add(evaluated.tokens, evaluated.sequences)
     with stage.meter.phase("save", trainer.state.global_step):
         with replacing(stage.root / "models/sft") as folder:
-            trainer.model.save_pretrained(folder)
+            if settings.lora is None:
+                trainer.model.save_pretrained(folder)
+            else:
+                base = named_base(str(stage.params.model.path), stage.root / "models/sft")
+                save_adapter(folder, trainer.model, "sft", base, stage.params.model.revision)
             tokenizer.save_pretrained(folder)
         curve = write_curves(stage, "plots/sft.csv", ("loss", "learning_rate", "mean_token_accuracy", "grad_norm"))
         losses = [values["loss"] for values in curve]  # of every attempt: the Trainer's own mean forgets what came before a resume
@@ -62,7 +69,8 @@ def sft(stage: Stage) -> None:
             "eval_token_accuracy": held_out["eval_mean_token_accuracy"],
             "train_loss": sum(losses) / len(losses) if losses else None,
             "steps": trainer.state.global_step,
-            "parameters": sum(p.numel() for p in trainer.model.parameters()),
+            "parameters": trainer.model.num_parameters(),
+            "learning_parameters": trainer.model.num_parameters(only_trainable=True),
             "train_rows": len(splits["train"]),
         }
         write_json(stage.root / "metrics/sft.json", metrics)

@@ -19,7 +19,7 @@ def test_every_field_of_every_section_has_a_row_with_its_description() -> None:
     for heading, section in (("`model.random`", RandomModel), ("`sft`", Optimisation), ("`ppo`", Ppo), ("`ppo.kl`", Kl)):
         rows = rows_of(heading)
         for name, field in section.model_fields.items():
-            if name != "kl":  # a section of its own
+            if name not in ("kl", "lora"):  # sections of their own
                 assert rows[name][1] == field.description
 
 
@@ -33,7 +33,8 @@ def test_the_sources_are_shown_once_for_every_kind() -> None:
 def test_values_show_their_bounds_and_choices() -> None:
     assert rows_of("`ppo`")["updates"][0] == "whole number ≥ 1"
     assert rows_of("`ppo`")["score_clip"][0] == "number > 0, or null"
-    assert rows_of("`ppo`")["layout"][0] == "`separate`, `shared_trunk`"
+    assert rows_of("`ppo`")["layout"][0] == "`separate`, `shared_trunk`, `shared_base`"
+    assert rows_of("`ppo.lora`")["modules"][0] == "list of text"
     assert rows_of("Top level")["seed"][0] == "whole number ≥ 0, < 2147483648"
 
 

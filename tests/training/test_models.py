@@ -58,7 +58,9 @@ def test_a_saved_model_says_the_same(family: str, tmp_path: Path) -> None:
 
 
 def test_a_base_model_is_loaded_from_its_path(folder: Path) -> None:
-    named = Model(path=str(folder), revision=None, random=None, pad_token=None, context_length=96, dtype="fp32", attention="sdpa")
+    named = Model(
+        path=str(folder), revision=None, random=None, pad_token=None, context_length=96, dtype="fp32", quantisation=None, attention="sdpa"
+    )
     loaded = base_model(named, tokenizer(), seed=99)
     assert torch.equal(next(loaded.parameters()), next(policy().parameters()))
 

@@ -41,7 +41,7 @@ TOKENIZER = trained_tokenizer(TEXTS, 300)
 
 def settings(path: Path, pad_token: str | None = None) -> Model:
     return Model(
-        path=str(path), revision=None, random=None, pad_token=pad_token, context_length=64, dtype="fp32", attention="sdpa"
+        path=str(path), revision=None, random=None, pad_token=pad_token, context_length=64, dtype="fp32", quantisation=None, attention="sdpa"
     )  # fmt: skip
 
 

@@ -29,7 +29,7 @@ from config.load import load
 from config.schema import Ppo
 from training.ppo import pad_responses
 from training.ppo_math import gae, kl_per_token, masked_mean, policy_loss, token_rewards, value_loss, whiten
-from training.ppo_roles import Roles
+from training.ppo_roles import Models, Roles
 from training.scoring import score
 
 ROOT = Path(__file__).parents[2]
@@ -89,14 +89,14 @@ def roles(recording: Recording, policy: str, value_model: str) -> Roles:
 
     reward_model = filled(LlamaForSequenceClassification(LlamaConfig(**config, num_labels=1)), "initial/reward_model")
     reward_model.config.score_mean, reward_model.config.score_std = 0.0, 1.0
-    return Roles(
+    models = Models(
         policy=filled(LlamaForCausalLM(LlamaConfig(**config)), policy),
         ref_policy=filled(LlamaForCausalLM(LlamaConfig(**config)), "initial/ref_policy"),
         reward_model=reward_model,
         value_model=filled(LlamaForSequenceClassification(LlamaConfig(**config, num_labels=1)), value_model),
         trunk_value_head=None,
-        settings=recording.settings,
     )
+    return Roles(models, recording.settings)
 
 
 def initial_roles(recording: Recording) -> Roles:

@@ -39,7 +39,9 @@ def settings(family: str = "llama") -> Model:
     """Two layers, the keys and values of two heads shared where the family can."""
     sizes = {"width": WIDTH, "layers": 2, "heads": 2, "kv_heads": 1, "mlp_width": 64, "vocab_size": 320}
     shape = RandomModel.model_validate({"family": family, "tie_embeddings": family != "qwen2", **sizes})
-    return Model(path=None, revision=None, random=shape, pad_token=None, context_length=CONTEXT, dtype="fp32", attention="sdpa")
+    return Model(
+        path=None, revision=None, random=shape, pad_token=None, context_length=CONTEXT, dtype="fp32", quantisation=None, attention="sdpa"
+    )
 
 
 def policy(seed: int = 1, family: str = "llama") -> PreTrainedModel:

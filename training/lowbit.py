@@ -1,0 +1,52 @@
+"""What bitsandbytes does for us: 4-bit storage of frozen weights, and an optimizer with 8-bit moments."""
+
+import importlib.util
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from transformers import BitsAndBytesConfig
+
+from config.errors import EnvironmentFault
+from config.schema import Model, OptimizerName
+
+WHOLE_HEADS = ["lm_head", "embed_out", "score"]
+"""Never quantised: log-probabilities and scores are read from them, and they may share their weights with the embedding."""
+
+
+def optimizer(name: OptimizerName, groups: Iterable[dict[str, Any]], setting: str) -> torch.optim.Optimizer:
+    """AdamW over parameter groups, without weight decay; `setting` names the parameter that asked for it.
+
+    Raises EnvironmentFault if it is not there.
+    """
+    if name == "adamw":
+        return torch.optim.AdamW(list(groups), weight_decay=0.0, fused=True)
+    require_bitsandbytes(f"{setting}={name}", f"{setting}: adamw")
+    from bitsandbytes.optim import AdamW8bit  # type: ignore[attr-defined]
+
+    eight_bit: torch.optim.Optimizer = AdamW8bit(list(groups), weight_decay=0.0)
+    return eight_bit
+
+
+def quantisation(settings: Model, dtype: torch.dtype) -> BitsAndBytesConfig | None:
+    """How frozen weights are stored: 4-bit NormalFloat, multiplied in `dtype`; None stores them in `dtype`.
+
+    Raises EnvironmentFault if bitsandbytes is not there.
+    Source: Dettmers et al. 2023 (arXiv:2305.14314), section 3, without double quantisation.
+    """
+    if settings.quantisation is None:
+        return None
+    require_bitsandbytes(f"model.quantisation={settings.quantisation}", "model.quantisation: null")
+    return BitsAndBytesConfig(
+        load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=dtype, bnb_4bit_use_double_quant=False,
+        llm_int8_skip_modules=WHOLE_HEADS,
+    )  # fmt: skip
+
+
+def require_bitsandbytes(setting: str, instead: str) -> None:
+    """Raise EnvironmentFault, naming the setting that needs it, unless bitsandbytes can be imported."""
+    if importlib.util.find_spec("bitsandbytes") is None:
+        raise EnvironmentFault(
+            f"{setting} needs the package bitsandbytes, which is not installed. Run pip install -c constraints.txt bitsandbytes, "
+            f"or set {instead} in params.yaml."
+        )
