@@ -15,7 +15,7 @@ from config.errors import EXIT_DONE, EXIT_RESUMABLE, EnvironmentFault, RlhfError
 from config.schema import Params
 from costs.ledger import ledger
 from reporting.build import REPORT
-from reporting.inputs import read_findings
+from reporting.inputs import kept_folder, read_findings
 from reporting.verdict import verdict
 from tasks.orchestrator import settings
 from tasks.servers import prefect_api, servers
@@ -67,12 +67,18 @@ def _reason(state: "State[Any]") -> RlhfError:
 
 def result(root: Path, params: Params) -> dict[str, Any]:
     """What `--json` prints: the ledger of the newest run, its report, its pages."""
-    report = root / REPORT
+    book = ledger(root, params)
+    report = own_report(root, book.run_id)
     return {
-        **ledger(root, params).as_dict(),
-        "report": str(report) if report.exists() else None,
+        **book.as_dict(),
+        "report": str(report) if report else None,
         "pages": pages(root, params, servers(root)),
     }
+
+
+def own_report(root: Path, run_id: str) -> Path | None:
+    """The report in place if it is of this run, which then kept a copy of it; None if it is of an earlier one."""
+    return root / REPORT if (kept_folder(root, run_id) / REPORT).exists() else None
 
 
 def show(root: Path, params: Params) -> None:
@@ -83,6 +89,7 @@ def show(root: Path, params: Params) -> None:
     console.print()
     console.print(stage_table(findings))
     console.print(f"\n{judged.title}. {judged.sentence}", markup=False)
-    console.print(f"\nReport      {root / REPORT}", markup=False)
+    report = own_report(root, findings.ledger.run_id)
+    console.print(f"\nReport      {report or 'could not be written'}", markup=False)
     for name, url in pages(root, params, servers(root)).items():
         console.print(f"{name.capitalize():<11} {this_command()} up --open {name}   ({url})", markup=False)

@@ -27,7 +27,7 @@ def bill(findings: Findings) -> str:
     book = findings.ledger
     if not book.stages:
         return "What it cost was not recorded here."
-    if all(stage.cached for stage in book.stages):
+    if book.state not in ("stopped", "failed", "killed") and all(stage.cached for stage in book.stages):
         return f"Nothing had changed: every stage was reused at no cost, which saved {usd(book.saved_usd)}."
     waste = f", {usd(book.waste_usd)} of it wasted on work done twice" if book.waste_usd > 0 else ""
     saved = f"; unchanged stages saved {usd(book.saved_usd)}" if book.saved_usd > 0 else ""

@@ -15,7 +15,7 @@ from prefect.client.schemas.objects import State, TaskRun
 from prefect.runtime import flow_run
 from prefect.states import Cancelled, Completed
 
-from config.errors import StageStopped
+from config.errors import StageStopped, UserError
 from config.schema import Params
 from reporting.build import build_report
 from reporting.numbers import duration, usd
@@ -76,8 +76,14 @@ def pipeline_run(params: Params) -> Iterator[Pipeline]:
 
 
 def _end(pipeline: Pipeline, state: str, message: str) -> None:
-    keep_copies(pipeline.run)
-    pipeline.run.record("end", state=state, detail={"message": message})
+    """Close a run that did not come to its end, with a report of how far it came: the one in place is of an earlier run."""
+    run = pipeline.run
+    run.record("end", state=state, detail={"message": message})
+    try:
+        pipeline.report = build_report(run.root, run.params, run.run_id)
+    except UserError as error:  # it must not hide why the run ended
+        pipeline.display.say(f"warning: {error}")
+    keep_copies(run, pipeline.report)
     _send(pipeline)
 
 
@@ -185,7 +191,7 @@ def report(pipeline: Pipeline) -> None:
     run = pipeline.run
     run.record("end", state="completed")
     pipeline.report = build_report(run.root, run.params, run.run_id)
-    keep_copies(run)
+    keep_copies(run, pipeline.report)
     create_markdown_artifact(markdown(run, pipeline.report), key="result", description="What the run cost and what it bought")
 
 

@@ -63,11 +63,11 @@ def end_left_open(root: Path) -> None:
         jsonl.append(path, PipelineRow(time=time.time(), run_id=run_id, event="end", state="killed"))
 
 
-def keep_copies(run: Run) -> None:
-    """Keep what a later run will replace: the lock, the metrics of the stages, the data of the plots, the report."""
+def keep_copies(run: Run, report: Path | None = None) -> None:
+    """Keep what a later run will replace: the lock, the metrics of the stages, the data of the plots, the run's own report."""
     metrics = [run.root / "metrics" / f"{stage}.json" for stage in STAGES]
     plots = sorted((run.root / "plots").glob("*.csv"))
-    for source in [run.root / "dvc.lock", run.root / "report" / "report.html", *metrics, *plots]:
+    for source in [run.root / "dvc.lock", *([report] if report else []), *metrics, *plots]:
         if source.is_file():
             target = run.folder / source.relative_to(run.root)
             target.parent.mkdir(parents=True, exist_ok=True)

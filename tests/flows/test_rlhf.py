@@ -112,3 +112,8 @@ def test_sigterm_ends_the_flow_in_the_state_stopped(project: Path) -> None:
     assert ends(project) == ["stopped"]
     rows = jsonl.read(project / "runs" / "data" / "attempts.jsonl", AttemptRow).rows
     assert [row.exit_code for row in rows if row.event == "end"] == [75]
+    (run_id,) = {row.run_id for row in rows}
+    report, kept = project / "report" / "report.html", project / "runs" / "pipeline" / run_id / "report" / "report.html"
+    assert "Not evaluated" in report.read_text()
+    assert "data was asked to stop" in report.read_text()
+    assert kept.read_bytes() == report.read_bytes()

@@ -52,6 +52,8 @@ def test_a_run_keeps_what_a_later_one_replaces(tmp_path: Path) -> None:
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(name)
     keep_copies(run)
+    assert not (run.folder / "report").exists(), "a report in place that the run did not make is of an earlier one"
+    keep_copies(run, tmp_path / "report" / "report.html")
     (tmp_path / "metrics" / "sft.json").write_text("later")
     kept = {str(path.relative_to(run.folder)) for path in run.folder.rglob("*") if path.is_file()}
     assert kept == {"params.yaml", "dvc.lock", "metrics/sft.json", "plots/sft.csv", "report/report.html"}
