@@ -55,9 +55,7 @@ def token_budget_batches(lengths: Sequence[int], budget_tokens: int) -> list[lis
     return batches
 
 
-def pad_left(rows: Sequence[Sequence[int]], pad: int) -> tuple[Tensor, Tensor]:
-    """[B, L] token ids with `pad` on the left, and their mask (True where the token counts)."""
+def pad_right(rows: Sequence[Sequence[int]], pad: int) -> Tensor:
+    """[B, L] token ids, short rows filled with `pad` on the right: no real token of a causal model sees them."""
     longest = max(len(row) for row in rows)
-    ids_BL = torch.tensor([[*[pad] * (longest - len(row)), *row] for row in rows])
-    mask_BL = torch.tensor([[False] * (longest - len(row)) + [True] * len(row) for row in rows])
-    return ids_BL, mask_BL
+    return torch.tensor([[*row, *[pad] * (longest - len(row))] for row in rows])

@@ -18,7 +18,8 @@ from training.checkpoint import restoring
 from training.comparison import distinct_n, gain, gain_at_equal_length, reward_hacking, score_judge, win_rate
 from training.helpdesk import gold_score
 from training.models import base_model, load_policy, load_reward_model
-from training.rollout import Limits, generate, sampling_noise
+from training.rollout import Limits, sampling_noise
+from training.rollout_static import generate
 from training.scoring import score
 from training.sequences import sequence_logprobs
 from training.stage import Stage, run_stage

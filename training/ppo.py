@@ -32,7 +32,8 @@ from training.ppo_report import UpdateStatistics, rollout_statistics, write_samp
 from training.ppo_roles import Roles
 from training.ppo_state import PpoState, load_state, save_state
 from training.processes import own_share, spread, sum_gradients
-from training.rollout import Limits, Rollout, generate, sampling_noise
+from training.rollout import Limits, Rollout, sampling_noise
+from training.rollout_static import generate
 from training.scoring import score
 from training.stage import Stage, run_stage
 from training.tokenizer import encode_prompts, load_tokenizer

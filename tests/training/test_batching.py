@@ -4,7 +4,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from training.batching import LengthBuckets, pad_left, token_budget_batches
+from training.batching import LengthBuckets, pad_right, token_budget_batches
 
 LENGTHS = st.lists(st.integers(1, 40), min_size=1, max_size=60)
 
@@ -72,11 +72,5 @@ def test_budget_batches_by_hand() -> None:
     assert token_budget_batches([2, 2, 2], 6) == [[0, 1, 2]]
 
 
-def test_padding_fills_the_left() -> None:
-    ids, mask = pad_left([[5, 6, 7], [8]], 0)
-    assert ids.tolist() == [[5, 6, 7], [0, 0, 8]]
-    assert mask.tolist() == [[True, True, True], [False, False, True]]
-
-
-def test_rows_of_one_length_are_left_alone() -> None:
-    assert pad_left([[1, 2], [3, 4]], 0)[0].tolist() == [[1, 2], [3, 4]]
+def test_padding_fills_the_right() -> None:
+    assert pad_right([[5, 6, 7], [8]], 0).tolist() == [[5, 6, 7], [8, 0, 0]]

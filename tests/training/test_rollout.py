@@ -4,12 +4,14 @@ import pytest
 import torch
 from scipy import stats
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import MistralConfig, MistralForCausalLM, PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
 from tests.training.tiny import FAMILIES, policy, prompts, tokenizer
-from training import rollout
+from training import kv_cache
+from training.kv_cache import DecodingCache
 from training.models import init_head
-from training.rollout import Limits, Rollout, generate, sampling_noise
+from training.rollout import Limits, Rollout, draw, sampling_noise
+from training.rollout_static import generate
 from training.sequences import sequence_logprobs
 
 PAD, UNREACHABLE = 0, -1
@@ -96,22 +98,22 @@ def test_noise_is_a_function_of_its_seed() -> None:
     assert 0.999 < float(noise.max()) < 1
 
 
-def test_responses_to_one_prompt_share_its_computation(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_responses_to_one_prompt_share_its_computation() -> None:
     model = policy()
     repeated = [prompt for prompt in PROMPTS[:3] for _ in range(4)]
-    seen: list[int] = []
-    handle = model.base_model.embed_tokens.register_forward_hook(lambda module, args, output: seen.append(args[0].shape[0]))
+    seen: list[tuple[int, int]] = []
+    handle = model.base_model.embed_tokens.register_forward_hook(lambda module, args, output: seen.append(tuple(args[0].shape)))
     shared = sampled(model, repeated, 12)
     handle.remove()
-    assert seen[0] == 3
-    assert seen[1] > 3
+    assert sum(rows for rows, columns in seen if columns > 1) == 3  # no prompt is of one token
+    assert max(rows for rows, columns in seen if columns == 1) > 3
     for i, prompt in enumerate(repeated):
         alone = sampled(model, [prompt], 1, noise=sampling_noise(12, STEPS, 5)[i : i + 1])
         assert alone.responses[0] == shared.responses[i]
     assert len({tuple(response) for response in shared.responses}) == 12
 
 
-def test_responses_that_ended_leave_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_responses_that_ended_leave_the_batch() -> None:
     model = policy()
     eos = frequent_token(model)
     slots: list[int] = []
@@ -120,9 +122,56 @@ def test_responses_that_ended_leave_the_batch(monkeypatch: pytest.MonkeyPatch) -
     handle.remove()
     needed = sum(len(response) - 1 for response in result.responses)  # the last token of a response is never fed back
     assert len({len(response) for response in result.responses}) > 3
-    assert needed <= sum(slots[1:]) <= needed / (1 - rollout.SHRINK_FRACTION)
-    monkeypatch.setattr(rollout, "SHRINK_FRACTION", 1.0)
-    assert sampled(model, PROMPTS * 4, 48, eos).responses == result.responses
+    assert sum(slots[-result_steps(result) :]) == needed
+
+
+def result_steps(result: Rollout) -> int:
+    """Forward passes that decoded: one less than the tokens of the longest response."""
+    return max(map(len, result.responses)) - 1
+
+
+def test_the_cache_grows_with_the_responses_not_with_their_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = policy()
+    eos = frequent_token(model)
+    expected = sampled(model, PROMPTS, 12, eos)
+    monkeypatch.setattr(kv_cache, "SPARE_COLUMNS", 2)
+    allocated: list[int] = []
+    advance = DecodingCache.advance
+
+    def observed(cache: DecodingCache) -> None:
+        advance(cache)
+        allocated.append(cache.layers[0].keys.shape[2] - cache.columns)
+
+    monkeypatch.setattr(DecodingCache, "advance", observed)
+    assert sampled(model, PROMPTS, 12, eos).responses == expected.responses
+    longest = max(map(len, PROMPTS)) + STEPS
+    assert len(allocated) > 3
+    assert max(allocated) <= max(2, longest // 4)
+    allocated.clear()
+    noise = sampling_noise(12, 40, 5)
+    noise[:, :STEPS] = sampling_noise(12, STEPS, 5)
+    long = generate(model, PROMPTS, noise, 1.0, Limits(40, eos, PAD), 12)
+    assert [response[:STEPS] for response in long.responses] == expected.responses
+    assert max(map(len, long.responses)) > 30
+
+
+@pytest.mark.parametrize("window", [4, 9])
+def test_greedy_decoding_sees_no_further_than_a_sliding_window(window: int) -> None:
+    torch.manual_seed(0)
+    shape = {"vocab_size": 320, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 4, "num_attention_heads": 2}
+    mixed = Qwen2Config(
+        **shape, num_key_value_heads=1, use_sliding_window=True, sliding_window=window, max_window_layers=2, initializer_range=0.3
+    )
+    everywhere = MistralConfig(**shape, num_key_value_heads=1, sliding_window=window, initializer_range=0.3, pad_token_id=PAD)
+    for model in (Qwen2ForCausalLM(mixed).eval(), MistralForCausalLM(everywhere).eval()):
+        theirs = []
+        for prompt in PROMPTS:
+            ids = torch.tensor([prompt])
+            out = model.generate(
+                input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=STEPS, do_sample=False, eos_token_id=None
+            )
+            theirs.append(out[0, len(prompt) :].tolist())
+        assert generate(model, PROMPTS, None, 1.0, Limits(STEPS, UNREACHABLE, PAD), 12).responses == theirs
 
 
 # ---------------------------------------------------------------- ends
@@ -188,10 +237,25 @@ def test_samples_follow_the_probabilities_of_the_model(temperature: float) -> No
     assert chi_square_p(torch.bincount(first, minlength=vocabulary), other / other.sum()) < 1e-3
 
 
-def test_the_ends_of_the_unit_interval_pick_tokens_of_positive_probability() -> None:
-    log_softmax = torch.tensor([[0.0, 0.25, 0.0, 0.75, 0.0]]).log()
-    picked = [int(rollout._pick(log_softmax, torch.tensor([u]))) for u in (0.0, 0.2499, 0.2501, 1 - 2**-24)]
-    assert picked == [1, 1, 3, 3]
+@pytest.mark.parametrize("vocabulary", [5, 256, 257, 700])
+def test_a_draw_falls_where_the_cumulative_probability_passes_it(vocabulary: int) -> None:
+    logits = torch.randn(vocabulary, generator=torch.Generator().manual_seed(vocabulary)) * 3
+    logits[[0, 3, vocabulary - 1]] = -torch.inf
+    cumulative = torch.softmax(logits.double(), dim=0).cumsum(dim=0)
+    middles = torch.cat([cumulative[:1] / 2, (cumulative[1:] + cumulative[:-1]) / 2])
+    possible = (cumulative.diff(prepend=torch.zeros(1)) > 1e-5).nonzero().squeeze(1)
+    tokens, logprobs = draw(logits.expand(len(possible), -1), middles[possible].float(), 1.0)
+    assert tokens.tolist() == possible.tolist()
+    torch.testing.assert_close(logprobs, torch.log_softmax(logits, dim=0)[possible], atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("vocabulary", [5, 256, 300, 513])
+def test_the_ends_of_the_unit_interval_pick_tokens_of_positive_probability(vocabulary: int) -> None:
+    logits = torch.full((3, vocabulary), -torch.inf)
+    logits[:, [1, 3]] = torch.tensor([0.25, 0.75]).log()
+    tokens, logprobs = draw(logits, torch.tensor([0.0, 0.2501, 1 - 2**-24]), 1.0)
+    assert tokens.tolist() == [1, 3, 3]
+    torch.testing.assert_close(logprobs.exp(), torch.tensor([0.25, 0.75, 0.75]), atol=1e-6, rtol=0)
 
 
 # ---------------------------------------------------------------- values

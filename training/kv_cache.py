@@ -1,0 +1,131 @@
+"""Keys and values of responses of unequal length, for decoding: it grows with the responses and shrinks with their number.
+
+A row's tokens stand at the left, so that position and column are the same, and a new token is written where its row ends. Transformers'
+own cache pads on the left and copies all of itself at every step.
+
+Shapes: B responses, H heads of keys and values, S columns, D width of a head.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedConfig
+from transformers.cache_utils import Cache, CacheLayerMixin, DynamicLayer, get_layer_types_and_kwargs
+
+from config.errors import ModelError
+
+SPARE_COLUMNS = 32
+"""Columns allocated beyond those in use: at least these, at most a quarter of them more."""
+ATTENTION_LAYERS = {"full_attention", "sliding_attention"}
+
+
+class DecodingCache(Cache):
+    """For `rows` responses whose prompts are put in with `put`; then one token each per forward pass, after `advance`."""
+
+    def __init__(self, config: PreTrainedConfig, prompt_lengths_B: Tensor) -> None:
+        """`prompt_lengths_B` on the model's device.
+
+        Raises ModelError if the model keeps something else than keys and values.
+        """
+        decoder = config.get_text_config(decoder=True)
+        self.layer_types = get_layer_types_and_kwargs(decoder)[0]
+        if unknown := set(self.layer_types) - ATTENTION_LAYERS:
+            raise ModelError(
+                f"{config.model_type}: its layers keep {', '.join(sorted(unknown))} states, which rollouts do not decode with."
+            )
+        self.sliding_window: int | None = decoder.sliding_window if "sliding_attention" in self.layer_types else None
+        self.position_B = prompt_lengths_B - 1
+        """Of the newest token of each row."""
+        self.columns = int(prompt_lengths_B.max())
+        super().__init__(layers=[_Layer(self) for _ in self.layer_types])
+
+    @staticmethod
+    def for_prompts(layers: int) -> Cache:
+        """A cache that keeps all keys and values of some prompts, padded on the right, for `put`."""
+        return Cache(layers=[DynamicLayer() for _ in range(layers)])
+
+    def put(self, rows: Tensor, prompts: Cache, source: Tensor) -> None:
+        """Keys and values of the prompts at `source` become the first columns of `rows`."""
+        for mine, theirs in zip(self.layers, prompts.layers, strict=True):
+            mine.put(rows, theirs.keys[source], theirs.values[source])
+
+    def advance(self) -> None:
+        """Make room for one more token in every row."""
+        self.position_B = self.position_B + 1
+        self.columns = int(self.position_B.max()) + 1
+
+    def keep(self, holes: Tensor, fillers: Tensor, rows: int) -> None:
+        """Shrink to `rows` rows: those at `fillers` move to `holes`, what is beyond is dropped."""
+        self.position_B[holes] = self.position_B[fillers]
+        self.position_B = self.position_B[:rows]
+        for layer in self.layers:
+            layer.keys[holes], layer.values[holes] = layer.keys[fillers], layer.values[fillers]
+
+    def mask(self, attention: str | None, dtype: torch.dtype) -> Tensor | dict[str, Tensor] | None:
+        """What the newest tokens may see, in the form that `attention` takes: added to the scores, [B, 1, 1, S], or True where seen, [B, S].
+
+        None if all rows are of one length and see all of it.
+        """
+        column_S = torch.arange(self.columns, device=self.position_B.device)
+        seen_BS = column_S <= self.position_B[:, None]
+        windowed = self.sliding_window is not None and self.columns > self.sliding_window
+        if not windowed and bool((self.position_B == self.columns - 1).all()):
+            return None
+        if attention not in ("sdpa", "eager"):
+            return seen_BS
+        masks = {"full_attention": _additive(seen_BS, dtype)}
+        if windowed and self.sliding_window is not None:
+            near_BS = column_S > self.position_B[:, None] - self.sliding_window
+            masks["sliding_attention"] = _additive(seen_BS & near_BS, dtype)
+        wanted = {name: masks.get(name, masks["full_attention"]) for name in set(self.layer_types)}
+        return wanted if len(wanted) > 1 and windowed else wanted[self.layer_types[0]]
+
+
+class _Layer(CacheLayerMixin):
+    """Keys and values of one layer: [rows at the start, H, columns allocated, D], of which the cache's rows and columns are in use."""
+
+    is_sliding = False
+
+    def __init__(self, cache: DecodingCache) -> None:
+        super().__init__()
+        self._cache = cache
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        """Room for every row, of the type and device of these. Zero, as what a mask hides must still be a number."""
+        rows, columns = len(self._cache.position_B), self._cache.columns + SPARE_COLUMNS
+        self.keys, self.values = (x.new_zeros(rows, x.shape[1], columns, x.shape[3]) for x in (key_states, value_states))
+        self.is_initialized = True
+
+    def put(self, rows: Tensor, keys: Tensor, values: Tensor) -> None:
+        if not self.is_initialized:
+            self.lazy_initialization(keys, values)
+        self.keys[rows, :, : keys.shape[2]] = keys
+        self.values[rows, :, : values.shape[2]] = values
+
+    def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+        """Write the newest token [B, H, 1, D] of every row; keys and values of all of them so far, [B, H, S, D]."""
+        rows, columns = len(key_states), self._cache.columns
+        if columns > self.keys.shape[2]:
+            grown = columns + max(SPARE_COLUMNS, columns // 4)
+            self.keys, self.values = (
+                torch.cat([x[:rows], x.new_zeros(rows, x.shape[1], grown - x.shape[2], x.shape[3])], dim=2)
+                for x in (self.keys, self.values)
+            )
+        row_B = torch.arange(rows, device=key_states.device)
+        self.keys[row_B, :, self._cache.position_B] = key_states[:, :, 0]
+        self.values[row_B, :, self._cache.position_B] = value_states[:, :, 0]
+        return self.keys[:rows, :, :columns], self.values[:rows, :, :columns]
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self._cache.columns, 0
+
+    def get_seq_length(self) -> int:
+        return self._cache.columns - 1
+
+    def get_max_length(self) -> int:
+        return -1
+
+
+def _additive(seen_BS: Tensor, dtype: torch.dtype) -> Tensor:
+    return torch.where(seen_BS, 0.0, torch.finfo(dtype).min).to(dtype)[:, None, None, :]
