@@ -29,11 +29,16 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object for 
 
 
 @app.command()
-def run(recipe: Recipe = None, overrides: Overrides = None, as_json: AsJson = False) -> None:
+def run(
+    recipe: Recipe = None,
+    overrides: Overrides = None,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Start without asking, also above budget.approval_usd.")] = False,
+    as_json: AsJson = False,
+) -> None:
     """Run the pipeline: data, sft, reward, ppo, evaluate, report. Only what changed is done again."""
     from cli.run import run_pipeline
 
-    raise typer.Exit(run_pipeline(recipe, overrides or [], as_json))
+    raise typer.Exit(run_pipeline(recipe, overrides or [], yes, as_json))
 
 
 app.command()(plan)

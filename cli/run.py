@@ -11,7 +11,7 @@ from rich.console import Console
 from cli.pages import pages, this_command
 from cli.project import chosen_params, project_root
 from cli.report import stage_table
-from config.errors import EXIT_DONE, EXIT_RESUMABLE, EnvironmentFault, RlhfError
+from config.errors import EXIT_DONE, EXIT_RESUMABLE, CostError, EnvironmentFault, RlhfError
 from config.schema import Params
 from costs.ledger import ledger
 from reporting.build import REPORT
@@ -24,10 +24,11 @@ if TYPE_CHECKING:
     from prefect.client.schemas.objects import State
 
 
-def run_pipeline(recipe: Path | None, overrides: list[str], as_json: bool) -> int:
-    """Run the flow and print the result; returns the exit code. Raises RlhfError for what the user can mend and for a crash."""
+def run_pipeline(recipe: Path | None, overrides: list[str], yes: bool, as_json: bool) -> int:
+    """Plan the run, then run the flow and print the result; returns the exit code. Raises RlhfError for what the user can mend and for a crash."""
     root = project_root()
     params = chosen_params(root, recipe, overrides)
+    plan_first(root, params, yes)
     os.environ.update(settings(root, prefect_api(root)))
     if "PREFECT_API_URL" not in os.environ:
         print("Starting a temporary Prefect server ...", file=sys.stderr, flush=True)
@@ -42,6 +43,26 @@ def run_pipeline(recipe: Path | None, overrides: list[str], as_json: bool) -> in
         print(f"rlhf: {state.message}", file=sys.stderr)
         return EXIT_RESUMABLE
     return EXIT_DONE
+
+
+def plan_first(root: Path, params: Params, yes: bool) -> None:
+    """Say what the run will cost; refuse it above the budget, and ask where it needs approval. Raises CostError."""
+    from tasks.plan import gate, needs_approval, prepare, summary
+
+    prepared = prepare(root, params)
+    for line in summary(prepared):
+        print(line, file=sys.stderr)
+    warning = gate(root, prepared)
+    if warning:
+        print(f"warning: {warning}", file=sys.stderr)
+    if not needs_approval(prepared) or yes:
+        return
+    above = f"{prepared.ahead_total.usd:.4g} USD are planned, above budget.approval_usd={params.budget.approval_usd:g}"
+    if not sys.stdin.isatty():
+        raise CostError(f"{above}, and nobody is there to ask. Approve with --yes, or raise budget.approval_usd in params.yaml.")
+    print(f"{above}. Start the run? [y/N] ", file=sys.stderr, end="", flush=True)
+    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+        raise CostError(f"{above}: not approved, nothing was started.")
 
 
 def _run_flow(params: Params) -> "State[Any]":

@@ -10,6 +10,7 @@ RlhfError                 anything this project raises on purpose
 │   └── CostError         an unknown price, GPU or architecture; a plan that can not be made
 ├── TrainingDiverged      exit 1: NaN, collapsed entropy, exploding ratio ...; a checkpoint is kept
 └── StageStopped          exit 75: asked to stop, checkpointed, can be resumed
+    └── OverBudget        the same, because a limit of `budget` is reached
 """
 
 EXIT_DONE = 0
@@ -63,3 +64,7 @@ class StageStopped(RlhfError):
     """The stage was asked to stop, wrote a checkpoint and can be resumed."""
 
     exit_code = EXIT_RESUMABLE
+
+
+class OverBudget(StageStopped):
+    """A limit of `budget` is reached: what was at work is checkpointed, and a higher limit goes on from there."""

@@ -21,10 +21,22 @@ MODEL_DIGESTS = Path("data/inputs/model.json")
 
 def write_digests(root: Path, params: Params) -> None:
     """Bring both files up to date. A file that is not there has no digest: the stage that needs it says so in its own words."""
+    for target, text in _contents(root, params).items():
+        if not _says(root / target, text):
+            _write(root / target, text)
+
+
+def outdated_digests(root: Path, params: Params) -> list[Path]:
+    """Which of the two files do not say what they would with `params`; nothing is written."""
+    return [target for target, text in _contents(root, params).items() if not _says(root / target, text)]
+
+
+def _contents(root: Path, params: Params) -> dict[Path, str]:
     sources = (params.data.source, params.data.sft_source, params.data.prompt_source)
     named = [source.path for source in sources if isinstance(source, FileSource) and "://" not in source.path]
-    _write(root / DATA_DIGESTS, {path: digest for path in sorted(set(named)) for digest in [_digest(root / path)]})
-    _write(root / MODEL_DIGESTS, _folder_digests(root, params.model.path) if params.model.path else {})
+    data = {path: _digest(root / path) for path in sorted(set(named))}
+    model = _folder_digests(root, params.model.path) if params.model.path else {}
+    return {path: json.dumps(digests, indent=1) + "\n" for path, digests in ((DATA_DIGESTS, data), (MODEL_DIGESTS, model))}
 
 
 def _folder_digests(root: Path, named: str) -> dict[str, str | None]:
@@ -41,11 +53,11 @@ def _digest(path: Path) -> str | None:
         return None
 
 
-def _write(target: Path, digests: dict[str, str | None]) -> None:
-    """Replace `target`, unless it already says the same."""
-    text = json.dumps(digests, indent=1) + "\n"
-    if target.exists() and target.read_text(encoding="utf-8") == text:
-        return
+def _says(target: Path, text: str) -> bool:
+    return target.exists() and target.read_text(encoding="utf-8") == text
+
+
+def _write(target: Path, text: str) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     temporary = target.with_name(f".{target.name}.{os.getpid()}")
     temporary.write_text(text, encoding="utf-8")

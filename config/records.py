@@ -66,8 +66,9 @@ class AttemptRow(Record):
     time: float
     run_id: str
     attempt: int
-    event: Literal["start", "resume", "end"]
-    """`resume` follows `start` when a checkpoint was found; `step` is where it goes on from."""
+    event: Literal["start", "resume", "end", "lost"]
+    """`resume` follows `start` when a checkpoint was found; `step` is where it goes on from. `lost` is written by the parent when it
+    finds the process dead without an `end`: the time up to then was paid for."""
     fingerprint: str
     """Digest of the stage's parameters and inputs; empty until it is known."""
     pid: int
@@ -88,5 +89,5 @@ class PipelineRow(Record):
     attempt: int | None = None
     """The attempt whose outputs the run uses; for a cached stage the one that made them."""
     state: str = ""
-    """At `end`: completed, failed, stopped."""
+    """At `end`: completed, failed, stopped, over_budget, killed."""
     detail: dict[str, Any] = {}

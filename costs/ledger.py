@@ -66,7 +66,7 @@ class StageCost:
 class Ledger:
     run_id: str
     state: str
-    """completed, failed, stopped; unfinished if the run left no `end` row; manual for stages started by hand."""
+    """completed, failed, stopped, over_budget; unfinished if the run left no `end` row; manual for stages started by hand."""
     started: float | None
     """Seconds since the epoch of the run's first row."""
     finished: float | None

@@ -6,13 +6,16 @@ from prefect import flow
 from prefect.client.schemas.objects import State
 
 from config.schema import Params
+from tasks.gate import approval, plan
 from tasks.pipeline import data, evaluate, pipeline_run, ppo, report, reward, sft
 
 
 @flow(name="rlhf", persist_result=False)
 def rlhf(params: Params) -> State[Any]:
-    """Data, demonstrations, preferences, PPO, evaluation, report. Only what changed since the last run is done again."""
-    with pipeline_run(params) as run:
+    """Plan, data, demonstrations, preferences, PPO, evaluation, report. Only what changed since the last run is done again."""
+    prepared = plan(params)
+    approval(prepared)
+    with pipeline_run(prepared) as run:
         data(run)
         sft(run)
         reward(run)

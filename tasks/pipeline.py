@@ -15,11 +15,11 @@ from prefect.client.schemas.objects import State, TaskRun
 from prefect.runtime import flow_run
 from prefect.states import Cancelled, Completed
 
-from config.errors import StageStopped, UserError
-from config.schema import Params
+from config.errors import OverBudget, StageStopped, UserError
 from reporting.build import build_report
 from reporting.numbers import duration, usd
 from tasks.outcome import Outcome, StageCrashed
+from tasks.plan import Prepared, keep
 from tasks.progress import Display, Progress
 from tasks.run import Run, begin, end_left_open, keep_copies, locked
 from tasks.stage import run_stage, stop_orphans
@@ -32,7 +32,8 @@ logger = logging.getLogger(__name__)
 
 RETRIES = 2
 """Times a crashed stage is started again; it goes on from its checkpoint."""
-STOPPED = "Stopped"
+STOPPED, OVER_BUDGET = "Stopped", "OverBudget"
+"""States of a run, and of the stage at work, that was asked to stop or has reached its budget: resumable."""
 SHIPPING_PATIENCE_SECONDS = 60.0
 """At the end of a run: the first time, MLflow may still be creating its database."""
 ARTIFACT_EVERY_SECONDS = 5.0
@@ -50,24 +51,26 @@ class Pipeline:
 
 
 @contextmanager
-def pipeline_run(params: Params) -> Iterator[Pipeline]:
+def pipeline_run(prepared: Prepared) -> Iterator[Pipeline]:
     """Hold the workspace (the current folder) for one run, ship its rows meanwhile, and see to it that the run has an end.
 
     A stop is not a failure: the block ends there, and `Pipeline.state` says so. Raises EnvironmentFault if another run is at work here.
     """
-    root = Path.cwd()
+    root, params = Path.cwd(), prepared.params
     with locked(root), on_signals() as stop:
         end_left_open(root)
         stop_orphans(root, Display().say)
-        run = begin(root, f"{time.strftime('%Y%m%d-%H%M%S')}-{flow_run.name or 'flow'}", params, _detail(root))
+        run = begin(root, f"{time.strftime('%Y%m%d-%H%M%S')}-{flow_run.name or 'flow'}", params, _detail(root, prepared))
+        keep(run.folder, prepared)
         shipper = Shipper(root, params, run.run_id)
         shipper.start()
         pipeline = Pipeline(run, stop, shipper)
         try:
             yield pipeline
         except StageStopped as stopped:
-            pipeline.state = Cancelled(name=STOPPED, message=str(stopped))
-            _end(pipeline, "stopped", str(stopped))
+            over = isinstance(stopped, OverBudget)
+            pipeline.state = Cancelled(name=OVER_BUDGET if over else STOPPED, message=str(stopped))
+            _end(pipeline, "over_budget" if over else "stopped", str(stopped))
         except BaseException as error:
             _end(pipeline, "failed", f"{type(error).__name__}: {error}")
             raise
@@ -95,9 +98,14 @@ def _send(pipeline: Pipeline) -> None:
             pipeline.display.say(f"warning: {fault}")
 
 
-def _detail(root: Path) -> dict[str, Any]:
-    """Where the run comes from, for the tracker."""
-    found = {"dvc.remote": default_remote(root), "git.commit": _git(root, "rev-parse", "HEAD"), "prefect.flow_run_id": flow_run.id}
+def _detail(root: Path, prepared: Prepared) -> dict[str, Any]:
+    """Where the run comes from, for the tracker, and which run it goes on from."""
+    found: dict[str, Any] = {
+        "continues": prepared.continues,
+        "dvc.remote": default_remote(root),
+        "git.commit": _git(root, "rev-parse", "HEAD"),
+        "prefect.flow_run_id": flow_run.id,
+    }
     if found["git.commit"]:
         found["git.dirty"] = str(bool(_git(root, "status", "--porcelain", "--untracked-files=no")))
     return {key: value for key, value in found.items() if value}
@@ -135,14 +143,14 @@ def stage_task(stage: str) -> Callable[[Pipeline], None]:
         try:
             outcome = run_stage(pipeline.run, stage, pipeline.stop, observer)
         except StageStopped as stopped:
-            return Cancelled(name=STOPPED, message=str(stopped))
+            return Cancelled(name=OVER_BUDGET if isinstance(stopped, OverBudget) else STOPPED, message=str(stopped))
         pipeline.display.say(observer.last_line(stage, outcome))
         return Completed(name="Cached" if outcome.cached else "Completed", message=_message(stage, outcome))
 
     def call(pipeline: Pipeline) -> None:
         state = bring_up_to_date(pipeline)
-        if isinstance(state, State) and state.name == STOPPED:
-            raise StageStopped(state.message or "")
+        if isinstance(state, State) and state.name in (STOPPED, OVER_BUDGET):
+            raise (OverBudget if state.name == OVER_BUDGET else StageStopped)(state.message or "")
 
     return call
 

@@ -11,6 +11,7 @@ from config import jsonl
 from config.jsonl import Follower
 from config.records import AttemptRow, MetricRow, UsageRow
 from config.schema import Optimisation, Params
+from costs.budget import Pace
 from costs.ledger import usd_of
 from costs.price import usd_per_device_hour
 from reporting.numbers import duration, usd
@@ -88,6 +89,8 @@ class Watch:
         )
         self.attempt: AttemptRow | None = None
         """The newest row on the attempt at work; it has the process's id."""
+        self.pace = Pace()
+        """How long steps and checkpoints take."""
         self._began = time.time()
         self._step = 0
         self._values: dict[str, float] = {}
@@ -104,6 +107,7 @@ class Watch:
             self.attempt = attempt
             self._step = attempt.step
         for usage in self._usage.read(UsageRow):
+            self.pace.add(usage)
             if usage.step > self._step:
                 self._step = usage.step
                 self._moments.append((usage.time, usage.step))

@@ -13,12 +13,13 @@ import psutil
 
 from config import jsonl
 from config.errors import StageStopped
-from config.records import RUN_ID_VARIABLE, STAGES, PipelineRow
+from config.records import RUN_ID_VARIABLE, STAGES, AttemptRow, PipelineRow
 from tasks.outcome import Outcome, judge, last_attempt
 from tasks.progress import Progress, Watch, attempts
 from tasks.run import Run
 from tasks.stop import StopRequest
 from tasks.validity import digests, environment, is_unchanged, repro_command
+from tasks.watcher import BudgetWatch
 
 POLL_SECONDS = 0.2
 ORPHAN_PATIENCE_SECONDS = 600.0
@@ -60,22 +61,29 @@ def _reproduce(run: Run, stage: str, stop: StopRequest, observe: Observer) -> Ou
     before = last_attempt(attempts(run.root, stage))
     path = run.root / "runs" / stage / "log.txt"
     path.parent.mkdir(parents=True, exist_ok=True)
+    budget = BudgetWatch(run, stage)
+    budget.refuse_without_room()
     watch = Watch(run.root, run.params, stage)
     with path.open("ab") as log:
         said = log.tell()
-        code = _watched(run, stage, log, watch, stop, observe)
+        code = _watched(run, stage, log, watch, stop, budget, observe)
     output = path.read_bytes()[said:].decode(errors="replace")
     if stop.insisted:
         raise StageStopped(f"{stage} was ended at once, without a last checkpoint: run again to go on from the one before.")
     if stop.made and code and watch.attempt is None:
         raise StageStopped(f"{stage} was asked to stop before it began: run again to go on from there.")
-    outcome = judge(stage, before, attempts(run.root, stage), code, output)
+    try:
+        outcome = judge(stage, before, attempts(run.root, stage), code, output)
+    except StageStopped as stopped:
+        if budget.reached is not None and not stop.made:
+            raise budget.over(str(stopped)) from None
+        raise
     # DVC has recorded the outputs: a forced rerun shall compute, not find them done
     (run.root / "checkpoints" / stage / "done.json").unlink(missing_ok=True)
     return outcome
 
 
-def _watched(run: Run, stage: str, log: IO[bytes], watch: Watch, stop: StopRequest, observe: Observer) -> int:
+def _watched(run: Run, stage: str, log: IO[bytes], watch: Watch, stop: StopRequest, budget: BudgetWatch, observe: Observer) -> int:
     """Exit code of `dvc repro`. It leads a process group of its own, so that Ctrl-C reaches the stage only through us."""
     process = subprocess.Popen(
         repro_command(stage), cwd=run.root, env=environment(**{RUN_ID_VARIABLE: run.run_id}), stdin=subprocess.DEVNULL,
@@ -85,7 +93,7 @@ def _watched(run: Run, stage: str, log: IO[bytes], watch: Watch, stop: StopReque
     try:
         while process.poll() is None:
             observe(watch.look())
-            if stop.made:
+            if stop.made or budget.has_to_stop(watch):
                 _pass_on(stop, process.pid, watch.pid, asked)
             time.sleep(POLL_SECONDS)
     except BaseException:
@@ -95,7 +103,16 @@ def _watched(run: Run, stage: str, log: IO[bytes], watch: Watch, stop: StopReque
     watch.look()
     if watch.pid is not None:
         _end_left_behind(watch.pid)
+        watch.look()
+    if watch.attempt is not None and watch.attempt.event != "end":
+        _note_loss(run, stage, watch.attempt)
     return process.returncode
+
+
+def _note_loss(run: Run, stage: str, attempt: AttemptRow) -> None:
+    """A process killed without a word is paid for up to now, when its death is seen, and not only up to its last row."""
+    row = attempt.model_copy(update={"event": "lost", "time": time.time()})
+    jsonl.append(run.root / "runs" / stage / "attempts.jsonl", row)
 
 
 def _end_left_behind(pid: int) -> None:

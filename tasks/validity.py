@@ -4,12 +4,15 @@ import hashlib
 import os
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import yaml
 
 from config.errors import EnvironmentFault
+from config.inputs import outdated_digests
+from config.schema import Params
 from tasks.run import STATE_FOLDER
 
 
@@ -18,15 +21,60 @@ def is_unchanged(root: Path, stage: str) -> bool:
 
     Asked in process: the library takes 0.05 s where the command takes 0.7 s. Raises EnvironmentFault if DVC can not tell.
     """
+    return not _status(root, stage)
+
+
+def _status(root: Path, stage: str) -> dict[str, Any]:
+    """DVC's account of what changed; empty if nothing did."""
     from dvc.exceptions import DvcException  # imported late: half a second that a stopped or refused run need not pay
     from dvc.repo import Repo
 
     try:
         with Repo(str(root)) as repo:
             # a bare stage name would be looked up in the current folder's dvc.yaml, whatever the repo
-            return not repo.status(targets=[f"{root.resolve() / 'dvc.yaml'}:{stage}"])
+            return dict(repo.status(targets=[f"{root.resolve() / 'dvc.yaml'}:{stage}"]))
     except DvcException as error:
         raise EnvironmentFault(f"DVC can not tell whether {stage} changed: {_one_line(error)} See dvc status {stage}.") from None
+
+
+def stale_stages(root: Path, params: Params, stages: Sequence[str]) -> list[str]:
+    """Which of `stages`, in their order, a run with `params` would do again; nothing is written, params.yaml included.
+
+    A stage is taken for stale if it reads what a stale one makes: whether that comes out the same is not known before.
+    Raises EnvironmentFault if DVC can not tell.
+    """
+    pipeline, lock = (_yaml(root / name).get("stages", {}) for name in ("dvc.yaml", "dvc.lock"))
+    wanted = params.model_dump(mode="json")
+    changing = {str(path) for path in outdated_digests(root, params)}
+    stale = []
+    for stage in stages:
+        if stage not in pipeline:
+            continue
+        entry = lock.get(stage)
+        recorded = (entry or {}).get("params", {}).get("params.yaml", {})
+        reads = {item["path"] for item in (entry or {}).get("deps", [])}
+        named = [key for key in pipeline[stage].get("params", []) if isinstance(key, str)]
+        same = entry is not None and set(named) == set(recorded) and all(_at(wanted, key) == value for key, value in recorded.items())
+        if not same or reads & changing or _changed_files(root, stage):
+            stale.append(stage)
+            changing |= {str(out if isinstance(out, str) else next(iter(out))) for kind in ("outs", "metrics", "plots")
+                         for out in pipeline[stage].get(kind, [])}  # fmt: skip
+    return stale
+
+
+def _at(params: Mapping[str, Any], dotted: str) -> Any:
+    """The value of a key such as `data.source.kind`."""
+    node: Any = params
+    for key in dotted.split("."):
+        node = node.get(key) if isinstance(node, Mapping) else None
+    return node
+
+
+def _changed_files(root: Path, stage: str) -> bool:
+    """Whether DVC finds anything changed but parameters."""
+    changes = [change for entry in _status(root, stage).values() for change in entry]
+    files = [path for change in changes if isinstance(change, dict) for kind in change.values() for path in kind if path != "params.yaml"]
+    return bool(files) or any(isinstance(change, str) for change in changes)
 
 
 def repro_command(stage: str) -> list[str]:
@@ -50,14 +98,19 @@ class Digests(NamedTuple):
 
 def digests(root: Path, stage: str) -> Digests:
     """What dvc.lock says about a stage; nothing if it was never run."""
-    try:
-        lock = yaml.safe_load((root / "dvc.lock").read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return Digests({}, {})
-    entry = lock.get("stages", {}).get(stage, {})
+    entry = _yaml(root / "dvc.lock").get("stages", {}).get(stage, {})
     outs, deps = ({item["path"]: item["md5"] for item in entry.get(kind, []) if "md5" in item} for kind in ("outs", "deps"))
     read = {path: digest for path, digest in deps.items() if path.startswith(("data/", "models/")) and not path.startswith("data/inputs/")}
     return Digests(outs, read)
+
+
+def _yaml(path: Path) -> dict[str, Any]:
+    """A YAML mapping, empty if there is no such file."""
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    return content if isinstance(content, dict) else {}
 
 
 def push(root: Path, timeout_seconds: float = 600) -> str | None:

@@ -11,6 +11,7 @@ STAGE = '''
 """A stage by the contract: rows, checkpoint, SIGTERM, atomic output. `behaviour.txt` says what goes wrong."""
 import os, signal, sys, time
 from pathlib import Path
+import psutil
 from config import jsonl
 from config.records import AttemptRow, MetricRow, UsageRow
 
@@ -24,6 +25,17 @@ run_id = os.environ["RLHF_RUN_ID"]
 attempt = 1 + max((row.attempt for row in jsonl.read(folder / "attempts.jsonl", AttemptRow).rows), default=0)
 step = int(checkpoint.read_text()) if checkpoint.exists() else 0
 
+last = psutil.Process().create_time()
+
+def use(step, phase, tokens=0):
+    """All time since the last row, as a stage's meter accounts for it."""
+    global last
+    now = time.time()
+    row = UsageRow(time=now, run_id=run_id, attempt=attempt, step=step, phase=phase, seconds=now - last, tokens=tokens, sequences=1,
+                   peak_bytes=1, device="cpu", world_size=1)
+    jsonl.append(folder / "usage.jsonl", row)
+    last = now
+
 def mark(event, code=None, message=""):
     row = AttemptRow(time=time.time(), run_id=run_id, attempt=attempt, event=event, fingerprint="f", pid=os.getpid(), step=step,
                      exit_code=code, message=message, device="cpu")
@@ -32,6 +44,7 @@ def mark(event, code=None, message=""):
 if behaviour == "broken":
     raise ImportError("no module named nothing")
 mark("start")
+use(0, "start")
 print("at work", flush=True)
 if step:
     mark("resume")
@@ -44,9 +57,7 @@ if behaviour == "diverges":
 while step < 8:
     time.sleep(0.05 if behaviour != "slow" else 0.4)
     step += 1
-    usage = dict(time=time.time(), run_id=run_id, attempt=attempt, step=step, phase="train", seconds=0.05, tokens=10, sequences=1,
-                 peak_bytes=1, device="cpu", world_size=1)
-    jsonl.append(folder / "usage.jsonl", UsageRow(**usage))
+    use(step, "train", tokens=10)
     values = {"loss": 1 / step}
     jsonl.append(folder / "metrics.jsonl", MetricRow(time=time.time(), run_id=run_id, attempt=attempt, step=step, values=values))
     checkpoint.parent.mkdir(exist_ok=True)
@@ -54,11 +65,13 @@ while step < 8:
     if behaviour == "killed once" and attempt == 1 and step == 3:
         os.kill(os.getpid(), signal.SIGKILL)
     if stop:
+        use(step, "other")
         mark("end", 75, f"{name} was asked to stop after step {step}.")
         sys.exit(75)
 checkpoint.unlink()
 if behaviour != "forgets":
     Path(f"{name}.out").write_text(Path(f"{name}.in").read_text())
+use(step, "other")
 mark("end", 0)
 '''
 

@@ -25,7 +25,7 @@ from tracking.lineage import datasets, log_evidence, register
 from tracking.rows import cost_metrics, final_metrics, flat_params, training_metrics, usage_metrics
 
 PIPELINE = "pipeline.jsonl"
-STATUS = {"completed": "FINISHED", "stopped": "KILLED", "killed": "KILLED"}
+STATUS = {"completed": "FINISHED", "stopped": "KILLED", "over_budget": "KILLED", "killed": "KILLED"}
 """State of a pipeline run -> MLflow's status; any other is FAILED."""
 
 

@@ -1,23 +1,30 @@
 """The flow on a real Prefect server, over stages that are quick."""
 
+import json
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import pytest
-from prefect.client.orchestration import get_client
-from prefect.client.schemas.filters import TaskRunFilter, TaskRunFilterFlowRunId
+from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterFlowRunId, TaskRunFilter, TaskRunFilterFlowRunId
+from prefect.settings import PREFECT_API_URL
 from prefect.testing.utilities import prefect_test_harness
 
 from config import jsonl
-from config.errors import UserError
+from config.errors import CostError, UserError
 from config.load import load
 from config.records import STAGES, AttemptRow, PipelineRow
 from flows.rlhf import rlhf
+from tests.conftest import ROOT
 from tests.stage_project import make_project
 
 pytestmark = [
@@ -40,8 +47,8 @@ def project(server: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pa
     return root
 
 
-def run(root: Path) -> Any:
-    return rlhf(load(root / "params.yaml"), return_state=True)
+def run(root: Path, *changes: str) -> Any:
+    return rlhf(load(root / "params.yaml", list(changes)), return_state=True)
 
 
 def task_states(state: Any) -> dict[str, tuple[str, int]]:
@@ -58,13 +65,13 @@ def ends(root: Path) -> list[str]:
 def test_every_stage_is_a_task_and_an_unchanged_one_is_cached(project: Path) -> None:
     state = run(project)
     assert state.is_completed()
-    assert task_states(state) == {**dict.fromkeys(STAGES, ("Completed", 1)), "report": ("Completed", 1)}
+    assert task_states(state) == {**dict.fromkeys(("plan", *STAGES, "report"), ("Completed", 1))}
     assert (project / "report" / "report.html").exists()
     (project / "sft.out").write_text("changed by hand")
     state = run(project)
     # sft is made again, with the same content as before: nothing after it has to be
     cached = dict.fromkeys(STAGES, ("Cached", 1))
-    assert task_states(state) == {**cached, "sft": ("Completed", 1), "report": ("Completed", 1)}
+    assert task_states(state) == {**cached, **dict.fromkeys(("plan", "sft", "report"), ("Completed", 1))}
     assert ends(project) == ["completed", "completed"]
 
 
@@ -75,7 +82,7 @@ def test_bad_input_fails_the_flow_at_once_with_the_stages_line(project: Path) ->
     error = state.result(raise_on_failure=False)
     assert isinstance(error, UserError)
     assert str(error) == "data: data/x.json is empty. Fetch it again."
-    assert task_states(state) == {"data": ("Failed", 1)}
+    assert task_states(state) == {"plan": ("Completed", 1), "data": ("Failed", 1)}
     assert ends(project) == ["failed"]
 
 
@@ -83,14 +90,14 @@ def test_a_killed_stage_is_tried_again_and_the_flow_completes(project: Path) -> 
     (project / "behaviour.txt").write_text("killed once")
     state = run(project)
     assert state.is_completed()
-    assert {name: count for name, (_, count) in task_states(state).items()} == {**dict.fromkeys(STAGES, 2), "report": 1}
+    assert {name: count for name, (_, count) in task_states(state).items()} == {**dict.fromkeys(STAGES, 2), "plan": 1, "report": 1}
 
 
 def test_a_failure_that_repeats_is_not_tried_for_ever(project: Path) -> None:
     (project / "behaviour.txt").write_text("diverges")
     state = run(project)
     assert state.is_failed()
-    assert task_states(state) == {"data": ("Failed", 2)}
+    assert task_states(state) == {"plan": ("Completed", 1), "data": ("Failed", 2)}
 
 
 def test_sigterm_ends_the_flow_in_the_state_stopped(project: Path) -> None:
@@ -108,7 +115,7 @@ def test_sigterm_ends_the_flow_in_the_state_stopped(project: Path) -> None:
     state = run(project)
     asking.join()
     assert (state.name, state.is_cancelled()) == ("Stopped", True)
-    assert task_states(state) == {"data": ("Stopped", 1)}
+    assert task_states(state) == {"plan": ("Completed", 1), "data": ("Stopped", 1)}
     assert ends(project) == ["stopped"]
     rows = jsonl.read(project / "runs" / "data" / "attempts.jsonl", AttemptRow).rows
     assert [row.exit_code for row in rows if row.event == "end"] == [75]
@@ -117,3 +124,84 @@ def test_sigterm_ends_the_flow_in_the_state_stopped(project: Path) -> None:
     assert "Not evaluated" in report.read_text()
     assert "data was asked to stop" in report.read_text()
     assert kept.read_bytes() == report.read_bytes()
+
+
+def test_a_run_planned_above_its_budget_is_refused_before_anything_starts(project: Path) -> None:
+    state = run(project, "budget.max_usd=0.0001")
+    assert state.is_failed()
+    error = state.result(raise_on_failure=False)
+    assert isinstance(error, CostError)
+    assert "budget.max_usd=0.0001 does not allow it" in str(error)
+    assert task_states(state) == {"plan": ("Failed", 1)}
+    assert ends(project) == []
+    assert not (project / "runs").exists()
+
+
+def test_a_run_that_reaches_its_budget_ends_over_budget_and_goes_on_when_it_is_raised(project: Path) -> None:
+    (project / "behaviour.txt").write_text("slow")
+    state = run(project, "prices.usd_per_device_hour=3.6", "budget.max_usd=0.0026", "budget.gate=warn")
+    assert (state.name, state.is_cancelled()) == ("OverBudget", True)
+    assert "budget.max_usd=0.0026 is reached" in state.message
+    assert task_states(state) == {"plan": ("Completed", 1), "data": ("OverBudget", 1)}
+    assert ends(project) == ["over_budget"]
+    (project / "behaviour.txt").unlink()
+    assert run(project, "budget.max_usd=9").is_completed()
+    rows = jsonl.read(project / "runs" / "data" / "attempts.jsonl", AttemptRow).rows
+    assert [row.event for row in rows] == ["start", "end", "start", "resume", "end"]
+    assert [row.exit_code for row in rows if row.event == "end"] == [75, 0]
+    first, second = (row for row in jsonl.read(project / "runs" / "pipeline.jsonl", PipelineRow).rows if row.event == "start")
+    assert second.detail["continues"] == first.run_id
+    kept = json.loads((project / "runs" / "pipeline" / second.run_id / "plan.json").read_text())
+    assert kept["spent"]["data"]["usd"] == pytest.approx(0.0026, abs=0.001)
+
+
+def test_a_run_that_a_server_starts_above_the_threshold_waits_until_somebody_resumes_it(project: Path) -> None:
+    with served(project), get_client(sync_client=True) as client:
+        params = load(project / "params.yaml", ["budget.approval_usd=0.001"]).model_dump(mode="json")
+        deployment = client.read_deployment_by_name("rlhf/tested")
+        flow_run = client.create_flow_run_from_deployment(deployment.id, parameters={"params": params})
+        await_state(client, flow_run.id, "Paused")
+        assert not (project / "runs").exists(), "nothing has been started"
+        plans = client.read_artifacts(artifact_filter=ArtifactFilter(flow_run_id=ArtifactFilterFlowRunId(any_=[flow_run.id])))
+        assert [plan.key for plan in plans] == ["plan"]
+        assert "| ppo |" in plans[0].data
+        client.resume_flow_run(flow_run.id)
+        await_state(client, flow_run.id, "Completed")
+    assert ends(project) == ["completed"]
+
+
+@contextmanager
+def served(project: Path) -> Iterator[None]:
+    """The flow as a deployment, served from the project's folder by a process of its own."""
+    code = (
+        "from flows.rlhf import rlhf\nfrom prefect.flows import EntrypointType\n"
+        "rlhf.serve(name='tested', entrypoint_type=EntrypointType.MODULE_PATH, print_starting_message=False)"
+    )
+    environment = {
+        **os.environ,
+        "PREFECT_API_URL": str(PREFECT_API_URL.value()),
+        "PREFECT_RUNNER_POLL_FREQUENCY": "1",
+        "PYTHONPATH": str(ROOT),
+    }
+    log = project.parent / "served.txt"
+    with log.open("wb") as said:
+        process = subprocess.Popen([sys.executable, "-c", code], cwd=project, env=environment, stdout=said, stderr=said)
+    try:
+        deadline = time.monotonic() + 120
+        with get_client(sync_client=True) as client:
+            while not [found for found in client.read_deployments() if found.name == "tested"]:
+                assert process.poll() is None, log.read_text()
+                assert time.monotonic() < deadline, log.read_text()
+                time.sleep(0.3)
+        yield
+    finally:
+        process.send_signal(signal.SIGINT)
+        process.wait(60)
+
+
+def await_state(client: SyncPrefectClient, flow_run_id: UUID, name: str) -> None:
+    deadline = time.monotonic() + 180
+    while (state := client.read_flow_run(flow_run_id).state) is None or state.name != name:
+        assert time.monotonic() < deadline, state
+        assert state is None or not state.is_final(), state
+        time.sleep(0.3)

@@ -1,0 +1,41 @@
+"""The gate before a run, on the Prefect side: plan it, refuse it above the budget, and wait for approval where it is asked for."""
+
+import logging
+from pathlib import Path
+
+from prefect import task
+from prefect.artifacts import create_markdown_artifact
+from prefect.cache_policies import NO_CACHE
+from prefect.flow_runs import pause_flow_run
+from prefect.runtime import deployment
+
+from config.schema import Params
+from reporting.numbers import usd
+from tasks.plan import Prepared, gate, markdown, needs_approval, prepare
+
+logger = logging.getLogger(__name__)
+
+APPROVAL_PATIENCE_SECONDS = 7 * 24 * 3600
+"""A run that nobody approves of in a week fails."""
+APPROVAL_POLL_SECONDS = 5
+
+
+@task(name="plan", cache_policy=NO_CACHE, persist_result=False)
+def plan(params: Params) -> Prepared:
+    """Plan the run and show the plan in the Prefect UI. Raises CostError if it is planned above its budget."""
+    root = Path.cwd()
+    prepared = prepare(root, params)
+    create_markdown_artifact(markdown(prepared), key="plan", description="What the run will cost from here on")
+    warning = gate(root, prepared)
+    if warning:
+        logger.warning("%s", warning)
+    return prepared
+
+
+def approval(prepared: Prepared) -> None:
+    """Pause a run that a server started, above `budget.approval_usd`, until somebody resumes it; `rlhf run` has asked by itself."""
+    if deployment.id is None or not needs_approval(prepared):
+        return
+    planned, threshold = prepared.ahead_total.usd, prepared.params.budget.approval_usd
+    logger.warning("%s are planned, above budget.approval_usd=%s: see the artifact plan, then resume the run.", usd(planned), threshold)
+    pause_flow_run(timeout=APPROVAL_PATIENCE_SECONDS, poll_interval=APPROVAL_POLL_SECONDS)

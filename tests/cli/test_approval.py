@@ -1,0 +1,69 @@
+"""What `rlhf run` says and asks before anything starts."""
+
+import os
+import pty
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from config.records import STAGES
+from tests.conftest import ROOT
+from tests.stage_project import make_project
+
+pytestmark = pytest.mark.integration
+
+ASK = (
+    "from pathlib import Path\nfrom cli.run import plan_first\nfrom config.load import load\n"
+    "plan_first(Path(), load(Path('params.yaml'), ['budget.approval_usd=0.001']), False)\nprint('started')"
+)
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    return make_project(tmp_path / "project", tmp_path / "remote", STAGES)
+
+
+def rlhf(project: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "cli.main", *arguments], cwd=project, env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ("budget.max_usd=0.0001", "The fixed cost alone is"),
+        ("budget.max_hours=0.05", "budget.max_hours=0.05 does not allow it"),
+        ("budget.approval_usd=0.001", "nobody is there to ask. Approve with --yes"),
+    ],
+)
+def test_a_run_that_may_not_start_is_one_line_after_its_plan_and_leaves_everything_alone(project: Path, change: str, words: str) -> None:
+    before = sorted(path.name for path in project.iterdir())
+    params = (project / "params.yaml").read_bytes()
+    done = rlhf(project, "run", "--set", change)
+    assert (done.returncode, done.stdout) == (2, "")
+    plan, refusal = done.stderr.strip().splitlines()
+    assert plan.startswith("Planned: ")
+    assert words in refusal
+    assert sorted(path.name for path in project.iterdir() if path.name != ".dvc") == [name for name in before if name != ".dvc"]
+    assert (project / "params.yaml").read_bytes() == params
+
+
+@pytest.mark.parametrize(("answer", "code", "said"), [("y", 0, "started"), ("n", 1, "not approved"), ("", 1, "not approved")])
+def test_on_a_terminal_approval_is_asked_for(project: Path, answer: str, code: int, said: str) -> None:
+    keyboard, terminal = pty.openpty()
+    try:
+        os.write(keyboard, f"{answer}\n".encode())
+        done = subprocess.run(
+            [sys.executable, "-c", ASK], cwd=project, env={**os.environ, "PYTHONPATH": str(ROOT)}, stdin=terminal, capture_output=True,
+            text=True, timeout=120, check=False,
+        )  # fmt: skip
+    finally:
+        os.close(keyboard)
+        os.close(terminal)
+    assert done.returncode == code
+    assert "Start the run? [y/N]" in done.stderr
+    assert said in done.stdout + done.stderr
