@@ -54,8 +54,9 @@ if behaviour == "bad input":
 if behaviour == "diverges":
     mark("end", 1, "TrainingDiverged: loss is nan at step 3.")
     sys.exit(1)
-while step < 8:
-    time.sleep(0.05 if behaviour != "slow" else 0.4)
+steps = 40 if behaviour == "long" else 8
+while step < steps:
+    time.sleep({"slow": 0.4, "long": 0.2}.get(behaviour, 0.05))
     step += 1
     use(step, "train", tokens=10)
     values = {"loss": 1 / step}

@@ -138,10 +138,10 @@ def test_a_run_planned_above_its_budget_is_refused_before_anything_starts(projec
 
 
 def test_a_run_that_reaches_its_budget_ends_over_budget_and_goes_on_when_it_is_raised(project: Path) -> None:
-    (project / "behaviour.txt").write_text("slow")
-    state = run(project, "prices.usd_per_device_hour=3.6", "budget.max_usd=0.0026", "budget.gate=warn")
+    (project / "behaviour.txt").write_text("long")
+    state = run(project, "prices.usd_per_device_hour=3.6", "budget.max_usd=0.005", "budget.gate=warn")
     assert (state.name, state.is_cancelled()) == ("OverBudget", True)
-    assert "budget.max_usd=0.0026 is reached" in state.message
+    assert "budget.max_usd=0.005 is reached" in state.message
     assert task_states(state) == {"plan": ("Completed", 1), "data": ("OverBudget", 1)}
     assert ends(project) == ["over_budget"]
     (project / "behaviour.txt").unlink()
@@ -152,7 +152,7 @@ def test_a_run_that_reaches_its_budget_ends_over_budget_and_goes_on_when_it_is_r
     first, second = (row for row in jsonl.read(project / "runs" / "pipeline.jsonl", PipelineRow).rows if row.event == "start")
     assert second.detail["continues"] == first.run_id
     kept = json.loads((project / "runs" / "pipeline" / second.run_id / "plan.json").read_text())
-    assert kept["spent"]["data"]["usd"] == pytest.approx(0.0026, abs=0.001)
+    assert kept["spent"]["data"]["usd"] >= 0.004
 
 
 def test_a_run_that_a_server_starts_above_the_threshold_waits_until_somebody_resumes_it(project: Path) -> None:
