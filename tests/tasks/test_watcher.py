@@ -20,7 +20,7 @@ from tasks.stop import StopRequest
 
 pytestmark = pytest.mark.integration
 
-START_SECONDS = 4.0
+START_SECONDS = 3.0
 """More than these processes take to start on a busy machine."""
 
 
@@ -66,10 +66,10 @@ def test_a_stage_stops_within_a_step_of_its_budget_and_goes_on_when_that_is_rais
 
 
 def test_a_stage_stopped_at_random_budgets_again_and_again_ends_as_if_it_had_not_been(project: Path) -> None:
-    (project / "behaviour.txt").write_text("slow")
+    (project / "behaviour.txt").write_text("long")
     rng, runs = random.Random(7), []
     while not (project / "sft.out").exists():
-        assert len(runs) < 12, "every run does at least one of the eight steps"
+        assert len(runs) < 40, "every run does at least one of the steps"
         allowed = START_SECONDS + rng.uniform(0.5, 2.0)
         before = runs[-1] if runs else None
         budget = (total(spent_by_stage(project, before.params, [run.run_id for run in runs])).usd if before else 0.0) + allowed / 1000
@@ -78,7 +78,7 @@ def test_a_stage_stopped_at_random_budgets_again_and_again_ends_as_if_it_had_not
             bring_up(runs[-1])
     assert (project / "sft.out").read_text() == "one"
     done = [row.step for row in jsonl.read(project / "runs" / "sft" / "usage.jsonl", UsageRow).rows if row.phase == "train"]
-    assert done == list(range(1, 9)), "no step was lost, and none done twice"
+    assert done == list(range(1, 41)), "no step was lost, and none done twice"
     assert len(runs) > 1
 
 
