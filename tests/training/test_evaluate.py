@@ -1,3 +1,4 @@
+import json
 import random
 import shutil
 import signal
@@ -67,6 +68,17 @@ def test_the_sft_model_is_its_own_reference_and_gold_scores_are_of_the_texts(fin
     assert values["sft_kl"] == pytest.approx(0, abs=1e-5)
     assert values["base_kl"] > 0.1
     assert metrics(finished, "evaluate")["gold_sft"] == values["sft_gold"]
+
+
+def test_the_normalisation_stored_with_the_reward_model_is_applied_to_rewards(project: Project, finished: Path) -> None:
+    root = project("evaluate")
+    path = root / "models/reward/config.json"
+    config = json.loads(path.read_text())
+    path.write_text(json.dumps(config | {"score_std": 2 * config["score_std"]}))
+    work(root, "evaluate")
+    rewards = [[row[f"reward_{name}"] for row in jsonl.plain(place / OUTPUTS[2]) for name in MODELS] for place in (root, finished)]
+    assert [2 * reward for reward in rewards[0]] == pytest.approx(rewards[1], abs=1e-5)
+    assert metrics(root, "evaluate")["reward_gain"] == pytest.approx(metrics(finished, "evaluate")["reward_gain"] / 2, abs=1e-5)
 
 
 def test_the_answers_do_not_depend_on_the_batch(project: Project, finished: Path) -> None:

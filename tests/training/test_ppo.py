@@ -1,3 +1,4 @@
+import json
 import logging
 import math
 from collections.abc import Callable
@@ -160,7 +161,7 @@ def test_a_step_that_is_no_number_is_not_taken(project: Project) -> None:
 def test_the_size_of_micro_batches_and_rollout_batches_does_not_change_the_trajectory(project: Project, layout: str) -> None:
     weights, rows = [], []
     for name, sizes in {"whole": (4096, 16), "small": (120, 3)}.items():
-        root = project("ppo", name, ppo={"layout": layout, "updates": 2, "micro_batch_tokens": sizes[0], "rollout_batch_size": sizes[1]})
+        root = project("ppo", name, ppo={"layout": layout, "updates": 3, "micro_batch_tokens": sizes[0], "rollout_batch_size": sizes[1]})
         work(root, "ppo")
         weights.append(load_file(root / "models/ppo/model.safetensors"))
         rows.append([row.values for row in metric_rows(root, "ppo")])
@@ -210,6 +211,19 @@ def test_a_run_killed_after_its_last_checkpoint_only_writes_its_outputs(project:
     work(root, "ppo")
     assert len(metric_rows(root, "ppo")) == rows < 8
     assert (files(root / "models/ppo"), metrics(root, "ppo")) == straight
+
+
+def test_the_normalisation_stored_with_the_reward_model_is_applied_to_the_scores_of_ppo(project: Project) -> None:
+    scores = []
+    for name, shift in {"as-stored": 0.0, "shifted": 3.0}.items():
+        root = project("ppo", name, ppo={"updates": 1})
+        path = root / "models/reward/config.json"
+        config = json.loads(path.read_text())
+        assert config["score_std"] != 1.0
+        path.write_text(json.dumps(config | {"score_mean": config["score_mean"] + shift * config["score_std"]}))
+        work(root, "ppo")
+        scores.append(first_update(root)["score"])
+    assert scores[0] - scores[1] == pytest.approx(3.0, abs=1e-4)
 
 
 def test_a_missing_end_of_sequence_costs_its_penalty(project: Project) -> None:
@@ -268,11 +282,15 @@ def test_a_reward_model_that_can_not_teach_is_named_and_the_state_kept(
 
 
 def test_a_reckless_learning_rate_is_named(project: Project) -> None:
-    root = project("ppo", ppo={"learning_rate": 1.0, "ppo_epochs": 4, "cliprange": 0.9, "schedule": "constant"})
+    reckless = {"learning_rate": 1.0, "ppo_epochs": 4, "cliprange": 0.9, "schedule": "constant", "checkpoint_every_updates": 1}
+    root = project("ppo", ppo=reckless)
     stage, run = open_stage(root, "ppo")
-    with pytest.raises(TrainingDiverged, match=r"in update \d"):
+    with pytest.raises(TrainingDiverged, match=r"in update \d") as said:
         run(stage)
     assert not (root / "models/ppo").exists()
+    broke_at = int(str(said.value).split("in update ")[1][0])
+    found = stage.checkpoints.latest()
+    assert (found.step if found else 0) == broke_at - 1, "the state before the update that went wrong is kept"
 
 
 def test_a_policy_and_a_reward_model_of_two_vocabularies_do_not_meet(project: Project) -> None:
