@@ -46,6 +46,14 @@ app.command()(report)
 
 
 @app.command()
+def calibrate(as_json: AsJson = False) -> None:
+    """Measure this machine in less than a minute; rlhf plan then plans with its own rates."""
+    from cli.calibrate import calibrate as measure
+
+    measure(as_json)
+
+
+@app.command()
 def up(
     prefect_port: Annotated[int, typer.Option(help="Port of the Prefect server and its pages.")] = 4200,
     mlflow_port: Annotated[int, typer.Option(help="Port of MLflow's pages.")] = 5000,

@@ -14,6 +14,7 @@ from typing import Any
 import yaml
 
 from config.errors import CostError
+from costs.measured import Measured
 from costs.shapes import ModelShape, from_config
 
 _FOLDER = Path(__file__).parent
@@ -40,6 +41,8 @@ class Hardware:
     date: str
     attainable: float = 0.87
     """Share of the 16-bit peak that the best large matrix product reaches."""
+    measured: Measured | None = None
+    """This machine's own rates, where it was calibrated and is a CPU."""
 
     @property
     def is_cpu(self) -> bool:
@@ -99,7 +102,7 @@ def hardware(name: str) -> Hardware:
     return hardware_row(key, _table("hardware.yaml")[key])
 
 
-def hardware_row(name: str, row: Mapping[str, Any]) -> Hardware:
+def hardware_row(name: str, row: Mapping[str, Any], measured: Measured | None = None) -> Hardware:
     """A device from a row of hardware.yaml, or one measured elsewhere."""
     missing = [field for field in ("memory_gib", "fp32_tflops", "bandwidth_gb_per_second", "watts", "source", "date") if not row.get(field)]
     if missing:
@@ -119,6 +122,7 @@ def hardware_row(name: str, row: Mapping[str, Any]) -> Hardware:
         source=row["source"],
         date=row["date"],
         attainable=row.get("attainable", 0.87),
+        measured=measured,
     )
 
 

@@ -7,6 +7,7 @@ arXiv 2205.05198 appendix A (attention), arXiv 2204.02311 appendix B (MFU), arXi
 from typing import NamedTuple
 
 from costs.engines import Engine
+from costs.measured import CACHE_PASSES, Measured
 from costs.memory import shards, state_bytes, trained_parameters, weights
 from costs.setting import DTYPE_BYTES, QUANT_BYTES, Levers, Setting
 from costs.shapes import ModelShape
@@ -30,6 +31,8 @@ class Work(NamedTuple):
     messages: float = 0.0
     paged_bytes: float = 0.0
     """Between host and device memory."""
+    calibrated_seconds: float = 0.0
+    """All of the above but communication, at the rates that were measured on this machine; 0 where none were."""
 
     def __add__(self, other: object) -> "Work":
         if not isinstance(other, Work):
@@ -126,6 +129,41 @@ def launched(setting: Setting, shape: ModelShape, levers: Levers, backward: bool
     return forward * (2.8 if backward else 1.0) + again  # a backward node launches one to two kernels for each forward one
 
 
+def calibrated_pass(
+    setting: Setting, shape: ModelShape, levers: Levers, sequences: float, tokens: float, vocabulary_tokens: float, training: bool
+) -> float:
+    """Seconds of a forward pass, or of forward, recomputation and backward pass, at this machine's own rates; 0 without them."""
+    own = setting.hardware.measured
+    if own is None:
+        return 0.0
+    total, again = sequences * tokens, float(training and levers.checkpointing == "full")
+    passes = (3.0 if levers.tuning == "full" else 2.0) + again if training else 1.0
+    attention = forward_attention_flops(shape, sequences, tokens, levers.attention != "eager")
+    head = forward_matmul_flops(shape, vocabulary_tokens) - forward_matmul_flops(shape, vocabulary_tokens, 0.0)
+    size = total * shape.width * levers.dtype_bytes
+    operations = launched(setting, shape, levers, backward=False)
+    return (
+        own.product_seconds(passes * forward_matmul_flops(shape, total, 0.0), total, shape.width)
+        + own.product_seconds(head * (passes + (training and setting.loss.recomputes) - again), vocabulary_tokens, shape.width)
+        + own.attention_seconds(attention * (3.5 + again if training else 1.0), tokens, training)
+        + own.stream_seconds(pointwise_bytes(shape, levers, setting.engine, total) * passes, size, training)
+        + own.logit_seconds(vocabulary_tokens * shape.vocab, shape.vocab, training, setting.loss.name == "fused")
+        + own.launch_seconds(operations, training)
+        + own.launch_seconds(operations * again, training=False)
+        + (table_seconds(own, shape, levers, vocabulary_tokens > 0) if training and levers.tuning == "full" else 0.0)
+    )
+
+
+def table_seconds(own: Measured, shape: ModelShape, levers: Levers, vocabulary: bool) -> float:
+    """Seconds of the gradients of embedding and output head, which are as large for one token as for all: each is filled with zeros,
+    the head's is written by a product, a tied pair is added, and with accumulation each is added to those of earlier micro-batches.
+    """
+    size = 4.0 * shape.vocab * shape.width
+    passes = 1 + 3 * vocabulary + 3 * (vocabulary and shape.tied)
+    passes += (levers.accumulation > 1) * 3 * (2 if vocabulary and not shape.tied else 1)
+    return own.addition_seconds(passes * size, size)
+
+
 def micro_step(setting: Setting, shape: ModelShape, levers: Levers, sequences: float, tokens: float, vocabulary: bool = True) -> Work:
     """Forward and backward pass over one micro-batch on one device."""
     tp = levers.tensor_parallel
@@ -152,6 +190,7 @@ def micro_step(setting: Setting, shape: ModelShape, levers: Levers, sequences: f
         messages=(2 + (levers.checkpointing == "full")) * shape.layers
         if levers.parallel in ("zero3", "fsdp") and setting.data_parallel > 1
         else 0.0,
+        calibrated_seconds=calibrated_pass(setting, shape, levers, sequences, tokens, total * loss_tokens, training=True),
     )
 
 
@@ -181,6 +220,7 @@ def optimizer_step(setting: Setting, shape: ModelShape, levers: Levers) -> Work:
         operations=20.0,
         messages=float(shape.layers if n > 1 else 0),
         paged_bytes=paged_bytes(setting, shape, levers),
+        calibrated_seconds=setting.hardware.measured.optimizer_seconds(trained) if setting.hardware.measured else 0.0,
     )
 
 
@@ -208,6 +248,7 @@ def forward_pass(setting: Setting, shape: ModelShape, levers: Levers, sequences:
         dequantised_bytes=dequantised_bytes(shape, levers) / tp,
         operations=launched(setting, shape, levers, backward=False),
         communicated_bytes=gathered + (2 * shape.layers * total * shape.width * levers.dtype_bytes if tp > 1 else 0.0),
+        calibrated_seconds=calibrated_pass(setting, shape, levers, sequences, tokens, vocabulary_tokens, training=False),
     )
 
 
@@ -231,4 +272,24 @@ def decode_step(setting: Setting, shape: ModelShape, levers: Levers, sequences: 
         operations=launched(setting, shape, levers, backward=False),
         communicated_bytes=2 * shape.layers * sequences * shape.width * b if tp > 1 else 0.0,
         messages=2.0 * shape.layers if tp > 1 else 0.0,
+        calibrated_seconds=calibrated_decode(setting, shape, levers, sequences, context),
     )
+
+
+def calibrated_decode(setting: Setting, shape: ModelShape, levers: Levers, sequences: float, context: float) -> float:
+    """Seconds of one decoding step at this machine's own rates; 0 without them. A step with a cache launches more than a forward pass."""
+    own = setting.hardware.measured
+    if own is None:
+        return 0.0
+    layer_cache = 2 * shape.kv_width * levers.dtype_bytes * sequences * context
+    attention = shape.layers * sequences * 4 * shape.query_width * context
+    pass_seconds = calibrated_pass(setting, shape, levers, sequences, 1.0, sequences, training=False)
+    launched_before = own.launch_seconds(launched(setting, shape, levers, backward=False), training=False)
+    parts = (
+        pass_seconds
+        - launched_before
+        + own.attention_seconds(attention, context, training=False)
+        + own.addition_seconds(CACHE_PASSES * layer_cache * shape.layers, layer_cache / 2)
+        + own.logit_seconds(sequences * shape.vocab, shape.vocab, False, False)  # cumulated and searched, as often as made
+    )
+    return own.decode_launch_seconds(shape.layers) + own.decode_share * parts

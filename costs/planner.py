@@ -15,6 +15,7 @@ from config.errors import CostError
 from config.schema import Params
 from costs.catalogue import Hardware, Price, hardware, own_price, price, shape
 from costs.engines import engine
+from costs.machine import this_machine
 from costs.plans import NOTHING, PhasePlan, Plan, StagePlan, Usd
 from costs.price import OWN_DEVICE
 from costs.price import usd_per_device_hour as own_rate
@@ -30,6 +31,8 @@ DATA_SECONDS_PER_ROW = 0.5e-3
 """Reading, cleaning, hashing and tokenising one row on one core: Python at about two thousand rows a second."""
 DATA_START_SECONDS = 6.0
 """Imports of the data stage, most of it Transformers."""
+NORMALISATION_PAIRS = 2000
+"""Training pairs that the reward stage scores once more, for the mean and deviation of its scores."""
 ATTENTION: dict[str, Attention] = {"sdpa": "sdpa", "eager": "eager", "flash_attention_2": "flash"}
 
 
@@ -44,10 +47,14 @@ class Target:
 
 
 def target(params: Params, name: str | None, gpus: int, usd_per_gpu_hour: float | None, root: Path) -> Target:
-    """The devices and their price: the catalogue's for a named device, else those of params.yaml (`prices`)."""
+    """The devices and their price: the catalogue's for a named device, else those of params.yaml (`prices`).
+
+    Where neither names a device it is this machine, as `rlhf calibrate` measured it if it did.
+    """
     if gpus < 1:
         raise CostError(f"--gpus {gpus} must be at least 1.")
-    device = hardware(name or params.prices.device or OWN_DEVICE)
+    named = name or params.prices.device
+    device = hardware(named) if named else this_machine(root) or hardware(OWN_DEVICE)
     if usd_per_gpu_hour is not None:
         return Target(device, own_price(usd_per_gpu_hour, "command line", "today"), gpus, root)
     if name is None:
@@ -109,7 +116,7 @@ def assumptions(aim: Target, rows: Rows) -> tuple[str, ...]:
         f"{device.name}: {device.source}, read {device.date}",
         f"price {price_.low:g} / {price_.expected:g} / {price_.high:g} USD per device-hour: {price_.source}, read {price_.date}",
         f"energy at board power, {device.watts:g} W a device, without host and cooling",
-        "responses assumed to reach max_new_tokens",
+        "responses assumed as long as the demonstrations, and at most max_new_tokens",
         *rows.assumptions,
     )
 
@@ -163,6 +170,12 @@ def levers_of(params: Params, section: Mapping[str, Any], micro_batch: int, batc
     )
 
 
+def response_tokens(rows: Rows, longest: int) -> float:
+    """Mean tokens of a response: as many as the demonstrations have, whose length a policy learns with their content."""
+    demonstrated = rows.sft_tokens - rows.prompt_tokens
+    return min(float(longest), demonstrated) if demonstrated >= 1 else float(longest)
+
+
 def _steps(rows: float, section: Any) -> float:
     return float(section.max_steps) if section.max_steps else max(1.0, rows * section.epochs / section.batch_size)
 
@@ -174,7 +187,8 @@ def _sft(params: Params, aim: Target, rows: Rows, model: ModelShape) -> Setting:
     filled = rows.sft * rows.sft_tokens / section.max_length if section.packing else rows.sft
     levers = replace(levers, loss="fused")
     longest = section.max_length if section.packing else min(rows.longest_sft, section.max_length)
-    work = Workload(int(longest), mean, _steps(filled, section), loss_tokens=1.0)
+    texts = (rows.sft + rows.sft_held_out) * rows.sft_tokens
+    work = Workload(int(longest), mean, _steps(filled, section), held_out=rows.sft_held_out, texts_tokens=texts)
     return Setting("sft", model, levers, work, aim.hardware, engine("ours"), aim.gpus)
 
 
@@ -183,14 +197,18 @@ def _reward(params: Params, aim: Target, rows: Rows, model: ModelShape) -> Setti
     section = params.reward
     levers = levers_of(params, section.model_dump(), section.micro_batch_size, section.batch_size, aim.gpus)
     longest = min(rows.longest_preference, section.max_length)
-    work = Workload(int(longest), min(rows.preference_tokens, section.max_length), _steps(rows.preference, section))
+    held_out = 2 * (rows.preference_held_out + min(NORMALISATION_PAIRS, rows.preference))
+    texts = 2 * (rows.preference + rows.preference_held_out) * rows.preference_tokens
+    mean = min(rows.preference_tokens, section.max_length)
+    work = Workload(int(longest), mean, _steps(rows.preference, section), held_out=held_out, texts_tokens=texts)
     return Setting("reward", model, replace(levers, micro_batch=2 * levers.micro_batch), work, aim.hardware, engine("ours"), aim.gpus)
 
 
 def _ppo(params: Params, aim: Target, rows: Rows, model: ModelShape) -> Setting:
     section = params.ppo
     prompt, response = int(rows.longest_prompt), section.max_new_tokens
-    mean = rows.prompt_tokens + response
+    said = response_tokens(rows, response)
+    mean = rows.prompt_tokens + said
     each = max(1, section.batch_size // aim.gpus)
     micro = max(1, min(each, int(section.micro_batch_tokens / (prompt + response))))
     levers = replace(
@@ -202,7 +220,9 @@ def _ppo(params: Params, aim: Target, rows: Rows, model: ModelShape) -> Setting:
         layout=section.layout, reward=model, value=model if section.layout != "shared_trunk" else None, batch=section.batch_size,
         rollout_batch=section.rollout_batch_size, ppo_epochs=section.ppo_epochs, mini_batches=section.num_mini_batches,
     )  # fmt: skip
-    work = Workload(prompt + response, mean, section.updates, prompt, response, float(response))
+    work = Workload(
+        prompt + response, mean, section.updates, prompt, response, said, texts_tokens=rows.prompts * rows.prompt_tokens
+    )  # fmt: skip
     return Setting("ppo", model, levers, work, aim.hardware, engine("ours"), aim.gpus, rlhf=loop)
 
 
@@ -217,7 +237,8 @@ def _evaluate(params: Params, aim: Target, rows: Rows, model: ModelShape) -> Set
         micro_batch=min(section.batch_size, section.prompts),
     )
     batches = 3 * ceil(section.prompts / levers.micro_batch / aim.gpus)
-    work = Workload(prompt + response, rows.prompt_tokens + response, batches, prompt, response, float(response))
+    said = response_tokens(rows, response)
+    work = Workload(prompt + response, rows.prompt_tokens + said, batches, prompt, response, said)
     return Setting("evaluate", model, levers, work, aim.hardware, engine("ours"), aim.gpus, rlhf=Rlhf(reward=model))
 
 

@@ -38,6 +38,8 @@ class Rows:
     longest_sft: float = float("inf")
     """Infinite until the data stage has measured it; the stage's own limit then holds."""
     longest_preference: float = float("inf")
+    sft_held_out: float = 0.0
+    preference_held_out: float = 0.0
     assumptions: tuple[str, ...] = field(default=())
 
 
@@ -67,6 +69,8 @@ def _measured(params: Params, root: Path) -> Rows | None:
             longest_prompt=metrics["prompts_train_tokens_max"],
             longest_sft=metrics.get("sft_train_tokens_max", float("inf")),
             longest_preference=metrics.get("preference_train_tokens_max", float("inf")),
+            sft_held_out=metrics.get("sft_test_rows", 0.0),
+            preference_held_out=metrics.get("preference_test_rows", 0.0),
             assumptions=("rows and lengths as metrics/data.json measured them",),
         )
     except KeyError:
@@ -89,6 +93,8 @@ def _from_sources(params: Params, root: Path) -> Rows:
         preference_tokens=params.reward.max_length * MEAN_OVER_LONGEST,
         prompt_tokens=longest * MEAN_OVER_LONGEST,
         longest_prompt=longest,
+        sft_held_out=sft["sft"] * data.test_fraction,
+        preference_held_out=main["preference"] * data.test_fraction,
         assumptions=(*notes, *more, *most, note),
     )
 

@@ -114,6 +114,10 @@ class Workload:
     mean_response_tokens: float = 0.0
     loss_tokens: float = 1.0
     """Share of the tokens that the loss looks at (completion-only loss: below 1)."""
+    held_out: float = 0.0
+    """Sequences that are evaluated once after training."""
+    texts_tokens: float = 0.0
+    """Tokens of the texts that are read and tokenised at the start."""
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ A step takes the longer of what the device needs (matrix products at a share of 
 bandwidth) and what the host needs to launch it, plus the communication that computation does not hide.
 """
 
+from dataclasses import replace
 from typing import Literal, NamedTuple
 
 from costs.compute import Work
@@ -42,6 +43,8 @@ def _matmul_rate(setting: Setting) -> float:
 
 def duration(work: Work, setting: Setting) -> Seconds:
     """Seconds that `work`, done in one go, takes on one device."""
+    if work.calibrated_seconds:
+        return _calibrated(work, setting)
     hardware, efficiency = setting.hardware, setting.efficiency
     bandwidth = hardware.bandwidth_bytes_per_second * efficiency.bandwidth
     matmul = work.matmul_flops / _matmul_rate(setting)
@@ -58,8 +61,16 @@ def duration(work: Work, setting: Setting) -> Seconds:
     return Seconds(seconds, _bound(matmul + attention, device, launch, exposed))
 
 
+def _calibrated(work: Work, setting: Setting) -> Seconds:
+    """The measured machine's own time, and what it is mostly spent on by the roofline."""
+    plain = replace(setting, hardware=replace(setting.hardware, measured=None))
+    return Seconds(work.calibrated_seconds, duration(work._replace(calibrated_seconds=0.0), plain).bound)
+
+
 def decode_duration(work: Work, setting: Setting) -> Seconds:
     """Seconds of one decoding step: weights and cache at the bandwidth that matrix-vector kernels reach, or compute, or launches."""
+    if work.calibrated_seconds:
+        return _calibrated(work, setting)
     hardware, quantisation, efficiency = setting.hardware, setting.levers.quantisation, setting.efficiency
     share = {None: efficiency.decode, "int8": efficiency.decode_int8}.get(quantisation, efficiency.decode_4bit)
     moved = work.weight_bytes / (hardware.bandwidth_bytes_per_second * share) + work.bytes_moved / (

@@ -1,0 +1,183 @@
+"""How far the planner is off on this machine: configurations are drawn from a seed, each is run for a few steps in a fresh process,
+and its peak memory, parts of memory and seconds per phase are put beside the plan.
+
+    python benchmarks/plan_accuracy.py --seed 1 --configurations 40 [--stages sft reward ppo] [--json] [--picture FILE.svg]
+
+Memory is the peak above what the process held after its imports. Time is CPU seconds of one thread, so that other work on the machine
+does not count, without the first step, which warms up; run `rlhf calibrate` with OMP_NUM_THREADS=1 before. What was measured
+is kept in .bench/plan/, so that a run that was stopped goes on, and a changed formula is compared without measuring again.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import fmean, median
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+from benchmarks.plan_cases import STAGES, STEPS, Case, draw
+from benchmarks.plan_folder import make, plan_inputs, read_json
+from benchmarks.plan_picture import scatter
+from config import jsonl
+from config.records import UsageRow
+from costs.planner import plan, settings, target
+from costs.plans import StagePlan
+from costs.setting import Setting
+from costs.stages import imports_bytes, moments
+
+ROOT = Path(__file__).parents[1]
+KEPT = ROOT / ".bench" / "plan"
+MOST_SECONDS = 900
+"""Of one run: on a busy machine most of it is waiting for a core."""
+UNTIMED = ("start", "save", "evaluate", "other")
+PARTS = ("weights", "gradients", "optimizer")
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One configuration, measured and planned. Bytes are above the imports; seconds are of one step (update, for ppo)."""
+
+    name: str
+    stage: str
+    peak_bytes: tuple[float, float]
+    """(measured, planned), as everywhere below."""
+    parts: dict[str, tuple[float, float]]
+    seconds: dict[str, tuple[float, float]]
+
+
+def error(pair: tuple[float, float]) -> float:
+    """Of the plan, relative to the measurement."""
+    return pair[1] / pair[0] - 1
+
+
+def measured(case: Case, kept: Path) -> dict[str, Any]:
+    """What a fresh process said, from an earlier run where it is the same case.
+
+    Raises SystemExit with the log's last line if the stage fails.
+    """
+    folder, made_from = kept / case.name, case.params.model_dump(mode="json")
+    result = folder / "result.json"
+    if result.exists() and read_json(result)["params"] == made_from:
+        return read_json(result)
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    make(case, folder)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    with (folder / "log.txt").open("wb") as log:
+        code = subprocess.run(
+            [sys.executable, "-m", "benchmarks.plan_side", case.stage], cwd=folder, env=environment, stdout=log, stderr=log, check=False,
+            timeout=MOST_SECONDS,
+        ).returncode  # fmt: skip
+    if code:
+        last = (folder / "log.txt").read_text(encoding="utf-8", errors="replace").strip().splitlines()[-1:]
+        raise SystemExit(f"{case.name} failed with exit code {code}: {''.join(last)}. The whole log is {folder / 'log.txt'}.")
+    rows = jsonl.read(folder / "runs" / case.stage / "usage.jsonl", UsageRow).rows
+    found = read_json(folder / "bench/process.json") | {"params": made_from, "peak_bytes": max(row.peak_bytes for row in rows)}
+    result.write_text(json.dumps(found), encoding="utf-8")
+    for place in ("models", "data", "checkpoints", "runs", "plots"):
+        shutil.rmtree(folder / place, ignore_errors=True)
+    return found
+
+
+def compare(case: Case, found: dict[str, Any], kept: Path) -> Comparison:
+    """The plan of a case, made as `rlhf plan` makes it, beside its measurement."""
+    plan_inputs(case, kept / case.name)
+    aim = target(case.params, None, 1, None, ROOT)
+    aim = type(aim)(aim.hardware, aim.price, aim.gpus, kept / case.name)
+    setting = settings(case.params, aim)[case.stage]
+    made = plan(case.params, aim, (case.stage,)).stages[0]
+    peak = (found["peak_bytes"] - found["after_imports_bytes"], made.peak_bytes_per_gpu - imports_bytes(setting))
+    parts = {part: (float(found[f"{part}_bytes"]), planned_part(setting, part)) for part in PARTS if found.get(f"{part}_bytes")}
+    return Comparison(case.name, case.stage, peak, parts, seconds_of(found, made))
+
+
+def planned_part(setting: Setting, part: str) -> float:
+    """Bytes of a part over all roles at the optimizer step, where the measurement was taken."""
+    steps = [moment for moment in moments(setting) if moment.phase.endswith(":step")]
+    return max(sum(parts.get(part, 0.0) for parts in moment.roles.values()) for moment in steps)
+
+
+def seconds_of(found: dict[str, Any], made: StagePlan) -> dict[str, tuple[float, float]]:
+    """Mean CPU seconds of a step in each phase, and the plan's."""
+    planned = {phase.phase: phase.seconds / STEPS for phase in made.phases}
+    spent: dict[str, list[float]] = {}
+    for phase, step, seconds in found["cpu_seconds"]:
+        if phase in planned and phase not in UNTIMED and step > 1:
+            spent.setdefault(phase, []).append(seconds)
+    return {phase: (fmean(values), planned[phase]) for phase, values in spent.items()}
+
+
+# ---------------------------------------------------------------- the whole
+
+
+def summary(rows: Sequence[Comparison]) -> dict[str, Any]:
+    """The figures of issue 4: memory mean, worst and lowest; parts; time by phase and by stage."""
+    memory = [error(row.peak_bytes) for row in rows]
+    return {
+        "configurations": len(rows),
+        "memory": {"mean_error": fmean(map(abs, memory)), "worst": max(map(abs, memory)), "lowest": min(memory)},
+        "parts": {part: fmean(abs(error(row.parts[part])) for row in rows if part in row.parts) for part in PARTS},
+        "phases": by_name((name, pair) for row in rows for name, pair in row.seconds.items()),
+        "stages": by_name((row.stage, total(row)) for row in rows if row.seconds),
+    }
+
+
+def total(row: Comparison) -> tuple[float, float]:
+    """Seconds of a step over all its phases."""
+    return sum(pair[0] for pair in row.seconds.values()), sum(pair[1] for pair in row.seconds.values())
+
+
+def by_name(pairs: Iterable[tuple[str, tuple[float, float]]]) -> dict[str, float]:
+    """Median absolute error of each name."""
+    found: dict[str, list[float]] = {}
+    for name, pair in pairs:
+        found.setdefault(name, []).append(abs(error(pair)))
+    return {name: median(values) for name, values in found.items()}
+
+
+def table(rows: Sequence[Comparison], figures: dict[str, Any]) -> str:
+    """For people."""
+    lines = [f"{'configuration':<16}{'MiB':>7}{'planned':>9}{'error':>8}   seconds of a step, measured and planned"]
+    for row in rows:
+        times = "  ".join(f"{name} {pair[0]:.3g}/{pair[1]:.3g} ({error(pair):+.0%})" for name, pair in row.seconds.items())
+        now, then = (size / 2**20 for size in row.peak_bytes)
+        lines.append(f"{row.name:<16}{now:>7.0f}{then:>9.0f}{error(row.peak_bytes):>+8.1%}   {times}")
+    memory = figures["memory"]
+    lines += [
+        f"memory: mean error {memory['mean_error']:.1%}, worst {memory['worst']:.1%}, lowest {memory['lowest']:+.1%}",
+        "parts, mean error: " + ", ".join(f"{name} {value:.1%}" for name, value in figures["parts"].items()),
+        "time by phase, median error: " + ", ".join(f"{name} {value:.1%}" for name, value in figures["phases"].items()),
+        "time by stage, median error: " + ", ".join(f"{name} {value:.1%}" for name, value in figures["stages"].items()),
+    ]
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seed", type=int, required=True)
+    parser.add_argument("--configurations", type=int, default=40)
+    parser.add_argument("--stages", nargs="+", choices=STAGES, default=list(STAGES))
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--picture", type=Path)
+    options = parser.parse_args()
+    rows = []
+    for case in draw(options.seed, options.configurations, tuple(options.stages)):
+        print(case.name, file=sys.stderr, flush=True)
+        rows.append(compare(case, measured(case, KEPT), KEPT))
+    figures = summary(rows)
+    if options.picture:
+        options.picture.parent.mkdir(parents=True, exist_ok=True)
+        points = [(row.stage, row.peak_bytes[0] / 2**20, row.peak_bytes[1] / 2**20) for row in rows]
+        options.picture.write_text(scatter(points, "peak memory above the imports, MiB"), encoding="utf-8")
+    print(json.dumps({**figures, "rows": [asdict(row) for row in rows]}, indent=1) if options.json else table(rows, figures))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,127 @@
+"""Configurations for benchmarks/plan_accuracy.py, drawn from a seed: sizes, lengths, batches, layouts and levers of one stage each.
+
+A draw is kept if its stage can be measured here in reasonable time and its tensors are large enough to be told from the process's
+own memory; both limits are on the work itself, not on what the planner says about it.
+"""
+
+import random
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from config.load import read, validate
+from config.schema import Params
+from costs.compute import forward_matmul_flops
+from costs.planner import random_config
+from costs.shapes import ModelShape, from_config
+
+RECIPE = Path(__file__).parents[1] / "recipes" / "demo.yaml"
+STAGES = ("sft", "reward", "ppo")
+STEPS = 4
+"""Optimizer steps of sft and reward, updates of ppo."""
+MOST_FLOPS = 3e11
+"""Of a whole run: some ten seconds on one core."""
+LEAST_BYTES = 200e6
+"""States and activations together, roughly."""
+SPECIAL_TOKENS = 4
+
+
+@dataclass(frozen=True)
+class Case:
+    """One stage with the params it is run with."""
+
+    name: str
+    stage: str
+    params: Params
+    prompt_tokens: tuple[int, int]
+    """Shortest and longest prompt of the data, in tokens."""
+    response_tokens: tuple[int, int]
+    """The same for responses, their end-of-sequence token included."""
+
+    @property
+    def shape(self) -> ModelShape:
+        return from_config(random_config(self.params), "model.random")
+
+
+def draw(seed: int, count: int, stages: tuple[str, ...] = STAGES, recipe: Path = RECIPE) -> list[Case]:
+    """`count` cases, the stages in turn; the same for the same arguments."""
+    rng, found = random.Random(seed), list[Case]()
+    base = read(recipe)
+    while len(found) < count:
+        stage = stages[len(found) % len(stages)]
+        case = _case(f"{seed}-{len(found):02d}-{stage}", stage, rng, base)
+        if case is not None:
+            found.append(case)
+    return found
+
+
+def _case(name: str, stage: str, rng: random.Random, base: dict[str, Any]) -> Case | None:
+    heads = rng.choice((2, 4, 6, 8))
+    width = heads * rng.choice((32, 64))
+    length = rng.choice((64, 128, 192, 320, 512))
+    prompt = length * rng.choice((3, 4, 5)) // 8
+    response = length - prompt
+    shortest = rng.choice((0.5, 0.8, 1.0))
+    model = {
+        "family": rng.choice(("llama", "llama", "qwen2", "gpt2")), "width": width, "layers": rng.choice((2, 3, 4, 6, 8)), "heads": heads,
+        "kv_heads": heads // rng.choice((1, 2)), "mlp_width": width * rng.choice((2, 3, 4)),
+        "vocab_size": rng.choice((512, 2048, 8192, 32000)), "tie_embeddings": rng.random() < 0.5,
+    }  # fmt: skip
+    if model["family"] == "gpt2":
+        model |= {"kv_heads": heads, "tie_embeddings": True}
+    content = {**base, "seed": rng.randrange(1000)}
+    content["model"] = base["model"] | {
+        "random": model, "context_length": length + 1, "attention": "sdpa" if rng.random() < 0.8 else "eager",
+    }  # fmt: skip
+    for name_, key in (("sft", "max_length"), ("reward", "max_length"), ("ppo", "max_new_tokens"), ("evaluate", "max_new_tokens")):
+        content[name_] = base[name_] | {key: min(base[name_][key], length)}  # what is not measured has to fit the context too
+    content[stage] = base[stage] | (_ppo(rng, length, response) if stage == "ppo" else _trainer(rng, stage, length))
+    params = validate(content, name)
+    said = (response, response) if stage == "ppo" else _spread(response, shortest)  # a policy of random weights never ends
+    case = Case(name, stage, params, _spread(prompt, shortest), said)
+    return case if _flops(case) <= MOST_FLOPS and _bytes(case) >= LEAST_BYTES else None
+
+
+def _spread(longest: int, shortest: float) -> tuple[int, int]:
+    return max(2, round(longest * shortest)), longest
+
+
+def _trainer(rng: random.Random, stage: str, length: int) -> dict[str, Any]:
+    micro = rng.choice((1, 2, 4, 8, 16))
+    return {
+        "batch_size": micro * rng.choice((1, 1, 2, 4)), "micro_batch_size": micro, "max_steps": STEPS, "max_length": length,
+        "activation_checkpointing": rng.random() < 0.25, "checkpoint_every_steps": 1000, "log_every_steps": 1,
+    } | ({"init": "sft"} if stage == "reward" else {})  # fmt: skip
+
+
+def _ppo(rng: random.Random, length: int, response: int) -> dict[str, Any]:
+    batch, mini_batches = rng.choice((8, 16, 32)), rng.choice((1, 2, 4))
+    return {
+        "layout": rng.choice(("separate", "shared_trunk")), "updates": STEPS, "batch_size": batch, "max_new_tokens": response,
+        "rollout_batch_size": rng.choice((batch, batch // 2)), "ppo_epochs": rng.choice((1, 2)), "num_mini_batches": mini_batches,
+        "micro_batch_tokens": length * rng.choice((1, 2, 4, 8)), "checkpoint_every_updates": 1000, "sample_every_updates": 1000,
+        "missing_eos_penalty": 0.0, "target_kl": None, "max_kl": None, "responses_per_prompt": 1, "learning_rate": 1.0e-5,
+    }  # fmt: skip
+
+
+def _sequences(case: Case) -> float:
+    """Sequences that pass forward and backward in the whole run."""
+    if case.stage == "ppo":
+        return STEPS * case.params.ppo.batch_size * case.params.ppo.ppo_epochs
+    section = case.params.sft if case.stage == "sft" else case.params.reward
+    return STEPS * section.batch_size * (2 if case.stage == "reward" else 1)
+
+
+def _flops(case: Case) -> float:
+    tokens = _sequences(case) * (case.prompt_tokens[1] + case.response_tokens[1])
+    return 3 * forward_matmul_flops(case.shape, tokens, 0.0 if case.stage == "reward" else tokens)
+
+
+def _bytes(case: Case) -> float:
+    """Weights, gradients and moments of what learns, and forty widths a layer of the longest micro-batch."""
+    length = case.prompt_tokens[1] + case.response_tokens[1]
+    if case.stage == "ppo":
+        tokens = case.params.ppo.micro_batch_tokens
+    else:
+        tokens = length * (case.params.sft if case.stage == "sft" else case.params.reward).micro_batch_size
+    return 16.0 * case.shape.parameters + 4.0 * tokens * case.shape.layers * 20 * case.shape.width

@@ -1,0 +1,105 @@
+"""The folder in which one case of benchmarks/plan_accuracy.py is measured: tokenizer, rows of known length, models, and what the planner reads.
+
+Every word of the text is one token, so a row of n words has n tokens.
+"""
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from benchmarks.plan_cases import SPECIAL_TOKENS, Case
+from benchmarks.workspaces import write_params
+from training.artifacts import write_json, write_jsonl
+from training.models import base_model, new_reward_model
+from training.tokenizer import BOS, EOS, PAD, SPARE
+
+TEST_ROWS = 8
+
+
+def word_tokenizer(vocab_size: int) -> PreTrainedTokenizerFast:
+    """One token for each of the words w4, w5, ..."""
+    entries = [PAD, BOS, EOS, SPARE, *(f"w{i}" for i in range(SPECIAL_TOKENS, vocab_size))]
+    tokenizer = Tokenizer(models.WordLevel({entry: i for i, entry in enumerate(entries)}, unk_token=SPARE))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token=PAD, bos_token=BOS, eos_token=EOS, unk_token=SPARE, prompt_template="{prompt}"
+    )
+
+
+def make(case: Case, folder: Path) -> None:
+    """Everything the stage of a case needs, below `folder`."""
+    random_model = case.params.model.random
+    assert random_model is not None
+    tokenizer = word_tokenizer(random_model.vocab_size)
+    tokenizer.save_pretrained(folder / "data/tokenizer")
+    rows = _rows(case)
+    for dataset, of_dataset in rows.items():
+        for split, part in (("train", of_dataset[:-TEST_ROWS]), ("test", of_dataset[-TEST_ROWS:])):
+            path = folder / f"data/prepared/{dataset}/{split}.jsonl"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_jsonl(path, part)
+    write_params(folder, case.params.model_dump(mode="json"))
+    plan_inputs(case, folder, rows)
+    if case.stage != "sft":
+        _models(case, folder, tokenizer)
+
+
+def _rows(case: Case) -> dict[str, list[dict[str, str]]]:
+    """As many rows as the steps take, lengths evenly spread, so that some batch has the longest."""
+    params, rng = case.params, random.Random(case.params.seed)
+    batch = {"sft": params.sft.batch_size, "reward": params.reward.batch_size, "ppo": params.ppo.batch_size}[case.stage]
+    count = 4 * batch + TEST_ROWS
+    assert params.model.random is not None
+
+    def text(tokens: int) -> str:
+        return " ".join(f"w{rng.randrange(SPECIAL_TOKENS, params.model.random.vocab_size)}" for _ in range(tokens))  # type: ignore[union-attr]
+
+    rows: dict[str, list[dict[str, str]]] = {"sft": [], "preference": [], "prompts": []}
+    for i in range(count):
+        share = (i * 7 % count) / (count - 1)
+        prompt, response = (round(low + share * (high - low)) for low, high in (case.prompt_tokens, case.response_tokens))
+        rows["sft"].append({"prompt": text(prompt), "completion": text(response - 1)})
+        rows["preference"].append({"prompt": text(prompt), "chosen": text(response - 1), "rejected": text(response - 1)})
+        rows["prompts"].append({"prompt": text(prompt)})
+    return rows
+
+
+def plan_inputs(case: Case, folder: Path, rows: dict[str, list[dict[str, str]]] | None = None) -> None:
+    """metrics/data.json and dvc.lock as the data stage leaves them: the planner takes row counts and lengths from there."""
+
+    def words(row: dict[str, str]) -> list[int]:
+        prompt = len(row["prompt"].split())
+        replies = [len(text.split()) + 1 for key, text in row.items() if key != "prompt"]
+        return [prompt + reply for reply in replies] or [prompt]
+
+    rows = rows or _rows(case)
+    found: dict[str, Any] = {"bayes_accuracy": None, "baseline_longer_wins": 0.5, "baseline_bow": 0.5}
+    for dataset, of_dataset in rows.items():
+        lengths = [length for row in of_dataset[:-TEST_ROWS] for length in words(row)]
+        found |= {
+            f"{dataset}_train_rows": len(of_dataset) - TEST_ROWS, f"{dataset}_train_tokens_mean": sum(lengths) / len(lengths),
+            f"{dataset}_train_tokens_max": max(lengths), f"{dataset}_test_rows": TEST_ROWS,
+        }  # fmt: skip
+    (folder / "metrics").mkdir(exist_ok=True)
+    write_json(folder / "metrics/data.json", found)
+    lock = {"stages": {"data": {"params": {"params.yaml": {"data": case.params.data.model_dump(mode="json")}}}}}
+    (folder / "dvc.lock").write_text(yaml.safe_dump(lock), encoding="utf-8")
+
+
+def _models(case: Case, folder: Path, tokenizer: PreTrainedTokenizerFast) -> None:
+    """An SFT and a reward model with random weights: memory and time do not depend on what they say."""
+    policy = base_model(case.params.model, tokenizer, case.params.seed, trainable=True)
+    policy.save_pretrained(folder / "models/sft")
+    if case.stage == "ppo":
+        new_reward_model(policy, case.params.model, tokenizer, case.params.seed).save_pretrained(folder / "models/reward")
+    torch.manual_seed(0)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    return dict(json.loads(path.read_text(encoding="utf-8")))

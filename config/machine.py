@@ -1,0 +1,123 @@
+"""What `rlhf calibrate` found out about a machine: training/machine.py measures and writes it, costs/measured.py makes a plan of it."""
+
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict
+
+MACHINE_FILE = Path(".rlhf/hardware.yaml")
+"""Below the project; the planner takes it for the device of a plan that names none."""
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class Product(_Part):
+    """A matrix product [rows, width] x [width, width]."""
+
+    dtype: str
+    rows: int
+    width: int
+    flops_per_second: float
+
+
+class Stream(_Part):
+    """An addition of two tensors into a new one: three times `bytes` are moved."""
+
+    bytes: int
+    """Of one tensor."""
+    bytes_per_second: float
+
+
+class Attention(_Part):
+    """Causal scaled dot-product attention over sequences of `tokens`, the masked half of the square not counted."""
+
+    tokens: int
+    head_dim: int
+    forward_flops_per_second: float
+    training_flops_per_second: float
+    """Forward and backward pass, at 3.5 times the forward's FLOPs."""
+
+
+class Passes(_Part):
+    """A whole Llama trunk: what is left of its time beside matrix products and attention are streams and launches."""
+
+    width: int
+    layers: int
+    heads: int
+    mlp_width: int
+    sequences: int
+    tokens: int
+    forward_seconds: float
+    """Without gradients."""
+    training_seconds: float
+    """Forward and backward pass."""
+
+
+class Vocabulary(_Part):
+    """Log-probabilities of `tokens` tokens over `vocab` entries from hidden states of `width`."""
+
+    tokens: int
+    vocab: int
+    width: int
+    forward_seconds: float
+    training_seconds: float
+
+
+class Generation(_Part):
+    """Sampling `new_tokens` for each of `sequences` prompts of `prompt_tokens`, none of which ends early."""
+
+    width: int
+    layers: int
+    heads: int
+    mlp_width: int
+    vocab: int
+    sequences: int
+    prompt_tokens: int
+    new_tokens: int
+    seconds: float
+
+
+class AdamStep(_Part):
+    """A fused AdamW step over fp32 weights."""
+
+    parameters: int
+    seconds: float
+
+
+class StageProcess(_Part):
+    """A stage process on two handfuls of rows and a model of no size: what every stage pays whatever its model."""
+
+    imports_seconds: float
+    start_seconds: float
+    """Imports, reading, loading, up to the first step."""
+    step_seconds: float
+    """Of one optimizer step (update, for ppo) of a model of no size."""
+    after_imports_bytes: int
+    """Resident set."""
+
+
+class Machine(_Part):
+    """One machine as it was measured on `date`. Rates are of one process with `threads` threads."""
+
+    name: str
+    """`cpu`, or the accelerator's name."""
+    processor: str
+    threads: int
+    memory_bytes: int
+    usable_bytes: int
+    torch: str
+    date: str
+    products: tuple[Product, ...]
+    streams: tuple[Stream, ...]
+    attention: tuple[Attention, ...]
+    passes: tuple[Passes, ...]
+    vocabulary: tuple[Vocabulary, ...]
+    generation: tuple[Generation, ...]
+    optimizer: tuple[AdamStep, ...]
+    decode_step_seconds: float
+    """One token for one sequence of a two-layer trunk of width 32 with a cache: launches alone."""
+    stages: dict[str, StageProcess]
+    """`sft` stands for the stages on a Trainer, `ppo` for the others."""
+    seconds: float
+    """That the measurement took."""

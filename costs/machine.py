@@ -1,0 +1,140 @@
+"""The machine that `rlhf calibrate` measured, as a device of the planner.
+
+Shares and launches are what is left of a whole trunk's time beside its products and attention, so that the formulas of
+costs/compute.py that predict a stage are the ones that were calibrated.
+"""
+
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+
+import yaml
+from pydantic import ValidationError
+
+from config.errors import CostError
+from config.machine import MACHINE_FILE, Generation, Machine, Passes, Vocabulary
+from costs.catalogue import GIB, Hardware, hardware, hardware_row
+from costs.compute import calibrated_decode, calibrated_pass, forward_attention_flops, forward_matmul_flops, pointwise_bytes
+from costs.engines import engine
+from costs.measured import Measured, Points
+from costs.setting import Levers, Setting, Workload
+from costs.shapes import ModelShape, from_config
+
+OURS = engine("ours")
+FP32 = Levers(dtype="fp32")
+SMALLEST_SHARE = 0.1
+"""A share of the streams' time below this says that products or launches were measured too slow."""
+
+
+def this_machine(root: Path) -> Hardware | None:
+    """The calibrated device of the project at `root`, None if it was not calibrated.
+
+    Raises CostError for a file that can not be read.
+    """
+    path = root / MACHINE_FILE
+    try:
+        content = yaml.load(path.read_text(encoding="utf-8"), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+        return device(Machine.model_validate(content))
+    except FileNotFoundError:
+        return None
+    except (OSError, UnicodeDecodeError, yaml.YAMLError, ValidationError) as error:
+        first = str(error).splitlines()[0]
+        raise CostError(f"{path} is damaged: {first}. Run rlhf calibrate again, or delete the file.") from None
+
+
+def device(machine: Machine) -> Hardware:
+    """A device with the machine's rates; power is the catalogue's, as it can not be measured."""
+    try:
+        known = hardware(machine.name)
+    except CostError:
+        known = hardware("cpu")
+    best = {dtype: max(p.flops_per_second for p in machine.products if p.dtype == dtype) for dtype in {p.dtype for p in machine.products}}
+    row = {
+        "memory_gib": machine.memory_bytes / GIB, "usable_gib": machine.usable_bytes / GIB, "watts": known.watts,
+        "bandwidth_gb_per_second": min(s.bytes_per_second for s in machine.streams) / 1e9, "link_gb_per_second": known.link_bytes_per_second / 1e9,
+        "network_gb_per_second": known.network_bytes_per_second / 1e9, **{f"{dtype}_tflops": rate / 1e12 for dtype, rate in best.items()},
+        "source": f"measured by rlhf calibrate on {machine.processor} with {machine.threads} thread{'s' * (machine.threads > 1)}",
+        "date": machine.date, "attainable": 1.0,
+    }  # fmt: skip
+    return hardware_row(machine.name, row, rates(machine) if machine.name == "cpu" else None)
+
+
+def rates(machine: Machine) -> Measured:
+    """What follows from the machine's measurements of whole trunks."""
+    tiny = min(machine.passes, key=lambda each: each.sequences * each.tokens * each.width)
+    launched = launches(tiny.layers)
+    bare = Measured(machine, tiny.forward_seconds / launched, tiny.training_seconds / launched, (), (), (), (), 0.0)
+    larger = sorted((each for each in machine.passes if each is not tiny), key=_tensor_bytes)
+    forward = tuple((_tensor_bytes(each), _stream_share(bare, each, training=False)) for each in larger)
+    training = tuple((_tensor_bytes(each), _stream_share(bare, each, training=True)) for each in larger)
+    logits = sorted(machine.vocabulary, key=lambda each: each.vocab)
+    logit_seconds = [tuple((float(each.vocab), _logit_seconds(bare, each, training)) for each in logits) for training in (False, True)]
+    trainer = machine.stages["sft"].step_seconds - launches(1) * bare.training_op_seconds
+    found = replace(
+        bare, forward_stream_share=_merged(forward), training_stream_share=_merged(training), forward_logit_seconds=logit_seconds[0],
+        training_logit_seconds=logit_seconds[1], trainer_step_seconds=max(0.0, trainer),
+    )  # fmt: skip
+    return replace(found, decode_share=median(_decode_share(found, each) for each in machine.generation))
+
+
+def _decode_share(found: Measured, each: Generation) -> float:
+    """What is left of a generation beside prefill and launches, over what the formulas say for it."""
+    shape = _shape(each, each.vocab)
+    cpu = hardware_row("cpu", {**CPU_ROW, "memory_gib": 1.0, "fp32_tflops": 0.1, "bandwidth_gb_per_second": 10.0}, found)
+    work = Workload(each.prompt_tokens + each.new_tokens, float(each.prompt_tokens), 1.0)
+    setting = Setting("serve", shape, FP32, work, cpu, OURS)
+    prefill = calibrated_pass(setting, shape, FP32, each.sequences, each.prompt_tokens, each.sequences, training=False)
+    launched = found.decode_launch_seconds(shape.layers)
+    step = calibrated_decode(setting, shape, FP32, each.sequences, each.prompt_tokens + each.new_tokens / 2)
+    left = (each.seconds - prefill) / each.new_tokens - launched
+    return max(SMALLEST_SHARE, left / (step - launched))
+
+
+def launches(layers: int) -> float:
+    """Forward operations of a trunk."""
+    return layers * OURS.layer_ops + 20
+
+
+def _merged(points: Points) -> Points:
+    """One value for each size: the median of those within a factor of two."""
+    found: list[tuple[float, list[float]]] = []
+    for size, value in points:
+        if found and size < 2 * found[-1][0]:
+            found[-1][1].append(value)
+        else:
+            found.append((size, [value]))
+    return tuple((size, median(values)) for size, values in found)
+
+
+def _tensor_bytes(each: Passes) -> float:
+    return 4.0 * each.sequences * each.tokens * each.width
+
+
+CPU_ROW = {"watts": 1.0, "source": "calibration", "date": "today"}
+"""A device that lends its rates to a setting and is never planned for."""
+
+
+def _shape(each: Passes | Generation, vocab: int = 64) -> ModelShape:
+    config = {
+        "model_type": "llama", "hidden_size": each.width, "num_hidden_layers": each.layers, "num_attention_heads": each.heads,
+        "num_key_value_heads": each.heads, "intermediate_size": each.mlp_width, "vocab_size": vocab, "tie_word_embeddings": True,
+    }  # fmt: skip
+    return from_config(config, "calibration")
+
+
+def _stream_share(bare: Measured, each: Passes, training: bool) -> float:
+    shape, tokens = _shape(each), float(each.sequences * each.tokens)
+    passes = 3.0 if training else 1.0
+    products = bare.product_seconds(passes * forward_matmul_flops(shape, tokens, 0.0), tokens, each.width)
+    attention = forward_attention_flops(shape, each.sequences, each.tokens) * (3.5 if training else 1.0)
+    known = products + bare.attention_seconds(attention, each.tokens, training) + bare.launch_seconds(launches(each.layers), training)
+    streams = bare.addition_seconds(passes * pointwise_bytes(shape, FP32, OURS, tokens), _tensor_bytes(each))
+    left = (each.training_seconds if training else each.forward_seconds) - known
+    return max(SMALLEST_SHARE, left / streams)
+
+
+def _logit_seconds(bare: Measured, each: Vocabulary, training: bool) -> float:
+    """Beside the products: one forward, one again and two backward."""
+    logits = float(each.tokens * each.vocab)
+    products = bare.product_seconds((4 if training else 1) * 2 * logits * each.width, each.tokens, each.width)
+    return max(1e-11, ((each.training_seconds if training else each.forward_seconds) - products) / logits)

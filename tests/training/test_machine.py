@@ -1,0 +1,78 @@
+"""Measuring the machine: the clock, the parts, one real stage of each kind."""
+
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+from config.machine import Machine
+from tests.costs.machines import machine
+from training import machine as module
+from training.machine import best_seconds, decode_step_seconds, device_memory, generations, passes, streams, write
+from training.machine_stages import STAGES, stage_processes
+
+
+@pytest.fixture
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sizes and repetitions that take no time."""
+    monkeypatch.setattr(module, "TRUNKS", ((32, 1, 2, 64, 1, 8), (64, 1, 2, 128, 4, 16)))
+    monkeypatch.setattr(module, "GENERATIONS", ((32, 1, 2, 64, 64, 4, 8, 3),))
+    monkeypatch.setattr(module, "STREAM_BYTES", (2**14, 2**20))
+
+
+def test_a_call_takes_the_time_of_its_best_repetition_and_waiting_does_not_count() -> None:
+    def work() -> None:
+        time.sleep(0.01)  # another program has the core
+        torch.ones(64, 64) @ torch.ones(64, 64)
+
+    assert 0 < best_seconds(work, repetition_seconds=0.02) < 5e-3
+
+
+def test_more_work_takes_longer() -> None:
+    a, b = torch.randn(64, 64), torch.randn(512, 512)
+    assert best_seconds(lambda: b @ b, 0.01) > 5 * best_seconds(lambda: a @ a, 0.01)
+
+
+@pytest.mark.usefixtures("short")
+def test_training_takes_longer_than_a_forward_pass_and_a_larger_trunk_longer_than_a_small_one() -> None:
+    small, large = passes("cpu")
+    assert small.training_seconds > small.forward_seconds > 0
+    assert large.forward_seconds > small.forward_seconds
+
+
+@pytest.mark.usefixtures("short")
+def test_a_rollout_is_measured_to_its_full_length() -> None:
+    [found] = generations("cpu")
+    assert found.new_tokens == 3
+    assert found.seconds > 2 * decode_step_seconds("cpu") / 4
+
+
+@pytest.mark.usefixtures("short")
+def test_additions_of_two_sizes_are_timed() -> None:
+    assert [each.bytes for each in streams("cpu")] == [2**14, 2**20]
+    assert all(each.bytes_per_second > 1e8 for each in streams("cpu"))
+
+
+def test_memory_is_what_the_machine_has() -> None:
+    name, memory, usable = device_memory("cpu")
+    assert name == "cpu"
+    assert 2**28 < usable <= memory
+
+
+def test_what_was_written_is_read_back_whole(tmp_path: Path) -> None:
+    path = tmp_path / ".rlhf" / "hardware.yaml"
+    write(machine(), path)
+    write(machine(threads=2), path)
+    assert Machine.model_validate(yaml.safe_load(path.read_text())) == machine(threads=2)
+    assert [file.name for file in path.parent.iterdir()] == ["hardware.yaml"]
+
+
+def test_a_stage_of_each_kind_is_started_and_timed(tmp_path: Path) -> None:
+    found = stage_processes(tmp_path)
+    assert set(found) == set(STAGES)
+    for stage in found.values():
+        assert stage.start_seconds > stage.imports_seconds * 0.8 > 0
+        assert 0 < stage.step_seconds < stage.start_seconds
+        assert 2**28 < stage.after_imports_bytes < 2**31

@@ -1,0 +1,119 @@
+"""What a stage process costs before and beside its model: `sft` (a Trainer) and `ppo` (our loop), each run for real on a handful of rows.
+
+python -m training.machine_stages sft    in a folder that `project` made: the stage, and one line of JSON about the process
+"""
+
+import importlib
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import psutil
+import yaml
+
+from config import jsonl
+from config.errors import ModelError
+from config.load import override, read, validate
+from config.machine import StageProcess
+from config.records import UsageRow
+from config.schema import HelpdeskSource
+
+STAGES = ("sft", "ppo")
+"""What each stands for: sft for the stages on a Trainer, ppo for the others."""
+STEPS = 6
+ROWS = 8 * STEPS
+OUT = "process.json"
+ROOT = Path(__file__).parents[1]
+OVERRIDES = (
+    "model.random.width=32", "model.random.layers=1", "model.random.heads=2", "model.random.kv_heads=2", "model.random.mlp_width=64",
+    "model.random.vocab_size=320", "model.context_length=128", "sft.batch_size=8", "sft.micro_batch_size=8", f"sft.max_steps={STEPS}",
+    "sft.checkpoint_every_steps=1000000", "sft.max_length=64", "ppo.batch_size=8", "ppo.rollout_batch_size=8", "ppo.max_new_tokens=4",
+    "ppo.ppo_epochs=1", "ppo.num_mini_batches=1", "ppo.updates=3", "ppo.checkpoint_every_updates=1000000", "ppo.missing_eos_penalty=0.0",
+    "ppo.sample_every_updates=1000000", "ppo.responses_per_prompt=1", "model.dtype=fp32", "model.attention=sdpa",
+)  # fmt: skip
+
+
+def stage_processes(folder: Path) -> dict[str, StageProcess]:
+    """Both kinds of stage side by side, each in a process of its own, below `folder`.
+
+    Raises ModelError if one fails: then no stage would run here.
+    """
+    project(folder)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]), "HF_HUB_OFFLINE": "1"}
+    started = []
+    for stage in STAGES:
+        with (folder / f"{stage}.log").open("wb") as log:
+            command = [sys.executable, "-m", "training.machine_stages", stage]
+            started.append(subprocess.Popen(command, cwd=folder, env=environment, stdout=log, stderr=log))
+    codes = [process.wait() for process in started]
+    for stage, code in zip(STAGES, codes, strict=True):
+        if code:
+            said = (folder / f"{stage}.log").read_text(encoding="utf-8", errors="replace").strip().splitlines() or ["nothing was said"]
+            raise ModelError(f"a small {stage} stage fails on this machine, so it can not be measured: {said[-1]}. Try rlhf doctor.")
+    return {stage: _of_process(folder, stage) for stage in STAGES}
+
+
+def _of_process(folder: Path, stage: str) -> StageProcess:
+    """The stage's own rows, in CPU seconds: waiting for a core is other programs' doing."""
+    noted = json.loads((folder / f"{stage}-{OUT}").read_text(encoding="utf-8"))
+    rows = jsonl.read(folder / "runs" / stage / "usage.jsonl", UsageRow).rows
+    share = min(1.0, noted["cpu_seconds"] / sum(row.seconds for row in rows))
+    steps: dict[int, float] = {}
+    for row in rows:
+        if row.phase not in ("start", "save", "other", "evaluate"):
+            steps[row.step] = steps.get(row.step, 0.0) + row.seconds * share
+    step = median(list(steps.values())[1:])
+    start = sum(row.seconds for row in rows if row.phase == "start") * share
+    if stage == "sft":
+        start -= step  # a Trainer's first step can not be told from its start
+    return StageProcess(
+        imports_seconds=noted["imports_seconds"], start_seconds=start, step_seconds=step, after_imports_bytes=noted["after_imports_bytes"]
+    )  # fmt: skip
+
+
+def project(folder: Path) -> None:
+    """Params, tokenizer, rows and models of no size below `folder`."""
+    from training import helpdesk
+    from training.artifacts import write_jsonl
+    from training.models import base_model, new_reward_model
+    from training.tokenizer import trained_tokenizer
+
+    content = override(read(ROOT / "recipes" / "demo.yaml"), list(OVERRIDES))
+    content["data"]["source"] |= {"sft_rows": ROWS, "preference_rows": ROWS, "prompt_rows": ROWS}
+    params = validate(content, "the params of a calibration")
+    (folder / "params.yaml").write_text(yaml.safe_dump(content), encoding="utf-8")
+    assert isinstance(params.data.source, HelpdeskSource)
+    world = helpdesk.generate(params.data.source, params.seed)._asdict()
+    tokenizer = trained_tokenizer([row["completion"] for row in world["sft"]] * 2, 320)
+    tokenizer.save_pretrained(folder / "data/tokenizer")
+    for dataset in ("sft", "prompts"):
+        for split in ("train", "test"):
+            path = folder / f"data/prepared/{dataset}/{split}.jsonl"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_jsonl(path, world[dataset])
+    for place in ("metrics", "plots"):
+        (folder / place).mkdir(exist_ok=True)
+    policy = base_model(params.model, tokenizer, params.seed, trainable=True)
+    policy.save_pretrained(folder / "models" / "sft")
+    new_reward_model(policy, params.model, tokenizer, params.seed).save_pretrained(folder / "models" / "reward")
+
+
+def main(stage: str) -> int:
+    """Run a stage here as its own module does, and note what the process took."""
+    module: Any = importlib.import_module(f"training.{stage}")
+    from training.stage import run_stage
+
+    imports, held = time.process_time(), psutil.Process().memory_info().rss
+    code = run_stage(stage, module.SECTIONS, module.INPUTS, getattr(module, stage))
+    noted = {"imports_seconds": imports, "after_imports_bytes": held, "cpu_seconds": time.process_time()}
+    Path(f"{stage}-{OUT}").write_text(json.dumps(noted), encoding="utf-8")
+    return int(code)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))
