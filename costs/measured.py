@@ -19,8 +19,8 @@ FUSED_TILE = 4096 * 32768
 """Logits of its largest tile."""
 FUSED_BYTES = (96.0, 200.0)
 """Bytes a logit that those passes read and write, forward and with the backward pass: large tiles are mapped anew for each."""
-CACHE_PASSES = 3.0
-"""A decoding step reads the cache to append to it, writes it, and reads it in attention (transformers' DynamicCache)."""
+CACHE_PASSES = 1.0
+"""A decoding step reads the cache once, in attention, and appends to it in place (training/kv_cache.py)."""
 
 
 @dataclass(frozen=True)

@@ -61,14 +61,16 @@ def sweep(setting: Setting, price: Price, axis: Axis, factors: Sequence[float] =
                     lambda s, f: _steps(s.with_levers(accumulation=round(s.levers.accumulation * f)), 1.0),
                 )
             ]
-        case "data" | "steps":
+        case "data":
+            return [_growth(setting, price, axis, "", factors, _data)]
+        case "steps":
             return [_growth(setting, price, axis, "", factors, _steps)]
     raise CostError(f"--sweep {axis} is not one of {', '.join(AXES)}.")
 
 
 def _with_data(setting: Setting, factor: float) -> Setting:
     larger = setting.model.scaled(factor)
-    return _steps(replace(setting, model=larger), larger.parameters / setting.model.parameters)
+    return _data(replace(setting, model=larger), larger.parameters / setting.model.parameters)
 
 
 def _longer(setting: Setting, factor: float) -> Setting:
@@ -83,6 +85,12 @@ def _longer(setting: Setting, factor: float) -> Setting:
 
 def _steps(setting: Setting, factor: float) -> Setting:
     return replace(setting, workload=replace(setting.workload, steps=setting.workload.steps * factor))
+
+
+def _data(setting: Setting, factor: float) -> Setting:
+    """More rows: more steps, and more to evaluate in the end."""
+    work = setting.workload
+    return _steps(replace(setting, workload=replace(work, held_out=work.held_out * factor)), factor)
 
 
 def _growth(

@@ -30,7 +30,8 @@ from config.machine import MACHINE_FILE, AdamStep, Attention, Generation, Machin
 from training.artifacts import replacing
 from training.logprobs import token_logprobs
 from training.machine_stages import stage_processes
-from training.rollout import Limits, generate, sampling_noise
+from training.rollout import Limits, sampling_noise
+from training.rollout_static import generate
 
 logger = logging.getLogger(__name__)
 
