@@ -35,7 +35,7 @@ def run(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Start without asking, also above budget.approval_usd.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Run the pipeline: data, sft, reward, ppo, evaluate, report. Only what changed is done again."""
+    """Run the pipeline: data, sft, reward, ppo (or dpo, rloo), evaluate, report. Only what changed is done again."""
     from cli.run import run_pipeline
 
     raise typer.Exit(run_pipeline(recipe, overrides or [], yes, as_json))

@@ -55,17 +55,18 @@ def plan(
     if setting is not None:
         show(_setting_plan(setting, usd_per_gpu_hour), as_json, html, setting.name)
         return
+    from config.records import stages_of
     from costs.partial import completed
-    from costs.planner import PLANNED_STAGES, target
     from costs.planner import plan as make
+    from costs.planner import target
 
     stages = tuple(stage or ())
     file = params_file or Path("params.yaml")
     params, notes = completed(file, assignments or [], stages)
     aim = target(params, hardware, gpus, usd_per_gpu_hour, Path())
-    chosen = stages or PLANNED_STAGES
+    chosen = stages or stages_of(params.align.method)
     if sweep is not None:
-        _sweep(params, aim, sweep, chosen, as_json)
+        _sweep(params, aim, sweep, stages, as_json)
     elif optimise is not None:
         _optimise(params, aim, optimise, chosen, max_usd, max_hours, out, as_json)
     elif compare is not None:
@@ -139,11 +140,11 @@ def _sweep(params: "Params", aim: "Target", axis: str, stages: tuple[str, ...], 
     """The sweep of the named stages that run a model; of sft where none is named."""
     from dataclasses import asdict
 
-    from costs.planner import MODEL_STAGES, settings
+    from costs.planner import settings
     from costs.sweep import sweep
 
     found = settings(params, aim)
-    chosen = [stage for stage in stages if stage in found] if len(stages) < len(MODEL_STAGES) else ["sft"]
+    chosen = [stage for stage in stages if stage in found] or ["sft"]
     growths = {stage: sweep(found[stage], aim.price, axis) for stage in chosen}  # type: ignore[arg-type]
     if as_json:
         typer.echo(json.dumps({stage: [asdict(growth) for growth in each] for stage, each in growths.items()}, indent=2))

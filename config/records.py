@@ -13,8 +13,11 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
-STAGES = ("data", "sft", "reward", "ppo", "evaluate")
-"""The pipeline's stages in order. One name everywhere: params section, DVC stage, module, runs/ folder, test file."""
+METHODS = ("ppo", "dpo", "rloo")
+"""The alignment stages, of which a run has the one that `align.method` names."""
+
+STAGES = ("data", "sft", "reward", *METHODS, "evaluate")
+"""Every stage, in order. One name everywhere: params section, DVC stage, module, runs/ folder, test file."""
 
 RUN_ID_VARIABLE = "RLHF_RUN_ID"
 """Environment variable that hands the pipeline run's id to the stage process."""
@@ -27,6 +30,11 @@ RENDEZVOUS_VARIABLE = "RLHF_RENDEZVOUS"
 
 NO_RUN_ID = "manual"
 """The run id of a stage that somebody started by hand."""
+
+
+def stages_of(method: str) -> tuple[str, ...]:
+    """The stages of a run that aligns with `method`, in order."""
+    return tuple(stage for stage in STAGES if stage == method or stage not in METHODS)
 
 
 class Record(BaseModel):
@@ -42,7 +50,7 @@ class UsageRow(Record):
     attempt: int
     step: int
     phase: str
-    """`start` (imports, loading), then the stage's own phases, `save`, `end`; for ppo: rollout, score, reference, ..."""
+    """`start` (imports, loading), then the stage's own phases, `save`, `end`; for ppo and rloo: rollout, score, reference, ..."""
     seconds: float
     tokens: int
     """Real tokens processed, padding not counted."""

@@ -175,13 +175,13 @@ LORA = "Train adapters on a frozen base; null trains all weights."
 
 
 class Optimisation(Section):
-    """What sft and reward have in common."""
+    """What sft, reward and dpo have in common."""
 
     lora: Lora | None = Field(description=LORA)
     optimizer: OptimizerName = Field(description=OPTIMIZER)
     epochs: Annotated[float, Field(gt=0)] = Field(description="Passes over the training data.")
     max_steps: Positive | None = Field(description="Stop after this many optimizer steps; null trains all epochs.")
-    batch_size: Positive = Field(description="Sequences (sft) or pairs (reward) per optimizer step, over all processes.")
+    batch_size: Positive = Field(description="Sequences (sft) or pairs (reward, dpo) per optimizer step, over all processes.")
     micro_batch_size: Positive = Field(
         description="Sequences or pairs per forward pass of a process, at most; the rest is gradient accumulation."
     )
@@ -233,7 +233,10 @@ class Reward(Optimisation):
 class Align(Section):
     """Which method aligns the SFT model."""
 
-    method: Literal["ppo"] = Field(description="Alignment method; names the stage whose model is evaluated.")
+    method: Literal["ppo", "dpo", "rloo"] = Field(
+        description="Alignment method; names the stage that is run and whose model is evaluated. ppo: policy and critic. "
+        "rloo: policy gradient without a critic. dpo: on the preference pairs alone, without sampling."
+    )
 
 
 class Kl(Section):
@@ -315,6 +318,83 @@ class Ppo(Section):
             raise ParamsError(
                 "ppo.layout=shared_base shares one frozen base between adapters, and ppo.lora is null. "
                 "Set ppo.lora, or layout: separate in params.yaml."
+            )
+        return self
+
+
+class Dpo(Optimisation):
+    """Direct preference optimisation of the SFT model on the preference pairs; neither reward model nor sampling."""
+
+    beta: Annotated[float, Field(gt=0)] = Field(
+        description="Strength of the pull towards the SFT model: a pair's margin is beta times the change of its log-odds, in nats."
+    )
+    loss: Literal["sigmoid", "robust", "ipo"] = Field(
+        description="sigmoid: as published (Rafailov et al. 2023). robust: unbiased when labels are flipped with probability "
+        "label_smoothing. ipo: squared distance of the mean log-ratio per token from 1 / (2 beta)."
+    )
+    label_smoothing: Annotated[float, Field(ge=0, lt=0.5)] = Field(
+        description="Probability that a pair's label is wrong; for loss robust, 0 with the others."
+    )
+    max_length: Positive = Field(description="Prompt plus reply, in tokens; longer pairs are dropped and counted.")
+
+    @model_validator(mode="after")
+    def _batches(self) -> "Dpo":
+        _splits("dpo", "batch_size", self.batch_size, "micro_batch_size", self.micro_batch_size)
+        if self.label_smoothing and self.loss != "robust":
+            raise ParamsError(
+                f"dpo.label_smoothing={self.label_smoothing} has no effect with dpo.loss={self.loss}. "
+                "Set dpo.loss: robust or dpo.label_smoothing: 0.0 in params.yaml."
+            )
+        return self
+
+
+class Rloo(Section):
+    """REINFORCE leave-one-out of the SFT model against the reward model: the other responses to a prompt are the baseline."""
+
+    lora: Lora | None = Field(description=LORA)
+    optimizer: OptimizerName = Field(description=OPTIMIZER)
+    updates: Positive = Field(description="Rollouts, each followed by rloo_epochs passes over it.")
+    batch_size: Positive = Field(description="Episodes (one response each) per update, over all processes.")
+    responses_per_prompt: Annotated[int, Field(ge=2)] = Field(
+        description="Responses drawn from each prompt, each the baseline of the others; must divide the batch."
+    )
+    max_new_tokens: Positive = Field(description="Longest response, in tokens.")
+    temperature: Annotated[float, Field(gt=0)] = Field(description="Sampling temperature, applied to log-probabilities alike.")
+    rollout_batch_size: Positive = Field(description="Responses generated side by side.")
+    rloo_epochs: Positive = Field(description="Passes over each rollout.")
+    num_mini_batches: Positive = Field(description="Optimizer steps per pass; must divide the batch.")
+    micro_batch_size: Positive = Field(description="Responses per forward and backward pass; must divide a mini-batch.")
+    learning_rate: Rate = Field(description="Peak learning rate of AdamW.")
+    schedule: Literal["constant", "linear"] = Field(description="Learning rate over the updates.")
+    adam_beta2: Annotated[float, Field(gt=0, lt=1)] = Field(description="AdamW decay of the squared gradient's mean.")
+    max_grad_norm: Annotated[float, Field(gt=0)] = Field(description="Gradient norm is clipped to this.")
+    activation_checkpointing: bool = Field(description="Recompute activations in the backward pass: less memory, about a third more time.")
+    beta: Annotated[float, Field(ge=0)] = Field(
+        description="KL coefficient: nats of KL to the SFT model per response are taken from its score, times this; 0 needs no reference."
+    )
+    cliprange: Annotated[float, Field(gt=0, lt=1)] = Field(description="Clip range of a response's probability ratio, new over old policy.")
+    normalise_advantages: bool = Field(description="Scale the advantages of an update to mean 0 and standard deviation 1.")
+    missing_eos_penalty: Annotated[float, Field(ge=0)] = Field(
+        description="Taken from the score of a response that has no end-of-sequence token."
+    )
+    score_clip: Annotated[float, Field(gt=0)] | None = Field(description="Clip scores to plus or minus this; null does not clip.")
+    checkpoint_every_updates: Positive = Field(description="Updates between checkpoints.")
+    sample_every_updates: Positive = Field(description="Updates between rows of sample responses.")
+
+    @model_validator(mode="after")
+    def _batches(self) -> "Rloo":
+        _splits("rloo", "batch_size", self.batch_size, "num_mini_batches", self.num_mini_batches)
+        _splits("rloo", "batch_size", self.batch_size, "responses_per_prompt", self.responses_per_prompt)
+        mini_batch = self.batch_size // self.num_mini_batches
+        if mini_batch % self.micro_batch_size:
+            raise ParamsError(
+                f"rloo.micro_batch_size={self.micro_batch_size} does not divide a mini-batch of {mini_batch} "
+                f"(rloo.batch_size={self.batch_size} / rloo.num_mini_batches={self.num_mini_batches}). Change one of them in params.yaml."
+            )
+        if self.lora is not None and self.lora.dropout:
+            raise ParamsError(
+                f"rloo.lora.dropout={self.lora.dropout}: with dropout the policy that learns is not the one that sampled. "
+                "Set rloo.lora.dropout: 0.0 in params.yaml."
             )
         return self
 
@@ -432,6 +512,8 @@ class Params(Section):
     reward: Reward
     align: Align
     ppo: Ppo
+    dpo: Dpo
+    rloo: Rloo
     evaluate: Evaluate
     processes: Processes
     prices: Prices
@@ -445,6 +527,8 @@ class Params(Section):
             ("sft.max_length", self.sft.max_length),
             ("reward.max_length", self.reward.max_length),
             ("ppo.max_new_tokens", self.ppo.max_new_tokens + 1),
+            ("dpo.max_length", self.dpo.max_length),
+            ("rloo.max_new_tokens", self.rloo.max_new_tokens + 1),
             ("evaluate.max_new_tokens", self.evaluate.max_new_tokens + 1),
         ):
             if length > limit:

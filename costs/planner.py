@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from config.errors import CostError
+from config.records import STAGES, stages_of
 from config.schema import Params
 from costs.catalogue import Hardware, Price, hardware, own_price, price, shape
 from costs.engines import engine
@@ -25,8 +26,6 @@ from costs.shapes import ModelShape, from_config
 from costs.stages import plan_stage
 from costs.time import energy_kwh
 
-MODEL_STAGES = ("sft", "reward", "ppo", "evaluate")
-PLANNED_STAGES = ("data", *MODEL_STAGES)
 DATA_SECONDS_PER_ROW = 0.5e-3
 """Reading, cleaning, hashing and tokenising one row on one core: Python at about two thousand rows a second."""
 DATA_START_SECONDS = 6.0
@@ -89,19 +88,22 @@ def random_config(params: Params) -> dict[str, Any]:
 
 
 def settings(params: Params, aim: Target) -> dict[str, Setting]:
-    """One Setting for each stage that runs a model."""
+    """One Setting for each stage that runs a model, those of other methods than `align.method` too."""
     rows, model = count(params, aim.root), base_shape(params, aim.root)
-    return {stage: _SETTINGS[stage](params, aim, rows, model) for stage in MODEL_STAGES}
+    return {stage: _SETTINGS[stage](params, aim, rows, model) for stage in STAGES if stage != "data"}
 
 
-def plan(params: Params, aim: Target, stages: tuple[str, ...] = PLANNED_STAGES) -> Plan:
-    """The plan of the named stages. Raises CostError for an unknown stage, device, price or architecture."""
+def plan(params: Params, aim: Target, stages: tuple[str, ...] = ()) -> Plan:
+    """The plan of the named stages, else of those of the run that `align.method` asks for.
+
+    Raises CostError for an unknown stage, device, price or architecture.
+    """
     for stage in stages:
-        if stage not in PLANNED_STAGES:
-            raise CostError(f"--stage {stage} is not a stage. Known: {', '.join(PLANNED_STAGES)}.")
+        if stage not in STAGES:
+            raise CostError(f"--stage {stage} is not a stage. Known: {', '.join(STAGES)}.")
     rows, model = count(params, aim.root), base_shape(params, aim.root)
     planned = []
-    for stage in stages:
+    for stage in stages or stages_of(params.align.method):
         if stage == "data":
             planned.append(plan_data(params, aim, rows))
         else:
@@ -226,6 +228,35 @@ def _ppo(params: Params, aim: Target, rows: Rows, model: ModelShape) -> Setting:
     return Setting("ppo", model, levers, work, aim.hardware, engine("ours"), aim.gpus, rlhf=loop)
 
 
+def _dpo(params: Params, aim: Target, rows: Rows, model: ModelShape) -> Setting:
+    """Pairs as in `_reward`; the reference reads every pair once, the held-out ones too."""
+    section = params.dpo
+    levers = levers_of(params, section.model_dump(), section.micro_batch_size, section.batch_size, aim.gpus)
+    levers = replace(levers, micro_batch=2 * levers.micro_batch)
+    longest, mean = min(rows.longest_preference, section.max_length), min(rows.preference_tokens, section.max_length)
+    held_out, every = 2 * rows.preference_held_out, 2 * (rows.preference + rows.preference_held_out)
+    work = Workload(
+        int(longest), mean, _steps(rows.preference, section), held_out=held_out, texts_tokens=every * rows.preference_tokens,
+        reference_sequences=every,
+    )  # fmt: skip
+    return Setting("dpo", model, levers, work, aim.hardware, engine("ours"), aim.gpus)
+
+
+def _rloo(params: Params, aim: Target, rows: Rows, model: ModelShape) -> Setting:
+    section = params.rloo
+    prompt, response = int(rows.longest_prompt), section.max_new_tokens
+    said = response_tokens(rows, response)
+    mini_batch = section.batch_size // section.num_mini_batches
+    levers = levers_of(params, section.model_dump(), section.micro_batch_size, mini_batch, aim.gpus)
+    loop = Rlhf(
+        ref=section.beta > 0, reward=model, batch=section.batch_size, rollout_batch=section.rollout_batch_size,
+        ppo_epochs=section.rloo_epochs, mini_batches=section.num_mini_batches,
+    )  # fmt: skip
+    texts = rows.prompts * rows.prompt_tokens
+    work = Workload(prompt + response, rows.prompt_tokens + said, section.updates, prompt, response, said, texts_tokens=texts)
+    return Setting("rloo", model, levers, work, aim.hardware, engine("ours"), aim.gpus, rlhf=loop)
+
+
 def _evaluate(params: Params, aim: Target, rows: Rows, model: ModelShape) -> Setting:
     """Base, SFT and aligned model answer the held-out prompts; the reward model scores the answers."""
     section = params.evaluate
@@ -242,4 +273,4 @@ def _evaluate(params: Params, aim: Target, rows: Rows, model: ModelShape) -> Set
     return Setting("evaluate", model, levers, work, aim.hardware, engine("ours"), aim.gpus, rlhf=Rlhf(reward=model))
 
 
-_SETTINGS = {"sft": _sft, "reward": _reward, "ppo": _ppo, "evaluate": _evaluate}
+_SETTINGS = {"sft": _sft, "reward": _reward, "ppo": _ppo, "dpo": _dpo, "rloo": _rloo, "evaluate": _evaluate}

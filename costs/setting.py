@@ -118,6 +118,9 @@ class Workload:
     """Sequences that are evaluated once after training."""
     texts_tokens: float = 0.0
     """Tokens of the texts that are read and tokenised at the start."""
+    reference_sequences: float | None = None
+    """Of DPO: sequences whose reference log-probs are computed once, with the weights that training starts from, so that no reference is
+    held. None: with a reference beside the policy, in every step."""
 
 
 @dataclass(frozen=True)

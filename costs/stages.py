@@ -10,7 +10,7 @@ from config.errors import CostError
 from costs.catalogue import Price
 from costs.compute import Work, forward_pass, mfu, micro_step, optimizer_step
 from costs.generation import generation, generation_moment
-from costs.memory import Moment, device_bytes, frozen_role, peak, scoring
+from costs.memory import Moment, device_bytes, frozen_role, peak, scoring, weights
 from costs.plans import PhasePlan, StagePlan, Usd
 from costs.ppo import ppo_moments, ppo_phases
 from costs.setting import Setting
@@ -45,6 +45,8 @@ class Phase(NamedTuple):
 
 
 TRAINING_STAGES = ("sft", "pretrain", "reward", "dpo", "distill")
+TRAINER_STAGES = (*TRAINING_STAGES, "rloo", "grpo")
+"""Those on TRL's trainers, whose imports take more time and memory."""
 
 
 def phases(setting: Setting) -> list[Phase]:
@@ -79,7 +81,7 @@ def moments(setting: Setting) -> list[Moment]:
 
 def imports_bytes(setting: Setting) -> float:
     """Resident set of a stage's process after its imports, as this machine measured it where it did."""
-    trainer, own = setting.stage in TRAINING_STAGES, setting.hardware.measured
+    trainer, own = setting.stage in TRAINER_STAGES, setting.hardware.measured
     if own is not None:
         return float(own.machine.stages["sft" if trainer else "ppo"].after_imports_bytes)
     return TRAINER_IMPORTS_BYTES if trainer else IMPORTS_BYTES
@@ -101,7 +103,11 @@ def tensor_moments(setting: Setting) -> list[Moment]:
         return [replace(generation_moment(setting, shape, levers), phase=name), *judging_moments(setting)]
     vocabulary = setting.stage != "reward"
     found = training_moments(setting, shape, levers, vocabulary=vocabulary)
-    if setting.stage in ("dpo", "distill"):
+    if setting.stage == "dpo" and setting.workload.reference_sequences is not None:
+        frozen = {"weights": weights(setting, shape, levers)}
+        passing = scoring(setting, shape, levers, levers.micro_batch, setting.workload.max_tokens, vocabulary=True)
+        found.append(Moment("reference", {"policy": frozen | passing}))
+    elif setting.stage in ("dpo", "distill"):
         other, role = (shape, "ref") if setting.stage == "dpo" else (_teacher(setting), "teacher")
         if not (setting.stage == "dpo" and levers.tuning == "lora"):  # with LoRA the reference is the policy with its adapter off
             frozen = frozen_role(setting, other, levers)
@@ -142,7 +148,7 @@ def start_phase(setting: Setting) -> Phase:
             role.parameters * setting.levers.dtype_bytes for role in (setting.rlhf.reward, setting.rlhf.value, setting.rlhf.teacher) if role
         )
     own = setting.hardware.measured
-    kind = "sft" if setting.stage in TRAINING_STAGES else "ppo"
+    kind = "sft" if setting.stage in TRAINER_STAGES else "ppo"
     process = own.machine.stages[kind].start_seconds if own else setting.engine.start_seconds
     reading = setting.workload.texts_tokens * TOKENISE_SECONDS
     return Phase("start", Work(bytes_moved=loaded), process + reading + loaded / DISK_BYTES_PER_SECOND, "fixed")
@@ -212,6 +218,8 @@ def forward_phases(setting: Setting) -> list[Phase]:
             setting, setting.model, levers, levers.micro_batch, work.mean_tokens, levers.micro_batch * work.mean_response_tokens
         ).times(2.0)
     times = work.steps * levers.accumulation
+    if setting.stage == "dpo" and work.reference_sequences is not None:
+        times = work.reference_sequences / levers.micro_batch
     seconds = duration(once, setting)
     return [Phase(name, once.times(times), seconds.seconds * times, seconds.bound)]
 

@@ -7,19 +7,19 @@ from prefect.client.schemas.objects import State
 
 from config.schema import Params
 from tasks.gate import approval, plan
-from tasks.pipeline import data, evaluate, pipeline_run, ppo, report, reward, sft
+from tasks.pipeline import align, data, evaluate, pipeline_run, report, reward, sft
 
 
 @flow(name="rlhf", persist_result=False)
 def rlhf(params: Params) -> State[Any]:
-    """Plan, data, demonstrations, preferences, PPO, evaluation, report. Only what changed since the last run is done again."""
+    """Plan, data, demonstrations, preferences, PPO (or DPO, RLOO), evaluation, report. Only what changed since the last run is done again."""
     prepared = plan(params)
     approval(prepared)
     with pipeline_run(prepared) as run:
         data(run)
         sft(run)
         reward(run)
-        ppo(run)
+        align(run)
         evaluate(run)
         report(run)
     return run.state

@@ -19,6 +19,9 @@ def key_figure(stage: str, metrics: Mapping[str, Any]) -> str:
         case "reward":
             limit = f" of {percent(value['bayes_accuracy'])} possible" if "bayes_accuracy" in value else ""
             return f"accuracy {percent(value['accuracy'])}{limit}" if "accuracy" in value else ""
+        case "dpo":
+            known = [f"accuracy {percent(value['accuracy'])}"] if "accuracy" in value else []
+            return ", ".join([*known, f"margin {decimal(value['margin'])}"] if "margin" in value else known)
         case "evaluate":
             if "gold_sft" in value and "gold_aligned" in value:
                 return f"gold {decimal(value['gold_sft'])} → {decimal(value['gold_aligned'])}"

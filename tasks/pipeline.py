@@ -16,6 +16,7 @@ from prefect.runtime import flow_run
 from prefect.states import Cancelled, Completed
 
 from config.errors import OverBudget, StageStopped, UserError
+from config.records import METHODS
 from reporting.build import build_report
 from reporting.numbers import duration, usd
 from tasks.outcome import Outcome, StageCrashed
@@ -203,4 +204,10 @@ def report(pipeline: Pipeline) -> None:
     create_markdown_artifact(markdown(run, pipeline.report), key="result", description="What the run cost and what it bought")
 
 
-data, sft, reward, ppo, evaluate = (stage_task(stage) for stage in ("data", "sft", "reward", "ppo", "evaluate"))
+data, sft, reward, evaluate = (stage_task(stage) for stage in ("data", "sft", "reward", "evaluate"))
+_METHODS = {method: stage_task(method) for method in METHODS}
+
+
+def align(pipeline: Pipeline) -> None:
+    """Bring the stage that `align.method` names up to date; the models of the other methods stay as they are."""
+    _METHODS[pipeline.run.params.align.method](pipeline)

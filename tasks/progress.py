@@ -46,6 +46,10 @@ def planned_steps(root: Path, params: Params, stage: str) -> int | None:
             return _optimizer_steps(params.reward, _rows(root, "preference"))
         case "ppo":
             return params.ppo.updates
+        case "dpo":
+            return _optimizer_steps(params.dpo, _rows(root, "preference"))
+        case "rloo":
+            return params.rloo.updates
         case "evaluate":
             return EVALUATED_MODELS
         case _:
@@ -133,7 +137,14 @@ def attempts(root: Path, stage: str) -> list[AttemptRow]:
     return jsonl.read(root / "runs" / stage / "attempts.jsonl", AttemptRow).rows
 
 
-SHOWN = {"sft": ("loss",), "reward": ("loss", "accuracy"), "ppo": ("score", "kl"), "evaluate": ()}
+SHOWN = {
+    "sft": ("loss",),
+    "reward": ("loss", "accuracy"),
+    "ppo": ("score", "kl"),
+    "dpo": ("loss", "margin"),
+    "rloo": ("score", "kl"),
+    "evaluate": (),
+}
 """Metrics worth a place in the line, per stage."""
 
 

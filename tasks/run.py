@@ -19,7 +19,7 @@ from config import jsonl
 from config.errors import EnvironmentFault
 from config.inputs import write_digests
 from config.load import write
-from config.records import STAGES, PipelineRow
+from config.records import PipelineRow, stages_of
 from config.schema import Params
 
 STATE_FOLDER = ".rlhf"
@@ -65,7 +65,7 @@ def end_left_open(root: Path) -> None:
 
 def keep_copies(run: Run, report: Path | None = None) -> None:
     """Keep what a later run will replace: the lock, the metrics of the stages, the data of the plots, the run's own report."""
-    metrics = [run.root / "metrics" / f"{stage}.json" for stage in STAGES]
+    metrics = [run.root / "metrics" / f"{stage}.json" for stage in stages_of(run.params.align.method)]
     plots = sorted((run.root / "plots").glob("*.csv"))
     for source in [run.root / "dvc.lock", *([report] if report else []), *metrics, *plots]:
         if source.is_file():

@@ -1,10 +1,10 @@
-"""Signs that PPO has gone wrong, each named with its value and what to change."""
+"""Signs that PPO or RLOO has gone wrong, each named with its value and what to change."""
 
 import math
 from typing import TYPE_CHECKING
 
 from config.errors import TrainingDiverged
-from config.schema import Ppo
+from config.schema import Ppo, Rloo
 
 if TYPE_CHECKING:
     from training.ppo_report import UpdateStatistics
@@ -17,20 +17,22 @@ MAX_NEGATIVE_KL_ERRORS = 5.0
 """Standard errors by which the mean KL of samples from the policy may fall below zero by chance."""
 
 
-def check_rollout(statistics: dict[str, float], settings: Ppo) -> None:
-    """Raise TrainingDiverged if a rollout can not be learnt from."""
+def check_rollout(statistics: dict[str, float], settings: Ppo | Rloo, section: str = "ppo") -> None:
+    """Raise TrainingDiverged if a rollout can not be learnt from; `section` of params.yaml has the settings."""
     if any(math.isnan(value) or math.isinf(value) for value in statistics.values()):
         bad = next(name for name, value in statistics.items() if math.isnan(value) or math.isinf(value))
-        raise TrainingDiverged(f"ppo {bad} is {statistics[bad]}: training diverged. Lower ppo.learning_rate in params.yaml.")
+        raise TrainingDiverged(f"{section} {bad} is {statistics[bad]}: training diverged. Lower {section}.learning_rate in params.yaml.")
     if statistics["score_std"] == 0 and settings.batch_size > 1:
         raise TrainingDiverged(
             f"all {settings.batch_size} responses have the score {statistics['score']:.4g}: the reward model tells none apart. "
             "Look at metrics/reward.json and train the reward stage again."
         )
+    if "kl" not in statistics:  # there is no reference
+        return
     if statistics["kl"] < -MAX_NEGATIVE_KL_ERRORS * statistics["kl_error"] - 1e-3 and settings.batch_size > 1:
         raise TrainingDiverged(
             f"mean KL is {statistics['kl']:.3f} nats with a standard error of {statistics['kl_error']:.3f}, which samples "
-            "from the policy can not give: sampling and scoring disagree. Check ppo.temperature and the tokenizer."
+            f"from the policy can not give: sampling and scoring disagree. Check {section}.temperature and the tokenizer."
         )
 
 

@@ -4,7 +4,7 @@ import logging
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -12,7 +12,7 @@ from torch import nn
 from transformers import PrinterCallback, ProgressCallback, Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from config.errors import EnvironmentFault, StageStopped, TrainingDiverged
-from config.schema import Optimisation
+from config.schema import Optimisation, Rloo
 from training.batching import LengthBuckets
 from training.checkpoint import restoring
 from training.lowbit import require_bitsandbytes
@@ -24,8 +24,8 @@ logger = logging.getLogger(__name__)
 LEARNING = "learning.safetensors"
 
 
-def arguments(stage: Stage, settings: Optimisation) -> dict[str, Any]:
-    """TrainingArguments from a params section: the names are translated here and nowhere else.
+def trainer_arguments(stage: Stage, settings: Optimisation | Rloo) -> dict[str, Any]:
+    """TrainingArguments that mean the same in every stage.
 
     Raises EnvironmentFault for what this machine can not do.
     """
@@ -35,24 +35,14 @@ def arguments(stage: Stage, settings: Optimisation) -> dict[str, Any]:
         )
     return {
         "output_dir": str(stage.checkpoints.folder / "trainer"),
-        "num_train_epochs": settings.epochs,
-        "max_steps": settings.max_steps or -1,
-        "per_device_train_batch_size": settings.micro_batch_size,
-        "per_device_eval_batch_size": settings.micro_batch_size,
-        "gradient_accumulation_steps": settings.batch_size // settings.micro_batch_size // stage.world_size,
+        "optim": trainer_optimizer(stage, settings),
         "learning_rate": settings.learning_rate,
-        "warmup_steps": settings.warmup_fraction,  # below 1 it is a share of all steps
-        "lr_scheduler_type": settings.schedule if settings.schedule != "constant" else "constant_with_warmup",
-        "weight_decay": settings.weight_decay,
         "adam_beta2": settings.adam_beta2,
         "max_grad_norm": settings.max_grad_norm,
-        "optim": trainer_optimizer(stage, settings),
         "gradient_checkpointing": settings.activation_checkpointing,
         "bf16": stage.params.model.dtype == "bf16",
         "fp16": stage.params.model.dtype == "fp16",
         "save_strategy": "steps",
-        "save_steps": settings.checkpoint_every_steps,
-        "logging_steps": settings.log_every_steps,
         "logging_nan_inf_filter": False,
         "report_to": "none",
         "seed": stage.params.seed,
@@ -62,7 +52,24 @@ def arguments(stage: Stage, settings: Optimisation) -> dict[str, Any]:
     }
 
 
-def trainer_optimizer(stage: Stage, settings: Optimisation) -> str:
+def arguments(stage: Stage, settings: Optimisation) -> dict[str, Any]:
+    """TrainingArguments from a params section: the names are translated here and nowhere else."""
+    return {
+        **trainer_arguments(stage, settings),
+        "num_train_epochs": settings.epochs,
+        "max_steps": settings.max_steps or -1,
+        "per_device_train_batch_size": settings.micro_batch_size,
+        "per_device_eval_batch_size": settings.micro_batch_size,
+        "gradient_accumulation_steps": settings.batch_size // settings.micro_batch_size // stage.world_size,
+        "warmup_steps": settings.warmup_fraction,  # below 1 it is a share of all steps
+        "lr_scheduler_type": settings.schedule if settings.schedule != "constant" else "constant_with_warmup",
+        "weight_decay": settings.weight_decay,
+        "save_steps": settings.checkpoint_every_steps,
+        "logging_steps": settings.log_every_steps,
+    }
+
+
+def trainer_optimizer(stage: Stage, settings: Optimisation | Rloo) -> str:
     """The Trainer's name of the optimizer. Raises EnvironmentFault if its library is missing."""
     if settings.optimizer == "adamw":
         return "adamw_torch_fused"
@@ -70,23 +77,44 @@ def trainer_optimizer(stage: Stage, settings: Optimisation) -> str:
     return "adamw_bnb_8bit"
 
 
-class CountingCollator:
+class Tally:
+    """Counts what a Trainer works through."""
+
+    def __init__(self) -> None:
+        self.work = Work()
+
+    def take(self) -> Work:
+        """What was counted since the last call."""
+        work, self.work = self.work, Work()
+        return work
+
+
+class CountingCollator(Tally):
     """A collator that also counts the real tokens and rows it hands out."""
 
     def __init__(self, collator: Callable[[list[dict]], Mapping[str, Any]], rows_per_example: int = 1) -> None:
+        super().__init__()
         self._collator = collator
         self._rows_per_example = rows_per_example
-        self.work = Work()
 
     def __call__(self, examples: list[dict]) -> Mapping[str, Any]:
         batch = self._collator(examples)
         self.work.add(tokens=int(batch["attention_mask"].sum()), sequences=len(examples) * self._rows_per_example)
         return batch
 
-    def take(self) -> Work:
-        """What was handed out since the last call."""
-        work, self.work = self.work, Work()
-        return work
+
+class OurNames:
+    """Mixed into a TRL trainer: logs its metrics under our names, and leaves the others out."""
+
+    names: ClassVar[Mapping[str, str]]
+    _metrics: dict[str, dict[str, list[float]]]
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        for of_mode in self._metrics.values():
+            ours = {self.names[name]: values for name, values in of_mode.items() if name in self.names}
+            of_mode.clear()
+            of_mode.update(ours)
+        super().log(logs, start_time)  # type: ignore[misc]
 
 
 class BucketedData:
@@ -144,34 +172,41 @@ class LearningCheckpoints:
 class StageCallback(TrainerCallback):
     """Ties a Trainer to its Stage."""
 
-    def __init__(self, stage: Stage, collator: CountingCollator) -> None:
+    def __init__(self, stage: Stage, tally: Tally, phase: str = "train", steps_per_row: int = 1) -> None:
+        """Rows count `steps_per_row` optimizer steps as one, and the stage is stopped between two of these."""
         self._stage = stage
-        self._collator = collator
+        self._tally = tally
+        self._phase = phase
+        self._steps_per_row = steps_per_row
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        self._stage.meter.lap("train", state.global_step, self._collator.take())
-        self._stage.step = state.global_step
+        step, rest = divmod(state.global_step, self._steps_per_row)
+        if rest:
+            return
+        self._stage.meter.lap(self._phase, step, self._tally.take())
+        self._stage.step = step
         if self._stage.stop_requested:
             control.should_save = control.should_training_stop = True
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """Move what the Trainer saved to where only whole checkpoints are."""
-        saved = Path(args.output_dir) / f"checkpoint-{state.global_step}"
+        saved, step = Path(args.output_dir) / f"checkpoint-{state.global_step}", state.global_step // self._steps_per_row
         if state.is_world_process_zero:
-            with self._stage.checkpoints.saving(state.global_step) as folder:
+            with self._stage.checkpoints.saving(step) as folder:
                 folder.rmdir()
                 saved.rename(folder)
-        self._stage.meter.lap("save", state.global_step, Work())
+        self._stage.meter.lap("save", step, Work())
 
     def on_log(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, logs: dict[str, float] | None = None, **_: Any
     ) -> None:
         values = {key: float(value) for key, value in (logs or {}).items() if isinstance(value, int | float) and key != "epoch"}
-        self._stage.log(state.global_step, values)
+        step = state.global_step // self._steps_per_row
+        self._stage.log(step, values)
         loss = values.get("loss", 0.0)
         if loss != loss or abs(loss) == float("inf"):
             raise TrainingDiverged(
-                f"{self._stage.name} loss is {loss} at step {state.global_step}: training diverged. "
+                f"{self._stage.name} loss is {loss} at step {step}: training diverged. "
                 f"Lower {self._stage.name}.learning_rate in params.yaml; the last checkpoint is kept."
             )
 

@@ -28,12 +28,13 @@ from training.divergence import check_rollout, check_update
 from training.models import autocast
 from training.ppo_layouts import load_roles, save_policy
 from training.ppo_math import adapted_kl_coef, gae, kl_per_token, policy_loss, token_rewards, value_loss, whiten
-from training.ppo_report import UpdateStatistics, rollout_statistics, write_samples
+from training.ppo_report import UpdateStatistics, rollout_statistics
 from training.ppo_roles import Roles
 from training.ppo_state import PpoState, load_state, save_state
 from training.processes import own_share, spread, sum_gradients
 from training.rollout import Limits, Rollout, sampling_noise
 from training.rollout_static import generate
+from training.samples import write_samples
 from training.scoring import score
 from training.stage import Stage, run_stage
 from training.tokenizer import encode_prompts, load_tokenizer

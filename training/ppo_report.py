@@ -1,20 +1,15 @@
-"""What PPO says about itself: statistics of a rollout and of an update, sample responses.
+"""What PPO says about itself: statistics of a rollout and of an update.
 
 Shapes: B responses, T response tokens, N response tokens one after another.
 """
 
-import json
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedTokenizerBase
 
 from training.ppo_math import PolicyLoss, ValueLoss, explained_variance
 from training.processes import largest, summed
-from training.stage import Stage
-from training.tokenizer import decode_response
 
 if TYPE_CHECKING:
     from training.ppo_roles import Forward
@@ -90,18 +85,3 @@ class UpdateStatistics:
         means = {name: total / self._sums["tokens"] for name, total in self._sums.items() if name != "tokens"}
         grad_norm = sum(self.grad_norms) / len(self.grad_norms)
         return {**means, "grad_norm": grad_norm, "first_ratio_error": self.first_ratio_error or 0.0}
-
-
-def write_samples(
-    stage: Stage, update: int, tokenizer: PreTrainedTokenizerBase, prompts: Sequence[list[int]], responses: Sequence[list[int]], score_B: Tensor
-) -> None:  # fmt: skip
-    """Append a few responses to runs/ppo/samples.jsonl."""
-    if stage.rank != 0:
-        return
-    with (stage.root / "runs" / stage.name / "samples.jsonl").open("a", encoding="utf-8") as file:
-        for prompt, response, value in list(zip(prompts, responses, score_B.tolist(), strict=True))[:4]:
-            row = {
-                "run_id": stage.run_id, "attempt": stage.attempt, "step": update, "score": value,
-                "prompt": tokenizer.decode(prompt, skip_special_tokens=True).strip(), "response": decode_response(tokenizer, response),
-            }  # fmt: skip
-            file.write(json.dumps(row, ensure_ascii=False) + "\n")

@@ -9,6 +9,10 @@ from reporting.numbers import ABSENT, count, duration, memory, short, usd
 from reporting.parts import badge, card, grid, missing, section, table
 
 STATE_TONES = {"done": "good", "cached": "quiet", "stopped": "open", "unfinished": "open", "failed": "bad"}
+PHASES = {
+    "rollouts": "start: imports and loading. rollout: generating replies. score, reference, value: reading them. other: between phases.",
+    "dpo": "start: imports and loading. reference: the SFT model reads every pair once. train: steps. evaluate: held-out pairs.",
+}
 TONES = ("c1", "c2", "c3", "c4", "c5")
 
 
@@ -65,14 +69,15 @@ def _phases_card(stage: StageCost | None) -> Markup | None:
     if stage is None or not stage.phases:
         return None
     parts = [Part(phase.phase, phase.seconds, f"{duration(phase.seconds)} · {usd(phase.usd)}", "c4") for phase in stage.phases]
-    note = "start: imports and loading. rollout: generating replies. score, reference, value: reading them. other: between phases."
+    note = PHASES["dpo" if stage.stage == "dpo" else "rollouts"]
     times = card(f"Phases of {stage.stage}", bar_list(parts, f"Time and cost of each phase of {stage.stage}"), note=note)
     rates = {phase.phase: phase.tokens / phase.seconds for phase in stage.phases if phase.tokens and phase.seconds}
     if not rates:
         return times
     speeds = [Part(name, rate, f"{short(rate)}/s", "c2") for name, rate in rates.items()]
     label = f"Tokens per second in each phase of {stage.stage}"
-    speed_note = "Real tokens, padding not counted. Rollout makes them one by one, the other phases read them at once."
+    makes = " Rollout makes them one by one, the other phases read them at once." if "rollout" in rates else ""
+    speed_note = f"Real tokens, padding not counted.{makes}"
     return grid(times, card("Tokens per second", bar_list(speeds, label), note=speed_note), kind="halves")
 
 

@@ -57,16 +57,38 @@ PPO = (
     Panel("KL coefficient", {"kl_coef": "coefficient"}, "Price of a nat of KL, in score."),
     Panel("Gradient norm", {"grad_norm": "before clipping"}),
 )
+DPO = (
+    Panel("Loss", {"loss": "train"}, "With loss sigmoid, 0.693 is a coin toss."),
+    Panel("Accuracy", {"accuracy": "train batch"}, "Pairs whose preferred reply gained more probability than the other.", True),
+    Panel("Margin", {"margin": "train batch"}, "beta times what the preferred reply gained over the other, in nats."),
+    Panel(
+        "Reply log-probability",
+        {"chosen_logps": "preferred", "rejected_logps": "other"},
+        "Nats per reply. If both fall, probability goes to replies that nobody compared.",
+    ),
+    Panel("Implicit reward", {"chosen_reward": "preferred", "rejected_reward": "other"}, "beta times the change of the log-probability."),
+    Panel("Learning rate", {"learning_rate": "rate"}),
+    Panel("Gradient norm", {"grad_norm": "before clipping"}),
+)
+RLOO = (
+    *(panel for panel in PPO if panel.title in ("Score", "KL to SFT", "Entropy", "Reply length", "Replies that end", "Policy loss")),
+    Panel("Clipped ratios", {"clip_fraction": "policy"}, "Share of replies at the clip range; far above 20% the steps are too big.", True),
+    Panel("Prompts without a lesson", {"equal_groups": "equal scores"}, "Share of prompts whose replies all have one reward.", True),
+    Panel("Gradient norm", {"grad_norm": "before clipping"}),
+)
+METHODS = {"ppo": (PPO, "update"), "dpo": (DPO, "step"), "rloo": (RLOO, "update")}
+"""align.method -> what it logs, and what a row of it is."""
 TONES = ("accent", "second")
 
 
 def curves_section(findings: Findings) -> Markup:
     """All stages that logged something."""
     method = findings.params.align.method
+    panels, row = METHODS[method]
     stages = (
         ("sft", "Supervised fine-tuning", SFT, "step"),
         ("reward", "Reward model", REWARD, "step"),
-        (method, method.upper(), PPO, "update"),
+        (method, method.upper(), panels, row),
     )
     groups = [_group(findings, *stage) for stage in stages]
     return section("curves", "Learning curves", "Point at a curve to read its values.", *groups)
@@ -91,7 +113,7 @@ def _panel(panel: Panel, curves: Curves, findings: Findings, stage: str, step_na
 
 def _references(panel: Panel, findings: Findings, stage: str) -> list[Reference]:
     """Lines to compare a curve with."""
-    if (stage, panel.title) == ("reward", "Accuracy") and (limit := findings.value("reward", "bayes_accuracy")) is not None:
+    if stage in ("reward", "dpo") and panel.title == "Accuracy" and (limit := findings.value("reward", "bayes_accuracy")) is not None:
         return [Reference("best possible", limit)]
     controller = findings.params.ppo.kl
     if (stage, panel.title) == ("ppo", "KL to SFT") and controller.controller == "adaptive":

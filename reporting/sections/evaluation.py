@@ -21,6 +21,11 @@ QUANTITIES = {
     "distinct_2": "Distinct word pairs",
 }
 """Metric stems of metrics/evaluate.json, in the order of the table."""
+REMEDIES = {
+    "ppo": "raise ppo.kl.coef, or end earlier with ppo.max_kl or fewer updates",
+    "rloo": "raise rloo.beta, or end earlier with fewer updates",
+}
+"""align.method -> what to do against over-optimisation."""
 SHARES = ("eos_rate", "distinct_1", "distinct_2")
 
 
@@ -42,6 +47,8 @@ def frontier_section(findings: Findings) -> Markup:
     kl = dict(curves.get("kl", []))
     updates = [(int(step), kl[step], score) for step, score in curves.get("score", []) if step in kl]
     title = "Score against KL"
+    if method == "dpo":
+        return _endpoints(findings, title)
     if not updates:
         return section("frontier", title, None, missing(f"The stage {method} logged no score and KL in this run."))
     first, last, best = updates[0], updates[-1], max(updates, key=lambda update: update[2])
@@ -52,11 +59,22 @@ def frontier_section(findings: Findings) -> Markup:
     lead = "KL is how far the policy has moved from the SFT model. Each nat should buy score."
     note = (
         "A curve that flattens buys little more score with each nat. One that bends down, or a score that rises while replies get no "
-        "better, is over-optimising: raise ppo.kl.coef, or end earlier with ppo.max_kl or fewer updates."
+        f"better, is over-optimising: {REMEDIES[method]}."
     )
     dots = card("What each step away from SFT bought", picture, note="One dot per update, from pale (first) to dark and large (last).")
     numbers = card("In numbers", table(["", "Update", "KL", "Score"], rows), note=note)
     return section("frontier", title, lead, grid(dots, numbers, kind="halves"))
+
+
+def _endpoints(findings: Findings, title: str) -> Markup:
+    """DPO samples no replies on its way: only the evaluation knows score and KL, before and after."""
+    kl, before, after = (findings.value("evaluate", name) for name in ("kl", "reward_sft", "reward_aligned"))
+    lead = "DPO samples no replies while it trains, so score and KL are known of its two ends only, on the held-out prompts."
+    if kl is None or before is None or after is None:
+        return section("frontier", title, None, missing("The stage evaluate measured no score and KL in this run."))
+    rows = [["SFT", decimal(0.0), decimal(before)], ["DPO", decimal(kl), decimal(after)]]
+    note = "If the score rises and replies get no better, raise dpo.beta or train fewer epochs."
+    return section("frontier", title, lead, card("In numbers", table(["", "KL (nats per reply)", "Score"], rows), note=note))
 
 
 def _scores(kind: str, findings: Findings) -> Markup:

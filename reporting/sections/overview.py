@@ -13,6 +13,14 @@ RUN_NAMES = {"manual": "stages started by hand", NO_RUN: "a run that was not rec
 """State of a ledger that is not of a pipeline run -> how to call it."""
 
 
+METHODS = {
+    "ppo": "SFT, reward model, PPO",
+    "rloo": "SFT, reward model, RLOO (no critic)",
+    "dpo": "SFT, DPO on the pairs; the reward model only judges",
+}
+"""align.method -> how the model was aligned."""
+
+
 def masthead(findings: Findings) -> Markup:
     """Name of the model, verdict, and what, when and where."""
     judged = verdict(findings)
@@ -40,7 +48,7 @@ def tiles(findings: Findings) -> Markup:
 def _facts(findings: Findings) -> Iterator[tuple[str, str]]:
     params, book = findings.params, findings.ledger
     yield "Model", model_name(params, findings.value("sft", "parameters"))
-    yield "Method", f"SFT, reward model, {params.align.method.upper()}"
+    yield "Method", METHODS[params.align.method]
     yield "Data", source_name(params)
     if book.started is not None:
         unfinished = "" if book.state == "completed" else f" ({book.state})"

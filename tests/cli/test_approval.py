@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from config.records import STAGES
+from config.records import stages_of
 from tests.conftest import ROOT
 from tests.stage_project import make_project
+
+STAGES = stages_of("ppo")
 
 pytestmark = pytest.mark.integration
 

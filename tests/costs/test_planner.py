@@ -10,7 +10,7 @@ from config.errors import CostError, ParamsError
 from config.load import load
 from config.schema import Params
 from costs.partial import completed
-from costs.planner import PLANNED_STAGES, Target, base_shape, plan, settings, target
+from costs.planner import Target, base_shape, plan, settings, target
 from costs.rows import count, file_rows
 
 DEMO = Path("recipes/demo.yaml")
@@ -28,7 +28,7 @@ def aim(params: Params, name: str | None = None, gpus: int = 1, root: Path = Pat
 def test_every_stage_is_planned_and_the_total_is_their_sum() -> None:
     params = demo()
     made = plan(params, aim(params))
-    assert [stage.stage for stage in made.stages] == list(PLANNED_STAGES)
+    assert [stage.stage for stage in made.stages] == ["data", "sft", "reward", "ppo", "evaluate"]
     assert made.total["seconds"] == pytest.approx(sum(stage.seconds for stage in made.stages))
     assert made.total["usd"]["expected"] == pytest.approx(made.total["gpu_hours"] * 0.10)
     assert made.fits
@@ -49,6 +49,30 @@ def test_ppo_has_the_phases_that_its_loop_measures() -> None:
     params = demo()
     phases = [phase.phase for phase in plan(params, aim(params), ("ppo",)).stages[0].phases]
     assert phases == ["start", "rollout", "score", "reference", "value", "advantage", "update", "save"]
+
+
+def test_rloo_has_the_phases_that_its_stage_measures_and_no_reference_without_a_penalty() -> None:
+    for beta, reference in (("0.05", ["reference"]), ("0.0", [])):
+        params = demo(f"rloo.beta={beta}")
+        phases = [phase.phase for phase in plan(params, aim(params), ("rloo",)).stages[0].phases]
+        assert phases == ["start", "rollout", "score", *reference, "advantage", "update", "save"]
+
+
+@pytest.mark.parametrize("method", ["dpo", "rloo"])
+def test_the_run_is_planned_with_its_own_method(method: str) -> None:
+    params = demo(f"align.method={method}")
+    assert [stage.stage for stage in plan(params, aim(params)).stages] == ["data", "sft", "reward", method, "evaluate"]
+
+
+def test_the_reference_of_dpo_is_computed_once_however_many_epochs_there_are() -> None:
+    seconds = {}
+    for epochs in ("1.0", "3.0"):
+        params = demo(f"dpo.epochs={epochs}")
+        stage = plan(params, aim(params), ("dpo",)).stages[0]
+        seconds[epochs] = {phase.phase: phase.seconds for phase in stage.phases}
+        assert "ref" not in stage.memory
+    assert seconds["3.0"]["reference"] == seconds["1.0"]["reference"] > 0
+    assert seconds["3.0"]["train"] == pytest.approx(3 * seconds["1.0"]["train"])
 
 
 def test_evaluation_has_the_phases_that_its_stage_measures() -> None:

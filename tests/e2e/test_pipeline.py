@@ -16,13 +16,14 @@ import pytest
 import yaml
 
 from config import jsonl
-from config.records import STAGES, AttemptRow, MetricRow, PipelineRow, UsageRow
+from config.records import AttemptRow, MetricRow, PipelineRow, UsageRow, stages_of
 from config.schema import Params
 from tasks.servers import prefect_plan, start, stop
 from tests.conftest import ROOT, git, own_remote
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200)]
 
+STAGES = stages_of("ppo")
 TINY = ROOT / "tests" / "e2e" / "tiny.yaml"
 STEP_SECONDS = 300.0
 """For what takes seconds on an idle machine: a busy one is not a failure."""
@@ -70,7 +71,7 @@ class Checkout(NamedTuple):
 
     def starts(self) -> int:
         """Stage processes so far."""
-        return sum(row.event == "start" for stage in STAGES for row in self.attempts(stage))
+        return sum(row.event == "start" for stage in (*STAGES, "dpo") for row in self.attempts(stage))
 
 
 @pytest.fixture(scope="module")
@@ -228,6 +229,21 @@ def test_a_stopped_run_is_resumable_and_a_killed_stage_is_tried_again(checkout: 
     ends = [row for row in checkout.attempts("evaluate") if row.attempt > before]
     assert [row.exit_code for row in ends if row.event == "end"] == [0]
     assert {row.attempt for row in ends} == {before + 1, before + 2}
+
+
+def test_another_method_runs_its_own_stage_and_going_back_runs_none(checkout: Checkout) -> None:
+    before, gold = checkout.starts(), (checkout.root / "metrics/evaluate.json").read_bytes()
+    done = checkout.run("run", "--json", "--set", "align.method=dpo")
+    assert done.returncode == 0, done.stderr
+    stages = {stage["stage"]: stage["cached"] for stage in json.loads(done.stdout)["stages"]}
+    assert stages == {"data": True, "sft": True, "reward": True, "dpo": False, "evaluate": False}
+    assert checkout.starts() == before + 2
+    assert (checkout.root / "metrics/evaluate.json").read_bytes() != gold
+    back = checkout.run("run", "--json", "--set", "align.method=ppo")
+    assert back.returncode == 0, back.stderr
+    assert {stage["stage"]: stage["cached"] for stage in json.loads(back.stdout)["stages"]} == dict.fromkeys(STAGES, True)
+    assert checkout.starts() == before + 2
+    assert (checkout.root / "metrics/evaluate.json").read_bytes() == gold
 
 
 def test_a_second_checkout_pulls_the_same_bytes(checkout: Checkout, tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from prefect.testing.utilities import prefect_test_harness
 from config import jsonl
 from config.errors import CostError, UserError
 from config.load import load
-from config.records import STAGES, AttemptRow, PipelineRow
+from config.records import AttemptRow, PipelineRow, stages_of
 from flows.rlhf import rlhf
 from tests.conftest import ROOT
 from tests.stage_project import make_project
@@ -32,6 +32,8 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::ResourceWarning"),  # Prefect's own clients
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
+
+STAGES = stages_of("ppo")
 
 
 @pytest.fixture(scope="module")

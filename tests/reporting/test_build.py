@@ -153,6 +153,50 @@ def test_a_curve_of_one_point_is_drawn(tmp_path: Path, params: Params) -> None:
     assert all("nan" not in str(attributes.get("cx")) for attributes in page.all("circle"))
 
 
+@pytest.mark.parametrize(("method", "remedy"), [("ppo", "raise ppo.kl.coef"), ("rloo", "raise rloo.beta")])
+def test_score_against_kl_is_told_of_the_method_of_the_run(tmp_path: Path, method: str, remedy: str) -> None:
+    write_pipeline_run(tmp_path)  # by PPO; what another method logged stands beside it
+    clock = Clock(tmp_path, "later", BEGIN + 9000)
+    clock.pipeline("start")
+    clock.attempt(method, 7, "start")
+    for update in range(1, 4):
+        clock.log(method, 7, update, score=update / 7, kl=update / 3, equal_groups=0.0)
+    clock.use(method, 7, "rollout", 3, 2.0, tokens=900)
+    clock.done(method, 7, 3)
+    page = read(build_report(tmp_path, chosen(method)))
+    assert [text for text in page.texts if text.startswith("update 3: KL")] == [
+        "update 3: KL (nats per reply) 1.00, reward-model score 0.429"
+    ]
+    assert sum(remedy in text for text in page.texts) == 1
+    assert ("Prompts without a lesson" in page.texts) is (method == "rloo")
+    assert f"Phases of {method}" in page.texts
+
+
+def test_dpo_has_its_margin_and_only_the_two_ends_of_its_way(tmp_path: Path) -> None:
+    write_pipeline_run(tmp_path)
+    clock = Clock(tmp_path, "later", BEGIN + 9000)
+    clock.pipeline("start")
+    clock.attempt("dpo", 1, "start")
+    for step in range(20, 80, 20):
+        clock.log(
+            "dpo", 1, step, loss=0.7 - step / 400, margin=step / 40, accuracy=0.5 + step / 200, chosen_logps=-20.0, rejected_logps=-25.0
+        )
+    clock.use("dpo", 1, "reference", 0, 3.0, tokens=4000)
+    clock.done("dpo", 1, 60)
+    clock.pipeline("stage", stage="evaluate", cached=True, attempt=1)
+    clock.pipeline("end", state="completed")
+    page = read(build_report(tmp_path, chosen("dpo")))
+    labels = [picture["aria-label"] for picture in page.all("svg")]
+    assert [label for label in labels if label and label.startswith("dpo margin")] == ["dpo margin by step: train batch from 0.500 to 1.50"]
+    assert not [label for label in labels if label and label.startswith("ppo")]
+    assert "KL (nats per reply)" in page.texts
+    assert {section["id"] for section in page.all("section")} == SECTIONS
+
+
+def chosen(method: str) -> Params:
+    return load(Path(__file__).parents[2] / "recipes" / "demo.yaml", [f"align.method={method}"])
+
+
 def test_steps_are_marked_with_whole_numbers(tmp_path: Path, params: Params) -> None:
     clock = Clock(tmp_path, "a", BEGIN)
     clock.pipeline("start")

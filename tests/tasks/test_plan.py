@@ -9,7 +9,7 @@ import pytest
 from config import jsonl
 from config.errors import CostError
 from config.load import load
-from config.records import STAGES, AttemptRow, UsageRow
+from config.records import AttemptRow, UsageRow, stages_of
 from config.schema import Params
 from costs.budget import total
 from tasks.plan import Prepared, done_share, gate, keep, markdown, needs_approval, prepare, summary
@@ -20,6 +20,8 @@ from tasks.validity import stale_stages
 from tests.stage_project import make_project
 
 pytestmark = pytest.mark.integration
+
+STAGES = stages_of("ppo")
 
 
 @pytest.fixture

@@ -20,6 +20,7 @@ def test_steps_are_rows_by_batch_times_epochs(tmp_path: Path) -> None:
     path.write_text("{}\n" * 10)
     assert planned_steps(tmp_path, PARAMS, "sft") == 5  # ceil(10 / 4) = 3 batches, times 1.5, rounded up
     assert planned_steps(tmp_path, PARAMS, "ppo") == 7
+    assert planned_steps(tmp_path, PARAMS, "rloo") == PARAMS.rloo.updates
     assert planned_steps(tmp_path, PARAMS, "reward") is None
     assert planned_steps(tmp_path, PARAMS, "data") is None
     assert planned_steps(tmp_path, load(ROOT / "recipes" / "demo.yaml", ["reward.max_steps=9"]), "reward") == 9

@@ -80,6 +80,8 @@ def params(**sections: dict[str, Any]) -> Params:
     content["sft"] |= {"epochs": 3.0, "max_steps": None, "log_every_steps": 1, "checkpoint_every_steps": 4}
     content["reward"] |= {"epochs": 3.0, "max_steps": None, "log_every_steps": 1, "checkpoint_every_steps": 4}
     content["ppo"] |= {"updates": 8, "checkpoint_every_updates": 3, "kl": content["ppo"]["kl"] | {"controller": "adaptive", "horizon": 200}}
+    content["dpo"] |= {"epochs": 3.0, "max_steps": None, "log_every_steps": 1, "checkpoint_every_steps": 4, "learning_rate": 2.0e-3}
+    content["rloo"] |= {"updates": 8, "checkpoint_every_updates": 3, "rloo_epochs": 2, "micro_batch_size": 4, "learning_rate": 1.0e-3}
     for name, section in sections.items():
         content[name] = content[name] | section if isinstance(section, dict) else section
     return validate(content, "test")

@@ -1,0 +1,199 @@
+import math
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from config import jsonl
+from config.errors import DataError, ParamsError, StageStopped
+from config.load import write
+from config.records import UsageRow
+from tests.training.processes import killed_stopped_and_resumed, metric_rows, metrics
+from tests.training.tiny import files, names, open_stage, params, work
+from training.dpo import Logps, judged, margins, read_pairs, reply_logps
+from training.models import load_policy
+from training.tokenizer import encode_prompt, encode_response, load_tokenizer
+
+Project = Callable[..., Path]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(finished: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A project in which dpo ran to its end."""
+    root = tmp_path_factory.mktemp("dpo") / "project"
+    shutil.copytree(finished, root, ignore=shutil.ignore_patterns("runs", "checkpoints"))
+    write(params(), root / "params.yaml")
+    work(root, "dpo")
+    return root
+
+
+# ---------------------------------------------------------------- pairs
+
+
+def test_pairs_are_a_prompt_and_two_replies_that_end(finished: Path) -> None:
+    stage, _ = open_stage(finished, "dpo")
+    tokenizer = load_tokenizer(finished / "data/tokenizer")
+    rows = list(jsonl.plain(finished / "data/prepared/preference/test.jsonl"))
+    pairs = read_pairs(stage, "test", tokenizer)
+    assert pairs.too_long == 0
+    for row, pair in zip(rows, pairs.rows, strict=True):
+        assert pair["prompt_ids"] == encode_prompt(tokenizer, row["prompt"])
+        assert pair["chosen_ids"] == encode_response(tokenizer, row["chosen"])
+        assert pair["rejected_ids"] == encode_response(tokenizer, row["rejected"])
+
+
+def test_pairs_that_are_too_long_are_left_out_and_counted(project: Project) -> None:
+    root = project("dpo", dpo={"max_length": 50})
+    stage, _ = open_stage(root, "dpo")
+    pairs = read_pairs(stage, "train", load_tokenizer(root / "data/tokenizer"))
+    total = len((root / "data/prepared/preference/train.jsonl").read_text().splitlines())
+    assert 0 < len(pairs.rows) < total
+    assert len(pairs.rows) + pairs.too_long == total
+    assert max(len(row["prompt_ids"] + row[side]) for row in pairs.rows for side in ("chosen_ids", "rejected_ids")) <= 50
+
+
+# ---------------------------------------------------------------- formulas
+
+
+def test_the_margin_is_beta_times_what_the_chosen_reply_gained_over_the_other() -> None:
+    policy = Logps(torch.tensor([-10.0, -20.0]), torch.tensor([-15.0, -20.0]))
+    ref = Logps(torch.tensor([-12.0, -18.0]), torch.tensor([-14.0, -21.0]))
+    # gained by chosen 2 and -2, by rejected -1 and 1
+    assert margins(policy, ref, 0.5).tolist() == [1.5, -1.5]
+    found = judged(policy, ref, 0.5)
+    assert found["accuracy"] == 0.5
+    assert (found["chosen_logps_change"], found["rejected_logps_change"], found["margin"]) == (0.0, 0.0, 0.0)
+    assert found["eval_loss"] == pytest.approx((math.log1p(math.exp(-1.5)) + math.log1p(math.exp(1.5))) / 2)
+
+
+def test_reply_logps_are_those_of_the_reply_alone_after_its_prompt(finished: Path) -> None:
+    stage, _ = open_stage(finished, "dpo")
+    tokenizer = load_tokenizer(finished / "data/tokenizer")
+    model = load_policy(finished / "models/sft", params().model, tokenizer).eval()
+    rows = read_pairs(stage, "test", tokenizer).rows
+    with torch.no_grad():
+        found = reply_logps(model, rows, stage)
+        for i, row in enumerate(rows[:4]):
+            for side, value in (("chosen_ids", found.chosen[i]), ("rejected_ids", found.rejected[i])):
+                ids = torch.tensor([row["prompt_ids"] + row[side]])
+                logprobs = torch.log_softmax(model(input_ids=ids).logits[0, :-1], dim=-1).gather(1, ids[0, 1:, None])
+                assert float(value) == pytest.approx(float(logprobs[len(row["prompt_ids"]) - 1 :].sum()), abs=1e-3)
+
+
+@pytest.mark.parametrize(("loss", "first"), [("sigmoid", math.log(2)), ("robust", math.log(2)), ("ipo", 25.0)])
+def test_the_first_loss_is_that_of_a_policy_that_is_its_own_reference(project: Project, loss: str, first: float) -> None:
+    changes = {"max_steps": 1, "loss": loss, "label_smoothing": 0.1 if loss == "robust" else 0.0, "beta": 0.1}
+    root = project("dpo", dpo=changes)
+    work(root, "dpo")
+    values = metric_rows(root, "dpo")[0].values
+    assert values["loss"] == pytest.approx(first, rel=1e-4)
+    assert values["margin"] == pytest.approx(0.0, abs=1e-4)
+
+
+# ---------------------------------------------------------------- training
+
+
+def test_training_raises_the_margin_of_held_out_pairs(undisturbed: Path) -> None:
+    found = metrics(undisturbed, "dpo")
+    assert found["margin"] > 0.2
+    assert found["accuracy"] > 0.6
+    assert found["accuracy_low"] < found["accuracy"] < found["accuracy_high"]
+    rows = [row.values for row in metric_rows(undisturbed, "dpo") if "margin" in row.values]
+    assert len(rows) == found["steps"]
+    assert sum(row["margin"] for row in rows[-5:]) / 5 > 0.5
+
+
+def test_the_figures_are_those_of_the_saved_model_against_sft(undisturbed: Path) -> None:
+    stage, _ = open_stage(undisturbed, "dpo")
+    tokenizer = load_tokenizer(undisturbed / "data/tokenizer")
+    rows = read_pairs(stage, "test", tokenizer).rows
+    with torch.no_grad():
+        policy, ref = (
+            reply_logps(load_policy(undisturbed / "models" / name, params().model, tokenizer).eval(), rows, stage)
+            for name in ("dpo", "sft")
+        )
+    expected = judged(policy, ref, params().dpo.beta)
+    found = metrics(undisturbed, "dpo")
+    assert {name: found[name] for name in expected} == pytest.approx(expected, abs=1e-4)
+
+
+def test_every_token_is_accounted_in_the_phase_that_read_it(undisturbed: Path) -> None:
+    stage, _ = open_stage(undisturbed, "dpo")
+    tokenizer = load_tokenizer(undisturbed / "data/tokenizer")
+    tokens = {
+        split: sum(
+            2 * len(row["prompt_ids"]) + len(row["chosen_ids"]) + len(row["rejected_ids"])
+            for row in read_pairs(stage, split, tokenizer).rows
+        )
+        for split in ("train", "test")
+    }
+    rows = jsonl.read(undisturbed / "runs/dpo/usage.jsonl", UsageRow).rows
+    spent = {phase: sum(row.tokens for row in rows if row.phase == phase) for phase in ("reference", "train", "evaluate")}
+    assert spent == {"reference": tokens["train"] + tokens["test"], "train": 3 * tokens["train"], "evaluate": tokens["test"]}
+
+
+def test_micro_batches_do_not_change_the_trajectory(project: Project) -> None:
+    weights = []
+    for micro_batch_size in (8, 2):
+        root = project("dpo", f"micro-{micro_batch_size}", dpo={"max_steps": 4, "micro_batch_size": micro_batch_size})
+        work(root, "dpo")
+        weights.append(load_file(root / "models/dpo/model.safetensors"))
+    for name, weight in weights[0].items():
+        torch.testing.assert_close(weights[1][name], weight, atol=5e-4, rtol=0, msg=name)
+
+
+@pytest.mark.integration
+def test_a_run_killed_and_stopped_on_its_way_ends_with_the_bits_of_the_undisturbed_one(project: Project, undisturbed: Path) -> None:
+    root = project("dpo")
+    killed_stopped_and_resumed(root, "dpo", kill_at=6, stop_at=15)
+    assert files(root / "models/dpo") == files(undisturbed / "models/dpo")
+    assert metrics(root, "dpo") == metrics(undisturbed, "dpo")
+    assert (root / "plots/dpo.csv").read_bytes() == (undisturbed / "plots/dpo.csv").read_bytes()
+    assert not list((root / "checkpoints/dpo").glob("*/step-*"))
+
+
+def test_an_adapter_learns_on_the_sft_model_which_is_its_reference(project: Project) -> None:
+    lora = {"rank": 4, "alpha": 8.0, "modules": ["q", "v", "up"], "dropout": 0.0}
+    changes = {"lora": lora, "max_steps": 15, "learning_rate": 4.0e-3}
+    straight, interrupted = (project("dpo", name, dpo=changes) for name in ("straight", "interrupted"))
+    work(straight, "dpo")
+    assert {"adapter_model.safetensors", "adapter_config.json"} < set(names(straight / "models/dpo"))
+    assert "model.safetensors" not in names(straight / "models/dpo")
+    losses = [row.values["loss"] for row in metric_rows(straight, "dpo") if "loss" in row.values]
+    assert losses[0] == pytest.approx(math.log(2), rel=1e-4)
+    assert sum(losses[-3:]) / 3 < losses[0] - 0.01
+    found = metrics(straight, "dpo")
+    assert found["learning_parameters"] < found["parameters"] / 4
+    stage, run = open_stage(interrupted, "dpo")
+    stage.stop_requested = True
+    with pytest.raises(StageStopped):
+        run(stage)
+    work(interrupted, "dpo")
+    assert files(interrupted / "models/dpo") == files(straight / "models/dpo")
+    assert metrics(interrupted, "dpo") == found
+
+
+# ---------------------------------------------------------------- bad input
+
+
+def test_no_fitting_pair_is_a_mistake_of_the_user(project: Project) -> None:
+    stage, run = open_stage(project("dpo", dpo={"max_length": 3}), "dpo")
+    with pytest.raises(DataError, match=r"dpo\.max_length=3"):
+        run(stage)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"batch_size": 8, "micro_batch_size": 3}, r"dpo\.batch_size=8 does not split into dpo\.micro_batch_size=3"),
+        ({"label_smoothing": 0.1}, r"dpo\.label_smoothing=0\.1 has no effect with dpo\.loss=sigmoid"),
+        ({"max_length": 97}, r"dpo\.max_length=97 does not fit in model\.context_length=96"),
+        ({"beta": 0.0}, r"dpo\.beta=0\.0"),
+    ],
+)
+def test_settings_that_can_not_work_are_refused_in_one_line(changes: dict, said: str) -> None:
+    with pytest.raises(ParamsError, match=said):
+        params(dpo=changes)

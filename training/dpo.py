@@ -1,0 +1,188 @@
+"""Stage `dpo`: direct preference optimisation of the SFT model, from the preference pairs alone.
+
+data/prepared/preference/, models/sft -> models/dpo, metrics/dpo.json, plots/dpo.csv
+
+The reference's log-probs are computed once, with the SFT weights that the policy starts from: no second model is ever held, with
+adapters or without, and a step costs one forward pass less. Source: Rafailov et al. 2023 (arXiv:2305.18290), equation 7.
+
+Shapes: B pairs.
+"""
+
+import sys
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from datasets import Dataset
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from trl import DPOConfig, DPOTrainer
+from trl.trainer.dpo_trainer import DataCollatorForPreference
+
+from config import jsonl
+from config.errors import DataError
+from training.adapters import learn_adapter, named_base, save_adapter
+from training.artifacts import replacing, write_json
+from training.curves import write_curves
+from training.hf_trainer import BucketedData, CountingCollator, LearningCheckpoints, OurNames, StageCallback, arguments, train
+from training.intervals import wilson
+from training.models import autocast, load_policy
+from training.sequences import sequence_logprobs
+from training.stage import Stage, run_stage
+from training.tokenizer import encode_prompts, encode_responses, load_tokenizer
+from training.usage import Work
+
+SECTIONS = ("seed", "model", "dpo")
+INPUTS = ("data/prepared/preference", "data/tokenizer", "models/sft")
+
+
+class Pairs(NamedTuple):
+    """Tokenised pairs."""
+
+    rows: list[dict[str, list[int]]]
+    """{prompt_ids, chosen_ids, rejected_ids}"""
+    too_long: int
+    """Pairs left out because a sequence is longer than dpo.max_length."""
+
+
+class Logps(NamedTuple):
+    """Log-probability of each reply, summed over its tokens, [B]."""
+
+    chosen: Tensor
+    rejected: Tensor
+
+
+class BucketedDPOTrainer(BucketedData, LearningCheckpoints, OurNames, DPOTrainer):
+    """TRL's trainer on pairs that are tokenised and have their reference log-probs, with batches of like length."""
+
+    names: ClassVar[dict[str, str]] = {
+        "rewards/margins": "margin", "rewards/accuracies": "accuracy", "rewards/chosen": "chosen_reward",
+        "rewards/rejected": "rejected_reward", "logps/chosen": "chosen_logps", "logps/rejected": "rejected_logps", "entropy": "entropy",
+    }  # fmt: skip
+
+    def _prepare_dataset(self, dataset: Dataset, *_: Any) -> Dataset:
+        return dataset
+
+    def _precompute_ref_logps(self, dataset: Dataset, *_: Any) -> Dataset:
+        return dataset
+
+
+def dpo(stage: Stage) -> None:
+    params, settings = stage.params, stage.params.dpo
+    tokenizer = load_tokenizer(stage.root / "data/tokenizer")
+    pairs = {split: read_pairs(stage, split, tokenizer) for split in ("train", "test")}
+    model = load_policy(stage.root / "models/sft", params.model, tokenizer, trainable=settings.lora is None)
+    if settings.lora is not None:
+        learn_adapter(model, settings.lora, "dpo", params.seed)
+    model.to("cpu" if stage.device == "cpu" else "cuda")
+    with stage.meter.phase("reference", 0) as work:
+        ref = {split: reply_logps(model, pairs[split].rows, stage) for split in pairs}
+        add_work(work, [*pairs["train"].rows, *pairs["test"].rows])
+    collator = CountingCollator(DataCollatorForPreference(pad_token_id=tokenizer.pad_token_id), rows_per_example=2)
+    trainer = BucketedDPOTrainer(
+        model=model,
+        args=DPOConfig(
+            **arguments(stage, settings), beta=settings.beta, loss_type=[settings.loss], label_smoothing=settings.label_smoothing,
+            max_length=None, precompute_ref_log_probs=True,
+        ),
+        data_collator=collator,
+        train_dataset=Dataset.from_list(with_reference(pairs["train"].rows, ref["train"])),
+        processing_class=tokenizer,
+        callbacks=[StageCallback(stage, collator)],
+    )  # fmt: skip
+    trainer.lengths = [sequence_length(row) for row in pairs["train"].rows]
+    train(trainer, stage)
+    model, step = trainer.model.eval(), trainer.state.global_step
+    with stage.meter.phase("evaluate", step) as work:
+        held_out = reply_logps(model, pairs["test"].rows, stage)
+        add_work(work, pairs["test"].rows)
+    with stage.meter.phase("save", step):
+        with replacing(stage.root / "models/dpo") as folder:
+            if settings.lora is None:
+                model.save_pretrained(folder)
+            else:
+                save_adapter(folder, model, "dpo", named_base(stage.root / "models/sft", stage.root / "models/dpo"), None)
+            tokenizer.save_pretrained(folder)
+        write_curves(stage, "plots/dpo.csv", ("loss", "accuracy", "margin", "chosen_logps", "rejected_logps", "learning_rate", "grad_norm"))
+        metrics = {
+            **judged(held_out, ref["test"], settings.beta),
+            "test_pairs": len(pairs["test"].rows), "train_pairs": len(pairs["train"].rows),
+            "pairs_too_long": pairs["train"].too_long + pairs["test"].too_long,
+            "steps": step, "parameters": model.num_parameters(),
+            "learning_parameters": model.num_parameters(only_trainable=True),
+        }  # fmt: skip
+        write_json(stage.root / "metrics/dpo.json", metrics)
+    stage.finish("models/dpo", "metrics/dpo.json", "plots/dpo.csv")
+
+
+def read_pairs(stage: Stage, split: str, tokenizer: PreTrainedTokenizerBase) -> Pairs:
+    """The tokenised pairs of a split.
+
+    Raises DataError if none is left.
+    """
+    path, limit = stage.root / f"data/prepared/preference/{split}.jsonl", stage.params.dpo.max_length
+    found = list(jsonl.plain(path))
+    prompts = encode_prompts(tokenizer, [row["prompt"] for row in found])
+    replies = [encode_responses(tokenizer, [row[side] for row in found]) for side in ("chosen", "rejected")]
+    every = [{"prompt_ids": p, "chosen_ids": c, "rejected_ids": r} for p, c, r in zip(prompts, *replies, strict=True)]
+    rows = [row for row in every if sequence_length(row) <= limit]
+    if not rows:
+        raise DataError(f"{path} has no pair that fits in dpo.max_length={limit} ({len(every)} are longer). Raise it in params.yaml.")
+    return Pairs(rows, len(every) - len(rows))
+
+
+def sequence_length(row: dict[str, list[int]]) -> int:
+    """Tokens of the longer of a pair's two sequences."""
+    return len(row["prompt_ids"]) + max(len(row["chosen_ids"]), len(row["rejected_ids"]))
+
+
+def reply_logps(model: PreTrainedModel, rows: list[dict[str, list[int]]], stage: Stage) -> Logps:
+    """Log-probability of every chosen and rejected reply under `model`."""
+    settings = stage.params.dpo
+    sequences = [row["prompt_ids"] + row[side] for row in rows for side in ("chosen_ids", "rejected_ids")]
+    prompt_lengths = [len(row["prompt_ids"]) for row in rows for _ in range(2)]
+    budget_tokens = 4 * settings.micro_batch_size * settings.max_length
+    with autocast(stage.params.model, model.device):
+        logprobs = sequence_logprobs(model, sequences, prompt_lengths, 1.0, budget_tokens)
+    sums = torch.stack([of_reply.double().sum() for of_reply in logprobs])
+    return Logps(sums[0::2], sums[1::2])
+
+
+def add_work(work: Work, rows: list[dict[str, list[int]]]) -> None:
+    """Account one pass over both sequences of every pair."""
+    work.add(
+        tokens=sum(2 * len(row["prompt_ids"]) + len(row["chosen_ids"]) + len(row["rejected_ids"]) for row in rows), sequences=2 * len(rows)
+    )
+
+
+def with_reference(rows: list[dict[str, list[int]]], ref: Logps) -> list[dict[str, Any]]:
+    """Rows as TRL's loss reads them."""
+    return [
+        {**row, "ref_chosen_logps": chosen, "ref_rejected_logps": rejected}
+        for row, chosen, rejected in zip(rows, ref.chosen.tolist(), ref.rejected.tolist(), strict=True)
+    ]
+
+
+def margins(policy: Logps, ref: Logps, beta: float) -> Tensor:
+    """beta ((log pi(chosen) - log pi(rejected)) - (log ref(chosen) - log ref(rejected))), [B].
+
+    The implicit reward of the chosen reply minus that of the rejected one. Source: arXiv:2305.18290, equation 7.
+    """
+    return beta * ((policy.chosen - policy.rejected) - (ref.chosen - ref.rejected))
+
+
+def judged(policy: Logps, ref: Logps, beta: float) -> dict[str, float]:
+    """Figures of held-out pairs. Changes are in nats per reply: if that of the chosen one falls too, the model forgets how to say it."""
+    margins_B = margins(policy, ref, beta)
+    accuracy = float((margins_B > 0).double().mean())
+    _, low, high = wilson(accuracy * len(margins_B), len(margins_B))
+    return {
+        "accuracy": accuracy, "accuracy_low": low, "accuracy_high": high,
+        "margin": float(margins_B.mean()),
+        "eval_loss": float(-torch.nn.functional.logsigmoid(margins_B).mean()),
+        "chosen_logps_change": float((policy.chosen - ref.chosen).mean()),
+        "rejected_logps_change": float((policy.rejected - ref.rejected).mean()),
+    }  # fmt: skip
+
+
+if __name__ == "__main__":
+    sys.exit(run_stage("dpo", SECTIONS, INPUTS, dpo))

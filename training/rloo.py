@@ -1,0 +1,305 @@
+"""Stage `rloo`: REINFORCE leave-one-out of the SFT model against the reward model, PPO without a critic.
+
+data/prepared/prompts/train.jsonl, models/sft, models/reward -> models/rloo, metrics/rloo.json, plots/rloo.csv
+
+Loss, leave-one-out advantages and optimizer are TRL's; rollout, scores, reference log-probs and the order of everything are ours, so that
+they are measured phase by phase, cost no padding, and are functions of seed and update: nothing random has to be saved.
+
+    reward_i    = score_i - missing_eos_penalty - beta * KL_i
+    advantage_i = reward_i - mean of reward_j over the other responses j to the same prompt
+Source: Ahmadian et al. 2024 (arXiv:2402.14740), the REINFORCE leave-one-out estimator.
+
+Shapes: B responses of an update, T response tokens.
+"""
+
+import sys
+from collections.abc import Iterator
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from datasets import Dataset
+from torch import Tensor
+from torch.utils.data import Sampler
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from trl import RLOOConfig, RLOOTrainer
+
+from config import jsonl
+from config.errors import DataError
+from config.schema import Rloo
+from training.adapters import AdapterView, active, learn_adapter, named_base, save_adapter
+from training.artifacts import replacing, write_json
+from training.curves import write_curves
+from training.divergence import check_rollout
+from training.hf_trainer import LearningCheckpoints, OurNames, StageCallback, Tally, train, trainer_arguments
+from training.models import autocast, load_policy, load_reward_model
+from training.rollout import Limits, sampling_noise
+from training.rollout_static import generate
+from training.samples import write_samples
+from training.scoring import score
+from training.sequences import sequence_logprobs
+from training.stage import Stage, run_stage
+from training.tokenizer import encode_prompts, load_tokenizer
+
+SECTIONS = ("seed", "model", "rloo")
+INPUTS = ("data/prepared/prompts/train.jsonl", "data/tokenizer", "models/sft", "models/reward")
+CURVES = ("score", "kl", "entropy", "length", "eos_rate", "policy_loss", "clip_fraction", "grad_norm", "learning_rate")
+
+
+def rloo(stage: Stage) -> None:
+    params, settings = stage.params, stage.params.rloo
+    tokenizer = load_tokenizer(stage.root / "data/tokenizer")
+    prompts = read_prompts(stage, tokenizer)
+    device = "cpu" if stage.device == "cpu" else "cuda"
+    reward_model = load_reward_model(stage.root / "models/reward", params.model, tokenizer).requires_grad_(False).to(device).eval()
+    trainer = MeasuredRLOOTrainer(stage, tokenizer, prompts, load_policies(stage, tokenizer, device), reward_model)
+    train(trainer, stage)
+    updates = trainer.state.global_step // steps_per_update(settings)
+    with stage.meter.phase("save", updates):
+        with replacing(stage.root / "models/rloo") as folder:
+            if settings.lora is None:
+                trainer.model.save_pretrained(folder)
+            else:
+                save_adapter(folder, trainer.model, "rloo", named_base(stage.root / "models/sft", stage.root / "models/rloo"), None)
+            tokenizer.save_pretrained(folder)
+        last = write_curves(stage, "plots/rloo.csv", CURVES)[-5:]
+        metrics = {name: sum(values[name] for values in last) / len(last) for name in CURVES if all(name in values for values in last)}
+        metrics |= {
+            "updates": updates, "episodes": updates * settings.batch_size, "parameters": trainer.model.num_parameters(),
+            "learning_parameters": trainer.model.num_parameters(only_trainable=True),
+        }  # fmt: skip
+        write_json(stage.root / "metrics/rloo.json", metrics)
+    stage.finish("models/rloo", "metrics/rloo.json", "plots/rloo.csv")
+
+
+class Policies(NamedTuple):
+    """The model that learns, and as whom it is asked."""
+
+    model: PreTrainedModel
+    policy: PreTrainedModel | AdapterView
+    """`model`, or with rloo.lora the view of it with the adapter on."""
+    ref_policy: PreTrainedModel | AdapterView | None
+    """A model of its own, or with rloo.lora the view of `model` with the adapter off; None where rloo.beta is 0."""
+
+
+def load_policies(stage: Stage, tokenizer: PreTrainedTokenizerBase, device: str) -> Policies:
+    """Policy and reference from models/sft.
+
+    Raises ModelError if that is missing, damaged or of another vocabulary.
+    """
+    params, settings, sft = stage.params, stage.params.rloo, stage.root / "models/sft"
+    if settings.lora is None:
+        model = load_policy(sft, params.model, tokenizer, trainable=True).to(device)
+        ref = load_policy(sft, params.model, tokenizer).requires_grad_(False).to(device).eval() if settings.beta else None
+        return Policies(model, model, ref)
+    model = load_policy(sft, params.model, tokenizer)
+    beneath = active(model)
+    learn_adapter(model, settings.lora, "rloo", params.seed)
+    model = model.to(device)
+    policy, ref = (AdapterView(model, adapters, autocast(params.model, model.device)) for adapters in ((*beneath, "rloo"), beneath))
+    return Policies(model, policy, ref if settings.beta else None)
+
+
+def read_prompts(stage: Stage, tokenizer: PreTrainedTokenizerBase) -> list[list[int]]:
+    """Tokenised training prompts that leave room for a whole response.
+
+    Raises DataError if none does.
+    """
+    path = stage.root / "data/prepared/prompts/train.jsonl"
+    room = stage.params.model.context_length - stage.params.rloo.max_new_tokens
+    prompts = encode_prompts(tokenizer, [row["prompt"] for row in jsonl.plain(path)])
+    fitting = [prompt for prompt in prompts if len(prompt) <= room]
+    if not fitting:
+        raise DataError(
+            f"{path} has no prompt of at most {room} tokens (model.context_length - rloo.max_new_tokens). Change either in params.yaml."
+        )
+    return fitting
+
+
+def steps_per_update(settings: Rloo) -> int:
+    """Optimizer steps between two rollouts."""
+    return settings.rloo_epochs * settings.num_mini_batches
+
+
+def rloo_arguments(stage: Stage) -> dict[str, Any]:
+    """RLOOConfig from the params: the names are translated here and nowhere else."""
+    settings, steps = stage.params.rloo, steps_per_update(stage.params.rloo)
+    return {
+        **trainer_arguments(stage, settings),
+        "max_steps": settings.updates * steps,
+        "per_device_train_batch_size": settings.micro_batch_size,
+        "gradient_accumulation_steps": settings.batch_size // settings.num_mini_batches // settings.micro_batch_size // stage.world_size,
+        "generation_batch_size": settings.batch_size,
+        "num_generations": settings.responses_per_prompt,
+        "num_iterations": settings.rloo_epochs,
+        "max_completion_length": settings.max_new_tokens,
+        "temperature": settings.temperature,
+        "lr_scheduler_type": settings.schedule,
+        "warmup_steps": 0,
+        "weight_decay": 0.0,
+        "beta": 0.0,  # else TRL loads the reference once more, in fp32; see MeasuredRLOOTrainer
+        "epsilon": settings.cliprange,
+        "normalize_advantages": settings.normalise_advantages,
+        "reward_clip_range": None if settings.score_clip is None else (-settings.score_clip, settings.score_clip),
+        "save_steps": settings.checkpoint_every_updates * steps,  # between two rollouts, where no rollout has to be kept
+        "logging_steps": steps,
+    }
+
+
+class PromptOrder(Sampler[int]):
+    """Indices of the prompts of every update: a pass over all in random order, then another; a function of the seed alone.
+
+    A prompt comes once for each response to it, and the rows of an update once for each micro-batch of all its passes, as TRL wants them.
+    """
+
+    def __init__(self, prompts: int, settings: Rloo, micro_batches: int, seed: int) -> None:
+        self._prompts, self._settings, self._repeats, self._seed = prompts, settings, micro_batches, seed
+
+    def __len__(self) -> int:
+        return self._settings.updates * self._settings.batch_size * self._repeats
+
+    def __iter__(self) -> Iterator[int]:
+        each = self._settings.responses_per_prompt
+        order = self._endless()
+        for _ in range(self._settings.updates):
+            chosen = [next(order) for _ in range(self._settings.batch_size // each)]
+            rows = [i for i in chosen for _ in range(each)]
+            for _ in range(self._repeats):
+                yield from rows
+
+    def _endless(self) -> Iterator[int]:
+        generator = torch.Generator().manual_seed(self._seed * 1_000_003)
+        while True:
+            yield from torch.randperm(self._prompts, generator=generator).tolist()
+
+
+class MeasuredRLOOTrainer(LearningCheckpoints, OurNames, RLOOTrainer):
+    """TRL's trainer with our rollout, scores and reference, each a phase of its own."""
+
+    names: ClassVar[dict[str, str]] = {
+        **{name: name for name in ("score", "score_std", "kl", "kl_error", "length", "eos_rate", "entropy")},
+        "clip_ratio/region_mean": "clip_fraction",
+        "frac_reward_zero_std": "equal_groups",
+    }
+
+    def __init__(
+        self, stage: Stage, tokenizer: PreTrainedTokenizerBase, prompts: list[list[int]], policies: Policies, reward_model: PreTrainedModel
+    ) -> None:
+        settings = stage.params.rloo
+        self._stage, self._settings = stage, settings
+        self._limits = Limits(settings.max_new_tokens, tokenizer.eos_token_id, tokenizer.pad_token_id)
+        self._budget_tokens = settings.micro_batch_size * stage.params.model.context_length
+        self._policies, self._reward_model = policies, reward_model
+        self._trained = Tally()
+        self._sampled: list[Tensor] | None = None  # log-probs of the newest rollout, until TRL asked for them
+        self._ref_logprobs: list[Tensor] | None = None
+        super().__init__(
+            model=policies.model,
+            reward_funcs=self._shaped_scores,
+            args=RLOOConfig(**rloo_arguments(stage)),
+            train_dataset=Dataset.from_list([{"prompt": prompt} for prompt in prompts]),
+            processing_class=tokenizer,
+            callbacks=[StageCallback(stage, self._trained, "update", steps_per_update(settings))],
+        )
+        self.beta, self.ref_model = settings.beta, policies.ref_policy
+        policies.model.register_forward_pre_hook(positions_from_mask, with_kwargs=True)
+
+    @property
+    def _update(self) -> int:
+        """The update at work, from 1."""
+        return 1 + self.state.global_step // steps_per_update(self._settings)
+
+    def _get_train_sampler(self, dataset: Any = None) -> PromptOrder:
+        return PromptOrder(
+            len(self.train_dataset), self._settings, self._settings.rloo_epochs * self.args.steps_per_generation, self.args.seed
+        )
+
+    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        batch = super()._generate_and_score_completions(inputs)
+        statistics = rollout_statistics(self._score_B, self._ended_B, self._logprobs, self._ref_logprobs)
+        check_rollout(statistics, self._settings, "rloo")
+        for name, value in statistics.items():
+            self._metrics["train"][name] = [value]
+        if self._update % self._settings.sample_every_updates == 0:
+            prompts = [row["prompt"] for row in inputs]
+            write_samples(self._stage, self._update, self.processing_class, prompts, self._responses, self._score_B)
+        torch.manual_seed(self.args.seed * 1_000_003 + self._update)  # TRL draws the mini-batches from the global generator
+        return batch
+
+    def _tokenize_prompts(self, prompts: list[list[int]]) -> tuple[list[list[int]], None, dict[str, Any]]:
+        return prompts, None, {}
+
+    def _generate_single_turn(self, prompt_ids: list[list[int]], *_: Any) -> list[list[int]]:
+        model, policy = self._policies.model, self._policies.policy
+        model.eval()  # activation checkpointing and a KV cache exclude each other
+        settings, rows = self._settings, len(prompt_ids)
+        noise_BT = sampling_noise(settings.batch_size, settings.max_new_tokens, self.args.seed * 1_000_003 + self._update)
+        own = slice(self.accelerator.process_index * rows, (self.accelerator.process_index + 1) * rows)
+        with self._stage.meter.phase("rollout", self._update) as work, autocast(self._stage.params.model, model.device):
+            rollout = generate(policy, prompt_ids, noise_BT[own], settings.temperature, self._limits, settings.rollout_batch_size)
+            work.add(tokens=sum(map(len, prompt_ids)) + sum(map(len, rollout.responses)), sequences=rows)
+        model.train()
+        self._responses, self._logprobs, self._sampled, self._ref_logprobs = rollout.responses, rollout.logprobs, rollout.logprobs, None
+        self._sequences = [[*prompt, *response] for prompt, response in zip(prompt_ids, rollout.responses, strict=True)]
+        self._prompt_lengths = [len(prompt) for prompt in prompt_ids]
+        return rollout.responses
+
+    def _get_per_token_logps_and_entropies(self, model: Any, *arguments: Any, **more: Any) -> tuple[Tensor, Any, Any]:
+        """Of the old policy: those from sampling. Of the reference: without padding. Of the policy: TRL's."""
+        if torch.is_grad_enabled():
+            if isinstance(self._policies.policy, AdapterView):
+                self._policies.policy.switch_on()
+            attention_mask = arguments[1]
+            self._trained.work.add(tokens=int(attention_mask.sum()), sequences=len(attention_mask))
+            result: tuple[Tensor, Any, Any] = super()._get_per_token_logps_and_entropies(model, *arguments, **more)
+            return result
+        if self._sampled is not None:
+            logprobs, self._sampled = self._sampled, None
+        else:
+            logprobs = self._ref_logprobs = self._reference_logprobs()
+        return torch.nn.utils.rnn.pad_sequence(logprobs, batch_first=True).to(self.accelerator.device), None, None
+
+    def _reference_logprobs(self) -> list[Tensor]:
+        """Of each response."""
+        ref_policy = self._policies.ref_policy
+        assert ref_policy is not None
+        with self._stage.meter.phase("reference", self._update) as work, autocast(self._stage.params.model, ref_policy.device):
+            work.add(tokens=sum(map(len, self._sequences)), sequences=len(self._sequences))
+            return sequence_logprobs(ref_policy, self._sequences, self._prompt_lengths, self._settings.temperature, self._budget_tokens)
+
+    def _shaped_scores(self, completion_ids: list[list[int]], **_: Any) -> list[float]:
+        """What TRL takes for the reward: the normalised score, less the penalty where a response did not end."""
+        with self._stage.meter.phase("score", self._update) as work:
+            self._score_B = score(self._reward_model, self._sequences, self._budget_tokens)
+            work.add(tokens=sum(map(len, self._sequences)), sequences=len(self._sequences))
+        self._ended_B = torch.tensor([response[-1] == self._limits.eos for response in completion_ids])
+        shaped_B: list[float] = (self._score_B - self._settings.missing_eos_penalty * ~self._ended_B).tolist()
+        return shaped_B
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        if "loss" in logs:
+            logs["policy_loss"] = logs["loss"]
+        super().log(logs, start_time)
+
+
+def positions_from_mask(module: torch.nn.Module, arguments: tuple, keywords: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
+    """Count positions from the first real token: TRL pads prompts on the left, which absolute positions would notice."""
+    mask_BL = keywords.get("attention_mask")
+    if mask_BL is not None and keywords.get("position_ids") is None:
+        keywords = {**keywords, "position_ids": (mask_BL.long().cumsum(dim=1) - 1).clamp(min=0)}
+    return arguments, keywords
+
+
+def rollout_statistics(score_B: Tensor, ended_B: Tensor, logprobs: list[Tensor], ref_logprobs: list[Tensor] | None) -> dict[str, float]:
+    """Means over the responses of a rollout; `kl` is in nats per response (k1), `kl_error` its standard error."""
+    statistics = {
+        "score": float(score_B.mean()), "score_std": float(score_B.std()),
+        "length": sum(map(len, logprobs)) / len(logprobs), "eos_rate": float(ended_B.float().mean()),
+    }  # fmt: skip
+    if ref_logprobs is not None:
+        kl_B = torch.stack([(own - ref).sum() for own, ref in zip(logprobs, ref_logprobs, strict=True)])
+        statistics |= {"kl": float(kl_B.mean()), "kl_error": float(kl_B.std()) / len(kl_B) ** 0.5}
+    return statistics
+
+
+if __name__ == "__main__":
+    sys.exit(run_stage("rloo", SECTIONS, INPUTS, rloo))
