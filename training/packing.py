@@ -3,7 +3,7 @@
 The sequences lie one after another in one row, so that every matrix product and every elementwise operation sees real tokens only;
 attention alone has to know where one ends and the next begins. It runs on groups of equally long sequences, each a dense batch.
 
-Shapes: B sequences, N tokens of all sequences one after another, D model width.
+Shapes: B sequences, N tokens of all sequences one after another, K of them that are asked for, D model width.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,6 +17,7 @@ from transformers.integrations.flash_attention import flash_attention_forward
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from config.errors import ModelError
+from training.last_layer import narrows
 
 Attention = Callable[..., tuple[Tensor, Tensor | None]]
 
@@ -46,20 +47,22 @@ def pack(sequences: Sequence[Sequence[int]]) -> Packed:
     return Packed(ids_N, position_N, start_B, groups)
 
 
-def packed_hidden(model: PreTrainedModel, packed: Packed) -> Tensor:
-    """Last hidden states [N, D] of the trunk, each sequence as if it were alone."""
+def packed_hidden(model: PreTrainedModel, packed: Packed, keep_K: Tensor) -> Tensor:
+    """Last hidden states [K, D] of the trunk at `keep_K`, places in the row; each sequence as if it were alone."""
     ids_1N, position_1N = (x.unsqueeze(0).to(model.device) for x in (packed.ids_N, packed.position_N))
+    keep_K = keep_K.to(model.device)
     if model.config._attn_implementation in PACKABLE:
+        narrow = {"keep_K": keep_K} if narrows(model) else {}
         # A mask of four dimensions is taken as it is: the model builds none of its own, which would be N x N.
-        hidden_1ND: Tensor = model.base_model(
-            input_ids=ids_1N, position_ids=position_1N, attention_mask=ids_1N.new_empty(NO_MASK), use_cache=False, groups=packed.groups
-        ).last_hidden_state
-        return hidden_1ND.squeeze(0)
+        hidden_ND: Tensor = model.base_model(
+            input_ids=ids_1N, position_ids=position_1N, attention_mask=ids_1N.new_empty(NO_MASK), use_cache=False, groups=packed.groups, **narrow
+        ).last_hidden_state.squeeze(0)  # fmt: skip
+        return hidden_ND if narrow else hidden_ND[keep_K]
     rows = ids_1N.squeeze(0).split([count * length for count, length in packed.groups])
     return torch.cat([
         model.base_model(input_ids=ids_N.view(group), use_cache=False).last_hidden_state.flatten(0, 1)
         for ids_N, group in zip(rows, packed.groups, strict=True)
-    ])  # fmt: skip
+    ])[keep_K]  # fmt: skip
 
 
 NO_MASK = (1, 1, 0, 0)
@@ -70,8 +73,9 @@ def _by_group(dense: Attention) -> Attention:
 
     def attention(
         module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None,
-        groups: tuple[tuple[int, int], ...] | None = None, **options: Any,
+        groups: tuple[tuple[int, int], ...] | None = None, keep_K: Tensor | None = None, **options: Any,
     ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+        del keep_K  # meant for the last layer, which passes it on
         if groups is None:
             if attention_mask is not None and attention_mask.shape == NO_MASK:
                 raise ModelError(

@@ -1,6 +1,6 @@
 """Scores of a reward model: one number per prompt and response, read at the last real token, normalised as its artifact says.
 
-Shapes: B sequences, N tokens of all of them one after another, D model width.
+Shapes: B sequences, D model width.
 """
 
 from collections.abc import Sequence
@@ -25,9 +25,8 @@ def raw_scores(reward_model: PreTrainedModel, sequences: Sequence[Sequence[int]]
     scores_B = torch.empty(len(sequences))
     for batch in token_budget_batches([len(ids) for ids in sequences], budget_tokens):
         packed = pack([sequences[i] for i in batch])
-        hidden_ND = packed_hidden(reward_model, packed)
         last_B = packed.start_B + torch.tensor([len(sequences[i]) for i in batch]) - 1
-        hidden_BD = hidden_ND[last_B.to(hidden_ND.device)]
+        hidden_BD = packed_hidden(reward_model, packed, last_B)
         head = reward_model.score
         scores_B[batch] = head(hidden_BD.to(head.weight.dtype)).squeeze(-1).float().cpu()
     return scores_B

@@ -23,8 +23,7 @@ def response_hidden(model: PreTrainedModel, sequences: Sequence[Sequence[int]], 
     counts = torch.tensor([len(ids) - length for ids, length in zip(sequences, prompt_lengths, strict=True)])
     first_B = packed.start_B + torch.tensor(prompt_lengths) - 1
     place_N = first_B.repeat_interleave(counts) + torch.arange(int(counts.sum())) - (counts.cumsum(0) - counts).repeat_interleave(counts)
-    hidden_ND = packed_hidden(model, packed)
-    return hidden_ND[place_N.to(hidden_ND.device)]
+    return packed_hidden(model, packed, place_N)
 
 
 def response_targets(sequences: Sequence[Sequence[int]], prompt_lengths: Sequence[int]) -> Tensor:
