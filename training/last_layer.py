@@ -13,13 +13,16 @@ from typing import Any
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from training.adapters import AdapterView
+
 RESIDUAL_LAYERS = ("LlamaDecoderLayer", "MistralDecoderLayer", "Qwen2DecoderLayer", "Qwen3DecoderLayer")
 """Layers that are x + attention(norm(x)) followed by x + mlp(norm(x)), under the same names."""
 
 
-def narrows(model: PreTrainedModel) -> bool:
+def narrows(model: PreTrainedModel | AdapterView) -> bool:
     """Whether the last layer of this model heeds `keep_K`; makes it so if its kind is known."""
-    layers = getattr(model.base_model, "layers", None)
+    whole = model.model if isinstance(model, AdapterView) else model
+    layers = getattr(whole.base_model, "layers", None)
     if not isinstance(layers, nn.ModuleList) or type(layers[-1]).__name__ not in RESIDUAL_LAYERS:
         return False
     last: Any = layers[-1]
