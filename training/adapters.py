@@ -169,7 +169,7 @@ def read_adapter(model: PreTrainedModel, folder: Path, name: str) -> None:
         if type(error).__name__ == "SafetensorError":
             raise ModelError(f"{folder} has damaged weights: {error}. Copy the folder again, or run the stage that made it.") from error
         raise
-    config.inference_mode = False
+    config.inference_mode, config.modules_to_save = False, None  # a head is copied below, PEFT would put a second one beside it
     try:
         _inject(model, config, name)
     except ValueError as error:
