@@ -169,13 +169,14 @@ def read_adapter(model: PreTrainedModel, folder: Path, name: str) -> None:
         if type(error).__name__ == "SafetensorError":
             raise ModelError(f"{folder} has damaged weights: {error}. Copy the folder again, or run the stage that made it.") from error
         raise
+    has_head = "score" in (config.modules_to_save or [])
     config.inference_mode, config.modules_to_save = False, None  # a head is copied below, PEFT would put a second one beside it
     try:
         _inject(model, config, name)
     except ValueError as error:
         raise ModelError(f"{folder} does not fit its base: {str(error).splitlines()[0]} Run the stage that made it.") from error
     own = {_stored_name(key, name): parameter for key, parameter in adapter_parameters(model, name).items()}
-    if isinstance(getattr(model, "score", None), nn.Module):
+    if has_head and isinstance(getattr(model, "score", None), nn.Module):
         own[PEFT_PREFIX + HEAD] = model.score.weight
     stored = {key: value for key, value in weights.items() if key in own or key != PEFT_PREFIX + HEAD}
     if stored.keys() != own.keys() or any(own[key].shape != value.shape for key, value in stored.items()):
@@ -195,6 +196,8 @@ def _inject(model: PreTrainedModel, config: LoraConfig, name: str) -> None:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Already found a `peft_config`")  # several adapters are meant
         inject_adapter_in_model(config, model, adapter_name=name)
+    for parameter in adapter_parameters(model, name).values():  # PEFT takes the base's type, in which small steps would vanish
+        parameter.data = parameter.data.float()
     for key, parameter in model.named_parameters():  # PEFT freezes all but the adapter: whoever trains decides that
         wrapped = key.replace(".base_layer.", ".")
         parameter.requires_grad_(learning.get(key, learning.get(wrapped, parameter.requires_grad)))

@@ -2,9 +2,11 @@
 
 import importlib.util
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 from transformers import BitsAndBytesConfig
 
 from config.errors import EnvironmentFault
@@ -12,6 +14,8 @@ from config.schema import Model, OptimizerName
 
 WHOLE_HEADS = ["lm_head", "embed_out", "score"]
 """Never quantised: log-probabilities and scores are read from them, and they may share their weights with the embedding."""
+BLOCK_WEIGHTS = 64
+"""Weights that share a scale."""
 
 
 def optimizer(name: OptimizerName, groups: Iterable[dict[str, Any]], setting: str) -> torch.optim.Optimizer:
@@ -41,6 +45,27 @@ def quantisation(settings: Model, dtype: torch.dtype) -> BitsAndBytesConfig | No
         load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=dtype, bnb_4bit_use_double_quant=False,
         llm_int8_skip_modules=WHOLE_HEADS,
     )  # fmt: skip
+
+
+def check_storage(model: nn.Module, place: str | Path) -> None:
+    """See to it that quantised weights are what was stored, whatever the machine.
+
+    bitsandbytes 0.50 reads rows that are no multiple of a block wrongly on CPUs: refused. On a CPU with AVX512-BF16 it would pack the
+    weights anew in the first forward without gradient and round their scales to bf16, so that the policy that samples is not the
+    one that learns: turned off.
+
+    Raises EnvironmentFault for a width that this machine reads wrongly.
+    """
+    for name, module in model.named_modules():
+        if not hasattr(module, "support_avx512bf16_for_cpu"):
+            continue
+        module.support_avx512bf16_for_cpu = False
+        width = int(module.in_features)
+        if width % BLOCK_WEIGHTS and next(module.parameters()).device.type == "cpu":
+            raise EnvironmentFault(
+                f"model.quantisation: {name} of {place} has rows of {width} weights, and on a CPU bitsandbytes reads only multiples of "
+                f"{BLOCK_WEIGHTS} right. Use a GPU or a model of other widths, or set model.quantisation: null in params.yaml."
+            )
 
 
 def require_bitsandbytes(setting: str, instead: str) -> None:

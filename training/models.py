@@ -21,7 +21,7 @@ from transformers import (
 from config.errors import EnvironmentFault, ModelError
 from config.schema import Model, RandomModel
 from training.adapters import CONFIG, is_adapter, lineage, merge, read_adapter
-from training.lowbit import quantisation
+from training.lowbit import check_storage, quantisation
 
 SCORE = "score.weight"
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -238,6 +238,7 @@ def _load(
         raise ModelError(
             f"{place} has no weights for {lost[0]}{more}: they would be random. Copy the folder again, or run the stage that made it."
         )
+    check_storage(model, place)
     return model
 
 
