@@ -416,10 +416,8 @@ class Evaluate(Section):
 class Processes(Section):
     """How many processes share a stage's work: the same batches and steps, the same result to rounding. Changing it retrains nothing."""
 
-    sft: Annotated[int, Field(ge=1, le=1)] = Field(
-        description="Processes of stage sft: one per GPU, or several on a CPU. Must divide sft.batch_size."
-    )
-    reward: Annotated[int, Field(ge=1, le=1)] = Field(description="Processes of stage reward. Must divide reward.batch_size.")
+    sft: Positive = Field(description="Processes of stage sft: one per GPU, or several on a CPU. Must divide sft.batch_size.")
+    reward: Positive = Field(description="Processes of stage reward. Must divide reward.batch_size.")
     ppo: Positive = Field(description="Processes of stage ppo: rollouts and mini-batches are divided by tokens.")
 
 

@@ -16,27 +16,30 @@ class LengthBuckets(Sampler[int]):
     The order is a function of seed and epoch alone, so that a resumed run sees the data of the run that never stopped.
     """
 
-    def __init__(self, lengths: Sequence[int], batch_size: int, seed: int) -> None:
+    def __init__(self, lengths: Sequence[int], batch_size: int, seed: int, filler: int | None = None) -> None:
+        """`filler` is the index of a row that stands for none: it fills the last batch up, where all must be of one size."""
         self._lengths = torch.tensor(lengths)
         self._batch_size = batch_size
         self._seed = seed
+        self._filler = [] if filler is None else [filler] * (-len(lengths) % batch_size)
         self._epoch = 0
 
     def set_epoch(self, epoch: int) -> None:
         self._epoch = epoch
 
     def __len__(self) -> int:
-        return len(self._lengths)
+        return len(self._lengths) + len(self._filler)
 
     def __iter__(self) -> Iterator[int]:
         generator = torch.Generator().manual_seed(self._seed * 1_000_003 + self._epoch)
-        order = torch.randperm(len(self), generator=generator)
+        order = torch.randperm(len(self._lengths), generator=generator)
         # Sorting all rows would make every epoch's batches the same: sort within pools of 50 batches.
         pools = [pool[torch.argsort(self._lengths[pool], stable=True)] for pool in order.split(50 * self._batch_size)]
         batches = [batch for pool in pools for batch in pool.split(self._batch_size)]
         last = batches.pop() if len(batches[-1]) < self._batch_size else None  # a short batch would shift those after it
         mixed = [batches[i] for i in torch.randperm(len(batches), generator=generator)]
-        return iter([int(i) for batch in [*mixed, *([last] if last is not None else [])] for i in batch])
+        rows = [int(i) for batch in [*mixed, *([last] if last is not None else [])] for i in batch]
+        return iter([*rows, *self._filler])
 
 
 def token_budget_batches(lengths: Sequence[int], budget_tokens: int) -> list[list[int]]:

@@ -77,7 +77,7 @@ def dpo(stage: Stage) -> None:
     with stage.meter.phase("reference", 0) as work:
         ref = {split: reply_logps(model, pairs[split].rows, stage) for split in pairs}
         add_work(work, [*pairs["train"].rows, *pairs["test"].rows])
-    collator = CountingCollator(DataCollatorForPreference(pad_token_id=tokenizer.pad_token_id), rows_per_example=2)
+    collator = CountingCollator(DataCollatorForPreference(pad_token_id=tokenizer.pad_token_id))
     trainer = BucketedDPOTrainer(
         model=model,
         args=DPOConfig(

@@ -7,12 +7,15 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
+from datasets import Dataset, concatenate_datasets
 from safetensors.torch import load_file, save_file
-from torch import nn
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
 from transformers import PrinterCallback, ProgressCallback, Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from config.errors import EnvironmentFault, StageStopped, TrainingDiverged
 from config.schema import Optimisation, Rloo
+from training import processes
 from training.batching import LengthBuckets
 from training.checkpoint import restoring
 from training.lowbit import require_bitsandbytes
@@ -49,18 +52,21 @@ def trainer_arguments(stage: Stage, settings: Optimisation | Rloo) -> dict[str, 
         "use_cpu": stage.device == "cpu",
         "dataloader_pin_memory": stage.device != "cpu",
         "remove_unused_columns": False,
+        "ddp_find_unused_parameters": False,
     }
 
 
 def arguments(stage: Stage, settings: Optimisation) -> dict[str, Any]:
     """TrainingArguments from a params section: the names are translated here and nowhere else."""
+    per_process = settings.batch_size // stage.world_size
+    micro_batch_size = largest_divisor(per_process, settings.micro_batch_size)
     return {
         **trainer_arguments(stage, settings),
         "num_train_epochs": settings.epochs,
         "max_steps": settings.max_steps or -1,
-        "per_device_train_batch_size": settings.micro_batch_size,
+        "per_device_train_batch_size": micro_batch_size,
         "per_device_eval_batch_size": settings.micro_batch_size,
-        "gradient_accumulation_steps": settings.batch_size // settings.micro_batch_size // stage.world_size,
+        "gradient_accumulation_steps": per_process // micro_batch_size,
         "warmup_steps": settings.warmup_fraction,  # below 1 it is a share of all steps
         "lr_scheduler_type": settings.schedule if settings.schedule != "constant" else "constant_with_warmup",
         "weight_decay": settings.weight_decay,
@@ -77,6 +83,21 @@ def trainer_optimizer(stage: Stage, settings: Optimisation | Rloo) -> str:
     return "adamw_bnb_8bit"
 
 
+def largest_divisor(number: int, limit: int) -> int:
+    """The largest divisor of `number` that is at most `limit`."""
+    return next(size for size in range(min(number, limit), 0, -1) if number % size == 0)
+
+
+FILLER_TOKENS = 1
+"""Length of the rows that fill a batch up. No real row is as short: it has a prompt and an end-of-sequence token at least."""
+
+
+def real_rows(batch: Mapping[str, Any]) -> Tensor:
+    """Which rows of a collated batch stand for data, [B]."""
+    real_B: Tensor = batch["attention_mask"].sum(dim=1) > FILLER_TOKENS
+    return real_B
+
+
 class Tally:
     """Counts what a Trainer works through."""
 
@@ -84,22 +105,23 @@ class Tally:
         self.work = Work()
 
     def take(self) -> Work:
-        """What was counted since the last call."""
-        work, self.work = self.work, Work()
-        return work
+        """What was counted since the last call, in all processes."""
+        tokens, sequences = processes.summed([self.work.tokens, self.work.sequences])
+        self.work = Work()
+        return Work(int(tokens), int(sequences))
 
 
 class CountingCollator(Tally):
     """A collator that also counts the real tokens and rows it hands out."""
 
-    def __init__(self, collator: Callable[[list[dict]], Mapping[str, Any]], rows_per_example: int = 1) -> None:
+    def __init__(self, collator: Callable[[list[dict]], Mapping[str, Any]]) -> None:
         super().__init__()
         self._collator = collator
-        self._rows_per_example = rows_per_example
 
     def __call__(self, examples: list[dict]) -> Mapping[str, Any]:
         batch = self._collator(examples)
-        self.work.add(tokens=int(batch["attention_mask"].sum()), sequences=len(examples) * self._rows_per_example)
+        real_B = real_rows(batch)
+        self.work.add(tokens=int(batch["attention_mask"][real_B].sum()), sequences=int(real_B.sum()))
         return batch
 
 
@@ -118,16 +140,35 @@ class OurNames:
 
 
 class BucketedData:
-    """Mixed into a Trainer: rows of like length share a batch, in an order that is the same after a resume.
+    """Mixed into a Trainer: rows of like length share a batch, in an order that is the same after a resume and for any number of processes.
 
+    Several processes must take the same number of like micro-batches each: rows that stand for no data fill the last batch up.
     A checkpoint that this version can not restore is a CheckpointError, not a traceback.
     """
 
     args: TrainingArguments
+    train_dataset: Dataset
+    eval_dataset: Dataset
+    data_collator: Any
     lengths: list[int]
 
+    def bucket(self, lengths: list[int], filler: Mapping[str, list[int]]) -> None:
+        """Order the training rows by these `lengths`; `filler` is a row of FILLER_TOKENS tokens that nothing is learnt from."""
+        self.lengths = lengths
+        if processes.world_size() > 1:
+            self.train_dataset = concatenate_datasets([self.train_dataset, Dataset.from_list([dict(filler)])])
+
     def _get_train_sampler(self, train_dataset: Any = None) -> LengthBuckets:
-        return LengthBuckets(self.lengths, self.args.train_batch_size * self.args.gradient_accumulation_steps, self.args.seed)
+        several = processes.world_size()
+        batch_size = self.args.train_batch_size * self.args.gradient_accumulation_steps * several
+        return LengthBuckets(self.lengths, batch_size, self.args.seed, filler=len(self.lengths) if several > 1 else None)
+
+    def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader:
+        """Each process evaluates all rows: divided, the last batches would be filled up with rows that count again."""
+        if processes.world_size() == 1:
+            return super().get_eval_dataloader(eval_dataset)  # type: ignore[misc]
+        rows = self.eval_dataset if eval_dataset is None else eval_dataset
+        return DataLoader(rows, batch_size=self.args.eval_batch_size, collate_fn=self.data_collator)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         with restoring(Path(resume_from_checkpoint)):
@@ -179,18 +220,29 @@ class StageCallback(TrainerCallback):
         self._phase = phase
         self._steps_per_row = steps_per_row
 
+    def on_epoch_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, train_dataloader: Any = None, **_: Any
+    ) -> None:
+        """Tell the sampler its epoch: with several processes it is wrapped too deep for the Trainer to find it after a resume."""
+        sampler = train_dataloader.batch_sampler
+        while hasattr(sampler, "batch_sampler"):
+            sampler = sampler.batch_sampler
+        if isinstance(sampler.sampler, LengthBuckets):
+            sampler.sampler.set_epoch(int(state.epoch or 0))
+
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         step, rest = divmod(state.global_step, self._steps_per_row)
         if rest:
             return
         self._stage.meter.lap(self._phase, step, self._tally.take())
         self._stage.step = step
-        if self._stage.stop_requested:
+        if self._stage.agreed_to_stop():
             control.should_save = control.should_training_stop = True
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """Move what the Trainer saved to where only whole checkpoints are."""
         saved, step = Path(args.output_dir) / f"checkpoint-{state.global_step}", state.global_step // self._steps_per_row
+        processes.wait_for_all()  # each writes a file of its own there
         if state.is_world_process_zero:
             with self._stage.checkpoints.saving(step) as folder:
                 folder.rmdir()
@@ -225,7 +277,9 @@ def train(trainer: Trainer, stage: Stage) -> None:
     found = stage.checkpoints.latest()
     if found:
         stage.resumed(found.step)
-    shutil.rmtree(trainer.args.output_dir, ignore_errors=True)  # what a killed process left half-written
+    if stage.rank == 0:
+        shutil.rmtree(trainer.args.output_dir, ignore_errors=True)  # what a killed process left half-written
+    processes.wait_for_all()
     if found:
         with restoring(found.path):
             state = TrainerState.load_from_json(str(found.path / "trainer_state.json"))
@@ -234,5 +288,5 @@ def train(trainer: Trainer, stage: Stage) -> None:
             trainer.state = state
             return
     trainer.train(resume_from_checkpoint=str(found.path) if found else None)
-    if stage.stop_requested and trainer.state.global_step < trainer.state.max_steps:
+    if stage.stopping and trainer.state.global_step < trainer.state.max_steps:
         raise StageStopped(stage.stopped_message())

@@ -4,24 +4,28 @@ data/prepared/preference/, models/sft -> models/reward, metrics/reward.json, plo
 """
 
 import json
+import math
 import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from datasets import Dataset
 from numpy.typing import NDArray
+from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from trl import RewardConfig, RewardTrainer
 from trl.trainer.reward_trainer import DataCollatorForPreference
 
 from config import jsonl
 from config.errors import DataError, TrainingDiverged
+from training import processes
 from training.adapters import learn_adapter, named_base, save_adapter
 from training.artifacts import replacing, write_csv, write_json
 from training.calibration import expected_calibration_error, pair_accuracy, reliability
 from training.curves import write_curves
-from training.hf_trainer import BucketedData, CountingCollator, LearningCheckpoints, StageCallback, arguments, train
+from training.hf_trainer import BucketedData, CountingCollator, LearningCheckpoints, StageCallback, arguments, real_rows, train
 from training.intervals import wilson
 from training.models import base_model, new_reward_model
 from training.scoring import raw_scores
@@ -44,7 +48,24 @@ class Pairs(NamedTuple):
 
 
 class BucketedRewardTrainer(BucketedData, LearningCheckpoints, RewardTrainer):
-    """TRL's trainer with batches of like length."""
+    """TRL's trainer with batches of like length; the loss is a mean over the pairs of the whole batch, however it was divided."""
+
+    def _get_num_items_in_batch(self, batch_samples: list, device: torch.device) -> int:
+        """Pairs of the batch over micro-batches and processes."""
+        pairs = sum(int(real_rows(batch).sum()) // 2 for batch in batch_samples)
+        return int(processes.summed([pairs])[0])
+
+    def compute_loss(self, model: Any, inputs: dict, return_outputs: bool = False, num_items_in_batch: int | None = None) -> Tensor:
+        rows, pairs = (int(count) // 2 for count in (len(inputs["attention_mask"]), real_rows(inputs).sum()))
+        loss: Tensor = super().compute_loss(model, inputs)
+        # A filler's two replies are one: its loss is log 2 and has no gradient, its accuracy and margin are 0.
+        of_all = processes.summed([rows, pairs])
+        for name in ("accuracy", "margin"):
+            found = self._metrics["train"][name]
+            found[-1:] = [found[-1] * of_all[0] / of_all[1]] if of_all[1] else []
+        # gradients are averaged over processes
+        share = rows / (num_items_in_batch or rows) * processes.world_size()
+        return loss * share - (rows - pairs) / rows * math.log(2) * share
 
 
 def reward(stage: Stage) -> None:
@@ -52,7 +73,7 @@ def reward(stage: Stage) -> None:
     tokenizer = load_tokenizer(stage.root / "data/tokenizer")
     pairs = {split: read_pairs(stage, split, tokenizer) for split in ("train", "test")}
     model = untrained(stage, tokenizer)
-    collator = CountingCollator(DataCollatorForPreference(pad_token_id=tokenizer.pad_token_id), rows_per_example=2)
+    collator = CountingCollator(DataCollatorForPreference(pad_token_id=tokenizer.pad_token_id))
     trainer = BucketedRewardTrainer(
         model=model,
         args=RewardConfig(**arguments(stage, settings), max_length=None),
@@ -61,7 +82,9 @@ def reward(stage: Stage) -> None:
         processing_class=tokenizer,
         callbacks=[StageCallback(stage, collator)],
     )
-    trainer.lengths = [max(len(row["chosen_ids"]), len(row["rejected_ids"])) for row in pairs["train"].rows]
+    trainer.loss_is_scaled_for_ga = True
+    filler = {name: [tokenizer.eos_token_id] for name in ("chosen_ids", "rejected_ids")}
+    trainer.bucket([max(len(row["chosen_ids"]), len(row["rejected_ids"])) for row in pairs["train"].rows], filler)
     train(trainer, stage)
     model = trainer.model.eval()
     budget_tokens = 4 * settings.micro_batch_size * settings.max_length
@@ -70,6 +93,8 @@ def reward(stage: Stage) -> None:
         work.add(tokens=sum(len(ids) for row in pairs["test"].rows for ids in row.values()), sequences=2 * len(held_out))
         store_normalisation(model, pairs["train"].rows[:NORMALISATION_PAIRS], budget_tokens, settings.normalise)
     bins = reliability(held_out)
+    if stage.rank != 0:
+        return
     with stage.meter.phase("save", trainer.state.global_step):
         with replacing(stage.root / "models/reward") as folder:
             if settings.lora is None:

@@ -47,13 +47,16 @@ def sft(stage: Stage) -> None:
         processing_class=tokenizer,
         callbacks=[StageCallback(stage, collator)],
     )
-    trainer.lengths = [len(ids) for ids in trainer.train_dataset["input_ids"]]
+    filler = {"input_ids": [tokenizer.eos_token_id], "labels": [IGNORED]}
+    trainer.bucket([len(ids) for ids in trainer.train_dataset["input_ids"]], filler)
     train(trainer, stage)
     collator.take()
     with stage.meter.phase("evaluate", trainer.state.global_step) as work:
         held_out = trainer.evaluate()
         evaluated = collator.take()
         work.add(evaluated.tokens, evaluated.sequences)
+    if stage.rank != 0:
+        return
     with stage.meter.phase("save", trainer.state.global_step):
         with replacing(stage.root / "models/sft") as folder:
             if settings.lora is None:

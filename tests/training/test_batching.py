@@ -74,3 +74,11 @@ def test_budget_batches_by_hand() -> None:
 
 def test_padding_fills_the_right() -> None:
     assert pad_right([[5, 6, 7], [8]], 0).tolist() == [[5, 6, 7], [8, 0, 0]]
+
+
+def test_fillers_complete_the_last_batch_and_move_no_row() -> None:
+    lengths = [5, 3, 9, 4, 8, 2, 7]
+    plain, filled = list(LengthBuckets(lengths, 3, seed=1)), LengthBuckets(lengths, 3, seed=1, filler=7)
+    assert list(filled) == [*plain, 7, 7]
+    assert len(filled) == 9
+    assert list(LengthBuckets(lengths[:6], 3, seed=1, filler=6)) == list(LengthBuckets(lengths[:6], 3, seed=1))

@@ -14,7 +14,7 @@ from config.jsonl import read
 from config.records import UsageRow
 from tests.training.processes import metric_rows
 from tests.training.tiny import files, names, open_stage, work
-from training.hf_trainer import CountingCollator, arguments
+from training.hf_trainer import CountingCollator, arguments, largest_divisor
 
 Project = Callable[..., Path]
 
@@ -48,15 +48,20 @@ def test_learning_rates_rise_and_fall_as_the_schedule_says(project: Project, sch
     assert [rates[16] / 1e-3, rates[20] / 1e-3] == pytest.approx(factors, abs=1e-3)
 
 
+@pytest.mark.parametrize(("number", "limit", "largest"), [(8, 8, 8), (4, 8, 4), (12, 5, 4), (7, 4, 1), (64, 100, 64)])
+def test_micro_batches_are_the_largest_that_divide_the_batch(number: int, limit: int, largest: int) -> None:
+    assert largest_divisor(number, limit) == largest
+
+
 def test_the_collator_counts_real_tokens_and_rows() -> None:
     def collate(examples: list[dict]) -> dict[str, Any]:
-        return {"attention_mask": torch.tensor([[1, 1, 0], [1, 0, 0]])}
+        return {"attention_mask": torch.tensor([[1, 1, 0], [1, 1, 1], [1, 0, 0]])}  # the last one fills up
 
-    collator = CountingCollator(collate, rows_per_example=2)
+    collator = CountingCollator(collate)
     collator([{}, {}])
     collator([{}, {}])
     taken = collator.take()
-    assert (taken.tokens, taken.sequences) == (6, 8)
+    assert (taken.tokens, taken.sequences) == (10, 4)
     assert (collator.take().tokens, collator.work.tokens) == (0, 0)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.training.processes import attempts, finish, signalled, start
+from tests.training.processes import attempts, finish, metric_rows, metrics, signalled, start
 from tests.training.test_processes import largest_difference
 from training.launch import exit_code, main
 from training.stage import LOST_PEER
@@ -55,6 +55,25 @@ def test_a_stop_reaches_all_and_one_process_goes_on_where_two_stopped(project: P
     assert [row.step for row in attempts(root, "ppo") if row.event == "resume"] == [first.step, second.step]
     assert first.step < second.step
     assert largest_difference(root / "models/ppo", finished / "models/ppo") < 2e-6
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize(("stage", "micro_batch_size"), [("sft", 8), ("reward", 2)])  # sft is evaluated in micro-batches
+def test_a_trainer_of_one_and_of_two_processes_take_the_same_steps_whoever_goes_on(
+    project: Project, finished: Path, stage: str, micro_batch_size: int
+) -> None:
+    root = project(stage, **{stage: {"micro_batch_size": micro_batch_size, "checkpoint_every_steps": 100}})
+    assert signalled(root, stage, 13, signal.SIGTERM, processes=2) == 75  # in the second epoch: the first one ended with a short batch
+    assert signalled(root, stage, attempts(root, stage)[-1].step + 2, signal.SIGTERM) == 75
+    finish(root, stage, processes=2)
+    assert len([row for row in attempts(root, stage) if row.event == "resume"]) == 2
+    assert largest_difference(root / f"models/{stage}", finished / f"models/{stage}") < 2e-6
+    straight, shared = ({row.step: row.values for row in metric_rows(place, stage) if "loss" in row.values} for place in (finished, root))
+    assert straight.keys() == shared.keys()
+    for step, values in straight.items():
+        assert [shared[step][name] for name in ("loss", "grad_norm")] == pytest.approx([values["loss"], values["grad_norm"]], abs=1e-5)
+    ours, theirs = metrics(root, stage), metrics(finished, stage)
+    assert ours == pytest.approx(theirs, abs=1e-5)
 
 
 @pytest.mark.integration
