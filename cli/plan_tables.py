@@ -16,12 +16,27 @@ if TYPE_CHECKING:
 
 def plan_view(plan: "Plan") -> Group:
     """Stages with their total, phases, memory by role, and what the plan stands on."""
-    parts: list[object] = [stage_table(plan), "", phase_table(plan)]
+    parts: list[object] = [stage_table(plan), *error_lines(plan), "", phase_table(plan)]
     if any(stage.memory for stage in plan.stages):
         parts += ["", memory_table(plan)]
     notes = [*plan.assumptions, *(note for stage in plan.stages for note in stage.assumptions)]
     parts += ["", "[bold]stands on[/bold]", *(f"  {_plain(note)}" for note in notes)]
     return Group(*parts)  # type: ignore[arg-type]
+
+
+def error_lines(plan: "Plan") -> list[str]:
+    """What past runs on this machine make of the plan, where there are any."""
+    found = []
+    for stage in plan.stages:
+        for band, shown in ((stage.error.seconds, duration), (stage.error.peak_bytes, lambda size: memory(int(size)))):
+            if band is None:
+                continue
+            corrected = f", expected {shown(band.expected)}" if band.corrected else ""
+            found.append(
+                f"  {stage.stage}: {shown(band.low)} to {shown(band.high)}{corrected}, "
+                f"by {band.runs} runs here whose plans were {band.error:.0%} off"
+            )  # fmt: skip
+    return ["", "[bold]by past runs on this machine, four of five within[/bold]", *found] if found else []
 
 
 def _plain(text: str) -> str:
@@ -127,5 +142,8 @@ def growth_table(growths: list["Growth"]) -> Group:
             table.add_row(
                 f"{point.factor:g}", f"{point.parameters:,.4g}", duration(point.seconds), usd(point.usd), memory(int(point.peak_bytes))
             )
-        parts += [table, f"time ~ {growth.axis}^{growth.seconds_exponent:.2f}, memory ~ {growth.axis}^{growth.memory_exponent:.2f}", ""]
+        found = f"time ~ {growth.axis}^{growth.seconds_exponent:.2f}, memory ~ {growth.axis}^{growth.memory_exponent:.2f}"
+        if growth.measured_exponent is not None:
+            found += f"; timed here by rlhf calibrate: time ~ {growth.axis}^{growth.measured_exponent:.2f}"
+        parts += [table, found, ""]
     return Group(*parts)  # type: ignore[arg-type]

@@ -20,6 +20,8 @@ from costs.measured import Measured, Points
 from costs.setting import Levers, Setting, Workload
 from costs.shapes import ModelShape, from_config
 
+CALIBRATED_CPU = "cpu-calibrated"
+"""Its plans are told from those of the table's `cpu`, whose errors are others."""
 OURS = engine("ours")
 FP32 = Levers(dtype="fp32")
 SMALLEST_SHARE = 0.1
@@ -56,7 +58,9 @@ def device(machine: Machine) -> Hardware:
         "source": f"measured by rlhf calibrate on {machine.processor} with {machine.threads} thread{'s' * (machine.threads > 1)}",
         "date": machine.date, "attainable": 1.0,
     }  # fmt: skip
-    return hardware_row(machine.name, row, rates(machine) if machine.name == "cpu" else None)
+    if machine.name == "cpu":
+        return hardware_row(CALIBRATED_CPU, row, rates(machine))
+    return hardware_row(machine.name, row)
 
 
 def rates(machine: Machine) -> Measured:

@@ -23,6 +23,28 @@ NOTHING = Usd(0.0, 0.0, 0.0)
 
 
 @dataclass(frozen=True)
+class Band:
+    """A planned number by the runs that this machine has planned and measured: four of five are to fall between low and high."""
+
+    low: float
+    expected: float
+    """The plan, times this machine's correction where that has proved itself on runs it was not fitted on."""
+    high: float
+    runs: int
+    error: float
+    """Mean relative error of those runs' plans."""
+    corrected: bool
+
+
+@dataclass(frozen=True)
+class PlanError:
+    """How far a stage's plan may be off; None where fewer than two runs say it."""
+
+    seconds: Band | None = None
+    peak_bytes: Band | None = None
+
+
+@dataclass(frozen=True)
 class PhasePlan:
     """One phase over the whole stage; flops and bytes are sums over devices."""
 
@@ -66,6 +88,7 @@ class StagePlan:
     mfu: float
     levers: Mapping[str, Any] = field(default_factory=dict)
     assumptions: tuple[str, ...] = ()
+    error: PlanError = PlanError()
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ from math import log
 from typing import Literal
 
 from config.errors import CostError
+from config.machine import Machine
 from costs.catalogue import Price
 from costs.search import evaluate
 from costs.setting import Setting
@@ -37,6 +38,8 @@ class Growth:
     points: tuple[Point, ...]
     seconds_exponent: float
     memory_exponent: float
+    measured_exponent: float | None = None
+    """Of time, over the trunks that `rlhf calibrate` timed here; None where it did not."""
 
 
 def sweep(setting: Setting, price: Price, axis: Axis, factors: Sequence[float] = FACTORS) -> list[Growth]:
@@ -47,7 +50,12 @@ def sweep(setting: Setting, price: Price, axis: Axis, factors: Sequence[float] =
     match axis:
         case "model":
             fixed = _growth(setting, price, "model", "fixed tokens", factors, lambda s, f: replace(s, model=s.model.scaled(f)))
-            return [fixed, _growth(setting, price, "model", "data grows with the model", factors, _with_data)]
+            growing = _growth(setting, price, "model", "data grows with the model", factors, _with_data)
+            own = setting.hardware.measured
+            if own is None:
+                return [fixed, growing]
+            measured = measured_exponent(own.machine)
+            return [replace(fixed, measured_exponent=measured), replace(growing, measured_exponent=1 + measured)]
         case "sequence":
             return [_growth(setting, price, axis, "", factors, _longer)]
         case "batch":
@@ -66,6 +74,17 @@ def sweep(setting: Setting, price: Price, axis: Axis, factors: Sequence[float] =
         case "steps":
             return [_growth(setting, price, axis, "", factors, _steps)]
     raise CostError(f"--sweep {axis} is not one of {', '.join(AXES)}.")
+
+
+def measured_exponent(machine: Machine) -> float:
+    """Exponent of training seconds a token over parameters, of the largest batch that was timed at each width.
+
+    With tokens in proportion to parameters it is one more.
+    """
+    largest = {each.width: each for each in sorted(machine.passes, key=lambda each: each.sequences * each.tokens)}
+    timed = [largest[width] for width in sorted(largest)][1:]  # the smallest width is all launches
+    parameters = [each.layers * (4.0 * each.width**2 + 3.0 * each.width * each.mlp_width) for each in timed]
+    return exponent(parameters, [each.training_seconds / (each.sequences * each.tokens) for each in timed])
 
 
 def _with_data(setting: Setting, factor: float) -> Setting:

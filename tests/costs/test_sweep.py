@@ -1,10 +1,15 @@
 """Growth of cost with one factor, and its exponent."""
 
+from dataclasses import replace
+
 import pytest
 
 from config.errors import CostError
+from config.machine import Passes
 from costs.catalogue import price
-from costs.sweep import exponent, sweep
+from costs.machine import device
+from costs.sweep import exponent, measured_exponent, sweep
+from tests.costs.machines import machine
 from tests.costs.settings import sft
 
 A100 = price("a100-80")
@@ -41,3 +46,17 @@ def test_long_sequences_grow_towards_the_square() -> None:
 def test_an_unknown_axis_is_refused() -> None:
     with pytest.raises(CostError, match="--sweep width is not one of"):
         sweep(sft(), A100, "width")  # type: ignore[arg-type]
+
+
+def test_a_calibrated_machine_says_how_its_own_trunks_grew() -> None:
+    tiny = Passes(width=32, layers=2, heads=2, mlp_width=64, sequences=1, tokens=8, forward_seconds=1e-3, training_seconds=3e-3)
+    timed = [
+        Passes(width=w, layers=2, heads=2, mlp_width=2 * w, sequences=4, tokens=64, forward_seconds=1e-3, training_seconds=1e-6 * w**1.5)
+        for w in (64, 128, 256)
+    ]
+    own = machine(passes=(tiny, *timed))
+    assert measured_exponent(own) == pytest.approx(0.75)  # parameters grow with the square of the width
+    fixed, growing = sweep(replace(sft("llama-7b", dtype="fp32"), hardware=device(own)), A100, "model")
+    assert fixed.measured_exponent == pytest.approx(0.75)
+    assert growing.measured_exponent == pytest.approx(1.75)
+    assert sweep(sft("llama-7b"), A100, "model")[0].measured_exponent is None
