@@ -21,9 +21,11 @@ from config import jsonl
 from config.load import override, validate
 from config.records import MetricRow, UsageRow
 from config.schema import Params
+from training.adapters import MATRICES
 from training.helpdesk import gold_score
 from training.models import load_policy
-from training.rollout import Limits, generate, sampling_noise
+from training.rollout import Limits, sampling_noise
+from training.rollout_static import generate
 from training.tokenizer import decode_response, encode_prompts, load_tokenizer
 
 GOLD_PROMPTS = 400
@@ -136,8 +138,11 @@ def run_trl(
 
 def lora_of(params: Params) -> dict[str, Any] | None:
     """LoRA of the policy as {rank, alpha, dropout, targets}, None without: TRL gets the same."""
-    lora = getattr(params.ppo, "lora", None)
-    return {name: getattr(lora, name) for name in ("rank", "alpha", "dropout", "targets")} if lora is not None else None
+    lora = params.ppo.lora
+    if lora is None:
+        return None
+    targets = [MATRICES[module][0] if module in MATRICES else module for module in lora.modules]  # Llama's names
+    return {"rank": lora.rank, "alpha": lora.alpha, "dropout": lora.dropout, "targets": targets}
 
 
 def write_prompts(workspace: Workspace, params: Params, folder: Path) -> Path:

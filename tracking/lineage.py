@@ -1,6 +1,7 @@
 """From the digest of the data to the model's alias: datasets, artifacts and the registered model of a run."""
 
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from config.schema import Params
 from tracking.client import Connection
 
 CHALLENGER = "challenger"
+ADAPTER_CONFIG = "adapter_config.json"
 DIGEST_CHARS = 36
 """MLflow's limit; a DVC folder digest (32 hex digits and .dir) just fits."""
 
@@ -36,6 +38,8 @@ def log_evidence(connection: Connection, run_id: str, folder: Path) -> None:
 def register(connection: Connection, run_id: str, root: Path, params: Params, folder: Path, tags: Mapping[str, str]) -> dict[str, str]:
     """Log models/<align.method> with the run and register it as the challenger; the tags to put on the run.
 
+    An adapter is logged with the bases of this project that it stands on, each by its place in the project, so that the names it has
+    for them hold; the version's tag `rlhf.model_folder` says which of the folders is the model.
     Content that is registered already gets no second version. A model that a later run has replaced can not be logged any more.
     """
     client, name = connection.client, params.tracking.registered_model
@@ -45,14 +49,31 @@ def register(connection: Connection, run_id: str, root: Path, params: Params, fo
         return {}
     version = _version_of(connection, name, digest)
     if version is None:
-        if out_digest(root / "dvc.lock", params.align.method, path) != digest or not (root / path).is_dir():
-            return {"rlhf.model": f"not registered: {path} was replaced before this run was shipped"}
-        client.log_artifacts(run_id, str(root / path), "model")
+        places = model_folders(root, path)
+        for place in places:
+            stage = Path(place).name
+            if out_digest(root / "dvc.lock", stage, place) != out_digest(folder / "dvc.lock", stage, place) or not (root / place).is_dir():
+                return {"rlhf.model": f"not registered: {place} was replaced before this run was shipped"}
+        for place in places:
+            client.log_artifacts(run_id, str(root / place), f"model/{place}" if len(places) > 1 else "model")
+        tags = {**tags, **({"rlhf.model_folder": path} if len(places) > 1 else {})}
         _ensure_registered_model(connection, name)
         source = f"{client.get_run(run_id).info.artifact_uri}/model"
         version = client.create_model_version(name, source=source, run_id=run_id, tags={"dvc.digest": digest, **tags}).version
     client.set_registered_model_alias(name, CHALLENGER, version)
     return {"rlhf.model": f"{name} version {version}", "dvc.model_digest": digest}
+
+
+def model_folders(root: Path, path: str) -> list[str]:
+    """`path` and, if it is an adapter's, the folders below `root` that it stands on, by their place in the project."""
+    places = [path]
+    while (config := root / places[-1] / ADAPTER_CONFIG).is_file():
+        base = str(json.loads(config.read_text(encoding="utf-8"))["base_model_name_or_path"])
+        place = os.path.normpath(Path(places[-1]) / base) if base.startswith(".") else ".."
+        if place.startswith("..") or place in places:
+            break  # a base from elsewhere stays there
+        places.append(Path(place).as_posix())
+    return places
 
 
 def out_digest(lock: Path, stage: str, path: str) -> str | None:

@@ -19,6 +19,7 @@ from config.schema import Params
 from tests.conftest import ROOT
 from tracking import sync as module
 from tracking.cursor import cursor_path
+from tracking.lineage import model_folders
 from tracking.shipper import Shipper
 from tracking.sync import sync
 
@@ -146,8 +147,31 @@ def test_a_run_arrives_with_parent_child_params_results_and_model(root: Path, pa
     assert {tag.key: tag.value for tag in prepared.tags}["dvc.remote"] == "/remote"
     assert [entry.dataset.name for entry in child.inputs.dataset_inputs] == ["models/sft"]
     version = client(root).get_model_version_by_alias(params.tracking.registered_model, "challenger")
+    assert {item.path for item in client(root).list_artifacts(parent.info.run_id, "model")} == {"model/config.json"}
     assert (version.run_id, version.tags["dvc.digest"], version.tags["git.commit"]) == (parent.info.run_id, DIGEST, "abc")
     assert {item.path for item in client(root).list_artifacts(parent.info.run_id)} >= {"params.yaml", "metrics", "model"}
+
+
+def test_an_adapter_arrives_with_the_models_of_the_project_it_stands_on(root: Path, params: Params) -> None:
+    for name, base in (("ppo", "../sft"), ("sft", "../../bases/small")):
+        (root / "models" / name).mkdir(parents=True)
+        (root / "models" / name / "adapter_config.json").write_text(f'{{"base_model_name_or_path": "{base}"}}')
+    (root / "bases/small").mkdir(parents=True)
+    (root / "bases/small/config.json").write_text("{}")
+    Story(root, params).whole()
+    sync(root, params)
+    run_id = runs(root)["r1"].info.run_id
+    found = {folder: {item.path for item in client(root).list_artifacts(run_id, folder)} for folder in ("model", "model/models")}
+    assert found == {"model": {"model/models", "model/bases"}, "model/models": {"model/models/ppo", "model/models/sft"}}
+    version = client(root).get_model_version_by_alias(params.tracking.registered_model, "challenger")
+    assert version.tags["rlhf.model_folder"] == "models/ppo"
+
+
+def test_an_adapters_bases_from_elsewhere_stay_there(root: Path) -> None:
+    (root / "models/ppo").mkdir(parents=True)
+    for base in ("organisation/model", "/elsewhere/model", "../../../outside", "../ppo"):
+        (root / "models/ppo/adapter_config.json").write_text(f'{{"base_model_name_or_path": "{base}"}}')
+        assert model_folders(root, "models/ppo") == ["models/ppo"]
 
 
 def test_rows_arrive_once_however_often_they_are_shipped_while_the_run_is_at_work(root: Path, params: Params) -> None:
