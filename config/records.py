@@ -74,8 +74,9 @@ class AttemptRow(Record):
     time: float
     run_id: str
     attempt: int
-    event: Literal["start", "resume", "end", "lost"]
-    """`resume` follows `start` when a checkpoint was found; `step` is where it goes on from. `lost` is written by the parent when it
+    event: Literal["start", "resume", "retry", "end", "lost"]
+    """`resume` follows `start` when a checkpoint was found; `step` is where it goes on from. `retry`: memory did not suffice, and a step
+    is done again in the smaller pieces that `message` names. `lost` is written by the parent when it
     finds the process dead without an `end`: the time up to then was paid for."""
     fingerprint: str
     """Digest of the stage's parameters and inputs; empty until it is known."""
@@ -83,6 +84,8 @@ class AttemptRow(Record):
     step: int
     exit_code: int | None = None
     message: str = ""
+    lost_seconds: float = 0.0
+    """Of a `retry`: what the work took that was in vain."""
     device: str = ""
     world_size: int = 1
 

@@ -34,6 +34,8 @@ class Attempt:
     last: float
     """Time of the last row."""
     usage: tuple[UsageRow, ...]
+    retries: tuple[AttemptRow, ...] = ()
+    """Steps that were done again in smaller pieces, because memory did not suffice."""
 
     @property
     def done(self) -> bool:
@@ -85,6 +87,12 @@ def split_usage(attempt: Attempt, later: Sequence[Attempt]) -> tuple[list[UsageR
     return useful, redone
 
 
+def retry_seconds(attempt: Attempt, later: Sequence[Attempt]) -> float:
+    """What running out of memory cost an attempt, in steps whose work stands: it is part of rows that count as useful."""
+    kept = kept_step(attempt, later)
+    return sum((row.lost_seconds for row in attempt.retries if row.step < kept), 0.0)
+
+
 def _until_done(attempts: Iterable[Attempt]) -> list[Attempt]:
     taken = []
     for attempt in attempts:
@@ -115,6 +123,7 @@ def _attempt(events: list[AttemptRow], usage: list[UsageRow]) -> Attempt:
         begin=begin,
         last=last,
         usage=tuple(usage),
+        retries=tuple(row for row in events if row.event == "retry"),
     )
 
 

@@ -18,7 +18,7 @@ from config import jsonl
 from config.errors import CostError
 from config.records import NO_RUN_ID, STAGES, PipelineRow, UsageRow
 from config.schema import Params
-from costs.attempts import Attempt, read_attempts, split_usage
+from costs.attempts import Attempt, read_attempts, retry_seconds, split_usage
 from costs.price import usd_per_device_hour
 
 
@@ -55,6 +55,8 @@ class StageCost:
     usd: float
     waste_seconds: float
     waste_usd: float
+    memory_retries: int
+    """Steps that were done again in smaller pieces, because memory did not suffice; what the first tries took is waste."""
     saved_seconds: float
     """Of a cached stage: what the attempts that made its outputs took, their waste not counted."""
     saved_usd: float
@@ -167,7 +169,7 @@ def _stage_of_run(name: str, run_id: str, row: PipelineRow | None, attempts: lis
         stage=name, cached=row.cached, state="cached" if row.cached else row.state or "failed", message="",
         attempt=made[-1][0].number if made else row.attempt, attempts=0, failed_attempts=0,
         device=made[-1][0].device if made else "", world_size=made[-1][0].world_size if made else 1, seconds=0.0, device_seconds=0.0,
-        usd=0.0, waste_seconds=0.0, waste_usd=0.0, saved_seconds=_seconds(useful), saved_usd=usd_of(_device_seconds(useful), price),
+        usd=0.0, waste_seconds=0.0, waste_usd=0.0, memory_retries=0, saved_seconds=_seconds(useful), saved_usd=usd_of(_device_seconds(useful), price),
         peak_bytes=0, phases=(),
     )  # fmt: skip
 
@@ -189,6 +191,7 @@ def _cost(name: str, own: list[Attempt], attempts: list[Attempt], price: float) 
     """Sums over the attempts `own` of a stage; `attempts` are all it ever had, to know what was done again."""
     rows = [row for attempt in own for row in attempt.usage]
     redone = [row for i, attempt in enumerate(attempts) if attempt in own for row in split_usage(attempt, attempts[i + 1 :])[1]]
+    retried = [(retry_seconds(attempt, attempts[i + 1 :]), attempt.world_size) for i, attempt in enumerate(attempts) if attempt in own]
     phases = tuple(_phase(phase, [row for row in rows if row.phase == phase], price) for phase in dict.fromkeys(row.phase for row in rows))
     newest = own[-1]
     return StageCost(
@@ -204,8 +207,9 @@ def _cost(name: str, own: list[Attempt], attempts: list[Attempt], price: float) 
         seconds=sum((phase.seconds for phase in phases), 0.0),
         device_seconds=_device_seconds(rows),
         usd=sum((phase.usd for phase in phases), 0.0),
-        waste_seconds=_seconds(redone),
-        waste_usd=usd_of(_device_seconds(redone), price),
+        waste_seconds=_seconds(redone) + sum(seconds for seconds, _ in retried),
+        waste_usd=usd_of(_device_seconds(redone) + sum(seconds * devices for seconds, devices in retried), price),
+        memory_retries=sum(len(attempt.retries) for attempt in own),
         saved_seconds=0.0,
         saved_usd=0.0,
         peak_bytes=max((phase.peak_bytes for phase in phases), default=0),

@@ -2,6 +2,7 @@
 
 import logging
 import shutil
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
@@ -19,6 +20,7 @@ from training import processes
 from training.batching import LengthBuckets
 from training.checkpoint import restoring
 from training.lowbit import require_bitsandbytes
+from training.out_of_memory import Pieces, is_out_of_memory
 from training.stage import Stage
 from training.usage import Work
 
@@ -266,7 +268,8 @@ class StageCallback(TrainerCallback):
 def train(trainer: Trainer, stage: Stage) -> None:
     """Train to the end, from the newest checkpoint if there is one.
 
-    Raises StageStopped after a checkpoint if the stage was asked to stop.
+    Where memory does not suffice it goes on from the last step with micro-batches of half the size, and the same batches.
+    Raises StageStopped after a checkpoint if the stage was asked to stop, EnvironmentFault if no micro-batch fits in memory.
     """
     for parameter in trainer.model.parameters():  # TRL casts adapters on a 4-bit base to bf16, where small steps vanish
         if parameter.requires_grad:
@@ -287,6 +290,46 @@ def train(trainer: Trainer, stage: Stage) -> None:
             trainer._load_from_checkpoint(str(found.path))
             trainer.state = state
             return
-    trainer.train(resume_from_checkpoint=str(found.path) if found else None)
+    pieces = Pieces(stage, f"{stage.name}.micro_batch_size", trainer.args.per_device_train_batch_size)
+    while not trained(trainer, stage, pieces):
+        halve_micro_batches(trainer, pieces)
     if stage.stopping and trainer.state.global_step < trainer.state.max_steps:
         raise StageStopped(stage.stopped_message())
+
+
+def trained(trainer: Trainer, stage: Stage, pieces: Pieces) -> bool:
+    """Train from the newest checkpoint; False if memory ran out, with a checkpoint of the last step done and `pieces` of half the size."""
+    found, began = stage.checkpoints.latest(), time.monotonic()
+    try:
+        trainer.train(resume_from_checkpoint=str(found.path) if found else None)
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        if stage.world_size > 1:  # the others wait for this one in the middle of a step
+            raise EnvironmentFault(
+                f"out of memory with micro-batches of {pieces.size} in each of {stage.world_size} processes. "
+                f"Lower {stage.name}.micro_batch_size in params.yaml, and start again: it goes on from its last checkpoint."
+            ) from error
+    else:
+        return True
+    lost_seconds = min(stage.meter.unaccounted_seconds(), time.monotonic() - began)
+    trainer.model.zero_grad(set_to_none=True)
+    if trainer.state.global_step > (found.step if found else 0):
+        trainer._save_checkpoint(trainer.model, None)
+        trainer.callback_handler.on_save(trainer.args, trainer.state, trainer.control)
+    pieces.halve(trainer.state.global_step + 1, lost_seconds)
+    return False
+
+
+def halve_micro_batches(trainer: Trainer, pieces: Pieces) -> None:
+    """Make the Trainer ready to start again with the size of `pieces`, or the next smaller one that divides the batch."""
+    args = trainer.args
+    per_process = args.per_device_train_batch_size * args.gradient_accumulation_steps
+    pieces.size = args.per_device_train_batch_size = trainer._train_batch_size = largest_divisor(per_process, pieces.size)
+    args.per_device_eval_batch_size = min(args.per_device_eval_batch_size, pieces.size)
+    args.gradient_accumulation_steps = per_process // pieces.size
+    loading = trainer.accelerator.gradient_state
+    while loading.in_dataloader:  # the one that was left in the middle
+        loading._remove_dataloader(loading.active_dataloader)
+    trainer.optimizer = trainer.lr_scheduler = None
+    trainer.model_wrapped = trainer.model

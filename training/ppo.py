@@ -13,6 +13,8 @@ import logging
 import sys
 import time
 from collections.abc import Sequence
+from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -26,12 +28,13 @@ from training.batching import token_budget_batches
 from training.curves import write_curves
 from training.divergence import check_rollout, check_update
 from training.models import autocast
+from training.out_of_memory import Pieces
 from training.ppo_layouts import load_roles, save_policy
 from training.ppo_math import adapted_kl_coef, gae, kl_per_token, policy_loss, token_rewards, value_loss, whiten
 from training.ppo_report import UpdateStatistics, rollout_statistics
 from training.ppo_roles import Roles
 from training.ppo_state import PpoState, load_state, save_state
-from training.processes import own_share, spread, sum_gradients
+from training.processes import Fit, own_share, spread, sum_gradients
 from training.rollout import Limits, Rollout, sampling_noise
 from training.rollout_static import generate
 from training.samples import write_samples
@@ -56,16 +59,19 @@ def ppo(stage: Stage) -> None:
     roles = load_roles(stage, tokenizer)
     state = load_state(stage, roles)
     precision = autocast(stage.params.model, roles.policy.device)
+    rollout_pieces = Pieces(stage, "ppo.rollout_batch_size", settings.rollout_batch_size)
+    pieces = Pieces(stage, "ppo.micro_batch_tokens", settings.micro_batch_tokens)
 
     while state.update < settings.updates and not state.ended:
         update = state.update + 1
         began = time.monotonic()
+        fit, fit_rollout = partial(pieces.fit, step=update), partial(rollout_pieces.fit, step=update)
 
         # 1. roll out
         batch = choose_prompts(prompts, settings, stage.params.seed, update)
         noise_BT = sampling_noise(len(batch), settings.max_new_tokens, seed=stage.params.seed * 1_000_003 + update)
         with phase("rollout", update) as work, precision:
-            rollout = roll_out(roles, batch, noise_BT, settings, limits)
+            rollout = roll_out(fit_rollout, roles, batch, noise_BT, settings, limits)
             work.add(tokens=sum(map(len, batch)) + sum(map(len, rollout.responses)), sequences=len(batch))
         prompt_lengths = [len(prompt) for prompt in batch]
         sequences = [[*prompt, *response] for prompt, response in zip(batch, rollout.responses, strict=True)]
@@ -74,7 +80,7 @@ def ppo(stage: Stage) -> None:
 
         # 2. score
         with phase("score", update) as work:
-            score_B = torch.tensor(spread(lambda own: score(roles.reward_model, own, settings.micro_batch_tokens).tolist(), sequences))
+            score_B = torch.tensor(spread(fit, lambda size, own: score(roles.reward_model, own, size).tolist(), sequences))
             work.add(tokens, len(batch))
         ended_B = torch.tensor([response[-1] == limits.eos for response in rollout.responses])
         shaped_score_B = score_B - settings.missing_eos_penalty * ~ended_B
@@ -83,11 +89,15 @@ def ppo(stage: Stage) -> None:
 
         # 3. reference log-probs and values
         with phase("reference", update) as work:
-            ref_logprobs = spread(lambda own, starts: roles.ref_logprobs(own, starts, settings), sequences, prompt_lengths)
+            ref_logprobs = spread(
+                fit, lambda size, own, starts: roles.ref_logprobs(own, starts, in_pieces(settings, size)), sequences, prompt_lengths
+            )
             work.add(tokens, len(batch))
         if rollout.values is None:
             with phase("value", update) as work, precision:
-                values = spread(lambda own, starts: roles.values(own, starts, settings), sequences, prompt_lengths)
+                values = spread(
+                    fit, lambda size, own, starts: roles.values(own, starts, in_pieces(settings, size)), sequences, prompt_lengths
+                )
                 work.add(tokens, len(batch))
         else:
             values = rollout.values
@@ -112,26 +122,15 @@ def ppo(stage: Stage) -> None:
 
         # 6. update
         update_statistics = UpdateStatistics()
+        episodes = Episodes(sequences, prompt_lengths, mask_BT, logprobs_BT, values_BT, advantages_BT, returns_BT)
         with phase("update", update) as work:
             roles.set_learning_rates(settings, progress=state.update / settings.updates)
             for mini_batch in mini_batches(len(batch), settings, stage.params.seed, update):
                 if settings.target_kl is not None and update_statistics.approx_kl() > settings.target_kl:
                     break
-                mini_tokens = int(mask_BT[mini_batch].sum())
                 own = [mini_batch[i] for i in own_share([lengths[i] for i in mini_batch])]
-                for micro in token_budget_batches([lengths[i] for i in own], settings.micro_batch_tokens):
-                    rows = [own[i] for i in micro]
-                    mask = mask_BT[rows]
-                    with precision:
-                        new = roles.forward([sequences[i] for i in rows], [prompt_lengths[i] for i in rows], settings)
-                    old_logprobs_N, old_values_N, advantages_N, returns_N = (
-                        x_BT[rows][mask].to(new.logprobs.device) for x_BT in (logprobs_BT, values_BT, advantages_BT, returns_BT)
-                    )
-                    policy = policy_loss(new.logprobs, old_logprobs_N, advantages_N, settings.cliprange)
-                    value = value_loss(new.values, old_values_N, returns_N, settings.cliprange_value)
-                    loss = (policy.losses.sum() + settings.vf_coef * value.losses.sum()) / mini_tokens
-                    roles.backward(loss)
-                    update_statistics.add(policy, value, new)
+                mini_tokens = int(mask_BT[mini_batch].sum())
+                fit(partial(add_gradients, roles, episodes.of(own), mini_tokens, settings, precision, update_statistics))
                 sum_gradients(roles.trainable().values())
                 update_statistics.step(roles.step(settings.max_grad_norm))
                 work.add(sum(lengths[i] for i in mini_batch), len(mini_batch))
@@ -164,19 +163,60 @@ def ppo(stage: Stage) -> None:
     stage.finish("models/ppo", "metrics/ppo.json", "plots/ppo.csv")
 
 
-def roll_out(roles: Roles, batch: Sequence[list[int]], noise_BT: Tensor, settings: Ppo, limits: Limits) -> Rollout:
+class Episodes(NamedTuple):
+    """What an update learns from: B episodes, per-token tensors [B, T]."""
+
+    sequences: list[list[int]]
+    prompt_lengths: list[int]
+    mask: Tensor
+    logprobs: Tensor
+    values: Tensor
+    advantages: Tensor
+    returns: Tensor
+
+    def of(self, rows: Sequence[int]) -> "Episodes":
+        """Some of them."""
+        tensors = (x_BT[list(rows)] for x_BT in (self.mask, self.logprobs, self.values, self.advantages, self.returns))
+        return Episodes([self.sequences[i] for i in rows], [self.prompt_lengths[i] for i in rows], *tensors)
+
+
+def in_pieces(settings: Ppo, micro_batch_tokens: int) -> Ppo:
+    """The settings with another token budget of a forward pass."""
+    return settings.model_copy(update={"micro_batch_tokens": micro_batch_tokens})
+
+
+def add_gradients(
+    roles: Roles, episodes: Episodes, mini_tokens: int, settings: Ppo, precision: torch.autocast, statistics: UpdateStatistics,
+    micro_batch_tokens: int,
+) -> None:  # fmt: skip
+    """Gradients of this process's share of a mini-batch that has `mini_tokens` response tokens in all, afresh, in micro-batches."""
+    roles.optimizer.zero_grad(set_to_none=True)
+    statistics.begin()
+    for rows in token_budget_batches([len(ids) for ids in episodes.sequences], micro_batch_tokens):
+        own = episodes.of(rows)
+        with precision:
+            new = roles.forward(own.sequences, own.prompt_lengths, settings)
+        old_logprobs_N, old_values_N, advantages_N, returns_N = (
+            x_BT[own.mask].to(new.logprobs.device) for x_BT in (own.logprobs, own.values, own.advantages, own.returns)
+        )
+        policy = policy_loss(new.logprobs, old_logprobs_N, advantages_N, settings.cliprange)
+        value = value_loss(new.values, old_values_N, returns_N, settings.cliprange_value)
+        loss = (policy.losses.sum() + settings.vf_coef * value.losses.sum()) / mini_tokens
+        roles.backward(loss)
+        statistics.add(policy, value, new)
+
+
+def roll_out(fit: Fit, roles: Roles, batch: Sequence[list[int]], noise_BT: Tensor, settings: Ppo, limits: Limits) -> Rollout:
     """Responses to the prompts of an update. Those to one prompt stay in one process, where they share its cache."""
     width = settings.responses_per_prompt
 
-    def of_prompts(prompts: Sequence[list[int]], noise: Sequence[Tensor]) -> list[Rollout]:
+    def of_prompts(size: int, prompts: Sequence[list[int]], noise: Sequence[Tensor]) -> list[Rollout]:
         rows = [prompt for prompt in prompts for _ in range(width)]
-        own = generate(
-            roles.policy, rows, torch.cat(list(noise)), settings.temperature, limits, settings.rollout_batch_size, roles.trunk_value_head
-        )
+        own = generate(roles.policy, rows, torch.cat(list(noise)), settings.temperature, limits, size, roles.trunk_value_head)
         parts = [slice(start, start + width) for start in range(0, len(rows), width)]
         return [Rollout(own.responses[part], own.logprobs[part], own.values[part] if own.values else None) for part in parts]
 
-    found = spread(of_prompts, batch[::width], noise_BT.split(width))
+    found = spread(fit, of_prompts, batch[::width], noise_BT.split(width))
     return Rollout(
         responses=[row for part in found for row in part.responses],
         logprobs=[row for part in found for row in part.logprobs],

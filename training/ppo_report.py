@@ -52,6 +52,10 @@ class UpdateStatistics:
         self.first_ratio_error: float | None = None
         """Largest |ratio - 1| of the first micro-batch, where new and old policy are the same: float noise, if all is right."""
 
+    def begin(self) -> None:
+        """Open a mini-batch; what was added since the last one was closed is forgotten."""
+        self._open = {}
+
     def add(self, policy: PolicyLoss, value: ValueLoss, new: "Forward") -> None:
         """Account a micro-batch."""
         with torch.no_grad():
@@ -74,7 +78,6 @@ class UpdateStatistics:
         self._sums = {name: self._sums.get(name, 0.0) + total for name, total in found.items()}
         self._mini_kl.append(found["approx_kl"] / found["tokens"])
         self.grad_norms.append(grad_norm)
-        self._open = {}
 
     def approx_kl(self) -> float:
         """Mean KL between old and new policy per token in the newest mini-batch, in nats."""

@@ -18,6 +18,8 @@ from config.errors import EnvironmentFault
 from config.records import RENDEZVOUS_VARIABLE
 
 T = TypeVar("T")
+Fit = Callable[[Callable[[int], Any]], Any]
+"""Does work in pieces of a size that fits in memory, in all processes alike: Pieces.fit of training/out_of_memory.py."""
 BUCKET_ELEMENTS = 2**22
 """Gradients are summed in messages of about this size: few calls, and a copy of 16 MiB instead of all gradients."""
 
@@ -80,13 +82,15 @@ def own_share(costs: Sequence[int]) -> list[int]:
     return shares(costs, world_size())[rank()]
 
 
-def spread(work: Callable[..., Sequence[T]], *columns: Sequence[Any]) -> list[T]:
+def spread(fit: Fit, work: Callable[..., Sequence[T]], *columns: Sequence[Any]) -> list[T]:
     """Results for all rows of `columns`, in order: each process does its share of the rows and hands the results to the others.
 
-    `work` gets the columns of a share, and gives a result a row. Shares have like totals of the lengths in the first column.
+    `work` gets the size of pieces that `fit` found to fit in memory, then the columns of a share, and gives a result a row. Shares have like
+    totals of the lengths in the first column.
     """
     mine = own_share([len(item) for item in columns[0]])
-    own = list(work(*([column[i] for i in mine] for column in columns))) if mine else []
+    share = [[column[i] for i in mine] for column in columns]
+    own: list[T] = fit(lambda size: list(work(size, *share)) if mine else [])
     if world_size() == 1:
         return own
     gathered: list[Any] = [None] * world_size()

@@ -18,17 +18,19 @@ import torch
 import transformers
 
 from config import jsonl
-from config.errors import EXIT_CRASHED, EXIT_DONE, DataError, RlhfError, StageStopped
+from config.errors import EXIT_CRASHED, EXIT_DONE, DataError, EnvironmentFault, RlhfError, StageStopped
 from config.load import load
 from config.records import LAUNCHER_VARIABLE, NO_RUN_ID, RUN_ID_VARIABLE, AttemptRow, MetricRow
 from config.schema import Params
 from training import processes
 from training.artifacts import named_fault
 from training.checkpoint import DONE, Checkpoints, fingerprint
+from training.out_of_memory import is_out_of_memory
 from training.usage import Meter
 
 logger = logging.getLogger("training")
 
+NO_MEMORY = "out of memory, and no smaller pieces would help here. Take a smaller model, or a device with more memory: see rlhf plan."
 LOST_PEER = "another process of the stage ended without a word: what it printed comes before this."
 
 Inputs = Sequence[str] | Callable[[Params], Sequence[str]]
@@ -107,12 +109,13 @@ class Stage:
             row = MetricRow(time=time.time(), run_id=self.run_id, attempt=self.attempt, step=step, values=dict(values))
             jsonl.append(path, row)
 
-    def mark(self, event: str, exit_code: int | None = None, message: str = "") -> None:
+    def mark(self, event: str, exit_code: int | None = None, message: str = "", lost_seconds: float = 0.0) -> None:
         """Append a row on the attempt itself."""
         if path := self._stream("attempts"):
             row = AttemptRow(
                 time=time.time(), run_id=self.run_id, attempt=self.attempt, event=event, fingerprint=self.fingerprint,
-                pid=self._launcher or os.getpid(), step=self.step, exit_code=exit_code, message=message, device=self.device, world_size=self.world_size,
+                pid=self._launcher or os.getpid(), step=self.step, exit_code=exit_code, message=message,
+                lost_seconds=lost_seconds, device=self.device, world_size=self.world_size,
             )  # fmt: skip
             jsonl.append(path, row)
 
@@ -121,6 +124,12 @@ class Stage:
         self.step = step
         self.mark("resume")
         logger.info("%s goes on from its checkpoint after step %d", self.name, step)
+
+    def retried(self, step: int, lost_seconds: float, message: str) -> None:
+        """Tell that work of `step` is done again in smaller pieces, and what the first try took."""
+        self.step = max(self.step, step - 1)
+        self.mark("retry", message=message, lost_seconds=lost_seconds)
+        logger.warning("%s; going on, %.1f s were lost", message, lost_seconds)
 
     def stop_if_requested(self) -> None:
         """Leave with exit code 75 if SIGTERM or Ctrl-C came; for places where everything worth keeping is saved."""
@@ -176,7 +185,7 @@ def run_stage(name: str, sections: Sequence[str], inputs: Inputs, work: Callable
     except RlhfError as error:
         code, message = error.exit_code, str(error)
     except Exception as error:
-        fault = named_fault(error, Path.cwd())
+        fault = EnvironmentFault(NO_MEMORY) if is_out_of_memory(error) else named_fault(error, Path.cwd())
         if not isinstance(fault, RlhfError):
             message = LOST_PEER if processes.lost_peer(error) else f"{type(error).__name__}: {error}"
             raise

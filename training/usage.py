@@ -69,6 +69,10 @@ class Meter:
         self._last_end = now
         reset_peak_memory(self._accelerator)
 
+    def unaccounted_seconds(self) -> float:
+        """Since the last phase or lap."""
+        return max(0.0, time.time() - self._last_end)
+
     def close(self, step: int) -> None:
         """Write what was spent outside of every phase, so that the rows add up to the process's wall time."""
         self._other_seconds += max(0.0, time.time() - self._last_end)

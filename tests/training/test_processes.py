@@ -39,10 +39,10 @@ def test_shares_have_every_row_once_and_totals_that_differ_by_one_row_at_most(co
 
 
 def test_one_process_does_everything_in_its_order() -> None:
-    def double(rows: Sequence[list[int]], tags: Sequence[str]) -> list[str]:
-        return [f"{tag}{len(row)}" for row, tag in zip(rows, tags, strict=True)]
+    def tagged(size: int, rows: Sequence[list[int]], tags: Sequence[str]) -> list[str]:
+        return [f"{tag}{len(row) * size}" for row, tag in zip(rows, tags, strict=True)]
 
-    assert processes.spread(double, [[1], [1, 2, 3], [1, 2]], "abc") == ["a1", "b3", "c2"]
+    assert processes.spread(lambda work: work(2), tagged, [[1], [1, 2, 3], [1, 2]], "abc") == ["a2", "b6", "c4"]
     assert processes.own_share([5, 1, 9]) == [0, 1, 2]
     assert (processes.summed([2.0, 3.0]), processes.largest(4.0)) == ([2.0, 3.0], 4.0)
 

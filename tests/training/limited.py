@@ -1,0 +1,33 @@
+"""`python -m tests.training.limited <stage> <bytes>`: a stage whose address space may grow by so much once its models are loaded, not more."""
+
+import resource
+import sys
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from training.stage import run_stage
+
+LAST_LOADED = {"ppo": "load_state", "sft": "train", "reward": "train"}
+"""What each stage calls when everything is in place."""
+
+
+def limit(more_bytes: int) -> None:
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + more_bytes, resource.RLIM_INFINITY))
+
+
+def main(stage: str, more_bytes: int) -> int:
+    module: Any = import_module(f"training.{stage}")
+    loaded = getattr(module, LAST_LOADED[stage])
+
+    def limited(*arguments: Any) -> Any:
+        limit(more_bytes)
+        return loaded(*arguments)
+
+    setattr(module, LAST_LOADED[stage], limited)
+    return run_stage(stage, module.SECTIONS, module.INPUTS, getattr(module, stage))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1], int(sys.argv[2])))
