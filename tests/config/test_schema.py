@@ -67,3 +67,38 @@ def test_a_day_needs_no_quotes() -> None:
 def test_one_stage_may_have_a_limit_of_its_own() -> None:
     budget = load(ROOT / "recipes" / "demo.yaml", ["budget.max_usd_by_stage.ppo=2", "budget.max_hours_by_stage.sft=0.5"]).budget
     assert (budget.max_usd_by_stage, budget.max_hours_by_stage) == ({"ppo": 2.0}, {"sft": 0.5})
+
+
+LORA = "{rank: 4, alpha: 8.0, modules: [q], dropout: 0.0}"
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        (["ppo.layout=shared_base"], r"ppo\.layout=shared_base .* ppo\.lora is null\. Set ppo\.lora, or layout: separate"),
+        (["ppo.layout=shared_base", f"ppo.lora={LORA}"], r"reward\.lora is null.* Set reward\.lora and reward\.init: sft"),
+        (
+            ["ppo.layout=shared_base", f"ppo.lora={LORA}", "reward.init=base", f"reward.lora={LORA}"],
+            r"reward\.lora adapts the weights of model",
+        ),
+        ([f"ppo.lora={LORA.replace('0.0', '0.1')}"], r"ppo\.lora\.dropout=0\.1: .* Set ppo\.lora\.dropout: 0\.0"),
+        ([f"sft.lora={LORA}"], r"sft\.lora adapts the weights of model\.random.* Set sft\.lora: null, or model\.path"),
+        (["model.quantisation=nf4"], r"model\.quantisation=nf4 with ppo\.lora null: .* Set ppo\.lora, or model\.quantisation: null"),
+        (["model.quantisation=int3"], r"model\.quantisation='int3'"),
+        ([f"ppo.lora={LORA.replace('[q]', '[]')}"], r"ppo\.lora\.modules=\[\]"),
+        ([f"ppo.lora={LORA.replace('rank: 4', 'rank: 0')}"], r"ppo\.lora\.rank=0"),
+        (["ppo.lora.rnak=4"], r"ppo\.lora\.rnak is not a parameter .* did you mean rank\?"),
+        (["ppo.optimizer=adamw4bit"], r"ppo\.optimizer='adamw4bit'"),
+    ],
+)
+def test_adapters_that_can_not_work_are_one_line_that_names_what_to_change(changes: list[str], words: str) -> None:
+    with pytest.raises(ParamsError, match=words) as refused:
+        load(ROOT / "recipes" / "demo.yaml", changes)
+    assert "\n" not in str(refused.value)
+
+
+def test_adapters_on_the_sft_model_are_accepted_in_every_layout() -> None:
+    for layout in ("separate", "shared_trunk", "shared_base"):
+        params = load(ROOT / "recipes" / "demo.yaml", [f"ppo.layout={layout}", f"ppo.lora={LORA}", f"reward.lora={LORA}"])
+        assert params.ppo.lora is not None
+        assert params.ppo.lora.rank == 4
