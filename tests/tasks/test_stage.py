@@ -8,16 +8,19 @@ from pathlib import Path
 
 import psutil
 import pytest
+import yaml
 
 from config import jsonl
 from config.errors import EnvironmentFault, StageStopped, UserError
+from config.load import load
 from config.records import PipelineRow
 from tasks.outcome import Outcome, StageCrashed
 from tasks.progress import Progress, attempts
-from tasks.run import Run
+from tasks.run import Run, begin
 from tasks.stage import run_stage, stop_orphans
 from tasks.stop import StopRequest
 from tasks.validity import digests, environment, is_unchanged, push, repro_command
+from tests.stage_project import make_project
 
 pytestmark = pytest.mark.integration
 NewRun = Callable[..., Run]
@@ -49,6 +52,32 @@ def test_a_changed_parameter_reruns_its_stage_and_leaves_one_that_reads_the_same
     assert not is_unchanged(project, "sft")
     assert bring_up(run) == Outcome(cached=False, attempt=2)
     assert bring_up(run, "reward") == Outcome(cached=True, attempt=1)
+
+
+def test_going_back_to_a_method_takes_its_evaluation_from_the_run_cache(tmp_path: Path) -> None:
+    root = make_project(tmp_path / "methods", tmp_path / "remote-of-methods", ["sft", "evaluate"])
+    pipeline = yaml.safe_load((root / "dvc.yaml").read_text())
+    for method in ("ppo", "dpo"):
+        pipeline["stages"][method] = {
+            "cmd": f"echo {method} > {method}.out",
+            "deps": ["sft.out"],
+            "outs": [{f"{method}.out": {"persist": True}}],
+        }
+    # as in the project's own dvc.yaml: the chosen model is a dependency, and the outputs may be deleted
+    of_evaluate = {
+        "cmd": "cp ${align.method}.out evaluate.in && python stage.py evaluate",
+        "deps": ["${align.method}.out"],
+        "params": ["align"],
+    }
+    pipeline["stages"]["evaluate"] |= {**of_evaluate, "outs": ["evaluate.out"]}
+    (root / "dvc.yaml").write_text(yaml.safe_dump(pipeline))
+    said = {}
+    for number, method in enumerate(("ppo", "dpo", "ppo")):
+        run = begin(root, f"run-{number}", load(root / "params.yaml", [f"align.method={method}"]), {})
+        bring_up(run, "sft")
+        subprocess.run(repro_command(method), cwd=root, env=environment(), check=True, capture_output=True)
+        said[number] = (bring_up(run, "evaluate"), (root / "evaluate.out").read_text().strip())
+    assert said == {0: (Outcome(False, 1), "ppo"), 1: (Outcome(False, 2), "dpo"), 2: (Outcome(True, 1), "ppo")}
 
 
 def test_a_price_changes_nothing(project: Path, new_run: NewRun) -> None:
