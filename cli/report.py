@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 
     from config.schema import Params
     from costs.ledger import Ledger
+    from costs.reconcile import Comparison, Reconciled
     from reporting.inputs import Findings
 
 
@@ -41,11 +42,19 @@ def report(
 
             webbrowser.open(page.as_uri())
     if as_json:
-        from costs.ledger import ledger
-
-        typer.echo(json.dumps(ledger(root, params, run_id).as_dict(), indent=2))
+        typer.echo(json.dumps(run_json(root, params, run_id), indent=2))
     elif costs or not (html or open_page or sync):
         _print(root, params, run_id, costs)
+
+
+def run_json(root: Path, params: "Params", run_id: str | None = None) -> dict[str, Any]:
+    """The ledger of a run with plan, measurement and error side by side, and what a point of win rate cost."""
+    from costs.reconcile import as_dict
+    from reporting.inputs import read_findings
+    from reporting.verdict import usd_per_win_rate_point
+
+    findings = read_findings(root, params, run_id)
+    return {**as_dict(findings.ledger, findings.reconciled), "usd_per_win_rate_point": usd_per_win_rate_point(findings)}
 
 
 def run_params(root: Path, run_id: str | None, assignments: list[str]) -> "Params":
@@ -100,6 +109,45 @@ def phase_table(book: "Ledger") -> "Table":
     return table
 
 
+def plan_table(reconciled: "Reconciled") -> "Table":
+    """Planned beside measured, for every phase, every stage and the run."""
+    from rich.table import Table
+
+    table = Table("stage", "phase", box=None, header_style="bold")
+    for name in ("planned", "measured", "error", "planned $", "measured $", "planned mem.", "measured mem.", "error"):
+        table.add_column(name, justify="right")
+    for stage in reconciled.stages:
+        for phase, comparison in stage.phases.items():
+            table.add_row(stage.stage, phase, *_cells(comparison))
+        table.add_row(stage.stage, "all", *_cells(stage.whole), style="bold")
+    table.add_row("total", "", *_cells(reconciled.whole), style="bold")
+    return table
+
+
+def _cells(comparison: "Comparison") -> list[str]:
+    from reporting.numbers import deviation, duration, memory, usd
+
+    return [
+        duration(comparison.planned_seconds), duration(comparison.measured_seconds), deviation(comparison.error),
+        usd(comparison.planned_usd), usd(comparison.measured_usd), memory(comparison.planned_peak_bytes),
+        memory(comparison.measured_peak_bytes), deviation(comparison.error_peak_bytes),
+    ]  # fmt: skip
+
+
+def cost_notes(findings: "Findings") -> list[str]:
+    """Waste, savings, what a point of win rate cost, and whether there was a plan."""
+    from reporting.numbers import usd
+    from reporting.verdict import usd_per_win_rate_point
+
+    book, point = findings.ledger, usd_per_win_rate_point(findings)
+    notes = [f"Wasted on work done again: {usd(book.waste_usd)}. Saved by unchanged stages: {usd(book.saved_usd)}."]
+    if point is not None:
+        notes.append(f"A point of win rate above 50% cost {usd(point)}.")
+    if not findings.reconciled.hardware:
+        notes.append("This run kept no plan, so there is nothing to compare its measurements with.")
+    return notes
+
+
 def _print(root: Path, params: "Params", run_id: str | None, costs: bool) -> None:
     from rich.console import Console
     from rich.text import Text
@@ -116,6 +164,11 @@ def _print(root: Path, params: "Params", run_id: str | None, costs: bool) -> Non
     if costs:
         console.print()
         console.print(phase_table(findings.ledger))
+        console.print()
+        if findings.reconciled.hardware:
+            console.print(plan_table(findings.reconciled))
+        for line in cost_notes(findings):
+            console.print(Text(line))
     console.print()
     console.print(Text.assemble((f"{judged.title}. ", "bold"), judged.sentence))
     for note in findings.notes:

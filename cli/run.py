@@ -10,10 +10,9 @@ from rich.console import Console
 
 from cli.pages import pages, this_command
 from cli.project import chosen_params, project_root
-from cli.report import stage_table
+from cli.report import run_json, stage_table
 from config.errors import EXIT_DONE, EXIT_RESUMABLE, CostError, EnvironmentFault, RlhfError
 from config.schema import Params
-from costs.ledger import ledger
 from reporting.build import REPORT
 from reporting.inputs import kept_folder, read_findings
 from reporting.verdict import verdict
@@ -88,10 +87,10 @@ def _reason(state: "State[Any]") -> RlhfError:
 
 def result(root: Path, params: Params) -> dict[str, Any]:
     """What `--json` prints: the ledger of the newest run, its report, its pages."""
-    book = ledger(root, params)
-    report = own_report(root, book.run_id)
+    content = run_json(root, params)
+    report = own_report(root, content["run_id"])
     return {
-        **book.as_dict(),
+        **content,
         "report": str(report) if report else None,
         "pages": pages(root, params, servers(root)),
     }

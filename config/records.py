@@ -90,6 +90,25 @@ class AttemptRow(Record):
     world_size: int = 1
 
 
+class PlannedRow(Record):
+    """What a stage, or a phase of it, was planned to need and what it did need: .rlhf/planned-measured.jsonl, see costs/history.py."""
+
+    time: float
+    run_id: str
+    machine: str
+    """Processor and number of cores, so that a copied file is not taken for this machine's."""
+    hardware: str
+    """The device that the plan was made for."""
+    stage: str
+    phase: str
+    """Empty for the whole stage."""
+    planned_seconds: float
+    measured_seconds: float
+    """Of the work that made the outputs, done once."""
+    planned_peak_bytes: float
+    measured_peak_bytes: float
+
+
 class PipelineRow(Record):
     time: float
     run_id: str

@@ -11,7 +11,7 @@ from config.records import PipelineRow, UsageRow
 from config.schema import Budget, Params
 from costs.attempts import Attempt
 
-FREE_SECTIONS = ("budget", "prices", "tracking")
+FREE_SECTIONS = ("budget", "prices", "processes", "tracking")
 """Sections of params.yaml that no stage's results depend on."""
 
 

@@ -62,6 +62,8 @@ class StageCost:
     saved_usd: float
     peak_bytes: int
     phases: tuple[PhaseCost, ...]
+    made: tuple[PhaseCost, ...] = ()
+    """The work that made the outputs, done once: of this run and of those it goes on from, waste left out. Empty without outputs."""
 
 
 @dataclass(frozen=True)
@@ -80,6 +82,10 @@ class Ledger:
     @property
     def total_seconds(self) -> float:
         return sum(stage.seconds for stage in self.stages)
+
+    @property
+    def device_seconds(self) -> float:
+        return sum(stage.device_seconds for stage in self.stages)
 
     @property
     def total_usd(self) -> float:
@@ -170,7 +176,7 @@ def _stage_of_run(name: str, run_id: str, row: PipelineRow | None, attempts: lis
         attempt=made[-1][0].number if made else row.attempt, attempts=0, failed_attempts=0,
         device=made[-1][0].device if made else "", world_size=made[-1][0].world_size if made else 1, seconds=0.0, device_seconds=0.0,
         usd=0.0, waste_seconds=0.0, waste_usd=0.0, memory_retries=0, saved_seconds=_seconds(useful), saved_usd=usd_of(_device_seconds(useful), price),
-        peak_bytes=0, phases=(),
+        peak_bytes=0, phases=(), made=_phases(useful, price),
     )  # fmt: skip
 
 
@@ -192,14 +198,16 @@ def _cost(name: str, own: list[Attempt], attempts: list[Attempt], price: float) 
     rows = [row for attempt in own for row in attempt.usage]
     redone = [row for i, attempt in enumerate(attempts) if attempt in own for row in split_usage(attempt, attempts[i + 1 :])[1]]
     retried = [(retry_seconds(attempt, attempts[i + 1 :]), attempt.world_size) for i, attempt in enumerate(attempts) if attempt in own]
-    phases = tuple(_phase(phase, [row for row in rows if row.phase == phase], price) for phase in dict.fromkeys(row.phase for row in rows))
+    phases = _phases(rows, price)
     newest = own[-1]
+    done = next((attempt.number for attempt in reversed(own) if attempt.done), None)
+    made = _makers(done, attempts) if done is not None else []
     return StageCost(
         stage=name,
         cached=False,
         state=newest.state,
         message=newest.message,
-        attempt=next((attempt.number for attempt in reversed(own) if attempt.done), None),
+        attempt=done,
         attempts=len(own),
         failed_attempts=sum(not attempt.done for attempt in own),
         device=newest.device,
@@ -214,7 +222,12 @@ def _cost(name: str, own: list[Attempt], attempts: list[Attempt], price: float) 
         saved_usd=0.0,
         peak_bytes=max((phase.peak_bytes for phase in phases), default=0),
         phases=phases,
+        made=_phases([usage for attempt, later in made for usage in split_usage(attempt, later)[0]], price),
     )
+
+
+def _phases(rows: Sequence[UsageRow], price: float) -> tuple[PhaseCost, ...]:
+    return tuple(_phase(phase, [row for row in rows if row.phase == phase], price) for phase in dict.fromkeys(row.phase for row in rows))
 
 
 def _phase(name: str, rows: list[UsageRow], price: float) -> PhaseCost:

@@ -16,3 +16,8 @@ def usd_per_device_hour(params: Params) -> float:
     """usd_per_device_hour + watts / 1000 x usd_per_kwh. Host and cooling are left out unless prices.watts holds them."""
     prices = params.prices
     return prices.usd_per_device_hour + (watts(params) / 1000 * prices.usd_per_kwh if prices.usd_per_kwh else 0.0)
+
+
+def kwh(device_seconds: float, params: Params) -> float:
+    """Energy of a time on devices, at their power at work."""
+    return device_seconds / 3600 * watts(params) / 1000

@@ -15,6 +15,7 @@ from config.schema import Params
 from costs.attempts import Attempt, read_attempts
 from costs.ledger import Ledger, ledger
 from costs.price import usd_per_device_hour
+from costs.reconcile import Reconciled, read_plan, reconcile
 
 Metrics = Mapping[str, Any]
 Curves = Mapping[str, list[tuple[float, float]]]
@@ -28,6 +29,8 @@ NO_RUN = "none"
 class Findings:
     params: Params
     ledger: Ledger
+    reconciled: Reconciled
+    """What was planned beside what was measured."""
     metrics: Mapping[str, Metrics]
     """Per stage, metrics/<stage>.json; empty for a stage that has none in this run."""
     curves: Mapping[str, Curves]
@@ -66,6 +69,7 @@ def read_findings(root: Path, params: Params, run_id: str | None = None) -> Find
     return Findings(
         params=params,
         ledger=book,
+        reconciled=reconcile(read_plan(kept_folder(root, book.run_id)), book),
         metrics=metrics,
         curves={stage: _curves(root / "runs" / stage, book, stage, attempts[stage]) for stage in STAGES},
         calibration=_calibration(root / "plots" / "reward_calibration.csv", notes) if current["reward"] else [],

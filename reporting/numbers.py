@@ -68,6 +68,13 @@ def percent(fraction: float | None, decimals: int = 1) -> str:
     return ABSENT if fraction is None or not math.isfinite(fraction) else f"{100 * fraction:.{decimals}f}%".replace("-", "−")
 
 
+def deviation(fraction: float | None) -> str:
+    """A relative error with its sign: +12%, −3.1%."""
+    if fraction is None or not math.isfinite(fraction):
+        return ABSENT
+    return f"{100 * fraction:+.{0 if abs(fraction) >= 0.0995 else 1}f}%".replace("-", "−")
+
+
 def decimal(value: float | None, digits: int = 3) -> str:
     """A plain number with `digits` significant digits; from 0.01 on with no more than `digits` decimals."""
     if value is None or not math.isfinite(value):

@@ -34,6 +34,14 @@ def bill(findings: Findings) -> str:
     return f"The run took {duration(book.total_seconds)} and cost {usd(book.total_usd)}{waste}{saved}."
 
 
+def usd_per_win_rate_point(findings: Findings) -> float | None:
+    """What making the aligned model cost, reused stages included, per point of win rate above an even 50 %; None without a gain."""
+    found = (findings.value("evaluate", name) for name in ("win_rate_gold", "win_rate_reward"))
+    rate = next((value for value in found if value is not None), None)
+    cost = findings.ledger.total_usd + findings.ledger.saved_usd
+    return cost / (100 * (rate - 0.5)) if rate is not None and rate > 0.5 and cost else None
+
+
 def _outcome(findings: Findings) -> tuple[str, str, str]:
     metrics = findings.metrics["evaluate"]
     if not metrics:

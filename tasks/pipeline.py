@@ -15,8 +15,11 @@ from prefect.client.schemas.objects import State, TaskRun
 from prefect.runtime import flow_run
 from prefect.states import Cancelled, Completed
 
-from config.errors import OverBudget, StageStopped, UserError
+from config.errors import OverBudget, RlhfError, StageStopped, UserError
 from config.records import METHODS
+from costs.history import remember
+from costs.ledger import ledger
+from costs.reconcile import read_plan, reconcile
 from reporting.build import build_report
 from reporting.numbers import duration, usd
 from tasks.outcome import Outcome, StageCrashed
@@ -83,12 +86,22 @@ def _end(pipeline: Pipeline, state: str, message: str) -> None:
     """Close a run that did not come to its end, with a report of how far it came: the one in place is of an earlier run."""
     run = pipeline.run
     run.record("end", state=state, detail={"message": message})
+    _remember(run)
     try:
         pipeline.report = build_report(run.root, run.params, run.run_id)
     except UserError as error:  # it must not hide why the run ended
         pipeline.display.say(f"warning: {error}")
     keep_copies(run, pipeline.report)
     _send(pipeline)
+
+
+def _remember(run: Run) -> None:
+    """Keep what was planned beside what was measured, for the planner's error; that can not fail the run."""
+    try:
+        book = ledger(run.root, run.params, run.run_id)
+        remember(run.root, book, reconcile(read_plan(run.folder), book))
+    except (OSError, RlhfError) as error:
+        logger.warning("plan and measurement could not be kept for later plans: %s", error)
 
 
 def _send(pipeline: Pipeline) -> None:
@@ -199,6 +212,7 @@ def report(pipeline: Pipeline) -> None:
     """Close the run, write its HTML report, and show the result in the Prefect UI."""
     run = pipeline.run
     run.record("end", state="completed")
+    _remember(run)
     pipeline.report = build_report(run.root, run.params, run.run_id)
     keep_copies(run, pipeline.report)
     create_markdown_artifact(markdown(run, pipeline.report), key="result", description="What the run cost and what it bought")

@@ -3,7 +3,7 @@
 import json
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +15,11 @@ from config.schema import Params
 from costs.attempts import read_attempts
 from costs.budget import Cost, Excess, chain, excess, limits, predecessor, spent, total
 from costs.cheaper import cheapest
-from costs.planner import Target, target
+from costs.planner import PLANNED_STAGES, Target, target
 from costs.planner import plan as make_plan
 from costs.plans import Plan, StagePlan
 from costs.price import usd_per_device_hour
+from costs.reconcile import PLAN_FILE
 from reporting.numbers import duration, usd
 from tasks.progress import planned_steps
 from tasks.validity import stale_stages
@@ -61,7 +62,7 @@ def prepare(root: Path, params: Params) -> Prepared:
     so_far = spent_by_stage(root, params, chain(rows, before))
     try:
         aim = target(params, None, 1, None, root)
-        plan = make_plan(params, aim)
+        plan = _whole_plan(params, aim)
     except CostError as error:
         if limits(params.budget) or params.budget.approval_usd is not None:
             raise
@@ -71,6 +72,14 @@ def prepare(root: Path, params: Params) -> Prepared:
     planned = {stage.stage: stage for stage in plan.stages if stage.stage in stale}
     ahead = {name: _ahead(stage, shares[name]) for name, stage in planned.items()}
     return Prepared(params, before, so_far, aim, plan, "", ahead, total({name: _fixed(stage) for name, stage in planned.items()}))
+
+
+def _whole_plan(params: Params, aim: Target) -> Plan:
+    """Every stage on as many devices as it has processes."""
+    each = [make_plan(params, replace(aim, gpus=getattr(params.processes, stage, 1)), (stage,)) for stage in PLANNED_STAGES]
+    return Plan(
+        tuple(stage for plan in each for stage in plan.stages), tuple(dict.fromkeys(line for plan in each for line in plan.assumptions))
+    )
 
 
 def _kept_params(root: Path, rows: list[PipelineRow]) -> dict[str, Params]:
@@ -233,4 +242,4 @@ def keep(folder: Path, prepared: Prepared) -> None:
     }
     temporary = folder / ".plan.json.new"
     temporary.write_text(json.dumps(record, indent=1), encoding="utf-8")
-    temporary.replace(folder / "plan.json")
+    temporary.replace(folder / PLAN_FILE)

@@ -8,6 +8,7 @@ from mlflow.entities import Metric
 
 from config.records import MetricRow, UsageRow
 from costs.ledger import Ledger, StageCost, usd_of
+from costs.reconcile import Comparison, Reconciled
 
 PREFIXES = {"evaluate": "eval"}
 """Stage -> first part of its metrics' names, where it is not the stage's own."""
@@ -42,10 +43,9 @@ def final_metrics(metrics: Mapping[str, Mapping[str, Any]], time: float) -> list
 
 def cost_metrics(book: Ledger, time: float) -> list[Metric]:
     """`cost/*` of a whole run, and `stage/<stage>/*`."""
-    device_hours = sum(stage.device_seconds for stage in book.stages) / 3600
     values = {
         "cost/usd": book.total_usd,
-        "cost/gpu_hours": device_hours,
+        "cost/gpu_hours": book.device_seconds / 3600,
         "cost/waste_usd": book.waste_usd,
         "cost/saved_usd": book.saved_usd,
         "cost/seconds": book.total_seconds,
@@ -58,6 +58,25 @@ def cost_metrics(book: Ledger, time: float) -> list[Metric]:
 def _stage_costs(stage: StageCost) -> dict[str, float]:
     costs = {f"stage/{stage.stage}/seconds": stage.seconds, f"stage/{stage.stage}/usd": stage.usd}
     return costs | {metric_name("phase", stage.stage, phase.phase, "seconds"): phase.seconds for phase in stage.phases}
+
+
+def plan_metrics(reconciled: Reconciled, kwh: float, time: float) -> list[Metric]:
+    """`plan/*` of a whole run, and per stage, beside what was measured; `cost/kwh`."""
+    values = {"cost/kwh": kwh} | _planned("plan", reconciled.whole)
+    for stage in reconciled.stages:
+        values |= _planned(metric_name("plan", stage.stage), stage.whole)
+    return [_metric(name, value, time, 0) for name, value in values.items()]
+
+
+def _planned(prefix: str, comparison: Comparison) -> dict[str, float]:
+    values = {
+        "usd": comparison.planned_usd,
+        "seconds": comparison.planned_seconds,
+        "peak_bytes": comparison.planned_peak_bytes,
+        "error_seconds": comparison.error,
+        "error_peak_bytes": comparison.error_peak_bytes,
+    }
+    return {f"{prefix}/{name}": value for name, value in values.items() if value is not None}
 
 
 def flat_params(node: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, str]]:

@@ -18,11 +18,12 @@ from config.load import load as load_params
 from config.records import NO_RUN_ID, STAGES, AttemptRow, MetricRow, PipelineRow, UsageRow
 from config.schema import Params
 from costs.ledger import ledger
-from costs.price import usd_per_device_hour
+from costs.price import kwh, usd_per_device_hour
+from costs.reconcile import read_plan, reconcile
 from tracking.client import Connection, connect, ensure_run, log, named_faults
 from tracking.cursor import Cursor, cursor_path, exclusive, load, save
 from tracking.lineage import datasets, log_evidence, register
-from tracking.rows import cost_metrics, final_metrics, flat_params, training_metrics, usage_metrics
+from tracking.rows import cost_metrics, final_metrics, flat_params, plan_metrics, training_metrics, usage_metrics
 
 PIPELINE = "pipeline.jsonl"
 STATUS = {"completed": "FINISHED", "stopped": "KILLED", "over_budget": "KILLED", "killed": "KILLED"}
@@ -101,7 +102,9 @@ class Shipment:
         run_id, folder = self._parent(row.run_id, row.time), self._root / "runs" / "pipeline" / row.run_id
         params = self._params_of(row.run_id)
         results = {stage: _read_json(folder / "metrics" / f"{stage}.json") for stage in STAGES}
-        metrics = final_metrics(results, row.time) + cost_metrics(ledger(self._root, params, row.run_id), row.time)
+        book = ledger(self._root, params, row.run_id)
+        metrics = final_metrics(results, row.time) + cost_metrics(book, row.time)
+        metrics += plan_metrics(reconcile(read_plan(folder), book), kwh(book.device_seconds, params), row.time)
         log(self._connection, run_id, metrics=metrics)
         log_evidence(self._connection, run_id, folder)
         if row.state == "completed":

@@ -1,12 +1,14 @@
 """Where the time and the money went: per stage, per phase of PPO, and every phase in a table."""
 
 from costs.ledger import Ledger, StageCost
+from costs.reconcile import Comparison
 from reporting.bars import Part, bar_list, strip
 from reporting.inputs import Findings
 from reporting.key_figures import key_figure
 from reporting.markup import Markup, element, join
-from reporting.numbers import ABSENT, count, duration, memory, short, usd
+from reporting.numbers import ABSENT, count, deviation, duration, memory, short, usd
 from reporting.parts import badge, card, grid, missing, section, table
+from reporting.verdict import usd_per_win_rate_point
 
 STATE_TONES = {"done": "good", "cached": "quiet", "stopped": "open", "unfinished": "open", "failed": "bad"}
 PHASES = {
@@ -24,7 +26,8 @@ def costs_section(findings: Findings) -> Markup:
         return section("cost", title, None, missing("What this model cost to make was not recorded here: only its outputs were fetched."))
     aligned = book.stage(findings.params.align.method)
     lead = "Measured wall time of every process, failed attempts included, times the devices it held and their price."
-    return section("cost", title, lead, _shares(book), _stage_table(findings), _phases_card(aligned), _all_phases(book))
+    planned = _planned(findings)
+    return section("cost", title, lead, _shares(book), _stage_table(findings), planned, _phases_card(aligned), _all_phases(book))
 
 
 def _shares(book: Ledger) -> Markup | None:
@@ -62,6 +65,50 @@ def _remark(stage: StageCost) -> Markup | None:
     if stage.message and stage.state != "done":
         remarks.append(stage.message)
     return element("span", ", ".join(remarks), class_="remark") if remarks else None
+
+
+def _planned(findings: Findings) -> Markup | None:
+    """The plan beside the measurement: a picture of the stages, and a table of every phase."""
+    reconciled = findings.reconciled
+    compared = [stage for stage in reconciled.stages if stage.whole.error is not None]
+    if not compared:
+        return None
+    bars = []
+    for stage in compared:
+        whole = stage.whole
+        bars.append(Part(f"{stage.stage} planned", whole.planned_seconds or 0.0, duration(whole.planned_seconds), "c2"))
+        shown = f"{duration(whole.measured_seconds)} · {deviation(whole.error)}"
+        bars.append(Part(f"{stage.stage} measured", whole.measured_seconds or 0.0, shown, "c4"))
+    note = (
+        f"Planned for {reconciled.hardware} before the run. Measured: the work that made the outputs, done once. "
+        f"The plan of these stages together was off by {deviation(reconciled.whole.error)}."
+    )
+    picture = card("Planned and measured", bar_list(bars, "Planned and measured time of each stage"), note=note)
+    return join(
+        picture, element("details", element("summary", "Plan and measurement of every phase"), _planned_table(findings)), _bought(findings)
+    )
+
+
+def _planned_table(findings: Findings) -> Markup:
+    header = ["Stage", "Phase", "Planned", "Measured", "Error", "Planned cost", "Measured cost", "Planned peak", "Measured peak", "Error"]
+    rows = [
+        [stage.stage, name, *_comparison(each)]
+        for stage in findings.reconciled.stages
+        for name, each in [*stage.phases.items(), ("all", stage.whole)]
+    ]
+    return table(header, rows, ["Total", "", *_comparison(findings.reconciled.whole)], numbers=range(2, 10))
+
+
+def _comparison(each: Comparison) -> list[str]:
+    return [
+        duration(each.planned_seconds), duration(each.measured_seconds), deviation(each.error), usd(each.planned_usd),
+        usd(each.measured_usd), memory(each.planned_peak_bytes), memory(each.measured_peak_bytes), deviation(each.error_peak_bytes),
+    ]  # fmt: skip
+
+
+def _bought(findings: Findings) -> Markup | None:
+    point = usd_per_win_rate_point(findings)
+    return element("p", f"A point of win rate above 50% cost {usd(point)}.", class_="note") if point is not None else None
 
 
 def _phases_card(stage: StageCost | None) -> Markup | None:

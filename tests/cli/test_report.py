@@ -57,6 +57,37 @@ def test_json_holds_the_agreed_keys_and_adds_up(project: Path) -> None:
         assert all(set(phase) >= {"phase", "seconds", "tokens", "usd", "peak_bytes"} for phase in stage["phases"])
 
 
+def write_plan(project: Path) -> None:
+    """The plan of a run that would take half as long for sft as it did, and said nothing of the rest."""
+    phases = [{"phase": "start", "seconds": 5.0, "peak_bytes": 1e9}, {"phase": "train", "seconds": 25.0, "peak_bytes": 1e9}]
+    stage = {"stage": "sft", "gpus": 1, "seconds": 30.0, "peak_bytes_per_gpu": 1e9, "phases": phases}
+    path = kept_folder(project, FIRST) / "plan.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({"stages": [stage], "hardware": "cpu"}))
+
+
+def test_plan_and_measurement_are_side_by_side(project: Path) -> None:
+    assert printed()["stages"][1]["planned_seconds"] is None
+    write_plan(project)
+    content = printed("--costs")
+    sft = content["stages"][1]
+    assert sft["planned_seconds"] == 30.0
+    assert sft["error"] == pytest.approx(30.0 / sft["measured_seconds"] - 1)
+    assert content["error"] == sft["error"], "of the stages that were planned"
+    train = next(phase for phase in sft["phases"] if phase["phase"] == "train")
+    assert train["error"] == pytest.approx(25.0 / train["measured_seconds"] - 1)
+    assert content["stages"][3]["planned_seconds"] is None
+    table = call("--costs").stdout
+    assert next(line.split() for line in table.splitlines() if line.split()[:2] == ["sft", "all"])[2:4] == ["30", "s"]
+
+
+def test_a_point_of_win_rate_has_its_price(project: Path) -> None:
+    content = printed()
+    assert content["usd_per_win_rate_point"] == pytest.approx(content["total_usd"] / 37.3)
+    write_cached_run(project)
+    assert printed()["usd_per_win_rate_point"] == pytest.approx((content["total_usd"] - content["waste_usd"]) / 37.3)
+
+
 def test_the_newest_run_is_reported_and_an_older_one_by_name(project: Path) -> None:
     write_cached_run(project)
     newest, first = printed(), printed(FIRST)

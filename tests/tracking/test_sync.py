@@ -1,5 +1,6 @@
 """Shipping to a real MLflow on SQLite: every row once, whenever it was up."""
 
+import json
 import shutil
 import socket
 import time
@@ -140,6 +141,8 @@ def test_a_run_arrives_with_parent_child_params_results_and_model(root: Path, pa
     assert parent.data.metrics["eval/gold_aligned"] == 0.9
     assert parent.data.metrics["eval/reward_hacking"] == 0
     assert parent.data.metrics["cost/usd"] == pytest.approx(3 * 3.6 * params.prices.usd_per_device_hour / 3600, rel=1e-6)
+    assert parent.data.metrics["cost/kwh"] == pytest.approx(3 * 3.6 / 3600 * 30 / 1000, rel=1e-6)
+    assert not [name for name in parent.data.metrics if name.startswith("plan/")], "it kept no plan"
     assert history(root, "r1/ppo/1", "ppo/score") == SCORES
     assert history(root, "r1/ppo/1", "phase/rollout/seconds") == [(1, 3.6), (2, 3.6), (3, 3.6)]
     (prepared,) = parent.inputs.dataset_inputs
@@ -184,6 +187,21 @@ def test_rows_arrive_once_however_often_they_are_shipped_while_the_run_is_at_wor
         assert sync(root, params) == 0
     assert runs(root)["r1/ppo/1"].info.status == "RUNNING"
     assert history(root, "r1/ppo/1", "ppo/score") == SCORES
+
+
+def test_the_plan_and_its_error_arrive_beside_the_measurement(root: Path, params: Params) -> None:
+    Story(root, params).whole()
+    phases = [{"phase": "rollout", "seconds": 9.0, "peak_bytes": 7.0}]
+    stage = {"stage": "ppo", "gpus": 1, "seconds": 9.0, "peak_bytes_per_gpu": 7.0, "phases": phases}
+    (root / "runs" / "pipeline" / "r1" / "plan.json").write_text(json.dumps({"stages": [stage], "hardware": "cpu"}))
+    sync(root, params)
+    metrics = runs(root)["r1"].data.metrics
+    measured = 3 * 3.6
+    assert metrics["plan/seconds"] == metrics["plan/ppo/seconds"] == 9.0
+    assert metrics["plan/usd"] == pytest.approx(9.0 * params.prices.usd_per_device_hour / 3600)
+    assert metrics["plan/peak_bytes"] == 7.0
+    assert metrics["plan/error_seconds"] == pytest.approx(9.0 / measured - 1)
+    assert "plan/error_peak_bytes" in metrics
 
 
 @pytest.mark.parametrize("lost", ["cursor lost", "killed before the cursor was written"])
