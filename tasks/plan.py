@@ -10,12 +10,12 @@ from typing import Any
 from config import jsonl
 from config.errors import CostError, ParamsError
 from config.load import load
-from config.records import STAGES, PipelineRow
+from config.records import STAGES, PipelineRow, stages_of
 from config.schema import Params
 from costs.attempts import read_attempts
 from costs.budget import Cost, Excess, chain, excess, limits, predecessor, spent, total
 from costs.cheaper import cheapest
-from costs.planner import PLANNED_STAGES, Target, target
+from costs.planner import Target, target
 from costs.planner import plan as make_plan
 from costs.plans import Plan, StagePlan
 from costs.price import usd_per_device_hour
@@ -76,7 +76,7 @@ def prepare(root: Path, params: Params) -> Prepared:
 
 def _whole_plan(params: Params, aim: Target) -> Plan:
     """Every stage on as many devices as it has processes."""
-    each = [make_plan(params, replace(aim, gpus=getattr(params.processes, stage, 1)), (stage,)) for stage in PLANNED_STAGES]
+    each = [make_plan(params, replace(aim, gpus=getattr(params.processes, stage, 1)), (stage,)) for stage in stages_of(params.align.method)]
     return Plan(
         tuple(stage for plan in each for stage in plan.stages), tuple(dict.fromkeys(line for plan in each for line in plan.assumptions))
     )
