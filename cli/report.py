@@ -141,6 +141,9 @@ def cost_notes(findings: "Findings") -> list[str]:
 
     book, point = findings.ledger, usd_per_win_rate_point(findings)
     notes = [f"Wasted on work done again: {usd(book.waste_usd)}. Saved by unchanged stages: {usd(book.saved_usd)}."]
+    retries = sum(stage.memory_retries for stage in book.stages)
+    if retries:
+        notes.append(f"Work done again in smaller pieces because memory ran out: {retries} times.")
     if point is not None:
         notes.append(f"A point of win rate above 50% cost {usd(point)}.")
     if not findings.reconciled.hardware:
