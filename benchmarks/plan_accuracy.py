@@ -81,7 +81,7 @@ def measured(case: Case, kept: Path) -> dict[str, Any]:
     rows = jsonl.read(folder / "runs" / case.stage / "usage.jsonl", UsageRow).rows
     found = read_json(folder / "bench/process.json") | {"params": made_from, "peak_bytes": max(row.peak_bytes for row in rows)}
     result.write_text(json.dumps(found), encoding="utf-8")
-    for place in ("models", "data", "checkpoints", "runs", "plots"):
+    for place in ("models", "base", "data", "checkpoints", "runs", "plots"):
         shutil.rmtree(folder / place, ignore_errors=True)
     return found
 

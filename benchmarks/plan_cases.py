@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from config.load import read, validate
-from config.schema import Params
+from config.schema import Model, Params
 from costs.compute import forward_matmul_flops
 from costs.planner import random_config
 from costs.shapes import ModelShape, from_config
@@ -37,10 +37,9 @@ class Case:
     """Shortest and longest prompt of the data, in tokens."""
     response_tokens: tuple[int, int]
     """The same for responses, their end-of-sequence token included."""
-
-    @property
-    def shape(self) -> ModelShape:
-        return from_config(random_config(self.params), "model.random")
+    model: Model
+    """The random model that the stage starts from; in `params` it is a folder where adapters or four bits need one."""
+    shape: ModelShape
 
 
 def draw(seed: int, count: int, stages: tuple[str, ...] = STAGES, recipe: Path = RECIPE) -> list[Case]:
@@ -73,13 +72,33 @@ def _case(name: str, stage: str, rng: random.Random, base: dict[str, Any]) -> Ca
     content["model"] = base["model"] | {
         "random": model, "context_length": length + 1, "attention": "sdpa" if rng.random() < 0.8 else "eager",
     }  # fmt: skip
-    for name_, key in (("sft", "max_length"), ("reward", "max_length"), ("ppo", "max_new_tokens"), ("evaluate", "max_new_tokens")):
-        content[name_] = base[name_] | {key: min(base[name_][key], length)}  # what is not measured has to fit the context too
+    for section, fields in base.items():  # what is not measured has to fit the context too
+        lengths = {key: min(fields[key], length) for key in ("max_length", "max_new_tokens") if isinstance(fields, dict) and key in fields}
+        content[section] = {**fields, **lengths} if lengths else content[section]
     content[stage] = base[stage] | (_ppo(rng, length, response) if stage == "ppo" else _trainer(rng, stage, length))
-    params = validate(content, name)
+    whole = validate(content, name)
+    adapters = _adapters(rng, stage, content)
+    params = validate(content, name) if adapters else whole
     said = (response, response) if stage == "ppo" else _spread(response, shortest)  # a policy of random weights never ends
-    case = Case(name, stage, params, _spread(prompt, shortest), said)
+    shape = from_config(random_config(whole), "model.random")
+    case = Case(name, stage, params, _spread(prompt, shortest), said, whole.model, shape)
     return case if _flops(case) <= MOST_FLOPS and _bytes(case) >= LEAST_BYTES else None
+
+
+def _adapters(rng: random.Random, stage: str, content: dict[str, Any]) -> bool:
+    """LoRA for a quarter of the cases, over four bits for a tenth: `content` then starts from a folder."""
+    drawn = rng.random()
+    if drawn >= 0.35 or (stage == "ppo" and content["ppo"]["layout"] == "shared_base"):
+        return False
+    modules = rng.choice((["q", "v"], ["q", "k", "v", "o"], ["q", "k", "v", "o", "gate", "up", "down"]))
+    if content["model"]["random"]["family"] == "gpt2":
+        modules = ["q", "k", "v", "o"]
+    content[stage] = content[stage] | {"lora": {"rank": rng.choice((4, 16)), "alpha": 16.0, "modules": modules, "dropout": 0.0}}
+    four_bits = drawn < 0.1 and content["model"]["random"]["family"] == "llama"
+    if four_bits and stage != "ppo":
+        content["ppo"] = content["ppo"] | {"lora": content[stage]["lora"]}
+    content["model"] = content["model"] | {"path": "./base", "random": None, "quantisation": "nf4" if four_bits else None}
+    return True
 
 
 def _spread(longest: int, shortest: float) -> tuple[int, int]:

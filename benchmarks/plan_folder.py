@@ -34,9 +34,7 @@ def word_tokenizer(vocab_size: int) -> PreTrainedTokenizerFast:
 
 def make(case: Case, folder: Path) -> None:
     """Everything the stage of a case needs, below `folder`."""
-    random_model = case.params.model.random
-    assert random_model is not None
-    tokenizer = word_tokenizer(random_model.vocab_size)
+    tokenizer = word_tokenizer(case.shape.vocab)
     tokenizer.save_pretrained(folder / "data/tokenizer")
     rows = _rows(case)
     for dataset, of_dataset in rows.items():
@@ -46,8 +44,7 @@ def make(case: Case, folder: Path) -> None:
             write_jsonl(path, part)
     write_params(folder, case.params.model_dump(mode="json"))
     plan_inputs(case, folder, rows)
-    if case.stage != "sft":
-        _models(case, folder, tokenizer)
+    _models(case, folder, tokenizer)
 
 
 def _rows(case: Case) -> dict[str, list[dict[str, str]]]:
@@ -55,10 +52,9 @@ def _rows(case: Case) -> dict[str, list[dict[str, str]]]:
     params, rng = case.params, random.Random(case.params.seed)
     batch = {"sft": params.sft.batch_size, "reward": params.reward.batch_size, "ppo": params.ppo.batch_size}[case.stage]
     count = 4 * batch + TEST_ROWS
-    assert params.model.random is not None
 
     def text(tokens: int) -> str:
-        return " ".join(f"w{rng.randrange(SPECIAL_TOKENS, params.model.random.vocab_size)}" for _ in range(tokens))  # type: ignore[union-attr]
+        return " ".join(f"w{rng.randrange(SPECIAL_TOKENS, case.shape.vocab)}" for _ in range(tokens))
 
     rows: dict[str, list[dict[str, str]]] = {"sft": [], "preference": [], "prompts": []}
     for i in range(count):
@@ -79,6 +75,14 @@ def plan_inputs(case: Case, folder: Path, rows: dict[str, list[dict[str, str]]] 
         return [prompt + reply for reply in replies] or [prompt]
 
     rows = rows or _rows(case)
+    config = {
+        "model_type": case.shape.family, "hidden_size": case.shape.width, "num_hidden_layers": case.shape.layers,
+        "num_attention_heads": case.shape.heads, "num_key_value_heads": case.shape.kv_heads, "intermediate_size": case.shape.mlp_width,
+        "vocab_size": case.shape.vocab, "tie_word_embeddings": case.shape.tied, "max_position_embeddings": case.params.model.context_length,
+    }  # fmt: skip
+    (folder / "base").mkdir(exist_ok=True)
+    if not (folder / "base" / "config.json").exists():
+        write_json(folder / "base" / "config.json", config)
     found: dict[str, Any] = {"bayes_accuracy": None, "baseline_longer_wins": 0.5, "baseline_bow": 0.5}
     for dataset, of_dataset in rows.items():
         lengths = [length for row in of_dataset[:-TEST_ROWS] for length in words(row)]
@@ -94,10 +98,12 @@ def plan_inputs(case: Case, folder: Path, rows: dict[str, list[dict[str, str]]] 
 
 def _models(case: Case, folder: Path, tokenizer: PreTrainedTokenizerFast) -> None:
     """An SFT and a reward model with random weights: memory and time do not depend on what they say."""
-    policy = base_model(case.params.model, tokenizer, case.params.seed, trainable=True)
+    policy = base_model(case.model, tokenizer, case.params.seed, trainable=True)
+    policy.save_pretrained(folder / "base")
+    tokenizer.save_pretrained(folder / "base")
     policy.save_pretrained(folder / "models/sft")
     if case.stage == "ppo":
-        new_reward_model(policy, case.params.model, tokenizer, case.params.seed).save_pretrained(folder / "models/reward")
+        new_reward_model(policy, case.model, tokenizer, case.params.seed).save_pretrained(folder / "models/reward")
     torch.manual_seed(0)
 
 

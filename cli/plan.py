@@ -74,7 +74,9 @@ def plan(
         other_aim = target(other, hardware, gpus, usd_per_gpu_hour, Path())
         _compare(make(params, aim, chosen), make(other, other_aim, chosen), file.name, compare.name, as_json, markdown)
     else:
-        show(_noted(make(params, aim, chosen), notes), as_json, html, file.name)
+        from costs.accuracy import past_runs, with_errors
+
+        show(with_errors(_noted(make(params, aim, chosen), notes), past_runs(Path())), as_json, html, file.name)
 
 
 def _noted(made: "Plan", notes: tuple[str, ...]) -> "Plan":

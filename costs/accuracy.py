@@ -7,10 +7,15 @@ lowers the mean error on runs that it was not fitted on: each run is predicted f
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from math import exp, fsum, log, sqrt
-from typing import Protocol
+from pathlib import Path
 
+from pydantic import BaseModel, ConfigDict
+
+from config import jsonl
 from costs.plans import Band, Plan, PlanError, StagePlan
 
+PAST_RUNS = Path(".rlhf/planned-measured.jsonl")
+"""Plan beside measurement, appended after every run of this machine."""
 FEWEST_RUNS = 3
 """Below it nothing is corrected, and below two there is no spread to show."""
 NEWEST_RUNS = 20
@@ -23,23 +28,24 @@ T_90_BEYOND = 1.325
 """The same for 20; 1.28 in the limit."""
 
 
-class Past(Protocol):
-    """A stage of a past run; `phase` is empty for the stage as a whole. See config/records.py, PlannedRow."""
+class Past(BaseModel):
+    """A stage, or a phase of one, that a past run on this machine planned and measured: a row of PAST_RUNS."""
 
-    @property
-    def hardware(self) -> str: ...
-    @property
-    def stage(self) -> str: ...
-    @property
-    def phase(self) -> str: ...
-    @property
-    def planned_seconds(self) -> float: ...
-    @property
-    def measured_seconds(self) -> float: ...
-    @property
-    def planned_peak_bytes(self) -> float: ...
-    @property
-    def measured_peak_bytes(self) -> float: ...
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    hardware: str
+    stage: str
+    phase: str
+    """Empty for the stage as a whole."""
+    planned_seconds: float
+    measured_seconds: float
+    planned_peak_bytes: float
+    measured_peak_bytes: float
+
+
+def past_runs(root: Path) -> list[Past]:
+    """What is known of past runs in the project at `root`, oldest first; a row that a crash cut is left out."""
+    return list(jsonl.read(root / PAST_RUNS, Past).rows)
 
 
 @dataclass(frozen=True)

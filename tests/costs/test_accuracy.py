@@ -1,13 +1,15 @@
 """The planner's error over past runs: the interval, and when a correction is used."""
 
+import json
 from math import exp, log
-from types import SimpleNamespace
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from costs.accuracy import correction, ratios, spread, with_errors
+from cli.plan import plan
+from costs.accuracy import PAST_RUNS, Past, correction, past_runs, ratios, spread, with_errors
 from costs.catalogue import price
 from costs.plans import Plan
 from costs.stages import plan_stage
@@ -63,11 +65,35 @@ def test_what_took_no_time_and_what_is_old_does_not_count() -> None:
     assert len(ratios([(1.0, 1.0)] * 30)) == 20
 
 
-def past(stage: str = "sft", hardware: str = "a100-80", phase: str = "", seconds: float = 1.2, peak: float = 0.0) -> SimpleNamespace:
-    return SimpleNamespace(
-        stage=stage, hardware=hardware, phase=phase, planned_seconds=1.0, measured_seconds=seconds, planned_peak_bytes=peak and 1.0,
+def past(stage: str = "sft", hardware: str = "a100-80", phase: str = "", seconds: float = 1.2, peak: float = 0.0) -> Past:
+    return Past(
+        stage=stage, hardware=hardware, phase=phase, planned_seconds=1.0, measured_seconds=seconds, planned_peak_bytes=1.0 if peak else 0.0,
         measured_peak_bytes=peak,
     )  # fmt: skip
+
+
+def test_past_runs_are_read_and_a_row_that_a_crash_cut_is_left_out(tmp_path: Path) -> None:
+    (tmp_path / PAST_RUNS).parent.mkdir()
+    row = json.dumps({**past().model_dump(), "run_id": "r1", "time": 1.0})
+    (tmp_path / PAST_RUNS).write_text(f"{row}\n{row[:40]}\n{row}\n")
+    assert past_runs(tmp_path) == [past(), past()]
+    assert past_runs(tmp_path / "nowhere") == []
+
+
+def test_the_plan_command_shows_what_past_runs_make_of_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = Path("recipes/demo.yaml").absolute()
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / PAST_RUNS).parent.mkdir()
+    rows = [past(hardware="cpu", stage="ppo", seconds=seconds) for seconds in (1.5, 1.6, 1.7)]
+    (tmp_path / PAST_RUNS).write_text("".join(row.model_dump_json() + "\n" for row in rows))
+    plan(params_file=recipe, stage=["ppo"], as_json=True, gpus=1)
+    stage = json.loads(capsys.readouterr().out)["stages"][0]
+    band = stage["error"]["seconds"]
+    assert band["corrected"]
+    assert band["expected"] == pytest.approx((1.5 * 1.6 * 1.7) ** (1 / 3) * stage["seconds"])
+    assert stage["error"]["peak_bytes"] is None
 
 
 def test_a_plan_takes_the_runs_of_its_own_stage_and_device() -> None:
