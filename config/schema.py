@@ -274,6 +274,14 @@ class Ppo(Section):
     max_new_tokens: Positive = Field(description="Longest response, in tokens.")
     temperature: Annotated[float, Field(gt=0)] = Field(description="Sampling temperature, applied to log-probabilities alike.")
     rollout_batch_size: Positive = Field(description="Responses generated side by side in a process.")
+    rollout_engine: Literal["static", "paged"] = Field(
+        description="static: a batch that shrinks as responses end. paged: Transformers' continuous batching, for a GPU with model.attention "
+        "flash_attention_2; on a CPU it is slower. Both sample the same responses; paged gives no values, so not in shared_trunk."
+    )
+    recompute_logprobs: bool = Field(
+        description="Take the old log-probabilities from the trainer's own forward, not from sampling: right even where the engine's numbers "
+        "differ (rollout_logprob_gap says how much), for one more forward pass over the rollout."
+    )
     ppo_epochs: Positive = Field(description="Passes over each rollout.")
     num_mini_batches: Positive = Field(description="Optimizer steps per pass; must divide the batch.")
     micro_batch_tokens: Positive = Field(description="Token budget of one forward and backward pass.")
@@ -318,6 +326,15 @@ class Ppo(Section):
             raise ParamsError(
                 "ppo.layout=shared_base shares one frozen base between adapters, and ppo.lora is null. "
                 "Set ppo.lora, or layout: separate in params.yaml."
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _engine(self) -> "Ppo":
+        if self.layout == "shared_trunk" and self.rollout_engine == "paged":
+            raise ParamsError(
+                "ppo.rollout_engine=paged gives no values, and ppo.layout=shared_trunk takes them from the rollout. "
+                "Set rollout_engine: static or layout: separate in params.yaml."
             )
         return self
 

@@ -32,11 +32,11 @@ from training.out_of_memory import Pieces
 from training.ppo_layouts import load_roles, save_policy
 from training.ppo_math import adapted_kl_coef, gae, kl_per_token, policy_loss, token_rewards, value_loss, whiten
 from training.ppo_report import UpdateStatistics, rollout_statistics
-from training.ppo_roles import Roles
+from training.ppo_roles import Roles, in_pieces
+from training.ppo_rollout import own_logprobs, roll_out
 from training.ppo_state import PpoState, load_state, save_state
-from training.processes import Fit, own_share, spread, sum_gradients
-from training.rollout import Limits, Rollout, sampling_noise
-from training.rollout_static import generate
+from training.processes import own_share, spread, sum_gradients
+from training.rollout import Limits, sampling_noise
 from training.samples import write_samples
 from training.scoring import score
 from training.stage import Stage, run_stage
@@ -77,6 +77,8 @@ def ppo(stage: Stage) -> None:
         sequences = [[*prompt, *response] for prompt, response in zip(batch, rollout.responses, strict=True)]
         lengths = [len(ids) for ids in sequences]
         tokens = sum(lengths)
+        with phase("logprobs", update), precision:
+            logprobs, gap = own_logprobs(fit, roles, rollout.logprobs, sequences, prompt_lengths, settings)
 
         # 2. score
         with phase("score", update) as work:
@@ -101,7 +103,7 @@ def ppo(stage: Stage) -> None:
                 work.add(tokens, len(batch))
         else:
             values = rollout.values
-        logprobs_BT, mask_BT = pad_responses(rollout.logprobs)
+        logprobs_BT, mask_BT = pad_responses(logprobs)
         ref_logprobs_BT, values_BT = pad_responses(ref_logprobs)[0], pad_responses(values)[0]
 
         with phase("advantage", update):
@@ -138,7 +140,7 @@ def ppo(stage: Stage) -> None:
 
         # 7. report
         state.update, state.episodes = update, state.episodes + len(batch)
-        values_now = {**statistics, **update_statistics.summary(), "episodes": state.episodes, "seconds": time.monotonic() - began}
+        values_now = {**statistics, **gap, **update_statistics.summary(), "episodes": state.episodes, "seconds": time.monotonic() - began}
         stage.log(update, values_now)
         if settings.kl.controller == "adaptive":
             state.kl_coef = adapted_kl_coef(state.kl_coef, statistics["kl"], settings.kl.target, settings.kl.horizon, len(batch))
@@ -180,11 +182,6 @@ class Episodes(NamedTuple):
         return Episodes([self.sequences[i] for i in rows], [self.prompt_lengths[i] for i in rows], *tensors)
 
 
-def in_pieces(settings: Ppo, micro_batch_tokens: int) -> Ppo:
-    """The settings with another token budget of a forward pass."""
-    return settings.model_copy(update={"micro_batch_tokens": micro_batch_tokens})
-
-
 def add_gradients(
     roles: Roles, episodes: Episodes, mini_tokens: int, settings: Ppo, precision: torch.autocast, statistics: UpdateStatistics,
     micro_batch_tokens: int,
@@ -204,24 +201,6 @@ def add_gradients(
         loss = (policy.losses.sum() + settings.vf_coef * value.losses.sum()) / mini_tokens
         roles.backward(loss)
         statistics.add(policy, value, new)
-
-
-def roll_out(fit: Fit, roles: Roles, batch: Sequence[list[int]], noise_BT: Tensor, settings: Ppo, limits: Limits) -> Rollout:
-    """Responses to the prompts of an update. Those to one prompt stay in one process, where they share its cache."""
-    width = settings.responses_per_prompt
-
-    def of_prompts(size: int, prompts: Sequence[list[int]], noise: Sequence[Tensor]) -> list[Rollout]:
-        rows = [prompt for prompt in prompts for _ in range(width)]
-        own = generate(roles.policy, rows, torch.cat(list(noise)), settings.temperature, limits, size, roles.trunk_value_head)
-        parts = [slice(start, start + width) for start in range(0, len(rows), width)]
-        return [Rollout(own.responses[part], own.logprobs[part], own.values[part] if own.values else None) for part in parts]
-
-    found = spread(fit, of_prompts, batch[::width], noise_BT.split(width))
-    return Rollout(
-        responses=[row for part in found for row in part.responses],
-        logprobs=[row for part in found for row in part.logprobs],
-        values=None if found[0].values is None else [row for part in found for row in part.values or []],
-    )
 
 
 def write_outputs(stage: Stage, roles: Roles, state: PpoState, tokenizer: PreTrainedTokenizerBase) -> None:

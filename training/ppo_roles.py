@@ -34,6 +34,11 @@ class Forward(NamedTuple):
     values: Tensor
 
 
+def in_pieces(settings: Ppo, micro_batch_tokens: int) -> Ppo:
+    """The settings with another token budget of a forward pass."""
+    return settings.model_copy(update={"micro_batch_tokens": micro_batch_tokens})
+
+
 class Models(NamedTuple):
     """The roles as their layout has them. Exactly one of `value_model` and `trunk_value_head` (layout shared_trunk) is there."""
 
@@ -93,6 +98,11 @@ class Roles:
         else:
             values_N = self._values_at(sequences, prompt_lengths)
         return Forward(logprobs_N, entropy_N, values_N)
+
+    @torch.no_grad()
+    def logprobs(self, sequences: Sequence[Sequence[int]], prompt_lengths: Sequence[int], settings: Ppo) -> list[Tensor]:
+        """Log-probs of each response under the policy as the update computes them, in order."""
+        return sequence_logprobs(self.policy, sequences, prompt_lengths, settings.temperature, settings.micro_batch_tokens)
 
     @torch.no_grad()
     def ref_logprobs(self, sequences: Sequence[Sequence[int]], prompt_lengths: Sequence[int], settings: Ppo) -> list[Tensor]:

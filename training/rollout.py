@@ -15,6 +15,8 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from training.adapters import AdapterView
+
 BLOCK = 256
 """Tokens of the vocabulary whose probabilities are added up before looking at single ones."""
 
@@ -45,7 +47,7 @@ class Engine(Protocol):
     """
 
     def __call__(
-        self, model: PreTrainedModel, prompts: Sequence[Sequence[int]], noise_BT: Tensor | None, temperature: float, limits: Limits,
+        self, model: PreTrainedModel | AdapterView, prompts: Sequence[Sequence[int]], noise_BT: Tensor | None, temperature: float, limits: Limits,
         batch_size: int, value_head: nn.Linear | None = None,
     ) -> Rollout: ...  # fmt: skip
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from training.adapters import AdapterView
 from training.batching import pad_right
 from training.kv_cache import DecodingCache
 from training.logprobs import output_weight
@@ -20,7 +21,7 @@ BUCKET_PADDING = 0.1
 
 @torch.no_grad()
 def generate(
-    model: PreTrainedModel, prompts: Sequence[Sequence[int]], noise_BT: Tensor | None, temperature: float, limits: Limits,
+    model: PreTrainedModel | AdapterView, prompts: Sequence[Sequence[int]], noise_BT: Tensor | None, temperature: float, limits: Limits,
     batch_size: int, value_head: nn.Linear | None = None,
 ) -> Rollout:  # fmt: skip
     """The static engine (training.rollout.Engine): prompts of like length go side by side, `batch_size` at a time."""
@@ -38,7 +39,7 @@ def generate(
 
 
 def _generate_batch(
-    model: PreTrainedModel,
+    model: PreTrainedModel | AdapterView,
     prompts: Sequence[Sequence[int]],
     noise_BT: Tensor | None,
     temperature: float,
@@ -72,7 +73,7 @@ def _generate_batch(
     return _by_row(steps, len(prompts))
 
 
-def _read_prompts(model: PreTrainedModel, prompts: Sequence[Sequence[int]], pad: int) -> tuple[Tensor, DecodingCache]:
+def _read_prompts(model: PreTrainedModel | AdapterView, prompts: Sequence[Sequence[int]], pad: int) -> tuple[Tensor, DecodingCache]:
     """Last hidden states [B, D] and the cache of sorted prompts; one that repeats is computed once.
 
     Padding is on the right, where no real token of a causal model sees it, so reading needs no mask.

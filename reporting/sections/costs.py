@@ -12,7 +12,7 @@ from reporting.verdict import usd_per_win_rate_point
 
 STATE_TONES = {"done": "good", "cached": "quiet", "stopped": "open", "unfinished": "open", "failed": "bad"}
 PHASES = {
-    "rollouts": "start: imports and loading. rollout: generating replies. score, reference, value: reading them. other: between phases.",
+    "rollouts": "start: imports and loading. rollout: generating replies. logprobs, score, reference, value: reading them. other: between phases.",
     "dpo": "start: imports and loading. reference: the SFT model reads every pair once. train: steps. evaluate: held-out pairs.",
 }
 TONES = ("c1", "c2", "c3", "c4", "c5")
