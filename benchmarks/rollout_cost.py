@@ -90,7 +90,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--kv-heads", type=int, default=None, help="keys and values have as many heads as queries unless given")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
-    found = [measure(name, engine, options.pairs, options.vocabulary, options.kv_heads) for name in options.sizes for engine in options.engines]
+    found = [
+        measure(name, engine, options.pairs, options.vocabulary, options.kv_heads) for name in options.sizes for engine in options.engines
+    ]
     print(json.dumps({"threads": 1, "limit": LIMIT, "runs": found}, indent=2))
 
 

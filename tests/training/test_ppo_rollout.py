@@ -10,6 +10,7 @@ from tests.training.processes import metric_rows
 from tests.training.tiny import files, open_stage, params, policy, prompts, random_responses, work
 from training import ppo_rollout
 from training.ppo_rollout import own_logprobs, roll_out
+from training.processes import Fit
 from training.rollout import Limits, Rollout, sampling_noise
 from training.sequences import sequence_logprobs
 
@@ -27,14 +28,18 @@ def roles() -> SimpleNamespace:
     return SimpleNamespace(policy=model, trunk_value_head=None, logprobs=logprobs)
 
 
+def pieces_of(size: int) -> Fit:
+    return lambda work: work(size)
+
+
 @pytest.mark.parametrize("engine", ENGINES)
 def test_responses_stand_beside_their_prompts(engine: str) -> None:
-    chosen = params(ppo={"rollout_engine": engine, "responses_per_prompt": 2, "rollout_batch_size": 3}).ppo
+    chosen = params(ppo={"rollout_engine": engine, "responses_per_prompt": 2}).ppo
     batch = [prompt for prompt in prompts(4) for _ in range(2)]
     noise = sampling_noise(8, 6, 1)
-    rollout = roll_out(roles(), batch, noise, chosen, Limits(6, -1, 0))  # type: ignore[arg-type]
+    rollout = roll_out(pieces_of(3), roles(), batch, noise, chosen, Limits(6, -1, 0))  # type: ignore[arg-type]
     for i in (0, 5):
-        alone = roll_out(roles(), [batch[i]] * 2, noise[[i, i]], chosen, Limits(6, -1, 0))  # type: ignore[arg-type]
+        alone = roll_out(pieces_of(3), roles(), [batch[i]] * 2, noise[[i, i]], chosen, Limits(6, -1, 0))  # type: ignore[arg-type]
         assert alone.responses[0] == rollout.responses[i]
         torch.testing.assert_close(alone.logprobs[0], rollout.logprobs[i], atol=1e-5, rtol=0)
 
@@ -47,7 +52,7 @@ def test_the_gap_is_the_distance_of_the_engines_logprobs_from_the_trainers(recom
     own = roles().logprobs(sequences, starts, chosen)
     off = [row + 0.25 for row in own]
     off[0] = own[0] - torch.tensor([0.25, 0.25, 0.5])
-    learnt_from, gap = own_logprobs(roles(), off, sequences, starts, chosen)  # type: ignore[arg-type]
+    learnt_from, gap = own_logprobs(pieces_of(4096), roles(), off, sequences, starts, chosen)  # type: ignore[arg-type]
     compared = 40 if recompute else 20  # every second one of 40 makes at least 16
     assert gap["rollout_logprob_gap"] == pytest.approx(0.25 + 0.25 / (3 * compared), abs=1e-5)
     assert gap["rollout_logprob_gap_max"] == pytest.approx(0.5, abs=1e-5)
