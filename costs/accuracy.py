@@ -9,13 +9,10 @@ from dataclasses import dataclass, replace
 from math import exp, fsum, log, sqrt
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict
-
-from config import jsonl
+from config.records import PlannedRow
+from costs.history import read_history
 from costs.plans import Band, Plan, PlanError, StagePlan
 
-PAST_RUNS = Path(".rlhf/planned-measured.jsonl")
-"""Plan beside measurement, appended after every run of this machine."""
 FEWEST_RUNS = 3
 """Below it nothing is corrected, and below two there is no spread to show."""
 NEWEST_RUNS = 20
@@ -28,24 +25,9 @@ T_90_BEYOND = 1.325
 """The same for 20; 1.28 in the limit."""
 
 
-class Past(BaseModel):
-    """A stage, or a phase of one, that a past run on this machine planned and measured: a row of PAST_RUNS."""
-
-    model_config = ConfigDict(frozen=True, extra="ignore")
-
-    hardware: str
-    stage: str
-    phase: str
-    """Empty for the stage as a whole."""
-    planned_seconds: float
-    measured_seconds: float
-    planned_peak_bytes: float
-    measured_peak_bytes: float
-
-
-def past_runs(root: Path) -> list[Past]:
-    """What is known of past runs in the project at `root`, oldest first; a row that a crash cut is left out."""
-    return list(jsonl.read(root / PAST_RUNS, Past).rows)
+def past_runs(root: Path) -> list[PlannedRow]:
+    """What this machine's runs in the project at `root` planned and measured, oldest first; a row that a crash cut is left out."""
+    return list(read_history(root).rows)
 
 
 @dataclass(frozen=True)
@@ -98,13 +80,13 @@ def spread(found: Sequence[float]) -> Spread | None:
     return Spread(exp(middle - reach), factor, exp(middle + reach), n, fsum(map(abs, logs)) / n)
 
 
-def with_errors(plan: Plan, past: Iterable[Past]) -> Plan:
+def with_errors(plan: Plan, past: Iterable[PlannedRow]) -> Plan:
     """`plan` with what its numbers may become by the runs of this machine that were planned for the same device."""
     whole = [row for row in past if row.phase == ""]
     return replace(plan, stages=tuple(_with_error(stage, whole) for stage in plan.stages))
 
 
-def _with_error(stage: StagePlan, past: Sequence[Past]) -> StagePlan:
+def _with_error(stage: StagePlan, past: Sequence[PlannedRow]) -> StagePlan:
     own = [row for row in past if row.stage == stage.stage and row.hardware == stage.hardware]
     seconds = spread(ratios((row.planned_seconds, row.measured_seconds) for row in own))
     memory = spread(ratios((row.planned_peak_bytes, row.measured_peak_bytes) for row in own))

@@ -9,8 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cli.plan import plan
-from costs.accuracy import PAST_RUNS, Past, correction, past_runs, ratios, spread, with_errors
+from config.records import PlannedRow
+from costs.accuracy import correction, past_runs, ratios, spread, with_errors
 from costs.catalogue import price
+from costs.history import HISTORY, this_machine
 from costs.plans import Plan
 from costs.stages import plan_stage
 from tests.costs.settings import sft
@@ -65,17 +67,18 @@ def test_what_took_no_time_and_what_is_old_does_not_count() -> None:
     assert len(ratios([(1.0, 1.0)] * 30)) == 20
 
 
-def past(stage: str = "sft", hardware: str = "a100-80", phase: str = "", seconds: float = 1.2, peak: float = 0.0) -> Past:
-    return Past(
+def past(stage: str = "sft", hardware: str = "a100-80", phase: str = "", seconds: float = 1.2, peak: float = 0.0) -> PlannedRow:
+    return PlannedRow(
+        time=1.0, run_id="r1", machine=this_machine(),
         stage=stage, hardware=hardware, phase=phase, planned_seconds=1.0, measured_seconds=seconds, planned_peak_bytes=1.0 if peak else 0.0,
         measured_peak_bytes=peak,
     )  # fmt: skip
 
 
 def test_past_runs_are_read_and_a_row_that_a_crash_cut_is_left_out(tmp_path: Path) -> None:
-    (tmp_path / PAST_RUNS).parent.mkdir()
-    row = json.dumps({**past().model_dump(), "run_id": "r1", "time": 1.0})
-    (tmp_path / PAST_RUNS).write_text(f"{row}\n{row[:40]}\n{row}\n")
+    (tmp_path / HISTORY).parent.mkdir()
+    row = past().model_dump_json()
+    (tmp_path / HISTORY).write_text(f"{row}\n{row[:40]}\n{row}\n")
     assert past_runs(tmp_path) == [past(), past()]
     assert past_runs(tmp_path / "nowhere") == []
 
@@ -85,9 +88,9 @@ def test_the_plan_command_shows_what_past_runs_make_of_it(
 ) -> None:
     recipe = Path("recipes/demo.yaml").absolute()
     monkeypatch.chdir(tmp_path)
-    (tmp_path / PAST_RUNS).parent.mkdir()
+    (tmp_path / HISTORY).parent.mkdir()
     rows = [past(hardware="cpu", stage="ppo", seconds=seconds) for seconds in (1.5, 1.6, 1.7)]
-    (tmp_path / PAST_RUNS).write_text("".join(row.model_dump_json() + "\n" for row in rows))
+    (tmp_path / HISTORY).write_text("".join(row.model_dump_json() + "\n" for row in rows))
     plan(params_file=recipe, stage=["ppo"], as_json=True, gpus=1)
     stage = json.loads(capsys.readouterr().out)["stages"][0]
     band = stage["error"]["seconds"]
