@@ -1,0 +1,132 @@
+"""Stop a run at random budgets, go on each time, and compare the models with those of a run that was never stopped.
+
+    python benchmarks/budget_stops.py [--stops 20] [--seed 1] [--recipe tests/e2e/tiny.yaml] [--json]
+
+Both runs are made in clones of this checkout (its committed code). Each stop is also held against its promise: within 2 % of the budget
+or one optimizer step, whichever is longer.
+"""
+
+import argparse
+import hashlib
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from config import jsonl  # noqa: E402
+from config.errors import OverBudget  # noqa: E402
+from config.load import load  # noqa: E402
+from config.records import UsageRow  # noqa: E402
+from costs.budget import total  # noqa: E402
+from tasks.plan import spent_by_stage  # noqa: E402
+from tasks.run import Run, begin  # noqa: E402
+from tasks.stage import POLL_SECONDS, run_stage  # noqa: E402
+from tasks.stop import StopRequest  # noqa: E402
+
+STAGES = ("data", "sft", "reward", "ppo")
+STOPPED = ("sft", "reward", "ppo")
+"""Stages with optimizer steps."""
+SHARE_OF_BUDGET = 0.02
+
+
+def clone(folder: Path) -> Path:
+    """A clone of this checkout."""
+    subprocess.run(["git", "clone", "--quiet", str(ROOT), str(folder)], check=True)
+    return folder
+
+
+def bring_up(run: Run, stage: str) -> None:
+    """The stage as a real process, in the run's own folder and with the code there."""
+    os.environ["PYTHONPATH"] = str(run.root)
+    run_stage(run, stage, StopRequest(), lambda _: None)
+
+
+def usage(root: Path, stage: str) -> list[UsageRow]:
+    return jsonl.read(root / "runs" / stage / "usage.jsonl", UsageRow).rows
+
+
+def digest(folder: Path) -> str:
+    """SHA-256 over names and contents of a folder's files."""
+    found = hashlib.sha256()
+    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+        found.update(str(path.relative_to(folder)).encode() + b"\0" + path.read_bytes())
+    return found.hexdigest()
+
+
+def longest_step(rows: list[UsageRow]) -> float:
+    """Seconds of the longest step, all its phases together."""
+    steps: dict[tuple[int, int], float] = {}
+    for row in rows:
+        if row.phase not in ("start", "other", "save"):
+            steps[row.attempt, row.step] = steps.get((row.attempt, row.step), 0.0) + row.seconds
+    return max(steps.values(), default=0.0)
+
+
+def stopped_run(root: Path, recipe: Path, whole: Path, stops: int, rng: random.Random) -> list[dict[str, Any]]:
+    """Run all stages, each stopped at random budgets; what every stop came to."""
+    seen: list[dict[str, Any]] = []
+    runs: list[Run] = []
+
+    def next_run(stage: str, seconds: float | None) -> Run:
+        """`seconds`: what the stage may take from here on."""
+        params = load(recipe)
+        spent = total(spent_by_stage(root, params, [run.run_id for run in runs]), stage).seconds
+        limit = [] if seconds is None else [f"budget.max_hours_by_stage.{stage}={(spent + seconds) / 3600!r}"]
+        runs.append(begin(root, f"stop-{len(runs)}", load(recipe, limit), {"continues": runs[-1].run_id} if runs else {}))
+        return runs[-1]
+
+    bring_up(next_run("data", None), "data")
+    for i, stage in enumerate(STOPPED):
+        rows = usage(whole, stage)
+        start = sum(row.seconds for row in rows if row.phase == "start")
+        work = sum(row.seconds for row in rows) - start
+        number = stops // len(STOPPED) + (i < stops % len(STOPPED))
+        cuts = sorted(rng.uniform(0, work) for _ in range(number))
+        for before, cut in zip([0.0, *cuts], cuts, strict=False):
+            if (root / "models" / stage).exists():
+                break
+            run = next_run(stage, start + max(cut - before, 2 * longest_step(rows)))
+            attempts = len(usage(root, stage))
+            try:
+                bring_up(run, stage)
+            except OverBudget:
+                budget = run.params.budget.max_hours_by_stage[stage] * 3600
+                spent = total(spent_by_stage(root, run.params, [each.run_id for each in runs]), stage).seconds
+                own = usage(root, stage)[attempts:]
+                allowed = max(SHARE_OF_BUDGET * budget, longest_step(own)) + POLL_SECONDS
+                seen.append({"stage": stage, "budget_seconds": budget, "spent_seconds": spent, "allowed_seconds": allowed,
+                             "began": bool(own), "kept": spent - budget <= allowed})  # fmt: skip
+                print(json.dumps(seen[-1]), file=sys.stderr, flush=True)
+        bring_up(next_run(stage, None), stage)
+    return seen
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--stops", type=int, default=20)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--recipe", type=Path, default=ROOT / "tests/e2e/tiny.yaml")
+    parser.add_argument("--json", action="store_true")
+    arguments = parser.parse_args()
+    recipe = arguments.recipe.resolve()
+    with tempfile.TemporaryDirectory() as folder:
+        whole, stopped = clone(Path(folder) / "whole"), clone(Path(folder) / "stopped")
+        run = begin(whole, "whole", load(recipe), {})
+        for stage in STAGES:
+            bring_up(run, stage)
+        stops = stopped_run(stopped, recipe, whole, arguments.stops, random.Random(arguments.seed))
+        same = {stage: digest(whole / "models" / stage) == digest(stopped / "models" / stage) for stage in STOPPED}
+    result = {"stops": len(stops), "kept": sum(stop["kept"] for stop in stops), "identical": same}
+    print(json.dumps(result | {"each": stops}, indent=1) if arguments.json else json.dumps(result))
+    return 0 if all(same.values()) and result["kept"] == len(stops) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
