@@ -3,7 +3,8 @@
     python benchmarks/budget_stops.py [--stops 20] [--seed 1] [--recipe tests/e2e/tiny.yaml] [--json]
 
 Both runs are made in clones of this checkout (its committed code). Each stop is also held against its promise: within 2 % of the budget
-or one optimizer step, whichever is longer.
+or one optimizer step, whichever is longer. A stage whose start alone took longer than what was left (`start_passed_it`, on a busy
+machine) can not keep that: it does one step, checkpoints and stops.
 """
 
 import argparse
@@ -102,7 +103,8 @@ def stopped_run(root: Path, recipe: Path, whole: Path, stops: int, rng: random.R
                 own = usage(root, stage)[attempts:]
                 allowed = max(SHARE_OF_BUDGET * budget, longest_step(own)) + POLL_SECONDS
                 seen.append({"stage": stage, "budget_seconds": budget, "spent_seconds": spent, "allowed_seconds": allowed,
-                             "began": bool(own), "kept": spent - budget <= allowed})  # fmt: skip
+                             "began": bool(own), "start_passed_it": spent - sum(row.seconds for row in own if row.phase != "start") > budget,
+                             "kept": spent - budget <= allowed})  # fmt: skip
                 print(json.dumps(seen[-1]), file=sys.stderr, flush=True)
         bring_up(next_run(stage, None), stage)
     return seen
@@ -123,9 +125,10 @@ def main() -> int:
             bring_up(run, stage)
         stops = stopped_run(stopped, recipe, whole, arguments.stops, random.Random(arguments.seed))
         same = {stage: digest(whole / "models" / stage) == digest(stopped / "models" / stage) for stage in STOPPED}
-    result = {"stops": len(stops), "kept": sum(stop["kept"] for stop in stops), "identical": same}
+    late = sum(stop["start_passed_it"] for stop in stops)
+    result = {"stops": len(stops), "kept": sum(stop["kept"] for stop in stops), "start_passed_it": late, "identical": same}
     print(json.dumps(result | {"each": stops}, indent=1) if arguments.json else json.dumps(result))
-    return 0 if all(same.values()) and result["kept"] == len(stops) else 1
+    return 0 if all(same.values()) and all(stop["kept"] or stop["start_passed_it"] for stop in stops) else 1
 
 
 if __name__ == "__main__":
