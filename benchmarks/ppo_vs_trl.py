@@ -17,7 +17,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean, median
-from typing import Any
+from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # so that it runs as a file, too
 
@@ -29,18 +29,13 @@ from rich.table import Table
 from benchmarks.runs import Measurement, lora_of, ppo_params, run_ours, run_trl
 from benchmarks.trl_side.venv import TRL_VERSION, bench_python
 from benchmarks.utilisation import matmul_flops_per_second, update_flops
-from benchmarks.workspaces import ROOT, SIZES, Workspace, long_vocabulary, prepared
-from config.errors import ParamsError, UserError
+from benchmarks.workspaces import ROOT, SIZES, Workspace, long_vocabulary, prepared, with_adapters
+from config.errors import UserError
 from config.schema import Params
 from training.models import DTYPES
 
-LAYOUTS: dict[str, list[str]] = {
-    "separate": ["ppo.layout=separate"],
-    "shared_trunk": ["ppo.layout=shared_trunk"],
-    "shared_base": ["ppo.layout=shared_base"],
-}
-"""What each layout sets. A layout with LoRA is compared with TRL under the same LoRA."""
-
+LAYOUTS = ("separate", "shared_trunk", "shared_base")
+"""shared_base has LoRA adapters and is compared with TRL under the same LoRA."""
 PHASES = ("rollout", "score", "reference", "value", "advantage", "update")
 
 
@@ -92,40 +87,44 @@ def compare_size(name: str, options: argparse.Namespace) -> dict[str, Any]:
     """One row of `sizes`."""
     environment = {"OMP_NUM_THREADS": str(options.threads)}
     workspace = prepared(name, SIZES[name], options.overrides, options.work, environment)
-    updates = [f"ppo.updates={options.updates}"] if options.updates else []
-    layouts = accepted(workspace, options.layouts, updates)
+    layouts = chosen(workspace, options.layouts, options.updates, environment)
     flops_per_second = []
     runs: dict[str, list[Measurement]] = {}
     for pair in range(1, options.pairs + 1):
         flops_per_second.append(matmul_rate(workspace))
-        for run, measured in run_all(workspace, layouts, f"pair{pair}", options, environment).items():
+        for run, measured in run_all(layouts, f"pair{pair}", options, environment).items():
             runs.setdefault(run, []).append(measured)
     memory: dict[str, Measurement] = {}
     if options.memory_updates and layouts:
         long = long_vocabulary(name, workspace, options.work, environment)
-        wide = accepted(long, list(layouts), [f"ppo.updates={options.memory_updates}"])
-        memory = run_all(long, wide, "memory", options, environment)
+        memory = run_all(chosen(long, options.layouts, options.memory_updates, environment), "memory", options, environment)
     return {
         "size": name, "parameters": workspace.parameters, "vocabulary": workspace.shape["vocab_size"],
         "max_new_tokens": workspace.params.ppo.max_new_tokens, "batch_size": workspace.params.ppo.batch_size,
         "matmul_flops_per_second": median(flops_per_second),
         "layouts": {
-            layout: layout_row(workspace, params, runs[layout], runs[rival(params)], memory.get(layout), memory.get(rival(params)),
-                        flops_per_second, options.gold_target)
-            for layout, params in layouts.items()
+            layout: layout_row(job, runs[layout], runs[rival(job.params)], memory.get(layout), memory.get(rival(job.params)),
+                               flops_per_second, options.gold_target)
+            for layout, job in layouts.items()
         },
     }  # fmt: skip
 
 
-def accepted(workspace: Workspace, layouts: Sequence[str], overrides: Sequence[str]) -> dict[str, Params]:
-    """The params of each layout; one that the schema refuses is left out, and said."""
-    params = {}
+class Job(NamedTuple):
+    """What one layout is run on."""
+
+    workspace: Workspace
+    params: Params
+
+
+def chosen(workspace: Workspace, layouts: Sequence[str], updates: int | None, environment: dict[str, str]) -> dict[str, Job]:
+    """The models and params of each layout."""
+    overrides = [f"ppo.updates={updates}"] if updates else []
+    jobs = {}
     for layout in layouts:
-        try:
-            params[layout] = ppo_params(workspace, [*LAYOUTS[layout], *overrides])
-        except ParamsError as error:
-            print(f"layout {layout} is left out: {error}", file=sys.stderr)
-    return params
+        own = with_adapters(workspace, environment) if layout == "shared_base" else workspace
+        jobs[layout] = Job(own, ppo_params(own, [f"ppo.layout={layout}", *overrides]))
+    return jobs
 
 
 def rival(params: Params) -> str:
@@ -133,13 +132,11 @@ def rival(params: Params) -> str:
     return "trl" if lora_of(params) is None else "trl_lora"
 
 
-def run_all(
-    workspace: Workspace, layouts: dict[str, Params], name: str, options: argparse.Namespace, environment: dict[str, str]
-) -> dict[str, Measurement]:  # fmt: skip
-    """Every layout once, and before the first of its kind the TRL run it is compared with."""
+def run_all(layouts: dict[str, Job], name: str, options: argparse.Namespace, environment: dict[str, str]) -> dict[str, Measurement]:
+    """Every layout once, and after the first of its kind the TRL run it is compared with."""
     measured: dict[str, Measurement] = {}
-    folder = workspace.folder / "bench"
-    for layout, params in layouts.items():
+    for layout, (workspace, params) in layouts.items():
+        folder = workspace.folder / "bench"
         measured[layout] = run_ours(workspace, params, folder / f"{name}-{layout}", environment)
         if rival(params) not in measured:
             measured[rival(params)] = run_trl(workspace, params, folder / f"{name}-{rival(params)}", environment, options.trl_accumulation)
@@ -152,10 +149,11 @@ def matmul_rate(workspace: Workspace) -> float:
 
 
 def layout_row(
-    workspace: Workspace, params: Params, ours: list[Measurement], trl: list[Measurement], memory: Measurement | None,
-    trl_memory: Measurement | None, flops_per_second: list[float], gold_target: float,
+    job: Job, ours: list[Measurement], trl: list[Measurement], memory: Measurement | None, trl_memory: Measurement | None,
+    flops_per_second: list[float], gold_target: float,
 ) -> dict[str, Any]:  # fmt: skip
     """What is printed of one layout: medians over the pairs, ratios within them."""
+    workspace, params = job
     speeds = [m.episodes_per_second for m in ours], [m.episodes_per_second for m in trl]
     return {
         "trl_run": rival(params), "episodes_per_second": median(speeds[0]), "trl_episodes_per_second": median(speeds[1]),

@@ -117,7 +117,7 @@ def run_trl(
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     job = {
-        "sft": str(workspace.folder / "models/sft"), "reward": str(workspace.folder / "models/reward"),
+        "sft": str(workspace.folder / "models/sft"), "reward": str(workspace.whole_reward),
         "tokenizer": str(workspace.folder / "data/tokenizer"), "prompts": str(write_prompts(workspace, params, folder)),
         "ppo": params.ppo.model_dump(mode="json"), "dtype": params.model.dtype, "attention": params.model.attention,
         "seed": params.seed, "accumulation": accumulation, "lora": lora_of(params),

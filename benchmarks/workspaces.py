@@ -2,12 +2,14 @@
 
 .bench/work/2M/           recipes/demo.yaml at that size, trained briefly: for speed and gold score
 .bench/work/2M-v32000/    the same models with 32,000 vocabulary entries, trained on for a few steps: for memory, where the logits hurt
+.bench/work/2M-lora/      the same SFT model, and a reward model that is an adapter on it: for the layout shared_base
 """
 
 import hashlib
 import json
 import math
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
@@ -21,6 +23,8 @@ from transformers import AutoModelForCausalLM
 from config import jsonl
 from config.load import override, read, validate
 from config.schema import Params
+from training.adapters import merge
+from training.models import load_reward_model
 from training.tokenizer import encode_prompts, encode_responses, load_tokenizer
 
 ROOT = Path(__file__).parents[1]
@@ -29,6 +33,9 @@ STAMP = "prepared.json"
 LENGTH_FRACTION = 0.4
 """Mean natural response length over max_new_tokens."""
 LONG_VOCABULARY = 32_000
+LORA = {"rank": 8, "alpha": 16.0, "modules": ["q", "k", "v", "o", "gate", "up", "down"], "dropout": 0.0}
+LORA_RATE = 4.0
+"""Learning rates of adapters over those of whole weights."""
 LONG_VOCABULARY_STEPS = 40
 """SFT steps that teach the model not to say the entries that no text uses."""
 
@@ -62,6 +69,12 @@ class Workspace(NamedTuple):
     @property
     def digest(self) -> str:
         return str(json.loads((self.folder / STAMP).read_text(encoding="utf-8"))["digest"])
+
+    @property
+    def whole_reward(self) -> Path:
+        """The reward model with weights of its own."""
+        merged = self.folder / "models/reward_whole"
+        return merged if merged.exists() else self.folder / "models/reward"
 
     @property
     def parameters(self) -> int:
@@ -119,6 +132,35 @@ def long_vocabulary(name: str, short: Workspace, root: Path, environment: Mappin
         tokenizer.save_pretrained(base)
 
     return _made(folder, content, environment, extend, origin=short.digest)
+
+
+def with_adapters(short: Workspace, environment: Mapping[str, str]) -> Workspace:
+    """The SFT model of `short` with a reward model that is an adapter on it.
+
+    models/reward_whole is the same reward model with weights of its own: what TRL can load.
+    """
+    folder = short.folder.with_name(f"{short.folder.name}-lora")
+    rates = [
+        f"{stage}.learning_rate={getattr(short.params, section).learning_rate * LORA_RATE}"
+        for stage, section in (("reward", "reward"), ("ppo", "ppo"))
+    ]
+    rates.append(f"ppo.value_learning_rate={short.params.ppo.value_learning_rate * LORA_RATE}")
+    content = override(short.params.model_dump(mode="json"), [f"reward.lora={LORA}", f"ppo.lora={LORA}", "reward.init=sft", *rates])
+    params = validate(content, str(folder))
+    made_from = [content[name] for name in ("seed", "model", "data", "sft", "reward")]
+    digest = hashlib.sha256(json.dumps([made_from, short.digest], sort_keys=True).encode()).hexdigest()
+    stamp = folder / STAMP
+    if not (stamp.exists() and json.loads(stamp.read_text(encoding="utf-8"))["digest"] == digest):
+        shutil.rmtree(folder, ignore_errors=True)
+        (folder / "models").mkdir(parents=True)
+        for part in ("data", "models/sft", "metrics"):
+            (folder / part).symlink_to(short.folder / part)
+        write_params(folder, content)
+        stage_process(folder, "training.reward", environment)
+        model = merge(load_reward_model(folder / "models/reward", params.model, load_tokenizer(folder / "data/tokenizer")))
+        model.save_pretrained(folder / "models/reward_whole")
+        stamp.write_text(json.dumps({"digest": digest}) + "\n", encoding="utf-8")
+    return Workspace(folder, params)
 
 
 def _made(
