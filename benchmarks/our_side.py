@@ -1,7 +1,8 @@
-"""Run our `ppo` stage in the current folder as `python -m training.ppo` does, and keep what the comparison needs besides its streams:
+"""Run our `ppo` or `sft` stage in the current folder as `python -m training.<stage>` does, and keep what the comparison needs
+besides its streams:
 
 bench/process.json       bytes held after the imports
-bench/responses.jsonl    one row per update: token ids of prompts and responses (with ppo.sample_every_updates 1)
+bench/responses.jsonl    of ppo, one row per update: token ids of prompts and responses (with ppo.sample_every_updates 1)
 """
 
 import json
@@ -13,7 +14,7 @@ from typing import Any
 import psutil
 import torch
 
-from training import ppo as stage_module
+from training import ppo, sft
 from training.stage import Stage, run_stage
 
 BENCH = Path("bench")
@@ -31,7 +32,9 @@ if __name__ == "__main__":
     BENCH.mkdir(exist_ok=True)
     after_imports = 0 if torch.cuda.is_available() else psutil.Process().memory_info().rss
     (BENCH / "process.json").write_text(json.dumps({"after_imports_bytes": after_imports}) + "\n", encoding="utf-8")
-    if not hasattr(stage_module, "write_samples"):
+    if sys.argv[1] == "sft":
+        sys.exit(run_stage("sft", sft.SECTIONS, sft.INPUTS, sft.sft))
+    if not hasattr(ppo, "write_samples"):
         sys.exit("training.ppo has no write_samples any more: mend keep_responses in benchmarks/our_side.py.")
-    stage_module.write_samples = keep_responses
-    sys.exit(run_stage("ppo", stage_module.SECTIONS, stage_module.INPUTS, stage_module.ppo))
+    ppo.write_samples = keep_responses
+    sys.exit(run_stage("ppo", ppo.SECTIONS, ppo.INPUTS, ppo.ppo))

@@ -26,7 +26,7 @@ import transformers
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.runs import Measurement, lora_of, ppo_params, run_ours, run_trl
+from benchmarks.runs import Measurement, lora_of, ppo_params, run_ours, run_trl, sft_peak_bytes
 from benchmarks.trl_side.venv import TRL_VERSION, bench_python
 from benchmarks.utilisation import matmul_flops_per_second, update_flops
 from benchmarks.workspaces import ROOT, SIZES, Workspace, long_vocabulary, prepared, with_adapters
@@ -95,13 +95,18 @@ def compare_size(name: str, options: argparse.Namespace) -> dict[str, Any]:
         for run, measured in run_all(layouts, f"pair{pair}", options, environment).items():
             runs.setdefault(run, []).append(measured)
     memory: dict[str, Measurement] = {}
+    sft_peak = None
     if options.memory_updates and layouts:
         long = long_vocabulary(name, workspace, options.work, environment)
-        memory = run_all(chosen(long, options.layouts, options.memory_updates, environment), "memory", options, environment)
+        wide = chosen(long, options.layouts, options.memory_updates, environment)
+        memory = run_all(wide, "memory", options, environment)
+        if "shared_base" in wide:
+            base = wide["shared_base"]
+            sft_peak = sft_peak_bytes(base.workspace, base.params, base.workspace.folder / "bench/memory-sft", environment)
     return {
         "size": name, "parameters": workspace.parameters, "vocabulary": workspace.shape["vocab_size"],
         "max_new_tokens": workspace.params.ppo.max_new_tokens, "batch_size": workspace.params.ppo.batch_size,
-        "matmul_flops_per_second": median(flops_per_second),
+        "matmul_flops_per_second": median(flops_per_second), "sft_lora_peak_bytes": sft_peak,
         "layouts": {
             layout: layout_row(job, runs[layout], runs[rival(job.params)], memory.get(layout), memory.get(rival(job.params)),
                                flops_per_second, options.gold_target)

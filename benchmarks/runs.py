@@ -80,16 +80,11 @@ def ppo_params(workspace: Workspace, overrides: Sequence[str]) -> Params:
 
 def run_ours(workspace: Workspace, params: Params, folder: Path, environment: Mapping[str, str]) -> Measurement:
     """Our ppo stage with `params` in `folder`, which is emptied first."""
-    shutil.rmtree(folder, ignore_errors=True)
-    (folder / "models").mkdir(parents=True)
-    (folder / "data").symlink_to(workspace.folder / "data")
-    for model in ("sft", "reward"):
-        (folder / "models" / model).symlink_to(workspace.folder / "models" / model)
+    _linked(workspace, folder, ("sft", "reward"))
     write_params(folder, params.model_dump(mode="json"))
-    stage_process(folder, "benchmarks.our_side", environment)
+    stage_process(folder, "benchmarks.our_side", environment, "ppo")
     metrics = jsonl.read(folder / "runs/ppo/metrics.jsonl", MetricRow).rows
     usage = jsonl.read(folder / "runs/ppo/usage.jsonl", UsageRow).rows
-    process = json.loads((folder / "bench/process.json").read_text(encoding="utf-8"))
     ends = [row.time for row in metrics]
     seconds = [metrics[0].values["seconds"], *(after - before for before, after in pairwise(ends))]
     first_timed = 2 if len(ends) > 1 else 1
@@ -97,8 +92,42 @@ def run_ours(workspace: Workspace, params: Params, folder: Path, environment: Ma
     for row in usage:
         if first_timed <= row.step and row.phase not in ("start", "save", "other"):
             phases[row.phase] = phases.get(row.phase, 0.0) + row.seconds / (len(ends) - first_timed + 1)
-    peak_bytes = max(row.peak_bytes for row in usage if row.phase not in ("save", "other")) - process["after_imports_bytes"]
-    return _measurement(workspace, params, seconds, phases, peak_bytes, folder / "bench/responses.jsonl", folder / "models/ppo")
+    return _measurement(
+        workspace, params, seconds, phases, _peak_bytes(folder, "ppo"), folder / "bench/responses.jsonl", folder / "models/ppo"
+    )
+
+
+def sft_peak_bytes(workspace: Workspace, params: Params, folder: Path, environment: Mapping[str, str]) -> int:
+    """Peak memory of our sft stage, as Measurement counts it, with PPO's LoRA and as many tokens at once as PPO's micro-batch holds.
+
+    It starts from models/sft, so that the base is the same; two steps.
+    """
+    _linked(workspace, folder, ())
+    rows = max(1, params.ppo.micro_batch_tokens // params.sft.max_length)
+    overrides = [
+        "model.random=null", f"model.path={workspace.folder / 'models/sft'}", f"sft.lora={params.model_dump(mode='json')['ppo']['lora']}",
+        f"sft.batch_size={rows}", f"sft.micro_batch_size={rows}", "sft.max_steps=2",
+    ]  # fmt: skip
+    write_params(folder, override(params.model_dump(mode="json"), overrides))
+    stage_process(folder, "benchmarks.our_side", environment, "sft")
+    return _peak_bytes(folder, "sft")
+
+
+def _linked(workspace: Workspace, folder: Path, models: Sequence[str]) -> None:
+    """An empty `folder` with the workspace's data and some of its models."""
+    shutil.rmtree(folder, ignore_errors=True)
+    (folder / "models").mkdir(parents=True)
+    (folder / "data").symlink_to(workspace.folder / "data")
+    for model in models:
+        (folder / "models" / model).symlink_to(workspace.folder / "models" / model)
+
+
+def _peak_bytes(folder: Path, stage: str) -> int:
+    """Highest peak of any phase but saving, above what the process held after its imports."""
+    usage = jsonl.read(folder / "runs" / stage / "usage.jsonl", UsageRow).rows
+    process = json.loads((folder / "bench/process.json").read_text(encoding="utf-8"))
+    peak: int = max(row.peak_bytes for row in usage if row.phase not in ("save", "other", "evaluate")) - process["after_imports_bytes"]
+    return peak
 
 
 def run_trl(

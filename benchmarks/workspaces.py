@@ -198,8 +198,8 @@ def _length_overrides(folder: Path) -> list[str]:
     max_new_tokens = math.ceil(sum(responses) / len(responses) / LENGTH_FRACTION)
     context = max(prompts) + max(max_new_tokens, *responses) + 1
     return [
-        f"model.context_length={context}", f"sft.max_length={context}", f"reward.max_length={context}",
-        f"ppo.max_new_tokens={max_new_tokens}", f"evaluate.max_new_tokens={max_new_tokens}",
+        *(f"{name}={context}" for name in ("model.context_length", "sft.max_length", "reward.max_length", "dpo.max_length")),
+        *(f"{name}.max_new_tokens={max_new_tokens}" for name in ("ppo", "rloo", "evaluate")),
     ]  # fmt: skip
 
 
@@ -209,12 +209,12 @@ def write_params(folder: Path, content: dict[str, Any]) -> None:
     (folder / "params.yaml").write_text(yaml.safe_dump(content, sort_keys=False), encoding="utf-8")
 
 
-def stage_process(folder: Path, module: str, environment: Mapping[str, str]) -> None:
+def stage_process(folder: Path, module: str, environment: Mapping[str, str], *arguments: str) -> None:
     """Run one of our modules in `folder`; what it says goes to a log there.
 
     Raises SystemExit with the log's last line if it fails.
     """
-    run_logged([sys.executable, "-m", module], folder, f"{module}.log", {**environment, "PYTHONPATH": str(ROOT)})
+    run_logged([sys.executable, "-m", module, *arguments], folder, f"{module}.log", {**environment, "PYTHONPATH": str(ROOT)})
 
 
 def run_logged(command: list[str], folder: Path, log: str, environment: Mapping[str, str]) -> None:
