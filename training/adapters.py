@@ -30,6 +30,7 @@ from transformers.pytorch_utils import Conv1D
 
 from config.errors import ModelError
 from config.schema import Lora
+from training.lora_linear import fold
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 PEFT_PREFIX = "base_model.model."
@@ -201,6 +202,8 @@ def _inject(model: PreTrainedModel, config: LoraConfig, name: str) -> None:
     for key, parameter in model.named_parameters():  # PEFT freezes all but the adapter: whoever trains decides that
         wrapped = key.replace(".base_layer.", ".")
         parameter.requires_grad_(learning.get(key, learning.get(wrapped, parameter.requires_grad)))
+    for layer in lora_layers(model):
+        fold(layer)
     model._hf_peft_config_loaded = True  # the Trainer's question whether a quantised model can be trained
     activate(lora_layers(model), (*before, name))
 
