@@ -44,22 +44,23 @@ def _plain(text: str) -> str:
 
 
 def stage_table(plan: "Plan") -> Table:
-    """One row a stage, the totals at the foot."""
+    """One row a stage, the totals at the foot. The lowest and highest price have columns where they differ from the expected one."""
     total = plan.total
+    prices = ("low", "expected", "high") if total["usd"]["low"] < total["usd"]["high"] else ("expected",)
     table = Table(box=None, show_footer=True, header_style="bold", footer_style="bold")
-    table.add_column("stage", "total")
-    table.add_column("memory a device", memory(int(total["peak_bytes_per_gpu"])), justify="right")
-    table.add_column("fits", "yes" if total["fits"] else "no")
-    table.add_column("time", duration(total["seconds"]), justify="right")
-    table.add_column("device-hours", f"{total['gpu_hours']:.3g}", justify="right")
-    table.add_column("kWh", f"{total['kwh']:.2g}", justify="right")
-    for name in ("low", "expected", "high"):
-        table.add_column(f"{name} $", usd(total["usd"][name]), justify="right")
+    table.add_column("stage", "total", no_wrap=True)
+    table.add_column("memory", memory(int(total["peak_bytes_per_gpu"])), justify="right", no_wrap=True)
+    table.add_column("fits", "yes" if total["fits"] else "no", min_width=4)
+    table.add_column("time", duration(total["seconds"]), justify="right", no_wrap=True)
+    table.add_column("GPU-h", f"{total['gpu_hours']:.3g}", justify="right", no_wrap=True)
+    table.add_column("kWh", f"{total['kwh']:.2g}", justify="right", no_wrap=True)
+    for name in prices:
+        table.add_column(f"{name} $" if len(prices) > 1 else "cost", usd(total["usd"][name]), justify="right", no_wrap=True)
     for stage in plan.stages:
         held = memory(int(stage.peak_bytes_per_gpu)) if stage.peak_bytes_per_gpu else "-"
         table.add_row(
             stage.stage, held, _fits(stage), duration(stage.seconds), f"{stage.gpu_hours:.3g}", f"{stage.kwh:.2g}",
-            usd(stage.usd.low), usd(stage.usd.expected), usd(stage.usd.high),
+            *(usd(getattr(stage.usd, name)) for name in prices),
         )  # fmt: skip
     return table
 
@@ -72,9 +73,11 @@ def _fits(stage: "StagePlan") -> str:
 
 def phase_table(plan: "Plan") -> Table:
     """Every phase: its share of the stage's time, what bounds it, its work."""
-    table = Table("stage", "phase", box=None, header_style="bold")
+    table = Table(box=None, header_style="bold")
+    for name in ("stage", "phase"):
+        table.add_column(name, no_wrap=True)
     for name in ("time", "share", "cost", "TFLOP", "GB moved"):
-        table.add_column(name, justify="right")
+        table.add_column(name, justify="right", no_wrap=True)
     table.add_column("bound by")
     for stage in plan.stages:
         for phase in stage.phases:
@@ -86,16 +89,29 @@ def phase_table(plan: "Plan") -> Table:
     return table
 
 
+MIB = 2**20
+PARTS = {
+    "weights": "weights", "gradients": "grads", "optimizer": "optimizer", "activations": "activ.", "logits": "logits", "kv_cache": "kv cache",
+    "workspace": "workspace",
+}  # fmt: skip
+
+
 def memory_table(plan: "Plan") -> Table:
-    """Role by part at the peak of each stage."""
-    table = Table("stage", "role", box=None, header_style="bold")
-    parts = ("weights", "gradients", "optimizer", "activations", "logits", "kv_cache", "workspace")
-    for part in parts:
-        table.add_column(part, justify="right")
-    for stage in plan.stages:
-        for role, sizes in stage.memory.items():
-            table.add_row(stage.stage, role, *(memory(int(sizes[part])) if sizes.get(part) else "" for part in parts))
+    """Role by part at the peak of each stage, in MiB; parts that no role has are left out."""
+    roles = [(stage.stage, role, sizes) for stage in plan.stages for role, sizes in stage.memory.items()]
+    parts = {part: name for part, name in PARTS.items() if any(sizes.get(part) for _, _, sizes in roles)}
+    table = Table(box=None, header_style="bold")
+    for name in ("stage", "MiB of"):
+        table.add_column(name, no_wrap=True)
+    for name in parts.values():
+        table.add_column(name, justify="right", no_wrap=True)
+    for stage, role, sizes in roles:
+        table.add_row(stage, role, *(_mib(sizes.get(part, 0)) for part in parts))
     return table
+
+
+def _mib(size: float) -> str:
+    return "" if not size else f"{size / MIB:,.3g}" if size < 100 * MIB else f"{size / MIB:,.0f}"
 
 
 def difference_table(rows: list["Difference"]) -> Table:
