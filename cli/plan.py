@@ -74,9 +74,13 @@ def plan(
         other_aim = target(other, hardware, gpus, usd_per_gpu_hour, Path())
         _compare(make(params, aim, chosen), make(other, other_aim, chosen), file.name, compare.name, as_json, markdown)
     else:
-        from costs.accuracy import past_runs, with_errors
+        from costs.accuracy import with_errors
+        from costs.history import read_history, skipped_note
 
-        show(with_errors(_noted(make(params, aim, chosen), notes), past_runs(Path())), as_json, html, file.name)
+        past = read_history(Path())
+        note = skipped_note(past.skipped)
+        made = _noted(make(params, aim, chosen), (*notes, note) if note else notes)
+        show(with_errors(made, past.rows), as_json, html, file.name)
 
 
 def _noted(made: "Plan", notes: tuple[str, ...]) -> "Plan":

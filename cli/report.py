@@ -134,8 +134,9 @@ def _cells(comparison: "Comparison") -> list[str]:
     ]  # fmt: skip
 
 
-def cost_notes(findings: "Findings") -> list[str]:
-    """Waste, savings, what a point of win rate cost, and whether there was a plan."""
+def cost_notes(root: Path, findings: "Findings") -> list[str]:
+    """Waste, savings, what a point of win rate cost, whether there was a plan, and what of the planner's history could not be read."""
+    from costs.history import read_history, skipped_note
     from reporting.numbers import usd
     from reporting.verdict import usd_per_win_rate_point
 
@@ -148,7 +149,8 @@ def cost_notes(findings: "Findings") -> list[str]:
         notes.append(f"A point of win rate above 50% cost {usd(point)}.")
     if not findings.reconciled.hardware:
         notes.append("This run kept no plan, so there is nothing to compare its measurements with.")
-    return notes
+    skipped = skipped_note(read_history(root).skipped)
+    return [*notes, skipped] if skipped else notes
 
 
 def _print(root: Path, params: "Params", run_id: str | None, costs: bool) -> None:
@@ -170,7 +172,7 @@ def _print(root: Path, params: "Params", run_id: str | None, costs: bool) -> Non
         console.print()
         if findings.reconciled.hardware:
             console.print(plan_table(findings.reconciled))
-        for line in cost_notes(findings):
+        for line in cost_notes(root, findings):
             console.print(Text(line))
     console.print()
     console.print(Text.assemble((f"{judged.title}. ", "bold"), judged.sentence))

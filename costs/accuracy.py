@@ -7,10 +7,8 @@ lowers the mean error on runs that it was not fitted on: each run is predicted f
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from math import exp, fsum, log, sqrt
-from pathlib import Path
 
 from config.records import PlannedRow
-from costs.history import read_history
 from costs.plans import Band, Plan, PlanError, StagePlan
 
 FEWEST_RUNS = 3
@@ -23,11 +21,6 @@ T_90 = (3.078, 1.886, 1.638, 1.533, 1.476, 1.440, 1.415, 1.397, 1.383, 1.372, 1.
 """90% quantiles of Student's t for 1 to 15 degrees of freedom."""
 T_90_BEYOND = 1.325
 """The same for 20; 1.28 in the limit."""
-
-
-def past_runs(root: Path) -> list[PlannedRow]:
-    """What this machine's runs in the project at `root` planned and measured, oldest first; a row that a crash cut is left out."""
-    return list(read_history(root).rows)
 
 
 @dataclass(frozen=True)

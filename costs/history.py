@@ -37,10 +37,18 @@ def read_history(root: Path) -> Rows:
     return Rows([row for row in found.rows if row.machine == machine], found.skipped)
 
 
+def skipped_note(skipped: int) -> str | None:
+    """One line for the reader of a plan or a bill where rows were skipped, else None."""
+    if not skipped:
+        return None
+    rows = "1 row" if skipped == 1 else f"{skipped} rows"
+    return f"{rows} of {HISTORY} cut by a crash or not understood: left out of the error of past plans. Delete them from the file to lose this line."
+
+
 def remember(root: Path, book: Ledger, reconciled: Reconciled) -> int:
     """Append the stages that the run of `book` made itself and that were planned, each once; returns how many rows that were."""
     known = {(row.run_id, row.stage) for row in jsonl.read(root / HISTORY, PlannedRow).rows}
-    made = [stage.stage for stage in book.stages if not stage.cached and stage.state == "done" and (book.run_id, stage.stage) not in known]
+    made = [stage.stage for stage in book.stages if stage.state == "done" and (book.run_id, stage.stage) not in known]
     rows = []
     for stage in (stage for stage in reconciled.stages if stage.stage in made):
         for phase, comparison in [*stage.phases.items(), ("", stage.whole)]:

@@ -13,6 +13,7 @@ from typer.testing import CliRunner, Result
 from cli.report import report, run_params
 from config.errors import CostError, EnvironmentFault, ParamsError
 from config.load import load, write
+from costs.history import HISTORY
 from reporting.inputs import kept_folder
 from tests.reporting.plausible_run import write_cached_run, write_pipeline_run
 
@@ -160,3 +161,13 @@ def test_the_command_imports_neither_torch_nor_a_server() -> None:
     program = f"import sys, cli.report, reporting.build, costs.ledger; print(sorted({heavy} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_costs_tell_a_row_of_the_history_that_a_crash_cut(project: Path) -> None:
+    history = project / HISTORY
+    history.parent.mkdir(exist_ok=True)
+    history.write_text("")
+    assert str(HISTORY) not in call("--costs").stdout
+    history.write_text('{"time": 1.0, "run\n{"time"\n')
+    lines = [line for line in call("--costs").stdout.splitlines() if line.startswith(f"2 rows of {HISTORY}")]
+    assert len(lines) == 1

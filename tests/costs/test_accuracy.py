@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from cli.plan import plan
 from config.records import PlannedRow
-from costs.accuracy import correction, past_runs, ratios, spread, with_errors
+from costs.accuracy import correction, ratios, spread, with_errors
 from costs.catalogue import price
 from costs.history import HISTORY, this_machine
 from costs.plans import Plan
@@ -75,14 +75,6 @@ def past(stage: str = "sft", hardware: str = "a100-80", phase: str = "", seconds
     )  # fmt: skip
 
 
-def test_past_runs_are_read_and_a_row_that_a_crash_cut_is_left_out(tmp_path: Path) -> None:
-    (tmp_path / HISTORY).parent.mkdir()
-    row = past().model_dump_json()
-    (tmp_path / HISTORY).write_text(f"{row}\n{row[:40]}\n{row}\n")
-    assert past_runs(tmp_path) == [past(), past()]
-    assert past_runs(tmp_path / "nowhere") == []
-
-
 def test_the_plan_command_shows_what_past_runs_make_of_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -97,6 +89,27 @@ def test_the_plan_command_shows_what_past_runs_make_of_it(
     assert band["corrected"]
     assert band["expected"] == pytest.approx((1.5 * 1.6 * 1.7) ** (1 / 3) * stage["seconds"])
     assert stage["error"]["peak_bytes"] is None
+
+
+def test_the_plan_command_tells_a_row_of_the_history_that_a_crash_cut(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = Path("recipes/demo.yaml").absolute()
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / HISTORY).parent.mkdir()
+    row = past(hardware="cpu", stage="ppo").model_dump_json() + "\n"
+
+    def told() -> tuple[list[str], int]:
+        plan(params_file=recipe, stage=["ppo"], as_json=True, gpus=1)
+        content = json.loads(capsys.readouterr().out)
+        return [note for note in content["assumptions"] if str(HISTORY) in note], content["stages"][0]["error"]["seconds"]["runs"]
+
+    (tmp_path / HISTORY).write_text(row + row)
+    assert told() == ([], 2)
+    (tmp_path / HISTORY).write_text(row + row[:40] + "\n" + row)
+    notes, runs = told()
+    assert (len(notes), runs) == (1, 2)
+    assert notes[0].startswith("1 row of ")
 
 
 def test_a_plan_takes_the_runs_of_its_own_stage_and_device() -> None:
