@@ -15,21 +15,17 @@ from config.errors import CostError
 from config.records import STAGES, stages_of
 from config.schema import Params
 from costs.catalogue import Hardware, Price, hardware, own_price, price, shape
+from costs.data_stage import plan_data
 from costs.engines import engine
 from costs.machine import this_machine
-from costs.plans import NOTHING, PhasePlan, Plan, StagePlan, Usd
+from costs.plans import Plan
 from costs.price import OWN_DEVICE
 from costs.price import usd_per_device_hour as own_rate
 from costs.rows import Rows, count
 from costs.setting import Attention, Levers, Rlhf, Setting, Workload
 from costs.shapes import ModelShape, from_config
 from costs.stages import plan_stage
-from costs.time import energy_kwh
 
-DATA_SECONDS_PER_ROW = 0.5e-3
-"""Reading, cleaning, hashing and tokenising one row on one core: Python at about two thousand rows a second."""
-DATA_START_SECONDS = 6.0
-"""Imports of the data stage, most of it Transformers."""
 NORMALISATION_PAIRS = 2000
 """Training pairs that the reward stage scores once more, for the mean and deviation of its scores."""
 ATTENTION: dict[str, Attention] = {"sdpa": "sdpa", "eager": "eager", "flash_attention_2": "flash"}
@@ -105,7 +101,7 @@ def plan(params: Params, aim: Target, stages: tuple[str, ...] = ()) -> Plan:
     planned = []
     for stage in stages or stages_of(params.align.method):
         if stage == "data":
-            planned.append(plan_data(params, aim, rows))
+            planned.append(plan_data(rows, params.data.test_fraction, aim.hardware, aim.gpus, aim.price))
         else:
             planned.append(plan_stage(_SETTINGS[stage](params, aim, rows, model), aim.price))
     return Plan(tuple(planned), assumptions(aim, rows))
@@ -121,26 +117,6 @@ def assumptions(aim: Target, rows: Rows) -> tuple[str, ...]:
         "responses assumed as long as the demonstrations, and at most max_new_tokens",
         *rows.assumptions,
     )
-
-
-# ---------------------------------------------------------------- the data stage
-
-
-def plan_data(params: Params, aim: Target, rows: Rows) -> StagePlan:
-    """The data stage: no model, one process, time by the row."""
-    _ = params
-    total = rows.sft + rows.preference + rows.prompts
-    seconds = (("start", DATA_START_SECONDS), ("prepare", total * DATA_SECONDS_PER_ROW))
-    whole = sum(spent for _, spent in seconds)
-    hours = whole / 3600 * aim.gpus
-    return StagePlan(
-        stage="data", hardware=aim.hardware.name, gpus=aim.gpus, fits=True, shortfall_bytes=0.0, lever="", peak_bytes_per_gpu=0.0,
-        device_bytes_per_gpu=0.0, peak_phase="", memory={},
-        phases=tuple(PhasePlan(name, 0.0, 0.0, spent, "fixed", spent / 3600 * aim.gpus * aim.price.expected) for name, spent in seconds),
-        seconds=whole, gpu_hours=hours, kwh=energy_kwh(hours, aim.hardware.watts),
-        usd=Usd(hours * aim.price.low, hours * aim.price.expected, hours * aim.price.high) if hours else NOTHING,
-        steps=total, tokens=0.0, mfu=0.0, assumptions=("the devices wait while data is prepared, and are paid for",),
-    )  # fmt: skip
 
 
 # ---------------------------------------------------------------- from params to settings
