@@ -69,14 +69,17 @@ class Checkpoints:
         self._damaged = []
 
     def latest(self) -> Checkpoint | None:
-        """The newest checkpoint whose files are all as the manifest says; a damaged one is passed over with a warning."""
+        """The newest checkpoint whose files are all as the manifest says; a damaged one is passed over, with a warning the first time."""
+        known = len(self._damaged)
         for path in self._steps():
+            if path in self._damaged:
+                continue
             fault = damage(path)
             if fault is None:
                 return Checkpoint(path, int(path.name.removeprefix("step-")))
             self._damaged.append(path)
             logger.warning("checkpoint %s is damaged (%s): falling back to the one before it", path, fault)
-        if self._damaged:
+        if len(self._damaged) > known:
             logger.warning("no checkpoint in %s is whole: the stage begins anew", self.folder)
         return None
 

@@ -25,10 +25,15 @@ TRAINED = ("sft", "reward", "ppo")
 IDLE_PHASES = {"start", "other"}
 
 
+def outputs(stage: str) -> list[str]:
+    """A stage's outputs as dvc.yaml lists them: a path, or a path with its options."""
+    entry = DVC["stages"][stage]
+    return [path for kind in ("outs", "metrics") for out in entry[kind] for path in ([out] if isinstance(out, str) else out)]
+
+
 def made_by(root: Path, stage: str) -> dict[str, bytes]:
     """Every output of a stage, as dvc.yaml lists them."""
-    entry = DVC["stages"][stage]
-    paths = [root / path for kind in ("outs", "metrics") for out in entry[kind] for path in out]
+    paths = [root / path for path in outputs(stage)]
     found = {str(path.relative_to(root)): path.read_bytes() for path in paths if path.is_file()}
     return found | {str((path / name).relative_to(root)): text for path in paths if path.is_dir() for name, text in files(path).items()}
 
@@ -168,9 +173,8 @@ def test_a_stage_that_is_asked_again_after_it_was_done_computes_nothing(stage: s
 
 @pytest.mark.parametrize("stage", PIPELINE)
 def test_what_says_that_a_stage_is_done_names_every_output_of_dvc(stage: str, finished: Path) -> None:
-    entry = DVC["stages"][stage]
     recorded = json.loads((finished / "checkpoints" / stage / DONE).read_text())["outputs"]
-    assert sorted(recorded) == sorted(path for kind in ("outs", "metrics") for out in entry[kind] for path in out)
+    assert sorted(recorded) == sorted(outputs(stage))
 
 
 def test_an_output_that_is_gone_or_other_inputs_make_it_work_again(finished: Path, tmp_path: Path) -> None:
