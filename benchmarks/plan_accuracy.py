@@ -1,7 +1,7 @@
 """How far the planner is off on this machine: configurations are drawn from a seed, each is run for a few steps in a fresh process,
 and its peak memory, parts of memory and seconds per phase are put beside the plan.
 
-    python benchmarks/plan_accuracy.py --seed 1 --configurations 40 [--stages sft reward ppo] [--json] [--picture FILE.svg]
+    python benchmarks/plan_accuracy.py --seed 1 --configurations 40 [--stages sft reward ppo dpo] [--json] [--picture FILE.svg]
 
 Memory is the peak above what the process held after its imports. Time is CPU seconds of one thread, so that other work on the machine
 does not count, without the first step, which warms up; run `rlhf calibrate` with OMP_NUM_THREADS=1 before. What was measured
@@ -22,7 +22,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from benchmarks.plan_cases import STAGES, STEPS, Case, draw
+from benchmarks.plan_cases import KNOWN, STAGES, STEPS, Case, draw
 from benchmarks.plan_folder import make, plan_inputs, read_json
 from benchmarks.plan_picture import scatter
 from config import jsonl
@@ -79,7 +79,8 @@ def measured(case: Case, kept: Path) -> dict[str, Any]:
         last = (folder / "log.txt").read_text(encoding="utf-8", errors="replace").strip().splitlines()[-1:]
         raise SystemExit(f"{case.name} failed with exit code {code}: {''.join(last)}. The whole log is {folder / 'log.txt'}.")
     rows = jsonl.read(folder / "runs" / case.stage / "usage.jsonl", UsageRow).rows
-    found = read_json(folder / "bench/process.json") | {"params": made_from, "peak_bytes": max(row.peak_bytes for row in rows)}
+    peaks = {phase: max(row.peak_bytes for row in rows if row.phase == phase) for phase in dict.fromkeys(row.phase for row in rows)}
+    found = read_json(folder / "bench/process.json") | {"params": made_from, "phase_peaks": peaks, "peak_bytes": max(peaks.values())}
     result.write_text(json.dumps(found), encoding="utf-8")
     for place in ("models", "base", "data", "checkpoints", "runs", "plots"):
         shutil.rmtree(folder / place, ignore_errors=True)
@@ -163,7 +164,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, required=True)
     parser.add_argument("--configurations", type=int, default=40)
-    parser.add_argument("--stages", nargs="+", choices=STAGES, default=list(STAGES))
+    parser.add_argument("--stages", nargs="+", choices=KNOWN, default=list(STAGES))
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--picture", type=Path)
     options = parser.parse_args()

@@ -17,6 +17,8 @@ from costs.shapes import ModelShape, from_config
 
 RECIPE = Path(__file__).parents[1] / "recipes" / "demo.yaml"
 STAGES = ("sft", "reward", "ppo")
+"""Drawn where none are named."""
+KNOWN = (*STAGES, "dpo")
 STEPS = 4
 """Optimizer steps of sft and reward, updates of ppo."""
 MOST_FLOPS = 3e11
@@ -127,8 +129,8 @@ def _sequences(case: Case) -> float:
     """Sequences that pass forward and backward in the whole run."""
     if case.stage == "ppo":
         return STEPS * case.params.ppo.batch_size * case.params.ppo.ppo_epochs
-    section = case.params.sft if case.stage == "sft" else case.params.reward
-    return STEPS * section.batch_size * (2 if case.stage == "reward" else 1)
+    section = {"sft": case.params.sft, "reward": case.params.reward, "dpo": case.params.dpo}[case.stage]
+    return STEPS * section.batch_size * (1 if case.stage == "sft" else 2)
 
 
 def _flops(case: Case) -> float:
@@ -142,5 +144,6 @@ def _bytes(case: Case) -> float:
     if case.stage == "ppo":
         tokens = case.params.ppo.micro_batch_tokens
     else:
-        tokens = length * (case.params.sft if case.stage == "sft" else case.params.reward).micro_batch_size
+        section = {"sft": case.params.sft, "reward": case.params.reward, "dpo": case.params.dpo}[case.stage]
+        tokens = length * section.micro_batch_size
     return 16.0 * case.shape.parameters + 4.0 * tokens * case.shape.layers * 20 * case.shape.width

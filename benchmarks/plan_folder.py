@@ -50,7 +50,7 @@ def make(case: Case, folder: Path) -> None:
 def _rows(case: Case) -> dict[str, list[dict[str, str]]]:
     """As many rows as the steps take, lengths evenly spread, so that some batch has the longest."""
     params, rng = case.params, random.Random(case.params.seed)
-    batch = {"sft": params.sft.batch_size, "reward": params.reward.batch_size, "ppo": params.ppo.batch_size}[case.stage]
+    batch = {"sft": params.sft, "reward": params.reward, "ppo": params.ppo, "dpo": params.dpo}[case.stage].batch_size
     count = 4 * batch + TEST_ROWS
 
     def text(tokens: int) -> str:

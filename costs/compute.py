@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from costs.engines import Engine
 from costs.measured import CACHE_PASSES, Measured
-from costs.memory import shards, state_bytes, trained_parameters, weights
+from costs.memory import shards, spared_tokens, state_bytes, trained_parameters, weights
 from costs.setting import DTYPE_BYTES, QUANT_BYTES, Levers, Setting
 from costs.shapes import ModelShape
 
@@ -66,15 +66,18 @@ def forward_attention_flops(shape: ModelShape, sequences: float, tokens: float, 
     return shape.layers * sequences * 4 * shape.query_width * tokens**2 * (0.5 if causal else 1.0)
 
 
-def training_flops(shape: ModelShape, levers: Levers, sequences: float, tokens: float, loss_tokens: float = 1.0) -> tuple[float, float]:
-    """(matrix, attention) FLOPs of forward, recomputation and backward pass.
+def training_flops(
+    shape: ModelShape, levers: Levers, sequences: float, tokens: float, loss_tokens: float = 1.0, spared: float = 0.0
+) -> tuple[float, float]:
+    """(matrix, attention) FLOPs of forward, recomputation and backward pass; the last layer's feed-forward part is spared `spared` tokens.
 
     Backward is twice the forward for full fine-tuning; with frozen weights only the gradients of the inputs are computed: once.
     Flash attention recomputes its scores in the backward pass: 2.5 times the forward (arXiv 2307.08691 section 3.1).
     """
     total = sequences * tokens
-    matmul = forward_matmul_flops(shape, total, total * loss_tokens)
-    layers = forward_matmul_flops(shape, total, 0.0)
+    less = spared_flops(shape, spared)
+    matmul = forward_matmul_flops(shape, total, total * loss_tokens) - less
+    layers = forward_matmul_flops(shape, total, 0.0) - less
     attention = forward_attention_flops(shape, sequences, tokens, levers.attention != "eager")
     again = layers if levers.checkpointing == "full" else 0.0
     passes = 3.0 if levers.tuning == "full" else 2.0
@@ -82,6 +85,11 @@ def training_flops(shape: ModelShape, levers: Levers, sequences: float, tokens: 
     backward = 2.5 if levers.attention != "eager" else 2.0
     attention_passes = 1 + backward + (levers.checkpointing in ("full", "selective"))
     return passes * matmul + again + adapters, attention * attention_passes
+
+
+def spared_flops(shape: ModelShape, tokens: float) -> float:
+    """2 x one layer's feed-forward weights x the tokens at which the last layer's does not run."""
+    return 2 * shape.feed_forward_parameters * tokens
 
 
 def mfu(shape: ModelShape, tokens_per_second: float, sequence: float, peak_flops_per_second: float) -> float:
@@ -98,7 +106,17 @@ def pointwise_bytes(shape: ModelShape, levers: Levers, engine: Engine, tokens: f
     d, b = shape.width, levers.dtype_bytes
     f = shape.experts_per_token * shape.expert_width or shape.mlp_width
     passes_f = 6.0 if shape.traits.gated else 3.0
-    return shape.layers * tokens * b * (24.0 * d + passes_f * f) * (0.42 if engine.compiled else engine.pointwise)
+    return shape.layers * tokens * b * (24.0 * d + passes_f * f) * _unfused(engine)
+
+
+def spared_bytes(shape: ModelShape, levers: Levers, engine: Engine, tokens: float) -> float:
+    """Of `pointwise_bytes`, those of the feed-forward part at tokens where the last layer's does not run: half of the passes over width d."""
+    passes_f = 6.0 if shape.traits.gated else 3.0
+    return tokens * levers.dtype_bytes * (12.0 * shape.width + passes_f * shape.mlp_width) * _unfused(engine)
+
+
+def _unfused(engine: Engine) -> float:
+    return 0.42 if engine.compiled else engine.pointwise
 
 
 def logits_traffic(setting: Setting, shape: ModelShape, tokens: float) -> float:
@@ -142,11 +160,14 @@ def calibrated_pass(
     head = forward_matmul_flops(shape, vocabulary_tokens) - forward_matmul_flops(shape, vocabulary_tokens, 0.0)
     size = total * shape.width * levers.dtype_bytes
     operations = launched(setting, shape, levers, backward=False)
+    spared = spared_tokens(setting, shape, levers, total)
+    layers = forward_matmul_flops(shape, total, 0.0) - spared_flops(shape, spared)
+    streams = pointwise_bytes(shape, levers, setting.engine, total) - spared_bytes(shape, levers, setting.engine, spared)
     return (
-        own.product_seconds(passes * forward_matmul_flops(shape, total, 0.0), total, shape.width)
+        own.product_seconds(passes * layers, total, shape.width)
         + own.product_seconds(head * (passes + (training and setting.loss.recomputes) - again), vocabulary_tokens, shape.width)
         + own.attention_seconds(attention * (3.5 + again if training else 1.0), tokens, training)
-        + own.stream_seconds(pointwise_bytes(shape, levers, setting.engine, total) * passes, size, training)
+        + own.stream_seconds(streams * passes, size, training)
         + own.logit_seconds(vocabulary_tokens * shape.vocab, shape.vocab, training, setting.loss.name == "fused")
         + own.launch_seconds(operations, training)
         + own.launch_seconds(operations * again, training=False)
@@ -169,9 +190,10 @@ def micro_step(setting: Setting, shape: ModelShape, levers: Levers, sequences: f
     tp = levers.tensor_parallel
     total = sequences * tokens
     loss_tokens = setting.workload.loss_tokens if vocabulary else 0.0
-    matmul, attention = training_flops(shape, levers, sequences, tokens, loss_tokens)
+    spared = spared_tokens(setting, shape, levers, total)
+    matmul, attention = training_flops(shape, levers, sequences, tokens, loss_tokens, spared)
     passes = 3.0 + (levers.checkpointing == "full")
-    moved = pointwise_bytes(shape, levers, setting.engine, total) * passes
+    moved = (pointwise_bytes(shape, levers, setting.engine, total) - spared_bytes(shape, levers, setting.engine, spared)) * passes
     if levers.attention == "eager":
         moved += (
             shape.layers * shape.heads * sequences * tokens**2 * 30
@@ -240,10 +262,12 @@ def forward_pass(setting: Setting, shape: ModelShape, levers: Levers, sequences:
     """One forward pass without gradients: scoring, reference log-probs, values, prefill."""
     tp, total = levers.tensor_parallel, sequences * tokens
     gathered = gathered_bytes(setting, shape, levers) / 2
+    spared = spared_tokens(setting, shape, levers, total)
+    moved = pointwise_bytes(shape, levers, setting.engine, total) - spared_bytes(shape, levers, setting.engine, spared)
     return Work(
-        matmul_flops=forward_matmul_flops(shape, total, vocabulary_tokens) / tp,
+        matmul_flops=(forward_matmul_flops(shape, total, vocabulary_tokens) - spared_flops(shape, spared)) / tp,
         attention_flops=forward_attention_flops(shape, sequences, tokens, levers.attention != "eager") / tp,
-        bytes_moved=(pointwise_bytes(shape, levers, setting.engine, total) + 14 * shape.vocab * vocabulary_tokens) / tp,
+        bytes_moved=(moved + 14 * shape.vocab * vocabulary_tokens) / tp,
         weight_bytes=held_weight_bytes(shape, levers) / tp,
         dequantised_bytes=dequantised_bytes(shape, levers) / tp,
         operations=launched(setting, shape, levers, backward=False),

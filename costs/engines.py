@@ -113,6 +113,9 @@ class Engine:
     """Share of collective communication hidden behind computation."""
     decode_layer_seconds: float = 0.0
     """Fixed time of one layer in one decoding step when compiled (launch from a CUDA graph, tails of small kernels)."""
+    packs: bool = False
+    """Passes of alignment stages take rows without padding, filled up to a budget of tokens, and the last layer's feed-forward part runs
+    at the tokens alone whose hidden states are read (training/packing.py, training/last_layer.py)."""
     start_seconds: float = 12.0
     """Imports and set-up of one process."""
 
@@ -121,7 +124,7 @@ ENGINES = {
     engine.name: engine
     for engine in (
         # Ours: Transformers eager, losses and log-probs streamed over tokens, PEFT adapters, torch's fused AdamW.
-        Engine("ours", loss="streamed", lora_input_bytes=4, repeats_kv=False, fused_activation=False),
+        Engine("ours", loss="streamed", lora_input_bytes=4, repeats_kv=False, fused_activation=False, packs=True),
         Engine("transformers", loss="whole", lora_input_bytes=4, repeats_kv=False, fused_activation=False),
         Engine("transformers-2022", loss="shifted", lora_input_bytes=4, step_copies=1, context_bytes=1343 * 2**20, fused_activation=False),
         Engine("torchtune", loss="chunked", repeats_kv=True, attention_copy=True),

@@ -172,7 +172,21 @@ def activation_bytes(setting: Setting, shape: ModelShape, levers: Levers, sequen
     else:
         stack = 0.0 if levers.offload_activations else layers * layer_inputs(levers, shape)
     ends = 2 * shape.width * levers.dtype_bytes + 4 * shape.width  # the final norm's input and output
-    return total * (stack + ends)
+    spared = 0.0
+    if levers.checkpointing != "full":  # a layer that is recomputed keeps its input whole
+        kept = layer_kept(shape, levers, setting.engine, tokens)
+        spared = kept.get("feed_forward", 0.0) + kept.get("norms", 0.0) / shape.norms
+    return total * (stack + ends) - spared_tokens(setting, shape, levers, total) * spared / levers.tensor_parallel
+
+
+NARROWED = ("llama", "mistral", "qwen2", "qwen3")
+"""Families whose last layer our stages narrow: RESIDUAL_LAYERS of training/last_layer.py."""
+
+
+def spared_tokens(setting: Setting, shape: ModelShape, levers: Levers, tokens: float) -> float:
+    """Of `tokens` in packed rows, those at which the last layer's feed-forward part does not run, as nobody reads them."""
+    narrows = setting.engine.packs and shape.family in NARROWED and levers.attention != "eager"
+    return tokens * (1 - setting.workload.read_tokens) if narrows else 0.0
 
 
 def recomputed_bytes(setting: Setting, shape: ModelShape, levers: Levers, sequences: float, tokens: int) -> float:

@@ -13,7 +13,7 @@ from typing import Any
 
 from config.errors import CostError
 from config.records import STAGES, stages_of
-from config.schema import Params
+from config.schema import Lora, Params
 from costs.catalogue import Hardware, Price, hardware, own_price, price, shape
 from costs.data_stage import plan_data
 from costs.engines import engine
@@ -28,6 +28,8 @@ from costs.stages import plan_stage
 
 NORMALISATION_PAIRS = 2000
 """Training pairs that the reward stage scores once more, for the mean and deviation of its scores."""
+GAP_SAMPLE = 16
+"""Of training/ppo_rollout.py, which this package can not import."""
 ATTENTION: dict[str, Attention] = {"sdpa": "sdpa", "eager": "eager", "flash_attention_2": "flash"}
 
 
@@ -179,7 +181,9 @@ def _reward(params: Params, aim: Target, rows: Rows, model: ModelShape) -> Setti
     texts = 2 * (rows.preference + rows.preference_held_out) * rows.preference_tokens
     mean = min(rows.preference_tokens, section.max_length)
     work = Workload(int(longest), mean, _steps(rows.preference, section), held_out=held_out, texts_tokens=texts)
-    return Setting("reward", model, replace(levers, micro_batch=2 * levers.micro_batch), work, aim.hardware, engine("ours"), aim.gpus)
+    return Setting(
+        "reward", model.scored, replace(levers, micro_batch=2 * levers.micro_batch), work, aim.hardware, engine("ours"), aim.gpus
+    )
 
 
 def _ppo(params: Params, aim: Target, rows: Rows, model: ModelShape) -> Setting:
@@ -189,19 +193,31 @@ def _ppo(params: Params, aim: Target, rows: Rows, model: ModelShape) -> Setting:
     mean = rows.prompt_tokens + said
     each = max(1, section.batch_size // aim.gpus)
     micro = max(1, min(each, int(section.micro_batch_tokens / (prompt + response))))
-    levers = replace(
-        levers_of(params, section.model_dump(), 1, section.batch_size, aim.gpus),
-        micro_batch=micro,
-        accumulation=max(1, each // section.num_mini_batches // micro),
-    )
+    whole = levers_of(params, section.model_dump(), 1, section.batch_size, aim.gpus)
+    levers = replace(whole, micro_batch=micro, accumulation=max(1, each // section.num_mini_batches // micro))
+    shared = section.layout == "shared_base" and params.reward.lora is not None
+    judge = replace(levers, **adapter_of(params.reward.lora)) if shared else None
     loop = Rlhf(
-        layout=section.layout, reward=model, value=model if section.layout != "shared_trunk" else None, batch=section.batch_size,
+        layout=section.layout, reward=model.scored, value=model.scored if section.layout != "shared_trunk" else None, batch=section.batch_size,
         rollout_batch=section.rollout_batch_size, ppo_epochs=section.ppo_epochs, mini_batches=section.num_mini_batches,
+        reward_levers=judge, value_levers=judge if section.value_init == "reward" else None,
+        rescored=section.batch_size if section.recompute_logprobs else compared_responses(section.batch_size),
     )  # fmt: skip
     work = Workload(
-        prompt + response, mean, section.updates, prompt, response, said, texts_tokens=rows.prompts * rows.prompt_tokens
+        prompt + response, mean, section.updates, prompt, response, said, texts_tokens=rows.prompts * rows.prompt_tokens,
+        micro_batch_tokens=float(section.micro_batch_tokens),
     )  # fmt: skip
     return Setting("ppo", model, levers, work, aim.hardware, engine("ours"), aim.gpus, rlhf=loop)
+
+
+def adapter_of(lora: Lora | None) -> dict[str, Any]:
+    """An adapter's rank and matrices as levers."""
+    return {"lora_rank": lora.rank, "lora_modules": tuple(lora.modules)} if lora else {}
+
+
+def compared_responses(batch: int) -> int:
+    """Responses whose log-probs PPO computes again just to compare: every n-th, so that there are GAP_SAMPLE or a few more."""
+    return ceil(batch / max(1, batch // GAP_SAMPLE))
 
 
 def _dpo(params: Params, aim: Target, rows: Rows, model: ModelShape) -> Setting:
@@ -225,11 +241,14 @@ def _rloo(params: Params, aim: Target, rows: Rows, model: ModelShape) -> Setting
     mini_batch = section.batch_size // section.num_mini_batches
     levers = levers_of(params, section.model_dump(), section.micro_batch_size, mini_batch, aim.gpus)
     loop = Rlhf(
-        ref=section.beta > 0, reward=model, batch=section.batch_size, rollout_batch=section.rollout_batch_size,
+        ref=section.beta > 0, reward=model.scored, batch=section.batch_size, rollout_batch=section.rollout_batch_size,
         ppo_epochs=section.rloo_epochs, mini_batches=section.num_mini_batches,
     )  # fmt: skip
-    texts = rows.prompts * rows.prompt_tokens
-    work = Workload(prompt + response, rows.prompt_tokens + said, section.updates, prompt, response, said, texts_tokens=texts)
+    work = Workload(
+        prompt + response, rows.prompt_tokens + said, section.updates, prompt, response, said, texts_tokens=rows.prompts * rows.prompt_tokens,
+        padded_tokens=min(prompt + response, rows.longest_sft),
+        micro_batch_tokens=float(section.micro_batch_size * params.model.context_length),
+    )  # fmt: skip
     return Setting("rloo", model, levers, work, aim.hardware, engine("ours"), aim.gpus, rlhf=loop)
 
 
@@ -246,7 +265,7 @@ def _evaluate(params: Params, aim: Target, rows: Rows, model: ModelShape) -> Set
     batches = 3 * ceil(section.prompts / levers.micro_batch / aim.gpus)
     said = response_tokens(rows, response)
     work = Workload(prompt + response, rows.prompt_tokens + said, batches, prompt, response, said)
-    return Setting("evaluate", model, levers, work, aim.hardware, engine("ours"), aim.gpus, rlhf=Rlhf(reward=model))
+    return Setting("evaluate", model, levers, work, aim.hardware, engine("ours"), aim.gpus, rlhf=Rlhf(reward=model.scored))
 
 
 _SETTINGS = {"sft": _sft, "reward": _reward, "ppo": _ppo, "dpo": _dpo, "rloo": _rloo, "evaluate": _evaluate}

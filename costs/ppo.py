@@ -7,6 +7,7 @@ RLOO and GRPO have no value model; their baseline is the mean of the other respo
 """
 
 from dataclasses import replace
+from math import ceil
 
 from config.errors import CostError
 from costs.compute import Work, forward_pass, micro_step, optimizer_step
@@ -57,8 +58,10 @@ def ppo_phases(setting: Setting) -> list[PhaseRow]:
     batches = setting.workload.steps * each / side_by_side
     generated = generation(setting, setting.model, setting.levers, batches, side_by_side)
     rollout = ("rollout", generated[0][1] + generated[1][1], generated[0][2] + generated[1][2], generated[1][3])
+    again = loop.rescored / setting.data_parallel
+    rescored = [_forward(setting, "logprobs", setting.model, True, again)] if again else []
     passes = [_forward(setting, name, shape, vocabulary, each) for name, shape, vocabulary in _frozen_passes(setting)]
-    return [rollout, *passes, _advantage(setting, each), _update(setting, each)]
+    return [rollout, *rescored, *passes, _advantage(setting, each), _update(setting, each)]
 
 
 def _frozen_passes(setting: Setting) -> list[tuple[str, ModelShape, bool]]:
@@ -73,14 +76,43 @@ def _frozen_passes(setting: Setting) -> list[tuple[str, ModelShape, bool]]:
 
 
 def _forward(setting: Setting, name: str, shape: ModelShape, vocabulary: bool, sequences: float) -> PhaseRow:
-    """One pass over a rollout, micro-batch by micro-batch; log-probs only at response tokens."""
-    micro = min(setting.levers.micro_batch, sequences)
-    tokens = setting.workload.mean_tokens
-    responses = micro * (setting.workload.mean_response_tokens or setting.workload.response_tokens)
-    once = forward_pass(setting, shape, setting.levers, micro, tokens, responses if vocabulary else 0.0)
-    times = setting.workload.steps * sequences / micro
+    """One pass over a rollout, micro-batch by micro-batch; log-probs only at response tokens, a score at one token of each sequence."""
+    work = setting.workload
+    passes, micro = _passes(setting, sequences)
+    tokens = _tokens_in(setting, name == "score")
+    said = work.mean_response_tokens or work.response_tokens
+    counted = replace(setting, workload=replace(work, read_tokens=min(1.0, (1.0 if name == "score" else said) / tokens)))
+    once = forward_pass(counted, shape, setting.levers, micro, tokens, micro * said if vocabulary else 0.0)
+    times = work.steps * passes
     seconds = duration(once, setting)
     return (name, once.times(times), seconds.seconds * times, seconds.bound)
+
+
+def _passes(setting: Setting, sequences: float) -> tuple[float, float]:
+    """(passes, sequences of each) over `sequences` of them: as many as the budget of tokens asks for, or micro-batches padded to one size."""
+    if not setting.engine.packs:
+        micro = min(setting.levers.micro_batch, sequences)
+        return sequences / micro, micro
+    passes = max(1, ceil(sequences * setting.workload.mean_tokens / setting.micro_batch_tokens - 1e-9))
+    passes = min(passes, max(1, ceil(sequences)))  # a sequence longer than the budget is a micro-batch of its own
+    return float(passes), sequences / passes
+
+
+def packs_update(setting: Setting) -> bool:
+    """Whether the update's passes are packed too: RLOO and GRPO learn in TRL's trainer, whose rows are padded."""
+    return setting.engine.packs and setting.stage == "ppo"
+
+
+def _update_passes(setting: Setting, mini_batch: float) -> tuple[float, float]:
+    """(passes, sequences of each) over a mini-batch."""
+    micro = float(update_micro_batch(setting))
+    return _passes(setting, mini_batch) if packs_update(setting) else (mini_batch / micro, micro)
+
+
+def _tokens_in(setting: Setting, whole: bool) -> float:
+    """Mean tokens of a sequence that go through a model: the last one predicts nothing, and is read for a score alone."""
+    mean = setting.workload.mean_tokens
+    return mean if whole or not setting.engine.packs else max(1.0, mean - 1)
 
 
 def _advantage(setting: Setting, sequences: float) -> PhaseRow:
@@ -94,11 +126,13 @@ def _advantage(setting: Setting, sequences: float) -> PhaseRow:
 def _update(setting: Setting, sequences: float) -> PhaseRow:
     """ppo_epochs over the rollout: policy and, in its own model, value."""
     loop, work, levers = roles_of(setting), setting.workload, setting.levers
-    micro = update_micro_batch(setting)
-    counted = replace(
-        setting, workload=replace(work, loss_tokens=(work.mean_response_tokens or work.response_tokens) / max(1.0, work.mean_tokens))
-    )
-    passes = work.steps * loop.ppo_epochs * sequences / micro
+    own = packs_update(setting)
+    each, micro = _update_passes(setting, sequences / loop.mini_batches)
+    tokens = _tokens_in(setting, whole=False) if own else work.padded_tokens or work.mean_tokens
+    said = work.mean_response_tokens or work.response_tokens
+    read = min(1.0, said / tokens) if own else min(1.0, said / work.mean_tokens)
+    counted = replace(setting, workload=replace(work, loss_tokens=read, read_tokens=read if own else 1.0))
+    passes = work.steps * loop.ppo_epochs * loop.mini_batches * each
     optimizer_steps = work.steps * loop.ppo_epochs * loop.mini_batches
     total, seconds, bound = Work(), 0.0, "compute"
     trained: list[tuple[ModelShape, Levers, bool]] = [(setting.model, levers, True)]
@@ -106,7 +140,7 @@ def _update(setting: Setting, sequences: float) -> PhaseRow:
     if value is not None:
         trained.append((value, value_levers(setting), False))
     for shape, held, vocabulary in trained:
-        once, step = micro_step(counted, shape, held, micro, work.mean_tokens, vocabulary), optimizer_step(counted, shape, held)
+        once, step = micro_step(counted, shape, held, micro, tokens, vocabulary), optimizer_step(counted, shape, held)
         first, second = duration(once, setting), duration(step, setting)
         total = total + once.times(passes) + step.times(optimizer_steps)
         seconds += first.seconds * passes + second.seconds * optimizer_steps
@@ -126,14 +160,12 @@ def ppo_moments(setting: Setting) -> list[Moment]:
         setting, setting.model, setting.levers, side_by_side, work.prompt_tokens + work.response_tokens, work.prompt_tokens
     )
     found = [Moment("rollout", _plus(resident, "policy", rollout))]
-    for name, shape, vocabulary in _frozen_passes(setting):
-        role = {"score": "reward", "reference": "ref", "value": "value"}[name]
-        found.append(
-            Moment(
-                name,
-                _plus(resident, role, scoring(setting, shape, setting.levers, setting.levers.micro_batch, work.max_tokens, vocabulary)),
-            )
-        )
+    again = [("logprobs", setting.model, True)] if loop.rescored else []
+    longest = packed_sequences(setting, loop.batch / setting.data_parallel)
+    for name, shape, vocabulary in [*again, *_frozen_passes(setting)]:
+        role = {"logprobs": "policy", "score": "reward", "reference": "ref", "value": "value"}[name]
+        rows = min(longest, max(1.0, loop.rescored / setting.data_parallel)) if name == "logprobs" else longest
+        found.append(Moment(name, _plus(resident, role, scoring(setting, shape, setting.levers, rows, work.max_tokens, vocabulary))))
     return found + _update_moments(setting, resident)
 
 
@@ -143,9 +175,10 @@ def _resident(setting: Setting) -> Roles:
     roles: Roles = {"policy": _states(setting, shape, levers)}
     if loop.layout == "shared_base":
         base = frozen_role(setting, shape, levers)["weights"]
-        for role in ("reward", "value") if has_value(setting) else ("reward",):
-            own = weights(setting, shape, levers) - base
-            roles[role] = {"weights": own} | ({"optimizer": optimizer_bytes(setting, shape, levers)} if role == "value" else {})
+        adapters = {"reward": loop.reward_levers or levers, **({"value": value_levers(setting)} if has_value(setting) else {})}
+        for role, held in adapters.items():
+            own = weights(setting, shape, held) - base
+            roles[role] = {"weights": own} | ({"optimizer": optimizer_bytes(setting, shape, held)} if role == "value" else {})
         return roles
     if loop.ref and levers.tuning != "lora":
         roles["ref"] = frozen_role(setting, shape, levers)
@@ -166,15 +199,27 @@ def update_micro_batch(setting: Setting) -> int:
     return max(1, min(setting.levers.micro_batch, int(loop.batch / setting.data_parallel / loop.mini_batches)))
 
 
+def packed_sequences(setting: Setting, available: float) -> float:
+    """Sequences of the longest kind that one pass holds, of `available` ones; a share of one where the budget of tokens asks for it."""
+    if not setting.engine.packs:
+        return min(float(setting.levers.micro_batch), available)
+    return max(1.0, min(setting.micro_batch_tokens / setting.workload.max_tokens, available))
+
+
 def _update_moments(setting: Setting, resident: Roles) -> list[Moment]:
     """Training: the passes of policy and value model over a micro-batch end in one loss, so both keep their activations until then.
 
     The value model's forward pass comes last, so its backward pass comes first, and its activations go first.
     """
-    micro = update_micro_batch(setting)
-    counted = setting.with_levers(micro_batch=micro, accumulation=max(1, _mini_batch(setting) // micro))
-    loss_tokens = (setting.workload.mean_response_tokens or setting.workload.response_tokens) / max(1.0, setting.workload.mean_tokens)
-    counted = replace(counted, workload=replace(setting.workload, loss_tokens=min(1.0, loss_tokens)))
+    micro, own = update_micro_batch(setting), packs_update(setting)
+    passes, _ = _update_passes(setting, _mini_batch(setting))
+    counted = setting.with_levers(micro_batch=micro, accumulation=max(1, int(passes)))
+    work = setting.workload
+    loss_tokens = min(1.0, (work.mean_response_tokens or work.response_tokens) / max(1.0, work.mean_tokens))
+    longest = packed_sequences(setting, _mini_batch(setting)) * work.max_tokens if own else None
+    counted = replace(
+        counted, workload=replace(work, loss_tokens=loss_tokens, read_tokens=loss_tokens if own else 1.0, micro_batch_tokens=longest)
+    )
     policy = _work_parts(training_moments(counted, setting.model, counted.levers, phase="update"), "policy")
     value = own_value(setting)
     if value is None:

@@ -114,6 +114,14 @@ class Workload:
     mean_response_tokens: float = 0.0
     loss_tokens: float = 1.0
     """Share of the tokens that the loss looks at (completion-only loss: below 1)."""
+    padded_tokens: float = 0.0
+    """Of RLOO: tokens of a sequence in the update, which pads the prompts and the responses of a rollout each to the longest; 0 where
+    `mean_tokens` says it."""
+    read_tokens: float = 1.0
+    """Share of the tokens whose last hidden state is read, and at which alone the last layer's feed-forward part runs where the engine
+    packs rows."""
+    micro_batch_tokens: float | None = None
+    """Tokens of a pass that is filled up with rows without padding; None: `micro_batch` sequences of `max_tokens`."""
     held_out: float = 0.0
     """Sequences that are evaluated once after training."""
     texts_tokens: float = 0.0
@@ -133,6 +141,8 @@ class Rlhf:
     value: ModelShape | None = None
     value_levers: Levers | None = None
     """How the value model is trained; None as the policy."""
+    reward_levers: Levers | None = None
+    """How the reward model's adapter on a shared base is shaped; None as the policy's."""
     teacher: ModelShape | None = None
     batch: int = 1
     """Responses of one rollout, over all devices."""
@@ -140,6 +150,8 @@ class Rlhf:
     """Responses generated side by side on one device."""
     ppo_epochs: int = 1
     mini_batches: int = 1
+    rescored: int = 0
+    """Responses of a rollout whose log-probs the policy computes once more, over all devices; 0 where that is no phase."""
 
 
 @dataclass(frozen=True)
@@ -172,5 +184,12 @@ class Setting:
     def loss(self) -> Loss:
         return loss(self.levers.loss or self.engine.loss)
 
+    @property
+    def micro_batch_tokens(self) -> float:
+        """Most tokens of one forward pass on one device."""
+        return self.workload.micro_batch_tokens or float(self.levers.micro_batch * self.workload.max_tokens)
+
     def with_levers(self, **changes: object) -> "Setting":
-        return replace(self, levers=replace(self.levers, **changes))  # type: ignore[arg-type]
+        """Other levers; another micro-batch takes the place of a budget of tokens."""
+        workload = replace(self.workload, micro_batch_tokens=None) if "micro_batch" in changes else self.workload
+        return replace(self, levers=replace(self.levers, **changes), workload=workload)  # type: ignore[arg-type]

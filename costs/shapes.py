@@ -159,6 +159,11 @@ class ModelShape:
         return int(sum(i * o * used for i, o, used in self.matrices.values()))
 
     @property
+    def feed_forward_parameters(self) -> int:
+        """Weights of one layer's feed-forward part that a token is multiplied with."""
+        return int(sum(i * o * used for name, (i, o, used) in self.matrices.items() if name not in ("q", "k", "v", "o")))
+
+    @property
     def layer_small_parameters(self) -> int:
         """Biases and norms of one layer."""
         t = self.traits
@@ -208,6 +213,11 @@ class ModelShape:
     def active_parameters(self) -> int:
         """Parameters a token meets: all of a dense model, the routed experts of a mixture."""
         return self.parameters - self.layers * (self.layer_matrix_parameters - self.active_layer_parameters)
+
+    @property
+    def scored(self) -> "ModelShape":
+        """The shape of a reward or value model on this one: its scalar head (`width` weights, not counted) takes the place of an output head."""
+        return replace(self, tied=True)
 
     def scaled(self, factor: float) -> "ModelShape":
         """A like shape of about `factor` times the layer parameters: width times sqrt(factor), in whole heads."""

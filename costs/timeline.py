@@ -24,7 +24,8 @@ def training_moments(
     setting: Setting, shape: ModelShape, levers: Levers, phase: str = "train", role: str = "policy", vocabulary: bool = True
 ) -> list[Moment]:
     """Memory of one role at each moment of a step. `vocabulary` False for a model with a scalar head: no logits, no large head gradient."""
-    sequences, tokens = float(levers.micro_batch), setting.workload.max_tokens
+    tokens = setting.workload.max_tokens
+    sequences = (setting.workload.micro_batch_tokens or levers.micro_batch * tokens) / tokens
     held: Parts = {"weights": weights(setting, shape, levers), "optimizer": optimizer_bytes(setting, shape, levers)}
     gradients = gradient_bytes(setting, shape, levers)
     activations = activation_bytes(setting, shape, levers, sequences, tokens)
@@ -68,7 +69,7 @@ def _with(roles: Roles) -> Roles:
 
 def logits_bytes(setting: Setting, shape: ModelShape, levers: Levers) -> float:
     """Bytes that the loss over the vocabulary holds at its peak."""
-    tokens = levers.micro_batch * setting.workload.max_tokens * setting.workload.loss_tokens
+    tokens = (setting.workload.micro_batch_tokens or levers.micro_batch * setting.workload.max_tokens) * setting.workload.loss_tokens
     return _logits(setting, shape, levers, tokens) / levers.tensor_parallel
 
 

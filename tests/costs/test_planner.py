@@ -10,8 +10,10 @@ from config.errors import CostError, ParamsError
 from config.load import load
 from config.schema import Params
 from costs.partial import completed
-from costs.planner import Target, base_shape, plan, settings, target
+from costs.planner import Target, base_shape, compared_responses, plan, settings, target
 from costs.rows import count, file_rows
+from costs.stages import moments
+from training.ppo_rollout import GAP_SAMPLE
 
 DEMO = Path("recipes/demo.yaml")
 LARGE = ["model.path=meta-llama/Llama-3.1-8B", "model.random=null", "model.dtype=bf16"]
@@ -48,7 +50,45 @@ def test_the_json_has_the_names_that_other_tools_read() -> None:
 def test_ppo_has_the_phases_that_its_loop_measures() -> None:
     params = demo()
     phases = [phase.phase for phase in plan(params, aim(params), ("ppo",)).stages[0].phases]
-    assert phases == ["start", "rollout", "score", "reference", "value", "advantage", "update", "save"]
+    assert phases == ["start", "rollout", "logprobs", "score", "reference", "value", "advantage", "update", "save"]
+
+
+def test_ppo_computes_the_policys_log_probs_again_for_all_responses_or_for_a_sample() -> None:
+    flops = {}
+    for recompute in ("true", "false"):
+        params = demo(f"ppo.recompute_logprobs={recompute}")
+        flops[recompute] = {phase.phase: phase.flops for phase in plan(params, aim(params), ("ppo",)).stages[0].phases}
+    assert flops["true"]["logprobs"] == pytest.approx(flops["true"]["reference"])
+    assert flops["false"]["logprobs"] == pytest.approx(flops["true"]["logprobs"] * 16 / 128)
+
+
+@pytest.mark.parametrize(("batch", "compared"), [(128, 16), (130, 17), (31, 31), (8, 8), (1, 1)])
+def test_as_many_responses_are_compared_as_the_rollout_compares(batch: int, compared: int) -> None:
+    every = max(1, batch // GAP_SAMPLE)
+    assert compared_responses(batch) == compared == len(range(batch)[::every])
+
+
+def test_adapters_on_the_shared_base_have_the_rank_of_the_reward_stage() -> None:
+    sizes = {}
+    for rank in (4, 32):
+        params = load(Path("recipes/demo-lora.yaml"), [f"reward.lora.rank={rank}"])
+        setting = settings(params, aim(params))["ppo"]
+        sizes[rank] = moments(setting)[0].roles
+    small, large = sizes[4], sizes[32]
+    assert large["policy"] == small["policy"]
+    for role, part in (("reward", "weights"), ("value", "weights"), ("value", "optimizer")):
+        assert large[role][part] == pytest.approx(8 * small[role][part])
+
+
+def test_reward_and_value_model_have_no_output_head() -> None:
+    untied = demo("model.random.tie_embeddings=false")
+    found = settings(untied, aim(untied))
+    shape = found["sft"].model
+    resident = moments(found["ppo"])[0].roles
+    assert shape.head_parameters > 0
+    for role, parameters in (("policy", shape.parameters), ("reward", shape.backbone_parameters), ("value", shape.backbone_parameters)):
+        assert resident[role]["weights"] == 4 * parameters
+    assert moments(found["reward"])[0].roles["policy"]["weights"] == 4 * shape.backbone_parameters
 
 
 def test_rloo_has_the_phases_that_its_stage_measures_and_no_reference_without_a_penalty() -> None:

@@ -136,6 +136,68 @@ def test_a_head_on_the_trunk_says_its_values_during_the_rollout() -> None:
     assert "value" not in named(ppo("shared_trunk"))
 
 
+def budget(tokens: float, stage: str = "ppo", **levers: object) -> Setting:
+    """64 responses of 512 tokens at most and 300 on average, half of them said; mini-batches of 32."""
+    setting = ppo(stage=stage, **levers)
+    work = replace(setting.workload, mean_tokens=300.0, mean_response_tokens=150.0, micro_batch_tokens=tokens)
+    return replace(setting, workload=work)
+
+
+def operations(setting: Setting, name: str) -> float:
+    return next(phase.work.operations for phase in phases(setting) if phase.name == name)
+
+
+def test_a_token_budget_is_filled_without_padding() -> None:
+    # 64 x 300 tokens in passes of 4,800: four, where padded micro-batches of nine would make seven
+    assert operations(budget(4800.0), "score") / operations(budget(64 * 300.0), "score") == pytest.approx(4)
+    assert operations(budget(1.0), "score") / operations(budget(64 * 300.0), "score") == pytest.approx(64)  # one row a pass at the least
+
+
+def test_the_update_fills_its_passes_for_each_mini_batch() -> None:
+    def passes(tokens: float) -> float:
+        return (operations(budget(tokens), "update") - steps) / one
+
+    def of_passes(tokens: float) -> float:
+        return operations(budget(tokens), "update")
+
+    one = (of_passes(4800.0) - of_passes(9600.0)) / 8  # two passes a mini-batch against one, in eight mini-batches
+    steps = of_passes(9600.0) - 8 * one
+    assert passes(3200.0) == pytest.approx(24)
+
+
+def test_memory_of_an_update_is_that_of_the_budget_or_of_the_longest_sequence() -> None:
+    def kept(tokens: float) -> float:
+        return next(m for m in moments(budget(tokens)) if m.phase == "update:loss").roles["policy"]["activations"]
+
+    assert kept(2048.0) == pytest.approx(2 * kept(1024.0)) == pytest.approx(4 * kept(512.0))
+    assert kept(100.0) == kept(512.0)
+    assert kept(1e9) == pytest.approx(32 * kept(512.0))  # a mini-batch at its longest
+
+
+def test_the_last_layers_feed_forward_runs_at_the_tokens_that_are_read() -> None:
+    setting = budget(4800.0)
+    shape_ = setting.model
+    done = {phase.name: phase.work.matmul_flops for phase in phases(setting)}
+    updates, rows = 10, 64
+    layers = 2 * shape_.layers * shape_.active_layer_parameters
+    assert done["score"] == pytest.approx(updates * rows * (layers * 300 - 2 * shape_.feed_forward_parameters * 299))
+    values = updates * rows * (layers * 299 - 2 * shape_.feed_forward_parameters * 149)  # the last token goes in nowhere
+    assert done["value"] == pytest.approx(values)
+    logits = updates * rows * 2 * shape_.vocab * shape_.width * 150
+    assert done["reference"] == pytest.approx(values + logits)
+    assert done["update"] == pytest.approx(4 * 3 * (2 * values + logits))
+    eager = {phase.name: phase.work.matmul_flops for phase in phases(budget(4800.0, attention="eager"))}
+    assert eager["score"] == pytest.approx(updates * rows * layers * 300)
+
+
+def test_rloo_pads_in_its_update_alone() -> None:
+    setting = budget(4800.0, stage="rloo")
+    padded = replace(setting, workload=replace(setting.workload, padded_tokens=512.0))
+    before, after = ({phase.name: phase.work.matmul_flops for phase in phases(each)} for each in (setting, padded))
+    assert after["score"] == before["score"]
+    assert after["update"] > 1.5 * before["update"]
+
+
 def test_a_micro_batch_is_no_larger_than_a_mini_batch() -> None:
     assert update_micro_batch(ppo(micro_batch=64)) == 32
     assert update_micro_batch(ppo(micro_batch=4)) == 4
