@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from cli.compare import compare
 from cli.plan import plan
 from cli.report import report
 from config.errors import RlhfError
@@ -43,6 +44,7 @@ def run(
 
 app.command()(plan)
 app.command()(report)
+app.command()(compare)
 
 
 @app.command()

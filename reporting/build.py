@@ -18,8 +18,13 @@ def build_report(root: Path, params: Params, run_id: str | None = None) -> Path:
     The file appears whole or not at all, and is a function of what the run left: building it twice gives the same bytes.
     Raises CostError if there is no such run, EnvironmentFault if it can not be written; the previous report is then as it was.
     """
-    content = page(read_findings(root, params, run_id))
     target = root / REPORT
+    write_page(target, page(read_findings(root, params, run_id)), "rlhf report --html")
+    return target
+
+
+def write_page(target: Path, content: str, command: str) -> None:
+    """Write a page whole or not at all; `command` is what to repeat if it could not be written: EnvironmentFault."""
     temporary = target.with_name(f".{target.name}.{os.getpid()}")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -27,10 +32,8 @@ def build_report(root: Path, params: Params, run_id: str | None = None) -> Path:
         temporary.replace(target)
     except OSError as error:
         raise EnvironmentFault(
-            f"{target} can not be written: {error.strerror or error}. "
-            "Free some space or make the folder writable, then run: rlhf report --html"
+            f"{target} can not be written: {error.strerror or error}. Free some space or make the folder writable, then run: {command}"
         ) from error
     finally:
         with suppress(OSError):  # it is gone if all went well
             temporary.unlink()
-    return target

@@ -73,7 +73,7 @@ def read_findings(root: Path, params: Params, run_id: str | None = None) -> Find
         metrics=metrics,
         curves={stage: _curves(root / "runs" / stage, book, stage, attempts[stage]) for stage in STAGES},
         calibration=_calibration(root / "plots" / "reward_calibration.csv", notes) if current["reward"] else [],
-        samples=_read_samples(root / "evaluation" / "samples.jsonl", notes) if current["evaluate"] else [],
+        samples=_read_samples(samples / "evaluation" / "samples.jsonl", notes) if (samples := places["evaluate"]) else [],
         plots={path.stem: _read_csv(path, notes) for path in sorted((root / "plots").glob("data_*.csv"))} if current["data"] else {},
         notes=notes,
     )
@@ -111,7 +111,7 @@ def _place(stage: str, root: Path, book: Ledger, on_disk: int | None, notes: lis
     if not (copies / "metrics" / f"{stage}.json").exists():
         notes.append(f"{since}: its results are not shown.")
         return None
-    notes.append(f"{since}: of its results only the metrics that the run kept are shown.")
+    notes.append(f"{since}: of its results only the metrics and samples that the run kept are shown.")
     return copies
 
 

@@ -1,9 +1,10 @@
 """The page around the sections: head, style sheet, navigation, foot. It allows itself no script and no request at all."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from reporting.inputs import Findings
-from reporting.markup import Markup, element, join
+from reporting.markup import Child, Markup, element, join
 from reporting.sections.costs import costs_section
 from reporting.sections.curves import curves_section
 from reporting.sections.data import data_section
@@ -23,22 +24,10 @@ POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 
 def page(findings: Findings) -> str:
     """The report as one HTML text."""
-    style = Markup((Path(__file__).parent / "style.css").read_text(encoding="utf-8"))
-    name = findings.params.tracking.registered_model
-    head = element(
-        "head",
-        element("meta", charset="utf-8"),
-        element("meta", http_equiv="Content-Security-Policy", content=POLICY),
-        element("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        element("meta", name="color-scheme", content="light dark"),
-        element("title", f"{name}, run {findings.ledger.run_id}"),
-        element("style", style),
-    )
-    navigation = element("nav", [element("a", shown, href=f"#{anchor}") for anchor, shown in ANCHORS], aria_label="Sections")
     content = element(
         "main",
         tiles(findings),
-        navigation,
+        navigation(ANCHORS),
         evaluation_section(findings),
         costs_section(findings),
         samples_section(findings),
@@ -54,5 +43,26 @@ def page(findings: Findings) -> str:
         element("code", "rlhf report --json"),
         ".",
     )
-    body = element("body", masthead(findings), content, foot)
+    title = f"{findings.params.tracking.registered_model}, run {findings.ledger.run_id}"
+    return document(title, masthead(findings), content, foot)
+
+
+def navigation(anchors: Sequence[tuple[str, str]]) -> Markup:
+    """Links to the sections, (anchor, name)."""
+    return element("nav", [element("a", shown, href=f"#{anchor}") for anchor, shown in anchors], aria_label="Sections")
+
+
+def document(title: str, *content: Child) -> str:
+    """A whole page around its content, with the style sheet in it."""
+    style = Markup((Path(__file__).parent / "style.css").read_text(encoding="utf-8"))
+    head = element(
+        "head",
+        element("meta", charset="utf-8"),
+        element("meta", http_equiv="Content-Security-Policy", content=POLICY),
+        element("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        element("meta", name="color-scheme", content="light dark"),
+        element("title", title),
+        element("style", style),
+    )
+    body = element("body", *content)
     return "<!DOCTYPE html>\n" + join(element("html", head, body, lang="en")) + "\n"

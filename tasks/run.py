@@ -1,7 +1,7 @@
 """One pipeline run in a workspace: its name, its params, its lock and its rows in runs/pipeline.jsonl.
 
 runs/pipeline.jsonl               a row when the run began, when each stage was done, when it ended
-runs/pipeline/<run_id>/           params.yaml, dvc.lock, metrics and report of the run, kept when a later run replaces them
+runs/pipeline/<run_id>/           params.yaml, dvc.lock, metrics, sample replies and report of the run, kept when a later run replaces them
 .rlhf/run.lock                    held while a run is at work: one workspace, one run
 """
 
@@ -64,14 +64,20 @@ def end_left_open(root: Path) -> None:
 
 
 def keep_copies(run: Run, report: Path | None = None) -> None:
-    """Keep what a later run will replace: the lock, the metrics of the stages, the data of the plots, the run's own report."""
+    """Keep what a later run will replace: lock, metrics of the stages, data of the plots, sample replies, the run's own report.
+
+    Each copy is whole or not there.
+    """
     metrics = [run.root / "metrics" / f"{stage}.json" for stage in stages_of(run.params.align.method)]
     plots = sorted((run.root / "plots").glob("*.csv"))
-    for source in [run.root / "dvc.lock", *([report] if report else []), *metrics, *plots]:
+    samples = run.root / "evaluation" / "samples.jsonl"
+    for source in [run.root / "dvc.lock", *([report] if report else []), *metrics, *plots, samples]:
         if source.is_file():
             target = run.folder / source.relative_to(run.root)
             target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(source, target)
+            temporary = target.with_name(f".{target.name}.new")
+            shutil.copyfile(source, temporary)
+            temporary.replace(target)
 
 
 @contextmanager

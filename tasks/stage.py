@@ -1,5 +1,6 @@
 """Run one stage of the pipeline: ask DVC, start the process, follow its rows, stop it when asked, judge how it ended."""
 
+import logging
 import os
 import signal
 import subprocess
@@ -14,12 +15,15 @@ import psutil
 from config import jsonl
 from config.errors import StageStopped
 from config.records import RUN_ID_VARIABLE, STAGES, AttemptRow, PipelineRow
+from reporting.row_digests import PREPARED, keep_row_digests
 from tasks.outcome import Outcome, judge, last_attempt
 from tasks.progress import Progress, Watch, attempts
 from tasks.run import Run
 from tasks.stop import StopRequest
 from tasks.validity import digests, environment, is_unchanged, repro_command
 from tasks.watcher import BudgetWatch
+
+logger = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.2
 ORPHAN_PATIENCE_SECONDS = 600.0
@@ -46,8 +50,18 @@ def _record(run: Run, stage: str, outcome: Outcome) -> Outcome:
     known = digests(run.root, stage)
     if outcome.cached:
         outcome = Outcome(cached=True, attempt=maker(run.root, stage, known.outs))
+    if PREPARED in known.outs:
+        _keep_rows(run.root, known.outs[PREPARED])
     run.record("stage", stage=stage, cached=outcome.cached, attempt=outcome.attempt, state="completed", detail=known._asdict())
     return outcome
+
+
+def _keep_rows(root: Path, version: str) -> None:
+    """Remember which rows this version of the data has, for rlhf compare; that can not fail the run."""
+    try:
+        keep_row_digests(root, version)
+    except OSError as error:
+        logger.warning("which rows the data has could not be kept for rlhf compare: %s", error)
 
 
 def maker(root: Path, stage: str, outs: dict[str, str]) -> int | None:

@@ -26,7 +26,7 @@ def _sample(row: Mapping[str, Any]) -> Markup:
     replies = [_reply(row, model) for model in MODELS if row.get(model) is not None]
     return element(
         "article",
-        element("p", _text(row.get("prompt", "")), class_="prompt", dir="auto"),
+        element("p", shown_text(row.get("prompt", "")), class_="prompt", dir="auto"),
         element("div", *replies, class_="replies"),
         class_="card",
     )
@@ -34,7 +34,7 @@ def _sample(row: Mapping[str, Any]) -> Markup:
 
 def _reply(row: Mapping[str, Any], model: str) -> Markup:
     scores = [f"{kind} {decimal(value)}" for kind in ("gold", "reward") if (value := finite(row.get(f"{kind}_{model}"))) is not None]
-    body = _text(row[model])
+    body = shown_text(row[model])
     return element(
         "div",
         element("h4", NAMES[model]),
@@ -44,7 +44,7 @@ def _reply(row: Mapping[str, Any], model: str) -> Markup:
     )
 
 
-def _text(content: Any) -> str:
+def shown_text(content: Any) -> str:
     """A reply, or a conversation with its speakers, cut where it is very long."""
     if isinstance(content, list):
         content = "\n".join(

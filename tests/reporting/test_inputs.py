@@ -12,6 +12,7 @@ from config.records import AttemptRow, MetricRow
 from config.schema import Params
 from reporting.inputs import NO_RUN, finite, kept_folder, read_findings
 from tests.reporting.plausible_run import BEGIN, Clock, write_cached_run, write_pipeline_run
+from tests.reporting.two_runs import write_two_runs
 
 FIRST, SECOND = "20261121-120000-a1b2", "20261121-130000-c3d4"
 
@@ -83,6 +84,13 @@ def test_results_replaced_by_a_later_run_come_from_the_copy_the_run_kept(tmp_pat
     (kept / "sft.json").write_text('{"eval_loss": 0.5}')
     assert read_findings(tmp_path, params, FIRST).value("sft", "eval_loss") == 0.5
     assert read_findings(tmp_path, params).value("sft", "eval_loss") == 9.0
+
+
+def test_samples_of_an_earlier_run_come_from_its_copy(tmp_path: Path, params: Params) -> None:
+    write_two_runs(tmp_path)
+    first, second = read_findings(tmp_path, params, FIRST), read_findings(tmp_path, params, SECOND)
+    assert (len(first.samples), len(second.samples)) == (3, 2)
+    assert (first.value("evaluate", "gold_aligned"), second.value("evaluate", "gold_aligned")) == (0.884, 0.93)
 
 
 def test_outputs_that_were_restored_belong_to_the_run_that_restored_them(tmp_path: Path, params: Params) -> None:

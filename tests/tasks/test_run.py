@@ -48,7 +48,7 @@ def test_runs_that_were_killed_get_an_end_and_others_no_second_one(tmp_path: Pat
 
 def test_a_run_keeps_what_a_later_one_replaces(tmp_path: Path) -> None:
     run: Run = begin(tmp_path, "r1", PARAMS, {})
-    for name in ("dvc.lock", "metrics/sft.json", "plots/sft.csv", "report/report.html"):
+    for name in ("dvc.lock", "metrics/sft.json", "plots/sft.csv", "evaluation/samples.jsonl", "report/report.html"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(name)
     keep_copies(run)
@@ -56,7 +56,7 @@ def test_a_run_keeps_what_a_later_one_replaces(tmp_path: Path) -> None:
     keep_copies(run, tmp_path / "report" / "report.html")
     (tmp_path / "metrics" / "sft.json").write_text("later")
     kept = {str(path.relative_to(run.folder)) for path in run.folder.rglob("*") if path.is_file()}
-    assert kept == {"params.yaml", "dvc.lock", "metrics/sft.json", "plots/sft.csv", "report/report.html"}
+    assert kept == {"params.yaml", "dvc.lock", "metrics/sft.json", "plots/sft.csv", "evaluation/samples.jsonl", "report/report.html"}
     assert (run.folder / "metrics" / "sft.json").read_text() == "metrics/sft.json"
 
 

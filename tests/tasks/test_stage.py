@@ -1,4 +1,5 @@
 import os
+import shutil
 import signal
 import subprocess
 import threading
@@ -14,6 +15,7 @@ from config import jsonl
 from config.errors import EnvironmentFault, StageStopped, UserError
 from config.load import load
 from config.records import PipelineRow
+from reporting.row_digests import Change, data_version, read_row_digests, row_change
 from tasks.outcome import Outcome, StageCrashed
 from tasks.progress import Progress, attempts
 from tasks.run import Run, begin
@@ -78,6 +80,28 @@ def test_going_back_to_a_method_takes_its_evaluation_from_the_run_cache(tmp_path
         subprocess.run(repro_command(method), cwd=root, env=environment(), check=True, capture_output=True)
         said[number] = (bring_up(run, "evaluate"), (root / "evaluate.out").read_text().strip())
     assert said == {0: (Outcome(False, 1), "ppo"), 1: (Outcome(False, 2), "dpo"), 2: (Outcome(True, 1), "ppo")}
+
+
+def test_the_rows_of_each_version_of_the_data_are_remembered(tmp_path: Path) -> None:
+    root = make_project(tmp_path / "rows", tmp_path / "remote-of-rows", ["data"])
+    pipeline = yaml.safe_load((root / "dvc.yaml").read_text())
+    stage = pipeline["stages"]["data"]
+    stage["cmd"] = "mkdir -p data/prepared/sft && cp data.in data/prepared/sft/train.jsonl && python stage.py data"
+    stage["outs"].append({"data/prepared": {"persist": True}})
+    (root / "dvc.yaml").write_text(yaml.safe_dump(pipeline))
+    for number, content in enumerate(("1\n2\n", "1\n2\n", "2\n3\n4\n")):
+        (root / "data.in").write_text(content)
+        bring_up(begin(root, f"run-{number}", load(root / "params.yaml"), {}), "data")
+    versions = [data_version(root, f"run-{number}") for number in range(3)]
+    assert versions[0] == versions[1] != versions[2]
+    before, after = read_row_digests(root, versions[0]), read_row_digests(root, versions[2])
+    assert before is not None
+    assert after is not None
+    assert row_change(before, after, "sft/train") == Change(added=2, removed=1)
+    (root / "data.in").write_text("5\n")
+    shutil.rmtree(root / "runs/data/rows")
+    (root / "runs/data/rows").write_text("in the way")
+    assert bring_up(begin(root, "run-3", load(root / "params.yaml"), {}), "data") == Outcome(cached=False, attempt=3)
 
 
 def test_a_price_changes_nothing(project: Path, new_run: NewRun) -> None:

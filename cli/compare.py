@@ -1,0 +1,43 @@
+"""`rlhf compare`: runs side by side, as tables, as JSON, or as an HTML page."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    pass
+
+
+def compare(
+    runs: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[RUN]...", help="Runs by id, or last, last-1, ...: the first is what the others are compared with."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object for programs instead of tables.")] = False,
+    html: Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write a page of one file and print its path.")] = None,
+) -> None:
+    """Runs side by side: parameters, data, results with intervals, cost and why it differs, replies. By default the last two."""
+    from cli.project import project_root
+    from reporting.runs_named import resolve
+    from reporting.side_by_side import as_dict
+    from reporting.side_by_side_inputs import read_side_by_side
+
+    root = project_root()
+    found = read_side_by_side(root, resolve(root, runs or []))
+    if html is not None:
+        from reporting.build import write_page
+        from reporting.side_by_side_page import side_by_side_page
+
+        write_page(html, side_by_side_page(found), f"rlhf compare {' '.join(runs or [])} --html {html}")
+        if not as_json:
+            typer.echo(html.resolve())
+    if as_json:
+        typer.echo(json.dumps(as_dict(found), indent=2))
+    elif html is None:
+        from rich.console import Console
+
+        from cli.compare_tables import compare_view
+
+        Console(highlight=False).print(compare_view(found))

@@ -1,0 +1,51 @@
+"""Runs as people name them: by id, or `last`, `last-1`, ..."""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from config import jsonl
+from config.errors import UserError
+from config.records import PipelineRow
+
+SHOWN = 10
+"""Runs that a message lists."""
+
+
+def known_runs(root: Path) -> list[str]:
+    """Ids of the pipeline runs of this workspace, newest first."""
+    rows = jsonl.read(root / "runs" / "pipeline.jsonl", PipelineRow).rows
+    return list(dict.fromkeys(row.run_id for row in rows))[::-1]
+
+
+def resolve(root: Path, names: Sequence[str]) -> list[str]:
+    """The ids behind `names`, in their order. No name stands for the last two runs, a single one is compared with the last.
+
+    Raises UserError for a run that is not there, fewer than two runs, or the same run twice.
+    """
+    known = known_runs(root)
+    asked = list(names) if len(names) > 1 else [*names, "last"] if names else ["last-1", "last"]
+    found = [_resolve(name, known) for name in asked]
+    twice = next((run for i, run in enumerate(found) if run in found[:i]), None)
+    if twice is not None:
+        raise UserError(f"{' and '.join(asked)} name run {twice} twice, and a run is compared with other runs. {_list(known)}")
+    return found
+
+
+def _resolve(name: str, known: Sequence[str]) -> str:
+    if name in known:
+        return name
+    match = re.fullmatch(r"last(?:-(\d+))?", name)
+    if match is None:
+        raise UserError(f"run {name!r} is not in runs/pipeline.jsonl. Name a run by its id, or as last, last-1, ... {_list(known)}")
+    back = int(match[1] or 0)
+    if back >= len(known):
+        raise UserError(f"{name} is not there: {len(known)} runs were recorded in runs/pipeline.jsonl. {_list(known)}")
+    return known[back]
+
+
+def _list(known: Sequence[str]) -> str:
+    if not known:
+        return "There are none yet; start one with: rlhf run"
+    more = f" and {len(known) - SHOWN} older ones (ls runs/pipeline)" if len(known) > SHOWN else ""
+    return f"Newest first: {', '.join(known[:SHOWN])}{more}."

@@ -1,0 +1,29 @@
+"""Reads the runs that are compared, each with the parameters it kept."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from config.errors import UserError
+from config.load import load
+from reporting.inputs import kept_folder, read_findings
+from reporting.row_digests import data_version, read_row_digests, reward_version
+from reporting.side_by_side import Side, SideBySide, side_by_side
+
+
+def read_side_by_side(root: Path, run_ids: Sequence[str]) -> SideBySide:
+    """The runs `run_ids` below `root` side by side, the first as what the others are compared with.
+
+    Raises UserError if there is no such run, or if its own params.yaml is gone or not of this version of the schema.
+    """
+    return side_by_side([_side(root, run_id) for run_id in run_ids])
+
+
+def _side(root: Path, run_id: str) -> Side:
+    kept = kept_folder(root, run_id) / "params.yaml"
+    if not kept.exists():
+        raise UserError(
+            f"run {run_id} can not be compared: its parameters are not in {kept} any more. Put that file back, or name other runs."
+        )
+    findings = read_findings(root, load(kept), run_id)
+    version = data_version(root, run_id)
+    return Side(findings, version, read_row_digests(root, version), reward_version(root, run_id))
