@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from cli.compare import compare
+from cli.label import label, label_import
 from cli.plan import plan
 from cli.report import report
 from config.errors import RlhfError
@@ -45,6 +46,8 @@ def run(
 app.command()(plan)
 app.command()(report)
 app.command()(compare)
+app.command()(label)
+app.command("label-import")(label_import)
 
 
 @app.command()

@@ -114,7 +114,8 @@ class FileSource(Section):
         "instructions: prompt, completion. prompts: prompt only."
     )
     columns: dict[str, str] = Field(
-        description="Our column name -> the file's, where they differ. The votes format takes annotators as a comma-separated list of columns."
+        description="Our column name -> the file's, where they differ. The votes format takes annotators as a comma-separated list of columns; "
+        "one vote a line, as rlhf label writes them, needs none."
     )
 
 

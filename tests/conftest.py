@@ -13,7 +13,7 @@ settings.register_profile("project", deadline=None)  # a busy machine is not a f
 settings.load_profile("project")
 
 ROOT = Path(__file__).parent.parent
-CODE = ("cli", "config", "costs", "flows", "reporting", "tasks", "tracking", "training", ".dvc", "recipes")
+CODE = ("cli", "config", "costs", "flows", "labelling", "reporting", "tasks", "tracking", "training", ".dvc", "recipes")
 FILES = (".dvcignore", ".gitignore", "constraints.txt", "dvc.yaml", "params.yaml", "pyproject.toml")
 
 

@@ -7,7 +7,7 @@ from tests.conftest import ROOT
 
 PAPERS = (ROOT / "docs" / "papers.md").read_text(encoding="utf-8")
 ARXIV_ID = r"arXiv[: ](\d{4}\.\d{4,5})"
-PACKAGES = ("config", "costs", "reporting", "tracking", "tasks", "flows", "cli", "training")
+PACKAGES = ("config", "costs", "labelling", "reporting", "tracking", "tasks", "flows", "cli", "training")
 
 
 def sources_in_code() -> dict[str, str]:

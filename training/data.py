@@ -35,6 +35,7 @@ from training.splits import SPLITS, split_of
 from training.stage import Stage, run_stage
 from training.tokenizer import SPECIAL_TOKENS, pretrained_tokenizer, trained_tokenizer
 from training.trees import parse_trees
+from training.votes import gather
 
 logger = logging.getLogger("training.data")  # as a process this module is called __main__
 
@@ -148,6 +149,8 @@ def _needs(source: Source, setting: str, uses: tuple[str, ...], seed: int, root:
             )
     columns = column_names(source.format, source.columns, setting)
     table = read_hub(source, setting) if isinstance(source, HubSource) else read_file(source, root, setting)
+    if source.format == "votes":
+        table, columns = gather(table, columns)
     check_columns(table, source.format, columns, setting)
     return [Need(table, source.format, columns, uses)]
 

@@ -1,7 +1,7 @@
 """From the rows of a source, in whatever of the five formats, to examples: a prompt, and the replies known to it.
 
 pairs         prompt, chosen, rejected             -> one pair
-votes         prompt, response1, response2, votes  -> one pair, or none where no reply has the majority
+votes         prompt, response1, response2, votes  -> one pair, or none where no reply has the majority (training/votes.py: one vote a line)
 trees         conversations with ranked replies    -> training/trees.py
 instructions  prompt, completion                   -> one demonstration
 prompts       prompt (or a bare JSON string)       -> the prompt alone
@@ -135,7 +135,7 @@ def _example(table: Table, row: SourceRow, form: str, columns: Mapping[str, str]
             pairs = (Pair(*fields.two_replies(prompt, "chosen", "rejected"), None),)
         case "votes":
             first, second = fields.two_replies(prompt, "response1", "response2")
-            winner = majority([fields.vote(name) for name in annotator_columns(columns)])
+            winner = majority([vote for name in annotator_columns(columns) for vote in fields.votes(name)])
             if winner:
                 pairs = (Pair(first, second, True) if winner == 1 else Pair(second, first, False),)
         case "instructions":
@@ -205,8 +205,12 @@ class Fields:
             raise Refused("identical_replies", self.columns[second], "both replies are the same text")
         return replies
 
-    def vote(self, name: str) -> int:
+    def votes(self, name: str) -> list[int]:
+        """The vote in a column, or those that training/votes.py gathered: a tuple, which no file can hold."""
         value = self.value(name)
+        return [self.vote(item, name) for item in value] if isinstance(value, tuple) else [self.vote(value, name)]
+
+    def vote(self, value: Any, name: str) -> int:
         if isinstance(value, str) and value.strip() in ("0", "1", "2"):
             return int(value)
         if isinstance(value, (int, float)) and not isinstance(value, bool) and value in (0, 1, 2):

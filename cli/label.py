@@ -1,0 +1,190 @@
+"""`rlhf label` and `rlhf label-import`: people compare responses, and their votes become data."""
+
+import json
+import signal
+import subprocess
+import sys
+import threading
+import urllib.parse
+import webbrowser
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from cli.project import project_root
+from config.errors import DataError, EnvironmentFault, ParamsError
+
+FIRST_PAIRS = 50
+"""Drawn when there are none yet."""
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object for programs instead of a table.")]
+
+
+def label(
+    new: Annotated[int | None, typer.Option("--new", min=1, help="First draw this many new pairs from the aligned model.")] = None,
+    temperature: Annotated[float, typer.Option(help="Sampling temperature of new pairs.")] = 1.0,
+    seed: Annotated[int | None, typer.Option(help="Seed of new pairs; without it, one that was not used yet.")] = None,
+    annotator: Annotated[str | None, typer.Option(help="Name to start with; the page asks otherwise.")] = None,
+    port: Annotated[int, typer.Option(help="Port of the page; 0 takes a free one.")] = 0,
+    open_page: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
+    report: Annotated[bool, typer.Option("--report", help="Only show progress and agreement.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Compare pairs of responses on a local page, by keyboard; the votes are data for the next run."""
+    from labelling.server import Session, serve, url
+    from labelling.votes import PAIRS_FILE, VOTES_FILE, annotator_name
+
+    root = project_root()
+    if report:
+        _report(root, as_json)
+        return
+    name = None if annotator is None else annotator_name(annotator)
+    if new or not (root / PAIRS_FILE).exists():
+        draw(root, new or FIRST_PAIRS, temperature, seed)
+    with serve(Session(root / PAIRS_FILE, root / VOTES_FILE), port) as server:
+        for number in (signal.SIGTERM, signal.SIGINT):  # from another thread: shutdown waits for the loop that a signal interrupts
+            signal.signal(number, lambda *_: threading.Thread(target=server.shutdown).start())
+        address = url(server) + ("?" + urllib.parse.urlencode({"annotator": name}) if name else "")
+        typer.echo(
+            json.dumps({"url": address, "votes": str(VOTES_FILE)})
+            if as_json
+            else f"Label on {address}\nCtrl-C ends it; every vote is in {VOTES_FILE} at once."
+        )
+        sys.stdout.flush()
+        if open_page:
+            webbrowser.open(address)
+        server.serve_forever(poll_interval=0.1)
+    _report(root, as_json)
+
+
+def draw(root: Path, count: int, temperature: float, seed: int | None) -> None:
+    """New pairs, in a process of their own. Raises EnvironmentFault if it fails, the pairs so far stay."""
+    command = [sys.executable, "-m", "training.pairs", "--count", str(count), "--temperature", str(temperature)]
+    command += [] if seed is None else ["--seed", str(seed)]
+    code = subprocess.run(command, cwd=root, stdout=sys.stderr, check=False).returncode
+    if code:
+        raise EnvironmentFault(f"no pairs were drawn (exit code {code}), the line above says why; those drawn before are as they were.")
+
+
+def label_import(
+    file: Annotated[Path, typer.Argument(help="The exported JSON file.")],
+    form: Annotated[str, typer.Option("--format", help="label-studio or argilla.")],
+    column: Annotated[
+        list[str] | None,
+        typer.Option("--column", metavar="OURS=THEIRS", help="Field of the export that holds prompt, response1 or response2; repeatable."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Take votes from an export of Label Studio or Argilla into the votes file."""
+    from labelling.imports import read_export
+    from labelling.votes import VOTES_FILE, append, current, read_votes
+
+    root = project_root()
+    votes, refused = read_export(file, form, _columns(column or []))
+    known = current(read_votes(root / VOTES_FILE))
+    new = [vote for key, vote in current(votes).items() if key not in known or known[key].vote != vote.vote]
+    quarantine = _quarantine(root, file, [item._asdict() for item in refused])
+    if refused and not votes:
+        raise DataError(f"{file}: none of {len(refused)} entries gave a vote: {_reasons(refused)}. All of them are in {quarantine}.")
+    append(root / VOTES_FILE, new)
+    found = {
+        "imported": len(new),
+        "unchanged": len(votes) - len(new),
+        "refused": len(refused),
+        "votes": str(VOTES_FILE),
+        "quarantine": quarantine,
+    }
+    if as_json:
+        typer.echo(json.dumps(found))
+        return
+    typer.echo(f"{len(new)} votes of {file} are in {VOTES_FILE}; {found['unchanged']} were there already or replaced in the same file.")
+    if refused:
+        typer.echo(f"{len(refused)} refused: {_reasons(refused)}. All of them are in {quarantine}.")
+
+
+def _columns(pairs: Sequence[str]) -> dict[str, str]:
+    for pair in pairs:
+        if "=" not in pair:
+            raise ParamsError(f"--column {pair} has no =. Write --column response1=NAME.")
+    return {ours: theirs for ours, _, theirs in (pair.partition("=") for pair in pairs)}
+
+
+def _quarantine(root: Path, source: Path, refused: Sequence[dict[str, Any]]) -> str | None:
+    """The refused entries of one import, beside the votes; the file of an earlier import of that name is replaced."""
+    from labelling.votes import LABELS
+
+    target = LABELS / f"quarantine-{source.stem}.jsonl"
+    path = root / target
+    if not refused:
+        path.unlink(missing_ok=True)
+        return None
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_suffix(".new")
+    temporary.write_text("".join(json.dumps({"source": str(source), **item}) + "\n" for item in refused), encoding="utf-8")
+    temporary.replace(path)
+    return str(target)
+
+
+def _reasons(refused: Sequence[Any]) -> str:
+    """The three most frequent reasons, each with its first place."""
+    first = {item.reason: item for item in reversed(refused)}
+    counts = Counter(item.reason for item in refused).most_common(3)
+    return "; ".join(f"{count} {reason} (first: entry {first[reason].number}: {first[reason].detail})" for reason, count in counts)
+
+
+def _report(root: Path, as_json: bool) -> None:
+    from labelling.summary import summary
+    from labelling.votes import PAIRS_FILE, VOTES_FILE, read_pairs, read_votes
+
+    found = summary(read_pairs(root / PAIRS_FILE), read_votes(root / VOTES_FILE))
+    if as_json:
+        typer.echo(json.dumps(found, indent=2))
+        return
+    console = Console(highlight=False)
+    console.print(
+        f"{found['votes']} votes; {found['pairs_with_votes']} of {found['pairs']} pairs have one, {found['pairs_with_several_votes']} have several."
+    )
+    if found["annotators"]:
+        console.print(_annotators(found["annotators"]))
+    if found["agreement"] is None:
+        console.print("Agreement: no pair has votes of two annotators yet.")
+        return
+    console.print(
+        f"Agreement: {found['agreement']:.1%} of couples of votes on a pair; Krippendorff's alpha {_number(found['krippendorff_alpha'])}."
+    )
+    console.print(_couples(found["couples"]))
+
+
+def _annotators(rows: Sequence[dict[str, Any]]) -> Table:
+    table = Table("annotator", "votes", "ties", "skipped", "chose left")
+    for row in rows:
+        table.add_row(
+            _plain(row["annotator"]),
+            str(row["votes"]),
+            str(row["ties"]),
+            str(row["skipped"]),
+            "" if row["left"] is None else f"{row['left']:.0%}",
+        )
+    return table
+
+
+def _couples(rows: Sequence[dict[str, Any]]) -> Table:
+    table = Table("annotators", "pairs of both", "agreement", "Cohen's kappa")
+    for row in rows:
+        table.add_row(_plain(f"{row['first']}, {row['second']}"), str(row["units"]), f"{row['agreement']:.1%}", _number(row["kappa"]))
+    return table
+
+
+def _plain(text: str) -> Any:
+    from rich.text import Text
+
+    return Text(text)  # a name in brackets is no markup
+
+
+def _number(value: float | None) -> str:
+    return "not defined (all votes are the same)" if value is None else f"{value:.2f}"
