@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
@@ -11,6 +11,15 @@ if TYPE_CHECKING:
     from costs.planner import Target
     from costs.plans import Plan
     from costs.search import Found
+
+
+class Search(NamedTuple):
+    """What --optimise may do and where it writes."""
+
+    adapters: bool
+    max_usd: float | None
+    max_hours: float | None
+    out: Path
 
 
 def plan(
@@ -39,6 +48,9 @@ def plan(
     optimise: Annotated[
         str | None, typer.Option("--optimise", metavar="usd|time|memory", help="Search the levers and write the best params file.")
     ] = None,
+    adapters: Annotated[
+        bool, typer.Option("--adapters", help="With --optimise: try LoRA and 4-bit storage too, which change what is learnt.")
+    ] = False,
     max_usd: Annotated[float | None, typer.Option("--max-usd", help="With --optimise: most that the run may cost.")] = None,
     max_hours: Annotated[float | None, typer.Option("--max-hours", help="With --optimise: longest that the run may take.")] = None,
     out: Annotated[Path, typer.Option("--out", metavar="FILE", help="With --optimise: where the winning params go.")] = Path(
@@ -68,7 +80,7 @@ def plan(
     if sweep is not None:
         _sweep(params, aim, sweep, stages, as_json)
     elif optimise is not None:
-        _optimise(params, aim, optimise, chosen, max_usd, max_hours, out, as_json)
+        _optimise(params, aim, optimise, chosen, Search(adapters, max_usd, max_hours, out), as_json)
     elif compare is not None:
         other, _ = completed(compare, assignments or [], stages)
         other_aim = target(other, hardware, gpus, usd_per_gpu_hour, Path())
@@ -165,34 +177,23 @@ def _optimise(
     aim: "Target",
     goal: str,
     stages: tuple[str, ...],
-    max_usd: float | None,
-    max_hours: float | None,
-    out: Path,
+    how: Search,
     as_json: bool,
 ) -> None:
     """Search every stage, check the whole run against the limits, write the winner."""
     from config.load import write
-    from costs.planner import settings
-    from costs.search import Limits, search, within_total
+    from costs.cheaper import cheapest
+    from costs.search import Limits, within_total
 
-    found = {name: search(each, aim.price, goal, free=False) for name, each in settings(params, aim).items() if name in stages}  # type: ignore[arg-type]
-    within_total(list(found.values()), Limits(max_usd, max_hours))
-    write(_changed(params, found), out)
+    best = cheapest(params, aim, stages, goal, how.adapters)  # type: ignore[arg-type]
+    within_total(list(best.found.values()), Limits(how.max_usd, how.max_hours))
+    write(best.params, how.out)
     if as_json:
-        typer.echo(json.dumps({name: _found_json(each) for name, each in found.items()} | {"written": str(out)}, indent=2))
+        found = {name: _found_json(each) for name, each in best.found.items()}
+        typer.echo(json.dumps(found | {"changes": list(best.changes), "written": str(how.out)}, indent=2))
         return
-    _print(_views().search_view(found))
-    typer.echo(f"written: {out}")
-
-
-def _changed(params: "Params", found: dict[str, "Found"]) -> "Params":
-    from config.load import validate
-    from costs.search import section_changes
-
-    content = params.model_dump(mode="json")
-    for stage, each in found.items():
-        content[stage] |= section_changes(stage, each.best)
-    return validate(content, "the optimised params")
+    _print(_views().search_view(best.found))
+    typer.echo(f"written: {how.out}")
 
 
 def _found_json(found: "Found") -> dict[str, Any]:

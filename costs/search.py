@@ -3,7 +3,7 @@
 Levers that change what is learnt (LoRA, quantisation) are tried only when asked for; the others change memory, time and money alone.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import product
 from math import log
@@ -69,38 +69,59 @@ class Found:
     choices: tuple[Choice, ...]
 
 
+LORA_RANK = 16
+"""Rank of the adapters that are tried, on all matrices: that of recipes/demo-lora.yaml. A smaller one costs hardly less."""
+
+
 def micro_batches(setting: Setting) -> list[int]:
-    """Micro-batches that divide the sequences of a step on one device."""
-    whole = setting.levers.micro_batch * setting.levers.accumulation
+    """Micro-batches that divide the sequences of a step on one device, and the one that is set."""
+    whole, own = step_sequences(setting), setting.levers.micro_batch
     least = 2 if setting.stage in ("reward", "dpo") else 1  # a pair stays together
-    return [size for size in range(least, whole + 1) if whole % size == 0 and size % least == 0][-12:]
+    sizes = [size for size in range(least, whole + 1) if whole % size == 0 and size % least == 0][-12:]
+    return sizes if own in sizes else [*sizes, own]
+
+
+def step_sequences(setting: Setting) -> int:
+    """Sequences of an optimizer step on one device. A token budget of PPO may hold more than that."""
+    if setting.stage == "ppo" and setting.rlhf is not None:
+        return max(1, int(setting.rlhf.batch / setting.data_parallel / setting.rlhf.mini_batches))
+    return setting.levers.micro_batch * setting.levers.accumulation
+
+
+def with_combination(setting: Setting, levers: Levers) -> Setting:
+    """`setting` with these levers; another micro-batch takes the place of its budget of tokens."""
+    changed = levers.micro_batch != setting.levers.micro_batch
+    return replace(setting.with_levers(micro_batch=levers.micro_batch) if changed else setting, levers=levers)
 
 
 def combinations(setting: Setting, adapters: bool = False, free: bool = True) -> Iterator[Levers]:
-    """Every combination of levers that gives the same training; with `adapters` also LoRA and QLoRA.
+    """Every combination of levers that gives the same training, but for rounding; with `adapters` also LoRA and QLoRA.
 
-    `free` False keeps the levers that params.yaml can not say yet (optimizer, sharding, offloading) as they are.
+    `free` False keeps what params.yaml can not say (sharding, offloading, paged optimizers, double quantisation) as it is.
     """
     levers, shared = setting.levers, setting.gpus > 1
-    whole = levers.micro_batch * levers.accumulation
+    whole = step_sequences(setting)
+    stores = ("nf4", "nf4-dq") if free else ("nf4",)
+    modules = tuple(name for name in setting.model.matrices if name != "router" and not name.startswith("shared_"))
     tunings: list[dict[str, Any]] = [{}]
     if adapters and levers.tuning == "full":
-        tunings += [{"tuning": "lora", "quantisation": quant} for quant in (None, "nf4", "nf4-dq")]
+        lora = {"tuning": "lora", "lora_rank": LORA_RANK, "lora_modules": modules, "weights_fp32": False}
+        tunings += [lora | {"quantisation": quant} for quant in (None, *stores)]
     if adapters and levers.tuning == "lora":
-        tunings += [{"quantisation": quant} for quant in ("nf4", "nf4-dq")]
+        tunings += [{"quantisation": quant} for quant in (None, *stores) if quant != levers.quantisation]
     parallels = ("ddp", "zero1", "zero2", "zero3", "fsdp") if shared and free else (levers.parallel,)
-    optimizers = ("adamw", "adamw8bit", "paged_adamw8bit") if levers.tuning != "frozen" and free else (levers.optimizer,)
+    optimizers = ("adamw", "adamw8bit", *(("paged_adamw8bit",) if free else ())) if levers.tuning != "frozen" else (levers.optimizer,)
     attentions = ("flash", "sdpa") if free and not setting.hardware.is_cpu else (levers.attention,)
     checkpointings = ("none", "selective", "full") if levers.tuning != "frozen" else ("none",)
     offloads = (False, True) if free else (levers.offload_optimizer,)
     axes = product(micro_batches(setting), checkpointings, attentions, optimizers, parallels, offloads, tunings)
     for micro, checkpointing, attention, optimizer, parallel, offload, tuning in axes:
-        if checkpointing == "selective" and levers.attention != "eager":
+        if checkpointing == "selective" and (levers.attention != "eager" or not free):
             continue  # only worth its name where the scores are kept
         if offload and optimizer.startswith("paged"):
             continue
         yield replace(
-            levers, micro_batch=micro, accumulation=whole // micro, checkpointing=checkpointing, attention=attention, optimizer=optimizer,
+            levers, micro_batch=micro, accumulation=max(1, whole // micro), checkpointing=checkpointing, attention=attention, optimizer=optimizer,
             parallel=parallel, offload_optimizer=offload, **tuning,
         )  # fmt: skip
 
@@ -112,8 +133,11 @@ def evaluate(setting: Setting, price: Price) -> Candidate:
     return Candidate(setting, seconds, usd, device_bytes(setting, peak(moments(setting)).total))
 
 
-def search(setting: Setting, price: Price, goal: Goal, limits: Limits | None = None, adapters: bool = False, free: bool = True) -> Found:
-    """The best combination for `goal` that fits the device and the limits.
+def search(
+    setting: Setting, price: Price, goal: Goal, limits: Limits | None = None, adapters: bool = False, free: bool = True,
+    allowed: Callable[[Levers], bool] = lambda _: True,
+) -> Found:  # fmt: skip
+    """The best of the `allowed` combinations for `goal` that fits the device and the limits.
 
     Raises CostError where none does, with the nearest: what it needs and what there is.
     """
@@ -122,8 +146,8 @@ def search(setting: Setting, price: Price, goal: Goal, limits: Limits | None = N
     bounds = limits or Limits()
     start = evaluate(setting, price)
     tried, best, nearest = 0, None, start
-    for levers in combinations(setting, adapters, free):
-        candidate = evaluate(replace(setting, levers=levers), price)
+    for levers in filter(allowed, combinations(setting, adapters, free)):
+        candidate = evaluate(with_combination(setting, levers), price)
         tried += 1
         nearest = min(nearest, candidate, key=lambda c: c.device_bytes)
         if (
@@ -164,7 +188,7 @@ def _none_fits(setting: Setting, nearest: Candidate, limits: Limits, tried: int)
         return (
             f"none of {tried} combinations of {setting.stage} fits {setting.gpus} x {setting.hardware.name}: "
             f"the smallest needs {needed:.1f} GiB a device, it has {there:.1f}. "
-            "Take a larger device or more of them (--hardware, --gpus), or LoRA."
+            "Take a larger device or more of them (--hardware, --gpus), or let it try LoRA (--adapters)."
         )
     return (
         f"none of {tried} combinations of {setting.stage} keeps to max_usd={limits.max_usd} and max_hours={limits.max_hours}: "
@@ -175,12 +199,15 @@ def _none_fits(setting: Setting, nearest: Candidate, limits: Limits, tried: int)
 def explain(start: Candidate, best: Candidate, price: Price) -> tuple[Choice, ...]:
     """What each changed lever does by itself: the winner with that lever put back, beside the winner."""
     changed = [name for name in Levers.__dataclass_fields__ if getattr(start.setting.levers, name) != getattr(best.setting.levers, name)]
+    adapter = ("tuning", "lora_rank", "lora_modules", "weights_fp32") if "tuning" in changed else ()
     found = []
     for name in changed:
-        if name == "accumulation":
-            continue  # follows from the micro-batch
+        if name == "accumulation" or (name != "tuning" and name in adapter):
+            continue  # follows from the micro-batch, or from LoRA
         before, after = getattr(start.setting.levers, name), getattr(best.setting.levers, name)
         changes: dict[str, Any] = {name: before}
+        if name == "tuning":
+            changes |= {other: getattr(start.setting.levers, other) for other in (*adapter, "quantisation")}
         if name == "micro_batch":
             changes["accumulation"] = start.setting.levers.accumulation
         without = evaluate(best.setting.with_levers(**changes), price)
@@ -196,17 +223,13 @@ def _reason(without: Candidate, best: Candidate) -> str:
 
 
 def section_changes(stage: str, best: Candidate) -> dict[str, Any]:
-    """The winner as keys of the stage's section of params.yaml. Levers that the schema does not have are named by `unsupported`."""
+    """The winner as keys of the stage's section of params.yaml; `lora` only where the section may have none yet."""
     levers, pairs = best.setting.levers, 2 if stage in ("reward", "dpo") else 1
-    if stage == "ppo":
-        tokens = best.setting.workload.max_tokens
-        return {"micro_batch_tokens": levers.micro_batch * tokens}
     if stage == "evaluate":
         return {"batch_size": levers.micro_batch}
-    return {"micro_batch_size": max(1, levers.micro_batch // pairs), "activation_checkpointing": levers.checkpointing == "full"}
-
-
-def unsupported(start: Levers, best: Levers) -> tuple[str, ...]:
-    """Changed levers that params.yaml can not say yet."""
-    names = ("optimizer", "parallel", "offload_optimizer", "tuning", "quantisation")
-    return tuple(name for name in names if getattr(start, name) != getattr(best, name))
+    changes: dict[str, Any] = {"activation_checkpointing": levers.checkpointing == "full", "optimizer": levers.optimizer}
+    if levers.tuning == "lora":
+        changes["lora"] = {"rank": levers.lora_rank, "alpha": 2.0 * levers.lora_rank, "modules": list(levers.lora_modules), "dropout": 0.0}
+    if stage == "ppo":
+        return changes | {"micro_batch_tokens": int(best.setting.micro_batch_tokens)}
+    return changes | {"micro_batch_size": max(1, levers.micro_batch // pairs)}
