@@ -36,7 +36,18 @@ def test_a_finished_stage_has_a_start_and_an_end(finished: Path) -> None:
     assert len(rows[0].fingerprint) == 16
     assert rows[0].fingerprint == rows[1].fingerprint
     usage = jsonl.read(finished / "runs/ppo/usage.jsonl", UsageRow).rows
-    assert {row.phase for row in usage} == {"start", "rollout", "score", "reference", "value", "advantage", "update", "save", "other"}
+    assert {row.phase for row in usage} == {
+        "start",
+        "rollout",
+        "logprobs",
+        "score",
+        "reference",
+        "value",
+        "advantage",
+        "update",
+        "save",
+        "other",
+    }
 
 
 def test_bad_params_are_one_line_and_exit_2(project: Project, capsys: pytest.CaptureFixture[str]) -> None:
