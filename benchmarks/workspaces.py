@@ -96,7 +96,8 @@ def size_overrides(size: Size, recipe: Params) -> list[str]:
         *(f"model.random.{name}={value}" for name, value in shape.items()),
         f"sft.max_steps={size.sft_steps}", f"sft.learning_rate={recipe.sft.learning_rate * scale}",
         f"reward.max_steps={size.reward_steps}", f"reward.learning_rate={recipe.reward.learning_rate * scale}",
-        f"ppo.learning_rate={recipe.ppo.learning_rate * scale}", f"ppo.value_learning_rate={recipe.ppo.learning_rate * scale}",
+        # Half the recipe's: without gradient clipping the KL of either side jumps at the whole rate.
+        f"ppo.learning_rate={recipe.ppo.learning_rate * scale / 2}", f"ppo.value_learning_rate={recipe.ppo.learning_rate * scale / 2}",
         f"ppo.batch_size={size.batch_size}", f"ppo.rollout_batch_size={size.batch_size}", f"ppo.updates={size.updates}",
         # What TRL's PPO has no counterpart for is off, gradient clipping included.
         "ppo.max_grad_norm=1.0e9", "ppo.responses_per_prompt=1", "ppo.score_clip=null", "ppo.target_kl=null", "ppo.max_kl=null",
