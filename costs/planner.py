@@ -224,7 +224,7 @@ def _dpo(params: Params, aim: Target, rows: Rows, model: ModelShape) -> Setting:
     """Pairs as in `_reward`; the reference reads every pair once, the held-out ones too."""
     section = params.dpo
     levers = levers_of(params, section.model_dump(), section.micro_batch_size, section.batch_size, aim.gpus)
-    levers = replace(levers, micro_batch=2 * levers.micro_batch)
+    levers = replace(levers, micro_batch=2 * levers.micro_batch, loss="fused")
     longest, mean = min(rows.longest_preference, section.max_length), min(rows.preference_tokens, section.max_length)
     held_out, every = 2 * rows.preference_held_out, 2 * (rows.preference + rows.preference_held_out)
     work = Workload(

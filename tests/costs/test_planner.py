@@ -115,6 +115,14 @@ def test_the_reference_of_dpo_is_computed_once_however_many_epochs_there_are() -
     assert seconds["3.0"]["train"] == pytest.approx(3 * seconds["1.0"]["train"])
 
 
+def test_dpo_holds_the_tiles_of_trls_head() -> None:
+    # measured: a run of 8 sequences of 512 tokens over 8,192 entries peaked at 1,645 MiB above its imports; 682 with our own chunks
+    params = demo("dpo.batch_size=4", "dpo.micro_batch_size=4")
+    setting = settings(params, aim(params))["dpo"]
+    logits = moments(setting)[0].roles["policy"]["logits"]
+    assert logits == 33 * 8 * params.dpo.max_length * params.model.random.vocab_size  # type: ignore[union-attr]
+
+
 def test_evaluation_has_the_phases_that_its_stage_measures() -> None:
     params = demo()
     assert [phase.phase for phase in plan(params, aim(params), ("evaluate",)).stages[0].phases] == ["start", "generate", "score", "save"]
