@@ -6,6 +6,7 @@ data/prepared/preference/, models/sft -> models/reward, metrics/reward.json, plo
 import json
 import math
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,6 +29,7 @@ from training.curves import write_curves
 from training.hf_trainer import BucketedData, CountingCollator, LearningCheckpoints, StageCallback, arguments, real_rows, train
 from training.intervals import wilson
 from training.models import base_model, new_reward_model
+from training.out_of_memory import Pieces
 from training.scoring import raw_scores
 from training.stage import Stage, run_stage
 from training.tokenizer import encode_prompts, encode_responses, load_tokenizer
@@ -87,11 +89,12 @@ def reward(stage: Stage) -> None:
     trainer.bucket([max(len(row["chosen_ids"]), len(row["rejected_ids"])) for row in pairs["train"].rows], filler)
     train(trainer, stage)
     model = trainer.model.eval()
-    budget_tokens = 4 * settings.micro_batch_size * settings.max_length
-    with stage.meter.phase("evaluate", trainer.state.global_step) as work:
-        held_out = margins(model, pairs["test"].rows, budget_tokens)
+    step = trainer.state.global_step
+    pieces = Pieces(stage, "tokens scored at once", 4 * settings.micro_batch_size * settings.max_length)
+    with stage.meter.phase("evaluate", step) as work:
+        held_out = pieces.fit(partial(margins, model, pairs["test"].rows), step)
         work.add(tokens=sum(len(ids) for row in pairs["test"].rows for ids in row.values()), sequences=2 * len(held_out))
-        store_normalisation(model, pairs["train"].rows[:NORMALISATION_PAIRS], budget_tokens, settings.normalise)
+        pieces.fit(partial(store_normalisation, model, pairs["train"].rows[:NORMALISATION_PAIRS], settings.normalise), step)
     bins = reliability(held_out)
     if stage.rank != 0:
         return
@@ -173,7 +176,7 @@ def margins(model: PreTrainedModel, rows: list[dict[str, list[int]]], budget_tok
     return result
 
 
-def store_normalisation(model: PreTrainedModel, rows: list[dict[str, list[int]]], budget_tokens: int, normalise: bool) -> None:
+def store_normalisation(model: PreTrainedModel, rows: list[dict[str, list[int]]], normalise: bool, budget_tokens: int) -> None:
     """Put mean and standard deviation of the training scores into the model's config, where every scorer finds them.
 
     Raises TrainingDiverged if all scores are equal or not finite.

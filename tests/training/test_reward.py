@@ -79,14 +79,14 @@ def test_scores_of_the_training_replies_have_mean_zero_and_deviation_one(finishe
 def test_normalisation_can_be_turned_off_and_constant_scores_are_named() -> None:
     rows = [{"chosen_ids": [1, 5, 6, 2], "rejected_ids": [1, 7, 2]}]
     model = reward_model()
-    store_normalisation(model, rows, 100, normalise=False)
+    store_normalisation(model, rows, normalise=False, budget_tokens=100)
     assert (model.config.score_mean, model.config.score_std) == (0.0, 1.0)
-    store_normalisation(model, rows, 100, normalise=True)
+    store_normalisation(model, rows, normalise=True, budget_tokens=100)
     assert model.config.score_std != 1.0
     with torch.no_grad():
         model.score.weight.zero_()
     with pytest.raises(TrainingDiverged, match="tells none apart"):
-        store_normalisation(model, rows, 100, normalise=True)
+        store_normalisation(model, rows, normalise=True, budget_tokens=100)
 
 
 def test_training_tells_replies_apart_and_counts_every_token_once(finished: Path) -> None:
