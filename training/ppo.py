@@ -20,8 +20,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from config import jsonl
-from config.errors import DataError, StageStopped, TrainingDiverged
+from config.errors import StageStopped, TrainingDiverged
 from config.schema import Ppo
 from training.artifacts import write_json
 from training.batching import token_budget_batches
@@ -36,11 +35,12 @@ from training.ppo_roles import Roles, in_pieces
 from training.ppo_rollout import own_logprobs, roll_out
 from training.ppo_state import PpoState, load_state, save_state
 from training.processes import own_share, spread, sum_gradients
+from training.prompts import read_prompts
 from training.rollout import Limits, sampling_noise
 from training.samples import write_samples
 from training.scoring import score
 from training.stage import Stage, run_stage
-from training.tokenizer import encode_prompts, load_tokenizer
+from training.tokenizer import load_tokenizer
 
 logger = logging.getLogger(__name__)
 
@@ -210,24 +210,6 @@ def write_outputs(stage: Stage, roles: Roles, state: PpoState, tokenizer: PreTra
     last = history[-5:]
     metrics = {name: sum(values[name] for values in last) / len(last) for name in CURVES}
     write_json(stage.root / "metrics/ppo.json", {**metrics, "updates": state.update, "episodes": state.episodes})
-
-
-def read_prompts(stage: Stage, tokenizer: PreTrainedTokenizerBase) -> list[list[int]]:
-    """Tokenised training prompts that leave room for a whole response.
-
-    Raises DataError if none does.
-    """
-    path = stage.root / "data/prepared/prompts/train.jsonl"
-    room = stage.params.model.context_length - stage.params.ppo.max_new_tokens
-    prompts = encode_prompts(tokenizer, [row["prompt"] for row in jsonl.plain(path)])
-    fitting = [prompt for prompt in prompts if len(prompt) <= room]
-    if not fitting:
-        raise DataError(
-            f"{path} has no prompt of at most {room} tokens (model.context_length - ppo.max_new_tokens). Change either in params.yaml."
-        )
-    if len(fitting) < len(prompts):
-        logger.info("%d of %d prompts are longer than %d tokens and are left out", len(prompts) - len(fitting), len(prompts), room)
-    return fitting
 
 
 def choose_prompts(prompts: Sequence[list[int]], settings: Ppo, seed: int, update: int) -> list[list[int]]:

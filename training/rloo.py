@@ -23,8 +23,6 @@ from torch.utils.data import Sampler
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from trl import RLOOConfig, RLOOTrainer
 
-from config import jsonl
-from config.errors import DataError
 from config.schema import Rloo
 from training.adapters import AdapterView, active, learn_adapter, named_base, save_adapter
 from training.artifacts import replacing, write_json
@@ -32,13 +30,14 @@ from training.curves import write_curves
 from training.divergence import check_rollout
 from training.hf_trainer import LearningCheckpoints, OurNames, StageCallback, Tally, train, trainer_arguments
 from training.models import autocast, load_policy, load_reward_model
+from training.prompts import read_prompts
 from training.rollout import Limits, sampling_noise
 from training.rollout_static import generate
 from training.samples import write_samples
 from training.scoring import score
 from training.sequences import sequence_logprobs
 from training.stage import Stage, run_stage
-from training.tokenizer import encode_prompts, load_tokenizer
+from training.tokenizer import load_tokenizer
 
 SECTIONS = ("seed", "model", "rloo")
 INPUTS = ("data/prepared/prompts/train.jsonl", "data/tokenizer", "models/sft", "models/reward")
@@ -97,22 +96,6 @@ def load_policies(stage: Stage, tokenizer: PreTrainedTokenizerBase, device: str)
     model = model.to(device)
     policy, ref = (AdapterView(model, adapters, autocast(params.model, model.device)) for adapters in ((*beneath, "rloo"), beneath))
     return Policies(model, policy, ref if settings.beta else None)
-
-
-def read_prompts(stage: Stage, tokenizer: PreTrainedTokenizerBase) -> list[list[int]]:
-    """Tokenised training prompts that leave room for a whole response.
-
-    Raises DataError if none does.
-    """
-    path = stage.root / "data/prepared/prompts/train.jsonl"
-    room = stage.params.model.context_length - stage.params.rloo.max_new_tokens
-    prompts = encode_prompts(tokenizer, [row["prompt"] for row in jsonl.plain(path)])
-    fitting = [prompt for prompt in prompts if len(prompt) <= room]
-    if not fitting:
-        raise DataError(
-            f"{path} has no prompt of at most {room} tokens (model.context_length - rloo.max_new_tokens). Change either in params.yaml."
-        )
-    return fitting
 
 
 def steps_per_update(settings: Rloo) -> int:

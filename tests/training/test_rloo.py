@@ -15,7 +15,8 @@ from config.records import UsageRow
 from config.schema import Rloo
 from tests.training.processes import killed_stopped_and_resumed, metric_rows, metrics
 from tests.training.tiny import files, names, open_stage, params, policy, prompts, reward_model, tokenizer, work
-from training.rloo import MeasuredRLOOTrainer, Policies, PromptOrder, read_prompts, rollout_statistics
+from training.prompts import read_prompts
+from training.rloo import MeasuredRLOOTrainer, Policies, PromptOrder, rollout_statistics
 from training.scoring import score
 from training.tokenizer import load_tokenizer
 
