@@ -13,7 +13,7 @@ DOCUMENT = Path("docs/params.md")
 HEADER = """\
 # Every parameter
 
-Written by `python -m config.document` from `config/schema.py`; a test compares the two, so change the schema, not this page.
+Written by `python -m config.document` from `config/schema.py` and `config/sections/`; a test compares the two, so change those, not this page.
 
 A `params.yaml` names every key: there are no defaults, because a default in Python would change results without DVC noticing.
 `recipes/demo.yaml` is a complete one. Unknown keys, wrong types and impossible combinations are refused in one line that names the

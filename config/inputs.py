@@ -13,7 +13,8 @@ import os
 from pathlib import Path
 
 from config.load import load
-from config.schema import FileSource, Params
+from config.schema import Params
+from config.sections.data import FileSource
 
 DATA_DIGESTS = Path("data/inputs/data.json")
 MODEL_DIGESTS = Path("data/inputs/model.json")

@@ -8,7 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from config.records import PipelineRow, UsageRow
-from config.schema import Budget, Params
+from config.schema import Params
+from config.sections.money import Budget
 from costs.attempts import Attempt
 
 FREE_SECTIONS = ("budget", "prices", "processes", "tracking")

@@ -13,7 +13,8 @@ from typing import Any
 
 from config.errors import CostError
 from config.records import STAGES, stages_of
-from config.schema import Lora, Params
+from config.schema import Params
+from config.sections.levers import Lora
 from costs.catalogue import Hardware, Price, hardware, own_price, price, shape
 from costs.data_stage import plan_data
 from costs.engines import engine

@@ -10,7 +10,8 @@ from typing import Any
 
 import yaml
 
-from config.schema import FileSource, HelpdeskSource, Params, Source
+from config.schema import Params
+from config.sections.data import FileSource, HelpdeskSource, Source
 
 UNKNOWN_ROWS = 1000
 """Assumed rows of a source that can not be read now."""

@@ -10,7 +10,8 @@ from typing import NamedTuple
 from config import jsonl
 from config.jsonl import Follower
 from config.records import AttemptRow, MetricRow, UsageRow
-from config.schema import Optimisation, Params
+from config.schema import Params
+from config.sections.offline import Optimisation
 from costs.budget import Pace
 from costs.ledger import usd_of
 from costs.price import usd_per_device_hour

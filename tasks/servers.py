@@ -22,7 +22,7 @@ from typing import NamedTuple
 import psutil
 
 from config.errors import EnvironmentFault
-from config.schema import Tracking
+from config.sections.run import Tracking
 from tasks.orchestrator import home, without_telemetry
 from tasks.run import STATE_FOLDER
 

@@ -14,7 +14,7 @@ from mlflow.exceptions import MlflowException
 from mlflow.protos.databricks_pb2 import RESOURCE_ALREADY_EXISTS, ErrorCode
 
 from config.errors import EnvironmentFault
-from config.schema import Tracking
+from config.sections.run import Tracking
 
 METRICS_PER_CALL = 1000
 PARAMS_PER_CALL = 100

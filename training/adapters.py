@@ -29,7 +29,7 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from config.errors import ModelError
-from config.schema import Lora
+from config.sections.levers import Lora
 from training.lora_linear import fold
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"

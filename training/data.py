@@ -12,7 +12,8 @@ from typing import NamedTuple
 from transformers import PreTrainedTokenizerBase
 
 from config.errors import DataError, ParamsError
-from config.schema import Data, HelpdeskSource, HubSource, Params, Source
+from config.schema import Params
+from config.sections.data import Data, HelpdeskSource, HubSource, Source
 from training import helpdesk
 from training.artifacts import replacing, write_csv, write_json
 from training.cleaning import Refusal, TextRules, check_quarantine_fraction, write_quarantine

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from config.schema import Data, HelpdeskSource
+from config.sections.data import Data, HelpdeskSource
 from training import helpdesk
 from training.baselines import ReplyPair, bag_of_words, longer_wins
 from training.cleaning import Refusal, contradictory_pairs, reasons, same_prompt_key, same_text_key

@@ -4,7 +4,7 @@ import math
 from typing import TYPE_CHECKING
 
 from config.errors import TrainingDiverged
-from config.schema import Ppo, Rloo
+from config.sections.online import Ppo, Rloo
 
 if TYPE_CHECKING:
     from training.ppo_report import UpdateStatistics

@@ -19,7 +19,7 @@ import random
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from config.schema import HelpdeskSource
+from config.sections.data import HelpdeskSource
 
 ITEMS = ("lamp", "phone", "kettle", "jacket", "camera", "bike")
 

@@ -15,7 +15,8 @@ from torch.utils.data import DataLoader
 from transformers import PrinterCallback, ProgressCallback, Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from config.errors import EnvironmentFault, StageStopped, TrainingDiverged
-from config.schema import Optimisation, Rloo
+from config.sections.offline import Optimisation
+from config.sections.online import Rloo
 from training import processes
 from training.batching import LengthBuckets
 from training.checkpoint import restoring

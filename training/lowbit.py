@@ -10,7 +10,8 @@ from torch import nn
 from transformers import BitsAndBytesConfig
 
 from config.errors import EnvironmentFault
-from config.schema import Model, OptimizerName
+from config.sections.levers import OptimizerName
+from config.sections.model import Model
 
 WHOLE_HEADS = ["lm_head", "embed_out", "score"]
 """Never quantised: log-probabilities and scores are read from them, and they may share their weights with the embedding."""

@@ -21,7 +21,7 @@ from config.errors import ModelError
 from config.load import override, read, validate
 from config.machine import StageProcess
 from config.records import UsageRow
-from config.schema import HelpdeskSource
+from config.sections.data import HelpdeskSource
 
 STAGES = ("sft", "ppo")
 """What each stands for: sft for the stages on a Trainer, ppo for the others."""

@@ -19,7 +19,7 @@ from transformers import (
 )
 
 from config.errors import EnvironmentFault, ModelError
-from config.schema import Model, RandomModel
+from config.sections.model import Model, RandomModel
 from training.adapters import CONFIG, is_adapter, lineage, merge, read_adapter
 from training.lowbit import check_storage, quantisation
 

@@ -21,7 +21,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from config.errors import StageStopped, TrainingDiverged
-from config.schema import Ppo
+from config.sections.online import Ppo
 from training.artifacts import write_json
 from training.batching import token_budget_batches
 from training.curves import write_curves

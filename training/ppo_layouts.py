@@ -16,7 +16,8 @@ from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from config.errors import ModelError
-from config.schema import Lora, Params
+from config.schema import Params
+from config.sections.levers import Lora
 from training.adapters import (
     AdapterView,
     active,

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from config.schema import Ppo
+from config.sections.online import Ppo
 from training.adapters import AdapterView, learning, lora_layers, recompute_context
 from training.logprobs import output_weight, token_logprobs
 from training.lowbit import optimizer

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from config.schema import Ppo
+from config.sections.online import Ppo
 from training import rollout_paged, rollout_static
 from training.ppo_roles import Roles, in_pieces
 from training.processes import Fit, spread

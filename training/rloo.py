@@ -23,7 +23,7 @@ from torch.utils.data import Sampler
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from trl import RLOOConfig, RLOOTrainer
 
-from config.schema import Rloo
+from config.sections.online import Rloo
 from training.adapters import AdapterView, active, learn_adapter, named_base, save_adapter
 from training.artifacts import replacing, write_json
 from training.curves import write_curves

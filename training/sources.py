@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from config.errors import DataError, EnvironmentFault
-from config.schema import FileSource, HubSource, Params
+from config.schema import Params
+from config.sections.data import FileSource, HubSource
 from training.deepjson import parse
 
 logger = logging.getLogger(__name__)

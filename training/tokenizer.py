@@ -12,7 +12,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, 
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from config.errors import ModelError
-from config.schema import Model
+from config.sections.model import Model
 
 logger = logging.getLogger(__name__)
 

@@ -2,7 +2,8 @@
 
 from collections.abc import Iterator
 
-from config.schema import FileSource, HubSource, Params
+from config.schema import Params
+from config.sections.data import FileSource, HubSource
 from reporting.inputs import NO_RUN, Findings
 from reporting.markup import Markup, element
 from reporting.numbers import ABSENT, count, decimal, duration, memory, moment, percent, short, usd

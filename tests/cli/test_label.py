@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from cli.label import draw
 from cli.main import app
 from config.errors import DataError, EnvironmentFault, ParamsError
-from config.schema import FileSource
+from config.sections.data import FileSource
 from labelling.votes import PAIRS_FILE, VOTES_FILE, Pair, Vote, append, read_votes
 from tests.conftest import ROOT
 from training.cleaning import TextRules

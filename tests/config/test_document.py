@@ -1,7 +1,11 @@
 import re
 
 from config.document import DOCUMENT, params_markdown
-from config.schema import Data, Kl, Optimisation, Params, Ppo, RandomModel
+from config.schema import Params
+from config.sections.data import Data
+from config.sections.model import RandomModel
+from config.sections.offline import Optimisation
+from config.sections.online import Kl, Ppo
 from tests.conftest import ROOT
 
 

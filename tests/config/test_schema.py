@@ -4,7 +4,8 @@ from pydantic import BaseModel
 from config import schema
 from config.errors import ParamsError
 from config.load import load
-from config.schema import Params, Section
+from config.schema import Params
+from config.sections.base import Section
 from tests.conftest import ROOT
 
 

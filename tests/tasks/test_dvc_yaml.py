@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from config.records import STAGES
-from config.schema import Processes
+from config.sections.run import Processes
 from tests.conftest import ROOT
 
 PIPELINE = yaml.safe_load((ROOT / "dvc.yaml").read_text(encoding="utf-8"))

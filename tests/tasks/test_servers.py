@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from config.errors import EnvironmentFault
-from config.schema import Tracking
+from config.sections.run import Tracking
 from tasks import servers
 from tasks.servers import HOST, Plan, is_port_free, mlflow_plan, prefect_api, prefect_plan, start, stop
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from config.errors import EnvironmentFault, ModelError, StageStopped
-from config.schema import Lora
+from config.sections.levers import Lora
 from tests.training.processes import metric_rows, metrics
 from tests.training.tiny import FAMILIES, files, open_stage, policy, settings, tokenizer, work
 from training.adapters import (

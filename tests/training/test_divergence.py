@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from config.errors import TrainingDiverged
-from config.schema import Ppo
+from config.sections.online import Ppo
 from tests.training.tiny import params
 from training.divergence import check_rollout, check_update
 from training.ppo_math import PolicyLoss, ValueLoss

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from config.schema import HelpdeskSource
+from config.sections.data import HelpdeskSource
 from training.helpdesk import (
     FILLERS,
     REMEDIES,

@@ -7,7 +7,7 @@ import torch
 from peft.tuners.lora import LoraLayer
 from torch import Tensor
 
-from config.schema import Lora
+from config.sections.levers import Lora
 from tests.training.tiny import policy
 from training.adapters import activate, add_adapter, lora_layers
 from training.lora_linear import _FoldedLinear

@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from config.errors import ModelError
-from config.schema import Model
+from config.sections.model import Model
 from tests.training.tiny import FAMILIES, policy, reward_model, settings, tokenizer
 from training import helpdesk
 from training.models import base_model, check_folder, init_head, load_policy, load_reward_model, new_reward_model, without_dropout

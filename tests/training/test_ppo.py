@@ -13,7 +13,7 @@ from config import jsonl
 from config.errors import ModelError, StageStopped, TrainingDiverged
 from config.load import write
 from config.records import UsageRow
-from config.schema import Ppo
+from config.sections.online import Ppo
 from tests.training.processes import killed_stopped_and_resumed, metric_rows, metrics
 from tests.training.tiny import files, names, open_stage, params, prompts, random_responses, work
 from training.ppo import choose_prompts, mini_batches, pad_responses

@@ -12,7 +12,7 @@ from config import jsonl
 from config.errors import DataError, ParamsError, StageStopped, TrainingDiverged
 from config.load import write
 from config.records import UsageRow
-from config.schema import Rloo
+from config.sections.online import Rloo
 from tests.training.processes import killed_stopped_and_resumed, metric_rows, metrics
 from tests.training.tiny import files, names, open_stage, params, policy, prompts, reward_model, tokenizer, work
 from training.prompts import read_prompts

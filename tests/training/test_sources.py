@@ -12,7 +12,7 @@ import pyarrow.parquet  # type: ignore[import-untyped]
 import pytest
 
 from config.errors import DataError
-from config.schema import FileSource, HubSource
+from config.sections.data import FileSource, HubSource
 from training.sources import Table, read_file, read_hub
 
 ROWS = [{"prompt": "line\u2028one", "chosen": "é"}, {"prompt": "two", "chosen": 'a "quoted"\nreply, with comma'}]

@@ -10,7 +10,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from config.errors import ModelError
-from config.schema import Model
+from config.sections.model import Model
 from training.tokenizer import (
     SPECIAL_TOKENS,
     decode_response,

@@ -26,7 +26,7 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification, PreTrainedModel
 
 from config.load import load
-from config.schema import Ppo
+from config.sections.online import Ppo
 from training.ppo import pad_responses
 from training.ppo_math import gae, kl_per_token, masked_mean, policy_loss, token_rewards, value_loss, whiten
 from training.ppo_roles import Models, Roles

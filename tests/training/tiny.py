@@ -17,7 +17,8 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from config.load import read, validate
-from config.schema import Model, Params, RandomModel
+from config.schema import Params
+from config.sections.model import Model, RandomModel
 from training import helpdesk
 from training.models import base_model, new_reward_model
 from training.stage import Stage, run_stage

@@ -1,0 +1,25 @@
+"""What every section is made of: no field has a default, unknown keys and silent conversions are refused."""
+
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from config.errors import ParamsError
+
+
+class Section(BaseModel):
+    """A frozen part of params.yaml: unknown keys and silent conversions are refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+Fraction = Annotated[float, Field(ge=0, le=1)]
+Positive = Annotated[int, Field(ge=1)]
+Count = Annotated[int, Field(ge=0)]
+Rate = Annotated[float, Field(gt=0, le=1)]
+
+
+def splits(section: str, batch_name: str, batch: int, part_name: str, part: int) -> None:
+    """Refuse a batch that does not divide evenly; raises ParamsError naming both."""
+    if batch % part:
+        raise ParamsError(f"{section}.{batch_name}={batch} does not split into {section}.{part_name}={part}. Change either in params.yaml.")

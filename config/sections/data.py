@@ -1,0 +1,74 @@
+"""Where rows come from, and how they are cleaned and split."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from config.errors import ParamsError
+from config.sections.base import Fraction, Positive, Section
+
+
+class HelpdeskSource(Section):
+    """The embedded customer-support world: generated, seeded, any size, with a known gold score."""
+
+    kind: Literal["helpdesk"]
+    sft_rows: Positive = Field(description="Demonstrations to generate (mixed quality).")
+    preference_rows: Positive = Field(description="Preference pairs to generate.")
+    prompt_rows: Positive = Field(description="Further prompts for PPO and evaluation.")
+    temperature: Annotated[float, Field(gt=0)] = Field(
+        description="Bradley-Terry temperature of the labels, in units of gold score: P(a wins) = sigmoid((gold_a - gold_b) / temperature)."
+    )
+    quality: Fraction = Field(
+        description="Probability that a demonstration gets each criterion right; sets the mean gold score of the SFT data."
+    )
+
+
+class FileSource(Section):
+    """A local file or URL in one of the known formats."""
+
+    kind: Literal["file"]
+    path: str = Field(description="Local path or URL of a jsonl, json, csv or parquet file.")
+    format: Literal["pairs", "votes", "trees", "instructions", "prompts"] = Field(
+        description="pairs: prompt, chosen, rejected. votes: two responses and several annotators. trees: ranked replies. "
+        "instructions: prompt, completion. prompts: prompt only."
+    )
+    columns: dict[str, str] = Field(
+        description="Our column name -> the file's, where they differ. The votes format takes annotators as a comma-separated list of columns; "
+        "one vote a line, as rlhf label writes them, needs none."
+    )
+
+
+class HubSource(Section):
+    """A Hugging Face dataset."""
+
+    kind: Literal["hub"]
+    path: str = Field(description="Dataset id.")
+    revision: str = Field(description="Revision (commit, tag or branch); pin a commit for repeatable data.")
+    config: str | None = Field(description="Dataset configuration; null for the default.")
+    split: str = Field(description="Split to read.")
+    format: Literal["pairs", "votes", "trees", "instructions", "prompts"] = Field(description="As for a file source.")
+    columns: dict[str, str] = Field(description="Our column name -> the dataset's, where they differ.")
+
+
+Source = Annotated[HelpdeskSource | FileSource | HubSource, Field(discriminator="kind")]
+
+
+class Data(Section):
+    """Where rows come from and how they are cleaned and split."""
+
+    source: Source = Field(description="Preference data; also the demonstrations and prompts where no other source is named.")
+    sft_source: Source | None = Field(description="Demonstrations; null takes the preferred replies of data.source.")
+    prompt_source: Source | None = Field(description="Prompts for PPO and evaluation; null takes those of data.source.")
+    prompt_template: str = Field(description="How a plain prompt is put before the model; must contain {prompt}.")
+    test_fraction: Annotated[float, Field(gt=0, lt=1)] = Field(description="Share of prompts held out, by a stable hash of the prompt.")
+    max_prompt_chars: Positive = Field(description="Longer prompts are quarantined.")
+    max_response_chars: Positive = Field(description="Longer replies are quarantined.")
+    max_quarantine_fraction: Fraction = Field(description="More refused rows than this fail the stage.")
+
+    @model_validator(mode="after")
+    def _template(self) -> "Data":
+        if self.prompt_template.count("{prompt}") != 1:
+            raise ParamsError(
+                f"data.prompt_template={self.prompt_template!r} must contain {{prompt}} exactly once. Change it in params.yaml."
+            )
+        return self

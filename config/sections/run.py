@@ -1,0 +1,43 @@
+"""What is aligned how, compared how, in how many processes, and remembered where."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from config.sections.base import Positive, Section
+
+
+class Align(Section):
+    """Which method aligns the SFT model."""
+
+    method: Literal["ppo", "dpo", "rloo"] = Field(
+        description="Alignment method; names the stage that is run and whose model is evaluated. ppo: policy and critic. "
+        "rloo: policy gradient without a critic. dpo: on the preference pairs alone, without sampling."
+    )
+
+
+class Evaluate(Section):
+    """Base, SFT and aligned model compared on held-out prompts."""
+
+    prompts: Positive = Field(description="Held-out prompts to answer.")
+    max_new_tokens: Positive = Field(description="Longest response, in tokens.")
+    temperature: Annotated[float, Field(ge=0)] = Field(description="Sampling temperature; 0 is greedy.")
+    batch_size: Positive = Field(description="Responses generated side by side.")
+    confidence: Annotated[float, Field(gt=0.5, lt=1)] = Field(description="Level of every interval.")
+    samples: Positive = Field(description="Replies shown side by side in the report.")
+
+
+class Processes(Section):
+    """How many processes share a stage's work: the same batches and steps, the same result to rounding. Changing it retrains nothing."""
+
+    sft: Positive = Field(description="Processes of stage sft: one per GPU, or several on a CPU. Must divide sft.batch_size.")
+    reward: Positive = Field(description="Processes of stage reward. Must divide reward.batch_size.")
+    ppo: Positive = Field(description="Processes of stage ppo: rollouts and mini-batches are divided by tokens.")
+
+
+class Tracking(Section):
+    """Where MLflow remembers the runs. Never part of a stage's validity."""
+
+    uri: str = Field(description="MLflow tracking URI: a server's URL or a database such as sqlite:///mlflow.db.")
+    experiment: str = Field(description="MLflow experiment.")
+    registered_model: str = Field(description="Name under which the aligned model is registered.")
