@@ -17,6 +17,10 @@ CODE = ("cli", "config", "costs", "flows", "labelling", "reporting", "tasks", "t
 FILES = (".dvcignore", ".gitignore", "constraints.txt", "dvc.yaml", "params.yaml", "pyproject.toml")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--screenshots", type=Path, metavar="FOLDER", help="keep pictures of the pages that tests/browser opens")
+
+
 @pytest.fixture(autouse=True, scope="session")
 def own_state(tmp_path_factory: pytest.TempPathFactory) -> None:
     """No test reads or writes the user's Prefect, DVC or MLflow, and every process the tests start inherits that."""

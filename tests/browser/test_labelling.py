@@ -1,26 +1,30 @@
-"""The page in a real browser: ten pairs by keyboard, and nothing a model wrote becomes markup."""
+"""The labelling page in a real browser: ten pairs by keyboard, and nothing a model wrote becomes markup."""
 
 import json
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from playwright.sync_api import Page, expect
 
 from labelling.server import Session, serve, url
 from labelling.votes import read_pairs, read_votes, shown_left
-from tests.labelling.browser import Page, opened
+
+pytestmark = [pytest.mark.browser, pytest.mark.integration]
 
 HOSTILE = "<img src=x onerror=\"document.title='owned'\"><script>document.title='owned'</script>&amp;"
 KEYS = ["ArrowLeft", "ArrowRight", "ArrowDown", "s", "ArrowLeft", "t", "ArrowRight", "ArrowRight", "ArrowLeft", "ArrowDown"]
 
 
 def press(page: Page, key: str, done: int) -> None:
-    page.press(key)
-    page.until(f"!busy && document.getElementById('count').textContent.startsWith('{done} of ')")
+    """Press a key and wait until the page shows the next pair: while it waits for the server, keys are not votes."""
+    expect(page.locator("main")).to_have_attribute("aria-busy", "false")
+    page.keyboard.press(key)
+    expect(page.locator("#count")).to_contain_text(f"{done} of ")
 
 
-@pytest.mark.integration
-def test_ten_pairs_are_labelled_by_keyboard_and_resumed(tmp_path: Path) -> None:
+def test_ten_pairs_are_labelled_by_keyboard_and_resumed(tmp_path: Path, page: Page, picture: Callable[[Page, str], None]) -> None:
     rows = [{"prompt": f"p{i} {HOSTILE}", "response1": f"a{i} {HOSTILE}", "response2": f"b{i}\n{HOSTILE}", "seed": 1} for i in range(10)]
     rows[3]["prompt"] = [{"role": "user", "content": "q"}, {"role": "assistant", "content": HOSTILE}, {"role": "user", "content": "r"}]
     (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -29,26 +33,24 @@ def test_ten_pairs_are_labelled_by_keyboard_and_resumed(tmp_path: Path) -> None:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
         try:
-            with opened(url(server), tmp_path / "profile") as page:
-                page.until("document.activeElement?.id === 'annotator'")
-                for letter in "Ada":
-                    page.press(letter)
-                page.press("Enter")
-                page.until("!document.getElementById('pair').hidden")
-                assert page.value("document.getElementById('prompt').innerText") == rows[0]["prompt"]
-                for done, key in enumerate(KEYS[:5], start=1):
-                    press(page, key, done)
-                page.picture(tmp_path / "page.png")
-                page.call("Page.reload")
-                page.until("document.getElementById('count').textContent.startsWith('5 of 10')")
-                for done, key in enumerate(KEYS[5:], start=6):
-                    press(page, key, done)
-                assert page.value("document.getElementById('end').hidden") is False
-                page.press("z")
-                page.until("!busy && document.querySelector('.chosen')?.dataset.choice === 'tie'")
-                press(page, "ArrowLeft", 10)
-                assert page.value("document.title") == "Which reply is better?"
-                assert page.value("document.images.length") == 0
+            page.goto(url(server))
+            expect(page.get_by_label("Your name")).to_be_focused()
+            page.keyboard.type("Ada")
+            page.keyboard.press("Enter")
+            expect(page.locator("#prompt")).to_have_text(str(rows[0]["prompt"]))
+            for done, key in enumerate(KEYS[:5], start=1):
+                press(page, key, done)
+            assert page.locator("#bar").evaluate("bar => bar.value / bar.max") == 0.5
+            page.reload()
+            expect(page.locator("#count")).to_contain_text("5 of 10")
+            for done, key in enumerate(KEYS[5:], start=6):
+                press(page, key, done)
+            expect(page.locator("#end")).to_be_visible()
+            page.keyboard.press("z")
+            expect(page.locator(".chosen")).to_have_attribute("data-choice", "tie")
+            press(page, "ArrowLeft", 10)
+            assert page.title() == "Which reply is better?"
+            assert page.locator("img").count() == 0
         finally:
             server.shutdown()
             thread.join()
