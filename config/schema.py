@@ -15,7 +15,7 @@ from config.sections.model import Model
 from config.sections.money import Budget, Prices
 from config.sections.offline import Dpo, Reward, Sft
 from config.sections.online import Ppo, Rloo
-from config.sections.run import Align, Evaluate, Processes, Tracking
+from config.sections.run import Align, Evaluate, Placement, Processes, Tracking
 
 
 class Params(Section):
@@ -32,6 +32,7 @@ class Params(Section):
     rloo: Rloo
     evaluate: Evaluate
     processes: Processes
+    placement: Placement
     prices: Prices
     budget: Budget
     tracking: Tracking

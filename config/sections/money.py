@@ -31,6 +31,12 @@ class Prices(Section):
     watts: Annotated[float, Field(gt=0, le=100_000)] | None = Field(
         description="Power of one device at work, in watts; null takes that of the device in costs/hardware.yaml."
     )
+    device_by_pool: dict[str, str] = Field(
+        description="Work pool -> its device, a name of costs/hardware.yaml, for the stages that placement puts there; {} plans them for device."
+    )
+    usd_per_device_hour_by_pool: dict[str, Annotated[float, Field(gt=0, le=1000)]] = Field(
+        description="Work pool -> price of one of its devices per hour, in US dollars, electricity included; {} is the price above."
+    )
     source: str = Field(description="Where the price was read.")
     date: Annotated[str, BeforeValidator(_iso)] = Field(pattern=r"^\d{4}-\d{2}-\d{2}$", description="Day it was read, YYYY-MM-DD.")
 

@@ -1,4 +1,4 @@
-"""What is aligned how, compared how, in how many processes, and remembered where."""
+"""What is aligned how, compared how, in how many processes, where, and remembered where."""
 
 from typing import Annotated, Literal
 
@@ -33,6 +33,24 @@ class Processes(Section):
     sft: Positive = Field(description="Processes of stage sft: one per GPU, or several on a CPU. Must divide sft.batch_size.")
     reward: Positive = Field(description="Processes of stage reward. Must divide reward.batch_size.")
     ppo: Positive = Field(description="Processes of stage ppo: rollouts and mini-batches are divided by tokens.")
+
+
+LOCAL = "local"
+"""Placement of a stage that runs beside the pipeline."""
+Place = Annotated[str, Field(min_length=1)]
+PLACED = "local runs it beside the pipeline; the name of a Prefect work pool runs it there, in a container of its own."
+
+
+class Placement(Section):
+    """Where each stage runs. Moving a stage retrains nothing; data travels through the DVC remote, never through the flow."""
+
+    data: Place = Field(description=PLACED)
+    sft: Place = Field(description=PLACED)
+    reward: Place = Field(description=PLACED)
+    ppo: Place = Field(description=PLACED)
+    dpo: Place = Field(description=PLACED)
+    rloo: Place = Field(description=PLACED)
+    evaluate: Place = Field(description=PLACED)
 
 
 class Tracking(Section):
