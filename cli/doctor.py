@@ -144,11 +144,13 @@ def params_and_data(root: Path) -> list[Finding]:
 
 def _data_files(root: Path, params: Params) -> list[Finding]:
     findings = []
-    for section in ("source", "sft_source", "prompt_source"):
+    for section in ("source", "sft_source", "prompt_source", "vote_source"):
         source = getattr(params.data, section)
         if not isinstance(source, FileSource) or "://" in source.path:
             continue
         path = root / source.path
+        if section == "vote_source" and not path.exists():
+            continue  # nobody has voted yet
         if not path.is_file():
             findings.append(
                 Finding("data", "problem", f"data.{section}.path={source.path} does not exist", "put the file there, or mend params.yaml")

@@ -20,8 +20,11 @@ A `params.yaml` names every key: there are no defaults, because a default in Pyt
 value, the rule and the place. Write `1.0e-5`, never `1e-5`: YAML reads the second as text.
 """
 BOUNDS = (("minimum", "≥"), ("exclusiveMinimum", ">"), ("maximum", "≤"), ("exclusiveMaximum", "<"))
-SHOWN_ONCE = dict.fromkeys(("data.sft_source", "data.prompt_source"), "as `data.source`, or null")
-"""The three sources have one shape."""
+SHOWN_ONCE = {
+    **dict.fromkeys(("data.sft_source", "data.prompt_source"), "as `data.source`, or null"),
+    **dict.fromkeys(("data.vote_source", "retrain.safety_source"), "as `data.source` with `kind: file`, or null"),
+}
+"""All sources have one shape."""
 BAR = r"\|"
 TYPES = {"integer": "whole number", "number": "number", "string": "text", "boolean": "true or false", "null": "null"}
 

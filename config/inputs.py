@@ -1,6 +1,6 @@
 """What params.yaml names outside of the project: content digests of local data files and of a local base model, for DVC to depend on.
 
-data/inputs/data.json    the files of data.source, data.sft_source and data.prompt_source
+data/inputs/data.json    the files of data.source, data.sft_source, data.prompt_source and data.vote_source
 data/inputs/model.json   the files of model.path
 
 DVC can not depend on a path that stands in params.yaml and may not be there, so these two files stand for them: they change when
@@ -33,7 +33,8 @@ def outdated_digests(root: Path, params: Params) -> list[Path]:
 
 
 def _contents(root: Path, params: Params) -> dict[Path, str]:
-    sources = (params.data.source, params.data.sft_source, params.data.prompt_source)
+    settings = params.data
+    sources = (settings.source, settings.sft_source, settings.prompt_source, settings.vote_source)
     named = [source.path for source in sources if isinstance(source, FileSource) and "://" not in source.path]
     data = {path: _digest(root / path) for path in sorted(set(named))}
     model = _folder_digests(root, params.model.path) if params.model.path else {}

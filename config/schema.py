@@ -15,6 +15,7 @@ from config.sections.model import Model
 from config.sections.money import Budget, Prices
 from config.sections.offline import Dpo, Reward, Sft
 from config.sections.online import Ppo, Rloo
+from config.sections.retraining import Retrain
 from config.sections.run import Align, Evaluate, Placement, Processes, Tracking
 
 
@@ -35,6 +36,7 @@ class Params(Section):
     placement: Placement
     prices: Prices
     budget: Budget
+    retrain: Retrain
     tracking: Tracking
 
     @model_validator(mode="after")

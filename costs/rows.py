@@ -84,18 +84,19 @@ def _from_sources(params: Params, root: Path) -> Rows:
     main, notes = _source_rows(data.source, root, "data.source")
     sft, more = _source_rows(data.sft_source, root, "data.sft_source") if data.sft_source else (main, ())
     prompts, most = _source_rows(data.prompt_source, root, "data.prompt_source") if data.prompt_source else (main, ())
+    votes = (file_rows(root / data.vote_source.path) or 0) if data.vote_source else 0
     longest = float(params.model.context_length - params.ppo.max_new_tokens)
     note = f"mean length assumed {MEAN_OVER_LONGEST:g} of the longest, until the data stage has measured it"
     return Rows(
         sft=sft["sft"] * keep,
-        preference=main["preference"] * keep,
+        preference=(main["preference"] + votes) * keep,
         prompts=prompts["prompts"] * keep,
         sft_tokens=params.sft.max_length * MEAN_OVER_LONGEST,
         preference_tokens=params.reward.max_length * MEAN_OVER_LONGEST,
         prompt_tokens=longest * MEAN_OVER_LONGEST,
         longest_prompt=longest,
         sft_held_out=sft["sft"] * data.test_fraction,
-        preference_held_out=main["preference"] * data.test_fraction,
+        preference_held_out=(main["preference"] + votes) * data.test_fraction,
         assumptions=(*notes, *more, *most, note),
     )
 

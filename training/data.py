@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerBase
 
 from config.errors import DataError, ParamsError
 from config.schema import Params
-from config.sections.data import Data, HelpdeskSource, HubSource, Source
+from config.sections.data import Data, FileSource, HelpdeskSource, HubSource, Source
 from training import helpdesk
 from training.artifacts import replacing, write_csv, write_json
 from training.cleaning import Refusal, TextRules, check_quarantine_fraction, write_quarantine
@@ -36,7 +36,7 @@ from training.splits import SPLITS, split_of
 from training.stage import Stage, run_stage
 from training.tokenizer import SPECIAL_TOKENS, pretrained_tokenizer, trained_tokenizer
 from training.trees import parse_trees
-from training.votes import gather
+from training.votes import gather, read_vote_lines
 
 logger = logging.getLogger("training.data")  # as a process this module is called __main__
 
@@ -64,7 +64,8 @@ def data(stage: Stage) -> None:
     # 3. the tokenizer, the prompts that leave no room for a response, and the three datasets
     with stage.meter.phase("tokenise", 0) as work:
         examples = [example for part in parsed for example in part.examples]
-        tokenizer = base or train_tokenizer(examples, params)
+        teaching = [example for need, part in zip(needs, parsed, strict=True) if need.teaches_tokens for example in part.examples]
+        tokenizer = base or train_tokenizer(teaching, params)
         tokens = prompt_tokens(tokenizer, examples)
         crowded = {example: crowded_out(example, tokens[example], params.model.context_length) for example in examples}
         refusals += [refusal for refusal in crowded.values() if refusal is not None]
@@ -86,7 +87,8 @@ def data(stage: Stage) -> None:
             **token_lengths(datasets),
             **label_balance(pairs, [pair.chosen_first for example in by_use["preference"] for pair in example.pairs]),
             **flat(trivial, "baseline"),
-            **gold_metrics(datasets, params.data),
+            "vote_pairs": (votes := vote_pairs(needs, parsed)),
+            **gold_metrics(datasets, params.data, labels_known=not votes),
             "vocab_size": len(tokenizer),
         }
     stage.stop_if_requested()
@@ -106,12 +108,16 @@ def data(stage: Stage) -> None:
 
 
 class Need(NamedTuple):
-    """A table to read, and which datasets its examples serve."""
+    """A table that was read, and which datasets its examples serve."""
 
     table: Table
     form: str
     columns: Mapping[str, str]
     uses: tuple[str, ...]
+    refused: tuple[Refusal, ...] = ()
+    """Lines that are no rows."""
+    teaches_tokens: bool = True
+    """Whether a tokenizer that is trained learns from its examples."""
 
 
 HELPDESK_FORMATS = {"sft": "instructions", "preference": "pairs", "prompts": "prompts"}
@@ -135,7 +141,19 @@ def read_sources(params: Params, root: Path) -> list[Need]:
     for use, (setting, source) in own.items():
         if source is not None:
             needs += _needs(source, setting, (use,), params.seed, root)
-    return needs
+    return needs + ([] if settings.vote_source is None else _vote_needs(settings.vote_source, root))
+
+
+def _vote_needs(source: FileSource, root: Path) -> list[Need]:
+    """Preferences that come on top. They teach no tokens, so that new votes leave the tokenizer, and with it the SFT model, as it is."""
+    setting = "data.vote_source"
+    table, refused = read_vote_lines(source, root, setting)
+    columns = column_names(source.format, source.columns, setting)
+    if table.rows:
+        if source.format == "votes":
+            table, columns = gather(table, columns)
+        check_columns(table, source.format, columns, setting)
+    return [Need(table, source.format, columns, ("preference",), tuple(refused), teaches_tokens=False)]
 
 
 def _needs(source: Source, setting: str, uses: tuple[str, ...], seed: int, root: Path) -> list[Need]:
@@ -165,12 +183,19 @@ def _helpdesk_need(use: str, rows: Sequence[Mapping[str, str]], setting: str, se
 def parse(need: Need, rules: TextRules) -> Parsed:
     """The examples of a table and the rows that were refused."""
     if need.form == "trees":
-        return parse_trees(need.table, need.columns, rules)
-    return parse_rows(need.table, need.form, need.columns, rules)
+        found = parse_trees(need.table, need.columns, rules)
+    else:
+        found = parse_rows(need.table, need.form, need.columns, rules)
+    return found._replace(rows_read=found.rows_read + len(need.refused), refusals=[*need.refused, *found.refusals])
 
 
 def examples_for(use: str, needs: Sequence[Need], parsed: Sequence[Parsed]) -> list[Example]:
     return [example for need, part in zip(needs, parsed, strict=True) if use in need.uses for example in part.examples]
+
+
+def vote_pairs(needs: Sequence[Need], parsed: Sequence[Parsed]) -> int:
+    """Pairs that data.vote_source added, before duplicates are dropped."""
+    return sum(len(example.pairs) for need, part in zip(needs, parsed, strict=True) if not need.teaches_tokens for example in part.examples)
 
 
 def refuse_if_too_many(refusals: Sequence[Refusal], parsed: Sequence[Parsed], settings: Data, root: Path) -> None:

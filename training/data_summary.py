@@ -115,12 +115,16 @@ def reply_pairs(rows: Iterable[Row]) -> list[ReplyPair]:
     return [ReplyPair(response_text(row.content["chosen"]), response_text(row.content["rejected"])) for row in rows]
 
 
-def gold_metrics(datasets: Datasets, settings: Data) -> dict[str, float | None]:
-    """Where the helpdesk world knows the truth: the best possible accuracy on the test pairs, the demonstrations' mean gold score."""
+def gold_metrics(datasets: Datasets, settings: Data, labels_known: bool) -> dict[str, float | None]:
+    """Where the helpdesk world knows the truth: the best possible accuracy on the test pairs, the demonstrations' mean gold score.
+
+    `labels_known` says whether all labels are the world's: nobody knows how certain those of people are.
+    """
     metrics: dict[str, float | None] = {"bayes_accuracy": None, "gold_sft_mean": None}
     if isinstance(settings.source, HelpdeskSource):
-        pairs = [row.content for row in datasets["preference"]["test"]]
-        metrics["bayes_accuracy"] = helpdesk.bayes_accuracy(pairs, settings.source.temperature)
+        if labels_known:
+            pairs = [row.content for row in datasets["preference"]["test"]]
+            metrics["bayes_accuracy"] = helpdesk.bayes_accuracy(pairs, settings.source.temperature)
         if settings.sft_source is None or isinstance(settings.sft_source, HelpdeskSource):
             metrics["gold_sft_mean"] = helpdesk.mean_gold(row.content for row in datasets["sft"]["train"])
     return metrics

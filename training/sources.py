@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from config.errors import DataError, EnvironmentFault
 from config.schema import Params
-from config.sections.data import FileSource, HubSource
+from config.sections.data import FileSource, HubSource, Source
 from training.deepjson import parse
 
 logger = logging.getLogger(__name__)
@@ -43,15 +43,20 @@ class Table(NamedTuple):
 
 def local_files(params: Params) -> list[str]:
     """The files on this machine that the data section reads, if they are there: part of the stage's fingerprint."""
-    sources = [params.data.source, params.data.sft_source, params.data.prompt_source]
-    paths = [Path(source.path) for source in sources if isinstance(source, FileSource) and "://" not in source.path]
+    paths = [Path(source.path) for source in _sources(params) if isinstance(source, FileSource) and "://" not in source.path]
     return sorted({str(path) for path in paths if path.is_file()})
 
 
 def all_digested(params: Params) -> bool:
     """Whether the fingerprint of the data stage covers everything it reads: a URL or a hub dataset may have changed since."""
-    sources = (params.data.source, params.data.sft_source, params.data.prompt_source)
-    return not any(isinstance(source, HubSource) or (isinstance(source, FileSource) and "://" in source.path) for source in sources)
+    return not any(
+        isinstance(source, HubSource) or (isinstance(source, FileSource) and "://" in source.path) for source in _sources(params)
+    )
+
+
+def _sources(params: Params) -> tuple[Source | None, ...]:
+    settings = params.data
+    return settings.source, settings.sft_source, settings.prompt_source, settings.vote_source
 
 
 def read_file(source: FileSource, root: Path, setting: str) -> Table:
@@ -65,7 +70,7 @@ def read_file(source: FileSource, root: Path, setting: str) -> Table:
             f"{setting}.path={source.path}: the name must end in {', '.join(READERS)}, which says how to read it. "
             "Rename or convert the file, or mend the path in params.yaml."
         )
-    content = _download(source.path, setting) if "://" in source.path else _local(root / source.path, setting)
+    content = read_bytes(source.path, root, setting)
     if not content.strip():
         raise DataError(f"{source.path} is empty: no rows to train on. Fetch the file again, or mend {setting}.path in params.yaml.")
     logger.info("%s: %d bytes, sha256 %s", source.path, len(content), hashlib.sha256(content).hexdigest())
@@ -97,6 +102,11 @@ def read_hub(source: HubSource, setting: str) -> Table:
 
 
 # ---------------------------------------------------------------- bytes
+
+
+def read_bytes(path: str, root: Path, setting: str) -> bytes:
+    """What a local file (relative to `root`) or URL holds. Raises DataError or EnvironmentFault if it can not be read."""
+    return _download(path, setting) if "://" in path else _local(root / path, setting)
 
 
 def _local(path: Path, setting: str) -> bytes:

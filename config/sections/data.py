@@ -59,11 +59,24 @@ class Data(Section):
     source: Source = Field(description="Preference data; also the demonstrations and prompts where no other source is named.")
     sft_source: Source | None = Field(description="Demonstrations; null takes the preferred replies of data.source.")
     prompt_source: Source | None = Field(description="Prompts for PPO and evaluation; null takes those of data.source.")
+    vote_source: FileSource | None = Field(
+        description="Further preferences, added to those of data.source: the votes of rlhf label. Lines that are no votes go to quarantine, a file "
+        "that is not there yet adds none, and the tokenizer does not learn from them; null adds none."
+    )
     prompt_template: str = Field(description="How a plain prompt is put before the model; must contain {prompt}.")
     test_fraction: Annotated[float, Field(gt=0, lt=1)] = Field(description="Share of prompts held out, by a stable hash of the prompt.")
     max_prompt_chars: Positive = Field(description="Longer prompts are quarantined.")
     max_response_chars: Positive = Field(description="Longer replies are quarantined.")
     max_quarantine_fraction: Fraction = Field(description="More refused rows than this fail the stage.")
+
+    @model_validator(mode="after")
+    def _votes(self) -> "Data":
+        if self.vote_source is not None and self.vote_source.format not in ("votes", "pairs", "trees"):
+            raise ParamsError(
+                f"data.vote_source.format={self.vote_source.format} has no preferences, which need one of votes, pairs, trees. "
+                "Change it in params.yaml."
+            )
+        return self
 
     @model_validator(mode="after")
     def _template(self) -> "Data":

@@ -8,7 +8,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from config.errors import ParamsError
 from config.records import STAGES
-from config.sections.base import Section
+from config.sections.base import Limit, Section
 
 
 def _iso(value: object) -> object:
@@ -53,9 +53,6 @@ class Prices(Section):
         except ValueError:
             raise ParamsError(f"prices.date={self.date} is no day of the calendar. Set it to the day the price was read.") from None
         return self
-
-
-Limit = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 class Budget(Section):

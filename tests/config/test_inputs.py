@@ -11,7 +11,7 @@ from tests.conftest import ROOT
 
 
 def params(*overrides: str) -> Params:
-    return load(ROOT / "recipes" / "demo.yaml", list(overrides))
+    return load(ROOT / "recipes" / "demo.yaml", ["data.vote_source=null", *overrides])
 
 
 VOTES = "data.source={kind: file, path: votes.json, format: votes, columns: {}}"
@@ -33,6 +33,15 @@ def test_a_data_file_enters_with_the_digest_of_its_content(tmp_path: Path) -> No
 def test_a_missing_file_and_a_url_do_not_fail_here(tmp_path: Path) -> None:
     write_digests(tmp_path, params(VOTES, "data.prompt_source={kind: file, path: 'http://localhost/p.json', format: prompts, columns: {}}"))
     assert digests(tmp_path, DATA_DIGESTS) == {"votes.json": None}
+
+
+def test_votes_that_come_later_are_noticed(tmp_path: Path) -> None:
+    later = params("data.vote_source={kind: file, path: votes.jsonl, format: votes, columns: {}}")
+    write_digests(tmp_path, later)
+    assert digests(tmp_path, DATA_DIGESTS) == {"votes.jsonl": None}
+    (tmp_path / "votes.jsonl").write_bytes(b"{}")
+    write_digests(tmp_path, later)
+    assert digests(tmp_path, DATA_DIGESTS) == {"votes.jsonl": hashlib.sha256(b"{}").hexdigest()}
 
 
 def test_a_local_base_model_enters_file_by_file(tmp_path: Path) -> None:

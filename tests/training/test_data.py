@@ -12,6 +12,7 @@ from config import jsonl
 from config.errors import DataError, ParamsError
 from config.load import read, validate, write
 from config.records import UsageRow
+from config.sections.data import HelpdeskSource
 from training import helpdesk
 from training.cleaning import same_prompt_key
 from training.data import SECTIONS, data
@@ -149,6 +150,43 @@ def test_more_rows_move_no_prompt_to_another_split(world: tuple[Path, dict[str, 
     run(tmp_path, {**HELPDESK, "preference_rows": 350, "sft_rows": 250})
     for split in ("train", "test"):
         assert prompts(world[0], split) <= prompts(tmp_path, split)
+
+
+# ---------------------------------------------------------------- votes
+
+
+def vote_lines(pairs: list[dict[str, str]], annotator: str = "ada") -> list[dict[str, Any]]:
+    """One vote a line for the preferred reply, as rlhf label writes them; it is shown second in every other pair."""
+    return [
+        {"prompt": pair["prompt"], "response1": replies[0], "response2": replies[1], "annotator": annotator, "vote": 1 + i % 2, "left": 1}
+        for i, pair in enumerate(pairs)
+        for replies in [(pair["chosen"], pair["rejected"])[:: 1 if i % 2 == 0 else -1]]
+    ]
+
+
+def test_votes_are_added_to_the_preferences_and_change_nothing_else(world: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+    source = HelpdeskSource.model_validate({**HELPDESK, "preference_rows": 40})
+    pairs = helpdesk.generate(source, seed=99).preference
+    jsonl_file(tmp_path / "votes.jsonl", vote_lines(pairs))
+    with (tmp_path / "votes.jsonl").open("a") as file:
+        file.write('{"prompt": "cut in the mid')
+    metrics = run(tmp_path, HELPDESK, vote_source=file_source(Path("votes.jsonl"), "votes"))
+    assert (metrics["vote_pairs"], metrics["quarantined_not_json"]) == (40, 1)
+    for split in ("train", "test"):
+        before, after = rows(world[0], "preference", split), rows(tmp_path, "preference", split)
+        assert after[: len(before)] == before
+        assert all(row in pairs for row in after[len(before) :])
+    before, after = files(world[0]), files(tmp_path)
+    same = [name for name in before if name.startswith(("data/tokenizer", "data/prepared/sft", "data/prepared/prompts"))]
+    assert len(same) >= 6
+    assert [name for name in same if before[name] != after[name]] == []
+    assert world[1]["bayes_accuracy"] is not None
+    assert metrics["bayes_accuracy"] is None, "nobody knows how certain the votes of people are"
+
+
+def test_nobody_has_voted_yet(world: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+    metrics = run(tmp_path, HELPDESK, vote_source=file_source(Path("votes.jsonl"), "votes"))
+    assert metrics == world[1]
 
 
 # ---------------------------------------------------------------- files

@@ -1,11 +1,14 @@
 """Votes that stand one a line: the same examples as a column per annotator gives."""
 
+import json
+from pathlib import Path
 from typing import Any
 
+from config.sections.data import FileSource
 from training.cleaning import TextRules
 from training.formats import Parsed, check_columns, column_names, parse_rows
 from training.sources import SourceRow, Table
-from training.votes import gather
+from training.votes import gather, read_vote_lines
 
 RULES = TextRules(200, 100, ("<eos>",))
 
@@ -67,3 +70,37 @@ def test_a_table_with_a_column_per_annotator_stays_as_it_is() -> None:
     columns = column_names("votes", {}, "data.source")
     table = Table("v", "line", [SourceRow(1, line("ada", 1) | {"annotator1": 2, "annotator2": 2, "annotator3": 2})])
     assert gather(table, columns) == (table, columns)
+
+
+# ---------------------------------------------------------------- a file that people write to
+
+
+def votes_file(path: str) -> FileSource:
+    return FileSource(kind="file", path=path, format="votes", columns={})
+
+
+def test_a_line_that_was_cut_or_edited_by_hand_is_refused_alone(tmp_path: Path) -> None:
+    good = [json.dumps(line(name, 1)).encode() for name in ("ada", "bob", "cyd")]
+    other = json.dumps(line("ada", True, "q")).encode()
+    (tmp_path / "votes.jsonl").write_bytes(b"\n".join([good[0], b"{not json", good[1], b"\xff\xfe", b"[1]", other, b"", good[2][:20]]))
+    table, refusals = read_vote_lines(votes_file("votes.jsonl"), tmp_path, "data.vote_source")
+    assert [(row.number, row.content["annotator"]) for row in table.rows] == [(1, "ada"), (3, "bob")]
+    assert [(refusal.origin.number, refusal.reason) for refusal in refusals] == [
+        (2, "not_json"), (4, "not_unicode"), (5, "wrong_type"), (6, "not_a_vote"), (8, "not_json"),
+    ]  # fmt: skip
+    assert refusals[0].origin.original == "{not json"
+
+
+def test_one_bad_vote_on_a_pair_leaves_the_good_ones(tmp_path: Path) -> None:
+    lines = [line("ada", 2), line("bob", "yes"), line("cyd", 2)]
+    (tmp_path / "votes.jsonl").write_text("".join(json.dumps(row) + "\n" for row in lines))
+    table, refusals = read_vote_lines(votes_file("votes.jsonl"), tmp_path, "data.vote_source")
+    assert winners(read(*[row.content for row in table.rows])) == [["b"]]
+    assert [refusal.detail for refusal in refusals] == ["'yes' is none of 0 (tie), 1, 2, null (skipped)"]
+
+
+def test_a_file_that_is_not_there_yet_has_no_votes(tmp_path: Path) -> None:
+    (tmp_path / "empty.jsonl").touch()
+    for name in ("absent.jsonl", "empty.jsonl"):
+        table, refusals = read_vote_lines(votes_file(name), tmp_path, "data.vote_source")
+        assert (table.rows, refusals) == ([], [])
