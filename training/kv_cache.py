@@ -6,7 +6,8 @@ own cache pads on the left and copies all of itself at every step.
 Shapes: B responses, H heads of keys and values, S columns, D width of a head.
 """
 
-from typing import Any
+import weakref
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -89,7 +90,7 @@ class _Layer(CacheLayerMixin):
 
     def __init__(self, cache: DecodingCache) -> None:
         super().__init__()
-        self._cache = cache
+        self._cache = cast(DecodingCache, weakref.proxy(cache))  # a cycle would keep keys and values until the garbage collector comes
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Room for every row, of the type and device of these. Zero, as what a mask hides must still be a number."""

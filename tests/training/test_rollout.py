@@ -1,4 +1,6 @@
 import collections
+import gc
+import weakref
 
 import pytest
 import torch
@@ -153,6 +155,24 @@ def test_the_cache_grows_with_the_responses_not_with_their_limit(monkeypatch: py
     long = generate(model, PROMPTS, noise, 1.0, Limits(40, eos, PAD), 12)
     assert [response[:STEPS] for response in long.responses] == expected.responses
     assert max(map(len, long.responses)) > 30
+
+
+def test_keys_and_values_are_gone_as_soon_as_the_responses_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    caches: list[weakref.ref[DecodingCache]] = []
+    advance = DecodingCache.advance
+
+    def observed(cache: DecodingCache) -> None:
+        advance(cache)
+        caches.append(weakref.ref(cache))
+
+    monkeypatch.setattr(DecodingCache, "advance", observed)
+    gc.disable()  # it comes when it likes: until then a cycle holds the cache beside everything that PPO does next
+    try:
+        sampled(policy(), PROMPTS, 5)
+        assert len(caches) > 3
+        assert [cache() for cache in caches] == [None] * len(caches)
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("window", [4, 9])
