@@ -14,34 +14,24 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from datasets import Dataset
 from torch import Tensor
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel
 from trl import DPOConfig, DPOTrainer
 from trl.trainer.dpo_trainer import DataCollatorForPreference
 
-from config import jsonl
-from config.errors import DataError
 from training.adapters import learn_adapter, named_base, save_adapter
 from training.artifacts import replacing, write_json
 from training.curves import write_curves
 from training.hf_trainer import BucketedData, CountingCollator, LearningCheckpoints, OurNames, StageCallback, arguments, train
 from training.intervals import wilson
 from training.models import autocast, load_policy
+from training.preferences import read_pairs, sequence_length
 from training.sequences import sequence_logprobs
 from training.stage import Stage, run_stage
-from training.tokenizer import encode_prompts, encode_responses, load_tokenizer
+from training.tokenizer import load_tokenizer
 from training.usage import Work
 
 SECTIONS = ("seed", "model", "dpo")
 INPUTS = ("data/prepared/preference", "data/tokenizer", "models/sft")
-
-
-class Pairs(NamedTuple):
-    """Tokenised pairs."""
-
-    rows: list[dict[str, list[int]]]
-    """{prompt_ids, chosen_ids, rejected_ids}"""
-    too_long: int
-    """Pairs left out because a sequence is longer than dpo.max_length."""
 
 
 class Logps(NamedTuple):
@@ -112,27 +102,6 @@ def dpo(stage: Stage) -> None:
         }  # fmt: skip
         write_json(stage.root / "metrics/dpo.json", metrics)
     stage.finish("models/dpo", "metrics/dpo.json", "plots/dpo.csv")
-
-
-def read_pairs(stage: Stage, split: str, tokenizer: PreTrainedTokenizerBase) -> Pairs:
-    """The tokenised pairs of a split.
-
-    Raises DataError if none is left.
-    """
-    path, limit = stage.root / f"data/prepared/preference/{split}.jsonl", stage.params.dpo.max_length
-    found = list(jsonl.plain(path))
-    prompts = encode_prompts(tokenizer, [row["prompt"] for row in found])
-    replies = [encode_responses(tokenizer, [row[side] for row in found]) for side in ("chosen", "rejected")]
-    every = [{"prompt_ids": p, "chosen_ids": c, "rejected_ids": r} for p, c, r in zip(prompts, *replies, strict=True)]
-    rows = [row for row in every if sequence_length(row) <= limit]
-    if not rows:
-        raise DataError(f"{path} has no pair that fits in dpo.max_length={limit} ({len(every)} are longer). Raise it in params.yaml.")
-    return Pairs(rows, len(every) - len(rows))
-
-
-def sequence_length(row: dict[str, list[int]]) -> int:
-    """Tokens of the longer of a pair's two sequences."""
-    return len(row["prompt_ids"]) + max(len(row["chosen_ids"]), len(row["rejected_ids"]))
 
 
 def reply_logps(model: PreTrainedModel, rows: list[dict[str, list[int]]], stage: Stage) -> Logps:

@@ -8,7 +8,7 @@ import math
 import sys
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,8 +19,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from trl import RewardConfig, RewardTrainer
 from trl.trainer.reward_trainer import DataCollatorForPreference
 
-from config import jsonl
-from config.errors import DataError, TrainingDiverged
+from config.errors import TrainingDiverged
 from training import processes
 from training.adapters import learn_adapter, named_base, save_adapter
 from training.artifacts import replacing, write_csv, write_json
@@ -30,23 +29,15 @@ from training.hf_trainer import BucketedData, CountingCollator, LearningCheckpoi
 from training.intervals import wilson
 from training.models import base_model, new_reward_model
 from training.out_of_memory import Pieces
+from training.preferences import Pairs, read_pairs
 from training.scoring import raw_scores
 from training.stage import Stage, run_stage
-from training.tokenizer import encode_prompts, encode_responses, load_tokenizer
+from training.tokenizer import load_tokenizer
 
 SECTIONS = ("seed", "model", "reward")
 INPUTS = ("data/prepared/preference", "data/tokenizer", "models/sft", "metrics/data.json")
 NORMALISATION_PAIRS = 2000
 """Training pairs whose scores give the mean and standard deviation: the error of the mean is then 1/60 of a deviation."""
-
-
-class Pairs(NamedTuple):
-    """Tokenised pairs, prompt and reply as one sequence each."""
-
-    rows: list[dict[str, list[int]]]
-    """{chosen_ids, rejected_ids}"""
-    too_long: int
-    """Pairs left out because a sequence is longer than reward.max_length."""
 
 
 class BucketedRewardTrainer(BucketedData, LearningCheckpoints, RewardTrainer):
@@ -73,7 +64,7 @@ class BucketedRewardTrainer(BucketedData, LearningCheckpoints, RewardTrainer):
 def reward(stage: Stage) -> None:
     settings = stage.params.reward
     tokenizer = load_tokenizer(stage.root / "data/tokenizer")
-    pairs = {split: read_pairs(stage, split, tokenizer) for split in ("train", "test")}
+    pairs = {split: read_sequences(stage, split, tokenizer) for split in ("train", "test")}
     model = untrained(stage, tokenizer)
     collator = CountingCollator(DataCollatorForPreference(pad_token_id=tokenizer.pad_token_id))
     trainer = BucketedRewardTrainer(
@@ -149,24 +140,13 @@ def base_name(stage: Stage) -> tuple[str, str | None]:
     return named_base(str(model.path), target), model.revision
 
 
-def read_pairs(stage: Stage, split: str, tokenizer: PreTrainedTokenizerBase) -> Pairs:
-    """The tokenised pairs of a split.
+def read_sequences(stage: Stage, split: str, tokenizer: PreTrainedTokenizerBase) -> Pairs:
+    """The pairs of a split, prompt and reply as one sequence each: {chosen_ids, rejected_ids}.
 
     Raises DataError if none is left.
     """
-    path, limit = stage.root / f"data/prepared/preference/{split}.jsonl", stage.params.reward.max_length
-    pairs = list(jsonl.plain(path))
-    prompts = encode_prompts(tokenizer, [row["prompt"] for row in pairs])
-    replies = [encode_responses(tokenizer, [row[side] for row in pairs]) for side in ("chosen", "rejected")]
-    rows, too_long = [], 0
-    for prompt_ids, chosen, rejected in zip(prompts, *replies, strict=True):
-        if len(prompt_ids) + max(len(chosen), len(rejected)) > limit:
-            too_long += 1
-        else:
-            rows.append({"chosen_ids": prompt_ids + chosen, "rejected_ids": prompt_ids + rejected})
-    if not rows:
-        raise DataError(f"{path} has no pair that fits in reward.max_length={limit} ({too_long} are longer). Raise it in params.yaml.")
-    return Pairs(rows, too_long)
+    pairs = read_pairs(stage, split, tokenizer)
+    return Pairs([{side: row["prompt_ids"] + row[side] for side in ("chosen_ids", "rejected_ids")} for row in pairs.rows], pairs.too_long)
 
 
 def margins(model: PreTrainedModel, rows: list[dict[str, list[int]]], budget_tokens: int) -> NDArray[np.float64]:

@@ -13,8 +13,9 @@ from config.load import write
 from config.records import UsageRow
 from tests.training.processes import killed_stopped_and_resumed, metric_rows, metrics
 from tests.training.tiny import files, names, open_stage, params, work
-from training.dpo import Logps, judged, margins, read_pairs, reply_logps
+from training.dpo import Logps, judged, margins, reply_logps
 from training.models import load_policy
+from training.preferences import read_pairs
 from training.tokenizer import encode_prompt, encode_response, load_tokenizer
 
 Project = Callable[..., Path]
