@@ -18,7 +18,8 @@ from transformers import PreTrainedModel
 from trl import DPOConfig, DPOTrainer
 from trl.trainer.dpo_trainer import DataCollatorForPreference
 
-from training.adapters import learn_adapter, named_base, save_adapter
+from training.adapter_lineage import named_base
+from training.adapters import learn_adapter, save_adapter
 from training.artifacts import replacing, write_json
 from training.curves import write_curves
 from training.hf_trainer import BucketedData, CountingCollator, LearningCheckpoints, OurNames, StageCallback, arguments, train

@@ -20,7 +20,8 @@ from transformers import (
 
 from config.errors import EnvironmentFault, ModelError
 from config.sections.model import Model, RandomModel
-from training.adapters import CONFIG, is_adapter, lineage, merge, read_adapter
+from training.adapter_lineage import CONFIG, is_adapter, lineage
+from training.adapters import merge, read_adapter
 from training.lowbit import check_storage, quantisation
 
 SCORE = "score.weight"

@@ -18,18 +18,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from config.errors import ModelError
 from config.schema import Params
 from config.sections.levers import Lora
-from training.adapters import (
-    AdapterView,
-    active,
-    add_adapter,
-    is_adapter,
-    lineage,
-    named_base,
-    read_adapter,
-    read_head,
-    same_base,
-    save_adapter,
-)
+from training.adapter_lineage import is_adapter, lineage, named_base, same_base
+from training.adapters import AdapterView, active, add_adapter, read_adapter, read_head, save_adapter
 from training.artifacts import replacing
 from training.models import (
     adapter_name,

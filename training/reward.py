@@ -21,7 +21,8 @@ from trl.trainer.reward_trainer import DataCollatorForPreference
 
 from config.errors import TrainingDiverged
 from training import processes
-from training.adapters import learn_adapter, named_base, save_adapter
+from training.adapter_lineage import named_base
+from training.adapters import learn_adapter, save_adapter
 from training.artifacts import replacing, write_csv, write_json
 from training.calibration import expected_calibration_error, pair_accuracy, reliability
 from training.curves import write_curves

@@ -24,7 +24,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from trl import RLOOConfig, RLOOTrainer
 
 from config.sections.online import Rloo
-from training.adapters import AdapterView, active, learn_adapter, named_base, save_adapter
+from training.adapter_lineage import named_base
+from training.adapters import AdapterView, active, learn_adapter, save_adapter
 from training.artifacts import replacing, write_json
 from training.curves import write_curves
 from training.divergence import check_rollout

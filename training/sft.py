@@ -12,7 +12,8 @@ from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
 
 from config import jsonl
 from config.errors import DataError
-from training.adapters import learn_adapter, named_base, save_adapter
+from training.adapter_lineage import named_base
+from training.adapters import learn_adapter, save_adapter
 from training.artifacts import replacing, write_json
 from training.curves import write_curves
 from training.hf_trainer import BucketedData, CountingCollator, LearningCheckpoints, StageCallback, arguments, train

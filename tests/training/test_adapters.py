@@ -15,19 +15,8 @@ from config.errors import EnvironmentFault, ModelError, StageStopped
 from config.sections.levers import Lora
 from tests.training.processes import metric_rows, metrics
 from tests.training.tiny import FAMILIES, files, open_stage, policy, settings, tokenizer, work
-from training.adapters import (
-    CONFIG,
-    WEIGHTS,
-    activate,
-    active,
-    adapter_parameters,
-    add_adapter,
-    lineage,
-    lora_layers,
-    matrices,
-    named_base,
-    save_adapter,
-)
+from training.adapter_lineage import CONFIG, lineage, named_base
+from training.adapters import WEIGHTS, activate, active, adapter_parameters, add_adapter, lora_layers, matrices, save_adapter
 from training.models import load_policy, load_reward_model
 
 IDS = torch.tensor([[5, 9, 14, 200]])
