@@ -7,7 +7,6 @@ import sys
 import threading
 import urllib.parse
 import webbrowser
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from cli.project import project_root
-from config.errors import DataError, EnvironmentFault, ParamsError
+from config.errors import EnvironmentFault, ParamsError
 
 FIRST_PAIRS = 50
 """Drawn when there are none yet."""
@@ -81,30 +80,15 @@ def label_import(
     as_json: AsJson = False,
 ) -> None:
     """Take votes from an export of Label Studio or Argilla into the votes file."""
-    from labelling.imports import read_export
-    from labelling.votes import VOTES_FILE, append, current, read_votes
+    from labelling.intake import take_in
 
-    root = project_root()
-    votes, refused = read_export(file, form, _columns(column or []))
-    known = current(read_votes(root / VOTES_FILE))
-    new = [vote for key, vote in current(votes).items() if key not in known or known[key].vote != vote.vote]
-    quarantine = _quarantine(root, file, [item._asdict() for item in refused])
-    if refused and not votes:
-        raise DataError(f"{file}: none of {len(refused)} entries gave a vote: {_reasons(refused)}. All of them are in {quarantine}.")
-    append(root / VOTES_FILE, new)
-    found = {
-        "imported": len(new),
-        "unchanged": len(votes) - len(new),
-        "refused": len(refused),
-        "votes": str(VOTES_FILE),
-        "quarantine": quarantine,
-    }
+    found = take_in(project_root(), file, form, _columns(column or []))
     if as_json:
-        typer.echo(json.dumps(found))
+        typer.echo(json.dumps({key: value for key, value in found._asdict().items() if key != "reasons"}))
         return
-    typer.echo(f"{len(new)} votes of {file} are in {VOTES_FILE}; {found['unchanged']} were there already or replaced in the same file.")
-    if refused:
-        typer.echo(f"{len(refused)} refused: {_reasons(refused)}. All of them are in {quarantine}.")
+    typer.echo(f"{found.imported} votes of {file} are in {found.votes}; {found.unchanged} were there already or replaced in the same file.")
+    if found.refused:
+        typer.echo(f"{found.refused} refused: {found.reasons}. All of them are in {found.quarantine}.")
 
 
 def _columns(pairs: Sequence[str]) -> dict[str, str]:
@@ -112,29 +96,6 @@ def _columns(pairs: Sequence[str]) -> dict[str, str]:
         if "=" not in pair:
             raise ParamsError(f"--column {pair} has no =. Write --column response1=NAME.")
     return {ours: theirs for ours, _, theirs in (pair.partition("=") for pair in pairs)}
-
-
-def _quarantine(root: Path, source: Path, refused: Sequence[dict[str, Any]]) -> str | None:
-    """The refused entries of one import, beside the votes; the file of an earlier import of that name is replaced."""
-    from labelling.votes import LABELS
-
-    target = LABELS / f"quarantine-{source.stem}.jsonl"
-    path = root / target
-    if not refused:
-        path.unlink(missing_ok=True)
-        return None
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_suffix(".new")
-    temporary.write_text("".join(json.dumps({"source": str(source), **item}) + "\n" for item in refused), encoding="utf-8")
-    temporary.replace(path)
-    return str(target)
-
-
-def _reasons(refused: Sequence[Any]) -> str:
-    """The three most frequent reasons, each with its first place."""
-    first = {item.reason: item for item in reversed(refused)}
-    counts = Counter(item.reason for item in refused).most_common(3)
-    return "; ".join(f"{count} {reason} (first: entry {first[reason].number}: {first[reason].detail})" for reason, count in counts)
 
 
 def _report(root: Path, as_json: bool) -> None:

@@ -1,8 +1,10 @@
 """`rlhf up`, `down` and `status`."""
 
 import json
+import os
 import webbrowser
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
@@ -11,11 +13,15 @@ from cli.project import chosen_params, project_root
 from config import jsonl
 from config.errors import ParamsError
 from config.records import PipelineRow
-from tasks.servers import log_path, mlflow_plan, prefect_plan, servers, start, stop
+from tasks.orchestrator import settings
+from tasks.servers import WORKER, Server, log_path, mlflow_plan, prefect_plan, runs_at_work, servers, start, stop, worker_plan
+
+if TYPE_CHECKING:
+    from tasks.deployments import Deployed
 
 
 def up(prefect_port: int, mlflow_port: int, open_page: str | None) -> None:
-    """Start both servers and print their pages. Raises EnvironmentFault for a taken port."""
+    """Start both servers, deploy the flows, start the worker, and print where to look. Raises EnvironmentFault for a taken port."""
     if open_page not in (None, "prefect", "mlflow"):
         raise ParamsError(f"--open {open_page} is not a server: it is prefect or mlflow.")
     root = project_root()
@@ -27,16 +33,36 @@ def up(prefect_port: int, mlflow_port: int, open_page: str | None) -> None:
     found = pages(root, params, running)
     for name, url in found.items():
         console.print(f"{name.capitalize():<8} {url}", markup=False)
-    console.print(f"Stop them with {this_command()} down. They log to {log_path(root, 'prefect').parent}.", markup=False)
+    deployed = _work(root, next(server for server in running if server.name == "prefect"))
+    for each in deployed:
+        console.print(f"{'Form':<8} {each.url}/run   ({each.name}{', on a schedule' if each.scheduled else ''})", markup=False)
+    console.print(f"Stop all with {this_command()} down. The logs are in {log_path(root, 'prefect').parent}.", markup=False)
     if open_page:
         webbrowser.open(found[open_page])
 
 
+def _work(root: Path, prefect: Server) -> list["Deployed"]:
+    """Deploy the flows and start the worker that runs them."""
+    api = f"{prefect.url}/api"
+    os.environ.update(settings(root, api) | {"PREFECT_API_URL": api})
+    from tasks.deployments import POOL, await_worker, deploy  # Prefect takes over a second to import, and reads its settings when it is
+
+    deployed = deploy(root)
+    start(root, [worker_plan(root, api, POOL)])
+    await_worker()
+    return deployed
+
+
 def down() -> None:
-    """Stop the servers."""
-    stopped = stop(project_root())
-    names = " and ".join(server.name for server in stopped)
-    print(f"Stopped {names}." if stopped else "No server of this project was running.")
+    """Let runs checkpoint, then stop the worker and the servers."""
+    root = project_root()
+    at_work = [run for server in servers(root) if server.name == WORKER for run in runs_at_work(server)]
+    if at_work:
+        print(f"Letting {'the run' if len(at_work) == 1 else f'{len(at_work)} runs'} at work checkpoint ...", flush=True)
+    names = [server.name for server in stop(root)]
+    print(
+        f"Stopped {', '.join(names[:-1])}{' and ' if names[1:] else ''}{names[-1]}." if names else "No server of this project was running."
+    )
 
 
 def status(as_json: bool) -> None:

@@ -6,14 +6,18 @@ from prefect import flow
 from prefect.client.schemas.objects import State
 
 from config.schema import Params
-from tasks.gate import approval, plan
+from tasks.gate import approval, checked, plan
 from tasks.pipeline import align, data, evaluate, pipeline_run, report, reward, sft
 
 
-@flow(name="rlhf", persist_result=False)
+@flow(name="rlhf", persist_result=False, validate_parameters=False)
 def rlhf(params: Params) -> State[Any]:
-    """Plan, data, demonstrations, preferences, PPO (or DPO, RLOO), evaluation, report. Only what changed since the last run is done again."""
-    prepared = plan(params)
+    """Plan, data, demonstrations, preferences, PPO (or DPO, RLOO), evaluation, report. Only what changed since the last run is done again.
+
+    Args:
+        params: The whole run; another run needs only what differs to be changed.
+    """
+    prepared = plan(checked(params))
     approval(prepared)
     with pipeline_run(prepared) as run:
         data(run)

@@ -1,7 +1,9 @@
 """The gate before a run, on the Prefect side: plan it, refuse it above the budget, and wait for approval where it is asked for."""
 
 import logging
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from prefect import task
 from prefect.artifacts import create_markdown_artifact
@@ -9,6 +11,7 @@ from prefect.cache_policies import NO_CACHE
 from prefect.flow_runs import pause_flow_run
 from prefect.runtime import deployment
 
+from config.load import validate
 from config.schema import Params
 from reporting.numbers import usd
 from tasks.plan import Prepared, gate, markdown, needs_approval, prepare
@@ -18,6 +21,11 @@ logger = logging.getLogger(__name__)
 APPROVAL_PATIENCE_SECONDS = 7 * 24 * 3600
 """A run that nobody approves of in a week fails."""
 APPROVAL_POLL_SECONDS = 5
+
+
+def checked(params: Params | Mapping[str, Any]) -> Params:
+    """The params of a form or a call of the API, refused in the words of the command line. Raises ParamsError."""
+    return params if isinstance(params, Params) else validate(dict(params), "the form")
 
 
 @task(name="plan", cache_policy=NO_CACHE, persist_result=False)

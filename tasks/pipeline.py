@@ -12,7 +12,7 @@ from prefect import Task, task
 from prefect.artifacts import create_markdown_artifact, create_progress_artifact, update_progress_artifact
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State, TaskRun
-from prefect.runtime import flow_run
+from prefect.runtime import deployment, flow_run
 from prefect.states import Cancelled, Completed
 
 from config.errors import OverBudget, RlhfError, StageStopped, UserError
@@ -58,10 +58,11 @@ class Pipeline:
 def pipeline_run(prepared: Prepared) -> Iterator[Pipeline]:
     """Hold the workspace (the current folder) for one run, ship its rows meanwhile, and see to it that the run has an end.
 
-    A stop is not a failure: the block ends there, and `Pipeline.state` says so. Raises EnvironmentFault if another run is at work here.
+    A stop is not a failure: the block ends there, and `Pipeline.state` says so. A run of a deployment waits for another one that is at work
+    here; any other raises EnvironmentFault.
     """
     root, params = Path.cwd(), prepared.params
-    with locked(root), on_signals() as stop:
+    with on_signals() as stop, locked(root, _patience(stop) if deployment.id else None):
         end_left_open(root)
         stop_orphans(root, Display().say)
         run = begin(root, f"{time.strftime('%Y%m%d-%H%M%S')}-{flow_run.name or 'flow'}", params, _detail(root, prepared))
@@ -80,6 +81,19 @@ def pipeline_run(prepared: Prepared) -> Iterator[Pipeline]:
             raise
         else:
             _send(pipeline)
+
+
+def _patience(stop: StopRequest) -> Callable[[str], bool]:
+    """A run that a server started waits for one from the command line, unless it is asked to stop."""
+    told: set[str] = set()
+
+    def wait(holder: str) -> bool:
+        if holder not in told:
+            told.add(holder)
+            logger.warning("process %s is running the pipeline in this checkout: waiting for its end", holder)
+        return not stop.made
+
+    return wait
 
 
 def _end(pipeline: Pipeline, state: str, message: str) -> None:

@@ -9,11 +9,11 @@ import fcntl
 import os
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from config import jsonl
 from config.errors import EnvironmentFault
@@ -24,6 +24,9 @@ from config.schema import Params
 
 STATE_FOLDER = ".rlhf"
 """Below the project: servers, databases and locks of the orchestrator."""
+
+WAIT_SECONDS = 1.0
+"""Between two tries to get a workspace that another run holds."""
 
 
 @dataclass(frozen=True)
@@ -81,10 +84,11 @@ def keep_copies(run: Run, report: Path | None = None) -> None:
 
 
 @contextmanager
-def locked(root: Path) -> Iterator[None]:
+def locked(root: Path, wait: Callable[[str], bool] | None = None) -> Iterator[None]:
     """Hold the workspace; the lock is gone with the process, however it ends.
 
-    Raises EnvironmentFault if another run holds it, or if the folder is not writable.
+    `wait` is asked again and again, with the id of the process that holds it, whether to wait for it.
+    Raises EnvironmentFault if another run holds it and nobody wants to wait, or if the folder is not writable.
     """
     path = root / STATE_FOLDER / "run.lock"
     try:
@@ -93,15 +97,24 @@ def locked(root: Path) -> Iterator[None]:
     except OSError as error:
         raise EnvironmentFault(f"{path} can not be written ({error.strerror}). Make {root} writable for this user.") from None
     with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        while not _taken(file):
             file.seek(0)
-            raise EnvironmentFault(
-                f"process {file.read().strip() or '?'} is running the pipeline in {root}, one at a time can. "
-                "Wait for it or stop it with Ctrl-C; to run side by side, use a second checkout."
-            ) from None
+            holder = file.read().strip() or "?"
+            if wait is None or not wait(holder):
+                raise EnvironmentFault(
+                    f"process {holder} is running the pipeline in {root}, one at a time can. "
+                    "Wait for it or stop it with Ctrl-C; to run side by side, use a second checkout."
+                )
+            time.sleep(WAIT_SECONDS)
         file.truncate(0)
         file.write(str(os.getpid()))
         file.flush()
         yield
+
+
+def _taken(file: IO[str]) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

@@ -1,7 +1,7 @@
-"""The Prefect and MLflow servers of a project as background processes: start, find again, stop.
+"""The Prefect and MLflow servers of a project, and its worker, as background processes: start, find again, stop.
 
-.rlhf/servers.json     process id, start time and port of each server that `rlhf up` started
-.rlhf/<server>.log     what it prints
+.rlhf/servers.json     process id, start time and port of each that `rlhf up` started
+.rlhf/logs/<name>.log  what it prints
 """
 
 import json
@@ -23,17 +23,24 @@ import psutil
 
 from config.errors import EnvironmentFault
 from config.sections.run import Tracking
-from tasks.orchestrator import home, without_telemetry
+from tasks.orchestrator import home, settings, without_telemetry
 from tasks.run import STATE_FOLDER
 
 HOST = "127.0.0.1"
 START_TIMEOUT_SECONDS = 300.0
 """10 s on an idle machine; the first start creates the databases, and a busy machine takes minutes."""
 STOP_TIMEOUT_SECONDS = 20.0
+RUN_PATIENCE_SECONDS = 600.0
+"""For a run that the worker has at work: its stage finishes the step and writes a checkpoint."""
+POLL_SECONDS = 2
+"""Between two questions of the worker whether there is a run to start."""
+HEARTBEAT_SECONDS = 30
+"""Between two signs of life of a run, which the automation on zombies waits for; Prefect takes no less."""
+WORKER = "worker"
 
 
 class Server(NamedTuple):
-    """A server that was started here."""
+    """A server, or the worker, that was started here."""
 
     name: str
     pid: int
@@ -43,6 +50,7 @@ class Server(NamedTuple):
 
     @property
     def url(self) -> str:
+        """Its pages; the worker has none, and tells its health there."""
         return f"http://{HOST}:{self.port}"
 
     @property
@@ -96,6 +104,21 @@ def mlflow_plan(root: Path, tracking: Tracking, port: int) -> Plan | None:
     return Plan("mlflow", port, "--mlflow-port", command, {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", **without_telemetry()})
 
 
+def worker_plan(root: Path, api: str, pool: str) -> Plan:
+    """A worker that starts the runs of a work pool as processes in this checkout; its health is asked for on any free port."""
+    port = _any_free_port()
+    environment = {
+        **settings(root, api), "PREFECT_API_URL": api, "PREFECT_HOME": str(home(root)), "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "INFO",
+        "PREFECT_WORKER_QUERY_SECONDS": str(POLL_SECONDS), "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": str(HEARTBEAT_SECONDS),
+        "PREFECT_WORKER_WEBSERVER_HOST": HOST, "PREFECT_WORKER_WEBSERVER_PORT": str(port),
+    }  # fmt: skip
+    command = [
+        sys.executable, "-m", "prefect", "worker", "start", "--pool", pool, "--type", "process", "--name", f"{pool} on {socket.gethostname()}",
+        "--install-policy", "never", "--with-healthcheck",
+    ]  # fmt: skip
+    return Plan(WORKER, port, "", command, environment)
+
+
 def start(root: Path, plans: Sequence[Plan]) -> list[Server]:
     """Start what is not running yet and wait until all of it answers.
 
@@ -124,9 +147,14 @@ def servers(root: Path) -> list[Server]:
 
 
 def stop(root: Path) -> list[Server]:
-    """Stop all servers started here, politely and then not; returns those that were running."""
-    running = servers(root)
+    """Stop the worker and all servers started here, politely and then not; returns those that were running.
+
+    A run at work is asked to stop first, and given the time for its checkpoint.
+    """
+    running = sorted(servers(root), key=lambda server: server.name != WORKER)  # its runs end while their server still listens
     for server in running:
+        if server.name == WORKER:
+            _let_runs_end(server)
         _end(server)
     _state(root).unlink(missing_ok=True)
     return running
@@ -139,7 +167,7 @@ def prefect_api(root: Path) -> str | None:
 
 
 def log_path(root: Path, name: str) -> Path:
-    return root / STATE_FOLDER / f"{name}.log"
+    return root / STATE_FOLDER / "logs" / f"{name}.log"
 
 
 def _state(root: Path) -> Path:
@@ -160,6 +188,12 @@ def is_port_free(port: int) -> bool:
     return True
 
 
+def _any_free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        return int(probe.getsockname()[1])
+
+
 def _require_free(plan: Plan) -> None:
     if not is_port_free(plan.port):
         raise EnvironmentFault(
@@ -170,7 +204,7 @@ def _require_free(plan: Plan) -> None:
 
 def _launch(root: Path, plan: Plan) -> Server:
     path = log_path(root, plan.name)
-    path.parent.mkdir(exist_ok=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("ab") as log, warnings.catch_warnings():
         warnings.simplefilter("ignore", ResourceWarning)  # the process outlives this object, and us, on purpose
         pid = subprocess.Popen(
@@ -188,8 +222,25 @@ def _await_health(root: Path, server: Server, deadline: float, started: Sequence
                 if other.name in started:
                     _end(other)
             what = "ended" if dead else f"did not answer within {START_TIMEOUT_SECONDS:.0f} s"
-            raise EnvironmentFault(f"the {server.name} server {what}. Why is in {log_path(root, server.name)}.")
+            kind = server.name if server.name == WORKER else f"{server.name} server"
+            raise EnvironmentFault(f"the {kind} {what}. Why is in {log_path(root, server.name)}.")
         time.sleep(0.2)
+
+
+def runs_at_work(server: Server) -> list[psutil.Process]:
+    """The processes of the runs that the worker started."""
+    with suppress(psutil.NoSuchProcess):
+        return [child for child in psutil.Process(server.pid).children() if "prefect.engine" in " ".join(child.cmdline())]
+    return []
+
+
+def _let_runs_end(server: Server) -> None:
+    """Ask each run once: a second request, which the worker passes on as it ends, would make it end without a checkpoint."""
+    runs = runs_at_work(server)
+    for run in runs:
+        with suppress(psutil.NoSuchProcess):
+            run.send_signal(signal.SIGTERM)
+    psutil.wait_procs(runs, timeout=RUN_PATIENCE_SECONDS)
 
 
 def _end(server: Server) -> None:

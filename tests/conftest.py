@@ -14,7 +14,7 @@ settings.load_profile("project")
 
 ROOT = Path(__file__).parent.parent
 CODE = ("cli", "config", "costs", "flows", "labelling", "reporting", "tasks", "tracking", "training", ".dvc", "recipes")
-FILES = (".dvcignore", ".gitignore", "constraints.txt", "dvc.yaml", "params.yaml", "pyproject.toml")
+FILES = (".dvcignore", ".gitignore", "constraints.txt", "dvc.yaml", "params.yaml", "prefect.yaml", "pyproject.toml")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

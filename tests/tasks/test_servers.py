@@ -63,9 +63,9 @@ def test_a_port_in_use_is_one_line_and_starts_nothing(root: Path) -> None:
 
 def test_a_server_that_ends_at_once_is_told_with_its_log(root: Path) -> None:
     plan = tiny_plan(free_port())._replace(command=[sys.executable, "-c", "raise SystemExit('no database')"])
-    with pytest.raises(EnvironmentFault, match=r"mlflow server ended.*mlflow\.log"):
+    with pytest.raises(EnvironmentFault, match=r"mlflow server ended.*logs/mlflow\.log"):
         start(root, [plan])
-    assert "no database" in (root / ".rlhf" / "mlflow.log").read_text()
+    assert "no database" in (root / ".rlhf" / "logs" / "mlflow.log").read_text()
 
 
 def test_a_killed_server_is_started_again(root: Path) -> None:

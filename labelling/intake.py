@@ -1,0 +1,62 @@
+"""An export of another tool becomes votes: appended to the votes file, and what can not be read kept with its reason."""
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from config.errors import DataError
+from labelling.imports import read_export
+from labelling.votes import LABELS, VOTES_FILE, append, current, read_votes
+
+
+class Intake(NamedTuple):
+    """What came of an export."""
+
+    imported: int
+    unchanged: int
+    """Votes that were there already, or replaced in the same file."""
+    refused: int
+    votes: str
+    """The votes file, from the project's folder."""
+    quarantine: str | None
+    """Where the refused entries are, each with its reason; None if there are none."""
+    reasons: str
+    """The three most frequent reasons, each with its first place."""
+
+
+def take_in(root: Path, file: Path, form: str, columns: Mapping[str, str]) -> Intake:
+    """Append the votes of an export that are not known yet; `columns` maps our names to the export's.
+
+    Raises DataError if the file can not be read or gave no vote at all, ParamsError for an unknown format or column.
+    """
+    votes, refused = read_export(file, form, columns)
+    known = current(read_votes(root / VOTES_FILE))
+    new = [vote for key, vote in current(votes).items() if key not in known or known[key].vote != vote.vote]
+    quarantine = _quarantine(root, file, [item._asdict() for item in refused])
+    why = _reasons(refused)
+    if refused and not votes:
+        raise DataError(f"{file}: none of {len(refused)} entries gave a vote: {why}. All of them are in {quarantine}.")
+    append(root / VOTES_FILE, new)
+    return Intake(len(new), len(votes) - len(new), len(refused), str(VOTES_FILE), quarantine, why)
+
+
+def _quarantine(root: Path, source: Path, refused: Sequence[dict[str, Any]]) -> str | None:
+    """The refused entries of one import, beside the votes; the file of an earlier import of that name is replaced."""
+    target = LABELS / f"quarantine-{source.stem}.jsonl"
+    path = root / target
+    if not refused:
+        path.unlink(missing_ok=True)
+        return None
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_suffix(".new")
+    temporary.write_text("".join(json.dumps({"source": str(source), **item}) + "\n" for item in refused), encoding="utf-8")
+    temporary.replace(path)
+    return str(target)
+
+
+def _reasons(refused: Sequence[Any]) -> str:
+    first = {item.reason: item for item in reversed(refused)}
+    counts = Counter(item.reason for item in refused).most_common(3)
+    return "; ".join(f"{count} {reason} (first: entry {first[reason].number}: {first[reason].detail})" for reason, count in counts)

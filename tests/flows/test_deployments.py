@@ -1,0 +1,127 @@
+"""What `rlhf up` offers in the Prefect UI, on real servers with a real worker, over stages that are quick."""
+
+import re
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import psutil
+import pytest
+import yaml
+from prefect.client.schemas.objects import WorkPoolStatus
+
+from config import jsonl
+from config.errors import ParamsError
+from config.load import load
+from config.records import PipelineRow
+from tasks.run import locked
+from tasks.servers import servers
+from tests.conftest import ROOT
+from tests.flows.stack import Stack, stack
+
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.timeout(900),
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),  # Prefect's own clients
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+
+RECIPE = ROOT / "recipes" / "demo.yaml"
+
+
+@pytest.fixture(scope="module")
+def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    with stack(tmp_path_factory.mktemp("stack")) as running:
+        yield running
+    assert servers(running.root) == []
+
+
+def test_every_deployment_of_prefect_yaml_is_there_prefilled_from_the_recipe(up: Stack) -> None:
+    found = {deployment.name: deployment for deployment in up.client.read_deployments()}
+    wanted = {each["name"]: each for each in yaml.safe_load((ROOT / "prefect.yaml").read_text())["deployments"]}
+    assert set(found) == set(wanted)
+    for name, deployment in found.items():
+        assert deployment.tags == wanted[name]["tags"]
+        assert deployment.description == wanted[name]["description"]
+    assert up.client.read_work_pool("cpu").status == WorkPoolStatus.READY
+    assert found["rlhf"].parameters == {"params": load(RECIPE).model_dump(mode="json")}
+
+
+def test_the_form_knows_descriptions_bounds_and_choices(up: Stack) -> None:
+    schema: dict[str, Any] = up.client.read_deployment_by_name("rlhf/rlhf").parameter_openapi_schema or {}
+    ppo = schema["definitions"]["Ppo"]["properties"]
+    assert (ppo["batch_size"]["minimum"], ppo["batch_size"]["type"]) == (1, "integer")
+    assert ppo["layout"]["enum"] == ["separate", "shared_trunk", "shared_base"]
+    assert all(field.get("description") for field in ppo.values() if "$ref" not in field)
+    sweep: dict[str, Any] = up.client.read_deployment_by_name("sweep/sweep").parameter_openapi_schema or {}
+    assert "What grows" in sweep["properties"]["axis"]["description"]
+    assert sweep["properties"]["axis"]["enum"] == ["model", "sequence", "batch", "data", "steps"]
+
+
+@pytest.mark.parametrize("changes", [{"ppo__num_mini_batches": 7}, {"ppo__cliprange": -1}], ids=["combination", "bound"])
+def test_a_wrong_value_is_refused_in_the_words_of_the_command_line(up: Stack, changes: dict[str, Any]) -> None:
+    run = up.await_end(up.start(**changes))
+    (name, value), *_ = changes.items()
+    with pytest.raises(ParamsError) as refused:
+        load(RECIPE, [f"{name.replace('__', '.')}={value}"])
+    assert run.state is not None
+    assert (run.state.name, refused.value.args[0].replace(str(RECIPE), "the form") in str(run.state.message)) == ("Failed", True)
+    assert not (up.root / "runs" / "pipeline.jsonl").exists()
+
+
+def test_training_runs_go_one_at_a_time_in_the_order_they_came(up: Stack) -> None:
+    up.behave("slow")
+    runs = [up.start(), up.start(), up.start("label-import/label-import")]
+    light = up.await_end(runs[2])
+    assert "data/raw/export.json does not exist" in str(light.state and light.state.message)
+    assert not any(up.run(run).state.is_final() for run in runs[:2]), "an import does not wait for training"  # type: ignore[union-attr]
+    first, second = (up.await_end(run) for run in runs[:2])
+    assert (first.state_name, second.state_name) == ("Completed", "Completed")
+    assert first.end_time is not None
+    assert second.start_time is not None
+    assert second.start_time >= first.end_time
+    rows = jsonl.read(up.root / "runs" / "pipeline.jsonl", PipelineRow).rows
+    assert [row.state for row in rows if row.event == "end"] == ["completed", "completed"]
+    assert [row.cached for row in rows if row.event == "stage"] == [False] * 5 + [True] * 5
+
+
+def test_a_sweep_shows_how_cost_grows_beside_what_was_measured(up: Stack) -> None:
+    run = up.await_end(up.start("sweep/sweep", axis="model", stage="ppo"))
+    assert run.state_name == "Completed"
+    shown = up.artifacts(run.id)
+    exponent = re.search(r"time ~ model\^([\d.]+)", shown["growth"])
+    assert exponent is not None
+    assert 0.3 < float(exponent[1]) < 1.5
+    assert shown["measured"].startswith("# ppo as measured")
+    assert len([line for line in shown["measured"].splitlines() if line.startswith("| 20")]) == 1
+
+
+def test_a_deployed_run_waits_for_one_from_the_command_line(up: Stack) -> None:
+    with locked(up.root):
+        waiting = up.start()
+        up.await_state(waiting, "Running")
+        deadline = time.monotonic() + 60
+        while "waiting for its end" not in up.worker_log():
+            assert time.monotonic() < deadline
+            time.sleep(0.2)
+    assert up.await_end(waiting).state_name == "Completed"
+
+
+def test_up_again_changes_nothing(up: Stack) -> None:
+    before = servers(up.root)
+    updated = {deployment.name: deployment.updated for deployment in up.client.read_deployments()}
+    up.up()
+    assert servers(up.root) == before
+    assert {deployment.name: deployment.updated for deployment in up.client.read_deployments()} == updated
+
+
+def test_down_leaves_no_process(up: Stack) -> None:
+    running = servers(up.root)
+    assert [server.name for server in running] == ["prefect", "mlflow", "worker"]
+    processes = [process for server in running for process in family(server.pid)]
+    up.rlhf("down")
+    assert not [process for process in processes if process.is_running()]
+
+
+def family(pid: int) -> list[psutil.Process]:
+    return [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
