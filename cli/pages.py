@@ -21,9 +21,11 @@ def pages(root: Path, params: Params, running: list[Server]) -> dict[str, str]:
     cursor = load(cursor_path(root, params.tracking.uri))
     tracked = cursor.runs.get(start.run_id) if start else None
     mlflow = params.tracking.uri if params.tracking.uri.startswith("http") else f"http://{HOST}:{ports['mlflow']}"
+    # MLflow opens as a tool for traces of language model applications unless it is told otherwise
+    inside = f"/#/experiments/{cursor.experiment_id}/runs{f'/{tracked}' if tracked else ''}" if cursor.experiment_id else "/#/experiments"
     return {
         "prefect": f"http://{HOST}:{ports['prefect']}" + (f"/runs/flow-run/{flow_run}" if flow_run else ""),
-        "mlflow": mlflow + (f"/#/experiments/{cursor.experiment_id}/runs/{tracked}" if tracked else ""),
+        "mlflow": f"{mlflow}{inside}?workflowType=machine_learning",
     }
 
 

@@ -28,6 +28,9 @@ LAUNCHER_VARIABLE = "RLHF_LAUNCHER_PID"
 RENDEZVOUS_VARIABLE = "RLHF_RENDEZVOUS"
 """Environment variable with the file through which a stage's several processes find each other."""
 
+SUMMARY, PICTURE = "summary.md", "key.svg"
+"""A run in a few lines of markdown, and the picture that they show by this name: in runs/pipeline/<run_id>/."""
+
 NO_RUN_ID = "manual"
 """The run id of a stage that somebody started by hand."""
 

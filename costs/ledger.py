@@ -99,6 +99,11 @@ class Ledger:
     def saved_usd(self) -> float:
         return sum(stage.saved_usd for stage in self.stages)
 
+    @property
+    def made_usd(self) -> float:
+        """What making the run's outputs cost, those of reused stages included."""
+        return self.total_usd + self.saved_usd
+
     def stage(self, name: str) -> StageCost | None:
         """The stage of that name, None if the run did not come to it."""
         return next((stage for stage in self.stages if stage.stage == name), None)
@@ -123,6 +128,11 @@ class Ledger:
 def usd_of(device_seconds: float, usd_per_device_hour: float) -> float:
     """Price of a time on devices: device_seconds x usd_per_device_hour / 3600."""
     return device_seconds * usd_per_device_hour / 3600
+
+
+def usd_per_win_rate_point(made_usd: float, win_rate: float | None) -> float | None:
+    """Cost of each point of win rate above an even 50 %: made_usd / (100 (win_rate - 0.5)); None without a gain or a cost."""
+    return made_usd / (100 * (win_rate - 0.5)) if win_rate is not None and win_rate > 0.5 and made_usd else None
 
 
 def ledger(root: Path, params: Params, run_id: str | None = None) -> Ledger:

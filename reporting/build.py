@@ -1,13 +1,16 @@
-"""Builds report/report.html."""
+"""Builds report/report.html, and a run's summary."""
 
 import os
 from contextlib import suppress
 from pathlib import Path
 
 from config.errors import EnvironmentFault
+from config.records import PICTURE, SUMMARY
 from config.schema import Params
-from reporting.inputs import read_findings
+from reporting.inputs import kept_folder, read_findings
+from reporting.key_picture import key_picture
 from reporting.page import page
+from reporting.summary import summary
 
 REPORT = Path("report") / "report.html"
 
@@ -21,6 +24,16 @@ def build_report(root: Path, params: Params, run_id: str | None = None) -> Path:
     target = root / REPORT
     write_page(target, page(read_findings(root, params, run_id)), "rlhf report --html")
     return target
+
+
+def build_summary(root: Path, params: Params, run_id: str) -> None:
+    """Write summary.md and key.svg into the folder of the run's own copies.
+
+    Raises CostError if there is no such run, EnvironmentFault if they can not be written.
+    """
+    findings = read_findings(root, params, run_id)
+    for name, content in ((PICTURE, key_picture(findings)), (SUMMARY, summary(findings))):
+        write_page(kept_folder(root, run_id) / name, content, "rlhf report --html")
 
 
 def write_page(target: Path, content: str, command: str) -> None:

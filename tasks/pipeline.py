@@ -20,7 +20,7 @@ from config.records import METHODS
 from costs.history import remember
 from costs.ledger import ledger
 from costs.reconcile import read_plan, reconcile
-from reporting.build import build_report
+from reporting.build import build_report, build_summary
 from reporting.numbers import duration, usd
 from tasks.outcome import Outcome, StageCrashed
 from tasks.plan import Prepared, keep
@@ -103,6 +103,7 @@ def _end(pipeline: Pipeline, state: str, message: str) -> None:
     _remember(run)
     try:
         pipeline.report = build_report(run.root, run.params, run.run_id)
+        build_summary(run.root, run.params, run.run_id)
     except UserError as error:  # it must not hide why the run ended
         pipeline.display.say(f"warning: {error}")
     keep_copies(run, pipeline.report)
@@ -228,6 +229,7 @@ def report(pipeline: Pipeline) -> None:
     run.record("end", state="completed")
     _remember(run)
     pipeline.report = build_report(run.root, run.params, run.run_id)
+    build_summary(run.root, run.params, run.run_id)
     keep_copies(run, pipeline.report)
     create_markdown_artifact(markdown(run, pipeline.report), key="result", description="What the run cost and what it bought")
 

@@ -24,6 +24,18 @@ PARAM_CHARS = 6000
 KEY_TAG = "rlhf.key"
 """Tag that names what an MLflow run stands for, so that it is found again and never created twice."""
 
+GUIDE = """\
+Runs of the RLHF pipeline, one below the other; each opens to the attempts of its stages.
+
+- whole runs: `tags."rlhf.kind" = 'run'`
+- those that gained: `metrics."eval/win_rate" > 0.5`, sorted by `cost/usd_per_win_rate_point`
+- what a run changed against the one before it: column `rlhf.changed`
+- cost against win rate: scatter of `cost/made_usd` and `eval/win_rate`
+
+docs/mlflow.md has more of them, chart by chart.
+"""
+"""The experiment's description in MLflow."""
+
 
 class Connection(NamedTuple):
     client: MlflowClient
@@ -66,8 +78,9 @@ def connect(root: Path, tracking: Tracking) -> Connection:
     if found is None:
         # a database has no artifact store of its own, a server does
         local = None if uri.startswith("http") else (root / "mlartifacts").resolve().as_uri()
+        tags = {"mlflow.experimentKind": "custom_model_development", "mlflow.note.content": GUIDE}
         try:
-            return Connection(client, client.create_experiment(tracking.experiment, artifact_location=local))
+            return Connection(client, client.create_experiment(tracking.experiment, artifact_location=local, tags=tags))
         except MlflowException as error:
             if error.error_code != ErrorCode.Name(RESOURCE_ALREADY_EXISTS):
                 raise

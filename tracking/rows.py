@@ -7,7 +7,7 @@ from typing import Any
 from mlflow.entities import Metric
 
 from config.records import MetricRow, UsageRow
-from costs.ledger import Ledger, StageCost, usd_of
+from costs.ledger import Ledger, StageCost, usd_of, usd_per_win_rate_point
 from costs.reconcile import Comparison, Reconciled
 
 PREFIXES = {"evaluate": "eval"}
@@ -42,7 +42,7 @@ def final_metrics(metrics: Mapping[str, Mapping[str, Any]], time: float) -> list
 
 
 def cost_metrics(book: Ledger, time: float) -> list[Metric]:
-    """`cost/*` of a whole run, and `stage/<stage>/*`."""
+    """`cost/*` of a whole run, `stage_usd/<stage>`, `phase_usd/<stage>/<phase>`, and the same in seconds."""
     values = {
         "cost/usd": book.total_usd,
         "cost/gpu_hours": book.device_seconds / 3600,
@@ -56,8 +56,26 @@ def cost_metrics(book: Ledger, time: float) -> list[Metric]:
 
 
 def _stage_costs(stage: StageCost) -> dict[str, float]:
-    costs = {f"stage/{stage.stage}/seconds": stage.seconds, f"stage/{stage.stage}/usd": stage.usd}
-    return costs | {metric_name("phase", stage.stage, phase.phase, "seconds"): phase.seconds for phase in stage.phases}
+    """MLflow puts the charts of `a/b/c` under the heading `a/b`, so what is to be seen side by side differs in the last part only."""
+    costs = {f"stage_seconds/{stage.stage}": stage.seconds, f"stage_usd/{stage.stage}": stage.usd}
+    for phase in stage.phases:
+        costs[metric_name("phase_seconds", stage.stage, phase.phase)] = phase.seconds
+        costs[metric_name("phase_usd", stage.stage, phase.phase)] = phase.usd
+    return costs
+
+
+def bought_metrics(evaluated: Mapping[str, Any], book: Ledger, time: float) -> list[Metric]:
+    """What was paid for what: `cost/made_usd`, reused stages included, `eval/win_rate` on the best evidence, and the one per the other.
+
+    `evaluated`: metrics/evaluate.json, empty without an evaluation.
+    """
+    rate = next((rate for kind in ("gold", "reward") if (rate := evaluated.get(f"win_rate_{kind}")) is not None), None)
+    values = {
+        "cost/made_usd": book.made_usd or None,
+        "eval/win_rate": rate,
+        "cost/usd_per_win_rate_point": usd_per_win_rate_point(book.made_usd, rate),
+    }
+    return [_metric(name, value, time, 0) for name, value in values.items() if value is not None]
 
 
 def plan_metrics(reconciled: Reconciled, kwh: float, time: float) -> list[Metric]:

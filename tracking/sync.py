@@ -7,6 +7,7 @@ streams of the stages, the run's own copies), so it makes no difference whether 
 import hashlib
 import json
 from collections import defaultdict
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,9 @@ from costs.price import kwh, usd_per_device_hour
 from costs.reconcile import read_plan, reconcile
 from tracking.client import Connection, connect, ensure_run, log, named_faults
 from tracking.cursor import Cursor, cursor_path, exclusive, load, save
+from tracking.labels import CHANGED_TAG, KIND_TAG, changes, description, nickname, params_before, source
 from tracking.lineage import datasets, log_evidence, register
-from tracking.rows import cost_metrics, final_metrics, flat_params, plan_metrics, training_metrics, usage_metrics
+from tracking.rows import bought_metrics, cost_metrics, final_metrics, flat_params, plan_metrics, training_metrics, usage_metrics
 
 PIPELINE = "pipeline.jsonl"
 STATUS = {"completed": "FINISHED", "stopped": "KILLED", "over_budget": "KILLED", "killed": "KILLED"}
@@ -78,9 +80,14 @@ class Shipment:
 
     def _start_run(self, row: PipelineRow) -> None:
         origin = {key: str(value) for key, value in row.detail.items() if isinstance(value, str | bool)}
-        self._run(row.run_id, row.run_id, row.time, {"rlhf.run_id": row.run_id, **origin})
-        params = self._params_of(row.run_id)
-        log(self._connection, self._cursor.runs[row.run_id], params=list(flat_params(params.model_dump(mode="json"))))
+        run = self._parent(row.run_id, row.time, origin)
+        params = dict(flat_params(self._params_of(row.run_id).model_dump(mode="json")))
+        log(
+            self._connection,
+            run,
+            params=list(params.items()),
+            tags={CHANGED_TAG: changes(params_before(self._connection, row.time), params)},
+        )
 
     def _note_stage(self, row: PipelineRow) -> None:
         """Which outputs a stage contributed, and what it read."""
@@ -103,10 +110,11 @@ class Shipment:
         params = self._params_of(row.run_id)
         results = {stage: _read_json(folder / "metrics" / f"{stage}.json") for stage in STAGES}
         book = ledger(self._root, params, row.run_id)
-        metrics = final_metrics(results, row.time) + cost_metrics(book, row.time)
+        metrics = final_metrics(results, row.time) + cost_metrics(book, row.time) + bought_metrics(results["evaluate"], book, row.time)
         metrics += plan_metrics(reconcile(read_plan(folder), book), kwh(book.device_seconds, params), row.time)
         log(self._connection, run_id, metrics=metrics)
         log_evidence(self._connection, run_id, folder)
+        log(self._connection, run_id, tags=description(run_id, folder))
         if row.state == "completed":
             tags = {"rlhf.run_id": row.run_id, **self._origin(row.run_id)}
             log(self._connection, run_id, tags=register(self._connection, run_id, self._root, params, folder, tags))
@@ -175,17 +183,19 @@ class Shipment:
 
     # ------------------------------------------------------------ MLflow runs
 
-    def _parent(self, run_id: str, time: float) -> str:
-        name = "started by hand" if run_id == NO_RUN_ID else run_id
-        return self._run(run_id, name, time, {"rlhf.run_id": run_id})
+    def _parent(self, run_id: str, time: float, origin: Mapping[str, str] | None = None) -> str:
+        name = "by hand" if run_id == NO_RUN_ID else f"{self._params_of(run_id).align.method} {nickname(run_id)}"
+        return self._run(run_id, name, time, {KIND_TAG: "run", "rlhf.run_id": run_id, **source(origin or {})})
 
     def _child(self, stage: str, run_id: str, attempt: int, time: float) -> str:
-        tags = {"mlflow.parentRunId": self._parent(run_id, time), "rlhf.run_id": run_id, "rlhf.stage": stage, "rlhf.attempt": str(attempt)}
+        tags = {"mlflow.parentRunId": self._parent(run_id, time), KIND_TAG: "stage", "rlhf.run_id": run_id, "rlhf.stage": stage,
+                "rlhf.attempt": str(attempt)}  # fmt: skip
         key = f"{run_id}/{stage}/{attempt}"
         if key not in self._cursor.runs:
             for older in [other for other in self._cursor.open if other.startswith(f"{run_id}/{stage}/")]:
                 self._close(older, "KILLED", time)  # it never said that it ended: one process at a time works at a stage
-        return self._run(key, stage if attempt == 1 else f"{stage} (attempt {attempt})", time, tags)
+        name = f"{stage} {'by hand' if run_id == NO_RUN_ID else nickname(run_id)}"
+        return self._run(key, name if attempt == 1 else f"{name} (attempt {attempt})", time, tags)
 
     def _run(self, key: str, name: str, time: float, tags: dict[str, str]) -> str:
         if key not in self._cursor.runs:

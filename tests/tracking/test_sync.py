@@ -76,6 +76,10 @@ class Story:
         row = PipelineRow.model_validate({"time": self.now(), "run_id": self.run_id, "event": event, **fields})
         jsonl.append(self.root / "runs" / "pipeline.jsonl", row)
 
+    def started(self, time: float) -> None:
+        self._time = time
+        self.start()
+
     def start(self) -> None:
         folder = self.root / "runs" / "pipeline" / self.run_id
         folder.mkdir(parents=True)
@@ -153,6 +157,38 @@ def test_a_run_arrives_with_parent_child_params_results_and_model(root: Path, pa
     assert {item.path for item in client(root).list_artifacts(parent.info.run_id, "model")} == {"model/config.json"}
     assert (version.run_id, version.tags["dvc.digest"], version.tags["git.commit"]) == (parent.info.run_id, DIGEST, "abc")
     assert {item.path for item in client(root).list_artifacts(parent.info.run_id)} >= {"params.yaml", "metrics", "model"}
+
+
+def test_whole_runs_are_found_named_described_and_say_what_they_changed(root: Path, params: Params) -> None:
+    Story(root, params).whole()
+    (root / "runs/pipeline/r1/summary.md").write_text("### Verdict\n\n![key picture](key.svg)\n")
+    (root / "runs/pipeline/r1/key.svg").write_text("<svg/>")
+    sync(root, params)
+    another = params.model_copy(update={"seed": params.seed + 1, "align": params.align.model_copy(update={"method": "dpo"})})
+    later = Story(root, another, "20270116-080000-brave-otter")
+    later.started(1_900_000_000.0)
+    sync(root, params)
+    experiment = client(root).get_experiment_by_name("rlhf-ledger")
+    assert experiment.tags["mlflow.experimentKind"] == "custom_model_development"
+    found = client(root).search_runs([experiment.experiment_id], "tags.`rlhf.kind` = 'run'", order_by=["attributes.start_time"])
+    assert [run.info.run_name for run in found] == ["ppo r1", "dpo brave-otter"]
+    assert [run.data.tags["rlhf.changed"] for run in found] == ["first run", "seed: 1 → 2, align.method: ppo → dpo"]
+    assert runs(root)["r1/ppo/1"].info.run_name == "ppo r1"
+    assert found[0].data.tags["mlflow.note.content"].endswith(f"(get-artifact?path=key.svg&run_uuid={found[0].info.run_id})\n")
+    assert "key.svg" in {item.path for item in client(root).list_artifacts(found[0].info.run_id)}
+
+
+def test_what_a_run_bought_can_be_drawn_against_what_it_cost(root: Path, params: Params) -> None:
+    Story(root, params).whole()
+    (root / "runs/pipeline/r1/metrics/evaluate.json").write_text('{"win_rate_gold": null, "win_rate_reward": 0.75}')
+    sync(root, params)
+    metrics = runs(root)["r1"].data.metrics
+    usd = 3 * 3.6 * params.prices.usd_per_device_hour / 3600
+    assert metrics["cost/made_usd"] == pytest.approx(usd, rel=1e-6)
+    assert metrics["eval/win_rate"] == 0.75
+    assert metrics["cost/usd_per_win_rate_point"] == pytest.approx(usd / 25, rel=1e-6)
+    assert metrics["phase_usd/ppo/rollout"] == metrics["stage_usd/ppo"] == pytest.approx(usd, rel=1e-6)
+    assert metrics["phase_seconds/ppo/rollout"] == metrics["stage_seconds/ppo"] == pytest.approx(3 * 3.6)
 
 
 def test_an_adapter_arrives_with_the_models_of_the_project_it_stands_on(root: Path, params: Params) -> None:
