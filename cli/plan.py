@@ -104,9 +104,9 @@ def _noted(made: "Plan", notes: tuple[str, ...]) -> "Plan":
 def show(made: "Plan", as_json: bool, html: Path | None, title: str) -> None:
     """Print a plan, and write its page if asked to."""
     if html is not None:
-        from costs.picture import page
+        from reporting.plan_page import plan_page
 
-        _write(html, page(made, f"Plan of {title}"))
+        _write(html, plan_page(made, f"Plan of {title}"))
     if as_json:
         typer.echo(json.dumps(made.as_json(), indent=2))
         return

@@ -65,6 +65,23 @@ def bar_list(parts: Sequence[Part], label: str) -> Markup:
     return element("ul", *rows, class_="bars", aria_label=label)
 
 
+def stacked_list(rows: Sequence[tuple[str, Sequence[Part], str]], label: str) -> Markup:
+    """(name, parts, size as people read it) of each row: a bar cut into its parts, the longest over the full width, and a legend."""
+    most = max((sum(part.size for part in parts) for _, parts, _ in rows), default=0) or 1.0
+    items = []
+    for name, parts, shown in rows:
+        cuts = [
+            element("i", class_=f"cut {part.tone}", style=f"width:{100 * part.size / most:.2f}%", title=f"{part.name}: {part.shown}")
+            for part in parts
+            if part.size > 0
+        ]
+        track = element("span", *cuts, class_="track parts")
+        items.append(element("li", element("span", name, class_="bar-name"), track, element("span", shown, class_="bar-value")))
+    seen = {part.name: part.tone for _, parts, _ in rows for part in parts if part.size > 0}
+    legend = [element("li", element("i", class_=f"swatch {tone}"), name) for name, tone in seen.items()]
+    return element("figure", element("ul", *items, class_="bars", aria_label=label), element("ul", *legend, class_="legend"))
+
+
 def estimates(rows: Sequence[Estimate], label: str, low: float, high: float, mark: float | None = None, mark_name: str = "") -> Markup:
     """Each estimate as a dot with a whisker on a common axis from `low` to `high`; `mark` is a value to compare with."""
 

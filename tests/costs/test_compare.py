@@ -6,7 +6,6 @@ import pytest
 
 from config.load import load
 from costs.compare import change, compare, markdown
-from costs.picture import page
 from costs.planner import plan, target
 from costs.plans import Plan
 
@@ -33,11 +32,3 @@ def test_markdown_is_a_table_with_one_line_a_stage() -> None:
     text = markdown(compare(planned(), planned("ppo.updates=80")), "a.yaml", "b.yaml")
     assert sum(line.startswith("| ") for line in text.splitlines()) == 4  # header, two stages, total
     assert "`a.yaml`" in text
-
-
-def test_the_page_asks_for_nothing_from_elsewhere() -> None:
-    text = page(planned(), "Plan of <demo>")
-    assert "http" not in text
-    assert "<script" not in text
-    assert "Plan of &lt;demo&gt;" in text
-    assert text.count("<rect") >= 8

@@ -41,7 +41,7 @@ def test_people_get_tables() -> None:
 def test_the_page_is_written(tmp_path: Path) -> None:
     target = tmp_path / "plan.html"
     run("--html", str(target))
-    assert target.read_text().startswith("<!doctype html>")
+    assert target.read_text().startswith("<!DOCTYPE html>")
 
 
 def test_a_page_that_can_not_be_written_is_told(tmp_path: Path) -> None:
