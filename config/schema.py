@@ -15,8 +15,9 @@ from config.sections.model import Model
 from config.sections.money import Budget, Prices
 from config.sections.offline import Dpo, Reward, Sft
 from config.sections.online import Ppo, Rloo
+from config.sections.processes import WEIGHTS_DIVIDED, Processes, Sharding
 from config.sections.retraining import Retrain
-from config.sections.run import Align, Evaluate, Placement, Processes, Tracking
+from config.sections.run import Align, Evaluate, Placement, Tracking
 
 
 class Params(Section):
@@ -33,6 +34,7 @@ class Params(Section):
     rloo: Rloo
     evaluate: Evaluate
     processes: Processes
+    sharding: Sharding
     placement: Placement
     prices: Prices
     budget: Budget
@@ -55,6 +57,7 @@ class Params(Section):
         for name, batch, processes in (
             ("sft", self.sft.batch_size, self.processes.sft),
             ("reward", self.reward.batch_size, self.processes.reward),
+            ("dpo", self.dpo.batch_size, self.processes.dpo),
         ):
             if batch % processes:
                 raise ParamsError(
@@ -64,6 +67,35 @@ class Params(Section):
             raise ParamsError(
                 f"sft.packing=true mixes rows in one sequence unless model.attention is flash_attention_2, it is {self.model.attention}. "
                 "Set sft.packing: false in params.yaml."
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _can_be_divided(self) -> "Params":
+        for stage, section in (("sft", self.sft), ("reward", self.reward), ("ppo", self.ppo), ("dpo", self.dpo)):
+            level: str = getattr(self.sharding, stage)
+            if level != "none" and section.optimizer == "adamw8bit":
+                raise ParamsError(
+                    f"{stage}.optimizer=adamw8bit keeps its moments in blocks that sharding.{stage}={level} would cut. "
+                    f"Set {stage}.optimizer: adamw, or sharding.{stage}: none in params.yaml."
+                )
+            if level not in WEIGHTS_DIVIDED:
+                continue
+            if self.model.dtype == "fp16":
+                raise ParamsError(
+                    f"model.dtype=fp16 scales the loss by what the gradients of all weights say, and sharding.{stage}={level} divides them. "
+                    f"Set model.dtype: bf16, or sharding.{stage}: zero1 in params.yaml."
+                )
+            if self.model.quantisation is not None:
+                raise ParamsError(
+                    f"model.quantisation={self.model.quantisation} packs weights into bytes that sharding.{stage}={level} can not divide. "
+                    f"Set model.quantisation: null, or sharding.{stage}: none in params.yaml."
+                )
+        mini_batch = self.ppo.batch_size // self.ppo.num_mini_batches
+        if self.sharding.ppo in WEIGHTS_DIVIDED and mini_batch < self.processes.ppo:
+            raise ParamsError(
+                f"a mini-batch of {mini_batch} episodes (ppo.batch_size / ppo.num_mini_batches) has none for some of processes.ppo="
+                f"{self.processes.ppo}, and with sharding.ppo={self.sharding.ppo} all work in step. Change one of them in params.yaml."
             )
         return self
 

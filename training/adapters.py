@@ -202,17 +202,21 @@ def adapter_parameters(model: nn.Module, name: str) -> dict[str, nn.Parameter]:
     return {key: p for key, p in model.named_parameters() if f".lora_A.{name}." in key or f".lora_B.{name}." in key}
 
 
-def save_adapter(folder: Path, model: PreTrainedModel, name: str, base: str, revision: str | None, head: Tensor | None = None) -> None:
-    """Write the two files of the adapter `name`; `base` as `named_base` gives it."""
+def save_adapter(
+    folder: Path, model: PreTrainedModel, name: str, base: str, revision: str | None, weights: Mapping[str, Tensor] | None = None,
+    head: Tensor | None = None,
+) -> None:  # fmt: skip
+    """Write the two files of the adapter `name`; `base` as `named_base` gives it. `weights`, by name in the model, None takes its own."""
     config = model.peft_config[name].to_dict()
     task = "SEQ_CLS" if head is not None else "CAUSAL_LM"
     content = {**config, "base_model_name_or_path": base, "revision": revision, "inference_mode": True, "task_type": task}
     content["modules_to_save"] = ["score"] if head is not None else None
-    weights = {_stored_name(key, name): p.detach().contiguous().cpu() for key, p in adapter_parameters(model, name).items()}
+    own = adapter_parameters(model, name)
+    stored = {_stored_name(key, name): (weights or own)[key].detach().contiguous().cpu() for key in own}
     if head is not None:
-        weights[PEFT_PREFIX + HEAD] = head.detach().contiguous().cpu()
+        stored[PEFT_PREFIX + HEAD] = head.detach().contiguous().cpu()
     folder.mkdir(parents=True, exist_ok=True)
-    save_file(weights, folder / WEIGHTS, metadata={"format": "pt"})
+    save_file(stored, folder / WEIGHTS, metadata={"format": "pt"})
     config_of(model).save_pretrained(folder)
     (folder / CONFIG).write_text(json.dumps(content, indent=2, sort_keys=True, default=_plain) + "\n", encoding="utf-8")
 

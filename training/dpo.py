@@ -22,11 +22,15 @@ from training.adapter_lineage import named_base
 from training.adapters import learn_adapter, save_adapter
 from training.artifacts import replacing, write_json
 from training.curves import write_curves
-from training.hf_trainer import BucketedData, CountingCollator, LearningCheckpoints, OurNames, StageCallback, arguments, train
+from training.hf_checkpoints import LearningCheckpoints
+from training.hf_trainer import BucketedData, CountingCollator, OurNames, StageCallback, arguments, train
 from training.intervals import wilson
 from training.models import autocast, load_policy
+from training.pair_loss import PairLoss
 from training.preferences import read_pairs, sequence_length
+from training.processes import spread
 from training.sequences import sequence_logprobs
+from training.sharding import gathered, weights_to_save
 from training.stage import Stage, run_stage
 from training.tokenizer import load_tokenizer
 from training.usage import Work
@@ -42,13 +46,14 @@ class Logps(NamedTuple):
     rejected: Tensor
 
 
-class BucketedDPOTrainer(BucketedData, LearningCheckpoints, OurNames, DPOTrainer):
+class BucketedDPOTrainer(PairLoss, BucketedData, LearningCheckpoints, OurNames, DPOTrainer):
     """TRL's trainer on pairs that are tokenised and have their reference log-probs, with batches of like length."""
 
     names: ClassVar[dict[str, str]] = {
         "rewards/margins": "margin", "rewards/accuracies": "accuracy", "rewards/chosen": "chosen_reward",
         "rewards/rejected": "rejected_reward", "logps/chosen": "chosen_logps", "logps/rejected": "rejected_logps", "entropy": "entropy",
     }  # fmt: skip
+    pair_means: ClassVar[tuple[str, ...]] = tuple(name for name in names if name != "entropy")
 
     def _prepare_dataset(self, dataset: Dataset, *_: Any) -> Dataset:
         return dataset
@@ -80,18 +85,25 @@ def dpo(stage: Stage) -> None:
         processing_class=tokenizer,
         callbacks=[StageCallback(stage, collator)],
     )  # fmt: skip
-    trainer.lengths = [sequence_length(row) for row in pairs["train"].rows]
+    trainer.loss_is_scaled_for_ga = True
+    if settings.loss == "ipo":
+        trainer.filler_loss = 1 / (2 * settings.beta) ** 2
+    filler = {"prompt_ids": [], "chosen_ids": [tokenizer.eos_token_id], "rejected_ids": [tokenizer.eos_token_id]}
+    trainer.bucket([sequence_length(row) for row in pairs["train"].rows], {**filler, "ref_chosen_logps": 0.0, "ref_rejected_logps": 0.0})
     train(trainer, stage)
     model, step = trainer.model.eval(), trainer.state.global_step
-    with stage.meter.phase("evaluate", step) as work:
+    with stage.meter.phase("evaluate", step) as work, gathered(model):
         held_out = reply_logps(model, pairs["test"].rows, stage)
         add_work(work, pairs["test"].rows)
+    weights = weights_to_save(model)
+    if stage.rank != 0:
+        return
     with stage.meter.phase("save", step):
         with replacing(stage.root / "models/dpo") as folder:
             if settings.lora is None:
-                model.save_pretrained(folder)
+                model.save_pretrained(folder, state_dict=weights)
             else:
-                save_adapter(folder, model, "dpo", named_base(stage.root / "models/sft", stage.root / "models/dpo"), None)
+                save_adapter(folder, model, "dpo", named_base(stage.root / "models/sft", stage.root / "models/dpo"), None, weights)
             tokenizer.save_pretrained(folder)
         write_curves(stage, "plots/dpo.csv", ("loss", "accuracy", "margin", "chosen_logps", "rejected_logps", "learning_rate", "grad_norm"))
         metrics = {
@@ -112,7 +124,10 @@ def reply_logps(model: PreTrainedModel, rows: list[dict[str, list[int]]], stage:
     prompt_lengths = [len(row["prompt_ids"]) for row in rows for _ in range(2)]
     budget_tokens = 4 * settings.micro_batch_size * settings.max_length
     with autocast(stage.params.model, model.device):
-        logprobs = sequence_logprobs(model, sequences, prompt_lengths, 1.0, budget_tokens)
+        logprobs = spread(
+            lambda work: work(budget_tokens),
+            lambda size, own, starts: sequence_logprobs(model, own, starts, 1.0, size), sequences, prompt_lengths,
+        )  # fmt: skip
     sums = torch.stack([of_reply.double().sum() for of_reply in logprobs])
     return Logps(sums[0::2], sums[1::2])
 

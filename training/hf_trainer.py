@@ -7,14 +7,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
-import torch
 from datasets import Dataset, concatenate_datasets
-from safetensors.torch import load_file, save_file
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils.data import DataLoader
 from transformers import PrinterCallback, ProgressCallback, Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from config.errors import EnvironmentFault, StageStopped, TrainingDiverged
+from config.errors import EnvironmentFault, ParamsError, StageStopped, TrainingDiverged
 from config.sections.offline import Optimisation
 from config.sections.online import Rloo
 from training import processes
@@ -26,8 +24,6 @@ from training.stage import Stage
 from training.usage import Work
 
 logger = logging.getLogger(__name__)
-
-LEARNING = "learning.safetensors"
 
 
 def trainer_arguments(stage: Stage, settings: Optimisation | Rloo) -> dict[str, Any]:
@@ -62,6 +58,10 @@ def trainer_arguments(stage: Stage, settings: Optimisation | Rloo) -> dict[str, 
 def arguments(stage: Stage, settings: Optimisation) -> dict[str, Any]:
     """TrainingArguments from a params section: the names are translated here and nowhere else."""
     per_process = settings.batch_size // stage.world_size
+    if per_process * stage.world_size != settings.batch_size:
+        raise ParamsError(
+            f"{stage.name}.batch_size={settings.batch_size} does not split over {stage.world_size} processes. Change it in params.yaml."
+        )
     micro_batch_size = largest_divisor(per_process, settings.micro_batch_size)
     return {
         **trainer_arguments(stage, settings),
@@ -155,7 +155,7 @@ class BucketedData:
     data_collator: Any
     lengths: list[int]
 
-    def bucket(self, lengths: list[int], filler: Mapping[str, list[int]]) -> None:
+    def bucket(self, lengths: list[int], filler: Mapping[str, Any]) -> None:
         """Order the training rows by these `lengths`; `filler` is a row of FILLER_TOKENS tokens that nothing is learnt from."""
         self.lengths = lengths
         if processes.world_size() > 1:
@@ -184,33 +184,6 @@ class BucketedData:
     def _load_rng_state(self, checkpoint: str | None) -> None:
         with restoring(Path(checkpoint or ".")):
             super()._load_rng_state(checkpoint)  # type: ignore[misc]
-
-
-class LearningCheckpoints:
-    """Mixed into a Trainer: where a part of the model is frozen, checkpoints hold the part that learns."""
-
-    args: TrainingArguments
-    model: Any
-
-    def _save(self, output_dir: str | None = None, state_dict: dict | None = None) -> None:
-        learning = {name: p.detach().contiguous() for name, p in self.model.named_parameters() if p.requires_grad}
-        if len(learning) == len(list(self.model.parameters())):
-            super()._save(output_dir, state_dict)  # type: ignore[misc]
-            return
-        folder = Path(output_dir or str(self.args.output_dir))
-        folder.mkdir(parents=True, exist_ok=True)
-        save_file(learning, folder / LEARNING)
-
-    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
-        saved = Path(resume_from_checkpoint) / LEARNING
-        if not saved.exists():
-            super()._load_from_checkpoint(resume_from_checkpoint, model)  # type: ignore[misc]
-            return
-        weights = load_file(saved)
-        with torch.no_grad():
-            for name, parameter in (model if model is not None else self.model).named_parameters():
-                if parameter.requires_grad:
-                    parameter.copy_(weights[name])
 
 
 class StageCallback(TrainerCallback):
@@ -275,6 +248,7 @@ def train(trainer: Trainer, stage: Stage) -> None:
     for parameter in trainer.model.parameters():  # TRL casts adapters on a 4-bit base to bf16, where small steps vanish
         if parameter.requires_grad:
             parameter.data = parameter.data.float()
+    trainer.place(stage)
     trainer.remove_callback(PrinterCallback)
     if not stage.interactive:
         trainer.remove_callback(ProgressCallback)

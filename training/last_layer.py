@@ -23,7 +23,7 @@ def narrows(model: PreTrainedModel | AdapterView) -> bool:
     """Whether the last layer of this model heeds `keep_K`; makes it so if its kind is known."""
     whole = model.model if isinstance(model, AdapterView) else model
     layers = getattr(whole.base_model, "layers", None)
-    if not isinstance(layers, nn.ModuleList) or type(layers[-1]).__name__ not in RESIDUAL_LAYERS:
+    if not isinstance(layers, nn.ModuleList) or not {kind.__name__ for kind in type(layers[-1]).mro()} & set(RESIDUAL_LAYERS):
         return False
     last: Any = layers[-1]
     if not isinstance(last.forward, partial):

@@ -20,7 +20,7 @@ from types import FrameType
 from config.errors import EXIT_BAD_INPUT, EXIT_CRASHED, EXIT_DONE, EXIT_RESUMABLE, RlhfError
 from config.load import load
 from config.records import LAUNCHER_VARIABLE, RENDEZVOUS_VARIABLE
-from config.sections.run import Processes
+from config.sections.processes import Processes
 
 POLL_SECONDS = 0.1
 GRACE_SECONDS = 30.0

@@ -37,10 +37,11 @@ class Pieces:
         self._name = name
         self.size = size
 
-    def fit(self, work: Callable[[int], T], step: int) -> T:
+    def fit(self, work: Callable[[int], T], step: int, in_step: bool = False) -> T:
         """What `work` gives for a size, halved as often as one process runs out of memory in it; `work` must start afresh every time.
 
-        Raises EnvironmentFault if pieces of size 1 do not fit.
+        Raises EnvironmentFault if pieces of size 1 do not fit, or the first time where processes work `in_step`: the others wait for a
+        piece that does not come.
         """
         while True:
             began, result = time.monotonic(), None
@@ -49,6 +50,11 @@ class Pieces:
             except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error):
                     raise
+                if in_step:
+                    raise EnvironmentFault(
+                        f"out of memory at step {step} with {self._name}={self.size} in one of {self._stage.world_size} processes that share "
+                        f"their weights. Lower {self._name} in params.yaml, and start again: it goes on from its last checkpoint."
+                    ) from error
                 failed = True
             else:
                 failed = False

@@ -31,10 +31,10 @@ from training.out_of_memory import Pieces
 from training.ppo_layouts import load_roles, save_policy
 from training.ppo_math import adapted_kl_coef, gae, kl_per_token, policy_loss, token_rewards, value_loss, whiten
 from training.ppo_report import UpdateStatistics, rollout_statistics
-from training.ppo_roles import Roles, in_pieces
+from training.ppo_roles import Roles, in_pieces, whole
 from training.ppo_rollout import own_logprobs, roll_out
 from training.ppo_state import PpoState, load_state, save_state
-from training.processes import own_share, spread, sum_gradients
+from training.processes import in_step, own_share, spread, sum_gradients
 from training.prompts import read_prompts
 from training.rollout import Limits, sampling_noise
 from training.samples import write_samples
@@ -70,18 +70,18 @@ def ppo(stage: Stage) -> None:
         # 1. roll out
         batch = choose_prompts(prompts, settings, stage.params.seed, update)
         noise_BT = sampling_noise(len(batch), settings.max_new_tokens, seed=stage.params.seed * 1_000_003 + update)
-        with phase("rollout", update) as work, precision:
+        with phase("rollout", update) as work, precision, whole(roles.policy, roles.trunk_value_head):
             rollout = roll_out(fit_rollout, roles, batch, noise_BT, settings, limits)
             work.add(tokens=sum(map(len, batch)) + sum(map(len, rollout.responses)), sequences=len(batch))
         prompt_lengths = [len(prompt) for prompt in batch]
         sequences = [[*prompt, *response] for prompt, response in zip(batch, rollout.responses, strict=True)]
         lengths = [len(ids) for ids in sequences]
         tokens = sum(lengths)
-        with phase("logprobs", update), precision:
+        with phase("logprobs", update), precision, whole(roles.policy):
             logprobs, gap = own_logprobs(fit, roles, rollout.logprobs, sequences, prompt_lengths, settings)
 
         # 2. score
-        with phase("score", update) as work:
+        with phase("score", update) as work, whole(roles.reward_model):
             score_B = torch.tensor(spread(fit, lambda size, own: score(roles.reward_model, own, size).tolist(), sequences))
             work.add(tokens, len(batch))
         ended_B = torch.tensor([response[-1] == limits.eos for response in rollout.responses])
@@ -90,13 +90,13 @@ def ppo(stage: Stage) -> None:
             shaped_score_B = shaped_score_B.clamp(-settings.score_clip, settings.score_clip)
 
         # 3. reference log-probs and values
-        with phase("reference", update) as work:
+        with phase("reference", update) as work, whole(roles.ref_policy):
             ref_logprobs = spread(
                 fit, lambda size, own, starts: roles.ref_logprobs(own, starts, in_pieces(settings, size)), sequences, prompt_lengths
             )
             work.add(tokens, len(batch))
         if rollout.values is None:
-            with phase("value", update) as work, precision:
+            with phase("value", update) as work, precision, whole(roles.value_model):
                 values = spread(
                     fit, lambda size, own, starts: roles.values(own, starts, in_pieces(settings, size)), sequences, prompt_lengths
                 )
@@ -132,7 +132,8 @@ def ppo(stage: Stage) -> None:
                     break
                 own = [mini_batch[i] for i in own_share([lengths[i] for i in mini_batch])]
                 mini_tokens = int(mask_BT[mini_batch].sum())
-                fit(partial(add_gradients, roles, episodes.of(own), mini_tokens, settings, precision, update_statistics))
+                gradients = partial(add_gradients, roles, episodes.of(own), mini_tokens, settings, precision, update_statistics)
+                fit(gradients, in_step=roles.in_step)
                 sum_gradients(roles.trainable().values())
                 update_statistics.step(roles.step(settings.max_grad_norm))
                 work.add(sum(lengths[i] for i in mini_batch), len(mini_batch))
@@ -159,9 +160,8 @@ def ppo(stage: Stage) -> None:
         if state.ended:
             logger.info("ppo.max_kl=%s is passed at update %d: training ends here", settings.max_kl, update)
 
-    if stage.rank == 0:
-        with phase("save", state.update):
-            write_outputs(stage, roles, state, tokenizer)
+    with phase("save", state.update):
+        write_outputs(stage, roles, state, tokenizer)
     stage.finish("models/ppo", "metrics/ppo.json", "plots/ppo.csv")
 
 
@@ -189,7 +189,8 @@ def add_gradients(
     """Gradients of this process's share of a mini-batch that has `mini_tokens` response tokens in all, afresh, in micro-batches."""
     roles.optimizer.zero_grad(set_to_none=True)
     statistics.begin()
-    for rows in token_budget_batches([len(ids) for ids in episodes.sequences], micro_batch_tokens):
+    batches = token_budget_batches([len(ids) for ids in episodes.sequences], micro_batch_tokens)
+    for rows, counts in in_step(batches) if roles.in_step else [(rows, True) for rows in batches]:
         own = episodes.of(rows)
         with precision:
             new = roles.forward(own.sequences, own.prompt_lengths, settings)
@@ -199,13 +200,16 @@ def add_gradients(
         policy = policy_loss(new.logprobs, old_logprobs_N, advantages_N, settings.cliprange)
         value = value_loss(new.values, old_values_N, returns_N, settings.cliprange_value)
         loss = (policy.losses.sum() + settings.vf_coef * value.losses.sum()) / mini_tokens
-        roles.backward(loss)
-        statistics.add(policy, value, new)
+        roles.backward(loss if counts else 0 * loss)
+        if counts:
+            statistics.add(policy, value, new)
 
 
 def write_outputs(stage: Stage, roles: Roles, state: PpoState, tokenizer: PreTrainedTokenizerBase) -> None:
     """Put models/ppo, plots/ppo.csv and metrics/ppo.json in place; the metrics are means over the last five updates."""
     save_policy(stage, roles, tokenizer)
+    if stage.rank != 0:
+        return
     history = write_curves(stage, "plots/ppo.csv", CURVES)
     last = history[-5:]
     metrics = {name: sum(values[name] for values in last) / len(last) for name in CURVES}

@@ -9,7 +9,7 @@ shared_base   adapter on the one base     the base without it   adapter on the b
 """
 
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -18,6 +18,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from config.errors import ModelError
 from config.schema import Params
 from config.sections.levers import Lora
+from training import sharding
 from training.adapter_lineage import is_adapter, lineage, named_base, same_base
 from training.adapters import AdapterView, active, add_adapter, read_adapter, read_head, save_adapter
 from training.artifacts import replacing
@@ -35,6 +36,7 @@ from training.models import (
 from training.ppo_roles import Models, Role, Roles
 from training.stage import Stage
 
+M = TypeVar("M", bound=nn.Module)
 POLICY, VALUE = "policy", "value"
 """The adapters that learn."""
 
@@ -43,10 +45,16 @@ class _Origin:
     """What all layouts are made from."""
 
     def __init__(self, stage: Stage, tokenizer: PreTrainedTokenizerBase) -> None:
+        self.stage = stage
         self.params: Params = stage.params
         self.tokenizer = tokenizer
         self.sft, self.reward = stage.root / "models/sft", stage.root / "models/reward"
         self.device = torch.device("cpu" if stage.device == "cpu" else "cuda")
+
+    def place(self, module: M) -> M:
+        """A model or a head that is to learn on the stage's device, whole or divided; never in training mode."""
+        sharding.place(module, self.stage, sums_gradients=True)
+        return module.eval()
 
     def view(self, model: PreTrainedModel, adapters: tuple[str, ...], config: Any = None, score: nn.Linear | None = None) -> AdapterView:
         return AdapterView(model, adapters, autocast(self.params.model, self.device), config, score)
@@ -63,25 +71,23 @@ def load_roles(stage: Stage, tokenizer: PreTrainedTokenizerBase) -> Roles:
         models = _shared_base(origin, settings.lora)
     else:
         policy, ref_policy = _policies(origin)
-        reward_model = load_reward_model(origin.reward, origin.params.model, tokenizer).to(origin.device).eval()
+        reward_model = origin.place(load_reward_model(origin.reward, origin.params.model, tokenizer))
         own_value = settings.layout == "separate"
-        head = None if own_value else new_head(policy.config.hidden_size, stage.params.seed, origin.device)
+        head = None if own_value else origin.place(new_head(policy.config.hidden_size, stage.params.seed, origin.device))
         models = Models(policy, ref_policy, reward_model, _value_model(origin) if own_value else None, head)
-    return Roles(models, settings, stage.params.model.dtype)
+    return Roles(models, settings, stage.params.model.dtype, stage)
 
 
 def _policies(origin: _Origin) -> tuple[Role, Role]:
     """Policy and reference: two models, or with ppo.lora one model with its adapter on and off."""
     params, lora = origin.params, origin.params.ppo.lora
     if lora is None:
-        policy, ref = (
-            load_policy(origin.sft, params.model, origin.tokenizer, trainable).to(origin.device).eval() for trainable in (True, False)
-        )
+        policy, ref = (origin.place(load_policy(origin.sft, params.model, origin.tokenizer, trainable)) for trainable in (True, False))
         return policy, ref
     model = load_policy(origin.sft, params.model, origin.tokenizer)
     beneath = active(model)
     add_adapter(model, lora, POLICY, params.seed, "ppo.lora")
-    model = model.to(origin.device).eval()
+    model = origin.place(model)
     return origin.view(model, (*beneath, POLICY)), origin.view(model, beneath)
 
 
@@ -93,7 +99,7 @@ def _value_model(origin: _Origin) -> Role:
             model = load_reward_model(origin.reward, params.model, origin.tokenizer, trainable=True)
         else:
             model = new_reward_model(origin.sft, params.model, origin.tokenizer, params.seed)
-        return model.to(origin.device).eval()
+        return origin.place(model)
     if params.ppo.value_init == "reward":
         model = load_reward_model(origin.reward, params.model, origin.tokenizer)
     else:
@@ -101,7 +107,7 @@ def _value_model(origin: _Origin) -> Role:
     beneath = active(model)
     add_adapter(model, lora, VALUE, params.seed + 1, "ppo.lora")
     model.score.float()
-    model = model.to(origin.device).eval()
+    model = origin.place(model)
     return origin.view(model, (*beneath, VALUE), score=model.score)
 
 
@@ -126,7 +132,7 @@ def _shared_base(origin: _Origin, lora: Lora) -> Models:
     else:
         add_adapter(model, lora, VALUE, seed + 1, "ppo.lora")
         value = (*beneath, VALUE)
-    model = model.to(origin.device).eval()
+    model = origin.place(model)
     judge = new_head(model.config.hidden_size, seed, origin.device)
     read_head(origin.reward, judge)
     critic = new_head(model.config.hidden_size, seed, origin.device)
@@ -136,7 +142,7 @@ def _shared_base(origin: _Origin, lora: Lora) -> Models:
         policy=origin.view(model, (*beneath, POLICY)),
         ref_policy=origin.view(model, beneath),
         reward_model=origin.view(model, reward, reward_config(model.config, origin.reward), judge.requires_grad_(False)),
-        value_model=origin.view(model, value, score=critic),
+        value_model=origin.view(model, value, score=origin.place(critic)),
         trunk_value_head=None,
     )
 
@@ -151,11 +157,14 @@ def _stack(model: PreTrainedModel, folders: tuple[Path, ...]) -> tuple[str, ...]
 
 
 def save_policy(stage: Stage, roles: Roles, tokenizer: PreTrainedTokenizerBase) -> None:
-    """models/ppo: the policy's weights, or its adapter on models/sft."""
+    """models/ppo: the policy's weights, or its adapter on models/sft. All processes ask, the first one writes."""
     target, policy = stage.root / "models/ppo", roles.policy
+    weights = sharding.weights_to_save(policy.model if isinstance(policy, AdapterView) else policy)
+    if stage.rank != 0:
+        return
     with replacing(target) as folder:
         if isinstance(policy, AdapterView):
-            save_adapter(folder, policy.model, POLICY, named_base(stage.root / "models/sft", target), None)
+            save_adapter(folder, policy.model, POLICY, named_base(stage.root / "models/sft", target), None, weights)
         else:
-            policy.save_pretrained(folder)
+            policy.save_pretrained(folder, state_dict=weights)
         tokenizer.save_pretrained(folder)

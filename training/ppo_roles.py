@@ -3,7 +3,8 @@
 Shapes: L tokens of prompt and response, N response tokens one after another, D model width.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import NamedTuple, TypeAlias
 
@@ -13,10 +14,12 @@ from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from config.sections.online import Ppo
+from training import sharding
 from training.adapters import AdapterView, learning, lora_layers, recompute_context
 from training.logprobs import output_weight, token_logprobs
 from training.lowbit import optimizer
 from training.sequences import per_response, response_hidden, response_targets, sequence_logprobs
+from training.stage import Stage
 
 Role: TypeAlias = PreTrainedModel | AdapterView
 """Both run sequences through `base_model`; a view is one role's of a model that several share."""
@@ -52,19 +55,28 @@ class Models(NamedTuple):
 class Roles:
     """The models of a run and the optimizer of what learns in them."""
 
-    def __init__(self, models: Models, settings: Ppo, dtype: str = "fp32") -> None:
-        """`dtype` is that of computing: fp16 scales the loss, so that small gradients do not vanish."""
+    def __init__(self, models: Models, settings: Ppo, dtype: str = "fp32", stage: Stage | None = None) -> None:
+        """`dtype` is that of computing: fp16 scales the loss, so that small gradients do not vanish.
+
+        `stage` says how models and optimizer are divided among processes; without one they are not.
+        """
         self.policy, self.ref_policy, self.reward_model, self.value_model, self.trunk_value_head = models
         value = models.value_model if models.value_model is not None else models.trunk_value_head
         assert value is not None
         self._learning = {"policy": learning(models.policy), "value": learning(value)}
-        for module in {id(role): _module(role) for role in models if role is not None}.values():
+        modules = [*{id(module): module for role in models if role is not None for module in _modules(role)}.values()]
+        for module in modules:
             module.requires_grad_(False)
         for parameter in self.trainable().values():
             parameter.requires_grad_(True)
+        sharding.settle(modules)
+        self.in_step = stage is not None and sharding.divides_weights(stage)
+        """All processes must run the same number of passes with gradient, as each takes part in the other's."""
         rates = {"policy": settings.learning_rate, "value": settings.value_learning_rate}
         groups = [{"params": list(self._learning[part].values()), "lr": rate} for part, rate in rates.items()]
         self.optimizer = optimizer(settings.optimizer, groups, "ppo.optimizer")
+        if stage is not None:
+            self.optimizer = sharding.divided_optimizer(self.optimizer, stage)
         self.scaler = torch.amp.GradScaler(models.policy.device.type, enabled=dtype == "fp16")
         self._recomputed = _recomputing([models.policy, models.value_model]) if settings.activation_checkpointing else []
 
@@ -77,10 +89,15 @@ class Roles:
         for layer in self._recomputed:  # only layers that train are computed again, and those keep no cache for generation
             layer.train()
         try:
-            return self._forward(sequences, prompt_lengths, settings)
+            return sharding.inside(self._working(), lambda: self._forward(sequences, prompt_lengths, settings))
         finally:
             for layer in self._recomputed:
                 layer.eval()
+
+    def _working(self) -> list[nn.Module]:
+        """The models that learn."""
+        roles = [role for role in (self.policy, self.value_model) if role is not None]
+        return [*{id(_module(role)): _module(role) for role in roles}.values()]
 
     def _values_at(self, rows: Sequence[Sequence[int]], lengths: Sequence[int]) -> Tensor:
         """What the value model's head says before each response token, [N]."""
@@ -131,7 +148,7 @@ class Roles:
         In fp16 a gradient that is too large for the type halves the loss scale and counts as 0: no step is taken.
         """
         self.scaler.unscale_(self.optimizer)
-        norms = [torch.nn.utils.clip_grad_norm_(group["params"], max_grad_norm) for group in self.optimizer.param_groups]
+        norms = [sharding.clip_gradients(group["params"], max_grad_norm) for group in self.optimizer.param_groups]
         is_finite = all(torch.isfinite(norm) for norm in norms)
         if is_finite or self.scaler.is_enabled():
             self.scaler.step(self.optimizer)
@@ -145,6 +162,19 @@ class Roles:
 def _module(role: Role | nn.Linear) -> nn.Module:
     module: nn.Module = role.model if isinstance(role, AdapterView) else role
     return module
+
+
+def _modules(role: Role | nn.Linear) -> list[nn.Module]:
+    """What a role is made of: a model, and a head of its own that a view may have."""
+    head = [role.score] if isinstance(role, AdapterView) and isinstance(role.score, nn.Module) else []
+    return [_module(role), *head]
+
+
+@contextmanager
+def whole(*roles: Role | nn.Linear | None) -> Iterator[None]:
+    """Around passes of roles without gradient: their weights are gathered where they are divided."""
+    with sharding.gathered(*[module for role in roles if role is not None for module in _modules(role)]):
+        yield
 
 
 def _recomputing(roles: Sequence[Role | None]) -> list[nn.Module]:

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 import torch
 from safetensors.torch import load_file, save_file
 
+from training import sharding
 from training.checkpoint import restoring
 from training.ppo_roles import Roles
 from training.stage import Stage
@@ -25,12 +26,13 @@ class PpoState:
 
 
 def save_state(stage: Stage, roles: Roles, state: PpoState) -> None:
-    """Checkpoint weights, optimizer and state after `state.update`. They are the same in every process: the first one writes."""
+    """Checkpoint weights, optimizer and state after `state.update`, whole however they are divided: all processes ask, the first one writes."""
+    weights, moments = sharding.full_weights(roles.trainable()), sharding.full_optimizer_state(roles.optimizer)
     if stage.rank != 0:
         return
     with stage.checkpoints.saving(state.update) as folder:
-        save_file({name: p.detach().contiguous() for name, p in roles.trainable().items()}, folder / "trainable.safetensors")
-        torch.save(roles.optimizer.state_dict(), folder / "optimizer.pt")
+        save_file(weights, folder / "trainable.safetensors")
+        torch.save(moments, folder / "optimizer.pt")
         (folder / "loss_scale.json").write_text(json.dumps(roles.scaler.state_dict()), encoding="utf-8")
         (folder / "state.json").write_text(json.dumps(asdict(state)), encoding="utf-8")
 
@@ -45,10 +47,9 @@ def load_state(stage: Stage, roles: Roles) -> PpoState:
         return PpoState(update=0, episodes=0, kl_coef=stage.params.ppo.kl.coef)
     with restoring(found.path):
         saved = load_file(found.path / "trainable.safetensors")
-        with torch.no_grad():
-            for name, parameter in roles.trainable().items():
-                parameter.copy_(saved[name])
-        roles.optimizer.load_state_dict(torch.load(found.path / "optimizer.pt", weights_only=True))
+        for name, parameter in roles.trainable().items():
+            sharding.put(parameter, saved[name])
+        sharding.load_optimizer_state(roles.optimizer, torch.load(found.path / "optimizer.pt", map_location="cpu", weights_only=True))
         roles.scaler.load_state_dict(json.loads((found.path / "loss_scale.json").read_text(encoding="utf-8")))
         state = PpoState(**json.loads((found.path / "state.json").read_text(encoding="utf-8")))
     stage.resumed(state.update)

@@ -12,9 +12,10 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_map_only
 
-from config.errors import EnvironmentFault
+from config.errors import EnvironmentFault, ParamsError
 from config.records import RENDEZVOUS_VARIABLE
 
 T = TypeVar("T")
@@ -100,14 +101,27 @@ def spread(fit: Fit, work: Callable[..., Sequence[T]], *columns: Sequence[Any]) 
     return [found[i] for i in range(len(found))]
 
 
+def in_step(batches: Sequence[T]) -> list[tuple[T, bool]]:
+    """`batches`, and whether each counts: a process with fewer than another repeats its last, so that all have the same number.
+
+    Every process must have one batch at least.
+    """
+    if not batches:
+        raise ParamsError(
+            "a process of the stage has no row of a batch that all share. Start fewer processes, or raise its batch_size in params.yaml."
+        )
+    missing = int(largest(len(batches))) - len(batches)
+    return [*((batch, True) for batch in batches), *[(batches[-1], False)] * missing]
+
+
 def sum_gradients(parameters: Iterable[nn.Parameter]) -> None:
     """Replace each gradient by its sum over the processes; a process that had nothing to do counts as zero."""
     if world_size() == 1:
         return
     bucket: list[Tensor] = []
     for parameter in parameters:
-        if not parameter.requires_grad:
-            continue
+        if not parameter.requires_grad or isinstance(parameter, DTensor):
+            continue  # of a divided one the share was summed in the backward pass
         if parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter)
         bucket.append(parameter.grad)

@@ -4,34 +4,33 @@ data/prepared/preference/, models/sft -> models/reward, metrics/reward.json, plo
 """
 
 import json
-import math
 import sys
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
-import torch
 from datasets import Dataset
 from numpy.typing import NDArray
-from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from trl import RewardConfig, RewardTrainer
 from trl.trainer.reward_trainer import DataCollatorForPreference
 
 from config.errors import TrainingDiverged
-from training import processes
 from training.adapter_lineage import named_base
 from training.adapters import learn_adapter, save_adapter
 from training.artifacts import replacing, write_csv, write_json
 from training.calibration import expected_calibration_error, pair_accuracy, reliability
 from training.curves import write_curves
-from training.hf_trainer import BucketedData, CountingCollator, LearningCheckpoints, StageCallback, arguments, real_rows, train
+from training.hf_checkpoints import LearningCheckpoints
+from training.hf_trainer import BucketedData, CountingCollator, StageCallback, arguments, train
 from training.intervals import wilson
 from training.models import base_model, new_reward_model
 from training.out_of_memory import Pieces
+from training.pair_loss import PairLoss
 from training.preferences import Pairs, read_pairs
 from training.scoring import raw_scores
+from training.sharding import gathered, weights_to_save
 from training.stage import Stage, run_stage
 from training.tokenizer import load_tokenizer
 
@@ -41,25 +40,10 @@ NORMALISATION_PAIRS = 2000
 """Training pairs whose scores give the mean and standard deviation: the error of the mean is then 1/60 of a deviation."""
 
 
-class BucketedRewardTrainer(BucketedData, LearningCheckpoints, RewardTrainer):
-    """TRL's trainer with batches of like length; the loss is a mean over the pairs of the whole batch, however it was divided."""
+class BucketedRewardTrainer(PairLoss, BucketedData, LearningCheckpoints, RewardTrainer):
+    """TRL's trainer with batches of like length."""
 
-    def _get_num_items_in_batch(self, batch_samples: list, device: torch.device) -> int:
-        """Pairs of the batch over micro-batches and processes."""
-        pairs = sum(int(real_rows(batch).sum()) // 2 for batch in batch_samples)
-        return int(processes.summed([pairs])[0])
-
-    def compute_loss(self, model: Any, inputs: dict, return_outputs: bool = False, num_items_in_batch: int | None = None) -> Tensor:
-        rows, pairs = (int(count) // 2 for count in (len(inputs["attention_mask"]), real_rows(inputs).sum()))
-        loss: Tensor = super().compute_loss(model, inputs)
-        # A filler's two replies are one: its loss is log 2 and has no gradient, its accuracy and margin are 0.
-        of_all = processes.summed([rows, pairs])
-        for name in ("accuracy", "margin"):
-            found = self._metrics["train"][name]
-            found[-1:] = [found[-1] * of_all[0] / of_all[1]] if of_all[1] else []
-        # gradients are averaged over processes
-        share = rows / (num_items_in_batch or rows) * processes.world_size()
-        return loss * share - (rows - pairs) / rows * math.log(2) * share
+    pair_means: ClassVar[tuple[str, ...]] = ("accuracy", "margin")
 
 
 def reward(stage: Stage) -> None:
@@ -83,19 +67,20 @@ def reward(stage: Stage) -> None:
     model = trainer.model.eval()
     step = trainer.state.global_step
     pieces = Pieces(stage, "tokens scored at once", 4 * settings.micro_batch_size * settings.max_length)
-    with stage.meter.phase("evaluate", step) as work:
+    with stage.meter.phase("evaluate", step) as work, gathered(model):
         held_out = pieces.fit(partial(margins, model, pairs["test"].rows), step)
         work.add(tokens=sum(len(ids) for row in pairs["test"].rows for ids in row.values()), sequences=2 * len(held_out))
         pieces.fit(partial(store_normalisation, model, pairs["train"].rows[:NORMALISATION_PAIRS], settings.normalise), step)
     bins = reliability(held_out)
+    weights = weights_to_save(model)
     if stage.rank != 0:
         return
     with stage.meter.phase("save", trainer.state.global_step):
         with replacing(stage.root / "models/reward") as folder:
             if settings.lora is None:
-                model.save_pretrained(folder)
+                model.save_pretrained(folder, state_dict=weights)
             else:
-                save_adapter(folder, model, "reward", *base_name(stage), head=model.score.weight)
+                save_adapter(folder, model, "reward", *base_name(stage), weights, head=(weights or model.state_dict())["score.weight"])
             tokenizer.save_pretrained(folder)
         write_curves(stage, "plots/reward.csv", ("loss", "accuracy", "margin", "learning_rate", "grad_norm"))
         write_csv(stage.root / "plots/reward_calibration.csv", ("confidence", "accuracy", "count"), bins)

@@ -29,7 +29,8 @@ from training.adapters import AdapterView, active, learn_adapter, save_adapter
 from training.artifacts import replacing, write_json
 from training.curves import write_curves
 from training.divergence import check_rollout
-from training.hf_trainer import LearningCheckpoints, OurNames, StageCallback, Tally, train, trainer_arguments
+from training.hf_checkpoints import LearningCheckpoints
+from training.hf_trainer import OurNames, StageCallback, Tally, train, trainer_arguments
 from training.models import autocast, load_policy, load_reward_model
 from training.prompts import read_prompts
 from training.rollout import Limits, sampling_noise

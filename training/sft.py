@@ -16,8 +16,10 @@ from training.adapter_lineage import named_base
 from training.adapters import learn_adapter, save_adapter
 from training.artifacts import replacing, write_json
 from training.curves import write_curves
-from training.hf_trainer import BucketedData, CountingCollator, LearningCheckpoints, StageCallback, arguments, train
+from training.hf_checkpoints import LearningCheckpoints
+from training.hf_trainer import BucketedData, CountingCollator, StageCallback, arguments, train
 from training.models import base_model
+from training.sharding import weights_to_save
 from training.stage import Stage, run_stage
 from training.tokenizer import encode_prompts, encode_responses, load_tokenizer
 
@@ -56,15 +58,16 @@ def sft(stage: Stage) -> None:
         held_out = trainer.evaluate()
         evaluated = collator.take()
         work.add(evaluated.tokens, evaluated.sequences)
+    weights = weights_to_save(trainer.model)
     if stage.rank != 0:
         return
     with stage.meter.phase("save", trainer.state.global_step):
         with replacing(stage.root / "models/sft") as folder:
             if settings.lora is None:
-                trainer.model.save_pretrained(folder)
+                trainer.model.save_pretrained(folder, state_dict=weights)
             else:
                 base = named_base(str(stage.params.model.path), stage.root / "models/sft")
-                save_adapter(folder, trainer.model, "sft", base, stage.params.model.revision)
+                save_adapter(folder, trainer.model, "sft", base, stage.params.model.revision, weights)
             tokenizer.save_pretrained(folder)
         curve = write_curves(stage, "plots/sft.csv", ("loss", "learning_rate", "mean_token_accuracy", "grad_norm"))
         losses = [values["loss"] for values in curve]  # of every attempt: the Trainer's own mean forgets what came before a resume

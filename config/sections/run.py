@@ -1,4 +1,4 @@
-"""What is aligned how, compared how, in how many processes, where, and remembered where."""
+"""What is aligned how, compared how, where, and remembered where."""
 
 from typing import Annotated, Literal
 
@@ -25,14 +25,6 @@ class Evaluate(Section):
     batch_size: Positive = Field(description="Responses generated side by side.")
     confidence: Annotated[float, Field(gt=0.5, lt=1)] = Field(description="Level of every interval.")
     samples: Positive = Field(description="Replies shown side by side in the report.")
-
-
-class Processes(Section):
-    """How many processes share a stage's work: the same batches and steps, the same result to rounding. Changing it retrains nothing."""
-
-    sft: Positive = Field(description="Processes of stage sft: one per GPU, or several on a CPU. Must divide sft.batch_size.")
-    reward: Positive = Field(description="Processes of stage reward. Must divide reward.batch_size.")
-    ppo: Positive = Field(description="Processes of stage ppo: rollouts and mini-batches are divided by tokens.")
 
 
 LOCAL = "local"

@@ -7,11 +7,13 @@ import pytest
 import yaml
 
 from config.records import STAGES
-from config.sections.run import Processes
+from config.sections.processes import Processes
 from tests.conftest import ROOT
 
 PIPELINE = yaml.safe_load((ROOT / "dvc.yaml").read_text(encoding="utf-8"))
-PLUMBING = {f"training/{name}.py" for name in ("__init__", "artifacts", "checkpoint", "out_of_memory", "processes", "stage", "usage")}
+PLUMBING = {
+    f"training/{name}.py" for name in ("__init__", "artifacts", "checkpoint", "out_of_memory", "processes", "sharding", "stage", "usage")
+}
 """Changes of these do not change what a stage computes; dvc.yaml says so at its top."""
 
 
@@ -43,7 +45,7 @@ def test_a_stage_depends_on_the_code_that_decides_its_numbers(stage: str) -> Non
 @pytest.mark.parametrize("stage", STAGES)
 def test_no_stage_depends_on_prices_or_tracking(stage: str) -> None:
     sections = {name.split(".")[0] for name in PIPELINE["stages"][stage]["params"]}
-    assert not sections & {"processes", "prices", "tracking"}
+    assert not sections & {"processes", "sharding", "prices", "tracking"}
     assert "seed" in sections
 
 
