@@ -22,7 +22,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, fully_shard, register_fsdp_forward_method
-from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_map_only
 from transformers.modeling_layers import GradientCheckpointingLayer
@@ -165,26 +164,20 @@ def put(parameter: Tensor, value: Tensor) -> None:
 # ---------------------------------------------------------------- optimizer
 
 
-class _SharedOptimizer(ZeroRedundancyOptimizer):
-    """Each process keeps the state of some of the parameters, and sends the others what they became."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """As its parent's; before the first step there is nothing to collect, and Accelerate asks then."""
-        return super().state_dict() if self.optim.state else torch.optim.Optimizer.state_dict(self)
-
-
 def divided_optimizer(optimizer: torch.optim.Optimizer, stage: Stage) -> torch.optim.Optimizer:
     """The optimizer as `sharding` says: of zero1 one that keeps the state of this process's share of the parameters alone."""
     if level(stage) != "zero1":
         return optimizer
+    from training.zero1 import SharedOptimizer
+
     taken = inspect.signature(type(optimizer)).parameters
     options = {name: value for name, value in optimizer.defaults.items() if name in taken}
-    return _SharedOptimizer(optimizer.param_groups, type(optimizer), **options)
+    return SharedOptimizer(optimizer.param_groups, type(optimizer), **options)
 
 
 def full_optimizer_state(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     """The state_dict of an optimizer that is not divided, in the first process; {} in the others, who must ask as well."""
-    if isinstance(optimizer, ZeroRedundancyOptimizer):
+    if hasattr(optimizer, "consolidate_state_dict"):
         optimizer.consolidate_state_dict(to=0)
         return optimizer.state_dict() if processes.rank() == 0 else {}
     content = optimizer.state_dict()
