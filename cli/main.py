@@ -10,6 +10,7 @@ from cli.compare import compare
 from cli.label import label, label_import
 from cli.plan import plan
 from cli.report import report
+from cli.retrain import promote, rollback
 from config.errors import RlhfError
 
 app = typer.Typer(
@@ -43,10 +44,26 @@ def run(
     raise typer.Exit(run_pipeline(recipe, overrides or [], yes, as_json))
 
 
+@app.command()
+def retrain(
+    recipe: Recipe = None,
+    overrides: Overrides = None,
+    force: Annotated[bool, typer.Option("--force", help="Train without a reason in the data; budget and gate stay.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Start without asking, also above budget.approval_usd.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Look for new data and votes; if it is worth it train, compare with the champion, and promote only on evidence."""
+    from cli.retrain import retrain_cycle
+
+    raise typer.Exit(retrain_cycle(recipe, overrides or [], force, yes, as_json))
+
+
 app.command()(plan)
 app.command()(report)
 app.command()(compare)
 app.command()(label)
+app.command()(promote)
+app.command()(rollback)
 app.command("label-import")(label_import)
 
 

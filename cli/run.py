@@ -33,7 +33,7 @@ def run_pipeline(recipe: Path | None, overrides: list[str], yes: bool, as_json: 
         print("Starting a temporary Prefect server ...", file=sys.stderr, flush=True)
     state = _run_flow(params)
     if state.is_failed() or state.is_crashed():
-        raise _reason(state)
+        raise reason(state)
     if as_json:
         print(json.dumps(result(root, params), indent=2))
     else:
@@ -75,7 +75,7 @@ def _run_flow(params: Params) -> "State[Any]":
         ) from error
 
 
-def _reason(state: "State[Any]") -> RlhfError:
+def reason(state: "State[Any]") -> RlhfError:
     """Our own error as it was raised, anything else in one line."""
     error = state.result(raise_on_failure=False)
     if isinstance(error, RlhfError):

@@ -22,17 +22,18 @@ MODEL_DIGESTS = Path("data/inputs/model.json")
 
 def write_digests(root: Path, params: Params) -> None:
     """Bring both files up to date. A file that is not there has no digest: the stage that needs it says so in its own words."""
-    for target, text in _contents(root, params).items():
+    for target, text in digest_files(root, params).items():
         if not _says(root / target, text):
             _write(root / target, text)
 
 
 def outdated_digests(root: Path, params: Params) -> list[Path]:
     """Which of the two files do not say what they would with `params`; nothing is written."""
-    return [target for target, text in _contents(root, params).items() if not _says(root / target, text)]
+    return [target for target, text in digest_files(root, params).items() if not _says(root / target, text)]
 
 
-def _contents(root: Path, params: Params) -> dict[Path, str]:
+def digest_files(root: Path, params: Params) -> dict[Path, str]:
+    """What the two files are to hold, by their place in the project."""
     settings = params.data
     sources = (settings.source, settings.sft_source, settings.prompt_source, settings.vote_source)
     named = [source.path for source in sources if isinstance(source, FileSource) and "://" not in source.path]

@@ -32,6 +32,11 @@ def resolve(root: Path, names: Sequence[str]) -> list[str]:
     return found
 
 
+def resolve_one(root: Path, name: str) -> str:
+    """The id behind one name. Raises UserError for a run that is not there."""
+    return _resolve(name, known_runs(root))
+
+
 def _resolve(name: str, known: Sequence[str]) -> str:
     if name in known:
         return name

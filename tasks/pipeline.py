@@ -22,6 +22,7 @@ from costs.ledger import ledger
 from costs.reconcile import read_plan, reconcile
 from reporting.build import build_report, build_summary
 from reporting.numbers import duration, usd
+from tasks.month import PURPOSE
 from tasks.outcome import Outcome, StageCrashed
 from tasks.plan import Prepared, keep
 from tasks.progress import Display, Progress
@@ -134,6 +135,7 @@ def _detail(root: Path, prepared: Prepared) -> dict[str, Any]:
         "dvc.remote": default_remote(root),
         "git.commit": _git(root, "rev-parse", "HEAD"),
         "prefect.flow_run_id": flow_run.id,
+        PURPOSE: flow_run.parent_flow_run_id if PURPOSE in (flow_run.tags or []) else None,
     }
     if found["git.commit"]:
         found["git.dirty"] = str(bool(_git(root, "status", "--porcelain", "--untracked-files=no")))

@@ -25,6 +25,8 @@ class Cursor(BaseModel):
     experiment_id: str = ""
     open: list[str] = []
     """Keys of `runs` that MLflow shows as running."""
+    champions: str = ""
+    """Digest of the champion's record that the registry's aliases are in line with."""
 
     def follower(self, root: Path, name: str) -> Follower:
         """A reader of runs/<name> from where shipping stopped; from the start if the file was replaced by a shorter one."""

@@ -47,21 +47,27 @@ def register(connection: Connection, run_id: str, root: Path, params: Params, fo
     digest = out_digest(folder / "dvc.lock", params.align.method, path)
     if digest is None:
         return {}
-    version = _version_of(connection, name, digest)
+    version = version_of(connection, name, digest)
     if version is None:
         places = model_folders(root, path)
         for place in places:
             stage = Path(place).name
             if out_digest(root / "dvc.lock", stage, place) != out_digest(folder / "dvc.lock", stage, place) or not (root / place).is_dir():
                 return {"rlhf.model": f"not registered: {place} was replaced before this run was shipped"}
-        for place in places:
-            client.log_artifacts(run_id, str(root / place), f"model/{place}" if len(places) > 1 else "model")
-        tags = {**tags, **({"rlhf.model_folder": path} if len(places) > 1 else {})}
-        _ensure_registered_model(connection, name)
-        source = f"{client.get_run(run_id).info.artifact_uri}/model"
-        version = client.create_model_version(name, source=source, run_id=run_id, tags={"dvc.digest": digest, **tags}).version
+        version = register_folder(connection, run_id, root, path, name, digest, tags)
     client.set_registered_model_alias(name, CHALLENGER, version)
     return {"rlhf.model": f"{name} version {version}", "dvc.model_digest": digest}
+
+
+def register_folder(connection: Connection, run_id: str, root: Path, path: str, name: str, digest: str, tags: Mapping[str, str]) -> str:
+    """Log the model at `path` below `root`, with the folders it stands on, and make a version of it; returns its number."""
+    client, places = connection.client, model_folders(root, path)
+    for place in places:
+        client.log_artifacts(run_id, str(root / place), f"model/{place}" if len(places) > 1 else "model")
+    tags = {**tags, **({"rlhf.model_folder": path} if len(places) > 1 else {})}
+    _ensure_registered_model(connection, name)
+    source = f"{client.get_run(run_id).info.artifact_uri}/model"
+    return str(client.create_model_version(name, source=source, run_id=run_id, tags={"dvc.digest": digest, **tags}).version)
 
 
 def model_folders(root: Path, path: str) -> list[str]:
@@ -85,7 +91,8 @@ def out_digest(lock: Path, stage: str, path: str) -> str | None:
     return next((out.get("md5") for out in outs if out["path"] == path), None)
 
 
-def _version_of(connection: Connection, name: str, digest: str) -> str | None:
+def version_of(connection: Connection, name: str, digest: str) -> str | None:
+    """The version of the registered model that has this content, None if there is none."""
     found = connection.client.search_model_versions(f"name = '{name}' and tags.`dvc.digest` = '{digest}'", max_results=1)
     return str(found[0].version) if found else None
 

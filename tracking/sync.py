@@ -21,6 +21,7 @@ from config.schema import Params
 from costs.ledger import ledger
 from costs.price import kwh, usd_per_device_hour
 from costs.reconcile import read_plan, reconcile
+from tracking.aliases import bring_in_line, record_digest
 from tracking.client import Connection, connect, ensure_run, log, named_faults
 from tracking.cursor import Cursor, cursor_path, exclusive, load, save
 from tracking.labels import CHANGED_TAG, KIND_TAG, changes, description, nickname, params_before, source
@@ -74,7 +75,15 @@ class Shipment:
         self._rows += len(pipeline)
         self._cursor.offsets[PIPELINE] = offset
         save(self._cursor, self._path)
+        self._name_champions()
         return self._rows
+
+    def _name_champions(self) -> None:
+        """The registry's aliases follow the champion's record; what can not be named yet is tried again with the next rows."""
+        digest = record_digest(self._root)
+        if digest != self._cursor.champions and bring_in_line(self._connection, self._root, self._params, self._cursor.runs):
+            self._cursor.champions = digest
+            save(self._cursor, self._path)
 
     # ------------------------------------------------------------ pipeline runs
 

@@ -1,0 +1,139 @@
+"""`rlhf retrain`, `rlhf promote`, `rlhf rollback`: which model is in use, and whether a new one shall be."""
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from cli.project import chosen_params, project_root
+from config.champions import ChampionRecord, read_record
+from config.errors import EXIT_DONE, EXIT_RESUMABLE, EnvironmentFault, UserError
+from config.load import load
+
+if TYPE_CHECKING:
+    from prefect.client.schemas.objects import State
+
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do it without asking.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object for programs instead of lines.")]
+
+
+def retrain_cycle(recipe: Path | None, overrides: list[str], force: bool, yes: bool, as_json: bool) -> int:
+    """Run one cycle in this process and say how it ended; returns the exit code. Raises RlhfError as `rlhf run` does."""
+    from cli.run import plan_first, reason
+    from tasks.orchestrator import settings
+    from tasks.servers import prefect_api
+
+    root = project_root()
+    params = chosen_params(root, recipe, overrides)
+    plan_first(root, params, yes)
+    os.environ.update(settings(root, prefect_api(root)))
+    if "PREFECT_API_URL" not in os.environ:
+        print("Starting a temporary Prefect server ...", file=sys.stderr, flush=True)
+    state = _run_flow(params, force)
+    if state.is_failed() or state.is_crashed():
+        raise reason(state)
+    ended = _ended(root)
+    if as_json:
+        print(json.dumps(ended, indent=2))
+    else:
+        print(f"{ended['outcome'].capitalize()}: {ended['said']}\nDetails     {ended['page']}")
+    return EXIT_RESUMABLE if state.is_cancelled() else EXIT_DONE
+
+
+def _run_flow(params: Any, force: bool) -> "State[Any]":
+    from flows.retrain import retrain
+
+    try:
+        return retrain(params, force, return_state=True)
+    except RuntimeError as error:
+        raise EnvironmentFault(
+            f"Prefect could not run the flow: {' '.join(str(error).split()).rstrip('.')}. Run rlhf doctor, or start a server first with rlhf up."
+        ) from error
+
+
+def _ended(root: Path) -> dict[str, Any]:
+    """What the newest cycle came to, for `--json`."""
+    from config import jsonl
+    from config.retraining import RETRAIN_FOLDER, RETRAIN_ROWS, RetrainRow
+
+    row: RetrainRow = next(row for row in reversed(jsonl.read(root / RETRAIN_ROWS, RetrainRow).rows) if row.event == "end")
+    folder = root / RETRAIN_FOLDER / row.cycle
+    found = {
+        name: json.loads((folder / f"{name}.json").read_text(encoding="utf-8")) if (folder / f"{name}.json").exists() else None
+        for name in ("examination", "contest")
+    }
+    return {
+        "cycle": row.cycle, "outcome": row.outcome, "said": row.said, "run_id": row.run_id, "usd": row.detail.get("usd", 0.0),
+        "champion": _champion_id(read_record(root)), **found, "page": str(folder / "cycle.md"),
+    }  # fmt: skip
+
+
+def promote(
+    run: Annotated[str, typer.Argument(metavar="[RUN]", help="A completed run, by id or as last, last-1, ...")] = "last",
+    why: Annotated[str, typer.Option(help="The reason, for the record.")] = "",
+    yes: Yes = False,
+    as_json: AsJson = False,
+) -> None:
+    """Make the model of a run the champion; the one until now becomes `previous`. rlhf retrain does it on evidence."""
+    from reporting.runs_named import resolve_one
+    from tasks.champions import promote as put_in_place
+
+    root = project_root()
+    run_id = resolve_one(root, run)
+    before = _champion_id(read_record(root))
+    against = f" instead of {before}" if before and before != run_id else ""
+    _confirm(f"{_figures(root, run_id)}\nMake {run_id} the champion{against}?", yes)
+    record = put_in_place(root, run_id, why or "by hand")
+    _tell(root, record, f"{run_id} is the champion{against}.", as_json)
+
+
+def rollback(why: Annotated[str, typer.Option(help="The reason, for the record.")] = "", yes: Yes = False, as_json: AsJson = False) -> None:
+    """Make the previous champion the champion again."""
+    from tasks.champions import rollback as go_back
+
+    root = project_root()
+    record = read_record(root)
+    if record.champion is not None and record.previous is not None:
+        _confirm(f"Go back from {record.champion.run_id} to {record.previous.run_id}?", yes)
+    after = go_back(root, why or "by hand")
+    _tell(root, after, f"{_champion_id(after)} is the champion again, instead of {_champion_id(record)}.", as_json)
+
+
+def _confirm(question: str, yes: bool) -> None:
+    """Raises UserError if nobody says yes."""
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise UserError(f"{question.splitlines()[-1]} Nobody is there to ask: approve with --yes. Nothing was changed.")
+    print(f"{question} [y/N] ", file=sys.stderr, end="", flush=True)
+    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+        raise UserError("not confirmed: nothing was changed.")
+
+
+def _figures(root: Path, run_id: str) -> str:
+    """What the run's own evaluation found, in a line."""
+    from reporting.inputs import read_findings
+    from reporting.verdict import verdict
+
+    judged = verdict(read_findings(root, load(root / "runs" / "pipeline" / run_id / "params.yaml"), run_id))
+    return f"{judged.title}. {judged.sentence}"
+
+
+def _tell(root: Path, record: ChampionRecord, said: str, as_json: bool) -> None:
+    from tasks.champions import tell_mlflow
+
+    fault = tell_mlflow(root, load(root / "params.yaml"))
+    if fault:
+        print(f"warning: {fault}", file=sys.stderr)
+    if as_json:
+        print(json.dumps(json.loads(record.model_dump_json()), indent=2))
+    else:
+        previous = record.previous.run_id if record.previous else "nobody"
+        print(f"{said} Previous: {previous}. Recorded in champions/record.json.")
+
+
+def _champion_id(record: ChampionRecord) -> str | None:
+    return record.champion.run_id if record.champion else None

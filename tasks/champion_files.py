@@ -1,0 +1,186 @@
+"""A run's data and models as a folder of their own, taken from DVC's cache by digest: what a later run replaces in the workspace stays here.
+
+Files are hard links into the cache where the file system has them, so a champion takes no second place on the disk, and `dvc gc` can not
+take it away.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path, PurePosixPath
+from typing import Any, NamedTuple
+
+import yaml
+
+from config.champions import CHAMPIONS, FILES, champion_folder
+from config.errors import EnvironmentFault, ModelError
+from config.load import load
+from config.records import stages_of
+
+PIPELINE_FOLDER = Path("runs/pipeline")
+ADAPTER_CONFIG = "adapter_config.json"
+
+
+class Out(NamedTuple):
+    """An output of a stage, as a dvc.lock has it."""
+
+    stage: str
+    path: str
+    digest: str
+
+
+def run_outs(root: Path, run_id: str) -> dict[str, Out]:
+    """Path -> the outputs that make a champion of a run: data, tokenizer, models.
+
+    Raises ModelError if the run kept no dvc.lock, or did not come so far.
+    """
+    kept = root / PIPELINE_FOLDER / run_id
+    try:
+        stages: dict[str, Any] = yaml.safe_load((kept / "dvc.lock").read_text(encoding="utf-8"))["stages"]
+    except (OSError, KeyError, TypeError, yaml.YAMLError):
+        raise ModelError(
+            f"{kept}/dvc.lock is not there or can not be read, so the outputs of run {run_id} are not known. Name another run."
+        ) from None
+    method = run_method(root, run_id)
+    wanted = {"data/prepared": "data", "data/tokenizer": "data", "models/sft": "sft", "models/reward": "reward", f"models/{method}": method}
+    found = {
+        out["path"]: Out(stage, out["path"], out["md5"])
+        for stage in stages_of(method)
+        for out in stages.get(stage, {}).get("outs", [])
+        if wanted.get(out["path"]) == stage and "md5" in out
+    }
+    missing = next((path for path in wanted if path not in found), None)
+    if missing is not None:
+        raise ModelError(f"run {run_id} made no {missing}, which a champion needs. Name a run that completed: rlhf compare lists them.")
+    return found
+
+
+def run_method(root: Path, run_id: str) -> str:
+    """What aligned the model of a run. Raises ParamsError if its params.yaml is gone or of another schema."""
+    return load(root / PIPELINE_FOLDER / run_id / "params.yaml").align.method
+
+
+def gather(root: Path, run_id: str, target: Path) -> None:
+    """Fill `target` with the run's outputs, metrics and params. Raises ModelError if an output is gone everywhere."""
+    from dvc.repo import Repo  # imported late, as everywhere: half a second
+
+    outs = run_outs(root, run_id)
+    with Repo(str(root)) as repo:
+        for out in outs.values():
+            _materialise(repo, out, run_id, target / out.path)
+    _add_bases(root, target)
+    kept = root / PIPELINE_FOLDER / run_id
+    shutil.copyfile(kept / "params.yaml", target / "params.yaml")
+    (target / "metrics").mkdir(exist_ok=True)
+    for metrics in (kept / "metrics").glob("*.json"):
+        shutil.copyfile(metrics, target / "metrics" / metrics.name)
+    digests = {str(PurePosixPath(path.relative_to(target))): _md5(path) for path in _files(target)}
+    (target / FILES).write_text(json.dumps(digests, indent=1) + "\n", encoding="utf-8")
+
+
+def _materialise(repo: Any, out: Out, run_id: str, target: Path) -> None:
+    """Put the content behind an output's digest at `target`, from the cache or else from the remote."""
+    stores = [repo.cache.local]
+    if repo.config["core"].get("remote"):
+        stores.append(repo.cloud.get_remote().odb)
+    for name, digest in _content(stores, out, run_id):
+        place = target / name if name else target
+        place.parent.mkdir(parents=True, exist_ok=True)
+        _fetch(stores, out, run_id, digest, place)
+
+
+def _content(stores: list[Any], out: Out, run_id: str) -> Iterator[tuple[str, str]]:
+    """(path within the output, digest) of its files; one with an empty path for an output that is a file."""
+    if not out.digest.endswith(".dir"):
+        yield "", out.digest
+        return
+    store = _holder(stores, out, run_id, out.digest)
+    with store.fs.open(store.oid_to_path(out.digest), "r") as listing:
+        yield from ((entry["relpath"], entry["md5"]) for entry in json.load(listing))
+
+
+def _fetch(stores: list[Any], out: Out, run_id: str, digest: str, place: Path) -> None:
+    store = _holder(stores, out, run_id, digest)
+    source = store.oid_to_path(digest)
+    if store is stores[0]:
+        _link(Path(source), place)
+    else:
+        store.fs.get_file(source, str(place))
+
+
+def _holder(stores: list[Any], out: Out, run_id: str, digest: str) -> Any:
+    found = next((store for store in stores if store.exists(digest)), None)
+    if found is None:
+        raise ModelError(
+            f"{out.path} of run {run_id} was deleted: {digest} is neither in DVC's cache nor in its remote. Make it again (rlhf run), "
+            "or name another run."
+        )
+    return found
+
+
+def _add_bases(root: Path, target: Path) -> None:
+    """Folders of the project, outside of DVC, that an adapter stands on: its name for them is relative, so they come along."""
+    waiting = sorted(target.glob(f"models/*/{ADAPTER_CONFIG}"))
+    while waiting:
+        config = waiting.pop()
+        base = str(json.loads(config.read_text(encoding="utf-8"))["base_model_name_or_path"])
+        place = os.path.normpath(config.parent.relative_to(target) / base)
+        if not base.startswith(".") or place.startswith("..") or (target / place).exists() or not (root / place).is_dir():
+            continue
+        for file in _files(root / place):
+            copy = target / place / file.relative_to(root / place)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            _link(file, copy)
+        waiting += [inner for inner in (target / place / ADAPTER_CONFIG,) if inner.exists()]
+
+
+def _link(source: Path, target: Path) -> None:
+    try:
+        os.link(source, target)
+    except OSError:  # another file system, or one without links
+        shutil.copyfile(source, target)
+
+
+def check_champion(root: Path, run_id: str) -> Path:
+    """The folder of a champion, if every file of it is as it was promoted.
+
+    Raises EnvironmentFault that names the first file that is not.
+    """
+    folder = champion_folder(root, run_id)
+    fault = _fault(folder)
+    if fault is not None:
+        raise EnvironmentFault(
+            f"the champion {run_id} can not be used: {fault}. Bring it back with rlhf promote {run_id} (from DVC's cache or remote), "
+            "go back with rlhf rollback, or promote another run."
+        )
+    return folder
+
+
+def _fault(folder: Path) -> str | None:
+    place = CHAMPIONS / folder.name
+    try:
+        digests: Mapping[str, str] = json.loads((folder / FILES).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return f"{place} was deleted or is no champion's folder"
+    for name, digest in digests.items():
+        path = folder / name
+        if not path.is_file():
+            return f"{place / name} was deleted"
+        if _md5(path) != digest:
+            return f"{place / name} was changed"
+    return None
+
+
+def is_whole(folder: Path) -> bool:
+    return _fault(folder) is None
+
+
+def _files(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if path.is_file())
+
+
+def _md5(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
