@@ -12,7 +12,7 @@ from config.schema import Params
 from config.sections.money import Budget
 from costs.attempts import Attempt
 
-FREE_SECTIONS = ("budget", "prices", "processes", "retrain", "sharding", "tracking")
+FREE_SECTIONS = ("budget", "placement", "prices", "processes", "retrain", "sharding", "tracking")
 """Sections of params.yaml that no stage's results depend on."""
 
 

@@ -93,7 +93,7 @@ def _works(book: Ledger, name: str) -> dict[str, Work]:
     stage = book.stage(name)
     if stage is None:
         return {}
-    return {phase.phase: _work(phase, stage, book.usd_per_device_hour) for phase in stage.made or stage.phases}
+    return {phase.phase: _work(phase, stage, stage.usd_per_device_hour) for phase in stage.made or stage.phases}
 
 
 def _work(phase: PhaseCost, stage: StageCost, price: float) -> Work:

@@ -49,6 +49,8 @@ class StageCost:
     """Attempts that did not end well, those that were stopped included."""
     device: str
     world_size: int
+    usd_per_device_hour: float
+    """Of the hardware that the stage is placed on."""
     seconds: float
     device_seconds: float
     """seconds x world_size of every row."""
@@ -75,6 +77,7 @@ class Ledger:
     """Seconds since the epoch of the run's first row."""
     finished: float | None
     usd_per_device_hour: float
+    """Of a device that runs stages beside the pipeline; work pools may have prices of their own."""
     stages: tuple[StageCost, ...]
     skipped_rows: int
     """Rows that a crash cut, or that make no sense: they are missing from the sums."""
@@ -147,12 +150,12 @@ def ledger(root: Path, params: Params, run_id: str | None = None) -> Ledger:
     if not rows and chosen != NO_RUN_ID:
         known = ", ".join(dict.fromkeys(row.run_id for row in reversed(pipeline.rows))) or "none"
         raise CostError(f"run {chosen!r} is not in {root / 'runs' / 'pipeline.jsonl'}. Name one of its runs (newest first): {known}.")
-    price = usd_per_device_hour(params)
     stages, skipped = [], pipeline.skipped
     for name in dict.fromkeys([*STAGES, *(row.stage for row in rows if row.stage)]):
         attempts, cut = read_attempts(root / "runs" / name)
         skipped += cut
         row = next((row for row in reversed(rows) if row.event == "stage" and row.stage == name), None)
+        price = usd_per_device_hour(params, name if name in STAGES else None)
         if rows:
             stage = _stage_of_run(name, chosen, row, attempts, price)
         else:
@@ -167,7 +170,7 @@ def ledger(root: Path, params: Params, run_id: str | None = None) -> Ledger:
         state=("manual" if not rows else end.state or "completed" if end else "unfinished"),
         started=rows[0].time if rows else None,
         finished=end.time if end else None,
-        usd_per_device_hour=price,
+        usd_per_device_hour=usd_per_device_hour(params),
         stages=tuple(stages),
         skipped_rows=skipped,
     )
@@ -184,8 +187,9 @@ def _stage_of_run(name: str, run_id: str, row: PipelineRow | None, attempts: lis
     return StageCost(
         stage=name, cached=row.cached, state="cached" if row.cached else row.state or "failed", message="",
         attempt=made[-1][0].number if made else row.attempt, attempts=0, failed_attempts=0,
-        device=made[-1][0].device if made else "", world_size=made[-1][0].world_size if made else 1, seconds=0.0, device_seconds=0.0,
-        usd=0.0, waste_seconds=0.0, waste_usd=0.0, memory_retries=0, saved_seconds=_seconds(useful), saved_usd=usd_of(_device_seconds(useful), price),
+        device=made[-1][0].device if made else "", world_size=made[-1][0].world_size if made else 1, usd_per_device_hour=price, seconds=0.0,
+        device_seconds=0.0, usd=0.0, waste_seconds=0.0, waste_usd=0.0, memory_retries=0,
+        saved_seconds=_seconds(useful), saved_usd=usd_of(_device_seconds(useful), price),
         peak_bytes=0, phases=(), made=_phases(useful, price),
     )  # fmt: skip
 
@@ -222,6 +226,7 @@ def _cost(name: str, own: list[Attempt], attempts: list[Attempt], price: float) 
         failed_attempts=sum(not attempt.done for attempt in own),
         device=newest.device,
         world_size=newest.world_size,
+        usd_per_device_hour=price,
         seconds=sum((phase.seconds for phase in phases), 0.0),
         device_seconds=_device_seconds(rows),
         usd=sum((phase.usd for phase in phases), 0.0),

@@ -75,7 +75,7 @@ def read_plan(folder: Path) -> dict[str, Any] | None:
 def reconcile(plan: Mapping[str, Any] | None, book: Ledger) -> Reconciled:
     """Every stage of the ledger beside its plan; without a plan the planned side is empty."""
     planned = {stage["stage"]: stage for stage in (plan or {}).get("stages", [])}
-    stages = tuple(_stage(stage, planned.get(stage.stage), book.usd_per_device_hour) for stage in book.stages)
+    stages = tuple(_stage(stage, planned.get(stage.stage), stage.usd_per_device_hour) for stage in book.stages)
     both = [stage.whole for stage in stages if stage.whole.error is not None]
     whole = Comparison(
         *(_sum(both, name) for name in ("planned_seconds", "measured_seconds", "planned_usd", "measured_usd")),

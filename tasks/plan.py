@@ -14,11 +14,12 @@ from config.records import STAGES, PipelineRow, stages_of
 from config.schema import Params
 from costs.attempts import read_attempts
 from costs.budget import Cost, Excess, chain, excess, limits, predecessor, spent, total
+from costs.catalogue import hardware, own_price
 from costs.cheaper import cheapest
 from costs.planner import Target, target
 from costs.planner import plan as make_plan
 from costs.plans import Plan, StagePlan
-from costs.price import usd_per_device_hour
+from costs.price import pool_of, usd_per_device_hour
 from costs.reconcile import PLAN_FILE
 from reporting.numbers import duration, usd
 from tasks.progress import planned_steps
@@ -74,9 +75,19 @@ def prepare(root: Path, params: Params) -> Prepared:
     return Prepared(params, before, so_far, aim, plan, "", ahead, total({name: _fixed(stage) for name, stage in planned.items()}))
 
 
+def _aim_of(params: Params, aim: Target, stage: str) -> Target:
+    """The devices of a stage: as many as it has processes, of the work pool that it is placed on."""
+    aim, pool = replace(aim, gpus=getattr(params.processes, stage, 1)), pool_of(params, stage)
+    if pool in params.prices.device_by_pool:
+        aim = replace(aim, hardware=hardware(params.prices.device_by_pool[pool]))
+    if pool in params.prices.usd_per_device_hour_by_pool:
+        aim = replace(aim, price=own_price(usd_per_device_hour(params, stage), params.prices.source, params.prices.date))
+    return aim
+
+
 def _whole_plan(params: Params, aim: Target) -> Plan:
     """Every stage on as many devices as it has processes."""
-    each = [make_plan(params, replace(aim, gpus=getattr(params.processes, stage, 1)), (stage,)) for stage in stages_of(params.align.method)]
+    each = [make_plan(params, _aim_of(params, aim, stage), (stage,)) for stage in stages_of(params.align.method)]
     return Plan(
         tuple(stage for plan in each for stage in plan.stages), tuple(dict.fromkeys(line for plan in each for line in plan.assumptions))
     )
@@ -93,8 +104,7 @@ def _kept_params(root: Path, rows: list[PipelineRow]) -> dict[str, Params]:
 
 def spent_by_stage(root: Path, params: Params, run_ids: list[str]) -> dict[str, Cost]:
     """What each stage of the named runs cost, at the prices of `params`."""
-    price = usd_per_device_hour(params)
-    return {stage: spent(read_attempts(root / "runs" / stage)[0], run_ids, price) for stage in STAGES}
+    return {stage: spent(read_attempts(root / "runs" / stage)[0], run_ids, usd_per_device_hour(params, stage)) for stage in STAGES}
 
 
 def done_share(root: Path, params: Params, stage: str) -> float:

@@ -86,7 +86,7 @@ class Watch:
     def __init__(self, root: Path, params: Params, stage: str) -> None:
         folder = root / "runs" / stage
         self._stage, self._params = stage, params
-        self._price = usd_per_device_hour(params)
+        self._price = usd_per_device_hour(params, stage)
         self._steps = planned_steps(root, params, stage)
         self._attempts, self._usage, self._metrics = (
             Follower(path, path.stat().st_size if path.exists() else 0)

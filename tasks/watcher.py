@@ -21,7 +21,7 @@ class BudgetWatch:
 
     def __init__(self, run: Run, stage: str) -> None:
         self._run, self._stage = run, stage
-        self._price = usd_per_device_hour(run.params)
+        self._price = usd_per_device_hour(run.params, stage)
         rows = jsonl.read(run.root / "runs" / "pipeline.jsonl", PipelineRow).rows
         self._spent = spent_by_stage(run.root, run.params, chain(rows, run.run_id))
         self._asked_at = time.time()

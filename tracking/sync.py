@@ -174,7 +174,7 @@ class Shipment:
             if isinstance(row, MetricRow):
                 batches[owner] += training_metrics(stage, row)
             else:
-                price = prices.setdefault(row.run_id, usd_per_device_hour(self._params_of(row.run_id)))
+                price = prices.setdefault(row.run_id, usd_per_device_hour(self._params_of(row.run_id), stage))
                 batches[owner] += usage_metrics(row, price)
             self._rows += 1
         for (run_id, attempt), batch in batches.items():

@@ -62,8 +62,8 @@ def stage(name: str, phases: dict[str, tuple[float, int]], price: float, cached:
     made = tuple(PhaseCost(phase, seconds, tokens, 1, usd_of(seconds, price), MIB) for phase, (seconds, tokens) in phases.items())
     return StageCost(
         stage=name, cached=cached, state="cached" if cached else "done", message="", attempt=1, attempts=1, failed_attempts=0, device="cpu",
-        world_size=1, seconds=0.0, device_seconds=0.0, usd=0.0, waste_seconds=0.0, waste_usd=0.0, memory_retries=0, saved_seconds=0.0,
-        saved_usd=0.0, peak_bytes=MIB, phases=() if cached else made, made=made,
+        world_size=1, usd_per_device_hour=price, seconds=0.0, device_seconds=0.0, usd=0.0, waste_seconds=0.0, waste_usd=0.0, memory_retries=0,
+        saved_seconds=0.0, saved_usd=0.0, peak_bytes=MIB, phases=() if cached else made, made=made,
     )  # fmt: skip
 
 

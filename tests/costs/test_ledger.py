@@ -258,3 +258,17 @@ def test_the_json_totals_are_exactly_the_sum_of_its_stages(tmp_path: Path, param
     assert printed["total_seconds"] == sum(stage["seconds"] for stage in printed["stages"])
     assert all(stage["usd"] == sum(phase["usd"] for phase in stage["phases"]) for stage in printed["stages"])
     assert set(printed["stages"][0]["phases"][0]) >= {"phase", "seconds", "tokens", "usd", "peak_bytes"}
+
+
+def test_each_stage_is_paid_for_at_the_price_of_its_work_pool(tmp_path: Path) -> None:
+    params = load(
+        ROOT / "recipes" / "demo.yaml",
+        ["prices.usd_per_device_hour=3.6", "placement.sft=gpus", "prices.usd_per_device_hour_by_pool={gpus: 36.0}"],
+    )
+    pipeline(tmp_path, "a", "start")
+    for stage in ("data", "sft"):
+        done_attempt(tmp_path, stage, 1, "a")
+        pipeline(tmp_path, "a", "stage", stage=stage, attempt=1)
+    data, sft = ledger(tmp_path, params).stages
+    assert (data.usd, sft.usd) == (pytest.approx(0.01), pytest.approx(0.1))
+    assert (data.usd_per_device_hour, sft.usd_per_device_hour) == (3.6, 36.0)

@@ -33,3 +33,9 @@ def test_power_is_that_of_the_device_where_none_is_given() -> None:
 def test_an_unknown_device_has_no_power_and_says_where_to_add_it() -> None:
     with pytest.raises(CostError, match=r"'z9'.*costs/hardware\.yaml"):
         usd_per_device_hour(demo("prices.device=z9", "prices.usd_per_kwh=0.2"))
+
+
+def test_a_stage_on_a_work_pool_costs_what_the_pool_does() -> None:
+    params = demo("placement.sft=gpus", "placement.ppo=spot", "prices.usd_per_device_hour_by_pool={gpus: 2.5}", "prices.usd_per_kwh=0.3")
+    assert usd_per_device_hour(params, "sft") == 2.5
+    assert usd_per_device_hour(params, "ppo") == usd_per_device_hour(params, "data") == usd_per_device_hour(params) != 2.5
