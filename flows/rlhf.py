@@ -7,7 +7,7 @@ from prefect.client.schemas.objects import State
 
 from config.schema import Params
 from tasks.gate import approval, checked, plan
-from tasks.pipeline import align, data, evaluate, pipeline_run, report, reward, sft
+from tasks.pipeline import align, data, evaluate, pipeline_run, places, report, reward, sft
 
 
 @flow(name="rlhf", persist_result=False, validate_parameters=False)
@@ -20,6 +20,7 @@ def rlhf(params: Params) -> State[Any]:
     prepared = plan(checked(params))
     approval(prepared)
     with pipeline_run(prepared) as run:
+        places(run)
         data(run)
         sft(run)
         reward(run)

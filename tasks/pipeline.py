@@ -3,7 +3,7 @@
 import logging
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,8 +15,9 @@ from prefect.client.schemas.objects import State, TaskRun
 from prefect.runtime import deployment, flow_run
 from prefect.states import Cancelled, Completed
 
-from config.errors import OverBudget, RlhfError, StageStopped, UserError
-from config.records import METHODS
+from config.errors import EnvironmentFault, OverBudget, RlhfError, StageStopped, UserError
+from config.records import METHODS, stages_of
+from config.sections.run import LOCAL
 from costs.history import remember
 from costs.ledger import ledger
 from costs.reconcile import read_plan, reconcile
@@ -24,10 +25,11 @@ from reporting.build import build_report, build_summary
 from reporting.numbers import duration, usd
 from tasks.month import PURPOSE
 from tasks.outcome import Outcome, StageCrashed
+from tasks.placement import check_places, fetch_aligned, place_of, placed_stages, run_here, run_placed
 from tasks.plan import Prepared, keep
 from tasks.progress import Display, Progress
 from tasks.run import Run, begin, end_left_open, keep_copies, locked
-from tasks.stage import run_stage, stop_orphans
+from tasks.stage import stop_orphans
 from tasks.stop import StopRequest, on_signals
 from tasks.summary import markdown
 from tasks.validity import default_remote, push
@@ -47,8 +49,10 @@ ARTIFACT_EVERY_SECONDS = 5.0
 class Pipeline:
     """A pipeline run at work."""
 
-    def __init__(self, run: Run, stop: StopRequest, shipper: Shipper) -> None:
+    def __init__(self, run: Run, stop: StopRequest, shipper: Shipper, ahead: Sequence[str]) -> None:
         self.run, self.stop, self.shipper = run, stop, shipper
+        self.ahead = ahead
+        """Stages that will have to be done."""
         self.display = Display()
         self.report: Path | None = None
         self.state: State[Any] = Completed()
@@ -70,7 +74,7 @@ def pipeline_run(prepared: Prepared) -> Iterator[Pipeline]:
         keep(run.folder, prepared)
         shipper = Shipper(root, params, run.run_id)
         shipper.start()
-        pipeline = Pipeline(run, stop, shipper)
+        pipeline = Pipeline(run, stop, shipper, tuple(prepared.ahead) if prepared.plan else stages_of(params.align.method))
         try:
             yield pipeline
         except StageStopped as stopped:
@@ -81,6 +85,7 @@ def pipeline_run(prepared: Prepared) -> Iterator[Pipeline]:
             _end(pipeline, "failed", f"{type(error).__name__}: {error}")
             raise
         else:
+            _bring_model(pipeline)
             _send(pipeline)
 
 
@@ -109,6 +114,15 @@ def _end(pipeline: Pipeline, state: str, message: str) -> None:
         pipeline.display.say(f"warning: {error}")
     keep_copies(run, pipeline.report)
     _send(pipeline)
+
+
+def _bring_model(pipeline: Pipeline) -> None:
+    """A model that was aligned elsewhere comes here to be registered; that can not fail the run."""
+    try:
+        fetch_aligned(pipeline.run)
+    except EnvironmentFault as fault:
+        logger.warning("%s", fault)
+        pipeline.display.say(f"warning: {fault}")
 
 
 def _remember(run: Run) -> None:
@@ -172,7 +186,7 @@ def stage_task(stage: str) -> Callable[[Pipeline], None]:
     def bring_up_to_date(pipeline: Pipeline) -> State[Any]:
         observer = _Observer(pipeline.display)
         try:
-            outcome = run_stage(pipeline.run, stage, pipeline.stop, observer)
+            outcome = _bring_up_to_date(pipeline, stage, observer)
         except StageStopped as stopped:
             return Cancelled(name=OVER_BUDGET if isinstance(stopped, OverBudget) else STOPPED, message=str(stopped))
         pipeline.display.say(observer.last_line(stage, outcome))
@@ -184,6 +198,14 @@ def stage_task(stage: str) -> Callable[[Pipeline], None]:
             raise (OverBudget if state.name == OVER_BUDGET else StageStopped)(state.message or "")
 
     return call
+
+
+def _bring_up_to_date(pipeline: Pipeline, stage: str, observer: "_Observer") -> Outcome:
+    """Here, or in a container of the work pool that `placement` names."""
+    place = place_of(pipeline.run, stage)
+    if place == LOCAL:
+        return run_here(pipeline.run, stage, pipeline.stop, observer)
+    return run_placed(pipeline.run, stage, place, pipeline.stop, observer)
 
 
 def _message(stage: str, outcome: Outcome) -> str:
@@ -222,6 +244,12 @@ class _Observer:
         if self._artifact is not None:
             self._put(1.0)
         return f"{stage:<9} done in {duration(self._progress.seconds)} for {usd(self._progress.usd)}"
+
+
+def places(pipeline: Pipeline) -> None:
+    """See that the work pools that stages are placed on can do them, before anything is paid for. Raises EnvironmentFault."""
+    if any(stage in pipeline.ahead for stage in placed_stages(pipeline.run)):
+        task(name="places", cache_policy=NO_CACHE, persist_result=False)(check_places)(pipeline.run, pipeline.ahead)
 
 
 @task(name="report", cache_policy=NO_CACHE, persist_result=False)

@@ -42,10 +42,10 @@ def run_stage(run: Run, stage: str, stop: StopRequest, observe: Observer) -> Out
         outcome = Outcome(cached=True, attempt=None)
     else:
         outcome = _reproduce(run, stage, stop, observe)
-    return _record(run, stage, outcome)
+    return record(run, stage, outcome)
 
 
-def _record(run: Run, stage: str, outcome: Outcome) -> Outcome:
+def record(run: Run, stage: str, outcome: Outcome) -> Outcome:
     """Note which attempt's outputs the run uses: for a cached stage, the one that made these very bytes."""
     known = digests(run.root, stage)
     if outcome.cached:
@@ -119,11 +119,11 @@ def _watched(run: Run, stage: str, log: IO[bytes], watch: Watch, stop: StopReque
         _end_left_behind(watch.pid)
         watch.look()
     if watch.attempt is not None and watch.attempt.event != "end":
-        _note_loss(run, stage, watch.attempt)
+        note_loss(run, stage, watch.attempt)
     return process.returncode
 
 
-def _note_loss(run: Run, stage: str, attempt: AttemptRow) -> None:
+def note_loss(run: Run, stage: str, attempt: AttemptRow) -> None:
     """A process killed without a word is paid for up to now, when its death is seen, and not only up to its last row."""
     row = attempt.model_copy(update={"event": "lost", "time": time.time()})
     jsonl.append(run.root / "runs" / stage / "attempts.jsonl", row)

@@ -13,6 +13,7 @@ import yaml
 from config.errors import EnvironmentFault
 from config.inputs import outdated_digests
 from config.schema import Params
+from config.sections.run import LOCAL
 from tasks.run import STATE_FOLDER
 
 
@@ -47,6 +48,7 @@ def stale_stages(root: Path, params: Params, stages: Sequence[str]) -> list[str]
     wanted = params.model_dump(mode="json")
     changing = {str(path) for path in outdated_digests(root, params)}
     stale = []
+    elsewhere = any(place != LOCAL for place in wanted["placement"].values())
     for stage in stages:
         if stage not in pipeline:
             continue
@@ -55,7 +57,7 @@ def stale_stages(root: Path, params: Params, stages: Sequence[str]) -> list[str]
         reads = {item["path"] for item in (entry or {}).get("deps", [])}
         named = [key for key in pipeline[stage].get("params", []) if isinstance(key, str)]
         same = entry is not None and set(named) == set(recorded) and all(_at(wanted, key) == value for key, value in recorded.items())
-        if not same or reads & changing or _changed_files(root, stage):
+        if not same or reads & changing or _changed_files(root, stage, absent_is_fine=elsewhere):
             stale.append(stage)
             changing |= {str(out if isinstance(out, str) else next(iter(out))) for kind in ("outs", "metrics", "plots")
                          for out in pipeline[stage].get(kind, [])}  # fmt: skip
@@ -70,11 +72,23 @@ def _at(params: Mapping[str, Any], dotted: str) -> Any:
     return node
 
 
-def _changed_files(root: Path, stage: str) -> bool:
-    """Whether DVC finds anything changed but parameters."""
-    changes = [change for entry in _status(root, stage).values() for change in entry]
+def _changed_files(root: Path, stage: str, absent_is_fine: bool = False) -> bool:
+    """Whether DVC finds anything changed but parameters; data that is in the remote alone may count as unchanged."""
+    changes = [change for entry in _status(root, stage).values() for change in entry if not (absent_is_fine and is_only_absent(change))]
     files = [path for change in changes if isinstance(change, dict) for kind in change.values() for path in kind if path != "params.yaml"]
     return bool(files) or any(isinstance(change, str) for change in changes)
+
+
+ABSENT = ("deleted", "not in cache")
+"""What DVC says of data that is not here."""
+
+
+def is_only_absent(change: Any) -> bool:
+    """Whether nothing but data is missing here, such as {'changed outs': {'models/sft': 'deleted'}}."""
+    if not isinstance(change, dict):
+        return False
+    items = [(path, state) for paths in change.values() if isinstance(paths, dict) for path, state in paths.items()]
+    return bool(items) and all(state in ABSENT and not path.endswith((".py", ".yaml")) for path, state in items)
 
 
 def repro_command(stage: str) -> list[str]:
@@ -113,8 +127,9 @@ def _yaml(path: Path) -> dict[str, Any]:
     return content if isinstance(content, dict) else {}
 
 
-def push(root: Path, timeout_seconds: float = 600) -> str | None:
-    """Send new outputs to the default remote; returns in one line why it could not, None if all is there or there is no remote.
+def push(root: Path, timeout_seconds: float = 600, stage: str | None = None) -> str | None:
+    """Send new outputs (of `stage`, or all) to the default remote; returns in one line why it could not, None if all is there or there is
+    no remote.
 
     What was pushed is remembered by the digest of dvc.lock, so that an unchanged run asks nobody.
     """
@@ -124,7 +139,7 @@ def push(root: Path, timeout_seconds: float = 600) -> str | None:
     digest = hashlib.sha256(lock.read_bytes()).hexdigest()
     if marker.exists() and marker.read_text() == digest:
         return None
-    command = [sys.executable, "-m", "dvc", "push", "--quiet"]
+    command = [sys.executable, "-m", "dvc", "push", "--quiet", *([stage] if stage else [])]
     try:
         done = subprocess.run(
             command,
@@ -140,7 +155,9 @@ def push(root: Path, timeout_seconds: float = 600) -> str | None:
         return f"dvc push took more than {timeout_seconds:.0f} s and was given up. Run dvc push to send the outputs to the remote."
     if done.returncode:
         return f"dvc push failed: {_last_error(done.stderr)} The run is complete here; run dvc push to send its outputs to the remote."
-    marker.write_text(digest)
+    if stage is None:
+        marker.parent.mkdir(exist_ok=True)
+        marker.write_text(digest)
     return None
 
 

@@ -1,0 +1,27 @@
+"""The flow `stage`: one stage in a container of its own, started by the pipeline on the work pool that `placement` names."""
+
+from typing import Any
+
+from prefect import flow
+from prefect.client.schemas.objects import State
+from prefect.states import Cancelled, Completed, Failed
+
+from tasks.placed import Reply, work
+from tasks.stop import on_signals
+
+
+@flow(name="stage", persist_result=False)
+def stage(request: str) -> State[Any]:
+    """Do the stage that the request at this address describes; the reply lies beside it."""
+    with on_signals() as stop:
+        return _state(work(request, stop))
+
+
+def _state(reply: Reply) -> State[Any]:
+    match reply.kind:
+        case "done" | "ready":
+            return Completed(message=reply.message or None)
+        case "stopped":
+            return Cancelled(name="Stopped", message=reply.message)
+        case _:
+            return Failed(message=reply.message)

@@ -1,0 +1,273 @@
+"""A stage in a container of its own: what happens there, from the request to the reply.
+
+The container has the code and nothing else. It makes a workspace, fetches the stage's inputs and checkpoint from the store, does the stage
+as `tasks.stage` does it anywhere, sends its rows while it works, and pushes its outputs. The new dvc.lock goes back with the reply.
+"""
+
+import json
+import logging
+import os
+import shutil
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from config.errors import EnvironmentFault, RlhfError, StageStopped, UserError
+from config.load import load
+from tasks.code import FILES, HOME, PACKAGES, code_digest
+from tasks.exchange import Exchange, Sender, dump, files_of, put_files
+from tasks.outcome import Outcome, StageCrashed
+from tasks.progress import attempts
+from tasks.remote import fetch, inputs_of
+from tasks.run import Run
+from tasks.stage import run_stage
+from tasks.stop import StopRequest
+from tasks.validity import push
+
+logger = logging.getLogger(__name__)
+
+REQUEST, REPLY, STOP = "request.json", "reply.json", "stop"
+ROWS = ("attempts.jsonl", "usage.jsonl", "metrics.jsonl", "samples.jsonl", "log.txt")
+"""Files of runs/<stage>/ that the pipeline follows."""
+CHECKPOINT_MANIFEST = "manifest.json"
+KEPT_CHECKPOINTS = 2
+ROWS_EVERY_SECONDS = 1.0
+CHECKPOINTS_EVERY_SECONDS = 2.0
+LOWEST_FREE_BYTES = 2 * 2**30
+ALIVE = Path("/tmp/rlhf-alive")
+"""Touched while a stage is at work, for the health check of the image."""
+
+
+class Reply(NamedTuple):
+    """How a stage in a container of its own ended."""
+
+    kind: str
+    """done, ready (of a check), bad_input, stopped, crashed."""
+    message: str = ""
+    attempt: int | None = None
+    cached: bool = False
+    hopeless: bool = False
+    lock: str = ""
+    """The new dvc.lock."""
+
+
+def work(url: str, stop: StopRequest) -> Reply:
+    """Do what the request at `url` asks for, and put the reply beside it."""
+    exchange = Exchange(url)
+    content = exchange.read(REQUEST)
+    if content is None:
+        raise EnvironmentFault(f"{url}/{REQUEST} does not exist: the pipeline and this container do not see the same store.")
+    reply = _answer(json.loads(content), exchange, stop)
+    exchange.write(REPLY, dump(reply._asdict()))
+    return reply
+
+
+def _answer(request: dict[str, Any], exchange: Exchange, stop: StopRequest) -> Reply:
+    try:
+        _same_code(request)
+        if request["stage"] is None:
+            return _check(request)
+        return _stage(request, exchange, stop)
+    except StageStopped as stopped:
+        return Reply("stopped", str(stopped))
+    except UserError as error:
+        return Reply("bad_input", str(error))
+    except StageCrashed as crash:
+        return Reply("crashed", str(crash), hopeless=crash.hopeless)
+    except (RlhfError, OSError, subprocess.SubprocessError) as error:
+        return Reply("crashed", f"{type(error).__name__}: {error}")
+
+
+def _same_code(request: dict[str, Any]) -> None:
+    own = code_digest()
+    if request["code"] != own:
+        raise EnvironmentFault(
+            f"the image of work pool {request['pool']} has the code {own}, the pipeline has {request['code']}. "
+            "Build both images from one commit (make images), and name the new one in the pool."
+        )
+
+
+def _check(request: dict[str, Any]) -> Reply:
+    """Whether a stage could be done here: a GPU if one is asked for, and room."""
+    if request["gpus"] and not _gpus():
+        raise EnvironmentFault(
+            f"work pool {request['pool']} has {request['device']} in prices.device_by_pool, and no GPU is in its container. Give the pool device "
+            "requests and its machine the container toolkit, or name another device."
+        )
+    free = shutil.disk_usage(_workspaces()).free
+    if free < LOWEST_FREE_BYTES:
+        raise EnvironmentFault(
+            f"{free / 2**30:.1f} GiB are free at {_workspaces()} in work pool {request['pool']}, {LOWEST_FREE_BYTES / 2**30:.0f} are "
+            "needed at least. Make room on the volume of its cache."
+        )
+    return Reply("ready", f"{_gpus()} GPUs, {free / 2**30:.0f} GiB free")
+
+
+def _gpus() -> int:
+    """GPUs of this container, by the driver's own tool: torch takes seconds to import, and this half does without."""
+    try:
+        listed = subprocess.run(["nvidia-smi", "--list-gpus"], capture_output=True, text=True, timeout=30, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return 0
+    return len(listed.stdout.splitlines()) if listed.returncode == 0 else 0
+
+
+def _workspaces() -> Path:
+    return Path(os.environ.get("RLHF_WORKSPACES", "/workspaces"))
+
+
+def _stage(request: dict[str, Any], exchange: Exchange, stop: StopRequest) -> Reply:
+    stage = request["stage"]
+    with _workspace(request) as root:
+        run = Run(root, request["run_id"], load(root / "params.yaml"))
+        store = Exchange(request["remote"]["url"])
+        fetch(root, inputs_of(root, stage))
+        _restore(root, stage, store)
+        with _couriers(root, stage, exchange, store, stop):
+            outcome = run_stage(run, stage, stop, lambda progress: None)
+        return _done(run, stage, outcome, store)
+
+
+def _done(run: Run, stage: str, outcome: Outcome, store: Exchange) -> Reply:
+    """The outputs to the remote; the checkpoints have done their work."""
+    fault = push(run.root, stage=stage)
+    if fault:
+        raise EnvironmentFault(f"{stage} is done, but its outputs could not be sent to {store.url}: {fault}")
+    for fingerprint in {row.fingerprint for row in attempts(run.root, stage) if row.fingerprint}:
+        store.remove(f"checkpoints/{stage}/{fingerprint}")
+    return Reply("done", attempt=outcome.attempt, cached=outcome.cached, lock=(run.root / "dvc.lock").read_text(encoding="utf-8"))
+
+
+# ---------------------------------------------------------------- the workspace
+
+
+@contextmanager
+def _workspace(request: dict[str, Any]) -> Iterator[Path]:
+    """A folder with the code, the files of the request and the store as DVC remote; gone afterwards."""
+    root = _workspaces() / request["id"]
+    shutil.rmtree(root, ignore_errors=True)
+    root.mkdir(parents=True)
+    ignored = shutil.ignore_patterns("__pycache__", "config.local", "tmp", "cache")
+    for name in (*PACKAGES, ".dvc"):
+        shutil.copytree(HOME / name, root / name, ignore=ignored)
+    for name in (*FILES, ".dvcignore"):
+        shutil.copyfile(HOME / name, root / name)
+    (root / ".dvc" / "config.local").write_text(_dvc_config(request["remote"]), encoding="utf-8")
+    put_files(root, request["files"])
+    try:
+        yield root
+    finally:
+        shutil.rmtree(root, ignore_errors=True)
+
+
+def _dvc_config(remote: dict[str, str]) -> str:
+    """No git, a cache that the containers of a machine share, and the store."""
+    cache = os.environ.get("RLHF_CACHE", "/cache")
+    options = "".join(f"    {key} = {value}\n" for key, value in remote.items() if key != "name")
+    return f"""[core]
+    no_scm = true
+    remote = {remote["name"]}
+[cache]
+    dir = {cache}/dvc
+['remote "{remote["name"]}"']
+{options}"""
+
+
+# ---------------------------------------------------------------- rows and checkpoints on their way
+
+
+@contextmanager
+def _couriers(root: Path, stage: str, exchange: Exchange, store: Exchange, stop: StopRequest) -> Iterator[None]:
+    """Send rows and checkpoints, and hear whether the pipeline asks to stop, while the block runs; the last rows go at its end."""
+    sender = Sender(root / "runs" / stage, exchange, ROWS)
+    mirrored: set[str] = set()
+    ended = threading.Event()
+
+    def rows() -> None:
+        sender.send()
+        asked = int(exchange.read(STOP) or 0)
+        stop.requests = max(stop.requests, asked)
+        ALIVE.touch()
+
+    def checkpoints() -> None:
+        _mirror(root, stage, store, mirrored)
+
+    threads = [
+        threading.Thread(target=_every, args=(seconds, ended, task), daemon=True)
+        for seconds, task in ((ROWS_EVERY_SECONDS, rows), (CHECKPOINTS_EVERY_SECONDS, checkpoints))
+    ]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        for thread in threads:
+            thread.join()
+        sender.send()
+        _mirror(root, stage, store, mirrored)
+
+
+def _every(seconds: float, ended: threading.Event, task: Callable[[], None]) -> None:
+    """A store that is away for a while does not stop the stage: what was not sent goes the next time."""
+    told = False
+    while not ended.wait(seconds):
+        try:
+            task()
+            told = False
+        except EnvironmentFault as fault:
+            if not told:
+                logger.warning("%s", fault)
+            told = True
+
+
+def _mirror(root: Path, stage: str, store: Exchange, mirrored: set[str]) -> None:
+    """Copy checkpoints that are whole to the store, and leave only the newest there."""
+    for manifest in sorted((root / "checkpoints" / stage).glob(f"*/step-*/{CHECKPOINT_MANIFEST}")):
+        folder = manifest.parent
+        name = f"checkpoints/{stage}/{folder.parent.name}/{folder.name}"
+        if name in mirrored:
+            continue
+        try:
+            store.upload(folder, name, last=CHECKPOINT_MANIFEST)
+        except (EnvironmentFault, FileNotFoundError):
+            if folder.exists():
+                raise
+            continue  # a newer one has taken its place meanwhile
+        mirrored.add(name)
+        of_same = sorted(other for other in mirrored if other.rsplit("/", 1)[0] == name.rsplit("/", 1)[0])
+        for old in of_same[:-KEPT_CHECKPOINTS]:
+            store.remove(old)
+
+
+def _restore(root: Path, stage: str, store: Exchange) -> None:
+    """The newest mirrored checkpoint of the stage's last attempt; whether it fits, the stage decides by its fingerprint."""
+    rows = attempts(root, stage)
+    fingerprint = rows[-1].fingerprint if rows else ""
+    if not fingerprint:
+        return
+    place = f"checkpoints/{stage}/{fingerprint}"
+    whole = [name.split("/")[0] for name in store.below(place).names() if name.endswith(f"/{CHECKPOINT_MANIFEST}")]
+    if whole:
+        newest = max(whole)
+        store.download(f"{place}/{newest}", root / place / newest)
+
+
+def request_of(run: Run, stage: str | None, pool: str, identity: str, remote: dict[str, str]) -> dict[str, Any]:
+    """What the pipeline asks a container of `pool` for; stage None only checks it."""
+    device = run.params.prices.device_by_pool.get(pool)
+    files = ["params.yaml", "dvc.lock", "data/inputs/data.json", "data/inputs/model.json", f"runs/{stage}/attempts.jsonl"]
+    return {
+        "id": identity,
+        "run_id": run.run_id,
+        "stage": stage,
+        "pool": pool,
+        "code": code_digest(),
+        "remote": remote,
+        "device": device,
+        "gpus": device is not None and device != "cpu",
+        "files": files_of(run.root, files) if stage else {},
+    }

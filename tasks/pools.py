@@ -1,0 +1,64 @@
+"""Work pools, as the pipeline sees them: is there one, does a worker serve it, and a stage handed to it."""
+
+from typing import Any
+from uuid import UUID
+
+from prefect import get_client
+from prefect.client.schemas.objects import FlowRun, WorkerStatus
+from prefect.deployments import run_deployment
+from prefect.exceptions import ObjectNotFound
+
+from config.errors import EnvironmentFault
+
+FLOW = "stage"
+ENTRYPOINT = "flows.stage.stage"
+"""A module, not a file: the image has the code on its path."""
+PARAMETERS = {
+    "type": "object",
+    "title": "Parameters",
+    "properties": {"request": {"type": "string", "title": "request", "description": "Address of the request, below the DVC remote."}},
+    "required": ["request"],
+}
+
+
+def require_served(pool: str, placed: str) -> None:
+    """Raise EnvironmentFault unless work pool `pool` is there, at work, and a worker serves it; `placed` is the key that names it."""
+    with get_client(sync_client=True) as client:
+        try:
+            found = client.read_work_pool(pool)
+        except ObjectNotFound:
+            raise EnvironmentFault(
+                f"{placed}={pool}: Prefect has no work pool of that name. Make it with rlhf pool {pool}, or set {placed}: local."
+            ) from None
+        if found.is_paused:
+            raise EnvironmentFault(f"{placed}={pool}: the work pool is paused. Resume it: prefect work-pool resume {pool}.")
+        if found.type == "process":
+            raise EnvironmentFault(
+                f"{placed}={pool}: this work pool starts processes, stages are placed on pools of containers (docker, kubernetes). "
+                f"Name another, or set {placed}: local."
+            )
+        workers = client.read_workers_for_work_pool(pool)
+        if not any(worker.status == WorkerStatus.ONLINE for worker in workers):
+            raise EnvironmentFault(
+                f"{placed}={pool}: no worker serves this work pool, a stage would wait for ever. "
+                f"Start one: prefect worker start --pool {pool}."
+            )
+
+
+def hand_over(pool: str, request: str, name: str) -> FlowRun:
+    """Create the flow run of a request on a pool, a child of the run at work; the pool's worker starts its container."""
+    with get_client(sync_client=True) as client:
+        flow_id = client.create_flow_from_name(FLOW)
+        deployment: UUID = client.create_deployment(
+            flow_id, name=pool, work_pool_name=pool, entrypoint=ENTRYPOINT, path=".", parameter_openapi_schema=PARAMETERS,
+            description="A stage in a container of its own; started by the pipeline.",
+        )  # fmt: skip
+    made: Any = run_deployment(deployment, parameters={"request": request}, flow_run_name=name, timeout=0, as_subflow=True)
+    assert isinstance(made, FlowRun)
+    return made
+
+
+def state_of(flow_run: UUID) -> Any:
+    """The newest state of a flow run."""
+    with get_client(sync_client=True) as client:
+        return client.read_flow_run(flow_run).state
