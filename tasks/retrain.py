@@ -124,7 +124,7 @@ def is_due(cycle: Cycle, force: bool) -> bool:
         cycle.champion = require_champion(root)
         champion_folder = check_champion(root, cycle.champion.run_id)
         cycle.data_key = key_now(root, params)
-        reason = None if force else _nothing_new(root, cycle.champion, cycle.data_key)
+        reason = None if force else nothing_new(root, cycle.champion, cycle.data_key)
     if reason is not None:
         cycle.end("skipped", reason)
         return False
@@ -191,7 +191,7 @@ def put_in_place(cycle: Cycle) -> None:
 # ---------------------------------------------------------------- what is asked on the way
 
 
-def _nothing_new(root: Path, champion: Champion, key: str | None) -> str | None:
+def nothing_new(root: Path, champion: Champion, key: str | None) -> str | None:
     """Why nothing needs to be read: these very inputs have been decided on."""
     if key is None:
         return None
