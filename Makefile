@@ -3,14 +3,20 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/installed
+DEVICE ?= cpu
+TORCH_INDEX ?=
+COMMIT := $(shell git rev-parse HEAD 2>/dev/null)
 
-.PHONY: demo test lint up down clean
+.PHONY: demo test test-containers lint up down images up-docker clean
 
 demo: $(STAMP)  ## the whole pipeline on the embedded data, from nothing to the report
 	$(BIN)/rlhf run --recipe recipes/demo.yaml
 
 test: $(STAMP)  ## the whole test suite
 	$(BIN)/python -m pytest
+
+test-containers: $(STAMP)  ## builds the images and runs the stack; needs a Docker engine
+	$(BIN)/python -m pytest -m containers tests/containers
 
 lint: $(STAMP)  ## style, types, and which package may import which
 	$(BIN)/ruff check .
@@ -20,6 +26,14 @@ lint: $(STAMP)  ## style, types, and which package may import which
 
 up down: $(STAMP)  ## the Prefect and MLflow servers with their pages
 	$(BIN)/rlhf $@
+
+images:  ## the two images of docker/Dockerfile; DEVICE=cuda for GPUs, TORCH_INDEX= for an index of CPU builds
+	docker build --file docker/Dockerfile --target orchestrator --build-arg COMMIT=$(COMMIT) --tag rlhf-orchestrator:latest .
+	docker build --file docker/Dockerfile --target train --build-arg COMMIT=$(COMMIT) --build-arg DEVICE=$(DEVICE) \
+	  --build-arg TORCH_INDEX=$(TORCH_INDEX) --tag rlhf-train:latest .
+
+up-docker: $(STAMP) images  ## servers, store and workers in containers: docker/compose.yaml
+	$(BIN)/rlhf up --docker
 
 clean:  ## remove what runs made; data sources, the environment and the DVC remote stay
 	rm -rf data/prepared data/tokenizer data/inputs models metrics plots evaluation report runs checkpoints .dvc/tmp

@@ -82,16 +82,28 @@ def up(
     open_page: Annotated[
         str | None, typer.Option("--open", metavar="SERVER", help="Open the newest run in prefect's or mlflow's pages.")
     ] = None,
+    docker: Annotated[bool, typer.Option("--docker", help="Start the stack of docker/compose.yaml instead, in containers.")] = False,
+    gpu: Annotated[bool, typer.Option("--gpu", help="With --docker: a worker for containers with GPUs too.")] = False,
 ) -> None:
     """Start the Prefect and MLflow servers in the background and wait until they answer."""
+    if docker:
+        from cli.docker import up as start_stack
+
+        start_stack(gpu)
+        return
     from cli.servers import up as start
 
     start(prefect_port, mlflow_port, open_page)
 
 
 @app.command()
-def down() -> None:
+def down(docker: Annotated[bool, typer.Option("--docker", help="Stop the stack of docker/compose.yaml instead.")] = False) -> None:
     """Stop the servers that `rlhf up` started."""
+    if docker:
+        from cli.docker import down as stop_stack
+
+        stop_stack()
+        return
     from cli.servers import down as stop
 
     stop()

@@ -38,7 +38,7 @@ class Exchange:
 
     def write(self, name: str, content: bytes) -> None:
         """Put a file in place whole."""
-        with _told(self.url):
+        with FaultsTold(self.url):
             path = f"{self._root}/{name}"
             if self.url.startswith("s3://"):
                 self._files.pipe_file(path, content)  # an object appears whole
@@ -51,7 +51,7 @@ class Exchange:
 
     def read(self, name: str) -> bytes | None:
         """The content of a file, None if there is none."""
-        with _told(self.url):
+        with FaultsTold(self.url):
             try:
                 return bytes(self._files.cat_file(f"{self._root}/{name}"))
             except FileNotFoundError:
@@ -59,7 +59,7 @@ class Exchange:
 
     def names(self) -> list[str]:
         """All files below, by their place seen from here."""
-        with _told(self.url):
+        with FaultsTold(self.url):
             prefix = f"{self._root.strip('/')}/"
             found = (str(path).strip("/") for path in self._files.find(self._root))
             return sorted(path.removeprefix(prefix) for path in found if not Path(path).name.startswith("."))
@@ -68,14 +68,14 @@ class Exchange:
         """Copy a folder here; the file `last` goes last, so that its presence says that all of it is there."""
         files = sorted(path for path in folder.rglob("*") if path.is_file())
         for path in sorted(files, key=lambda path: path.name == last):
-            with _told(self.url):
+            with FaultsTold(self.url):
                 target = f"{self._root}/{name}/{path.relative_to(folder)}"
                 self._files.makedirs(target.rsplit("/", 1)[0], exist_ok=True)
                 self._files.put_file(str(path), target)
 
     def download(self, name: str, folder: Path) -> None:
         """Copy a folder from here."""
-        with _told(self.url):
+        with FaultsTold(self.url):
             for file in self.below(name).names():
                 target = folder / file
                 target.parent.mkdir(parents=True, exist_ok=True)
@@ -83,14 +83,14 @@ class Exchange:
 
     def remove(self, name: str) -> None:
         """Remove a folder, or with an empty name all of this one; that there is none is no fault."""
-        with _told(self.url):
+        with FaultsTold(self.url):
             path = f"{self._root}/{name}".rstrip("/")
             if self._files.exists(path):
                 self._files.rm(path, recursive=True)
 
 
-class _told:
-    """Faults of the store in one line, without what the library was given to sign in with."""
+class FaultsTold:
+    """Faults of the store at an address in one line, without what the library was given to sign in with."""
 
     def __init__(self, url: str) -> None:
         self._url = url

@@ -1,6 +1,7 @@
 """The Prefect side of a run: the context every task works in, a task per stage, and the report task."""
 
 import logging
+import os
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -33,6 +34,7 @@ from tasks.stage import stop_orphans
 from tasks.stop import StopRequest, on_signals
 from tasks.summary import markdown
 from tasks.validity import default_remote, push
+from tasks.workspace import is_own, keep_lock
 from tracking.shipper import Shipper
 
 logger = logging.getLogger(__name__)
@@ -136,10 +138,22 @@ def _remember(run: Run) -> None:
 
 def _send(pipeline: Pipeline) -> None:
     """Outputs to the DVC remote, rows to MLflow; neither can fail the run."""
-    for fault in (push(pipeline.run.root), pipeline.shipper.finish(SHIPPING_PATIENCE_SECONDS)):
+    for fault in (push(pipeline.run.root), _leave_lock(pipeline.run.root), pipeline.shipper.finish(SHIPPING_PATIENCE_SECONDS)):
         if fault:
             logger.warning("%s", fault)
             pipeline.display.say(f"warning: {fault}")
+
+
+def _leave_lock(root: Path) -> str | None:
+    """For the next run, where each has a workspace of its own; returns in one line why it could not."""
+    remote = default_remote(root)
+    if remote is None or not is_own(root):
+        return None
+    try:
+        keep_lock(root, remote)
+    except EnvironmentFault as fault:
+        return str(fault)
+    return None
 
 
 def _detail(root: Path, prepared: Prepared) -> dict[str, Any]:
@@ -157,7 +171,11 @@ def _detail(root: Path, prepared: Prepared) -> dict[str, Any]:
 
 
 def _git(root: Path, *arguments: str) -> str:
-    done = subprocess.run(["git", *arguments], cwd=root, capture_output=True, text=True, check=False)
+    """What git says; in an image, which has none, the commit that it was built from."""
+    try:
+        done = subprocess.run(["git", *arguments], cwd=root, capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        return os.environ.get("RLHF_COMMIT", "") if arguments[0] == "rev-parse" else ""
     return done.stdout.strip() if done.returncode == 0 else ""
 
 

@@ -6,7 +6,6 @@ as `tasks.stage` does it anywhere, sends its rows while it works, and pushes its
 
 import json
 import logging
-import os
 import shutil
 import subprocess
 import threading
@@ -17,7 +16,7 @@ from typing import Any, NamedTuple
 
 from config.errors import EnvironmentFault, RlhfError, StageStopped, UserError
 from config.load import load
-from tasks.code import FILES, HOME, PACKAGES, code_digest
+from tasks.code import code_digest
 from tasks.exchange import Exchange, Sender, dump, files_of, put_files
 from tasks.outcome import Outcome, StageCrashed
 from tasks.progress import attempts
@@ -26,6 +25,7 @@ from tasks.run import Run
 from tasks.stage import run_stage
 from tasks.stop import StopRequest
 from tasks.validity import push
+from tasks.workspace import lay_out, workspaces
 
 logger = logging.getLogger(__name__)
 
@@ -97,10 +97,10 @@ def _check(request: dict[str, Any]) -> Reply:
             f"work pool {request['pool']} has {request['device']} in prices.device_by_pool, and no GPU is in its container. Give the pool device "
             "requests and its machine the container toolkit, or name another device."
         )
-    free = shutil.disk_usage(_workspaces()).free
+    free = shutil.disk_usage(workspaces()).free
     if free < LOWEST_FREE_BYTES:
         raise EnvironmentFault(
-            f"{free / 2**30:.1f} GiB are free at {_workspaces()} in work pool {request['pool']}, {LOWEST_FREE_BYTES / 2**30:.0f} are "
+            f"{free / 2**30:.1f} GiB are free at {workspaces()} in work pool {request['pool']}, {LOWEST_FREE_BYTES / 2**30:.0f} are "
             "needed at least. Make room on the volume of its cache."
         )
     return Reply("ready", f"{_gpus()} GPUs, {free / 2**30:.0f} GiB free")
@@ -113,10 +113,6 @@ def _gpus() -> int:
     except (OSError, subprocess.TimeoutExpired):
         return 0
     return len(listed.stdout.splitlines()) if listed.returncode == 0 else 0
-
-
-def _workspaces() -> Path:
-    return Path(os.environ.get("RLHF_WORKSPACES", "/workspaces"))
 
 
 def _stage(request: dict[str, Any], exchange: Exchange, stop: StopRequest) -> Reply:
@@ -141,39 +137,17 @@ def _done(run: Run, stage: str, outcome: Outcome, store: Exchange) -> Reply:
     return Reply("done", attempt=outcome.attempt, cached=outcome.cached, lock=(run.root / "dvc.lock").read_text(encoding="utf-8"))
 
 
-# ---------------------------------------------------------------- the workspace
-
-
 @contextmanager
 def _workspace(request: dict[str, Any]) -> Iterator[Path]:
     """A folder with the code, the files of the request and the store as DVC remote; gone afterwards."""
-    root = _workspaces() / request["id"]
+    root = workspaces() / request["id"]
     shutil.rmtree(root, ignore_errors=True)
-    root.mkdir(parents=True)
-    ignored = shutil.ignore_patterns("__pycache__", "config.local", "tmp", "cache")
-    for name in (*PACKAGES, ".dvc"):
-        shutil.copytree(HOME / name, root / name, ignore=ignored)
-    for name in (*FILES, ".dvcignore"):
-        shutil.copyfile(HOME / name, root / name)
-    (root / ".dvc" / "config.local").write_text(_dvc_config(request["remote"]), encoding="utf-8")
+    lay_out(root, request["remote"])
     put_files(root, request["files"])
     try:
         yield root
     finally:
         shutil.rmtree(root, ignore_errors=True)
-
-
-def _dvc_config(remote: dict[str, str]) -> str:
-    """No git, a cache that the containers of a machine share, and the store."""
-    cache = os.environ.get("RLHF_CACHE", "/cache")
-    options = "".join(f"    {key} = {value}\n" for key, value in remote.items() if key != "name")
-    return f"""[core]
-    no_scm = true
-    remote = {remote["name"]}
-[cache]
-    dir = {cache}/dvc
-['remote "{remote["name"]}"']
-{options}"""
 
 
 # ---------------------------------------------------------------- rows and checkpoints on their way
