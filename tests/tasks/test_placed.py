@@ -1,0 +1,119 @@
+"""What happens in the container of a stage, here in this process and with a folder as store: only the container is missing."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from config import jsonl
+from config.load import load
+from config.records import AttemptRow
+from config.schema import Params
+from tasks import placed
+from tasks.code import code_digest
+from tasks.exchange import Exchange, Receiver, dump
+from tasks.placed import REPLY, REQUEST, Reply, request_of, work
+from tasks.run import Run, begin
+from tasks.stop import StopRequest
+from tests.conftest import ROOT
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
+
+Ask = Callable[..., Reply]
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """A pipeline at its start, in a folder that has neither data nor models."""
+    monkeypatch.setenv("RLHF_WORKSPACES", str(tmp_path / "workspaces"))
+    monkeypatch.setenv("RLHF_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(placed, "ALIVE", tmp_path / "alive")
+    monkeypatch.setattr(placed, "LOWEST_FREE_BYTES", 0)
+    params: Params = load(ROOT / "tests" / "e2e" / "tiny.yaml")
+    root = tmp_path / "pipeline"
+    root.mkdir()
+    return begin(root, "run-1", params, {})
+
+
+@pytest.fixture
+def ask(run: Run, tmp_path: Path) -> Ask:
+    """Puts a request into the store and does it, as the flow of the container would."""
+
+    def ask(stage: str | None, identity: str, **changes: Any) -> Reply:
+        store = str(tmp_path / "store")
+        exchange = Exchange(f"{store}/exchange/{run.run_id}/{identity}")
+        request = request_of(run, stage, "pool", identity, {"name": "store", "url": store}) | changes
+        exchange.write(REQUEST, dump(request))
+        reply = work(exchange.url, StopRequest())
+        assert json.loads(exchange.read(REPLY) or b"") == reply._asdict()
+        Receiver(run.root / "runs" / (stage or "check"), exchange).receive()
+        return reply
+
+    return ask
+
+
+def attempts(run: Run, stage: str) -> list[AttemptRow]:
+    return jsonl.read(run.root / "runs" / stage / "attempts.jsonl", AttemptRow).rows
+
+
+def test_a_stage_is_done_with_nothing_but_the_request_and_the_store(run: Run, ask: Ask, tmp_path: Path) -> None:
+    reply = ask("data", "data-1")
+    assert (reply.kind, reply.attempt, reply.cached) == ("done", 1, False)
+    outs = {out["path"]: out["md5"] for out in yaml.safe_load(reply.lock)["stages"]["data"]["outs"]}
+    listed = tmp_path / "store" / "files" / "md5" / outs["data/prepared"][:2] / outs["data/prepared"][2:]
+    assert any(entry["relpath"] == "sft/train.jsonl" for entry in json.loads(listed.read_text()))
+    assert [(row.event, row.exit_code) for row in attempts(run, "data")] == [("start", None), ("end", 0)]
+    assert (run.root / "runs" / "data" / "usage.jsonl").stat().st_size > 0
+    assert list((tmp_path / "workspaces").iterdir()) == [], "the workspace goes with the container"
+
+    # the next one has its inputs from the store alone, and its attempts are numbered on
+    (run.root / "dvc.lock").write_text(reply.lock)
+    shutil.rmtree(tmp_path / "cache")
+    again = ask("sft", "sft-1")
+    assert (again.kind, again.attempt) == ("done", 1), again
+    assert not (tmp_path / "store" / "checkpoints" / "sft").exists() or not list(
+        (tmp_path / "store" / "checkpoints" / "sft").rglob("*.json")
+    )
+    assert set(yaml.safe_load(again.lock)["stages"]) == {"data", "sft"}
+
+
+def test_a_mistake_of_the_user_is_the_stages_own_line(run: Run, ask: Ask) -> None:
+    reply = ask("sft", "sft-1")
+    assert reply.kind == "bad_input"
+    assert "\n" not in reply.message
+    assert "data/" in reply.message
+
+
+def test_another_code_is_refused_before_anything_is_done(run: Run, ask: Ask) -> None:
+    reply = ask("data", "data-1", code="0123456789ab")
+    assert reply.kind == "bad_input"
+    assert f"has the code {code_digest()}, the pipeline has 0123456789ab" in reply.message
+    assert attempts(run, "data") == []
+
+
+def test_a_check_says_what_is_there_and_what_is_missing(run: Run, ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
+    Path(placed.workspaces()).mkdir(parents=True, exist_ok=True)
+    assert ask(None, "check-1").kind == "ready"
+    monkeypatch.setattr(placed, "_gpus", lambda: 0)
+    without = ask(None, "check-2", gpus=True, device="a100-80")
+    assert (without.kind, "no GPU is in its container" in without.message) == ("bad_input", True)
+    monkeypatch.setattr(placed, "LOWEST_FREE_BYTES", 2**60)
+    full = ask(None, "check-3")
+    assert (full.kind, "GiB are free" in full.message) == ("bad_input", True)
+
+
+def test_the_digest_of_the_code_changes_with_the_code(tmp_path: Path) -> None:
+    for name in ("tasks", "training"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "x.py").write_text("1\n")
+    for name in ("dvc.yaml", "constraints.txt"):
+        (tmp_path / name).write_text("")
+    before = code_digest(tmp_path)
+    (tmp_path / "tasks" / "notes.txt").write_text("no code")
+    assert code_digest(tmp_path) == before
+    (tmp_path / "training" / "x.py").write_text("2\n")
+    assert code_digest(tmp_path) != before
