@@ -1,16 +1,14 @@
 """Outputs appear whole or not at all: written to a temporary place, then renamed; the previous output stays until then."""
 
 import csv
-import errno
 import json
-import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from config.errors import EnvironmentFault
+from training.faults import named_fault
 
 
 @contextmanager
@@ -92,32 +90,3 @@ def _named_faults(target: Path) -> Iterator[None]:
         if fault is error:
             raise
         raise fault from error
-
-
-def named_fault(error: Exception, target: Path) -> Exception:
-    """The one-line EnvironmentFault for a full disk or missing permission; any other error as it is."""
-    number = _error_number(error)
-    place = getattr(error, "filename", None) or target
-    if number in (errno.ENOSPC, errno.EDQUOT):
-        free = shutil.disk_usage(target.resolve().parent).free
-        return EnvironmentFault(
-            f"{place}: no space left on the disk ({free / 2**20:.0f} MiB free). Free some space and run again; {target} is as it was."
-        )
-    if number in (errno.EACCES, errno.EPERM, errno.EROFS):
-        return EnvironmentFault(
-            f"{place}: no permission to write. Make the folder writable for this user and run again; {target} is as it was."
-        )
-    return error
-
-
-def _error_number(error: Exception) -> int | None:
-    """What the operating system refused, also where a library hides it.
-
-    Rust libraries say `os error 28`; torch.save says only that its file is shorter than what was written.
-    """
-    if isinstance(error, OSError):
-        return error.errno
-    told = re.search(r"\(os error (\d+)\)", str(error))
-    if told:
-        return int(told[1])
-    return errno.ENOSPC if re.search(r"inline_container.*unexpected pos|file write failed", str(error)) else None

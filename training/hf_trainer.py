@@ -18,8 +18,9 @@ from config.sections.online import Rloo
 from training import processes
 from training.batching import LengthBuckets
 from training.checkpoint import restoring
+from training.faults import is_out_of_memory
 from training.lowbit import require_bitsandbytes
-from training.out_of_memory import Pieces, is_out_of_memory
+from training.out_of_memory import Pieces
 from training.stage import Stage
 from training.usage import Work
 

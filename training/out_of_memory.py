@@ -6,32 +6,22 @@ A piece is what one forward pass takes; what is learnt from is the whole batch, 
 import gc
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import torch
 
 from config.errors import EnvironmentFault
 from training import processes
-
-if TYPE_CHECKING:
-    from training.stage import Stage
+from training.faults import is_out_of_memory
+from training.stage import Stage
 
 T = TypeVar("T")
-CPU_WORDS = ("can't allocate memory", "not enough memory", "std::bad_alloc")
-"""What the CPU's allocators say."""
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an exception says that memory, of the accelerator or of the machine, does not suffice."""
-    if isinstance(error, torch.OutOfMemoryError | MemoryError):
-        return True
-    return isinstance(error, RuntimeError) and any(words in str(error) for words in CPU_WORDS)
 
 
 class Pieces:
     """The size of the pieces that a stage's work is done in: as params.yaml says, or smaller since memory did not suffice."""
 
-    def __init__(self, stage: "Stage", name: str, size: int) -> None:
+    def __init__(self, stage: Stage, name: str, size: int) -> None:
         """`name` of the parameter that `size` comes from."""
         self._stage = stage
         self._name = name

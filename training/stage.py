@@ -23,9 +23,8 @@ from config.load import load
 from config.records import LAUNCHER_VARIABLE, NO_RUN_ID, RUN_ID_VARIABLE, AttemptRow, MetricRow
 from config.schema import Params
 from training import processes
-from training.artifacts import named_fault
 from training.checkpoint import DONE, Checkpoints, fingerprint
-from training.out_of_memory import is_out_of_memory
+from training.faults import is_out_of_memory, named_fault
 from training.usage import Meter
 
 logger = logging.getLogger("training")

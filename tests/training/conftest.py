@@ -33,17 +33,21 @@ def finished(tmp_path_factory: pytest.TempPathFactory, one_thread: None) -> Path
     return root
 
 
+def copied(source: Path, root: Path, stage: str, **sections: dict) -> Path:
+    """A copy of a project in which the stages before `stage` have run, with params of its own."""
+    shutil.copytree(source, root, ignore=shutil.ignore_patterns(*STREAMS))
+    for later in PIPELINE[PIPELINE.index("ppo" if stage in METHODS else stage) :]:
+        shutil.rmtree(root / "models" / later, ignore_errors=True)
+        (root / "metrics" / f"{later}.json").unlink(missing_ok=True)
+    write(params(**sections), root / "params.yaml")
+    return root
+
+
 @pytest.fixture
 def project(finished: Path, tmp_path: Path) -> Callable[..., Path]:
     """Makes a copy in which the stages before `stage` have run, with params of its own."""
 
     def make(stage: str, name: str = "project", **sections: dict) -> Path:
-        root = tmp_path / name
-        shutil.copytree(finished, root, ignore=shutil.ignore_patterns(*STREAMS))
-        for later in PIPELINE[PIPELINE.index("ppo" if stage in METHODS else stage) :]:
-            shutil.rmtree(root / "models" / later, ignore_errors=True)
-            (root / "metrics" / f"{later}.json").unlink(missing_ok=True)
-        write(params(**sections), root / "params.yaml")
-        return root
+        return copied(finished, tmp_path / name, stage, **sections)
 
     return make

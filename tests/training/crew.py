@@ -1,7 +1,4 @@
-"""Several processes that run many stages one after another, so that their imports are paid once: `python -m tests.training.crew`.
-
-Reads a JSON list of [folder, stage] and runs each with as many processes as WORLD_SIZE says. The first process writes exit codes.
-"""
+"""Several processes that run many stages one after another, so that their imports are paid once: `python -m tests.training.crew JOBS`."""
 
 import json
 import os
@@ -10,52 +7,85 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
+from config.errors import EXIT_DONE, EXIT_RESUMABLE
+from config.load import read, validate, write
 from config.records import RENDEZVOUS_VARIABLE
 from tests.training.tiny import ROOT
 
 PATIENCE_SECONDS = 240.0
 
 
-def run_together(work: Sequence[tuple[Path, str]], processes: int = 2) -> None:
-    """Run each stage in its folder by `processes` processes; fails with what they said unless all end well."""
+class Job(NamedTuple):
+    """A stage to run in a folder."""
+
+    root: str
+    stage: str
+    level: str = "none"
+    """Of `sharding`; put into the folder's params.yaml."""
+    offload: bool = False
+    stops: bool = False
+    """As if it were asked to stop while its first step is at work."""
+
+
+def run_together(jobs: Sequence[Job], processes: int = 2) -> None:
+    """Run each job by `processes` processes; fails with what they said unless all end as they should."""
     with tempfile.TemporaryDirectory() as folder:
-        environment = {
+        common = {
             **os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "WORLD_SIZE": str(processes), "LOCAL_WORLD_SIZE": str(processes),
             RENDEZVOUS_VARIABLE: str(Path(folder) / "rendezvous"),
         }  # fmt: skip
-        command = [sys.executable, "-m", "tests.training.crew", json.dumps([[str(root), stage] for root, stage in work])]
-        crew: list[subprocess.Popen[str]] = []
+        command = [sys.executable, "-m", "tests.training.crew", json.dumps(jobs)]
+        crew: list[subprocess.Popen[bytes]] = []
+        said = [Path(folder) / f"said-{rank}" for rank in range(processes)]
         try:
             for rank in range(processes):
-                ranked = {**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)}
-                crew.append(subprocess.Popen(command, env=ranked, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True))
-            said = [member.communicate(timeout=PATIENCE_SECONDS)[1] for member in crew]
+                with said[rank].open("wb") as file:
+                    ranked = {**common, "RANK": str(rank), "LOCAL_RANK": str(rank)}
+                    crew.append(subprocess.Popen(command, env=ranked, stdout=subprocess.DEVNULL, stderr=file))
+            for member in crew:
+                member.wait(timeout=PATIENCE_SECONDS)
         finally:
             for member in crew:
                 member.kill()
-            for member in crew:
                 member.wait()
-    assert [member.returncode for member in crew] == [0] * processes, "\n".join(said)
+        assert [member.returncode for member in crew] == [0] * processes, "\n".join(file.read_text() for file in said)
 
 
-def main(work: Sequence[tuple[str, str]]) -> int:
+def main(jobs: Sequence[Job]) -> int:
+    """Run the jobs as one of the processes; the exit code of the first that does not end as it should."""
     import torch
 
     from tests.training.tiny import run_main
     from training import processes
+    from training.stage import Stage
 
     torch.set_num_threads(1)
     processes.join("crew", accelerator=False)
     part = processes.leave
     processes.join = lambda *_: None
     processes.leave = lambda: None
-    for root, stage in work:
-        if code := run_main(Path(root), stage):
-            return code
+    begin = Stage.begin
+    for job in jobs:
+        path = Path(job.root) / "params.yaml"
+        if processes.rank() == 0:
+            content = read(path)
+            content["sharding"] |= {job.stage: job.level, "offload": job.offload}
+            write(validate(content, "crew"), path)
+        processes.wait_for_all()
+
+        def begin_stopping(stage: Stage, stops: bool = job.stops) -> None:
+            begin(stage)
+            stage.stop_requested = stops
+
+        Stage.begin = begin_stopping  # type: ignore[method-assign]
+        code = run_main(Path(job.root), job.stage)
+        if code != (EXIT_RESUMABLE if job.stops else EXIT_DONE):
+            return code or 1
     part()
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(json.loads(sys.argv[1])))
+    sys.exit(main([Job(*job) for job in json.loads(sys.argv[1])]))

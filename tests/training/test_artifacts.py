@@ -12,7 +12,8 @@ import pytest
 
 from config.errors import EnvironmentFault
 from tests.training.tiny import ROOT, files, names, on_a_small_disk
-from training.artifacts import named_fault, replacing, restore, write_csv, write_json, write_jsonl
+from training.artifacts import replacing, restore, write_csv, write_json, write_jsonl
+from training.faults import named_fault
 
 
 @pytest.fixture

@@ -15,7 +15,8 @@ from costs.attempts import read_attempts, retry_seconds
 from tests.training.processes import attempts
 from tests.training.test_processes import largest_difference
 from tests.training.tiny import ROOT, open_stage, work
-from training.out_of_memory import Pieces, is_out_of_memory
+from training.faults import is_out_of_memory
+from training.out_of_memory import Pieces
 
 Project = Callable[..., Path]
 BIG = {

@@ -10,11 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 
-from config import jsonl
 from config.errors import EnvironmentFault
-from config.records import UsageRow
-from tests.training.processes import finish, metric_rows
-from tests.training.tiny import work
 from training import processes
 
 Project = Callable[..., Path]
@@ -53,24 +49,3 @@ def test_more_processes_than_gpus_are_refused_in_one_line(monkeypatch: pytest.Mo
         monkeypatch.setitem(os.environ, name, value)
     with pytest.raises(EnvironmentFault, match=r"processes\.ppo=2 needs a GPU for each process, this machine has 1\."):
         processes.join("ppo", accelerator=True)
-
-
-@pytest.mark.integration
-def test_two_processes_take_the_steps_of_one(project: Project) -> None:
-    changes = {
-        "layout": "shared_trunk", "responses_per_prompt": 2, "micro_batch_tokens": 300, "updates": 4, "ppo_epochs": 2, "target_kl": 1.0,
-        "checkpoint_every_updates": 100,
-    }  # fmt: skip
-    one, two = (project("ppo", name, ppo=changes) for name in ("one", "two"))
-    work(one, "ppo")
-    finish(two, "ppo", processes=2)
-    assert largest_difference(one / "models/ppo", two / "models/ppo") < 2e-6
-    for alone, shared in zip(metric_rows(one, "ppo"), metric_rows(two, "ppo"), strict=True):
-        for name in alone.values.keys() - {"seconds"}:
-            tolerance = 1e-4 if name in NOISE else 1e-5
-            assert shared.values[name] == pytest.approx(alone.values[name], rel=1e-3 if name in NOISE else 1e-4, abs=tolerance), name
-    rows = {root: jsonl.read(root / "runs/ppo/usage.jsonl", UsageRow).rows for root in (one, two)}
-    assert {row.world_size for row in rows[two]} == {2}
-    for phase in ("rollout", "score", "reference", "update"):
-        counts = [[(row.step, row.tokens, row.sequences) for row in rows[root] if row.phase == phase] for root in (one, two)]
-        assert counts[0] == counts[1], phase
