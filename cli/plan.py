@@ -35,7 +35,7 @@ def plan(
     hardware: Annotated[
         str | None, typer.Option("--hardware", metavar="NAME", help="Device, such as a100-80; without it, this machine's CPU.")
     ] = None,
-    gpus: Annotated[int, typer.Option("--gpus", help="Devices.")] = 1,
+    gpus: Annotated[int | None, typer.Option("--gpus", help="Devices of every stage; without it, as many as it has processes.")] = None,
     usd_per_gpu_hour: Annotated[
         float | None, typer.Option("--usd-per-gpu-hour", help="Your own price, instead of the catalogue's.")
     ] = None,
@@ -168,7 +168,7 @@ def _sweep(params: "Params", aim: "Target", axis: str, stages: tuple[str, ...], 
         typer.echo(json.dumps({stage: [asdict(growth) for growth in each] for stage, each in growths.items()}, indent=2))
         return
     for stage, each in growths.items():
-        typer.echo(f"{stage} on {aim.gpus} x {aim.hardware.name}")
+        typer.echo(f"{stage} on {aim.of(params, stage).gpus} x {aim.hardware.name}")
         _print(_views().growth_table(each))
 
 

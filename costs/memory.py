@@ -121,6 +121,14 @@ def weights(setting: Setting, shape: ModelShape, levers: Levers) -> float:
     return divided
 
 
+def gathered_bytes(setting: Setting, shape: ModelShape, levers: Levers) -> float:
+    """Bytes by which a divided role grows where it is whole for a while: our stages gather it for passes without gradient."""
+    if setting.levers.parallel not in ("zero3", "fsdp") or setting.data_parallel == 1 or setting.engine.name != "ours":
+        return 0.0
+    whole = weights(setting.with_levers(parallel="ddp"), shape, replace(levers, parallel="ddp", offload_weights=False))
+    return max(0.0, whole - weights(setting, shape, levers))
+
+
 def gradient_bytes(setting: Setting, shape: ModelShape, levers: Levers) -> float:
     """Bytes of all gradients of a role on one device."""
     per = levers.weight_bytes if levers.tuning == "full" else _adapter_bytes(levers, setting)

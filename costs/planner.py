@@ -23,7 +23,7 @@ from costs.plans import Plan
 from costs.price import OWN_DEVICE
 from costs.price import usd_per_device_hour as own_rate
 from costs.rows import Rows, count
-from costs.setting import Attention, Levers, Rlhf, Setting, Workload
+from costs.setting import Attention, Levers, Parallel, Rlhf, Setting, Workload
 from costs.shapes import ModelShape, from_config
 from costs.stages import plan_stage
 
@@ -31,6 +31,8 @@ NORMALISATION_PAIRS = 2000
 """Training pairs that the reward stage scores once more, for the mean and deviation of its scores."""
 GAP_SAMPLE = 16
 """Of training/ppo_rollout.py, which this package can not import."""
+PARALLEL: dict[str, Parallel] = {"none": "ddp", "zero1": "zero1", "zero2": "zero2", "zero3": "fsdp"}
+"""By the word in `sharding`."""
 ATTENTION: dict[str, Attention] = {"sdpa": "sdpa", "eager": "eager", "flash_attention_2": "flash"}
 
 
@@ -42,13 +44,22 @@ class Target:
     price: Price
     gpus: int = 1
     root: Path = Path()
+    by_stage: bool = False
+    """Each stage has as many devices as `processes` says, instead of `gpus`."""
+
+    def of(self, params: Params, stage: str) -> "Target":
+        """What the plan of a stage is for."""
+        return replace(self, gpus=getattr(params.processes, stage, 1), by_stage=False) if self.by_stage else self
 
 
-def target(params: Params, name: str | None, gpus: int, usd_per_gpu_hour: float | None, root: Path) -> Target:
+def target(params: Params, name: str | None, gpus: int | None, usd_per_gpu_hour: float | None, root: Path) -> Target:
     """The devices and their price: the catalogue's for a named device, else those of params.yaml (`prices`).
 
-    Where neither names a device it is this machine, as `rlhf calibrate` measured it if it did.
+    Where neither names a device it is this machine, as `rlhf calibrate` measured it if it did. Without `gpus` each stage has as many as it
+    has processes.
     """
+    if gpus is None:
+        return replace(target(params, name, 1, usd_per_gpu_hour, root), by_stage=True)
     if gpus < 1:
         raise CostError(f"--gpus {gpus} must be at least 1.")
     named = name or params.prices.device
@@ -89,7 +100,15 @@ def random_config(params: Params) -> dict[str, Any]:
 def settings(params: Params, aim: Target) -> dict[str, Setting]:
     """One Setting for each stage that runs a model, those of other methods than `align.method` too."""
     rows, model = count(params, aim.root), base_shape(params, aim.root)
-    return {stage: _SETTINGS[stage](params, aim, rows, model) for stage in STAGES if stage != "data"}
+    return {stage: setting_of(params, aim, stage, rows, model) for stage in STAGES if stage != "data"}
+
+
+def setting_of(params: Params, aim: Target, stage: str, rows: Rows, model: ModelShape) -> Setting:
+    """What is to be planned of a stage that runs a model, divided among its devices as `sharding` says."""
+    made = _SETTINGS[stage](params, aim.of(params, stage), rows, model)
+    parallel = PARALLEL[getattr(params.sharding, stage, "none")]
+    offloads = params.sharding.offload and parallel in ("zero2", "fsdp")
+    return made.with_levers(parallel=parallel, offload_optimizer=offloads, offload_weights=offloads)
 
 
 def plan(params: Params, aim: Target, stages: tuple[str, ...] = ()) -> Plan:
@@ -104,9 +123,9 @@ def plan(params: Params, aim: Target, stages: tuple[str, ...] = ()) -> Plan:
     planned = []
     for stage in stages or stages_of(params.align.method):
         if stage == "data":
-            planned.append(plan_data(rows, params.data.test_fraction, aim.hardware, aim.gpus, aim.price))
+            planned.append(plan_data(rows, params.data.test_fraction, aim.hardware, aim.of(params, stage).gpus, aim.price))
         else:
-            planned.append(plan_stage(_SETTINGS[stage](params, aim, rows, model), aim.price))
+            planned.append(plan_stage(setting_of(params, aim, stage, rows, model), aim.price))
     return Plan(tuple(planned), assumptions(aim, rows))
 
 
@@ -139,15 +158,13 @@ def levers_of(params: Params, section: Mapping[str, Any], micro_batch: int, batc
         lora_dropout=bool(lora.get("dropout", 0.0)) if lora else False,
         quantisation=params.model.quantisation if lora else None,
         dtype=params.model.dtype,
-        weights_fp32=bool(section.get("fp32_weights", False)),
+        weights_fp32=not lora and params.model.dtype != "fp32",
         optimizer=section.get("optimizer", "adamw"),
         micro_batch=micro_batch,
         accumulation=max(1, batch // (micro_batch * gpus)),
         checkpointing="full" if section.get("activation_checkpointing") else "none",
         attention=ATTENTION[params.model.attention],
         packing=bool(section.get("packing", False)),
-        parallel=section.get("parallel", "ddp"),
-        offload_optimizer=bool(section.get("offload_optimizer", False)),
     )
 
 

@@ -12,7 +12,7 @@ from math import ceil
 from config.errors import CostError
 from costs.compute import Work, forward_pass, micro_step, optimizer_step
 from costs.generation import generation
-from costs.memory import Moment, Parts, Roles, frozen_role, generating, optimizer_bytes, scoring, weights
+from costs.memory import Moment, Parts, Roles, frozen_role, gathered_bytes, generating, optimizer_bytes, scoring, weights
 from costs.setting import Levers, Rlhf, Setting
 from costs.shapes import ModelShape
 from costs.time import duration
@@ -159,13 +159,18 @@ def ppo_moments(setting: Setting) -> list[Moment]:
     rollout = generating(
         setting, setting.model, setting.levers, side_by_side, work.prompt_tokens + work.response_tokens, work.prompt_tokens
     )
+    frozen = replace(setting.levers, tuning="frozen", weights_fp32=False)
+    rollout["workspace"] += gathered_bytes(setting, setting.model, setting.levers)
     found = [Moment("rollout", _plus(resident, "policy", rollout))]
     again = [("logprobs", setting.model, True)] if loop.rescored else []
     longest = packed_sequences(setting, loop.batch / setting.data_parallel)
     for name, shape, vocabulary in [*again, *_frozen_passes(setting)]:
         role = {"logprobs": "policy", "score": "reward", "reference": "ref", "value": "value"}[name]
         rows = min(longest, max(1.0, loop.rescored / setting.data_parallel)) if name == "logprobs" else longest
-        found.append(Moment(name, _plus(resident, role, scoring(setting, shape, setting.levers, rows, work.max_tokens, vocabulary))))
+        passing = scoring(setting, shape, setting.levers, rows, work.max_tokens, vocabulary)
+        held = {"policy": setting.levers, "value": value_levers(setting)}.get(role, frozen)
+        passing["workspace"] += gathered_bytes(setting, shape, held)
+        found.append(Moment(name, _plus(resident, role, passing)))
     return found + _update_moments(setting, resident)
 
 

@@ -10,7 +10,7 @@ from config.errors import CostError
 from costs.catalogue import Price
 from costs.compute import Work, forward_pass, mfu, micro_step, optimizer_step
 from costs.generation import generation, generation_moment
-from costs.memory import Moment, device_bytes, frozen_role, peak, scoring, weights
+from costs.memory import Moment, device_bytes, frozen_role, gathered_bytes, optimizer_bytes, peak, scoring, weights
 from costs.plans import PhasePlan, StagePlan, Usd
 from costs.ppo import ppo_moments, ppo_phases
 from costs.setting import Setting
@@ -106,6 +106,7 @@ def tensor_moments(setting: Setting) -> list[Moment]:
     if setting.stage == "dpo" and setting.workload.reference_sequences is not None:
         frozen = {"weights": weights(setting, shape, levers)}
         passing = scoring(setting, shape, levers, levers.micro_batch, setting.workload.max_tokens, vocabulary=True)
+        passing["workspace"] += gathered_bytes(setting, shape, levers)
         found.append(Moment("reference", {"policy": frozen | passing}))
     elif setting.stage in ("dpo", "distill"):
         other, role = (shape, "ref") if setting.stage == "dpo" else (_teacher(setting), "teacher")
@@ -115,6 +116,9 @@ def tensor_moments(setting: Setting) -> list[Moment]:
             passing = scoring(setting, other, levers, levers.micro_batch, setting.workload.max_tokens, vocabulary=True)
             states = {part: size for part, size in found[-1].roles["policy"].items() if part in ("weights", "optimizer")}
             found.append(Moment("reference", {"policy": states, role: frozen | passing}))
+    if setting.stage in ("reward", "dpo") and gathered_bytes(setting, shape, levers):
+        states = {"weights": weights(setting, shape, levers), "optimizer": optimizer_bytes(setting, shape, levers)}
+        found.append(Moment("evaluate", {"policy": states | {"workspace": gathered_bytes(setting, shape, levers)}}))
     return [*found, loading_moment(setting, shape, levers)]
 
 

@@ -230,7 +230,7 @@ def test_a_stage_alone_needs_no_other_section(tmp_path: Path) -> None:
     )
     params, notes = completed(file, [], ("sft",))
     stage = plan(params, aim(params, "a100-80"), ("sft",)).stages[0]
-    assert stage.memory["policy"]["weights"] == 2 * 6_738_415_616
+    assert stage.memory["policy"]["weights"] == (4 + 2) * 6_738_415_616  # fp32, and the copy that autocast keeps
     assert stage.steps == 100
     assert "sft.epochs" in notes[0]
 
