@@ -5,8 +5,7 @@ import re
 import subprocess
 from pathlib import Path
 
-from cli.pages import this_command
-from cli.project import project_root
+from cli.project import project_root, this_command
 from config.errors import EnvironmentFault
 
 COMPOSE, SETTINGS, EXAMPLE = "docker/compose.yaml", "docker/.env", "docker/.env.example"

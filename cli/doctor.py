@@ -10,12 +10,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from cli.pages import DEFAULT_PORTS
 from cli.project import project_root
 from config.errors import EXIT_BAD_INPUT, EXIT_DONE, RlhfError
 from config.load import load
 from config.schema import Params
 from config.sections.data import FileSource
+from tasks.pages import DEFAULT_PORTS
 from tasks.servers import is_port_free, servers
 
 FREE_BYTES_NEEDED = 1 * 2**30

@@ -84,8 +84,12 @@ def up(
     ] = None,
     docker: Annotated[bool, typer.Option("--docker", help="Start the stack of docker/compose.yaml instead, in containers.")] = False,
     gpu: Annotated[bool, typer.Option("--gpu", help="With --docker: a worker for containers with GPUs too.")] = False,
+    notify: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="Webhook that is told of runs that finish, fail or reach their budget, and of promotions."),
+    ] = None,
 ) -> None:
-    """Start the Prefect and MLflow servers in the background and wait until they answer."""
+    """Start the Prefect and MLflow servers and a worker in the background, and put the forms of prefect.yaml into the Prefect UI."""
     if docker:
         from cli.docker import up as start_stack
 
@@ -93,12 +97,12 @@ def up(
         return
     from cli.servers import up as start
 
-    start(prefect_port, mlflow_port, open_page)
+    start(prefect_port, mlflow_port, open_page, notify)
 
 
 @app.command()
 def down(docker: Annotated[bool, typer.Option("--docker", help="Stop the stack of docker/compose.yaml instead.")] = False) -> None:
-    """Stop the servers that `rlhf up` started."""
+    """Let runs at work checkpoint, then stop what `rlhf up` started."""
     if docker:
         from cli.docker import down as stop_stack
 
@@ -111,7 +115,7 @@ def down(docker: Annotated[bool, typer.Option("--docker", help="Stop the stack o
 
 @app.command()
 def status(as_json: AsJson = False) -> None:
-    """Show the servers, and how the newest run stands."""
+    """Show the servers and the worker, and how the newest run stands."""
     from cli.servers import status as show
 
     show(as_json)

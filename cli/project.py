@@ -1,5 +1,6 @@
-"""Which project and which params a command works on."""
+"""Which project and which params a command works on, and how commands are typed in it."""
 
+import sys
 from pathlib import Path
 
 from config.errors import EnvironmentFault
@@ -20,3 +21,9 @@ def project_root() -> Path:
 def chosen_params(root: Path, recipe: Path | None, overrides: list[str]) -> Params:
     """The params of `recipe`, or of the project's params.yaml, after the overrides. Raises ParamsError."""
     return load(recipe if recipe is not None else root / "params.yaml", overrides)
+
+
+def this_command() -> str:
+    """How to type `rlhf` here: by its path if the environment's folder is below the current one."""
+    program = Path(sys.executable).with_name("rlhf")
+    return str(program.relative_to(Path.cwd())) if program.is_relative_to(Path.cwd()) else "rlhf"

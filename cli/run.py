@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from cli.pages import pages, this_command
-from cli.project import chosen_params, project_root
+from cli.project import chosen_params, project_root, this_command
 from cli.report import run_json, stage_table
 from config.errors import EXIT_DONE, EXIT_RESUMABLE, CostError, EnvironmentFault, RlhfError
 from config.schema import Params
@@ -17,6 +16,7 @@ from reporting.build import REPORT
 from reporting.inputs import kept_folder, read_findings
 from reporting.verdict import verdict
 from tasks.orchestrator import settings
+from tasks.pages import pages
 from tasks.servers import prefect_api, servers
 
 if TYPE_CHECKING:
@@ -112,4 +112,6 @@ def show(root: Path, params: Params) -> None:
     report = own_report(root, findings.ledger.run_id)
     console.print(f"\nReport      {report or 'could not be written'}", markup=False)
     for name, url in pages(root, params, servers(root)).items():
+        if name == "report":
+            continue  # named above, by its path
         console.print(f"{name.capitalize():<11} {this_command()} up --open {name}   ({url})", markup=False)

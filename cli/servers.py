@@ -8,19 +8,32 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from cli.pages import pages, this_command
-from cli.project import chosen_params, project_root
+from cli.project import chosen_params, project_root, this_command
 from config import jsonl
 from config.errors import ParamsError
 from config.records import PipelineRow
 from tasks.orchestrator import settings
-from tasks.servers import WORKER, Server, log_path, mlflow_plan, prefect_plan, runs_at_work, servers, start, stop, worker_plan
+from tasks.pages import pages
+from tasks.servers import (
+    WORKER,
+    Server,
+    log_path,
+    mlflow_plan,
+    prefect_api,
+    prefect_plan,
+    runs_at_work,
+    servers,
+    start,
+    stop,
+    worker_name,
+    worker_plan,
+)
 
 if TYPE_CHECKING:
     from tasks.deployments import Deployed
 
 
-def up(prefect_port: int, mlflow_port: int, open_page: str | None) -> None:
+def up(prefect_port: int, mlflow_port: int, open_page: str | None, notify: str | None) -> None:
     """Start both servers, deploy the flows, start the worker, and print where to look. Raises EnvironmentFault for a taken port."""
     if open_page not in (None, "prefect", "mlflow"):
         raise ParamsError(f"--open {open_page} is not a server: it is prefect or mlflow.")
@@ -33,7 +46,7 @@ def up(prefect_port: int, mlflow_port: int, open_page: str | None) -> None:
     found = pages(root, params, running)
     for name, url in found.items():
         console.print(f"{name.capitalize():<8} {url}", markup=False)
-    deployed = _work(root, next(server for server in running if server.name == "prefect"))
+    deployed = _work(root, next(server for server in running if server.name == "prefect"), notify)
     for each in deployed:
         console.print(f"{'Form':<8} {each.url}/run   ({each.name}{', on a schedule' if each.scheduled else ''})", markup=False)
     console.print(f"Stop all with {this_command()} down. The logs are in {log_path(root, 'prefect').parent}.", markup=False)
@@ -41,22 +54,36 @@ def up(prefect_port: int, mlflow_port: int, open_page: str | None) -> None:
         webbrowser.open(found[open_page])
 
 
-def _work(root: Path, prefect: Server) -> list["Deployed"]:
+def _work(root: Path, prefect: Server, notify: str | None) -> list["Deployed"]:
     """Deploy the flows and start the worker that runs them."""
     api = f"{prefect.url}/api"
     os.environ.update(settings(root, api) | {"PREFECT_API_URL": api})
     from tasks.deployments import POOL, await_worker, deploy  # Prefect takes over a second to import, and reads its settings when it is
 
-    deployed = deploy(root)
+    deployed = deploy(root, notify)
+    _end_zombies(root)
     start(root, [worker_plan(root, api, POOL)])
     await_worker()
     return deployed
 
 
+def _end_zombies(root: Path) -> None:
+    """Say which runs had lost their process. The settings of Prefect are those of the project's server."""
+    from prefect.client.orchestration import get_client
+
+    from tasks.deployments import POOL
+    from tasks.zombies import end_zombies
+
+    alive = any(server.name == WORKER for server in servers(root))
+    with get_client(sync_client=True) as client:
+        for run in end_zombies(client, POOL, worker_name(POOL), alive):
+            print(f"Run {run.name} had lost its process: it is ended, and its slot is free.")
+
+
 def down() -> None:
     """Let runs checkpoint, then stop the worker and the servers."""
     root = project_root()
-    at_work = [run for server in servers(root) if server.name == WORKER for run in runs_at_work(server)]
+    at_work = runs_at_work(root)
     if at_work:
         print(f"Letting {'the run' if len(at_work) == 1 else f'{len(at_work)} runs'} at work checkpoint ...", flush=True)
     names = [server.name for server in stop(root)]
@@ -66,8 +93,12 @@ def down() -> None:
 
 
 def status(as_json: bool) -> None:
-    """Which servers run, and how the newest run stands."""
+    """Which servers run, and how the newest run stands; runs whose process is gone are ended."""
     root = project_root()
+    api = prefect_api(root)
+    if api and not as_json:
+        os.environ.update(settings(root, api) | {"PREFECT_API_URL": api})
+        _end_zombies(root)
     rows: list[PipelineRow] = jsonl.read(root / "runs" / "pipeline.jsonl", PipelineRow).rows
     newest = rows[-1] if rows else None
     shown: dict[str, Any] = {

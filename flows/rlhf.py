@@ -6,11 +6,11 @@ from prefect import flow
 from prefect.client.schemas.objects import State
 
 from config.schema import Params
-from tasks.gate import approval, checked, plan
+from tasks.gate import approval, checked, plan, refused
 from tasks.pipeline import align, data, evaluate, pipeline_run, places, report, reward, sft
 
 
-@flow(name="rlhf", persist_result=False, validate_parameters=False)
+@flow(name="rlhf", persist_result=False, validate_parameters=False, on_failure=[refused])
 def rlhf(params: Params) -> State[Any]:
     """Plan, data, demonstrations, preferences, PPO (or DPO, RLOO), evaluation, report. Only what changed since the last run is done again.
 

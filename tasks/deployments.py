@@ -24,6 +24,7 @@ from prefect.workers.process import ProcessWorker
 from config.errors import EnvironmentFault
 from config.load import load
 from config.schema import Params
+from tasks.automations import automate
 
 POOL = "cpu"
 TRAINING_QUEUE = "training"
@@ -66,8 +67,8 @@ def version(root: Path, params: dict[str, Any]) -> str:
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:12]
 
 
-def deploy(root: Path) -> list[Deployed]:
-    """Make the pool, its queues and every deployment, or bring them up to date; what is unchanged is left alone.
+def deploy(root: Path, webhook_url: str | None = None) -> list[Deployed]:
+    """Make the pool, its queues, every deployment and the automations, or bring them up to date; what is unchanged is left alone.
 
     A schedule that somebody switched on or off in the UI stays so. The Prefect settings of this process name the server.
     Raises EnvironmentFault if Prefect refuses prefect.yaml, ParamsError if its recipe is not valid.
@@ -80,6 +81,7 @@ def deploy(root: Path) -> list[Deployed]:
         if any(found is None or found.version != wanted for found in before.values()):
             _prefect_deploy(root)
             _keep_switches(client, before)
+        automate(client, webhook_url)
         return [_deployed(client, found) for found in _existing(client, content).values() if found is not None]
 
 

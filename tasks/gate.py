@@ -5,15 +5,18 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from prefect import task
+from prefect import Flow, task
 from prefect.artifacts import create_markdown_artifact
 from prefect.cache_policies import NO_CACHE
+from prefect.client.schemas.objects import FlowRun, State
 from prefect.flow_runs import pause_flow_run
 from prefect.runtime import deployment
 
+from config.errors import CostError, ParamsError
 from config.load import validate
 from config.schema import Params
 from reporting.numbers import usd
+from tasks.events import run_event
 from tasks.plan import Prepared, gate, markdown, needs_approval, prepare
 
 logger = logging.getLogger(__name__)
@@ -47,3 +50,10 @@ def approval(prepared: Prepared) -> None:
     planned, threshold = prepared.ahead_total.usd, prepared.params.budget.approval_usd
     logger.warning("%s are planned, above budget.approval_usd=%s: see the artifact plan, then resume the run.", usd(planned), threshold)
     pause_flow_run(timeout=APPROVAL_PATIENCE_SECONDS, poll_interval=APPROVAL_POLL_SECONDS)
+
+
+def refused(flow: Flow[..., Any], flow_run: FlowRun, state: State[Any]) -> None:
+    """Hook of a flow that failed: the event of a run that did not get as far as having an id of its own; the others have told."""
+    error = state.data if isinstance(state.data, BaseException) else state.result(raise_on_failure=False)
+    if isinstance(error, ParamsError | CostError):
+        run_event("failed", flow_run.name, str(error))

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from prefect import Task, task
-from prefect.artifacts import create_markdown_artifact, create_progress_artifact, update_progress_artifact
+from prefect.artifacts import create_markdown_artifact
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State, TaskRun
 from prefect.runtime import deployment, flow_run
@@ -24,15 +24,20 @@ from costs.ledger import ledger
 from costs.reconcile import read_plan, reconcile
 from reporting.build import build_report, build_summary
 from reporting.numbers import duration, usd
+from tasks.board import Board
+from tasks.events import RunEvent, run_event
+from tasks.journey import Journey
 from tasks.month import PURPOSE
 from tasks.outcome import Outcome, StageCrashed
+from tasks.pages import pages
 from tasks.placement import check_places, fetch_aligned, place_of, placed_stages, run_here, run_placed
 from tasks.plan import Prepared, keep
-from tasks.progress import Display, Progress
+from tasks.progress import Display, Progress, line
 from tasks.run import Run, begin, end_left_open, keep_copies, locked
+from tasks.servers import servers
 from tasks.stage import stop_orphans
 from tasks.stop import StopRequest, on_signals
-from tasks.summary import markdown
+from tasks.summary import markdown, told
 from tasks.validity import default_remote, push
 from tasks.workspace import is_own, keep_lock
 from tracking.shipper import Shipper
@@ -45,17 +50,18 @@ STOPPED, OVER_BUDGET = "Stopped", "OverBudget"
 """States of a run, and of the stage at work, that was asked to stop or has reached its budget: resumable."""
 SHIPPING_PATIENCE_SECONDS = 60.0
 """At the end of a run: the first time, MLflow may still be creating its database."""
-ARTIFACT_EVERY_SECONDS = 5.0
+BOARD_PATIENCE_SECONDS = 5.0
+"""For the last progress to be shown."""
 
 
 class Pipeline:
     """A pipeline run at work."""
 
-    def __init__(self, run: Run, stop: StopRequest, shipper: Shipper, ahead: Sequence[str]) -> None:
-        self.run, self.stop, self.shipper = run, stop, shipper
+    def __init__(self, run: Run, stop: StopRequest, shipper: Shipper, journey: Journey, ahead: Sequence[str]) -> None:
+        self.run, self.stop, self.shipper, self.journey = run, stop, shipper, journey
         self.ahead = ahead
         """Stages that will have to be done."""
-        self.display = Display()
+        self.display, self.board = Display(), Board()
         self.report: Path | None = None
         self.state: State[Any] = Completed()
         """What the flow ends in, unless it fails."""
@@ -76,7 +82,9 @@ def pipeline_run(prepared: Prepared) -> Iterator[Pipeline]:
         keep(run.folder, prepared)
         shipper = Shipper(root, params, run.run_id)
         shipper.start()
-        pipeline = Pipeline(run, stop, shipper, tuple(prepared.ahead) if prepared.plan else stages_of(params.align.method))
+        ahead = tuple(prepared.ahead) if prepared.plan else stages_of(params.align.method)
+        pipeline = Pipeline(run, stop, shipper, Journey(prepared, stages_of(params.align.method)), ahead)
+        pipeline.board.start()
         try:
             yield pipeline
         except StageStopped as stopped:
@@ -88,7 +96,9 @@ def pipeline_run(prepared: Prepared) -> Iterator[Pipeline]:
             raise
         else:
             _bring_model(pipeline)
+            pipeline.board.show("run", 1.0, "completed")
             _send(pipeline)
+            _tell(pipeline, "finished", "")
 
 
 def _patience(stop: StopRequest) -> Callable[[str], bool]:
@@ -104,7 +114,7 @@ def _patience(stop: StopRequest) -> Callable[[str], bool]:
     return wait
 
 
-def _end(pipeline: Pipeline, state: str, message: str) -> None:
+def _end(pipeline: Pipeline, state: RunEvent, message: str) -> None:
     """Close a run that did not come to its end, with a report of how far it came: the one in place is of an earlier run."""
     run = pipeline.run
     run.record("end", state=state, detail={"message": message})
@@ -116,6 +126,21 @@ def _end(pipeline: Pipeline, state: str, message: str) -> None:
         pipeline.display.say(f"warning: {error}")
     keep_copies(run, pipeline.report)
     _send(pipeline)
+    _tell(pipeline, state, message)
+
+
+def _tell(pipeline: Pipeline, state: RunEvent, message: str) -> None:
+    """Plan and result as an artifact with links to the pages of the run, and an event; whatever Prefect says to that, the run has ended."""
+    run = pipeline.run
+    pipeline.board.close(BOARD_PATIENCE_SECONDS)
+    try:
+        judged, book = told(run)
+        run_event(state, run.run_id, message or judged, usd=book.total_usd, seconds=book.total_seconds)
+        links = pages(run.root, run.params, servers(run.root), run.run_id)
+        content = markdown(run, pipeline.report, {name: url for name, url in links.items() if name != "prefect"})
+        create_markdown_artifact(content, key="result", description="What the run was planned to cost, what it cost, and what it bought")
+    except Exception as error:  # noqa: BLE001 -- Prefect's server may be gone, and its client raises what it likes
+        logger.warning("the result could not be shown in the Prefect UI: %s", error)
 
 
 def _bring_model(pipeline: Pipeline) -> None:
@@ -202,11 +227,15 @@ def stage_task(stage: str) -> Callable[[Pipeline], None]:
         persist_result=False,
     )
     def bring_up_to_date(pipeline: Pipeline) -> State[Any]:
-        observer = _Observer(pipeline.display)
+        observer = _Observer(pipeline)
+        done = False
         try:
             outcome = _bring_up_to_date(pipeline, stage, observer)
+            done = True
         except StageStopped as stopped:
             return Cancelled(name=OVER_BUDGET if isinstance(stopped, OverBudget) else STOPPED, message=str(stopped))
+        finally:
+            pipeline.journey.close(observer.progress, stage, done)
         pipeline.display.say(observer.last_line(stage, outcome))
         return Completed(name="Cached" if outcome.cached else "Completed", message=_message(stage, outcome))
 
@@ -232,36 +261,29 @@ def _message(stage: str, outcome: Outcome) -> str:
 
 
 class _Observer:
-    """Shows a stage's progress on the terminal, and as an artifact in the Prefect UI."""
+    """Shows a stage's progress on the terminal, and that of the stage and of the whole run as artifacts in the Prefect UI."""
 
-    def __init__(self, display: Display) -> None:
-        self._display = display
-        self._artifact: Any = None
-        self._updated = 0.0
-        self._progress: Progress | None = None
+    def __init__(self, pipeline: Pipeline) -> None:
+        self._pipeline = pipeline
+        self.progress: Progress | None = None
+        """The newest; None if no process was started."""
 
     def __call__(self, progress: Progress) -> None:
-        self._progress = progress
-        self._display.show(progress)
-        if progress.fraction is not None and time.monotonic() - self._updated >= ARTIFACT_EVERY_SECONDS:
-            self._updated = time.monotonic()
-            self._put(progress.fraction)
-
-    def _put(self, fraction: float) -> None:
-        assert self._progress is not None
-        if self._artifact is None:
-            self._artifact = create_progress_artifact(
-                100 * fraction, key=self._progress.stage, description=f"Progress of {self._progress.stage}"
-            )
-        else:
-            update_progress_artifact(self._artifact, 100 * fraction)
+        self.progress = progress
+        self._pipeline.display.show(progress)
+        journey, board = self._pipeline.journey, self._pipeline.board
+        whole = journey.look(progress)
+        board.show("run", whole.fraction, journey.words(whole, progress.stage))
+        if progress.fraction is not None:
+            board.show(progress.stage, progress.fraction, line(progress))
 
     def last_line(self, stage: str, outcome: Outcome) -> str:
-        if outcome.cached or self._progress is None:
+        if outcome.cached or self.progress is None:
             return f"{stage:<9} unchanged"
-        if self._artifact is not None:
-            self._put(1.0)
-        return f"{stage:<9} done in {duration(self._progress.seconds)} for {usd(self._progress.usd)}"
+        done = f"{stage:<9} done in {duration(self.progress.seconds)} for {usd(self.progress.usd)}"
+        if self.progress.fraction is not None:
+            self._pipeline.board.show(stage, 1.0, done)
+        return done
 
 
 def places(pipeline: Pipeline) -> None:
@@ -272,14 +294,13 @@ def places(pipeline: Pipeline) -> None:
 
 @task(name="report", cache_policy=NO_CACHE, persist_result=False)
 def report(pipeline: Pipeline) -> None:
-    """Close the run, write its HTML report, and show the result in the Prefect UI."""
+    """Close the run and write its HTML report."""
     run = pipeline.run
     run.record("end", state="completed")
     _remember(run)
     pipeline.report = build_report(run.root, run.params, run.run_id)
     build_summary(run.root, run.params, run.run_id)
     keep_copies(run, pipeline.report)
-    create_markdown_artifact(markdown(run, pipeline.report), key="result", description="What the run cost and what it bought")
 
 
 data, sft, reward, evaluate = (stage_task(stage) for stage in ("data", "sft", "reward", "evaluate"))

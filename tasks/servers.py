@@ -37,6 +37,8 @@ POLL_SECONDS = 2
 HEARTBEAT_SECONDS = 30
 """Between two signs of life of a run, which the automation on zombies waits for; Prefect takes no less."""
 WORKER = "worker"
+OWN_TRACKING_URI = "sqlite:///mlflow.db"
+"""Where MLflow's server keeps what runs tell it whose tracking.uri is that server."""
 
 
 class Server(NamedTuple):
@@ -59,7 +61,9 @@ class Server(NamedTuple):
 
     def is_alive(self) -> bool:
         try:
-            return abs(psutil.Process(self.pid).create_time() - self.created) < 1.0
+            process = psutil.Process(self.pid)
+            # a dead process whose parent does not ask for it stays in the table, in containers mostly
+            return abs(process.create_time() - self.created) < 1.0 and process.status() != psutil.STATUS_ZOMBIE
         except psutil.NoSuchProcess:
             return False
 
@@ -93,15 +97,21 @@ def prefect_plan(root: Path, port: int) -> Plan:
 
 
 def mlflow_plan(root: Path, tracking: Tracking, port: int) -> Plan | None:
-    """MLflow's pages on the database of `tracking.uri`; None if that is a server already."""
-    if tracking.uri.startswith(("http://", "https://", "databricks")):
+    """MLflow's pages on the database of `tracking.uri`; None if that is a server already, other than this very one."""
+    uri = OWN_TRACKING_URI if tracking.uri.rstrip("/") in (f"http://{name}:{port}" for name in (HOST, "localhost")) else tracking.uri
+    if uri.startswith(("http://", "https://", "databricks")):
         return None
     command = [
-        sys.executable, "-m", "mlflow", "server", "--backend-store-uri", tracking.uri, "--artifacts-destination",
+        sys.executable, "-m", "mlflow", "server", "--backend-store-uri", uri, "--artifacts-destination",
         str(root.resolve() / "mlartifacts"), "--host", HOST, "--port", str(port), "--workers", "1",
     ]  # fmt: skip
     # its job runners judge traces of language model applications: four processes that nothing here asks for
     return Plan("mlflow", port, "--mlflow-port", command, {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", **without_telemetry()})
+
+
+def worker_name(pool: str) -> str:
+    """What Prefect calls the worker of this machine."""
+    return f"{pool} on {socket.gethostname()}"
 
 
 def worker_plan(root: Path, api: str, pool: str) -> Plan:
@@ -113,7 +123,7 @@ def worker_plan(root: Path, api: str, pool: str) -> Plan:
         "PREFECT_WORKER_WEBSERVER_HOST": HOST, "PREFECT_WORKER_WEBSERVER_PORT": str(port),
     }  # fmt: skip
     command = [
-        sys.executable, "-m", "prefect", "worker", "start", "--pool", pool, "--type", "process", "--name", f"{pool} on {socket.gethostname()}",
+        sys.executable, "-m", "prefect", "worker", "start", "--pool", pool, "--type", "process", "--name", worker_name(pool),
         "--install-policy", "never", "--with-healthcheck",
     ]  # fmt: skip
     return Plan(WORKER, port, "", command, environment)
@@ -152,9 +162,8 @@ def stop(root: Path) -> list[Server]:
     A run at work is asked to stop first, and given the time for its checkpoint.
     """
     running = sorted(servers(root), key=lambda server: server.name != WORKER)  # its runs end while their server still listens
+    _let_runs_end(root)
     for server in running:
-        if server.name == WORKER:
-            _let_runs_end(server)
         _end(server)
     _state(root).unlink(missing_ok=True)
     return running
@@ -216,7 +225,7 @@ def _launch(root: Path, plan: Plan) -> Server:
 
 def _await_health(root: Path, server: Server, deadline: float, started: Sequence[str]) -> None:
     while not server.is_healthy():
-        dead = not server.is_alive() or psutil.Process(server.pid).status() == psutil.STATUS_ZOMBIE
+        dead = not server.is_alive()
         if dead or time.monotonic() > deadline:
             for other in servers(root):
                 if other.name in started:
@@ -227,16 +236,19 @@ def _await_health(root: Path, server: Server, deadline: float, started: Sequence
         time.sleep(0.2)
 
 
-def runs_at_work(server: Server) -> list[psutil.Process]:
-    """The processes of the runs that the worker started."""
-    with suppress(psutil.NoSuchProcess):
-        return [child for child in psutil.Process(server.pid).children() if "prefect.engine" in " ".join(child.cmdline())]
-    return []
+def runs_at_work(root: Path) -> list[psutil.Process]:
+    """The processes of the runs that a worker started in this checkout; they may have outlived it."""
+    found = []
+    for process in psutil.process_iter():
+        with suppress(psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
+            if "prefect.engine" in process.cmdline() and Path(process.cwd()) == root.resolve():
+                found.append(process)
+    return found
 
 
-def _let_runs_end(server: Server) -> None:
+def _let_runs_end(root: Path) -> None:
     """Ask each run once: a second request, which the worker passes on as it ends, would make it end without a checkpoint."""
-    runs = runs_at_work(server)
+    runs = runs_at_work(root)
     for run in runs:
         with suppress(psutil.NoSuchProcess):
             run.send_signal(signal.SIGTERM)

@@ -46,9 +46,13 @@ class Stack(NamedTuple):
     def server(self, name: str) -> Server:
         return next(server for server in servers(self.root) if server.name == name)
 
-    def behave(self, how: str) -> None:
-        """What every stage does from now on, see tests/stage_project.py; each is done again."""
+    def behave_from_now(self, how: str) -> None:
+        """What every stage does from now on, see tests/stage_project.py."""
         (self.root / "behaviour.txt").write_text(how)
+
+    def behave(self, how: str) -> None:
+        """The same, and every stage is done again."""
+        self.behave_from_now(how)
         for path in self.root.glob("*.out"):
             path.write_text(f"changed by hand {time.time()}")
 

@@ -94,3 +94,10 @@ def test_prefect_and_mlflow_come_up_on_the_projects_own_databases(root: Path) ->
 
 def test_a_tracking_server_of_somebody_else_is_not_started(tmp_path: Path) -> None:
     assert mlflow_plan(tmp_path, TRACKING.model_copy(update={"uri": "http://tracking.example:5000"}), 5000) is None
+
+
+def test_the_tracking_server_of_this_project_is_started_also_for_runs_that_name_it(tmp_path: Path) -> None:
+    plan = mlflow_plan(tmp_path, TRACKING.model_copy(update={"uri": f"http://{HOST}:5123"}), 5123)
+    assert plan is not None
+    assert "sqlite:///mlflow.db" in plan.command
+    assert mlflow_plan(tmp_path, TRACKING.model_copy(update={"uri": f"http://{HOST}:5123"}), 5124) is None
