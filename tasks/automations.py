@@ -19,7 +19,7 @@ WEBHOOK = "rlhf-notify"
 """Name of the block that has the address."""
 SILENCE_SECONDS = 4 * HEARTBEAT_SECONDS
 """After it a run counts as dead: three signs of life in a row are missing."""
-FINAL = ("Completed", "Cached", "Failed", "Crashed", "Cancelled", "Stopped", "OverBudget", ZOMBIE)
+FINAL = ("Completed", "Failed", "Crashed", "Cancelled", "Stopped", "OverBudget", "Kept", "Promoted", "Skipped", ZOMBIE)
 """Names of the states a run ends in; Prefect names the event of a state after it."""
 BODY = (
     '{"event": {{ event.event | tojson }}, "run": {{ event.resource.name | tojson }}, '

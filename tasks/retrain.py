@@ -31,6 +31,7 @@ from config.schema import Params
 from tasks.champion_files import check_champion
 from tasks.champions import promote, require_champion, tell_mlflow
 from tasks.data_key import key_now
+from tasks.events import model_event
 from tasks.gate import approval
 from tasks.month import PURPOSE, month, run_usd
 from tasks.plan import prepare
@@ -185,7 +186,9 @@ def put_in_place(cycle: Cycle) -> None:
     fault = tell_mlflow(cycle.root, cycle.params)
     if fault:
         cycle.display.say(f"warning: {fault}")
-    cycle.end("promoted", f"{cycle.run_id} is the champion instead of {cycle.champion.run_id}: {why}")
+    said = f"{cycle.run_id} is the champion instead of {cycle.champion.run_id}: {why}"
+    model_event("promoted", cycle.run_id, said, instead_of=cycle.champion.run_id)
+    cycle.end("promoted", said)
 
 
 # ---------------------------------------------------------------- what is asked on the way

@@ -115,6 +115,19 @@ def test_up_again_changes_nothing(up: Stack) -> None:
     assert {deployment.name: deployment.updated for deployment in up.client.read_deployments()} == updated
 
 
+def test_the_schedule_of_retraining_is_off_and_stays_as_somebody_switched_it(up: Stack) -> None:
+    deployment = up.client.read_deployment_by_name("retrain/retrain")
+    (schedule,) = deployment.schedules
+    assert not schedule.active
+    up.client.update_deployment_schedule(deployment.id, schedule.id, active=True)
+    path = up.root / "prefect.yaml"
+    path.write_text(path.read_text().replace("0 3 * * 1", "0 4 * * 1"))
+    printed = up.up()
+    (schedule,) = up.client.read_deployment_schedules(deployment.id)
+    assert (schedule.active, schedule.schedule.cron) == (True, "0 4 * * 1")  # type: ignore[union-attr]
+    assert "(retrain/retrain, on a schedule)" in printed
+
+
 def test_down_leaves_no_process(up: Stack) -> None:
     running = servers(up.root)
     assert [server.name for server in running] == ["prefect", "mlflow", "worker"]
