@@ -17,6 +17,7 @@ from tasks.pages import pages
 from tasks.servers import (
     WORKER,
     Server,
+    is_postgresql,
     log_path,
     mlflow_plan,
     prefect_api,
@@ -40,7 +41,12 @@ def up(prefect_port: int, mlflow_port: int, open_page: str | None, notify: str |
     root = project_root()
     params = chosen_params(root, None, [])
     console = Console(highlight=False, soft_wrap=True)
-    plans = [plan for plan in (prefect_plan(root, prefect_port), mlflow_plan(root, params.tracking, mlflow_port)) if plan]
+    plans = [plan for plan in (prefect_plan(root, prefect_port, params.tracking), mlflow_plan(root, params.tracking, mlflow_port)) if plan]
+    if is_postgresql(params.tracking.uri):
+        from tasks.databases import ensure_databases  # its libraries take half a second to import
+
+        for name in ensure_databases(params.tracking.uri):
+            console.print(f"Created the database {name}.", markup=False)
     console.print("Starting the servers ..." if not servers(root) else "Looking at the servers ...")
     running = start(root, plans)
     found = pages(root, params, running)

@@ -85,13 +85,20 @@ class Plan(NamedTuple):
     environment: dict[str, str]
 
 
-def prefect_plan(root: Path, port: int) -> Plan:
-    """The Prefect server on the project's database; its pages must be told the port, or they call 4200 and stay empty."""
+def prefect_plan(root: Path, port: int, tracking: Tracking | None = None) -> Plan:
+    """The Prefect server on the project's database; its pages must be told the port, or they call 4200 and stay empty.
+
+    Where `tracking.uri` names a PostgreSQL, Prefect's database is there too.
+    """
     api = f"http://{HOST}:{port}/api"
     environment = {
         "PREFECT_HOME": str(home(root)), "PREFECT_API_URL": api, "PREFECT_SERVER_UI_API_URL": api, "PREFECT_LOGGING_LEVEL": "WARNING",
         **without_telemetry(),
     }  # fmt: skip
+    if tracking is not None and is_postgresql(tracking.uri):
+        from tasks.databases import prefect_url  # its libraries take half a second to import
+
+        environment["PREFECT_SERVER_DATABASE_CONNECTION_URL"] = prefect_url(tracking.uri)
     command = [sys.executable, "-m", "prefect", "server", "start", "--host", HOST, "--port", str(port)]
     return Plan("prefect", port, "--prefect-port", command, environment)
 
@@ -102,11 +109,17 @@ def mlflow_plan(root: Path, tracking: Tracking, port: int) -> Plan | None:
     if uri.startswith(("http://", "https://", "databricks")):
         return None
     command = [
-        sys.executable, "-m", "mlflow", "server", "--backend-store-uri", uri, "--artifacts-destination",
+        sys.executable, "-m", "mlflow", "server", "--artifacts-destination",
         str(root.resolve() / "mlartifacts"), "--host", HOST, "--port", str(port), "--workers", "1",
     ]  # fmt: skip
     # its job runners judge traces of language model applications: four processes that nothing here asks for
-    return Plan("mlflow", port, "--mlflow-port", command, {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", **without_telemetry()})
+    # the URI may hold a password, which everybody could read in a command
+    environment = {"MLFLOW_BACKEND_STORE_URI": uri, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", **without_telemetry()}
+    return Plan("mlflow", port, "--mlflow-port", command, environment)
+
+
+def is_postgresql(uri: str) -> bool:
+    return uri.startswith(("postgresql:", "postgresql+"))
 
 
 def worker_name(pool: str) -> str:

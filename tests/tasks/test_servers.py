@@ -99,5 +99,5 @@ def test_a_tracking_server_of_somebody_else_is_not_started(tmp_path: Path) -> No
 def test_the_tracking_server_of_this_project_is_started_also_for_runs_that_name_it(tmp_path: Path) -> None:
     plan = mlflow_plan(tmp_path, TRACKING.model_copy(update={"uri": f"http://{HOST}:5123"}), 5123)
     assert plan is not None
-    assert "sqlite:///mlflow.db" in plan.command
+    assert plan.environment["MLFLOW_BACKEND_STORE_URI"] == "sqlite:///mlflow.db"
     assert mlflow_plan(tmp_path, TRACKING.model_copy(update={"uri": f"http://{HOST}:5123"}), 5124) is None

@@ -1,0 +1,57 @@
+"""Where the two servers keep what they know: SQLite files of the project, or databases of the PostgreSQL that `tracking.uri` names.
+
+postgresql://user@host:5432/mlflow    MLflow's; Prefect's is the database `prefect` beside it, on the same server as the same user
+"""
+
+import psycopg
+from psycopg import sql
+from sqlalchemy.engine import URL, make_url
+from sqlalchemy.exc import ArgumentError
+
+from config.errors import EnvironmentFault
+
+PREFECT_DATABASE = "prefect"
+CONNECT_SECONDS = 10
+
+
+def prefect_url(uri: str) -> str:
+    """The URL of Prefect's database beside MLflow's. Raises EnvironmentFault if `uri` is none."""
+    return _parsed(uri).set(drivername="postgresql+asyncpg", database=PREFECT_DATABASE).render_as_string(hide_password=False)
+
+
+def ensure_databases(uri: str) -> list[str]:
+    """Create MLflow's and Prefect's database if they are not there; returns those that were created.
+
+    Raises EnvironmentFault if the server does not answer or does not let this user.
+    """
+    url = _parsed(uri)
+    wanted = [str(url.database), PREFECT_DATABASE]
+    try:
+        # a database is not created within a transaction
+        with psycopg.connect(
+            host=url.host, port=url.port, user=url.username, password=url.password, dbname="postgres", connect_timeout=CONNECT_SECONDS,
+            autocommit=True,
+        ) as connection:  # fmt: skip
+            known = {name for (name,) in connection.execute("SELECT datname FROM pg_database")}
+            missing = [name for name in wanted if name not in known]
+            for name in missing:
+                connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
+            return missing
+    except psycopg.Error as error:
+        reason = " ".join(str(error).split()).rstrip(".")
+        raise EnvironmentFault(
+            f"PostgreSQL at tracking.uri={url.render_as_string(hide_password=True)} can not be used: {reason}. Start it, make the databases "
+            f"{' and '.join(wanted)} for that user, or change the URI in params.yaml; the password may come from PGPASSWORD or ~/.pgpass."
+        ) from None
+
+
+def _parsed(uri: str) -> URL:
+    try:
+        url = make_url(uri)
+    except ArgumentError:
+        url = None
+    if url is None or not url.database:
+        raise EnvironmentFault(
+            f"tracking.uri={uri.split('@')[-1]} is no PostgreSQL URL: it is postgresql://user@host:5432/mlflow. Change it in params.yaml."
+        )
+    return url
