@@ -41,6 +41,7 @@ from tasks.retrain_decision import Decision, decide
 from tasks.retrain_page import Page, markdown
 from tasks.retrain_process import run_helper
 from tasks.run import STATE_FOLDER, locked
+from tasks.validity import forget
 
 SKIPPED, KEPT, PROMOTED = "Skipped", "Kept", "Promoted"
 """States of a cycle that ended well."""
@@ -134,6 +135,8 @@ def is_due(cycle: Cycle, force: bool) -> bool:
     target = cycle.folder / "examination.json"
     cycle.helper("examine", "--params", str(cycle.folder / "params.yaml"), "--champion", str(champion_folder), "--out", str(target))
     cycle.examination = Examination.model_validate_json(target.read_bytes())
+    if cycle.data_key is None and cycle.examination.changed_rows:
+        forget(root, "data")  # DVC can not see that a URL or a dataset of the hub has changed
     prepared = prepare(root, params)
     planned_usd = prepared.ahead_total.usd if prepared.plan is not None else None
     cycle.decision = decide(cycle.examination, planned_usd, month(root, params, time.time()), params.retrain, force)

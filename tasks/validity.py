@@ -91,6 +91,19 @@ def is_only_absent(change: Any) -> bool:
     return bool(items) and all(state in ABSENT and not path.endswith((".py", ".yaml")) for path, state in items)
 
 
+def forget(root: Path, stage: str) -> None:
+    """Take a stage out of dvc.lock, so that it is run again whatever DVC knows: for a source whose content only reading tells.
+
+    What reads its outputs stays as it is if they come out the same.
+    """
+    path = root / "dvc.lock"
+    content = _yaml(path)
+    if content.get("stages", {}).pop(stage, None) is not None:
+        temporary = path.with_name(f".{path.name}.{os.getpid()}")
+        temporary.write_text(yaml.safe_dump(content, sort_keys=False), encoding="utf-8")
+        temporary.replace(path)
+
+
 def repro_command(stage: str) -> list[str]:
     """The command that brings one stage up to date, whatever is before it in the pipeline."""
     return [sys.executable, "-m", "dvc", "repro", "--single-item", stage]

@@ -1,6 +1,6 @@
 """Draws pairs of responses for people to compare: `python -m training.pairs` appends to data/labels/pairs.jsonl.
 
-data/prepared/prompts, models/<align.method> -> prompt, response1, response2, seed, model, model_digest; one JSON object a line
+data/prepared/prompts, models/<align.method>, of the champion if there is one -> prompt, response1, response2, seed, model, model_digest; one JSON object a line
 """
 
 import argparse
@@ -17,11 +17,13 @@ import transformers
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from config import jsonl
+from config.champions import CHAMPIONS, champion_folder, read_record
 from config.errors import EXIT_DONE, DataError, ModelError, ParamsError, RlhfError
 from config.load import load
 from config.schema import Params
 from training.artifacts import write_jsonl
 from training.checkpoint import fingerprint
+from training.contestant import Contestant
 from training.models import load_policy
 from training.rollout import Limits, sampling_noise
 from training.rollout_static import generate
@@ -49,7 +51,8 @@ def draw_pairs(root: Path, params: Params, target: Path, count: int, temperature
     seed = params.seed + len(before) if seed is None else seed
     tokenizer = load_tokenizer(root / "data/tokenizer")
     model = load_policy(root / folder, params.model, tokenizer).to("cuda" if torch.cuda.is_available() else "cpu").eval()
-    origin = {"seed": seed, "model": folder, "model_digest": fingerprint({}, [root / folder], root)}
+    place = root / folder if root.parent.name == CHAMPIONS.name else folder
+    origin = {"seed": seed, "model": str(place), "model_digest": fingerprint({}, [root / folder], root)}
     seen = {_key(row) for row in before}
     asked = in_turn(prompts(root, params, tokenizer), (row["prompt"] for row in before), seed)
     found: list[dict[str, Any]] = []
@@ -69,6 +72,15 @@ def draw_pairs(root: Path, params: Params, target: Path, count: int, temperature
     write_jsonl(target, [*before, *found])
     logger.info("%d pairs of %s in %s; %d prompts gave none", len(found), folder, target, position - len(found))
     return len(found)
+
+
+def in_use(root: Path, params: Params) -> tuple[Path, Params]:
+    """Folder and params of the model that people use: the champion's where there is one, else the newest run's."""
+    champion = read_record(root).champion
+    if champion is None:
+        return root, params
+    its = Contestant(champion_folder(root, champion.run_id))
+    return its.folder, params.model_copy(update={"model": its.model, "align": params.align.model_copy(update={"method": its.method})})
 
 
 def prompts(root: Path, params: Params, tokenizer: PreTrainedTokenizerBase) -> list[Prompt]:
@@ -129,7 +141,8 @@ def main() -> int:
         for name, value in (("count", options.count), ("temperature", options.temperature)):
             if not 0 < value < float("inf"):
                 raise ParamsError(f"--{name} {value}: it must be above 0. Change it on the command line.")
-        draw_pairs(Path(), load(Path("params.yaml")), options.out, options.count, options.temperature, options.seed)
+        root, params = in_use(Path(), load(Path("params.yaml")))
+        draw_pairs(root, params, options.out, options.count, options.temperature, options.seed)
     except RlhfError as error:
         logger.error("pairs: %s", error)
         return error.exit_code

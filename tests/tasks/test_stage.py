@@ -21,7 +21,7 @@ from tasks.progress import Progress, attempts
 from tasks.run import Run, begin
 from tasks.stage import run_stage, stop_orphans
 from tasks.stop import StopRequest
-from tasks.validity import digests, environment, is_unchanged, push, repro_command
+from tasks.validity import digests, environment, forget, is_unchanged, push, repro_command
 from tests.stage_project import make_project
 
 pytestmark = pytest.mark.integration
@@ -52,6 +52,16 @@ def test_a_changed_parameter_reruns_its_stage_and_leaves_one_that_reads_the_same
         bring_up(new_run(), stage)
     run = new_run("sft.epochs=9.0")
     assert not is_unchanged(project, "sft")
+    assert bring_up(run) == Outcome(cached=False, attempt=2)
+    assert bring_up(run, "reward") == Outcome(cached=True, attempt=1)
+
+
+def test_a_forgotten_stage_is_run_again_and_what_reads_the_same_output_is_not(project: Path, new_run: NewRun) -> None:
+    for stage in ("sft", "reward"):
+        bring_up(new_run(), stage)
+    run = new_run()
+    assert bring_up(run) == Outcome(cached=True, attempt=1)
+    forget(project, "sft")
     assert bring_up(run) == Outcome(cached=False, attempt=2)
     assert bring_up(run, "reward") == Outcome(cached=True, attempt=1)
 

@@ -9,12 +9,13 @@ import pytest
 import torch
 
 from config import jsonl
+from config.champions import Champion, ChampionRecord, champion_folder, write_record
 from config.errors import DataError, ModelError
 from config.load import load, write
 from labelling.votes import read_pairs
 from tests.training import tiny
 from training import pairs
-from training.pairs import draw_pairs, in_turn
+from training.pairs import draw_pairs, in_turn, in_use
 
 
 @pytest.fixture(scope="module")
@@ -87,3 +88,17 @@ def test_the_process_refuses_a_count_of_none(project: Path, monkeypatch: pytest.
         assert pairs.main() == 0
     assert len(read_pairs(project / pairs.PAIRS_FILE)) == 2
     (project / pairs.PAIRS_FILE).unlink()
+
+
+def test_pairs_are_drawn_from_the_champion_where_there_is_one(project: Path, tmp_path: Path) -> None:
+    root = tmp_path / "project"
+    (root / "champions").mkdir(parents=True)
+    settings = tiny.params(align={"method": "dpo"})
+    assert in_use(root, settings) == (root, settings)
+    shutil.copytree(project, champion_folder(root, "r1"))
+    write_record(root, ChampionRecord(lineage=(Champion(run_id="r1", method="ppo", model_digest="m", data_version="d", data_key="k"),)))
+    folder, params = in_use(root, settings)
+    assert (folder, params.align.method, params.model.context_length) == (champion_folder(root, "r1"), "ppo", tiny.CONTEXT)
+    draw_pairs(folder, params, root / "pairs.jsonl", 3, 1.0, None)
+    rows = list(jsonl.plain(root / "pairs.jsonl"))
+    assert {row["model"] for row in rows} == {str(root / "champions/r1/models/ppo")}
