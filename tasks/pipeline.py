@@ -33,7 +33,7 @@ from tasks.pages import pages
 from tasks.placement import check_places, fetch_aligned, place_of, placed_stages, run_here, run_placed
 from tasks.plan import Prepared, keep
 from tasks.progress import Display, Progress, line
-from tasks.run import Run, begin, end_left_open, keep_copies, locked
+from tasks.run import Run, begin, end_left_open, keep_copies, locked, new_run_id
 from tasks.servers import servers
 from tasks.stage import stop_orphans
 from tasks.stop import StopRequest, on_signals
@@ -78,7 +78,7 @@ def pipeline_run(prepared: Prepared) -> Iterator[Pipeline]:
     with on_signals() as stop, locked(root, _patience(stop) if deployment.id else None):
         end_left_open(root)
         stop_orphans(root, Display().say)
-        run = begin(root, f"{time.strftime('%Y%m%d-%H%M%S')}-{flow_run.name or 'flow'}", params, _detail(root, prepared))
+        run = begin(root, new_run_id(flow_run.name), params, _detail(root, prepared))
         keep(run.folder, prepared)
         shipper = Shipper(root, params, run.run_id)
         shipper.start()

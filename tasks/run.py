@@ -7,6 +7,7 @@ runs/pipeline/<run_id>/           params.yaml, dvc.lock, metrics, sample replies
 
 import fcntl
 import os
+import re
 import shutil
 import time
 from collections.abc import Callable, Iterator
@@ -22,6 +23,7 @@ from config.load import write
 from config.records import PipelineRow, stages_of
 from config.schema import Params
 
+MOST_NAME_CHARS = 60
 STATE_FOLDER = ".rlhf"
 """Below the project: servers, databases and locks of the orchestrator."""
 
@@ -44,6 +46,12 @@ class Run:
         """Append a row on this run to runs/pipeline.jsonl."""
         row = PipelineRow.model_validate({"time": time.time(), "run_id": self.run_id, "event": event, **fields})
         jsonl.append(self.root / "runs" / "pipeline.jsonl", row)
+
+
+def new_run_id(name: str | None) -> str:
+    """Time and the name that Prefect or somebody in its form gave the run; other signs than those of a file's name become hyphens."""
+    words = re.sub(r"[^\w.-]+", "-", name or "").strip("-.")[:MOST_NAME_CHARS]
+    return f"{time.strftime('%Y%m%d-%H%M%S')}-{words or 'flow'}"
 
 
 def begin(root: Path, run_id: str, params: Params, detail: dict[str, Any]) -> Run:

@@ -1,3 +1,4 @@
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -8,7 +9,7 @@ from config import jsonl
 from config.errors import EnvironmentFault
 from config.load import load
 from config.records import PipelineRow
-from tasks.run import Run, begin, end_left_open, keep_copies, locked
+from tasks.run import Run, begin, end_left_open, keep_copies, locked, new_run_id
 from tests.conftest import ROOT
 
 PARAMS = load(ROOT / "recipes" / "demo.yaml")
@@ -67,3 +68,13 @@ def test_a_folder_that_can_not_be_written_is_named(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(Path, "mkdir", refuse)
     with pytest.raises(EnvironmentFault, match=r"run\.lock can not be written \(Permission denied\)"), locked(tmp_path):
         pass
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [("brave-otter", "brave-otter"), ("less KL, / more?", "less-KL-more"), ("../..", "flow"), ("日本 1", "日本-1"), (None, "flow")],
+)
+def test_whatever_a_run_is_called_its_id_is_the_name_of_a_folder(name: str | None, words: str) -> None:
+    found = new_run_id(name)
+    assert re.fullmatch(r"\d{8}-\d{6}-(.+)", found)[1] == words  # type: ignore[index]
+    assert len(new_run_id("x" * 500)) < 100
