@@ -8,14 +8,14 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
+from config.records import stages_of
 from reporting.bars import Estimate
 from reporting.inputs import Findings
 from reporting.markup import Markup, element, text
 from reporting.numbers import decimal, duration, percent, usd
 
-WIDTH, PANEL, GAP, MARGIN, ROW = 880, 266, 21, 20, 22
-"""Units are pixels at full size."""
-TOP = 64
+WIDTH, PANEL, GAP, MARGIN, ROW = 620, 276, 28, 20, 22
+"""Units are pixels at full size; MLflow has this much room for a description, and does not shrink what is wider."""
 COLOURS = {
     "base": "#7d8896",
     "sft": "#3565b0",
@@ -39,6 +39,7 @@ class Spent(NamedTuple):
     name: str
     seconds: float
     usd: float
+    colour: str
 
 
 def key_picture(findings: Findings) -> str:
@@ -46,17 +47,28 @@ def key_picture(findings: Findings) -> str:
     book = findings.ledger
     method = findings.params.align.method
     aligned = book.stage(method)
-    stages = [Spent(stage.stage, stage.seconds, stage.usd) for stage in book.stages]
-    phases = [Spent(phase.phase, phase.seconds, phase.usd) for phase in aligned.phases] if aligned else []
-    panels = [_strip_panel("Time and cost of each stage", stages), _strip_panel(f"Phases of {method}", phases)]
-    panels.append(_quality_panel(findings))
-    height = TOP + max((tall for _, tall in panels), default=0) + MARGIN
-    drawn = [element("g", panel, transform=f"translate({MARGIN + i * (PANEL + GAP)} {MARGIN + 12})") for i, (panel, _) in enumerate(panels)]
+    # a stage has its colour in every run, so that pictures can be compared
+    colours = {name: _colour(i) for i, name in enumerate(stages_of(method))}
+    stages = [Spent(stage.stage, stage.seconds, stage.usd, colours.get(stage.stage, COLOURS["base"])) for stage in book.stages]
+    phases = [Spent(phase.phase, phase.seconds, phase.usd, _colour(i)) for i, phase in enumerate(aligned.phases if aligned else [])]
+    spent = _strip_panel("Time and cost of each stage", stages)
+    columns = [[spent, _quality_panel(findings)], [_strip_panel(f"Phases of {method}", phases)]]
+    drawn, height = [], 0
+    for i, panels in enumerate(columns):
+        y = MARGIN + 12
+        for panel, tall in panels:
+            drawn.append(element("g", panel, transform=f"translate({MARGIN + i * (PANEL + GAP)} {y})"))
+            y += tall + MARGIN
+        height = max(height, y)
     card = element("rect", x=0.5, y=0.5, width=WIDTH - 1, height=height - 1, rx=10, fill="#ffffff", stroke=COLOURS["line"])
     return element(
         "svg", card, *drawn, xmlns="http://www.w3.org/2000/svg", viewBox=f"0 0 {WIDTH} {height}", width=WIDTH, height=height,
         font_family=FONT, font_size=13, fill=COLOURS["ink"],
     )  # fmt: skip
+
+
+def _colour(i: int) -> str:
+    return PARTS[i % len(PARTS)]
 
 
 def _folded(parts: Sequence[Spent]) -> list[Spent]:
@@ -65,7 +77,9 @@ def _folded(parts: Sequence[Spent]) -> list[Spent]:
     small = [part for part in parts if part.seconds < LEAST_SHARE * whole]
     if len(small) < 2:
         return list(parts)
-    rest = Spent(f"{len(small)} others", sum(part.seconds for part in small), sum(part.usd for part in small))
+    seconds = sum(part.seconds for part in small)
+    name = f"{len(small)} others" if seconds else f"{len(small)} reused"
+    rest = Spent(name, seconds, sum(part.usd for part in small), COLOURS["base"])
     return [*(part for part in parts if part not in small), rest]
 
 
@@ -74,23 +88,23 @@ def _strip_panel(title: str, parts: Sequence[Spent]) -> tuple[Markup, int]:
     whole = sum(part.seconds for part in parts)
     if not whole:
         return _nothing(title, "nothing was done: all outputs were reused" if parts else "not recorded")
-    kept = [(part, PARTS[i % len(PARTS)]) for i, part in enumerate(_folded(parts))]
-    starts = accumulate((part.seconds for part, _ in kept), initial=0.0)
+    kept = _folded(parts)
+    starts = accumulate((part.seconds for part in kept), initial=0.0)
     bar = [
-        element("rect", x=PANEL * start / whole, y=14, width=max(0.0, PANEL * part.seconds / whole - 1), height=18, fill=colour)
-        for start, (part, colour) in zip(starts, kept, strict=False)
+        element("rect", x=PANEL * start / whole, y=14, width=max(0.0, PANEL * part.seconds / whole - 1), height=18, fill=part.colour)
+        for start, part in zip(starts, kept, strict=False)
     ]
     rows = []
-    for i, (part, colour) in enumerate(kept):
-        y = TOP - MARGIN + 14 + i * ROW
+    for i, part in enumerate(kept):
+        y = 52 + i * ROW
         rows += [
-            element("rect", x=0, y=y - 10, width=10, height=10, rx=2, fill=colour),
+            element("rect", x=0, y=y - 10, width=10, height=10, rx=2, fill=part.colour),
             element("text", part.name, x=16, y=y),
-            _right(duration(part.seconds), 150, y),
-            _right(usd(part.usd), 228, y),
+            _right(duration(part.seconds), 156, y),
+            _right(usd(part.usd), 236, y),
             _right(percent(part.seconds / whole, 0), PANEL, y, COLOURS["soft"]),
         ]
-    return element("g", _title(title), *bar, *rows), len(kept) * ROW + 8
+    return element("g", _title(title), *bar, *rows), 48 + len(kept) * ROW
 
 
 def _quality_panel(findings: Findings) -> tuple[Markup, int]:
@@ -113,12 +127,12 @@ def _quality_panel(findings: Findings) -> tuple[Markup, int]:
     if kl is not None:
         marks.append(element("text", f"KL to SFT: {decimal(kl)} nats per response", x=0, y=y + 2, fill=COLOURS["soft"]))
         y += ROW
-    return element("g", _title("What it brought"), *marks), y - TOP + MARGIN + 20
+    return element("g", _title("What it brought"), *marks), y - 14
 
 
 def _bar(row: Estimate, y: int) -> list[Markup]:
     """A value between 0 and 1 as a bar, with its interval as a line over it."""
-    left, wide = 92, 110
+    left, wide = 98, 110
     marks = [
         element("text", row.name, x=0, y=y),
         element("rect", x=left, y=y - 11, width=wide, height=13, rx=2, fill=COLOURS["track"]),
@@ -136,7 +150,7 @@ def _bar(row: Estimate, y: int) -> list[Markup]:
 
 
 def _nothing(title: str, why: str) -> tuple[Markup, int]:
-    return element("g", _title(title), element("text", why, x=0, y=32, fill=COLOURS["soft"])), 0
+    return element("g", _title(title), element("text", why, x=0, y=26, fill=COLOURS["soft"])), 40
 
 
 def _title(shown: str) -> Markup:

@@ -6,6 +6,9 @@ from reporting.key_figures import key_figure
 from reporting.numbers import deviation, duration, usd
 from reporting.verdict import usd_per_win_rate_point, verdict
 
+BETWEEN = "\N{EM SPACE}| "
+"""MLflow draws tables without any room between the columns."""
+
 
 def summary(findings: Findings, picture: str = PICTURE) -> str:
     """Verdict, key picture and stage / time / cost / key figure. `picture` is where the page that shows it finds the picture."""
@@ -18,10 +21,10 @@ def summary(findings: Findings, picture: str = PICTURE) -> str:
     ]  # fmt: skip
     whole = deviation(findings.reconciled.whole.error)
     rows.append(("total", book.state, duration(book.total_seconds), usd(book.total_usd), whole, _point(findings)))
-    table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
+    table = "\n".join(f"| {BETWEEN.join(row)} |" for row in rows)
     return (
-        f"### {judged.title}\n\n{judged.sentence}\n\n![key picture]({picture})\n\n"
-        f"| stage | result | time | cost | plan was off by | key figure |\n|---|---|---:|---:|---:|---|\n{table}\n"
+        f"**{judged.title}.** {judged.sentence}\n\n![key picture]({picture})\n\n"
+        f"| stage | result | time | cost | plan off by | key figure |\n|---|---|---:|---:|---:|---|\n{table}\n"
     )
 
 

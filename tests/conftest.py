@@ -13,12 +13,15 @@ settings.register_profile("project", deadline=None)  # a busy machine is not a f
 settings.load_profile("project")
 
 ROOT = Path(__file__).parent.parent
+TINY = ROOT / "tests" / "e2e" / "tiny.yaml"
 CODE = ("cli", "config", "costs", "flows", "labelling", "reporting", "tasks", "tracking", "training", ".dvc", "recipes")
 FILES = (".dvcignore", ".gitignore", "constraints.txt", "dvc.yaml", "params.yaml", "prefect.yaml", "pyproject.toml")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--screenshots", type=Path, metavar="FOLDER", help="keep pictures of the pages that tests/browser opens")
+    group = parser.getgroup("browser", "pages in a browser")
+    group.addoption("--screenshots", type=Path, metavar="FOLDER", help="keep pictures of the pages that tests/browser opens")
+    group.addoption("--recipe", type=Path, default=TINY, metavar="FILE", help="what the runs on those pictures train; takes its time")
 
 
 @pytest.fixture(autouse=True, scope="session")

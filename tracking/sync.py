@@ -193,7 +193,7 @@ class Shipment:
     # ------------------------------------------------------------ MLflow runs
 
     def _parent(self, run_id: str, time: float, origin: Mapping[str, str] | None = None) -> str:
-        name = "by hand" if run_id == NO_RUN_ID else f"{self._params_of(run_id).align.method} {nickname(run_id)}"
+        name = "by hand" if run_id == NO_RUN_ID else f"{nickname(run_id)} ({self._params_of(run_id).align.method})"
         return self._run(run_id, name, time, {KIND_TAG: "run", "rlhf.run_id": run_id, **source(origin or {})})
 
     def _child(self, stage: str, run_id: str, attempt: int, time: float) -> str:
@@ -203,7 +203,7 @@ class Shipment:
         if key not in self._cursor.runs:
             for older in [other for other in self._cursor.open if other.startswith(f"{run_id}/{stage}/")]:
                 self._close(older, "KILLED", time)  # it never said that it ended: one process at a time works at a stage
-        name = f"{stage} {'by hand' if run_id == NO_RUN_ID else nickname(run_id)}"
+        name = f"{stage} {'by hand' if run_id == NO_RUN_ID else f'of {nickname(run_id)}'}"
         return self._run(key, name if attempt == 1 else f"{name} (attempt {attempt})", time, tags)
 
     def _run(self, key: str, name: str, time: float, tags: dict[str, str]) -> str:

@@ -5,7 +5,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Page, expect, sync_playwright
+
+from tests.browser.project import Project, project
 
 PROGRAMS = ("chromium", "chromium-browser", "google-chrome")
 OPTIONS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking", "--disable-component-update",
@@ -15,13 +17,29 @@ PATIENCE_MILLISECONDS = 60_000
 """How long a page may take to show what it is asked for: a busy machine is not a failure."""
 START_MILLISECONDS = 240_000
 
+expect.set_options(timeout=PATIENCE_MILLISECONDS)
+
+
+def chromium() -> str:
+    """Where the system's browser is; skips the test if there is none."""
+    program = next((found for name in PROGRAMS if (found := shutil.which(name))), None)
+    if program is None:
+        pytest.skip(f"no browser: none of {', '.join(PROGRAMS)} is on the PATH (Debian: apt-get install chromium)")
+    return program
+
+
+@pytest.fixture(scope="session")
+def stack(request: pytest.FixtureRequest, new_checkout: Callable[[], Path]) -> Iterator[Project]:
+    """A checkout with everything up, one for all tests that open Prefect's or MLflow's pages."""
+    chromium()
+    with project(new_checkout(), request.config.getoption("--recipe")) as made:
+        yield made
+
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
     """A browser for the tests of a file: Playwright holds the thread's event loop as long as it lives, which others need too."""
-    program = next((found for name in PROGRAMS if (found := shutil.which(name))), None)
-    if program is None:
-        pytest.skip(f"no browser: none of {', '.join(PROGRAMS)} is on the PATH (Debian: apt-get install chromium)")
+    program = chromium()
     with sync_playwright() as playwright:
         launched = playwright.chromium.launch(executable_path=program, args=OPTIONS, timeout=START_MILLISECONDS)
         yield launched

@@ -40,7 +40,7 @@ def test_the_summary_has_the_verdict_the_picture_and_a_row_per_stage(tmp_path: P
     write_pipeline_run(tmp_path)
     findings = read_findings(tmp_path, params)
     shown = summary(findings, "elsewhere.svg")
-    assert shown.startswith("### Alignment worked\n")
+    assert shown.startswith("**Alignment worked.** The aligned model wins")
     assert "](elsewhere.svg)" in shown
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in shown.splitlines() if line.startswith("|")][2:]
     assert [row[0] for row in rows] == ["data", "sft", "reward", "ppo", "evaluate", "total"]
@@ -50,7 +50,7 @@ def test_the_summary_has_the_verdict_the_picture_and_a_row_per_stage(tmp_path: P
 def test_the_picture_is_in_proportion(tmp_path: Path, params: Params) -> None:
     write_pipeline_run(tmp_path)
     findings = read_findings(tmp_path, params)
-    stages, phases, brought = panels(key_picture(findings))
+    stages, brought, phases = panels(key_picture(findings))
     whole = findings.ledger.total_seconds
     assert bar(stages) == pytest.approx([PANEL * stage.seconds / whole - 1 for stage in findings.ledger.stages], abs=0.01)
     assert {"rollout", "update", "2 others"} <= set(texts(phases))
@@ -64,7 +64,7 @@ def test_a_run_that_reused_everything_and_one_that_was_not_evaluated_say_so(tmp_
     (tmp_path / "metrics" / "evaluate.json").unlink()
     shown = [texts(panel) for panel in panels(key_picture(read_findings(tmp_path, params)))]
     assert "nothing was done: all outputs were reused" in shown[0]
-    assert "not evaluated" in shown[2]
+    assert "not evaluated" in shown[1]
 
 
 def test_both_files_are_kept_with_the_run(tmp_path: Path, params: Params) -> None:

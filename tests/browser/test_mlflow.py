@@ -1,0 +1,96 @@
+"""MLflow's own pages answer what people ask about runs: opened, searched and compared as a person does it."""
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from mlflow import MlflowClient
+from playwright.sync_api import Page, expect
+
+from reporting.numbers import usd
+from tests.browser.project import RECIPE, Project
+from tests.conftest import ROOT
+
+pytestmark = [pytest.mark.browser, pytest.mark.integration, pytest.mark.timeout(3600)]
+
+SAME_ROW = """e => {
+  const middle = (x) => x.getBoundingClientRect().top + x.getBoundingClientRect().height / 2;
+  return [...document.querySelectorAll('.ReactVirtualized__Grid__innerScrollContainer > div')]
+    .filter((x) => Math.abs(middle(x) - middle(e)) < 4).map((x) => x.innerText);
+}"""
+"""The texts beside an element in MLflow's table, which has no rows: only cells, each at its place."""
+WHOLE_RUNS = "tags.\"rlhf.kind\" = 'run'"
+
+
+@pytest.fixture(scope="module")
+def results(stack: Project) -> list[dict[str, Any]]:
+    """Two runs that differ in one parameter, as `rlhf run --json` tells them."""
+    return [stack.run("--recipe", RECIPE), stack.run("--set", "ppo.kl.coef=0.2")]
+
+
+def name_of(result: dict[str, Any]) -> str:
+    return f"{str(result['run_id']).split('-', 2)[2]} (ppo)"
+
+
+def close_assistant(page: Page) -> None:
+    """MLflow opens a panel of its own beside the page of somebody who is new."""
+    page.get_by_role("button", name="Close", exact=True).click()
+
+
+def test_the_page_of_a_run_shows_its_summary_with_the_key_picture(
+    results: list[dict[str, Any]], page: Page, picture: Callable[[Page, str], None]
+) -> None:
+    page.goto(results[0]["pages"]["mlflow"])
+    shown = page.locator("img[src*='key.svg']")
+    expect(shown).to_be_visible()
+    page.wait_for_function("document.querySelector(\"img[src*='key.svg']\").naturalWidth > 100")
+    close_assistant(page)
+    page.get_by_text("Show more").click()
+    total = page.get_by_role("row").filter(has=page.get_by_role("cell", name="total", exact=True)).locator("td")
+    assert total.nth(3).inner_text().strip() == usd(results[0]["total_usd"])
+    shown.scroll_into_view_if_needed()
+    picture(page, "mlflow-run")
+
+
+def test_two_runs_are_found_selected_and_compared_by_cost(
+    results: list[dict[str, Any]], page: Page, picture: Callable[[Page, str], None]
+) -> None:
+    inside = results[0]["pages"]["mlflow"].split("/runs/")[0]
+    page.goto(f"{inside}/runs?workflowType=machine_learning")
+    close_assistant(page)
+    search = page.get_by_placeholder("metrics.rmse")
+    search.fill(WHOLE_RUNS)
+    with page.expect_response("**/runs/search*"):
+        search.press("Enter")
+    page.wait_for_timeout(1000)  # the table is drawn anew, and a click on the old one is lost
+    for done, result in enumerate(results, start=1):
+        row = page.get_by_role("row").filter(has=page.get_by_role("link", name=name_of(result), exact=True))
+        row.get_by_label("toggle row selection").click(force=True)  # its own drawing is in the way
+        expect(page.get_by_label("toggle row selection (checked)")).to_have_count(done)
+    picture(page, "mlflow-runs")
+    page.get_by_role("button", name="Compare", exact=True).click()
+    expect(page.get_by_text("Comparing 2 Runs")).to_be_visible()
+    picture(page, "mlflow-compare")
+    label = page.get_by_role("link", name="cost/usd", exact=True)
+    label.scroll_into_view_if_needed()
+    picture(page, "mlflow-compare-costs")
+    found = sorted(float(cell) for cell in label.evaluate(SAME_ROW)[1:])
+    # MLflow shows three decimals
+    assert found == pytest.approx(sorted(result["total_usd"] for result in results), abs=0.0006)
+
+
+def test_the_documented_searches_and_metrics_are_there(results: list[dict[str, Any]]) -> None:
+    server, _, experiment = results[0]["pages"]["mlflow"].split("/runs/")[0].partition("/#/experiments/")
+    client = MlflowClient(server)
+    document = (ROOT / "docs" / "mlflow.md").read_text(encoding="utf-8")
+    searches = re.findall(r"`((?:tags|metrics|params|attributes)\.[^`]* [^`]*)`", document)
+    assert len(searches) > 8
+    found = {search: {run.info.run_name for run in client.search_runs([experiment], search)} for search in searches}
+    assert found[WHOLE_RUNS] == {name_of(result) for result in results}
+    dear = found['metrics."cost/usd" > 0.01 and tags."rlhf.kind" = \'run\'']
+    assert dear == {name_of(result) for result in results if result["total_usd"] > 0.01}
+    known = {name for run in client.search_runs([experiment]) for name in run.data.metrics}
+    documented = set(re.findall(r"[`\"]((?:cost|eval|plan|ppo|phase_seconds|phase_usd|stage_usd)/[a-z_/]+)[`\"]", document))
+    headings = {name for name in documented if any(metric.startswith(f"{name}/") for metric in known)}
+    assert documented - headings - known == set()
