@@ -16,7 +16,7 @@ from reporting.build import REPORT
 from reporting.inputs import kept_folder, read_findings
 from reporting.verdict import verdict
 from tasks.orchestrator import settings
-from tasks.pages import pages
+from tasks.pages import NAMES, pages
 from tasks.servers import prefect_api, servers
 
 if TYPE_CHECKING:
@@ -114,4 +114,4 @@ def show(root: Path, params: Params) -> None:
     for name, url in pages(root, params, servers(root)).items():
         if name == "report":
             continue  # named above, by its path
-        console.print(f"{name.capitalize():<11} {this_command()} up --open {name}   ({url})", markup=False)
+        console.print(f"{NAMES[name]:<11} {this_command()} up --open {name}   ({url})", markup=False)

@@ -13,7 +13,7 @@ from config import jsonl
 from config.errors import ParamsError
 from config.records import PipelineRow
 from tasks.orchestrator import settings
-from tasks.pages import pages
+from tasks.pages import NAMES, pages
 from tasks.servers import (
     WORKER,
     Server,
@@ -51,7 +51,7 @@ def up(prefect_port: int, mlflow_port: int, open_page: str | None, notify: str |
     running = start(root, plans)
     found = pages(root, params, running)
     for name, url in found.items():
-        console.print(f"{name.capitalize():<8} {url}", markup=False)
+        console.print(f"{NAMES[name]:<8} {url}", markup=False)
     deployed = _work(root, next(server for server in running if server.name == "prefect"), notify)
     for each in deployed:
         console.print(f"{'Form':<8} {each.url}/run   ({each.name}{', on a schedule' if each.scheduled else ''})", markup=False)

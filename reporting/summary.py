@@ -6,7 +6,7 @@ from reporting.key_figures import key_figure
 from reporting.numbers import deviation, duration, usd
 from reporting.verdict import usd_per_win_rate_point, verdict
 
-BETWEEN = "\N{EM SPACE}| "
+BETWEEN = "&emsp;| "
 """MLflow draws tables without any room between the columns."""
 
 

@@ -8,6 +8,9 @@ from config.schema import Params
 from tasks.servers import HOST, Server
 from tracking.cursor import cursor_path, load
 
+NAMES = {"prefect": "Prefect", "mlflow": "MLflow", "report": "Report"}
+"""How people write them."""
+
 DEFAULT_PORTS = {"prefect": 4200, "mlflow": 5000}
 
 REPORT_ARTIFACT = "report/report.html"

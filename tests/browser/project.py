@@ -20,7 +20,7 @@ RECIPE = "recipes/pictured.yaml"
 class Project(NamedTuple):
     root: Path
     pages: dict[str, str]
-    """What `rlhf up` says where to look: Prefect, Mlflow, and each form by its deployment."""
+    """What `rlhf up` says where to look: Prefect, MLflow, and each form by its deployment."""
 
     def rlhf(self, *arguments: str) -> str:
         return rlhf(self.root, *arguments)
@@ -55,7 +55,7 @@ def project(root: Path, recipe: Path) -> Iterator[Project]:
 
 
 def _pages(said: str) -> dict[str, str]:
-    pages = dict(re.findall(r"^(Prefect|Mlflow) +(\S+)", said, re.MULTILINE))
+    pages = dict(re.findall(r"^(Prefect|MLflow) +(\S+)", said, re.MULTILINE))
     return pages | {name: url for url, name in re.findall(r"^Form +(\S+) +\(([\w/-]+)", said, re.MULTILINE)}
 
 
