@@ -6,28 +6,30 @@ from reporting.key_figures import key_figure
 from reporting.numbers import deviation, duration, usd
 from reporting.verdict import usd_per_win_rate_point, verdict
 
-BETWEEN = "&emsp;| "
-"""MLflow draws tables without any room between the columns."""
-
 
 def summary(findings: Findings, picture: str = PICTURE) -> str:
-    """Verdict, key picture and stage / time / cost / key figure. `picture` is where the page that shows it finds the picture."""
+    """Verdict, key picture and stage / time / cost / error of the plan / key figure. `picture` is where the page that shows it finds the picture."""
     judged, book = verdict(findings), findings.ledger
     errors = {stage.stage: deviation(stage.whole.error) for stage in findings.reconciled.stages}
     rows = [
-        (stage.stage, stage.state, duration(stage.seconds), usd(stage.usd), errors.get(stage.stage, deviation(None)),
+        (_named(stage.stage, stage.state), duration(stage.seconds), usd(stage.usd), errors.get(stage.stage, deviation(None)),
          key_figure(stage.stage, findings.metrics.get(stage.stage, {})))
         for stage in book.stages
     ]  # fmt: skip
     whole = deviation(findings.reconciled.whole.error)
-    rows.append(("total", book.state, duration(book.total_seconds), usd(book.total_usd), whole, _point(findings)))
-    table = "\n".join(f"| {BETWEEN.join(row)} |" for row in rows)
+    rows.append((_named("total", book.state), duration(book.total_seconds), usd(book.total_usd), whole, _point(findings)))
+    table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
     return (
         f"**{judged.title}.** {judged.sentence}\n\n![key picture]({picture})\n\n"
-        f"| stage | result | time | cost | plan off by | key figure |\n|---|---|---:|---:|---:|---|\n{table}\n"
+        f"| stage | time | cost | plan off by | key figure |\n|---|---:|---:|---:|---|\n{table}\n"
     )
 
 
 def _point(findings: Findings) -> str:
     point = usd_per_win_rate_point(findings)
     return f"{usd(point)} per point of win rate" if point is not None else ""
+
+
+def _named(name: str, state: str) -> str:
+    """With its state, where that is not what everybody hopes for."""
+    return name if state in ("done", "completed") else f"{name} ({state.replace('_', ' ')})"

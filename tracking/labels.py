@@ -62,4 +62,6 @@ def description(mlflow_run_id: str, folder: Path) -> dict[str, str]:
         return {}
     # relative to MLflow's own page, wherever that is served
     shown = path.read_text(encoding="utf-8").replace(f"]({PICTURE})", f"](get-artifact?path={PICTURE}&run_uuid={mlflow_run_id})")
-    return {"mlflow.note.content": shown[:NOTE_CHARS]}
+    # its tables have no room between the columns
+    spaced = [line.replace(" | ", "&emsp; | ") if line.startswith("| ") else line for line in shown.splitlines()]
+    return {"mlflow.note.content": "\n".join(spaced)[:NOTE_CHARS]}

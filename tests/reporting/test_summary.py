@@ -44,7 +44,7 @@ def test_the_summary_has_the_verdict_the_picture_and_a_row_per_stage(tmp_path: P
     assert "](elsewhere.svg)" in shown
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in shown.splitlines() if line.startswith("|")][2:]
     assert [row[0] for row in rows] == ["data", "sft", "reward", "ppo", "evaluate", "total"]
-    assert rows[-1][3] == f"${findings.ledger.total_usd:.4f}"
+    assert rows[-1][2] == f"${findings.ledger.total_usd:.4f}"
 
 
 def test_the_picture_is_in_proportion(tmp_path: Path, params: Params) -> None:
@@ -65,6 +65,14 @@ def test_a_run_that_reused_everything_and_one_that_was_not_evaluated_say_so(tmp_
     shown = [texts(panel) for panel in panels(key_picture(read_findings(tmp_path, params)))]
     assert "nothing was done: all outputs were reused" in shown[0]
     assert "not evaluated" in shown[1]
+
+
+def test_a_stage_that_was_not_done_says_so(tmp_path: Path, params: Params) -> None:
+    write_pipeline_run(tmp_path)
+    write_cached_run(tmp_path)
+    shown = summary(read_findings(tmp_path, params))
+    assert "| ppo (cached) | 0 s | $0 |" in shown
+    assert "| total | 0 s | $0 |" in shown
 
 
 def test_both_files_are_kept_with_the_run(tmp_path: Path, params: Params) -> None:

@@ -24,8 +24,10 @@ def test_many_changes_are_counted() -> None:
     assert changes(before, now).endswith(", 4 more")
 
 
-def test_a_description_shows_the_runs_own_picture(tmp_path: Path) -> None:
+def test_a_description_shows_the_runs_own_picture_and_its_table_with_room(tmp_path: Path) -> None:
     assert description("abc", tmp_path) == {}
-    (tmp_path / SUMMARY).write_text(f"### Alignment worked\n\n![key picture]({PICTURE})\n")
-    (tag,) = description("abc", tmp_path).items()
-    assert tag == ("mlflow.note.content", "### Alignment worked\n\n![key picture](get-artifact?path=key.svg&run_uuid=abc)\n")
+    (tmp_path / SUMMARY).write_text(f"**Alignment worked.**\n\n![key picture]({PICTURE})\n\n| a | b |\n|---|---|\n| 1 | 2 |\n")
+    (name, shown), *more = description("abc", tmp_path).items()
+    assert (name, more) == ("mlflow.note.content", [])
+    assert shown.splitlines()[2] == "![key picture](get-artifact?path=key.svg&run_uuid=abc)"
+    assert shown.splitlines()[4:] == ["| a&emsp; | b |", "|---|---|", "| 1&emsp; | 2 |"]

@@ -174,7 +174,7 @@ def test_whole_runs_are_found_named_described_and_say_what_they_changed(root: Pa
     assert [run.info.run_name for run in found] == ["r1 (ppo)", "brave-otter (dpo)"]
     assert [run.data.tags["rlhf.changed"] for run in found] == ["first run", "seed: 1 → 2, align.method: ppo → dpo"]
     assert runs(root)["r1/ppo/1"].info.run_name == "ppo of r1"
-    assert found[0].data.tags["mlflow.note.content"].endswith(f"(get-artifact?path=key.svg&run_uuid={found[0].info.run_id})\n")
+    assert found[0].data.tags["mlflow.note.content"].endswith(f"(get-artifact?path=key.svg&run_uuid={found[0].info.run_id})")
     assert "key.svg" in {item.path for item in client(root).list_artifacts(found[0].info.run_id)}
 
 
