@@ -3,7 +3,6 @@
 import logging
 import os
 import subprocess
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path

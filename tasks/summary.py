@@ -9,6 +9,7 @@ from reporting.inputs import read_findings
 from reporting.key_picture import key_picture
 from reporting.summary import summary
 from reporting.verdict import verdict
+from tasks.pages import NAMES
 from tasks.run import Run
 
 
@@ -16,7 +17,7 @@ def markdown(run: Run, report: Path | None, links: Mapping[str, str]) -> str:
     """The run's summary with its picture inside, and where to look: `links` has a URL by the name of a page."""
     findings = read_findings(run.root, run.params, run.run_id)
     picture = base64.b64encode(key_picture(findings).encode()).decode()
-    where = [f"[{name.capitalize()}]({url})" for name, url in links.items()]
+    where = [f"[{NAMES[name]}]({url})" for name, url in links.items()]
     where += [f"report on this machine: `{report.resolve()}`"] if report else []
     return f"{summary(findings, f'data:image/svg+xml;base64,{picture}')}\n{', '.join(where)}\n"
 

@@ -31,10 +31,13 @@ def test_a_run_is_started_from_the_form_and_shows_its_result(stack: Project, pag
     page.get_by_role("button", name="Submit").click()
     page.get_by_role("link", name="a firmer leash / 0.3").first.click()
     expect(page.locator(".state-badge", has_text="Completed").first).to_be_visible(timeout=1000 * PATIENCE_SECONDS)
+    page.reload()  # its artifacts were read when it was opened
+    expect(page.locator(".state-badge", has_text="Completed").first).to_be_visible()
+    page.wait_for_timeout(2000)  # the line of time is drawn bit by bit
     picture(page, "prefect-run")
     page.get_by_text("Artifacts", exact=True).last.click()
-    page.locator(".artifact-card", has_text="result").click()
-    expect(page.get_by_text("What the run cost and what it bought")).to_be_visible()
+    page.locator(".artifact-card", has=page.locator(".artifact-card__title", has_text="result")).click()
+    expect(page.get_by_text("what it cost, and what it bought")).to_be_visible()
     page.wait_for_function("document.querySelector(\"img[src^='data:']\")?.naturalWidth > 100")
     picture(page, "prefect-result")
     (_, newest) = (json.loads(line) for line in (stack.root / "runs/pipeline.jsonl").read_text().splitlines()[-2:])
