@@ -40,7 +40,7 @@ from tasks.promotion_gate import Verdict, in_a_line, promotion_verdict
 from tasks.retrain_decision import Decision, decide
 from tasks.retrain_page import Page, markdown
 from tasks.retrain_process import run_helper
-from tasks.run import STATE_FOLDER, locked
+from tasks.run import STATE_FOLDER, locked, new_run_id
 from tasks.validity import forget
 
 SKIPPED, KEPT, PROMOTED = "Skipped", "Kept", "Promoted"
@@ -54,7 +54,7 @@ class Cycle:
 
     def __init__(self, root: Path, params: Params, at_work: str | None) -> None:
         self.root, self.params = root, params
-        self.id = f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{flow_run.name or 'retrain'}"
+        self.id = new_run_id(flow_run.name or "retrain")
         self.flow_run_id = flow_run.id
         self.at_work = at_work
         """Which other cycle holds this project, None if there is none."""
