@@ -1,9 +1,11 @@
 """What is aligned how, compared how, where, and remembered where."""
 
+import re
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
+from config.errors import ParamsError
 from config.sections.base import Positive, Section
 
 
@@ -51,3 +53,12 @@ class Tracking(Section):
     uri: str = Field(description="MLflow tracking URI: a server's URL or a database such as sqlite:///mlflow.db.")
     experiment: str = Field(description="MLflow experiment.")
     registered_model: str = Field(description="Name under which the aligned model is registered.")
+
+    @model_validator(mode="after")
+    def _no_secret(self) -> "Tracking":
+        if re.search(r"://[^/@]*:[^/@]+@", self.uri):
+            raise ParamsError(
+                f"tracking.uri holds a password ({re.sub(r':[^/:@]+@', ':***@', self.uri)}), and params are kept and shown in many places. Take it "
+                "out, and set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD; of a database, run mlflow server before it."
+            )
+        return self

@@ -39,6 +39,7 @@ def test_sections_are_frozen_and_refuse_unknown_keys_and_conversions() -> None:
     ("change", "words"),
     [
         ("prices.usd_per_device_hour=0", "an hour of a device costs something"),
+        ("tracking.uri=postgresql://me:hunter2@db/mlflow", r"tracking\.uri holds a password \(postgresql://me:\*\*\*@db"),
         ("prices.usd_per_device_hour=-0.5", r"prices\.usd_per_device_hour=-0\.5"),
         ("prices.usd_per_device_hour=1e6", r"less than or equal to 1000"),
         ("prices.usd_per_device_hour=.nan", r"prices\.usd_per_device_hour=nan"),
