@@ -2,7 +2,6 @@
 
 import json
 import threading
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -24,7 +23,7 @@ def press(page: Page, key: str, done: int) -> None:
     expect(page.locator("#count")).to_contain_text(f"{done} of ")
 
 
-def test_ten_pairs_are_labelled_by_keyboard_and_resumed(tmp_path: Path, page: Page, picture: Callable[[Page, str], None]) -> None:
+def test_ten_pairs_are_labelled_by_keyboard_and_resumed(tmp_path: Path, page: Page) -> None:
     rows = [{"prompt": f"p{i} {HOSTILE}", "response1": f"a{i} {HOSTILE}", "response2": f"b{i}\n{HOSTILE}", "seed": 1} for i in range(10)]
     rows[3]["prompt"] = [{"role": "user", "content": "q"}, {"role": "assistant", "content": HOSTILE}, {"role": "user", "content": "r"}]
     (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
