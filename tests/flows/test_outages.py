@@ -23,6 +23,7 @@ from config.records import AttemptRow, MetricRow, PipelineRow, stages_of
 from tasks.automations import NOTICES, zombie_automation
 from tasks.servers import servers
 from tests.flows.stack import PATIENCE_SECONDS, Stack, stack
+from tracking.rows import PREFIXES
 
 pytestmark = [
     pytest.mark.integration,
@@ -178,7 +179,7 @@ def test_servers_that_restart_in_the_middle_of_a_run_lose_nothing(up: Stack) -> 
                 and "rlhf.stage" in each.data.tags}  # fmt: skip
     for stage in stages_of("ppo"):
         rows = [row for row in jsonl.read(up.root / "runs" / stage / "metrics.jsonl", MetricRow).rows if row.run_id == run_id]
-        arrived = client.get_metric_history(children[stage].info.run_id, f"{stage}/loss")
+        arrived = client.get_metric_history(children[stage].info.run_id, f"{PREFIXES.get(stage, stage)}/loss")
         assert sorted((point.step, point.value) for point in arrived) == sorted((row.step, row.values["loss"]) for row in rows)
         assert len(rows) == 8
 
