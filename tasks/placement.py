@@ -22,7 +22,7 @@ from tasks.remote import fetch, inputs_of, is_unchanged_elsewhere, remote_of, sm
 from tasks.run import Run
 from tasks.stage import Observer, note_loss, record, run_stage
 from tasks.stop import StopRequest
-from tasks.validity import push
+from tasks.validity import note_pushed, push
 from tasks.watcher import BudgetWatch
 
 logger = logging.getLogger(__name__)
@@ -113,6 +113,7 @@ def _take_lock(root: Path, lock: str) -> None:
     temporary = root / ".dvc.lock.new"
     temporary.write_text(lock, encoding="utf-8")
     temporary.replace(root / "dvc.lock")
+    note_pushed(root)  # what was here was pushed before the stage was handed over, and its container has pushed the rest
 
 
 class Placed:

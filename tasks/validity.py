@@ -169,9 +169,15 @@ def push(root: Path, timeout_seconds: float = 600, stage: str | None = None) -> 
     if done.returncode:
         return f"dvc push failed: {_last_error(done.stderr)} The run is complete here; run dvc push to send its outputs to the remote."
     if stage is None:
-        marker.parent.mkdir(exist_ok=True)
-        marker.write_text(digest)
+        note_pushed(root)
     return None
+
+
+def note_pushed(root: Path) -> None:
+    """Remember that all that dvc.lock names is in the remote."""
+    marker = root / STATE_FOLDER / "pushed"
+    marker.parent.mkdir(exist_ok=True)
+    marker.write_text(hashlib.sha256((root / "dvc.lock").read_bytes()).hexdigest())
 
 
 def default_remote(root: Path) -> str | None:

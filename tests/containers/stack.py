@@ -6,6 +6,7 @@ import secrets
 import socket
 import subprocess
 import time
+import urllib.error
 import urllib.request
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from tests.conftest import ROOT
 PROJECT = "rlhf-test"
 TINY = "tests/e2e/tiny.yaml"
 BUILD_SECONDS, UP_SECONDS = 3000, 900
+ASK_TRIES = 6
 FINAL = {"COMPLETED", "FAILED", "CRASHED", "CANCELLED"}
 
 
@@ -96,10 +98,20 @@ class Stack:
 
     def ask(self, path: str, body: Any = None, method: str | None = None) -> Any:
         """The answer of Prefect's API."""
+        data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(f"{self.prefect}/api{path}", method=method, headers={"Content-Type": "application/json"})
-        with urllib.request.urlopen(request, data=None if body is None else json.dumps(body).encode(), timeout=60) as answer:
-            content = answer.read()
-        return json.loads(content) if content else None
+        for _ in range(ASK_TRIES):
+            try:
+                with urllib.request.urlopen(request, data=data, timeout=60) as answer:
+                    content = answer.read()
+                return json.loads(content) if content else None
+            except urllib.error.HTTPError as error:  # a busy database: the server says 500, and has done nothing
+                if error.code < 500:
+                    raise
+                time.sleep(5)
+        raise AssertionError(
+            f"Prefect's API did not answer {path} in {ASK_TRIES} tries: {self.compose('logs', '--tail', '40', 'prefect', check=False)}"
+        )
 
     def start_run(self, params: dict[str, Any]) -> str:
         """Id of a new run of the deployment, as the form starts it."""

@@ -20,7 +20,7 @@ from config.errors import EnvironmentFault, OverBudget, StageStopped
 from config.load import load
 from config.records import AttemptRow, UsageRow
 from costs.ledger import ledger
-from tasks import placement
+from tasks import placement, validity
 from tasks.outcome import Outcome, StageCrashed
 from tasks.placement import check_places, run_here, run_placed
 from tasks.run import Run, begin
@@ -129,6 +129,9 @@ def test_a_stage_elsewhere_is_killed_goes_on_is_preempted_and_is_then_unchanged(
     assert bring_up(run, "data") == Outcome(cached=False, attempt=1)
     assert (run.root / "metrics" / "data.json").is_file()
     assert not (run.root / "data" / "prepared").exists(), "data stays in the store"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(validity, "environment", lambda: pytest.fail("dvc was asked to push what the container had pushed"))
+        assert validity.push(run.root) is None
 
     killer = when_mirrored(tmp_path, lambda: pool.strike(signal.SIGKILL))
     with pytest.raises(StageCrashed, match="on work pool gpus ended as Crashed without a word"):
