@@ -63,6 +63,12 @@ class Params(Section):
                 raise ParamsError(
                     f"{name}.batch_size={batch} does not split over processes.{name}={processes}. Change either in params.yaml."
                 )
+        mini_batch = self.rloo.batch_size // self.rloo.num_mini_batches
+        if mini_batch % self.processes.rloo:
+            raise ParamsError(
+                f"a mini-batch of {mini_batch} responses (rloo.batch_size / rloo.num_mini_batches) does not split over processes.rloo="
+                f"{self.processes.rloo}. Change one of them in params.yaml."
+            )
         if self.sft.packing and self.model.attention != "flash_attention_2":
             raise ParamsError(
                 f"sft.packing=true mixes rows in one sequence unless model.attention is flash_attention_2, it is {self.model.attention}. "
@@ -72,7 +78,7 @@ class Params(Section):
 
     @model_validator(mode="after")
     def _can_be_divided(self) -> "Params":
-        for stage, section in (("sft", self.sft), ("reward", self.reward), ("ppo", self.ppo), ("dpo", self.dpo)):
+        for stage, section in (("sft", self.sft), ("reward", self.reward), ("ppo", self.ppo), ("dpo", self.dpo), ("rloo", self.rloo)):
             level: str = getattr(self.sharding, stage)
             if level != "none" and section.optimizer == "adamw8bit":
                 raise ParamsError(

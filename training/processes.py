@@ -139,6 +139,15 @@ def _sum_in_place(tensors: Sequence[Tensor]) -> None:
         tensor.copy_(part.view_as(tensor))
 
 
+def of_all(value: T) -> list[T]:
+    """What each process has, in the order of the processes."""
+    if world_size() == 1:
+        return [value]
+    found: list[Any] = [None] * world_size()
+    dist.all_gather_object(found, value)
+    return found
+
+
 def summed(values: Sequence[float]) -> list[float]:
     """Each of `values` summed over the processes."""
     if world_size() == 1:

@@ -13,26 +13,26 @@ Shapes: B responses of an update, T response tokens.
 """
 
 import sys
-from collections.abc import Iterator
 from typing import Any, ClassVar, NamedTuple
 
 import torch
 from datasets import Dataset
 from torch import Tensor
-from torch.utils.data import Sampler
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from trl import RLOOConfig, RLOOTrainer
 
 from config.sections.online import Rloo
+from training import processes
 from training.adapter_lineage import named_base
 from training.adapters import AdapterView, active, learn_adapter, save_adapter
 from training.artifacts import replacing, write_json
 from training.curves import write_curves
 from training.divergence import check_rollout
 from training.hf_checkpoints import LearningCheckpoints
-from training.hf_trainer import OurNames, StageCallback, Tally, train, trainer_arguments
+from training.hf_trainer import OurNames, StageCallback, Tally, largest_divisor, train, trainer_arguments
 from training.models import autocast, load_policy, load_reward_model
 from training.prompts import read_prompts
+from training.rloo_rows import PromptOrder, add_all, positions_from_mask, rollout_statistics, whole_rows
 from training.rollout import Limits, sampling_noise
 from training.rollout_static import generate
 from training.samples import write_samples
@@ -55,6 +55,8 @@ def rloo(stage: Stage) -> None:
     trainer = MeasuredRLOOTrainer(stage, tokenizer, prompts, load_policies(stage, tokenizer, device), reward_model)
     train(trainer, stage)
     updates = trainer.state.global_step // steps_per_update(settings)
+    if stage.rank != 0:
+        return
     with stage.meter.phase("save", updates):
         with replacing(stage.root / "models/rloo") as folder:
             if settings.lora is None:
@@ -108,11 +110,13 @@ def steps_per_update(settings: Rloo) -> int:
 def rloo_arguments(stage: Stage) -> dict[str, Any]:
     """RLOOConfig from the params: the names are translated here and nowhere else."""
     settings, steps = stage.params.rloo, steps_per_update(stage.params.rloo)
+    own = settings.batch_size // settings.num_mini_batches // stage.world_size
+    micro_batch_size = largest_divisor(own, settings.micro_batch_size)
     return {
         **trainer_arguments(stage, settings),
         "max_steps": settings.updates * steps,
-        "per_device_train_batch_size": settings.micro_batch_size,
-        "gradient_accumulation_steps": settings.batch_size // settings.num_mini_batches // settings.micro_batch_size // stage.world_size,
+        "per_device_train_batch_size": micro_batch_size,
+        "gradient_accumulation_steps": own // micro_batch_size,
         "generation_batch_size": settings.batch_size,
         "num_generations": settings.responses_per_prompt,
         "num_iterations": settings.rloo_epochs,
@@ -128,33 +132,6 @@ def rloo_arguments(stage: Stage) -> dict[str, Any]:
         "save_steps": settings.checkpoint_every_updates * steps,  # between two rollouts, where no rollout has to be kept
         "logging_steps": steps,
     }
-
-
-class PromptOrder(Sampler[int]):
-    """Indices of the prompts of every update: a pass over all in random order, then another; a function of the seed alone.
-
-    A prompt comes once for each response to it, and the rows of an update once for each micro-batch of all its passes, as TRL wants them.
-    """
-
-    def __init__(self, prompts: int, settings: Rloo, micro_batches: int, seed: int) -> None:
-        self._prompts, self._settings, self._repeats, self._seed = prompts, settings, micro_batches, seed
-
-    def __len__(self) -> int:
-        return self._settings.updates * self._settings.batch_size * self._repeats
-
-    def __iter__(self) -> Iterator[int]:
-        each = self._settings.responses_per_prompt
-        order = self._endless()
-        for _ in range(self._settings.updates):
-            chosen = [next(order) for _ in range(self._settings.batch_size // each)]
-            rows = [i for i in chosen for _ in range(each)]
-            for _ in range(self._repeats):
-                yield from rows
-
-    def _endless(self) -> Iterator[int]:
-        generator = torch.Generator().manual_seed(self._seed * 1_000_003)
-        while True:
-            yield from torch.randperm(self._prompts, generator=generator).tolist()
 
 
 class MeasuredRLOOTrainer(LearningCheckpoints, OurNames, RLOOTrainer):
@@ -200,15 +177,44 @@ class MeasuredRLOOTrainer(LearningCheckpoints, OurNames, RLOOTrainer):
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         batch = super()._generate_and_score_completions(inputs)
-        statistics = rollout_statistics(self._score_B, self._ended_B, self._logprobs, self._ref_logprobs)
+        statistics = rollout_statistics(*self._of_all_processes())
         check_rollout(statistics, self._settings, "rloo")
         for name, value in statistics.items():
             self._metrics["train"][name] = [value]
         if self._update % self._settings.sample_every_updates == 0:
             prompts = [row["prompt"] for row in inputs]
             write_samples(self._stage, self._update, self.processing_class, prompts, self._responses, self._score_B)
-        torch.manual_seed(self.args.seed * 1_000_003 + self._update)  # TRL draws the mini-batches from the global generator
+        return self._dealt(batch)
+
+    def _dealt(self, batch: dict[str, Any]) -> dict[str, Any]:
+        """This process's rows of the mini-batches that one process would draw, so laid that TRL's shuffle puts them in their order.
+
+        TRL draws from the global generator, and each process from its own rows: mini-batches would depend on the number of processes.
+        """
+        seed = self.args.seed * 1_000_003 + self._update
+        if processes.world_size() > 1:
+            torch.manual_seed(seed)
+            shares = torch.randperm(self._settings.batch_size).view(self._settings.num_mini_batches, processes.world_size(), -1)
+            mine = shares[:, processes.rank()].flatten()
+            torch.manual_seed(seed)
+            laid = torch.empty_like(mine)
+            laid[torch.randperm(len(mine))] = mine
+            rows = {name: value for name, value in batch.items() if isinstance(value, Tensor) and value.dim()}
+            batch = {**batch, **{name: value[laid].to(self.accelerator.device) for name, value in whole_rows(rows).items()}}
+        torch.manual_seed(seed)
         return batch
+
+    def _of_all_processes(self) -> tuple[Tensor, Tensor, list[Tensor], list[Tensor] | None]:
+        """Scores, whether they ended, log-probs and those of the reference, of the responses of all."""
+        found = processes.of_all((self._score_B, self._ended_B, self._logprobs, self._ref_logprobs))
+        logprobs = [row for _, _, rows, _ in found for row in rows]
+        ref_logprobs = [row for _, _, _, rows in found for row in rows or []]
+        return (
+            torch.cat([score_B for score_B, *_ in found]),
+            torch.cat([ended_B for _, ended_B, *_ in found]),
+            logprobs,
+            ref_logprobs or None,
+        )
 
     def _tokenize_prompts(self, prompts: list[list[int]]) -> tuple[list[list[int]], None, dict[str, Any]]:
         return prompts, None, {}
@@ -221,7 +227,7 @@ class MeasuredRLOOTrainer(LearningCheckpoints, OurNames, RLOOTrainer):
         own = slice(self.accelerator.process_index * rows, (self.accelerator.process_index + 1) * rows)
         with self._stage.meter.phase("rollout", self._update) as work, autocast(self._stage.params.model, model.device):
             rollout = generate(policy, prompt_ids, noise_BT[own], settings.temperature, self._limits, settings.rollout_batch_size)
-            work.add(tokens=sum(map(len, prompt_ids)) + sum(map(len, rollout.responses)), sequences=rows)
+            add_all(work, [*prompt_ids, *rollout.responses], rows)
         model.train()
         self._responses, self._logprobs, self._sampled, self._ref_logprobs = rollout.responses, rollout.logprobs, rollout.logprobs, None
         self._sequences = [[*prompt, *response] for prompt, response in zip(prompt_ids, rollout.responses, strict=True)]
@@ -248,14 +254,14 @@ class MeasuredRLOOTrainer(LearningCheckpoints, OurNames, RLOOTrainer):
         ref_policy = self._policies.ref_policy
         assert ref_policy is not None
         with self._stage.meter.phase("reference", self._update) as work, autocast(self._stage.params.model, ref_policy.device):
-            work.add(tokens=sum(map(len, self._sequences)), sequences=len(self._sequences))
+            add_all(work, self._sequences, len(self._sequences))
             return sequence_logprobs(ref_policy, self._sequences, self._prompt_lengths, self._settings.temperature, self._budget_tokens)
 
     def _shaped_scores(self, completion_ids: list[list[int]], **_: Any) -> list[float]:
         """What TRL takes for the reward: the normalised score, less the penalty where a response did not end."""
         with self._stage.meter.phase("score", self._update) as work:
             self._score_B = score(self._reward_model, self._sequences, self._budget_tokens)
-            work.add(tokens=sum(map(len, self._sequences)), sequences=len(self._sequences))
+            add_all(work, self._sequences, len(self._sequences))
         self._ended_B = torch.tensor([response[-1] == self._limits.eos for response in completion_ids])
         shaped_B: list[float] = (self._score_B - self._settings.missing_eos_penalty * ~self._ended_B).tolist()
         return shaped_B
@@ -264,26 +270,6 @@ class MeasuredRLOOTrainer(LearningCheckpoints, OurNames, RLOOTrainer):
         if "loss" in logs:
             logs["policy_loss"] = logs["loss"]
         super().log(logs, start_time)
-
-
-def positions_from_mask(module: torch.nn.Module, arguments: tuple, keywords: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
-    """Count positions from the first real token: TRL pads prompts on the left, which absolute positions would notice."""
-    mask_BL = keywords.get("attention_mask")
-    if mask_BL is not None and keywords.get("position_ids") is None:
-        keywords = {**keywords, "position_ids": (mask_BL.long().cumsum(dim=1) - 1).clamp(min=0)}
-    return arguments, keywords
-
-
-def rollout_statistics(score_B: Tensor, ended_B: Tensor, logprobs: list[Tensor], ref_logprobs: list[Tensor] | None) -> dict[str, float]:
-    """Means over the responses of a rollout; `kl` is in nats per response (k1), `kl_error` its standard error."""
-    statistics = {
-        "score": float(score_B.mean()), "score_std": float(score_B.std()),
-        "length": sum(map(len, logprobs)) / len(logprobs), "eos_rate": float(ended_B.float().mean()),
-    }  # fmt: skip
-    if ref_logprobs is not None:
-        kl_B = torch.stack([(own - ref).sum() for own, ref in zip(logprobs, ref_logprobs, strict=True)])
-        statistics |= {"kl": float(kl_B.mean()), "kl_error": float(kl_B.std()) / len(kl_B) ** 0.5}
-    return statistics
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ class Processes(Section):
     reward: Positive = Field(description="Processes of stage reward. Must divide reward.batch_size.")
     ppo: Positive = Field(description="Processes of stage ppo: rollouts and mini-batches are divided by tokens.")
     dpo: Positive = Field(description="Processes of stage dpo. Must divide dpo.batch_size.")
+    rloo: Positive = Field(description="Processes of stage rloo. Must divide its mini-batches, rloo.batch_size / rloo.num_mini_batches.")
 
 
 Level = Literal["none", "zero1", "zero2", "zero3"]
@@ -31,6 +32,7 @@ class Sharding(Section):
     reward: Level = Field(description="As for sft.")
     ppo: Level = Field(description="As for sft, for all four roles. In a pass without gradient, as in sampling, the role at work is whole.")
     dpo: Level = Field(description="As for sft.")
+    rloo: Literal["none", "zero1"] = Field(description="As for sft, the optimizer's state at most.")
     offload: bool = Field(
         description="zero2 and zero3: divided weights, gradients and optimizer state wait in the host's memory; slower. No effect on a CPU."
     )

@@ -99,6 +99,32 @@ def test_adapters_that_can_not_work_are_one_line_that_names_what_to_change(chang
     assert "\n" not in str(refused.value)
 
 
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        (["processes.dpo=3"], r"dpo\.batch_size=\d+ does not split over processes\.dpo=3"),
+        (["processes.rloo=7"], r"a mini-batch of \d+ responses .* does not split over processes\.rloo=7"),
+        (["sharding.sft=zero4"], r"sharding\.sft='zero4'"),
+        (["sharding.rloo=zero3"], r"sharding\.rloo='zero3'"),
+        (["sharding.offload=true"], r"no stage divides them\. Set a stage of sharding to zero2 or zero3"),
+        (["sharding.ppo=zero1", "ppo.optimizer=adamw8bit"], r"ppo\.optimizer=adamw8bit .* sharding\.ppo=zero1 would cut"),
+        (["sharding.sft=zero3", "model.dtype=fp16"], r"model\.dtype=fp16 .* Set model\.dtype: bf16"),
+        (
+            ["sharding.reward=zero2", "model.quantisation=nf4", f"ppo.lora={LORA}"],
+            r"nf4 packs weights into bytes that sharding\.reward=zero2",
+        ),
+        (
+            ["sharding.ppo=zero3", "ppo.batch_size=8", "ppo.num_mini_batches=4", "processes.ppo=4"],
+            r"a mini-batch of 2 episodes .* processes\.ppo=4",
+        ),
+    ],
+)
+def test_what_can_not_be_divided_is_one_line_that_names_what_to_change(changes: list[str], words: str) -> None:
+    with pytest.raises(ParamsError, match=words) as refused:
+        load(ROOT / "recipes" / "demo.yaml", changes)
+    assert "\n" not in str(refused.value)
+
+
 def test_adapters_on_the_sft_model_are_accepted_in_every_layout() -> None:
     for layout in ("separate", "shared_trunk", "shared_base"):
         params = load(ROOT / "recipes" / "demo.yaml", [f"ppo.layout={layout}", f"ppo.lora={LORA}", f"reward.lora={LORA}"])

@@ -16,7 +16,8 @@ from config.sections.online import Rloo
 from tests.training.processes import killed_stopped_and_resumed, metric_rows, metrics
 from tests.training.tiny import files, names, open_stage, params, policy, prompts, reward_model, tokenizer, work
 from training.prompts import read_prompts
-from training.rloo import MeasuredRLOOTrainer, Policies, PromptOrder, rollout_statistics
+from training.rloo import MeasuredRLOOTrainer, Policies
+from training.rloo_rows import PromptOrder, rollout_statistics
 from training.scoring import score
 from training.tokenizer import load_tokenizer
 

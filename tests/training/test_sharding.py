@@ -31,6 +31,7 @@ EXCHANGED: dict[str, dict[str, Any]] = {
     "reward": {"micro_batch_size": 2, "checkpoint_every_steps": 100},
     "dpo": {"micro_batch_size": 2, "checkpoint_every_steps": 100},
     "ppo": {"checkpoint_every_updates": 100},
+    "rloo": {"checkpoint_every_updates": 100},
 }
 STEPS_OF_EPOCH = 10
 STRAIGHT = {"trunk-none": "none", "trunk-zero2": "zero2", "base-zero3": "zero3", "base-zero1": "zero1"}
@@ -52,11 +53,8 @@ def ran(finished: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, P
     jobs = []
     for stage, root in found.items():
         stop_after_a_step(root, stage)
-        jobs += [
-            Job(str(root), stage, "zero3", stops=True),
-            Job(str(root), stage, "zero1", stops=True),
-            Job(str(root), stage, "zero2", stops=True),
-        ]
+        levels = ("zero3", "zero1", "zero2") if stage != "rloo" else ("none", "zero1", "none")
+        jobs += [Job(str(root), stage, level, stops=True) for level in levels]
     adapted = copied(finished, places / "adapted", "reward", reward={"lora": LORA, "max_steps": 4})
     work(adapted, "reward")
     for name, level in STRAIGHT.items():
@@ -70,8 +68,9 @@ def ran(finished: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, P
         found[name] = copied(found[of], places / name, "ppo")
         (found[name] / "params.yaml").write_text((found[of] / "params.yaml").read_text(), encoding="utf-8")
         work(found[name], "ppo")
-    found["dpo-alone"] = copied(finished, places / "dpo-alone", "dpo")
-    work(found["dpo-alone"], "dpo")
+    for stage in ("dpo", "rloo"):
+        found[f"{stage}-alone"] = copied(finished, places / f"{stage}-alone", stage)
+        work(found[f"{stage}-alone"], stage)
     return found
 
 
@@ -80,7 +79,7 @@ def ran(finished: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, P
 def test_whoever_goes_on_and_however_it_is_divided_a_run_ends_with_the_same_weights(
     stage: str, ran: dict[str, Path], finished: Path
 ) -> None:
-    root, alone = ran[stage], ran["dpo-alone"] if stage == "dpo" else finished
+    root, alone = ran[stage], ran.get(f"{stage}-alone", finished)
     rows = attempts(root, stage)
     assert [(row.step, row.world_size) for row in rows if row.event == "end"] == [(2, 2), (3, 2), (4, 2)]
     assert [row.step for row in rows if row.event == "resume"] == [1, 2, 3, 4]
@@ -90,7 +89,7 @@ def test_whoever_goes_on_and_however_it_is_divided_a_run_ends_with_the_same_weig
 @pytest.mark.integration
 @pytest.mark.parametrize("stage", ["sft", "reward", "dpo"])
 def test_each_step_of_a_trainer_is_that_of_one_process(stage: str, ran: dict[str, Path], finished: Path) -> None:
-    root, alone = ran[stage], ran["dpo-alone"] if stage == "dpo" else finished
+    root, alone = ran[stage], ran.get(f"{stage}-alone", finished)
     straight, shared = ({row.step: row.values for row in metric_rows(place, stage) if "loss" in row.values} for place in (alone, root))
     assert straight.keys() == shared.keys()
     for step, values in straight.items():
