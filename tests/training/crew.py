@@ -14,7 +14,7 @@ from config.load import read, validate, write
 from config.records import RENDEZVOUS_VARIABLE
 from tests.training.tiny import ROOT
 
-PATIENCE_SECONDS = 240.0
+PATIENCE_SECONDS = 600.0
 
 
 class Job(NamedTuple):

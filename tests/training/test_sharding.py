@@ -17,6 +17,7 @@ from tests.training.test_processes import NOISE, largest_difference
 from tests.training.tiny import open_stage, work
 from training import sharding
 
+pytestmark = pytest.mark.timeout(900)  # one fixture does the work of all
 LORA = {"rank": 2, "alpha": 4.0, "modules": ["q", "v", "down"], "dropout": 0.0}
 TRUNK = {
     "layout": "shared_trunk", "responses_per_prompt": 2, "micro_batch_tokens": 300, "updates": 4, "ppo_epochs": 2, "target_kl": 1.0,
@@ -32,6 +33,13 @@ EXCHANGED: dict[str, dict[str, Any]] = {
     "dpo": {"micro_batch_size": 2, "checkpoint_every_steps": 100},
     "ppo": {"checkpoint_every_updates": 100},
     "rloo": {"checkpoint_every_updates": 100},
+}
+LEVELS = {
+    "sft": ("zero3", "zero1"),
+    "reward": ("zero2", "zero3"),
+    "dpo": ("zero1", "zero3"),
+    "ppo": ("zero3", "zero2"),
+    "rloo": ("none", "zero1"),
 }
 STEPS_OF_EPOCH = 10
 STRAIGHT = {"trunk-none": "none", "trunk-zero2": "zero2", "base-zero3": "zero3", "base-zero1": "zero1"}
@@ -53,8 +61,7 @@ def ran(finished: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, P
     jobs = []
     for stage, root in found.items():
         stop_after_a_step(root, stage)
-        levels = ("zero3", "zero1", "zero2") if stage != "rloo" else ("none", "zero1", "none")
-        jobs += [Job(str(root), stage, level, stops=True) for level in levels]
+        jobs += [Job(str(root), stage, level, stops=True) for level in LEVELS[stage]]
     adapted = copied(finished, places / "adapted", "reward", reward={"lora": LORA, "max_steps": 4})
     work(adapted, "reward")
     for name, level in STRAIGHT.items():
@@ -81,8 +88,8 @@ def test_whoever_goes_on_and_however_it_is_divided_a_run_ends_with_the_same_weig
 ) -> None:
     root, alone = ran[stage], ran.get(f"{stage}-alone", finished)
     rows = attempts(root, stage)
-    assert [(row.step, row.world_size) for row in rows if row.event == "end"] == [(2, 2), (3, 2), (4, 2)]
-    assert [row.step for row in rows if row.event == "resume"] == [1, 2, 3, 4]
+    assert [(row.step, row.world_size) for row in rows if row.event == "end"] == [(2, 2), (3, 2)]
+    assert [row.step for row in rows if row.event == "resume"] == [1, 2, 3]
     assert largest_difference(root / f"models/{stage}", alone / f"models/{stage}") < 2e-6
 
 
