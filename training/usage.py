@@ -13,6 +13,7 @@ import torch
 
 from config import jsonl
 from config.records import UsageRow
+from training import heap
 
 
 @dataclass
@@ -50,6 +51,8 @@ class Meter:
             self._started = True
         else:
             self._other_seconds += gap
+        if not self._accelerator:
+            heap.give_back()
         reset_peak_memory(self._accelerator)
         work = Work()
         try:
