@@ -22,15 +22,16 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from benchmarks.plan_cases import KNOWN, STAGES, STEPS, Case, draw
+from benchmarks.plan_cases import KNOWN, STAGES, Case, draw, steps
 from benchmarks.plan_folder import make, plan_inputs, read_json
 from benchmarks.plan_picture import scatter
 from config import jsonl
 from config.records import UsageRow
+from costs.heap import imports_bytes
 from costs.planner import plan, settings, target
 from costs.plans import StagePlan
 from costs.setting import Setting
-from costs.stages import imports_bytes, moments
+from costs.stages import moments
 
 ROOT = Path(__file__).parents[1]
 KEPT = ROOT / ".bench" / "plan"
@@ -96,7 +97,7 @@ def compare(case: Case, found: dict[str, Any], kept: Path) -> Comparison:
     made = plan(case.params, aim, (case.stage,)).stages[0]
     peak = (found["peak_bytes"] - found["after_imports_bytes"], made.peak_bytes_per_gpu - imports_bytes(setting))
     parts = {part: (float(found[f"{part}_bytes"]), planned_part(setting, part)) for part in PARTS if found.get(f"{part}_bytes")}
-    return Comparison(case.name, case.stage, peak, parts, seconds_of(found, made))
+    return Comparison(case.name, case.stage, peak, parts, seconds_of(found, made, steps(case)))
 
 
 def planned_part(setting: Setting, part: str) -> float:
@@ -105,9 +106,9 @@ def planned_part(setting: Setting, part: str) -> float:
     return max(sum(parts.get(part, 0.0) for parts in moment.roles.values()) for moment in steps)
 
 
-def seconds_of(found: dict[str, Any], made: StagePlan) -> dict[str, tuple[float, float]]:
+def seconds_of(found: dict[str, Any], made: StagePlan, steps: int) -> dict[str, tuple[float, float]]:
     """Mean CPU seconds of a step in each phase, and the plan's."""
-    planned = {phase.phase: phase.seconds / STEPS for phase in made.phases}
+    planned = {phase.phase: phase.seconds / steps for phase in made.phases}
     spent: dict[str, list[float]] = {}
     for phase, step, seconds in found["cpu_seconds"]:
         if phase in planned and phase not in UNTIMED and step > 1:

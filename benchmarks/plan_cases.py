@@ -17,11 +17,13 @@ from costs.planner import random_config
 from costs.shapes import ModelShape, from_config
 
 RECIPE = Path(__file__).parents[1] / "recipes" / "demo.yaml"
-STAGES = ("sft", "reward", "ppo")
-"""Drawn where none are named."""
-KNOWN = (*STAGES, "dpo")
+STAGES = ("sft", "reward", "ppo", "evaluate", "ppo", "dpo", "rloo", "ppo")
+"""Drawn in turn where none are named: PPO more often, which has most ways to be run."""
+KNOWN = tuple(dict.fromkeys(STAGES))
 STEPS = 4
-"""Optimizer steps of sft and reward, updates of ppo."""
+"""Optimizer steps of sft, reward and dpo, updates of ppo and rloo."""
+ANSWERING_MODELS = 3
+"""Steps of evaluate."""
 MOST_FLOPS = 3e11
 """Of a whole run: some ten seconds on one core."""
 LEAST_BYTES = 200e6
@@ -78,11 +80,13 @@ def _case(name: str, stage: str, rng: random.Random, base: dict[str, Any]) -> Ca
     for section, fields in base.items():  # what is not measured has to fit the context too
         lengths = {key: min(fields[key], length) for key in ("max_length", "max_new_tokens") if isinstance(fields, dict) and key in fields}
         content[section] = {**fields, **lengths} if lengths else content[section]
-    content[stage] = base[stage] | (_ppo(rng, length, response) if stage == "ppo" else _trainer(rng, stage, length))
-    whole = validate(content, name)
+    if stage == "evaluate":  # words that mean nothing have no gold score
+        content["data"] = base["data"] | {"source": {"kind": "file", "path": "rows.jsonl", "format": "prompts", "columns": {}}}
+    content[stage] = base[stage] | _section(rng, stage, length, response)
+    whole = validate(content | {"ppo": content["ppo"] | {"layout": "separate"}}, name)
     adapters = _adapters(rng, stage, content)
     params = validate(content, name) if adapters else whole
-    said = (response, response) if stage == "ppo" else _spread(response, shortest)  # a policy of random weights never ends
+    said = (response, response) if stage in ANSWERING else _spread(response, shortest)  # a policy of random weights never ends
     shape = from_config(random_config(whole), "model.random")
     case = Case(name, stage, params, _spread(prompt, shortest), said, whole.model, shape)
     return case if _flops(case) <= MOST_FLOPS and _bytes(case) >= LEAST_BYTES else None
@@ -90,14 +94,16 @@ def _case(name: str, stage: str, rng: random.Random, base: dict[str, Any]) -> Ca
 
 def _adapters(rng: random.Random, stage: str, content: dict[str, Any]) -> bool:
     """LoRA for a quarter of the cases, over four bits for a tenth: `content` then starts from a folder."""
-    drawn = rng.random()
-    if drawn >= 0.35 or (stage == "ppo" and content["ppo"]["layout"] == "shared_base"):
+    drawn, shared = rng.random(), stage == "ppo" and content["ppo"]["layout"] == "shared_base"
+    if stage == "evaluate" or (drawn >= 0.35 and not shared):
         return False
     modules = rng.choice((["q", "v"], ["q", "k", "v", "o"], ["q", "k", "v", "o", "gate", "up", "down"]))
     if content["model"]["random"]["family"] == "gpt2":
         modules = ["q", "k", "v", "o"]
     content[stage] = content[stage] | {"lora": {"rank": rng.choice((4, 16)), "alpha": 16.0, "modules": modules, "dropout": 0.0}}
     four_bits = drawn < 0.1 and content["model"]["random"]["family"] == "llama"
+    if shared:  # the reward model's adapter, of which the value model's is a second copy
+        content["reward"] = content["reward"] | {"lora": content[stage]["lora"], "init": "sft"}
     if four_bits and stage != "ppo":
         content["ppo"] = content["ppo"] | {"lora": content[stage]["lora"]}
     content["model"] = content["model"] | {"path": "./base", "random": None, "quantisation": "nf4" if four_bits else None}
@@ -106,6 +112,24 @@ def _adapters(rng: random.Random, stage: str, content: dict[str, Any]) -> bool:
 
 def _spread(longest: int, shortest: float) -> tuple[int, int]:
     return max(2, round(longest * shortest)), longest
+
+
+ANSWERING = ("ppo", "rloo", "evaluate")
+"""Stages whose responses are sampled."""
+
+
+def _section(rng: random.Random, stage: str, length: int, response: int) -> dict[str, Any]:
+    """What is drawn of a stage's own parameters."""
+    match stage:
+        case "ppo":
+            return _ppo(rng, length, response)
+        case "rloo":
+            return _rloo(rng, response)
+        case "evaluate":
+            batch = rng.choice((8, 16, 32))
+            return {"prompts": 2 * batch, "batch_size": batch, "max_new_tokens": response, "samples": 1}
+        case _:
+            return _trainer(rng, stage, length)
 
 
 def _trainer(rng: random.Random, stage: str, length: int) -> dict[str, Any]:
@@ -119,32 +143,55 @@ def _trainer(rng: random.Random, stage: str, length: int) -> dict[str, Any]:
 def _ppo(rng: random.Random, length: int, response: int) -> dict[str, Any]:
     batch, mini_batches = rng.choice((8, 16, 32)), rng.choice((1, 2, 4))
     return {
-        "layout": rng.choice(("separate", "shared_trunk")), "updates": STEPS, "batch_size": batch, "max_new_tokens": response,
+        "layout": rng.choice(("separate", "shared_trunk", "shared_base")), "updates": STEPS, "batch_size": batch, "max_new_tokens": response,
         "rollout_batch_size": rng.choice((batch, batch // 2)), "ppo_epochs": rng.choice((1, 2)), "num_mini_batches": mini_batches,
         "micro_batch_tokens": length * rng.choice((1, 2, 4, 8)), "checkpoint_every_updates": 1000, "sample_every_updates": 1000,
         "missing_eos_penalty": 0.0, "target_kl": None, "max_kl": None, "responses_per_prompt": 1, "learning_rate": 1.0e-5,
     }  # fmt: skip
 
 
-def _sequences(case: Case) -> float:
-    """Sequences that pass forward and backward in the whole run."""
-    if case.stage == "ppo":
-        return STEPS * case.params.ppo.batch_size * case.params.ppo.ppo_epochs
-    section = {"sft": case.params.sft, "reward": case.params.reward, "dpo": case.params.dpo}[case.stage]
-    return STEPS * section.batch_size * (1 if case.stage == "sft" else 2)
+def _rloo(rng: random.Random, response: int) -> dict[str, Any]:
+    batch, mini_batches = rng.choice((8, 16, 32)), rng.choice((1, 2))
+    micro = rng.choice([size for size in (2, 4, 8) if size <= batch // mini_batches])
+    return {
+        "updates": STEPS, "batch_size": batch, "responses_per_prompt": 2, "max_new_tokens": response, "rollout_batch_size": batch,
+        "rloo_epochs": rng.choice((1, 2)), "num_mini_batches": mini_batches, "micro_batch_size": micro, "missing_eos_penalty": 0.0,
+        "activation_checkpointing": rng.random() < 0.25, "learning_rate": 1.0e-5,
+        "checkpoint_every_updates": 1000, "sample_every_updates": 1000,
+    }  # fmt: skip
+
+
+def section(case: Case) -> Any:
+    """The params of the case's stage."""
+    return getattr(case.params, case.stage)
+
+
+def steps(case: Case) -> int:
+    """Usage rows of each phase."""
+    return ANSWERING_MODELS if case.stage == "evaluate" else STEPS
+
+
+def _passes(case: Case) -> float:
+    """Forward passes' worth of work, over all sequences: a step forward and backward is three."""
+    own = section(case)
+    match case.stage:
+        case "ppo" | "rloo":
+            return STEPS * own.batch_size * (3 * (own.ppo_epochs if case.stage == "ppo" else own.rloo_epochs) + 3)
+        case "evaluate":
+            return ANSWERING_MODELS * own.prompts * 4.0
+        case _:
+            return 3.0 * STEPS * own.batch_size * (1 if case.stage == "sft" else 2)
 
 
 def _flops(case: Case) -> float:
-    tokens = _sequences(case) * (case.prompt_tokens[1] + case.response_tokens[1])
-    return 3 * forward_matmul_flops(case.shape, tokens, 0.0 if case.stage == "reward" else tokens)
+    tokens = _passes(case) * (case.prompt_tokens[1] + case.response_tokens[1])
+    return forward_matmul_flops(case.shape, tokens, 0.0 if case.stage == "reward" else tokens)
 
 
 def _bytes(case: Case) -> float:
-    """Weights, gradients and moments of what learns, and forty widths a layer of the longest micro-batch."""
-    length = case.prompt_tokens[1] + case.response_tokens[1]
-    if case.stage == "ppo":
-        tokens = case.params.ppo.micro_batch_tokens
-    else:
-        section = {"sft": case.params.sft, "reward": case.params.reward, "dpo": case.params.dpo}[case.stage]
-        tokens = length * section.micro_batch_size
+    """Weights, gradients and moments of what learns, and forty widths a layer of the longest micro-batch; of evaluate, three models."""
+    if case.stage == "evaluate":
+        return 12.0 * case.shape.parameters
+    length, own = case.prompt_tokens[1] + case.response_tokens[1], section(case)
+    tokens = own.micro_batch_tokens if case.stage == "ppo" else length * own.micro_batch_size
     return 16.0 * case.shape.parameters + 4.0 * tokens * case.shape.layers * 20 * case.shape.width

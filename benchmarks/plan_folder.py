@@ -11,15 +11,22 @@ from typing import Any
 import torch
 import yaml
 from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from benchmarks.plan_cases import SPECIAL_TOKENS, Case
+from benchmarks.plan_cases import ANSWERING, SPECIAL_TOKENS, Case, section
 from benchmarks.workspaces import write_params
+from training.adapter_lineage import named_base
+from training.adapters import learn_adapter, save_adapter
 from training.artifacts import write_json, write_jsonl
 from training.models import base_model, new_reward_model
 from training.tokenizer import BOS, EOS, PAD, SPARE
 
 TEST_ROWS = 8
+
+
+def test_rows(case: Case) -> int:
+    """Held-out rows: as many as an evaluation asks for."""
+    return case.params.evaluate.prompts if case.stage == "evaluate" else TEST_ROWS
 
 
 def word_tokenizer(vocab_size: int) -> PreTrainedTokenizerFast:
@@ -38,7 +45,7 @@ def make(case: Case, folder: Path) -> None:
     tokenizer.save_pretrained(folder / "data/tokenizer")
     rows = _rows(case)
     for dataset, of_dataset in rows.items():
-        for split, part in (("train", of_dataset[:-TEST_ROWS]), ("test", of_dataset[-TEST_ROWS:])):
+        for split, part in (("train", of_dataset[: -test_rows(case)]), ("test", of_dataset[-test_rows(case) :])):
             path = folder / f"data/prepared/{dataset}/{split}.jsonl"
             path.parent.mkdir(parents=True, exist_ok=True)
             write_jsonl(path, part)
@@ -49,9 +56,8 @@ def make(case: Case, folder: Path) -> None:
 
 def _rows(case: Case) -> dict[str, list[dict[str, str]]]:
     """As many rows as the steps take, lengths evenly spread, so that some batch has the longest."""
-    params, rng = case.params, random.Random(case.params.seed)
-    batch = {"sft": params.sft, "reward": params.reward, "ppo": params.ppo, "dpo": params.dpo}[case.stage].batch_size
-    count = 4 * batch + TEST_ROWS
+    rng = random.Random(case.params.seed)
+    count = 4 * section(case).batch_size + test_rows(case)
 
     def text(tokens: int) -> str:
         return " ".join(f"w{rng.randrange(SPECIAL_TOKENS, case.shape.vocab)}" for _ in range(tokens))
@@ -85,10 +91,10 @@ def plan_inputs(case: Case, folder: Path, rows: dict[str, list[dict[str, str]]] 
         write_json(folder / "base" / "config.json", config)
     found: dict[str, Any] = {"bayes_accuracy": None, "baseline_longer_wins": 0.5, "baseline_bow": 0.5}
     for dataset, of_dataset in rows.items():
-        lengths = [length for row in of_dataset[:-TEST_ROWS] for length in words(row)]
+        lengths = [length for row in of_dataset[: -test_rows(case)] for length in words(row)]
         found |= {
-            f"{dataset}_train_rows": len(of_dataset) - TEST_ROWS, f"{dataset}_train_tokens_mean": sum(lengths) / len(lengths),
-            f"{dataset}_train_tokens_max": max(lengths), f"{dataset}_test_rows": TEST_ROWS,
+            f"{dataset}_train_rows": len(of_dataset) - test_rows(case), f"{dataset}_train_tokens_mean": sum(lengths) / len(lengths),
+            f"{dataset}_train_tokens_max": max(lengths), f"{dataset}_test_rows": test_rows(case),
         }  # fmt: skip
     (folder / "metrics").mkdir(exist_ok=True)
     write_json(folder / "metrics/data.json", found)
@@ -102,10 +108,23 @@ def _models(case: Case, folder: Path, tokenizer: PreTrainedTokenizerFast) -> Non
     policy.save_pretrained(folder / "base")
     tokenizer.save_pretrained(folder / "base")
     policy.save_pretrained(folder / "models/sft")
-    if case.stage == "ppo":
-        new_reward_model(policy, case.model, tokenizer, case.params.seed).save_pretrained(folder / "models/reward")
+    if case.stage == "evaluate":
+        policy.save_pretrained(folder / "models" / case.params.align.method)
+    if case.stage in ANSWERING:
+        _reward_model(case, folder, policy, tokenizer)
     torch.manual_seed(0)
 
 
 def read_json(path: Path) -> dict[str, Any]:
     return dict(json.loads(path.read_text(encoding="utf-8")))
+
+
+def _reward_model(case: Case, folder: Path, policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+    """models/reward: weights of its own, or an adapter on models/sft where the params share one base."""
+    target, lora = folder / "models/reward", case.params.reward.lora
+    model = new_reward_model(policy, case.model, tokenizer, case.params.seed)
+    if case.stage != "ppo" or lora is None or case.params.ppo.layout != "shared_base":
+        model.save_pretrained(target)
+        return
+    learn_adapter(model, lora, "reward", case.params.seed)
+    save_adapter(target, model, "reward", named_base(folder / "models/sft", target), None, head=model.score.weight)

@@ -66,7 +66,10 @@ def main() -> int:
     register_optimizer_step_post_hook(note_parts)
     meter = CpuMeter()
     Meter._append = lambda *arguments: meter(*arguments)  # type: ignore[method-assign]
-    code = run_stage(options.stage, module.SECTIONS, module.INPUTS, getattr(module, options.stage))
+    if options.stage == "evaluate":
+        torch.set_grad_enabled(False)
+    inputs = module.INPUTS if options.stage != "evaluate" else lambda params: module.inputs(params.align.method)
+    code = run_stage(options.stage, module.SECTIONS, inputs, getattr(module, options.stage))
     (BENCH / "process.json").write_text(json.dumps(found) + "\n", encoding="utf-8")
     return code
 

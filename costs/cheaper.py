@@ -32,12 +32,13 @@ def cheapest(params: Params, aim: Target, stages: tuple[str, ...], goal: Goal, a
     tried: list[tuple[float, str | None, dict[str, Found]]] = []
     refusal: CostError | None = None
     for quantisation in storages:
+        stored = params.model_copy(update={"model": params.model.model_copy(update={"quantisation": quantisation})})
         try:
             found = {
                 stage: search(
                     setting, aim.price, goal, adapters=adapters, free=False, allowed=allowed_levers(params, stage, quantisation)
                 )
-                for stage, setting in settings(params, aim).items() if stage in stages
+                for stage, setting in settings(stored, aim).items() if stage in stages
             }  # fmt: skip
         except CostError as error:
             refusal = error

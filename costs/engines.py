@@ -22,6 +22,8 @@ class Loss:
     """Logits of a chunk where its size is fixed, 0 where the tokens are cut into `chunks` parts."""
     host: float = 0.0
     """Held for each logit of a chunk on a CPU, where a fused kernel is written out in operations; 0 where it is the same."""
+    tile_width: int = 0
+    """Entries of the vocabulary that a chunk's buffer has room for, however small the vocabulary is."""
     recomputes: bool = False
     """The backward pass makes the logits again."""
 
@@ -30,12 +32,13 @@ class Loss:
 
         A compiled chunk is never upcast in memory: it holds logits and their gradient.
         """
+        empty = max(0, self.tile_width - vocab) * dtype_bytes * self._share(max(vocab, self.tile_width), tokens)
         if host and self.host:
-            return vocab * self.host * self._share(vocab, tokens)
+            return empty + vocab * self.host * self._share(vocab, tokens)
         if compiled and self.chunked:
             return vocab * (self.kept + 4 * self._share(vocab, tokens))
         wide = 1.0 if dtype_bytes <= 2 else 12 / 14  # at fp32 the upcast copy and its gradient are the same tensors
-        return vocab * wide * (self.kept + self.chunked * self._share(vocab, tokens))
+        return empty + vocab * wide * (self.kept + self.chunked * self._share(vocab, tokens))
 
     def _share(self, vocab: int, tokens: float) -> float:
         if not self.chunk_logits or not tokens:
@@ -61,7 +64,7 @@ LOSSES = {
         # TRL 1.16's fused head, of SFT and DPO: tiles of 4,096 tokens by 32,768 entries in the compute type. Without Triton the
         # backward pass over a tile is written in torch: tile, y, z, log p, p, gradient and two terms of it in fp32, and a mask:
         # trl/kernels/chunked_logprob.py
-        Loss("fused", kept=0, chunked=2, chunk_logits=4096 * 32768, host=33, recomputes=True),
+        Loss("fused", kept=0, chunked=2, chunk_logits=4096 * 32768, host=33, tile_width=32768, recomputes=True),
     )
 }
 

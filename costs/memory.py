@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from costs.activations import layer_kept
+from costs.engines import loss
 from costs.setting import DTYPE_BYTES, QUANT_BYTES, Levers, Setting
 from costs.shapes import ModelShape
 
@@ -201,6 +202,8 @@ def recomputed_bytes(setting: Setting, shape: ModelShape, levers: Levers, sequen
     """Bytes of the one layer whose activations are rebuilt, or in use, while the backward pass is in it."""
     rebuilt = kept_per_token(setting, shape, levers, tokens) if levers.checkpointing == "full" else 0.0
     active = (shape.experts_per_token * shape.expert_width or shape.mlp_width) + shape.width
+    if levers.attention == "eager":
+        active = max(active, shape.heads * tokens)  # the gradients of the softmax's output and of its input
     return sequences * tokens * (rebuilt + 2 * active * levers.dtype_bytes / levers.tensor_parallel)
 
 
@@ -242,6 +245,17 @@ def scoring(setting: Setting, shape: ModelShape, levers: Levers, sequences: floa
     """What a forward pass without gradients holds besides the weights: a layer's widest moment, and log-probs in chunks."""
     b = levers.dtype_bytes
     active = 3 * (shape.experts_per_token * shape.expert_width or shape.mlp_width) + 4 * shape.width
+    if levers.attention == "eager":
+        active = max(active, 2 * shape.heads * tokens + 4 * shape.width)  # the scores, and what the softmax makes of them
     total = sequences * tokens
-    logits = total * setting.loss.bytes_per_token(shape.vocab, total, b, setting.engine.compiled) if vocabulary else 0.0
+    logits = 0.0
+    if vocabulary:  # those of responses alone, by our own loop whatever trains
+        read = total * said_share(setting)
+        logits = read * loss(setting.engine.loss).bytes_per_token(shape.vocab, read, b, setting.engine.compiled)
     return {"activations": total * active * b / levers.tensor_parallel, "logits": logits, "workspace": workspace(setting, shape, levers)}
+
+
+def said_share(setting: Setting) -> float:
+    """Of the tokens of the longest sequences, those of the response; 1 where a stage does not tell them apart."""
+    work = setting.workload
+    return work.response_tokens / work.max_tokens if work.response_tokens else 1.0

@@ -257,7 +257,7 @@ def _rloo(params: Params, aim: Target, rows: Rows, model: ModelShape) -> Setting
     prompt, response = int(rows.longest_prompt), section.max_new_tokens
     said = response_tokens(rows, response)
     mini_batch = section.batch_size // section.num_mini_batches
-    levers = levers_of(params, section.model_dump(), section.micro_batch_size, mini_batch, aim.gpus)
+    levers = replace(levers_of(params, section.model_dump(), section.micro_batch_size, mini_batch, aim.gpus), loss="fused")
     loop = Rlhf(
         ref=section.beta > 0, reward=model.scored, batch=section.batch_size, rollout_batch=section.rollout_batch_size,
         ppo_epochs=section.rloo_epochs, mini_batches=section.num_mini_batches,
@@ -276,13 +276,17 @@ def _evaluate(params: Params, aim: Target, rows: Rows, model: ModelShape) -> Set
     prompt, response = int(rows.longest_prompt), section.max_new_tokens
     levers = Levers(
         tuning="frozen",
+        quantisation=params.model.quantisation,
         dtype=params.model.dtype,
         attention=ATTENTION[params.model.attention],
         micro_batch=min(section.batch_size, section.prompts),
     )
     batches = 3 * ceil(section.prompts / levers.micro_batch / aim.gpus)
     said = response_tokens(rows, response)
-    work = Workload(prompt + response, rows.prompt_tokens + said, batches, prompt, response, said)
+    work = Workload(
+        prompt + response, rows.prompt_tokens + said, batches, prompt, response, said,
+        micro_batch_tokens=float(section.batch_size * params.model.context_length),
+    )  # fmt: skip
     return Setting("evaluate", model, levers, work, aim.hardware, engine("ours"), aim.gpus, rlhf=Rlhf(reward=model.scored))
 
 

@@ -221,6 +221,8 @@ def _update_moments(setting: Setting, resident: Roles) -> list[Moment]:
     counted = setting.with_levers(micro_batch=micro, accumulation=max(1, int(passes)))
     work = setting.workload
     loss_tokens = min(1.0, (work.mean_response_tokens or work.response_tokens) / max(1.0, work.mean_tokens))
+    if setting.loss.host and setting.hardware.is_cpu:
+        loss_tokens = 1.0  # without Triton TRL's fused head reads every position
     longest = packed_sequences(setting, _mini_batch(setting)) * work.max_tokens if own else None
     counted = replace(
         counted, workload=replace(work, loss_tokens=loss_tokens, read_tokens=loss_tokens if own else 1.0, micro_batch_tokens=longest)

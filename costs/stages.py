@@ -10,7 +10,8 @@ from config.errors import CostError
 from costs.catalogue import Price
 from costs.compute import Work, forward_pass, mfu, micro_step, optimizer_step
 from costs.generation import generation, generation_moment
-from costs.memory import Moment, device_bytes, frozen_role, gathered_bytes, optimizer_bytes, peak, scoring, weights
+from costs.heap import TRAINER_STAGES, with_process
+from costs.memory import Moment, Parts, device_bytes, frozen_role, gathered_bytes, optimizer_bytes, peak, scoring, weights
 from costs.plans import PhasePlan, StagePlan, Usd
 from costs.ppo import ppo_moments, ppo_phases
 from costs.setting import Setting
@@ -22,17 +23,6 @@ DISK_BYTES_PER_SECOND = 1.0e9
 """Reading or writing weights: a common local SSD."""
 TOKENISE_SECONDS = 2.6e-6
 """Reading, tokenising and batching one token of text: 0.9 s for 9,600 demonstrations of 36 tokens on one core."""
-IMPORTS_BYTES = 460 * 2**20
-"""Resident set of a stage on a CPU after its imports, on x86-64 Linux."""
-TRAINER_IMPORTS_BYTES = 531 * 2**20
-"""The same with TRL's trainers."""
-RUNTIME_BYTES = 62 * 2**20
-"""What a stage's process comes to hold beside tensors once it works: kernels, rows, tokenizer, small objects."""
-HEAP_WASTE = 0.28
-"""Share of what comes and goes (activations, gradients) that the C library's heap holds further, where blocks are below
-MAPPED_BYTES: each is a little larger than its tensor, so that a hole of four blocks' size serves three. Measured 0.22 to 0.39."""
-MAPPED_BYTES = 32 * 2**20
-"""Blocks from here on are mapped and unmapped by themselves: DEFAULT_MMAP_THRESHOLD_MAX of glibc on 64 bits."""
 
 
 class Phase(NamedTuple):
@@ -45,8 +35,6 @@ class Phase(NamedTuple):
 
 
 TRAINING_STAGES = ("sft", "pretrain", "reward", "dpo", "distill")
-TRAINER_STAGES = (*TRAINING_STAGES, "rloo", "grpo")
-"""Those on TRL's trainers, whose imports take more time and memory."""
 
 
 def phases(setting: Setting) -> list[Phase]:
@@ -71,26 +59,7 @@ STAGES = (*TRAINING_STAGES, "ppo", "rloo", "grpo", "evaluate", "serve")
 def moments(setting: Setting) -> list[Moment]:
     """Every moment at which the stage's memory can be at its highest; on a CPU with what the process holds besides tensors."""
     found = tensor_moments(setting)
-    if not setting.hardware.is_cpu:
-        return found
-    table = setting.model.vocab * setting.model.width * 4 >= MAPPED_BYTES
-    return [
-        Moment(m.phase, {**m.roles, "process": {"workspace": imports_bytes(setting) + RUNTIME_BYTES + heap_waste(m, table)}}) for m in found
-    ]  # fmt: skip
-
-
-def imports_bytes(setting: Setting) -> float:
-    """Resident set of a stage's process after its imports, as this machine measured it where it did."""
-    trainer, own = setting.stage in TRAINER_STAGES, setting.hardware.measured
-    if own is not None:
-        return float(own.machine.stages["sft" if trainer else "ppo"].after_imports_bytes)
-    return TRAINER_IMPORTS_BYTES if trainer else IMPORTS_BYTES
-
-
-def heap_waste(moment: Moment, mapped_table: bool) -> float:
-    """Bytes that the heap of a CPU's process holds beyond its tensors; gradients of a large vocabulary and most logits are mapped."""
-    counted = ("activations",) if mapped_table else ("activations", "gradients")
-    return HEAP_WASTE * sum(parts.get(part, 0.0) for parts in moment.roles.values() for part in counted)
+    return with_process(setting, found) if setting.hardware.is_cpu else found
 
 
 def tensor_moments(setting: Setting) -> list[Moment]:
@@ -98,16 +67,15 @@ def tensor_moments(setting: Setting) -> list[Moment]:
     shape, levers = setting.model, setting.levers
     if setting.stage in ("ppo", "rloo", "grpo"):
         return ppo_moments(setting)
-    if setting.stage in ("evaluate", "serve"):
-        name = "generate" if setting.stage == "evaluate" else "decode"
-        return [replace(generation_moment(setting, shape, levers), phase=name), *judging_moments(setting)]
+    if setting.stage == "evaluate":
+        return [replace(generation_moment(setting, shape, levers), phase="generate"), *judging_moments(setting)]
+    if setting.stage == "serve":
+        return [generation_moment(setting, shape, levers)]
     vocabulary = setting.stage != "reward"
-    found = training_moments(setting, shape, levers, vocabulary=vocabulary)
+    found = [*training_moments(setting, shape, levers, vocabulary=vocabulary), *held_out_moments(setting)]
     if setting.stage == "dpo" and setting.workload.reference_sequences is not None:
         frozen = {"weights": weights(setting, shape, levers)}
-        passing = scoring(setting, shape, levers, levers.micro_batch, setting.workload.max_tokens, vocabulary=True)
-        passing["workspace"] += gathered_bytes(setting, shape, levers)
-        found.append(Moment("reference", {"policy": frozen | passing}))
+        found.append(Moment("reference", {"policy": frozen | read_at_once(setting, setting.workload.reference_sequences)}))
     elif setting.stage in ("dpo", "distill"):
         other, role = (shape, "ref") if setting.stage == "dpo" else (_teacher(setting), "teacher")
         if not (setting.stage == "dpo" and levers.tuning == "lora"):  # with LoRA the reference is the policy with its adapter off
@@ -116,10 +84,30 @@ def tensor_moments(setting: Setting) -> list[Moment]:
             passing = scoring(setting, other, levers, levers.micro_batch, setting.workload.max_tokens, vocabulary=True)
             states = {part: size for part, size in found[-1].roles["policy"].items() if part in ("weights", "optimizer")}
             found.append(Moment("reference", {"policy": states, role: frozen | passing}))
-    if setting.stage in ("reward", "dpo") and gathered_bytes(setting, shape, levers):
-        states = {"weights": weights(setting, shape, levers), "optimizer": optimizer_bytes(setting, shape, levers)}
-        found.append(Moment("evaluate", {"policy": states | {"workspace": gathered_bytes(setting, shape, levers)}}))
     return [*found, loading_moment(setting, shape, levers)]
+
+
+READ_AT_ONCE = 2
+"""Sequences that reward and dpo read at once where nothing is learnt, in those of a training pass: four micro-batches of pairs' longer
+sides (training/reward.py, training/dpo.py)."""
+
+
+def read_at_once(setting: Setting, available: float) -> Parts:
+    """What a pass without gradients over held-out pairs holds besides the weights."""
+    rows = min(READ_AT_ONCE * setting.levers.micro_batch, available)
+    passing = scoring(setting, setting.model, setting.levers, rows, setting.workload.max_tokens, vocabulary=setting.stage != "reward")
+    return passing | {"workspace": passing["workspace"] + gathered_bytes(setting, setting.model, setting.levers)}
+
+
+def held_out_moments(setting: Setting) -> list[Moment]:
+    """Reading the held-out pairs after the last step, with the optimizer still there; a Trainer's own evaluation takes less than its training."""
+    if setting.stage not in ("reward", "dpo") or not setting.workload.held_out or not setting.engine.packs:
+        return []
+    held = {
+        "weights": weights(setting, setting.model, setting.levers),
+        "optimizer": optimizer_bytes(setting, setting.model, setting.levers),
+    }
+    return [Moment("evaluate", {"policy": held | read_at_once(setting, setting.workload.held_out)})]
 
 
 def _teacher(setting: Setting) -> ModelShape:
@@ -129,16 +117,26 @@ def _teacher(setting: Setting) -> ModelShape:
 
 
 def judging_moments(setting: Setting) -> list[Moment]:
-    """Scoring of replies by a reward model, while the policy stays loaded."""
+    """Scoring of replies by a reward model, then their log-probs under their own and the SFT model, while all three stay loaded."""
     if setting.rlhf is None or setting.rlhf.reward is None:
         return []
-    judge = setting.rlhf.reward
-    roles = {
-        "policy": frozen_role(setting, setting.model, setting.levers),
-        "reward": frozen_role(setting, judge, setting.levers)
-        | scoring(setting, judge, setting.levers, setting.levers.micro_batch, setting.workload.max_tokens, vocabulary=False),
+    shape, levers, judge, longest = setting.model, setting.levers, setting.rlhf.reward, setting.workload.max_tokens
+    replies = max(1.0, setting.workload.steps / EVALUATED * levers.micro_batch)
+    rows = max(1.0, min(setting.micro_batch_tokens / longest, replies))
+    states = {
+        "policy": frozen_role(setting, shape, levers),
+        "ref": frozen_role(setting, shape, levers),
+        "reward": frozen_role(setting, judge, levers),
     }
-    return [Moment("score", roles)]
+
+    def reading(role: str, read: ModelShape, vocabulary: bool) -> Moment:
+        return Moment("score", {**states, role: states[role] | scoring(setting, read, levers, rows, longest, vocabulary)})
+
+    return [reading("reward", judge, False), reading("policy", shape, True)]
+
+
+EVALUATED = 3
+"""Models that an evaluation asks: base, SFT and aligned."""
 
 
 # ---------------------------------------------------------------- phases

@@ -3,6 +3,7 @@
 data/prepared/prompts/test.jsonl, models/{sft,reward,<align.method>} -> metrics/evaluate.json, plots/evaluate.csv, evaluation/samples.jsonl
 """
 
+import gc
 import json
 import sys
 from collections.abc import Callable
@@ -57,6 +58,7 @@ def evaluate(stage: Stage) -> None:
             answers[name] = answer(stage, name, prompts, tokenizer, gold_score if is_helpdesk else None)
             stage.log(step, {f"{name}_{key}": value for key, value in describe(answers[name]).items() if value is not None})
             save_answers(stage, step, answers)
+            gc.collect()  # layers that packed rows narrow refer to themselves: without it three more models would stay for each one asked
             stage.stop_if_requested()
     with stage.meter.phase("compare", len(MODELS)):
         write_json(stage.root / "metrics/evaluate.json", compare(answers, settings.confidence, stage.params.seed))

@@ -120,7 +120,8 @@ def test_dpo_holds_the_tiles_of_trls_head() -> None:
     params = demo("dpo.batch_size=4", "dpo.micro_batch_size=4")
     setting = settings(params, aim(params))["dpo"]
     logits = moments(setting)[0].roles["policy"]["logits"]
-    assert logits == 33 * 8 * params.dpo.max_length * params.model.random.vocab_size  # type: ignore[union-attr]
+    vocab = params.model.random.vocab_size  # type: ignore[union-attr]
+    assert logits == 8 * params.dpo.max_length * (33 * vocab + 4 * (32768 - vocab))
 
 
 def test_evaluation_has_the_phases_that_its_stage_measures() -> None:

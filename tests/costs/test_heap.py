@@ -1,0 +1,53 @@
+from dataclasses import replace
+
+import pytest
+
+from costs.heap import HEAP_WASTE, RUNTIME_BYTES, TRAINER_IMPORTS_BYTES, activations_in_heap, gradients_in_heap, heap_waste, with_process
+from costs.memory import Moment
+from costs.setting import Setting
+from costs.shapes import from_config
+from tests.costs.settings import sft
+
+MIB = 2**20
+
+
+def tiny(tokens: int = 64, width: int = 128, vocab: int = 512, **levers: object) -> Setting:
+    """A two-layer Llama in fp32 on a CPU, whose widest activation of `tokens` tokens has 16 * width * tokens bytes."""
+    fields = {
+        "model_type": "llama", "hidden_size": width, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 2,
+        "intermediate_size": 4 * width, "vocab_size": vocab, "tie_word_embeddings": True, "max_position_embeddings": 4096,
+    }  # fmt: skip
+    setting = sft(device="cpu", dtype="fp32", tokens=tokens, **levers)
+    return replace(setting, model=from_config(fields, "tiny"))
+
+
+def test_the_heap_holds_small_activations_and_maps_large_ones() -> None:
+    assert activations_in_heap(tiny(tokens=64)) == 1
+    assert activations_in_heap(tiny(tokens=8192)) == 0
+    some = activations_in_heap(tiny(tokens=1024))  # 2 MiB of the feed-forward part are mapped, 0.5 MiB of all else are not
+    assert 0.3 < some < 0.7
+
+
+def test_scores_of_eager_attention_are_mapped_by_their_own_size() -> None:
+    assert activations_in_heap(tiny(tokens=600, attention="eager")) < activations_in_heap(tiny(tokens=600)) == 1
+
+
+def test_gradients_of_a_large_vocabulary_are_mapped() -> None:
+    assert gradients_in_heap(tiny()) == 1
+    large = tiny(vocab=32000)
+    assert gradients_in_heap(large) == pytest.approx(1 - 32000 * 128 / large.model.parameters)
+    assert gradients_in_heap(tiny(vocab=32000, tuning="lora")) == 1
+
+
+def test_a_phase_wastes_a_share_of_its_most_activations_and_of_its_most_gradients() -> None:
+    moments = [
+        Moment("rollout", {"policy": {"weights": 7e6, "activations": 1e6}}),
+        Moment("update:loss", {"policy": {"weights": 7e6, "activations": 4e6}, "value": {"activations": 1e6}}),
+        Moment("update:step", {"policy": {"weights": 7e6, "gradients": 3e6}}),
+    ]
+    assert heap_waste(tiny(), moments) == pytest.approx({"rollout": HEAP_WASTE * 1e6, "update": HEAP_WASTE * 8e6})
+
+
+def test_the_process_is_a_role_beside_the_tensors() -> None:
+    held = with_process(tiny(), [Moment("train:step", {"policy": {"gradients": 2e6}})])[0]
+    assert held.total == pytest.approx(2e6 + TRAINER_IMPORTS_BYTES + RUNTIME_BYTES + HEAP_WASTE * 2e6)

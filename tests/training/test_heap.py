@@ -1,0 +1,64 @@
+"""In processes of their own: how the C library's heap is set up can not be undone."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from training import heap
+
+ROOT = Path(__file__).parents[2]
+MIB = 2**20
+PLACE = """
+import psutil, training, torch
+from training import heap
+if {settled}:
+    heap.settle()
+def held():
+    return psutil.Process().memory_info().rss
+torch.ones(2**23)  # freed: 32 MiB, up to which glibc raises its limit
+"""
+
+pytestmark = pytest.mark.skipif(heap._found("mallinfo2") is None, reason="this C library is not glibc 2.33 or newer")
+
+
+def said(code: str, settled: bool) -> list[float]:
+    """What a fresh process prints, in MiB."""
+    made = PLACE.format(settled=settled) + code
+    run = subprocess.run([sys.executable, "-c", made], cwd=ROOT, capture_output=True, text=True, timeout=120, check=True)
+    return [float(number) / MIB for number in run.stdout.split()]
+
+
+@pytest.mark.parametrize("settled", [False, True])
+def test_a_large_tensor_goes_back_to_the_system_when_it_is_freed(settled: bool) -> None:
+    # eight tensors of 8 MiB with small ones between: in a heap the holes they leave stay
+    code = """
+before = held()
+kept = [(torch.ones(2**21), torch.ones(2**12)) for _ in range(8)]
+kept = [small for _, small in kept]
+print(held() - before)
+"""
+    (left,) = said(code, settled)
+    assert left < 4 if settled else left > 32
+
+
+def test_what_is_free_in_the_heap_is_given_back_between_phases_if_it_is_much() -> None:
+    code = """
+def churn(tensors):
+    kept = [(torch.ones(2**17), torch.ones(2**12)) for _ in range(tensors)]  # 512 KiB: below the limit
+    return [small for _, small in kept]
+before = held()
+few = churn(16)
+heap.give_back()
+print(held() - before)
+many = churn(128)
+left = held() - before
+heap.give_back()
+print(left)
+print(held() - before)
+"""
+    few, left, given_back = said(code, settled=True)
+    assert few > 4
+    assert left > 50
+    assert given_back < 6
