@@ -9,7 +9,6 @@ On other C libraries nothing here has an effect.
 """
 
 import ctypes
-from collections.abc import Callable
 from typing import Any
 
 MAPPED_BYTES = 2 * 2**20
@@ -52,10 +51,9 @@ def free_bytes() -> int:
     return int(info().fordblks)
 
 
-def _found(name: str) -> Callable[..., Any] | None:
+def _found(name: str) -> Any:
     """A function of the C library, None where it has none of this name."""
     try:
-        function: Any = getattr(ctypes.CDLL(None), name)
+        return getattr(ctypes.CDLL(None), name)
     except (AttributeError, OSError, TypeError):
         return None
-    return function  # type: ignore[no-any-return]

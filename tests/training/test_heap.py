@@ -17,7 +17,7 @@ if {settled}:
     heap.settle()
 def held():
     return psutil.Process().memory_info().rss
-torch.ones(2**23)  # freed: 32 MiB, up to which glibc raises its limit
+torch.ones(2**22)  # freed: glibc raises its limit to these 16 MiB
 """
 
 pytestmark = pytest.mark.skipif(heap._found("mallinfo2") is None, reason="this C library is not glibc 2.33 or newer")
