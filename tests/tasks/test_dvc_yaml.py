@@ -13,7 +13,19 @@ from tests.conftest import ROOT
 PIPELINE = yaml.safe_load((ROOT / "dvc.yaml").read_text(encoding="utf-8"))
 PLUMBING = {
     f"training/{name}.py"
-    for name in ("__init__", "artifacts", "checkpoint", "faults", "out_of_memory", "processes", "sharding", "stage", "usage", "zero1")
+    for name in (
+        "__init__",
+        "artifacts",
+        "checkpoint",
+        "faults",
+        "heap",
+        "out_of_memory",
+        "processes",
+        "sharding",
+        "stage",
+        "usage",
+        "zero1",
+    )
 }
 """Changes of these do not change what a stage computes; dvc.yaml says so at its top."""
 
