@@ -117,22 +117,19 @@ def _teacher(setting: Setting) -> ModelShape:
 
 
 def judging_moments(setting: Setting) -> list[Moment]:
-    """Scoring of replies by a reward model, then their log-probs under their own and the SFT model, while all three stay loaded."""
+    """Scoring of replies by a reward model, then their log-probs under the SFT model, while the model that said them stays loaded."""
     if setting.rlhf is None or setting.rlhf.reward is None:
         return []
     shape, levers, judge, longest = setting.model, setting.levers, setting.rlhf.reward, setting.workload.max_tokens
     replies = max(1.0, setting.workload.steps / EVALUATED * levers.micro_batch)
     rows = max(1.0, min(setting.micro_batch_tokens / longest, replies))
-    states = {
-        "policy": frozen_role(setting, shape, levers),
-        "ref": frozen_role(setting, shape, levers),
-        "reward": frozen_role(setting, judge, levers),
-    }
+    policy = frozen_role(setting, shape, levers)
 
     def reading(role: str, read: ModelShape, vocabulary: bool) -> Moment:
-        return Moment("score", {**states, role: states[role] | scoring(setting, read, levers, rows, longest, vocabulary)})
+        other = frozen_role(setting, read, levers) | scoring(setting, read, levers, rows, longest, vocabulary)
+        return Moment("score", {"policy": policy, role: other})
 
-    return [reading("reward", judge, False), reading("policy", shape, True)]
+    return [reading("reward", judge, False), reading("ref", shape, True)]
 
 
 EVALUATED = 3
@@ -215,10 +212,10 @@ def forward_phases(setting: Setting) -> list[Phase]:
     levers, work = setting.levers, setting.workload
     vocabulary = 0.0 if name == "score" else levers.micro_batch * work.mean_tokens
     once = forward_pass(setting, shape, levers, levers.micro_batch, work.mean_tokens, vocabulary)
-    if name == "score":  # and the log-probabilities of the replies under their own and under the SFT model
+    if name == "score":  # and the log-probabilities of the replies under their own and under the SFT model, whose own are both
         once = once + forward_pass(
             setting, setting.model, levers, levers.micro_batch, work.mean_tokens, levers.micro_batch * work.mean_response_tokens
-        ).times(2.0)
+        ).times(2 - 1 / EVALUATED)
     times = work.steps * levers.accumulation
     if setting.stage == "dpo" and work.reference_sequences is not None:
         times = work.reference_sequences / levers.micro_batch

@@ -58,7 +58,7 @@ def evaluate(stage: Stage) -> None:
             answers[name] = answer(stage, name, prompts, tokenizer, gold_score if is_helpdesk else None)
             stage.log(step, {f"{name}_{key}": value for key, value in describe(answers[name]).items() if value is not None})
             save_answers(stage, step, answers)
-            gc.collect()  # layers that packed rows narrow refer to themselves: without it three more models would stay for each one asked
+            gc.collect()  # as in `answer`: its models would stay beside those of the next
             stage.stop_if_requested()
     with stage.meter.phase("compare", len(MODELS)):
         write_json(stage.root / "metrics/evaluate.json", compare(answers, settings.confidence, stage.params.seed))
@@ -136,11 +136,13 @@ def answer(
     sequences = [[*prompt, *response] for prompt, response in zip(encoded, rollout.responses, strict=True)]
     prompt_lengths = [len(prompt) for prompt in encoded]
     with stage.meter.phase("score", step) as work:
-        reward_model = load_reward_model(stage.root / "models/reward", stage.params.model, tokenizer).to(model.device).eval()
-        rewards = score(reward_model, sequences, budget_tokens).tolist()
-        sft = load_model(stage, "sft", tokenizer)
-        own, reference = (sequence_logprobs(m, sequences, prompt_lengths, 1.0, budget_tokens) for m in (model, sft))
-        work.add(3 * sum(map(len, sequences)), len(prompts))
+        rewards = judged(stage, tokenizer, sequences, budget_tokens, model.device)
+        gc.collect()  # a layer that packed rows narrow refers to itself: the reward model would stay beside the next one
+        own = sequence_logprobs(model, sequences, prompt_lengths, 1.0, budget_tokens)
+        reference = own
+        if name != "sft":
+            reference = sequence_logprobs(load_model(stage, "sft", tokenizer), sequences, prompt_lengths, 1.0, budget_tokens)
+        work.add((2 if name == "sft" else 3) * sum(map(len, sequences)), len(prompts))
     texts = [decode_response(tokenizer, response) for response in rollout.responses]
     return Answers(
         texts=texts,
@@ -150,6 +152,15 @@ def answer(
         golds=[gold(prompt_text(prompt), text) for prompt, text in zip(prompts, texts, strict=True)] if gold else None,
         kl=[float((a - b).sum()) for a, b in zip(own, reference, strict=True)],
     )
+
+
+def judged(
+    stage: Stage, tokenizer: PreTrainedTokenizerBase, sequences: list[list[int]], budget_tokens: int, device: torch.device
+) -> list[float]:  # fmt: skip
+    """The reward model's scores; it is there no longer than that, so that no more than two models ever are."""
+    reward_model = load_reward_model(stage.root / "models/reward", stage.params.model, tokenizer).to(device).eval()
+    scores: list[float] = score(reward_model, sequences, budget_tokens).tolist()
+    return scores
 
 
 def describe(answers: Answers) -> dict[str, float | None]:
