@@ -28,7 +28,8 @@ def require_served(pool: str, placed: str) -> None:
             found = client.read_work_pool(pool)
         except ObjectNotFound:
             raise EnvironmentFault(
-                f"{placed}={pool}: Prefect has no work pool of that name. Make it with rlhf pool {pool}, or set {placed}: local."
+                f"{placed}={pool}: Prefect has no work pool of that name. Make it: prefect work-pool create {pool} --type docker "
+                f"--base-job-template docker/pools/docker.json, or set {placed}: local."
             ) from None
         if found.is_paused:
             raise EnvironmentFault(f"{placed}={pool}: the work pool is paused. Resume it: prefect work-pool resume {pool}.")
