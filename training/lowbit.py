@@ -69,6 +69,13 @@ def check_storage(model: nn.Module, place: str | Path) -> None:
             )
 
 
+def let_go_of_files(model: nn.Module) -> None:
+    """Copy what was not quantised out of the files it is mapped from: as long as one weight is, all that was read of them stays in memory."""
+    for parameter in model.parameters():
+        if parameter.device.type == "cpu" and parameter.is_floating_point():
+            parameter.data = parameter.data.clone()
+
+
 def require_bitsandbytes(setting: str, instead: str) -> None:
     """Raise EnvironmentFault, naming the setting that needs it, unless bitsandbytes can be imported."""
     if importlib.util.find_spec("bitsandbytes") is None:

@@ -22,7 +22,7 @@ from config.errors import EnvironmentFault, ModelError
 from config.sections.model import Model, RandomModel
 from training.adapter_lineage import CONFIG, is_adapter, lineage
 from training.adapters import merge, read_adapter
-from training.lowbit import check_storage, quantisation
+from training.lowbit import check_storage, let_go_of_files, quantisation
 
 SCORE = "score.weight"
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -240,6 +240,8 @@ def _load(
             f"{place} has no weights for {lost[0]}{more}: they would be random. Copy the folder again, or run the stage that made it."
         )
     check_storage(model, place)
+    if stored is not None:
+        let_go_of_files(model)
     return model
 
 

@@ -49,7 +49,7 @@ def browser() -> Iterator[Browser]:
 @pytest.fixture
 def page(browser: Browser) -> Iterator[Page]:
     """A page of a person who has never been here. An error in a script on the page fails the test."""
-    context = browser.new_context(viewport={"width": 1280, "height": 800}, color_scheme="light")
+    context = browser.new_context(viewport={"width": 1280, "height": 800}, color_scheme="light", reduced_motion="reduce")
     context.set_default_timeout(PATIENCE_MILLISECONDS)
     errors: list[str] = []
     opened = context.new_page()

@@ -80,6 +80,16 @@ def test_a_frozen_models_matrices_take_four_bits_and_its_head_and_embedding_none
     assert 0.03 < float((kept - original).norm() / original.norm()) < 0.12  # sixteen levels for a normal distribution
 
 
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="which files are mapped is read from /proc")
+def test_a_quantised_model_holds_nothing_of_the_file_it_was_read_from(tmp_path: Path) -> None:
+    wide = settings().random.model_copy(update={"width": 64, "mlp_width": 128})  # type: ignore[union-attr]
+    base_model(settings().model_copy(update={"random": wide}), tokenizer(), seed=1).save_pretrained(tmp_path / "model")
+    chosen = settings().model_copy(update={"quantisation": "nf4"})
+    stored = load_policy(tmp_path / "model", chosen, tokenizer())
+    assert str(tmp_path / "model") not in Path("/proc/self/maps").read_text()
+    del stored
+
+
 def test_a_model_that_learns_whole_is_not_quantised(tmp_path: Path) -> None:
     policy().save_pretrained(tmp_path / "model")
     chosen = settings().model_copy(update={"quantisation": "nf4"})
