@@ -14,6 +14,7 @@ from config.jsonl import read
 from config.records import UsageRow
 from tests.training.processes import metric_rows
 from tests.training.tiny import files, names, open_stage, work
+from training.hf_checkpoints import LEARNING
 from training.hf_trainer import CountingCollator, arguments, largest_divisor
 
 Project = Callable[..., Path]
@@ -107,11 +108,11 @@ def test_a_damaged_checkpoint_falls_back_and_still_ends_with_the_same_bits(
         stopped(root, "sft")
     (folder,) = (root / "checkpoints/sft").iterdir()
     assert [name for name in names(folder) if name != "trainer"] == ["step-00000002", "step-00000003"]
-    weights = folder / "step-00000003" / "model.safetensors"
+    weights = folder / "step-00000003" / LEARNING
     weights.write_bytes(weights.read_bytes()[:-1])
     with caplog.at_level(logging.WARNING):
         work(root, "sft")
-    assert any("model.safetensors has" in record.getMessage() for record in caplog.records)
+    assert any(f"{LEARNING} has" in record.getMessage() for record in caplog.records)
     assert files(root / "models/sft") == files(finished / "models/sft")
 
 

@@ -1,5 +1,6 @@
 """The contract of a stage process: exit codes, one line for a user's mistake, rows of the attempt, stopping."""
 
+import contextlib
 import json
 import os
 import signal
@@ -114,13 +115,11 @@ def test_a_crash_is_told_and_recorded(project: Project, capsys: pytest.CaptureFi
     def work(stage: Stage) -> None:
         raise ZeroDivisionError("of the test")
 
-    os.chdir(root)
     handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
-        with pytest.raises(ZeroDivisionError):
+        with contextlib.chdir(root), pytest.raises(ZeroDivisionError):
             run_stage("ppo", ("ppo",), (), work)
     finally:
-        os.chdir(Path(__file__).parent)
         for number, handler in handlers.items():
             signal.signal(number, handler)
     assert "ZeroDivisionError: of the test" in said(capsys, "ppo")
