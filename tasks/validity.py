@@ -17,6 +17,10 @@ from config.sections.run import LOCAL
 from tasks.run import STATE_FOLDER
 
 
+class StageAtWork(EnvironmentFault):
+    """Another process holds the files of a stage: it makes them, or has them recorded."""
+
+
 def is_unchanged(root: Path, stage: str) -> bool:
     """Whether DVC finds inputs, parameters, code and outputs of `stage` as dvc.lock has them.
 
@@ -28,12 +32,15 @@ def is_unchanged(root: Path, stage: str) -> bool:
 def _status(root: Path, stage: str) -> dict[str, Any]:
     """DVC's account of what changed; empty if nothing did."""
     from dvc.exceptions import DvcException  # imported late: half a second that a stopped or refused run need not pay
+    from dvc.lock import LockError
     from dvc.repo import Repo
 
     try:
         with Repo(str(root)) as repo:
             # a bare stage name would be looked up in the current folder's dvc.yaml, whatever the repo
             return dict(repo.status(targets=[f"{root.resolve() / 'dvc.yaml'}:{stage}"]))
+    except LockError as error:
+        raise StageAtWork(f"another process works on the files of {stage}: {_one_line(error)} Wait for its end, or stop it.") from None
     except DvcException as error:
         raise EnvironmentFault(f"DVC can not tell whether {stage} changed: {_one_line(error)} See dvc status {stage}.") from None
 
@@ -41,7 +48,8 @@ def _status(root: Path, stage: str) -> dict[str, Any]:
 def stale_stages(root: Path, params: Params, stages: Sequence[str]) -> list[str]:
     """Which of `stages`, in their order, a run with `params` would do again; nothing is written, params.yaml included.
 
-    A stage is taken for stale if it reads what a stale one makes: whether that comes out the same is not known before.
+    A stage is taken for stale if it reads what a stale one makes: whether that comes out the same is not known before. So is one that
+    a run which was killed left at work.
     Raises EnvironmentFault if DVC can not tell.
     """
     pipeline, lock = (_yaml(root / name).get("stages", {}) for name in ("dvc.yaml", "dvc.lock"))
@@ -74,7 +82,11 @@ def _at(params: Mapping[str, Any], dotted: str) -> Any:
 
 def _changed_files(root: Path, stage: str, absent_is_fine: bool = False) -> bool:
     """Whether DVC finds anything changed but parameters; data that is in the remote alone may count as unchanged."""
-    changes = [change for entry in _status(root, stage).values() for change in entry if not (absent_is_fine and is_only_absent(change))]
+    try:
+        status = _status(root, stage)
+    except StageAtWork:
+        return True
+    changes = [change for entry in status.values() for change in entry if not (absent_is_fine and is_only_absent(change))]
     files = [path for change in changes if isinstance(change, dict) for kind in change.values() for path in kind if path != "params.yaml"]
     return bool(files) or any(isinstance(change, str) for change in changes)
 

@@ -5,6 +5,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from dvc.fs import LocalFileSystem
+from dvc.rwlock import rwlock
 
 from config import jsonl
 from config.errors import CostError
@@ -16,7 +18,7 @@ from tasks.plan import Prepared, done_share, gate, keep, markdown, needs_approva
 from tasks.run import Run, begin
 from tasks.stage import run_stage
 from tasks.stop import StopRequest
-from tasks.validity import stale_stages
+from tasks.validity import StageAtWork, is_unchanged, stale_stages
 from tests.stage_project import make_project
 
 pytestmark = pytest.mark.integration
@@ -69,6 +71,17 @@ def test_every_stage_is_ahead_of_the_first_run_and_none_of_an_unchanged_one(proj
     assert {path: path.read_bytes() for path in before} == before
     prepared = prepare(project, params(project, "evaluate.prompts=7"))
     assert list(prepared.ahead) == ["sft", "reward", "ppo", "evaluate"]
+
+
+def test_a_stage_that_a_killed_run_left_at_work_is_planned_as_stale(project: Path) -> None:
+    run_all(project)
+    held = project / ".dvc/tmp"
+    held.mkdir(exist_ok=True)
+    with rwlock(str(held), LocalFileSystem(url=str(project)), "another process", [], [str(project / "ppo.out")], False):
+        assert stale_stages(project, params(project), STAGES) == ["ppo", "evaluate"]
+        with pytest.raises(StageAtWork, match="another process works on the files of ppo"):
+            is_unchanged(project, "ppo")
+    assert stale_stages(project, params(project), STAGES) == []
 
 
 def test_a_plan_of_what_is_ahead_is_that_of_its_stages(project: Path) -> None:
