@@ -117,9 +117,7 @@ def _adapters(shape: ModelShape, levers: Levers, engine: Engine) -> float:
     kept = 0.0
     cast = _casts_lora_input(levers, engine)
     packed = engine.padded_lora and any(module in levers.lora_modules for module in ("q", "k", "v"))
-    for name, (inputs, outputs, used) in shape.matrices.items():
-        if name not in levers.lora_modules:
-            continue
+    for name, (inputs, outputs, used) in shape.adapted(levers.lora_modules, shape.traits.packed_qkv and not engine.padded_lora).items():
         kept += (engine.lora_input_bytes if cast else b) * levers.lora_rank * used
         if packed and name in ("q", "k", "v"):
             kept += b * outputs  # the update before zero_pad

@@ -54,14 +54,14 @@ def device_bytes(setting: Setting, allocated: float) -> float:
 def adapter_parameters(shape: ModelShape, levers: Levers) -> float:
     """Trained parameters that are not in the base model.
 
-    LoRA: rank x (inputs + outputs) of each adapted matrix (arXiv 2106.09685 section 4.1).
+    LoRA: rank x (inputs + outputs) of each adapted matrix (arXiv 2106.09685 section 4.1). LitGPT's, which adapts the parts of a packed
+    projection one by one, comes to the same for two of the three.
     """
     if levers.tuning == "lora":
         copies = shape.experts or 1
         per_layer = sum(
             levers.lora_rank * (i + o) * (copies if name in ("gate", "up", "down") else 1)
-            for name, (i, o, _) in shape.matrices.items()
-            if name in levers.lora_modules
+            for name, (i, o, _) in shape.adapted(levers.lora_modules, shape.traits.packed_qkv).items()
         )
         return shape.layers * per_layer
     if levers.tuning == "adapter":

@@ -4,7 +4,7 @@ No weights are read. Counts are of the causal language model of the family (back
 checked against Transformers' own modules in tests/costs/test_shapes.py.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -30,6 +30,8 @@ class Traits(NamedTuple):
     """The norm is one kernel that keeps its input as it is; the RMS norms of Transformers keep a fp32 copy."""
     packed_qkv: bool = False
     """One matrix for query, key and value."""
+    packed_gate: bool = False
+    """One matrix for gate and up."""
     parallel: bool = False
     """Attention and feed-forward both read the layer's input."""
     tied: bool = False
@@ -51,7 +53,7 @@ FAMILIES: dict[str, Traits] = {
     "gemma": Traits(tied=True),
     "gemma2": Traits(tied=True, norms=4),
     "gemma3_text": Traits(tied=True, norms=4, qk_norm=True),
-    "phi3": Traits(packed_qkv=True),
+    "phi3": Traits(packed_qkv=True, packed_gate=True),
     "stablelm": Traits(norm="layer", fused_norm=True),
     "phi": Traits(
         norm="layer", norms=1, gated=False, qkv_bias=True, out_bias=True, mlp_bias=True, head_bias=True, parallel=True, fused_norm=True
@@ -146,6 +148,19 @@ class ModelShape:
         shared = self.shared_expert_width
         extra = {f"shared_{name}": ((shared, d, 1) if name == "down" else (d, shared, 1)) for name in names} if shared else {}
         return attention | {"router": (d, self.experts, 1)} | mlp | extra
+
+    def adapted(self, modules: Collection[str], packed: bool) -> dict[str, tuple[int, int, float]]:
+        """The `matrices` that adapters on `modules` are put beside. Where query, key and value (and gate and up) are `packed` in one
+        matrix, one adapter serves them, whichever of them was named.
+        """
+        named = {name: matrix for name, matrix in self.matrices.items() if name in modules}
+        packs = (("q", "k", "v"), *((("gate", "up"),) if self.traits.packed_gate else ())) if packed else ()
+        for parts in packs:
+            if named.keys() & set(parts):
+                inputs, _, used = self.matrices[parts[0]]
+                outputs = sum(self.matrices[part][1] for part in parts)
+                named = {name: matrix for name, matrix in named.items() if name not in parts} | {"+".join(parts): (inputs, outputs, used)}
+        return named
 
     @property
     def layer_matrix_parameters(self) -> int:

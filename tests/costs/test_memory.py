@@ -19,6 +19,7 @@ from costs.memory import (
     weights,
 )
 from costs.setting import Levers
+from costs.shapes import from_config
 from costs.stages import moments
 from costs.timeline import training_moments
 from tests.costs.settings import ALL_LINEAR, ppo, sft
@@ -54,6 +55,31 @@ def test_zero_3_divides_every_state() -> None:
 def test_lora_on_queries_and_values_has_the_printed_parameters(model: str, trained: int) -> None:
     # litgpt tutorials/resource-tables.md, column "trainable parameters"
     assert adapter_parameters(shape(model), Levers(tuning="lora", lora_rank=8, lora_modules=("q", "v"))) == trained
+
+
+@pytest.mark.parametrize("modules", [["q", "v"], ["q", "k", "v", "o"], ["v", "o", "up", "down"]], ids="+".join)
+@pytest.mark.parametrize(
+    ("name", "fields"),
+    [
+        ("LlamaConfig", {"num_key_value_heads": 2, "intermediate_size": 172}),
+        ("GPT2Config", {}),
+        ("GPTNeoXConfig", {"intermediate_size": 256}),
+        ("Phi3Config", {"num_key_value_heads": 2, "intermediate_size": 172, "pad_token_id": 0}),
+    ],
+)
+def test_an_adapter_has_the_parameters_that_peft_makes(name: str, fields: dict[str, int], modules: list[str]) -> None:
+    import torch
+    import transformers
+
+    from config.sections.levers import Lora
+    from training import adapters
+
+    config = getattr(transformers, name)(hidden_size=64, num_hidden_layers=3, num_attention_heads=4, vocab_size=500, **fields)
+    with torch.device("meta"):
+        model = transformers.AutoModelForCausalLM.from_config(config)
+    adapters.add_adapter(model, Lora(rank=8, alpha=16.0, modules=modules, dropout=0.0), "sft", 1, "sft.lora")
+    made = sum(parameter.numel() for parameter in adapters.adapter_parameters(model, "sft").values())
+    assert adapter_parameters(from_config(config.to_dict(), name), Levers(tuning="lora", lora_rank=8, lora_modules=tuple(modules))) == made
 
 
 def test_lora_of_rank_64_on_all_linear_layers_has_the_parameters_of_qlora() -> None:
