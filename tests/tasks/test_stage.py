@@ -1,4 +1,3 @@
-import os
 import shutil
 import signal
 import subprocess
@@ -205,7 +204,7 @@ def test_the_stage_ends_with_a_checkpoint_when_dvc_is_killed_above_it(project: P
 
     def kill_dvc() -> None:
         await_rows(project)
-        psutil.Process(os.getpid()).children()[0].kill()
+        next(child for child in psutil.Process().children() if "dvc" in " ".join(child.cmdline())).kill()
 
     timer = threading.Thread(target=kill_dvc)
     timer.start()
