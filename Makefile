@@ -5,6 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/installed
 DEVICE ?= cpu
 TORCH_INDEX ?=
+TEST_PROCESSES ?= 2
 COMMIT := $(shell git rev-parse HEAD 2>/dev/null)
 
 .PHONY: demo test test-containers lint up down images up-docker clean
@@ -13,7 +14,7 @@ demo: $(STAMP)  ## the whole pipeline on the embedded data, from nothing to the 
 	$(BIN)/rlhf run --recipe recipes/demo.yaml
 
 test: $(STAMP)  ## the whole test suite
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
 
 test-containers: $(STAMP)  ## builds the images and runs the stack; needs a Docker engine
 	$(BIN)/python -m pytest -m containers tests/containers
