@@ -14,7 +14,6 @@ from cli.project import project_root
 from config.errors import EXIT_BAD_INPUT, EXIT_DONE, RlhfError
 from config.load import load
 from config.schema import Params
-from config.sections.data import FileSource
 from tasks.pages import DEFAULT_PORTS
 from tasks.servers import is_port_free, servers
 
@@ -144,21 +143,18 @@ def params_and_data(root: Path) -> list[Finding]:
 
 def _data_files(root: Path, params: Params) -> list[Finding]:
     findings = []
-    for section in ("source", "sft_source", "prompt_source", "vote_source"):
-        source = getattr(params.data, section)
-        if not isinstance(source, FileSource) or "://" in source.path:
-            continue
-        path = root / source.path
+    for section, named in params.data.local_paths().items():
+        path = root / named
         if section == "vote_source" and not path.exists():
             continue  # nobody has voted yet
         if not path.is_file():
             findings.append(
-                Finding("data", "problem", f"data.{section}.path={source.path} does not exist", "put the file there, or mend params.yaml")
+                Finding("data", "problem", f"data.{section}.path={named} does not exist", "put the file there, or mend params.yaml")
             )
         elif not path.stat().st_size:
-            findings.append(Finding("data", "problem", f"data.{section}.path={source.path} is empty", "fetch it again"))
+            findings.append(Finding("data", "problem", f"data.{section}.path={named} is empty", "fetch it again"))
         else:
-            findings.append(Finding("data", "ok", f"data.{section}.path={source.path}, {path.stat().st_size:,} bytes"))
+            findings.append(Finding("data", "ok", f"data.{section}.path={named}, {path.stat().st_size:,} bytes"))
     return findings or [Finding("data", "ok", "generated, or fetched by the data stage")]
 
 

@@ -131,11 +131,10 @@ def _print(view: object) -> None:
 def _write(path: Path, text: str) -> None:
     """A whole file or the previous one."""
     from config.errors import EnvironmentFault
+    from config.whole_file import write_whole
 
-    temporary = path.with_name(f".{path.name}.new")
     try:
-        temporary.write_text(text, encoding="utf-8")
-        temporary.replace(path)
+        write_whole(path, text)
     except OSError as error:
         raise EnvironmentFault(f"{path} can not be written: {error.strerror}. Name another file.") from None
 

@@ -64,8 +64,7 @@ def run_params(root: Path, run_id: str | None, assignments: list[str]) -> "Param
     """
     from config import jsonl
     from config.load import load
-    from config.records import PipelineRow
-    from reporting.inputs import kept_folder
+    from config.records import PipelineRow, kept_folder
 
     if run_id is None:
         rows = jsonl.read(root / "runs" / "pipeline.jsonl", PipelineRow).rows

@@ -1,7 +1,6 @@
 """`rlhf retrain`, `rlhf promote`, `rlhf rollback`: which model is in use, and whether a new one shall be."""
 
 import json
-import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,8 +9,9 @@ import typer
 
 from cli.project import chosen_params, project_root
 from config.champions import ChampionRecord, read_record
-from config.errors import EXIT_DONE, EXIT_RESUMABLE, EnvironmentFault, UserError
+from config.errors import EXIT_DONE, EXIT_RESUMABLE, UserError
 from config.load import load
+from config.records import kept_folder
 
 if TYPE_CHECKING:
     from prefect.client.schemas.objects import State
@@ -22,19 +22,11 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object for 
 
 def retrain_cycle(recipe: Path | None, overrides: list[str], force: bool, yes: bool, as_json: bool) -> int:
     """Run one cycle in this process and say how it ended; returns the exit code. Raises RlhfError as `rlhf run` does."""
-    from cli.run import plan_first, reason
-    from tasks.orchestrator import settings
-    from tasks.servers import prefect_api
+    from cli.flow_run import run_flow
 
     root = project_root()
     params = chosen_params(root, recipe, overrides)
-    plan_first(root, params, yes)
-    os.environ.update(settings(root, prefect_api(root)))
-    if "PREFECT_API_URL" not in os.environ:
-        print("Starting a temporary Prefect server ...", file=sys.stderr, flush=True)
-    state = _run_flow(params, force)
-    if state.is_failed() or state.is_crashed():
-        raise reason(state)
+    state = run_flow(root, params, yes, lambda: _start(params, force))
     ended = _ended(root)
     if as_json:
         print(json.dumps(ended, indent=2))
@@ -43,15 +35,10 @@ def retrain_cycle(recipe: Path | None, overrides: list[str], force: bool, yes: b
     return EXIT_RESUMABLE if state.is_cancelled() else EXIT_DONE
 
 
-def _run_flow(params: Any, force: bool) -> "State[Any]":
+def _start(params: Any, force: bool) -> "State[Any]":
     from flows.retrain import retrain
 
-    try:
-        return retrain(params, force, return_state=True)
-    except RuntimeError as error:
-        raise EnvironmentFault(
-            f"Prefect could not run the flow: {' '.join(str(error).split()).rstrip('.')}. Run rlhf doctor, or start a server first with rlhf up."
-        ) from error
+    return retrain(params, force, return_state=True)
 
 
 def _ended(root: Path) -> dict[str, Any]:
@@ -118,7 +105,7 @@ def _figures(root: Path, run_id: str) -> str:
     from reporting.inputs import read_findings
     from reporting.verdict import verdict
 
-    judged = verdict(read_findings(root, load(root / "runs" / "pipeline" / run_id / "params.yaml"), run_id))
+    judged = verdict(read_findings(root, load(kept_folder(root, run_id) / "params.yaml"), run_id))
     return f"{judged.title}. {judged.sentence}"
 
 

@@ -6,7 +6,6 @@ champions/<run_id>/       the run's data, tokenizer, models, metrics and params.
 The record is one file, replaced whole, so champion and previous can not come apart. It may be committed; the folders are not in git.
 """
 
-import os
 from pathlib import Path
 from typing import Literal
 
@@ -14,6 +13,7 @@ from pydantic import ValidationError
 
 from config.errors import EnvironmentFault
 from config.records import Record
+from config.whole_file import write_whole
 
 CHAMPIONS = Path("champions")
 RECORD = CHAMPIONS / "record.json"
@@ -80,11 +80,7 @@ def read_record(root: Path) -> ChampionRecord:
 
 def write_record(root: Path, record: ChampionRecord) -> None:
     """Replace the record, whole or not at all."""
-    path = root / RECORD
-    path.parent.mkdir(exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_text(record.model_dump_json(indent=1) + "\n", encoding="utf-8")
-    temporary.replace(path)
+    write_whole(root / RECORD, record.model_dump_json(indent=1) + "\n")
 
 
 def champion_folder(root: Path, run_id: str) -> Path:

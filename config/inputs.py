@@ -1,6 +1,6 @@
 """What params.yaml names outside of the project: content digests of local data files and of a local base model, for DVC to depend on.
 
-data/inputs/data.json    the files of data.source, data.sft_source, data.prompt_source and data.vote_source
+data/inputs/data.json    the files of data.source, data.sft_source and the other sources
 data/inputs/model.json   the files of model.path
 
 DVC can not depend on a path that stands in params.yaml and may not be there, so these two files stand for them: they change when
@@ -9,12 +9,11 @@ the content does. `python -m config.inputs` writes them, the DVC stage `inputs` 
 
 import hashlib
 import json
-import os
 from pathlib import Path
 
 from config.load import load
 from config.schema import Params
-from config.sections.data import FileSource
+from config.whole_file import write_whole
 
 DATA_DIGESTS = Path("data/inputs/data.json")
 MODEL_DIGESTS = Path("data/inputs/model.json")
@@ -24,7 +23,7 @@ def write_digests(root: Path, params: Params) -> None:
     """Bring both files up to date. A file that is not there has no digest: the stage that needs it says so in its own words."""
     for target, text in digest_files(root, params).items():
         if not _says(root / target, text):
-            _write(root / target, text)
+            write_whole(root / target, text)
 
 
 def outdated_digests(root: Path, params: Params) -> list[Path]:
@@ -34,10 +33,7 @@ def outdated_digests(root: Path, params: Params) -> list[Path]:
 
 def digest_files(root: Path, params: Params) -> dict[Path, str]:
     """What the two files are to hold, by their place in the project."""
-    settings = params.data
-    sources = (settings.source, settings.sft_source, settings.prompt_source, settings.vote_source)
-    named = [source.path for source in sources if isinstance(source, FileSource) and "://" not in source.path]
-    data = {path: _digest(root / path) for path in sorted(set(named))}
+    data = {path: _digest(root / path) for path in sorted(set(params.data.local_paths().values()))}
     model = _folder_digests(root, params.model.path) if params.model.path else {}
     return {path: json.dumps(digests, indent=1) + "\n" for path, digests in ((DATA_DIGESTS, data), (MODEL_DIGESTS, model))}
 
@@ -58,13 +54,6 @@ def _digest(path: Path) -> str | None:
 
 def _says(target: Path, text: str) -> bool:
     return target.exists() and target.read_text(encoding="utf-8") == text
-
-
-def _write(target: Path, text: str) -> None:
-    target.parent.mkdir(parents=True, exist_ok=True)
-    temporary = target.with_name(f".{target.name}.{os.getpid()}")
-    temporary.write_text(text, encoding="utf-8")
-    temporary.replace(target)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,6 @@
 """Reading params.yaml: YAML -> overrides -> Params, each mistake in one line."""
 
 import difflib
-import os
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,7 @@ from pydantic import ValidationError
 
 from config.errors import ParamsError
 from config.schema import Params
+from config.whole_file import write_whole
 
 
 def load(path: Path, overrides: list[str] | None = None) -> Params:
@@ -153,11 +153,8 @@ _Dumper.add_representer(float, _float)
 
 def write(params: Params, path: Path) -> None:
     """Write a complete params.yaml, to a temporary place and renamed; a file that says the same is left alone, comments and all."""
-    if _says(path, params):
-        return
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_text(dump(params), encoding="utf-8")
-    temporary.replace(path)
+    if not _says(path, params):
+        write_whole(path, dump(params))
 
 
 def _says(path: Path, params: Params) -> bool:

@@ -9,6 +9,7 @@ Rows are appended and flushed whole, so they survive kill -9; a row cut in the m
 `run_id` names the pipeline run that paid for the row. An attempt is one process: its number grows by one at every start.
 """
 
+from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
@@ -33,6 +34,11 @@ SUMMARY, PICTURE = "summary.md", "key.svg"
 
 NO_RUN_ID = "manual"
 """The run id of a stage that somebody started by hand."""
+
+
+def kept_folder(root: Path, run_id: str) -> Path:
+    """Where a pipeline run keeps its own copies: params.yaml, dvc.lock, metrics, samples, plan, report."""
+    return root / "runs" / "pipeline" / run_id
 
 
 def stages_of(method: str) -> tuple[str, ...]:

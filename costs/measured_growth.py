@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from config.errors import RlhfError
 from config.load import load
+from config.records import kept_folder
 from costs.history import read_history
 from costs.planner import base_shape
 from costs.sweep import exponent
@@ -31,7 +32,7 @@ def measured(root: Path, stage: str) -> list[Measured]:
         if row.stage != stage or row.phase:
             continue
         try:
-            parameters = base_shape(load(root / "runs" / "pipeline" / row.run_id / "params.yaml"), root).parameters
+            parameters = base_shape(load(kept_folder(root, row.run_id) / "params.yaml"), root).parameters
         except RlhfError:
             continue
         found.append(Measured(row.run_id, parameters, row.planned_seconds, row.measured_seconds, row.measured_peak_bytes))

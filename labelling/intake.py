@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from config.errors import DataError
+from config.whole_file import write_whole
 from labelling.imports import read_export
 from labelling.votes import LABELS, VOTES_FILE, append, current, read_votes
 
@@ -49,10 +50,7 @@ def _quarantine(root: Path, source: Path, refused: Sequence[dict[str, Any]]) -> 
     if not refused:
         path.unlink(missing_ok=True)
         return None
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_suffix(".new")
-    temporary.write_text("".join(json.dumps({"source": str(source), **item}) + "\n" for item in refused), encoding="utf-8")
-    temporary.replace(path)
+    write_whole(path, "".join(json.dumps({"source": str(source), **item}) + "\n" for item in refused))
     return str(target)
 
 

@@ -1,13 +1,12 @@
 """Builds report/report.html, and a run's summary."""
 
-import os
-from contextlib import suppress
 from pathlib import Path
 
 from config.errors import EnvironmentFault
-from config.records import PICTURE, SUMMARY
+from config.records import PICTURE, SUMMARY, kept_folder
 from config.schema import Params
-from reporting.inputs import kept_folder, read_findings
+from config.whole_file import write_whole
+from reporting.inputs import read_findings
 from reporting.key_picture import key_picture
 from reporting.page import page
 from reporting.summary import summary
@@ -38,15 +37,9 @@ def build_summary(root: Path, params: Params, run_id: str) -> None:
 
 def write_page(target: Path, content: str, command: str) -> None:
     """Write a page whole or not at all; `command` is what to repeat if it could not be written: EnvironmentFault."""
-    temporary = target.with_name(f".{target.name}.{os.getpid()}")
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(content, encoding="utf-8")
-        temporary.replace(target)
+        write_whole(target, content)
     except OSError as error:
         raise EnvironmentFault(
             f"{target} can not be written: {error.strerror or error}. Free some space or make the folder writable, then run: {command}"
         ) from error
-    finally:
-        with suppress(OSError):  # it is gone if all went well
-            temporary.unlink()

@@ -10,7 +10,7 @@ from typing import Any
 
 from config import jsonl
 from config.errors import CostError
-from config.records import STAGES, MetricRow, PipelineRow
+from config.records import STAGES, MetricRow, PipelineRow, kept_folder
 from config.schema import Params
 from costs.attempts import Attempt, read_attempts
 from costs.ledger import Ledger, ledger
@@ -86,11 +86,6 @@ def _ledger(root: Path, params: Params, run_id: str | None) -> Ledger:
         if run_id is not None or not any((root / "metrics").glob("*.json")):
             raise
         return Ledger(NO_RUN, NO_RUN, None, None, usd_per_device_hour(params), (), 0)
-
-
-def kept_folder(root: Path, run_id: str) -> Path:
-    """Where a pipeline run keeps its own copies of params.yaml and metrics."""
-    return root / "runs" / "pipeline" / run_id
 
 
 def _place(stage: str, root: Path, book: Ledger, on_disk: int | None, notes: list[str]) -> Path | None:

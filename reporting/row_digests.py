@@ -7,13 +7,13 @@ One file a version, whichever runs used it: 20 bytes a row, written once.
 
 import hashlib
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 from config import jsonl
 from config.records import PipelineRow
+from config.whole_file import write_whole
 
 PREPARED = "data/prepared"
 DIGEST_BYTES = 8
@@ -32,10 +32,7 @@ def keep_row_digests(root: Path, version: str) -> None:
     if target.exists():
         return
     digests = {f"{path.parent.name}/{path.stem}": _digests(path) for path in sorted((root / PREPARED).glob("*/*.jsonl"))}
-    target.parent.mkdir(parents=True, exist_ok=True)
-    temporary = target.with_name(f".{target.name}.{os.getpid()}")
-    temporary.write_text(json.dumps(digests), encoding="utf-8")
-    temporary.replace(target)
+    write_whole(target, json.dumps(digests))
 
 
 def read_row_digests(root: Path, version: str | None) -> RowDigests | None:

@@ -5,7 +5,8 @@ from pathlib import Path
 
 from config.errors import UserError
 from config.load import load
-from reporting.inputs import kept_folder, read_findings
+from config.records import kept_folder
+from reporting.inputs import read_findings
 from reporting.row_digests import data_version, read_row_digests, reward_version
 from reporting.side_by_side import Side, SideBySide, side_by_side
 

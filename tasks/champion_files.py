@@ -17,9 +17,8 @@ import yaml
 from config.champions import CHAMPIONS, FILES, champion_folder
 from config.errors import EnvironmentFault, ModelError
 from config.load import load
-from config.records import stages_of
+from config.records import kept_folder, stages_of
 
-PIPELINE_FOLDER = Path("runs/pipeline")
 ADAPTER_CONFIG = "adapter_config.json"
 
 
@@ -36,7 +35,7 @@ def run_outs(root: Path, run_id: str) -> dict[str, Out]:
 
     Raises ModelError if the run kept no dvc.lock, or did not come so far.
     """
-    kept = root / PIPELINE_FOLDER / run_id
+    kept = kept_folder(root, run_id)
     try:
         stages: dict[str, Any] = yaml.safe_load((kept / "dvc.lock").read_text(encoding="utf-8"))["stages"]
     except (OSError, KeyError, TypeError, yaml.YAMLError):
@@ -59,7 +58,7 @@ def run_outs(root: Path, run_id: str) -> dict[str, Out]:
 
 def run_method(root: Path, run_id: str) -> str:
     """What aligned the model of a run. Raises ParamsError if its params.yaml is gone or of another schema."""
-    return load(root / PIPELINE_FOLDER / run_id / "params.yaml").align.method
+    return load(kept_folder(root, run_id) / "params.yaml").align.method
 
 
 def gather(root: Path, run_id: str, target: Path) -> None:
@@ -71,7 +70,7 @@ def gather(root: Path, run_id: str, target: Path) -> None:
         for out in outs.values():
             _materialise(repo, out, run_id, target / out.path)
     _add_bases(root, target)
-    kept = root / PIPELINE_FOLDER / run_id
+    kept = kept_folder(root, run_id)
     shutil.copyfile(kept / "params.yaml", target / "params.yaml")
     (target / "metrics").mkdir(exist_ok=True)
     for metrics in (kept / "metrics").glob("*.json"):

@@ -1,8 +1,6 @@
 """Which model is in use: promotions and rollbacks, one at a time, each recorded with who, when and why."""
 
-import fcntl
 import getpass
-import os
 import shutil
 import time
 from collections.abc import Iterator
@@ -13,10 +11,11 @@ from config import jsonl
 from config.champions import CHAMPIONS, Champion, ChampionRecord, Event, champion_folder, read_record, write_record
 from config.errors import EnvironmentFault, ModelError, UserError
 from config.load import load
-from config.records import PipelineRow
+from config.records import PipelineRow, kept_folder
 from config.schema import Params
-from tasks.champion_files import PIPELINE_FOLDER, gather, is_whole, run_outs
+from tasks.champion_files import gather, is_whole, run_outs
 from tasks.data_key import key_of_run
+from tasks.locks import lock_file
 
 KEPT = 3
 """Champions whose folders are kept: the one in use and two to go back to."""
@@ -93,7 +92,7 @@ def tell_mlflow(root: Path, params: Params) -> str | None:
 def describe(root: Path, run_id: str) -> Champion:
     """What the record says about a run. Raises as `run_outs` does."""
     outs = run_outs(root, run_id)
-    params = load(root / PIPELINE_FOLDER / run_id / "params.yaml")
+    params = load(kept_folder(root, run_id) / "params.yaml")
     method = params.align.method
     return Champion(
         run_id=run_id, method=method, model_digest=outs[f"models/{method}"].digest, data_version=outs["data/prepared"].digest,
@@ -147,21 +146,9 @@ def _who() -> str:
 @contextmanager
 def _deciding(root: Path) -> Iterator[None]:
     """Hold the champion's lock. Raises EnvironmentFault if another decision is at work, or the folder is not writable."""
-    path = root / CHAMPIONS / ".lock"
-    try:
-        path.parent.mkdir(exist_ok=True)
-        file = path.open("a+")
-    except OSError as error:
-        raise EnvironmentFault(f"{path} can not be written ({error.strerror}). Make {root} writable for this user.") from None
-    with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            file.seek(0)
+    with lock_file(root / CHAMPIONS / ".lock") as holder:
+        if holder is not None:
             raise EnvironmentFault(
-                f"process {file.read().strip() or '?'} is promoting or rolling back at this moment: nothing was changed. Try again when it is done."
-            ) from None
-        file.truncate(0)
-        file.write(str(os.getpid()))
-        file.flush()
+                f"process {holder} is promoting or rolling back at this moment: nothing was changed. Try again when it is done."
+            )
         yield

@@ -10,23 +10,21 @@ from pathlib import Path
 import yaml
 
 from config.inputs import DATA_DIGESTS, digest_files
+from config.records import kept_folder
 from config.schema import Params
-from config.sections.data import FileSource, HubSource
 
 
 def key_of_run(root: Path, run_id: str, params: Params) -> str:
     """The key of the data that a run with these params used."""
-    lock = yaml.safe_load((root / "runs" / "pipeline" / run_id / "dvc.lock").read_text(encoding="utf-8"))
+    lock = yaml.safe_load((kept_folder(root, run_id) / "dvc.lock").read_text(encoding="utf-8"))
     deps = lock.get("stages", {}).get("data", {}).get("deps", [])
     return _key(params, next((str(dep.get("md5")) for dep in deps if dep["path"] == str(DATA_DIGESTS)), ""))
 
 
 def key_now(root: Path, params: Params) -> str | None:
     """The key that a run would have now; None where only reading the source tells: a URL, or a dataset of the hub."""
-    settings = params.data
-    for source in (settings.source, settings.sft_source, settings.prompt_source, settings.vote_source):
-        if isinstance(source, HubSource) or (isinstance(source, FileSource) and "://" in source.path):
-            return None
+    if params.data.reads_elsewhere():
+        return None
     text = digest_files(root, params)[DATA_DIGESTS]
     return _key(params, hashlib.md5(text.encode(), usedforsecurity=False).hexdigest())
 

@@ -19,6 +19,7 @@ from typing import Any
 import fsspec  # type: ignore[import-untyped]
 
 from config.errors import EnvironmentFault
+from config.whole_file import write_whole
 
 PATIENT = {"connect_timeout": 10, "read_timeout": 60}
 
@@ -43,11 +44,7 @@ class Exchange:
             if self.url.startswith("s3://"):
                 self._files.pipe_file(path, content)  # an object appears whole
                 return
-            target = Path(path)
-            target.parent.mkdir(parents=True, exist_ok=True)
-            temporary = target.with_name(f".{target.name}.new")
-            temporary.write_bytes(content)
-            temporary.replace(target)
+            write_whole(Path(path), content)
 
     def read(self, name: str) -> bytes | None:
         """The content of a file, None if there is none."""

@@ -13,6 +13,7 @@ import httpx
 from config.errors import EnvironmentFault, StageStopped, UserError
 from config.records import stages_of
 from config.sections.run import LOCAL
+from config.whole_file import write_whole
 from tasks.exchange import Exchange, Receiver, dump
 from tasks.outcome import Outcome, StageCrashed
 from tasks.placed import REPLY, REQUEST, STOP, Reply, request_of
@@ -110,9 +111,7 @@ def _judge(stage: str, placed: "Placed", reply: Reply, stop: StopRequest) -> Out
 
 
 def _take_lock(root: Path, lock: str) -> None:
-    temporary = root / ".dvc.lock.new"
-    temporary.write_text(lock, encoding="utf-8")
-    temporary.replace(root / "dvc.lock")
+    write_whole(root / "dvc.lock", lock)
     note_pushed(root)  # what was here was pushed before the stage was handed over, and its container has pushed the rest
 
 

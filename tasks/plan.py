@@ -10,8 +10,9 @@ from typing import Any
 from config import jsonl
 from config.errors import CostError, ParamsError
 from config.load import load
-from config.records import STAGES, PipelineRow, stages_of
+from config.records import STAGES, PipelineRow, kept_folder, stages_of
 from config.schema import Params
+from config.whole_file import write_whole
 from costs.attempts import read_attempts
 from costs.budget import Cost, Excess, chain, excess, limits, predecessor, spent, total
 from costs.catalogue import hardware, own_price
@@ -97,7 +98,7 @@ def _kept_params(root: Path, rows: list[PipelineRow]) -> dict[str, Params]:
     """The params of the newest run, if it kept them and they are of today's schema."""
     newest = rows[-1].run_id if rows else ""
     try:
-        return {newest: load(root / "runs" / "pipeline" / newest / "params.yaml")} if newest else {}
+        return {newest: load(kept_folder(root, newest) / "params.yaml")} if newest else {}
     except ParamsError:
         return {}
 
@@ -250,6 +251,4 @@ def keep(folder: Path, prepared: Prepared) -> None:
         "ahead": {stage: cost._asdict() for stage, cost in prepared.ahead.items()},
         "budget": prepared.params.budget.model_dump(mode="json"),
     }
-    temporary = folder / ".plan.json.new"
-    temporary.write_text(json.dumps(record, indent=1), encoding="utf-8")
-    temporary.replace(folder / PLAN_FILE)
+    write_whole(folder / PLAN_FILE, json.dumps(record, indent=1))

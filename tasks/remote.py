@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from config.errors import EnvironmentFault
-from tasks.validity import default_remote, environment, error_line, is_only_absent
+from tasks.validity import changes, default_remote, environment, error_line, is_only_absent, repo_about
 
 LARGE = ("data/", "models/")
 """Outputs that stay in the store until somebody reads them; the others are numbers and texts for reports."""
@@ -70,18 +70,8 @@ def fetch(root: Path, paths: Sequence[str]) -> None:
 
 def is_unchanged_elsewhere(root: Path, stage: str) -> bool:
     """As `tasks.validity.is_unchanged`, where outputs may be in the remote alone: what is missing here counts as what dvc.lock says."""
-    from dvc.exceptions import DvcException
-    from dvc.repo import Repo
-
-    try:
-        with Repo(str(root)) as repo:
-            found = dict(repo.status(targets=[f"{root.resolve() / 'dvc.yaml'}:{stage}"]))
-            changes = [change for entry in found.values() for change in entry]
-            return all(is_only_absent(change) for change in changes) and _reads_what_is_locked(repo, root, stage)
-    except DvcException as error:
-        raise EnvironmentFault(
-            f"DVC can not tell whether {stage} changed: {' '.join(str(error).split())} See dvc status {stage}."
-        ) from None
+    with repo_about(root, stage) as repo:
+        return all(map(is_only_absent, changes(repo, root, stage))) and _reads_what_is_locked(repo, root, stage)
 
 
 def _reads_what_is_locked(repo: Any, root: Path, stage: str) -> bool:

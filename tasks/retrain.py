@@ -5,9 +5,7 @@ runs/retrain/<cycle>/      examination.json, contest.json, replies.jsonl, cycle.
 .rlhf/retrain.lock         held while a cycle is at work: a schedule that overlaps itself ends as skipped
 """
 
-import fcntl
 import json
-import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -33,8 +31,9 @@ from tasks.champions import promote, require_champion, tell_mlflow
 from tasks.data_key import key_now
 from tasks.events import model_event
 from tasks.gate import approval
+from tasks.locks import lock_file
 from tasks.month import PURPOSE, month, run_usd
-from tasks.plan import prepare
+from tasks.plan import Prepared, prepare
 from tasks.progress import Display
 from tasks.promotion_gate import Verdict, in_a_line, promotion_verdict
 from tasks.retrain_decision import Decision, decide
@@ -43,8 +42,6 @@ from tasks.retrain_process import run_helper
 from tasks.run import STATE_FOLDER, locked, new_run_id
 from tasks.validity import forget
 
-SKIPPED, KEPT, PROMOTED = "Skipped", "Kept", "Promoted"
-"""States of a cycle that ended well."""
 FINISHED = ("kept", "promoted")
 """Outcomes that were decided on a trained model: the same data need not be tried again."""
 
@@ -62,6 +59,8 @@ class Cycle:
         self.champion: Champion | None = None
         self.data_key: str | None = None
         self.examination: Examination | None = None
+        self.prepared: Prepared | None = None
+        """The plan of the training that was decided on."""
         self.decision: Decision | None = None
         self.run_id: str | None = None
         self.contest: Contest | None = None
@@ -137,7 +136,7 @@ def is_due(cycle: Cycle, force: bool) -> bool:
     cycle.examination = Examination.model_validate_json(target.read_bytes())
     if cycle.data_key is None and cycle.examination.changed_rows:
         forget(root, "data")  # DVC can not see that a URL or a dataset of the hub has changed
-    prepared = prepare(root, params)
+    cycle.prepared = prepared = prepare(root, params)
     planned_usd = prepared.ahead_total.usd if prepared.plan is not None else None
     cycle.decision = decide(cycle.examination, planned_usd, month(root, params, time.time()), params.retrain, force)
     if not cycle.decision.train:
@@ -149,7 +148,8 @@ def is_due(cycle: Cycle, force: bool) -> bool:
 
 def wait_for_approval(cycle: Cycle) -> None:
     """Where a server started the cycle: pause above `budget.approval_usd`, as the flow rlhf does when it is started by itself."""
-    approval(prepare(cycle.root, cycle.params))
+    assert cycle.prepared is not None
+    approval(cycle.prepared)
 
 
 def is_trained(cycle: Cycle, state: State[Any]) -> bool:
@@ -234,20 +234,5 @@ def _evaluation(cycle: Cycle) -> tuple[bool, str]:
 @contextmanager
 def _alone(root: Path) -> Iterator[str | None]:
     """Hold the lock of the cycles; yields which one holds it already, None if this one does from here on."""
-    path = root / STATE_FOLDER / "retrain.lock"
-    try:
-        path.parent.mkdir(exist_ok=True)
-        file = path.open("a+")
-    except OSError as error:
-        raise EnvironmentFault(f"{path} can not be written ({error.strerror}). Make {root} writable for this user.") from None
-    with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            file.seek(0)
-            yield f"a cycle is at work already (process {file.read().strip() or '?'}), and this one has nothing to add to it"
-            return
-        file.truncate(0)
-        file.write(str(os.getpid()))
-        file.flush()
-        yield None
+    with lock_file(root / STATE_FOLDER / "retrain.lock") as holder:
+        yield None if holder is None else f"a cycle is at work already (process {holder}), and this one has nothing to add to it"

@@ -5,8 +5,6 @@ runs/pipeline/<run_id>/           params.yaml, dvc.lock, metrics, sample replies
 .rlhf/run.lock                    held while a run is at work: one workspace, one run
 """
 
-import fcntl
-import os
 import re
 import shutil
 import time
@@ -14,21 +12,19 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from config import jsonl
 from config.errors import EnvironmentFault
 from config.inputs import write_digests
 from config.load import write
-from config.records import PipelineRow, stages_of
+from config.records import PipelineRow, kept_folder, stages_of
 from config.schema import Params
+from tasks.locks import lock_file
 
 MOST_NAME_CHARS = 60
 STATE_FOLDER = ".rlhf"
 """Below the project: servers, databases and locks of the orchestrator."""
-
-WAIT_SECONDS = 1.0
-"""Between two tries to get a workspace that another run holds."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +36,7 @@ class Run:
     @property
     def folder(self) -> Path:
         """Where the run's own copies are kept."""
-        return self.root / "runs" / "pipeline" / self.run_id
+        return kept_folder(self.root, self.run_id)
 
     def record(self, event: str, **fields: Any) -> None:
         """Append a row on this run to runs/pipeline.jsonl."""
@@ -98,31 +94,10 @@ def locked(root: Path, wait: Callable[[str], bool] | None = None) -> Iterator[No
     `wait` is asked again and again, with the id of the process that holds it, whether to wait for it.
     Raises EnvironmentFault if another run holds it and nobody wants to wait, or if the folder is not writable.
     """
-    path = root / STATE_FOLDER / "run.lock"
-    try:
-        path.parent.mkdir(exist_ok=True)
-        file = path.open("a+")
-    except OSError as error:
-        raise EnvironmentFault(f"{path} can not be written ({error.strerror}). Make {root} writable for this user.") from None
-    with file:
-        while not _taken(file):
-            file.seek(0)
-            holder = file.read().strip() or "?"
-            if wait is None or not wait(holder):
-                raise EnvironmentFault(
-                    f"process {holder} is running the pipeline in {root}, one at a time can. "
-                    "Wait for it or stop it with Ctrl-C; to run side by side, use a second checkout."
-                )
-            time.sleep(WAIT_SECONDS)
-        file.truncate(0)
-        file.write(str(os.getpid()))
-        file.flush()
+    with lock_file(root / STATE_FOLDER / "run.lock", wait) as holder:
+        if holder is not None:
+            raise EnvironmentFault(
+                f"process {holder} is running the pipeline in {root}, one at a time can. "
+                "Wait for it or stop it with Ctrl-C; to run side by side, use a second checkout."
+            )
         yield
-
-
-def _taken(file: IO[str]) -> bool:
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True

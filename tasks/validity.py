@@ -4,7 +4,8 @@ import hashlib
 import os
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,6 +15,7 @@ from config.errors import EnvironmentFault
 from config.inputs import outdated_digests
 from config.schema import Params
 from config.sections.run import LOCAL
+from config.whole_file import write_whole
 from tasks.run import STATE_FOLDER
 
 
@@ -26,19 +28,27 @@ def is_unchanged(root: Path, stage: str) -> bool:
 
     Asked in process: the library takes 0.05 s where the command takes 0.7 s. Raises EnvironmentFault if DVC can not tell.
     """
-    return not _status(root, stage)
+    with repo_about(root, stage) as repo:
+        return not changes(repo, root, stage)
 
 
-def _status(root: Path, stage: str) -> dict[str, Any]:
-    """DVC's account of what changed; empty if nothing did."""
+def changes(repo: Any, root: Path, stage: str) -> list[Any]:
+    """DVC's account of what changed, as in [{'changed outs': {'models/sft': 'deleted'}}, 'changed command']; empty if nothing did."""
+    # a bare stage name would be looked up in the current folder's dvc.yaml, whatever the repo
+    found = repo.status(targets=[f"{root.resolve() / 'dvc.yaml'}:{stage}"])
+    return [change for entry in found.values() for change in entry]
+
+
+@contextmanager
+def repo_about(root: Path, stage: str) -> Iterator[Any]:
+    """DVC's Repo, to ask it about `stage`. Raises StageAtWork or EnvironmentFault for what it can not tell."""
     from dvc.exceptions import DvcException  # imported late: half a second that a stopped or refused run need not pay
     from dvc.lock import LockError
     from dvc.repo import Repo
 
     try:
         with Repo(str(root)) as repo:
-            # a bare stage name would be looked up in the current folder's dvc.yaml, whatever the repo
-            return dict(repo.status(targets=[f"{root.resolve() / 'dvc.yaml'}:{stage}"]))
+            yield repo
     except LockError as error:
         raise StageAtWork(f"another process works on the files of {stage}: {_one_line(error)} Wait for its end, or stop it.") from None
     except DvcException as error:
@@ -83,12 +93,12 @@ def _at(params: Mapping[str, Any], dotted: str) -> Any:
 def _changed_files(root: Path, stage: str, absent_is_fine: bool = False) -> bool:
     """Whether DVC finds anything changed but parameters; data that is in the remote alone may count as unchanged."""
     try:
-        status = _status(root, stage)
+        with repo_about(root, stage) as repo:
+            counted = [change for change in changes(repo, root, stage) if not (absent_is_fine and is_only_absent(change))]
     except StageAtWork:
         return True
-    changes = [change for entry in status.values() for change in entry if not (absent_is_fine and is_only_absent(change))]
-    files = [path for change in changes if isinstance(change, dict) for kind in change.values() for path in kind if path != "params.yaml"]
-    return bool(files) or any(isinstance(change, str) for change in changes)
+    files = [path for change in counted if isinstance(change, dict) for kind in change.values() for path in kind if path != "params.yaml"]
+    return bool(files) or any(isinstance(change, str) for change in counted)
 
 
 ABSENT = ("deleted", "not in cache")
@@ -111,9 +121,7 @@ def forget(root: Path, stage: str) -> None:
     path = root / "dvc.lock"
     content = _yaml(path)
     if content.get("stages", {}).pop(stage, None) is not None:
-        temporary = path.with_name(f".{path.name}.{os.getpid()}")
-        temporary.write_text(yaml.safe_dump(content, sort_keys=False), encoding="utf-8")
-        temporary.replace(path)
+        write_whole(path, yaml.safe_dump(content, sort_keys=False))
 
 
 def repro_command(stage: str) -> list[str]:

@@ -7,7 +7,6 @@ identified by run, name, step, timestamp and value, and all of these come from t
 
 import fcntl
 import hashlib
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +14,7 @@ from pathlib import Path
 from pydantic import BaseModel
 
 from config.jsonl import Follower
+from config.whole_file import write_whole
 
 
 class Cursor(BaseModel):
@@ -50,9 +50,7 @@ def load(path: Path) -> Cursor:
 
 
 def save(cursor: Cursor, path: Path) -> None:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_text(cursor.model_dump_json(indent=1), encoding="utf-8")
-    temporary.replace(path)
+    write_whole(path, cursor.model_dump_json(indent=1))
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from mlflow.entities import Metric
 from config import jsonl
 from config.errors import EXIT_DONE, EXIT_RESUMABLE, RlhfError
 from config.load import load as load_params
-from config.records import NO_RUN_ID, STAGES, AttemptRow, MetricRow, PipelineRow, UsageRow
+from config.records import NO_RUN_ID, STAGES, AttemptRow, MetricRow, PipelineRow, UsageRow, kept_folder
 from config.schema import Params
 from costs.ledger import ledger
 from costs.price import kwh, usd_per_device_hour
@@ -53,6 +53,7 @@ class Shipment:
         self._cursor: Cursor = load(path)
         self._cursor.experiment_id = connection.experiment_id
         self._rows = 0
+        self._kept_params: dict[str, Params] = {}
 
     def ship(self, at_work: str | None) -> int:
         follower = self._cursor.follower(self._root, PIPELINE)
@@ -115,7 +116,7 @@ class Shipment:
 
     def _end_run(self, row: PipelineRow) -> None:
         """Results, evidence, the model, and an end to everything of this run that still shows as running."""
-        run_id, folder = self._parent(row.run_id, row.time), self._root / "runs" / "pipeline" / row.run_id
+        run_id, folder = self._parent(row.run_id, row.time), kept_folder(self._root, row.run_id)
         params = self._params_of(row.run_id)
         results = {stage: _read_json(folder / "metrics" / f"{stage}.json") for stage in STAGES}
         book = ledger(self._root, params, row.run_id)
@@ -133,10 +134,12 @@ class Shipment:
 
     def _params_of(self, run_id: str) -> Params:
         """The run's own params: its prices are part of its rows, and must be the same if they are shipped again."""
-        try:
-            return load_params(self._root / "runs" / "pipeline" / run_id / "params.yaml")
-        except RlhfError:
-            return self._params
+        if run_id not in self._kept_params:
+            try:
+                self._kept_params[run_id] = load_params(kept_folder(self._root, run_id) / "params.yaml")
+            except RlhfError:
+                self._kept_params[run_id] = self._params
+        return self._kept_params[run_id]
 
     def _origin(self, run_id: str) -> dict[str, str]:
         rows = jsonl.read(self._root / "runs" / PIPELINE, PipelineRow).rows
@@ -166,7 +169,6 @@ class Shipment:
         usage = self._cursor.follower(self._root, f"{stage}/usage.jsonl")
         batches: dict[tuple[str, int], list[Metric]] = defaultdict(list)
         begins: dict[tuple[str, int], float] = {}
-        prices: dict[str, float] = {}
         rows: list[MetricRow | UsageRow] = [*metrics.read(MetricRow), *usage.read(UsageRow)]
         for row in rows:
             owner = (row.run_id, row.attempt)
@@ -174,8 +176,7 @@ class Shipment:
             if isinstance(row, MetricRow):
                 batches[owner] += training_metrics(stage, row)
             else:
-                price = prices.setdefault(row.run_id, usd_per_device_hour(self._params_of(row.run_id), stage))
-                batches[owner] += usage_metrics(row, price)
+                batches[owner] += usage_metrics(row, usd_per_device_hour(self._params_of(row.run_id), stage))
             self._rows += 1
         for (run_id, attempt), batch in batches.items():
             log(self._connection, self._child(stage, run_id, attempt, begins[run_id, attempt]), metrics=batch)

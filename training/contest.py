@@ -7,17 +7,13 @@ new votes, and if those were poisoned it would prefer just what they taught.
 """
 
 import argparse
-import logging
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
-import transformers
-
 from config import jsonl
-from config.errors import EXIT_DONE, DataError, RlhfError
+from config.errors import DataError
 from config.load import load
 from config.retraining import Contest, Mean, Safety, Share
 from config.schema import Params
@@ -28,14 +24,13 @@ from training.comparison import Gain, gain, gain_at_equal_length, reward_hacking
 from training.contestant import Contestant
 from training.formats import check_columns, column_names, parse_rows
 from training.helpdesk import gold_score
+from training.retrain_helper import run_helper
 from training.rollout import Limits, sampling_noise
 from training.rollout_static import generate
 from training.rows import USES
 from training.sequences import sequence_logprobs
 from training.sources import read_file
 from training.tokenizer import Prompt, decode_response, encode_prompts, prompt_text
-
-logger = logging.getLogger("training.contest")
 
 GOLD, CHAMPIONS_REWARD = "the gold score", "the champion's reward model"
 SAMPLES = 8
@@ -209,23 +204,11 @@ def _mean(values: Iterable[float]) -> float:
     return sum(given) / len(given)
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description="Compare the project's newest model with the champion.")
-    parser.add_argument("--champion", type=Path, required=True)
-    parser.add_argument("--out", type=Path, required=True)
-    options = parser.parse_args()
-    logging.basicConfig(level=logging.WARNING, format="%(message)s")
-    transformers.utils.logging.disable_progress_bar()
-    try:
-        found, replies = contest(Path(), load(Path("params.yaml")), Contestant(options.champion), Contestant(Path()))
-        write_json(options.out, found.model_dump())
-        write_jsonl(options.out.with_name("replies.jsonl"), replies)
-    except RlhfError as error:
-        logger.error("%s", error)
-        return error.exit_code
-    return EXIT_DONE
+def main(options: argparse.Namespace) -> None:
+    found, replies = contest(Path(), load(Path("params.yaml")), Contestant(options.champion), Contestant(Path()))
+    write_json(options.out, found.model_dump())
+    write_jsonl(options.out.with_name("replies.jsonl"), replies)
 
 
 if __name__ == "__main__":
-    torch.set_grad_enabled(False)
-    sys.exit(main())
+    sys.exit(run_helper(argparse.ArgumentParser(description="Compare the project's newest model with the champion."), main))

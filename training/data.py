@@ -31,7 +31,7 @@ from training.data_summary import (
 )
 from training.formats import Example, Parsed, check_columns, column_names, parse_rows
 from training.rows import USES, crowded_out, each, make_dataset, prompt_tokens, refuse_empty_splits, write_prepared
-from training.sources import SourceRow, Table, all_digested, local_files, read_file, read_hub
+from training.sources import SourceRow, Table, local_files, read_file, read_hub
 from training.splits import SPLITS, split_of
 from training.stage import Stage, run_stage
 from training.tokenizer import SPECIAL_TOKENS, pretrained_tokenizer, trained_tokenizer
@@ -101,7 +101,7 @@ def data(stage: Stage) -> None:
         write_csv(root / "plots/data_baselines.csv", ("baseline", "accuracy", "low", "high"), [(name, *p) for name, p in trivial.items()])
         write_json(root / "metrics/data.json", metrics)
         (root / QUARANTINE_OF_FAILED_ATTEMPT).unlink(missing_ok=True)
-    if all_digested(params):
+    if not params.data.reads_elsewhere():
         stage.finish("data/prepared", "data/tokenizer", "metrics/data.json", "plots/data_lengths.csv", "plots/data_baselines.csv")
     counts = ", ".join(f"{len(rows)} {name}/{split}" for name, split, rows in each(datasets))
     logger.info("%d of %d rows refused; prepared %s", len(refusals), metrics["rows_read"], counts)

@@ -5,18 +5,14 @@ params.yaml's sources, champions/<run> -> rows that came and went, drift of prom
 
 import argparse
 import json
-import logging
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-import transformers
 from transformers import PreTrainedTokenizerBase
 
 from config import jsonl
-from config.errors import EXIT_DONE, RlhfError
 from config.load import load
 from config.retraining import Examination, LengthDrift, Share
 from config.schema import Params
@@ -26,11 +22,10 @@ from training.contestant import Contestant, pair_margins
 from training.data import examples_for, parse, read_sources, refuse_if_too_many
 from training.drift import critical_distance, length_distance, unseen_words
 from training.intervals import wilson
+from training.retrain_helper import run_helper
 from training.rows import USES, crowded_out, each, make_dataset, prompt_tokens
 from training.splits import SPLITS
 from training.tokenizer import SPECIAL_TOKENS, Prompt, encode_prompts, prompt_text
-
-logger = logging.getLogger("training.examine")
 
 MAX_PAIRS = 5000
 """New pairs that the reward model looks at: enough for an interval of 0.013."""
@@ -117,23 +112,11 @@ def _accuracy(champion: Contestant, pairs: Sequence[dict[str, Any]], confidence:
     return Share(**wilson(right, len(margins), confidence)._asdict(), of=len(margins)) if margins else None
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description="Compare the data as it is now with the champion's.")
-    parser.add_argument("--params", type=Path, default=Path("params.yaml"))
-    parser.add_argument("--champion", type=Path, required=True)
-    parser.add_argument("--out", type=Path, required=True)
-    options = parser.parse_args()
-    logging.basicConfig(level=logging.WARNING, format="%(message)s")
-    transformers.utils.logging.disable_progress_bar()
-    try:
-        found = examine(Path(), load(options.params), Contestant(options.champion))
-        write_json(options.out, found.model_dump())
-    except RlhfError as error:
-        logger.error("%s", error)
-        return error.exit_code
-    return EXIT_DONE
+def main(options: argparse.Namespace) -> None:
+    write_json(options.out, examine(Path(), load(options.params), Contestant(options.champion)).model_dump())
 
 
 if __name__ == "__main__":
-    torch.set_grad_enabled(False)
-    sys.exit(main())
+    parser = argparse.ArgumentParser(description="Compare the data as it is now with the champion's.")
+    parser.add_argument("--params", type=Path, default=Path("params.yaml"))
+    sys.exit(run_helper(parser, main))

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from config.errors import DataError, EnvironmentFault
 from config.schema import Params
-from config.sections.data import FileSource, HubSource, Source
+from config.sections.data import FileSource, HubSource
 from training.deepjson import parse
 
 logger = logging.getLogger(__name__)
@@ -43,20 +43,7 @@ class Table(NamedTuple):
 
 def local_files(params: Params) -> list[str]:
     """The files on this machine that the data section reads, if they are there: part of the stage's fingerprint."""
-    paths = [Path(source.path) for source in _sources(params) if isinstance(source, FileSource) and "://" not in source.path]
-    return sorted({str(path) for path in paths if path.is_file()})
-
-
-def all_digested(params: Params) -> bool:
-    """Whether the fingerprint of the data stage covers everything it reads: a URL or a hub dataset may have changed since."""
-    return not any(
-        isinstance(source, HubSource) or (isinstance(source, FileSource) and "://" in source.path) for source in _sources(params)
-    )
-
-
-def _sources(params: Params) -> tuple[Source | None, ...]:
-    settings = params.data
-    return settings.source, settings.sft_source, settings.prompt_source, settings.vote_source
+    return sorted({str(Path(path)) for path in params.data.local_paths().values() if Path(path).is_file()})
 
 
 def read_file(source: FileSource, root: Path, setting: str) -> Table:

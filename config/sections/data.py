@@ -37,6 +37,11 @@ class FileSource(Section):
         "one vote a line, as rlhf label writes them, needs none."
     )
 
+    @property
+    def is_url(self) -> bool:
+        """Whether the file is on another machine."""
+        return "://" in self.path
+
 
 class HubSource(Section):
     """A Hugging Face dataset."""
@@ -68,6 +73,23 @@ class Data(Section):
     max_prompt_chars: Positive = Field(description="Longer prompts are quarantined.")
     max_response_chars: Positive = Field(description="Longer replies are quarantined.")
     max_quarantine_fraction: Fraction = Field(description="More refused rows than this fail the stage.")
+
+    def sources(self) -> dict[str, Source]:
+        """Setting -> source, of those that are named."""
+        named = {
+            "source": self.source, "sft_source": self.sft_source, "prompt_source": self.prompt_source, "vote_source": self.vote_source,
+        }  # fmt: skip
+        return {setting: source for setting, source in named.items() if source is not None}
+
+    def local_paths(self) -> dict[str, str]:
+        """Setting -> path, of the sources that are files of this machine; they need not be there."""
+        return {setting: source.path for setting, source in self.sources().items() if isinstance(source, FileSource) and not source.is_url}
+
+    def reads_elsewhere(self) -> bool:
+        """Whether a source is a URL or a dataset of the hub: only reading it tells whether it has changed."""
+        return any(
+            isinstance(source, HubSource) or (isinstance(source, FileSource) and source.is_url) for source in self.sources().values()
+        )
 
     @model_validator(mode="after")
     def _votes(self) -> "Data":

@@ -17,7 +17,7 @@ STAGES = stages_of("ppo")
 pytestmark = pytest.mark.integration
 
 ASK = (
-    "from pathlib import Path\nfrom cli.run import plan_first\nfrom config.load import load\n"
+    "from pathlib import Path\nfrom cli.flow_run import plan_first\nfrom config.load import load\n"
     "plan_first(Path(), load(Path('params.yaml'), ['budget.approval_usd=0.001']), False)\nprint('started')"
 )
 

@@ -13,8 +13,8 @@ from typer.testing import CliRunner, Result
 from cli.report import report, run_params
 from config.errors import CostError, EnvironmentFault, ParamsError
 from config.load import load, write
+from config.records import kept_folder
 from costs.history import HISTORY
-from reporting.inputs import kept_folder
 from tests.reporting.plausible_run import write_cached_run, write_pipeline_run
 
 ROOT = Path(__file__).parents[2]

@@ -6,7 +6,7 @@ import pytest
 
 from cli.run import result, show
 from config.load import load, write
-from reporting.inputs import kept_folder
+from config.records import kept_folder
 from tests.conftest import ROOT
 from tests.reporting.plausible_run import write_pipeline_run
 

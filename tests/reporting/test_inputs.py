@@ -8,9 +8,9 @@ import pytest
 from config import jsonl
 from config.errors import CostError
 from config.load import load
-from config.records import AttemptRow, MetricRow
+from config.records import AttemptRow, MetricRow, kept_folder
 from config.schema import Params
-from reporting.inputs import NO_RUN, finite, kept_folder, read_findings
+from reporting.inputs import NO_RUN, finite, read_findings
 from tests.reporting.plausible_run import BEGIN, Clock, write_cached_run, write_pipeline_run
 from tests.reporting.two_runs import write_two_runs
 
