@@ -80,6 +80,7 @@ def read_record(root: Path) -> ChampionRecord:
 
 def write_record(root: Path, record: ChampionRecord) -> None:
     """Replace the record, whole or not at all."""
+    (root / CHAMPIONS).mkdir(exist_ok=True)
     write_whole(root / RECORD, record.model_dump_json(indent=1) + "\n")
 
 

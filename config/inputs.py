@@ -23,6 +23,7 @@ def write_digests(root: Path, params: Params) -> None:
     """Bring both files up to date. A file that is not there has no digest: the stage that needs it says so in its own words."""
     for target, text in digest_files(root, params).items():
         if not _says(root / target, text):
+            (root / target).parent.mkdir(parents=True, exist_ok=True)
             write_whole(root / target, text)
 
 

@@ -8,11 +8,10 @@ from pathlib import Path
 def write_whole(path: Path, content: str | bytes) -> None:
     """Write to a temporary place beside `path` and rename; text as UTF-8. Whoever reads sees the old file or the new one.
 
-    Raises OSError, and leaves the old file, if it can not be written.
+    Its folder has to be there. Raises OSError, and leaves the old file, if it can not be written.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
         temporary.write_bytes(content.encode() if isinstance(content, str) else content)
         temporary.replace(path)
     finally:

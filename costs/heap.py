@@ -1,21 +1,21 @@
 """What a stage's process on a CPU holds beside its tensors: the interpreter with its libraries, and what the C library's heap wastes."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from costs.activations import layer_kept
 from costs.memory import Moment, layer_inputs
+from costs.ppo import mini_batch, packed_sequences, packs_update
 from costs.setting import Setting
 
 IMPORTS_BYTES = 460 * 2**20
 """Resident set of a stage on a CPU after its imports, on x86-64 Linux."""
 TRAINER_IMPORTS_BYTES = 531 * 2**20
 """The same with TRL's trainers."""
-RUNTIME_BYTES = 40 * 2**20
+RUNTIME_BYTES = 50 * 2**20
 """What a stage's process comes to hold beside tensors once it works: some 22 MiB of its libraries' code, rows, tokenizer, small objects."""
-HEAP_WASTE = 0.7
-"""Bytes that lie in the C library's heap as holes, for each byte of activations and of gradients that a phase has there. They take turns,
-and neither fits well where the other was: a block aligned by torch needs a little more than the hole that one of its size left.
-Measured 0.6 to 0.9 where either is most of what a stage holds."""
+HEAP_WASTE = 0.35
+"""Bytes that lie in the C library's heap as holes, for each byte of tensors there when it is fullest: a block aligned by torch needs a
+little more than the hole that one of its size left. Measured 0.2 to 0.5."""
 MAPPED_BYTES = 2 * 2**20
 """Blocks from here on are not in the heap: training/heap.py has them mapped and unmapped by themselves."""
 TRAINER_STAGES = ("sft", "pretrain", "reward", "dpo", "distill", "rloo", "grpo")
@@ -32,8 +32,10 @@ def imports_bytes(setting: Setting) -> float:
 
 def with_process(setting: Setting, moments: Sequence[Moment]) -> list[Moment]:
     """The moments of a stage with the role `process`, whose workspace is all that is no tensor."""
-    fixed, wasted = imports_bytes(setting) + RUNTIME_BYTES, heap_waste(setting, moments)
-    return [Moment(m.phase, {**m.roles, "process": {"workspace": fixed + wasted[phase_of(m)]}}) for m in moments]
+    fixed, shares = imports_bytes(setting) + RUNTIME_BYTES, heap_shares(setting)
+    held = held_by_heap(shares, moments)
+    beyond = [held[phase_of(m)] - in_heap(shares, m) for m in moments]
+    return [Moment(m.phase, {**m.roles, "process": {"workspace": fixed + more}}) for m, more in zip(moments, beyond, strict=True)]
 
 
 def phase_of(moment: Moment) -> str:
@@ -41,22 +43,31 @@ def phase_of(moment: Moment) -> str:
     return moment.phase.split(":")[0]
 
 
-def heap_waste(setting: Setting, moments: Sequence[Moment]) -> dict[str, float]:
-    """Phase -> bytes that the heap holds beyond its tensors. Between two phases it is trimmed: what one wasted, the next does not hold."""
-    small = {"activations": activations_in_heap(setting), "gradients": gradients_in_heap(setting)}
-    most: dict[tuple[str, str], float] = {}
+def heap_shares(setting: Setting) -> dict[str, float]:
+    """Part -> share of it that lies in the heap."""
+    return {"activations": activations_in_heap(setting), "gradients": gradients_in_heap(setting)}
+
+
+def in_heap(shares: Mapping[str, float], moment: Moment) -> float:
+    """Bytes of tensors that lie in the heap at a moment."""
+    return sum(share * parts.get(part, 0.0) for part, share in shares.items() for parts in moment.roles.values())
+
+
+def held_by_heap(shares: Mapping[str, float], moments: Sequence[Moment]) -> dict[str, float]:
+    """Phase -> bytes that the heap holds. What was freed stays with it until the phase ends, when it is trimmed: at any moment of a phase
+    it is as large as at its fullest, while large tensors come and go beside it.
+    """
+    fullest: dict[str, float] = {}
     for moment in moments:
-        for part in small:
-            held = sum(parts.get(part, 0.0) for parts in moment.roles.values())
-            key = phase_of(moment), part
-            most[key] = max(most.get(key, 0.0), held)
-    return {phase: HEAP_WASTE * sum(most[phase, part] * share for part, share in small.items()) for phase, _ in most}
+        phase = phase_of(moment)
+        fullest[phase] = max(fullest.get(phase, 0.0), (1 + HEAP_WASTE) * in_heap(shares, moment))
+    return fullest
 
 
 def activations_in_heap(setting: Setting) -> float:
     """Share of the activations of the policy's passes whose tensors are too small to be mapped."""
     shape, levers = setting.model, setting.levers
-    tokens = setting.micro_batch_tokens
+    tokens = pass_tokens(setting)
     longest = setting.workload.max_tokens
     if levers.checkpointing == "full":
         return float(tokens * layer_inputs(levers, shape) < MAPPED_BYTES)
@@ -69,6 +80,15 @@ def activations_in_heap(setting: Setting) -> float:
     kept = layer_kept(shape, levers, setting.engine, longest)
     in_heap = sum(size for part, size in kept.items() if tokens * each.get(part, shape.width * levers.dtype_bytes) < MAPPED_BYTES)
     return in_heap / sum(kept.values()) if kept else 1.0
+
+
+def pass_tokens(setting: Setting) -> float:
+    """Tokens of a pass with gradient. Where rows are packed, the last token of each sequence is left out: a tensor just too small to be
+    mapped is as likely as one just large enough.
+    """
+    if setting.rlhf is None or not packs_update(setting):
+        return setting.micro_batch_tokens
+    return packed_sequences(setting, mini_batch(setting)) * (setting.workload.max_tokens - 1)
 
 
 def gradients_in_heap(setting: Setting) -> float:

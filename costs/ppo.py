@@ -217,13 +217,13 @@ def _update_moments(setting: Setting, resident: Roles) -> list[Moment]:
     The value model's forward pass comes last, so its backward pass comes first, and its activations go first.
     """
     micro, own = update_micro_batch(setting), packs_update(setting)
-    passes, _ = _update_passes(setting, _mini_batch(setting))
+    passes, _ = _update_passes(setting, mini_batch(setting))
     counted = setting.with_levers(micro_batch=micro, accumulation=max(1, int(passes)))
     work = setting.workload
     loss_tokens = min(1.0, (work.mean_response_tokens or work.response_tokens) / max(1.0, work.mean_tokens))
     if setting.loss.host and setting.hardware.is_cpu:
         loss_tokens = 1.0  # without Triton TRL's fused head reads every position
-    longest = packed_sequences(setting, _mini_batch(setting)) * work.max_tokens if own else None
+    longest = packed_sequences(setting, mini_batch(setting)) * work.max_tokens if own else None
     counted = replace(
         counted, workload=replace(work, loss_tokens=loss_tokens, read_tokens=loss_tokens if own else 1.0, micro_batch_tokens=longest)
     )
@@ -240,7 +240,8 @@ def _update_moments(setting: Setting, resident: Roles) -> list[Moment]:
     return found + [Moment(phase, _plus(_plus(resident, "policy", parts), "value", gradients)) for phase, parts in policy.items()]
 
 
-def _mini_batch(setting: Setting) -> int:
+def mini_batch(setting: Setting) -> int:
+    """Responses between two optimizer steps, of one device."""
     loop = roles_of(setting)
     return max(1, int(loop.batch / setting.data_parallel / loop.mini_batches))
 

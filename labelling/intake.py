@@ -50,6 +50,7 @@ def _quarantine(root: Path, source: Path, refused: Sequence[dict[str, Any]]) -> 
     if not refused:
         path.unlink(missing_ok=True)
         return None
+    path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, "".join(json.dumps({"source": str(source), **item}) + "\n" for item in refused))
     return str(target)
 

@@ -38,6 +38,7 @@ def build_summary(root: Path, params: Params, run_id: str) -> None:
 def write_page(target: Path, content: str, command: str) -> None:
     """Write a page whole or not at all; `command` is what to repeat if it could not be written: EnvironmentFault."""
     try:
+        target.parent.mkdir(parents=True, exist_ok=True)
         write_whole(target, content)
     except OSError as error:
         raise EnvironmentFault(

@@ -32,6 +32,7 @@ def keep_row_digests(root: Path, version: str) -> None:
     if target.exists():
         return
     digests = {f"{path.parent.name}/{path.stem}": _digests(path) for path in sorted((root / PREPARED).glob("*/*.jsonl"))}
+    target.parent.mkdir(parents=True, exist_ok=True)
     write_whole(target, json.dumps(digests))
 
 

@@ -44,6 +44,7 @@ class Exchange:
             if self.url.startswith("s3://"):
                 self._files.pipe_file(path, content)  # an object appears whole
                 return
+            Path(path).parent.mkdir(parents=True, exist_ok=True)
             write_whole(Path(path), content)
 
     def read(self, name: str) -> bytes | None:

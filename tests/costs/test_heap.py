@@ -2,11 +2,20 @@ from dataclasses import replace
 
 import pytest
 
-from costs.heap import HEAP_WASTE, RUNTIME_BYTES, TRAINER_IMPORTS_BYTES, activations_in_heap, gradients_in_heap, heap_waste, with_process
+from costs.heap import (
+    HEAP_WASTE,
+    RUNTIME_BYTES,
+    TRAINER_IMPORTS_BYTES,
+    activations_in_heap,
+    gradients_in_heap,
+    held_by_heap,
+    pass_tokens,
+    with_process,
+)
 from costs.memory import Moment
 from costs.setting import Setting
 from costs.shapes import from_config
-from tests.costs.settings import sft
+from tests.costs.settings import ppo, sft
 
 MIB = 2**20
 
@@ -39,15 +48,27 @@ def test_gradients_of_a_large_vocabulary_are_mapped() -> None:
     assert gradients_in_heap(tiny(vocab=32000, tuning="lora")) == 1
 
 
-def test_a_phase_wastes_a_share_of_its_most_activations_and_of_its_most_gradients() -> None:
-    moments = [
-        Moment("rollout", {"policy": {"weights": 7e6, "activations": 1e6}}),
-        Moment("update:loss", {"policy": {"weights": 7e6, "activations": 4e6}, "value": {"activations": 1e6}}),
-        Moment("update:step", {"policy": {"weights": 7e6, "gradients": 3e6}}),
-    ]
-    assert heap_waste(tiny(), moments) == pytest.approx({"rollout": HEAP_WASTE * 1e6, "update": HEAP_WASTE * 8e6})
+MOMENTS = [
+    Moment("rollout", {"policy": {"weights": 7e6, "activations": 1e6}}),
+    Moment("update:loss", {"policy": {"weights": 7e6, "activations": 4e6}, "value": {"activations": 1e6, "logits": 9e6}}),
+    Moment("update:step", {"policy": {"weights": 7e6, "gradients": 3e6}}),
+]
 
 
-def test_the_process_is_a_role_beside_the_tensors() -> None:
-    held = with_process(tiny(), [Moment("train:step", {"policy": {"gradients": 2e6}})])[0]
-    assert held.total == pytest.approx(2e6 + TRAINER_IMPORTS_BYTES + RUNTIME_BYTES + HEAP_WASTE * 2e6)
+def test_the_heap_is_as_large_as_at_the_fullest_moment_of_a_phase() -> None:
+    held = held_by_heap({"activations": 0.5, "gradients": 1.0}, MOMENTS)
+    assert held == pytest.approx({"rollout": (1 + HEAP_WASTE) * 0.5e6, "update": (1 + HEAP_WASTE) * 3e6})
+
+
+def test_the_process_is_a_role_that_keeps_what_the_heap_keeps() -> None:
+    rollout, loss, step = with_process(tiny(), MOMENTS)
+    fixed = TRAINER_IMPORTS_BYTES + RUNTIME_BYTES
+    assert rollout.total == pytest.approx(7e6 + fixed + (1 + HEAP_WASTE) * 1e6)
+    assert loss.total == pytest.approx(7e6 + 9e6 + fixed + (1 + HEAP_WASTE) * 5e6)
+    assert step.total == pytest.approx(7e6 + fixed + (1 + HEAP_WASTE) * 5e6)  # what the loss had there is free, but not given back
+
+
+def test_packed_rows_leave_out_the_last_token_of_each_sequence() -> None:
+    assert pass_tokens(ppo(device="cpu")) == 4 * 511
+    assert pass_tokens(ppo(device="cpu", stage="rloo")) == 4 * 512  # TRL's trainer pads
+    assert pass_tokens(tiny(tokens=64)) == 64
