@@ -3,8 +3,8 @@ and its peak memory, parts of memory and seconds per phase are put beside the pl
 
     python benchmarks/plan_accuracy.py --seed 1 --configurations 40 [--stages sft reward ppo dpo] [--json] [--picture FILE.svg]
 
-Memory is the peak above what the process held after its imports. Time is CPU seconds of one thread, so that other work on the machine
-does not count, without the first step, which warms up; run `rlhf calibrate` with OMP_NUM_THREADS=1 before. What was measured
+Memory is the peak above what the process held after its imports. Time is CPU seconds of one thread, without the first step, which warms
+up, divided by how much slower the machine was at that moment than when it was calibrated: run `rlhf calibrate` with OMP_NUM_THREADS=1 before. What was measured
 is kept in .bench/plan/, so that a run that was stopped goes on, and a changed formula is compared without measuring again.
 """
 
@@ -26,6 +26,7 @@ from benchmarks.plan_cases import KNOWN, STAGES, Case, draw, steps
 from benchmarks.plan_folder import make, plan_inputs, read_json
 from benchmarks.plan_picture import scatter
 from config import jsonl
+from config.machine import Machine
 from config.records import UsageRow
 from costs.heap import imports_bytes
 from costs.planner import plan, settings, target
@@ -51,6 +52,8 @@ class Comparison:
     """(measured, planned), as everywhere below."""
     parts: dict[str, tuple[float, float]]
     seconds: dict[str, tuple[float, float]]
+    slowdown: float
+    """Of the machine when this was measured, against when it was calibrated; the measured seconds are divided by it where errors are told."""
 
 
 def error(pair: tuple[float, float]) -> float:
@@ -97,7 +100,20 @@ def compare(case: Case, found: dict[str, Any], kept: Path) -> Comparison:
     made = plan(case.params, aim, (case.stage,)).stages[0]
     peak = (found["peak_bytes"] - found["after_imports_bytes"], made.peak_bytes_per_gpu - imports_bytes(setting))
     parts = {part: (float(found[f"{part}_bytes"]), planned_part(setting, part)) for part in PARTS if found.get(f"{part}_bytes")}
-    return Comparison(case.name, case.stage, peak, parts, seconds_of(found, made, steps(case)))
+    own = setting.hardware.measured
+    return Comparison(
+        case.name, case.stage, peak, parts, seconds_of(found, made, steps(case)), slowdown(found, own.machine) if own else 1.0
+    )
+
+
+def slowdown(found: dict[str, Any], machine: Machine) -> float:
+    """How much longer whole trunks took right after the run than when the machine was calibrated: their median, forward and with gradients."""
+    ratios = []
+    for now in found["pace"]:
+        sizes = {key: value for key, value in now.items() if not key.endswith("_seconds")}
+        then = next(each for each in machine.passes if sizes.items() <= each.model_dump().items())
+        ratios += [now["forward_seconds"] / then.forward_seconds, now["training_seconds"] / then.training_seconds]
+    return median(ratios)
 
 
 def planned_part(setting: Setting, part: str) -> float:
@@ -126,9 +142,15 @@ def summary(rows: Sequence[Comparison]) -> dict[str, Any]:
         "configurations": len(rows),
         "memory": {"mean_error": fmean(map(abs, memory)), "worst": max(map(abs, memory)), "lowest": min(memory)},
         "parts": {part: fmean(abs(error(row.parts[part])) for row in rows if part in row.parts) for part in PARTS},
-        "phases": by_name((name, pair) for row in rows for name, pair in row.seconds.items()),
-        "stages": by_name((row.stage, total(row)) for row in rows if row.seconds),
+        "slowdown": median(row.slowdown for row in rows),
+        "phases": by_name((name, at_pace(pair, row)) for row in rows for name, pair in row.seconds.items()),
+        "stages": by_name((row.stage, at_pace(total(row), row)) for row in rows if row.seconds),
     }
+
+
+def at_pace(pair: tuple[float, float], row: Comparison) -> tuple[float, float]:
+    """(measured, planned), the measurement as it would be on the machine as it was calibrated."""
+    return pair[0] / row.slowdown, pair[1]
 
 
 def total(row: Comparison) -> tuple[float, float]:
@@ -146,9 +168,12 @@ def by_name(pairs: Iterable[tuple[str, tuple[float, float]]]) -> dict[str, float
 
 def table(rows: Sequence[Comparison], figures: dict[str, Any]) -> str:
     """For people."""
-    lines = [f"{'configuration':<16}{'MiB':>7}{'planned':>9}{'error':>8}   seconds of a step, measured and planned"]
+    lines = [f"{'configuration':<16}{'MiB':>7}{'planned':>9}{'error':>8}   slowdown, seconds of a step, measured and planned"]
     for row in rows:
-        times = "  ".join(f"{name} {pair[0]:.3g}/{pair[1]:.3g} ({error(pair):+.0%})" for name, pair in row.seconds.items())
+        paced = {name: at_pace(pair, row) for name, pair in row.seconds.items()}
+        times = f"{row.slowdown:.2f}  " + "  ".join(
+            f"{name} {pair[0]:.3g}/{pair[1]:.3g} ({error(pair):+.0%})" for name, pair in paced.items()
+        )
         now, then = (size / 2**20 for size in row.peak_bytes)
         lines.append(f"{row.name:<16}{now:>7.0f}{then:>9.0f}{error(row.peak_bytes):>+8.1%}   {times}")
     memory = figures["memory"]

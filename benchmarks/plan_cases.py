@@ -12,7 +12,7 @@ from typing import Any
 from config.load import read, validate
 from config.schema import Params
 from config.sections.model import Model
-from costs.compute import forward_matmul_flops
+from costs.counts import forward_matmul_flops
 from costs.planner import random_config
 from costs.shapes import ModelShape, from_config
 

@@ -1,6 +1,7 @@
 """Run one stage in the current folder as `python -m training.STAGE` does, and keep what benchmarks/plan_accuracy.py needs besides its rows:
 
-bench/process.json   bytes held after the imports; bytes of weights, gradients and optimizer at an optimizer step; CPU seconds of every usage row
+bench/process.json   bytes held after the imports; bytes of weights, gradients and optimizer at an optimizer step; CPU seconds of every usage row;
+                     seconds of the trunks that rlhf calibrate measures
 """
 
 import argparse
@@ -16,6 +17,7 @@ import psutil
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from training.machine import TRUNKS, passes
 from training.stage import run_stage
 from training.usage import Meter
 
@@ -56,6 +58,12 @@ class CpuMeter:
         self._append(meter, phase, step, seconds, work)
 
 
+def pace() -> list[dict[str, Any]]:
+    """Small and large trunks that `rlhf calibrate` measured too: how fast the machine is at this moment."""
+    with torch.enable_grad():
+        return [each.model_dump() for each in passes("cpu", TRUNKS[1:4])]
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("stage")
@@ -70,6 +78,7 @@ def main() -> int:
         torch.set_grad_enabled(False)
     inputs = module.INPUTS if options.stage != "evaluate" else lambda params: module.inputs(params.align.method)
     code = run_stage(options.stage, module.SECTIONS, inputs, getattr(module, options.stage))
+    found["pace"] = pace()
     (BENCH / "process.json").write_text(json.dumps(found) + "\n", encoding="utf-8")
     return code
 

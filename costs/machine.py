@@ -1,7 +1,7 @@
 """The machine that `rlhf calibrate` measured, as a device of the planner.
 
 Shares and launches are what is left of a whole trunk's time beside its products and attention, so that the formulas of
-costs/compute.py that predict a stage are the ones that were calibrated.
+costs/calibrated.py that predict a stage are the ones that were calibrated.
 """
 
 from dataclasses import replace
@@ -13,8 +13,9 @@ from pydantic import ValidationError
 
 from config.errors import CostError
 from config.machine import MACHINE_FILE, Generation, Machine, Passes, Vocabulary
+from costs.calibrated import calibrated_decode, calibrated_pass
 from costs.catalogue import GIB, Hardware, hardware, hardware_row
-from costs.compute import calibrated_decode, calibrated_pass, forward_attention_flops, forward_matmul_flops, pointwise_bytes
+from costs.counts import forward_attention_flops, forward_matmul_flops, pointwise_bytes
 from costs.engines import engine
 from costs.measured import Measured, Points
 from costs.setting import Levers, Setting, Workload

@@ -8,7 +8,8 @@ from typing import NamedTuple
 
 from config.errors import CostError
 from costs.catalogue import Price
-from costs.compute import Work, forward_pass, mfu, micro_step, optimizer_step
+from costs.compute import Work, forward_pass, micro_step, optimizer_step
+from costs.counts import mfu
 from costs.generation import generation, generation_moment
 from costs.heap import TRAINER_STAGES, with_process
 from costs.memory import Moment, Parts, device_bytes, frozen_role, gathered_bytes, optimizer_bytes, peak, scoring, weights

@@ -13,7 +13,7 @@ import platform
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -27,6 +27,7 @@ from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, DynamicCac
 
 from config.errors import EXIT_DONE, RlhfError
 from config.machine import MACHINE_FILE, AdamStep, Attention, Generation, Machine, Passes, Product, Stream, Vocabulary
+from training import heap
 from training.artifacts import replacing
 from training.logprobs import token_logprobs
 from training.machine_stages import stage_processes
@@ -136,9 +137,9 @@ def trunk(width: int, layers: int, heads: int, mlp_width: int) -> PreTrainedMode
     return AutoModel.from_config(config, attn_implementation="sdpa").eval()
 
 
-def passes(device: str) -> Iterator[Passes]:
+def passes(device: str, trunks: Sequence[tuple[int, ...]] = TRUNKS) -> Iterator[Passes]:
     """Whole trunks, without gradients and with them."""
-    for width, layers, heads, mlp_width, sequences, tokens in TRUNKS:
+    for width, layers, heads, mlp_width, sequences, tokens in trunks:
         model = trunk(width, layers, heads, mlp_width).to(device)
         ids_BT = torch.randint(64, (sequences, tokens), device=device)
 
@@ -297,6 +298,7 @@ def main() -> int:
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     logging.getLogger("transformers").setLevel(logging.ERROR)
     transformers.utils.logging.disable_progress_bar()
+    heap.settle()  # as a stage does
     try:
         write(measure(), options.out)
     except RlhfError as error:

@@ -5,16 +5,8 @@ from typing import Any
 import pytest
 
 from costs.catalogue import shape
-from costs.compute import (
-    decode_step,
-    forward_attention_flops,
-    forward_matmul_flops,
-    gathered_bytes,
-    mfu,
-    optimizer_step,
-    paged_bytes,
-    training_flops,
-)
+from costs.compute import decode_step, gathered_bytes, optimizer_step, paged_bytes
+from costs.counts import forward_attention_flops, forward_matmul_flops, mfu, training_flops
 from costs.setting import Levers
 from costs.shapes import from_config
 from tests.costs.settings import ALL_LINEAR, sft

@@ -9,7 +9,7 @@ import yaml
 from config.errors import CostError
 from config.load import load
 from config.machine import MACHINE_FILE, Product, Stream
-from costs.compute import calibrated_pass
+from costs.calibrated import calibrated_pass
 from costs.machine import FP32, OURS, _shape, device, rates, this_machine
 from costs.planner import plan, target
 from costs.setting import Setting, Workload
