@@ -100,6 +100,8 @@ class Cycle:
         create_markdown_artifact(page, key="retrain", description=said)
         if outcome != "failed":  # whoever sees the error says it
             self.display.say(f"retrain {outcome}: {said}")
+        if self.contest is not None and (fault := tell_mlflow(self.root, self.params)):
+            self.display.say(f"warning: {fault}")
 
 
 @contextmanager
@@ -186,9 +188,6 @@ def put_in_place(cycle: Cycle) -> None:
     assert cycle.verdict is not None
     why = cycle.verdict.checks[0].said
     promote(cycle.root, cycle.run_id, why, by="retrain", instead_of=cycle.champion.run_id)
-    fault = tell_mlflow(cycle.root, cycle.params)
-    if fault:
-        cycle.display.say(f"warning: {fault}")
     said = f"{cycle.run_id} is the champion instead of {cycle.champion.run_id}: {why}"
     model_event("promoted", cycle.run_id, said, instead_of=cycle.champion.run_id)
     cycle.end("promoted", said)

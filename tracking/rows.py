@@ -7,6 +7,7 @@ from typing import Any
 from mlflow.entities import Metric
 
 from config.records import MetricRow, UsageRow
+from config.retraining import Contest
 from costs.ledger import Ledger, StageCost, usd_of, usd_per_win_rate_point
 from costs.reconcile import Comparison, Reconciled
 
@@ -76,6 +77,18 @@ def bought_metrics(evaluated: Mapping[str, Any], book: Ledger, time: float) -> l
         "cost/usd_per_win_rate_point": usd_per_win_rate_point(book.made_usd, rate),
     }
     return [_metric(name, value, time, 0) for name, value in values.items() if value is not None]
+
+
+def contest_metrics(contest: Contest, usd: float, time: float) -> list[Metric]:
+    """`contest/*` of a run that a retrain cycle compared with the champion; `usd` is what the cycle cost."""
+    values = {
+        "win_rate": contest.win_rate.value, "win_rate_low": contest.win_rate.low, "win_rate_high": contest.win_rate.high, "prompts": contest.prompts,
+        "gold_gain": contest.gold.mean if contest.gold else None, "champion_reward_gain": contest.champion_reward.mean,
+        "challenger_reward_gain": contest.challenger_reward.mean, "kl": contest.kl, "kl_champion": contest.kl_champion, "chars": contest.chars,
+        "chars_champion": contest.chars_champion, "safety_drop": contest.safety.drop.mean if contest.safety else None,
+        "reward_hacking": contest.hacking, "usd": usd,
+    }  # fmt: skip
+    return [_metric(f"contest/{name}", value, time, 0) for name, value in values.items() if value is not None]
 
 
 def plan_metrics(reconciled: Reconciled, kwh: float, time: float) -> list[Metric]:

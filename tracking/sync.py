@@ -17,6 +17,7 @@ from config import jsonl
 from config.errors import EXIT_DONE, EXIT_RESUMABLE, RlhfError
 from config.load import load as load_params
 from config.records import NO_RUN_ID, STAGES, AttemptRow, MetricRow, PipelineRow, UsageRow, kept_folder
+from config.retraining import RETRAIN_FOLDER, RETRAIN_ROWS, Contest, RetrainRow
 from config.schema import Params
 from costs.ledger import ledger
 from costs.price import kwh, usd_per_device_hour
@@ -26,9 +27,18 @@ from tracking.client import Connection, connect, ensure_run, log, named_faults
 from tracking.cursor import Cursor, cursor_path, exclusive, load, save
 from tracking.labels import CHANGED_TAG, KIND_TAG, changes, description, nickname, params_before, source
 from tracking.lineage import datasets, log_evidence, register
-from tracking.rows import bought_metrics, cost_metrics, final_metrics, flat_params, plan_metrics, training_metrics, usage_metrics
+from tracking.rows import (
+    bought_metrics,
+    contest_metrics,
+    cost_metrics,
+    final_metrics,
+    flat_params,
+    plan_metrics,
+    training_metrics,
+    usage_metrics,
+)
 
-PIPELINE = "pipeline.jsonl"
+PIPELINE, RETRAIN = "pipeline.jsonl", RETRAIN_ROWS.name
 STATUS = {"completed": "FINISHED", "stopped": "KILLED", "over_budget": "KILLED", "killed": "KILLED"}
 """State of a pipeline run -> MLflow's status; any other is FAILED."""
 
@@ -73,8 +83,9 @@ class Shipment:
                 self._note_stage(row)
             elif row.event == "end":
                 self._end_run(row)
+        contests = self._ship_contests()
         self._rows += len(pipeline)
-        self._cursor.offsets[PIPELINE] = offset
+        self._cursor.offsets |= {PIPELINE: offset, RETRAIN: contests}
         save(self._cursor, self._path)
         self._name_champions()
         return self._rows
@@ -145,6 +156,18 @@ class Shipment:
         rows = jsonl.read(self._root / "runs" / PIPELINE, PipelineRow).rows
         detail: dict[str, str] = next((row.detail for row in rows if row.run_id == run_id and row.event == "start"), {})
         return {key: detail[key] for key in ("dvc.remote", "git.commit") if key in detail}
+
+    def _ship_contests(self) -> int:
+        """What retrain cycles found out about runs they compared with the champion; the offset up to which their rows were read."""
+        follower = self._cursor.follower(self._root, RETRAIN)
+        for row in follower.read(RetrainRow):
+            found = self._root / RETRAIN_FOLDER / row.cycle / "contest.json"
+            if row.event != "end" or row.run_id is None or not found.exists():
+                continue
+            metrics = contest_metrics(Contest.model_validate_json(found.read_bytes()), row.detail.get("usd", 0.0), row.time)
+            tags = {"rlhf.retrain": f"{row.outcome}: {row.said}", "rlhf.compared_with": str(row.detail.get("champion"))}
+            log(self._connection, self._parent(row.run_id, row.time), metrics=metrics, tags=tags)
+        return follower.offset
 
     # ------------------------------------------------------------ attempts
 

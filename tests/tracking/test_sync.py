@@ -16,8 +16,10 @@ from config import jsonl
 from config.errors import EnvironmentFault
 from config.load import load, write
 from config.records import AttemptRow, MetricRow, PipelineRow, UsageRow
+from config.retraining import RETRAIN_FOLDER, RETRAIN_ROWS, RetrainRow
 from config.schema import Params
 from tests.conftest import ROOT
+from tests.tasks.test_promotion_gate import WINNER
 from tracking import sync as module
 from tracking.cursor import cursor_path
 from tracking.lineage import model_folders
@@ -255,6 +257,28 @@ def test_shipping_again_after_a_kill_stores_nothing_twice(root: Path, params: Pa
     assert len(history(root, "r1", "cost/usd")) == 1
     assert len(runs(root)) == 2
     assert len(client(root).search_model_versions(f"name = '{params.tracking.registered_model}'")) == 1
+
+
+def test_what_a_retrain_cycle_found_stands_with_the_run_that_it_compared(root: Path, params: Params) -> None:
+    Story(root, params).whole()
+    sync(root, params)
+    folder = root / RETRAIN_FOLDER / "c1"
+    folder.mkdir(parents=True)
+    (folder / "contest.json").write_text(WINNER.model_dump_json())
+    ends = {"time": 1_800_000_100.0, "event": "end", "detail": {"champion": "r0", "usd": 0.02}}
+    for row in (
+        {"cycle": "c0", "outcome": "skipped", "said": "nothing is new"},
+        {"cycle": "c1", "outcome": "kept", "said": "no", "run_id": "r1"},
+    ):
+        jsonl.append(root / RETRAIN_ROWS, RetrainRow.model_validate({**ends, **row}))
+    sync(root, params)
+    assert sync(root, params) == 0
+    found = runs(root)["r1"]
+    assert found.data.metrics["contest/win_rate_low"] == WINNER.win_rate.low
+    assert found.data.metrics["contest/usd"] == 0.02
+    assert found.data.tags["rlhf.retrain"] == "kept: no"
+    assert found.data.tags["rlhf.compared_with"] == "r0"
+    assert history(root, "r1", "contest/kl") == [(0, WINNER.kl)]
 
 
 def test_the_same_model_gets_no_second_version_and_another_does(root: Path, params: Params) -> None:
