@@ -60,5 +60,5 @@ print(held() - before)
 """
     few, left, given_back = said(code, settled=True)
     assert few > 4
-    assert left > 50
+    assert left > 32  # what is worth giving back
     assert given_back < 6
