@@ -37,6 +37,12 @@ class Exchange:
     def below(self, name: str) -> "Exchange":
         return Exchange(f"{self.url}/{name}")
 
+    def require(self) -> None:
+        """Raise EnvironmentFault unless the store answers, lets us in, and has the bucket: what is read there looks only absent without."""
+        if self.url.startswith("s3://"):
+            with FaultsTold(self.url):
+                self._files.ls(self._root.split("/")[0])
+
     def write(self, name: str, content: bytes) -> None:
         """Put a file in place whole."""
         with FaultsTold(self.url):

@@ -37,7 +37,7 @@ from tasks.servers import servers
 from tasks.stage import stop_orphans
 from tasks.stop import StopRequest, on_signals
 from tasks.summary import markdown, told
-from tasks.validity import default_remote, push
+from tasks.validity import default_remote, public, push
 from tasks.workspace import is_own, keep_lock
 from tracking.shipper import Shipper
 
@@ -184,7 +184,7 @@ def _detail(root: Path, prepared: Prepared) -> dict[str, Any]:
     """Where the run comes from, for the tracker, and which run it goes on from."""
     found: dict[str, Any] = {
         "continues": prepared.continues,
-        "dvc.remote": default_remote(root),
+        "dvc.remote": public(default_remote(root)),
         "git.commit": _git(root, "rev-parse", "HEAD"),
         "prefect.flow_run_id": flow_run.id,
         PURPOSE: flow_run.parent_flow_run_id if PURPOSE in (flow_run.tags or []) else None,

@@ -4,10 +4,13 @@ The container has the code and nothing else. It makes a workspace, fetches the s
 as `tasks.stage` does it anywhere, sends its rows while it works, and pushes its outputs. The new dvc.lock goes back with the reply.
 """
 
+import errno
 import json
 import logging
+import os
 import shutil
 import subprocess
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -25,7 +28,7 @@ from tasks.run import Run
 from tasks.stage import run_stage
 from tasks.stop import StopRequest
 from tasks.validity import push
-from tasks.workspace import lay_out, workspaces
+from tasks.workspace import cache, lay_out, workspaces
 
 logger = logging.getLogger(__name__)
 
@@ -39,6 +42,7 @@ CHECKPOINTS_EVERY_SECONDS = 2.0
 LOWEST_FREE_BYTES = 2 * 2**30
 ALIVE = Path("/tmp/rlhf-alive")
 """Touched while a stage is at work, for the health check of the image."""
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class Reply(NamedTuple):
@@ -78,6 +82,10 @@ def _answer(request: dict[str, Any], exchange: Exchange, stop: StopRequest) -> R
     except StageCrashed as crash:
         return Reply("crashed", str(crash), hopeless=crash.hopeless)
     except (RlhfError, OSError, subprocess.SubprocessError) as error:
+        if isinstance(error, OSError) and error.errno in DISK_FULL:  # another container would find it as full
+            return Reply(
+                "bad_input", f"the volume of {error.filename or workspaces()} in work pool {request['pool']} is full. Make room on it."
+            )
         return Reply("crashed", f"{type(error).__name__}: {error}")
 
 
@@ -97,13 +105,27 @@ def _check(request: dict[str, Any]) -> Reply:
             f"work pool {request['pool']} has {request['device']} in prices.device_by_pool, and no GPU is in its container. Give the pool device "
             "requests and its machine the container toolkit, or name another device."
         )
-    free = shutil.disk_usage(workspaces()).free
+    free = min(_room(folder, request["pool"]) for folder in (workspaces(), cache()))
+    return Reply("ready", f"{_gpus()} GPUs, {free / 2**30:.0f} GiB free")
+
+
+def _room(folder: Path, pool: str) -> int:
+    """Bytes free on the volume at `folder`. Raises EnvironmentFault if they are too few, or none may be used."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            free = shutil.disk_usage(folder).free
+    except OSError as error:
+        raise EnvironmentFault(
+            f"{folder} can not be written in the container of work pool {pool} ({error.strerror}). Mount a volume there that the image's user "
+            f"(id {os.geteuid()}) may write."
+        ) from None
     if free < LOWEST_FREE_BYTES:
         raise EnvironmentFault(
-            f"{free / 2**30:.1f} GiB are free at {workspaces()} in work pool {request['pool']}, {LOWEST_FREE_BYTES / 2**30:.0f} are "
-            "needed at least. Make room on the volume of its cache."
+            f"{free / 2**30:.1f} GiB are free at {folder} in work pool {pool}, {LOWEST_FREE_BYTES / 2**30:.0f} are needed at least. "
+            "Make room on the volume that is mounted there."
         )
-    return Reply("ready", f"{_gpus()} GPUs, {free / 2**30:.0f} GiB free")
+    return free
 
 
 def _gpus() -> int:

@@ -182,7 +182,8 @@ class Placed:
     def _reply(self) -> Reply:
         content = self._exchange.read(REPLY)
         if content is not None:
-            return Reply(**json.loads(content))
+            known = {key: value for key, value in json.loads(content).items() if key in Reply._fields}  # another version's may hold more
+            return Reply(**known)
         reason = " ".join(str(self._state.message or "no reason given").split())
         return Reply(
             "crashed", f"{self._stage or 'the check'} on work pool {self._pool} ended as {self._state.name} without a word: {reason}"

@@ -38,12 +38,23 @@ def require_served(pool: str, placed: str) -> None:
                 f"{placed}={pool}: this work pool starts processes, stages are placed on pools of containers (docker, kubernetes). "
                 f"Name another, or set {placed}: local."
             )
+        _require_image(found, placed)
         workers = client.read_workers_for_work_pool(pool)
         if not any(worker.status == WorkerStatus.ONLINE for worker in workers):
             raise EnvironmentFault(
                 f"{placed}={pool}: no worker serves this work pool, a stage would wait for ever. "
                 f"Start one: prefect worker start --pool {pool}."
             )
+
+
+def _require_image(pool: Any, placed: str) -> None:
+    """A worker that starts before its pool is made makes the pool itself, with containers that have Prefect and nothing of this project."""
+    image = pool.base_job_template.get("variables", {}).get("properties", {}).get("image")
+    if image is not None and not image.get("default"):
+        raise EnvironmentFault(
+            f"{placed}={pool.name}: this work pool names no image, so its containers would not have the pipeline's code. Give it one: "
+            f"prefect work-pool update {pool.name} --base-job-template docker/pools/{pool.type}.json."
+        )
 
 
 def hand_over(pool: str, request: str, name: str) -> FlowRun:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from config.errors import EnvironmentFault
-from tasks.validity import changes, default_remote, environment, error_line, is_only_absent, repo_about
+from tasks.validity import changes, default_remote, environment, error_line, is_only_absent, public, repo_about
 
 LARGE = ("data/", "models/")
 """Outputs that stay in the store until somebody reads them; the others are numbers and texts for reports."""
@@ -29,8 +29,24 @@ def remote_of(root: Path) -> dict[str, str]:
             "a stage is placed on a work pool, and DVC has no default remote to hand its data over: "
             "dvc remote add --default store s3://bucket/folder."
         )
+    _require_common(url)
     options = config["remote"][name]
     return {"name": name, "url": url, **{key: str(options[key]) for key in PUBLIC_OPTIONS if key in options}}
+
+
+def _require_common(url: str) -> None:
+    """Raise EnvironmentFault unless containers reach the address too: they have no credentials but those of S3, and its text is kept and shown."""
+    scheme, _, rest = url.rpartition("://")
+    if "@" in rest.split("/")[0]:
+        raise EnvironmentFault(
+            f"the address of the DVC remote on {rest.split('/')[0].rpartition('@')[2]} holds a user or a password, and it would be kept and shown in "
+            "many places. Take them out: dvc remote modify --local; of S3, name AWS_SHARED_CREDENTIALS_FILE."
+        )
+    if scheme not in ("", "s3"):
+        raise EnvironmentFault(
+            f"a stage is placed on a work pool, and the DVC remote {url} can not be reached from there: only s3:// and a shared folder can. "
+            "dvc remote add --default store s3://bucket/folder, or set placement to local."
+        )
 
 
 def inputs_of(root: Path, stage: str) -> list[str]:
@@ -65,7 +81,7 @@ def fetch(root: Path, paths: Sequence[str]) -> None:
         raise EnvironmentFault(f"dvc pull of {', '.join(missing)} took more than {PULL_TIMEOUT_SECONDS:.0f} s and was given up.") from None
     if done.returncode:
         reason = error_line(done.stderr) or f"exit code {done.returncode}."
-        raise EnvironmentFault(f"{', '.join(missing)} could not be fetched from the DVC remote {default_remote(root)}: {reason}")
+        raise EnvironmentFault(f"{', '.join(missing)} could not be fetched from the DVC remote {public(default_remote(root))}: {reason}")
 
 
 def is_unchanged_elsewhere(root: Path, stage: str) -> bool:

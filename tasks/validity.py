@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -207,6 +208,11 @@ def default_remote(root: Path) -> str | None:
     config = Config(str(root / ".dvc"))
     name = config["core"].get("remote")
     return str(config["remote"][name]["url"]) if name in config["remote"] else None
+
+
+def public(url: str | None) -> str | None:
+    """An address as it may be shown and kept: without a user or a password."""
+    return url and re.sub(r"://[^/@]*@", "://***@", url)
 
 
 def error_line(text: str) -> str | None:

@@ -4,7 +4,9 @@ import os
 import shutil
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
+from config.errors import EnvironmentFault
 from tasks.code import FILES, HOME, PACKAGES
 from tasks.exchange import Exchange
 
@@ -17,6 +19,11 @@ DEPLOYED = "rlhf"
 def workspaces() -> Path:
     """The folder of the workspaces."""
     return Path(os.environ.get("RLHF_WORKSPACES", "/workspaces"))
+
+
+def cache() -> Path:
+    """The folder that stages of one machine share, for what they fetched and made; it can be lost."""
+    return Path(os.environ.get("RLHF_CACHE", "/cache"))
 
 
 def lay_out(root: Path, remote: dict[str, str]) -> None:
@@ -32,13 +39,12 @@ def lay_out(root: Path, remote: dict[str, str]) -> None:
 
 def _dvc_config(remote: dict[str, str]) -> str:
     """No git, a cache that the containers of a machine share, and the store."""
-    cache = os.environ.get("RLHF_CACHE", "/cache")
     options = "".join(f"    {key} = {value}\n" for key, value in remote.items() if key != "name")
     return f"""[core]
     no_scm = true
     remote = {remote["name"]}
 [cache]
-    dir = {cache}/dvc
+    dir = {cache()}/dvc
 ['remote "{remote["name"]}"']
 {options}"""
 
@@ -46,17 +52,33 @@ def _dvc_config(remote: dict[str, str]) -> str:
 def own(remote: str) -> dict[str, Any]:
     """A pull step of a deployment: a new workspace for the run, with the newest dvc.lock of the store at `remote`.
 
-    Runs side by side then never touch each other; what one has made, the next finds unchanged.
+    Runs side by side then never touch each other; what one has made, the next finds unchanged. Raises EnvironmentFault, which the run then
+    shows as the reason why it failed.
     """
     from prefect.runtime import flow_run  # asks the server, which a stage's container need not
 
     root = workspaces() / str(flow_run.id)
     shutil.rmtree(root, ignore_errors=True)
-    lay_out(root, {"name": "store", "url": remote})
-    lock = Exchange(remote).read(NEWEST_LOCK.format(name=DEPLOYED))
+    try:
+        lay_out(root, {"name": "store", "url": remote})
+        store = Exchange(remote)
+        store.require()
+        lock = store.read(NEWEST_LOCK.format(name=DEPLOYED))
+    except (EnvironmentFault, OSError) as error:
+        raise _told(str(flow_run.id), f"no workspace could be made at {root}: {error}") from None
     if lock:
         (root / "dvc.lock").write_bytes(lock)
     return {"directory": str(root)}
+
+
+def _told(flow_run: str, message: str) -> EnvironmentFault:
+    """Fail the run with `message`: Prefect itself would only say in which step it ended."""
+    from prefect import get_client
+    from prefect.states import Failed
+
+    with get_client(sync_client=True) as client:
+        client.set_flow_run_state(UUID(flow_run), Failed(message=message), force=True)
+    return EnvironmentFault(message)
 
 
 def is_own(root: Path) -> bool:

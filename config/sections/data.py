@@ -101,6 +101,18 @@ class Data(Section):
         return self
 
     @model_validator(mode="after")
+    def _no_secret(self) -> "Data":
+        for setting, source in self.sources().items():
+            server = source.path.partition("://")[2].split("/")[0] if isinstance(source, FileSource) else ""
+            if "@" in server:
+                host = server.rpartition("@")[2]
+                raise ParamsError(
+                    f"data.{setting}.path names a user or a password before {host}, and params are kept and shown in many places. Take it out; the "
+                    "libraries find credentials in the files and variables of their own, such as AWS_SHARED_CREDENTIALS_FILE."
+                )
+        return self
+
+    @model_validator(mode="after")
     def _template(self) -> "Data":
         if self.prompt_template.count("{prompt}") != 1:
             raise ParamsError(

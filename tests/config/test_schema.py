@@ -39,6 +39,10 @@ def test_sections_are_frozen_and_refuse_unknown_keys_and_conversions() -> None:
     ("change", "words"),
     [
         ("prices.usd_per_device_hour=0", "an hour of a device costs something"),
+        (
+            "data.source={kind: file, path: https://me:hunter2@data.example/x.jsonl, format: pairs, columns: {}}",
+            r"data\.source\.path names a user or a password before data\.example",
+        ),
         ("tracking.uri=postgresql://me:hunter2@db/mlflow", r"tracking\.uri holds a password \(postgresql://me:\*\*\*@db"),
         ("prices.usd_per_device_hour=-0.5", r"prices\.usd_per_device_hour=-0\.5"),
         ("prices.usd_per_device_hour=1e6", r"less than or equal to 1000"),

@@ -1,10 +1,13 @@
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import boto3
 import pytest
+from moto.server import ThreadedMotoServer
 
 from config.load import load
 from tasks.run import Run, begin
+from tests.flows.stack import free_port
 from tests.stage_project import make_project
 
 
@@ -23,3 +26,20 @@ def new_run(project: Path) -> Callable[..., Run]:
         return begin(project, f"run-{next(names)}", load(project / "params.yaml", list(overrides)), {})
 
     return make
+
+
+@pytest.fixture(scope="module")
+def s3() -> Iterator[str]:
+    """A store that speaks S3 on a free port, with one bucket."""
+    port = free_port()
+    server = ThreadedMotoServer("127.0.0.1", port, verbose=False)
+    server.start()
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in {
+            "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}", "AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "very-secret",
+            "AWS_DEFAULT_REGION": "us-east-1",
+        }.items():  # fmt: skip
+            patch.setenv(name, value)
+        boto3.client("s3").create_bucket(Bucket="store")
+        yield "s3://store/dvc"
+    server.stop()

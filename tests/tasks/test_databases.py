@@ -20,6 +20,8 @@ from tasks.databases import ensure_databases, prefect_url
 from tasks.servers import HOST, mlflow_plan, prefect_plan, start, stop
 from tests.flows.stack import free_port
 
+WITH_PASSWORD = "guest"
+"""A user whom the server asks for a password."""
 PROGRAMS = ("initdb", "postgres", "pg_ctl")
 OWNER = "postgres" if os.geteuid() == 0 else getpass.getuser()
 """PostgreSQL does not run as root."""
@@ -62,6 +64,8 @@ def postgresql() -> Iterator[str]:
     try:
         shutil.chown(folder, OWNER)
         as_owner("initdb", "--auth=trust", "--username=rlhf", "--no-sync", "--pgdata", str(folder / "data"))
+        access = folder / "data" / "pg_hba.conf"
+        access.write_text(f"host all {WITH_PASSWORD} {HOST}/32 scram-sha-256\n{access.read_text()}")
         options = f"-p {port} -c listen_addresses={HOST} -c unix_socket_directories={folder} -c fsync=off"
         as_owner("pg_ctl", "start", "--wait", "--pgdata", str(folder / "data"), "--log", str(folder / "log"), "--options", options)
         try:
@@ -92,6 +96,33 @@ def test_one_setting_puts_both_servers_on_postgresql(postgresql: str, tmp_path: 
         assert not list(tmp_path.rglob("*.db")), "nothing is in SQLite"
     finally:
         stop(tmp_path)
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        ("wrong-secret", "password authentication failed"),
+        ("", "no password supplied"),
+        ("right-secret", "permission denied to create database"),
+    ],
+)
+def test_wrong_credentials_are_one_line_without_them(
+    postgresql: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, given: str, reason: str
+) -> None:
+    with psycopg.connect(postgresql.replace("/mlflow", "/postgres")) as connection:
+        connection.execute(f"DROP ROLE IF EXISTS {WITH_PASSWORD}")
+        connection.execute(f"CREATE ROLE {WITH_PASSWORD} LOGIN PASSWORD 'right-secret'")
+    monkeypatch.setenv("PGPASSFILE", str(tmp_path / "none"))
+    monkeypatch.setenv("PGPASSWORD", given)
+    uri = postgresql.replace("rlhf@", f"{WITH_PASSWORD}@").replace("/mlflow", "/tracking")
+    for named in [uri, *([uri.replace("@", f":{given}@")] if given else [])]:
+        with pytest.raises(
+            EnvironmentFault, match=rf"{WITH_PASSWORD}(:\*\*\*)?@127.0.0.1.*can not be used: .*{reason}.*PGPASSWORD"
+        ) as refused:
+            ensure_databases(named)
+        assert "secret" not in str(refused.value)
+        assert "\n" not in str(refused.value)
 
 
 def one(uri: str, query: LiteralString) -> int:

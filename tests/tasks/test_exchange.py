@@ -1,34 +1,16 @@
-import socket
+import json
+import os
+import urllib.request
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-import boto3
 import pytest
-from moto.server import ThreadedMotoServer
 
 from config.errors import EnvironmentFault
 from tasks.exchange import Exchange, Receiver, Sender, files_of, put_files
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")
-
-
-@pytest.fixture(scope="module")
-def s3() -> Iterator[str]:
-    """A store that speaks S3 on a free port, with one bucket."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = int(probe.getsockname()[1])
-    server = ThreadedMotoServer("127.0.0.1", port, verbose=False)
-    server.start()
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in {
-            "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}", "AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "very-secret",
-            "AWS_DEFAULT_REGION": "us-east-1",
-        }.items():  # fmt: skip
-            patch.setenv(name, value)
-        boto3.client("s3").create_bucket(Bucket="store")
-        yield "s3://store/dvc"
-    server.stop()
 
 
 @pytest.fixture(params=["disk", "s3"])
@@ -105,8 +87,10 @@ def test_an_upload_that_fails_half_way_leaves_no_manifest(exchange: Exchange, tm
 
 
 def test_a_missing_bucket_and_an_absent_store_are_one_line_without_secrets(s3: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(EnvironmentFault, match="the bucket nowhere of the DVC remote s3://nowhere/dvc does not exist") as missing:
-        Exchange("s3://nowhere/dvc").write("x", b"")
+    Exchange(s3).require()
+    for ask in (lambda: Exchange("s3://nowhere/dvc").write("x", b""), Exchange("s3://nowhere/dvc").require):
+        with pytest.raises(EnvironmentFault, match="the bucket nowhere of the DVC remote s3://nowhere/dvc does not exist") as missing:
+            ask()
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
     with pytest.raises(EnvironmentFault, match=r"s3://store/dvc can not be reached .*AWS_ENDPOINT_URL") as absent:
@@ -114,6 +98,44 @@ def test_a_missing_bucket_and_an_absent_store_are_one_line_without_secrets(s3: s
     for fault in (missing, absent):
         assert "\n" not in str(fault.value)
         assert "very-secret" not in str(fault.value)
+
+
+@pytest.mark.parametrize(
+    ("who", "reason"),
+    [("nobody", "Access Key Id you provided does not exist"), ("", "Unable to locate credentials")],
+)
+def test_wrong_credentials_are_one_line_that_does_not_hold_them(s3: str, monkeypatch: pytest.MonkeyPatch, who: str, reason: str) -> None:
+    with strict_store(os.environ["AWS_ENDPOINT_URL"]):
+        if who:
+            monkeypatch.setenv("AWS_ACCESS_KEY_ID", who)
+        else:
+            monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+            monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+        monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", "/nowhere")
+        monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+        for ask in (lambda: Exchange(s3).require(), lambda: Exchange(s3).write("x", b""), lambda: Exchange(s3).read("x")):
+            with pytest.raises(EnvironmentFault, match="s3://store/dvc refuses the credentials that were found") as fault:
+                ask()
+            said = str(fault.value)
+            assert reason in said or "(Forbidden)" in said, "the answer to HEAD has no words"
+            assert "AWS_SHARED_CREDENTIALS_FILE" in said
+            assert "very-secret" not in said
+            assert "\n" not in said
+
+
+@contextmanager
+def strict_store(url: str) -> Iterator[None]:
+    """The store lets nobody in meanwhile that it does not know, and it knows nobody."""
+
+    def unchecked_requests(count: bytes) -> None:
+        with urllib.request.urlopen(urllib.request.Request(f"{url}/moto-api/reset-auth", count, {"Content-Type": "text/plain"})) as answer:
+            assert json.load(answer)["status"] == "ok"
+
+    unchecked_requests(b"0")
+    try:
+        yield
+    finally:
+        unchecked_requests(b"inf")
 
 
 def test_a_request_can_write_only_inside_the_project(tmp_path: Path) -> None:

@@ -95,15 +95,34 @@ def test_another_code_is_refused_before_anything_is_done(run: Run, ask: Ask) -> 
     assert attempts(run, "data") == []
 
 
-def test_a_check_says_what_is_there_and_what_is_missing(run: Run, ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
-    Path(placed.workspaces()).mkdir(parents=True, exist_ok=True)
+def test_a_check_says_what_is_there_and_what_is_missing(run: Run, ask: Ask, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert ask(None, "check-1").kind == "ready"
     monkeypatch.setattr(placed, "_gpus", lambda: 0)
     without = ask(None, "check-2", gpus=True, device="a100-80")
     assert (without.kind, "no GPU is in its container" in without.message) == ("bad_input", True)
-    monkeypatch.setattr(placed, "LOWEST_FREE_BYTES", 2**60)
-    full = ask(None, "check-3")
-    assert (full.kind, "GiB are free" in full.message) == ("bad_input", True)
+    free = shutil.disk_usage
+    for folder in ("workspaces", "cache"):
+        with monkeypatch.context() as patch:
+            patch.setattr(
+                shutil, "disk_usage", lambda path, full=folder: free(path)._replace(free=2**30) if path.name == full else free(path)
+            )
+            patch.setattr(placed, "LOWEST_FREE_BYTES", 2**30 + 1)
+            short = ask(None, f"check-{folder}")
+        assert (short.kind, f"1.0 GiB are free at {tmp_path / folder} in work pool pool" in short.message) == ("bad_input", True)
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("RLHF_CACHE", str(tmp_path / "file" / "cache"))
+    closed = ask(None, "check-4")
+    assert (closed.kind, "cache can not be written in the container of work pool pool" in closed.message) == ("bad_input", True)
+
+
+def test_a_volume_that_fills_up_is_no_crash_to_be_tried_again(run: Run, ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
+    def lay_out(root: Path, remote: dict[str, str]) -> None:
+        with Path("/dev/full").open("w", buffering=1) as file:
+            file.write("no byte fits\n")
+
+    monkeypatch.setattr(placed, "lay_out", lay_out)
+    reply = ask("data", "data-1")
+    assert reply == Reply("bad_input", f"the volume of {placed.workspaces()} in work pool pool is full. Make room on it.")
 
 
 def test_the_digest_of_the_code_changes_with_the_code(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import yaml
 
 from config.errors import EnvironmentFault
 from tasks.remote import fetch, inputs_of, is_unchanged_elsewhere, remote_of, small_outputs
-from tasks.validity import environment, is_unchanged, push, repro_command
+from tasks.validity import environment, is_unchanged, public, push, repro_command
 from tests.stage_project import make_project
 
 pytestmark = pytest.mark.integration
@@ -109,3 +109,27 @@ def test_only_public_settings_of_the_remote_are_told(project: Path, tmp_path: Pa
         (project / ".dvc" / "config.local").read_text().replace(str(tmp_path / "remote"), "s3://bucket/dvc")
     )
     assert remote_of(project) == {"name": "local", "url": "s3://bucket/dvc", "endpointurl": "http://store:9000"}
+
+
+@pytest.mark.parametrize(
+    ("url", "words"),
+    [
+        ("gs://bucket/dvc", "the DVC remote gs://bucket/dvc can not be reached from there: only s3:// and a shared folder can"),
+        ("ssh://me:hidden@host/dvc", "the address of the DVC remote on host holds a user or a password"),
+        ("s3://key:hidden@bucket/dvc", "the address of the DVC remote on bucket holds a user or a password"),
+    ],
+)
+def test_a_remote_that_containers_can_not_or_should_not_be_given_is_one_line(project: Path, url: str, words: str) -> None:
+    (project / ".dvc" / "config.local").write_text(f"['remote \"local\"']\n    url = {url}\n")
+    with pytest.raises(EnvironmentFault) as fault:
+        remote_of(project)
+    assert words in str(fault.value)
+    assert "hidden" not in str(fault.value)
+    assert "\n" not in str(fault.value)
+    assert "hidden" not in str(public(url))
+
+
+def test_an_address_is_shown_without_who_asks() -> None:
+    assert [public(url) for url in ("ssh://me:x@host/a@b", "s3://bucket/a@b", "/disk", None)] == [
+        "ssh://***@host/a@b", "s3://bucket/a@b", "/disk", None,
+    ]  # fmt: skip
