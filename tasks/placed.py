@@ -99,12 +99,18 @@ def _same_code(request: dict[str, Any]) -> None:
 
 
 def _check(request: dict[str, Any]) -> Reply:
-    """Whether a stage could be done here: a GPU if one is asked for, and room."""
+    """Whether a stage could be done here: a GPU if one is asked for, the volumes that params name, and room."""
     if request["gpus"] and not _gpus():
         raise EnvironmentFault(
             f"work pool {request['pool']} has {request['device']} in prices.device_by_pool, and no GPU is in its container. Give the pool device "
             "requests and its machine the container toolkit, or name another device."
         )
+    for key, path in request["volumes"].items():
+        if not Path(path).exists():
+            raise EnvironmentFault(
+                f"{key}={path} is not in the container of work pool {request['pool']}. Mount its volume there under the same path, or set the "
+                "placement of the stages that read it to local."
+            )
     free = min(_room(folder, request["pool"]) for folder in (workspaces(), cache()))
     return Reply("ready", f"{_gpus()} GPUs, {free / 2**30:.0f} GiB free")
 
@@ -252,8 +258,10 @@ def _restore(root: Path, stage: str, store: Exchange) -> None:
         store.download(f"{place}/{newest}", root / place / newest)
 
 
-def request_of(run: Run, stage: str | None, pool: str, identity: str, remote: dict[str, str]) -> dict[str, Any]:
-    """What the pipeline asks a container of `pool` for; stage None only checks it."""
+def request_of(
+    run: Run, stage: str | None, pool: str, identity: str, remote: dict[str, str], volumes: dict[str, str] | None = None
+) -> dict[str, Any]:
+    """What the pipeline asks a container of `pool` for; stage None only checks it, and whether `volumes` (key -> path) are there."""
     device = run.params.prices.device_by_pool.get(pool)
     files = ["params.yaml", "dvc.lock", "data/inputs/data.json", "data/inputs/model.json", f"runs/{stage}/attempts.jsonl"]
     return {
@@ -264,6 +272,7 @@ def request_of(run: Run, stage: str | None, pool: str, identity: str, remote: di
         "code": code_digest(),
         "remote": remote,
         "device": device,
+        "volumes": volumes or {},
         "gpus": device is not None and device != "cpu",
         "files": files_of(run.root, files) if stage else {},
     }

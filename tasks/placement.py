@@ -19,6 +19,7 @@ from tasks.outcome import Outcome, StageCrashed
 from tasks.placed import REPLY, REQUEST, STOP, Reply, request_of
 from tasks.pools import hand_over, require_served, state_of
 from tasks.progress import Watch
+from tasks.reach import on_volumes
 from tasks.remote import fetch, inputs_of, is_unchanged_elsewhere, remote_of, small_outputs
 from tasks.run import Run
 from tasks.stage import Observer, note_loss, record, run_stage
@@ -118,13 +119,13 @@ def _take_lock(root: Path, lock: str) -> None:
 class Placed:
     """A stage in a container of its own, from the request to the reply."""
 
-    def __init__(self, run: Run, stage: str | None, pool: str) -> None:
-        """Write the request and hand it to the pool. Stage None only checks the pool's container."""
+    def __init__(self, run: Run, stage: str | None, pool: str, volumes: dict[str, str] | None = None) -> None:
+        """Write the request and hand it to the pool. Stage None only checks the pool's container, and what is mounted there."""
         self.run, self._stage, self._pool = run, stage, pool
         self._name = f"{stage or 'check'}-{uuid.uuid4().hex[:8]}"
         remote = remote_of(run.root)
         self._exchange = Exchange(f"{remote['url']}/exchange/{run.run_id}/{self._name}")
-        self._exchange.write(REQUEST, dump(request_of(run, stage, pool, self._name, remote)))
+        self._exchange.write(REQUEST, dump(request_of(run, stage, pool, self._name, remote, volumes)))
         self._receiver = Receiver(run.root / "runs" / (stage or "check"), self._exchange)
         self._flow_run = hand_over(pool, self._exchange.url, f"{self._name} of {run.run_id}")
         self._state: Any = None
@@ -205,6 +206,6 @@ def check_places(run: Run, stages: Sequence[str]) -> None:
     places = {place_of(run, stage): f"placement.{stage}" for stage in reversed(stages) if place_of(run, stage) != LOCAL}
     for pool, key in places.items():
         require_served(pool, key)
-    checks = {pool: Placed(run, None, pool) for pool in places}
+    checks = {pool: Placed(run, None, pool, on_volumes(run.root, run.params, pool, stages)) for pool in places}
     for pool, check in checks.items():
         logger.info("work pool %s: %s", pool, check.check())

@@ -24,6 +24,7 @@ from costs.price import pool_of, usd_per_device_hour
 from costs.reconcile import PLAN_FILE
 from reporting.numbers import duration, usd
 from tasks.progress import planned_steps
+from tasks.reach import require_reach
 from tasks.validity import stale_stages
 
 WORTH_TELLING = 0.01
@@ -58,6 +59,7 @@ def prepare(root: Path, params: Params) -> Prepared:
     """Plan the run that `params` ask for in the project at `root`.
 
     Raises CostError if there is a budget or an approval threshold and no plan can be made; without one, `fault` says why there is none.
+    Raises ParamsError if a stage is placed where a file that it reads is not.
     """
     rows = jsonl.read(root / "runs" / "pipeline.jsonl", PipelineRow).rows
     before = predecessor(rows, params, _kept_params(root, rows))
@@ -68,8 +70,10 @@ def prepare(root: Path, params: Params) -> Prepared:
     except CostError as error:
         if limits(params.budget) or params.budget.approval_usd is not None:
             raise
+        require_reach(root, params, stages_of(params.align.method))
         return Prepared(params, before, so_far, None, None, str(error), {}, Cost(0.0, 0.0))
     stale = stale_stages(root, params, [stage.stage for stage in plan.stages])
+    require_reach(root, params, stale)
     shares = {stage: done_share(root, params, stage) if before else 0.0 for stage in stale}
     planned = {stage.stage: stage for stage in plan.stages if stage.stage in stale}
     ahead = {name: _ahead(stage, shares[name]) for name, stage in planned.items()}

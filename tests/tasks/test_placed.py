@@ -109,6 +109,10 @@ def test_a_check_says_what_is_there_and_what_is_missing(run: Run, ask: Ask, monk
             patch.setattr(placed, "LOWEST_FREE_BYTES", 2**30 + 1)
             short = ask(None, f"check-{folder}")
         assert (short.kind, f"1.0 GiB are free at {tmp_path / folder} in work pool pool" in short.message) == ("bad_input", True)
+    mounted = ask(None, "check-5", volumes={"data.source.path": str(tmp_path)})
+    assert mounted.kind == "ready"
+    absent = ask(None, "check-6", volumes={"model.path": "/volume/base"})
+    assert (absent.kind, "model.path=/volume/base is not in the container of work pool pool" in absent.message) == ("bad_input", True)
     (tmp_path / "file").touch()
     monkeypatch.setenv("RLHF_CACHE", str(tmp_path / "file" / "cache"))
     closed = ask(None, "check-4")

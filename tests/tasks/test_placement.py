@@ -194,3 +194,6 @@ def test_a_pool_that_can_do_nothing_is_told_before_anything_is_done(
         check_places(run, ["data", "sft"])
     assert "\n" not in str(fault.value)
     assert attempts(run, "data") == []
+    unmounted = new_run("data.source={kind: file, path: /volume/pairs.jsonl, format: pairs, columns: {}}")
+    with pytest.raises(EnvironmentFault, match=r"gpus can do no stage: data\.source\.path=/volume/pairs\.jsonl is not in the container"):
+        check_places(unmounted, ["data", "sft"])

@@ -1,0 +1,68 @@
+"""Files that only this machine has, and stages that are placed where they are not: told when a run is planned."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import yaml
+
+from config.errors import ParamsError
+from config.inputs import DATA_DIGESTS, MODEL_DIGESTS
+from config.schema import Params
+from config.sections.run import LOCAL
+
+
+class Outside(NamedTuple):
+    """A file or folder that params name outside of the project."""
+
+    key: str
+    path: str
+    kind: str
+    """file or folder."""
+    stands: Path
+    """The list of digests that stands for it in dvc.yaml."""
+    instead: str
+    """What a container could read."""
+
+
+def require_reach(root: Path, params: Params, stages: Sequence[str]) -> None:
+    """Raise ParamsError if one of `stages`, placed on a work pool, reads what is in a folder of this machine.
+
+    A whole path may be that of a volume, mounted there and here: the first container of the pool looks whether it is, see `on_volumes`.
+    """
+    for item in _outside(root, params):
+        readers = [stage for stage in _readers(root, item.stands, stages) if _place(params, stage) != LOCAL]
+        if readers and not Path(item.path).is_absolute():
+            settings = " and ".join(f"placement.{stage}: local" for stage in readers)
+            raise ParamsError(
+                f"placement.{readers[0]}={_place(params, readers[0])}: {item.key}={item.path} is a {item.kind} of this machine, and the containers of "
+                f"a work pool do not have it. Set {settings}, or name {item.instead}, or a whole path on a volume that is mounted there too."
+            )
+
+
+def on_volumes(root: Path, params: Params, pool: str, stages: Sequence[str]) -> dict[str, str]:
+    """Key -> whole path, of what `stages` on `pool` read from volumes that have to be mounted in its containers."""
+    return {
+        item.key: item.path
+        for item in _outside(root, params)
+        if Path(item.path).is_absolute() and any(_place(params, stage) == pool for stage in _readers(root, item.stands, stages))
+    }
+
+
+def _outside(root: Path, params: Params) -> Iterator[Outside]:
+    for setting, path in params.data.local_paths().items():
+        if setting == "vote_source" and not (root / path).exists():
+            continue  # nobody has voted yet, and a file that is not there adds no votes
+        yield Outside(f"data.{setting}.path", path, "file", DATA_DIGESTS, "a URL")
+    model = params.model.path
+    if model is not None and (model.startswith((".", "/", "~")) or (root / model).is_dir()):
+        yield Outside("model.path", model, "folder", MODEL_DIGESTS, "a model of the hub")
+
+
+def _readers(root: Path, stands: Path, stages: Sequence[str]) -> list[str]:
+    pipeline = yaml.safe_load((root / "dvc.yaml").read_text(encoding="utf-8"))["stages"]
+    return [stage for stage in stages if stands.as_posix() in pipeline.get(stage, {}).get("deps", [])]
+
+
+def _place(params: Params, stage: str) -> str:
+    return str(getattr(params.placement, stage))
