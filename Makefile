@@ -19,11 +19,12 @@ test: $(STAMP)  ## the whole test suite
 test-containers: $(STAMP)  ## builds the images and runs the stack; needs a Docker engine
 	$(BIN)/python -m pytest -m containers tests/containers
 
-lint: $(STAMP)  ## style, types, and which package may import which
+lint: $(STAMP)  ## style, types, which package may import which, and the images' recipes
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/hadolint docker/Dockerfile tests/containers/store.Dockerfile
 
 up down: $(STAMP)  ## the Prefect and MLflow servers with their pages
 	$(BIN)/rlhf $@
