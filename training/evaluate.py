@@ -3,7 +3,6 @@
 data/prepared/prompts/test.jsonl, models/{sft,reward,<align.method>} -> metrics/evaluate.json, plots/evaluate.csv, evaluation/samples.jsonl
 """
 
-import gc
 import json
 import sys
 from collections.abc import Callable
@@ -58,7 +57,6 @@ def evaluate(stage: Stage) -> None:
             answers[name] = answer(stage, name, prompts, tokenizer, gold_score if is_helpdesk else None)
             stage.log(step, {f"{name}_{key}": value for key, value in describe(answers[name]).items() if value is not None})
             save_answers(stage, step, answers)
-            gc.collect()  # as in `answer`: its models would stay beside those of the next
             stage.stop_if_requested()
     with stage.meter.phase("compare", len(MODELS)):
         write_json(stage.root / "metrics/evaluate.json", compare(answers, settings.confidence, stage.params.seed))
@@ -137,7 +135,6 @@ def answer(
     prompt_lengths = [len(prompt) for prompt in encoded]
     with stage.meter.phase("score", step) as work:
         rewards = judged(stage, tokenizer, sequences, budget_tokens, model.device)
-        gc.collect()  # a layer that packed rows narrow refers to itself: the reward model would stay beside the next one
         own = sequence_logprobs(model, sequences, prompt_lengths, 1.0, budget_tokens)
         reference = own
         if name != "sft":

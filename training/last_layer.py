@@ -7,7 +7,7 @@ long as its responses that is about 0.35 / L of all work.
 Shapes: N tokens of the packed row, K tokens asked for, D model width.
 """
 
-from functools import partial
+from functools import cache
 from typing import Any
 
 from torch import Tensor, nn
@@ -26,17 +26,27 @@ def narrows(model: PreTrainedModel | AdapterView) -> bool:
     if not isinstance(layers, nn.ModuleList) or not {kind.__name__ for kind in type(layers[-1]).mro()} & set(RESIDUAL_LAYERS):
         return False
     last: Any = layers[-1]
-    if not isinstance(last.forward, partial):
-        last.forward = partial(_forward, last, last.forward)
+    if not isinstance(last, _Narrow):
+        last.__class__ = _narrowing(last.__class__)
     return True
 
 
-def _forward(layer: Any, whole: Any, hidden_1ND: Tensor, keep_K: Tensor | None = None, **options: Any) -> Tensor:
-    """[1, K, D] with `keep_K`, else what the layer gives by itself."""
-    if keep_K is None:
-        every: Tensor = whole(hidden_1ND, **options)
-        return every
-    attended_1ND, _ = layer.self_attn(hidden_states=layer.input_layernorm(hidden_1ND), **options)
-    hidden_1KD = hidden_1ND[:, keep_K] + attended_1ND[:, keep_K]
-    kept: Tensor = hidden_1KD + layer.mlp(layer.post_attention_layernorm(hidden_1KD))
-    return kept
+class _Narrow:
+    """Of a layer whose class `_narrowing` made."""
+
+
+@cache
+def _narrowing(kind: Any) -> Any:
+    """The same kind of layer, heeding `keep_K`; by its class, as a function of its own on the layer would keep it alive."""
+
+    def forward(layer: Any, hidden_1ND: Tensor, keep_K: Tensor | None = None, **options: Any) -> Tensor:
+        """[1, K, D] with `keep_K`, else what the layer gives by itself."""
+        if keep_K is None:
+            every: Tensor = kind.forward(layer, hidden_1ND, **options)
+            return every
+        attended_1ND, _ = layer.self_attn(hidden_states=layer.input_layernorm(hidden_1ND), **options)
+        hidden_1KD = hidden_1ND[:, keep_K] + attended_1ND[:, keep_K]
+        kept: Tensor = hidden_1KD + layer.mlp(layer.post_attention_layernorm(hidden_1KD))
+        return kept
+
+    return type(f"Narrow{kind.__name__}", (_Narrow, kind), {"forward": forward})

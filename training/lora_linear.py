@@ -7,19 +7,32 @@ against 2 * tokens * weights of the product it goes into), so it is made for eac
 Shapes: N tokens (leading dimensions are free), I inputs, O outputs, R rank.
 """
 
-from functools import partial
+from functools import cache
 from typing import Any
 
 import torch
-from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
 from torch.nn import functional
 
 
-def fold(layer: LoraLayer) -> None:
-    """Have `layer` compute its product folded wherever that is the same up to rounding; elsewhere PEFT computes it."""
-    if type(layer.get_base_layer()) is nn.Linear and not isinstance(layer.forward, partial):
-        layer.forward = partial(_forward, layer, layer.forward)
+def fold(layer: Any) -> None:
+    """Have `layer`, one of PEFT's, compute its product folded wherever that is the same up to rounding; elsewhere PEFT computes it."""
+    if type(layer.get_base_layer()) is nn.Linear and not isinstance(layer, _Folding):
+        layer.__class__ = _folding(layer.__class__)
+
+
+class _Folding:
+    """Of a layer whose class `_folding` made."""
+
+
+@cache
+def _folding(kind: Any) -> Any:
+    """The same kind of layer with the folded product; by its class, as a function of its own on the layer would keep it alive."""
+
+    def forward(layer: Any, x: Tensor, *arguments: Any, **options: Any) -> Tensor:
+        return _forward(layer, kind.forward, x, *arguments, **options)
+
+    return type(f"Folding{kind.__name__}", (_Folding, kind), {"forward": forward})
 
 
 def _forward(layer: Any, peft: Any, x: Tensor, *arguments: Any, **options: Any) -> Tensor:
@@ -33,7 +46,7 @@ def _forward(layer: Any, peft: Any, x: Tensor, *arguments: Any, **options: Any) 
         and not (layer.training and any(isinstance(layer.lora_dropout[name], nn.Dropout) for name in names))
     )  # fmt: skip
     if not foldable:
-        by_peft: Tensor = peft(x, *arguments, **options)
+        by_peft: Tensor = peft(layer, x, *arguments, **options)
         return by_peft
     scalings = tuple(layer.scaling[name] for name in names if name in layer.lora_A)
     folded: Tensor = _FoldedLinear.apply(x, base.weight, base.bias, scalings, *(half for pair in pairs for half in pair))

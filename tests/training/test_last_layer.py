@@ -1,12 +1,17 @@
 """Asking for some tokens gives what asking for all gives there, values and gradients, at less work."""
 
+import gc
+import weakref
+
 import pytest
 import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
+from config.sections.levers import Lora
 from tests.training.tiny import policy, prompts
+from training.adapters import add_adapter
 from training.last_layer import narrows
 from training.packing import pack, packed_hidden
 
@@ -61,3 +66,17 @@ def test_a_family_that_is_built_otherwise_is_left_alone() -> None:
     model = policy(family="gpt2")
     assert not narrows(model)
     assert all("forward" not in vars(module) for module in model.modules() if isinstance(module, nn.Module))
+
+
+def test_a_narrow_model_with_folded_adapters_ends_with_its_last_reference() -> None:
+    model = policy()
+    add_adapter(model, Lora(rank=2, alpha=2.0, modules=["q"], dropout=0.0), "policy", 1, "ppo.lora")
+    assert narrows(model)
+    layer = weakref.ref(model.model.layers[-1])
+    gc.collect()
+    gc.disable()  # it comes when it likes: until then a cycle keeps a whole model
+    try:
+        del model
+        assert layer() is None
+    finally:
+        gc.enable()
