@@ -12,9 +12,8 @@ from costs.engines import Engine
 from costs.setting import Levers
 from costs.shapes import ModelShape
 
-_ACTIVATION_COPIES = {"gpt2": 4.0, "phi": 4.0, "opt": 0.0}
-"""Feed-forward widths that the activation function keeps besides its output: the tanh form of GELU written out as separate operations
-keeps its input, tanh, and both factors; ReLU only its output."""
+TANH_GELU_COPIES = 4.0
+"""Feed-forward widths that GELU's tanh form written out keeps besides its output: its input, tanh, and both factors."""
 
 _PARTIAL_ROTARY = ("gpt_neox", "phi", "stablelm")
 """Queries are put together from a rotated and a plain part, in an order of memory that makes the attention output be copied."""
@@ -100,7 +99,7 @@ def _feed_forward(shape: ModelShape, levers: Levers, engine: Engine) -> float:
     if shape.traits.gated:
         # compiled: gate, up and product; eager: gate, its activation, up, and the product for the down projection
         return f * b * ((2 + down) if engine.compiled else (3 + down)) + routed
-    inner = 1.0 if engine.compiled or engine.fused_activation else _ACTIVATION_COPIES.get(shape.family, 1.0)
+    inner = 1.0 if engine.compiled or engine.fused_activation else TANH_GELU_COPIES if shape.traits.tanh_gelu else 1.0
     relu = shape.family == "opt"
     return f * b * (max(down, 1.0) if relu else inner + down) + routed
 

@@ -64,14 +64,20 @@ def pointwise_bytes(shape: ModelShape, levers: Levers, engine: Engine, tokens: f
     """
     d, b = shape.width, levers.dtype_bytes
     f = shape.experts_per_token * shape.expert_width or shape.mlp_width
-    passes_f = 6.0 if shape.traits.gated else 3.0
-    return shape.layers * tokens * b * (24.0 * d + passes_f * f) * _unfused(engine)
+    return shape.layers * tokens * b * (24.0 * d + _feed_forward_passes(shape, engine) * f) * _unfused(engine)
+
+
+def _feed_forward_passes(shape: ModelShape, engine: Engine) -> float:
+    """Over a tensor of the feed-forward width: activation and gate. GELU's tanh form, written out, is eight operations."""
+    if shape.traits.gated:
+        return 6.0
+    return 3.0 if engine.fused_activation or not shape.traits.tanh_gelu else 18.0
 
 
 def spared_bytes(shape: ModelShape, levers: Levers, engine: Engine, tokens: float) -> float:
     """Of `pointwise_bytes`, those of the feed-forward part at tokens where the last layer's does not run: half of the passes over width d."""
-    passes_f = 6.0 if shape.traits.gated else 3.0
-    return tokens * levers.dtype_bytes * (12.0 * shape.width + passes_f * shape.mlp_width) * _unfused(engine)
+    passes = _feed_forward_passes(shape, engine)
+    return tokens * levers.dtype_bytes * (12.0 * shape.width + passes * shape.mlp_width) * _unfused(engine)
 
 
 def _unfused(engine: Engine) -> float:

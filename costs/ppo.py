@@ -116,9 +116,9 @@ def _tokens_in(setting: Setting, whole: bool) -> float:
 
 
 def _advantage(setting: Setting, sequences: float) -> PhaseRow:
-    """Rewards and GAE: a backward loop over response positions, a handful of small operations each."""
+    """Rewards and GAE: a backward loop over response positions, a dozen small operations each (training/ppo_math.py)."""
     work = setting.workload
-    once = Work(bytes_moved=sequences * work.response_tokens * 4 * 20, operations=6.0 * work.response_tokens)
+    once = Work(bytes_moved=sequences * work.response_tokens * 4 * 20, operations=13.0 * work.response_tokens)
     seconds = duration(once, setting)
     return ("advantage", once.times(work.steps), seconds.seconds * work.steps, seconds.bound)
 

@@ -32,6 +32,8 @@ class Traits(NamedTuple):
     """One matrix for query, key and value."""
     packed_gate: bool = False
     """One matrix for gate and up."""
+    tanh_gelu: bool = False
+    """Transformers writes GELU's tanh form out, operation by operation."""
     parallel: bool = False
     """Attention and feed-forward both read the layer's input."""
     tied: bool = False
@@ -56,10 +58,28 @@ FAMILIES: dict[str, Traits] = {
     "phi3": Traits(packed_qkv=True, packed_gate=True),
     "stablelm": Traits(norm="layer", fused_norm=True),
     "phi": Traits(
-        norm="layer", norms=1, gated=False, qkv_bias=True, out_bias=True, mlp_bias=True, head_bias=True, parallel=True, fused_norm=True
+        norm="layer",
+        norms=1,
+        gated=False,
+        qkv_bias=True,
+        out_bias=True,
+        mlp_bias=True,
+        head_bias=True,
+        parallel=True,
+        fused_norm=True,
+        tanh_gelu=True,
     ),
     "gpt2": Traits(
-        norm="layer", gated=False, qkv_bias=True, out_bias=True, mlp_bias=True, tied=True, positions=0, packed_qkv=True, fused_norm=True
+        norm="layer",
+        gated=False,
+        qkv_bias=True,
+        out_bias=True,
+        mlp_bias=True,
+        tied=True,
+        positions=0,
+        packed_qkv=True,
+        fused_norm=True,
+        tanh_gelu=True,
     ),
     "gpt_neox": Traits(
         norm="layer", gated=False, qkv_bias=True, out_bias=True, mlp_bias=True, packed_qkv=True, parallel=True, fused_norm=True
