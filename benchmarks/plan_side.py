@@ -17,7 +17,7 @@ import psutil
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from training.machine import TRUNKS, passes
+from training.machine_rates import TRUNKS, passes
 from training.stage import run_stage
 from training.usage import Meter
 

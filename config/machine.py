@@ -8,11 +8,11 @@ MACHINE_FILE = Path(".rlhf/hardware.yaml")
 """Below the project; the planner takes it for the device of a plan that names none."""
 
 
-class _Part(BaseModel):
+class Part(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
-class Product(_Part):
+class Product(Part):
     """A matrix product [rows, width] x [width, width]."""
 
     dtype: str
@@ -21,7 +21,7 @@ class Product(_Part):
     flops_per_second: float
 
 
-class Stream(_Part):
+class Stream(Part):
     """An addition of two tensors into a new one: three times `bytes` are moved."""
 
     bytes: int
@@ -29,7 +29,7 @@ class Stream(_Part):
     bytes_per_second: float
 
 
-class Attention(_Part):
+class Attention(Part):
     """Causal scaled dot-product attention over sequences of `tokens`, the masked half of the square not counted."""
 
     tokens: int
@@ -39,7 +39,7 @@ class Attention(_Part):
     """Forward and backward pass, at 3.5 times the forward's FLOPs."""
 
 
-class Passes(_Part):
+class Passes(Part):
     """A whole Llama trunk: what is left of its time beside matrix products and attention are streams and launches."""
 
     width: int
@@ -54,7 +54,7 @@ class Passes(_Part):
     """Forward and backward pass."""
 
 
-class Vocabulary(_Part):
+class Vocabulary(Part):
     """Log-probabilities of `tokens` tokens over `vocab` entries from hidden states of `width`."""
 
     tokens: int
@@ -64,7 +64,7 @@ class Vocabulary(_Part):
     training_seconds: float
 
 
-class Generation(_Part):
+class Generation(Part):
     """Sampling `new_tokens` for each of `sequences` prompts of `prompt_tokens`, none of which ends early."""
 
     width: int
@@ -78,14 +78,14 @@ class Generation(_Part):
     seconds: float
 
 
-class AdamStep(_Part):
+class AdamStep(Part):
     """A fused AdamW step over fp32 weights."""
 
     parameters: int
     seconds: float
 
 
-class StageProcess(_Part):
+class StageProcess(Part):
     """A stage process on two handfuls of rows and a model of no size: what every stage pays whatever its model."""
 
     imports_seconds: float
@@ -97,7 +97,7 @@ class StageProcess(_Part):
     """Resident set."""
 
 
-class Machine(_Part):
+class Machine(Part):
     """One machine as it was measured on `date`. Rates are of one process with `threads` threads."""
 
     name: str

@@ -7,10 +7,11 @@ import pytest
 import torch
 import yaml
 
-from config.machine import Machine
+from config.machine import Machine, Passes, Stream
 from tests.costs.machines import machine
-from training import machine as module
-from training.machine import best_seconds, decode_step_seconds, device_memory, generations, passes, streams, write
+from training import machine_rates as module
+from training.machine import device_memory, write
+from training.machine_rates import best_of, best_seconds, decode_step_seconds, generations, passes, streams
 from training.machine_stages import STAGES, stage_processes
 
 
@@ -53,6 +54,15 @@ def test_a_rollout_is_measured_to_its_full_length() -> None:
 def test_additions_of_two_sizes_are_timed() -> None:
     assert [each.bytes for each in streams("cpu")] == [2**14, 2**20]
     assert all(each.bytes_per_second > 1e8 for each in streams("cpu"))
+
+
+def test_the_better_of_two_rounds_is_taken_figure_by_figure() -> None:
+    trunk = {"width": 8, "layers": 1, "heads": 1, "mlp_width": 8, "sequences": 1, "tokens": 8}
+    first = {"streams": (Stream(bytes=8, bytes_per_second=5.0),), "passes": (Passes(**trunk, forward_seconds=2.0, training_seconds=5.0),)}
+    second = {"streams": (Stream(bytes=8, bytes_per_second=6.0),), "passes": (Passes(**trunk, forward_seconds=1.0, training_seconds=7.0),)}
+    best = best_of(first, second)
+    assert best["streams"] == second["streams"]
+    assert best["passes"] == (Passes(**trunk, forward_seconds=1.0, training_seconds=5.0),)
 
 
 def test_memory_is_what_the_machine_has() -> None:
