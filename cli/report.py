@@ -63,14 +63,16 @@ def run_params(root: Path, run_id: str | None, assignments: list[str]) -> "Param
     `assignments` are laid over them. Raises ParamsError for a broken file or assignment.
     """
     from config import jsonl
+    from config.kept import kept_params
     from config.load import load
     from config.records import PipelineRow, kept_folder
 
     if run_id is None:
         rows = jsonl.read(root / "runs" / "pipeline.jsonl", PipelineRow).rows
         run_id = rows[-1].run_id if rows else None
-    kept = kept_folder(root, run_id) / "params.yaml" if run_id else None
-    return load(kept if kept is not None and kept.exists() else root / "params.yaml", assignments)
+    if run_id and (kept_folder(root, run_id) / "params.yaml").exists():
+        return kept_params(root, run_id, assignments)
+    return load(root / "params.yaml", assignments)
 
 
 def stage_table(findings: "Findings") -> "Table":

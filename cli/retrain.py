@@ -10,8 +10,8 @@ import typer
 from cli.project import chosen_params, project_root
 from config.champions import ChampionRecord, read_record
 from config.errors import EXIT_DONE, EXIT_RESUMABLE, UserError
+from config.kept import kept_params
 from config.load import load
-from config.records import kept_folder
 
 if TYPE_CHECKING:
     from prefect.client.schemas.objects import State
@@ -105,7 +105,7 @@ def _figures(root: Path, run_id: str) -> str:
     from reporting.inputs import read_findings
     from reporting.verdict import verdict
 
-    judged = verdict(read_findings(root, load(kept_folder(root, run_id) / "params.yaml"), run_id))
+    judged = verdict(read_findings(root, kept_params(root, run_id), run_id))
     return f"{judged.title}. {judged.sentence}"
 
 

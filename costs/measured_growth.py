@@ -5,8 +5,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from config.errors import RlhfError
-from config.load import load
-from config.records import kept_folder
+from config.kept import kept_params
 from costs.history import read_history
 from costs.planner import base_shape
 from costs.sweep import exponent
@@ -32,7 +31,7 @@ def measured(root: Path, stage: str) -> list[Measured]:
         if row.stage != stage or row.phase:
             continue
         try:
-            parameters = base_shape(load(kept_folder(root, row.run_id) / "params.yaml"), root).parameters
+            parameters = base_shape(kept_params(root, row.run_id), root).parameters
         except RlhfError:
             continue
         found.append(Measured(row.run_id, parameters, row.planned_seconds, row.measured_seconds, row.measured_peak_bytes))

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from config.errors import UserError
-from config.load import load
+from config.kept import kept_params
 from config.records import kept_folder
 from reporting.inputs import read_findings
 from reporting.row_digests import data_version, read_row_digests, reward_version
@@ -25,6 +25,6 @@ def _side(root: Path, run_id: str) -> Side:
         raise UserError(
             f"run {run_id} can not be compared: its parameters are not in {kept} any more. Put that file back, or name other runs."
         )
-    findings = read_findings(root, load(kept), run_id)
+    findings = read_findings(root, kept_params(root, run_id), run_id)
     version = data_version(root, run_id)
     return Side(findings, version, read_row_digests(root, version), reward_version(root, run_id))

@@ -16,7 +16,7 @@ import yaml
 
 from config.champions import CHAMPIONS, FILES, champion_folder
 from config.errors import EnvironmentFault, ModelError
-from config.load import load
+from config.kept import kept_params
 from config.records import kept_folder, stages_of
 
 ADAPTER_CONFIG = "adapter_config.json"
@@ -58,7 +58,7 @@ def run_outs(root: Path, run_id: str) -> dict[str, Out]:
 
 def run_method(root: Path, run_id: str) -> str:
     """What aligned the model of a run. Raises ParamsError if its params.yaml is gone or of another schema."""
-    return load(kept_folder(root, run_id) / "params.yaml").align.method
+    return kept_params(root, run_id).align.method
 
 
 def gather(root: Path, run_id: str, target: Path) -> None:

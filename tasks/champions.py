@@ -10,8 +10,8 @@ from pathlib import Path
 from config import jsonl
 from config.champions import CHAMPIONS, Champion, ChampionRecord, Event, champion_folder, read_record, write_record
 from config.errors import EnvironmentFault, ModelError, UserError
-from config.load import load
-from config.records import PipelineRow, kept_folder
+from config.kept import kept_params
+from config.records import PipelineRow
 from config.schema import Params
 from tasks.champion_files import gather, is_whole, run_outs
 from tasks.data_key import key_of_run
@@ -92,7 +92,7 @@ def tell_mlflow(root: Path, params: Params) -> str | None:
 def describe(root: Path, run_id: str) -> Champion:
     """What the record says about a run. Raises as `run_outs` does."""
     outs = run_outs(root, run_id)
-    params = load(kept_folder(root, run_id) / "params.yaml")
+    params = kept_params(root, run_id)
     method = params.align.method
     return Champion(
         run_id=run_id, method=method, model_digest=outs[f"models/{method}"].digest, data_version=outs["data/prepared"].digest,

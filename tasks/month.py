@@ -9,8 +9,8 @@ from pathlib import Path
 
 from config import jsonl
 from config.errors import RlhfError
-from config.load import load
-from config.records import PipelineRow, kept_folder
+from config.kept import kept_params
+from config.records import PipelineRow
 from config.retraining import RETRAIN_ROWS, RetrainRow
 from config.schema import Params
 from costs.ledger import ledger
@@ -39,7 +39,7 @@ def month(root: Path, params: Params, now: float) -> Month:
 def run_usd(root: Path, params: Params, run_id: str) -> float:
     """What a pipeline run cost, at the prices of the params it kept; at those of `params` where it kept none that can be read."""
     try:
-        own = load(kept_folder(root, run_id) / "params.yaml")
+        own = kept_params(root, run_id)
     except RlhfError:
         own = params
     return ledger(root, own, run_id).total_usd

@@ -9,8 +9,8 @@ from typing import Any
 
 from config import jsonl
 from config.errors import CostError, ParamsError
-from config.load import load
-from config.records import STAGES, PipelineRow, kept_folder, stages_of
+from config.kept import kept_params
+from config.records import STAGES, PipelineRow, stages_of
 from config.schema import Params
 from config.whole_file import write_whole
 from costs.attempts import read_attempts
@@ -102,7 +102,7 @@ def _kept_params(root: Path, rows: list[PipelineRow]) -> dict[str, Params]:
     """The params of the newest run, if it kept them and they are of today's schema."""
     newest = rows[-1].run_id if rows else ""
     try:
-        return {newest: load(kept_folder(root, newest) / "params.yaml")} if newest else {}
+        return {newest: kept_params(root, newest)} if newest else {}
     except ParamsError:
         return {}
 

@@ -15,7 +15,7 @@ from mlflow.entities import Metric
 
 from config import jsonl
 from config.errors import EXIT_DONE, EXIT_RESUMABLE, RlhfError
-from config.load import load as load_params
+from config.kept import kept_params
 from config.records import NO_RUN_ID, STAGES, AttemptRow, MetricRow, PipelineRow, UsageRow, kept_folder
 from config.retraining import RETRAIN_FOLDER, RETRAIN_ROWS, Contest, RetrainRow
 from config.schema import Params
@@ -147,7 +147,7 @@ class Shipment:
         """The run's own params: its prices are part of its rows, and must be the same if they are shipped again."""
         if run_id not in self._kept_params:
             try:
-                self._kept_params[run_id] = load_params(kept_folder(self._root, run_id) / "params.yaml")
+                self._kept_params[run_id] = kept_params(self._root, run_id)
             except RlhfError:
                 self._kept_params[run_id] = self._params
         return self._kept_params[run_id]
