@@ -4,7 +4,6 @@ exchange/<run>/<stage>-<n>/request.json     what to do, and the files to do it w
 exchange/<run>/<stage>-<n>/<file>.<offset>  what was appended to a file of runs/<stage>/, from that offset on
 exchange/<run>/<stage>-<n>/stop             how often the pipeline has asked the stage to stop
 exchange/<run>/<stage>-<n>/reply.json       how the stage ended, and the new dvc.lock
-checkpoints/<stage>/<fingerprint>/step-*/   the newest checkpoints, for another container to go on from
 
 Only rows, parameters and locks pass here; data and models go to the DVC remote and come from there. Addresses hold no credentials: those
 are found by the libraries themselves, in files and variables of the machine.
@@ -152,8 +151,9 @@ class Sender:
 class Receiver:
     """Appends what was sent to files of the same names."""
 
-    def __init__(self, folder: Path, exchange: Exchange) -> None:
-        self._folder, self._exchange = folder, exchange
+    def __init__(self, folder: Path, exchange: Exchange, again: bool = False) -> None:
+        """`again`: another one, which was killed, has taken a part of it; rows hold their time, so what is there already can be told."""
+        self._folder, self._exchange, self._again = folder, exchange, again
         self._taken: set[str] = set()
 
     def receive(self) -> bool:
@@ -163,10 +163,12 @@ class Receiver:
             content = self._exchange.read(name) or b""
             path = self._folder / name[: -len(".000000000000")]
             path.parent.mkdir(parents=True, exist_ok=True)
+            self._taken.add(name)
+            if self._again and path.exists() and content in path.read_bytes():
+                continue
             with path.open("ab") as file:
                 file.write(content)
                 file.flush()
-            self._taken.add(name)
         return bool(new)
 
 

@@ -19,12 +19,14 @@ from typing import Any, NamedTuple
 
 from config.errors import EnvironmentFault, RlhfError, StageStopped, UserError
 from config.load import load
+from tasks import signs
 from tasks.code import code_digest
 from tasks.exchange import Exchange, Sender, dump, files_of, put_files
+from tasks.mirrored import Mirror
 from tasks.outcome import Outcome, StageCrashed
-from tasks.progress import attempts
 from tasks.remote import fetch, inputs_of
 from tasks.run import Run
+from tasks.signs import in_touch
 from tasks.stage import run_stage
 from tasks.stop import StopRequest
 from tasks.validity import push
@@ -35,8 +37,6 @@ logger = logging.getLogger(__name__)
 REQUEST, REPLY, STOP = "request.json", "reply.json", "stop"
 ROWS = ("attempts.jsonl", "usage.jsonl", "metrics.jsonl", "samples.jsonl", "log.txt")
 """Files of runs/<stage>/ that the pipeline follows."""
-CHECKPOINT_MANIFEST = "manifest.json"
-KEPT_CHECKPOINTS = 2
 ROWS_EVERY_SECONDS = 1.0
 CHECKPOINTS_EVERY_SECONDS = 2.0
 LOWEST_FREE_BYTES = 2 * 2**30
@@ -56,6 +56,11 @@ class Reply(NamedTuple):
     hopeless: bool = False
     lock: str = ""
     """The new dvc.lock."""
+
+    @classmethod
+    def of(cls, content: bytes) -> "Reply":
+        """As it was written; another version's may hold more."""
+        return cls(**{key: value for key, value in json.loads(content).items() if key in cls._fields})
 
 
 def work(url: str, stop: StopRequest) -> Reply:
@@ -145,23 +150,28 @@ def _gpus() -> int:
 
 def _stage(request: dict[str, Any], exchange: Exchange, stop: StopRequest) -> Reply:
     stage = request["stage"]
-    with _workspace(request) as root:
+
+    def on_silence() -> None:
+        logger.warning("nothing was heard of the pipeline for %g s: it is taken for gone, and %s stops", request["silence_seconds"], stage)
+        stop.requests = max(stop.requests, 1)
+
+    with in_touch(exchange, request["sign_seconds"], request["silence_seconds"], on_silence), _workspace(request) as root:
         run = Run(root, request["run_id"], load(root / "params.yaml"))
         store = Exchange(request["remote"]["url"])
         fetch(root, inputs_of(root, stage))
-        _restore(root, stage, store)
-        with _couriers(root, stage, exchange, store, stop):
+        mirror = Mirror(root, stage, store)
+        mirror.restore()
+        with _couriers(root, stage, exchange, mirror, stop):
             outcome = run_stage(run, stage, stop, lambda progress: None)
-        return _done(run, stage, outcome, store)
+        return _done(run, stage, outcome, store.url, mirror)
 
 
-def _done(run: Run, stage: str, outcome: Outcome, store: Exchange) -> Reply:
+def _done(run: Run, stage: str, outcome: Outcome, remote: str, mirror: Mirror) -> Reply:
     """The outputs to the remote; the checkpoints have done their work."""
     fault = push(run.root, stage=stage)
     if fault:
-        raise EnvironmentFault(f"{stage} is done, but its outputs could not be sent to {store.url}: {fault}")
-    for fingerprint in {row.fingerprint for row in attempts(run.root, stage) if row.fingerprint}:
-        store.remove(f"checkpoints/{stage}/{fingerprint}")
+        raise EnvironmentFault(f"{stage} is done, but its outputs could not be sent to {remote}: {fault}")
+    mirror.remove()
     return Reply("done", attempt=outcome.attempt, cached=outcome.cached, lock=(run.root / "dvc.lock").read_text(encoding="utf-8"))
 
 
@@ -182,10 +192,9 @@ def _workspace(request: dict[str, Any]) -> Iterator[Path]:
 
 
 @contextmanager
-def _couriers(root: Path, stage: str, exchange: Exchange, store: Exchange, stop: StopRequest) -> Iterator[None]:
+def _couriers(root: Path, stage: str, exchange: Exchange, mirror: Mirror, stop: StopRequest) -> Iterator[None]:
     """Send rows and checkpoints, and hear whether the pipeline asks to stop, while the block runs; the last rows go at its end."""
     sender = Sender(root / "runs" / stage, exchange, ROWS)
-    mirrored: set[str] = set()
     ended = threading.Event()
 
     def rows() -> None:
@@ -194,12 +203,9 @@ def _couriers(root: Path, stage: str, exchange: Exchange, store: Exchange, stop:
         stop.requests = max(stop.requests, asked)
         ALIVE.touch()
 
-    def checkpoints() -> None:
-        _mirror(root, stage, store, mirrored)
-
     threads = [
         threading.Thread(target=_every, args=(seconds, ended, task), daemon=True)
-        for seconds, task in ((ROWS_EVERY_SECONDS, rows), (CHECKPOINTS_EVERY_SECONDS, checkpoints))
+        for seconds, task in ((ROWS_EVERY_SECONDS, rows), (CHECKPOINTS_EVERY_SECONDS, mirror.send))
     ]
     for thread in threads:
         thread.start()
@@ -210,7 +216,7 @@ def _couriers(root: Path, stage: str, exchange: Exchange, store: Exchange, stop:
         for thread in threads:
             thread.join()
         sender.send()
-        _mirror(root, stage, store, mirrored)
+        mirror.send()
 
 
 def _every(seconds: float, ended: threading.Event, task: Callable[[], None]) -> None:
@@ -224,38 +230,6 @@ def _every(seconds: float, ended: threading.Event, task: Callable[[], None]) -> 
             if not told:
                 logger.warning("%s", fault)
             told = True
-
-
-def _mirror(root: Path, stage: str, store: Exchange, mirrored: set[str]) -> None:
-    """Copy checkpoints that are whole to the store, and leave only the newest there."""
-    for manifest in sorted((root / "checkpoints" / stage).glob(f"*/step-*/{CHECKPOINT_MANIFEST}")):
-        folder = manifest.parent
-        name = f"checkpoints/{stage}/{folder.parent.name}/{folder.name}"
-        if name in mirrored:
-            continue
-        try:
-            store.upload(folder, name, last=CHECKPOINT_MANIFEST)
-        except (EnvironmentFault, FileNotFoundError):
-            if folder.exists():
-                raise
-            continue  # a newer one has taken its place meanwhile
-        mirrored.add(name)
-        of_same = sorted(other for other in mirrored if other.rsplit("/", 1)[0] == name.rsplit("/", 1)[0])
-        for old in of_same[:-KEPT_CHECKPOINTS]:
-            store.remove(old)
-
-
-def _restore(root: Path, stage: str, store: Exchange) -> None:
-    """The newest mirrored checkpoint of the stage's last attempt; whether it fits, the stage decides by its fingerprint."""
-    rows = attempts(root, stage)
-    fingerprint = rows[-1].fingerprint if rows else ""
-    if not fingerprint:
-        return
-    place = f"checkpoints/{stage}/{fingerprint}"
-    whole = [name.split("/")[0] for name in store.below(place).names() if name.endswith(f"/{CHECKPOINT_MANIFEST}")]
-    if whole:
-        newest = max(whole)
-        store.download(f"{place}/{newest}", root / place / newest)
 
 
 def request_of(
@@ -273,6 +247,8 @@ def request_of(
         "remote": remote,
         "device": device,
         "volumes": volumes or {},
+        "sign_seconds": signs.EVERY_SECONDS,
+        "silence_seconds": signs.SILENCE_SECONDS,
         "gpus": device is not None and device != "cpu",
         "files": files_of(run.root, files) if stage else {},
     }

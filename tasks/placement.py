@@ -1,10 +1,10 @@
 """A stage on a work pool, seen from the pipeline: hand it over, follow its rows, ask it to stop, take the new dvc.lock."""
 
-import json
 import logging
 import time
 import uuid
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,9 @@ from config.errors import EnvironmentFault, StageStopped, UserError
 from config.records import stages_of
 from config.sections.run import LOCAL
 from config.whole_file import write_whole
+from tasks import signs
 from tasks.exchange import Exchange, Receiver, dump
+from tasks.left_at_work import end_left_at_work
 from tasks.outcome import Outcome, StageCrashed
 from tasks.placed import REPLY, REQUEST, STOP, Reply, request_of
 from tasks.pools import hand_over, require_served, state_of
@@ -22,6 +24,7 @@ from tasks.progress import Watch
 from tasks.reach import on_volumes
 from tasks.remote import fetch, inputs_of, is_unchanged_elsewhere, remote_of, small_outputs
 from tasks.run import Run
+from tasks.signs import PIPELINE, Sign
 from tasks.stage import Observer, note_loss, record, run_stage
 from tasks.stop import StopRequest
 from tasks.validity import note_pushed, push
@@ -34,6 +37,8 @@ STATE_EVERY_SECONDS = 3.0
 START_PATIENCE_SECONDS = 1800.0
 """For a container to begin: a cluster may first have to start a machine."""
 CHECK_PATIENCE_SECONDS = 600.0
+STORE_PATIENCE_SECONDS = 240.0
+"""For a store that does not answer while a stage is at work; its container does not end for that either."""
 PREEMPTIONS = 20
 """Times a stage goes on in a new container after its own was taken away, before that counts as a crash."""
 
@@ -48,6 +53,9 @@ def run_placed(run: Run, stage: str, pool: str, stop: StopRequest, observe: Obse
 
     Raises UserError, StageStopped, OverBudget, StageCrashed.
     """
+    lock = end_left_at_work(run, stage, stop)
+    if lock is not None:
+        _take_lock(run.root, lock)
     if stop.made:
         raise StageStopped(f"Asked to stop before {stage}: everything up to there is kept, run again to go on from there.")
     if is_unchanged_elsewhere(run.root, stage):
@@ -88,6 +96,7 @@ def _in_containers(run: Run, stage: str, pool: str, stop: StopRequest, observe: 
     if fault:
         raise EnvironmentFault(f"{stage} is placed on {pool} and can not get its inputs: {fault}")
     for _ in range(PREEMPTIONS):
+        BudgetWatch(run, stage).refuse_without_room()
         placed = Placed(run, stage, pool)
         reply = placed.follow(stop, observe)
         if reply.kind != "stopped" or stop.made or placed.budget.reached is not None:
@@ -131,24 +140,26 @@ class Placed:
         self._state: Any = None
         self._asked_at = 0.0
         self._told_to_stop = 0
+        self._sign = Sign(self._exchange, PIPELINE, signs.EVERY_SECONDS)
+        self._heard_at = time.monotonic()
 
     def follow(self, stop: StopRequest, observe: Observer) -> Reply:
         """Until the stage has ended: its rows to runs/<stage>/, requests to stop to it. What it leaves without a reply is a crash."""
         assert self._stage is not None
         self.budget = BudgetWatch(self.run, self._stage)
-        self.budget.refuse_without_room()
         watch = Watch(self.run.root, self.run.params, self._stage)
         began = time.monotonic()
-        while not self._ended():
-            self._receiver.receive()
-            observe(watch.look())
-            asked = max(stop.requests, int(self.budget.has_to_stop(watch)))
-            if asked > self._told_to_stop:
-                self._exchange.write(STOP, str(asked).encode())
-                self._told_to_stop = asked
-            if watch.attempt is None and time.monotonic() - began > START_PATIENCE_SECONDS:
-                raise EnvironmentFault(self._never_began(START_PATIENCE_SECONDS))
-            time.sleep(POLL_SECONDS)
+        try:
+            while not self._ended():
+                self._exchange_news(stop, watch)
+                observe(watch.look())
+                if watch.attempt is None and time.monotonic() - began > START_PATIENCE_SECONDS:
+                    raise EnvironmentFault(self._never_began(START_PATIENCE_SECONDS))
+                time.sleep(POLL_SECONDS)
+        except BaseException:
+            with suppress(EnvironmentFault):  # else it hears of our end by our silence
+                self._exchange.write(STOP, b"1")
+            raise
         self._receiver.receive()
         observe(watch.look())
         reply = self._reply()
@@ -156,6 +167,21 @@ class Placed:
             note_loss(self.run, self._stage, watch.attempt)
         self._exchange.remove("")
         return reply
+
+    def _exchange_news(self, stop: StopRequest, watch: Watch) -> None:
+        """Take its rows, show that we are there, pass on a request to stop. A store that is away for a while is no end."""
+        try:
+            self._receiver.receive()
+            self._sign.show()
+            asked = max(stop.requests, int(self.budget.has_to_stop(watch)))
+            if asked > self._told_to_stop:
+                self._exchange.write(STOP, str(asked).encode())
+                self._told_to_stop = asked
+            self._heard_at = time.monotonic()
+        except EnvironmentFault as fault:
+            if time.monotonic() - self._heard_at > STORE_PATIENCE_SECONDS:
+                raise
+            logger.warning("%s Asking again.", fault)
 
     def check(self) -> str:
         """What the pool's container says of itself. Raises EnvironmentFault if it can not do a stage."""
@@ -183,8 +209,7 @@ class Placed:
     def _reply(self) -> Reply:
         content = self._exchange.read(REPLY)
         if content is not None:
-            known = {key: value for key, value in json.loads(content).items() if key in Reply._fields}  # another version's may hold more
-            return Reply(**known)
+            return Reply.of(content)
         reason = " ".join(str(self._state.message or "no reason given").split())
         return Reply(
             "crashed", f"{self._stage or 'the check'} on work pool {self._pool} ended as {self._state.name} without a word: {reason}"

@@ -1,79 +1,29 @@
 """A stage on a work pool, seen from the pipeline; the pool's containers are processes here, and the store is a folder."""
 
-import os
 import signal
-import subprocess
-import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
-from uuid import uuid4
 
-import psutil
 import pytest
-from prefect.states import Completed, Crashed, Running
 
 from config import jsonl
 from config.errors import EnvironmentFault, OverBudget, StageStopped
 from config.load import load
-from config.records import AttemptRow, UsageRow
+from config.records import UsageRow
 from costs.ledger import ledger
 from tasks import placement, validity
+from tasks.exchange import Receiver
 from tasks.outcome import Outcome, StageCrashed
 from tasks.placement import check_places, run_here, run_placed
 from tasks.run import Run, begin
 from tasks.stop import StopRequest
 from tests.conftest import ROOT, own_remote
+from tests.tasks.pool import LONG, Pool, attempts, when_mirrored
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(1200)]
 
 TINY = ROOT / "tests" / "e2e" / "tiny.yaml"
-CONTAINER = (
-    "import sys; from tasks.placed import work; from tasks.stop import on_signals\nwith on_signals() as stop: work(sys.argv[1], stop)"
-)
-LONG = ("sft.epochs=100.0", "sft.max_steps=600", "sft.checkpoint_every_steps=20")
-
-
-class Pool:
-    """Stands for Prefect and a worker: each request becomes a process with the environment of a container."""
-
-    def __init__(self, folder: Path) -> None:
-        self.containers: list[subprocess.Popen[bytes]] = []
-        self._folder = folder
-
-    def hand_over(self, pool: str, request: str, name: str) -> SimpleNamespace:
-        variables = {
-            "RLHF_WORKSPACES": str(self._folder / "workspaces"),
-            "RLHF_CACHE": str(self._folder / "cache"),
-            "PYTHONPATH": str(ROOT),
-        }
-        with (self._folder / "container.log").open("ab") as log:
-            self.containers.append(
-                subprocess.Popen(
-                    [sys.executable, "-c", CONTAINER, request], env=os.environ | variables, stdout=log, stderr=log, start_new_session=True
-                )
-            )
-        return SimpleNamespace(id=uuid4())
-
-    def state_of(self, flow_run: object) -> object:
-        match self.containers[-1].poll():
-            case None:
-                return Running()
-            case 0:
-                return Completed()
-            case code:
-                return Crashed(message=f"exit code {code}")
-
-    def strike(self, number: int) -> None:
-        """A signal to the newest container: SIGKILL to all of it, SIGTERM to its first process, as engines do."""
-        container = self.containers[-1]
-        if number == signal.SIGTERM:
-            container.send_signal(number)
-            return
-        for process in [*psutil.Process(container.pid).children(recursive=True), psutil.Process(container.pid)]:
-            process.kill()
 
 
 @pytest.fixture
@@ -101,25 +51,6 @@ def new_run(new_checkout: Callable[[], Path], tmp_path: Path) -> Callable[..., R
 
 def bring_up(run: Run, stage: str, stop: StopRequest | None = None) -> Outcome:
     return run_placed(run, stage, "gpus", stop or StopRequest(), lambda progress: None)
-
-
-def attempts(run: Run, stage: str) -> list[AttemptRow]:
-    return jsonl.read(run.root / "runs" / stage / "attempts.jsonl", AttemptRow).rows
-
-
-def when_mirrored(folder: Path, action: Callable[[], None]) -> threading.Thread:
-    """Do something once a checkpoint is whole in the store."""
-
-    def wait() -> None:
-        deadline = time.monotonic() + 600
-        while not list((folder / "store" / "checkpoints").glob("sft/*/step-*/manifest.json")):
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
-        action()
-
-    thread = threading.Thread(target=wait)
-    thread.start()
-    return thread
 
 
 def test_a_stage_elsewhere_is_killed_goes_on_is_preempted_and_is_then_unchanged(
@@ -174,6 +105,33 @@ def test_a_stop_and_a_budget_reach_the_container(new_run: Callable[..., Run], po
     poor = new_run(*LONG, "budget.max_usd_by_stage={sft: 0.05}", "prices.usd_per_device_hour_by_pool={gpus: 60.0}", "budget.gate=warn")
     with pytest.raises(OverBudget, match=r"budget\.max_usd_by_stage\.sft=0\.05"):
         bring_up(poor, "sft")
+    containers = len(pool.containers)
+    broke = new_run(*LONG, "budget.max_usd_by_stage={sft: 1.0e-9}", "budget.gate=warn")
+    with pytest.raises(OverBudget, match="leaves no room to start sft"):
+        bring_up(broke, "sft")
+    assert len(pool.containers) == containers, "none is left at work that nobody follows"
+
+
+def test_a_store_that_is_away_for_a_while_is_waited_for_and_the_stage_then_told(
+    new_run: Callable[..., Run], pool: Pool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    received, away = Receiver.receive, iter(range(3))
+
+    def receive(receiver: Receiver) -> bool:
+        if next(away, None) is not None:
+            raise EnvironmentFault("the store is away")
+        return received(receiver)
+
+    monkeypatch.setattr(Receiver, "receive", receive)
+    assert bring_up(new_run(), "data") == Outcome(cached=False, attempt=1)
+    assert next(away, None) is None
+    away = iter(range(10**9))
+    monkeypatch.setattr(placement, "STORE_PATIENCE_SECONDS", 0.0)
+    changed = new_run("data.max_prompt_chars=500")
+    with pytest.raises(EnvironmentFault, match="the store is away"):
+        bring_up(changed, "data")
+    (stop,) = (tmp_path / "store" / "exchange" / changed.run_id).glob("data-*/stop")
+    assert stop.read_bytes() == b"1"
 
 
 def test_a_local_stage_takes_its_inputs_from_the_store(new_run: Callable[..., Run], pool: Pool) -> None:

@@ -1,0 +1,84 @@
+"""A work pool of tests: its containers are processes of this machine, and the store is a folder."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from uuid import uuid4
+
+import psutil
+from prefect.states import Completed, Crashed, Running
+
+from config import jsonl
+from config.records import AttemptRow
+from tasks.run import Run
+from tests.conftest import ROOT
+
+CONTAINER = (
+    "import sys; from tasks.placed import work; from tasks.stop import on_signals\nwith on_signals() as stop: work(sys.argv[1], stop)"
+)
+LONG = ("sft.epochs=100.0", "sft.max_steps=600", "sft.checkpoint_every_steps=20")
+
+
+class Pool:
+    """Stands for Prefect and a worker: each request becomes a process with the environment of a container."""
+
+    def __init__(self, folder: Path) -> None:
+        self.containers: list[subprocess.Popen[bytes]] = []
+        self._folder = folder
+
+    def hand_over(self, pool: str, request: str, name: str) -> SimpleNamespace:
+        variables = {
+            "RLHF_WORKSPACES": str(self._folder / "workspaces"),
+            "RLHF_CACHE": str(self._folder / "cache"),
+            "PYTHONPATH": str(ROOT),
+        }
+        with (self._folder / "container.log").open("ab") as log:
+            self.containers.append(
+                subprocess.Popen(
+                    [sys.executable, "-c", CONTAINER, request], env=os.environ | variables, stdout=log, stderr=log, start_new_session=True
+                )
+            )
+        return SimpleNamespace(id=uuid4())
+
+    def state_of(self, flow_run: object) -> object:
+        match self.containers[-1].poll():
+            case None:
+                return Running()
+            case 0:
+                return Completed()
+            case code:
+                return Crashed(message=f"exit code {code}")
+
+    def strike(self, number: int) -> None:
+        """A signal to the newest container: SIGKILL to all of it, SIGTERM to its first process, as engines do."""
+        container = self.containers[-1]
+        if number == signal.SIGTERM:
+            container.send_signal(number)
+            return
+        for process in [*psutil.Process(container.pid).children(recursive=True), psutil.Process(container.pid)]:
+            process.kill()
+
+
+def attempts(run: Run, stage: str) -> list[AttemptRow]:
+    return jsonl.read(run.root / "runs" / stage / "attempts.jsonl", AttemptRow).rows
+
+
+def when_mirrored(folder: Path, action: Callable[[], None]) -> threading.Thread:
+    """Do something once a checkpoint is whole in the store."""
+
+    def wait() -> None:
+        deadline = time.monotonic() + 600
+        while not list((folder / "store" / "checkpoints").glob("sft/*/step-*/manifest.json")):
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        action()
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    return thread
