@@ -64,13 +64,16 @@ class Reply(NamedTuple):
 
 
 def work(url: str, stop: StopRequest) -> Reply:
-    """Do what the request at `url` asks for, and put the reply beside it."""
-    exchange = Exchange(url)
-    content = exchange.read(REQUEST)
-    if content is None:
-        raise EnvironmentFault(f"{url}/{REQUEST} does not exist: the pipeline and this container do not see the same store.")
-    reply = _answer(json.loads(content), exchange, stop)
-    exchange.write(REPLY, dump(reply._asdict()))
+    """Do what the request at `url` asks for, and put the reply beside it; of a store that can not be used only the flow's state can tell."""
+    try:
+        exchange = Exchange(url)
+        content = exchange.read(REQUEST)
+        if content is None:
+            raise EnvironmentFault(f"{url}/{REQUEST} does not exist: the pipeline and this container do not see the same store.")
+        reply = _answer(json.loads(content), exchange, stop)
+        exchange.write(REPLY, dump(reply._asdict()))
+    except EnvironmentFault as fault:
+        return Reply("bad_input", str(fault))
     return reply
 
 

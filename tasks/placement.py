@@ -212,7 +212,7 @@ class Placed:
             return Reply.of(content)
         reason = " ".join(str(self._state.message or "no reason given").split())
         return Reply(
-            "crashed", f"{self._stage or 'the check'} on work pool {self._pool} ended as {self._state.name} without a word: {reason}"
+            "crashed", f"{self._stage or 'the check'} on work pool {self._pool} ended as {self._state.name} without a reply: {reason}"
         )
 
     def _never_began(self, seconds: float) -> str:

@@ -13,6 +13,7 @@ from config import jsonl
 from config.load import load
 from config.records import AttemptRow
 from config.schema import Params
+from flows.stage import _state
 from tasks import placed
 from tasks.code import code_digest
 from tasks.exchange import Exchange, Receiver, dump
@@ -86,6 +87,21 @@ def test_a_mistake_of_the_user_is_the_stages_own_line(run: Run, ask: Ask) -> Non
     assert reply.kind == "bad_input"
     assert "\n" not in reply.message
     assert "data/" in reply.message
+
+
+def test_a_container_that_can_not_use_the_store_says_so_as_the_state_of_its_flow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    elsewhere = _state(work(f"{tmp_path}/not-mounted", StopRequest()))
+    assert elsewhere.is_failed()
+    assert (
+        elsewhere.message == f"{tmp_path}/not-mounted/{REQUEST} does not exist: the pipeline and this container do not see the same store."
+    )
+    for name, value in {"AWS_ENDPOINT_URL": "http://127.0.0.1:9", "AWS_MAX_ATTEMPTS": "1", "AWS_SECRET_ACCESS_KEY": "hidden"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "who")
+    away = _state(work("s3://store/dvc/exchange/run-1/sft-1", StopRequest()))
+    assert away.is_failed()
+    assert (away.message or "").startswith("s3://store/dvc/exchange/run-1/sft-1 can not be reached")
+    assert "hidden" not in (away.message or "")
 
 
 def test_another_code_is_refused_before_anything_is_done(run: Run, ask: Ask) -> None:

@@ -65,7 +65,7 @@ def test_a_stage_elsewhere_is_killed_goes_on_is_preempted_and_is_then_unchanged(
         assert validity.push(run.root) is None
 
     killer = when_mirrored(tmp_path, lambda: pool.strike(signal.SIGKILL))
-    with pytest.raises(StageCrashed, match="on work pool gpus ended as Crashed without a word"):
+    with pytest.raises(StageCrashed, match="on work pool gpus ended as Crashed without a reply"):
         bring_up(run, "sft")
     killer.join()
     assert [row.event for row in attempts(run, "sft")] == ["start", "lost"]
