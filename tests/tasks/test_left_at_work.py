@@ -69,7 +69,7 @@ def pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pool]:
 
 def killed_pipeline(root: Path, folder: Path, silence_seconds: float) -> list[psutil.Process]:
     """What a pipeline left at work that was killed while its stage sft had sent a checkpoint to the store."""
-    params = load(TINY, ["placement.data=gpus", "placement.sft=gpus", *LONG, "sft.max_steps=200"])
+    params = load(TINY, ["placement.data=gpus", "placement.sft=gpus", *LONG])
     (root / "params.yaml").write_text(json.dumps(params.model_dump(mode="json")))
     process = subprocess.Popen(
         [sys.executable, "-c", DOOMED, str(folder), str(silence_seconds)], cwd=root, env={**os.environ, "PYTHONPATH": str(ROOT)}
