@@ -97,6 +97,29 @@ class StageProcess(Part):
     """Resident set."""
 
 
+class Loop(Part):
+    """Updates of our PPO as the stage runs them, on a model that is quick and yet computes: CPU seconds of one update."""
+
+    width: int
+    layers: int
+    heads: int
+    mlp_width: int
+    vocab: int
+    sequences: int
+    """Responses of an update, sampled side by side."""
+    prompt_tokens: float
+    """Mean of a prompt."""
+    response_tokens: int
+    """Of every response: none ends early."""
+    micro_batch_tokens: int
+    epochs: int
+    mini_batches: int
+    rollout_seconds: float
+    scoring_seconds: float
+    """Of the reward model's, the reference's and the value model's passes together."""
+    update_seconds: float
+
+
 class Machine(Part):
     """One machine as it was measured on `date`. Rates are of one process with `threads` threads."""
 
@@ -119,5 +142,7 @@ class Machine(Part):
     """One token for one sequence of a two-layer trunk of width 32 with a cache: launches alone."""
     stages: dict[str, StageProcess]
     """`sft` stands for the stages on a Trainer, `ppo` for the others."""
+    loop: Loop
+    """How far a real stage is from the best that its parts can do."""
     seconds: float
     """That the measurement took."""

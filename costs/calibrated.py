@@ -14,6 +14,9 @@ from costs.memory import spared_tokens, trained_parameters
 from costs.setting import Levers, Setting
 from costs.shapes import ModelShape
 
+OWN_STAGES = ("ppo", "rloo", "evaluate")
+"""Stages whose rollouts and passes without gradient run in loops of our own."""
+
 
 def calibrated_pass(
     setting: Setting, shape: ModelShape, levers: Levers, sequences: float, tokens: float, vocabulary_tokens: float, training: bool
@@ -22,6 +25,13 @@ def calibrated_pass(
     own = setting.hardware.measured
     if own is None:
         return 0.0
+    return _pace(own, setting, training) * _pass(own, setting, shape, levers, sequences, tokens, vocabulary_tokens, training)
+
+
+def _pass(
+    own: Measured, setting: Setting, shape: ModelShape, levers: Levers, sequences: float, tokens: float, vocabulary_tokens: float, training: bool
+) -> float:  # fmt: skip
+    """The sum of its parts at the machine's best."""
     total, again = sequences * tokens, float(training and levers.checkpointing == "full")
     passes = (3.0 if levers.tuning == "full" else 2.0) + again if training else 1.0
     attention = forward_attention_flops(shape, sequences, tokens, levers.attention != "eager")
@@ -43,6 +53,13 @@ def calibrated_pass(
         + fold_seconds(own, setting, shape, levers) * (2 + again if training else 1)
         + (adapter_gradient_seconds(own, shape, levers, total) if training else 0.0)
     )
+
+
+def _pace(own: Measured, setting: Setting, training: bool) -> float:
+    """How much longer a pass takes within a stage of our own; what TRL's trainers do has its own overhead (`trainer_step_seconds`)."""
+    if training:
+        return own.update_pace if setting.stage == "ppo" else 1.0
+    return own.scoring_pace if setting.stage in OWN_STAGES else 1.0
 
 
 def fold_seconds(own: Measured, setting: Setting, shape: ModelShape, levers: Levers) -> float:
@@ -79,7 +96,7 @@ def calibrated_decode(setting: Setting, shape: ModelShape, levers: Levers, seque
         return 0.0
     layer_cache = 2 * shape.kv_width * levers.dtype_bytes * sequences * context
     attention = shape.layers * sequences * 4 * shape.query_width * context
-    pass_seconds = calibrated_pass(setting, shape, levers, sequences, 1.0, sequences, training=False)
+    pass_seconds = _pass(own, setting, shape, levers, sequences, 1.0, sequences, training=False)
     operations = launched(setting, shape, levers, backward=False)
     folded = fold_seconds(own, setting, shape, levers)
     parts = (
@@ -91,4 +108,5 @@ def calibrated_decode(setting: Setting, shape: ModelShape, levers: Levers, seque
         + own.logit_seconds(sequences * shape.vocab, shape.vocab, False, False)  # cumulated and searched, as often as made
     )
     beside = own.launch_seconds(operations - plain_operations(setting, shape), training=False) + folded
-    return own.decode_launch_seconds(shape.layers) + beside + own.decode_share * parts
+    pace = own.rollout_pace if setting.stage in OWN_STAGES else 1.0
+    return pace * (own.decode_launch_seconds(shape.layers) + beside + own.decode_share * parts)

@@ -12,13 +12,14 @@ import yaml
 from pydantic import ValidationError
 
 from config.errors import CostError
-from config.machine import MACHINE_FILE, Generation, Machine, Passes, Vocabulary
+from config.machine import MACHINE_FILE, Generation, Loop, Machine, Passes, Vocabulary
 from costs.calibrated import calibrated_decode, calibrated_pass
 from costs.catalogue import GIB, Hardware, hardware, hardware_row
 from costs.counts import forward_attention_flops, forward_matmul_flops, pointwise_bytes
 from costs.engines import engine
 from costs.measured import Measured, Points
-from costs.setting import Levers, Setting, Workload
+from costs.ppo import ppo_phases
+from costs.setting import Levers, Rlhf, Setting, Workload
 from costs.shapes import ModelShape, from_config
 
 CALIBRATED_CPU = "cpu-calibrated"
@@ -79,15 +80,39 @@ def rates(machine: Machine) -> Measured:
         bare, forward_stream_share=_merged(forward), training_stream_share=_merged(training), forward_logit_seconds=logit_seconds[0],
         training_logit_seconds=logit_seconds[1], trainer_step_seconds=max(0.0, trainer),
     )  # fmt: skip
-    return replace(found, decode_share=median(_decode_share(found, each) for each in machine.generation))
+    found = replace(found, decode_share=median(_decode_share(found, each) for each in machine.generation))
+    return _paced(found, machine.loop)
+
+
+def _paced(found: Measured, loop: Loop) -> Measured:
+    """With the paces: updates of PPO as they were measured, over what the formulas say for them."""
+    shape, longest = _shape(loop, loop.vocab), round(loop.prompt_tokens) + loop.response_tokens
+    roles = Rlhf(
+        reward=shape.scored, value=shape.scored, batch=loop.sequences, rollout_batch=loop.sequences, ppo_epochs=loop.epochs,
+        mini_batches=loop.mini_batches,
+    )  # fmt: skip
+    work = Workload(
+        longest, loop.prompt_tokens + loop.response_tokens, 1.0, prompt_tokens=round(loop.prompt_tokens),
+        response_tokens=loop.response_tokens, mean_response_tokens=loop.response_tokens, micro_batch_tokens=loop.micro_batch_tokens,
+    )  # fmt: skip
+    levers = replace(FP32, micro_batch=max(1, min(loop.sequences, loop.micro_batch_tokens // longest)))
+    planned = {name: seconds for name, _, seconds, _ in ppo_phases(Setting("ppo", shape, levers, work, _lent(found), OURS, rlhf=roles))}
+    return replace(
+        found, rollout_pace=loop.rollout_seconds / planned["rollout"], update_pace=loop.update_seconds / planned["update"],
+        scoring_pace=loop.scoring_seconds / (planned["score"] + planned["reference"] + planned["value"]),
+    )  # fmt: skip
+
+
+def _lent(found: Measured) -> Hardware:
+    """A device with these rates, for settings that are never planned."""
+    return hardware_row("cpu", {**CPU_ROW, "memory_gib": 1.0, "fp32_tflops": 0.1, "bandwidth_gb_per_second": 10.0}, found)
 
 
 def _decode_share(found: Measured, each: Generation) -> float:
     """What is left of a generation beside prefill and launches, over what the formulas say for it."""
     shape = _shape(each, each.vocab)
-    cpu = hardware_row("cpu", {**CPU_ROW, "memory_gib": 1.0, "fp32_tflops": 0.1, "bandwidth_gb_per_second": 10.0}, found)
     work = Workload(each.prompt_tokens + each.new_tokens, float(each.prompt_tokens), 1.0)
-    setting = Setting("serve", shape, FP32, work, cpu, OURS)
+    setting = Setting("serve", shape, FP32, work, _lent(found), OURS)
     prefill = calibrated_pass(setting, shape, FP32, each.sequences, each.prompt_tokens, each.sequences, training=False)
     launched = found.decode_launch_seconds(shape.layers)
     step = calibrated_decode(setting, shape, FP32, each.sequences, each.prompt_tokens + each.new_tokens / 2)
@@ -119,7 +144,7 @@ CPU_ROW = {"watts": 1.0, "source": "calibration", "date": "today"}
 """A device that lends its rates to a setting and is never planned for."""
 
 
-def _shape(each: Passes | Generation, vocab: int = 64) -> ModelShape:
+def _shape(each: Passes | Generation | Loop, vocab: int = 64) -> ModelShape:
     config = {
         "model_type": "llama", "hidden_size": each.width, "num_hidden_layers": each.layers, "num_attention_heads": each.heads,
         "num_key_value_heads": each.heads, "intermediate_size": each.mlp_width, "vocab_size": vocab, "tie_word_embeddings": True,

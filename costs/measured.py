@@ -42,6 +42,10 @@ class Measured:
     """What a Trainer adds to each optimizer step."""
     decode_share: float = 1.0
     """Time of a decoding step beside its launches, over what its parts add up to."""
+    scoring_pace: float = 1.0
+    """Seconds that passes without gradient take in a stage, over what the rates say, which are the machine's best."""
+    update_pace: float = 1.0
+    rollout_pace: float = 1.0
 
     @property
     def name(self) -> str:

@@ -20,7 +20,7 @@ from config.machine import MACHINE_FILE, Machine
 from training import heap
 from training.artifacts import replacing
 from training.machine_rates import best_of, decode_step_seconds, measured_round
-from training.machine_stages import stage_processes
+from training.machine_stages import loop, stage_processes
 
 logger = logging.getLogger(__name__)
 
@@ -36,6 +36,9 @@ def measure() -> Machine:
     tell("starting a stage of each kind in a process of its own")
     with tempfile.TemporaryDirectory() as folder:
         stages = stage_processes(Path(folder))
+    tell("updates of PPO")
+    with tempfile.TemporaryDirectory() as folder:
+        updates = loop(Path(folder))
     tell("matrix products, memory bandwidth, attention, whole models, log-probabilities, decoding, optimizer")
     first, first_step = measured_round(device), decode_step_seconds(device)
     tell("the same again")
@@ -46,7 +49,7 @@ def measure() -> Machine:
     tell("done")
     return Machine(
         name=name, processor=processor_name(), threads=torch.get_num_threads(), memory_bytes=memory, usable_bytes=usable,
-        torch=torch.__version__, date=datetime.now(UTC).date().isoformat(), decode_step_seconds=step, stages=stages, seconds=seconds, **rates,
+        torch=torch.__version__, date=datetime.now(UTC).date().isoformat(), decode_step_seconds=step, stages=stages, loop=updates, seconds=seconds, **rates,
     )  # fmt: skip
 
 

@@ -23,7 +23,7 @@ from training.rollout_static import generate
 Rates = Mapping[str, tuple[Part, ...]]
 """By the name of config/machine.py's field."""
 
-REPETITION_SECONDS = 0.1
+REPETITION_SECONDS = 0.06
 """Of one repetition: long against the clock's grain, short enough that some repetition has a core to itself."""
 REPETITIONS = 3
 PRODUCT_WIDTHS = (64, 128, 256, 512, 1024)

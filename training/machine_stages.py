@@ -1,4 +1,5 @@
-"""What a stage process costs before and beside its model: `sft` (a Trainer) and `ppo` (our loop), each run for real on a handful of rows.
+"""What a stage process costs before and beside its model: `sft` (a Trainer) and `ppo` (our loop), each run for real on a handful of rows;
+and what updates of PPO take on a model that has something to compute.
 
 python -m training.machine_stages sft    in a folder that `project` made: the stage, and one line of JSON about the process
 """
@@ -9,6 +10,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -19,7 +21,7 @@ import yaml
 from config import jsonl
 from config.errors import ModelError
 from config.load import override, read, validate
-from config.machine import StageProcess
+from config.machine import Loop, StageProcess
 from config.records import UsageRow
 from config.sections.data import HelpdeskSource
 
@@ -38,31 +40,70 @@ OVERRIDES = (
 )  # fmt: skip
 
 
+LOOP = {"width": 128, "layers": 4, "heads": 4, "mlp_width": 384, "vocab": 320}
+UPDATES, SEQUENCES, RESPONSE_TOKENS, MICRO_BATCH_TOKENS, EPOCHS, MINI_BATCHES = 5, 32, 32, 1024, 2, 2
+LOOP_OVERRIDES = (
+    *OVERRIDES, *(f"model.random.{name.removesuffix('_size')}={LOOP[name]}" for name in ("width", "layers", "heads", "mlp_width")),
+    f"model.random.kv_heads={LOOP['heads']}", f"ppo.batch_size={SEQUENCES}", f"ppo.rollout_batch_size={SEQUENCES}",
+    f"ppo.max_new_tokens={RESPONSE_TOKENS}", f"ppo.micro_batch_tokens={MICRO_BATCH_TOKENS}", f"ppo.ppo_epochs={EPOCHS}",
+    f"ppo.num_mini_batches={MINI_BATCHES}", f"ppo.updates={UPDATES}", "ppo.layout=separate",
+)  # fmt: skip
+
+
+def loop(folder: Path) -> Loop:
+    """Some updates of PPO in a process of its own, below `folder`. Raises ModelError if it fails."""
+    project(folder, LOOP_OVERRIDES)
+    _await(folder, {"ppo": _started(folder, "ppo")})
+    share, rows = _rows(folder, "ppo")
+    spent: dict[str, float] = {}
+    for row in rows:
+        if row.step > 1:  # the first warms up
+            spent[row.phase] = spent.get(row.phase, 0.0) + row.seconds * share / (UPDATES - 1)
+    rollouts = [row for row in rows if row.phase == "rollout"]
+    tokens = sum(row.tokens for row in rollouts) / sum(row.sequences for row in rollouts)
+    return Loop(
+        **LOOP, sequences=SEQUENCES, prompt_tokens=tokens - RESPONSE_TOKENS, response_tokens=RESPONSE_TOKENS,
+        micro_batch_tokens=MICRO_BATCH_TOKENS, epochs=EPOCHS, mini_batches=MINI_BATCHES, rollout_seconds=spent["rollout"],
+        scoring_seconds=spent["score"] + spent["reference"] + spent["value"], update_seconds=spent["update"],
+    )  # fmt: skip
+
+
 def stage_processes(folder: Path) -> dict[str, StageProcess]:
     """Both kinds of stage side by side, each in a process of its own, below `folder`.
 
     Raises ModelError if one fails: then no stage would run here.
     """
-    project(folder)
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]), "HF_HUB_OFFLINE": "1"}
-    started = []
-    for stage in STAGES:
-        with (folder / f"{stage}.log").open("wb") as log:
-            command = [sys.executable, "-m", "training.machine_stages", stage]
-            started.append(subprocess.Popen(command, cwd=folder, env=environment, stdout=log, stderr=log))
-    codes = [process.wait() for process in started]
-    for stage, code in zip(STAGES, codes, strict=True):
-        if code:
-            said = (folder / f"{stage}.log").read_text(encoding="utf-8", errors="replace").strip().splitlines() or ["nothing was said"]
-            raise ModelError(f"a small {stage} stage fails on this machine, so it can not be measured: {said[-1]}. Try rlhf doctor.")
+    project(folder, OVERRIDES)
+    _await(folder, {stage: _started(folder, stage) for stage in STAGES})
     return {stage: _of_process(folder, stage) for stage in STAGES}
 
 
-def _of_process(folder: Path, stage: str) -> StageProcess:
-    """The stage's own rows, in CPU seconds: waiting for a core is other programs' doing."""
+def _started(folder: Path, stage: str) -> "subprocess.Popen[bytes]":
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]), "HF_HUB_OFFLINE": "1"}
+    with (folder / f"{stage}.log").open("wb") as log:
+        command = [sys.executable, "-m", "training.machine_stages", stage]
+        return subprocess.Popen(command, cwd=folder, env=environment, stdout=log, stderr=log)
+
+
+def _await(folder: Path, started: "Mapping[str, subprocess.Popen[bytes]]") -> None:
+    """The end of all; raises ModelError with the last line of one that failed."""
+    codes = {stage: process.wait() for stage, process in started.items()}
+    for stage, code in codes.items():
+        if code:
+            said = (folder / f"{stage}.log").read_text(encoding="utf-8", errors="replace").strip().splitlines() or ["nothing was said"]
+            raise ModelError(f"a small {stage} stage fails on this machine, so it can not be measured: {said[-1]}. Try rlhf doctor.")
+
+
+def _rows(folder: Path, stage: str) -> tuple[float, list[UsageRow]]:
+    """CPU seconds per second of the stage, as waiting for a core is other programs' doing; its usage rows."""
     noted = json.loads((folder / f"{stage}-{OUT}").read_text(encoding="utf-8"))
-    rows = jsonl.read(folder / "runs" / stage / "usage.jsonl", UsageRow).rows
-    share = min(1.0, noted["cpu_seconds"] / sum(row.seconds for row in rows))
+    rows = list(jsonl.read(folder / "runs" / stage / "usage.jsonl", UsageRow).rows)
+    return min(1.0, noted["cpu_seconds"] / sum(row.seconds for row in rows)), rows
+
+
+def _of_process(folder: Path, stage: str) -> StageProcess:
+    noted = json.loads((folder / f"{stage}-{OUT}").read_text(encoding="utf-8"))
+    share, rows = _rows(folder, stage)
     steps: dict[int, float] = {}
     for row in rows:
         if row.phase not in ("start", "save", "other", "evaluate"):
@@ -76,14 +117,14 @@ def _of_process(folder: Path, stage: str) -> StageProcess:
     )  # fmt: skip
 
 
-def project(folder: Path) -> None:
-    """Params, tokenizer, rows and models of no size below `folder`."""
+def project(folder: Path, overrides: Sequence[str]) -> None:
+    """Params, tokenizer, rows and models below `folder`."""
     from training import helpdesk
     from training.artifacts import write_jsonl
     from training.models import base_model, new_reward_model
     from training.tokenizer import trained_tokenizer
 
-    content = override(read(ROOT / "recipes" / "demo.yaml"), list(OVERRIDES))
+    content = override(read(ROOT / "recipes" / "demo.yaml"), list(overrides))
     content["data"]["source"] |= {"sft_rows": ROWS, "preference_rows": ROWS, "prompt_rows": ROWS}
     params = validate(content, "the params of a calibration")
     (folder / "params.yaml").write_text(yaml.safe_dump(content), encoding="utf-8")

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from config.machine import AdamStep, Attention, Generation, Machine, Passes, Product, StageProcess, Stream, Vocabulary
+from config.machine import AdamStep, Attention, Generation, Loop, Machine, Passes, Product, StageProcess, Stream, Vocabulary
 
 
 def machine(**changes: Any) -> Machine:
@@ -27,5 +27,9 @@ def machine(**changes: Any) -> Machine:
             name: StageProcess(imports_seconds=5.0, start_seconds=6.0, step_seconds=5e-3, after_imports_bytes=500 * 2**20)
             for name in ("sft", "ppo")
         },
+        "loop": Loop(
+            width=128, layers=4, heads=4, mlp_width=384, vocab=320, sequences=32, prompt_tokens=20.0, response_tokens=32, micro_batch_tokens=1024,
+            epochs=2, mini_batches=2, rollout_seconds=0.5, scoring_seconds=0.2, update_seconds=0.5,
+        ),
     }  # fmt: skip
     return Machine(**(content | changes))

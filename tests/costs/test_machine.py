@@ -9,10 +9,12 @@ import yaml
 from config.errors import CostError
 from config.load import load
 from config.machine import MACHINE_FILE, Product, Stream
-from costs.calibrated import calibrated_pass
+from costs.calibrated import adapter_gradient_seconds, calibrated_pass, fold_seconds
+from costs.catalogue import Hardware
 from costs.machine import FP32, OURS, _shape, device, rates, this_machine
 from costs.planner import plan, target
 from costs.setting import Setting, Workload
+from costs.shapes import from_config
 from tests.costs.machines import machine
 
 DEMO = Path("recipes/demo.yaml")
@@ -99,3 +101,37 @@ def test_a_damaged_file_says_to_calibrate_again(tmp_path: Path, content: str) ->
     written(tmp_path).write_text(content)
     with pytest.raises(CostError, match="Run rlhf calibrate again, or delete the file"):
         this_machine(tmp_path)
+
+
+TINY = from_config(
+    {"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 128, "vocab_size": 320},
+    "tiny",
+)  # fmt: skip
+
+
+def test_what_updates_really_took_sets_the_pace_of_our_own_loops_and_of_no_trainer() -> None:
+    own = machine()
+    slower = own.loop.model_copy(update={"scoring_seconds": 2 * own.loop.scoring_seconds, "update_seconds": 3 * own.loop.update_seconds})
+    plain, paced = (device(each) for each in (own, machine(loop=slower)))
+
+    def seconds(stage: str, hardware: Hardware, training: bool) -> float:
+        return calibrated_pass(Setting(stage, TINY, FP32, Workload(64, 64.0, 1.0), hardware, OURS), TINY, FP32, 8, 64, 0.0, training)
+
+    ratios = {(stage, training): seconds(stage, paced, training) / seconds(stage, plain, training)
+              for stage in ("ppo", "rloo", "sft") for training in (False, True)}  # fmt: skip
+    assert ratios == pytest.approx({
+        ("ppo", False): 2, ("ppo", True): 3, ("rloo", False): 2, ("rloo", True): 1, ("sft", False): 1, ("sft", True): 1,
+    })  # fmt: skip
+
+
+def test_an_adapter_costs_its_folding_and_the_thin_products_of_its_gradients() -> None:
+    hardware = device(machine())
+    lora = replace(FP32, tuning="lora", lora_rank=4, lora_modules=("q", "down"))
+    setting = Setting("ppo", TINY, lora, Workload(64, 64.0, 1.0), hardware, OURS)
+    own = hardware.measured
+    assert own is not None
+    weights = 64 * 64 + 128 * 64
+    # streams at 10 GB/s: a weight is read and written; products at 100 GFLOP/s
+    assert fold_seconds(own, setting, TINY, lora) == pytest.approx(2 * weights * (8 / 1e10 + 2 * 4 / 1e11))
+    assert adapter_gradient_seconds(own, TINY, lora, 100.0) == pytest.approx(4 * 2 * 4 * (64 + 64 + 128 + 64) * 100 / 1e11)
+    assert fold_seconds(own, setting, TINY, FP32) == adapter_gradient_seconds(own, TINY, FP32, 100.0) == 0
