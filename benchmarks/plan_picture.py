@@ -5,7 +5,7 @@ from html import escape
 from math import ceil, floor, log10
 
 SIZE, MARGIN = 420.0, 56.0
-COLOURS = {"sft": "#4269d0", "reward": "#efb118", "ppo": "#ff725c"}
+COLOURS = {"sft": "#4269d0", "reward": "#efb118", "ppo": "#ff725c", "dpo": "#3ca951", "rloo": "#9c6b4e", "evaluate": "#a463f2"}
 STYLE = (
     "text{font:12px system-ui,sans-serif;fill:#1b1e23}.line{stroke:#9498a0;fill:none}@media(prefers-color-scheme:dark){text{fill:#e6e6e6}}"
 )
@@ -22,7 +22,7 @@ def scatter(points: Sequence[tuple[str, float, float]], title: str) -> str:
     def dot(kind: str, measured: float, predicted: float) -> str:
         x, y = place(measured), SIZE + 2 * MARGIN - place(predicted)
         label = f"{kind}: measured {measured:.0f}, predicted {predicted:.0f}"
-        return f"<circle cx='{x:.1f}' cy='{y:.1f}' r='4' fill='{COLOURS.get(kind, '#9498a0')}'><title>{escape(label)}</title></circle>"
+        return f"<circle cx='{x:.1f}' cy='{y:.1f}' r='4' fill='{COLOURS[kind]}'><title>{escape(label)}</title></circle>"
 
     def diagonal(factor: float, dash: str) -> str:
         shift = log10(factor) / (high - low) * SIZE
@@ -37,7 +37,7 @@ def scatter(points: Sequence[tuple[str, float, float]], title: str) -> str:
     drawn += [dot(*point) for point in points]
     keys = sorted({kind for kind, _, _ in points})
     drawn += [
-        f"<circle cx='{MARGIN + 12}' cy='{MARGIN + 14 + 18 * i}' r='4' fill='{COLOURS.get(kind, '#9498a0')}'/>"
+        f"<circle cx='{MARGIN + 12}' cy='{MARGIN + 14 + 18 * i}' r='4' fill='{COLOURS[kind]}'/>"
         f"<text x='{MARGIN + 22}' y='{MARGIN + 18 + 18 * i}'>{escape(kind)}</text>"
         for i, kind in enumerate(keys)
     ]  # fmt: skip
@@ -45,6 +45,6 @@ def scatter(points: Sequence[tuple[str, float, float]], title: str) -> str:
     return (
         f"<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 {whole:.0f} {whole:.0f}' width='{whole:.0f}' role='img' "
         f"aria-label='predicted against measured'><style>{STYLE}</style>"
-        f"<text x='{MARGIN}' y='{MARGIN - 24}'>predicted (up) against measured (right): {escape(title)}; dashed: 15% off</text>"
+        f"<text x='{MARGIN}' y='{MARGIN - 24}'>{escape(title)}: plan (up), measurement; dashed: 15% off</text>"
         f"<rect class='line' x='{MARGIN}' y='{MARGIN}' width='{SIZE}' height='{SIZE}'/>{''.join(drawn)}</svg>\n"
     )
