@@ -26,9 +26,10 @@ from benchmarks.plan_cases import KNOWN, STAGES, Case, draw, steps
 from benchmarks.plan_folder import make, plan_inputs, read_json
 from benchmarks.plan_picture import scatter
 from config import jsonl
-from config.machine import Machine
+from config.machine import Passes
 from config.records import UsageRow
 from costs.heap import imports_bytes
+from costs.machine import slowdown
 from costs.planner import plan, settings, target
 from costs.plans import StagePlan
 from costs.setting import Setting
@@ -102,18 +103,13 @@ def compare(case: Case, found: dict[str, Any], kept: Path) -> Comparison:
     parts = {part: (float(found[f"{part}_bytes"]), planned_part(setting, part)) for part in PARTS if found.get(f"{part}_bytes")}
     own = setting.hardware.measured
     return Comparison(
-        case.name, case.stage, peak, parts, seconds_of(found, made, steps(case)), slowdown(found, own.machine) if own else 1.0
+        case.name,
+        case.stage,
+        peak,
+        parts,
+        seconds_of(found, made, steps(case)),
+        slowdown(map(Passes.model_validate, found["pace"]), own.machine) if own else 1.0,
     )
-
-
-def slowdown(found: dict[str, Any], machine: Machine) -> float:
-    """How much longer whole trunks took right after the run than when the machine was calibrated: their median, forward and with gradients."""
-    ratios = []
-    for now in found["pace"]:
-        sizes = {key: value for key, value in now.items() if not key.endswith("_seconds")}
-        then = next(each for each in machine.passes if sizes.items() <= each.model_dump().items())
-        ratios += [now["forward_seconds"] / then.forward_seconds, now["training_seconds"] / then.training_seconds]
-    return median(ratios)
 
 
 def planned_part(setting: Setting, part: str) -> float:

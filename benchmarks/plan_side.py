@@ -17,7 +17,7 @@ import psutil
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from training.machine_rates import TRUNKS, passes
+from training.machine_rates import SOME_TRUNKS, passes
 from training.stage import run_stage
 from training.usage import Meter
 
@@ -61,7 +61,7 @@ class CpuMeter:
 def pace() -> list[dict[str, Any]]:
     """Small and large trunks that `rlhf calibrate` measured too: how fast the machine is at this moment."""
     with torch.enable_grad():
-        return [each.model_dump() for each in passes("cpu", TRUNKS[1:4])]
+        return [each.model_dump() for each in passes("cpu", SOME_TRUNKS)]
 
 
 def main() -> int:

@@ -118,6 +118,8 @@ class Loop(Part):
     scoring_seconds: float
     """Of the reward model's, the reference's and the value model's passes together."""
     update_seconds: float
+    trunks: tuple[Passes, ...]
+    """Some of the machine's `passes`, measured right after in the same process: how fast the machine was then."""
 
 
 class Machine(Part):

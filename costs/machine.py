@@ -4,6 +4,7 @@ Shares and launches are what is left of a whole trunk's time beside its products
 costs/calibrated.py that predict a stage are the ones that were calibrated.
 """
 
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
@@ -97,10 +98,21 @@ def _paced(found: Measured, loop: Loop) -> Measured:
     )  # fmt: skip
     levers = replace(FP32, micro_batch=max(1, min(loop.sequences, loop.micro_batch_tokens // longest)))
     planned = {name: seconds for name, _, seconds, _ in ppo_phases(Setting("ppo", shape, levers, work, _lent(found), OURS, rlhf=roles))}
+    slower = slowdown(loop.trunks, found.machine)
     return replace(
-        found, rollout_pace=loop.rollout_seconds / planned["rollout"], update_pace=loop.update_seconds / planned["update"],
-        scoring_pace=loop.scoring_seconds / (planned["score"] + planned["reference"] + planned["value"]),
+        found, rollout_pace=loop.rollout_seconds / slower / planned["rollout"], update_pace=loop.update_seconds / slower / planned["update"],
+        scoring_pace=loop.scoring_seconds / slower / (planned["score"] + planned["reference"] + planned["value"]),
     )  # fmt: skip
+
+
+def slowdown(now: Iterable[Passes], machine: Machine) -> float:
+    """How much longer trunks take `now` than as the machine was calibrated: the median, forward and with gradients."""
+    ratios = []
+    for each in now:
+        sizes = each.model_dump(exclude={"forward_seconds", "training_seconds"}).items()
+        then = next(known for known in machine.passes if sizes <= known.model_dump().items())
+        ratios += [each.forward_seconds / then.forward_seconds, each.training_seconds / then.training_seconds]
+    return median(ratios)
 
 
 def _lent(found: Measured) -> Hardware:

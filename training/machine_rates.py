@@ -25,7 +25,7 @@ Rates = Mapping[str, tuple[Part, ...]]
 
 REPETITION_SECONDS = 0.06
 """Of one repetition: long against the clock's grain, short enough that some repetition has a core to itself."""
-REPETITIONS = 3
+REPETITIONS = 2
 PRODUCT_WIDTHS = (64, 128, 256, 512, 1024)
 PRODUCT_ROWS = (1, 16, 128, 2048)
 STREAM_BYTES = (2**14, 2**17, 2**20, 2**23, 2**24, 2**25, 2**26)
@@ -39,6 +39,8 @@ TRUNKS = (
     (256, 2, 8, 768, 32, 128),
     (512, 2, 8, 1536, 4, 128),
 )
+SOME_TRUNKS = TRUNKS[1:4]
+"""Enough to tell how fast the machine is at a moment."""
 VOCABULARIES = ((1024, 512, 128), (1024, 8192, 128))
 """Tokens, entries, width."""
 GENERATIONS = (

@@ -1,7 +1,7 @@
 """What a stage process costs before and beside its model: `sft` (a Trainer) and `ppo` (our loop), each run for real on a handful of rows;
 and what updates of PPO take on a model that has something to compute.
 
-python -m training.machine_stages sft    in a folder that `project` made: the stage, and one line of JSON about the process
+python -m training.machine_stages sft [trunks]    in a folder that `project` made: the stage, and one line of JSON about the process
 """
 
 import importlib
@@ -21,7 +21,7 @@ import yaml
 from config import jsonl
 from config.errors import ModelError
 from config.load import override, read, validate
-from config.machine import Loop, StageProcess
+from config.machine import Loop, Passes, StageProcess
 from config.records import UsageRow
 from config.sections.data import HelpdeskSource
 
@@ -29,7 +29,7 @@ STAGES = ("sft", "ppo")
 """What each stands for: sft for the stages on a Trainer, ppo for the others."""
 STEPS = 6
 ROWS = 8 * STEPS
-OUT = "process.json"
+OUT, TRUNKS_AFTER = "process.json", "trunks.json"
 ROOT = Path(__file__).parents[1]
 OVERRIDES = (
     "model.random.width=32", "model.random.layers=1", "model.random.heads=2", "model.random.kv_heads=2", "model.random.mlp_width=64",
@@ -41,7 +41,7 @@ OVERRIDES = (
 
 
 LOOP = {"width": 128, "layers": 4, "heads": 4, "mlp_width": 384, "vocab": 320}
-UPDATES, SEQUENCES, RESPONSE_TOKENS, MICRO_BATCH_TOKENS, EPOCHS, MINI_BATCHES = 5, 32, 32, 1024, 2, 2
+UPDATES, SEQUENCES, RESPONSE_TOKENS, MICRO_BATCH_TOKENS, EPOCHS, MINI_BATCHES = 3, 32, 32, 1024, 1, 2
 LOOP_OVERRIDES = (
     *OVERRIDES, *(f"model.random.{name.removesuffix('_size')}={LOOP[name]}" for name in ("width", "layers", "heads", "mlp_width")),
     f"model.random.kv_heads={LOOP['heads']}", f"ppo.batch_size={SEQUENCES}", f"ppo.rollout_batch_size={SEQUENCES}",
@@ -53,7 +53,7 @@ LOOP_OVERRIDES = (
 def loop(folder: Path) -> Loop:
     """Some updates of PPO in a process of its own, below `folder`. Raises ModelError if it fails."""
     project(folder, LOOP_OVERRIDES)
-    _await(folder, {"ppo": _started(folder, "ppo")})
+    _await(folder, {"ppo": _started(folder, "ppo", "trunks")})
     share, rows = _rows(folder, "ppo")
     spent: dict[str, float] = {}
     for row in rows:
@@ -65,6 +65,7 @@ def loop(folder: Path) -> Loop:
         **LOOP, sequences=SEQUENCES, prompt_tokens=tokens - RESPONSE_TOKENS, response_tokens=RESPONSE_TOKENS,
         micro_batch_tokens=MICRO_BATCH_TOKENS, epochs=EPOCHS, mini_batches=MINI_BATCHES, rollout_seconds=spent["rollout"],
         scoring_seconds=spent["score"] + spent["reference"] + spent["value"], update_seconds=spent["update"],
+        trunks=tuple(Passes.model_validate(each) for each in json.loads((folder / TRUNKS_AFTER).read_text(encoding="utf-8"))),
     )  # fmt: skip
 
 
@@ -78,10 +79,10 @@ def stage_processes(folder: Path) -> dict[str, StageProcess]:
     return {stage: _of_process(folder, stage) for stage in STAGES}
 
 
-def _started(folder: Path, stage: str) -> "subprocess.Popen[bytes]":
+def _started(folder: Path, stage: str, *also: str) -> "subprocess.Popen[bytes]":
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]), "HF_HUB_OFFLINE": "1"}
     with (folder / f"{stage}.log").open("wb") as log:
-        command = [sys.executable, "-m", "training.machine_stages", stage]
+        command = [sys.executable, "-m", "training.machine_stages", stage, *also]
         return subprocess.Popen(command, cwd=folder, env=environment, stdout=log, stderr=log)
 
 
@@ -144,7 +145,7 @@ def project(folder: Path, overrides: Sequence[str]) -> None:
     new_reward_model(policy, params.model, tokenizer, params.seed).save_pretrained(folder / "models" / "reward")
 
 
-def main(stage: str) -> int:
+def main(stage: str, with_trunks: bool = False) -> int:
     """Run a stage here as its own module does, and note what the process took."""
     module: Any = importlib.import_module(f"training.{stage}")
     from training.stage import run_stage
@@ -153,8 +154,16 @@ def main(stage: str) -> int:
     code = run_stage(stage, module.SECTIONS, module.INPUTS, getattr(module, stage))
     noted = {"imports_seconds": imports, "after_imports_bytes": held, "cpu_seconds": time.process_time()}
     Path(f"{stage}-{OUT}").write_text(json.dumps(noted), encoding="utf-8")
+    if with_trunks:
+        import torch
+
+        from training.machine_rates import SOME_TRUNKS, passes  # late: what a stage does not import must not count as its own
+
+        with torch.enable_grad():
+            trunks = [each.model_dump() for each in passes("cpu", SOME_TRUNKS)]
+        Path(TRUNKS_AFTER).write_text(json.dumps(trunks), encoding="utf-8")
     return int(code)
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))
+    sys.exit(main(sys.argv[1], "trunks" in sys.argv[2:]))

@@ -30,6 +30,7 @@ def machine(**changes: Any) -> Machine:
         "loop": Loop(
             width=128, layers=4, heads=4, mlp_width=384, vocab=320, sequences=32, prompt_tokens=20.0, response_tokens=32, micro_batch_tokens=1024,
             epochs=2, mini_batches=2, rollout_seconds=0.5, scoring_seconds=0.2, update_seconds=0.5,
+            trunks=(Passes(width=96, layers=2, heads=4, mlp_width=256, sequences=64, tokens=32, forward_seconds=0.02, training_seconds=0.06),),
         ),
     }  # fmt: skip
     return Machine(**(content | changes))
