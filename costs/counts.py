@@ -105,7 +105,8 @@ def dequantised_bytes(shape: ModelShape, levers: Levers) -> float:
 def launched(setting: Setting, shape: ModelShape, levers: Levers, backward: bool) -> float:
     """Small operations of one pass through the model."""
     engine = setting.engine
-    adapted = len(levers.lora_modules) if levers.tuning == "lora" else 0
+    packed = shape.traits.packed_qkv and not engine.padded_lora
+    adapted = len(shape.adapted(levers.lora_modules, packed)) if levers.tuning == "lora" else 0
     quantised = len(shape.matrices) if levers.quantisation and levers.quantisation.startswith("nf4") and not backward else 0
     forward = plain_operations(setting, shape) + shape.layers * (engine.lora_ops * adapted + engine.quantised_ops * quantised)
     again = forward if backward and levers.checkpointing == "full" else 0.0

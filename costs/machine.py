@@ -44,7 +44,7 @@ def this_machine(root: Path) -> Hardware | None:
         return None
     except (OSError, UnicodeDecodeError, yaml.YAMLError, ValidationError) as error:
         first = str(error).splitlines()[0]
-        raise CostError(f"{path} is damaged: {first}. Run rlhf calibrate again, or delete the file.") from None
+        raise CostError(f"{path} is damaged or of an earlier version: {first}. Run rlhf calibrate again, or delete the file.") from None
 
 
 def device(machine: Machine) -> Hardware:
@@ -97,22 +97,29 @@ def _paced(found: Measured, loop: Loop) -> Measured:
         response_tokens=loop.response_tokens, mean_response_tokens=loop.response_tokens, micro_batch_tokens=loop.micro_batch_tokens,
     )  # fmt: skip
     levers = replace(FP32, micro_batch=max(1, min(loop.sequences, loop.micro_batch_tokens // longest)))
-    planned = {name: seconds for name, _, seconds, _ in ppo_phases(Setting("ppo", shape, levers, work, _lent(found), OURS, rlhf=roles))}
-    slower = slowdown(loop.trunks, found.machine)
-    return replace(
-        found, rollout_pace=loop.rollout_seconds / slower / planned["rollout"], update_pace=loop.update_seconds / slower / planned["update"],
-        scoring_pace=loop.scoring_seconds / slower / (planned["score"] + planned["reference"] + planned["value"]),
-    )  # fmt: skip
+
+    def planned(own: Measured) -> dict[str, float]:
+        return {name: seconds for name, _, seconds, _ in ppo_phases(Setting("ppo", shape, levers, work, _lent(own), OURS, rlhf=roles))}
+
+    slower, plain = slowdown(loop.trunks, found.machine), planned(found)
+    found = replace(found, scoring_pace=loop.scoring_seconds / slower / (plain["score"] + plain["reference"] + plain["value"]))
+    # prompts are read at the pace of scoring, and an optimizer step at none: what the other two paces act on grows with them
+    one, two = planned(found), planned(replace(found, rollout_pace=2.0, update_pace=2.0))
+
+    def pace(phase: str, measured: float) -> float:
+        return max(SMALLEST_SHARE, 1 + (measured / slower - one[phase]) / (two[phase] - one[phase]))
+
+    return replace(found, rollout_pace=pace("rollout", loop.rollout_seconds), update_pace=pace("update", loop.update_seconds))
 
 
 def slowdown(now: Iterable[Passes], machine: Machine) -> float:
-    """How much longer trunks take `now` than as the machine was calibrated: the median, forward and with gradients."""
+    """How much longer trunks take `now` than as the machine was calibrated: the median, forward and with gradients; 1 if it knows none of them."""
     ratios = []
     for each in now:
         sizes = each.model_dump(exclude={"forward_seconds", "training_seconds"}).items()
-        then = next(known for known in machine.passes if sizes <= known.model_dump().items())
-        ratios += [each.forward_seconds / then.forward_seconds, each.training_seconds / then.training_seconds]
-    return median(ratios)
+        for then in (known for known in machine.passes if sizes <= known.model_dump().items()):
+            ratios += [each.forward_seconds / then.forward_seconds, each.training_seconds / then.training_seconds]
+    return median(ratios) if ratios else 1.0
 
 
 def _lent(found: Measured) -> Hardware:

@@ -12,6 +12,8 @@ are found by the libraries themselves, in files and variables of the machine.
 import json
 import re
 from collections.abc import Iterator, Sequence
+from errno import ENOSPC
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -103,6 +105,8 @@ class FaultsTold:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
         if error is None or isinstance(error, EnvironmentFault) or not isinstance(error, Exception):
             return
+        if isinstance(error, OSError) and error.errno == ENOSPC and "://" in self._url:
+            return  # the disk here
         raise EnvironmentFault(store_fault(self._url, error)) from None
 
 
@@ -118,7 +122,7 @@ def store_fault(url: str, error: Exception) -> str:
             f"{url} refuses the credentials that were found ({said[:120] or name}). "
             "They are read from AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or the file that AWS_SHARED_CREDENTIALS_FILE names."
         )
-    if isinstance(error, OSError) and error.errno == 28:
+    if isinstance(error, OSError) and error.errno == ENOSPC:
         return f"the disk of {url} is full. Make room there: rlhf clean, dvc gc."
     return f"{url} can not be reached ({name}: {said[:160]}). Check that the store runs and that AWS_ENDPOINT_URL names it."
 
@@ -152,24 +156,37 @@ class Receiver:
     """Appends what was sent to files of the same names."""
 
     def __init__(self, folder: Path, exchange: Exchange, again: bool = False) -> None:
-        """`again`: another one, which was killed, has taken a part of it; rows hold their time, so what is there already can be told."""
+        """`again`: another one, which was killed, has taken a part of it; rows hold their time, so the last that it took can be told."""
         self._folder, self._exchange, self._again = folder, exchange, again
         self._taken: set[str] = set()
 
     def receive(self) -> bool:
         """Take what has come; returns whether anything has."""
-        new = [name for name in self._exchange.names() if re.search(r"\.\d{12}$", name) and name not in self._taken]
-        for name in sorted(new):  # the offsets are in order
+        sent = sorted(name for name in self._exchange.names() if re.search(r"\.\d{12}$", name))  # the offsets are in order
+        if self._again:
+            self._taken, self._again = self._taken_before(sent), False
+        new = [name for name in sent if name not in self._taken]
+        for name in new:
             content = self._exchange.read(name) or b""
-            path = self._folder / name[: -len(".000000000000")]
+            path = self._path(name)
             path.parent.mkdir(parents=True, exist_ok=True)
             self._taken.add(name)
-            if self._again and path.exists() and content in path.read_bytes():
-                continue
             with path.open("ab") as file:
                 file.write(content)
                 file.flush()
         return bool(new)
+
+    def _taken_before(self, sent: Sequence[str]) -> set[str]:
+        """Of what was sent, what the files hold already: from the newest backwards, as it was taken in order."""
+        taken: set[str] = set()
+        for path, names in groupby(sent, self._path):
+            held, pieces = path.read_bytes() if path.exists() else b"", list(names)
+            last = next((i for i in reversed(range(len(pieces))) if (self._exchange.read(pieces[i]) or b"") in held), -1) if held else -1
+            taken.update(pieces[: last + 1])
+        return taken
+
+    def _path(self, name: str) -> Path:
+        return self._folder / name[: -len(".000000000000")]
 
 
 def _size(path: Path) -> int:

@@ -17,10 +17,21 @@ from tasks.remote import remote_of
 from tasks.run import Run
 from tasks.signs import CONTAINER, GONE_SECONDS, Silence
 from tasks.stop import StopRequest
+from tasks.validity import default_remote
 
 logger = logging.getLogger(__name__)
 
 POLL_SECONDS = 1.0
+
+
+def ask_to_stop(run: Run) -> None:
+    """Ask whatever earlier runs have left at work, of any stage, to stop, and do not wait: its machines may be the ones that are needed.
+
+    Raises EnvironmentFault if the store can not be reached.
+    """
+    for left, _ in _left(run):
+        if left.read(REPLY) is None:
+            left.write(STOP, b"1")
 
 
 def end_left_at_work(run: Run, stage: str, stop: StopRequest) -> str | None:
@@ -29,20 +40,27 @@ def end_left_at_work(run: Run, stage: str, stop: StopRequest) -> str | None:
     Returns the dvc.lock of one that came to its end meanwhile, if nothing has changed the lock here since; None otherwise.
     Raises EnvironmentFault if the store can not be reached.
     """
-    earlier = _earlier_runs(run)
-    if not earlier:
-        return None
-    exchanges = Exchange(f"{remote_of(run.root)['url']}/exchange")
     lock = None
-    for name in exchanges.names():
-        run_id, _, request = name.partition("/")
-        if run_id in earlier and request.startswith(f"{stage}-") and request.endswith(f"/{REQUEST}"):
-            left = exchanges.below(name.removesuffix(f"/{REQUEST}"))
+    for left, of in _left(run):
+        if of == stage:
             reply = _end(run.root, stage, left, stop)
             lock = _usable_lock(run.root, left, reply) or lock
             if reply is not None or not stop.made:
                 left.remove("")
     return lock
+
+
+def _left(run: Run) -> list[tuple[Exchange, str]]:
+    """What earlier runs have left in the store, and the stage of each."""
+    earlier = _earlier_runs(run)
+    if not earlier or default_remote(run.root) is None:
+        return []
+    exchanges, found = Exchange(f"{remote_of(run.root)['url']}/exchange"), []
+    for name in exchanges.names():
+        run_id, _, request = name.partition("/")
+        if run_id in earlier and request.endswith(f"/{REQUEST}") and not request.startswith("check-"):
+            found.append((exchanges.below(name.removesuffix(f"/{REQUEST}")), request.partition("-")[0]))
+    return found
 
 
 def _earlier_runs(run: Run) -> set[str]:

@@ -55,9 +55,11 @@ class Mirror:
             self._named.add(fingerprint)
 
     def restore(self) -> None:
-        """Bring the newest checkpoint of the stage's last attempt; whether it fits, the stage decides by its fingerprint."""
+        """Bring the newest checkpoint made from these parameters and inputs, else of the stage's last attempt; whether it fits, the stage
+        decides by its fingerprint.
+        """
         rows = attempts(self._root, self._stage)
-        fingerprint = rows[-1].fingerprint if rows else (self._store.read(self._by_inputs) or b"").decode()
+        fingerprint = (self._store.read(self._by_inputs) or b"").decode() or (rows[-1].fingerprint if rows else "")
         if not fingerprint:
             return
         place = f"{self._place}/{fingerprint}"

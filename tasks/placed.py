@@ -90,11 +90,16 @@ def _answer(request: dict[str, Any], exchange: Exchange, stop: StopRequest) -> R
     except StageCrashed as crash:
         return Reply("crashed", str(crash), hopeless=crash.hopeless)
     except (RlhfError, OSError, subprocess.SubprocessError) as error:
-        if isinstance(error, OSError) and error.errno in DISK_FULL:  # another container would find it as full
+        if isinstance(error, OSError) and _says_full(error):  # another container would find it as full
             return Reply(
                 "bad_input", f"the volume of {error.filename or workspaces()} in work pool {request['pool']} is full. Make room on it."
             )
         return Reply("crashed", f"{type(error).__name__}: {error}")
+
+
+def _says_full(error: OSError) -> bool:
+    """Of a folder that is copied, shutil collects the errors as texts."""
+    return error.errno in DISK_FULL or (isinstance(error, shutil.Error) and any(os.strerror(code) in str(error) for code in DISK_FULL))
 
 
 def _same_code(request: dict[str, Any]) -> None:

@@ -16,7 +16,7 @@ from config.sections.run import LOCAL
 from config.whole_file import write_whole
 from tasks import signs
 from tasks.exchange import Exchange, Receiver, dump
-from tasks.left_at_work import end_left_at_work
+from tasks.left_at_work import ask_to_stop, end_left_at_work
 from tasks.outcome import Outcome, StageCrashed
 from tasks.placed import REPLY, REQUEST, STOP, Reply, request_of
 from tasks.pools import hand_over, require_served, state_of
@@ -68,6 +68,10 @@ def run_placed(run: Run, stage: str, pool: str, stop: StopRequest, observe: Obse
 
 def run_here(run: Run, stage: str, stop: StopRequest, observe: Observer) -> Outcome:
     """As `tasks.stage.run_stage`, where other stages may be placed elsewhere: what they made is then in the remote alone."""
+    try:
+        end_left_at_work(run, stage, stop)  # an earlier run may have placed it
+    except EnvironmentFault as fault:
+        logger.warning("whether an earlier run has left %s at work can not be seen: %s", stage, fault)
     if not placed_stages(run):
         return run_stage(run, stage, stop, observe)
     if not stop.made and is_unchanged_elsewhere(run.root, stage):
@@ -231,6 +235,7 @@ def check_places(run: Run, stages: Sequence[str]) -> None:
     places = {place_of(run, stage): f"placement.{stage}" for stage in reversed(stages) if place_of(run, stage) != LOCAL}
     for pool, key in places.items():
         require_served(pool, key)
+    ask_to_stop(run)
     checks = {pool: Placed(run, None, pool, on_volumes(run.root, run.params, pool, stages)) for pool in places}
     for pool, check in checks.items():
         logger.info("work pool %s: %s", pool, check.check())

@@ -212,7 +212,7 @@ def default_remote(root: Path) -> str | None:
 
 def public(url: str | None) -> str | None:
     """An address as it may be shown and kept: without a user or a password."""
-    return url and re.sub(r"://[^/@]*@", "://***@", url)
+    return url and re.sub(r"://[^/]*@", "://***@", url)
 
 
 def error_line(text: str) -> str | None:

@@ -6,12 +6,14 @@ streams of the stages, the run's own copies), so it makes no difference whether 
 
 import hashlib
 import json
+import logging
 from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from mlflow.entities import Metric
+from pydantic import ValidationError
 
 from config import jsonl
 from config.errors import EXIT_DONE, EXIT_RESUMABLE, RlhfError
@@ -37,6 +39,8 @@ from tracking.rows import (
     training_metrics,
     usage_metrics,
 )
+
+logger = logging.getLogger(__name__)
 
 PIPELINE, RETRAIN = "pipeline.jsonl", RETRAIN_ROWS.name
 STATUS = {"completed": "FINISHED", "stopped": "KILLED", "over_budget": "KILLED", "killed": "KILLED"}
@@ -164,7 +168,12 @@ class Shipment:
             found = self._root / RETRAIN_FOLDER / row.cycle / "contest.json"
             if row.event != "end" or row.run_id is None or not found.exists():
                 continue
-            metrics = contest_metrics(Contest.model_validate_json(found.read_bytes()), row.detail.get("usd", 0.0), row.time)
+            try:
+                contest = Contest.model_validate_json(found.read_bytes())
+            except ValidationError as error:
+                logger.warning("%s is not shipped, as it can not be read: %s", found, str(error).splitlines()[0])
+                continue
+            metrics = contest_metrics(contest, row.detail.get("usd", 0.0), row.time)
             tags = {"rlhf.retrain": f"{row.outcome}: {row.said}", "rlhf.compared_with": str(row.detail.get("champion"))}
             log(self._connection, self._parent(row.run_id, row.time), metrics=metrics, tags=tags)
         return follower.offset

@@ -31,19 +31,21 @@ STEPS = 6
 ROWS = 8 * STEPS
 OUT, TRUNKS_AFTER = "process.json", "trunks.json"
 ROOT = Path(__file__).parents[1]
+VOCABULARY = 320
+"""Entries of the tokenizer too."""
 OVERRIDES = (
     "model.random.width=32", "model.random.layers=1", "model.random.heads=2", "model.random.kv_heads=2", "model.random.mlp_width=64",
-    "model.random.vocab_size=320", "model.context_length=128", "sft.batch_size=8", "sft.micro_batch_size=8", f"sft.max_steps={STEPS}",
+    f"model.random.vocab_size={VOCABULARY}", "model.context_length=128", "sft.batch_size=8", "sft.micro_batch_size=8", f"sft.max_steps={STEPS}",
     "sft.checkpoint_every_steps=1000000", "sft.max_length=64", "ppo.batch_size=8", "ppo.rollout_batch_size=8", "ppo.max_new_tokens=4",
     "ppo.ppo_epochs=1", "ppo.num_mini_batches=1", "ppo.updates=3", "ppo.checkpoint_every_updates=1000000", "ppo.missing_eos_penalty=0.0",
     "ppo.sample_every_updates=1000000", "ppo.responses_per_prompt=1", "model.dtype=fp32", "model.attention=sdpa",
 )  # fmt: skip
 
 
-LOOP = {"width": 128, "layers": 4, "heads": 4, "mlp_width": 384, "vocab": 320}
+LOOP = {"width": 128, "layers": 4, "heads": 4, "mlp_width": 384, "vocab": VOCABULARY}
 UPDATES, SEQUENCES, RESPONSE_TOKENS, MICRO_BATCH_TOKENS, EPOCHS, MINI_BATCHES = 3, 32, 32, 1024, 1, 2
 LOOP_OVERRIDES = (
-    *OVERRIDES, *(f"model.random.{name.removesuffix('_size')}={LOOP[name]}" for name in ("width", "layers", "heads", "mlp_width")),
+    *OVERRIDES, *(f"model.random.{name}={LOOP[name]}" for name in ("width", "layers", "heads", "mlp_width")),
     f"model.random.kv_heads={LOOP['heads']}", f"ppo.batch_size={SEQUENCES}", f"ppo.rollout_batch_size={SEQUENCES}",
     f"ppo.max_new_tokens={RESPONSE_TOKENS}", f"ppo.micro_batch_tokens={MICRO_BATCH_TOKENS}", f"ppo.ppo_epochs={EPOCHS}",
     f"ppo.num_mini_batches={MINI_BATCHES}", f"ppo.updates={UPDATES}", "ppo.layout=separate",
@@ -131,7 +133,7 @@ def project(folder: Path, overrides: Sequence[str]) -> None:
     (folder / "params.yaml").write_text(yaml.safe_dump(content), encoding="utf-8")
     assert isinstance(params.data.source, HelpdeskSource)
     world = helpdesk.generate(params.data.source, params.seed)._asdict()
-    tokenizer = trained_tokenizer([row["completion"] for row in world["sft"]] * 2, 320)
+    tokenizer = trained_tokenizer([row["completion"] for row in world["sft"]] * 2, VOCABULARY)
     tokenizer.save_pretrained(folder / "data/tokenizer")
     for dataset in ("sft", "prompts"):
         for split in ("train", "test"):

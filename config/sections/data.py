@@ -1,5 +1,6 @@
 """Where rows come from, and how they are cleaned and split."""
 
+import re
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
@@ -103,11 +104,10 @@ class Data(Section):
     @model_validator(mode="after")
     def _no_secret(self) -> "Data":
         for setting, source in self.sources().items():
-            server = source.path.partition("://")[2].split("/")[0] if isinstance(source, FileSource) else ""
-            if "@" in server:
-                host = server.rpartition("@")[2]
+            named = re.findall(r"(\w+)://([^/]*:[^/]*)@([^/:]*)", source.path) if isinstance(source, FileSource) else []
+            for host in (host for scheme, _, host in named if scheme != "github"):  # which names owner:repository there
                 raise ParamsError(
-                    f"data.{setting}.path names a user or a password before {host}, and params are kept and shown in many places. Take it out; the "
+                    f"data.{setting}.path names a password before {host}, and params are kept and shown in many places. Take it out; the "
                     "libraries find credentials in the files and variables of their own, such as AWS_SHARED_CREDENTIALS_FILE."
                 )
         return self

@@ -41,7 +41,11 @@ def test_sections_are_frozen_and_refuse_unknown_keys_and_conversions() -> None:
         ("prices.usd_per_device_hour=0", "an hour of a device costs something"),
         (
             "data.source={kind: file, path: https://me:hunter2@data.example/x.jsonl, format: pairs, columns: {}}",
-            r"data\.source\.path names a user or a password before data\.example",
+            r"data\.source\.path names a password before data\.example",
+        ),
+        (
+            "data.source={kind: file, path: 'zip://x.jsonl::https://me:hunter2@data.example/x.zip', format: pairs, columns: {}}",
+            r"data\.source\.path names a password before data\.example",
         ),
         ("tracking.uri=postgresql://me:hunter2@db/mlflow", r"tracking\.uri holds a password \(postgresql://me:\*\*\*@db"),
         ("prices.usd_per_device_hour=-0.5", r"prices\.usd_per_device_hour=-0\.5"),
@@ -134,3 +138,11 @@ def test_adapters_on_the_sft_model_are_accepted_in_every_layout() -> None:
         params = load(ROOT / "recipes" / "demo.yaml", [f"ppo.layout={layout}", f"ppo.lora={LORA}", f"reward.lora={LORA}"])
         assert params.ppo.lora is not None
         assert params.ppo.lora.rank == 4
+
+
+@pytest.mark.parametrize(
+    "path", ["abfs://rows@account.dfs.core.windows.net/x.jsonl", "github://owner:repository@main/x.jsonl", "s3://b/x@1:2.jsonl"]
+)
+def test_an_address_whose_at_sign_is_no_login_is_taken(path: str) -> None:
+    found = load(ROOT / "recipes" / "demo.yaml", [f"data.source={{kind: file, path: '{path}', format: pairs, columns: {{}}}}"])
+    assert "source" not in found.data.local_paths()

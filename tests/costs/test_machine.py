@@ -13,7 +13,8 @@ from costs.calibrated import adapter_gradient_seconds, calibrated_pass, fold_sec
 from costs.catalogue import Hardware
 from costs.machine import FP32, OURS, _shape, device, rates, this_machine
 from costs.planner import plan, target
-from costs.setting import Setting, Workload
+from costs.ppo import ppo_phases
+from costs.setting import Rlhf, Setting, Workload
 from costs.shapes import from_config
 from tests.costs.machines import machine
 
@@ -103,6 +104,11 @@ def test_a_damaged_file_says_to_calibrate_again(tmp_path: Path, content: str) ->
         this_machine(tmp_path)
 
 
+LOOP = from_config(
+    {"model_type": "llama", "hidden_size": 128, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 4,
+     "intermediate_size": 384, "vocab_size": 320, "tie_word_embeddings": True},
+    "loop",
+)  # fmt: skip
 TINY = from_config(
     {"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 128, "vocab_size": 320},
     "tiny",
@@ -110,9 +116,10 @@ TINY = from_config(
 
 
 def test_what_updates_really_took_sets_the_pace_of_our_own_loops_and_of_no_trainer() -> None:
-    own = machine()
-    slower = own.loop.model_copy(update={"scoring_seconds": 2 * own.loop.scoring_seconds, "update_seconds": 3 * own.loop.update_seconds})
-    plain, paced = (device(each) for each in (own, machine(loop=slower)))
+    plain = device(machine())
+    assert plain.measured is not None
+    plain = replace(plain, measured=replace(plain.measured, scoring_pace=1.0, update_pace=1.0))
+    paced = replace(plain, measured=replace(plain.measured, scoring_pace=2.0, update_pace=3.0))
 
     def seconds(stage: str, hardware: Hardware, training: bool) -> float:
         return calibrated_pass(Setting(stage, TINY, FP32, Workload(64, 64.0, 1.0), hardware, OURS), TINY, FP32, 8, 64, 0.0, training)
@@ -122,6 +129,17 @@ def test_what_updates_really_took_sets_the_pace_of_our_own_loops_and_of_no_train
     assert ratios == pytest.approx({
         ("ppo", False): 2, ("ppo", True): 3, ("rloo", False): 2, ("rloo", True): 1, ("sft", False): 1, ("sft", True): 1,
     })  # fmt: skip
+
+
+def test_the_updates_that_were_measured_are_planned_to_take_what_they_took() -> None:
+    loop = machine().loop.model_copy(update={"rollout_seconds": 0.9, "scoring_seconds": 0.4, "update_seconds": 0.7})
+    roles = Rlhf(reward=LOOP.scored, value=LOOP.scored, batch=32, rollout_batch=32, ppo_epochs=2, mini_batches=2)
+    work = Workload(52, 52.0, 1.0, prompt_tokens=20, response_tokens=32, mean_response_tokens=32, micro_batch_tokens=1024)
+    setting = Setting("ppo", LOOP, replace(FP32, micro_batch=19), work, device(machine(loop=loop)), OURS, rlhf=roles)
+    seconds = {name: spent for name, _, spent, _ in ppo_phases(setting)}
+    assert seconds["rollout"] == pytest.approx(0.9)
+    assert seconds["update"] == pytest.approx(0.7)
+    assert seconds["score"] + seconds["reference"] + seconds["value"] == pytest.approx(0.4)
 
 
 def test_an_adapter_costs_its_folding_and_the_thin_products_of_its_gradients() -> None:

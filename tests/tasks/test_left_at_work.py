@@ -19,7 +19,7 @@ from config.load import load
 from config.records import AttemptRow, UsageRow
 from tasks import left_at_work, placement, signs
 from tasks.exchange import Exchange, Sender
-from tasks.left_at_work import end_left_at_work
+from tasks.left_at_work import ask_to_stop, end_left_at_work
 from tasks.placed import REPLY, REQUEST, STOP, Reply
 from tasks.placement import run_placed
 from tasks.run import Run, begin, end_left_open
@@ -180,6 +180,17 @@ def test_only_what_is_of_this_stage_and_of_a_killed_run_is_touched(run: Run) -> 
     others = [leave(run, "data", None, Reply("done")), leave(run, "sft", None, None, "somebody-elses")]
     assert end_left_at_work(run, "sft", StopRequest()) is None
     assert [other.names() for other in others] == [[REPLY, REQUEST], [REQUEST]]
+
+
+def test_all_that_is_still_at_work_is_asked_to_stop_before_anything_needs_its_machine(run: Run) -> None:
+    left = [
+        leave(run, "data", None, Reply("done")),
+        leave(run, "sft", None, None),
+        leave(run, "dpo", None, None),
+        leave(run, "sft", None, None, "x"),
+    ]
+    ask_to_stop(run)
+    assert [other.read(STOP) for other in left] == [None, b"1", b"1", None]
 
 
 def test_rows_that_the_killed_run_had_taken_are_not_taken_twice(run: Run) -> None:

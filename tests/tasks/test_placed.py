@@ -135,10 +135,19 @@ def test_a_check_says_what_is_there_and_what_is_missing(run: Run, ask: Ask, monk
     assert (closed.kind, "cache can not be written in the container of work pool pool" in closed.message) == ("bad_input", True)
 
 
-def test_a_volume_that_fills_up_is_no_crash_to_be_tried_again(run: Run, ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
+def fill(source: str, target: str) -> None:
+    with Path("/dev/full").open("w", buffering=1) as file:
+        file.write("no byte fits\n")
+
+
+@pytest.mark.parametrize("by", ["file", "folder"])
+def test_a_volume_that_fills_up_is_no_crash_to_be_tried_again(
+    run: Run, ask: Ask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by: str
+) -> None:  # fmt: skip
     def lay_out(root: Path, remote: dict[str, str]) -> None:
-        with Path("/dev/full").open("w", buffering=1) as file:
-            file.write("no byte fits\n")
+        if by == "file":
+            fill("", "")
+        shutil.copytree(run.root / "runs", tmp_path / "copy", copy_function=fill)
 
     monkeypatch.setattr(placed, "lay_out", lay_out)
     reply = ask("data", "data-1")

@@ -130,6 +130,6 @@ def test_a_remote_that_containers_can_not_or_should_not_be_given_is_one_line(pro
 
 
 def test_an_address_is_shown_without_who_asks() -> None:
-    assert [public(url) for url in ("ssh://me:x@host/a@b", "s3://bucket/a@b", "/disk", None)] == [
-        "ssh://***@host/a@b", "s3://bucket/a@b", "/disk", None,
+    assert [public(url) for url in ("ssh://me:x@host/a@b", "ssh://me:p@ss@host/a", "s3://bucket/a@b", "/disk", None)] == [
+        "ssh://***@host/a@b", "ssh://***@host/a", "s3://bucket/a@b", "/disk", None,
     ]  # fmt: skip
