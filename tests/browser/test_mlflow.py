@@ -75,7 +75,7 @@ def test_two_runs_are_found_selected_and_compared_by_cost(
     page.wait_for_function(BOTH_PICTURES)
     picture(page, "mlflow-pictures")
     label = page.get_by_role("link", name="cost/usd", exact=True)
-    label.evaluate("cell => cell.scrollIntoView({block: 'center'})")
+    label.scroll_into_view_if_needed()
     picture(page, "mlflow-compare")
     found = sorted(float(cell) for cell in label.evaluate(SAME_ROW)[1:])
     # MLflow shows three decimals
