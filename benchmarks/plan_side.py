@@ -17,7 +17,7 @@ import psutil
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from training.machine_rates import SOME_TRUNKS, passes
+from training.machine_rates import pace
 from training.stage import run_stage
 from training.usage import Meter
 
@@ -56,12 +56,6 @@ class CpuMeter:
         found["cpu_seconds"].append([phase, step, now - self._last])
         self._last = now
         self._append(meter, phase, step, seconds, work)
-
-
-def pace() -> list[dict[str, Any]]:
-    """Small and large trunks that `rlhf calibrate` measured too: how fast the machine is at this moment."""
-    with torch.enable_grad():
-        return [each.model_dump() for each in passes("cpu", SOME_TRUNKS)]
 
 
 def main() -> int:

@@ -39,13 +39,18 @@ class Attention(Part):
     """Forward and backward pass, at 3.5 times the forward's FLOPs."""
 
 
-class Passes(Part):
-    """A whole Llama trunk: what is left of its time beside matrix products and attention are streams and launches."""
+class Trunk(Part):
+    """Sizes of a Llama's layers, all heads with keys of their own."""
 
     width: int
     layers: int
     heads: int
     mlp_width: int
+
+
+class Passes(Trunk):
+    """A whole Llama trunk: what is left of its time beside matrix products and attention are streams and launches."""
+
     sequences: int
     tokens: int
     forward_seconds: float
@@ -64,13 +69,9 @@ class Vocabulary(Part):
     training_seconds: float
 
 
-class Generation(Part):
+class Generation(Trunk):
     """Sampling `new_tokens` for each of `sequences` prompts of `prompt_tokens`, none of which ends early."""
 
-    width: int
-    layers: int
-    heads: int
-    mlp_width: int
     vocab: int
     sequences: int
     prompt_tokens: int
@@ -97,13 +98,9 @@ class StageProcess(Part):
     """Resident set."""
 
 
-class Loop(Part):
+class Loop(Trunk):
     """Updates of our PPO as the stage runs them, on a model that is quick and yet computes: CPU seconds of one update."""
 
-    width: int
-    layers: int
-    heads: int
-    mlp_width: int
     vocab: int
     sequences: int
     """Responses of an update, sampled side by side."""

@@ -63,7 +63,10 @@ def _pace(own: Measured, setting: Setting, training: bool) -> float:
 
 
 def fold_seconds(own: Measured, setting: Setting, shape: ModelShape, levers: Levers) -> float:
-    """Seconds of putting the adapters into their matrices for one pass (training/lora_linear.py): each is read and written once."""
+    """Seconds of putting the adapters into their matrices for one pass (training/lora_linear.py): each is read and written once.
+
+    None where PEFT computes: over quantised weights, with dropout, and GPT-2's matrices, which are transposed.
+    """
     if levers.tuning != "lora" or levers.quantisation or levers.lora_dropout or setting.engine.name != "ours" or shape.family == "gpt2":
         return 0.0
     folded = shape.adapted(levers.lora_modules, shape.traits.packed_qkv).values()

@@ -78,8 +78,8 @@ def activations_in_heap(setting: Setting) -> float:
         "feed_forward": (shape.expert_width or shape.mlp_width) * levers.dtype_bytes,
     }
     kept = layer_kept(shape, levers, setting.engine, longest)
-    in_heap = sum(size for part, size in kept.items() if tokens * each.get(part, shape.width * levers.dtype_bytes) < MAPPED_BYTES)
-    return in_heap / sum(kept.values()) if kept else 1.0
+    small = sum(size for part, size in kept.items() if tokens * each.get(part, shape.width * levers.dtype_bytes) < MAPPED_BYTES)
+    return small / sum(kept.values()) if kept else 1.0
 
 
 def pass_tokens(setting: Setting) -> float:

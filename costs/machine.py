@@ -13,7 +13,7 @@ import yaml
 from pydantic import ValidationError
 
 from config.errors import CostError
-from config.machine import MACHINE_FILE, Generation, Loop, Machine, Passes, Vocabulary
+from config.machine import MACHINE_FILE, Generation, Loop, Machine, Passes, Trunk, Vocabulary
 from costs.calibrated import calibrated_decode, calibrated_pass
 from costs.catalogue import GIB, Hardware, hardware, hardware_row
 from costs.counts import forward_attention_flops, forward_matmul_flops, pointwise_bytes
@@ -163,7 +163,7 @@ CPU_ROW = {"watts": 1.0, "source": "calibration", "date": "today"}
 """A device that lends its rates to a setting and is never planned for."""
 
 
-def _shape(each: Passes | Generation | Loop, vocab: int = 64) -> ModelShape:
+def _shape(each: Trunk, vocab: int = 64) -> ModelShape:
     config = {
         "model_type": "llama", "hidden_size": each.width, "num_hidden_layers": each.layers, "num_attention_heads": each.heads,
         "num_key_value_heads": each.heads, "intermediate_size": each.mlp_width, "vocab_size": vocab, "tie_word_embeddings": True,

@@ -9,12 +9,11 @@ import json
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from config.errors import EnvironmentFault
 from tasks.exchange import Exchange
 from tasks.progress import attempts
 from tasks.remote import OUTSIDE
+from tasks.validity import value_at, yaml_of
 
 MANIFEST = "manifest.json"
 KEPT = 2
@@ -80,7 +79,7 @@ def inputs_digest(root: Path, stage: str) -> str:
 
     Two attempts with one digest have one fingerprint, unless the sections that make it differ; a checkpoint that does not fit is passed over.
     """
-    pipeline, lock, params = (_yaml(root / name) for name in ("dvc.yaml", "dvc.lock", "params.yaml"))
+    pipeline, lock, params = (yaml_of(root / name) for name in ("dvc.yaml", "dvc.lock", "params.yaml"))
     made = {name: entry.get("outs", []) for name, entry in lock.get("stages", {}).items() if name != OUTSIDE}
     outs = {out["path"]: out.get("md5") for each in made.values() for out in each}
     entry = pipeline["stages"][stage]
@@ -91,15 +90,5 @@ def inputs_digest(root: Path, stage: str) -> str:
         owner = next((path for path in outs if dep == path or dep.startswith(f"{path}/")), None)
         file = root / dep
         read[dep] = outs[owner] if owner else hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else None
-    named = {key: _at(params, key) for key in entry.get("params", []) if isinstance(key, str)}
+    named = {key: value_at(params, key) for key in entry.get("params", []) if isinstance(key, str)}
     return hashlib.sha256(json.dumps([named, read], sort_keys=True, default=str).encode()).hexdigest()[:16]
-
-
-def _at(node: Any, dotted: str) -> Any:
-    for key in dotted.split("."):
-        node = node.get(key) if isinstance(node, dict) else None
-    return node
-
-
-def _yaml(path: Path) -> dict[str, Any]:
-    return (yaml.safe_load(path.read_text(encoding="utf-8")) or {}) if path.exists() else {}

@@ -45,7 +45,7 @@ PREEMPTIONS = 20
 
 def place_of(run: Run, stage: str) -> str:
     """`local`, or the work pool that the stage is placed on."""
-    return str(getattr(run.params.placement, stage))
+    return run.params.placement.of(stage)
 
 
 def run_placed(run: Run, stage: str, pool: str, stop: StopRequest, observe: Observer) -> Outcome:

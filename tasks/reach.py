@@ -1,8 +1,8 @@
 """Files that only this machine has, and stages that are placed where they are not: told when a run is planned."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import yaml
 
@@ -30,22 +30,24 @@ def require_reach(root: Path, params: Params, stages: Sequence[str]) -> None:
 
     A whole path may be that of a volume, mounted there and here: the first container of the pool looks whether it is, see `on_volumes`.
     """
+    pipeline = _pipeline(root)
     for item in _outside(root, params):
-        readers = [stage for stage in _readers(root, item.stands, stages) if _place(params, stage) != LOCAL]
+        readers = [stage for stage in _readers(pipeline, item.stands, stages) if params.placement.of(stage) != LOCAL]
         if readers and not Path(item.path).is_absolute():
             settings = " and ".join(f"placement.{stage}: local" for stage in readers)
             raise ParamsError(
-                f"placement.{readers[0]}={_place(params, readers[0])}: {item.key}={item.path} is a {item.kind} of this machine, and the containers of "
+                f"placement.{readers[0]}={params.placement.of(readers[0])}: {item.key}={item.path} is a {item.kind} of this machine, and the containers of "
                 f"a work pool do not have it. Set {settings}, or name {item.instead}, or a whole path on a volume that is mounted there too."
             )
 
 
 def on_volumes(root: Path, params: Params, pool: str, stages: Sequence[str]) -> dict[str, str]:
     """Key -> whole path, of what `stages` on `pool` read from volumes that have to be mounted in its containers."""
+    pipeline = _pipeline(root)
     return {
         item.key: item.path
         for item in _outside(root, params)
-        if Path(item.path).is_absolute() and any(_place(params, stage) == pool for stage in _readers(root, item.stands, stages))
+        if Path(item.path).is_absolute() and any(params.placement.of(stage) == pool for stage in _readers(pipeline, item.stands, stages))
     }
 
 
@@ -59,10 +61,10 @@ def _outside(root: Path, params: Params) -> Iterator[Outside]:
         yield Outside("model.path", model, "folder", MODEL_DIGESTS, "a model of the hub")
 
 
-def _readers(root: Path, stands: Path, stages: Sequence[str]) -> list[str]:
-    pipeline = yaml.safe_load((root / "dvc.yaml").read_text(encoding="utf-8"))["stages"]
+def _pipeline(root: Path) -> Mapping[str, Any]:
+    """The stages of dvc.yaml."""
+    return dict(yaml.safe_load((root / "dvc.yaml").read_text(encoding="utf-8"))["stages"])
+
+
+def _readers(pipeline: Mapping[str, Any], stands: Path, stages: Sequence[str]) -> list[str]:
     return [stage for stage in stages if stands.as_posix() in pipeline.get(stage, {}).get("deps", [])]
-
-
-def _place(params: Params, stage: str) -> str:
-    return str(getattr(params.placement, stage))

@@ -63,7 +63,7 @@ def stale_stages(root: Path, params: Params, stages: Sequence[str]) -> list[str]
     a run which was killed left at work.
     Raises EnvironmentFault if DVC can not tell.
     """
-    pipeline, lock = (_yaml(root / name).get("stages", {}) for name in ("dvc.yaml", "dvc.lock"))
+    pipeline, lock = (yaml_of(root / name).get("stages", {}) for name in ("dvc.yaml", "dvc.lock"))
     wanted = params.model_dump(mode="json")
     changing = {str(path) for path in outdated_digests(root, params)}
     stale = []
@@ -75,7 +75,7 @@ def stale_stages(root: Path, params: Params, stages: Sequence[str]) -> list[str]
         recorded = (entry or {}).get("params", {}).get("params.yaml", {})
         reads = {item["path"] for item in (entry or {}).get("deps", [])}
         named = [key for key in pipeline[stage].get("params", []) if isinstance(key, str)]
-        same = entry is not None and set(named) == set(recorded) and all(_at(wanted, key) == value for key, value in recorded.items())
+        same = entry is not None and set(named) == set(recorded) and all(value_at(wanted, key) == value for key, value in recorded.items())
         if not same or reads & changing or _changed_files(root, stage, absent_is_fine=elsewhere):
             stale.append(stage)
             changing |= {str(out if isinstance(out, str) else next(iter(out))) for kind in ("outs", "metrics", "plots")
@@ -83,7 +83,7 @@ def stale_stages(root: Path, params: Params, stages: Sequence[str]) -> list[str]
     return stale
 
 
-def _at(params: Mapping[str, Any], dotted: str) -> Any:
+def value_at(params: Mapping[str, Any], dotted: str) -> Any:
     """The value of a key such as `data.source.kind`."""
     node: Any = params
     for key in dotted.split("."):
@@ -120,7 +120,7 @@ def forget(root: Path, stage: str) -> None:
     What reads its outputs stays as it is if they come out the same.
     """
     path = root / "dvc.lock"
-    content = _yaml(path)
+    content = yaml_of(path)
     if content.get("stages", {}).pop(stage, None) is not None:
         write_whole(path, yaml.safe_dump(content, sort_keys=False))
 
@@ -146,13 +146,13 @@ class Digests(NamedTuple):
 
 def digests(root: Path, stage: str) -> Digests:
     """What dvc.lock says about a stage; nothing if it was never run."""
-    entry = _yaml(root / "dvc.lock").get("stages", {}).get(stage, {})
+    entry = yaml_of(root / "dvc.lock").get("stages", {}).get(stage, {})
     outs, deps = ({item["path"]: item["md5"] for item in entry.get(kind, []) if "md5" in item} for kind in ("outs", "deps"))
     read = {path: digest for path, digest in deps.items() if path.startswith(("data/", "models/")) and not path.startswith("data/inputs/")}
     return Digests(outs, read)
 
 
-def _yaml(path: Path) -> dict[str, Any]:
+def yaml_of(path: Path) -> dict[str, Any]:
     """A YAML mapping, empty if there is no such file."""
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))

@@ -12,13 +12,12 @@ from pathlib import Path
 
 import psutil
 import torch
-import transformers
 import yaml
 
-from config.errors import EXIT_DONE, RlhfError
 from config.machine import MACHINE_FILE, Machine
 from training import heap
 from training.artifacts import replacing
+from training.command import run_command
 from training.machine_rates import best_of, decode_step_seconds, measured_round
 from training.machine_stages import loop, stage_processes
 
@@ -92,16 +91,9 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=MACHINE_FILE)
     options = parser.parse_args()
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    logging.basicConfig(level=logging.INFO, format="%(message)s")
     logging.getLogger("transformers").setLevel(logging.ERROR)
-    transformers.utils.logging.disable_progress_bar()
     heap.settle()  # as a stage does
-    try:
-        write(measure(), options.out)
-    except RlhfError as error:
-        logger.error("calibrate: %s", error)
-        return error.exit_code
-    return EXIT_DONE
+    return run_command(lambda: write(measure(), options.out), "calibrate")
 
 
 if __name__ == "__main__":

@@ -56,7 +56,7 @@ def loop(folder: Path) -> Loop:
     """Some updates of PPO in a process of its own, below `folder`. Raises ModelError if it fails."""
     project(folder, LOOP_OVERRIDES)
     _await(folder, {"ppo": _started(folder, "ppo", "trunks")})
-    share, rows = _rows(folder, "ppo")
+    _, share, rows = _noted(folder, "ppo")
     spent: dict[str, float] = {}
     for row in rows:
         if row.step > 1:  # the first warms up
@@ -97,16 +97,15 @@ def _await(folder: Path, started: "Mapping[str, subprocess.Popen[bytes]]") -> No
             raise ModelError(f"a small {stage} stage fails on this machine, so it can not be measured: {said[-1]}. Try rlhf doctor.")
 
 
-def _rows(folder: Path, stage: str) -> tuple[float, list[UsageRow]]:
-    """CPU seconds per second of the stage, as waiting for a core is other programs' doing; its usage rows."""
-    noted = json.loads((folder / f"{stage}-{OUT}").read_text(encoding="utf-8"))
+def _noted(folder: Path, stage: str) -> tuple[dict[str, Any], float, list[UsageRow]]:
+    """What `main` noted; CPU seconds per second of the stage, as waiting for a core is other programs' doing; its usage rows."""
+    noted: dict[str, Any] = json.loads((folder / f"{stage}-{OUT}").read_text(encoding="utf-8"))
     rows = list(jsonl.read(folder / "runs" / stage / "usage.jsonl", UsageRow).rows)
-    return min(1.0, noted["cpu_seconds"] / sum(row.seconds for row in rows)), rows
+    return noted, min(1.0, noted["cpu_seconds"] / sum(row.seconds for row in rows)), rows
 
 
 def _of_process(folder: Path, stage: str) -> StageProcess:
-    noted = json.loads((folder / f"{stage}-{OUT}").read_text(encoding="utf-8"))
-    share, rows = _rows(folder, stage)
+    noted, share, rows = _noted(folder, stage)
     steps: dict[int, float] = {}
     for row in rows:
         if row.phase not in ("start", "save", "other", "evaluate"):
@@ -157,13 +156,9 @@ def main(stage: str, with_trunks: bool = False) -> int:
     noted = {"imports_seconds": imports, "after_imports_bytes": held, "cpu_seconds": time.process_time()}
     Path(f"{stage}-{OUT}").write_text(json.dumps(noted), encoding="utf-8")
     if with_trunks:
-        import torch
+        from training.machine_rates import pace  # late: what a stage does not import must not count as its own
 
-        from training.machine_rates import SOME_TRUNKS, passes  # late: what a stage does not import must not count as its own
-
-        with torch.enable_grad():
-            trunks = [each.model_dump() for each in passes("cpu", SOME_TRUNKS)]
-        Path(TRUNKS_AFTER).write_text(json.dumps(trunks), encoding="utf-8")
+        Path(TRUNKS_AFTER).write_text(json.dumps(pace()), encoding="utf-8")
     return int(code)
 
 

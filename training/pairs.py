@@ -13,16 +13,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from config import jsonl
 from config.champions import CHAMPIONS, champion_folder, read_record
-from config.errors import EXIT_DONE, DataError, ModelError, ParamsError, RlhfError
+from config.errors import DataError, ModelError, ParamsError
 from config.load import load
 from config.schema import Params
 from training.artifacts import write_jsonl
 from training.checkpoint import fingerprint
+from training.command import run_command
 from training.contestant import Contestant
 from training.models import load_policy
 from training.rollout import Limits, sampling_noise
@@ -135,18 +135,15 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=None)
     parser.add_argument("--out", type=Path, default=PAIRS_FILE)
     options = parser.parse_args()
-    logging.basicConfig(level=logging.INFO, format="%(message)s")
-    transformers.utils.logging.disable_progress_bar()
-    try:
+
+    def draw() -> None:
         for name, value in (("count", options.count), ("temperature", options.temperature)):
             if not 0 < value < float("inf"):
                 raise ParamsError(f"--{name} {value}: it must be above 0. Change it on the command line.")
         root, params = in_use(Path(), load(Path("params.yaml")))
         draw_pairs(root, params, options.out, options.count, options.temperature, options.seed)
-    except RlhfError as error:
-        logger.error("pairs: %s", error)
-        return error.exit_code
-    return EXIT_DONE
+
+    return run_command(draw, "pairs")
 
 
 if __name__ == "__main__":

@@ -6,11 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-import transformers
 
-from config.errors import EXIT_DONE, RlhfError
-
-logger = logging.getLogger("training.retrain_helper")
+from training.command import run_command
 
 
 @torch.no_grad()
@@ -19,11 +16,4 @@ def run_helper(parser: argparse.ArgumentParser, work: Callable[[argparse.Namespa
     parser.add_argument("--champion", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
-    logging.basicConfig(level=logging.WARNING, format="%(message)s")
-    transformers.utils.logging.disable_progress_bar()
-    try:
-        work(options)
-    except RlhfError as error:
-        logger.error("%s", error)
-        return error.exit_code
-    return EXIT_DONE
+    return run_command(lambda: work(options), level=logging.WARNING)

@@ -46,6 +46,10 @@ class Placement(Section):
     rloo: Place = Field(description=PLACED)
     evaluate: Place = Field(description=PLACED)
 
+    def of(self, stage: str) -> str:
+        """`local`, or the work pool that the stage is placed on."""
+        return str(getattr(self, stage))
+
 
 class Tracking(Section):
     """Where MLflow remembers the runs. Never part of a stage's validity."""

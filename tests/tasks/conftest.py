@@ -6,9 +6,11 @@ import pytest
 from moto.server import ThreadedMotoServer
 
 from config.load import load
+from tasks import placement
 from tasks.run import Run, begin
 from tests.flows.stack import free_port
 from tests.stage_project import make_project
+from tests.tasks.pool import Pool
 
 
 @pytest.fixture
@@ -26,6 +28,18 @@ def new_run(project: Path) -> Callable[..., Run]:
         return begin(project, f"run-{next(names)}", load(project / "params.yaml", list(overrides)), {})
 
     return make
+
+
+@pytest.fixture
+def pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pool]:
+    """A work pool whose containers are processes with a folder of their own."""
+    made = Pool(tmp_path)
+    monkeypatch.setattr(placement, "hand_over", made.hand_over)
+    monkeypatch.setattr(placement, "state_of", made.state_of)
+    monkeypatch.setattr(placement, "STATE_EVERY_SECONDS", 0.5)
+    yield made
+    for container in made.containers:
+        container.wait(60)
 
 
 @pytest.fixture(scope="module")

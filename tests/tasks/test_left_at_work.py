@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -17,7 +17,7 @@ from config import jsonl
 from config.errors import EnvironmentFault
 from config.load import load
 from config.records import AttemptRow, UsageRow
-from tasks import left_at_work, placement, signs
+from tasks import left_at_work, signs
 from tasks.exchange import Exchange, Sender
 from tasks.left_at_work import ask_to_stop, end_left_at_work
 from tasks.placed import REPLY, REQUEST, STOP, Reply
@@ -54,17 +54,6 @@ def root(new_checkout: Callable[[], Path], tmp_path: Path) -> Path:
     made = new_checkout()
     own_remote(made, tmp_path / "store")
     return made
-
-
-@pytest.fixture
-def pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pool]:
-    made = Pool(tmp_path)
-    monkeypatch.setattr(placement, "hand_over", made.hand_over)
-    monkeypatch.setattr(placement, "state_of", made.state_of)
-    monkeypatch.setattr(placement, "STATE_EVERY_SECONDS", 0.5)
-    yield made
-    for container in made.containers:
-        container.wait(60)
 
 
 def killed_pipeline(root: Path, folder: Path, silence_seconds: float) -> list[psutil.Process]:

@@ -2,7 +2,7 @@
 
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -24,17 +24,6 @@ from tests.tasks.pool import LONG, Pool, attempts, when_mirrored
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(1200)]
 
 TINY = ROOT / "tests" / "e2e" / "tiny.yaml"
-
-
-@pytest.fixture
-def pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pool]:
-    made = Pool(tmp_path)
-    monkeypatch.setattr(placement, "hand_over", made.hand_over)
-    monkeypatch.setattr(placement, "state_of", made.state_of)
-    monkeypatch.setattr(placement, "STATE_EVERY_SECONDS", 0.5)
-    yield made
-    for container in made.containers:
-        container.wait(60)
 
 
 @pytest.fixture
