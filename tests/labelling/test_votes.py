@@ -89,12 +89,12 @@ def test_a_file_that_can_not_be_written_is_one_line(tmp_path: Path) -> None:
 def test_a_full_disk_leaves_whole_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "votes.jsonl"
     append(path, [Vote(PAIR, "ada", 1)])
-    before, write = path.read_bytes(), os.write
+    before, write, room = path.read_bytes(), os.write, [40]
 
     def full(descriptor: int, content: bytes) -> int:
-        if len(content) < 40:
+        if not room:
             raise OSError(28, "No space left on device")
-        return write(descriptor, content[:40])
+        return write(descriptor, content[: room.pop()])
 
     monkeypatch.setattr(os, "write", full)
     with pytest.raises(EnvironmentFault, match="No space left"):
