@@ -69,6 +69,18 @@ class Vocabulary(Part):
     training_seconds: float
 
 
+class Sampling(Part):
+    """A token for each of `rows` sequences, from hidden states of `width` and a vocabulary of `vocab` entries."""
+
+    rows: int
+    vocab: int
+    width: int
+    product_seconds: float
+    """Of the logits."""
+    draw_seconds: float
+    """Of what makes tokens of them."""
+
+
 class Generation(Trunk):
     """Sampling `new_tokens` for each of `sequences` prompts of `prompt_tokens`, none of which ends early."""
 
@@ -135,6 +147,7 @@ class Machine(Part):
     attention: tuple[Attention, ...]
     passes: tuple[Passes, ...]
     vocabulary: tuple[Vocabulary, ...]
+    sampling: tuple[Sampling, ...]
     generation: tuple[Generation, ...]
     optimizer: tuple[AdamStep, ...]
     decode_step_seconds: float

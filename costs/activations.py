@@ -19,12 +19,13 @@ _PARTIAL_ROTARY = ("gpt_neox", "phi", "stablelm")
 """Queries are put together from a rotated and a plain part, in an order of memory that makes the attention output be copied."""
 
 
-def layer_kept(shape: ModelShape, levers: Levers, engine: Engine, tokens: int) -> dict[str, float]:
-    """Bytes per token that one layer keeps for the backward pass, by part: norms, projections, attention, feed_forward, adapters."""
+def layer_kept(shape: ModelShape, levers: Levers, engine: Engine, tokens: int, mask_tensor: bool = False) -> dict[str, float]:
+    """Bytes per token that one layer keeps for the backward pass, by part: norms, projections, attention, mask, feed_forward, adapters."""
     parts = {
         "norms": _norms(shape, levers, engine),
         "projections": _linear_inputs(shape, levers, engine),
-        "attention": _attention(shape, levers, engine, tokens),
+        "attention": _attention(shape, levers, engine, tokens, mask_tensor),
+        "mask": levers.dtype_bytes * tokens * mask_tensor,  # cast to the compute type in each layer
         "feed_forward": _feed_forward(shape, levers, engine),
         "adapters": _adapters(shape, levers, engine),
         "dropout": _dropout(shape, levers, tokens),
@@ -74,7 +75,7 @@ def _linear_inputs(shape: ModelShape, levers: Levers, engine: Engine) -> float:
     return d * b * (attention * copies[0] + feed_forward * copies[1])
 
 
-def _attention(shape: ModelShape, levers: Levers, engine: Engine, tokens: int) -> float:
+def _attention(shape: ModelShape, levers: Levers, engine: Engine, tokens: int, mask_tensor: bool) -> float:
     q, k, b, heads = shape.query_width, shape.kv_width, levers.dtype_bytes, shape.heads
     projected = float(_keeps_input(shape, levers, engine, "o"))
     head_norms = (q + k) * (4 + b * (levers.tuning == "full")) if shape.traits.qk_norm else 0.0
@@ -82,7 +83,8 @@ def _attention(shape: ModelShape, levers: Levers, engine: Engine, tokens: int) -
         cast = 0.0 if b == 4 or shape.family in ("gpt2", "falcon") else 4.0  # most families take the softmax in fp32 and cast back
         cap = b if shape.family == "gemma2" else 0.0  # the soft cap's tanh
         return 3 * b * q + heads * tokens * (b + cast + cap) + b * q * projected + head_norms
-    repeated = (engine.repeats_kv or shape.family == "falcon") and heads != shape.kv_heads
+    # Transformers: with a mask grouped queries would take the slow kernel
+    repeated = (engine.repeats_kv or mask_tensor or shape.family == "falcon") and heads != shape.kv_heads
     keys = q if repeated else k
     whole = (engine.packed_view or shape.family == "gpt_neox") and not engine.compiled and not repeated
     values = q + 2 * k if whole else keys

@@ -8,6 +8,7 @@ from costs.counts import (
     pointwise_bytes,
     spared_bytes,
     spared_flops,
+    training_order,
 )
 from costs.measured import CACHE_PASSES, Measured
 from costs.memory import spared_tokens, trained_parameters
@@ -34,7 +35,9 @@ def _pass(
     """The sum of its parts at the machine's best."""
     total, again = sequences * tokens, float(training and levers.checkpointing == "full")
     passes = (3.0 if levers.tuning == "full" else 2.0) + again if training else 1.0
-    attention = forward_attention_flops(shape, sequences, tokens, levers.attention != "eager")
+    attention = forward_attention_flops(
+        shape, sequences, tokens, training_order(setting, levers) if training else levers.attention != "eager"
+    )
     head = forward_matmul_flops(shape, vocabulary_tokens) - forward_matmul_flops(shape, vocabulary_tokens, 0.0)
     size = total * shape.width * levers.dtype_bytes
     operations = launched(setting, shape, levers, backward=False)
@@ -56,9 +59,9 @@ def _pass(
 
 
 def _pace(own: Measured, setting: Setting, training: bool) -> float:
-    """How much longer a pass takes within a stage of our own; what TRL's trainers do has its own overhead (`trainer_step_seconds`)."""
+    """How much longer a pass takes within a stage than at the machine's best; what TRL's trainers do beside their passes is `trainer_step_seconds`."""
     if training:
-        return own.update_pace if setting.stage == "ppo" else 1.0
+        return own.update_pace
     return own.scoring_pace if setting.stage in OWN_STAGES else 1.0
 
 
@@ -99,7 +102,7 @@ def calibrated_decode(setting: Setting, shape: ModelShape, levers: Levers, seque
         return 0.0
     layer_cache = 2 * shape.kv_width * levers.dtype_bytes * sequences * context
     attention = shape.layers * sequences * 4 * shape.query_width * context
-    pass_seconds = _pass(own, setting, shape, levers, sequences, 1.0, sequences, training=False)
+    pass_seconds = _pass(own, setting, shape, levers, sequences, 1.0, 0.0, training=False)
     operations = launched(setting, shape, levers, backward=False)
     folded = fold_seconds(own, setting, shape, levers)
     parts = (
@@ -108,8 +111,8 @@ def calibrated_decode(setting: Setting, shape: ModelShape, levers: Levers, seque
         - folded
         + own.attention_seconds(attention, context, training=False)
         + own.addition_seconds(CACHE_PASSES * layer_cache * shape.layers, layer_cache / 2)
-        + own.logit_seconds(sequences * shape.vocab, shape.vocab, False, False)  # cumulated and searched, as often as made
     )
     beside = own.launch_seconds(operations - plain_operations(setting, shape), training=False) + folded
     pace = own.rollout_pace if setting.stage in OWN_STAGES else 1.0
-    return pace * (own.decode_launch_seconds(shape.layers) + beside + own.decode_share * parts)
+    head = own.sampling_seconds(sequences, shape.vocab, shape.width)
+    return pace * (own.decode_launch_seconds(shape.layers) + beside + head + own.decode_share * parts)

@@ -26,9 +26,10 @@ def forward_attention_flops(shape: ModelShape, sequences: float, tokens: float, 
 
 
 def training_flops(
-    shape: ModelShape, levers: Levers, sequences: float, tokens: float, loss_tokens: float = 1.0, spared: float = 0.0
+    shape: ModelShape, levers: Levers, sequences: float, tokens: float, loss_tokens: float = 1.0, spared: float = 0.0, causal: bool = True
 ) -> tuple[float, float]:
-    """(matrix, attention) FLOPs of forward, recomputation and backward pass; the last layer's feed-forward part is spared `spared` tokens.
+    """(matrix, attention) FLOPs of forward, recomputation and backward pass; the last layer's feed-forward part is spared `spared` tokens,
+    and `causal` attention the scores above the diagonal.
 
     Backward is twice the forward for full fine-tuning; with frozen weights only the gradients of the inputs are computed: once.
     Flash attention recomputes its scores in the backward pass: 2.5 times the forward (arXiv 2307.08691 section 3.1).
@@ -37,13 +38,18 @@ def training_flops(
     less = spared_flops(shape, spared)
     matmul = forward_matmul_flops(shape, total, total * loss_tokens) - less
     layers = forward_matmul_flops(shape, total, 0.0) - less
-    attention = forward_attention_flops(shape, sequences, tokens, levers.attention != "eager")
+    attention = forward_attention_flops(shape, sequences, tokens, causal and levers.attention != "eager")
     again = layers if levers.checkpointing == "full" else 0.0
     passes = 3.0 if levers.tuning == "full" else 2.0
     adapters = 6 * trained_parameters(shape, levers) * total if levers.tuning != "full" else 0.0
     backward = 2.5 if levers.attention != "eager" else 2.0
     attention_passes = 1 + backward + (levers.checkpointing in ("full", "selective"))
     return passes * matmul + again + adapters, attention * attention_passes
+
+
+def training_order(setting: Setting, levers: Levers) -> bool:
+    """Whether attention leaves out the scores above the diagonal in passes with gradient."""
+    return levers.attention != "eager" and not setting.mask_tensor
 
 
 def spared_flops(shape: ModelShape, tokens: float) -> float:

@@ -75,9 +75,10 @@ def activations_in_heap(setting: Setting) -> float:
     each = {
         "norms": shape.width * 4,
         "attention": scores if levers.attention == "eager" else shape.query_width * levers.dtype_bytes,
+        "mask": longest * levers.dtype_bytes,
         "feed_forward": (shape.expert_width or shape.mlp_width) * levers.dtype_bytes,
     }
-    kept = layer_kept(shape, levers, setting.engine, longest)
+    kept = layer_kept(shape, levers, setting.engine, longest, setting.mask_tensor)
     small = sum(size for part, size in kept.items() if tokens * each.get(part, shape.width * levers.dtype_bytes) < MAPPED_BYTES)
     return small / sum(kept.values()) if kept else 1.0
 

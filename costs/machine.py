@@ -128,15 +128,15 @@ def _lent(found: Measured) -> Hardware:
 
 
 def _decode_share(found: Measured, each: Generation) -> float:
-    """What is left of a generation beside prefill and launches, over what the formulas say for it."""
+    """What is left of a generation beside prefill, launches and drawing, over what the formulas say for it."""
     shape = _shape(each, each.vocab)
     work = Workload(each.prompt_tokens + each.new_tokens, float(each.prompt_tokens), 1.0)
     setting = Setting("serve", shape, FP32, work, _lent(found), OURS)
     prefill = calibrated_pass(setting, shape, FP32, each.sequences, each.prompt_tokens, each.sequences, training=False)
-    launched = found.decode_launch_seconds(shape.layers)
+    beside = found.decode_launch_seconds(shape.layers) + found.sampling_seconds(each.sequences, each.vocab, each.width)
     step = calibrated_decode(setting, shape, FP32, each.sequences, each.prompt_tokens + each.new_tokens / 2)
-    left = (each.seconds - prefill) / each.new_tokens - launched
-    return max(SMALLEST_SHARE, left / (step - launched))
+    left = (each.seconds - prefill) / each.new_tokens - beside
+    return max(SMALLEST_SHARE, left / (step - beside))
 
 
 def launches(layers: int) -> float:

@@ -4,11 +4,11 @@ On a CPU nothing overlaps: a step is the sum of its matrix products, attention, 
 """
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import exp, log
 
-from config.machine import Machine
+from config.machine import Machine, Sampling
 
 Points = tuple[tuple[float, float], ...]
 """(size, value) by rising size."""
@@ -41,7 +41,7 @@ class Measured:
     trainer_step_seconds: float
     """What a Trainer adds to each optimizer step."""
     decode_share: float = 1.0
-    """Time of a decoding step beside its launches, over what its parts add up to."""
+    """Time of a decoding step's layers beside their launches, over what their parts add up to."""
     scoring_pace: float = 1.0
     """Seconds that passes without gradient take in a stage, over what the rates say, which are the machine's best."""
     update_pace: float = 1.0
@@ -86,6 +86,18 @@ class Measured:
             return logits * each
         tile = min(logits, FUSED_TILE) * 4
         return logits * each * FUSED_PASSES + self.addition_seconds(FUSED_BYTES[training] * logits, tile)
+
+    def sampling_seconds(self, rows: float, vocab: float, width: float) -> float:
+        """Of a token for each of `rows` sequences: their logits, and drawing from them."""
+        found = self.machine.sampling
+        entries = sorted({each.vocab for each in found})
+
+        def each_logit(seconds: Callable[[Sampling], float]) -> float:
+            by_vocab = [(float(v), tuple(sorted((float(s.rows), seconds(s)) for s in found if s.vocab == v))) for v in entries]
+            return interpolated([(v, interpolated(by_rows, rows)) for v, by_rows in by_vocab], vocab)
+
+        product = each_logit(lambda s: s.product_seconds / (s.rows * s.vocab * s.width))
+        return rows * vocab * (product * width + each_logit(lambda s: s.draw_seconds / (s.rows * s.vocab)))
 
     def optimizer_seconds(self, parameters: float) -> float:
         """Of a fused AdamW step, and of clipping: the gradients read twice and written once, in place."""

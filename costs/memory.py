@@ -160,7 +160,7 @@ def state_bytes(setting: Setting, shape: ModelShape, levers: Levers) -> float:
 
 def kept_per_token(setting: Setting, shape: ModelShape, levers: Levers, tokens: int) -> float:
     """Bytes per token that one layer keeps, on one device of a tensor-parallel group."""
-    return sum(layer_kept(shape, levers, setting.engine, tokens).values()) / levers.tensor_parallel
+    return sum(layer_kept(shape, levers, setting.engine, tokens, setting.mask_tensor).values()) / levers.tensor_parallel
 
 
 def layer_inputs(levers: Levers, shape: ModelShape) -> float:
@@ -183,7 +183,7 @@ def activation_bytes(setting: Setting, shape: ModelShape, levers: Levers, sequen
     ends = 2 * shape.width * levers.dtype_bytes + 4 * shape.width  # the final norm's input and output
     spared = 0.0
     if levers.checkpointing != "full":  # a layer that is recomputed keeps its input whole
-        kept = layer_kept(shape, levers, setting.engine, tokens)
+        kept = layer_kept(shape, levers, setting.engine, tokens, setting.mask_tensor)
         spared = kept.get("feed_forward", 0.0) + kept.get("norms", 0.0) / shape.norms
     return total * (stack + ends) - spared_tokens(setting, shape, levers, total) * spared / levers.tensor_parallel
 

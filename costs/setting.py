@@ -126,6 +126,8 @@ class Workload:
     """Sequences that are evaluated once after training."""
     texts_tokens: float = 0.0
     """Tokens of the texts that are read and tokenised at the start."""
+    masked: bool = False
+    """Sequences of a micro-batch differ in length, and attention is told by a mask which tokens are padding."""
     reference_sequences: float | None = None
     """Of DPO: sequences whose reference log-probs are computed once, with the weights that training starts from, so that no reference is
     held. None: with a reference beside the policy, in every step."""
@@ -188,6 +190,13 @@ class Setting:
     def micro_batch_tokens(self) -> float:
         """Most tokens of one forward pass on one device."""
         return self.workload.micro_batch_tokens or float(self.levers.micro_batch * self.workload.max_tokens)
+
+    @property
+    def mask_tensor(self) -> bool:
+        """Whether `sdpa` gets its mask as a tensor [sequence, tokens, tokens]: each layer then keeps one for its backward pass, and
+        computes the scores above the diagonal too. Transformers leaves the mask out where no token is padding, and `flash` needs none.
+        """
+        return self.workload.masked and self.levers.attention == "sdpa" and self.levers.micro_batch > 1
 
     def with_levers(self, **changes: object) -> "Setting":
         """Other levers; another micro-batch takes the place of a budget of tokens."""

@@ -161,7 +161,8 @@ def _remember(run: Run) -> None:
 
 
 def _send(pipeline: Pipeline) -> None:
-    """Outputs to the DVC remote, rows to MLflow; neither can fail the run."""
+    """Outputs to the DVC remote, the last rows to MLflow meanwhile; neither can fail the run."""
+    pipeline.shipper.end()
     for fault in (push(pipeline.run.root), _leave_lock(pipeline.run.root), pipeline.shipper.finish(SHIPPING_PATIENCE_SECONDS)):
         if fault:
             logger.warning("%s", fault)

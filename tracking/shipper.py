@@ -28,9 +28,13 @@ class Shipper:
     def start(self) -> None:
         self._thread.start()
 
-    def finish(self, patience_seconds: float) -> str | None:
-        """Ship what is left; returns in one line why not all of it arrived, None if it did."""
+    def end(self) -> None:
+        """Ship what is left, from now on: no more rows come. Returns at once."""
         self._finish.set()
+
+    def finish(self, patience_seconds: float) -> str | None:
+        """Ship what is left, and wait for it; returns in one line why not all of it arrived, None if it did."""
+        self.end()
         self._thread.join(patience_seconds)
         if self.done:
             return None

@@ -7,6 +7,7 @@ against 2 * tokens * weights of the product it goes into), so it is made for eac
 Shapes: N tokens (leading dimensions are free), I inputs, O outputs, R rank.
 """
 
+import threading
 from functools import cache
 from typing import Any
 
@@ -80,9 +81,31 @@ class _FoldedLinear(torch.autograd.Function):
         return grad_x, None, None, None, *grads
 
 
+class _Buffers(threading.local):
+    """On a CPU, one block of memory for each dtype, as large as the largest matrix that was folded in it: matrices of each layer that come
+    and go between activations tear the C library's heap to pieces (a stage of 161 MiB of tensors and libraries then held 215 to 232).
+    """
+
+    def __init__(self) -> None:
+        self.of_dtype: dict[torch.dtype, Tensor] = {}
+
+
+_buffers = _Buffers()
+
+
+def _buffer(like: Tensor) -> Tensor | None:
+    """Where the next folded matrix goes, which is used at once and then no more; None to allocate it, as CUDA's streams run side by side."""
+    if like.device.type != "cpu":
+        return None
+    block = _buffers.of_dtype.get(like.dtype)
+    if block is None or block.numel() < like.numel():
+        block = _buffers.of_dtype[like.dtype] = torch.empty(like.numel(), dtype=like.dtype)
+    return block[: like.numel()].view(like.shape)
+
+
 def _folded(weight_OI: Tensor, scalings: tuple[float, ...], halves: Any) -> Tensor:
     first, *others = ((scaling, halves[2 * i], halves[2 * i + 1]) for i, scaling in enumerate(scalings))
-    folded_OI = torch.addmm(weight_OI, first[2], first[1], alpha=first[0])
+    folded_OI = torch.addmm(weight_OI, first[2], first[1], alpha=first[0], out=_buffer(weight_OI))
     for scaling, a_RI, b_OR in others:
         folded_OI.addmm_(b_OR, a_RI, alpha=scaling)
     return folded_OI

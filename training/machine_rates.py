@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, DynamicCache, PreTrainedModel
 
-from config.machine import AdamStep, Attention, Generation, Part, Passes, Product, Stream, Vocabulary
+from config.machine import AdamStep, Attention, Generation, Part, Passes, Product, Sampling, Stream, Vocabulary
 from training.logprobs import token_logprobs
-from training.rollout import Limits, sampling_noise
+from training.rollout import Limits, draw, sampling_noise
 from training.rollout_static import generate
 
 Rates = Mapping[str, tuple[Part, ...]]
@@ -43,6 +43,8 @@ SOME_TRUNKS = TRUNKS[1:4]
 """Enough to tell how fast the machine is at a moment."""
 VOCABULARIES = ((1024, 512, 128), (1024, 8192, 128))
 """Tokens, entries, width."""
+SAMPLINGS = tuple((rows, vocab, 256) for rows in (8, 64) for vocab in (512, 32_000))
+"""Rows, entries, width: heads within the caches and beyond them."""
 GENERATIONS = (
     # width, layers, heads, mlp_width, vocab, sequences, prompt_tokens, new_tokens
     (96, 2, 4, 256, 512, 128, 16, 12),
@@ -174,6 +176,18 @@ def adam_steps(device: str) -> Iterator[AdamStep]:
         yield AdamStep(parameters=parameters, seconds=best_seconds(optimizer.step))
 
 
+@torch.no_grad()
+def samplings(device: str) -> Iterator[Sampling]:
+    """The output head in a decoding step, and drawing from what it says."""
+    for rows, vocab, width in SAMPLINGS:
+        hidden_BD, weight_VD = torch.randn(rows, width, device=device), torch.randn(vocab, width, device=device)
+        logits_BV, uniform_B = hidden_BD @ weight_VD.T, torch.rand(rows, device=device)
+        yield Sampling(
+            rows=rows, vocab=vocab, width=width, product_seconds=best_seconds(partial(torch.matmul, hidden_BD, weight_VD.T), REPETITION_SECONDS / 4),
+            draw_seconds=best_seconds(partial(draw, logits_BV, uniform_B, 1.0), REPETITION_SECONDS / 4),
+        )  # fmt: skip
+
+
 def generations(device: str) -> Iterator[Generation]:
     """Our own rollout, with an end-of-sequence token that no model says."""
     for width, layers, heads, mlp_width, vocab, sequences, prompt_tokens, new_tokens in GENERATIONS:
@@ -222,8 +236,8 @@ def measured_round(device: str) -> Rates:
     """Every rate once."""
     return {
         "products": tuple(products(device)), "streams": tuple(streams(device)), "attention": tuple(attention(device)),
-        "passes": tuple(passes(device)), "vocabulary": tuple(vocabulary(device)), "generation": tuple(generations(device)),
-        "optimizer": tuple(adam_steps(device)),
+        "passes": tuple(passes(device)), "vocabulary": tuple(vocabulary(device)), "sampling": tuple(samplings(device)),
+        "generation": tuple(generations(device)), "optimizer": tuple(adam_steps(device)),
     }  # fmt: skip
 
 

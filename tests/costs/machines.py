@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from config.machine import AdamStep, Attention, Generation, Loop, Machine, Passes, Product, StageProcess, Stream, Vocabulary
+from config.machine import AdamStep, Attention, Generation, Loop, Machine, Passes, Product, Sampling, StageProcess, Stream, Vocabulary
 
 
 def machine(**changes: Any) -> Machine:
@@ -18,6 +18,7 @@ def machine(**changes: Any) -> Machine:
             Passes(width=96, layers=2, heads=4, mlp_width=256, sequences=64, tokens=32, forward_seconds=0.02, training_seconds=0.06),
         ),
         "vocabulary": (Vocabulary(tokens=1024, vocab=512, width=128, forward_seconds=3e-3, training_seconds=1e-2),),
+        "sampling": (Sampling(rows=8, vocab=512, width=256, product_seconds=4e-5, draw_seconds=2e-4),),
         "generation": (
             Generation(width=96, layers=2, heads=4, mlp_width=256, vocab=512, sequences=128, prompt_tokens=16, new_tokens=12, seconds=0.06),
         ),

@@ -28,7 +28,9 @@ MODULES: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-def saved_bytes(name: str, fields: dict[str, Any], dtype: str, attention: str, adapted: list[str] | None) -> tuple[float, ModelShape]:
+def saved_bytes(
+    name: str, fields: dict[str, Any], dtype: str, attention: str, adapted: list[str] | None, padding: int = 0
+) -> tuple[float, ModelShape]:
     """Bytes per token that a third layer adds to what autograd saves, and the shape. Storages that several tensors share count once."""
     import torch
     import transformers
@@ -46,12 +48,12 @@ def saved_bytes(name: str, fields: dict[str, Any], dtype: str, attention: str, a
             import peft
 
             model = peft.get_peft_model(model, peft.LoraConfig(r=4, target_modules=adapted, lora_dropout=0.0))
-        totals.append(_saved(model, torch.randint(0, 500, (BATCH, TOKENS))))
+        totals.append(_saved(model, torch.randint(0, 500, (BATCH, TOKENS)), padding))
     assert config is not None
     return (totals[1] - totals[0]) / (BATCH * TOKENS), from_config(config.to_dict(), name)
 
 
-def _saved(model: Any, ids: Any) -> float:
+def _saved(model: Any, ids: Any, padding: int) -> float:
     import torch
 
     own = {p.untyped_storage().data_ptr() for p in [*model.parameters(), *model.buffers()]}
@@ -66,7 +68,9 @@ def _saved(model: Any, ids: Any) -> float:
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        output = model(ids, use_cache=False).last_hidden_state
+        mask = torch.ones_like(ids)
+        mask[0, TOKENS - padding :] = 0
+        output = model(ids, attention_mask=mask, use_cache=False).last_hidden_state
     assert output.requires_grad
     return float(sum(kept.values()))
 
@@ -78,6 +82,15 @@ def test_a_layer_keeps_what_autograd_saves(name: str, fields: dict[str, Any], dt
     measured, shape = saved_bytes(name, fields, dtype, attention, None)
     levers = Levers(dtype=dtype, attention="eager" if attention == "eager" else "sdpa")
     assert sum(layer_kept(shape, levers, engine("ours"), TOKENS).values()) == pytest.approx(measured, rel=0.01)
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize(("name", "fields"), MODULES, ids=[f"{name}-{index}" for index, (name, _) in enumerate(MODULES)])
+def test_a_layer_keeps_a_mask_of_its_own_where_one_token_is_padding(name: str, fields: dict[str, Any], dtype: str) -> None:
+    measured, shape = saved_bytes(name, fields, dtype, "sdpa", None, padding=1)
+    kept = layer_kept(shape, Levers(dtype=dtype), engine("ours"), TOKENS, mask_tensor=True)
+    assert kept["mask"] == TOKENS * (4 if dtype == "fp32" else 2)
+    assert sum(kept.values()) == pytest.approx(measured, rel=0.01)
 
 
 ALL = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]

@@ -1,11 +1,12 @@
 """FLOPs against PyTorch's own counter and printed utilisations; bytes by hand."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from costs.catalogue import shape
-from costs.compute import decode_step, gathered_bytes, optimizer_step, paged_bytes
+from costs.compute import decode_step, forward_pass, gathered_bytes, micro_step, optimizer_step, paged_bytes
 from costs.counts import forward_attention_flops, forward_matmul_flops, mfu, training_flops
 from costs.setting import Levers
 from costs.shapes import from_config
@@ -45,6 +46,16 @@ def test_training_flops_are_those_that_torch_counts() -> None:
     total, config = counted("LlamaConfig", FIELDS, 48, backward=True)
     model = from_config(config.to_dict(), "llama")
     assert sum(training_flops(model, Levers(attention="eager"), 1, 48)) == pytest.approx(total * 1.0, rel=0.03)
+
+
+def test_under_a_mask_the_scores_above_the_diagonal_are_computed_too() -> None:
+    plain = sft(tokens=512, micro_batch=4)
+    masked = replace(plain, workload=replace(plain.workload, masked=True))
+    one, other = (micro_step(setting, setting.model, setting.levers, 4, 512) for setting in (plain, masked))
+    assert other.attention_flops == 2 * one.attention_flops
+    assert other.matmul_flops == one.matmul_flops
+    passing = [forward_pass(setting, setting.model, setting.levers, 4, 512, 0.0) for setting in (plain, masked)]
+    assert passing[0] == passing[1]  # our own loops, which pad on the right, need none
 
 
 def test_full_checkpointing_does_the_layers_once_more() -> None:

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from config.machine import Product
+from config.machine import Product, Sampling
 from costs.machine import rates
 from costs.measured import interpolated
 from tests.costs.machines import machine
@@ -33,6 +33,17 @@ def test_thin_products_take_the_rate_of_thin_ones() -> None:
     found = rates(machine(products=products))
     assert found.product_seconds(1e9, 1, 128) == pytest.approx(1.0)
     assert found.product_seconds(1e11, 4096, 128) == pytest.approx(1.0)
+
+
+def test_a_wider_head_takes_longer_for_its_product_and_a_larger_vocabulary_the_time_of_a_larger_one() -> None:
+    heads = tuple(
+        Sampling(rows=rows, vocab=vocab, width=100, product_seconds=product * rows, draw_seconds=draw * rows)
+        for rows in (8, 64)
+        for vocab, product, draw in ((1_000, 1e-5, 2e-5), (10_000, 5e-4, 4e-4))
+    )
+    found = rates(machine(sampling=heads))
+    assert found.sampling_seconds(8, 1_000, 100) == pytest.approx(8 * 3e-5)
+    assert found.sampling_seconds(32, 10_000, 200) == pytest.approx(32 * (2 * 5e-4 + 4e-4))
 
 
 def test_adam_with_clipping_moves_ten_numbers_where_it_alone_moves_seven() -> None:

@@ -148,6 +148,24 @@ def test_a_pair_is_two_sequences() -> None:
     assert found["reward"].levers.micro_batch == 2 * params.reward.micro_batch_size
 
 
+@pytest.mark.parametrize(
+    ("stage", "assignment", "masked"),
+    [
+        ("sft", "model.attention=sdpa", True),
+        ("sft", "model.attention=eager", False),
+        ("sft", "model.attention=flash_attention_2", False),
+        ("sft", "sft.micro_batch_size=1", False),
+        ("reward", "model.attention=sdpa", True),
+        ("dpo", "model.attention=sdpa", True),
+        ("rloo", "model.attention=sdpa", True),
+        ("ppo", "model.attention=sdpa", False),  # packed
+    ],
+)
+def test_a_batch_of_several_lengths_has_a_mask_that_sdpa_keeps(stage: str, assignment: str, masked: bool) -> None:
+    params = demo(assignment)
+    assert settings(params, aim(params))[stage].mask_tensor is masked
+
+
 def test_devices_share_the_batch() -> None:
     params = demo("sft.batch_size=64", "sft.micro_batch_size=4")
     levers = settings(params, aim(params, "a100-80", gpus=4))["sft"].levers

@@ -8,7 +8,7 @@ from torch import Tensor
 from config.sections.levers import Lora
 from tests.training.tiny import policy
 from training.adapters import activate, add_adapter, lora_layers
-from training.lora_linear import _FoldedLinear, _Folding
+from training.lora_linear import _buffers, _FoldedLinear, _Folding
 
 LORA = Lora(rank=3, alpha=6.0, modules=["q", "down"], dropout=0.0)
 
@@ -50,6 +50,36 @@ def test_output_and_gradients_are_those_of_peft(names: list[str]) -> None:
     assert len(ours) == len(theirs) == 2 + 2 * len(names)
     for one, other in zip(ours, theirs, strict=True):
         torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-5)
+
+
+def test_layers_that_follow_each_other_do_not_get_in_each_others_way() -> None:
+    model = policy().requires_grad_(False)
+    add_adapter(model, LORA, "policy", 0, "ppo.lora")
+    q, down = lora_layers(model)[:2]  # matrices of different sizes
+    assert q.in_features != down.in_features
+
+    def gradients(peft: bool) -> list[Tensor]:
+        generator = torch.Generator().manual_seed(3)
+        inputs = [torch.randn(4, layer.in_features, generator=generator) for layer in (q, down, q)]
+        for layer in (q, down):
+            torch.nn.init.normal_(layer.lora_B["policy"].weight, generator=generator)
+            layer.zero_grad()
+        calls = [super(_Folding, layer).forward if peft else layer for layer in (q, down, q)]
+        torch.stack([torch.tanh(call(x)).sum() for call, x in zip(calls, inputs, strict=True)]).sum().backward()
+        return [weight.grad for layer in (q, down) for weight in (layer.lora_A["policy"].weight, layer.lora_B["policy"].weight)]
+
+    for ours, theirs in zip(gradients(False), gradients(True), strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
+
+
+def test_what_is_folded_leaves_nothing_behind_but_one_block() -> None:
+    """Of the largest matrix, however many there are."""
+    first, second = layer_with(["policy"]), layer_with(["policy"])
+    x = torch.ones(1, first.in_features)
+    first(x)
+    [before] = (block.data_ptr() for dtype, block in _buffers.of_dtype.items() if dtype == torch.float32)
+    second(x)
+    assert [block.data_ptr() for dtype, block in _buffers.of_dtype.items() if dtype == torch.float32] == [before]
 
 
 def test_an_adapter_beneath_that_is_frozen_gets_no_gradient() -> None:

@@ -11,7 +11,7 @@ from config.machine import Machine, Passes, Stream
 from tests.costs.machines import machine
 from training import machine_rates as module
 from training.machine import device_memory, write
-from training.machine_rates import best_of, best_seconds, decode_step_seconds, generations, passes, streams
+from training.machine_rates import best_of, best_seconds, decode_step_seconds, generations, passes, samplings, streams
 from training.machine_stages import STAGES, stage_processes
 
 
@@ -21,6 +21,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "TRUNKS", ((32, 1, 2, 64, 1, 8), (64, 1, 2, 128, 4, 16)))
     monkeypatch.setattr(module, "GENERATIONS", ((32, 1, 2, 64, 64, 4, 8, 3),))
     monkeypatch.setattr(module, "STREAM_BYTES", (2**14, 2**20))
+    monkeypatch.setattr(module, "SAMPLINGS", ((4, 64, 64), (4, 8192, 64)))
 
 
 def test_a_call_takes_the_time_of_its_best_repetition_and_waiting_does_not_count() -> None:
@@ -48,6 +49,14 @@ def test_a_rollout_is_measured_to_its_full_length() -> None:
     [found] = generations("cpu")
     assert found.new_tokens == 3
     assert found.seconds > 2 * decode_step_seconds("cpu") / 4
+
+
+@pytest.mark.usefixtures("short")
+def test_a_larger_vocabulary_takes_longer_to_draw_from() -> None:
+    small, large = samplings("cpu")
+    assert (small.vocab, large.vocab) == (64, 8192)
+    assert large.product_seconds > 2 * small.product_seconds > 0
+    assert large.draw_seconds > small.draw_seconds > 0
 
 
 @pytest.mark.usefixtures("short")
