@@ -32,6 +32,7 @@ from tasks.pages import pages
 from tasks.placement import check_places, fetch_aligned, place_of, placed_stages, run_here, run_placed
 from tasks.plan import Prepared, keep
 from tasks.progress import Display, Progress, line
+from tasks.reproduction import Reproductions
 from tasks.run import Run, begin, end_left_open, keep_copies, locked, new_run_id
 from tasks.servers import servers
 from tasks.stage import stop_orphans
@@ -60,6 +61,7 @@ class Pipeline:
         self.run, self.stop, self.shipper, self.journey = run, stop, shipper, journey
         self.ahead = ahead
         """Stages that will have to be done."""
+        self.reproductions = Reproductions(run, [stage for stage in ahead if place_of(run, stage) == LOCAL])
         self.display, self.board = Display(), Board()
         self.report: Path | None = None
         self.state: State[Any] = Completed()
@@ -84,6 +86,7 @@ def pipeline_run(prepared: Prepared) -> Iterator[Pipeline]:
         ahead = tuple(prepared.ahead) if prepared.plan else stages_of(params.align.method)
         pipeline = Pipeline(run, stop, shipper, Journey(prepared, stages_of(params.align.method)), ahead)
         pipeline.board.start()
+        pipeline.reproductions.prepare()
         try:
             yield pipeline
         except StageStopped as stopped:
@@ -98,6 +101,8 @@ def pipeline_run(prepared: Prepared) -> Iterator[Pipeline]:
             pipeline.board.show("run", 1.0, "completed")
             _send(pipeline)
             _tell(pipeline, "finished", "")
+        finally:
+            pipeline.reproductions.close()
 
 
 def _patience(stop: StopRequest) -> Callable[[str], bool]:
@@ -251,7 +256,7 @@ def _bring_up_to_date(pipeline: Pipeline, stage: str, observer: "_Observer") -> 
     """Here, or in a container of the work pool that `placement` names."""
     place = place_of(pipeline.run, stage)
     if place == LOCAL:
-        return run_here(pipeline.run, stage, pipeline.stop, observer)
+        return run_here(pipeline.run, stage, pipeline.stop, observer, pipeline.reproductions)
     return run_placed(pipeline.run, stage, place, pipeline.stop, observer)
 
 

@@ -23,6 +23,7 @@ from tasks.pools import hand_over, require_served, state_of
 from tasks.progress import Watch
 from tasks.reach import on_volumes
 from tasks.remote import fetch, inputs_of, is_unchanged_elsewhere, remote_of, small_outputs
+from tasks.reproduction import Reproductions
 from tasks.run import Run
 from tasks.signs import PIPELINE, Sign
 from tasks.stage import Observer, note_loss, record, run_stage
@@ -66,19 +67,19 @@ def run_placed(run: Run, stage: str, pool: str, stop: StopRequest, observe: Obse
     return record(run, stage, outcome)
 
 
-def run_here(run: Run, stage: str, stop: StopRequest, observe: Observer) -> Outcome:
+def run_here(run: Run, stage: str, stop: StopRequest, observe: Observer, reproductions: Reproductions | None = None) -> Outcome:
     """As `tasks.stage.run_stage`, where other stages may be placed elsewhere: what they made is then in the remote alone."""
     try:
         end_left_at_work(run, stage, stop)  # an earlier run may have placed it
     except EnvironmentFault as fault:
         logger.warning("whether an earlier run has left %s at work can not be seen: %s", stage, fault)
     if not placed_stages(run):
-        return run_stage(run, stage, stop, observe)
+        return run_stage(run, stage, stop, observe, reproductions)
     if not stop.made and is_unchanged_elsewhere(run.root, stage):
         fetch(run.root, small_outputs(run.root, stage))
         return record(run, stage, Outcome(cached=True, attempt=None))
     fetch(run.root, inputs_of(run.root, stage))
-    return run_stage(run, stage, stop, observe)
+    return run_stage(run, stage, stop, observe, reproductions)
 
 
 def placed_stages(run: Run) -> list[str]:

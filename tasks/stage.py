@@ -8,19 +8,19 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import IO
 
 import psutil
 
 from config import jsonl
 from config.errors import StageStopped
-from config.records import RUN_ID_VARIABLE, STAGES, AttemptRow, PipelineRow
+from config.records import STAGES, AttemptRow, PipelineRow
 from reporting.row_digests import PREPARED, keep_row_digests
 from tasks.outcome import Outcome, judge, last_attempt
 from tasks.progress import Progress, Watch, attempts
+from tasks.reproduction import Reproductions, is_reproduction, log_path
 from tasks.run import Run
 from tasks.stop import StopRequest
-from tasks.validity import digests, environment, is_unchanged, repro_command
+from tasks.validity import digests, is_unchanged
 from tasks.watcher import BudgetWatch
 
 logger = logging.getLogger(__name__)
@@ -31,8 +31,10 @@ ORPHAN_PATIENCE_SECONDS = 600.0
 Observer = Callable[[Progress], None]
 
 
-def run_stage(run: Run, stage: str, stop: StopRequest, observe: Observer) -> Outcome:
+def run_stage(run: Run, stage: str, stop: StopRequest, observe: Observer, reproductions: Reproductions | None = None) -> Outcome:
     """Bring the outputs of `stage` up to date; `observe` is called several times a second while its process works.
+
+    `reproductions` has its process waiting, or starts one.
 
     Raises what `tasks.outcome.judge` raises.
     """
@@ -41,7 +43,7 @@ def run_stage(run: Run, stage: str, stop: StopRequest, observe: Observer) -> Out
     if is_unchanged(run.root, stage):
         outcome = Outcome(cached=True, attempt=None)
     else:
-        outcome = _reproduce(run, stage, stop, observe)
+        outcome = _reproduce(run, stage, stop, observe, reproductions or Reproductions(run))
     return record(run, stage, outcome)
 
 
@@ -71,16 +73,14 @@ def maker(root: Path, stage: str, outs: dict[str, str]) -> int | None:
     return made[-1].attempt if made else None
 
 
-def _reproduce(run: Run, stage: str, stop: StopRequest, observe: Observer) -> Outcome:
+def _reproduce(run: Run, stage: str, stop: StopRequest, observe: Observer, reproductions: Reproductions) -> Outcome:
     before = last_attempt(attempts(run.root, stage))
-    path = run.root / "runs" / stage / "log.txt"
-    path.parent.mkdir(parents=True, exist_ok=True)
     budget = BudgetWatch(run, stage)
     budget.refuse_without_room()
     watch = Watch(run.root, run.params, stage)
-    with path.open("ab") as log:
-        said = log.tell()
-        code = _watched(run, stage, log, watch, stop, budget, observe)
+    path = log_path(run.root, stage)
+    said = path.stat().st_size if path.exists() else 0
+    code = _watched(run, stage, reproductions.take(stage), watch, stop, budget, observe)
     output = path.read_bytes()[said:].decode(errors="replace")
     if stop.insisted:
         raise StageStopped(f"{stage} was ended at once, without a last checkpoint: run again to go on from the one before.")
@@ -97,12 +97,10 @@ def _reproduce(run: Run, stage: str, stop: StopRequest, observe: Observer) -> Ou
     return outcome
 
 
-def _watched(run: Run, stage: str, log: IO[bytes], watch: Watch, stop: StopRequest, budget: BudgetWatch, observe: Observer) -> int:
-    """Exit code of `dvc repro`. It leads a process group of its own, so that Ctrl-C reaches the stage only through us."""
-    process = subprocess.Popen(
-        repro_command(stage), cwd=run.root, env=environment(**{RUN_ID_VARIABLE: run.run_id}), stdin=subprocess.DEVNULL,
-        stdout=log, stderr=subprocess.STDOUT, start_new_session=True,
-    )  # fmt: skip
+def _watched(
+    run: Run, stage: str, process: "subprocess.Popen[bytes]", watch: Watch, stop: StopRequest, budget: BudgetWatch, observe: Observer
+) -> int:
+    """Exit code of `dvc repro`, once it has ended."""
     asked: set[tuple[int, int]] = set()
     try:
         while process.poll() is None:
@@ -177,7 +175,7 @@ def _dvc_processes(root: Path) -> list[psutil.Process]:
     for process in psutil.process_iter():
         with suppress(psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
             command = process.cmdline()
-            if "repro" in command and any("dvc" in word for word in command) and Path(process.cwd()) == root.resolve():
+            if is_reproduction(command) and Path(process.cwd()) == root.resolve():
                 found.append(process)
     return found
 

@@ -125,11 +125,6 @@ def forget(root: Path, stage: str) -> None:
         write_whole(path, yaml.safe_dump(content, sort_keys=False))
 
 
-def repro_command(stage: str) -> list[str]:
-    """The command that brings one stage up to date, whatever is before it in the pipeline."""
-    return [sys.executable, "-m", "dvc", "repro", "--single-item", stage]
-
-
 def environment(**extra: str) -> dict[str, str]:
     """For child processes: this interpreter's folder comes first, so that `python` in dvc.yaml is this one."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"

@@ -2,6 +2,7 @@
 
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,8 @@ import yaml
 
 from config.errors import EnvironmentFault
 from tasks.remote import fetch, inputs_of, is_unchanged_elsewhere, remote_of, small_outputs
-from tasks.validity import environment, is_unchanged, public, push, repro_command
+from tasks.reproduction import REPRO
+from tasks.validity import environment, is_unchanged, public, push
 from tests.stage_project import make_project
 
 pytestmark = pytest.mark.integration
@@ -44,7 +46,7 @@ def project(tmp_path: Path) -> Path:
 
 def repro(root: Path, *stages: str) -> None:
     for stage in stages:
-        subprocess.run(repro_command(stage), cwd=root, env=environment(), check=True, capture_output=True)
+        subprocess.run([sys.executable, "-m", *REPRO, stage], cwd=root, env=environment(), check=True, capture_output=True)
 
 
 def leave_only_the_lock(root: Path) -> None:

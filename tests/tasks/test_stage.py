@@ -1,6 +1,7 @@
 import shutil
 import signal
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -17,10 +18,11 @@ from config.records import PipelineRow
 from reporting.row_digests import Change, data_version, read_row_digests, row_change
 from tasks.outcome import Outcome, StageCrashed
 from tasks.progress import Progress, attempts
+from tasks.reproduction import REPRO
 from tasks.run import Run, begin
 from tasks.stage import run_stage, stop_orphans
 from tasks.stop import StopRequest
-from tasks.validity import digests, environment, forget, is_unchanged, push, repro_command
+from tasks.validity import digests, environment, forget, is_unchanged, push
 from tests.stage_project import make_project
 
 pytestmark = pytest.mark.integration
@@ -86,7 +88,7 @@ def test_going_back_to_a_method_takes_its_evaluation_from_the_run_cache(tmp_path
     for number, method in enumerate(("ppo", "dpo", "ppo")):
         run = begin(root, f"run-{number}", load(root / "params.yaml", [f"align.method={method}"]), {})
         bring_up(run, "sft")
-        subprocess.run(repro_command(method), cwd=root, env=environment(), check=True, capture_output=True)
+        subprocess.run([sys.executable, "-m", *REPRO, method], cwd=root, env=environment(), check=True, capture_output=True)
         said[number] = (bring_up(run, "evaluate"), (root / "evaluate.out").read_text().strip())
     assert said == {0: (Outcome(False, 1), "ppo"), 1: (Outcome(False, 2), "dpo"), 2: (Outcome(True, 1), "ppo")}
 
@@ -223,7 +225,11 @@ def test_a_stage_left_behind_by_a_killed_pipeline_is_stopped(project: Path, new_
     dvc_yaml.write_text(dvc_yaml.read_text().replace("python stage.py sft", "python -m training.sft"))
     new_run()
     with subprocess.Popen(
-        repro_command("sft"), cwd=project, env=environment(RLHF_RUN_ID="x"), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        [sys.executable, "-m", *REPRO, "sft"],
+        cwd=project,
+        env=environment(RLHF_RUN_ID="x"),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
     ) as left:
         await_rows(project)
         said: list[str] = []
