@@ -81,6 +81,7 @@ def test_a_stage_whose_process_died_or_that_nobody_expected_is_done_all_the_same
 def test_a_process_that_waits_ends_with_the_run_that_was_killed(project: Path, new_run: NewRun) -> None:
     new_run()
     code = f"""
+import time
 from pathlib import Path
 from config.load import load
 from tasks.reproduction import Reproductions
