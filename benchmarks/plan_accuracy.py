@@ -132,7 +132,7 @@ def seconds_of(found: dict[str, Any], made: StagePlan, steps: int) -> dict[str, 
 
 
 def summary(rows: Sequence[Comparison]) -> dict[str, Any]:
-    """The figures of issue 4: memory mean, worst and lowest; parts; time by phase and by stage."""
+    """Memory: mean, worst and lowest error; parts; time by phase and by stage."""
     memory = [error(row.peak_bytes) for row in rows]
     return {
         "configurations": len(rows),
