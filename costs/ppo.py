@@ -50,6 +50,12 @@ def value_levers(setting: Setting) -> Levers:
 # ---------------------------------------------------------------- time
 
 
+OUTSIDE_A_MODULE = 0.35
+"""Time of an operation between plain tensors over that of one in a model, with its modules around it: measured for 24 to 192 positions."""
+AROUND_THE_LOOP = 330.0
+"""Launches' worth of what is done once: padding, rewards, whitening."""
+
+
 def ppo_phases(setting: Setting) -> list[PhaseRow]:
     """(phase, work, seconds, bound) of rollout, score, reference, value, advantage and update over all updates, on one device."""
     loop = roles_of(setting)
@@ -117,8 +123,13 @@ def _tokens_in(setting: Setting, whole: bool) -> float:
 
 def _advantage(setting: Setting, sequences: float) -> PhaseRow:
     """Rewards and GAE: a backward loop over response positions, a dozen small operations each (training/ppo_math.py)."""
-    work = setting.workload
-    once = Work(bytes_moved=sequences * work.response_tokens * 4 * 20, operations=13.0 * work.response_tokens)
+    work, own = setting.workload, setting.hardware.measured
+    operations = 13.0 * work.response_tokens
+    launched = OUTSIDE_A_MODULE * operations + AROUND_THE_LOOP
+    once = Work(
+        bytes_moved=sequences * work.response_tokens * 4 * 20, operations=operations,
+        calibrated_seconds=own.launch_seconds(launched, training=False) if own else 0.0,
+    )  # fmt: skip
     seconds = duration(once, setting)
     return ("advantage", once.times(work.steps), seconds.seconds * work.steps, seconds.bound)
 
