@@ -59,9 +59,9 @@ def _pass(
 
 
 def _pace(own: Measured, setting: Setting, training: bool) -> float:
-    """How much longer a pass takes within a stage than at the machine's best; what TRL's trainers do beside their passes is `trainer_step_seconds`."""
+    """How much longer a pass takes within a stage of our own; what TRL's trainers do has its own overhead (`trainer_step_seconds`)."""
     if training:
-        return own.update_pace
+        return own.update_pace if setting.stage == "ppo" else 1.0
     return own.scoring_pace if setting.stage in OWN_STAGES else 1.0
 
 

@@ -72,17 +72,22 @@ def loop(folder: Path) -> Loop:
 
 
 def stage_processes(folder: Path) -> dict[str, StageProcess]:
-    """Both kinds of stage side by side, each in a process of its own, below `folder`.
+    """Both kinds of stage side by side, each in a process of its own with one thread, as models of no size need, below `folder`.
 
     Raises ModelError if one fails: then no stage would run here.
     """
     project(folder, OVERRIDES)
-    _await(folder, {stage: _started(folder, stage) for stage in STAGES})
+    _await(folder, {stage: _started(folder, stage, OMP_NUM_THREADS="1") for stage in STAGES})
     return {stage: _of_process(folder, stage) for stage in STAGES}
 
 
-def _started(folder: Path, stage: str, *also: str) -> "subprocess.Popen[bytes]":
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]), "HF_HUB_OFFLINE": "1"}
+def _started(folder: Path, stage: str, *also: str, **settings: str) -> "subprocess.Popen[bytes]":
+    environment = {
+        **os.environ,
+        **settings,
+        "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
+        "HF_HUB_OFFLINE": "1",
+    }
     with (folder / f"{stage}.log").open("wb") as log:
         command = [sys.executable, "-m", "training.machine_stages", stage, *also]
         return subprocess.Popen(command, cwd=folder, env=environment, stdout=log, stderr=log)

@@ -121,7 +121,7 @@ def test_dpo_holds_the_tiles_of_trls_head() -> None:
     setting = settings(params, aim(params))["dpo"]
     logits = moments(setting)[0].roles["policy"]["logits"]
     vocab = params.model.random.vocab_size  # type: ignore[union-attr]
-    assert logits == 8 * params.dpo.max_length * (33 * vocab + 4 * (32768 - vocab))
+    assert logits == 8 * setting.workload.max_tokens * (33 * vocab + 4 * (32768 - vocab))
 
 
 def test_evaluation_has_the_phases_that_its_stage_measures() -> None:
@@ -229,6 +229,18 @@ def test_rows_come_from_the_data_stage_when_it_ran_with_this_data(tmp_path: Path
     (tmp_path / "dvc.lock").write_text(yaml.safe_dump(lock))
     assert count(params, tmp_path).sft == 100
     assert count(demo("data.test_fraction=0.5"), tmp_path).sft == 6000  # other data: the metrics do not count
+
+
+def test_the_embedded_world_is_planned_with_the_lengths_of_its_texts(tmp_path: Path) -> None:
+    params = demo()
+    found = count(params, tmp_path)
+    assert (found.sft_tokens, found.longest_sft, found.longest_prompt) == (36.2, 57, 23)
+    assert found.sft_tokens < params.sft.max_length * 0.6
+    assert count(demo("sft.max_length=30"), tmp_path).sft_tokens == 30
+    (tmp_path / "pairs.jsonl").write_text('{"a": 1}\n')
+    other = count(demo("data.source={kind: file, path: pairs.jsonl, format: pairs, columns: {}}"), tmp_path)
+    assert other.sft_tokens == params.sft.max_length * 0.6
+    assert other.longest_sft == float("inf")
 
 
 def test_rows_of_local_files_are_counted(tmp_path: Path) -> None:
