@@ -18,10 +18,10 @@ from training.machine_stages import STAGES, stage_processes
 @pytest.fixture
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sizes and repetitions that take no time."""
-    monkeypatch.setattr(module, "TRUNKS", ((32, 1, 2, 64, 1, 8), (64, 1, 2, 128, 4, 16)))
+    monkeypatch.setattr(module, "TRUNKS", ((32, 1, 2, 64, 1, 8), (256, 1, 2, 1024, 16, 64)))
     monkeypatch.setattr(module, "GENERATIONS", ((32, 1, 2, 64, 64, 4, 8, 3),))
     monkeypatch.setattr(module, "STREAM_BYTES", (2**14, 2**20))
-    monkeypatch.setattr(module, "SAMPLINGS", ((4, 64, 64), (4, 8192, 64)))
+    monkeypatch.setattr(module, "SAMPLINGS", ((4, 64, 64), (4, 200_000, 64)))
 
 
 def test_a_call_takes_the_time_of_its_best_repetition_and_waiting_does_not_count() -> None:
@@ -54,7 +54,7 @@ def test_a_rollout_is_measured_to_its_full_length() -> None:
 @pytest.mark.usefixtures("short")
 def test_a_larger_vocabulary_takes_longer_to_draw_from() -> None:
     small, large = samplings("cpu")
-    assert (small.vocab, large.vocab) == (64, 8192)
+    assert (small.vocab, large.vocab) == (64, 200_000)
     assert large.product_seconds > 2 * small.product_seconds > 0
     assert large.draw_seconds > small.draw_seconds > 0
 
