@@ -29,7 +29,9 @@ def scatter(points: Sequence[tuple[str, float, float]], title: str) -> str:
         return f"<line class='line' x1='{MARGIN}' y1='{SIZE + MARGIN - shift:.1f}' x2='{MARGIN + SIZE}' y2='{MARGIN - shift:.1f}' {dash}/>"
 
     ticks = [10**n * step for n in range(floor(low), ceil(high) + 1) for step in (1, 2, 5) if low <= log10(10**n * step) <= high]
-    drawn = [diagonal(1.0, ""), *(diagonal(factor, "stroke-dasharray='3 4'") for factor in (0.85, 1.15))]
+    band = "".join([diagonal(1.0, ""), *(diagonal(factor, "stroke-dasharray='3 4'") for factor in (0.85, 1.15))])
+    frame = f"<rect class='line' x='{MARGIN}' y='{MARGIN}' width='{SIZE}' height='{SIZE}'/>"
+    drawn = [frame, f"<clipPath id='frame'>{frame}</clipPath><g clip-path='url(#frame)'>{band}</g>"]
     drawn += [f"<text x='{place(t):.0f}' y='{SIZE + MARGIN + 18:.0f}' text-anchor='middle'>{t:g}</text>" for t in ticks]
     drawn += [
         f"<text x='{MARGIN - 6:.0f}' y='{SIZE + 2 * MARGIN - place(t) + 4:.0f}' text-anchor='end'>{t:g}</text>" for t in ticks
@@ -45,6 +47,6 @@ def scatter(points: Sequence[tuple[str, float, float]], title: str) -> str:
     return (
         f"<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 {whole:.0f} {whole:.0f}' width='{whole:.0f}' role='img' "
         f"aria-label='predicted against measured'><style>{STYLE}</style>"
-        f"<text x='{MARGIN}' y='{MARGIN - 24}'>{escape(title)}: plan (up), measurement; dashed: 15% off</text>"
-        f"<rect class='line' x='{MARGIN}' y='{MARGIN}' width='{SIZE}' height='{SIZE}'/>{''.join(drawn)}</svg>\n"
+        f"<text x='{MARGIN}' y='{MARGIN - 32}'>{escape(title)}</text>"
+        f"<text x='{MARGIN}' y='{MARGIN - 14}'>plan upwards, measurement across; dashed: 15% off</text>{''.join(drawn)}</svg>\n"
     )

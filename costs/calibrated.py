@@ -8,7 +8,6 @@ from costs.counts import (
     pointwise_bytes,
     spared_bytes,
     spared_flops,
-    training_order,
 )
 from costs.measured import CACHE_PASSES, Measured
 from costs.memory import spared_tokens, trained_parameters
@@ -35,9 +34,8 @@ def _pass(
     """The sum of its parts at the machine's best."""
     total, again = sequences * tokens, float(training and levers.checkpointing == "full")
     passes = (3.0 if levers.tuning == "full" else 2.0) + again if training else 1.0
-    attention = forward_attention_flops(
-        shape, sequences, tokens, training_order(setting, levers) if training else levers.attention != "eager"
-    )
+    causal = levers.attention != "eager" and not (training and setting.mask_tensor)
+    attention = forward_attention_flops(shape, sequences, tokens, causal)
     head = forward_matmul_flops(shape, vocabulary_tokens) - forward_matmul_flops(shape, vocabulary_tokens, 0.0)
     size = total * shape.width * levers.dtype_bytes
     operations = launched(setting, shape, levers, backward=False)

@@ -14,7 +14,6 @@ from costs.counts import (
     spared_bytes,
     spared_flops,
     training_flops,
-    training_order,
 )
 from costs.memory import shards, spared_tokens, state_bytes, trained_parameters, weights
 from costs.setting import DTYPE_BYTES, QUANT_BYTES, Levers, Setting
@@ -65,7 +64,7 @@ def micro_step(setting: Setting, shape: ModelShape, levers: Levers, sequences: f
     total = sequences * tokens
     loss_tokens = setting.workload.loss_tokens if vocabulary else 0.0
     spared = spared_tokens(setting, shape, levers, total)
-    matmul, attention = training_flops(shape, levers, sequences, tokens, loss_tokens, spared, training_order(setting, levers))
+    matmul, attention = training_flops(shape, levers, sequences, tokens, loss_tokens, spared, causal=not setting.mask_tensor)
     passes = 3.0 + (levers.checkpointing == "full")
     moved = (pointwise_bytes(shape, levers, setting.engine, total) - spared_bytes(shape, levers, setting.engine, spared)) * passes
     if levers.attention == "eager":

@@ -47,11 +47,6 @@ def training_flops(
     return passes * matmul + again + adapters, attention * attention_passes
 
 
-def training_order(setting: Setting, levers: Levers) -> bool:
-    """Whether attention leaves out the scores above the diagonal in passes with gradient."""
-    return levers.attention != "eager" and not setting.mask_tensor
-
-
 def spared_flops(shape: ModelShape, tokens: float) -> float:
     """2 x one layer's feed-forward weights x the tokens at which the last layer's does not run."""
     return 2 * shape.feed_forward_parameters * tokens

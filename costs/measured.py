@@ -4,11 +4,11 @@ On a CPU nothing overlaps: a step is the sum of its matrix products, attention, 
 """
 
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import exp, log
 
-from config.machine import Machine, Sampling
+from config.machine import Machine
 
 Points = tuple[tuple[float, float], ...]
 """(size, value) by rising size."""
@@ -53,13 +53,8 @@ class Measured:
 
     def product_seconds(self, flops: float, rows: float, width: float) -> float:
         """Of matrix products with `rows` rows and matrices about `width` wide."""
-        widths = sorted({product.width for product in self.machine.products if product.dtype == "fp32"})
-        by_width = tuple((float(w), interpolated(self._by_rows(w), rows)) for w in widths)
-        return flops / interpolated(by_width, width)
-
-    def _by_rows(self, width: int) -> Points:
-        found = [(float(p.rows), p.flops_per_second) for p in self.machine.products if p.width == width and p.dtype == "fp32"]
-        return tuple(sorted(found))
+        found = [(p.width, p.rows, p.flops_per_second) for p in self.machine.products if p.dtype == "fp32"]
+        return flops / interpolated_twice(found, width, rows)
 
     def attention_seconds(self, flops: float, tokens: float, training: bool) -> float:
         """Of scores and weighted values over sequences of `tokens`."""
@@ -89,15 +84,9 @@ class Measured:
 
     def sampling_seconds(self, rows: float, vocab: float, width: float) -> float:
         """Of a token for each of `rows` sequences: their logits, and drawing from them."""
-        found = self.machine.sampling
-        entries = sorted({each.vocab for each in found})
-
-        def each_logit(seconds: Callable[[Sampling], float]) -> float:
-            by_vocab = [(float(v), tuple(sorted((float(s.rows), seconds(s)) for s in found if s.vocab == v))) for v in entries]
-            return interpolated([(v, interpolated(by_rows, rows)) for v, by_rows in by_vocab], vocab)
-
-        product = each_logit(lambda s: s.product_seconds / (s.rows * s.vocab * s.width))
-        return rows * vocab * (product * width + each_logit(lambda s: s.draw_seconds / (s.rows * s.vocab)))
+        products = [(s.vocab, s.rows, s.product_seconds / (s.rows * s.vocab * s.width)) for s in self.machine.sampling]
+        draws = [(s.vocab, s.rows, s.draw_seconds / (s.rows * s.vocab)) for s in self.machine.sampling]
+        return rows * vocab * (width * interpolated_twice(products, vocab, rows) + interpolated_twice(draws, vocab, rows))
 
     def optimizer_seconds(self, parameters: float) -> float:
         """Of a fused AdamW step, and of clipping: the gradients read twice and written once, in place."""
@@ -123,3 +112,9 @@ def interpolated(points: Sequence[tuple[float, float]], size: float) -> float:
     (x0, y0), (x1, y1) = points[place - 1], points[place]
     weight = log(size / x0) / log(x1 / x0)
     return exp((1 - weight) * log(y0) + weight * log(y1))
+
+
+def interpolated_twice(points: Sequence[tuple[float, float, float]], first: float, second: float) -> float:
+    """The value at two sizes, from points (first size, second size, value): at the second for each first one, then at the first."""
+    firsts = sorted({x for x, _, _ in points})
+    return interpolated([(x, interpolated(sorted((y, value) for at, y, value in points if at == x), second)) for x in firsts], first)

@@ -186,7 +186,7 @@ def _sft(params: Params, aim: Target, rows: Rows, model: ModelShape) -> Setting:
     levers = replace(levers, loss="fused")
     longest = section.max_length if section.packing else min(rows.longest_sft, section.max_length)
     texts = (rows.sft + rows.sft_held_out) * rows.sft_tokens
-    work = Workload(int(longest), mean, _steps(filled, section), held_out=rows.sft_held_out, texts_tokens=texts, masked=mean < longest)
+    work = Workload(int(longest), mean, _steps(filled, section), held_out=rows.sft_held_out, texts_tokens=texts, masked=True)
     return Setting("sft", model, levers, work, aim.hardware, engine("ours"), aim.gpus)
 
 
@@ -198,7 +198,7 @@ def _reward(params: Params, aim: Target, rows: Rows, model: ModelShape) -> Setti
     held_out = 2 * (rows.preference_held_out + min(NORMALISATION_PAIRS, rows.preference))
     texts = 2 * (rows.preference + rows.preference_held_out) * rows.preference_tokens
     mean = min(rows.preference_tokens, section.max_length)
-    work = Workload(int(longest), mean, _steps(rows.preference, section), held_out=held_out, texts_tokens=texts, masked=mean < longest)
+    work = Workload(int(longest), mean, _steps(rows.preference, section), held_out=held_out, texts_tokens=texts, masked=True)
     return Setting(
         "reward", model.scored, replace(levers, micro_batch=2 * levers.micro_batch), work, aim.hardware, engine("ours"), aim.gpus
     )
@@ -247,7 +247,7 @@ def _dpo(params: Params, aim: Target, rows: Rows, model: ModelShape) -> Setting:
     held_out, every = 2 * rows.preference_held_out, 2 * (rows.preference + rows.preference_held_out)
     work = Workload(
         int(longest), mean, _steps(rows.preference, section), held_out=held_out, texts_tokens=every * rows.preference_tokens,
-        reference_sequences=every, masked=mean < longest,
+        reference_sequences=every, masked=True,
     )  # fmt: skip
     return Setting("dpo", model, levers, work, aim.hardware, engine("ours"), aim.gpus)
 
@@ -264,7 +264,7 @@ def _rloo(params: Params, aim: Target, rows: Rows, model: ModelShape) -> Setting
     )  # fmt: skip
     work = Workload(
         prompt + response, rows.prompt_tokens + said, section.updates, prompt, response, said, texts_tokens=rows.prompts * rows.prompt_tokens,
-        padded_tokens=min(prompt + response, rows.longest_sft), masked=rows.prompt_tokens + said < prompt + response,
+        padded_tokens=min(prompt + response, rows.longest_sft), masked=True,
         micro_batch_tokens=float(section.micro_batch_size * params.model.context_length),
     )  # fmt: skip
     return Setting("rloo", model, levers, work, aim.hardware, engine("ours"), aim.gpus, rlhf=loop)

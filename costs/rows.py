@@ -17,9 +17,8 @@ UNKNOWN_ROWS = 1000
 """Assumed rows of a source that can not be read now."""
 MEAN_OVER_LONGEST = 0.6
 """Assumed mean length of a bucketed batch over the longest sequence allowed, where the data stage has not measured it."""
-HELPDESK_TOKENS = {"sft": 36.2, "preference": 36.5, "prompt": 18.4}
-"""Mean length of the texts of the embedded world, as the data stage measures them with a tokenizer of 512 entries."""
-HELPDESK_LONGEST = {"sft": 57.0, "preference": 70.0, "prompt": 23.0}
+HELPDESK_TOKENS = {"sft": (36.2, 57.0), "preference": (36.5, 70.0), "prompts": (18.4, 23.0)}
+"""Mean and longest text of the embedded world, as the data stage measures them with a tokenizer of 512 entries."""
 EVERY_ROW = {
     "instructions": ("sft",),
     "pairs": ("sft", "preference", "prompts"),
@@ -88,31 +87,35 @@ def _from_sources(params: Params, root: Path) -> Rows:
     sft, more = _source_rows(data.sft_source, root, "data.sft_source") if data.sft_source else (main, ())
     prompts, most = _source_rows(data.prompt_source, root, "data.prompt_source") if data.prompt_source else (main, ())
     votes = (file_rows(root / data.vote_source.path) or 0) if data.vote_source else 0
-    sources = {"sft": data.sft_source, "preference": None, "prompt": data.prompt_source}
-    limits = {
-        "sft": params.sft.max_length,
-        "preference": params.reward.max_length,
-        "prompt": params.model.context_length - params.ppo.max_new_tokens,
-    }
-    known = {name for name, source in sources.items() if isinstance(source or data.source, HelpdeskSource)}
-    mean = {name: min(HELPDESK_TOKENS[name] if name in known else limit * MEAN_OVER_LONGEST, limit) for name, limit in limits.items()}
-    longest = {name: HELPDESK_LONGEST[name] if name in known else float("inf") for name in limits}
-    note = "lengths of the embedded world's texts" if len(known) == len(limits) else (
-        f"mean length assumed {MEAN_OVER_LONGEST:g} of the longest, until the data stage has measured it"
-    )  # fmt: skip
+    limit = params.model.context_length - params.ppo.max_new_tokens
+    sft_tokens, longest_sft, of_sft = _lengths(data.sft_source or data.source, "sft", params.sft.max_length)
+    preference_tokens, longest_preference, of_preference = _lengths(data.source, "preference", params.reward.max_length)
+    prompt_tokens, longest_prompt, of_prompts = _lengths(data.prompt_source or data.source, "prompts", limit)
     return Rows(
         sft=sft["sft"] * keep,
         preference=(main["preference"] + votes) * keep,
         prompts=prompts["prompts"] * keep,
-        sft_tokens=mean["sft"],
-        preference_tokens=mean["preference"],
-        prompt_tokens=mean["prompt"],
-        longest_prompt=min(longest["prompt"], float(limits["prompt"])),
-        longest_sft=longest["sft"],
-        longest_preference=longest["preference"],
+        sft_tokens=sft_tokens,
+        preference_tokens=preference_tokens,
+        prompt_tokens=prompt_tokens,
+        longest_prompt=min(longest_prompt, float(limit)),
+        longest_sft=longest_sft,
+        longest_preference=longest_preference,
         sft_held_out=sft["sft"] * data.test_fraction,
         preference_held_out=(main["preference"] + votes) * data.test_fraction,
-        assumptions=(*notes, *more, *most, note),
+        assumptions=tuple(dict.fromkeys((*notes, *more, *most, of_sft, of_preference, of_prompts))),
+    )
+
+
+def _lengths(source: Source, dataset: str, limit: float) -> tuple[float, float, str]:
+    """Mean and longest text of a dataset cut at `limit` tokens, and what was assumed for it."""
+    if isinstance(source, HelpdeskSource):
+        mean, longest = HELPDESK_TOKENS[dataset]
+        return min(mean, limit), longest, "lengths of the embedded world's texts"
+    return (
+        limit * MEAN_OVER_LONGEST,
+        float("inf"),
+        f"mean length assumed {MEAN_OVER_LONGEST:g} of the longest, until the data stage has measured it",
     )
 
 

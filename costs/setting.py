@@ -127,7 +127,7 @@ class Workload:
     texts_tokens: float = 0.0
     """Tokens of the texts that are read and tokenised at the start."""
     masked: bool = False
-    """Sequences of a micro-batch differ in length, and attention is told by a mask which tokens are padding."""
+    """Where sequences of a micro-batch differ in length, attention is told by a mask which tokens are padding."""
     reference_sequences: float | None = None
     """Of DPO: sequences whose reference log-probs are computed once, with the weights that training starts from, so that no reference is
     held. None: with a reference beside the policy, in every step."""
@@ -196,7 +196,8 @@ class Setting:
         """Whether `sdpa` gets its mask as a tensor [sequence, tokens, tokens]: each layer then keeps one for its backward pass, and
         computes the scores above the diagonal too. Transformers leaves the mask out where no token is padding, and `flash` needs none.
         """
-        return self.workload.masked and self.levers.attention == "sdpa" and self.levers.micro_batch > 1
+        work, levers = self.workload, self.levers
+        return work.masked and work.mean_tokens < work.max_tokens and levers.attention == "sdpa" and levers.micro_batch > 1
 
     def with_levers(self, **changes: object) -> "Setting":
         """Other levers; another micro-batch takes the place of a budget of tokens."""

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
 
 from config.records import RUN_ID_VARIABLE
@@ -32,10 +33,11 @@ class Reproductions:
         """The process of `stage`, at work from now on, and the next one waiting. It leads a process group of its own, so that Ctrl-C reaches
         the stage only through us; what it prints goes to `log_path`.
         """
-        waiting, self._waiting = self._waiting, None
-        process = self._told(waiting[1]) if waiting and waiting[0] == stage else None
-        if waiting and process is None:
-            _send_away(waiting[1])
+        name, process = self._waiting or ("", None)
+        self._waiting = None
+        if process is not None and (name != stage or not _go(process)):
+            _send_away(process)
+            process = None
         if process is None:
             process = self._started(stage)
             _go(process)
@@ -44,22 +46,17 @@ class Reproductions:
 
     def prepare(self, after: str | None = None) -> None:
         """Start the first of the stages ahead, or the one `after`, so that it waits for its turn."""
-        place = 0 if after is None else self._ahead.index(after) + 1 if after in self._ahead else len(self._ahead)
-        for stage in self._ahead[place : place + 1]:
-            self._waiting = (stage, self._started(stage))
+        later = self._ahead
+        if after is not None:
+            later = self._ahead[self._ahead.index(after) + 1 :] if after in self._ahead else ()
+        if later:
+            self._waiting = (later[0], self._started(later[0]))
 
     def close(self) -> None:
         """Send away who is still waiting."""
         if self._waiting:
             _send_away(self._waiting[1])
             self._waiting = None
-
-    def _told(self, process: "subprocess.Popen[bytes]") -> "subprocess.Popen[bytes] | None":
-        """A process that waits, told to go on; None if it has died meanwhile."""
-        with suppress(OSError):
-            _go(process)
-            return process
-        return None
 
     def _started(self, stage: str) -> "subprocess.Popen[bytes]":
         path = log_path(self._run.root, stage)
@@ -82,10 +79,14 @@ def is_reproduction(command: Sequence[str]) -> bool:
     return "repro" in command and any("dvc" in word for word in command)
 
 
-def _go(process: "subprocess.Popen[bytes]") -> None:
+def _go(process: "subprocess.Popen[bytes]") -> bool:
+    """Tell a process that waits to go on; False if it has died meanwhile."""
     assert process.stdin is not None
-    process.stdin.write(GO)
-    process.stdin.close()
+    with suppress(OSError):
+        process.stdin.write(GO)
+        process.stdin.close()
+        return True
+    return False
 
 
 def _send_away(process: "subprocess.Popen[bytes]") -> None:
@@ -96,14 +97,14 @@ def _send_away(process: "subprocess.Popen[bytes]") -> None:
 
 def main(arguments: Sequence[str]) -> int:
     """Have DVC imported, wait, and do what `arguments` say as its own command does; nothing if the run that asked is gone."""
-    import dvc.repo
-    from dvc.cli import main as dvc
+    from dvc.cli import main as run_dvc
 
+    import_module("dvc.repo")  # most of what its commands import when they are called
     if sys.stdin.buffer.readline() != GO:
         return 0
     with Path(os.devnull).open("rb") as nothing:
         os.dup2(nothing.fileno(), 0)  # a stage reads no terminal and no pipe
-    return int(dvc(list(arguments)))
+    return int(run_dvc(list(arguments)))
 
 
 if __name__ == "__main__":

@@ -50,7 +50,7 @@ def test_training_flops_are_those_that_torch_counts() -> None:
 
 def test_under_a_mask_the_scores_above_the_diagonal_are_computed_too() -> None:
     plain = sft(tokens=512, micro_batch=4)
-    masked = replace(plain, workload=replace(plain.workload, masked=True))
+    masked = replace(plain, workload=replace(plain.workload, masked=True, mean_tokens=500))
     one, other = (micro_step(setting, setting.model, setting.levers, 4, 512) for setting in (plain, masked))
     assert other.attention_flops == 2 * one.attention_flops
     assert other.matmul_flops == one.matmul_flops

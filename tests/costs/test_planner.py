@@ -121,7 +121,7 @@ def test_dpo_holds_the_tiles_of_trls_head() -> None:
     setting = settings(params, aim(params))["dpo"]
     logits = moments(setting)[0].roles["policy"]["logits"]
     vocab = params.model.random.vocab_size  # type: ignore[union-attr]
-    assert logits == 8 * setting.workload.max_tokens * (33 * vocab + 4 * (32768 - vocab))
+    assert logits == 8 * 70 * (33 * vocab + 4 * (32768 - vocab))
 
 
 def test_evaluation_has_the_phases_that_its_stage_measures() -> None:

@@ -12,9 +12,9 @@ import pytest
 
 from tasks.outcome import Outcome
 from tasks.progress import attempts
-from tasks.reproduction import Reproductions, is_reproduction, log_path
+from tasks.reproduction import Reproductions, log_path
 from tasks.run import Run
-from tasks.stage import run_stage
+from tasks.stage import _dvc_processes, run_stage
 from tasks.stop import StopRequest
 
 pytestmark = pytest.mark.integration
@@ -23,15 +23,7 @@ NewRun = Callable[..., Run]
 
 def waiting(root: Path, stage: str) -> list[psutil.Process]:
     """Processes of DVC at `stage` in this folder."""
-    found = []
-    for process in psutil.process_iter():
-        try:
-            command = process.cmdline()
-            if is_reproduction(command) and command[-1] == stage and Path(process.cwd()) == root:
-                found.append(process)
-        except (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
-            continue
-    return found
+    return [process for process in _dvc_processes(root) if process.cmdline()[-1] == stage]
 
 
 def bring_up(run: Run, stage: str, reproductions: Reproductions) -> Outcome:
