@@ -13,6 +13,8 @@ TRAINER_IMPORTS_BYTES = 531 * 2**20
 """The same with TRL's trainers."""
 RUNTIME_BYTES = 50 * 2**20
 """What a stage's process comes to hold beside tensors once it works: some 22 MiB of its libraries' code, rows, tokenizer, small objects."""
+TRAINER_RUNTIME_BYTES = 60 * 2**20
+"""The same with TRL's trainers, over 21 configurations."""
 HEAP_WASTE = 0.35
 """Bytes that lie in the C library's heap as holes, for each byte of tensors there when it is fullest: a block aligned by torch needs a
 little more than the hole that one of its size left. Measured 0.2 to 0.5."""
@@ -32,7 +34,8 @@ def imports_bytes(setting: Setting) -> float:
 
 def with_process(setting: Setting, moments: Sequence[Moment]) -> list[Moment]:
     """The moments of a stage with the role `process`, whose workspace is all that is no tensor."""
-    fixed, shares = imports_bytes(setting) + RUNTIME_BYTES, heap_shares(setting)
+    runtime = TRAINER_RUNTIME_BYTES if setting.stage in TRAINER_STAGES else RUNTIME_BYTES
+    fixed, shares = imports_bytes(setting) + runtime, heap_shares(setting)
     held = held_by_heap(shares, moments)
     beyond = [held[phase_of(m)] - in_heap(shares, m) for m in moments]
     return [Moment(m.phase, {**m.roles, "process": {"workspace": fixed + more}}) for m, more in zip(moments, beyond, strict=True)]

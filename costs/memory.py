@@ -201,10 +201,11 @@ def spared_tokens(setting: Setting, shape: ModelShape, levers: Levers, tokens: f
 def recomputed_bytes(setting: Setting, shape: ModelShape, levers: Levers, sequences: float, tokens: int) -> float:
     """Bytes of the one layer whose activations are rebuilt, or in use, while the backward pass is in it."""
     rebuilt = kept_per_token(setting, shape, levers, tokens) if levers.checkpointing == "full" else 0.0
-    active = (shape.experts_per_token * shape.expert_width or shape.mlp_width) + shape.width
-    if levers.attention == "eager":
-        active = max(active, shape.heads * tokens)  # the gradients of the softmax's output and of its input
-    return sequences * tokens * (rebuilt + 2 * active * levers.dtype_bytes / levers.tensor_parallel)
+    active = 2 * ((shape.experts_per_token * shape.expert_width or shape.mlp_width) + shape.width) * levers.dtype_bytes
+    if levers.attention == "eager":  # the gradients of the softmax's output and of its input, when the feed-forward part's tensors are gone
+        kept = layer_kept(shape, levers, setting.engine, tokens, setting.mask_tensor)
+        active = max(active, 2 * shape.heads * tokens * levers.dtype_bytes - kept.get("feed_forward", 0.0))
+    return sequences * tokens * (rebuilt + active / levers.tensor_parallel)
 
 
 def workspace(setting: Setting, shape: ModelShape, levers: Levers) -> float:

@@ -4,8 +4,8 @@ import pytest
 
 from costs.heap import (
     HEAP_WASTE,
-    RUNTIME_BYTES,
     TRAINER_IMPORTS_BYTES,
+    TRAINER_RUNTIME_BYTES,
     activations_in_heap,
     gradients_in_heap,
     held_by_heap,
@@ -62,7 +62,7 @@ def test_the_heap_is_as_large_as_at_the_fullest_moment_of_a_phase() -> None:
 
 def test_the_process_is_a_role_that_keeps_what_the_heap_keeps() -> None:
     rollout, loss, step = with_process(tiny(), MOMENTS)
-    fixed = TRAINER_IMPORTS_BYTES + RUNTIME_BYTES
+    fixed = TRAINER_IMPORTS_BYTES + TRAINER_RUNTIME_BYTES
     assert rollout.total == pytest.approx(7e6 + fixed + (1 + HEAP_WASTE) * 1e6)
     assert loss.total == pytest.approx(7e6 + 9e6 + fixed + (1 + HEAP_WASTE) * 5e6)
     assert step.total == pytest.approx(7e6 + fixed + (1 + HEAP_WASTE) * 5e6)  # what the loss had there is free, but not given back

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from costs.catalogue import shape
 from costs.engines import engine, loss
 from costs.memory import (
+    activation_bytes,
     adapter_parameters,
     base_weight_bytes,
     device_bytes,
@@ -16,6 +17,7 @@ from costs.memory import (
     kv_cache_bytes,
     optimizer_bytes,
     peak,
+    recomputed_bytes,
     weights,
 )
 from costs.setting import Levers
@@ -182,3 +184,34 @@ def test_a_fused_head_holds_a_tile_on_a_gpu_and_thirty_three_bytes_a_logit_on_a_
     assert fused.bytes_per_token(8192, 1024, 4, host=True) == 33 * 8192 + 4 * (32768 - 8192)  # the buffer is as wide for a small vocabulary
     assert fused.bytes_per_token(8192, 1024, 2) == 2 * 32768
     assert fused.bytes_per_token(32768, 8192, 4, host=True) == 33 * 32768 / 2  # a tile has 4,096 tokens
+
+
+def fullest(attention: str, checkpointing: bool) -> tuple[float, dict[str, object]]:
+    """Bytes that torch allocated at the fullest moment of a step of a small trunk, and its configuration."""
+    import torch
+    import transformers
+
+    config = transformers.LlamaConfig(
+        hidden_size=256, num_hidden_layers=2, num_attention_heads=8, intermediate_size=512, vocab_size=64, max_position_embeddings=512
+    )
+    trunk = transformers.LlamaModel._from_config(config, attn_implementation=attention).train()
+    if checkpointing:
+        trunk.gradient_checkpointing_enable({"use_reentrant": False})
+    tokens = torch.randint(0, 64, (2, 512))
+    trunk(tokens).last_hidden_state.sum().backward()  # gradients are there from now on
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+        trunk(tokens).last_hidden_state.sum().backward()
+    held = most = 0
+    for event in sorted(profile.profiler.kineto_results.events(), key=lambda event: event.start_ns()):
+        held += event.nbytes() if event.name() == "[memory]" else 0
+        most = max(most, held)
+    return float(most), config.to_dict()
+
+
+@pytest.mark.parametrize(("attention", "checkpointing"), [("sdpa", "none"), ("eager", "none"), ("eager", "full")])
+def test_the_fullest_moment_of_a_step_is_that_of_torchs_allocator(attention: str, checkpointing: str) -> None:
+    measured, config = fullest(attention, checkpointing == "full")
+    plain = sft(tokens=512, micro_batch=2, dtype="fp32", attention=attention, checkpointing=checkpointing)
+    setting = replace(plain, model=from_config(config, "trunk"))
+    kept = activation_bytes(setting, setting.model, setting.levers, 2, 512)
+    assert kept + recomputed_bytes(setting, setting.model, setting.levers, 2, 512) == pytest.approx(measured, rel=0.1)
