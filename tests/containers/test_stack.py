@@ -59,7 +59,7 @@ def runs(stack: Stack) -> dict[str, dict[str, Any]]:
 
 def tiny(*changes: str) -> dict[str, Any]:
     """The tiny recipe with every stage on the Docker pool, and PPO long enough to be caught at work."""
-    params: Params = load(ROOT / TINY, ["ppo.updates=40", f"prices.usd_per_device_hour_by_pool={{docker: {PRICE}}}", *changes])
+    params: Params = load(ROOT / TINY, ["ppo.updates=200", f"prices.usd_per_device_hour_by_pool={{docker: {PRICE}}}", *changes])
     return placed(params, "docker", "http://mlflow:5000")
 
 
