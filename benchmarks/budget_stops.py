@@ -1,6 +1,6 @@
 """Stop a run at random budgets, go on each time, and compare the models with those of a run that was never stopped.
 
-    python benchmarks/budget_stops.py [--stops 20] [--seed 1] [--recipe tests/e2e/tiny.yaml] [--json]
+    python benchmarks/budget_stops.py [--stops 20] [--seed 1] [--recipe recipes/demo.yaml] [--json]
 
 Both runs are made in clones of this checkout (its committed code). Each stop is also held against its promise: within 2 % of the budget
 or one optimizer step, whichever is longer. A stage whose start alone took longer than what was left (`start_passed_it`, on a busy
@@ -114,7 +114,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--stops", type=int, default=20)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--recipe", type=Path, default=ROOT / "tests/e2e/tiny.yaml")
+    parser.add_argument("--recipe", type=Path, default=ROOT / "recipes/demo.yaml")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     recipe = arguments.recipe.resolve()

@@ -23,6 +23,8 @@ pytestmark = [
 
 MIB = 2**20
 STAGES = stages_of("ppo")
+UPDATES = 200
+"""Of PPO: enough that its container can be killed in the midst."""
 RUN_SECONDS = 2400.0
 """Two runs of five containers take 4 minutes on an idle machine of 2 cores; a busy one is not a failure."""
 PRICE = 1.8
@@ -59,7 +61,7 @@ def runs(stack: Stack) -> dict[str, dict[str, Any]]:
 
 def tiny(*changes: str) -> dict[str, Any]:
     """The tiny recipe with every stage on the Docker pool, and PPO long enough to be caught at work."""
-    params: Params = load(ROOT / TINY, ["ppo.updates=200", f"prices.usd_per_device_hour_by_pool={{docker: {PRICE}}}", *changes])
+    params: Params = load(ROOT / TINY, [f"ppo.updates={UPDATES}", f"prices.usd_per_device_hour_by_pool={{docker: {PRICE}}}", *changes])
     return placed(params, "docker", "http://mlflow:5000")
 
 
@@ -125,7 +127,7 @@ def test_a_killed_container_goes_on_in_a_new_one_from_its_checkpoint(runs: dict[
     client = MlflowClient(stack.mlflow)
     steps = [[metric.step for metric in client.get_metric_history(run.info.run_id, "ppo/score")] for run in (first, second)]
     assert min(steps[1]) > 1, "it went on, and did not begin anew"
-    assert set(steps[0]) | set(steps[1]) == set(range(1, 41))
+    assert set(steps[0]) | set(steps[1]) == set(range(1, UPDATES + 1))
 
 
 def test_the_ledger_counts_every_container_at_the_price_of_its_pool(runs: dict[str, dict[str, Any]]) -> None:
