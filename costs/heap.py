@@ -7,9 +7,9 @@ from costs.memory import Moment, layer_inputs
 from costs.ppo import mini_batch, packed_sequences, packs_update
 from costs.setting import Setting
 
-IMPORTS_BYTES = 460 * 2**20
+IMPORTS_BYTES = 404 * 2**20
 """Resident set of a stage on a CPU after its imports, on x86-64 Linux."""
-TRAINER_IMPORTS_BYTES = 531 * 2**20
+TRAINER_IMPORTS_BYTES = 490 * 2**20
 """The same with TRL's trainers."""
 RUNTIME_BYTES = 50 * 2**20
 """What a stage's process comes to hold beside tensors once it works: some 22 MiB of its libraries' code, rows, tokenizer, small objects."""

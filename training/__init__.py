@@ -2,6 +2,7 @@
 
 import logging
 import os
+import sys
 
 # Importing peft imports bitsandbytes, which warns of a kernel that it would like to download; nothing here needs it.
 logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
@@ -9,3 +10,11 @@ logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
 # torch reads this once, at its first tensor: large tensors on a CPU get huge pages where the system has them, as they are mapped and unmapped
 # one by one (training/heap.py).
 os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
+
+# Nothing here is compiled. Importing bitsandbytes, which importing peft does, would have torch's compiler imported (1.6 of 10 CPU seconds and
+# 53 MiB), and its numbers would depend on whether the machine has a C compiler.
+os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
+
+# A log needs no progress bars. Said here, as importing datasets to say it would cost 1.4 CPU seconds in stages that need none of it.
+if not sys.stderr.isatty():
+    os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")

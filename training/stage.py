@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 
-import datasets
 import torch
 import transformers
 
@@ -168,7 +167,6 @@ def run_stage(name: str, sections: Sequence[str], inputs: Inputs, work: Callable
             print(f"{name}: {error}", file=sys.stderr)
         return error.exit_code
     if not stage.interactive:
-        datasets.disable_progress_bars()
         transformers.utils.logging.disable_progress_bar()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, stage.request_stop)
