@@ -8,11 +8,12 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 from uuid import UUID
 
+import psutil
 import pytest
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterFlowRunId, TaskRunFilter, TaskRunFilterFlowRunId
@@ -196,8 +197,11 @@ def served(project: Path) -> Iterator[None]:
                 assert time.monotonic() < deadline, log.read_text()
                 time.sleep(0.3)
         yield
-    finally:
-        process.send_signal(signal.SIGINT)
+    finally:  # nothing of it is needed any more, and its own end may wait for ever on a run that has just ended
+        served = psutil.Process(process.pid)
+        for each in [*served.children(recursive=True), served]:
+            with suppress(psutil.NoSuchProcess):
+                each.kill()
         process.wait(60)
 
 
