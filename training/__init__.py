@@ -4,6 +4,10 @@ import logging
 import os
 import sys
 
+from training import collector
+
+collector.spare_imports()
+
 # Importing peft imports bitsandbytes, which warns of a kernel that it would like to download; nothing here needs it.
 logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
 

@@ -21,7 +21,7 @@ from config.errors import EXIT_CRASHED, EXIT_DONE, DataError, EnvironmentFault, 
 from config.load import load
 from config.records import LAUNCHER_VARIABLE, NO_RUN_ID, RUN_ID_VARIABLE, AttemptRow, MetricRow
 from config.schema import Params
-from training import heap, processes
+from training import collector, heap, processes
 from training.checkpoint import DONE, Checkpoints, fingerprint
 from training.faults import is_out_of_memory, named_fault
 from training.usage import Meter
@@ -157,6 +157,7 @@ class Stage:
 
 def run_stage(name: str, sections: Sequence[str], inputs: Inputs, work: Callable[[Stage], None]) -> int:
     """Run `work` as the stage process `name` in the current folder; returns the exit code."""
+    collector.begin_work()
     heap.settle()
     first = os.environ.get("RANK", "0") == "0"
     logging.basicConfig(level=logging.INFO if first else logging.ERROR, format="%(asctime)s %(name)s %(message)s", datefmt="%H:%M:%S")
