@@ -19,6 +19,7 @@ PLUMBING = {
         "checkpoint",
         "faults",
         "heap",
+        "collector",
         "out_of_memory",
         "processes",
         "sharding",
