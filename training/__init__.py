@@ -20,5 +20,5 @@ os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
 os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
 
 # A log needs no progress bars. Said here, as importing datasets to say it would cost 1.4 CPU seconds in stages that need none of it.
-if not sys.stderr.isatty():
+if os.environ.get("RANK", "0") != "0" or not sys.stderr.isatty():
     os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")

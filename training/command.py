@@ -6,12 +6,14 @@ from collections.abc import Callable
 import transformers
 
 from config.errors import EXIT_DONE, RlhfError
+from training import collector
 
 logger = logging.getLogger(__name__)
 
 
 def run_command(work: Callable[[], None], name: str = "", level: int = logging.INFO) -> int:
     """Do `work` and return the exit code; `name` stands before its mistake."""
+    collector.begin_work()
     logging.basicConfig(level=level, format="%(message)s")
     transformers.utils.logging.disable_progress_bar()
     try:

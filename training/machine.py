@@ -15,7 +15,7 @@ import torch
 import yaml
 
 from config.machine import MACHINE_FILE, Machine
-from training import collector, heap
+from training import heap
 from training.artifacts import replacing
 from training.command import run_command
 from training.machine_rates import best_of, decode_step_seconds, measured_round
@@ -92,8 +92,7 @@ def main() -> int:
     options = parser.parse_args()
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     logging.getLogger("transformers").setLevel(logging.ERROR)
-    collector.begin_work()  # as a stage does
-    heap.settle()
+    heap.settle()  # as a stage does
     return run_command(lambda: write(measure(), options.out), "calibrate")
 
 

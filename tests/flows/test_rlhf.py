@@ -198,8 +198,8 @@ def served(project: Path) -> Iterator[None]:
                 time.sleep(0.3)
         yield
     finally:  # nothing of it is needed any more, and its own end may wait for ever on a run that has just ended
-        served = psutil.Process(process.pid)
-        for each in [*served.children(recursive=True), served]:
+        runner = psutil.Process(process.pid)
+        for each in [*runner.children(recursive=True), runner]:
             with suppress(psutil.NoSuchProcess):
                 each.kill()
         process.wait(60)
