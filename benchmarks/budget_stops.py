@@ -25,11 +25,11 @@ from config import jsonl  # noqa: E402
 from config.errors import OverBudget  # noqa: E402
 from config.load import load  # noqa: E402
 from config.records import UsageRow  # noqa: E402
-from costs.budget import total  # noqa: E402
-from tasks.plan import spent_by_stage  # noqa: E402
-from tasks.run import Run, begin  # noqa: E402
-from tasks.stage import POLL_SECONDS, run_stage  # noqa: E402
-from tasks.stop import StopRequest  # noqa: E402
+from costs.ledger.budget import total  # noqa: E402
+from tasks.planning.plan import spent_by_stage  # noqa: E402
+from tasks.run.run import Run, begin  # noqa: E402
+from tasks.run.stop import StopRequest  # noqa: E402
+from tasks.stage.runner import POLL_SECONDS, run_stage  # noqa: E402
 
 STAGES = ("data", "sft", "reward", "ppo")
 STOPPED = ("sft", "reward", "ppo")

@@ -32,7 +32,7 @@ sys.path.insert(0, str(ROOT))  # also as a script: the code beside it
 from config import jsonl  # noqa: E402
 from config.load import load, write  # noqa: E402
 from config.records import AttemptRow, MetricRow, UsageRow  # noqa: E402
-from training.stage import run_stage  # noqa: E402
+from training.process.stage import run_stage  # noqa: E402
 
 TRAINED = ("sft", "reward", "ppo")
 OUTPUTS = {

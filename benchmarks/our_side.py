@@ -15,7 +15,7 @@ import psutil
 import torch
 
 from training import ppo, sft
-from training.stage import Stage, run_stage
+from training.process.stage import Stage, run_stage
 
 BENCH = Path("bench")
 

@@ -28,12 +28,12 @@ from benchmarks.plan_picture import scatter
 from config import jsonl
 from config.machine import Passes
 from config.records import UsageRow
-from costs.heap import imports_bytes
-from costs.machine import slowdown
-from costs.planner import plan, settings, target
-from costs.plans import StagePlan
-from costs.setting import Setting
-from costs.stages import moments
+from costs.formulas.process_heap import imports_bytes
+from costs.formulas.setting import Setting
+from costs.planning.machine import slowdown
+from costs.planning.planner import plan, settings, target
+from costs.planning.plans import StagePlan
+from costs.planning.stages import moments
 
 ROOT = Path(__file__).parents[1]
 KEPT = ROOT / ".bench" / "plan"

@@ -12,9 +12,9 @@ from typing import Any
 from config.load import read, validate
 from config.schema import Params
 from config.sections.model import Model
-from costs.counts import forward_matmul_flops
-from costs.planner import random_config
-from costs.shapes import ModelShape, from_config
+from costs.formulas.counts import forward_matmul_flops
+from costs.planning.planner import random_config
+from costs.tables.shapes import ModelShape, from_config
 
 RECIPE = Path(__file__).parents[1] / "recipes" / "demo.yaml"
 STAGES = ("sft", "reward", "ppo", "evaluate", "ppo", "dpo", "rloo", "ppo")

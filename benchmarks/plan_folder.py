@@ -15,11 +15,11 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTok
 
 from benchmarks.plan_cases import ANSWERING, SPECIAL_TOKENS, Case, section
 from benchmarks.workspaces import write_params
-from training.adapter_lineage import named_base
-from training.adapters import learn_adapter, save_adapter
-from training.artifacts import write_json, write_jsonl
-from training.models import base_model, new_reward_model
-from training.tokenizer import BOS, EOS, PAD, SPARE
+from training.modeling.adapter_lineage import named_base
+from training.modeling.adapters import learn_adapter, save_adapter
+from training.modeling.models import base_model, new_reward_model
+from training.modeling.tokenizer import BOS, EOS, PAD, SPARE
+from training.process.artifacts import write_json, write_jsonl
 
 TEST_ROWS = 8
 

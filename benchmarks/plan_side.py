@@ -17,9 +17,9 @@ import psutil
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from training.machine_rates import pace
-from training.stage import run_stage
-from training.usage import Meter
+from training.calibrate.rates import pace
+from training.process.stage import run_stage
+from training.process.usage import Meter
 
 BENCH = Path("bench")
 found: dict[str, Any] = {"cpu_seconds": []}

@@ -32,7 +32,7 @@ from benchmarks.utilisation import matmul_flops_per_second, update_flops
 from benchmarks.workspaces import ROOT, SIZES, Workspace, long_vocabulary, prepared, with_adapters
 from config.errors import UserError
 from config.schema import Params
-from training.models import DTYPES
+from training.modeling.models import DTYPES
 
 LAYOUTS = ("separate", "shared_trunk", "shared_base")
 """shared_base has LoRA adapters and is compared with TRL under the same LoRA."""

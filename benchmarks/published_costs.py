@@ -17,8 +17,8 @@ import yaml
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from costs.published import Case, compare, feasibility, misses, summary, weighted_quantile
-from costs.rates import EFFICIENCY
+from costs.published.measurements import Case, compare, feasibility, misses, summary, weighted_quantile
+from costs.tables.rates import EFFICIENCY
 
 GRID = (0.78, 0.81, 0.84, 0.87, 0.90)
 
@@ -45,7 +45,7 @@ def document(rows: list[Mapping[str, Any]], name: str) -> str:
     lines = [
         "# Planner against published measurements", "",
         f"Written by `python benchmarks/published_costs.py` from {name}: {len(rows)} rows, {len(found)} comparisons.",
-        "Each row is planned from the setting it prints and from facts about its software (`costs/engines.py`), never fitted by itself.",
+        "Each row is planned from the setting it prints and from facts about its software (`costs/tables/engines.py`), never fitted by itself.",
         "Errors are of the prediction, relative; of a throughput, of the time it stands for.",
         "Sources weigh the same, however many rows they have.", "",
         "What was chosen by looking at rows of this table, and so is not held out below: the launch time of litgpt's operations",

@@ -20,8 +20,8 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from benchmarks.workspaces import SIZES
-from training.ppo_rollout import ENGINES
-from training.rollout import Limits
+from training.rl.rollout_phase import ENGINES
+from training.rollout.engine import Limits
 
 LIMIT, EOS, PAD = 60, 0, 1
 NEVER_ENDS = 0.1

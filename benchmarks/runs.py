@@ -21,12 +21,12 @@ from config import jsonl
 from config.load import override, validate
 from config.records import MetricRow, UsageRow
 from config.schema import Params
-from training.adapters import MATRICES
-from training.helpdesk import gold_score
-from training.models import load_policy
-from training.rollout import Limits, sampling_noise
-from training.rollout_static import generate
-from training.tokenizer import decode_response, encode_prompts, load_tokenizer
+from training.modeling.adapters import MATRICES
+from training.modeling.models import load_policy
+from training.modeling.tokenizer import decode_response, encode_prompts, load_tokenizer
+from training.preparation.helpdesk import gold_score
+from training.rollout.engine import Limits, sampling_noise
+from training.rollout.static import generate
 
 GOLD_PROMPTS = 400
 SMOOTHED_UPDATES = 3

@@ -23,9 +23,9 @@ from transformers import AutoModelForCausalLM
 from config import jsonl
 from config.load import override, read, validate
 from config.schema import Params
-from training.adapters import merge
-from training.models import load_reward_model
-from training.tokenizer import encode_prompts, encode_responses, load_tokenizer
+from training.modeling.adapters import merge
+from training.modeling.models import load_reward_model
+from training.modeling.tokenizer import encode_prompts, encode_responses, load_tokenizer
 
 ROOT = Path(__file__).parents[1]
 RECIPE = ROOT / "recipes" / "demo.yaml"

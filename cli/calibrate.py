@@ -18,7 +18,7 @@ def calibrate(as_json: bool) -> None:
     Raises EnvironmentFault if the measurement fails; what was measured before stays.
     """
     root = project_root()
-    command = [sys.executable, "-m", "training.machine", "--out", str(MACHINE_FILE)]
+    command = [sys.executable, "-m", "training.calibrate.machine", "--out", str(MACHINE_FILE)]
     code = subprocess.run(command, cwd=root, stdout=sys.stderr, check=False).returncode
     if code < 0 or code == 130:
         raise EnvironmentFault(f"the measurement was stopped; {MACHINE_FILE} is as it was. Run rlhf calibrate again.")
@@ -31,7 +31,7 @@ def calibrate(as_json: bool) -> None:
 
 def show(root: Path, as_json: bool) -> None:
     """The rates that matter most, or the whole record."""
-    from costs.machine import this_machine
+    from costs.planning.machine import this_machine
 
     found = this_machine(root)
     assert found is not None

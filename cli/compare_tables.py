@@ -13,7 +13,7 @@ from reporting.side_by_side_words import difference, estimate, hacking, judged, 
 from reporting.verdict import verdict
 
 if TYPE_CHECKING:
-    from costs.cost_change import CostChange
+    from costs.ledger.cost_change import CostChange
     from reporting.side_by_side import SideBySide
 
 SAMPLES = 3

@@ -14,8 +14,8 @@ from cli.project import project_root
 from config.errors import EXIT_BAD_INPUT, EXIT_DONE, RlhfError
 from config.load import load
 from config.schema import Params
-from tasks.pages import DEFAULT_PORTS
-from tasks.servers import is_port_free, servers
+from tasks.servers.processes import is_port_free, servers
+from tasks.ui.links import DEFAULT_PORTS
 
 FREE_BYTES_NEEDED = 1 * 2**30
 """The demo writes about 100 MB; MLflow, Prefect and DVC keep copies."""

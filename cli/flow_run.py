@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from config.errors import CostError, EnvironmentFault, RlhfError
 from config.schema import Params
-from tasks.orchestrator import settings
-from tasks.servers import prefect_api
+from tasks.servers.prefect_settings import settings
+from tasks.servers.processes import prefect_api
 
 if TYPE_CHECKING:
     from prefect.client.schemas.objects import State
@@ -37,7 +37,7 @@ def run_flow(root: Path, params: Params, yes: bool, start: "Callable[[], State[A
 
 def plan_first(root: Path, params: Params, yes: bool) -> None:
     """Say what the run will cost; refuse it above the budget, and ask where it needs approval. Raises CostError."""
-    from tasks.plan import gate, needs_approval, prepare, summary
+    from tasks.planning.plan import gate, needs_approval, prepare, summary
 
     prepared = prepare(root, params)
     for line in summary(prepared):

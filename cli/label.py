@@ -63,7 +63,7 @@ def label(
 
 def draw(root: Path, count: int, temperature: float, seed: int | None) -> None:
     """New pairs, in a process of their own. Raises EnvironmentFault if it fails, the pairs so far stay."""
-    command = [sys.executable, "-m", "training.pairs", "--count", str(count), "--temperature", str(temperature)]
+    command = [sys.executable, "-m", "training.labelling.pairs", "--count", str(count), "--temperature", str(temperature)]
     command += [] if seed is None else ["--seed", str(seed)]
     code = subprocess.run(command, cwd=root, stdout=sys.stderr, check=False).returncode
     if code:

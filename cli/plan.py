@@ -8,9 +8,9 @@ import typer
 
 if TYPE_CHECKING:
     from config.schema import Params
-    from costs.planner import Target
-    from costs.plans import Plan
-    from costs.search import Found
+    from costs.planning.planner import Target
+    from costs.planning.plans import Plan
+    from costs.planning.search import Found
 
 
 class Search(NamedTuple):
@@ -68,9 +68,9 @@ def plan(
         show(_setting_plan(setting, usd_per_gpu_hour), as_json, html, setting.name)
         return
     from config.records import stages_of
-    from costs.partial import completed
-    from costs.planner import plan as make
-    from costs.planner import target
+    from costs.planning.partial import completed
+    from costs.planning.planner import plan as make
+    from costs.planning.planner import target
 
     stages = tuple(stage or ())
     file = params_file or Path("params.yaml")
@@ -86,8 +86,8 @@ def plan(
         other_aim = target(other, hardware, gpus, usd_per_gpu_hour, Path())
         _compare(make(params, aim, chosen), make(other, other_aim, chosen), file.name, compare.name, as_json, markdown)
     else:
-        from costs.accuracy import with_errors
-        from costs.history import read_history, skipped_note
+        from costs.ledger.history import read_history, skipped_note
+        from costs.planning.accuracy import with_errors
 
         past = read_history(Path())
         note = skipped_note(past.skipped)
@@ -130,8 +130,8 @@ def _print(view: object) -> None:
 
 def _write(path: Path, text: str) -> None:
     """A whole file or the previous one."""
+    from config.atomic_file import write_whole
     from config.errors import EnvironmentFault
-    from config.whole_file import write_whole
 
     try:
         write_whole(path, text)
@@ -142,7 +142,7 @@ def _write(path: Path, text: str) -> None:
 def _compare(before: "Plan", after: "Plan", first: str, second: str, as_json: bool, as_markdown: bool) -> None:
     from dataclasses import asdict
 
-    from costs.compare import compare, markdown
+    from costs.planning.compare import compare, markdown
 
     rows = compare(before, after)
     if as_markdown:
@@ -157,8 +157,8 @@ def _sweep(params: "Params", aim: "Target", axis: str, stages: tuple[str, ...], 
     """The sweep of the named stages that run a model; of sft where none is named."""
     from dataclasses import asdict
 
-    from costs.planner import settings
-    from costs.sweep import sweep
+    from costs.planning.planner import settings
+    from costs.planning.sweep import sweep
 
     found = settings(params, aim)
     chosen = [stage for stage in stages if stage in found] or ["sft"]
@@ -181,8 +181,8 @@ def _optimise(
 ) -> None:
     """Search every stage, check the whole run against the limits, write the winner."""
     from config.load import write
-    from costs.cheaper import cheapest
-    from costs.search import Limits, within_total
+    from costs.planning.cheaper import cheapest
+    from costs.planning.search import Limits, within_total
 
     best = cheapest(params, aim, stages, goal, how.adapters)  # type: ignore[arg-type]
     within_total(list(best.found.values()), Limits(how.max_usd, how.max_hours))
@@ -207,12 +207,12 @@ def _found_json(found: "Found") -> dict[str, Any]:
 
 
 def _setting_plan(file: Path, usd_per_gpu_hour: float | None) -> "Plan":
-    """The plan of a published setting: a YAML mapping in the words of the truth table, see costs/printed.py."""
+    """The plan of a published setting: a YAML mapping in the words of the truth table, see costs/published/printed.py."""
     from config.load import read
-    from costs.catalogue import own_price, price
-    from costs.plans import Plan
-    from costs.printed import setting_of
-    from costs.stages import plan_stage
+    from costs.planning.plans import Plan
+    from costs.planning.stages import plan_stage
+    from costs.published.printed import setting_of
+    from costs.tables.catalogue import own_price, price
 
     content = read(file)
     row = content if "setting" in content else {"setting": content}

@@ -8,10 +8,10 @@ from rich.table import Table
 from reporting.numbers import duration, memory, usd
 
 if TYPE_CHECKING:
-    from costs.compare import Difference
-    from costs.plans import Plan, StagePlan
-    from costs.search import Found
-    from costs.sweep import Growth
+    from costs.planning.compare import Difference
+    from costs.planning.plans import Plan, StagePlan
+    from costs.planning.search import Found
+    from costs.planning.sweep import Growth
 
 
 def plan_view(plan: "Plan") -> Group:
@@ -116,7 +116,7 @@ def _mib(size: float) -> str:
 
 def difference_table(rows: list["Difference"]) -> Table:
     """Before, after and change of every stage."""
-    from costs.compare import change, verdict
+    from costs.planning.compare import change, verdict
 
     table = Table("stage", box=None, header_style="bold")
     for name in ("before", "after", "cost", "time", "memory"):

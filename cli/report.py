@@ -10,8 +10,8 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from config.schema import Params
-    from costs.ledger import Ledger
-    from costs.reconcile import Comparison, Reconciled
+    from costs.ledger.ledger import Ledger
+    from costs.ledger.reconcile import Comparison, Reconciled
     from reporting.inputs import Findings
 
 
@@ -49,7 +49,7 @@ def report(
 
 def run_json(root: Path, params: "Params", run_id: str | None = None) -> dict[str, Any]:
     """The ledger of a run with plan, measurement and error side by side, and what a point of win rate cost."""
-    from costs.reconcile import as_dict
+    from costs.ledger.reconcile import as_dict
     from reporting.inputs import read_findings
     from reporting.verdict import usd_per_win_rate_point
 
@@ -137,7 +137,7 @@ def _cells(comparison: "Comparison") -> list[str]:
 
 def cost_notes(root: Path, findings: "Findings") -> list[str]:
     """Waste, savings, what a point of win rate cost, whether there was a plan, and what of the planner's history could not be read."""
-    from costs.history import read_history, skipped_note
+    from costs.ledger.history import read_history, skipped_note
     from reporting.numbers import usd
     from reporting.verdict import usd_per_win_rate_point
 

@@ -66,7 +66,7 @@ def promote(
 ) -> None:
     """Make the model of a run the champion; the one until now becomes `previous`. rlhf retrain does it on evidence."""
     from reporting.runs_named import resolve_one
-    from tasks.champions import promote as put_in_place
+    from tasks.champions.registry import promote as put_in_place
 
     root = project_root()
     run_id = resolve_one(root, run)
@@ -79,7 +79,7 @@ def promote(
 
 def rollback(why: Annotated[str, typer.Option(help="The reason, for the record.")] = "", yes: Yes = False, as_json: AsJson = False) -> None:
     """Make the previous champion the champion again."""
-    from tasks.champions import rollback as go_back
+    from tasks.champions.registry import rollback as go_back
 
     root = project_root()
     record = read_record(root)
@@ -110,7 +110,7 @@ def _figures(root: Path, run_id: str) -> str:
 
 
 def _tell(root: Path, record: ChampionRecord, said: str, as_json: bool) -> None:
-    from tasks.champions import tell_mlflow
+    from tasks.champions.registry import tell_mlflow
 
     fault = tell_mlflow(root, load(root / "params.yaml"))
     if fault:

@@ -16,8 +16,8 @@ from config.schema import Params
 from reporting.build import REPORT
 from reporting.inputs import read_findings
 from reporting.verdict import verdict
-from tasks.pages import NAMES, pages
-from tasks.servers import servers
+from tasks.servers.processes import servers
+from tasks.ui.links import NAMES, pages
 
 if TYPE_CHECKING:
     from prefect.client.schemas.objects import State

@@ -12,9 +12,8 @@ from cli.project import chosen_params, project_root, this_command
 from config import jsonl
 from config.errors import ParamsError
 from config.records import PipelineRow
-from tasks.orchestrator import settings
-from tasks.pages import NAMES, pages
-from tasks.servers import (
+from tasks.servers.prefect_settings import settings
+from tasks.servers.processes import (
     WORKER,
     Server,
     is_postgresql,
@@ -29,9 +28,10 @@ from tasks.servers import (
     worker_name,
     worker_plan,
 )
+from tasks.ui.links import NAMES, pages
 
 if TYPE_CHECKING:
-    from tasks.deployments import Deployed
+    from tasks.deployment.deployments import Deployed
 
 
 def up(prefect_port: int, mlflow_port: int, open_page: str | None, notify: str | None) -> None:
@@ -43,7 +43,7 @@ def up(prefect_port: int, mlflow_port: int, open_page: str | None, notify: str |
     console = Console(highlight=False, soft_wrap=True)
     plans = [plan for plan in (prefect_plan(root, prefect_port, params.tracking), mlflow_plan(root, params.tracking, mlflow_port)) if plan]
     if is_postgresql(params.tracking.uri):
-        from tasks.databases import ensure_databases  # its libraries take half a second to import
+        from tasks.servers.databases import ensure_databases  # its libraries take half a second to import
 
         for name in ensure_databases(params.tracking.uri):
             console.print(f"Created the database {name}.", markup=False)
@@ -64,7 +64,11 @@ def _work(root: Path, prefect: Server, notify: str | None) -> list["Deployed"]:
     """Deploy the flows and start the worker that runs them."""
     api = f"{prefect.url}/api"
     os.environ.update(settings(root, api) | {"PREFECT_API_URL": api})
-    from tasks.deployments import POOL, await_worker, deploy  # Prefect takes over a second to import, and reads its settings when it is
+    from tasks.deployment.deployments import (  # Prefect takes over a second to import, and reads its settings when it is
+        POOL,
+        await_worker,
+        deploy,
+    )
 
     deployed = deploy(root, notify)
     _end_zombies(root)
@@ -77,8 +81,8 @@ def _end_zombies(root: Path) -> None:
     """Say which runs had lost their process. The settings of Prefect are those of the project's server."""
     from prefect.client.orchestration import get_client
 
-    from tasks.deployments import POOL
-    from tasks.zombies import end_zombies
+    from tasks.deployment.deployments import POOL
+    from tasks.deployment.zombies import end_zombies
 
     alive = any(server.name == WORKER for server in servers(root))
     with get_client(sync_client=True) as client:

@@ -11,9 +11,9 @@ from typing import Literal
 
 from pydantic import ValidationError
 
+from config.atomic_file import write_whole
 from config.errors import EnvironmentFault
 from config.records import Record
-from config.whole_file import write_whole
 
 CHAMPIONS = Path("champions")
 RECORD = CHAMPIONS / "record.json"
@@ -32,7 +32,7 @@ class Champion(Record):
     data_version: str
     """DVC's digest of the data it was trained on."""
     data_key: str
-    """Digest of what the data was made from: see tasks/data_key.py."""
+    """Digest of what the data was made from: see tasks/dvc/data_key.py."""
 
 
 class Event(Record):

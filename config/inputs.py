@@ -11,9 +11,9 @@ import hashlib
 import json
 from pathlib import Path
 
+from config.atomic_file import write_whole
 from config.load import load
 from config.schema import Params
-from config.whole_file import write_whole
 
 DATA_DIGESTS = Path("data/inputs/data.json")
 MODEL_DIGESTS = Path("data/inputs/model.json")

@@ -7,9 +7,9 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
+from config.atomic_file import write_whole
 from config.errors import ParamsError
 from config.schema import Params
-from config.whole_file import write_whole
 
 
 def load(path: Path, overrides: list[str] | None = None) -> Params:

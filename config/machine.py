@@ -1,4 +1,4 @@
-"""What `rlhf calibrate` found out about a machine: training/machine.py measures and writes it, costs/measured.py makes a plan of it."""
+"""What `rlhf calibrate` found out about a machine: training/calibrate/machine.py measures and writes it, costs/tables/measured.py makes a plan of it."""
 
 from pathlib import Path
 

@@ -100,7 +100,7 @@ class AttemptRow(Record):
 
 
 class PlannedRow(Record):
-    """What a stage, or a phase of it, was planned to need and what it did need: .rlhf/planned-measured.jsonl, see costs/history.py."""
+    """What a stage, or a phase of it, was planned to need and what it did need: .rlhf/planned-measured.jsonl, see costs/ledger/history.py."""
 
     time: float
     run_id: str

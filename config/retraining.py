@@ -1,8 +1,8 @@
 """What the two processes of a retrain cycle find out, and what the cycle remembers: records that both halves of the project share.
 
 runs/retrain.jsonl                     RetrainRow   when a cycle began, what its own processes cost, how it ended
-runs/retrain/<cycle>/examination.json  Examination  the data against the champion's: python -m training.examine
-runs/retrain/<cycle>/contest.json      Contest      the new model against the champion: python -m training.contest
+runs/retrain/<cycle>/examination.json  Examination  the data against the champion's: python -m training.retraining.examine
+runs/retrain/<cycle>/contest.json      Contest      the new model against the champion: python -m training.retraining.contest
 """
 
 from pathlib import Path

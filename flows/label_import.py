@@ -4,7 +4,7 @@ from typing import Literal
 
 from prefect import flow
 
-from tasks.labels import import_votes
+from tasks.retraining.vote_import import import_votes
 
 
 @flow(name="label-import", persist_result=False)

@@ -7,9 +7,9 @@ from prefect.client.schemas.objects import State
 
 from config.schema import Params
 from flows.rlhf import rlhf
-from tasks.gate import checked
-from tasks.month import PURPOSE
-from tasks.retrain import is_due, is_trained, put_in_place, retraining, wait_for_approval, wins
+from tasks.planning.gate import checked
+from tasks.retraining.cycle import is_due, is_trained, put_in_place, retraining, wait_for_approval, wins
+from tasks.retraining.month import PURPOSE
 
 
 @flow(name="retrain", persist_result=False, validate_parameters=False)

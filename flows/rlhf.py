@@ -6,8 +6,8 @@ from prefect import flow
 from prefect.client.schemas.objects import State
 
 from config.schema import Params
-from tasks.gate import approval, checked, plan, refused
-from tasks.pipeline import align, data, evaluate, pipeline_run, places, report, reward, sft
+from tasks.pipeline.stage_tasks import align, data, evaluate, pipeline_run, places, report, reward, sft
+from tasks.planning.gate import approval, checked, plan, refused
 
 
 @flow(name="rlhf", persist_result=False, validate_parameters=False, on_failure=[refused])

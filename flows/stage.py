@@ -6,8 +6,8 @@ from prefect import flow
 from prefect.client.schemas.objects import State
 from prefect.states import Cancelled, Completed, Failed
 
-from tasks.placed import Reply, work
-from tasks.stop import on_signals
+from tasks.remote.worker import Reply, work
+from tasks.run.stop import on_signals
 
 
 @flow(name="stage", persist_result=False)

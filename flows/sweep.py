@@ -5,8 +5,8 @@ from typing import Literal
 from prefect import flow
 
 from config.schema import Params
-from tasks.gate import checked
-from tasks.scaling import growth, measured
+from tasks.planning.gate import checked
+from tasks.ui.scaling import growth, measured
 
 
 @flow(name="sweep", persist_result=False, validate_parameters=False)

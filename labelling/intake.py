@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from config.atomic_file import write_whole
 from config.errors import DataError
-from config.whole_file import write_whole
 from labelling.imports import read_export
 from labelling.votes import LABELS, VOTES_FILE, append, current, read_votes
 

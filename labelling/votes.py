@@ -1,6 +1,6 @@
 """The two files of human feedback: pairs to compare, and votes on them, one JSON object a line.
 
-data/labels/pairs.jsonl   prompt, response1, response2, seed, model          written by training/pairs.py
+data/labels/pairs.jsonl   prompt, response1, response2, seed, model          written by training/labelling/pairs.py
 data/labels/votes.jsonl   prompt, response1, response2, annotator, vote ...  read by data.source with format: votes
 
 A vote is 1 or 2 (the response preferred), 0 (a tie) or null (skipped). Of several votes of an annotator on a pair the last counts.

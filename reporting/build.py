@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
+from config.atomic_file import write_whole
 from config.errors import EnvironmentFault
 from config.records import PICTURE, SUMMARY, kept_folder
 from config.schema import Params
-from config.whole_file import write_whole
 from reporting.inputs import read_findings
 from reporting.key_picture import key_picture
 from reporting.page import page

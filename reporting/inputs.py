@@ -12,10 +12,10 @@ from config import jsonl
 from config.errors import CostError
 from config.records import STAGES, MetricRow, PipelineRow, kept_folder
 from config.schema import Params
-from costs.attempts import Attempt, read_attempts
-from costs.ledger import Ledger, ledger
-from costs.price import usd_per_device_hour
-from costs.reconcile import Reconciled, read_plan, reconcile
+from costs.ledger.attempts import Attempt, read_attempts
+from costs.ledger.ledger import Ledger, ledger
+from costs.ledger.reconcile import Reconciled, read_plan, reconcile
+from costs.tables.price import usd_per_device_hour
 
 Metrics = Mapping[str, Any]
 Curves = Mapping[str, list[tuple[float, float]]]

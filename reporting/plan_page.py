@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from costs.plans import Band, Plan, StagePlan
+from costs.planning.plans import Band, Plan, StagePlan
 from reporting.bars import Part, bar_list, stacked_list, strip
 from reporting.markup import Markup, element, join
 from reporting.numbers import ABSENT, decimal, duration, memory, percent, short, usd

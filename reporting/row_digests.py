@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from config import jsonl
+from config.atomic_file import write_whole
 from config.records import PipelineRow
-from config.whole_file import write_whole
 
 PREPARED = "data/prepared"
 DIGEST_BYTES = 8

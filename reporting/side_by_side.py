@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from costs.cost_change import CostChange, cost_changes
+from costs.ledger.cost_change import CostChange, cost_changes
 from reporting.inputs import Findings
 from reporting.numbers import decimal, percent
 from reporting.row_digests import Change, RowDigests, row_change

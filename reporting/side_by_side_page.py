@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from costs.cost_change import CostChange
+from costs.ledger.cost_change import CostChange
 from reporting import bars
 from reporting.inputs import finite
 from reporting.markup import Markup, element

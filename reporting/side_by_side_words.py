@@ -4,7 +4,7 @@ import string
 from collections.abc import Mapping
 from typing import Any
 
-from costs.cost_change import PHASES, PRICE, RATE, SECONDS, TOKENS, CostChange
+from costs.ledger.cost_change import PHASES, PRICE, RATE, SECONDS, TOKENS, CostChange
 from reporting.numbers import ABSENT, count, decimal, percent, usd
 from reporting.row_digests import Change
 from reporting.side_by_side import SAME, Estimate, Metric, SideBySide, is_clear

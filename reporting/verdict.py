@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-import costs.ledger
+import costs.ledger.ledger
 from reporting.inputs import Findings
 from reporting.numbers import decimal, duration, percent, usd
 
@@ -39,7 +39,7 @@ def usd_per_win_rate_point(findings: Findings) -> float | None:
     """What making the aligned model cost, reused stages included, per point of win rate above an even 50 %; None without a gain."""
     found = (findings.value("evaluate", name) for name in ("win_rate_gold", "win_rate_reward"))
     rate = next((value for value in found if value is not None), None)
-    return costs.ledger.usd_per_win_rate_point(findings.ledger.made_usd, rate)
+    return costs.ledger.ledger.usd_per_win_rate_point(findings.ledger.made_usd, rate)
 
 
 def _outcome(findings: Findings) -> tuple[str, str, str]:

@@ -9,13 +9,13 @@ import pytest
 
 from config.load import load
 from tests.conftest import ROOT
-from training.cleaning import TextRules
-from training.formats import column_names, parse_rows
-from training.helpdesk import gold_score
-from training.sources import SourceRow, Table
-from training.splits import split_of
-from training.tokenizer import SPECIAL_TOKENS
-from training.trees import parse_trees
+from training.modeling.tokenizer import SPECIAL_TOKENS
+from training.preparation.cleaning import TextRules
+from training.preparation.formats import column_names, parse_rows
+from training.preparation.helpdesk import gold_score
+from training.preparation.sources import SourceRow, Table
+from training.preparation.splits import split_of
+from training.preparation.trees import parse_trees
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 RULES = TextRules(max_prompt_chars=1000, max_response_chars=1000, special_tokens=SPECIAL_TOKENS)

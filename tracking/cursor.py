@@ -13,8 +13,8 @@ from pathlib import Path
 
 from pydantic import BaseModel
 
+from config.atomic_file import write_whole
 from config.jsonl import Follower
-from config.whole_file import write_whole
 
 
 class Cursor(BaseModel):

@@ -8,8 +8,8 @@ from mlflow.entities import Metric
 
 from config.records import MetricRow, UsageRow
 from config.retraining import Contest
-from costs.ledger import Ledger, StageCost, usd_of, usd_per_win_rate_point
-from costs.reconcile import Comparison, Reconciled
+from costs.ledger.ledger import Ledger, StageCost, usd_of, usd_per_win_rate_point
+from costs.ledger.reconcile import Comparison, Reconciled
 
 PREFIXES = {"evaluate": "eval"}
 """Stage -> first part of its metrics' names, where it is not the stage's own."""

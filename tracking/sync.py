@@ -21,9 +21,9 @@ from config.kept import kept_params
 from config.records import NO_RUN_ID, STAGES, AttemptRow, MetricRow, PipelineRow, UsageRow, kept_folder
 from config.retraining import RETRAIN_FOLDER, RETRAIN_ROWS, Contest, RetrainRow
 from config.schema import Params
-from costs.ledger import ledger
-from costs.price import kwh, usd_per_device_hour
-from costs.reconcile import read_plan, reconcile
+from costs.ledger.ledger import ledger
+from costs.ledger.reconcile import read_plan, reconcile
+from costs.tables.price import kwh, usd_per_device_hour
 from tracking.aliases import bring_in_line, record_digest
 from tracking.client import Connection, connect, ensure_run, log, named_faults
 from tracking.cursor import Cursor, cursor_path, exclusive, load, save

@@ -4,15 +4,15 @@ import logging
 import os
 import sys
 
-from training import collector
+from training.process import garbage_collection
 
-collector.spare_imports()
+garbage_collection.spare_imports()
 
 # Importing peft imports bitsandbytes, which warns of a kernel that it would like to download; nothing here needs it.
 logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
 
 # torch reads this once, at its first tensor: large tensors on a CPU get huge pages where the system has them, as they are mapped and unmapped
-# one by one (training/heap.py).
+# one by one (training/process/allocator.py).
 os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
 
 # Nothing here is compiled. Importing bitsandbytes, which importing peft does, would have torch's compiler imported (1.6 of 10 CPU seconds and

@@ -14,10 +14,14 @@ from transformers import PreTrainedTokenizerBase
 from config.errors import DataError, ParamsError
 from config.schema import Params
 from config.sections.data import Data, FileSource, HelpdeskSource, HubSource, Source
-from training import helpdesk
-from training.artifacts import replacing, write_csv, write_json
-from training.cleaning import Refusal, TextRules, check_quarantine_fraction, write_quarantine
-from training.data_summary import (
+from training.modeling.tokenizer import SPECIAL_TOKENS, pretrained_tokenizer, trained_tokenizer
+from training.preparation import helpdesk
+from training.preparation.cleaning import Refusal, TextRules, check_quarantine_fraction, write_quarantine
+from training.preparation.formats import Example, Parsed, check_columns, column_names, parse_rows
+from training.preparation.rows import USES, crowded_out, each, make_dataset, prompt_tokens, refuse_empty_splits, write_prepared
+from training.preparation.sources import SourceRow, Table, local_files, read_file, read_hub
+from training.preparation.splits import SPLITS, split_of
+from training.preparation.summary import (
     baselines,
     duplicate_metrics,
     flat,
@@ -29,14 +33,10 @@ from training.data_summary import (
     source_metrics,
     token_lengths,
 )
-from training.formats import Example, Parsed, check_columns, column_names, parse_rows
-from training.rows import USES, crowded_out, each, make_dataset, prompt_tokens, refuse_empty_splits, write_prepared
-from training.sources import SourceRow, Table, local_files, read_file, read_hub
-from training.splits import SPLITS, split_of
-from training.stage import Stage, run_stage
-from training.tokenizer import SPECIAL_TOKENS, pretrained_tokenizer, trained_tokenizer
-from training.trees import parse_trees
-from training.votes import gather, read_vote_lines
+from training.preparation.trees import parse_trees
+from training.preparation.votes import gather, read_vote_lines
+from training.process.artifacts import replacing, write_csv, write_json
+from training.process.stage import Stage, run_stage
 
 logger = logging.getLogger("training.data")  # as a process this module is called __main__
 
@@ -132,7 +132,7 @@ SERVING_FORMATS = {
 def read_sources(params: Params, root: Path) -> list[Need]:
     """The tables of the configured sources; data.source serves every dataset that has no source of its own.
 
-    Raises DataError as training/sources.py does, and ParamsError for a format that has nothing for its dataset.
+    Raises DataError as training/preparation/sources.py does, and ParamsError for a format that has nothing for its dataset.
     """
     settings = params.data
     own = {"sft": ("data.sft_source", settings.sft_source), "prompts": ("data.prompt_source", settings.prompt_source)}

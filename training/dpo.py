@@ -18,22 +18,22 @@ from transformers import PreTrainedModel
 from trl import DPOConfig, DPOTrainer
 from trl.trainer.dpo_trainer import DataCollatorForPreference
 
-from training.adapter_lineage import named_base
-from training.adapters import learn_adapter, save_adapter
-from training.artifacts import replacing, write_json
-from training.curves import write_curves
-from training.hf_checkpoints import LearningCheckpoints
-from training.hf_trainer import BucketedData, CountingCollator, OurNames, StageCallback, arguments, train
-from training.intervals import wilson
-from training.models import autocast, load_policy
-from training.pair_loss import PairLoss
-from training.preferences import read_pairs, sequence_length
-from training.processes import spread
-from training.sequences import sequence_logprobs
-from training.sharding import gathered, weights_to_save
-from training.stage import Stage, run_stage
-from training.tokenizer import load_tokenizer
-from training.usage import Work
+from training.distributed.collectives import spread
+from training.distributed.sharding import gathered, weights_to_save
+from training.evaluation.intervals import wilson
+from training.hf.checkpoints import LearningCheckpoints
+from training.hf.pair_loss import PairLoss
+from training.hf.trainer import BucketedData, CountingCollator, OurNames, StageCallback, arguments, train
+from training.modeling.adapter_lineage import named_base
+from training.modeling.adapters import learn_adapter, save_adapter
+from training.modeling.models import autocast, load_policy
+from training.modeling.sequences import sequence_logprobs
+from training.modeling.tokenizer import load_tokenizer
+from training.preparation.preferences import read_pairs, sequence_length
+from training.process.artifacts import replacing, write_json
+from training.process.curves import write_curves
+from training.process.stage import Stage, run_stage
+from training.process.usage import Work
 
 SECTIONS = ("seed", "model", "dpo")
 INPUTS = ("data/prepared/preference", "data/tokenizer", "models/sft")

@@ -13,17 +13,17 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from config import jsonl
 from config.errors import DataError
-from training.artifacts import write_csv, write_json, write_jsonl
-from training.checkpoint import restoring
-from training.comparison import distinct_n, gain, gain_at_equal_length, reward_hacking, score_judge, win_rate
-from training.helpdesk import gold_score
-from training.models import base_model, load_policy, load_reward_model
-from training.rollout import Limits, sampling_noise
-from training.rollout_static import generate
-from training.scoring import score
-from training.sequences import sequence_logprobs
-from training.stage import Stage, run_stage
-from training.tokenizer import Prompt, decode_response, encode_prompts, load_tokenizer, prompt_text
+from training.evaluation.comparison import distinct_n, gain, gain_at_equal_length, reward_hacking, score_judge, win_rate
+from training.modeling.models import base_model, load_policy, load_reward_model
+from training.modeling.scoring import score
+from training.modeling.sequences import sequence_logprobs
+from training.modeling.tokenizer import Prompt, decode_response, encode_prompts, load_tokenizer, prompt_text
+from training.preparation.helpdesk import gold_score
+from training.process.artifacts import write_csv, write_json, write_jsonl
+from training.process.checkpoint import restoring
+from training.process.stage import Stage, run_stage
+from training.rollout.engine import Limits, sampling_noise
+from training.rollout.static import generate
 
 SECTIONS = ("seed", "model", "align", "evaluate")
 MODELS = ("base", "sft", "aligned")

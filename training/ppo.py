@@ -22,25 +22,25 @@ from transformers import PreTrainedTokenizerBase
 
 from config.errors import StageStopped, TrainingDiverged
 from config.sections.online import Ppo
-from training.artifacts import write_json
-from training.batching import token_budget_batches
-from training.curves import write_curves
-from training.divergence import check_rollout, check_update
-from training.models import autocast
-from training.out_of_memory import Pieces
-from training.ppo_layouts import load_roles, save_policy
-from training.ppo_math import adapted_kl_coef, gae, kl_per_token, policy_loss, token_rewards, value_loss, whiten
-from training.ppo_report import UpdateStatistics, rollout_statistics
-from training.ppo_roles import Roles, in_pieces, whole
-from training.ppo_rollout import own_logprobs, roll_out
-from training.ppo_state import PpoState, load_state, save_state
-from training.processes import in_step, own_share, spread, sum_gradients
-from training.prompts import read_prompts
-from training.rollout import Limits, sampling_noise
-from training.samples import write_samples
-from training.scoring import score
-from training.stage import Stage, run_stage
-from training.tokenizer import load_tokenizer
+from training.distributed.collectives import in_step, own_share, spread, sum_gradients
+from training.modeling.batching import token_budget_batches
+from training.modeling.models import autocast
+from training.modeling.scoring import score
+from training.modeling.tokenizer import load_tokenizer
+from training.preparation.prompts import read_prompts
+from training.process.artifacts import write_json
+from training.process.curves import write_curves
+from training.process.out_of_memory import Pieces
+from training.process.stage import Stage, run_stage
+from training.rl.divergence import check_rollout, check_update
+from training.rl.layouts import load_roles, save_policy
+from training.rl.ppo_math import adapted_kl_coef, gae, kl_per_token, policy_loss, token_rewards, value_loss, whiten
+from training.rl.report import UpdateStatistics, rollout_statistics
+from training.rl.roles import Roles, in_pieces, whole
+from training.rl.rollout_phase import own_logprobs, roll_out
+from training.rl.state import PpoState, load_state, save_state
+from training.rollout.engine import Limits, sampling_noise
+from training.rollout.samples import write_samples
 
 logger = logging.getLogger(__name__)
 

@@ -17,22 +17,22 @@ from trl import RewardConfig, RewardTrainer
 from trl.trainer.reward_trainer import DataCollatorForPreference
 
 from config.errors import TrainingDiverged
-from training.adapter_lineage import named_base
-from training.adapters import learn_adapter, save_adapter
-from training.artifacts import replacing, write_csv, write_json
-from training.calibration import expected_calibration_error, pair_accuracy, reliability
-from training.curves import write_curves
-from training.hf_checkpoints import LearningCheckpoints
-from training.hf_trainer import BucketedData, CountingCollator, StageCallback, arguments, train
-from training.intervals import wilson
-from training.models import base_model, new_reward_model
-from training.out_of_memory import Pieces
-from training.pair_loss import PairLoss
-from training.preferences import Pairs, read_pairs
-from training.scoring import raw_scores
-from training.sharding import gathered, weights_to_save
-from training.stage import Stage, run_stage
-from training.tokenizer import load_tokenizer
+from training.distributed.sharding import gathered, weights_to_save
+from training.evaluation.intervals import wilson
+from training.evaluation.reliability import expected_calibration_error, pair_accuracy, reliability
+from training.hf.checkpoints import LearningCheckpoints
+from training.hf.pair_loss import PairLoss
+from training.hf.trainer import BucketedData, CountingCollator, StageCallback, arguments, train
+from training.modeling.adapter_lineage import named_base
+from training.modeling.adapters import learn_adapter, save_adapter
+from training.modeling.models import base_model, new_reward_model
+from training.modeling.scoring import raw_scores
+from training.modeling.tokenizer import load_tokenizer
+from training.preparation.preferences import Pairs, read_pairs
+from training.process.artifacts import replacing, write_csv, write_json
+from training.process.curves import write_curves
+from training.process.out_of_memory import Pieces
+from training.process.stage import Stage, run_stage
 
 SECTIONS = ("seed", "model", "reward")
 INPUTS = ("data/prepared/preference", "data/tokenizer", "models/sft", "metrics/data.json")

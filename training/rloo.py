@@ -22,24 +22,24 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from trl import RLOOConfig, RLOOTrainer
 
 from config.sections.online import Rloo
-from training import processes
-from training.adapter_lineage import named_base
-from training.adapters import AdapterView, active, learn_adapter, save_adapter
-from training.artifacts import replacing, write_json
-from training.curves import write_curves
-from training.divergence import check_rollout
-from training.hf_checkpoints import LearningCheckpoints
-from training.hf_trainer import OurNames, StageCallback, Tally, largest_divisor, train, trainer_arguments
-from training.models import autocast, load_policy, load_reward_model
-from training.prompts import read_prompts
-from training.rloo_rows import PromptOrder, add_all, positions_from_mask, rollout_statistics, whole_rows
-from training.rollout import Limits, sampling_noise
-from training.rollout_static import generate
-from training.samples import write_samples
-from training.scoring import score
-from training.sequences import sequence_logprobs
-from training.stage import Stage, run_stage
-from training.tokenizer import load_tokenizer
+from training.distributed import collectives
+from training.hf.checkpoints import LearningCheckpoints
+from training.hf.trainer import OurNames, StageCallback, Tally, largest_divisor, train, trainer_arguments
+from training.modeling.adapter_lineage import named_base
+from training.modeling.adapters import AdapterView, active, learn_adapter, save_adapter
+from training.modeling.models import autocast, load_policy, load_reward_model
+from training.modeling.scoring import score
+from training.modeling.sequences import sequence_logprobs
+from training.modeling.tokenizer import load_tokenizer
+from training.preparation.prompts import read_prompts
+from training.process.artifacts import replacing, write_json
+from training.process.curves import write_curves
+from training.process.stage import Stage, run_stage
+from training.rl.divergence import check_rollout
+from training.rl.rloo_rows import PromptOrder, add_all, positions_from_mask, rollout_statistics, whole_rows
+from training.rollout.engine import Limits, sampling_noise
+from training.rollout.samples import write_samples
+from training.rollout.static import generate
 
 SECTIONS = ("seed", "model", "rloo")
 INPUTS = ("data/prepared/prompts/train.jsonl", "data/tokenizer", "models/sft", "models/reward")
@@ -192,10 +192,10 @@ class MeasuredRLOOTrainer(LearningCheckpoints, OurNames, RLOOTrainer):
         TRL draws from the global generator, and each process from its own rows: mini-batches would depend on the number of processes.
         """
         seed = self.args.seed * 1_000_003 + self._update
-        if processes.world_size() > 1:
+        if collectives.world_size() > 1:
             torch.manual_seed(seed)
-            shares = torch.randperm(self._settings.batch_size).view(self._settings.num_mini_batches, processes.world_size(), -1)
-            mine = shares[:, processes.rank()].flatten()
+            shares = torch.randperm(self._settings.batch_size).view(self._settings.num_mini_batches, collectives.world_size(), -1)
+            mine = shares[:, collectives.rank()].flatten()
             torch.manual_seed(seed)
             laid = torch.empty_like(mine)
             laid[torch.randperm(len(mine))] = mine
@@ -206,7 +206,7 @@ class MeasuredRLOOTrainer(LearningCheckpoints, OurNames, RLOOTrainer):
 
     def _of_all_processes(self) -> tuple[Tensor, Tensor, list[Tensor], list[Tensor] | None]:
         """Scores, whether they ended, log-probs and those of the reference, of the responses of all."""
-        found = processes.of_all((self._score_B, self._ended_B, self._logprobs, self._ref_logprobs))
+        found = collectives.of_all((self._score_B, self._ended_B, self._logprobs, self._ref_logprobs))
         logprobs = [row for _, _, rows, _ in found for row in rows]
         ref_logprobs = [row for _, _, _, rows in found for row in rows or []]
         return (

@@ -12,16 +12,16 @@ from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
 
 from config import jsonl
 from config.errors import DataError
-from training.adapter_lineage import named_base
-from training.adapters import learn_adapter, save_adapter
-from training.artifacts import replacing, write_json
-from training.curves import write_curves
-from training.hf_checkpoints import LearningCheckpoints
-from training.hf_trainer import BucketedData, CountingCollator, StageCallback, arguments, train
-from training.models import base_model
-from training.sharding import weights_to_save
-from training.stage import Stage, run_stage
-from training.tokenizer import encode_prompts, encode_responses, load_tokenizer
+from training.distributed.sharding import weights_to_save
+from training.hf.checkpoints import LearningCheckpoints
+from training.hf.trainer import BucketedData, CountingCollator, StageCallback, arguments, train
+from training.modeling.adapter_lineage import named_base
+from training.modeling.adapters import learn_adapter, save_adapter
+from training.modeling.models import base_model
+from training.modeling.tokenizer import encode_prompts, encode_responses, load_tokenizer
+from training.process.artifacts import replacing, write_json
+from training.process.curves import write_curves
+from training.process.stage import Stage, run_stage
 
 SECTIONS = ("seed", "model", "sft")
 INPUTS = ("data/prepared/sft", "data/tokenizer")

@@ -20,7 +20,7 @@ class Prices(Section):
     """What a device costs. Changing a price never retrains anything."""
 
     device: str | None = Field(
-        description="Device that a run is planned for, a name of costs/hardware.yaml such as a100-80; null is this machine."
+        description="Device that a run is planned for, a name of costs/tables/hardware.yaml such as a100-80; null is this machine."
     )
     usd_per_device_hour: Annotated[float, Field(ge=0, le=1000)] = Field(
         description="Price of one device (GPU, or this machine's CPU) per hour, in US dollars; of own hardware what an hour of it is worth."
@@ -29,10 +29,10 @@ class Prices(Section):
         description="Price of electricity, in US dollars per kWh, on top of the hourly price; null where that includes it."
     )
     watts: Annotated[float, Field(gt=0, le=100_000)] | None = Field(
-        description="Power of one device at work, in watts; null takes that of the device in costs/hardware.yaml."
+        description="Power of one device at work, in watts; null takes that of the device in costs/tables/hardware.yaml."
     )
     device_by_pool: dict[str, str] = Field(
-        description="Work pool -> its device, a name of costs/hardware.yaml, for the stages that placement puts there; {} plans them for device."
+        description="Work pool -> its device, a name of costs/tables/hardware.yaml, for the stages that placement puts there; {} plans them for device."
     )
     usd_per_device_hour_by_pool: dict[str, Annotated[float, Field(gt=0, le=1000)]] = Field(
         description="Work pool -> price of one of its devices per hour, in US dollars, electricity included; {} is the price above."

@@ -1,7 +1,7 @@
 """Where the time and the money went: per stage, per phase of PPO, and every phase in a table."""
 
-from costs.ledger import Ledger, StageCost
-from costs.reconcile import Comparison
+from costs.ledger.ledger import Ledger, StageCost
+from costs.ledger.reconcile import Comparison
 from reporting.bars import Part, bar_list, strip
 from reporting.inputs import Findings
 from reporting.key_figures import key_figure

@@ -18,10 +18,10 @@ from config.errors import DataError, EnvironmentFault, ParamsError
 from config.sections.data import FileSource
 from labelling.votes import PAIRS_FILE, VOTES_FILE, Pair, Vote, append, read_votes
 from tests.conftest import ROOT
-from training.cleaning import TextRules
-from training.formats import column_names, parse_rows
-from training.sources import read_file
-from training.votes import gather
+from training.preparation.cleaning import TextRules
+from training.preparation.formats import column_names, parse_rows
+from training.preparation.sources import read_file
+from training.preparation.votes import gather
 
 TASK = {"data": {"prompt": "p", "text1": "a", "text2": "b"}}
 

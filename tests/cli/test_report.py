@@ -14,7 +14,7 @@ from cli.report import report, run_params
 from config.errors import CostError, EnvironmentFault, ParamsError
 from config.load import load, write
 from config.records import kept_folder
-from costs.history import HISTORY
+from costs.ledger.history import HISTORY
 from tests.reporting.plausible_run import write_cached_run, write_pipeline_run
 
 ROOT = Path(__file__).parents[2]
@@ -158,7 +158,7 @@ def test_rows_are_shipped_to_mlflow_on_demand(project: Path) -> None:
 
 def test_the_command_imports_neither_torch_nor_a_server() -> None:
     heavy = "{'torch', 'prefect', 'mlflow', 'matplotlib', 'transformers'}"
-    program = f"import sys, cli.report, reporting.build, costs.ledger; print(sorted({heavy} & set(sys.modules)))"
+    program = f"import sys, cli.report, reporting.build, costs.ledger.ledger; print(sorted({heavy} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 

@@ -1,4 +1,4 @@
-"""`rlhf promote` and `rlhf rollback` as people type them; the promotion itself is tested in tests/tasks/test_champions.py."""
+"""`rlhf promote` and `rlhf rollback` as people type them; the promotion itself is tested in tests/tasks/champions/test_registry.py."""
 
 from pathlib import Path
 

@@ -11,7 +11,7 @@ from mlflow import MlflowClient
 from config.load import load
 from config.records import stages_of
 from config.schema import Params
-from tasks.stack import placed
+from tasks.deployment.compose_setup import placed
 from tests.conftest import ROOT
 from tests.containers.stack import TINY, Stack, build_images, docker, has_engine
 

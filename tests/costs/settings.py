@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from costs.catalogue import hardware, shape
-from costs.engines import engine
-from costs.setting import Levers, Rlhf, Setting, Workload
+from costs.formulas.setting import Levers, Rlhf, Setting, Workload
+from costs.tables.catalogue import hardware, shape
+from costs.tables.engines import engine
 
 ALL_LINEAR = ("q", "k", "v", "o", "gate", "up", "down")
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from config.load import load
-from costs.planner import plan, target
+from costs.planning.planner import plan, target
 
 RECIPES = {"gpu-24gb": 1, "gpu-80gb": 1, "node-8gpu": 8, "two-nodes": 16}
 TOLERANCE = 0.25

@@ -10,7 +10,7 @@ from prefect.utilities.templating import apply_values
 from prefect_docker.worker import DockerWorkerJobConfiguration
 
 from config.load import load
-from tasks.stack import container_template, placed
+from tasks.deployment.compose_setup import container_template, placed
 from tests.conftest import ROOT
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")

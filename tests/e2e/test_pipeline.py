@@ -18,7 +18,7 @@ import yaml
 from config import jsonl
 from config.records import AttemptRow, MetricRow, PipelineRow, UsageRow, stages_of
 from config.schema import Params
-from tasks.servers import prefect_plan, start, stop
+from tasks.servers.processes import prefect_plan, start, stop
 from tests.conftest import ROOT, git, own_remote
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200)]

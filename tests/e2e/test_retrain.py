@@ -18,11 +18,11 @@ from config.load import load, write
 from config.records import AttemptRow, stages_of
 from config.sections.data import HelpdeskSource
 from labelling.votes import VOTES_FILE, Pair, Vote, append
-from tasks.servers import prefect_plan, start, stop
+from tasks.servers.processes import prefect_plan, start, stop
 from tests.conftest import ROOT
 from tests.e2e.test_pipeline import free_port
-from training.cleaning import same_prompt_key
-from training.helpdesk import generate, read_case, reply
+from training.preparation.cleaning import same_prompt_key
+from training.preparation.helpdesk import generate, read_case, reply
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(2400)]
 

@@ -18,7 +18,7 @@ from prefect.client.schemas.objects import FlowRun
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from config.records import stages_of
-from tasks.servers import HOST, Server, servers
+from tasks.servers.processes import HOST, Server, servers
 from tests.conftest import ROOT
 from tests.stage_project import make_project
 

@@ -14,8 +14,8 @@ from config import jsonl
 from config.errors import ParamsError
 from config.load import load
 from config.records import PipelineRow
-from tasks.run import locked
-from tasks.servers import servers
+from tasks.run.run import locked
+from tasks.servers.processes import servers
 from tests.conftest import ROOT
 from tests.flows.stack import Stack, stack
 

@@ -20,8 +20,8 @@ from prefect.states import Cancelling, Running
 
 from config import jsonl
 from config.records import AttemptRow, MetricRow, PipelineRow, stages_of
-from tasks.automations import NOTICES, zombie_automation
-from tasks.servers import servers
+from tasks.deployment.automations import NOTICES, zombie_automation
+from tasks.servers.processes import servers
 from tests.flows.stack import PATIENCE_SECONDS, Stack, stack
 from tracking.rows import PREFIXES
 

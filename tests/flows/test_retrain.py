@@ -18,7 +18,7 @@ from config.load import load
 from config.records import stages_of
 from config.retraining import RETRAIN_ROWS, RetrainRow
 from flows.retrain import retrain
-from tasks.data_key import key_now
+from tasks.dvc.data_key import key_now
 from tests.stage_project import make_project
 
 pytestmark = [

@@ -1,6 +1,6 @@
 import pytest
 
-from costs.cost_change import CostChange, Work, reasons
+from costs.ledger.cost_change import CostChange, Work, reasons
 from reporting.numbers import decimal, percent
 from reporting.side_by_side import SAME, Estimate, Metric
 from reporting.side_by_side_words import difference, estimate, judged, letter, signed_usd, why

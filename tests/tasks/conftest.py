@@ -6,8 +6,8 @@ import pytest
 from moto.server import ThreadedMotoServer
 
 from config.load import load
-from tasks import placement
-from tasks.run import Run, begin
+from tasks.remote import client
+from tasks.run.run import Run, begin
 from tests.flows.stack import free_port
 from tests.stage_project import make_project
 from tests.tasks.pool import Pool
@@ -34,9 +34,9 @@ def new_run(project: Path) -> Callable[..., Run]:
 def pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pool]:
     """A work pool whose containers are processes with a folder of their own."""
     made = Pool(tmp_path)
-    monkeypatch.setattr(placement, "hand_over", made.hand_over)
-    monkeypatch.setattr(placement, "state_of", made.state_of)
-    monkeypatch.setattr(placement, "STATE_EVERY_SECONDS", 0.5)
+    monkeypatch.setattr(client, "hand_over", made.hand_over)
+    monkeypatch.setattr(client, "state_of", made.state_of)
+    monkeypatch.setattr(client, "STATE_EVERY_SECONDS", 0.5)
     yield made
     for container in made.containers:
         container.wait(60)

@@ -70,7 +70,7 @@ def test_a_stage_keeps_its_previous_output_until_it_has_a_new_one(stage: str) ->
         assert all(settings.get("persist") for out in [*entry["outs"], *entry["metrics"]] for settings in out.values())
     assert [name if isinstance(name, str) else next(iter(name)) for name in entry["metrics"]] == [f"metrics/{stage}.json"]
     launched = stage in Processes.model_fields
-    assert entry["cmd"] == (f"python -m training.launch {stage}" if launched else f"python -m training.{stage}")
+    assert entry["cmd"] == (f"python -m training.process.launch {stage}" if launched else f"python -m training.{stage}")
 
 
 def test_the_default_remote_is_the_same_for_every_checkout_of_a_user() -> None:

@@ -19,7 +19,7 @@ from config.records import AttemptRow, MetricRow, PipelineRow, UsageRow
 from config.retraining import RETRAIN_FOLDER, RETRAIN_ROWS, RetrainRow
 from config.schema import Params
 from tests.conftest import ROOT
-from tests.tasks.test_promotion_gate import WINNER
+from tests.tasks.champions.test_promotion_gate import WINNER
 from tracking import sync as module
 from tracking.cursor import cursor_path
 from tracking.lineage import model_folders

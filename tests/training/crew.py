@@ -58,22 +58,22 @@ def main(jobs: Sequence[Job]) -> int:
     import torch
 
     from tests.training.tiny import run_main
-    from training import processes
-    from training.stage import Stage
+    from training.distributed import collectives
+    from training.process.stage import Stage
 
     torch.set_num_threads(1)
-    processes.join("crew", accelerator=False)
-    part = processes.leave
-    processes.join = lambda *_: None
-    processes.leave = lambda: None
+    collectives.join("crew", accelerator=False)
+    part = collectives.leave
+    collectives.join = lambda *_: None
+    collectives.leave = lambda: None
     begin = Stage.begin
     for job in jobs:
         path = Path(job.root) / "params.yaml"
-        if processes.rank() == 0:
+        if collectives.rank() == 0:
             content = read(path)
             content["sharding"] |= {job.stage: job.level, "offload": job.offload}
             write(validate(content, "crew"), path)
-        processes.wait_for_all()
+        collectives.wait_for_all()
 
         def begin_stopping(stage: Stage, stops: bool = job.stops) -> None:
             begin(stage)

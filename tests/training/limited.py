@@ -6,7 +6,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from training.stage import run_stage
+from training.process.stage import run_stage
 
 LAST_LOADED = {"ppo": "load_state", "sft": "train", "reward": "train"}
 """What each stage calls when everything is in place."""

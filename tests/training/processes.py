@@ -17,9 +17,9 @@ PATIENCE_SECONDS = 120.0
 
 
 def start(root: Path, stage: str, processes: int | None = None) -> subprocess.Popen[str]:
-    """The stage as a process of its own, or through training.launch as several."""
+    """The stage as a process of its own, or through training.process.launch as several."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    several = ["training.launch", stage, "--processes", str(processes)]
+    several = ["training.process.launch", stage, "--processes", str(processes)]
     command = [sys.executable, "-m", *(several if processes else [f"training.{stage}"])]
     return subprocess.Popen(command, cwd=root, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
 

@@ -13,12 +13,12 @@ from config.errors import DataError, ParamsError
 from config.load import read, validate, write
 from config.records import UsageRow
 from config.sections.data import HelpdeskSource
-from training import helpdesk
-from training.cleaning import same_prompt_key
 from training.data import SECTIONS, data
-from training.sources import local_files
-from training.stage import Stage
-from training.tokenizer import decode_response, encode_prompt, encode_response, load_tokenizer, render_prompt, trained_tokenizer
+from training.modeling.tokenizer import decode_response, encode_prompt, encode_response, load_tokenizer, render_prompt, trained_tokenizer
+from training.preparation import helpdesk
+from training.preparation.cleaning import same_prompt_key
+from training.preparation.sources import local_files
+from training.process.stage import Stage
 
 PROJECT = Path(__file__).parents[2]
 REAL = PROJECT / "../shared/data"

@@ -14,9 +14,9 @@ from config.records import UsageRow
 from tests.training.processes import killed_stopped_and_resumed, metric_rows, metrics
 from tests.training.tiny import files, names, open_stage, params, work
 from training.dpo import Logps, judged, margins, reply_logps
-from training.models import load_policy
-from training.preferences import read_pairs
-from training.tokenizer import encode_prompt, encode_response, load_tokenizer
+from training.modeling.models import load_policy
+from training.modeling.tokenizer import encode_prompt, encode_response, load_tokenizer
+from training.preparation.preferences import read_pairs
 
 Project = Callable[..., Path]
 

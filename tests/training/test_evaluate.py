@@ -13,10 +13,10 @@ from config.load import write
 from config.schema import Params
 from tests.training.processes import attempts, finish, metric_rows, metrics, signalled
 from tests.training.tiny import names, open_stage, params, work
-from training.artifacts import write_jsonl
-from training.comparison import distinct_n
 from training.evaluate import MODELS, Answers, compare, describe
-from training.helpdesk import CLOSE, FILLERS, gold_score
+from training.evaluation.comparison import distinct_n
+from training.preparation.helpdesk import CLOSE, FILLERS, gold_score
+from training.process.artifacts import write_jsonl
 
 Project = Callable[..., Path]
 OUTPUTS = ("metrics/evaluate.json", "plots/evaluate.csv", "evaluation/samples.jsonl")

@@ -16,12 +16,12 @@ from config.records import UsageRow
 from config.sections.online import Ppo
 from tests.training.processes import killed_stopped_and_resumed, metric_rows, metrics
 from tests.training.tiny import files, names, open_stage, params, prompts, random_responses, work
+from training.modeling.tokenizer import load_tokenizer
 from training.ppo import choose_prompts, mini_batches, pad_responses
-from training.ppo_layouts import load_roles
-from training.ppo_math import policy_loss, value_loss
-from training.ppo_roles import Roles
-from training.prompts import read_prompts
-from training.tokenizer import load_tokenizer
+from training.preparation.prompts import read_prompts
+from training.rl.layouts import load_roles
+from training.rl.ppo_math import policy_loss, value_loss
+from training.rl.roles import Roles
 
 Project = Callable[..., Path]
 LAYOUTS = ("separate", "shared_trunk")

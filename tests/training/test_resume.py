@@ -18,7 +18,7 @@ from tests.tasks.test_dvc_yaml import PIPELINE as DVC
 from tests.training.conftest import PIPELINE
 from tests.training.processes import attempts
 from tests.training.tiny import files, names, open_stage, params, run_main, work
-from training.checkpoint import DONE, MANIFEST, write_manifest
+from training.process.checkpoint import DONE, MANIFEST, write_manifest
 
 Project = Callable[..., Path]
 TRAINED = ("sft", "reward", "ppo")
@@ -101,9 +101,9 @@ def test_a_damaged_newest_checkpoint_falls_back_to_the_one_before_and_to_the_sam
 ) -> None:
     root, (older, newest) = interrupted(stage, tmp_path / "project")
     hurt(newest)
-    with caplog.at_level(logging.WARNING, "training.checkpoint"):
+    with caplog.at_level(logging.WARNING, "training.process.checkpoint"):
         work(root, stage)
-    assert [(row.levelname, str(newest) in row.getMessage()) for row in caplog.records if row.name == "training.checkpoint"] == [
+    assert [(row.levelname, str(newest) in row.getMessage()) for row in caplog.records if row.name == "training.process.checkpoint"] == [
         ("WARNING", True)
     ]
     resumed = [row for row in attempts(root, stage) if row.event == "resume"][-1]
@@ -119,9 +119,9 @@ def test_with_every_checkpoint_damaged_a_stage_begins_anew(
     for checkpoint in checkpoints:
         cut_a_file(checkpoint)
     before = len(attempts(root, stage))
-    with caplog.at_level(logging.WARNING, "training.checkpoint"):
+    with caplog.at_level(logging.WARNING, "training.process.checkpoint"):
         work(root, stage)
-    assert len([row for row in caplog.records if row.name == "training.checkpoint"]) == 3  # each of the two, and that none is left
+    assert len([row for row in caplog.records if row.name == "training.process.checkpoint"]) == 3  # each of the two, and that none is left
     assert "resume" not in [row.event for row in attempts(root, stage)[before:]]
     assert made_by(root, stage) == made_by(finished, stage)
 

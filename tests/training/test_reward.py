@@ -11,12 +11,12 @@ from config.errors import DataError, TrainingDiverged
 from config.records import UsageRow
 from tests.training.processes import killed_stopped_and_resumed, metrics
 from tests.training.tiny import files, open_stage, params, reward_model, work
-from training.calibration import expected_calibration_error, pair_accuracy, reliability
-from training.intervals import wilson
-from training.models import load_reward_model
+from training.evaluation.intervals import wilson
+from training.evaluation.reliability import expected_calibration_error, pair_accuracy, reliability
+from training.modeling.models import load_reward_model
+from training.modeling.scoring import raw_scores, score
+from training.modeling.tokenizer import encode_prompt, encode_response, load_tokenizer
 from training.reward import margins, read_sequences, store_normalisation
-from training.scoring import raw_scores, score
-from training.tokenizer import encode_prompt, encode_response, load_tokenizer
 
 Project = Callable[..., Path]
 

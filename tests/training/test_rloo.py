@@ -15,11 +15,11 @@ from config.records import UsageRow
 from config.sections.online import Rloo
 from tests.training.processes import killed_stopped_and_resumed, metric_rows, metrics
 from tests.training.tiny import files, names, open_stage, params, policy, prompts, reward_model, tokenizer, work
-from training.prompts import read_prompts
+from training.modeling.scoring import score
+from training.modeling.tokenizer import load_tokenizer
+from training.preparation.prompts import read_prompts
+from training.rl.rloo_rows import PromptOrder, rollout_statistics
 from training.rloo import MeasuredRLOOTrainer, Policies
-from training.rloo_rows import PromptOrder, rollout_statistics
-from training.scoring import score
-from training.tokenizer import load_tokenizer
 
 Project = Callable[..., Path]
 

@@ -11,10 +11,10 @@ from config.errors import DataError
 from config.records import UsageRow
 from tests.training.processes import killed_stopped_and_resumed, metric_rows, metrics
 from tests.training.tiny import files, open_stage, params, work
-from training.models import load_policy
-from training.sequences import sequence_logprobs
+from training.modeling.models import load_policy
+from training.modeling.sequences import sequence_logprobs
+from training.modeling.tokenizer import encode_prompt, encode_response, load_tokenizer
 from training.sft import IGNORED, examples
-from training.tokenizer import encode_prompt, encode_response, load_tokenizer
 
 Project = Callable[..., Path]
 

@@ -27,10 +27,10 @@ from transformers import LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassifi
 
 from config.load import load
 from config.sections.online import Ppo
+from training.modeling.scoring import score
 from training.ppo import pad_responses
-from training.ppo_math import gae, kl_per_token, masked_mean, policy_loss, token_rewards, value_loss, whiten
-from training.ppo_roles import Models, Roles
-from training.scoring import score
+from training.rl.ppo_math import gae, kl_per_token, masked_mean, policy_loss, token_rewards, value_loss, whiten
+from training.rl.roles import Models, Roles
 
 ROOT = Path(__file__).parents[2]
 FIXTURE = ROOT / "tests" / "fixtures" / "trl_ppo_loss.safetensors"

@@ -19,10 +19,10 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from config.load import read, validate
 from config.schema import Params
 from config.sections.model import Model, RandomModel
-from training import helpdesk
-from training.models import base_model, new_reward_model
-from training.stage import Stage, run_stage
-from training.tokenizer import encode_prompts, trained_tokenizer
+from training.modeling.models import base_model, new_reward_model
+from training.modeling.tokenizer import encode_prompts, trained_tokenizer
+from training.preparation import helpdesk
+from training.process.stage import Stage, run_stage
 
 ROOT = Path(__file__).parents[2]
 FAMILIES = ("llama", "qwen2", "gpt2")

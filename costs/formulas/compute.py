@@ -1,0 +1,173 @@
+"""What a step or a pass of one phase asks of a device: counts, and seconds where this machine is calibrated."""
+
+from typing import NamedTuple
+
+from costs.formulas.calibrated import calibrated_decode, calibrated_pass
+from costs.formulas.counts import (
+    dequantised_bytes,
+    forward_attention_flops,
+    forward_matmul_flops,
+    held_weight_bytes,
+    launched,
+    logits_traffic,
+    pointwise_bytes,
+    spared_bytes,
+    spared_flops,
+    training_flops,
+)
+from costs.formulas.memory import shards, spared_tokens, state_bytes, trained_parameters, weights
+from costs.formulas.setting import DTYPE_BYTES, QUANT_BYTES, Levers, Setting
+from costs.tables.shapes import ModelShape
+
+
+class Work(NamedTuple):
+    """What a phase asks of one device; sums of it add up."""
+
+    matmul_flops: float = 0.0
+    attention_flops: float = 0.0
+    bytes_moved: float = 0.0
+    """To and from device memory, by operations that are not matrix products of large matrices."""
+    weight_bytes: float = 0.0
+    """Weights read by matrix products; hidden behind them where the batch is large."""
+    dequantised_bytes: float = 0.0
+    """Written and read to turn quantised weights into 16-bit ones."""
+    operations: float = 0.0
+    """Small operations launched by the host."""
+    communicated_bytes: float = 0.0
+    """Sent by each device."""
+    messages: float = 0.0
+    paged_bytes: float = 0.0
+    """Between host and device memory."""
+    calibrated_seconds: float = 0.0
+    """All of the above but communication, at the rates that were measured on this machine; 0 where none were."""
+
+    def __add__(self, other: object) -> "Work":
+        if not isinstance(other, Work):
+            return NotImplemented
+        return Work(*(a + b for a, b in zip(self, other, strict=True)))
+
+    def times(self, factor: float) -> "Work":
+        return Work(*(factor * a for a in self))
+
+    @property
+    def flops(self) -> float:
+        return self.matmul_flops + self.attention_flops
+
+    @property
+    def total_bytes(self) -> float:
+        return self.bytes_moved + self.weight_bytes + self.dequantised_bytes
+
+
+def micro_step(setting: Setting, shape: ModelShape, levers: Levers, sequences: float, tokens: float, vocabulary: bool = True) -> Work:
+    """Forward and backward pass over one micro-batch on one device."""
+    tp = levers.tensor_parallel
+    total = sequences * tokens
+    loss_tokens = setting.workload.loss_tokens if vocabulary else 0.0
+    spared = spared_tokens(setting, shape, levers, total)
+    matmul, attention = training_flops(shape, levers, sequences, tokens, loss_tokens, spared, causal=not setting.mask_tensor)
+    passes = 3.0 + (levers.checkpointing == "full")
+    moved = (pointwise_bytes(shape, levers, setting.engine, total) - spared_bytes(shape, levers, setting.engine, spared)) * passes
+    if levers.attention == "eager":
+        moved += (
+            shape.layers * shape.heads * sequences * tokens**2 * 30
+        )  # scores, mask, fp32 softmax and its gradient, each read and written
+    moved += logits_traffic(setting, shape, total * loss_tokens)
+    reads = held_weight_bytes(shape, levers) * (3.0 if levers.tuning == "full" else 2.0)
+    return Work(
+        matmul_flops=matmul / tp,
+        attention_flops=attention / tp,
+        bytes_moved=moved / tp,
+        weight_bytes=reads / tp,
+        dequantised_bytes=dequantised_bytes(shape, levers) * (2.0 + (levers.checkpointing == "full")) / tp,
+        operations=launched(setting, shape, levers, backward=True),
+        communicated_bytes=gathered_bytes(setting, shape, levers)
+        + (4 * shape.layers * total * shape.width * levers.dtype_bytes if tp > 1 else 0.0),
+        messages=(2 + (levers.checkpointing == "full")) * shape.layers
+        if levers.parallel in ("zero3", "fsdp") and setting.data_parallel > 1
+        else 0.0,
+        calibrated_seconds=calibrated_pass(setting, shape, levers, sequences, tokens, total * loss_tokens, training=True),
+    )
+
+
+def gathered_bytes(setting: Setting, shape: ModelShape, levers: Levers) -> float:
+    """Weights that a device receives in one micro-batch under ZeRO-3 or FSDP: the whole model forward and backward.
+
+    Source: arXiv 1910.02054 section 7.2.
+    """
+    if levers.parallel not in ("zero3", "fsdp") or setting.data_parallel == 1:
+        return 0.0
+    per = QUANT_BYTES[levers.quantisation] if levers.quantisation else levers.dtype_bytes
+    return 2 * shape.parameters * per * (1 - 1 / setting.data_parallel) / levers.tensor_parallel
+
+
+def optimizer_step(setting: Setting, shape: ModelShape, levers: Levers) -> Work:
+    """One optimizer step on one device: read gradient, weight and moments, write weight and moments; and the gradients' reduction."""
+    trained = trained_parameters(shape, levers)
+    n, tp = setting.data_parallel, levers.tensor_parallel
+    divided = n if levers.parallel != "ddp" else 1
+    per = 7 * levers.weight_bytes if "adam" in levers.optimizer else 3 * levers.weight_bytes
+    reduced = 2 * trained * levers.dtype_bytes * (1 - 1 / n) if n > 1 else 0.0
+    if levers.parallel in ("zero2", "zero3", "fsdp"):
+        reduced /= 2  # a reduce-scatter; ZeRO-3 gathers the weights in the passes
+    return Work(
+        bytes_moved=trained * per / divided / tp,
+        communicated_bytes=reduced / tp,
+        operations=20.0,
+        messages=float(shape.layers if n > 1 else 0),
+        paged_bytes=paged_bytes(setting, shape, levers),
+        calibrated_seconds=setting.hardware.measured.optimizer_seconds(trained) if setting.hardware.measured else 0.0,
+    )
+
+
+def paged_bytes(setting: Setting, shape: ModelShape, levers: Levers) -> float:
+    """Bytes that one step moves to and from host memory: gradients and weights where the optimizer is offloaded, and of a paged state
+    what does not fit beside the weights.
+    """
+    if levers.offload_optimizer:
+        return 2 * trained_parameters(shape, levers) * levers.weight_bytes / shards(setting)["optimizer"]  # gradients down, weights up
+    if not levers.optimizer.startswith("paged"):
+        return 0.0
+    free = setting.hardware.usable_bytes - weights(setting, shape, levers)
+    return 2 * max(0.0, state_bytes(setting, shape, levers) - max(0.0, free))
+
+
+def forward_pass(setting: Setting, shape: ModelShape, levers: Levers, sequences: float, tokens: float, vocabulary_tokens: float) -> Work:
+    """One forward pass without gradients: scoring, reference log-probs, values, prefill."""
+    tp, total = levers.tensor_parallel, sequences * tokens
+    gathered = gathered_bytes(setting, shape, levers) / 2
+    spared = spared_tokens(setting, shape, levers, total)
+    moved = pointwise_bytes(shape, levers, setting.engine, total) - spared_bytes(shape, levers, setting.engine, spared)
+    return Work(
+        matmul_flops=(forward_matmul_flops(shape, total, vocabulary_tokens) - spared_flops(shape, spared)) / tp,
+        attention_flops=forward_attention_flops(shape, sequences, tokens, levers.attention != "eager") / tp,
+        bytes_moved=(moved + 14 * shape.vocab * vocabulary_tokens) / tp,
+        weight_bytes=held_weight_bytes(shape, levers) / tp,
+        dequantised_bytes=dequantised_bytes(shape, levers) / tp,
+        operations=launched(setting, shape, levers, backward=False),
+        communicated_bytes=gathered + (2 * shape.layers * total * shape.width * levers.dtype_bytes if tp > 1 else 0.0),
+        calibrated_seconds=calibrated_pass(setting, shape, levers, sequences, tokens, vocabulary_tokens, training=False),
+    )
+
+
+def decode_step(setting: Setting, shape: ModelShape, levers: Levers, sequences: float, context: float) -> Work:
+    """One token for each of `sequences`: every weight is read once, and the cache of `context` tokens of each.
+
+    Source: arXiv 2211.05102 section 2.
+    """
+    tp, b = levers.tensor_parallel, DTYPE_BYTES[levers.dtype]
+    cache = 2 * shape.layers * shape.kv_width * b * sequences * context
+    routed = (
+        shape.layers * (shape.layer_matrix_parameters - shape.active_layer_parameters) * min(1.0, sequences / max(1, shape.experts))
+        if shape.experts
+        else 0.0
+    )
+    return Work(
+        matmul_flops=forward_matmul_flops(shape, sequences) / tp,
+        attention_flops=shape.layers * sequences * 4 * shape.query_width * context / tp,
+        bytes_moved=(cache + pointwise_bytes(shape, levers, setting.engine, sequences) + 12 * shape.vocab * sequences) / tp,
+        weight_bytes=(held_weight_bytes(shape, levers) + routed * b) / tp,
+        operations=launched(setting, shape, levers, backward=False),
+        communicated_bytes=2 * shape.layers * sequences * shape.width * b if tp > 1 else 0.0,
+        messages=2.0 * shape.layers if tp > 1 else 0.0,
+        calibrated_seconds=calibrated_decode(setting, shape, levers, sequences, context),
+    )

@@ -1,0 +1,37 @@
+"""Generation: prefill, then one token at a time for a batch that shrinks as sequences end."""
+
+from costs.formulas.compute import Work, decode_step, forward_pass
+from costs.formulas.memory import Moment, frozen_role, generating
+from costs.formulas.setting import Levers, Setting
+from costs.formulas.time import decode_duration, duration
+from costs.tables.shapes import ModelShape
+
+
+def generation(
+    setting: Setting, shape: ModelShape, levers: Levers, batches: float | None = None, sequences: float | None = None
+) -> list[tuple[str, Work, float, str]]:
+    """(phase, work, seconds, bound) of prefill and decode for `batches` batches of `sequences` prompts each on one device.
+
+    The steps of a batch go on to its longest response; the work of a step counts the sequences that are still going, on average
+    mean_response / response of them. A static cache of one sequence only is the batch-1 decode of serving.
+    """
+    work = setting.workload
+    batches = work.steps * levers.accumulation if batches is None else batches
+    sequences = float(levers.micro_batch) if sequences is None else sequences
+    prefill = forward_pass(setting, shape, levers, sequences, max(1, work.prompt_tokens), sequences)
+    going = sequences * (work.mean_response_tokens or work.response_tokens) / max(1, work.response_tokens)
+    step = decode_step(setting, shape, levers, max(1.0, going), work.prompt_tokens + work.response_tokens / 2)
+    first, each = duration(prefill, setting), decode_duration(step, setting)
+    return [
+        ("prefill", prefill.times(batches), first.seconds * batches, first.bound),
+        ("decode", step.times(batches * work.response_tokens), each.seconds * batches * work.response_tokens, each.bound),
+    ]
+
+
+def generation_moment(setting: Setting, shape: ModelShape, levers: Levers, sequences: float | None = None) -> Moment:
+    """Memory while a batch is generated: weights, the cache at full length, the logits of one position."""
+    work = setting.workload
+    held = generating(
+        setting, shape, levers, float(sequences or levers.micro_batch), work.prompt_tokens + work.response_tokens, work.prompt_tokens
+    )
+    return Moment("decode", {"policy": frozen_role(setting, shape, levers) | held})

@@ -1,0 +1,205 @@
+"""What is to be planned: how a model is held and trained (Levers), how much work there is (Workload), on what (Setting).
+
+A Setting needs no params.yaml, so a published measurement can be planned as it was printed; `costs.planning.planner` makes them from Params.
+"""
+
+from dataclasses import dataclass, field, replace
+from typing import Literal, get_args
+
+from config.errors import CostError
+from costs.tables.catalogue import Hardware
+from costs.tables.engines import Engine, Loss, loss
+from costs.tables.rates import EFFICIENCY, Efficiency
+from costs.tables.shapes import ModelShape
+
+Tuning = Literal["full", "lora", "adapter", "adapter_v2", "frozen"]
+Parallel = Literal["ddp", "zero1", "zero2", "zero3", "fsdp"]
+Optimizer = Literal["adamw", "adamw8bit", "paged_adamw", "paged_adamw8bit", "sgd", "adafactor"]
+Checkpointing = Literal["none", "full", "selective"]
+Attention = Literal["flash", "sdpa", "eager"]
+
+DTYPE_BYTES = {"fp32": 4.0, "tf32": 4.0, "bf16": 2.0, "fp16": 2.0}
+QUANT_BYTES = {
+    "int8": 1.0,
+    "nf4": 0.5 + 4 / 64,
+    "nf4-dq": 0.5 + 1 / 64 + 4 / (64 * 256),
+    "int4": 0.5 + 4 / 32,
+}
+"""Bytes per weight with their scales: NF4 has one fp32 scale in 64 weights, double quantisation an 8-bit one and one fp32 in 256 of
+those (arXiv 2305.14314 section 3); int8 has one per row; int4 a 16-bit scale and zero in 32 weights (gpt-fast's default)."""
+
+
+@dataclass(frozen=True)
+class Levers:
+    """How one trained model is held. Everything a user can turn to make a run fit or cheaper."""
+
+    tuning: Tuning = "full"
+    lora_rank: int = 8
+    lora_modules: tuple[str, ...] = ("q", "v")
+    lora_dropout: bool = False
+    quantisation: str | None = None
+    """Storage of frozen weights: nf4, nf4-dq, int8, int4; None keeps them in `dtype`."""
+    dtype: str = "bf16"
+    """Compute type."""
+    weights_fp32: bool = False
+    """Trained weights are fp32 and cast for computing (mixed precision); else they are in `dtype`, and so is the optimizer state."""
+    master_fp32: bool = False
+    """Weights and gradients are in `dtype`, and the optimizer keeps fp32 weights beside fp32 moments (DeepSpeed, Megatron)."""
+    optimizer: Optimizer = "adamw"
+    optimizer_in_backward: bool = False
+    """Each gradient is applied and freed at once."""
+    micro_batch: int = 1
+    """Sequences of one forward pass on one device."""
+    accumulation: int = 1
+    checkpointing: Checkpointing = "none"
+    attention: Attention = "sdpa"
+    loss: str | None = None
+    """None takes the engine's own."""
+    packing: bool = False
+    parallel: Parallel = "ddp"
+    tensor_parallel: int = 1
+    offload_optimizer: bool = False
+    offload_weights: bool = False
+    offload_activations: bool = False
+    dropout: bool = False
+
+    def __post_init__(self) -> None:
+        for name, allowed in (
+            ("tuning", Tuning),
+            ("parallel", Parallel),
+            ("optimizer", Optimizer),
+            ("checkpointing", Checkpointing),
+            ("attention", Attention),
+        ):
+            value = getattr(self, name)
+            if value not in get_args(allowed):
+                raise CostError(f"{name}={value!r} is not one of {', '.join(get_args(allowed))}. Change it in the setting.")
+        if self.dtype not in DTYPE_BYTES:
+            raise CostError(f"dtype={self.dtype!r} is not one of {', '.join(DTYPE_BYTES)}. Change model.dtype.")
+        if self.quantisation is not None and self.quantisation not in QUANT_BYTES:
+            raise CostError(f"quantisation={self.quantisation!r} is not one of {', '.join(QUANT_BYTES)}. Change it in the setting.")
+        if min(self.micro_batch, self.accumulation, self.lora_rank, self.tensor_parallel) < 1:
+            raise CostError(
+                f"micro_batch={self.micro_batch}, accumulation={self.accumulation}, lora_rank={self.lora_rank} must each be at least 1."
+            )
+
+    @property
+    def dtype_bytes(self) -> float:
+        return DTYPE_BYTES[self.dtype]
+
+    @property
+    def weight_bytes(self) -> float:
+        """Bytes per weight that is not quantised."""
+        return 4.0 if self.weights_fp32 else self.dtype_bytes
+
+    @property
+    def mixed(self) -> bool:
+        return self.weights_fp32 and self.dtype_bytes < 4
+
+
+@dataclass(frozen=True)
+class Workload:
+    """How much of it there is."""
+
+    max_tokens: int
+    """Longest sequence in a batch, padding included: what memory has to hold."""
+    mean_tokens: float
+    """Tokens that a sequence really costs, padding included: what time is spent on."""
+    steps: float
+    """Optimizer steps (or batches, where nothing is trained)."""
+    prompt_tokens: int = 0
+    """Of a generating stage: longest prompt."""
+    response_tokens: int = 0
+    """Of a generating stage: longest response."""
+    mean_response_tokens: float = 0.0
+    loss_tokens: float = 1.0
+    """Share of the tokens that the loss looks at (completion-only loss: below 1)."""
+    padded_tokens: float = 0.0
+    """Of RLOO: tokens of a sequence in the update, which pads the prompts and the responses of a rollout each to the longest; 0 where
+    `mean_tokens` says it."""
+    read_tokens: float = 1.0
+    """Share of the tokens whose last hidden state is read, and at which alone the last layer's feed-forward part runs where the engine
+    packs rows."""
+    micro_batch_tokens: float | None = None
+    """Tokens of a pass that is filled up with rows without padding; None: `micro_batch` sequences of `max_tokens`."""
+    held_out: float = 0.0
+    """Sequences that are evaluated once after training."""
+    texts_tokens: float = 0.0
+    """Tokens of the texts that are read and tokenised at the start."""
+    masked: bool = False
+    """Where sequences of a micro-batch differ in length, attention is told by a mask which tokens are padding."""
+    reference_sequences: float | None = None
+    """Of DPO: sequences whose reference log-probs are computed once, with the weights that training starts from, so that no reference is
+    held. None: with a reference beside the policy, in every step."""
+
+
+@dataclass(frozen=True)
+class Rlhf:
+    """What an alignment stage has beside its policy: further roles and the shape of its loop."""
+
+    layout: Literal["separate", "shared_base", "shared_trunk"] = "separate"
+    ref: bool = True
+    reward: ModelShape | None = None
+    value: ModelShape | None = None
+    value_levers: Levers | None = None
+    """How the value model is trained; None as the policy."""
+    reward_levers: Levers | None = None
+    """How the reward model's adapter on a shared base is shaped; None as the policy's."""
+    teacher: ModelShape | None = None
+    batch: int = 1
+    """Responses of one rollout, over all devices."""
+    rollout_batch: int = 1
+    """Responses generated side by side on one device."""
+    ppo_epochs: int = 1
+    mini_batches: int = 1
+    rescored: int = 0
+    """Responses of a rollout whose log-probs the policy computes once more, over all devices; 0 where that is no phase."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One stage to plan."""
+
+    stage: str
+    model: ModelShape
+    levers: Levers
+    workload: Workload
+    hardware: Hardware
+    engine: Engine
+    gpus: int = 1
+    devices_per_node: int = 8
+    rlhf: Rlhf | None = None
+    efficiency: Efficiency = EFFICIENCY
+    assumptions: tuple[str, ...] = field(default=())
+
+    def __post_init__(self) -> None:
+        if self.gpus < 1:
+            raise CostError(f"gpus={self.gpus} must be at least 1. Change --gpus.")
+        if self.gpus % self.levers.tensor_parallel:
+            raise CostError(f"gpus={self.gpus} does not split into tensor_parallel={self.levers.tensor_parallel}. Change either.")
+
+    @property
+    def data_parallel(self) -> int:
+        return self.gpus // self.levers.tensor_parallel
+
+    @property
+    def loss(self) -> Loss:
+        return loss(self.levers.loss or self.engine.loss)
+
+    @property
+    def micro_batch_tokens(self) -> float:
+        """Most tokens of one forward pass on one device."""
+        return self.workload.micro_batch_tokens or float(self.levers.micro_batch * self.workload.max_tokens)
+
+    @property
+    def mask_tensor(self) -> bool:
+        """Whether `sdpa` gets its mask as a tensor [sequence, tokens, tokens]: each layer then keeps one for its backward pass, and
+        computes the scores above the diagonal too. Transformers leaves the mask out where no token is padding, and `flash` needs none.
+        """
+        work, levers = self.workload, self.levers
+        return work.masked and work.mean_tokens < work.max_tokens and levers.attention == "sdpa" and levers.micro_batch > 1
+
+    def with_levers(self, **changes: object) -> "Setting":
+        """Other levers; another micro-batch takes the place of a budget of tokens."""
+        workload = replace(self.workload, micro_batch_tokens=None) if "micro_batch" in changes else self.workload
+        return replace(self, levers=replace(self.levers, **changes), workload=workload)  # type: ignore[arg-type]

@@ -1,0 +1,187 @@
+"""Budgets: what was spent, what a limit leaves, whether a plan keeps to it, and when a stage at work has to stop. Pure.
+
+Spent is what the ledger measures: wall seconds x devices x price, failed attempts included, over a run and the unfinished runs that
+it goes on from. Limits on hours are on the wall time of the stages.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from config.records import PipelineRow, UsageRow
+from config.schema import Params
+from config.sections.money import Budget
+from costs.ledger.attempts import Attempt
+
+FREE_SECTIONS = ("budget", "placement", "prices", "processes", "retrain", "sharding", "tracking")
+"""Sections of params.yaml that no stage's results depend on."""
+
+
+class Cost(NamedTuple):
+    usd: float
+    seconds: float
+    """Wall time."""
+
+    def plus(self, other: "Cost") -> "Cost":
+        return Cost(self.usd + other.usd, self.seconds + other.seconds)
+
+
+NOTHING = Cost(0.0, 0.0)
+
+
+class Limit(NamedTuple):
+    """One line of the budget, and what it binds."""
+
+    key: str
+    """`budget.max_usd` ..., as params.yaml has it."""
+    value: float
+    unit: str
+    """USD or h."""
+    stage: str | None
+    """None: the whole run."""
+
+    def part(self, cost: Cost) -> float:
+        """A cost in the limit's own unit."""
+        return cost.usd if self.unit == "USD" else cost.seconds / 3600
+
+
+def limits(budget: Budget) -> list[Limit]:
+    """Every limit that is set."""
+    whole = [("budget.max_usd", budget.max_usd, "USD"), ("budget.max_hours", budget.max_hours, "h")]
+    found = [Limit(key, value, unit, None) for key, value, unit in whole if value is not None]
+    found += [Limit(f"budget.max_usd_by_stage.{stage}", value, "USD", stage) for stage, value in budget.max_usd_by_stage.items()]
+    return found + [Limit(f"budget.max_hours_by_stage.{stage}", value, "h", stage) for stage, value in budget.max_hours_by_stage.items()]
+
+
+def total(costs: Mapping[str, Cost], stage: str | None = None) -> Cost:
+    """The cost of a stage, or of all."""
+    chosen = costs.values() if stage is None else [costs[stage]] if stage in costs else []
+    return Cost(sum(cost.usd for cost in chosen), sum(cost.seconds for cost in chosen))
+
+
+# ---------------------------------------------------------------- which runs share a budget
+
+
+def predecessor(rows: Sequence[PipelineRow], params: Params, params_of: Mapping[str, Params]) -> str | None:
+    """The run that a new one with `params` goes on from: the newest, if it did not complete and asked for the same results.
+
+    params_of  run id -> the params it kept, where they can still be read
+    """
+    if not rows:
+        return None
+    newest = rows[-1].run_id
+    if any(row.run_id == newest and row.event == "end" and row.state == "completed" for row in rows):
+        return None
+    kept = params_of.get(newest)
+    return newest if kept is not None and same_results(kept, params) else None
+
+
+def same_results(first: Params, second: Params) -> bool:
+    """Whether two params differ in nothing but money and tracking."""
+    return first.model_dump(exclude=set(FREE_SECTIONS)) == second.model_dump(exclude=set(FREE_SECTIONS))
+
+
+def chain(rows: Sequence[PipelineRow], run_id: str | None) -> list[str]:
+    """The run and those that it goes on from, newest first."""
+    before = {row.run_id: row.detail.get("continues") for row in rows if row.event == "start"}
+    found: list[str] = []
+    while run_id and run_id not in found:
+        found.append(run_id)
+        run_id = before.get(run_id)
+    return found
+
+
+def spent(attempts: Iterable[Attempt], run_ids: Sequence[str], usd_per_device_hour: float) -> Cost:
+    """What the attempts of a stage that `run_ids` paid for cost."""
+    rows = [row for attempt in attempts if attempt.run_id in run_ids for row in attempt.usage]
+    device_seconds = sum(row.seconds * row.world_size for row in rows)
+    return Cost(device_seconds * usd_per_device_hour / 3600, sum(row.seconds for row in rows))
+
+
+# ---------------------------------------------------------------- the gate
+
+
+class Excess(NamedTuple):
+    """A limit that a plan breaks."""
+
+    limit: Limit
+    spent: float
+    planned: float
+    """Still to come, by the plan; both in the limit's unit."""
+
+
+def excess(budget: Budget, already: Mapping[str, Cost], planned: Mapping[str, Cost]) -> Excess | None:
+    """The first limit that spent and planned together pass; a run with nothing left to do passes none."""
+    for limit in limits(budget):
+        before, after = (limit.part(total(costs, limit.stage)) for costs in (already, planned))
+        if after > 0 and before + after > limit.value:
+            return Excess(limit, before, after)
+    return None
+
+
+# ---------------------------------------------------------------- the watcher
+
+
+class Room(NamedTuple):
+    """How long a stage may still work, and the limit that says so."""
+
+    seconds: float
+    limit: Limit
+
+
+def room(budget: Budget, already: Mapping[str, Cost], stage: str, world_size: int, usd_per_device_hour: float) -> Room | None:
+    """What the tightest limit leaves to `stage` on `world_size` devices, in wall seconds; None where nothing binds."""
+    found = []
+    for limit in limits(budget):
+        if limit.stage in (None, stage):
+            left = limit.value - limit.part(total(already, limit.stage))
+            per_second = world_size * usd_per_device_hour / 3600 if limit.unit == "USD" else 1 / 3600
+            found.append(Room(left / per_second, limit))
+    return min(found, default=None)
+
+
+class Pace:
+    """How long a stage's steps and checkpoints take, from its usage rows as they come."""
+
+    REMEMBERED_STEPS = 5
+
+    def __init__(self) -> None:
+        self.save_seconds = 0.0
+        """The longest checkpoint so far."""
+        self._steps: dict[int, tuple[float, float]] = {}
+        """Step -> (when it began, how long its phases took), the newest few."""
+
+    def add(self, row: UsageRow) -> None:
+        """Take in the next row."""
+        if row.phase == "save":
+            self.save_seconds = max(self.save_seconds, row.seconds)
+        elif row.phase not in ("start", "other") and row.step > 0:
+            began, took = self._steps.get(row.step, (row.time - row.seconds, 0.0))
+            self._steps[row.step] = (began, took + row.seconds)
+            for old in sorted(self._steps)[: -self.REMEMBERED_STEPS]:
+                del self._steps[old]
+
+    @property
+    def step_seconds(self) -> float | None:
+        """The longest of the last few steps; None before there was one."""
+        return max((took for _, took in self._steps.values()), default=None)
+
+    def step_ends(self, now: float) -> float | None:
+        """When the step at work will end: whole steps are counted from the beginning of the newest that left a row."""
+        step = self.step_seconds
+        if not step:
+            return None
+        began = self._steps[max(self._steps)][0]
+        return began + step * (int(max(0.0, now - began) / step) + 1)
+
+
+def has_to_stop(pace: Pace, now: float, deadline: float) -> bool:
+    """Whether the stage has to be asked to stop now, so that it is checkpointed at `deadline`, the moment when the budget is used up.
+
+    It stops after the step at work: so that has to be the last one that fits, with the checkpoint that follows. Before a pace is known,
+    at the deadline. All times in seconds since the epoch.
+    """
+    ends = pace.step_ends(now)
+    step = pace.step_seconds
+    if ends is None or step is None:
+        return now + pace.save_seconds >= deadline
+    return ends + step + pace.save_seconds > deadline

@@ -1,0 +1,142 @@
+"""Prediction beside measurement, per stage and phase: plan.json of a run against its ledger. Pure, but for reading plan.json.
+
+error = planned / measured - 1 on seconds, so +0.1 is a plan a tenth too long. Measured is the work that made a stage's outputs, done
+once, whichever run paid for it: waste is no error of the planner and stands apart. Planned dollars are planned seconds at the price of
+the ledger, so that a new price is no error either.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from costs.ledger.ledger import Ledger, PhaseCost, StageCost, usd_of
+
+PLAN_FILE = "plan.json"
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Planned and measured; None where it was not planned, or not measured."""
+
+    planned_seconds: float | None
+    measured_seconds: float | None
+    planned_usd: float | None
+    measured_usd: float | None
+    planned_peak_bytes: float | None
+    measured_peak_bytes: float | None
+
+    @property
+    def error(self) -> float | None:
+        return _error(self.planned_seconds, self.measured_seconds)
+
+    @property
+    def error_peak_bytes(self) -> float | None:
+        return _error(self.planned_peak_bytes, self.measured_peak_bytes)
+
+    def as_dict(self) -> dict[str, float | None]:
+        return {**asdict(self), "error": self.error, "error_peak_bytes": self.error_peak_bytes}
+
+
+UNKNOWN = Comparison(None, None, None, None, None, None)
+
+
+@dataclass(frozen=True)
+class StageComparison:
+    stage: str
+    whole: Comparison
+    phases: Mapping[str, Comparison]
+
+
+@dataclass(frozen=True)
+class Reconciled:
+    """A run's plan beside its measurement."""
+
+    stages: tuple[StageComparison, ...]
+    whole: Comparison
+    """Over the stages that were both planned and measured."""
+    hardware: str
+    """The device that was planned for; empty without a plan."""
+
+    def stage(self, name: str) -> StageComparison | None:
+        return next((stage for stage in self.stages if stage.stage == name), None)
+
+
+def read_plan(folder: Path) -> dict[str, Any] | None:
+    """The plan that a run kept, None if there is none that can be read."""
+    try:
+        content = json.loads((folder / PLAN_FILE).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return content if isinstance(content, dict) and isinstance(content.get("stages"), list) else None
+
+
+def reconcile(plan: Mapping[str, Any] | None, book: Ledger) -> Reconciled:
+    """Every stage of the ledger beside its plan; without a plan the planned side is empty."""
+    planned = {stage["stage"]: stage for stage in (plan or {}).get("stages", [])}
+    stages = tuple(_stage(stage, planned.get(stage.stage), stage.usd_per_device_hour) for stage in book.stages)
+    both = [stage.whole for stage in stages if stage.whole.error is not None]
+    whole = Comparison(
+        *(_sum(both, name) for name in ("planned_seconds", "measured_seconds", "planned_usd", "measured_usd")),
+        *(_most(both, name) for name in ("planned_peak_bytes", "measured_peak_bytes")),
+    )
+    return Reconciled(stages, whole, str((plan or {}).get("hardware", "")))
+
+
+def _stage(stage: StageCost, planned: Mapping[str, Any] | None, price: float) -> StageComparison:
+    gpus = planned["gpus"] if planned else 1
+    plans = {phase["phase"]: phase for phase in planned["phases"]} if planned else {}
+    made = {phase.phase: phase for phase in stage.made}
+    names = dict.fromkeys([*plans, *made])
+    phases = {name: _phase(plans.get(name), made.get(name), gpus, price, bool(made)) for name in names}
+    whole = Comparison(
+        planned_seconds=planned["seconds"] if planned else None,
+        measured_seconds=sum(phase.seconds for phase in stage.made) if made else None,
+        planned_usd=usd_of(planned["seconds"] * gpus, price) if planned else None,
+        measured_usd=sum(phase.usd for phase in stage.made) if made else None,
+        planned_peak_bytes=(planned["peak_bytes_per_gpu"] or None) if planned else None,
+        measured_peak_bytes=max(phase.peak_bytes for phase in stage.made) if made else None,
+    )
+    return StageComparison(stage.stage, whole, phases)
+
+
+def _phase(planned: Mapping[str, Any] | None, made: PhaseCost | None, gpus: int, price: float, measured: bool) -> Comparison:
+    """`measured` says that the stage was: a phase without rows then took no time."""
+    return Comparison(
+        planned_seconds=planned["seconds"] if planned else None,
+        measured_seconds=made.seconds if made else 0.0 if measured else None,
+        planned_usd=usd_of(planned["seconds"] * gpus, price) if planned else None,
+        measured_usd=made.usd if made else 0.0 if measured else None,
+        planned_peak_bytes=(planned.get("peak_bytes") or None) if planned else None,
+        measured_peak_bytes=made.peak_bytes if made else None,
+    )
+
+
+def _error(planned: float | None, measured: float | None) -> float | None:
+    return planned / measured - 1 if planned is not None and measured else None
+
+
+def _sum(parts: list[Comparison], name: str) -> float | None:
+    return sum(getattr(part, name) for part in parts) if parts else None
+
+
+def _most(parts: list[Comparison], name: str) -> float | None:
+    return max((value for part in parts if (value := getattr(part, name)) is not None), default=None)
+
+
+def as_dict(book: Ledger, reconciled: Reconciled) -> dict[str, Any]:
+    """The ledger's JSON with plan, measurement and error beside each other, for the run, each stage and each phase."""
+    content = book.as_dict()
+    for stage in content["stages"]:
+        found = reconciled.stage(stage["stage"])
+        if found is None:
+            continue
+        stage |= found.whole.as_dict()
+        known = {phase["phase"] for phase in stage["phases"]}
+        nothing = {"seconds": 0.0, "tokens": 0, "sequences": 0, "usd": 0.0, "peak_bytes": 0}
+        stage["phases"] = list(stage["phases"]) + [{"phase": name, **nothing} for name in found.phases if name not in known]
+        for phase in stage["phases"]:
+            phase |= found.phases.get(phase["phase"], UNKNOWN).as_dict()
+        del stage["made"]
+    return content | reconciled.whole.as_dict() | {"planned_hardware": reconciled.hardware}

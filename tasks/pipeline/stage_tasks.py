@@ -1,0 +1,317 @@
+"""The Prefect side of a run: the context every task works in, a task per stage, and the report task."""
+
+import logging
+import os
+import subprocess
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from prefect import Task, task
+from prefect.artifacts import create_markdown_artifact
+from prefect.cache_policies import NO_CACHE
+from prefect.client.schemas.objects import State, TaskRun
+from prefect.runtime import deployment, flow_run
+from prefect.states import Cancelled, Completed
+
+from config.errors import EnvironmentFault, OverBudget, RlhfError, StageStopped, UserError
+from config.records import METHODS, stages_of
+from config.sections.run import LOCAL
+from costs.ledger.history import remember
+from costs.ledger.ledger import ledger
+from costs.ledger.reconcile import read_plan, reconcile
+from reporting.build import build_report, build_summary
+from reporting.numbers import duration, usd
+from tasks.dvc.repro import Reproductions
+from tasks.dvc.status import default_remote, public, push
+from tasks.pipeline.run_progress import Journey
+from tasks.planning.plan import Prepared, keep
+from tasks.remote.client import check_places, fetch_aligned, place_of, placed_stages, run_here, run_placed
+from tasks.remote.workspace import is_own, keep_lock
+from tasks.retraining.month import PURPOSE
+from tasks.run.run import Run, begin, end_left_open, keep_copies, locked, new_run_id
+from tasks.run.stop import StopRequest, on_signals
+from tasks.servers.processes import servers
+from tasks.stage.outcome import Outcome, StageCrashed
+from tasks.stage.progress import Display, Progress, line
+from tasks.stage.runner import stop_orphans
+from tasks.ui.events import RunEvent, run_event
+from tasks.ui.links import pages
+from tasks.ui.progress_artifact import Board
+from tasks.ui.summary import markdown, told
+from tracking.shipper import Shipper
+
+logger = logging.getLogger(__name__)
+
+RETRIES = 2
+"""Times a crashed stage is started again; it goes on from its checkpoint."""
+STOPPED, OVER_BUDGET = "Stopped", "OverBudget"
+"""States of a run, and of the stage at work, that was asked to stop or has reached its budget: resumable."""
+SHIPPING_PATIENCE_SECONDS = 60.0
+"""At the end of a run: the first time, MLflow may still be creating its database."""
+BOARD_PATIENCE_SECONDS = 5.0
+"""For the last progress to be shown."""
+
+
+class Pipeline:
+    """A pipeline run at work."""
+
+    def __init__(self, run: Run, stop: StopRequest, shipper: Shipper, journey: Journey, ahead: Sequence[str]) -> None:
+        self.run, self.stop, self.shipper, self.journey = run, stop, shipper, journey
+        self.ahead = ahead
+        """Stages that will have to be done."""
+        self.reproductions = Reproductions(run, [stage for stage in ahead if place_of(run, stage) == LOCAL])
+        self.display, self.board = Display(), Board()
+        self.report: Path | None = None
+        self.state: State[Any] = Completed()
+        """What the flow ends in, unless it fails."""
+
+
+@contextmanager
+def pipeline_run(prepared: Prepared) -> Iterator[Pipeline]:
+    """Hold the workspace (the current folder) for one run, ship its rows meanwhile, and see to it that the run has an end.
+
+    A stop is not a failure: the block ends there, and `Pipeline.state` says so. A run of a deployment waits for another one that is at work
+    here; any other raises EnvironmentFault.
+    """
+    root, params = Path.cwd(), prepared.params
+    with on_signals() as stop, locked(root, _patience(stop) if deployment.id else None):
+        end_left_open(root)
+        stop_orphans(root, Display().say)
+        run = begin(root, new_run_id(flow_run.name), params, _detail(root, prepared))
+        keep(run.folder, prepared)
+        shipper = Shipper(root, params, run.run_id)
+        shipper.start()
+        ahead = tuple(prepared.ahead) if prepared.plan else stages_of(params.align.method)
+        pipeline = Pipeline(run, stop, shipper, Journey(prepared, stages_of(params.align.method)), ahead)
+        pipeline.board.start()
+        pipeline.reproductions.prepare()
+        try:
+            yield pipeline
+        except StageStopped as stopped:
+            over = isinstance(stopped, OverBudget)
+            pipeline.state = Cancelled(name=OVER_BUDGET if over else STOPPED, message=str(stopped))
+            _end(pipeline, "over_budget" if over else "stopped", str(stopped))
+        except BaseException as error:
+            _end(pipeline, "failed", f"{type(error).__name__}: {error}")
+            raise
+        else:
+            _bring_model(pipeline)
+            pipeline.board.show("run", 1.0, "completed")
+            _send(pipeline)
+            _tell(pipeline, "finished", "")
+        finally:
+            pipeline.reproductions.close()
+
+
+def _patience(stop: StopRequest) -> Callable[[str], bool]:
+    """A run that a server started waits for one from the command line, unless it is asked to stop."""
+    told: set[str] = set()
+
+    def wait(holder: str) -> bool:
+        if holder not in told:
+            told.add(holder)
+            logger.warning("process %s is running the pipeline in this checkout: waiting for its end", holder)
+        return not stop.made
+
+    return wait
+
+
+def _end(pipeline: Pipeline, state: RunEvent, message: str) -> None:
+    """Close a run that did not come to its end, with a report of how far it came: the one in place is of an earlier run."""
+    run = pipeline.run
+    run.record("end", state=state, detail={"message": message})
+    _remember(run)
+    try:
+        pipeline.report = build_report(run.root, run.params, run.run_id)
+        build_summary(run.root, run.params, run.run_id)
+    except UserError as error:  # it must not hide why the run ended
+        pipeline.display.say(f"warning: {error}")
+    keep_copies(run, pipeline.report)
+    _send(pipeline)
+    _tell(pipeline, state, message)
+
+
+def _tell(pipeline: Pipeline, state: RunEvent, message: str) -> None:
+    """Plan and result as an artifact with links to the pages of the run, and an event; whatever Prefect says to that, the run has ended."""
+    run = pipeline.run
+    pipeline.board.close(BOARD_PATIENCE_SECONDS)
+    try:
+        judged, book = told(run)
+        run_event(state, run.run_id, message or judged, usd=book.total_usd, seconds=book.total_seconds)
+        links = pages(run.root, run.params, servers(run.root), run.run_id)
+        content = markdown(run, pipeline.report, {name: url for name, url in links.items() if name != "prefect"})
+        create_markdown_artifact(content, key="result", description="What the run was planned to cost, what it cost, and what it bought")
+    except Exception as error:  # noqa: BLE001 -- Prefect's server may be gone, and its client raises what it likes
+        logger.warning("the result could not be shown in the Prefect UI: %s", error)
+
+
+def _bring_model(pipeline: Pipeline) -> None:
+    """A model that was aligned elsewhere comes here to be registered; that can not fail the run."""
+    try:
+        fetch_aligned(pipeline.run)
+    except EnvironmentFault as fault:
+        logger.warning("%s", fault)
+        pipeline.display.say(f"warning: {fault}")
+
+
+def _remember(run: Run) -> None:
+    """Keep what was planned beside what was measured, for the planner's error; that can not fail the run."""
+    try:
+        book = ledger(run.root, run.params, run.run_id)
+        remember(run.root, book, reconcile(read_plan(run.folder), book))
+    except (OSError, RlhfError) as error:
+        logger.warning("plan and measurement could not be kept for later plans: %s", error)
+
+
+def _send(pipeline: Pipeline) -> None:
+    """Outputs to the DVC remote, the last rows to MLflow meanwhile; neither can fail the run."""
+    pipeline.shipper.end()
+    for fault in (push(pipeline.run.root), _leave_lock(pipeline.run.root), pipeline.shipper.finish(SHIPPING_PATIENCE_SECONDS)):
+        if fault:
+            logger.warning("%s", fault)
+            pipeline.display.say(f"warning: {fault}")
+
+
+def _leave_lock(root: Path) -> str | None:
+    """For the next run, where each has a workspace of its own; returns in one line why it could not."""
+    remote = default_remote(root)
+    if remote is None or not is_own(root):
+        return None
+    try:
+        keep_lock(root, remote)
+    except EnvironmentFault as fault:
+        return str(fault)
+    return None
+
+
+def _detail(root: Path, prepared: Prepared) -> dict[str, Any]:
+    """Where the run comes from, for the tracker, and which run it goes on from."""
+    found: dict[str, Any] = {
+        "continues": prepared.continues,
+        "dvc.remote": public(default_remote(root)),
+        "git.commit": _git(root, "rev-parse", "HEAD"),
+        "prefect.flow_run_id": flow_run.id,
+        PURPOSE: flow_run.parent_flow_run_id if PURPOSE in (flow_run.tags or []) else None,
+    }
+    if found["git.commit"]:
+        found["git.dirty"] = str(bool(_git(root, "status", "--porcelain", "--untracked-files=no")))
+    return {key: value for key, value in found.items() if value}
+
+
+def _git(root: Path, *arguments: str) -> str:
+    """What git says; in an image, which has none, the commit that it was built from."""
+    try:
+        done = subprocess.run(["git", *arguments], cwd=root, capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        return os.environ.get("RLHF_COMMIT", "") if arguments[0] == "rev-parse" else ""
+    return done.stdout.strip() if done.returncode == 0 else ""
+
+
+def _worth_another_try(task: Task[..., Any], task_run: TaskRun, state: State[Any]) -> bool:
+    """Only a crash, and only if it does not fail in the same place with the same words again."""
+    error = state.data
+    worth = isinstance(error, StageCrashed) and not error.hopeless
+    if worth and task_run.run_count <= RETRIES:
+        message = f"{error} Trying again from its checkpoint ({task_run.run_count} of {RETRIES})."
+        logger.warning("%s", message)
+        Display().say(message)
+    return worth
+
+
+def stage_task(stage: str) -> Callable[[Pipeline], None]:
+    """The Prefect task that brings one stage up to date; calling it raises StageStopped if the stage was stopped."""
+
+    @task(
+        name=stage,
+        retries=RETRIES,
+        retry_delay_seconds=1,
+        retry_condition_fn=_worth_another_try,
+        cache_policy=NO_CACHE,
+        persist_result=False,
+    )
+    def bring_up_to_date(pipeline: Pipeline) -> State[Any]:
+        observer = _Observer(pipeline)
+        done = False
+        try:
+            outcome = _bring_up_to_date(pipeline, stage, observer)
+            done = True
+        except StageStopped as stopped:
+            return Cancelled(name=OVER_BUDGET if isinstance(stopped, OverBudget) else STOPPED, message=str(stopped))
+        finally:
+            pipeline.journey.close(observer.progress, stage, done)
+        pipeline.display.say(observer.last_line(stage, outcome))
+        return Completed(name="Cached" if outcome.cached else "Completed", message=_message(stage, outcome))
+
+    def call(pipeline: Pipeline) -> None:
+        state = bring_up_to_date(pipeline)
+        if isinstance(state, State) and state.name in (STOPPED, OVER_BUDGET):
+            raise (OverBudget if state.name == OVER_BUDGET else StageStopped)(state.message or "")
+
+    return call
+
+
+def _bring_up_to_date(pipeline: Pipeline, stage: str, observer: "_Observer") -> Outcome:
+    """Here, or in a container of the work pool that `placement` names."""
+    place = place_of(pipeline.run, stage)
+    if place == LOCAL:
+        return run_here(pipeline.run, stage, pipeline.stop, observer, pipeline.reproductions)
+    return run_placed(pipeline.run, stage, place, pipeline.stop, observer)
+
+
+def _message(stage: str, outcome: Outcome) -> str:
+    made_by = f"attempt {outcome.attempt}" if outcome.attempt is not None else "an attempt that is not recorded here"
+    return f"{stage} is unchanged: outputs of {made_by} reused" if outcome.cached else f"{stage} done by {made_by}"
+
+
+class _Observer:
+    """Shows a stage's progress on the terminal, and that of the stage and of the whole run as artifacts in the Prefect UI."""
+
+    def __init__(self, pipeline: Pipeline) -> None:
+        self._pipeline = pipeline
+        self.progress: Progress | None = None
+        """The newest; None if no process was started."""
+
+    def __call__(self, progress: Progress) -> None:
+        self.progress = progress
+        self._pipeline.display.show(progress)
+        journey, board = self._pipeline.journey, self._pipeline.board
+        whole = journey.look(progress)
+        board.show("run", whole.fraction, journey.words(whole, progress.stage))
+        if progress.fraction is not None:
+            board.show(progress.stage, progress.fraction, line(progress))
+
+    def last_line(self, stage: str, outcome: Outcome) -> str:
+        if outcome.cached or self.progress is None:
+            return f"{stage:<9} unchanged"
+        done = f"{stage:<9} done in {duration(self.progress.seconds)} for {usd(self.progress.usd)}"
+        if self.progress.fraction is not None:
+            self._pipeline.board.show(stage, 1.0, done)
+        return done
+
+
+def places(pipeline: Pipeline) -> None:
+    """See that the work pools that stages are placed on can do them, before anything is paid for. Raises EnvironmentFault."""
+    if any(stage in pipeline.ahead for stage in placed_stages(pipeline.run)):
+        task(name="places", cache_policy=NO_CACHE, persist_result=False)(check_places)(pipeline.run, pipeline.ahead)
+
+
+@task(name="report", cache_policy=NO_CACHE, persist_result=False)
+def report(pipeline: Pipeline) -> None:
+    """Close the run and write its HTML report."""
+    run = pipeline.run
+    run.record("end", state="completed")
+    _remember(run)
+    pipeline.report = build_report(run.root, run.params, run.run_id)
+    build_summary(run.root, run.params, run.run_id)
+    keep_copies(run, pipeline.report)
+
+
+data, sft, reward, evaluate = (stage_task(stage) for stage in ("data", "sft", "reward", "evaluate"))
+_METHODS = {method: stage_task(method) for method in METHODS}
+
+
+def align(pipeline: Pipeline) -> None:
+    """Bring the stage that `align.method` names up to date; the models of the other methods stay as they are."""
+    _METHODS[pipeline.run.params.align.method](pipeline)

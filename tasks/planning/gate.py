@@ -1,0 +1,59 @@
+"""The gate before a run, on the Prefect side: plan it, refuse it above the budget, and wait for approval where it is asked for."""
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from prefect import Flow, task
+from prefect.artifacts import create_markdown_artifact
+from prefect.cache_policies import NO_CACHE
+from prefect.client.schemas.objects import FlowRun, State
+from prefect.flow_runs import pause_flow_run
+from prefect.runtime import deployment
+
+from config.errors import CostError, ParamsError
+from config.load import validate
+from config.schema import Params
+from reporting.numbers import usd
+from tasks.planning.plan import Prepared, gate, markdown, needs_approval, prepare
+from tasks.ui.events import run_event
+
+logger = logging.getLogger(__name__)
+
+APPROVAL_PATIENCE_SECONDS = 7 * 24 * 3600
+"""A run that nobody approves of in a week fails."""
+APPROVAL_POLL_SECONDS = 5
+
+
+def checked(params: Params | Mapping[str, Any]) -> Params:
+    """The params of a form or a call of the API, refused in the words of the command line. Raises ParamsError."""
+    return params if isinstance(params, Params) else validate(dict(params), "the form")
+
+
+@task(name="plan", cache_policy=NO_CACHE, persist_result=False)
+def plan(params: Params) -> Prepared:
+    """Plan the run and show the plan in the Prefect UI. Raises CostError if it is planned above its budget."""
+    root = Path.cwd()
+    prepared = prepare(root, params)
+    create_markdown_artifact(markdown(prepared), key="plan", description="What the run will cost from here on")
+    warning = gate(root, prepared)
+    if warning:
+        logger.warning("%s", warning)
+    return prepared
+
+
+def approval(prepared: Prepared) -> None:
+    """Pause a run that a server started, above `budget.approval_usd`, until somebody resumes it; `rlhf run` has asked by itself."""
+    if deployment.id is None or not needs_approval(prepared):
+        return
+    planned, threshold = prepared.ahead_total.usd, prepared.params.budget.approval_usd
+    logger.warning("%s are planned, above budget.approval_usd=%s: see the artifact plan, then resume the run.", usd(planned), threshold)
+    pause_flow_run(timeout=APPROVAL_PATIENCE_SECONDS, poll_interval=APPROVAL_POLL_SECONDS)
+
+
+def refused(flow: Flow[..., Any], flow_run: FlowRun, state: State[Any]) -> None:
+    """Hook of a flow that failed: the event of a run that did not get as far as having an id of its own; the others have told."""
+    error = state.data if isinstance(state.data, BaseException) else state.result(raise_on_failure=False)
+    if isinstance(error, ParamsError | CostError):
+        run_event("failed", flow_run.name, str(error))

@@ -1,0 +1,258 @@
+"""Plan first: what a run will cost from here on, and whether its budget allows that. Nothing is written and nothing is run."""
+
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from config import jsonl
+from config.atomic_file import write_whole
+from config.errors import CostError, ParamsError
+from config.kept import kept_params
+from config.records import STAGES, PipelineRow, stages_of
+from config.schema import Params
+from costs.ledger.attempts import read_attempts
+from costs.ledger.budget import Cost, Excess, chain, excess, limits, predecessor, spent, total
+from costs.ledger.reconcile import PLAN_FILE
+from costs.planning.cheaper import cheapest
+from costs.planning.planner import Target, target
+from costs.planning.planner import plan as make_plan
+from costs.planning.plans import Plan, StagePlan
+from costs.tables.catalogue import hardware, own_price
+from costs.tables.price import pool_of, usd_per_device_hour
+from reporting.numbers import duration, usd
+from tasks.dvc.status import stale_stages
+from tasks.planning.placement_check import require_reach
+from tasks.stage.progress import planned_steps
+
+WORTH_TELLING = 0.01
+"""Levers that save a smaller share than this are no advice."""
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What is known before a run starts."""
+
+    params: Params
+    continues: str | None
+    """The unfinished run that this one goes on from."""
+    spent: Mapping[str, Cost]
+    """Stage -> what that run, and those before it, spent."""
+    aim: Target | None
+    plan: Plan | None
+    """None where nothing can be planned."""
+    fault: str
+    """Why not."""
+    ahead: Mapping[str, Cost]
+    """Stage -> what it will cost from here on, by the plan; unchanged stages are not in it."""
+    fixed: Cost
+    """The part of that which no lever changes: starting processes, reading data."""
+
+    @property
+    def ahead_total(self) -> Cost:
+        return total(self.ahead)
+
+
+def prepare(root: Path, params: Params) -> Prepared:
+    """Plan the run that `params` ask for in the project at `root`.
+
+    Raises CostError if there is a budget or an approval threshold and no plan can be made; without one, `fault` says why there is none.
+    Raises ParamsError if a stage is placed where a file that it reads is not.
+    """
+    rows = jsonl.read(root / "runs" / "pipeline.jsonl", PipelineRow).rows
+    before = predecessor(rows, params, _kept_params(root, rows))
+    so_far = spent_by_stage(root, params, chain(rows, before))
+    try:
+        aim = target(params, None, 1, None, root)
+        plan = _whole_plan(params, aim)
+    except CostError as error:
+        if limits(params.budget) or params.budget.approval_usd is not None:
+            raise
+        require_reach(root, params, stages_of(params.align.method))
+        return Prepared(params, before, so_far, None, None, str(error), {}, Cost(0.0, 0.0))
+    stale = stale_stages(root, params, [stage.stage for stage in plan.stages])
+    require_reach(root, params, stale)
+    shares = {stage: done_share(root, params, stage) if before else 0.0 for stage in stale}
+    planned = {stage.stage: stage for stage in plan.stages if stage.stage in stale}
+    ahead = {name: _ahead(stage, shares[name]) for name, stage in planned.items()}
+    return Prepared(params, before, so_far, aim, plan, "", ahead, total({name: _fixed(stage) for name, stage in planned.items()}))
+
+
+def _aim_of(params: Params, aim: Target, stage: str) -> Target:
+    """The devices of a stage: as many as it has processes, of the work pool that it is placed on."""
+    aim, pool = replace(aim, gpus=getattr(params.processes, stage, 1)), pool_of(params, stage)
+    if pool in params.prices.device_by_pool:
+        aim = replace(aim, hardware=hardware(params.prices.device_by_pool[pool]))
+    if pool in params.prices.usd_per_device_hour_by_pool:
+        aim = replace(aim, price=own_price(usd_per_device_hour(params, stage), params.prices.source, params.prices.date))
+    return aim
+
+
+def _whole_plan(params: Params, aim: Target) -> Plan:
+    """Every stage on as many devices as it has processes."""
+    each = [make_plan(params, _aim_of(params, aim, stage), (stage,)) for stage in stages_of(params.align.method)]
+    return Plan(
+        tuple(stage for plan in each for stage in plan.stages), tuple(dict.fromkeys(line for plan in each for line in plan.assumptions))
+    )
+
+
+def _kept_params(root: Path, rows: list[PipelineRow]) -> dict[str, Params]:
+    """The params of the newest run, if it kept them and they are of today's schema."""
+    newest = rows[-1].run_id if rows else ""
+    try:
+        return {newest: kept_params(root, newest)} if newest else {}
+    except ParamsError:
+        return {}
+
+
+def spent_by_stage(root: Path, params: Params, run_ids: list[str]) -> dict[str, Cost]:
+    """What each stage of the named runs cost, at the prices of `params`."""
+    return {stage: spent(read_attempts(root / "runs" / stage)[0], run_ids, usd_per_device_hour(params, stage)) for stage in STAGES}
+
+
+def done_share(root: Path, params: Params, stage: str) -> float:
+    """How much of the stage its newest checkpoint holds, from 0 to 1."""
+    attempts, _ = read_attempts(root / "runs" / stage)
+    steps = planned_steps(root, params, stage)
+    if not attempts or not steps:
+        return 0.0
+    folders = (root / "checkpoints" / stage / (attempts[-1].fingerprint or "none")).glob("step-*/manifest.json")
+    newest = max((int(path.parent.name.removeprefix("step-")) for path in folders), default=0)
+    return min(1.0, newest / steps)
+
+
+def _ahead(stage: StagePlan, done: float) -> Cost:
+    """The fixed part is paid again at every start, the rest as far as it is not done."""
+    fixed = _fixed(stage)
+    left = 1 - done
+    return Cost(fixed.usd + (stage.usd.expected - fixed.usd) * left, fixed.seconds + (stage.seconds - fixed.seconds) * left)
+
+
+def _fixed(stage: StagePlan) -> Cost:
+    parts = [phase for phase in stage.phases if phase.bound == "fixed"]
+    return Cost(sum(phase.usd for phase in parts), sum(phase.seconds for phase in parts))
+
+
+# ---------------------------------------------------------------- the gate
+
+
+def gate(root: Path, prepared: Prepared) -> str | None:
+    """Refuse a run planned above its budget; returns a warning instead where `budget.gate` is warn, None if all is well.
+
+    Raises CostError with the cheapest plan that fits, or with what the cheapest one needs.
+    """
+    found = excess(prepared.params.budget, prepared.spent, prepared.ahead)
+    if found is None:
+        return None
+    said = _said(found)
+    if prepared.params.budget.gate == "warn":
+        return f"{said} budget.gate is warn: the run starts, and stops there."
+    raise CostError(f"{said} {_advice(root, prepared, found)}")
+
+
+def _said(found: Excess) -> str:
+    limit = found.limit
+    subject = limit.stage or "the run"
+    before = f"{found.spent:.4g} {limit.unit} are spent and " if found.spent else ""
+    return (
+        f"{subject} is planned above its budget: {before}{found.planned:.4g} {limit.unit} are planned, {limit.key}={limit.value:g} "
+        "does not allow it."
+    )
+
+
+def _advice(root: Path, prepared: Prepared, found: Excess) -> str:
+    """What would help: the cheapest levers, or a higher limit."""
+    limit, params = found.limit, prepared.params
+    anyway = "or set budget.gate=warn to start anyway and be stopped at it"
+    fixed = limit.part(prepared.fixed)
+    if limit.stage is None and fixed > limit.value - found.spent:
+        return (
+            f"The fixed cost alone is {fixed:.4g} {limit.unit} (starting processes, reading data): no lever and no shorter training gets "
+            f"below it. Raise {limit.key}, {anyway}."
+        )
+    fits = (limit.value - found.spent - fixed) / (found.planned - fixed) if limit.stage is None else None
+    less = f"train less (about {fits:.0%} of the training fits)" if fits is not None else "train less"
+    cheaper = cheapest(params, prepared.aim, tuple(prepared.ahead), "usd" if limit.unit == "USD" else "time") if prepared.aim else None
+    needed = limit.part(total(prepare(root, cheaper.params).ahead, limit.stage)) if cheaper and cheaper.changes else found.planned
+    if cheaper is None or needed > (1 - WORTH_TELLING) * found.planned:
+        return f"No lever makes it cheaper. Raise {limit.key}, {less}, {anyway}."
+    options = " ".join(f"--set {change}" for change in cheaper.changes)
+    if found.spent + needed <= limit.value:
+        return f"The cheapest plan that fits needs {needed:.4g} {limit.unit}: {options}. Take it, raise {limit.key}, {anyway}."
+    return f"Even the cheapest levers need {needed:.4g} {limit.unit} ({options}). Raise {limit.key}, {less}, {anyway}."
+
+
+def needs_approval(prepared: Prepared) -> bool:
+    """Whether somebody has to approve of the run before it starts."""
+    threshold = prepared.params.budget.approval_usd
+    return threshold is not None and prepared.ahead_total.usd > threshold
+
+
+# ---------------------------------------------------------------- how it is told and kept
+
+
+def summary(prepared: Prepared) -> list[str]:
+    """The plan in a line or two."""
+    if prepared.plan is None:
+        return [f"No plan: {prepared.fault}"]
+    if not prepared.ahead:
+        return ["Planned: nothing to do, every stage is unchanged."]
+    cost = prepared.ahead_total
+    stages = ", ".join(f"{name} {duration(part.seconds)}" for name, part in prepared.ahead.items())
+    lines = [f"Planned: {usd(cost.usd)} and {duration(cost.seconds)} ({stages}). Details: rlhf plan"]
+    before = total(prepared.spent)
+    if prepared.continues and before.seconds:
+        lines.append(f"Goes on from run {prepared.continues}, which spent {usd(before.usd)} and {duration(before.seconds)}.")
+    for stage in prepared.plan.stages:
+        if not stage.fits and stage.stage in prepared.ahead:
+            lack = stage.shortfall_bytes / 2**30
+            lines.append(f"warning: {stage.stage} is planned to lack {lack:.2f} GiB of memory on {stage.hardware}. {stage.lever}")
+    return lines
+
+
+def markdown(prepared: Prepared) -> str:
+    """The plan for the Prefect UI: what somebody has to know who approves of it."""
+    if prepared.plan is None:
+        return f"# No plan\n\n{prepared.fault}\n"
+    budget, cost, before = prepared.params.budget, prepared.ahead_total, total(prepared.spent)
+    rows = [
+        (stage.stage, *_cells(prepared.ahead.get(stage.stage)), f"{stage.peak_bytes_per_gpu / 2**30:.2f} GiB" if stage.peak_bytes_per_gpu else "")
+        for stage in prepared.plan.stages
+    ]  # fmt: skip
+    rows.append(("**total**", duration(cost.seconds), usd(cost.usd), ""))
+    table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
+    bounds = [f"- `{limit.key}`: {limit.value:g} {limit.unit}" for limit in limits(budget)]
+    if budget.approval_usd is not None:
+        bounds.append(f"- `budget.approval_usd`: {budget.approval_usd:g} USD")
+    spent_line = f"Spent by the runs it goes on from: {usd(before.usd)}.\n\n" if before.seconds else ""
+    assumed = "\n".join(f"- {line}" for line in prepared.plan.assumptions)
+    return (
+        f"# Planned: {usd(cost.usd)}, {duration(cost.seconds)}\n\n{spent_line}"
+        f"| stage | time | cost | peak memory |\n|---|---:|---:|---:|\n{table}\n\n"
+        + ("Limits:\n\n" + "\n".join(bounds) + "\n\n" if bounds else "No limit is set.\n\n")
+        + f"Assumed:\n\n{assumed}\n"
+    )
+
+
+def _cells(cost: Cost | None) -> tuple[str, str]:
+    return (duration(cost.seconds), usd(cost.usd)) if cost else ("unchanged", "0")
+
+
+def keep(folder: Path, prepared: Prepared) -> None:
+    """Write plan.json beside the run's params: the plan of every stage, what was spent before and what was still ahead."""
+    if prepared.plan is None or prepared.aim is None:
+        return
+    record: dict[str, Any] = {
+        **prepared.plan.as_json(),
+        "time": time.time(),
+        "hardware": prepared.aim.hardware.name,
+        "gpus": prepared.aim.gpus,
+        "usd_per_device_hour": prepared.aim.price.expected,
+        "continues": prepared.continues,
+        "spent": {stage: cost._asdict() for stage, cost in prepared.spent.items()},
+        "ahead": {stage: cost._asdict() for stage, cost in prepared.ahead.items()},
+        "budget": prepared.params.budget.model_dump(mode="json"),
+    }
+    write_whole(folder / PLAN_FILE, json.dumps(record, indent=1))

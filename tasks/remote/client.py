@@ -1,0 +1,242 @@
+"""A stage on a work pool, seen from the pipeline: hand it over, follow its rows, ask it to stop, take the new dvc.lock."""
+
+import logging
+import time
+import uuid
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from config.atomic_file import write_whole
+from config.errors import EnvironmentFault, StageStopped, UserError
+from config.records import stages_of
+from config.sections.run import LOCAL
+from tasks.dvc.pull import fetch, inputs_of, is_unchanged_elsewhere, remote_of, small_outputs
+from tasks.dvc.repro import Reproductions
+from tasks.dvc.status import note_pushed, push
+from tasks.planning.placement_check import on_volumes
+from tasks.remote import heartbeat
+from tasks.remote.exchange import Exchange, Receiver, dump
+from tasks.remote.heartbeat import PIPELINE, Sign
+from tasks.remote.pools import hand_over, require_served, state_of
+from tasks.remote.recovery import ask_to_stop, end_left_at_work
+from tasks.remote.worker import REPLY, REQUEST, STOP, Reply, request_of
+from tasks.run.run import Run
+from tasks.run.stop import StopRequest
+from tasks.stage.budget_watcher import BudgetWatch
+from tasks.stage.outcome import Outcome, StageCrashed
+from tasks.stage.progress import Watch
+from tasks.stage.runner import Observer, note_loss, record, run_stage
+
+logger = logging.getLogger(__name__)
+
+POLL_SECONDS = 1.0
+STATE_EVERY_SECONDS = 3.0
+START_PATIENCE_SECONDS = 1800.0
+"""For a container to begin: a cluster may first have to start a machine."""
+CHECK_PATIENCE_SECONDS = 600.0
+STORE_PATIENCE_SECONDS = 240.0
+"""For a store that does not answer while a stage is at work; its container does not end for that either."""
+PREEMPTIONS = 20
+"""Times a stage goes on in a new container after its own was taken away, before that counts as a crash."""
+
+
+def place_of(run: Run, stage: str) -> str:
+    """`local`, or the work pool that the stage is placed on."""
+    return run.params.placement.of(stage)
+
+
+def run_placed(run: Run, stage: str, pool: str, stop: StopRequest, observe: Observer) -> Outcome:
+    """Bring the outputs of `stage` up to date in a container of `pool`; as `tasks.stage.runner.run_stage`, which does it here.
+
+    Raises UserError, StageStopped, OverBudget, StageCrashed.
+    """
+    lock = end_left_at_work(run, stage, stop)
+    if lock is not None:
+        _take_lock(run.root, lock)
+    if stop.made:
+        raise StageStopped(f"Asked to stop before {stage}: everything up to there is kept, run again to go on from there.")
+    if is_unchanged_elsewhere(run.root, stage):
+        outcome = Outcome(cached=True, attempt=None)
+    else:
+        outcome = _in_containers(run, stage, pool, stop, observe)
+    fetch(run.root, small_outputs(run.root, stage))
+    return record(run, stage, outcome)
+
+
+def run_here(run: Run, stage: str, stop: StopRequest, observe: Observer, reproductions: Reproductions | None = None) -> Outcome:
+    """As `tasks.stage.runner.run_stage`, where other stages may be placed elsewhere: what they made is then in the remote alone."""
+    try:
+        end_left_at_work(run, stage, stop)  # an earlier run may have placed it
+    except EnvironmentFault as fault:
+        logger.warning("whether an earlier run has left %s at work can not be seen: %s", stage, fault)
+    if not placed_stages(run):
+        return run_stage(run, stage, stop, observe, reproductions)
+    if not stop.made and is_unchanged_elsewhere(run.root, stage):
+        fetch(run.root, small_outputs(run.root, stage))
+        return record(run, stage, Outcome(cached=True, attempt=None))
+    fetch(run.root, inputs_of(run.root, stage))
+    return run_stage(run, stage, stop, observe, reproductions)
+
+
+def placed_stages(run: Run) -> list[str]:
+    """Stages of this run that are placed on a work pool."""
+    return [stage for stage in stages_of(run.params.align.method) if place_of(run, stage) != LOCAL]
+
+
+def fetch_aligned(run: Run) -> None:
+    """Bring the model that the run is about, to be registered; with adapters also what they stand on."""
+    method = run.params.align.method
+    if method in placed_stages(run):
+        folders = [f"models/{method}", *(["models/sft"] if getattr(run.params, method).lora is not None else [])]
+        fetch(run.root, folders)
+
+
+def _in_containers(run: Run, stage: str, pool: str, stop: StopRequest, observe: Observer) -> Outcome:
+    """In one container, or in as many as are taken away meanwhile."""
+    fault = push(run.root)
+    if fault:
+        raise EnvironmentFault(f"{stage} is placed on {pool} and can not get its inputs: {fault}")
+    for _ in range(PREEMPTIONS):
+        BudgetWatch(run, stage).refuse_without_room()
+        placed = Placed(run, stage, pool)
+        reply = placed.follow(stop, observe)
+        if reply.kind != "stopped" or stop.made or placed.budget.reached is not None:
+            break
+        logger.warning("%s was taken away from its container: %s Going on in a new one.", stage, reply.message)
+    return _judge(stage, placed, reply, stop)
+
+
+def _judge(stage: str, placed: "Placed", reply: Reply, stop: StopRequest) -> Outcome:
+    match reply.kind:
+        case "done":
+            _take_lock(placed.run.root, reply.lock)
+            return Outcome(cached=reply.cached, attempt=reply.attempt)
+        case "bad_input":
+            raise UserError(reply.message)
+        case "stopped" if placed.budget.reached is not None and not stop.made:
+            raise placed.budget.over(reply.message)
+        case "stopped":
+            raise StageStopped(reply.message)
+        case _:
+            raise StageCrashed(reply.message, reply.hopeless)
+
+
+def _take_lock(root: Path, lock: str) -> None:
+    write_whole(root / "dvc.lock", lock)
+    note_pushed(root)  # what was here was pushed before the stage was handed over, and its container has pushed the rest
+
+
+class Placed:
+    """A stage in a container of its own, from the request to the reply."""
+
+    def __init__(self, run: Run, stage: str | None, pool: str, volumes: dict[str, str] | None = None) -> None:
+        """Write the request and hand it to the pool. Stage None only checks the pool's container, and what is mounted there."""
+        self.run, self._stage, self._pool = run, stage, pool
+        self._name = f"{stage or 'check'}-{uuid.uuid4().hex[:8]}"
+        remote = remote_of(run.root)
+        self._exchange = Exchange(f"{remote['url']}/exchange/{run.run_id}/{self._name}")
+        self._exchange.write(REQUEST, dump(request_of(run, stage, pool, self._name, remote, volumes)))
+        self._receiver = Receiver(run.root / "runs" / (stage or "check"), self._exchange)
+        self._flow_run = hand_over(pool, self._exchange.url, f"{self._name} of {run.run_id}")
+        self._state: Any = None
+        self._asked_at = 0.0
+        self._told_to_stop = 0
+        self._sign = Sign(self._exchange, PIPELINE, heartbeat.EVERY_SECONDS)
+        self._heard_at = time.monotonic()
+
+    def follow(self, stop: StopRequest, observe: Observer) -> Reply:
+        """Until the stage has ended: its rows to runs/<stage>/, requests to stop to it. What it leaves without a reply is a crash."""
+        assert self._stage is not None
+        self.budget = BudgetWatch(self.run, self._stage)
+        watch = Watch(self.run.root, self.run.params, self._stage)
+        began = time.monotonic()
+        try:
+            while not self._ended():
+                self._exchange_news(stop, watch)
+                observe(watch.look())
+                if watch.attempt is None and time.monotonic() - began > START_PATIENCE_SECONDS:
+                    raise EnvironmentFault(self._never_began(START_PATIENCE_SECONDS))
+                time.sleep(POLL_SECONDS)
+        except BaseException:
+            with suppress(EnvironmentFault):  # else it hears of our end by our silence
+                self._exchange.write(STOP, b"1")
+            raise
+        self._receiver.receive()
+        observe(watch.look())
+        reply = self._reply()
+        if watch.attempt is not None and watch.attempt.event != "end":
+            note_loss(self.run, self._stage, watch.attempt)
+        self._exchange.remove("")
+        return reply
+
+    def _exchange_news(self, stop: StopRequest, watch: Watch) -> None:
+        """Take its rows, show that we are there, pass on a request to stop. A store that is away for a while is no end."""
+        try:
+            self._receiver.receive()
+            self._sign.show()
+            asked = max(stop.requests, int(self.budget.has_to_stop(watch)))
+            if asked > self._told_to_stop:
+                self._exchange.write(STOP, str(asked).encode())
+                self._told_to_stop = asked
+            self._heard_at = time.monotonic()
+        except EnvironmentFault as fault:
+            if time.monotonic() - self._heard_at > STORE_PATIENCE_SECONDS:
+                raise
+            logger.warning("%s Asking again.", fault)
+
+    def check(self) -> str:
+        """What the pool's container says of itself. Raises EnvironmentFault if it can not do a stage."""
+        began = time.monotonic()
+        while not self._ended():
+            if time.monotonic() - began > CHECK_PATIENCE_SECONDS:
+                raise EnvironmentFault(self._never_began(CHECK_PATIENCE_SECONDS))
+            time.sleep(POLL_SECONDS)
+        reply = self._reply()
+        self._exchange.remove("")
+        if reply.kind != "ready":
+            raise EnvironmentFault(f"work pool {self._pool} can do no stage: {reply.message}")
+        return reply.message
+
+    def _ended(self) -> bool:
+        """Asked of Prefect every few seconds; a server that is away for a while is no end."""
+        if time.monotonic() - self._asked_at >= STATE_EVERY_SECONDS:
+            self._asked_at = time.monotonic()
+            try:
+                self._state = state_of(self._flow_run.id)
+            except httpx.HTTPError as error:
+                logger.warning("the Prefect server does not answer (%s): asking again", type(error).__name__)
+        return self._state is not None and self._state.is_final()
+
+    def _reply(self) -> Reply:
+        content = self._exchange.read(REPLY)
+        if content is not None:
+            return Reply.of(content)
+        reason = " ".join(str(self._state.message or "no reason given").split())
+        return Reply(
+            "crashed", f"{self._stage or 'the check'} on work pool {self._pool} ended as {self._state.name} without a reply: {reason}"
+        )
+
+    def _never_began(self, seconds: float) -> str:
+        name = self._state.name if self._state else "unknown"
+        return (
+            f"{self._name} did not begin on work pool {self._pool} within {seconds / 60:.0f} minutes (Prefect has it as {name}). "
+            "See what its worker says: image, resources, rights."
+        )
+
+
+def check_places(run: Run, stages: Sequence[str]) -> None:
+    """See that every pool that one of `stages` is placed on can do it, before anything is paid for.
+
+    Raises EnvironmentFault with the first one that can not: no pool, no worker, no image, no GPU, no store, other code.
+    """
+    places = {place_of(run, stage): f"placement.{stage}" for stage in reversed(stages) if place_of(run, stage) != LOCAL}
+    for pool, key in places.items():
+        require_served(pool, key)
+    ask_to_stop(run)
+    checks = {pool: Placed(run, None, pool, on_volumes(run.root, run.params, pool, stages)) for pool in places}
+    for pool, check in checks.items():
+        logger.info("work pool %s: %s", pool, check.check())

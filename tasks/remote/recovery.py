@@ -1,0 +1,92 @@
+"""Stages that an earlier run of this checkout left in containers when it was killed: ended with a checkpoint before the stage goes on.
+
+Two containers would else do the same stage, and rows that nobody has taken would be missing in the ledger.
+"""
+
+import json
+import logging
+import time
+from pathlib import Path
+
+from config import jsonl
+from config.records import PipelineRow
+from tasks.dvc.pull import remote_of
+from tasks.dvc.status import default_remote
+from tasks.remote.exchange import Exchange, Receiver
+from tasks.remote.heartbeat import CONTAINER, GONE_SECONDS, Silence
+from tasks.remote.worker import REPLY, REQUEST, STOP, Reply
+from tasks.run.run import Run
+from tasks.run.stop import StopRequest
+from tasks.stage.progress import Display
+
+logger = logging.getLogger(__name__)
+
+POLL_SECONDS = 1.0
+
+
+def ask_to_stop(run: Run) -> None:
+    """Ask whatever earlier runs have left at work, of any stage, to stop, and do not wait: its machines may be the ones that are needed.
+
+    Raises EnvironmentFault if the store can not be reached.
+    """
+    for left, _ in _left(run):
+        if left.read(REPLY) is None:
+            left.write(STOP, b"1")
+
+
+def end_left_at_work(run: Run, stage: str, stop: StopRequest) -> str | None:
+    """Ask what is left of `stage` to stop, wait for that, and take its rows.
+
+    Returns the dvc.lock of one that came to its end meanwhile, if nothing has changed the lock here since; None otherwise.
+    Raises EnvironmentFault if the store can not be reached.
+    """
+    lock = None
+    for left, of in _left(run):
+        if of == stage:
+            reply = _end(run.root, stage, left, stop)
+            lock = _usable_lock(run.root, left, reply) or lock
+            if reply is not None or not stop.made:
+                left.remove("")
+    return lock
+
+
+def _left(run: Run) -> list[tuple[Exchange, str]]:
+    """What earlier runs have left in the store, and the stage of each."""
+    earlier = _earlier_runs(run)
+    if not earlier or default_remote(run.root) is None:
+        return []
+    exchanges, found = Exchange(f"{remote_of(run.root)['url']}/exchange"), []
+    for name in exchanges.names():
+        run_id, _, request = name.partition("/")
+        if run_id in earlier and request.endswith(f"/{REQUEST}") and not request.startswith("check-"):
+            found.append((exchanges.below(name.removesuffix(f"/{REQUEST}")), request.partition("-")[0]))
+    return found
+
+
+def _earlier_runs(run: Run) -> set[str]:
+    rows = jsonl.read(run.root / "runs" / "pipeline.jsonl", PipelineRow).rows
+    return {row.run_id for row in rows if row.event == "end" and row.state in ("killed", "failed")} - {run.run_id}
+
+
+def _end(root: Path, stage: str, left: Exchange, stop: StopRequest) -> Reply | None:
+    """Its reply; None if nothing is heard of it any more, or somebody asks us to stop meanwhile."""
+    receiver, silence = Receiver(root / "runs" / stage, left, again=True), Silence(left, CONTAINER)
+    if left.read(REPLY) is None:
+        said = f"{stage} may still be at work in a container of a run that was killed: letting it checkpoint, then going on from there."
+        logger.warning("%s", said)
+        Display().say(said)
+        left.write(STOP, b"1")
+    while (content := left.read(REPLY)) is None and silence.seconds() < GONE_SECONDS and not stop.made:
+        receiver.receive()
+        time.sleep(POLL_SECONDS)
+    receiver.receive()
+    return Reply.of(content) if content is not None else None
+
+
+def _usable_lock(root: Path, left: Exchange, reply: Reply | None) -> str | None:
+    """The new lock, if the stage started from the lock that is here."""
+    if reply is None or reply.kind != "done":
+        return None
+    started_from = json.loads(left.read(REQUEST) or b"{}").get("files", {}).get("dvc.lock")
+    here = root / "dvc.lock"
+    return reply.lock if started_from == (here.read_text(encoding="utf-8") if here.exists() else None) else None

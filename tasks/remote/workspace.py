@@ -1,0 +1,93 @@
+"""A folder of its own for a run or a stage in a container: the code, a DVC remote, nothing else."""
+
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+from config.errors import EnvironmentFault
+from tasks.remote.exchange import Exchange
+from tasks.run.code_version import FILES, HOME, PACKAGES
+
+NEWEST_LOCK = "locks/{name}/dvc.lock"
+"""Below the DVC remote: what the newest run left, so that a new workspace knows which outputs are good."""
+DEPLOYED = "rlhf"
+"""Runs from the deployment share their locks under this name."""
+
+
+def workspaces() -> Path:
+    """The folder of the workspaces."""
+    return Path(os.environ.get("RLHF_WORKSPACES", "/workspaces"))
+
+
+def cache() -> Path:
+    """The folder that stages of one machine share, for what they fetched and made; it can be lost."""
+    return Path(os.environ.get("RLHF_CACHE", "/cache"))
+
+
+def lay_out(root: Path, remote: dict[str, str]) -> None:
+    """Copy the code to `root`, and name the remote: its name, URL and public settings."""
+    root.mkdir(parents=True)
+    ignored = shutil.ignore_patterns("config.local", "tmp", "cache")  # what is compiled goes along: times are kept, so it counts
+    for name in (*PACKAGES, ".dvc"):
+        shutil.copytree(HOME / name, root / name, ignore=ignored)
+    for name in (*FILES, ".dvcignore"):
+        shutil.copyfile(HOME / name, root / name)
+    (root / ".dvc" / "config.local").write_text(_dvc_config(remote), encoding="utf-8")
+
+
+def _dvc_config(remote: dict[str, str]) -> str:
+    """No git, a cache that the containers of a machine share, and the store."""
+    options = "".join(f"    {key} = {value}\n" for key, value in remote.items() if key != "name")
+    return f"""[core]
+    no_scm = true
+    remote = {remote["name"]}
+[cache]
+    dir = {cache()}/dvc
+['remote "{remote["name"]}"']
+{options}"""
+
+
+def own(remote: str) -> dict[str, Any]:
+    """A pull step of a deployment: a new workspace for the run, with the newest dvc.lock of the store at `remote`.
+
+    Runs side by side then never touch each other; what one has made, the next finds unchanged. Raises EnvironmentFault, which the run then
+    shows as the reason why it failed.
+    """
+    from prefect.runtime import flow_run  # asks the server, which a stage's container need not
+
+    root = workspaces() / str(flow_run.id)
+    shutil.rmtree(root, ignore_errors=True)
+    try:
+        lay_out(root, {"name": "store", "url": remote})
+        store = Exchange(remote)
+        store.require()
+        lock = store.read(NEWEST_LOCK.format(name=DEPLOYED))
+    except (EnvironmentFault, OSError) as error:
+        raise _told(str(flow_run.id), f"no workspace could be made at {root}: {error}") from None
+    if lock:
+        (root / "dvc.lock").write_bytes(lock)
+    return {"directory": str(root)}
+
+
+def _told(flow_run: str, message: str) -> EnvironmentFault:
+    """Fail the run with `message`: Prefect itself would only say in which step it ended."""
+    from prefect import get_client
+    from prefect.states import Failed
+
+    with get_client(sync_client=True) as client:
+        client.set_flow_run_state(UUID(flow_run), Failed(message=message), force=True)
+    return EnvironmentFault(message)
+
+
+def is_own(root: Path) -> bool:
+    """Whether `root` is a workspace that `own` made."""
+    return root.resolve().parent == workspaces().resolve()
+
+
+def keep_lock(root: Path, remote: str) -> None:
+    """Leave the dvc.lock of a run for the next one. Raises EnvironmentFault if the store can not be reached."""
+    lock = root / "dvc.lock"
+    if lock.exists():
+        Exchange(remote).write(NEWEST_LOCK.format(name=DEPLOYED), lock.read_bytes())

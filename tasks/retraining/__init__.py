@@ -1,0 +1,4 @@
+"""A retrain cycle: is there news, is it worth a training, does the new model win.
+
+Pipeline may import it.
+"""

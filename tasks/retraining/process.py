@@ -1,0 +1,35 @@
+"""The cycle's own processes: run, watched for what they cost, their one line of complaint handed on."""
+
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from config.errors import EXIT_BAD_INPUT, RlhfError, UserError
+from config.schema import Params
+from costs.ledger.ledger import usd_of
+from costs.tables.price import usd_per_device_hour
+from tasks.dvc.status import environment
+
+
+def run_helper(root: Path, params: Params, name: str, arguments: Sequence[str], log: Path) -> float:
+    """Run `python -m training.<name>` in the project; returns what its time on one device cost, in US dollars.
+
+    Raises UserError with its line where it ends with exit code 2, RlhfError for any other failure.
+    """
+    began = time.monotonic()
+    log.parent.mkdir(parents=True, exist_ok=True)
+    done = subprocess.run(
+        [sys.executable, "-m", f"training.retraining.{name}", *arguments], cwd=root, env=environment(), stdin=subprocess.DEVNULL,
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    with log.open("a", encoding="utf-8") as file:
+        file.write(done.stdout + done.stderr)
+    lines = [line for line in done.stderr.splitlines() if line.strip()]
+    if done.returncode == EXIT_BAD_INPUT and lines:
+        raise UserError(lines[-1])
+    if done.returncode:
+        last = lines[-1] if lines else "it said nothing"
+        raise RlhfError(f"training.retraining.{name} failed with exit code {done.returncode}: {last}. All it printed is in {log}.")
+    return usd_of(time.monotonic() - began, usd_per_device_hour(params))

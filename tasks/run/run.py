@@ -1,0 +1,103 @@
+"""One pipeline run in a workspace: its name, its params, its lock and its rows in runs/pipeline.jsonl.
+
+runs/pipeline.jsonl               a row when the run began, when each stage was done, when it ended
+runs/pipeline/<run_id>/           params.yaml, dvc.lock, metrics, sample replies and report of the run, kept when a later run replaces them
+.rlhf/run.lock                    held while a run is at work: one workspace, one run
+"""
+
+import re
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from config import jsonl
+from config.errors import EnvironmentFault
+from config.inputs import write_digests
+from config.load import write
+from config.records import PipelineRow, kept_folder, stages_of
+from config.schema import Params
+from tasks.run.locks import lock_file
+
+MOST_NAME_CHARS = 60
+STATE_FOLDER = ".rlhf"
+"""Below the project: servers, databases and locks of the orchestrator."""
+
+
+@dataclass(frozen=True)
+class Run:
+    root: Path
+    run_id: str
+    params: Params
+
+    @property
+    def folder(self) -> Path:
+        """Where the run's own copies are kept."""
+        return kept_folder(self.root, self.run_id)
+
+    def record(self, event: str, **fields: Any) -> None:
+        """Append a row on this run to runs/pipeline.jsonl."""
+        row = PipelineRow.model_validate({"time": time.time(), "run_id": self.run_id, "event": event, **fields})
+        jsonl.append(self.root / "runs" / "pipeline.jsonl", row)
+
+
+def new_run_id(name: str | None) -> str:
+    """Time and the name that Prefect or somebody in its form gave the run; other signs than those of a file's name become hyphens."""
+    words = re.sub(r"[^\w.-]+", "-", name or "").strip("-.")[:MOST_NAME_CHARS]
+    return f"{time.strftime('%Y%m%d-%H%M%S')}-{words or 'flow'}"
+
+
+def begin(root: Path, run_id: str, params: Params, detail: dict[str, Any]) -> Run:
+    """Write params.yaml and the digests of what it names outside of the project, and record the start."""
+    run = Run(root, run_id, params)
+    write(params, root / "params.yaml")
+    write_digests(root, params)
+    run.folder.mkdir(parents=True, exist_ok=True)
+    write(params, run.folder / "params.yaml")
+    run.record("start", detail=detail)
+    return run
+
+
+def end_left_open(root: Path) -> None:
+    """Write the end of runs that were killed; whoever holds the workspace knows that none of them is alive."""
+    path = root / "runs" / "pipeline.jsonl"
+    rows: list[PipelineRow] = jsonl.read(path, PipelineRow).rows
+    ended = {row.run_id for row in rows if row.event == "end"}
+    for run_id in dict.fromkeys(row.run_id for row in rows if row.run_id not in ended):
+        jsonl.append(path, PipelineRow(time=time.time(), run_id=run_id, event="end", state="killed"))
+
+
+def keep_copies(run: Run, report: Path | None = None) -> None:
+    """Keep what a later run will replace: lock, metrics of the stages, data of the plots, sample replies, the run's own report.
+
+    Each copy is whole or not there.
+    """
+    metrics = [run.root / "metrics" / f"{stage}.json" for stage in stages_of(run.params.align.method)]
+    plots = sorted((run.root / "plots").glob("*.csv"))
+    samples = run.root / "evaluation" / "samples.jsonl"
+    for source in [run.root / "dvc.lock", *([report] if report else []), *metrics, *plots, samples]:
+        if source.is_file():
+            target = run.folder / source.relative_to(run.root)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            temporary = target.with_name(f".{target.name}.new")
+            shutil.copyfile(source, temporary)
+            temporary.replace(target)
+
+
+@contextmanager
+def locked(root: Path, wait: Callable[[str], bool] | None = None) -> Iterator[None]:
+    """Hold the workspace; the lock is gone with the process, however it ends.
+
+    `wait` is asked again and again, with the id of the process that holds it, whether to wait for it.
+    Raises EnvironmentFault if another run holds it and nobody wants to wait, or if the folder is not writable.
+    """
+    with lock_file(root / STATE_FOLDER / "run.lock", wait) as holder:
+        if holder is not None:
+            raise EnvironmentFault(
+                f"process {holder} is running the pipeline in {root}, one at a time can. "
+                "Wait for it or stop it with Ctrl-C; to run side by side, use a second checkout."
+            )
+        yield

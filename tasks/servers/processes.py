@@ -1,0 +1,279 @@
+"""The Prefect and MLflow servers of a project, and its worker, as background processes: start, find again, stop.
+
+.rlhf/servers.json     process id, start time and port of each that `rlhf up` started
+.rlhf/logs/<name>.log  what it prints
+"""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+import warnings
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+import psutil
+
+from config.errors import EnvironmentFault
+from config.sections.run import Tracking
+from tasks.run.run import STATE_FOLDER
+from tasks.servers.prefect_settings import home, settings, without_telemetry
+
+HOST = "127.0.0.1"
+START_TIMEOUT_SECONDS = 300.0
+"""10 s on an idle machine; the first start creates the databases, and a busy machine takes minutes."""
+STOP_TIMEOUT_SECONDS = 20.0
+RUN_PATIENCE_SECONDS = 600.0
+"""For a run that the worker has at work: its stage finishes the step and writes a checkpoint."""
+POLL_SECONDS = 2
+"""Between two questions of the worker whether there is a run to start."""
+HEARTBEAT_SECONDS = 30
+"""Between two signs of life of a run, which the automation on zombies waits for; Prefect takes no less."""
+WORKER = "worker"
+OWN_TRACKING_URI = "sqlite:///mlflow.db"
+"""Where MLflow's server keeps what runs tell it whose tracking.uri is that server."""
+
+
+class Server(NamedTuple):
+    """A server, or the worker, that was started here."""
+
+    name: str
+    pid: int
+    created: float
+    """When the process was created: process ids are used again."""
+    port: int
+
+    @property
+    def url(self) -> str:
+        """Its pages; the worker has none, and tells its health there."""
+        return f"http://{HOST}:{self.port}"
+
+    @property
+    def health_url(self) -> str:
+        return f"{self.url}/{'api/health' if self.name == 'prefect' else 'health'}"
+
+    def is_alive(self) -> bool:
+        try:
+            process = psutil.Process(self.pid)
+            # a dead process whose parent does not ask for it stays in the table, in containers mostly
+            return abs(process.create_time() - self.created) < 1.0 and process.status() != psutil.STATUS_ZOMBIE
+        except psutil.NoSuchProcess:
+            return False
+
+    def is_healthy(self) -> bool:
+        try:
+            with urllib.request.urlopen(self.health_url, timeout=2) as answer:
+                return bool(answer.status == 200)
+        except (OSError, urllib.error.URLError):
+            return False
+
+
+class Plan(NamedTuple):
+    """A server to start."""
+
+    name: str
+    port: int
+    port_option: str
+    command: Sequence[str]
+    environment: dict[str, str]
+
+
+def prefect_plan(root: Path, port: int, tracking: Tracking | None = None) -> Plan:
+    """The Prefect server on the project's database; its pages must be told the port, or they call 4200 and stay empty.
+
+    Where `tracking.uri` names a PostgreSQL, Prefect's database is there too.
+    """
+    api = f"http://{HOST}:{port}/api"
+    environment = {
+        "PREFECT_HOME": str(home(root)), "PREFECT_API_URL": api, "PREFECT_SERVER_UI_API_URL": api, "PREFECT_LOGGING_LEVEL": "WARNING",
+        **without_telemetry(),
+    }  # fmt: skip
+    if tracking is not None and is_postgresql(tracking.uri):
+        from tasks.servers.databases import prefect_url  # its libraries take half a second to import
+
+        environment["PREFECT_SERVER_DATABASE_CONNECTION_URL"] = prefect_url(tracking.uri)
+    command = [sys.executable, "-m", "prefect", "server", "start", "--host", HOST, "--port", str(port)]
+    return Plan("prefect", port, "--prefect-port", command, environment)
+
+
+def mlflow_plan(root: Path, tracking: Tracking, port: int) -> Plan | None:
+    """MLflow's pages on the database of `tracking.uri`; None if that is a server already, other than this very one."""
+    uri = OWN_TRACKING_URI if tracking.uri.rstrip("/") in (f"http://{name}:{port}" for name in (HOST, "localhost")) else tracking.uri
+    if uri.startswith(("http://", "https://", "databricks")):
+        return None
+    command = [
+        sys.executable, "-m", "mlflow", "server", "--artifacts-destination",
+        str(root.resolve() / "mlartifacts"), "--host", HOST, "--port", str(port), "--workers", "1",
+    ]  # fmt: skip
+    # its job runners judge traces of language model applications: four processes that nothing here asks for
+    # the URI may hold a password, which everybody could read in a command
+    environment = {"MLFLOW_BACKEND_STORE_URI": uri, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", **without_telemetry()}
+    return Plan("mlflow", port, "--mlflow-port", command, environment)
+
+
+def is_postgresql(uri: str) -> bool:
+    return uri.startswith(("postgresql:", "postgresql+"))
+
+
+def worker_name(pool: str) -> str:
+    """What Prefect calls the worker of this machine."""
+    return f"{pool} on {socket.gethostname()}"
+
+
+def worker_plan(root: Path, api: str, pool: str) -> Plan:
+    """A worker that starts the runs of a work pool as processes in this checkout; its health is asked for on any free port."""
+    port = _any_free_port()
+    environment = {
+        **settings(root, api), "PREFECT_API_URL": api, "PREFECT_HOME": str(home(root)), "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "INFO",
+        "PREFECT_WORKER_QUERY_SECONDS": str(POLL_SECONDS), "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": str(HEARTBEAT_SECONDS),
+        "PREFECT_WORKER_WEBSERVER_HOST": HOST, "PREFECT_WORKER_WEBSERVER_PORT": str(port),
+    }  # fmt: skip
+    command = [
+        sys.executable, "-m", "prefect", "worker", "start", "--pool", pool, "--type", "process", "--name", worker_name(pool),
+        "--install-policy", "never", "--with-healthcheck",
+    ]  # fmt: skip
+    return Plan(WORKER, port, "", command, environment)
+
+
+def start(root: Path, plans: Sequence[Plan]) -> list[Server]:
+    """Start what is not running yet and wait until all of it answers.
+
+    Raises EnvironmentFault if a port is taken by somebody else or a server does not come up; what was started then is stopped.
+    """
+    running = {server.name: server for server in servers(root)}
+    missing = [plan for plan in plans if plan.name not in running]
+    for plan in missing:
+        _require_free(plan)
+    for plan in missing:
+        running[plan.name] = _launch(root, plan)
+        _remember(root, list(running.values()))
+    deadline = time.monotonic() + START_TIMEOUT_SECONDS
+    for server in running.values():
+        _await_health(root, server, deadline, [plan.name for plan in missing])
+    return list(running.values())
+
+
+def servers(root: Path) -> list[Server]:
+    """The servers started here whose processes are alive."""
+    try:
+        entries = json.loads(_state(root).read_text(encoding="utf-8"))
+        return [server for server in (Server(**entry) for entry in entries) if server.is_alive()]
+    except (OSError, ValueError, TypeError):
+        return []
+
+
+def stop(root: Path) -> list[Server]:
+    """Stop the worker and all servers started here, politely and then not; returns those that were running.
+
+    A run at work is asked to stop first, and given the time for its checkpoint.
+    """
+    running = sorted(servers(root), key=lambda server: server.name != WORKER)  # its runs end while their server still listens
+    _let_runs_end(root)
+    for server in running:
+        _end(server)
+    _state(root).unlink(missing_ok=True)
+    return running
+
+
+def prefect_api(root: Path) -> str | None:
+    """API of the running Prefect server of this project, None if there is none that answers."""
+    found = next((server for server in servers(root) if server.name == "prefect"), None)
+    return f"{found.url}/api" if found and found.is_healthy() else None
+
+
+def log_path(root: Path, name: str) -> Path:
+    return root / STATE_FOLDER / "logs" / f"{name}.log"
+
+
+def _state(root: Path) -> Path:
+    return root / STATE_FOLDER / "servers.json"
+
+
+def _remember(root: Path, running: Sequence[Server]) -> None:
+    _state(root).write_text(json.dumps([server._asdict() for server in running], indent=1), encoding="utf-8")
+
+
+def is_port_free(port: int) -> bool:
+    with socket.socket() as attempt:
+        attempt.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            attempt.bind((HOST, port))
+        except OSError:
+            return False
+    return True
+
+
+def _any_free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        return int(probe.getsockname()[1])
+
+
+def _require_free(plan: Plan) -> None:
+    if not is_port_free(plan.port):
+        raise EnvironmentFault(
+            f"port {plan.port} on {HOST} is in use by another program, {plan.name} needs a free one. "
+            f"Choose another with rlhf up {plan.port_option}, or stop that program."
+        )
+
+
+def _launch(root: Path, plan: Plan) -> Server:
+    path = log_path(root, plan.name)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("ab") as log, warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)  # the process outlives this object, and us, on purpose
+        pid = subprocess.Popen(
+            plan.command, cwd=root, env={**os.environ, **plan.environment}, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
+            start_new_session=True,
+        ).pid  # fmt: skip
+    return Server(plan.name, pid, psutil.Process(pid).create_time(), plan.port)
+
+
+def _await_health(root: Path, server: Server, deadline: float, started: Sequence[str]) -> None:
+    while not server.is_healthy():
+        dead = not server.is_alive()
+        if dead or time.monotonic() > deadline:
+            for other in servers(root):
+                if other.name in started:
+                    _end(other)
+            what = "ended" if dead else f"did not answer within {START_TIMEOUT_SECONDS:.0f} s"
+            kind = server.name if server.name == WORKER else f"{server.name} server"
+            raise EnvironmentFault(f"the {kind} {what}. Why is in {log_path(root, server.name)}.")
+        time.sleep(0.2)
+
+
+def runs_at_work(root: Path) -> list[psutil.Process]:
+    """The processes of the runs that a worker started in this checkout; they may have outlived it."""
+    found = []
+    for process in psutil.process_iter():
+        with suppress(psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
+            if "prefect.engine" in process.cmdline() and Path(process.cwd()) == root.resolve():
+                found.append(process)
+    return found
+
+
+def _let_runs_end(root: Path) -> None:
+    """Ask each run once: a second request, which the worker passes on as it ends, would make it end without a checkpoint."""
+    runs = runs_at_work(root)
+    for run in runs:
+        with suppress(psutil.NoSuchProcess):
+            run.send_signal(signal.SIGTERM)
+    psutil.wait_procs(runs, timeout=RUN_PATIENCE_SECONDS)
+
+
+def _end(server: Server) -> None:
+    """The server and whatever it started, which is all in its process group."""
+    with suppress(ProcessLookupError, psutil.NoSuchProcess):
+        group = [psutil.Process(server.pid), *psutil.Process(server.pid).children(recursive=True)]
+        os.killpg(server.pid, signal.SIGTERM)
+        _, alive = psutil.wait_procs(group, timeout=STOP_TIMEOUT_SECONDS)
+        if alive:
+            os.killpg(server.pid, signal.SIGKILL)
+            psutil.wait_procs(alive, timeout=STOP_TIMEOUT_SECONDS)

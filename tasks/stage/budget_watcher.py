@@ -1,0 +1,79 @@
+"""Watches what a stage costs while it works, and says when the budget is used up."""
+
+import time
+from contextlib import suppress
+
+import psutil
+
+from config import jsonl
+from config.errors import OverBudget
+from config.records import STAGES, PipelineRow
+from costs.ledger.attempts import read_attempts
+from costs.ledger.budget import Limit, chain, has_to_stop, room, total
+from costs.tables.price import usd_per_device_hour
+from tasks.planning.plan import spent_by_stage
+from tasks.run.run import Run
+from tasks.stage.progress import Watch
+
+
+class BudgetWatch:
+    """The budget of one stage process, from before it starts until it ends."""
+
+    def __init__(self, run: Run, stage: str) -> None:
+        self._run, self._stage = run, stage
+        self._price = usd_per_device_hour(run.params, stage)
+        rows = jsonl.read(run.root / "runs" / "pipeline.jsonl", PipelineRow).rows
+        self._spent = spent_by_stage(run.root, run.params, chain(rows, run.run_id))
+        self._asked_at = time.time()
+        self._process: tuple[int, float] | None = None
+        self.reached: Limit | None = None
+        """The limit that ended the stage."""
+
+    def refuse_without_room(self) -> None:
+        """Raise OverBudget if the stage could not even start within the budget."""
+        left = room(self._run.params.budget, self._spent, self._stage, 1, self._price)
+        if left is not None and left.seconds <= self._start_seconds():
+            limit, used = left.limit, left.limit.part(total(self._spent, left.limit.stage))
+            raise OverBudget(
+                f"{limit.key}={limit.value:g} leaves no room to start {self._stage}: {used:.4g} {limit.unit} are spent. {_go_on(limit)}"
+            )
+
+    def _start_seconds(self) -> float:
+        """What starting took the last time: of this stage, else of the slowest other; 0 if none ever started."""
+        latest = {}
+        for stage in STAGES:
+            starts = [
+                row.seconds
+                for attempt in read_attempts(self._run.root / "runs" / stage)[0]
+                for row in attempt.usage
+                if row.phase == "start"
+            ]
+            if starts:
+                latest[stage] = starts[-1]
+        return latest.get(self._stage, max(latest.values(), default=0.0))
+
+    def has_to_stop(self, watch: Watch) -> bool:
+        """Whether the stage at work has to be asked to stop now. Between its rows cost grows with the wall time."""
+        if self.reached is None and watch.attempt is not None and watch.pid is not None:
+            left = room(self._run.params.budget, self._spent, self._stage, watch.attempt.world_size, self._price)
+            if left is not None and has_to_stop(watch.pace, time.time(), self._began(watch.pid) + left.seconds):
+                self.reached = left.limit
+        return self.reached is not None
+
+    def _began(self, pid: int) -> float:
+        """When the process began: what it costs counts from there."""
+        if self._process is None or self._process[0] != pid:
+            began = self._asked_at
+            with suppress(psutil.NoSuchProcess):
+                began = max(began, psutil.Process(pid).create_time())
+            self._process = (pid, began)
+        return self._process[1]
+
+    def over(self, message: str) -> OverBudget:
+        """What to raise once the stage has stopped at the limit; `message` is the stage's own."""
+        assert self.reached is not None
+        return OverBudget(f"{self.reached.key}={self.reached.value:g} is reached. {message} {_go_on(self.reached)}")
+
+
+def _go_on(limit: Limit) -> str:
+    return f"Go on with a higher limit: rlhf run --set {limit.key}=..."

@@ -1,0 +1,190 @@
+"""How far a stage at work is, what it has cost, and when it will be done: from the rows it appends."""
+
+import math
+import sys
+import time
+from collections import deque
+from pathlib import Path
+from typing import NamedTuple
+
+from config import jsonl
+from config.jsonl import Follower
+from config.records import AttemptRow, MetricRow, UsageRow
+from config.schema import Params
+from config.sections.offline import Optimisation
+from costs.ledger.budget import Pace
+from costs.ledger.ledger import usd_of
+from costs.tables.price import usd_per_device_hour
+from reporting.numbers import duration, usd
+
+EVALUATED_MODELS = 3
+"""evaluate counts a step for each of base, SFT and aligned model."""
+
+
+class Progress(NamedTuple):
+    stage: str
+    step: int
+    steps: int | None
+    """Steps in all; None where they are not known beforehand."""
+    seconds: float
+    """Since the process began."""
+    usd: float
+    eta_seconds: float | None
+    values: dict[str, float]
+    """The newest training metrics."""
+
+    @property
+    def fraction(self) -> float | None:
+        return min(1.0, self.step / self.steps) if self.steps else None
+
+
+def planned_steps(root: Path, params: Params, stage: str) -> int | None:
+    """How many steps the stage will take, None if that can not be known before it ends."""
+    match stage:
+        case "sft":
+            return _optimizer_steps(params.sft, _rows(root, "sft"))
+        case "reward":
+            return _optimizer_steps(params.reward, _rows(root, "preference"))
+        case "ppo":
+            return params.ppo.updates
+        case "dpo":
+            return _optimizer_steps(params.dpo, _rows(root, "preference"))
+        case "rloo":
+            return params.rloo.updates
+        case "evaluate":
+            return EVALUATED_MODELS
+        case _:
+            return None
+
+
+def _optimizer_steps(settings: Optimisation, rows: int | None) -> int | None:
+    if settings.max_steps is not None:
+        return settings.max_steps
+    return math.ceil(math.ceil(rows / settings.batch_size) * settings.epochs) if rows else None
+
+
+def _rows(root: Path, dataset: str) -> int | None:
+    try:
+        with (root / "data" / "prepared" / dataset / "train.jsonl").open("rb") as file:
+            return sum(1 for _ in file)
+    except OSError:
+        return None
+
+
+def eta_seconds(steps: int, first: tuple[float, int], newest: tuple[float, int]) -> float | None:
+    """Seconds left at the pace between two moments (time, step) of the same attempt; None before there is a pace."""
+    took, done = newest[0] - first[0], newest[1] - first[1]
+    return max(0, steps - newest[1]) * took / done if done > 0 else None
+
+
+class Watch:
+    """Follows the rows that come from now on: those of the attempts to be started."""
+
+    PACE_WINDOW_SECONDS = 60.0
+    """The estimate goes by the pace of the last minute: phases differ, and the machine may be shared."""
+
+    def __init__(self, root: Path, params: Params, stage: str) -> None:
+        folder = root / "runs" / stage
+        self._stage, self._params = stage, params
+        self._price = usd_per_device_hour(params, stage)
+        self._steps = planned_steps(root, params, stage)
+        self._attempts, self._usage, self._metrics = (
+            Follower(path, path.stat().st_size if path.exists() else 0)
+            for path in (folder / "attempts.jsonl", folder / "usage.jsonl", folder / "metrics.jsonl")
+        )
+        self.attempt: AttemptRow | None = None
+        """The newest row on the attempt at work; it has the process's id."""
+        self.pace = Pace()
+        """How long steps and checkpoints take."""
+        self._began = time.time()
+        self._step = 0
+        self._values: dict[str, float] = {}
+        self._moments: deque[tuple[float, int]] = deque()
+
+    @property
+    def pid(self) -> int | None:
+        """The stage process, once it is ready to be asked to stop and until it says that it ended."""
+        return self.attempt.pid if self.attempt and self.attempt.event != "end" else None
+
+    def look(self) -> Progress:
+        """Read what has come."""
+        for attempt in self._attempts.read(AttemptRow):
+            self.attempt = attempt
+            self._step = attempt.step
+        for usage in self._usage.read(UsageRow):
+            self.pace.add(usage)
+            if usage.step > self._step:
+                self._step = usage.step
+                self._moments.append((usage.time, usage.step))
+        while len(self._moments) > 2 and self._moments[-1][0] - self._moments[0][0] > self.PACE_WINDOW_SECONDS:
+            self._moments.popleft()
+        for metric in self._metrics.read(MetricRow):
+            self._values = metric.values
+        seconds = time.time() - self._began
+        world_size = self.attempt.world_size if self.attempt else 1
+        return Progress(
+            stage=self._stage,
+            step=self._step,
+            steps=self._steps,
+            seconds=seconds,
+            usd=usd_of(seconds * world_size, self._price),
+            eta_seconds=eta_seconds(self._steps, self._moments[0], self._moments[-1]) if self._steps and self._moments else None,
+            values=self._values,
+        )
+
+
+def attempts(root: Path, stage: str) -> list[AttemptRow]:
+    """All rows of a stage's attempts.jsonl."""
+    return jsonl.read(root / "runs" / stage / "attempts.jsonl", AttemptRow).rows
+
+
+SHOWN = {
+    "sft": ("loss",),
+    "reward": ("loss", "accuracy"),
+    "ppo": ("score", "kl"),
+    "dpo": ("loss", "margin"),
+    "rloo": ("score", "kl"),
+    "evaluate": (),
+}
+"""Metrics worth a place in the line, per stage."""
+
+
+def line(progress: Progress) -> str:
+    """`sft       step 120 of 600, 42 s, $0.0012, 31 s left, loss 0.53`."""
+    parts = [f"step {progress.step} of {progress.steps}"] if progress.steps else []
+    parts += [duration(round(progress.seconds)), usd(progress.usd)]
+    if progress.eta_seconds is not None:
+        parts.append(f"{duration(round(progress.eta_seconds))} left")
+    parts += [f"{name} {progress.values[name]:.3g}" for name in SHOWN.get(progress.stage, ()) if name in progress.values]
+    return f"{progress.stage:<9} {', '.join(parts)}"
+
+
+class Display:
+    """The progress line on stderr: rewritten in place on a terminal, else a new line now and then."""
+
+    LINE_EVERY_SECONDS = 15.0
+
+    def __init__(self) -> None:
+        self._terminal = sys.stderr.isatty()
+        self._last = 0.0
+
+    def show(self, progress: Progress) -> None:
+        now = time.monotonic()
+        if self._terminal:
+            if now - self._last >= 0.5:
+                self._write(f"\r\033[K{line(progress)}")
+                self._last = now
+        elif not self._last:
+            self._last = now
+        elif now - self._last >= self.LINE_EVERY_SECONDS:
+            self._write(f"{line(progress)}\n")
+            self._last = now
+
+    def say(self, text: str) -> None:
+        """A line that stays."""
+        self._write(f"\r\033[K{text}\n" if self._terminal else f"{text}\n")
+
+    @staticmethod
+    def _write(text: str) -> None:
+        sys.stderr.write(text)
+        sys.stderr.flush()

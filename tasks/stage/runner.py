@@ -1,0 +1,191 @@
+"""Run one stage of the pipeline: ask DVC, start the process, follow its rows, stop it when asked, judge how it ended."""
+
+import logging
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+
+from config import jsonl
+from config.errors import StageStopped
+from config.records import STAGES, AttemptRow, PipelineRow
+from reporting.row_digests import PREPARED, keep_row_digests
+from tasks.dvc.repro import Reproductions, is_reproduction, log_path
+from tasks.dvc.status import digests, is_unchanged
+from tasks.run.run import Run
+from tasks.run.stop import StopRequest
+from tasks.stage.budget_watcher import BudgetWatch
+from tasks.stage.outcome import Outcome, judge, last_attempt
+from tasks.stage.progress import Progress, Watch, attempts
+
+logger = logging.getLogger(__name__)
+
+POLL_SECONDS = 0.2
+ORPHAN_PATIENCE_SECONDS = 600.0
+
+Observer = Callable[[Progress], None]
+
+
+def run_stage(run: Run, stage: str, stop: StopRequest, observe: Observer, reproductions: Reproductions | None = None) -> Outcome:
+    """Bring the outputs of `stage` up to date; `observe` is called several times a second while its process works.
+
+    `reproductions` has its process waiting, or starts one.
+
+    Raises what `tasks.stage.outcome.judge` raises.
+    """
+    if stop.made:
+        raise StageStopped(f"Asked to stop before {stage}: everything up to there is kept, run again to go on from there.")
+    if is_unchanged(run.root, stage):
+        outcome = Outcome(cached=True, attempt=None)
+    else:
+        outcome = _reproduce(run, stage, stop, observe, reproductions or Reproductions(run))
+    return record(run, stage, outcome)
+
+
+def record(run: Run, stage: str, outcome: Outcome) -> Outcome:
+    """Note which attempt's outputs the run uses: for a cached stage, the one that made these very bytes."""
+    known = digests(run.root, stage)
+    if outcome.cached:
+        outcome = Outcome(cached=True, attempt=maker(run.root, stage, known.outs))
+    if PREPARED in known.outs:
+        _keep_rows(run.root, known.outs[PREPARED])
+    run.record("stage", stage=stage, cached=outcome.cached, attempt=outcome.attempt, state="completed", detail=known._asdict())
+    return outcome
+
+
+def _keep_rows(root: Path, version: str) -> None:
+    """Remember which rows this version of the data has, for rlhf compare; that can not fail the run."""
+    try:
+        keep_row_digests(root, version)
+    except OSError as error:
+        logger.warning("which rows the data has could not be kept for rlhf compare: %s", error)
+
+
+def maker(root: Path, stage: str, outs: dict[str, str]) -> int | None:
+    """The newest attempt whose outputs had these digests in an earlier pipeline run, None if none is recorded."""
+    rows = jsonl.read(root / "runs" / "pipeline.jsonl", PipelineRow).rows
+    made = [row for row in rows if row.stage == stage and row.attempt is not None and row.detail.get("outs") == outs]
+    return made[-1].attempt if made else None
+
+
+def _reproduce(run: Run, stage: str, stop: StopRequest, observe: Observer, reproductions: Reproductions) -> Outcome:
+    before = last_attempt(attempts(run.root, stage))
+    budget = BudgetWatch(run, stage)
+    budget.refuse_without_room()
+    watch = Watch(run.root, run.params, stage)
+    path = log_path(run.root, stage)
+    said = path.stat().st_size if path.exists() else 0
+    code = _watched(run, stage, reproductions.take(stage), watch, stop, budget, observe)
+    output = path.read_bytes()[said:].decode(errors="replace")
+    if stop.insisted:
+        raise StageStopped(f"{stage} was ended at once, without a last checkpoint: run again to go on from the one before.")
+    if stop.made and code and watch.attempt is None:
+        raise StageStopped(f"{stage} was asked to stop before it began: run again to go on from there.")
+    try:
+        outcome = judge(stage, before, attempts(run.root, stage), code, output)
+    except StageStopped as stopped:
+        if budget.reached is not None and not stop.made:
+            raise budget.over(str(stopped)) from None
+        raise
+    # DVC has recorded the outputs: a forced rerun shall compute, not find them done
+    (run.root / "checkpoints" / stage / "done.json").unlink(missing_ok=True)
+    return outcome
+
+
+def _watched(
+    run: Run, stage: str, process: "subprocess.Popen[bytes]", watch: Watch, stop: StopRequest, budget: BudgetWatch, observe: Observer
+) -> int:
+    """Exit code of `dvc repro`, once it has ended."""
+    asked: set[tuple[int, int]] = set()
+    try:
+        while process.poll() is None:
+            observe(watch.look())
+            if stop.made or budget.has_to_stop(watch):
+                _pass_on(stop, process.pid, watch.pid, asked)
+            time.sleep(POLL_SECONDS)
+    except BaseException:
+        _signal_group(process.pid, signal.SIGKILL)
+        process.wait()
+        raise
+    watch.look()
+    if watch.pid is not None:
+        _end_left_behind(watch.pid)
+        watch.look()
+    if watch.attempt is not None and watch.attempt.event != "end":
+        note_loss(run, stage, watch.attempt)
+    return process.returncode
+
+
+def note_loss(run: Run, stage: str, attempt: AttemptRow) -> None:
+    """A process killed without a word is paid for up to now, when its death is seen, and not only up to its last row."""
+    row = attempt.model_copy(update={"event": "lost", "time": time.time()})
+    jsonl.append(run.root / "runs" / stage / "attempts.jsonl", row)
+
+
+def _end_left_behind(pid: int) -> None:
+    """dvc was killed before its stage: let the stage checkpoint, its outputs would not be recorded."""
+    with suppress(psutil.NoSuchProcess, ProcessLookupError):
+        process = psutil.Process(pid)
+        os.kill(pid, signal.SIGTERM)
+        psutil.wait_procs([process], timeout=ORPHAN_PATIENCE_SECONDS)
+
+
+def _pass_on(stop: StopRequest, group: int, pid: int | None, asked: set[tuple[int, int]]) -> None:
+    """SIGTERM to the stage process, once; to all before there is one; SIGKILL to all if somebody insists."""
+    if stop.insisted:
+        _signal_group(group, signal.SIGKILL)
+    elif pid is not None and (pid, signal.SIGTERM) not in asked:
+        asked.add((pid, signal.SIGTERM))
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGTERM)
+    elif not asked:
+        # no handler is in place yet, and there is nothing to checkpoint
+        _signal_group(group, signal.SIGTERM)
+
+
+def _signal_group(group: int, number: int) -> None:
+    with suppress(ProcessLookupError):
+        os.killpg(group, number)
+
+
+def stop_orphans(root: Path, say: Callable[[str], None]) -> None:
+    """Let stage processes that a killed pipeline left behind checkpoint and end, so that two never write the same outputs."""
+    for stage in STAGES:
+        rows = attempts(root, stage)
+        if not rows or rows[-1].event == "end" or not _is_stage_process(rows[-1].pid, stage, root):
+            continue
+        pid = rows[-1].pid
+        say(f"{stage} is still at work from a run that was killed (process {pid}): letting it checkpoint, then going on from there.")
+        with suppress(psutil.NoSuchProcess):
+            parents = [parent for parent in psutil.Process(pid).parents() if "dvc" in " ".join(parent.cmdline())]
+            os.kill(pid, signal.SIGTERM)
+            psutil.wait_procs([psutil.Process(pid), *parents], timeout=ORPHAN_PATIENCE_SECONDS)
+    # a stage that has just ended may still have its outputs recorded: DVC is busy until then
+    psutil.wait_procs(_dvc_processes(root), timeout=ORPHAN_PATIENCE_SECONDS)
+
+
+def _dvc_processes(root: Path) -> list[psutil.Process]:
+    """Every `dvc repro` at work in this folder."""
+    found = []
+    for process in psutil.process_iter():
+        with suppress(psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
+            command = process.cmdline()
+            if is_reproduction(command) and Path(process.cwd()) == root.resolve():
+                found.append(process)
+    return found
+
+
+def _is_stage_process(pid: int, stage: str, root: Path) -> bool:
+    """Process ids are used again: the command and the folder must fit too."""
+    try:
+        process = psutil.Process(pid)
+        command = process.cmdline()
+        at_work = f"training.{stage}" in command or ("training.process.launch" in command and stage in command)
+        return at_work and Path(process.cwd()) == root.resolve()
+    except (psutil.NoSuchProcess, psutil.AccessDenied):
+        return False

@@ -1,0 +1,158 @@
+"""Budgets against sums done by hand. Price: 3.6 USD per device hour, so one device second is 0.001 USD."""
+
+import random
+from typing import Any
+
+import pytest
+
+from config.load import load
+from config.records import PipelineRow, UsageRow
+from config.schema import Params
+from costs.ledger.attempts import Attempt
+from costs.ledger.budget import Cost, Pace, chain, excess, has_to_stop, limits, predecessor, room, spent, total
+from tests.conftest import ROOT
+
+
+def params(*changes: str) -> Params:
+    return load(ROOT / "recipes" / "demo.yaml", ["prices.usd_per_device_hour=3.6", *changes])
+
+
+def usage(step: int, phase: str, seconds: float, time: float = 0.0, world_size: int = 1, run_id: str = "r1") -> UsageRow:
+    return UsageRow(
+        time=time, run_id=run_id, attempt=1, step=step, phase=phase, seconds=seconds, tokens=0, sequences=0, peak_bytes=0, device="cpu",
+        world_size=world_size,
+    )  # fmt: skip
+
+
+def attempt(run_id: str, *rows: UsageRow) -> Attempt:
+    return Attempt(1, run_id, "f", 0, None, "", "cpu", 1, 0.0, 1.0, rows)
+
+
+def row(run_id: str, event: Any, **values: Any) -> PipelineRow:
+    return PipelineRow(time=0.0, run_id=run_id, event=event, **values)
+
+
+# ---------------------------------------------------------------- which runs share a budget
+
+
+def test_a_run_goes_on_from_the_newest_unless_that_completed_or_asked_for_something_else() -> None:
+    rows = [row("a", "start"), row("a", "end", state="completed"), row("b", "start"), row("b", "end", state="failed")]
+    kept = {"b": params()}
+    assert predecessor(rows, params("budget.max_usd=2", "prices.usd_per_device_hour=1", "tracking.experiment=x"), kept) == "b"
+    assert predecessor(rows, params("sft.epochs=9.0"), kept) is None
+    assert predecessor(rows, params(), {}) is None
+    assert predecessor(rows[:2], params(), {"a": params()}) is None
+    assert predecessor([], params(), {}) is None
+
+
+def test_a_chain_of_runs_is_followed_back_and_ends() -> None:
+    rows = [
+        row("a", "start"),
+        row("b", "start", detail={"continues": "a"}),
+        row("c", "start", detail={"continues": "b"}),
+        row("d", "start"),
+    ]
+    assert chain(rows, "c") == ["c", "b", "a"]
+    assert chain(rows, "d") == ["d"]
+    assert chain(rows, None) == []
+    assert chain([row("a", "start", detail={"continues": "a"})], "a") == ["a"]
+
+
+def test_spent_is_device_time_at_its_price_of_the_runs_asked_for() -> None:
+    attempts = [
+        attempt("r1", usage(0, "start", 2.0, world_size=4), usage(1, "train", 3.0, world_size=4)),
+        attempt("r2", usage(1, "train", 7.0)),
+    ]
+    assert spent(attempts, ["r1"], 3.6) == pytest.approx((0.020, 5.0))
+    assert spent(attempts, ["r1", "r2"], 3.6) == pytest.approx((0.027, 12.0))
+
+
+# ---------------------------------------------------------------- the gate
+
+
+def test_a_plan_passes_the_first_limit_that_spent_and_planned_break_together() -> None:
+    budget = params("budget.max_usd=1", "budget.max_hours=0.01", "budget.max_usd_by_stage.ppo=0.2").budget
+    assert [limit.key for limit in limits(budget)] == ["budget.max_usd", "budget.max_hours", "budget.max_usd_by_stage.ppo"]
+    assert excess(budget, {}, {"sft": Cost(0.5, 20.0), "ppo": Cost(0.2, 16.0)}) is None
+    found = excess(budget, {"sft": Cost(0.5, 10.0)}, {"ppo": Cost(0.51, 5.0)})
+    assert found is not None
+    assert (found.limit.key, found.spent, found.planned) == ("budget.max_usd", 0.5, 0.51)
+    hours = excess(budget, {"sft": Cost(0.0, 30.0)}, {"ppo": Cost(0.0, 7.2)})
+    assert hours is not None
+    assert (hours.limit.unit, hours.spent + hours.planned) == ("h", pytest.approx(37.2 / 3600))
+    stage = excess(budget, {"ppo": Cost(0.15, 1.0)}, {"ppo": Cost(0.06, 1.0)})
+    assert stage is not None
+    assert stage.limit.stage == "ppo"
+
+
+def test_a_run_with_nothing_left_to_do_is_within_any_budget() -> None:
+    assert excess(params("budget.max_usd=1").budget, {"sft": Cost(5.0, 1.0)}, {}) is None
+
+
+# ---------------------------------------------------------------- the watcher
+
+
+def test_the_tightest_limit_leaves_the_room_and_devices_use_it_up() -> None:
+    budget = params("budget.max_usd=0.1", "budget.max_hours=0.025", "budget.max_usd_by_stage.ppo=0.05").budget
+    already = {"sft": Cost(0.03, 30.0), "ppo": Cost(0.02, 20.0)}
+    tightest = room(budget, already, "ppo", 1, 3.6)
+    assert tightest is not None
+    assert (tightest.limit.key, tightest.seconds) == ("budget.max_usd_by_stage.ppo", pytest.approx(30.0))
+    other = room(budget, already, "reward", 1, 3.6)
+    assert other is not None
+    assert (other.limit.key, other.seconds) == ("budget.max_hours", pytest.approx(40.0))
+    many = room(budget, already, "reward", 4, 3.6)
+    assert many is not None
+    assert (many.limit.key, many.seconds) == ("budget.max_usd", pytest.approx(12.5))
+    assert room(params().budget, already, "ppo", 1, 3.6) is None
+
+
+def test_a_step_is_the_sum_of_its_phases_and_checkpoints_are_apart() -> None:
+    pace = Pace()
+    pace.add(usage(0, "start", 30.0, time=30.0))
+    assert pace.step_seconds is None
+    for phase, seconds, time in (("rollout", 2.0, 32.0), ("update", 3.0, 35.0), ("save", 0.5, 35.5)):
+        pace.add(usage(1, phase, seconds, time=time))
+    assert (pace.step_seconds, pace.save_seconds) == (5.0, 0.5)
+    pace.add(usage(2, "rollout", 2.0, time=37.5))
+    assert pace.step_seconds == 5.0
+    assert pace.step_ends(38.0) == pytest.approx(40.5)
+    assert pace.step_ends(40.6) == pytest.approx(45.5)
+
+
+def test_a_slow_step_long_ago_is_forgotten() -> None:
+    pace = Pace()
+    for step, seconds in enumerate((90.0, 1.0, 1.0, 1.0, 1.0, 1.0), start=1):
+        pace.add(usage(step, "train", seconds, time=90.0 + step))
+    assert pace.step_seconds == 1.0
+
+
+def test_before_there_is_a_pace_the_stage_stops_at_the_deadline() -> None:
+    assert not has_to_stop(Pace(), 99.0, 100.0)
+    assert has_to_stop(Pace(), 100.0, 100.0)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_a_steady_stage_ends_within_its_last_step_that_fits(seed: int) -> None:
+    """A stage of equal steps, watched every `poll` seconds, saves and ends after the step in which it is asked to."""
+    rng = random.Random(seed)
+    step, save, poll, phases = rng.uniform(0.05, 20), rng.uniform(0, 5), rng.uniform(0.05, 0.3), rng.randint(1, 6)
+    deadline = save + (step + poll) * rng.uniform(4, 40)
+    pace = Pace()
+    pace.save_seconds = save
+    now, rows = 0.0, 0
+    while not (rows >= phases and has_to_stop(pace, now, deadline)):
+        now += poll
+        assert now <= deadline
+        while (rows + 1) / phases * step <= now:
+            rows += 1
+            pace.add(usage((rows - 1) // phases + 1, f"phase{(rows - 1) % phases}", step / phases, time=rows / phases * step))
+    end = (int(now / step) + 1) * step + save
+    assert deadline - step - poll <= end <= deadline + poll
+
+
+def test_costs_add_up_over_stages() -> None:
+    costs = {"sft": Cost(1.0, 10.0), "ppo": Cost(2.0, 20.0)}
+    assert total(costs) == (3.0, 30.0)
+    assert total(costs, "ppo") == (2.0, 20.0)
+    assert total(costs, "reward") == (0.0, 0.0)

@@ -1,0 +1,286 @@
+"""params.yaml -> plan: stages, phases and sums, partial files, and mistakes."""
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from config.errors import CostError, ParamsError
+from config.load import load
+from config.schema import Params
+from costs.planning.partial import completed
+from costs.planning.planner import Target, base_shape, compared_responses, plan, settings, target
+from costs.planning.rows import count, file_rows
+from costs.planning.stages import moments
+from training.rl.rollout_phase import GAP_SAMPLE
+
+DEMO = Path("recipes/demo.yaml")
+LARGE = ["model.path=meta-llama/Llama-3.1-8B", "model.random=null", "model.dtype=bf16"]
+
+
+def demo(*assignments: str) -> Params:
+    return load(DEMO, list(assignments))
+
+
+def aim(params: Params, name: str | None = None, gpus: int = 1, root: Path = Path("nowhere")) -> Target:
+    return target(params, name, gpus, None, root)
+
+
+def test_every_stage_is_planned_and_the_total_is_their_sum() -> None:
+    params = demo()
+    made = plan(params, aim(params))
+    assert [stage.stage for stage in made.stages] == ["data", "sft", "reward", "ppo", "evaluate"]
+    assert made.total["seconds"] == pytest.approx(sum(stage.seconds for stage in made.stages))
+    assert made.total["usd"]["expected"] == pytest.approx(made.total["gpu_hours"] * 0.10)
+    assert made.fits
+
+
+def test_the_json_has_the_names_that_other_tools_read() -> None:
+    params = demo()
+    found = plan(params, aim(params, "a100-80"), ("ppo",)).as_json()
+    stage = found["stages"][0]
+    assert set(found) == {"stages", "total", "assumptions"}
+    assert {"stage", "fits", "peak_bytes_per_gpu", "memory", "phases", "seconds", "gpu_hours", "kwh", "usd"} <= set(stage)
+    assert {"phase", "flops", "bytes_moved", "seconds", "bound", "usd"} <= set(stage["phases"][0])
+    assert set(stage["usd"]) == {"low", "expected", "high"}
+    assert stage["peak_bytes_per_gpu"] == pytest.approx(sum(size for parts in stage["memory"].values() for size in parts.values()))
+
+
+def test_ppo_has_the_phases_that_its_loop_measures() -> None:
+    params = demo()
+    phases = [phase.phase for phase in plan(params, aim(params), ("ppo",)).stages[0].phases]
+    assert phases == ["start", "rollout", "logprobs", "score", "reference", "value", "advantage", "update", "save"]
+
+
+def test_ppo_computes_the_policys_log_probs_again_for_all_responses_or_for_a_sample() -> None:
+    flops = {}
+    for recompute in ("true", "false"):
+        params = demo(f"ppo.recompute_logprobs={recompute}")
+        flops[recompute] = {phase.phase: phase.flops for phase in plan(params, aim(params), ("ppo",)).stages[0].phases}
+    assert flops["true"]["logprobs"] == pytest.approx(flops["true"]["reference"])
+    assert flops["false"]["logprobs"] == pytest.approx(flops["true"]["logprobs"] * 16 / 128)
+
+
+@pytest.mark.parametrize(("batch", "compared"), [(128, 16), (130, 17), (31, 31), (8, 8), (1, 1)])
+def test_as_many_responses_are_compared_as_the_rollout_compares(batch: int, compared: int) -> None:
+    every = max(1, batch // GAP_SAMPLE)
+    assert compared_responses(batch) == compared == len(range(batch)[::every])
+
+
+def test_adapters_on_the_shared_base_have_the_rank_of_the_reward_stage() -> None:
+    sizes = {}
+    for rank in (4, 32):
+        params = load(Path("recipes/demo-lora.yaml"), [f"reward.lora.rank={rank}"])
+        setting = settings(params, aim(params))["ppo"]
+        sizes[rank] = moments(setting)[0].roles
+    small, large = sizes[4], sizes[32]
+    assert large["policy"] == small["policy"]
+    for role, part in (("reward", "weights"), ("value", "weights"), ("value", "optimizer")):
+        assert large[role][part] == pytest.approx(8 * small[role][part])
+
+
+def test_reward_and_value_model_have_no_output_head() -> None:
+    untied = demo("model.random.tie_embeddings=false")
+    found = settings(untied, aim(untied))
+    shape = found["sft"].model
+    resident = moments(found["ppo"])[0].roles
+    assert shape.head_parameters > 0
+    for role, parameters in (("policy", shape.parameters), ("reward", shape.backbone_parameters), ("value", shape.backbone_parameters)):
+        assert resident[role]["weights"] == 4 * parameters
+    assert moments(found["reward"])[0].roles["policy"]["weights"] == 4 * shape.backbone_parameters
+
+
+def test_rloo_has_the_phases_that_its_stage_measures_and_no_reference_without_a_penalty() -> None:
+    for beta, reference in (("0.05", ["reference"]), ("0.0", [])):
+        params = demo(f"rloo.beta={beta}")
+        phases = [phase.phase for phase in plan(params, aim(params), ("rloo",)).stages[0].phases]
+        assert phases == ["start", "rollout", "score", *reference, "advantage", "update", "save"]
+
+
+@pytest.mark.parametrize("method", ["dpo", "rloo"])
+def test_the_run_is_planned_with_its_own_method(method: str) -> None:
+    params = demo(f"align.method={method}")
+    assert [stage.stage for stage in plan(params, aim(params)).stages] == ["data", "sft", "reward", method, "evaluate"]
+
+
+def test_the_reference_of_dpo_is_computed_once_however_many_epochs_there_are() -> None:
+    seconds = {}
+    for epochs in ("1.0", "3.0"):
+        params = demo(f"dpo.epochs={epochs}")
+        stage = plan(params, aim(params), ("dpo",)).stages[0]
+        seconds[epochs] = {phase.phase: phase.seconds for phase in stage.phases}
+        assert "ref" not in stage.memory
+    assert seconds["3.0"]["reference"] == seconds["1.0"]["reference"] > 0
+    assert seconds["3.0"]["train"] == pytest.approx(3 * seconds["1.0"]["train"])
+
+
+def test_dpo_holds_the_tiles_of_trls_head() -> None:
+    # measured: a run of 8 sequences of 512 tokens over 8,192 entries peaked at 1,645 MiB above its imports; 682 with our own chunks
+    params = demo("dpo.batch_size=4", "dpo.micro_batch_size=4")
+    setting = settings(params, aim(params))["dpo"]
+    logits = moments(setting)[0].roles["policy"]["logits"]
+    vocab = params.model.random.vocab_size  # type: ignore[union-attr]
+    assert logits == 8 * 70 * (33 * vocab + 4 * (32768 - vocab))
+
+
+def test_evaluation_has_the_phases_that_its_stage_measures() -> None:
+    params = demo()
+    assert [phase.phase for phase in plan(params, aim(params), ("evaluate",)).stages[0].phases] == ["start", "generate", "score", "save"]
+
+
+def test_steps_are_rows_times_epochs_over_the_batch() -> None:
+    params = demo()
+    made = {stage.stage: stage for stage in plan(params, aim(params)).stages}
+    assert made["sft"].steps == 12_000 * 0.8 * 2 / 32
+    assert made["reward"].steps == pytest.approx(params.data.source.preference_rows * 0.8 * params.reward.epochs / params.reward.batch_size)
+    assert made["ppo"].steps == params.ppo.updates
+
+
+def test_max_steps_wins_over_epochs() -> None:
+    params = demo("sft.max_steps=7")
+    assert plan(params, aim(params), ("sft",)).stages[0].steps == 7
+
+
+def test_a_pair_is_two_sequences() -> None:
+    params = demo()
+    found = settings(params, aim(params))
+    assert found["reward"].levers.micro_batch == 2 * params.reward.micro_batch_size
+
+
+@pytest.mark.parametrize(
+    ("stage", "assignment", "masked"),
+    [
+        ("sft", "model.attention=sdpa", True),
+        ("sft", "model.attention=eager", False),
+        ("sft", "model.attention=flash_attention_2", False),
+        ("sft", "sft.micro_batch_size=1", False),
+        ("reward", "model.attention=sdpa", True),
+        ("dpo", "model.attention=sdpa", True),
+        ("rloo", "model.attention=sdpa", True),
+        ("ppo", "model.attention=sdpa", False),  # packed
+    ],
+)
+def test_a_batch_of_several_lengths_has_a_mask_that_sdpa_keeps(stage: str, assignment: str, masked: bool) -> None:
+    params = demo(assignment)
+    assert settings(params, aim(params))[stage].mask_tensor is masked
+
+
+def test_devices_share_the_batch() -> None:
+    params = demo("sft.batch_size=64", "sft.micro_batch_size=4")
+    levers = settings(params, aim(params, "a100-80", gpus=4))["sft"].levers
+    assert levers.micro_batch * levers.accumulation * 4 == 64
+
+
+def test_a_batch_that_does_not_split_over_the_devices_is_refused() -> None:
+    params = demo()
+    with pytest.raises(CostError, match="32 does not split over 3 devices"):
+        plan(params, aim(params, "a100-80", gpus=3), ("sft",))
+
+
+def test_a_model_too_large_names_the_shortfall_and_a_lever() -> None:
+    params = demo(*LARGE)
+    stage = plan(params, aim(params, "rtx4090"), ("sft",)).stages[0]
+    assert not stage.fits
+    assert stage.shortfall_bytes == pytest.approx(stage.device_bytes_per_gpu - aim(params, "rtx4090").hardware.usable_bytes)
+    assert "LoRA" in stage.lever
+
+
+def test_what_no_lever_helps_says_how_much_it_needs() -> None:
+    params = demo("model.path=llama-3.1-405b", "model.random=null", "model.dtype=bf16")
+    assert "it needs at least" in plan(params, aim(params, "t4"), ("sft",)).stages[0].lever
+
+
+def test_without_a_device_the_own_price_is_used() -> None:
+    params = demo("prices.usd_per_device_hour=2.5")
+    assert aim(params).price.expected == 2.5
+    assert aim(params, "a100-80").price.expected == 1.5
+
+
+def test_a_run_is_planned_for_the_device_of_its_prices_at_its_own_price() -> None:
+    own = aim(demo("prices.device=a100-80", "prices.usd_per_device_hour=1.25"))
+    assert (own.hardware.name, own.price.expected) == ("a100-80", 1.25)
+
+
+def test_a_local_folder_is_read_for_its_config(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "config.json").write_text(
+        '{"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 300}'
+    )
+    assert base_shape(demo("model.path=mine", "model.random=null"), tmp_path).width == 64
+
+
+def test_an_unknown_stage_is_refused() -> None:
+    params = demo()
+    with pytest.raises(CostError, match="--stage dpoo is not a stage"):
+        plan(params, aim(params), ("dpoo",))
+
+
+# ---------------------------------------------------------------- rows
+
+
+def test_rows_come_from_the_data_stage_when_it_ran_with_this_data(tmp_path: Path) -> None:
+    params = demo()
+    (tmp_path / "metrics").mkdir()
+    measured = {f"{name}_train_rows": 100 for name in ("sft", "preference", "prompts")}
+    measured |= {f"{name}_train_tokens_mean": 30.0 for name in ("sft", "preference", "prompts")} | {"prompts_train_tokens_max": 40}
+    (tmp_path / "metrics" / "data.json").write_text(json.dumps(measured))
+    lock = {"stages": {"data": {"params": {"params.yaml": {"data": params.data.model_dump(mode="json")}}}}}
+    (tmp_path / "dvc.lock").write_text(yaml.safe_dump(lock))
+    assert count(params, tmp_path).sft == 100
+    assert count(demo("data.test_fraction=0.5"), tmp_path).sft == 6000  # other data: the metrics do not count
+
+
+def test_the_embedded_world_is_planned_with_the_lengths_of_its_texts(tmp_path: Path) -> None:
+    params = demo()
+    found = count(params, tmp_path)
+    assert (found.sft_tokens, found.longest_sft, found.longest_prompt) == (36.2, 57, 23)
+    assert found.sft_tokens < params.sft.max_length * 0.6
+    assert count(demo("sft.max_length=30"), tmp_path).sft_tokens == 30
+    (tmp_path / "pairs.jsonl").write_text('{"a": 1}\n')
+    other = count(demo("data.source={kind: file, path: pairs.jsonl, format: pairs, columns: {}}"), tmp_path)
+    assert other.sft_tokens == params.sft.max_length * 0.6
+    assert other.longest_sft == float("inf")
+
+
+def test_rows_of_local_files_are_counted(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"a": 1}\n{"a": 2}\n')
+    (tmp_path / "b.json").write_text("[1, 2, 3]")
+    (tmp_path / "c.csv").write_text("x\n1\n2\n")
+    assert [file_rows(tmp_path / name) for name in ("a.jsonl", "b.json", "c.csv", "missing.jsonl")] == [2, 3, 2, None]
+
+
+# ---------------------------------------------------------------- a stage alone
+
+
+def test_a_stage_alone_needs_no_other_section(tmp_path: Path) -> None:
+    file = tmp_path / "p.yaml"
+    file.write_text(
+        "model: {path: llama-2-7b, dtype: bf16, attention: sdpa}\n"
+        "sft: {max_length: 2048, batch_size: 8, micro_batch_size: 2, max_steps: 100, activation_checkpointing: true}\n"
+    )
+    params, notes = completed(file, [], ("sft",))
+    stage = plan(params, aim(params, "a100-80"), ("sft",)).stages[0]
+    assert stage.memory["policy"]["weights"] == (4 + 2) * 6_738_415_616  # fp32, and the copy that autocast keeps
+    assert stage.steps == 100
+    assert "sft.epochs" in notes[0]
+
+
+def test_a_stage_alone_must_be_there(tmp_path: Path) -> None:
+    file = tmp_path / "p.yaml"
+    file.write_text("model: {path: llama-2-7b}\n")
+    with pytest.raises(ParamsError, match="has no section sft"):
+        completed(file, [], ("sft",))
+
+
+def test_without_a_named_stage_the_file_must_be_complete(tmp_path: Path) -> None:
+    file = tmp_path / "p.yaml"
+    file.write_text("seed: 1\n")
+    with pytest.raises(ParamsError, match="is missing"):
+        completed(file, [], ())
+
+
+@pytest.mark.parametrize("recipe", sorted(path.name for path in Path("recipes").glob("*.yaml")))
+def test_every_recipe_can_be_planned(recipe: str) -> None:
+    params = load(Path("recipes") / recipe)
+    assert plan(params, aim(params)).total["seconds"] > 0

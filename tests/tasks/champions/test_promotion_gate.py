@@ -1,0 +1,76 @@
+from typing import Any
+
+import pytest
+
+from config.retraining import Contest, Mean, Safety, Share
+from tasks.champions.promotion_gate import Verdict, in_a_line, promotion_verdict
+from tests.tasks.retraining.test_decision import SETTINGS
+
+UP = Mean(mean=0.1, low=0.05, high=0.15)
+WINNER = Contest(
+    prompts=200, left_out=0, judge="the gold score", win_rate=Share(value=0.6, low=0.53, high=0.67, of=200), ties=10, gold=UP,
+    champion_reward=UP, challenger_reward=UP, hacking=False, hacking_reason="", kl=5.0, kl_champion=4.0, chars=80.0, chars_champion=70.0,
+    safety=None, confidence=0.95,
+)  # fmt: skip
+
+
+def verdict(hacked: bool = False, max_kl: float | None = 20.0, usd: float = 2.0, **changes: Any) -> Verdict:
+    settings = SETTINGS.model_copy(update={"max_kl": max_kl})
+    return promotion_verdict(WINNER.model_copy(update=changes), hacked, "score up, gold not", usd, settings)
+
+
+def failed(found: Verdict) -> list[str]:
+    return [check.name for check in found.failed]
+
+
+def test_a_model_that_surely_wins_is_promoted_and_its_points_have_a_price() -> None:
+    found = verdict()
+    assert found.promotes
+    assert found.usd_per_point == pytest.approx(0.2)
+    assert [check.passed for check in found.checks] == [True, True, True, True, None]
+
+
+@pytest.mark.parametrize("low", [0.5, 0.45])
+def test_a_win_rate_that_may_be_chance_keeps_the_champion(low: float) -> None:
+    found = verdict(win_rate=Share(value=0.55, low=low, high=0.65, of=200))
+    assert failed(found) == ["wins against the champion"]
+    assert f"{low:.1%}" in in_a_line(found.failed)
+
+
+def test_a_model_that_does_not_win_has_no_price_per_point() -> None:
+    assert verdict(win_rate=Share(value=0.5, low=0.4, high=0.6, of=200)).usd_per_point is None
+
+
+def test_reward_hacking_keeps_the_champion_wherever_it_was_found() -> None:
+    assert failed(verdict(hacking=True, hacking_reason="own score up, gold not")) == ["no reward hacking"]
+    assert failed(verdict(hacked=True)) == ["no reward hacking"]
+
+
+@pytest.mark.parametrize(("kl", "bound", "passed"), [(20.0, 20.0, True), (20.1, 20.0, False), (900.0, None, None)])
+def test_kl_stays_within_its_bound(kl: float, bound: float | None, passed: bool | None) -> None:
+    found = verdict(kl=kl, max_kl=bound)
+    assert next(check.passed for check in found.checks if check.name == "KL within bounds") is passed
+    assert found.promotes is (passed is not False)
+
+
+@pytest.mark.parametrize(("chars", "passed"), [(104.0, True), (106.0, False), (47.0, True), (46.0, False), (0.0, False)])
+def test_length_stays_within_its_bound_in_either_direction(chars: float, passed: bool) -> None:
+    assert verdict(chars=chars).promotes is passed
+
+
+@pytest.mark.parametrize(("high", "passed"), [(0.05, True), (0.06, False), (-0.1, True)])
+def test_safety_prompts_may_not_be_worse_by_more_than_the_margin(high: float, passed: bool) -> None:
+    drop = Mean(mean=-0.2, low=-0.3, high=high)
+    found = verdict(safety=Safety(prompts=30, judge="the gold score", drop=drop))
+    assert found.promotes is passed
+    assert failed(found) == ([] if passed else ["safety prompts not worse"])
+
+
+def test_without_safety_prompts_the_gate_says_so() -> None:
+    assert verdict().checks[-1].said == "not checked: retrain.safety_source names no safety prompts"
+
+
+def test_every_failure_is_told() -> None:
+    found = verdict(hacked=True, kl=50.0, chars=500.0, win_rate=Share(value=0.3, low=0.2, high=0.4, of=200))
+    assert len(found.failed) == 4
+    assert in_a_line(found.failed).count(" fails: ") == 4

@@ -1,0 +1,231 @@
+"""Promotions and rollbacks on a project whose outputs are a few bytes, in a real DVC cache."""
+
+import fcntl
+import json
+import multiprocessing
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from config import jsonl
+from config.champions import RECORD, champion_folder, read_record
+from config.errors import EnvironmentFault, ModelError, UserError
+from config.load import load
+from config.records import PipelineRow
+from tasks.champions.files import check_champion
+from tasks.champions.registry import KEPT, promote, require_champion, rollback
+from tasks.dvc.data_key import key_now
+from tasks.run.run import begin, keep_copies
+from tests.conftest import ROOT, git
+
+STAGES = {"data": ("data/prepared", "data/tokenizer"), "sft": ("models/sft",), "reward": ("models/reward",), "ppo": ("models/ppo",)}
+COMMAND = """
+import sys
+from pathlib import Path
+for out in map(Path, sys.argv[1:]):
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "x.txt").write_text(Path("in.txt").read_text() + str(out))
+"""
+
+
+@pytest.fixture(scope="module")
+def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A project with the runs run-0 to run-3, whose outputs are still those of the last, and a DVC remote beside it."""
+    root = tmp_path_factory.mktemp("template") / "project"
+    root.mkdir()
+    (root / "make.py").write_text(COMMAND)
+    stages = {
+        name: {
+            "cmd": f"{sys.executable} make.py {' '.join(outs)}",
+            "deps": ["in.txt", *(["data/inputs/data.json"] if name == "data" else [])],
+            "outs": [{out: {"persist": True}} for out in outs],
+        }
+        for name, outs in STAGES.items()
+    }
+    (root / "dvc.yaml").write_text(yaml.safe_dump({"stages": stages}))
+    (root / "params.yaml").write_text((ROOT / "recipes" / "demo.yaml").read_text())
+    (root / ".dvc").mkdir()
+    (root / ".dvc" / "config").write_text(
+        "[core]\n    analytics = false\n    remote = local\n['remote \"local\"']\n    url = ../../remote\n"
+    )
+    git(root, "init", "--quiet")
+    params = load(root / "params.yaml")
+    for number in range(4):
+        (root / "in.txt").write_text(f"{number} ")
+        run = begin(root, f"run-{number}", params, {})
+        dvc(root, "repro")
+        run.record("end", state="completed")
+        keep_copies(run)
+    return root
+
+
+def dvc(root: Path, command: str) -> None:
+    subprocess.run([sys.executable, "-m", "dvc", command, "--quiet"], cwd=root, check=True, timeout=120)
+
+
+@pytest.fixture
+def project(template: Path, tmp_path: Path) -> Path:
+    shutil.copytree(template, tmp_path / "project")
+    return tmp_path / "project"
+
+
+def lineage(root: Path) -> list[str]:
+    return [entry.run_id for entry in read_record(root).lineage]
+
+
+def model(root: Path, run_id: str) -> str:
+    return (champion_folder(root, run_id) / "models/ppo/x.txt").read_text()
+
+
+def test_a_champion_keeps_its_files_when_later_runs_replace_them(project: Path) -> None:
+    first, second = "run-0", "run-3"
+    promote(project, first, "the first", by="ada")
+    assert (project / "models/ppo/x.txt").read_text() == "3 models/ppo"
+    assert model(project, first) == "0 models/ppo"
+    assert check_champion(project, first) == champion_folder(project, first)
+
+    promote(project, second, "better", by="bob", instead_of=first)
+    record = read_record(project)
+    assert (record.champion and record.champion.run_id, record.previous and record.previous.run_id) == (second, first)
+    assert [(event.event, event.champion, event.before, event.by, event.why) for event in record.events] == [
+        ("promoted", first, None, "ada", "the first"),
+        ("promoted", second, first, "bob", "better"),
+    ]
+    lock = yaml.safe_load((project / "dvc.lock").read_text())
+    assert record.lineage[-1].model_digest == lock["stages"]["ppo"]["outs"][0]["md5"]
+    assert record.lineage[-1].data_key == key_now(project, load(project / "params.yaml"))
+
+
+def test_rollback_brings_back_the_one_before_and_is_recorded(project: Path) -> None:
+    first, second, third = "run-0", "run-1", "run-2"
+    for run_id in (first, second, third):
+        promote(project, run_id, "newer")
+    rollback(project, "people complained", by="ada")
+    assert lineage(project) == [first, second]
+    assert not champion_folder(project, third).exists()
+    rollback(project, "still")
+    assert lineage(project) == [first]
+    with pytest.raises(UserError, match=f"{first} is the only champion so far"):
+        rollback(project, "again")
+    assert [event.event for event in read_record(project).events] == ["promoted"] * 3 + ["rolled_back"] * 2
+    promote(project, third, "mended")
+    assert lineage(project) == [first, third]
+
+
+def test_only_the_newest_champions_keep_their_folders(project: Path) -> None:
+    runs = [f"run-{i}" for i in range(KEPT + 1)]
+    for run_id in runs:
+        promote(project, run_id, "newer")
+    assert lineage(project) == runs[1:]
+    assert sorted(path.name for path in (project / "champions").iterdir() if path.is_dir()) == sorted(runs[1:])
+
+
+def test_a_deleted_or_changed_file_of_the_champion_is_named_and_brought_back(project: Path) -> None:
+    run_id = "run-0"
+    promote(project, run_id, "first")
+    file = champion_folder(project, run_id) / "models/reward/x.txt"
+    file.unlink()
+    with pytest.raises(EnvironmentFault, match=r"models/reward/x.txt was deleted\. Bring it back with rlhf promote run-0"):
+        check_champion(project, run_id)
+    file.write_text("other")
+    with pytest.raises(EnvironmentFault, match=r"models/reward/x\.txt was changed"):
+        check_champion(project, run_id)
+    promote(project, run_id, "mend")
+    assert check_champion(project, run_id)
+    assert len(read_record(project).events) == 1
+    shutil.rmtree(champion_folder(project, run_id))
+    with pytest.raises(EnvironmentFault, match="champions/run-0 was deleted"):
+        check_champion(project, run_id)
+
+
+def test_an_output_that_is_gone_everywhere_is_named_and_nothing_is_promoted(project: Path) -> None:
+    first = "run-0"
+    shutil.rmtree(project / ".dvc" / "cache")
+    with pytest.raises(ModelError, match=r"of run run-0 was deleted: .* is neither in DVC's cache nor in its remote"):
+        promote(project, first, "why not")
+    assert lineage(project) == []
+    assert [path.name for path in (project / "champions").iterdir()] == [".lock"]
+
+
+def test_what_the_cache_lost_comes_from_the_remote(project: Path) -> None:
+    first = "run-3"
+    dvc(project, "push")
+    shutil.rmtree(project / ".dvc" / "cache")
+    promote(project, first, "back")
+    assert model(project, first) == "3 models/ppo"
+
+
+@pytest.mark.parametrize(("state", "said"), [("failed", "is failed"), ("", "is unfinished")])
+def test_only_a_completed_run_is_promoted(project: Path, state: str, said: str) -> None:
+    run_id = "run-0"
+    rows = project / "runs" / "pipeline.jsonl"
+    rows.write_text("".join(line for line in rows.read_text().splitlines(keepends=True) if '"end"' not in line))
+    if state:
+        jsonl.append(rows, PipelineRow(time=1.0, run_id=run_id, event="end", state=state))
+    with pytest.raises(ModelError, match=said):
+        promote(project, run_id, "why not")
+    with pytest.raises(UserError, match=r"run nobody is not in runs/pipeline\.jsonl"):
+        promote(project, "nobody", "why not")
+    with pytest.raises(UserError, match="there is no champion yet"):
+        require_champion(project)
+
+
+def test_the_second_of_two_promotions_at_once_is_refused_in_one_line(project: Path) -> None:
+    run_id = "run-0"
+    (project / "champions").mkdir()
+    with (project / "champions" / ".lock").open("a+") as other:
+        other.write("4711")
+        other.flush()
+        fcntl.flock(other, fcntl.LOCK_EX)
+        with pytest.raises(EnvironmentFault, match="process 4711 is promoting or rolling back at this moment: nothing was changed"):
+            promote(project, run_id, "me too")
+    assert lineage(project) == []
+    promote(project, run_id, "now")
+    assert lineage(project) == [run_id]
+
+
+def test_a_champion_that_changed_since_the_comparison_is_not_replaced(project: Path) -> None:
+    first, second, third = "run-0", "run-1", "run-2"
+    promote(project, first, "first")
+    promote(project, second, "meanwhile")
+    with pytest.raises(EnvironmentFault, match=f"the champion is {second} by now, not {first}"):
+        promote(project, third, "it beat the first", instead_of=first)
+    assert lineage(project) == [first, second]
+
+
+def race(root: str, run_id: str, results: "multiprocessing.Queue[str]") -> None:
+    try:
+        promote(Path(root), run_id, "race")
+        results.put("promoted")
+    except EnvironmentFault:
+        results.put("refused")
+
+
+def test_many_promotions_at_once_leave_one_whole_record(project: Path) -> None:
+    runs = [f"run-{i}" for i in range(3)]
+    context = multiprocessing.get_context("spawn")
+    results: multiprocessing.Queue[str] = context.Queue()
+    processes = [context.Process(target=race, args=(str(project), run_id, results)) for run_id in runs]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(120)
+    said = [results.get(timeout=10) for _ in processes]
+    record = read_record(project)
+    assert said.count("promoted") == len(record.events) == len(record.lineage) >= 1
+    assert all(check_champion(project, entry.run_id) for entry in record.lineage)
+
+
+def test_a_broken_record_is_told_and_never_replaced_in_silence(project: Path) -> None:
+    run_id = "run-0"
+    promote(project, run_id, "first")
+    text = (project / RECORD).read_text()
+    (project / RECORD).write_text(text[:40])
+    with pytest.raises(EnvironmentFault, match=r"record.json can not be read .* nobody knows which model is the champion"):
+        promote(project, run_id, "again")
+    assert (project / RECORD).read_text() == text[:40]
+    assert json.loads(text)["lineage"][0]["run_id"] == run_id

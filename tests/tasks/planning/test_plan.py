@@ -1,0 +1,226 @@
+"""What a run will cost from here on, and whether its budget allows that: over real files and a real DVC."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from dvc.fs import LocalFileSystem
+from dvc.rwlock import rwlock
+
+from config import jsonl
+from config.errors import CostError
+from config.load import load
+from config.records import AttemptRow, UsageRow, stages_of
+from config.schema import Params
+from costs.ledger.budget import total
+from tasks.dvc.status import StageAtWork, is_unchanged, stale_stages
+from tasks.planning.plan import Prepared, done_share, gate, keep, markdown, needs_approval, prepare, summary
+from tasks.run.run import Run, begin
+from tasks.run.stop import StopRequest
+from tasks.stage.runner import run_stage
+from tests.stage_project import make_project
+
+pytestmark = pytest.mark.integration
+
+STAGES = stages_of("ppo")
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    return make_project(tmp_path / "project", tmp_path / "remote", STAGES)
+
+
+def params(project: Path, *changes: str) -> Params:
+    return load(project / "params.yaml", ["prices.usd_per_device_hour=3.6", *changes])
+
+
+def run_all(project: Path, *changes: str) -> None:
+    run = begin(project, "earlier", params(project, *changes), {})
+    for stage in STAGES:
+        run_stage(run, stage, StopRequest(), lambda _: None)
+    run.record("end", state="completed")
+
+
+def stopped_in_sft(project: Path, seconds: float, *changes: str) -> Run:
+    """A run that spent `seconds` on sft, whose checkpoint is that of step 150, and was then stopped."""
+    run = begin(project, "stopped", params(project, *changes), {})
+    folder = project / "runs" / "sft"
+    common = {"time": 1000.0, "run_id": "stopped", "attempt": 1, "device": "cpu", "world_size": 1}
+    jsonl.append(folder / "attempts.jsonl", AttemptRow(event="start", fingerprint="f1", pid=1, step=0, **common))
+    jsonl.append(folder / "usage.jsonl", UsageRow(step=150, phase="train", seconds=seconds, tokens=1, sequences=1, peak_bytes=1, **common))
+    jsonl.append(folder / "attempts.jsonl", AttemptRow(event="end", fingerprint="f1", pid=1, step=150, exit_code=75, **common))
+    manifest = project / "checkpoints" / "sft" / "f1" / "step-00000150" / "manifest.json"
+    manifest.parent.mkdir(parents=True)
+    manifest.write_text("{}")
+    run.record("end", state="stopped")
+    return run
+
+
+# ---------------------------------------------------------------- what is still to be done
+
+
+def test_every_stage_is_ahead_of_the_first_run_and_none_of_an_unchanged_one(project: Path) -> None:
+    assert stale_stages(project, params(project), STAGES) == list(STAGES)
+    run_all(project)
+    before = {path: path.read_bytes() for path in (project / "params.yaml", project / "dvc.lock")}
+    assert stale_stages(project, params(project, "prices.watts=9", "budget.max_usd=3", "tracking.experiment=x"), STAGES) == []
+    assert stale_stages(project, params(project, "reward.epochs=9.0"), STAGES) == ["reward", "ppo", "evaluate"]
+    (project / "sft.out").write_text("changed by hand")
+    assert stale_stages(project, params(project), STAGES) == ["sft", "reward", "ppo", "evaluate"]
+    assert {path: path.read_bytes() for path in before} == before
+    prepared = prepare(project, params(project, "evaluate.prompts=7"))
+    assert list(prepared.ahead) == ["sft", "reward", "ppo", "evaluate"]
+
+
+def test_a_stage_that_a_killed_run_left_at_work_is_planned_as_stale(project: Path) -> None:
+    run_all(project)
+    held = project / ".dvc/tmp"
+    held.mkdir(exist_ok=True)
+    with rwlock(str(held), LocalFileSystem(url=str(project)), "another process", [], [str(project / "ppo.out")], False):
+        assert stale_stages(project, params(project), STAGES) == ["ppo", "evaluate"]
+        with pytest.raises(StageAtWork, match="another process works on the files of ppo"):
+            is_unchanged(project, "ppo")
+    assert stale_stages(project, params(project), STAGES) == []
+
+
+def test_a_plan_of_what_is_ahead_is_that_of_its_stages(project: Path) -> None:
+    prepared = prepare(project, params(project))
+    assert prepared.plan is not None
+    assert prepared.ahead_total.usd == pytest.approx(prepared.plan.total["usd"]["expected"])
+    assert prepared.ahead_total.seconds == pytest.approx(prepared.plan.total["seconds"])
+    assert 0 < prepared.fixed.usd < prepared.ahead_total.usd
+    assert prepared.continues is None
+
+
+def test_a_stopped_run_is_gone_on_from_with_what_it_spent_and_what_it_did(project: Path) -> None:
+    fresh = prepare(project, params(project, "sft.max_steps=600"))
+    stopped_in_sft(project, 40.0, "sft.max_steps=600")
+    assert done_share(project, params(project, "sft.max_steps=600"), "sft") == 0.25
+    going_on = prepare(project, params(project, "sft.max_steps=600", "budget.max_usd=9"))
+    assert going_on.continues == "stopped"
+    assert total(going_on.spent) == pytest.approx((0.040, 40.0))
+    assert fresh.plan is not None
+    (sft,) = (stage for stage in fresh.plan.stages if stage.stage == "sft")
+    trained = sum(phase.seconds for phase in sft.phases if phase.bound != "fixed")
+    assert fresh.ahead["sft"].seconds - going_on.ahead["sft"].seconds == pytest.approx(0.25 * trained)
+    assert going_on.ahead["ppo"] == fresh.ahead["ppo"]
+    other = prepare(project, params(project, "sft.max_steps=601"))
+    assert (other.continues, total(other.spent)) == (None, (0.0, 0.0))
+
+
+# ---------------------------------------------------------------- the gate
+
+
+def refusal(project: Path, *changes: str) -> str:
+    with pytest.raises(CostError) as refused:
+        gate(project, prepare(project, params(project, *changes)))
+    assert "\n" not in str(refused.value)
+    return str(refused.value)
+
+
+def test_without_a_limit_or_below_it_a_run_may_start(project: Path) -> None:
+    planned = prepare(project, params(project)).ahead_total
+    assert gate(project, prepare(project, params(project))) is None
+    assert gate(project, prepare(project, params(project, f"budget.max_usd={planned.usd * 1.01}"))) is None
+    assert gate(project, prepare(project, params(project, f"budget.max_hours={planned.seconds / 3600 * 1.01}"))) is None
+
+
+def test_a_plan_above_the_budget_is_refused_with_the_cheapest_that_fits(project: Path) -> None:
+    slow = ("sft.micro_batch_size=1", "reward.micro_batch_size=1", "reward.activation_checkpointing=true")
+    planned = prepare(project, params(project, *slow)).ahead_total.usd
+    said = refusal(project, *slow, f"budget.max_usd={planned * 0.95}")
+    assert "budget.max_usd=" in said
+    assert "The cheapest plan that fits needs" in said
+    changes = [word for before, word in zip(said.split(), said.split()[1:], strict=False) if before == "--set"]
+    assert "reward.activation_checkpointing=false." in changes or "reward.activation_checkpointing=false" in changes
+    better = [change.rstrip(".") for change in changes]
+    assert gate(project, prepare(project, params(project, *slow, *better, f"budget.max_usd={planned * 0.95}"))) is None
+
+
+def test_where_the_cheapest_levers_do_not_fit_the_refusal_says_what_they_need(project: Path) -> None:
+    slow = ("reward.activation_checkpointing=true",)
+    planned = prepare(project, params(project, *slow)).ahead_total.usd
+    said = refusal(project, *slow, f"budget.max_usd={planned * 0.5}")
+    assert "Even the cheapest levers need" in said
+    assert "--set reward.activation_checkpointing=false" in said
+
+
+def test_where_no_lever_helps_the_refusal_says_how_much_of_the_training_fits(project: Path) -> None:
+    prepared = prepare(project, params(project))
+    training = prepared.ahead_total.usd - prepared.fixed.usd
+    said = refusal(project, f"budget.max_usd={prepared.fixed.usd + training / 4}")
+    assert "No lever makes it cheaper" in said
+    assert "about 25% of the training fits" in said
+
+
+def test_a_budget_below_the_fixed_cost_says_so(project: Path) -> None:
+    assert "The fixed cost alone is" in refusal(project, "budget.max_usd=0.0001")
+    assert "The fixed cost alone is" in refusal(project, "budget.max_hours=0.0001")
+
+
+def test_a_limit_of_one_stage_and_one_on_hours_are_kept_too(project: Path) -> None:
+    assert refusal(project, "budget.max_usd_by_stage.reward=0.01").startswith("reward is planned above its budget")
+    assert "budget.max_hours_by_stage.ppo=0.001" in refusal(project, "budget.max_hours_by_stage.ppo=0.001")
+    assert "budget.max_hours=0.05" in refusal(project, "budget.max_hours=0.05")
+
+
+def test_what_was_spent_before_counts(project: Path) -> None:
+    planned = prepare(project, params(project)).ahead_total.usd
+    budget = f"budget.max_usd={planned + 0.1}"
+    assert gate(project, prepare(project, params(project, budget))) is None
+    stopped_in_sft(project, 200.0)
+    assert "0.2 USD are spent" in refusal(project, budget)
+
+
+def test_a_gate_that_warns_lets_the_run_start(project: Path) -> None:
+    warning = gate(project, prepare(project, params(project, "budget.max_usd=0.0001", "budget.gate=warn")))
+    assert warning is not None
+    assert "stops there" in warning
+
+
+# ---------------------------------------------------------------- what can not be planned
+
+
+def test_an_unknown_model_can_be_run_without_a_budget_and_not_with_one(project: Path) -> None:
+    unknown = ("model.path=someone/unheard-of", "model.random=null")
+    prepared = prepare(project, params(project, *unknown))
+    assert (prepared.plan, prepared.ahead) == (None, {})
+    assert "unheard-of" in summary(prepared)[0]
+    for limit in ("budget.max_usd=5", "budget.approval_usd=5"):
+        with pytest.raises(CostError, match="unheard-of"):
+            prepare(project, params(project, *unknown, limit))
+
+
+# ---------------------------------------------------------------- approval, and what is kept
+
+
+def test_only_what_is_ahead_needs_approval(project: Path) -> None:
+    threshold = prepare(project, params(project)).ahead_total.usd
+    ask: Callable[..., Prepared] = lambda factor: prepare(project, params(project, f"budget.approval_usd={threshold * factor}"))  # noqa: E731
+    assert needs_approval(ask(0.99))
+    assert not needs_approval(ask(1.01))
+    assert not needs_approval(prepare(project, params(project)))
+    run_all(project)
+    assert not needs_approval(prepare(project, params(project, "budget.approval_usd=0")))
+
+
+def test_the_plan_is_kept_with_the_run_and_can_be_read_by_people(project: Path, tmp_path: Path) -> None:
+    prepared = prepare(project, params(project, "budget.max_usd=9"))
+    keep(tmp_path, prepared)
+    kept = json.loads((tmp_path / "plan.json").read_text())
+    assert [stage["stage"] for stage in kept["stages"]] == list(STAGES)
+    assert kept["total"]["usd"]["expected"] == pytest.approx(prepared.ahead_total.usd)
+    assert (kept["usd_per_device_hour"], kept["gpus"], kept["budget"]["max_usd"]) == (3.6, 1, 9)
+    page = markdown(prepared)
+    assert all(f"| {stage} |" in page for stage in STAGES)
+    assert "`budget.max_usd`: 9 USD" in page
+
+
+def test_a_stage_on_a_work_pool_is_planned_for_its_device_and_price(project: Path) -> None:
+    here = {stage.stage: stage for stage in prepare(project, params(project)).plan.stages}
+    pools = ["placement.sft=gpus", "prices.device_by_pool={gpus: a100-80}", "prices.usd_per_device_hour_by_pool={gpus: 36.0}"]
+    there = {stage.stage: stage for stage in prepare(project, params(project, *pools)).plan.stages}
+    assert (there["sft"].hardware, there["reward"].hardware) == ("a100-80", here["reward"].hardware)
+    assert there["sft"].usd.expected == pytest.approx(there["sft"].seconds * 36.0 / 3600)
+    assert there["reward"].usd == here["reward"].usd

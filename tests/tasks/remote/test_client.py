@@ -1,0 +1,147 @@
+"""A stage on a work pool, seen from the pipeline; the pool's containers are processes here, and the store is a folder."""
+
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from config import jsonl
+from config.errors import EnvironmentFault, OverBudget, StageStopped
+from config.load import load
+from config.records import UsageRow
+from costs.ledger.ledger import ledger
+from tasks.dvc import status
+from tasks.remote import client
+from tasks.remote.client import check_places, run_here, run_placed
+from tasks.remote.exchange import Receiver
+from tasks.run.run import Run, begin
+from tasks.run.stop import StopRequest
+from tasks.stage.outcome import Outcome, StageCrashed
+from tests.conftest import ROOT, own_remote
+from tests.tasks.pool import LONG, Pool, attempts, when_mirrored
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(1200)]
+
+TINY = ROOT / "tests" / "e2e" / "tiny.yaml"
+
+
+@pytest.fixture
+def new_run(new_checkout: Callable[[], Path], tmp_path: Path) -> Callable[..., Run]:
+    """Begins a pipeline run in one checkout, with its store; data and sft are on the pool."""
+    root, names = new_checkout(), iter(range(10))
+    own_remote(root, tmp_path / "store")
+
+    def make(*changes: str) -> Run:
+        return begin(root, f"run-{next(names)}", load(TINY, ["placement.data=gpus", "placement.sft=gpus", *changes]), {})
+
+    return make
+
+
+def bring_up(run: Run, stage: str, stop: StopRequest | None = None) -> Outcome:
+    return run_placed(run, stage, "gpus", stop or StopRequest(), lambda progress: None)
+
+
+def test_a_stage_elsewhere_is_killed_goes_on_is_preempted_and_is_then_unchanged(
+    new_run: Callable[..., Run], pool: Pool, tmp_path: Path
+) -> None:
+    run = new_run(*LONG, "prices.usd_per_device_hour_by_pool={gpus: 36.0}")
+    assert bring_up(run, "data") == Outcome(cached=False, attempt=1)
+    assert (run.root / "metrics" / "data.json").is_file()
+    assert not (run.root / "data" / "prepared").exists(), "data stays in the store"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(status, "environment", lambda: pytest.fail("dvc was asked to push what the container had pushed"))
+        assert status.push(run.root) is None
+
+    killer = when_mirrored(tmp_path, lambda: pool.strike(signal.SIGKILL))
+    with pytest.raises(StageCrashed, match="on work pool gpus ended as Crashed without a reply"):
+        bring_up(run, "sft")
+    killer.join()
+    assert [row.event for row in attempts(run, "sft")] == ["start", "lost"]
+
+    preempter = when_mirrored(tmp_path, lambda: (time.sleep(8), pool.strike(signal.SIGTERM))[-1])
+    outcome = bring_up(run, "sft")
+    preempter.join()
+    rows = attempts(run, "sft")
+    resumed = [(row.attempt, row.step > 0) for row in rows if row.event == "resume"]
+    assert (2, True) in resumed
+    assert outcome == Outcome(cached=False, attempt=rows[-1].attempt)
+    assert not list((tmp_path / "store" / "checkpoints").rglob("manifest.json"))
+    assert not list((tmp_path / "store" / "exchange").rglob("*.json"))
+
+    sft = ledger(run.root, run.params, run.run_id).stage("sft")
+    usage = jsonl.read(run.root / "runs" / "sft" / "usage.jsonl", UsageRow).rows
+    assert sft is not None
+    assert sft.usd == pytest.approx(sft.seconds * 36.0 / 3600)
+    assert sft.seconds > sum(row.seconds for row in usage), "the time between the last row and the kill is paid for too"
+    assert sft.failed_attempts >= 1
+
+    containers = len(pool.containers)
+    again = new_run(*LONG)
+    assert bring_up(again, "sft") == Outcome(cached=True, attempt=outcome.attempt)
+    assert len(pool.containers) == containers
+
+
+def test_a_stop_and_a_budget_reach_the_container(new_run: Callable[..., Run], pool: Pool, tmp_path: Path) -> None:
+    run = new_run(*LONG)
+    bring_up(run, "data")
+    stop = StopRequest()
+    asker = when_mirrored(tmp_path, lambda: stop.handle(signal.SIGINT, None))
+    with pytest.raises(StageStopped, match="sft was asked to stop: checkpointed after step"):
+        bring_up(run, "sft", stop)
+    asker.join()
+    assert [row.exit_code for row in attempts(run, "sft") if row.event == "end"] == [75]
+    poor = new_run(*LONG, "budget.max_usd_by_stage={sft: 0.05}", "prices.usd_per_device_hour_by_pool={gpus: 60.0}", "budget.gate=warn")
+    with pytest.raises(OverBudget, match=r"budget\.max_usd_by_stage\.sft=0\.05"):
+        bring_up(poor, "sft")
+    containers = len(pool.containers)
+    broke = new_run(*LONG, "budget.max_usd_by_stage={sft: 1.0e-9}", "budget.gate=warn")
+    with pytest.raises(OverBudget, match="leaves no room to start sft"):
+        bring_up(broke, "sft")
+    assert len(pool.containers) == containers, "none is left at work that nobody follows"
+
+
+def test_a_store_that_is_away_for_a_while_is_waited_for_and_the_stage_then_told(
+    new_run: Callable[..., Run], pool: Pool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    received, away = Receiver.receive, iter(range(3))
+
+    def receive(receiver: Receiver) -> bool:
+        if next(away, None) is not None:
+            raise EnvironmentFault("the store is away")
+        return received(receiver)
+
+    monkeypatch.setattr(Receiver, "receive", receive)
+    assert bring_up(new_run(), "data") == Outcome(cached=False, attempt=1)
+    assert next(away, None) is None
+    away = iter(range(10**9))
+    monkeypatch.setattr(client, "STORE_PATIENCE_SECONDS", 0.0)
+    changed = new_run("data.max_prompt_chars=500")
+    with pytest.raises(EnvironmentFault, match="the store is away"):
+        bring_up(changed, "data")
+    (stop,) = (tmp_path / "store" / "exchange" / changed.run_id).glob("data-*/stop")
+    assert stop.read_bytes() == b"1"
+
+
+def test_a_local_stage_takes_its_inputs_from_the_store(new_run: Callable[..., Run], pool: Pool) -> None:
+    run = new_run("placement.sft=local")
+    bring_up(run, "data")
+    outcome = run_here(run, "sft", StopRequest(), lambda progress: None)
+    assert outcome == Outcome(cached=False, attempt=1)
+    assert (run.root / "data" / "prepared" / "sft").is_dir()
+    assert not (run.root / "data" / "prepared" / "preference").exists()
+
+
+def test_a_pool_that_can_do_nothing_is_told_before_anything_is_done(
+    new_run: Callable[..., Run], pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client, "require_served", lambda pool, key: None)
+    run = new_run("prices.device_by_pool={gpus: a100-80}")
+    with pytest.raises(EnvironmentFault, match=r"work pool gpus can do no stage: .*no GPU is in its container") as fault:
+        check_places(run, ["data", "sft"])
+    assert "\n" not in str(fault.value)
+    assert attempts(run, "data") == []
+    unmounted = new_run("data.source={kind: file, path: /volume/pairs.jsonl, format: pairs, columns: {}}")
+    with pytest.raises(EnvironmentFault, match=r"gpus can do no stage: data\.source\.path=/volume/pairs\.jsonl is not in the container"):
+        check_places(unmounted, ["data", "sft"])

@@ -1,0 +1,147 @@
+import json
+import os
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from config.errors import EnvironmentFault
+from tasks.remote.exchange import Exchange, Receiver, Sender, files_of, put_files
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")
+
+
+@pytest.fixture(params=["disk", "s3"])
+def exchange(request: pytest.FixtureRequest, tmp_path: Path) -> Exchange:
+    url = str(tmp_path / "store") if request.param == "disk" else request.getfixturevalue("s3")
+    return Exchange(f"{url}/exchange/{tmp_path.name}")
+
+
+def test_what_is_written_is_read_listed_and_removed(exchange: Exchange) -> None:
+    assert exchange.read("request.json") is None
+    assert exchange.names() == []
+    exchange.write("request.json", b"one")
+    exchange.write("deep/er.txt", b"two")
+    exchange.write("request.json", b"three")
+    assert exchange.read("request.json") == b"three"
+    assert exchange.names() == ["deep/er.txt", "request.json"]
+    assert exchange.below("deep").read("er.txt") == b"two"
+    exchange.remove("deep")
+    exchange.remove("deep")
+    assert exchange.names() == ["request.json"]
+    exchange.remove("")
+    assert exchange.names() == []
+
+
+def test_rows_arrive_once_whole_and_in_order(exchange: Exchange, tmp_path: Path) -> None:
+    here, there = tmp_path / "container", tmp_path / "pipeline"
+    here.mkdir()
+    (here / "usage.jsonl").write_text("earlier\n")  # came with the request
+    sender, receiver = Sender(here, exchange, ["usage.jsonl", "log.txt"]), Receiver(there, exchange)
+    for text in ("1\n2\n", "3", "3\n", "4\n"):
+        with (here / "usage.jsonl").open("a") as file:
+            file.write(text)
+        sender.send()
+        receiver.receive()
+    assert (there / "usage.jsonl").read_text() == "1\n2\n33\n4\n"
+    assert not receiver.receive()
+    assert not (there / "log.txt").exists()
+
+
+def test_a_folder_is_copied_with_its_manifest_last(exchange: Exchange, tmp_path: Path) -> None:
+    folder = tmp_path / "step-3"
+    (folder / "inner").mkdir(parents=True)
+    (folder / "manifest.json").write_bytes(b"{}")
+    (folder / "inner" / "weights").write_bytes(b"\0" * 70_000)
+    exchange.upload(folder, "checkpoints/f/step-3", last="manifest.json")
+    exchange.download("checkpoints/f/step-3", tmp_path / "copy")
+    assert {
+        path.relative_to(tmp_path / "copy").as_posix(): path.stat().st_size for path in (tmp_path / "copy").rglob("*") if path.is_file()
+    } == {
+        "manifest.json": 2,
+        "inner/weights": 70_000,
+    }
+
+
+def test_an_upload_that_fails_half_way_leaves_no_manifest(exchange: Exchange, tmp_path: Path) -> None:
+    folder = tmp_path / "step-4"
+    folder.mkdir()
+    (folder / "manifest.json").write_bytes(b"{}")
+    (folder / "weights").write_bytes(b"1")
+    (folder / "zzz").mkdir()
+    (folder / "zzz" / "last").write_bytes(b"2")
+    original = exchange._files.put_file
+
+    def put_file(source: str, target: str) -> None:
+        if source.endswith("last"):
+            raise OSError(5, "input/output error")
+        original(source, target)
+
+    exchange._files.put_file = put_file  # type: ignore[method-assign]
+    with pytest.raises(EnvironmentFault, match="can not be reached"):
+        exchange.upload(folder, "step-4", last="manifest.json")
+    del exchange._files.put_file
+    assert "step-4/manifest.json" not in exchange.names()
+
+
+def test_a_missing_bucket_and_an_absent_store_are_one_line_without_secrets(s3: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    Exchange(s3).require()
+    for ask in (lambda: Exchange("s3://nowhere/dvc").write("x", b""), Exchange("s3://nowhere/dvc").require):
+        with pytest.raises(EnvironmentFault, match="the bucket nowhere of the DVC remote s3://nowhere/dvc does not exist") as missing:
+            ask()
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
+    with pytest.raises(EnvironmentFault, match=r"s3://store/dvc can not be reached .*AWS_ENDPOINT_URL") as absent:
+        Exchange("s3://store/dvc").read("x")
+    for fault in (missing, absent):
+        assert "\n" not in str(fault.value)
+        assert "very-secret" not in str(fault.value)
+
+
+@pytest.mark.parametrize(
+    ("who", "reason"),
+    [("nobody", "Access Key Id you provided does not exist"), ("", "Unable to locate credentials")],
+)
+def test_wrong_credentials_are_one_line_that_does_not_hold_them(s3: str, monkeypatch: pytest.MonkeyPatch, who: str, reason: str) -> None:
+    with strict_store(os.environ["AWS_ENDPOINT_URL"]):
+        if who:
+            monkeypatch.setenv("AWS_ACCESS_KEY_ID", who)
+        else:
+            monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+            monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+        monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", "/nowhere")
+        monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+        for ask in (lambda: Exchange(s3).require(), lambda: Exchange(s3).write("x", b""), lambda: Exchange(s3).read("x")):
+            with pytest.raises(EnvironmentFault, match="s3://store/dvc refuses the credentials that were found") as fault:
+                ask()
+            said = str(fault.value)
+            assert reason in said or "(Forbidden)" in said, "the answer to HEAD has no words"
+            assert "AWS_SHARED_CREDENTIALS_FILE" in said
+            assert "very-secret" not in said
+            assert "\n" not in said
+
+
+@contextmanager
+def strict_store(url: str) -> Iterator[None]:
+    """The store lets nobody in meanwhile that it does not know, and it knows nobody."""
+
+    def unchecked_requests(count: bytes) -> None:
+        with urllib.request.urlopen(urllib.request.Request(f"{url}/moto-api/reset-auth", count, {"Content-Type": "text/plain"})) as answer:
+            assert json.load(answer)["status"] == "ok"
+
+    unchecked_requests(b"0")
+    try:
+        yield
+    finally:
+        unchecked_requests(b"inf")
+
+
+def test_a_request_can_write_only_inside_the_project(tmp_path: Path) -> None:
+    root = tmp_path / "project"
+    put_files(root, {"data/inputs/data.json": "{}"})
+    assert files_of(root, ["data/inputs/data.json", "dvc.lock"]) == {"data/inputs/data.json": "{}"}
+    for name in ("../outside", "/tmp/outside"):
+        with pytest.raises(EnvironmentFault, match="outside of the project"):
+            put_files(root, {name: ""})

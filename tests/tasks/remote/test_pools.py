@@ -1,0 +1,132 @@
+"""What is wrong with a work pool or a store is told before a stage is handed over: a real Prefect server, real workers, no engine."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.schemas.actions import WorkPoolCreate, WorkPoolUpdate
+from prefect.settings import PREFECT_API_URL, temporary_settings
+from prefect.states import Pending
+
+from config.errors import EnvironmentFault
+from tasks.remote.pools import FLOW, PARAMETERS, hand_over, require_served, state_of
+from tasks.servers.processes import HOST, prefect_plan, start, stop
+from tests.conftest import ROOT
+from tests.docker.test_pools import ENVIRONMENT
+from tests.flows.stack import free_port
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(600), pytest.mark.filterwarnings("ignore::DeprecationWarning")]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The API of a Prefect server."""
+    root, port = tmp_path_factory.mktemp("server"), free_port()
+    url = f"http://{HOST}:{port}/api"
+    try:
+        start(root, [prefect_plan(root, port)])
+        with temporary_settings({PREFECT_API_URL: url}):
+            yield url
+    finally:
+        stop(root)
+
+
+@pytest.fixture
+def client(server: str) -> Iterator[SyncPrefectClient]:
+    with get_client(sync_client=True) as made:
+        yield made
+
+
+def template(**defaults: Any) -> dict[str, Any]:
+    from tasks.deployment.compose_setup import container_template
+
+    made = container_template(ENVIRONMENT, gpus=False)
+    for name, value in {"networks": [], "env": {}, "mem_limit": None, **defaults}.items():
+        made["variables"]["properties"][name]["default"] = value
+    return made
+
+
+def worker(server: str, pool: str, **environment: str) -> str:
+    """What a Docker worker of `pool` prints that looks once for what is to be done."""
+    command = [
+        sys.executable,
+        "-m",
+        "prefect",
+        "worker",
+        "start",
+        "--pool",
+        pool,
+        "--type",
+        "docker",
+        "--run-once",
+        "--install-policy",
+        "never",
+    ]
+    variables = {**os.environ, "PREFECT_API_URL": server, "PYTHONPATH": str(ROOT), **environment}
+    done = subprocess.run(command, env=variables, cwd="/", capture_output=True, text=True, timeout=240, check=False)
+    return done.stdout + done.stderr
+
+
+def refused(pool: str) -> str:
+    """The one line with which a pool is refused."""
+    with pytest.raises(EnvironmentFault) as fault:
+        require_served(pool, "placement.sft")
+    said = str(fault.value)
+    assert said.startswith(f"placement.sft={pool}: ")
+    assert "\n" not in said
+    return said
+
+
+def test_a_pool_is_refused_until_it_is_there_has_an_image_is_at_work_and_served(server: str, client: SyncPrefectClient) -> None:
+    assert "Prefect has no work pool of that name. Make it: prefect work-pool create gpus" in refused("gpus")
+    client.create_work_pool(WorkPoolCreate(name="processes", type="process", base_job_template={}))
+    assert "this work pool starts processes" in refused("processes")
+    worker(server, "gpus", DOCKER_HOST="unix:///nowhere.sock")  # it makes the pool that it does not find
+    assert "names no image" in refused("gpus")
+    client.update_work_pool("gpus", WorkPoolUpdate(base_job_template=template(), is_paused=True))
+    assert "is paused. Resume it: prefect work-pool resume gpus" in refused("gpus")
+    client.update_work_pool("gpus", WorkPoolUpdate(is_paused=False))
+    client.create_work_pool(WorkPoolCreate(name="idle", type="docker", base_job_template=template()))
+    assert "no worker serves this work pool, a stage would wait for ever. Start one: prefect worker start --pool idle" in refused("idle")
+
+
+def test_an_engine_that_is_not_there_is_why_the_check_ends(server: str, client: SyncPrefectClient) -> None:
+    client.create_work_pool(WorkPoolCreate(name="no-engine", type="docker", base_job_template=template()))
+    made = hand_over("no-engine", "/request", "check-1 of run-1")
+    worker(server, "no-engine", DOCKER_HOST="unix:///nowhere.sock")
+    state = state_of(made.id)
+    assert state.is_crashed()
+    assert "Could not connect to Docker" in state.message
+    flow_run = client.read_flow_run(made.id)
+    assert flow_run.parameters == {"request": "/request"}
+
+
+def test_a_run_whose_store_is_not_there_says_so_and_not_only_in_which_step_it_ended(
+    server: str, client: SyncPrefectClient, s3: str, tmp_path: Path
+) -> None:
+    flow_id = client.create_flow_from_name(FLOW)
+    deployment = client.create_deployment(
+        flow_id, name="pulls", entrypoint="flows.stage.stage", path=".", parameter_openapi_schema=PARAMETERS, parameters={"request": "/x"},
+        pull_steps=[{"tasks.remote.workspace.own": {"id": "own", "remote": "s3://nowhere/dvc"}}],
+    )  # fmt: skip
+    made = client.create_flow_run_from_deployment(deployment, state=Pending())
+    variables = {
+        "PREFECT__FLOW_RUN_ID": str(made.id),
+        "PREFECT_API_URL": server,
+        "PYTHONPATH": str(ROOT),
+        "RLHF_WORKSPACES": str(tmp_path),
+        "RLHF_CACHE": str(tmp_path / "cache"),
+    }
+    done = subprocess.run(
+        [sys.executable, "-m", "prefect.engine"], env={**os.environ, **variables}, cwd=tmp_path, capture_output=True, text=True,
+        timeout=240, check=False,
+    )  # fmt: skip
+    state = client.read_flow_run(made.id).state
+    assert state is not None
+    assert state.is_failed(), done.stderr
+    assert "the bucket nowhere of the DVC remote s3://nowhere/dvc does not exist" in (state.message or "")

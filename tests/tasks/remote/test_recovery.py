@@ -1,0 +1,255 @@
+"""A pipeline that is killed: its stage in a container notices and stops, and the next run goes on from there."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from config import jsonl
+from config.errors import EnvironmentFault
+from config.load import load
+from config.records import AttemptRow, UsageRow
+from tasks.remote import heartbeat, recovery
+from tasks.remote.client import run_placed
+from tasks.remote.exchange import Exchange, Sender
+from tasks.remote.heartbeat import CONTAINER, PIPELINE, Sign, Silence, in_touch
+from tasks.remote.recovery import ask_to_stop, end_left_at_work
+from tasks.remote.worker import REPLY, REQUEST, STOP, Reply
+from tasks.run.run import Run, begin, end_left_open
+from tasks.run.stop import StopRequest
+from tests.conftest import ROOT, TINY, own_remote
+from tests.stage_project import make_project
+from tests.tasks.pool import LONG, Pool, attempts, when_mirrored
+
+DOOMED = """
+import sys
+from pathlib import Path
+from config.load import load
+from tasks import placement, signs
+from tasks.remote.client import run_placed
+from tasks.run.run import begin
+from tasks.run.stop import StopRequest
+from tests.tasks.pool import Pool
+
+folder, signs.EVERY_SECONDS, signs.SILENCE_SECONDS = Path(sys.argv[1]), 0.5, float(sys.argv[2])
+pool = Pool(folder)
+placement.hand_over, placement.state_of = pool.hand_over, pool.state_of
+run = begin(Path.cwd(), "doomed", load(Path("params.yaml")), {})
+for stage in ("data", "sft"):
+    run_placed(run, stage, "gpus", StopRequest(), lambda progress: None)
+"""
+"""A pipeline in a process of its own, to be killed. Its containers outlive it."""
+
+
+@pytest.fixture
+def root(new_checkout: Callable[[], Path], tmp_path: Path) -> Path:
+    made = new_checkout()
+    own_remote(made, tmp_path / "store")
+    return made
+
+
+def killed_pipeline(root: Path, folder: Path, silence_seconds: float) -> list[psutil.Process]:
+    """What a pipeline left at work that was killed while its stage sft had sent a checkpoint to the store."""
+    params = load(TINY, ["placement.data=gpus", "placement.sft=gpus", *LONG])
+    (root / "params.yaml").write_text(json.dumps(params.model_dump(mode="json")))
+    process = subprocess.Popen(
+        [sys.executable, "-c", DOOMED, str(folder), str(silence_seconds)], cwd=root, env={**os.environ, "PYTHONPATH": str(ROOT)}
+    )
+    try:
+        when_mirrored(folder, lambda: None).join()
+        left = psutil.Process(process.pid).children()
+    finally:
+        process.kill()
+        process.wait()
+    end_left_open(root)  # as the next run does once it holds the checkout
+    return left
+
+
+def has_each_row_once(root: Path, stage: str) -> bool:
+    rows = [(row.attempt, row.step, row.phase, row.time) for row in jsonl.read(root / "runs" / stage / "usage.jsonl", UsageRow).rows]
+    return len(rows) == len(set(rows))
+
+
+@pytest.mark.integration
+@pytest.mark.timeout(900)
+def test_a_killed_pipelines_stage_stops_by_itself_and_the_next_run_goes_on_from_its_checkpoint(
+    root: Path, pool: Pool, tmp_path: Path
+) -> None:
+    left = killed_pipeline(root, tmp_path, silence_seconds=3.0)
+    assert len(left) == 1
+    assert not psutil.wait_procs(left, timeout=120)[1]
+    (reply,) = (Reply.of(path.read_bytes()) for path in (tmp_path / "store" / "exchange" / "doomed").glob(f"sft-*/{REPLY}"))
+    assert reply.kind == "stopped"
+    run = begin(root, "next", load(root / "params.yaml"), {})
+    run_placed(run, "sft", "gpus", StopRequest(), lambda progress: None)
+    end = end_of_the_first_attempt(run)
+    assert [(row.attempt, row.step) for row in attempts(run, "sft") if row.event == "resume"] == [(2, end.step)]
+    assert has_each_row_once(root, "sft")
+    assert not list((tmp_path / "store" / "exchange").rglob("*.json"))
+
+
+@pytest.mark.integration
+@pytest.mark.timeout(900)
+def test_a_run_that_comes_before_the_stage_has_noticed_lets_it_checkpoint_first(
+    root: Path, pool: Pool, tmp_path: Path, new_checkout: Callable[[], Path]
+) -> None:
+    left = killed_pipeline(root, tmp_path, silence_seconds=3600.0)
+    run = begin(root, "next", load(root / "params.yaml"), {})
+    assert end_left_at_work(run, "sft", StopRequest()) is None
+    assert not psutil.wait_procs(left, timeout=20)[1], "no two containers do one stage"
+    end = end_of_the_first_attempt(run)
+    assert has_each_row_once(root, "sft")
+    assert not list((tmp_path / "store" / "exchange").rglob("*.json"))
+
+    # as a new run of the deployment: a workspace of its own, with the lock and no rows
+    elsewhere = new_checkout()
+    own_remote(elsewhere, tmp_path / "store")
+    shutil.copyfile(root / "dvc.lock", elsewhere / "dvc.lock")
+    deployed = begin(elsewhere, "deployed", load(root / "params.yaml"), {})
+    run_placed(deployed, "sft", "gpus", StopRequest(), lambda progress: None)
+    assert [(row.attempt, row.step) for row in attempts(deployed, "sft") if row.event == "resume"] == [(1, end.step)]
+    assert not any(path.is_file() for path in (tmp_path / "store" / "checkpoints").rglob("*"))
+
+
+def end_of_the_first_attempt(run: Run) -> AttemptRow:
+    """That it was stopped with a checkpoint, told under the name of the run that was killed."""
+    (end,) = (row for row in attempts(run, "sft") if row.event == "end" and row.attempt == 1)
+    assert (end.exit_code, end.run_id) == (75, "doomed")
+    assert end.step > 0
+    return end
+
+
+# ---------------------------------------------------------------- what is left, without a container
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    return make_project(tmp_path / "project", tmp_path / "remote", ["data", "sft"])
+
+
+@pytest.fixture
+def run(project: Path) -> Run:
+    """The run after one that was killed."""
+    begin(project, "killed", load(TINY), {})
+    end_left_open(project)
+    return begin(project, "next", load(TINY), {})
+
+
+def leave(run: Run, stage: str, lock: str | None, reply: Reply | None, run_id: str = "killed") -> Exchange:
+    """What the pipeline `run_id` left in the store."""
+    left = Exchange(f"{run.root.parent}/remote/exchange/{run_id}/{stage}-1")
+    left.write(REQUEST, json.dumps({"files": {"dvc.lock": lock} if lock is not None else {}}).encode())
+    if reply is not None:
+        left.write(REPLY, json.dumps(reply._asdict()).encode())
+    return left
+
+
+def test_a_stage_that_came_to_its_end_meanwhile_is_not_done_again(run: Run) -> None:
+    done = Reply("done", attempt=1, lock="new: lock")
+    leave(run, "sft", None, done)
+    assert end_left_at_work(run, "sft", StopRequest()) == "new: lock"
+    (run.root / "dvc.lock").write_text("here: lock")
+    leave(run, "sft", "here: lock", done)
+    assert end_left_at_work(run, "sft", StopRequest()) == "new: lock"
+    leave(run, "sft", "other: lock", done)
+    assert end_left_at_work(run, "sft", StopRequest()) is None, "what was done meanwhile must not be forgotten"
+    leave(run, "sft", "here: lock", Reply("stopped"))
+    assert end_left_at_work(run, "sft", StopRequest()) is None
+
+
+def test_only_what_is_of_this_stage_and_of_a_killed_run_is_touched(run: Run) -> None:
+    others = [leave(run, "data", None, Reply("done")), leave(run, "sft", None, None, "somebody-elses")]
+    assert end_left_at_work(run, "sft", StopRequest()) is None
+    assert [other.names() for other in others] == [[REPLY, REQUEST], [REQUEST]]
+
+
+def test_all_that_is_still_at_work_is_asked_to_stop_before_anything_needs_its_machine(run: Run) -> None:
+    left = [
+        leave(run, "data", None, Reply("done")),
+        leave(run, "sft", None, None),
+        leave(run, "dpo", None, None),
+        leave(run, "sft", None, None, "x"),
+    ]
+    ask_to_stop(run)
+    assert [other.read(STOP) for other in left] == [None, b"1", b"1", None]
+
+
+def test_rows_that_the_killed_run_had_taken_are_not_taken_twice(run: Run) -> None:
+    left = leave(run, "sft", None, Reply("stopped"))
+    there, here = run.root.parent / "container", run.root / "runs" / "sft" / "usage.jsonl"
+    there.mkdir()
+    sender = Sender(there, left, ["usage.jsonl"])
+    for text in ("1\n2\n", "3\n"):
+        with (there / "usage.jsonl").open("a") as file:
+            file.write(text)
+        sender.send()
+    here.parent.mkdir(parents=True)
+    here.write_text("0\n1\n2\n")
+    end_left_at_work(run, "sft", StopRequest())
+    assert here.read_text() == "0\n1\n2\n3\n"
+
+
+def test_a_container_that_is_not_heard_of_is_waited_for_only_a_while(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recovery, "GONE_SECONDS", 2.5)
+    left = leave(run, "sft", None, None)
+    began, sign, asked = time.monotonic(), Sign(left, CONTAINER, 0.0), []
+
+    def alive() -> None:
+        while time.monotonic() - began < 3:
+            sign.show()
+            asked.append(left.read(STOP))
+            time.sleep(0.2)
+
+    thread = threading.Thread(target=alive)
+    thread.start()
+    assert end_left_at_work(run, "sft", StopRequest()) is None
+    thread.join()
+    assert asked[-1] == b"1"
+    assert 5 < time.monotonic() - began < 30
+    assert left.names() == []
+
+
+# ---------------------------------------------------------------- signs of life
+
+
+def test_silence_is_counted_from_the_last_sign_and_anew_after_the_store_was_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(heartbeat.time, "monotonic", lambda: now[0])
+    exchange = Exchange(str(tmp_path / "exchange"))
+    silence, sign = Silence(exchange, PIPELINE), Sign(exchange, PIPELINE, 10.0)
+    sign.show()
+    for now[0], seconds in ((5.0, 0.0), (9.0, 4.0)):
+        assert silence.seconds() == seconds
+    sign.show()
+    assert silence.seconds() == 4.0, "it was not due yet"
+    now[0] = 11.0
+    sign.show()
+    assert silence.seconds() == 0.0
+    now[0] = 300.0
+    with monkeypatch.context() as patch:
+        patch.setattr(Exchange, "read", lambda *_: (_ for _ in ()).throw(EnvironmentFault("away")))
+        with pytest.raises(EnvironmentFault):
+            silence.seconds()
+    now[0] = 301.0
+    assert silence.seconds() == 1.0
+
+
+def test_a_container_shows_that_it_is_there_and_hears_when_its_pipeline_is_not(tmp_path: Path) -> None:
+    exchange, heard = Exchange(str(tmp_path / "exchange")), []
+    sign = Sign(exchange, PIPELINE, 0.0)
+    with in_touch(exchange, 0.05, 1.0, lambda: heard.append(exchange.read(CONTAINER))):
+        for _ in range(30):
+            sign.show()
+            time.sleep(0.05)
+        assert heard == []
+        time.sleep(1.5)
+    assert len(heard) == 1
+    assert int(heard[0] or 0) > 5

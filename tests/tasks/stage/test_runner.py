@@ -1,0 +1,268 @@
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+import yaml
+
+from config import jsonl
+from config.errors import EnvironmentFault, StageStopped, UserError
+from config.load import load
+from config.records import PipelineRow
+from reporting.row_digests import Change, data_version, read_row_digests, row_change
+from tasks.dvc.repro import REPRO
+from tasks.dvc.status import digests, environment, forget, is_unchanged, push
+from tasks.run.run import Run, begin
+from tasks.run.stop import StopRequest
+from tasks.stage.outcome import Outcome, StageCrashed
+from tasks.stage.progress import Progress, attempts
+from tasks.stage.runner import run_stage, stop_orphans
+from tests.stage_project import make_project
+
+pytestmark = pytest.mark.integration
+NewRun = Callable[..., Run]
+
+
+def bring_up(run: Run, stage: str = "sft", stop: StopRequest | None = None, seen: list[Progress] | None = None) -> Outcome:
+    return run_stage(run, stage, stop or StopRequest(), (seen if seen is not None else []).append)
+
+
+def test_a_stage_runs_once_and_is_then_unchanged(project: Path, new_run: NewRun) -> None:
+    seen: list[Progress] = []
+    assert bring_up(new_run(), seen=seen) == Outcome(cached=False, attempt=1)
+    assert (project / "sft.out").read_text() == "one"
+    assert seen[-1].step > 0
+    assert seen[-1].usd == pytest.approx(seen[-1].seconds * 0.10 / 3600)
+    again: list[Progress] = []
+    assert bring_up(new_run(), seen=again) == Outcome(cached=True, attempt=1)
+    assert again == [], "an unchanged stage starts no process, not even that of dvc"
+    assert len([row for row in attempts(project, "sft") if row.event == "start"]) == 1
+    rows = [row for row in jsonl.read(project / "runs" / "pipeline.jsonl", PipelineRow).rows if row.event == "stage"]
+    assert [(row.run_id, row.cached, row.attempt) for row in rows] == [("run-0", False, 1), ("run-1", True, 1)]
+    assert rows[1].detail["outs"] == digests(project, "sft").outs
+
+
+def test_a_changed_parameter_reruns_its_stage_and_leaves_one_that_reads_the_same_output(project: Path, new_run: NewRun) -> None:
+    for stage in ("sft", "reward"):
+        bring_up(new_run(), stage)
+    run = new_run("sft.epochs=9.0")
+    assert not is_unchanged(project, "sft")
+    assert bring_up(run) == Outcome(cached=False, attempt=2)
+    assert bring_up(run, "reward") == Outcome(cached=True, attempt=1)
+
+
+def test_a_forgotten_stage_is_run_again_and_what_reads_the_same_output_is_not(project: Path, new_run: NewRun) -> None:
+    for stage in ("sft", "reward"):
+        bring_up(new_run(), stage)
+    run = new_run()
+    assert bring_up(run) == Outcome(cached=True, attempt=1)
+    forget(project, "sft")
+    assert bring_up(run) == Outcome(cached=False, attempt=2)
+    assert bring_up(run, "reward") == Outcome(cached=True, attempt=1)
+
+
+def test_going_back_to_a_method_takes_its_evaluation_from_the_run_cache(tmp_path: Path) -> None:
+    root = make_project(tmp_path / "methods", tmp_path / "remote-of-methods", ["sft", "evaluate"])
+    pipeline = yaml.safe_load((root / "dvc.yaml").read_text())
+    for method in ("ppo", "dpo"):
+        pipeline["stages"][method] = {
+            "cmd": f"echo {method} > {method}.out",
+            "deps": ["sft.out"],
+            "outs": [{f"{method}.out": {"persist": True}}],
+        }
+    # as in the project's own dvc.yaml: the chosen model is a dependency, and the outputs may be deleted
+    of_evaluate = {
+        "cmd": "cp ${align.method}.out evaluate.in && python stage.py evaluate",
+        "deps": ["${align.method}.out"],
+        "params": ["align"],
+    }
+    pipeline["stages"]["evaluate"] |= {**of_evaluate, "outs": ["evaluate.out"]}
+    (root / "dvc.yaml").write_text(yaml.safe_dump(pipeline))
+    said = {}
+    for number, method in enumerate(("ppo", "dpo", "ppo")):
+        run = begin(root, f"run-{number}", load(root / "params.yaml", [f"align.method={method}"]), {})
+        bring_up(run, "sft")
+        subprocess.run([sys.executable, "-m", *REPRO, method], cwd=root, env=environment(), check=True, capture_output=True)
+        said[number] = (bring_up(run, "evaluate"), (root / "evaluate.out").read_text().strip())
+    assert said == {0: (Outcome(False, 1), "ppo"), 1: (Outcome(False, 2), "dpo"), 2: (Outcome(True, 1), "ppo")}
+
+
+def test_the_rows_of_each_version_of_the_data_are_remembered(tmp_path: Path) -> None:
+    root = make_project(tmp_path / "rows", tmp_path / "remote-of-rows", ["data"])
+    pipeline = yaml.safe_load((root / "dvc.yaml").read_text())
+    stage = pipeline["stages"]["data"]
+    stage["cmd"] = "mkdir -p data/prepared/sft && cp data.in data/prepared/sft/train.jsonl && python stage.py data"
+    stage["outs"].append({"data/prepared": {"persist": True}})
+    (root / "dvc.yaml").write_text(yaml.safe_dump(pipeline))
+    for number, content in enumerate(("1\n2\n", "1\n2\n", "2\n3\n4\n")):
+        (root / "data.in").write_text(content)
+        bring_up(begin(root, f"run-{number}", load(root / "params.yaml"), {}), "data")
+    versions = [data_version(root, f"run-{number}") for number in range(3)]
+    assert versions[0] == versions[1] != versions[2]
+    before, after = read_row_digests(root, versions[0]), read_row_digests(root, versions[2])
+    assert before is not None
+    assert after is not None
+    assert row_change(before, after, "sft/train") == Change(added=2, removed=1)
+    (root / "data.in").write_text("5\n")
+    shutil.rmtree(root / "runs/data/rows")
+    (root / "runs/data/rows").write_text("in the way")
+    assert bring_up(begin(root, "run-3", load(root / "params.yaml"), {}), "data") == Outcome(cached=False, attempt=3)
+
+
+def test_a_price_changes_nothing(project: Path, new_run: NewRun) -> None:
+    bring_up(new_run())
+    assert bring_up(new_run("prices.usd_per_device_hour=3.0")).cached
+
+
+def test_bad_input_is_the_stages_own_line(project: Path, new_run: NewRun) -> None:
+    (project / "behaviour.txt").write_text("bad input")
+    with pytest.raises(UserError, match=r"^sft: data/x\.json is empty\. Fetch it again\.$"):
+        bring_up(new_run())
+
+
+def test_a_killed_stage_is_a_crash_and_goes_on_from_its_checkpoint(project: Path, new_run: NewRun) -> None:
+    (project / "behaviour.txt").write_text("killed once")
+    with pytest.raises(StageCrashed) as crash:
+        bring_up(new_run())
+    assert not crash.value.hopeless
+    assert bring_up(new_run()) == Outcome(cached=False, attempt=2)
+    assert [(row.attempt, row.step) for row in attempts(project, "sft") if row.event == "resume"] == [(2, 3)]
+
+
+def test_a_failure_that_repeats_word_for_word_is_hopeless(project: Path, new_run: NewRun) -> None:
+    (project / "behaviour.txt").write_text("diverges")
+    with pytest.raises(StageCrashed, match="loss is nan") as first:
+        bring_up(new_run())
+    with pytest.raises(StageCrashed) as second:
+        bring_up(new_run())
+    assert (first.value.hopeless, second.value.hopeless) == (False, True)
+
+
+def test_a_process_that_does_not_begin_is_hopeless_and_says_why(project: Path, new_run: NewRun) -> None:
+    (project / "behaviour.txt").write_text("broken")
+    with pytest.raises(StageCrashed, match="no module named nothing") as crash:
+        bring_up(new_run())
+    assert crash.value.hopeless
+
+
+def test_an_output_that_was_not_made_is_not_taken_for_done(project: Path, new_run: NewRun) -> None:
+    (project / "behaviour.txt").write_text("forgets")
+    with pytest.raises(EnvironmentFault, match=r"sft is done, but DVC could not keep its outputs.*sft\.out"):
+        bring_up(new_run())
+
+
+def test_a_missing_input_is_dvcs_line(project: Path, new_run: NewRun) -> None:
+    (project / "sft.in").unlink()
+    with pytest.raises(EnvironmentFault, match=r"sft\.in"):
+        bring_up(new_run())
+
+
+def test_a_stop_request_reaches_the_stage_and_nothing_is_lost(project: Path, new_run: NewRun) -> None:
+    (project / "behaviour.txt").write_text("slow")
+    stop = StopRequest()
+    timer = threading.Thread(target=lambda: (await_rows(project), stop.handle(signal.SIGTERM, None)))
+    timer.start()
+    with pytest.raises(StageStopped, match=r"asked to stop after step [1-7]"):
+        bring_up(new_run(), stop=stop)
+    timer.join()
+    (project / "behaviour.txt").unlink()
+    assert bring_up(new_run()) == Outcome(cached=False, attempt=2)
+    assert any(row.event == "resume" for row in attempts(project, "sft"))
+
+
+def test_insisting_ends_the_stage_at_once(project: Path, new_run: NewRun) -> None:
+    (project / "behaviour.txt").write_text("slow")
+    stop = StopRequest()
+
+    def ask_twice() -> None:
+        await_rows(project)
+        stop.requests = 2
+
+    timer = threading.Thread(target=ask_twice)
+    timer.start()
+    with pytest.raises(StageStopped, match="at once"):
+        bring_up(new_run(), stop=stop)
+    timer.join()
+    assert not psutil.pid_exists(attempts(project, "sft")[0].pid)
+    assert not [row for row in attempts(project, "sft") if row.event == "end"]
+
+
+def test_a_request_before_a_stage_starts_nothing(project: Path, new_run: NewRun) -> None:
+    stop = StopRequest()
+    stop.handle(signal.SIGINT, None)
+    with pytest.raises(StageStopped, match="before sft: everything up to there is kept"):
+        bring_up(new_run(), stop=stop)
+    assert attempts(project, "sft") == []
+
+
+def test_the_stage_ends_with_a_checkpoint_when_dvc_is_killed_above_it(project: Path, new_run: NewRun) -> None:
+    (project / "behaviour.txt").write_text("slow")
+
+    def kill_dvc() -> None:
+        await_rows(project)
+        next(child for child in psutil.Process().children() if "dvc" in " ".join(child.cmdline())).kill()
+
+    timer = threading.Thread(target=kill_dvc)
+    timer.start()
+    with pytest.raises(StageStopped):
+        bring_up(new_run())
+    timer.join()
+    assert [row.exit_code for row in attempts(project, "sft") if row.event == "end"] == [75]
+
+
+def test_a_stage_left_behind_by_a_killed_pipeline_is_stopped(project: Path, new_run: NewRun) -> None:
+    (project / "behaviour.txt").write_text("slow")
+    (project / "training").mkdir()
+    (project / "training" / "__init__.py").touch()
+    (project / "training" / "sft.py").write_text("import sys\nsys.argv[1:] = ['sft']\n" + (project / "stage.py").read_text())
+    dvc_yaml = project / "dvc.yaml"
+    dvc_yaml.write_text(dvc_yaml.read_text().replace("python stage.py sft", "python -m training.sft"))
+    new_run()
+    with subprocess.Popen(
+        [sys.executable, "-m", *REPRO, "sft"],
+        cwd=project,
+        env=environment(RLHF_RUN_ID="x"),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    ) as left:
+        await_rows(project)
+        said: list[str] = []
+        stop_orphans(project, said.append)
+        assert len(said) == 1
+        assert not psutil.pid_exists(left.pid)
+    assert attempts(project, "sft")[-1].exit_code == 75
+    stop_orphans(project, said.append)
+    assert len(said) == 1
+
+
+def test_outputs_are_pushed_once(project: Path, new_run: NewRun, tmp_path: Path) -> None:
+    bring_up(new_run())
+    (project / ".rlhf").mkdir()
+    assert push(project) is None
+    pushed = [path for path in (tmp_path / "remote").rglob("*") if path.is_file()]
+    assert [path.read_text() for path in pushed] == ["one"]
+    pushed[0].unlink()
+    assert push(project) is None
+    assert not pushed[0].exists(), "an unchanged lock asks nobody"
+
+
+def test_an_unreachable_remote_is_a_line_and_not_a_failure(project: Path, new_run: NewRun, tmp_path: Path) -> None:
+    bring_up(new_run())
+    (project / ".rlhf").mkdir()
+    (tmp_path / "remote").write_text("a file where the folder should be")
+    fault = push(project)
+    assert fault is not None
+    assert "dvc push" in fault
+    assert "\n" not in fault
+
+
+def await_rows(project: Path) -> None:
+    deadline = time.monotonic() + 60
+    while not (project / "runs" / "sft" / "usage.jsonl").exists() and time.monotonic() < deadline:
+        time.sleep(0.02)

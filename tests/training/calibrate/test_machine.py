@@ -1,0 +1,97 @@
+"""Measuring the machine: the clock, the parts, one real stage of each kind."""
+
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+from config.machine import Machine, Passes, Stream
+from tests.costs.machines import machine
+from training.calibrate import rates as module
+from training.calibrate.machine import device_memory, write
+from training.calibrate.rates import best_of, best_seconds, decode_step_seconds, generations, passes, samplings, streams
+from training.calibrate.stages import STAGES, stage_processes
+
+
+@pytest.fixture
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sizes and repetitions that take no time."""
+    monkeypatch.setattr(module, "TRUNKS", ((32, 1, 2, 64, 1, 8), (256, 1, 2, 1024, 16, 64)))
+    monkeypatch.setattr(module, "GENERATIONS", ((32, 1, 2, 64, 64, 4, 8, 3),))
+    monkeypatch.setattr(module, "STREAM_BYTES", (2**14, 2**20))
+    monkeypatch.setattr(module, "SAMPLINGS", ((4, 64, 64), (4, 200_000, 64)))
+
+
+def test_a_call_takes_the_time_of_its_best_repetition_and_waiting_does_not_count() -> None:
+    def work() -> None:
+        time.sleep(0.01)  # another program has the core
+        torch.ones(64, 64) @ torch.ones(64, 64)
+
+    assert 0 < best_seconds(work, repetition_seconds=0.02) < 5e-3
+
+
+def test_more_work_takes_longer() -> None:
+    a, b = torch.randn(64, 64), torch.randn(512, 512)
+    assert best_seconds(lambda: b @ b, 0.01) > 5 * best_seconds(lambda: a @ a, 0.01)
+
+
+@pytest.mark.usefixtures("short")
+def test_training_takes_longer_than_a_forward_pass_and_a_larger_trunk_longer_than_a_small_one() -> None:
+    small, large = passes("cpu")
+    assert small.training_seconds > small.forward_seconds > 0
+    assert large.forward_seconds > small.forward_seconds
+
+
+@pytest.mark.usefixtures("short")
+def test_a_rollout_is_measured_to_its_full_length() -> None:
+    [found] = generations("cpu")
+    assert found.new_tokens == 3
+    assert found.seconds > 2 * decode_step_seconds("cpu") / 4
+
+
+@pytest.mark.usefixtures("short")
+def test_a_larger_vocabulary_takes_longer_to_draw_from() -> None:
+    small, large = samplings("cpu")
+    assert (small.vocab, large.vocab) == (64, 200_000)
+    assert large.product_seconds > 2 * small.product_seconds > 0
+    assert large.draw_seconds > small.draw_seconds > 0
+
+
+@pytest.mark.usefixtures("short")
+def test_additions_of_two_sizes_are_timed() -> None:
+    assert [each.bytes for each in streams("cpu")] == [2**14, 2**20]
+    assert all(each.bytes_per_second > 1e8 for each in streams("cpu"))
+
+
+def test_the_better_of_two_rounds_is_taken_figure_by_figure() -> None:
+    trunk = {"width": 8, "layers": 1, "heads": 1, "mlp_width": 8, "sequences": 1, "tokens": 8}
+    first = {"streams": (Stream(bytes=8, bytes_per_second=5.0),), "passes": (Passes(**trunk, forward_seconds=2.0, training_seconds=5.0),)}
+    second = {"streams": (Stream(bytes=8, bytes_per_second=6.0),), "passes": (Passes(**trunk, forward_seconds=1.0, training_seconds=7.0),)}
+    best = best_of(first, second)
+    assert best["streams"] == second["streams"]
+    assert best["passes"] == (Passes(**trunk, forward_seconds=1.0, training_seconds=5.0),)
+
+
+def test_memory_is_what_the_machine_has() -> None:
+    name, memory, usable = device_memory("cpu")
+    assert name == "cpu"
+    assert 2**28 < usable <= memory
+
+
+def test_what_was_written_is_read_back_whole(tmp_path: Path) -> None:
+    path = tmp_path / ".rlhf" / "hardware.yaml"
+    write(machine(), path)
+    write(machine(threads=2), path)
+    assert Machine.model_validate(yaml.safe_load(path.read_text())) == machine(threads=2)
+    assert [file.name for file in path.parent.iterdir()] == ["hardware.yaml"]
+
+
+def test_a_stage_of_each_kind_is_started_and_timed(tmp_path: Path) -> None:
+    found = stage_processes(tmp_path)
+    assert set(found) == set(STAGES)
+    for stage in found.values():
+        assert stage.start_seconds > stage.imports_seconds * 0.8 > 0
+        assert 0 < stage.step_seconds < stage.start_seconds
+        assert 2**28 < stage.after_imports_bytes < 2**31

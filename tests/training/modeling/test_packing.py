@@ -1,0 +1,63 @@
+"""Packed rows give every sequence what it gets alone, whatever lies beside it, and spend nothing on padding."""
+
+import pytest
+import torch
+from transformers import AttentionInterface
+
+from config.errors import ModelError
+from tests.training.tiny import FAMILIES, policy, prompts
+from training.modeling.packing import NO_MASK, PACKABLE, pack, packed_hidden
+
+SEQUENCES = [ids[:length] for ids, length in zip(prompts(6), [7, 3, 7, 1, 5, 3], strict=True)]
+
+
+def test_the_longest_come_first_and_equal_lengths_are_one_group() -> None:
+    packed = pack([[5, 6], [7, 8, 9], [1, 2]])
+    assert packed.ids_N.tolist() == [7, 8, 9, 5, 6, 1, 2]
+    assert packed.position_N.tolist() == [0, 1, 2, 0, 1, 0, 1]
+    assert packed.start_B.tolist() == [3, 0, 5]
+    assert packed.groups == ((1, 3), (2, 2))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_hidden_states_are_those_of_each_sequence_alone(family: str, attention: str) -> None:
+    model = policy(family=family)
+    model.set_attn_implementation(attention)
+    packed = pack(SEQUENCES)
+    hidden_ND = packed_hidden(model, packed, torch.arange(len(packed.ids_N)))
+    assert len(hidden_ND) == sum(map(len, SEQUENCES))
+    for ids, start in zip(SEQUENCES, packed.start_B.tolist(), strict=True):
+        alone = model.base_model(input_ids=torch.tensor([ids])).last_hidden_state[0]
+        torch.testing.assert_close(hidden_ND[start : start + len(ids)], alone, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_recomputed_activations_give_the_same_gradients(family: str) -> None:
+    plain, recomputed = policy(family=family), policy(family=family)
+    recomputed.gradient_checkpointing_enable({"use_reentrant": False})
+    recomputed.train()
+    for model in (plain, recomputed):
+        packed = pack(SEQUENCES)
+        torch.tanh(packed_hidden(model, packed, torch.arange(1, len(packed.ids_N), 2))).sum().backward()
+    grads = [(a.grad, b.grad) for a, b in zip(plain.parameters(), recomputed.parameters(), strict=True) if a.grad is not None]
+    assert len(grads) > 10
+    for ours, theirs in grads:
+        torch.testing.assert_close(theirs, ours)
+
+
+def test_attention_of_a_packed_row_without_its_groups_is_refused() -> None:
+    attention = torch.nn.Module()
+    states = torch.zeros(1, 2, 3, 4)
+    with pytest.raises(ModelError, match="eager"):
+        AttentionInterface()["sdpa"](attention, states, states, states, torch.empty(NO_MASK))
+
+
+def test_a_sequence_longer_than_the_attention_window_is_refused() -> None:
+    states = torch.zeros(1, 2, 3, 4)
+    with pytest.raises(ModelError, match="window of 2"):
+        AttentionInterface()["sdpa"](torch.nn.Module(), states, states, states, torch.empty(NO_MASK), groups=((1, 3),), sliding_window=2)
+
+
+def test_the_attentions_that_can_be_packed_are_those_params_offer() -> None:
+    assert set(PACKABLE) == {"sdpa", "flash_attention_2"}

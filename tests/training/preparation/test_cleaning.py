@@ -1,0 +1,130 @@
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from config.errors import DataError
+from training.preparation.cleaning import (
+    Origin,
+    Refusal,
+    Refused,
+    TextRules,
+    check_quarantine_fraction,
+    contradictory_pairs,
+    reasons,
+    same_prompt_key,
+    same_text_key,
+    write_quarantine,
+)
+
+RULES = TextRules(max_prompt_chars=20, max_response_chars=10, special_tokens=("<eos>",))
+
+
+def refusals(*reason_names: str) -> list[Refusal]:
+    return [Refusal(reason, f"detail {i}", Origin("rows.jsonl", "line", i, "chosen", {"n": i})) for i, reason in enumerate(reason_names)]
+
+
+def test_text_is_put_in_normal_form_and_keeps_its_inner_white_space() -> None:
+    assert RULES.clean(" cafe\u0301\r\n  x\ry \n", "text") == "caf\u00e9\n  x\ny"
+
+
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [
+        (True, "wrong_type"),
+        (None, "wrong_type"),
+        (3, "wrong_type"),
+        (["a"], "wrong_type"),
+        (b"a", "wrong_type"),
+        ("", "empty"),
+        (" \n\t", "empty"),
+        ("a\ud800b", "not_unicode"),
+        ("end <eos> here", "special_token"),
+    ],
+)
+def test_what_is_no_usable_text_is_refused_with_its_reason_and_column(value: Any, reason: str) -> None:
+    with pytest.raises(Refused) as refused:
+        RULES.clean(value, "chosen")
+    assert (refused.value.reason, refused.value.column) == (reason, "chosen")
+
+
+def test_limits_allow_their_own_value_and_no_more() -> None:
+    assert RULES.clean_response("x" * 10, "r") == "x" * 10
+    RULES.check_prompt_chars(20, "p")
+    with pytest.raises(Refused) as reply:
+        RULES.clean_response("x" * 11, "r")
+    with pytest.raises(Refused) as prompt:
+        RULES.check_prompt_chars(21, "p")
+    assert (reply.value.reason, prompt.value.reason) == ("response_too_long", "prompt_too_long")
+
+
+def test_texts_count_as_the_same_whatever_their_white_space_and_unicode_form() -> None:
+    assert same_text_key(" cafe\u0301\n\n x") == same_text_key("caf\u00e9 x")
+    assert same_text_key("Cafe") != same_text_key("cafe")
+
+
+@given(st.text())
+def test_cleaning_changes_neither_the_key_nor_an_already_clean_text(text: str) -> None:
+    try:
+        clean = TextRules(10**6, 10**6, ()).clean(text, "text")
+    except Refused:
+        return
+    assert same_text_key(clean) == same_text_key(text)
+    assert TextRules(10**6, 10**6, ()).clean(clean, "text") == clean
+
+
+def test_a_conversation_of_one_user_message_is_the_same_prompt_as_its_text() -> None:
+    user = {"role": "user", "content": "hello  there"}
+    assert same_prompt_key([user]) == same_prompt_key("hello there")
+    assert same_prompt_key([user, {"role": "assistant", "content": "hi"}]) != same_prompt_key("hello there")
+
+
+def test_both_of_two_opposite_pairs_are_counted_once() -> None:
+    assert contradictory_pairs([("p", "a", "b"), ("p", "b", "a"), ("p", "a", "b"), ("q", "b", "a"), ("p", "a", "c")]) == 2
+
+
+def test_the_quarantine_file_tells_reason_place_column_and_the_original_row(tmp_path: Path) -> None:
+    origin = Origin("rows.csv", "line", 7, "chosen", {"chosen": "half \ud800 é", "n": 1})
+    write_quarantine(tmp_path / "q.jsonl", [Refusal("not_unicode", "why", origin)])
+    row = json.loads((tmp_path / "q.jsonl").read_bytes())
+    assert row == {
+        "reason": "not_unicode", "detail": "why", "source": "rows.csv", "unit": "line", "number": 7, "column": "chosen",
+        "original": {"chosen": "half \ud800 é", "n": 1},
+    }  # fmt: skip
+
+
+def test_a_row_nested_too_deep_to_be_copied_is_still_reported(tmp_path: Path) -> None:
+    deep: Any = []
+    for _ in range(50_000):
+        deep = [deep]
+    write_quarantine(tmp_path / "q.jsonl", [Refusal("wrong_type", "why", Origin("rows.jsonl", "line", 3, "", deep))])
+    row = json.loads((tmp_path / "q.jsonl").read_text())
+    assert (row["reason"], row["number"], row["original"]) == ("wrong_type", 3, None)
+
+
+def test_reasons_are_counted_most_frequent_first() -> None:
+    assert list(reasons(refusals("empty", "role", "role")).items()) == [("role", 2), ("empty", 1)]
+
+
+def test_as_many_refused_rows_as_the_fraction_allows_pass() -> None:
+    check_quarantine_fraction(refusals(*["empty"] * 5), 100, 0.05, "q.jsonl")
+    check_quarantine_fraction([], 100, 0.0, "q.jsonl")
+
+
+def test_one_refused_row_too_many_fails_with_the_top_reasons_and_their_first_places() -> None:
+    with pytest.raises(DataError) as failure:
+        check_quarantine_fraction(refusals("role", "empty", "empty", "empty", "role", "rank", "deleted"), 100, 0.05, "runs/q.jsonl")
+    message = str(failure.value)
+    assert "3 empty (first: rows.jsonl line 1, chosen" in message
+    assert "2 role (first: rows.jsonl line 0, chosen" in message
+    assert "7 of 100" in message
+    assert "runs/q.jsonl" in message
+    assert "\n" not in message
+
+
+def test_refusing_every_row_fails_whatever_the_fraction() -> None:
+    with pytest.raises(DataError):
+        check_quarantine_fraction(refusals("empty", "empty"), 2, 1.0, "q.jsonl")

@@ -1,0 +1,247 @@
+import csv
+import functools
+import http.server
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow  # type: ignore[import-untyped]
+import pyarrow.parquet  # type: ignore[import-untyped]
+import pytest
+
+from config.errors import DataError
+from config.sections.data import FileSource, HubSource
+from training.preparation.sources import Table, read_file, read_hub
+
+ROWS = [{"prompt": "line\u2028one", "chosen": "é"}, {"prompt": "two", "chosen": 'a "quoted"\nreply, with comma'}]
+
+
+def read(path: Path | str, root: Path = Path()) -> Table:
+    return read_file(FileSource(kind="file", path=str(path), format="pairs", columns={}), root, "data.source")
+
+
+def refusal(path: Path | str) -> str:
+    """The one-line message a broken file gives."""
+    with pytest.raises(DataError) as failure:
+        read(path)
+    assert "\n" not in str(failure.value)
+    assert str(path) in str(failure.value)
+    return str(failure.value)
+
+
+def write(path: Path, content: str | bytes) -> Path:
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+    return path
+
+
+def contents(table: Table) -> list[Any]:
+    return [row.content for row in table.rows]
+
+
+def numbers(table: Table) -> list[int]:
+    return [row.number for row in table.rows]
+
+
+def csv_text(rows: list[dict[str, str]]) -> str:
+    import io
+
+    file = io.StringIO(newline="")
+    writer = csv.DictWriter(file, fieldnames=list(rows[0]))
+    writer.writeheader()
+    writer.writerows(rows)
+    return file.getvalue()
+
+
+# ---------------------------------------------------------------- whole files
+
+
+def test_jsonl_keeps_line_numbers_over_empty_lines_and_odd_line_separators(tmp_path: Path) -> None:
+    lines = [json.dumps(row, ensure_ascii=False) for row in ROWS]
+    table = read(write(tmp_path / "a.jsonl", f"\ufeff\n{lines[0]}\r\n\n{lines[1]}"))
+    assert contents(table) == ROWS
+    assert (numbers(table), table.unit) == ([2, 4], "line")
+
+
+def test_json_numbers_rows(tmp_path: Path) -> None:
+    table = read(write(tmp_path / "a.json", json.dumps(ROWS, indent=1)))
+    assert contents(table) == ROWS
+    assert (numbers(table), table.unit) == ([1, 2], "row")
+
+
+def test_csv_keeps_quoted_line_ends_and_names_the_first_line_of_a_row(tmp_path: Path) -> None:
+    table = read(write(tmp_path / "a.csv", csv_text([*ROWS, {"prompt": "3", "chosen": "x"}])))
+    assert contents(table) == [*ROWS, {"prompt": "3", "chosen": "x"}]
+    assert numbers(table) == [2, 3, 5]
+
+
+def test_a_csv_row_with_too_many_or_too_few_fields_is_marked(tmp_path: Path) -> None:
+    rows = contents(read(write(tmp_path / "a.csv", "a,b\n1,2\n1,2,3\n1\n")))
+    assert [None in row for row in rows] == [False, True, True]
+
+
+def test_a_csv_field_may_be_longer_than_the_library_limit(tmp_path: Path) -> None:
+    assert contents(read(write(tmp_path / "a.csv", "a\n" + "x" * 200_000)))[0]["a"] == "x" * 200_000
+
+
+def test_parquet_is_read(tmp_path: Path) -> None:
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(ROWS), tmp_path / "a.parquet")
+    table = read(tmp_path / "a.parquet")
+    assert contents(table) == ROWS
+    assert numbers(table) == [1, 2]
+
+
+def test_a_relative_path_starts_at_the_project(tmp_path: Path) -> None:
+    write(tmp_path / "a.json", json.dumps(ROWS))
+    assert contents(read("a.json", tmp_path)) == ROWS
+
+
+def test_rows_nested_deeper_than_the_standard_parser_allows_are_read(tmp_path: Path) -> None:
+    depth = 5000
+    row = contents(read(write(tmp_path / "a.jsonl", '{"a":' * depth + "1" + "}" * depth)))[0]
+    for _ in range(depth):
+        row = row["a"]
+    assert row == 1
+
+
+# ---------------------------------------------------------------- broken files
+
+
+def test_a_missing_file_a_folder_and_an_unknown_ending_are_refused(tmp_path: Path) -> None:
+    assert "does not exist" in refusal(tmp_path / "nowhere.jsonl")
+    (tmp_path / "folder.jsonl").mkdir()
+    assert "folder" in refusal(tmp_path / "folder.jsonl")
+    assert ".jsonl, .json, .csv, .parquet" in refusal(write(tmp_path / "rows.txt", "a"))
+
+
+@pytest.mark.parametrize("ending", ["jsonl", "json", "csv", "parquet"])
+def test_an_empty_file_is_refused(tmp_path: Path, ending: str) -> None:
+    assert "empty" in refusal(write(tmp_path / f"a.{ending}", " \n"))
+
+
+@pytest.mark.parametrize(("ending", "content"), [("json", "[]"), ("csv", "prompt,chosen\n")])
+def test_a_file_without_rows_is_refused(tmp_path: Path, ending: str, content: str) -> None:
+    assert "no rows" in refusal(write(tmp_path / f"a.{ending}", content))
+
+
+def test_a_cut_jsonl_is_refused_with_its_last_line(tmp_path: Path) -> None:
+    whole = "\n".join(json.dumps(row) for row in ROWS)
+    message = refusal(write(tmp_path / "a.jsonl", whole[:-9]))
+    assert "line 2" in message
+    assert "cut" in message
+
+
+def test_a_broken_line_within_a_jsonl_is_refused_with_its_number(tmp_path: Path) -> None:
+    message = refusal(write(tmp_path / "a.jsonl", '{"a": 1}\n{"a": }\n{"a": 3}\n'))
+    assert "line 2" in message
+    assert "cut" not in message
+
+
+@pytest.mark.parametrize("missing", [1, 3, 20, 40])
+def test_a_cut_json_is_refused_as_cut(tmp_path: Path, missing: int) -> None:
+    assert "cut" in refusal(write(tmp_path / "a.json", json.dumps(ROWS)[:-missing]))
+
+
+def test_a_cut_csv_is_refused_with_the_line_of_the_open_quote(tmp_path: Path) -> None:
+    assert "line 3" in refusal(write(tmp_path / "a.csv", 'a,b\n1,2\n3,"cut in the\nmiddle'))
+
+
+def test_a_cut_parquet_is_refused(tmp_path: Path) -> None:
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(ROWS), tmp_path / "whole.parquet")
+    refusal(write(tmp_path / "a.parquet", (tmp_path / "whole.parquet").read_bytes()[:-20]))
+
+
+@pytest.mark.parametrize("ending", ["jsonl", "json", "csv"])
+def test_bytes_that_are_not_utf8_are_refused_with_their_line(tmp_path: Path, ending: str) -> None:
+    message = refusal(write(tmp_path / f"a.{ending}", b'{"a": 1}\n{"a": "caf\xe9"}\n'))
+    assert "line 2" in message
+    assert "0xe9" in message
+
+
+def test_a_file_of_another_kind_than_its_name_says_is_refused(tmp_path: Path) -> None:
+    assert "line 1" in refusal(write(tmp_path / "csv.json", "prompt,chosen\na,b\n"))
+    assert "line 1" in refusal(write(tmp_path / "csv.jsonl", "prompt,chosen\na,b\n"))
+    assert ".jsonl" in refusal(write(tmp_path / "lines.json", '{"a": 1}\n{"a": 2}\n'))
+    assert "list" in refusal(write(tmp_path / "object.json", '{"a": 1}'))
+    assert "Parquet" in refusal(write(tmp_path / "json.parquet", json.dumps(ROWS)))
+
+
+def test_a_column_twice_in_a_header_is_refused(tmp_path: Path) -> None:
+    assert "'a'" in refusal(write(tmp_path / "a.csv", "a,b,a\n1,2,3\n"))
+
+
+# ---------------------------------------------------------------- from afar
+
+
+class _Server(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
+
+    def do_GET(self) -> None:
+        if self.path != "/cut.jsonl":
+            super().do_GET()
+            return
+        self.send_response(200)
+        self.send_header("Content-Length", "1000")
+        self.end_headers()
+        self.wfile.write(b'{"a": 1}\n')
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[str]:
+    """The address of a server for the files in tmp_path."""
+    handler = functools.partial(_Server, directory=str(tmp_path))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+def test_a_url_is_read_by_the_ending_of_its_path(tmp_path: Path, site: str) -> None:
+    write(tmp_path / "a.jsonl", json.dumps(ROWS[0]))
+    assert contents(read(f"{site}/a.jsonl?download=true")) == ROWS[:1]
+
+
+def test_other_schemes_are_read_too(tmp_path: Path) -> None:
+    write(tmp_path / "a.jsonl", json.dumps(ROWS[0]))
+    assert contents(read(f"file://{tmp_path}/a.jsonl")) == ROWS[:1]
+
+
+def test_an_address_that_answers_with_an_error_or_half_a_file_is_refused(site: str) -> None:
+    assert "404" in refusal(f"{site}/nowhere.jsonl")
+    refusal(f"{site}/cut.jsonl")
+    refusal("http://127.0.0.1:9/a.jsonl")
+    refusal("nothing://a.jsonl")
+
+
+def hub(path: Path, split: str = "train") -> HubSource:
+    return HubSource(kind="hub", path=str(path), revision="main", config=None, split=split, format="pairs", columns={})
+
+
+@pytest.fixture
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import datasets
+
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+
+
+@pytest.mark.usefixtures("own_cache")
+def test_a_dataset_is_read_by_split(tmp_path: Path) -> None:
+    (tmp_path / "set").mkdir()
+    for split, row in zip(("train", "test"), ROWS, strict=True):
+        write(tmp_path / "set" / f"{split}.jsonl", json.dumps(row))
+    assert contents(read_hub(hub(tmp_path / "set", "test"), "data.source")) == ROWS[1:]
+
+
+@pytest.mark.usefixtures("own_cache")
+def test_a_dataset_or_split_that_is_not_there_is_refused_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "set").mkdir()
+    write(tmp_path / "set" / "train.jsonl", json.dumps(ROWS[0]))
+    for source in (hub(tmp_path / "nowhere"), hub(tmp_path / "set", "validation")):
+        with pytest.raises(DataError) as failure:
+            read_hub(source, "data.sft_source")
+        assert "\n" not in str(failure.value)
+        assert "data.sft_source" in str(failure.value)

@@ -1,0 +1,121 @@
+"""Real processes that are stopped, killed and exchanged for one."""
+
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.training.distributed.test_collectives import largest_difference
+from tests.training.processes import attempts, signalled, start
+from tests.training.tiny import work
+from training.process.launch import exit_code, main
+from training.process.stage import LOST_PEER
+
+Project = Callable[..., Path]
+
+
+@pytest.mark.parametrize(
+    ("codes", "whole"),
+    [
+        ([0, 0], 0),
+        ([75, 75], 75),
+        ([0, 75], 75),
+        ([2, 1], 2),
+        ([1, 2], 2),
+        ([75, 1], 1),
+        ([-9, 1], 1),
+        ([0, -9], 1),
+        ([-15], 1),
+        ([3, 0], 1),
+    ],
+)
+def test_the_exit_code_says_what_the_first_cause_was(codes: list[int], whole: int) -> None:
+    assert exit_code(codes) == whole
+
+
+def rank(number: int) -> Callable[[int], int]:
+    """Finds the process with this rank below the parent."""
+
+    def pick(parent: int) -> int:
+        return next(child.pid for child in psutil.Process(parent).children() if child.environ()["RANK"] == str(number))
+
+    return pick
+
+
+@pytest.mark.integration
+def test_a_stop_reaches_all_and_one_process_goes_on_where_two_stopped(project: Project, finished: Path) -> None:
+    root = project("ppo", ppo={"checkpoint_every_updates": 100})
+    assert signalled(root, "ppo", 2, signal.SIGTERM, processes=2) == 75
+    stopped = attempts(root, "ppo")[-1]
+    assert (stopped.event, stopped.exit_code, stopped.world_size) == ("end", 75, 2)
+    work(root, "ppo")
+    assert [row.step for row in attempts(root, "ppo") if row.event == "resume"] == [stopped.step]
+    assert largest_difference(root / "models/ppo", finished / "models/ppo") < 2e-6
+
+
+@pytest.mark.integration
+def test_where_one_process_is_killed_all_end_as_a_crash_and_the_run_goes_on(project: Project, finished: Path) -> None:
+    root = project("ppo", ppo={"checkpoint_every_updates": 1}, sharding={"ppo": "zero3"})
+    assert signalled(root, "ppo", 2, signal.SIGKILL, processes=2, pick=rank(1)) == 1
+    end = attempts(root, "ppo")[-1]
+    assert (end.event, end.exit_code, end.message) == ("end", 1, LOST_PEER)
+    work(root, "ppo")
+    assert next(row.step for row in attempts(root, "ppo") if row.event == "resume") >= 1
+    assert largest_difference(root / "models/ppo", finished / "models/ppo") < 2e-6
+
+
+@pytest.mark.integration
+def test_a_request_to_any_process_stops_all_and_so_does_the_loss_of_their_parent(project: Project) -> None:
+    root = project("ppo", ppo={"updates": 200})
+    assert signalled(root, "ppo", 1, signal.SIGTERM, processes=2, pick=rank(1)) == 75
+    began = attempts(root, "ppo")[0]
+    children: list[psutil.Process] = []
+
+    def parent(pid: int) -> int:
+        children.extend(psutil.Process(pid).children())
+        return pid
+
+    assert signalled(root, "ppo", attempts(root, "ppo")[-1].step + 1, signal.SIGKILL, processes=2, pick=parent) == -signal.SIGKILL
+    _, alive = psutil.wait_procs(children, timeout=60)
+    assert len(children) == 2
+    assert not alive
+    end = attempts(root, "ppo")[-1]
+    assert (end.event, end.exit_code) == ("end", 75)
+    assert end.pid != began.pid
+
+
+@pytest.mark.integration
+def test_bad_input_is_said_once_and_passed_on(project: Project) -> None:
+    root = project("ppo")
+    (root / "models/sft/model.safetensors").unlink()
+    process = start(root, "ppo", processes=2)
+    try:
+        said = process.communicate(timeout=60)[1]
+    finally:
+        process.kill()
+        process.wait()
+    assert process.returncode == 2
+    assert "ppo: models/sft has no weights: a *.safetensors file is needed." in said.splitlines()
+    assert said.count("has no weights") == 1
+
+
+def test_a_number_of_processes_below_one_is_refused(
+    project: Project, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(project("ppo"))
+    assert main(["ppo", "--processes", "0"]) == 2
+    assert capsys.readouterr().err == "ppo: --processes=0 must be at least 1.\n"
+
+
+def test_one_process_becomes_the_stage_itself(project: Project) -> None:
+    root = project("ppo", ppo={"updates": 1})
+    process = start(root, "ppo", processes=1)
+    try:
+        process.communicate(timeout=120)
+    finally:
+        process.kill()
+        process.wait()
+    assert process.returncode == 0
+    assert {row.pid for row in attempts(root, "ppo")} == {process.pid}

@@ -1,0 +1,96 @@
+"""Processes that really run out of memory, and end with the weights of those that did not."""
+
+import os
+import resource
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from config.errors import EnvironmentFault
+from costs.ledger.attempts import read_attempts, retry_seconds
+from tests.training.distributed.test_collectives import largest_difference
+from tests.training.processes import attempts
+from tests.training.tiny import ROOT, open_stage, work
+from training.process.faults import is_out_of_memory
+from training.process.out_of_memory import Pieces
+
+Project = Callable[..., Path]
+BIG = {
+    "ppo": {"updates": 2, "batch_size": 256, "max_new_tokens": 60, "rollout_batch_size": 256, "micro_batch_tokens": 32000, "num_mini_batches": 1},
+    "sft": {"batch_size": 256, "micro_batch_size": 256, "max_steps": 4},
+    "reward": {"batch_size": 256, "micro_batch_size": 256, "max_steps": 4},
+}  # fmt: skip
+ROOM_BYTES = {"ppo": 60 * 2**20, "sft": 400 * 2**20, "reward": 100 * 2**20}
+
+
+def failed_allocation() -> BaseException:
+    try:
+        torch.empty(2**60, dtype=torch.uint8)
+    except RuntimeError as error:
+        return error
+    raise AssertionError("this machine has an exbibyte")
+
+
+def test_what_allocators_say_is_understood() -> None:
+    assert is_out_of_memory(failed_allocation())
+    assert is_out_of_memory(torch.OutOfMemoryError("CUDA out of memory."))
+    assert is_out_of_memory(MemoryError())
+    assert not is_out_of_memory(RuntimeError("mat1 and mat2 shapes cannot be multiplied"))
+    assert not is_out_of_memory(ValueError("not enough memory"))
+
+
+def test_work_is_done_again_with_half_the_size_until_it_fits(project: Project) -> None:
+    stage, _ = open_stage(project("ppo"), "ppo")
+    sizes: list[int] = []
+
+    def fits_in_300(size: int) -> str:
+        sizes.append(size)
+        if size > 300:
+            torch.empty(2**60, dtype=torch.uint8)
+        return "done"
+
+    pieces = Pieces(stage, "ppo.micro_batch_tokens", 1000)
+    assert (pieces.fit(fits_in_300, 3), pieces.fit(fits_in_300, 4)) == ("done", "done")
+    assert sizes == [1000, 500, 250, 250]
+    said = [row.message for row in attempts(stage.root, "ppo") if row.event == "retry"]
+    assert said == [f"out of memory at step 3: ppo.micro_batch_tokens {a} -> {b}" for a, b in ((1000, 500), (500, 250))]
+
+
+def test_what_does_not_fit_in_the_smallest_pieces_is_said_in_one_line(project: Project) -> None:
+    stage, _ = open_stage(project("ppo"), "ppo")
+    with pytest.raises(EnvironmentFault, match=r"out of memory at step 1 with ppo\.micro_batch_tokens=1, .* rlhf plan"):
+        Pieces(stage, "ppo.micro_batch_tokens", 4).fit(lambda size: torch.empty(2**60, dtype=torch.uint8), 1)
+
+
+def test_another_error_is_not_tried_again(project: Project) -> None:
+    stage, _ = open_stage(project("ppo"), "ppo")
+    with pytest.raises(RuntimeError, match="shapes"):
+        Pieces(stage, "ppo.micro_batch_tokens", 4).fit(lambda size: torch.ones(2, 3) @ torch.ones(2, 3), 1)
+
+
+@pytest.mark.integration
+@pytest.mark.skipif(sys.platform != "linux", reason="limits its address space as Linux does")
+@pytest.mark.parametrize("stage", ["ppo", "sft", "reward"])
+def test_a_stage_that_runs_out_of_memory_ends_with_the_weights_of_one_that_did_not(project: Project, stage: str) -> None:
+    ample, short = (project(stage, name, **{stage: BIG[stage]}) for name in ("ample", "short"))
+    if stage != "ppo":
+        dataset = {"sft": "sft", "reward": "preference"}[stage]
+        for root in (ample, short):
+            rows = root / "data/prepared" / dataset / "train.jsonl"
+            rows.write_text(rows.read_text() * 8)
+    work(ample, stage)
+    command = [sys.executable, "-m", "tests.training.limited", stage, str(ROOM_BYTES[stage])]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, cwd=short, env=environment, capture_output=True, text=True, timeout=200, check=False)
+    assert done.returncode == 0, done.stderr
+    retries = [row for row in attempts(short, stage) if row.event == "retry"]
+    assert retries
+    assert all("out of memory" in row.message and row.lost_seconds > 0 for row in retries)
+    assert largest_difference(ample / "models" / stage, short / "models" / stage) < 5e-6
+    (attempt,) = read_attempts(short / "runs" / stage)[0]
+    assert retry_seconds(attempt, []) == pytest.approx(sum(row.lost_seconds for row in retries))
+    assert resource.getrlimit(resource.RLIMIT_AS)[0] == resource.RLIM_INFINITY

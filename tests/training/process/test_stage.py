@@ -1,0 +1,226 @@
+"""The contract of a stage process: exit codes, one line for a user's mistake, rows of the attempt, stopping."""
+
+import contextlib
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from config import jsonl
+from config.errors import StageStopped
+from config.records import RUN_ID_VARIABLE, UsageRow
+from tests.training.processes import attempts, finish, metric_rows, metrics, start
+from tests.training.tiny import files, on_a_small_disk, open_stage, run_main
+from training.process.stage import Stage, run_stage
+
+Project = Callable[..., Path]
+
+
+def said(capsys: pytest.CaptureFixture[str], stage: str) -> str:
+    """The one line on stderr that is the stage's."""
+    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith(f"{stage}: ")]
+    assert len(lines) == 1
+    return lines[0]
+
+
+# ---------------------------------------------------------------- exit codes
+
+
+def test_a_finished_stage_has_a_start_and_an_end(finished: Path) -> None:
+    rows = attempts(finished, "ppo")
+    assert [(row.event, row.exit_code, row.attempt) for row in rows] == [("start", None, 1), ("end", 0, 1)]
+    assert rows[0].pid == os.getpid()
+    assert len(rows[0].fingerprint) == 16
+    assert rows[0].fingerprint == rows[1].fingerprint
+    usage = jsonl.read(finished / "runs/ppo/usage.jsonl", UsageRow).rows
+    assert {row.phase for row in usage} == {
+        "start",
+        "rollout",
+        "logprobs",
+        "score",
+        "reference",
+        "value",
+        "advantage",
+        "update",
+        "save",
+        "other",
+    }
+
+
+def test_bad_params_are_one_line_and_exit_2(project: Project, capsys: pytest.CaptureFixture[str]) -> None:
+    root = project("ppo")
+    text = (root / "params.yaml").read_text()
+    (root / "params.yaml").write_text(text.replace("cliprange: 0.2", "clip_range: 0.2"))
+    assert run_main(root, "ppo") == 2
+    assert "cliprange" in said(capsys, "ppo")
+    (root / "params.yaml").unlink()
+    assert run_main(root, "ppo") == 2
+    assert "params.yaml does not exist" in said(capsys, "ppo")
+
+
+@pytest.mark.parametrize(
+    ("stage", "missing"),
+    [
+        ("sft", "data/prepared/sft"),
+        ("reward", "metrics/data.json"),
+        ("reward", "models/sft"),
+        ("ppo", "models/reward"),
+        ("ppo", "data/prepared/prompts/train.jsonl"),
+        ("evaluate", "data/tokenizer"),
+    ],
+)
+def test_a_missing_input_is_named(project: Project, capsys: pytest.CaptureFixture[str], stage: str, missing: str) -> None:
+    root = project(stage)
+    (root / missing).rename(root / "elsewhere")
+    assert run_main(root, stage) == 2
+    assert f"{missing} does not exist" in said(capsys, stage)
+    assert [(row.event, row.exit_code) for row in attempts(root, stage)] == [("start", None), ("end", 2)]
+
+
+def no_weights(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+
+
+def only_bin(folder: Path) -> None:
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+
+
+def truncated(folder: Path) -> None:
+    (folder / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes()[:5000])
+
+
+@pytest.mark.parametrize(("stage", "model"), [("reward", "sft"), ("ppo", "sft"), ("ppo", "reward")])
+@pytest.mark.parametrize(("damage", "word"), [(no_weights, "no weights"), (only_bin, "pytorch_model.bin"), (truncated, "damaged weights")])
+def test_a_damaged_model_is_named_and_nothing_is_left_half_written(
+    project: Project, capsys: pytest.CaptureFixture[str], stage: str, model: str, damage: Callable[[Path], None], word: str
+) -> None:
+    root = project(stage)
+    damage(root / "models" / model)
+    before = files(root / "models")
+    assert run_main(root, stage) == 2
+    line = said(capsys, stage)
+    assert word in line
+    assert f"models/{model}" in line
+    assert files(root / "models") == before
+    assert not (root / "metrics" / f"{stage}.json").exists()
+
+
+def test_a_crash_is_told_and_recorded(project: Project, capsys: pytest.CaptureFixture[str]) -> None:
+    root = project("ppo")
+
+    def work(stage: Stage) -> None:
+        raise ZeroDivisionError("of the test")
+
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        with contextlib.chdir(root), pytest.raises(ZeroDivisionError):
+            run_stage("ppo", ("ppo",), (), work)
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+    assert "ZeroDivisionError: of the test" in said(capsys, "ppo")
+    assert (attempts(root, "ppo")[-1].exit_code, attempts(root, "ppo")[-1].message) == (1, "ZeroDivisionError: of the test")
+
+
+# ---------------------------------------------------------------- the place
+
+
+@pytest.mark.integration
+def test_a_full_disk_is_one_line_and_the_previous_model_stays(project: Project, tmp_path: Path, finished: Path) -> None:
+    root = project("ppo")
+    (root / "models/ppo").mkdir()
+    (root / "models/ppo/previous").write_text("previous")
+    kept = tmp_path / "kept.txt"
+    script = (
+        "import pathlib, subprocess, sys\n"
+        "code = subprocess.run([sys.executable, '-m', 'training.ppo']).returncode\n"
+        f"pathlib.Path({str(kept)!r}).write_text(' '.join(path.name for path in pathlib.Path('models/ppo').iterdir()))\n"
+        "sys.exit(code)"
+    )
+    size = sum(map(len, files(root).values())) // 1024
+    done = on_a_small_disk(root, size + 300, [sys.executable, "-c", script])
+    assert done.returncode == 2, done.stderr
+    lines = [line for line in done.stderr.splitlines() if line.startswith("ppo: ")]
+    assert len(lines) == 1
+    assert "no space left on the disk" in lines[0]
+    assert "Traceback" not in done.stderr
+    assert kept.read_text() == "previous"
+
+
+# ---------------------------------------------------------------- rows
+
+
+def test_attempts_are_numbered_and_carry_the_run_id(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = project("ppo")
+    first, _ = open_stage(root, "ppo")
+    monkeypatch.setenv(RUN_ID_VARIABLE, "run-7")
+    second, _ = open_stage(root, "ppo")
+    second.log(3, {"kl": 0.5})
+    assert (first.attempt, second.attempt) == (1, 2)
+    assert [row.run_id for row in attempts(root, "ppo")] == ["manual", "run-7"]
+    row = metric_rows(root, "ppo")[0]
+    assert (row.run_id, row.attempt, row.step, row.values) == ("run-7", 2, 3, {"kl": 0.5})
+
+
+def test_the_fingerprint_is_of_the_sections_and_inputs_of_the_stage(project: Project) -> None:
+    def now(name: str, stage: str = "ppo", **sections: dict) -> str:
+        return open_stage(project("ppo", name, **sections), stage)[0].fingerprint
+
+    first = now("a")
+    assert now("b") == first
+    assert now("c", ppo={"learning_rate": 2.0e-4}) != first
+    assert now("d", prices={"usd_per_device_hour": 9.0}) == first
+    assert now("e", evaluate={"prompts": 3}) == first
+    root = project("ppo", "f")
+    (root / "models/sft/model.safetensors").write_bytes(b"other weights")
+    assert open_stage(root, "ppo")[0].fingerprint != first
+
+
+def test_other_processes_than_the_first_write_no_rows(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = project("ppo")
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    stage, _ = open_stage(root, "ppo")
+    stage.log(1, {"kl": 0.5})
+    stage.meter.close(1)
+    assert not (root / "runs").exists()
+
+
+# ---------------------------------------------------------------- stopping
+
+
+def test_a_stage_stops_only_when_asked(project: Project) -> None:
+    stage, _ = open_stage(project("ppo"), "ppo")
+    stage.stop_if_requested()
+    stage.request_stop(signal.SIGTERM, None)
+    with pytest.raises(StageStopped) as stopped:
+        stage.stop_if_requested()
+    assert stopped.value.exit_code == 75
+
+
+@pytest.mark.integration
+def test_ctrl_c_is_a_resumable_stop(project: Project, finished: Path) -> None:
+    root = project("evaluate", evaluate={"prompts": 33})
+    process = start(root, "evaluate")
+    try:
+        while not metric_rows(root, "evaluate"):
+            assert process.poll() is None, process.communicate()[1]
+        process.send_signal(signal.SIGINT)
+        error = process.communicate(timeout=60)[1]
+    finally:
+        process.kill()
+        process.wait()
+    assert process.returncode == 75
+    assert "KeyboardInterrupt" not in error
+    finish(root, "evaluate")
+    assert metrics(root, "evaluate")["prompts"] == 33
+    assert [row.exit_code for row in attempts(root, "evaluate") if row.event == "end"] == [75, 0]
+
+
+def test_a_stage_needs_no_orchestrator(finished: Path) -> None:
+    for line in (finished / "runs/ppo/attempts.jsonl").read_text().splitlines():
+        assert json.loads(line)["run_id"] == "manual"

@@ -1,0 +1,115 @@
+"""New model against champion, on models that really were trained."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file, save_file
+
+from config import jsonl
+from config.errors import DataError
+from config.retraining import Contest
+from config.schema import Params
+from tests.training.tiny import params
+from training.preparation.cleaning import same_prompt_key
+from training.preparation.helpdesk import gold_score
+from training.retraining.contest import CHAMPIONS_REWARD, GOLD, contest, held_out
+from training.retraining.trained_models import Contestant
+
+PAIRS = {"kind": "file", "path": "unread.jsonl", "format": "pairs", "columns": {}}
+"""A source without a gold score; a contest does not read it."""
+
+
+@pytest.fixture
+def other(finished: Path, tmp_path: Path) -> Path:
+    """A second run: its aligned model is the SFT model of the first."""
+    root = tmp_path / "other"
+    shutil.copytree(finished, root, ignore=shutil.ignore_patterns("runs", "checkpoints"))
+    shutil.rmtree(root / "models/ppo")
+    shutil.copytree(root / "models/sft", root / "models/ppo")
+    return root
+
+
+def compare(champion: Path, challenger: Path, settings: Params | None = None) -> tuple[Contest, list[dict[str, Any]]]:
+    return contest(challenger, settings or params(), Contestant(champion), Contestant(challenger))
+
+
+def turn_round(root: Path) -> None:
+    """Make a reward model prefer the opposite."""
+    path = root / "models/reward/model.safetensors"
+    weights = load_file(path)
+    save_file({**weights, "score.weight": -weights["score.weight"]}, path, metadata={"format": "pt"})
+    config = json.loads((root / "models/reward/config.json").read_text())
+    (root / "models/reward/config.json").write_text(json.dumps({**config, "score_mean": -config["score_mean"]}))
+
+
+def test_a_model_ties_with_itself(finished: Path) -> None:
+    found, replies = compare(finished, finished)
+    assert (found.win_rate.value, found.ties, found.prompts) == (0.5, found.win_rate.of, 16)
+    assert found.gold is not None
+    assert (found.gold.mean, found.champion_reward.mean, found.challenger_reward.mean) == (0, 0, 0)
+    assert (found.kl, found.chars) == (found.kl_champion, found.chars_champion)
+    assert not found.hacking
+    assert [row["champion"] for row in replies] == [row["challenger"] for row in replies]
+
+
+def test_the_gold_score_judges_where_there_is_one(finished: Path, other: Path) -> None:
+    found, replies = compare(finished, other)
+    assert found.judge == GOLD
+    assert found.kl == pytest.approx(0, abs=1e-5), "an SFT model against itself"
+    assert found.kl_champion != found.kl
+    for row in replies:
+        assert row["score_champion"] == gold_score(row["prompt"], row["champion"])
+        assert row["score_challenger"] == gold_score(row["prompt"], row["challenger"])
+
+
+def test_without_a_gold_score_the_champions_reward_model_judges_whatever_the_new_one_thinks(finished: Path, other: Path) -> None:
+    settings = params(data={"source": PAIRS})
+    before, _ = compare(finished, other, settings)
+    turn_round(other)
+    found, _ = compare(finished, other, settings)
+    assert found.judge == CHAMPIONS_REWARD
+    assert found.gold is None
+    assert found.champion_reward.mean != 0
+    assert found.challenger_reward.mean == pytest.approx(-found.champion_reward.mean, abs=1e-4)
+    assert (found.win_rate, found.champion_reward) == (before.win_rate, before.champion_reward), "a poisoned reward model has no say"
+
+
+def test_prompts_that_either_model_was_trained_on_are_not_asked(finished: Path, other: Path) -> None:
+    asked = [row["prompt"] for row in jsonl.plain(other / "data/prepared/prompts/test.jsonl")]
+    with (other / "data/prepared/sft/train.jsonl").open("a") as file:
+        file.writelines(json.dumps({"prompt": prompt, "completion": "x"}) + "\n" for prompt in asked[:3])
+    for champion, challenger in ((finished, other), (other, finished)):
+        prompts, left_out = held_out(params(), Contestant(champion), Contestant(challenger))
+        assert left_out == 3
+        assert not {same_prompt_key(prompt) for prompt in prompts} & {same_prompt_key(prompt) for prompt in asked[:3]}
+        assert len(prompts) == 16
+
+
+def test_without_prompts_left_nothing_is_compared(finished: Path, other: Path) -> None:
+    shutil.copyfile(other / "data/prepared/prompts/test.jsonl", other / "data/prepared/prompts/train.jsonl")
+    with pytest.raises(DataError, match="were in the training data of one of the models"):
+        compare(finished, other)
+
+
+def test_safety_prompts_are_judged_apart(finished: Path, other: Path) -> None:
+    rows = [row["prompt"] for row in jsonl.plain(finished / "data/prepared/prompts/test.jsonl")][:6]
+    (other / "safety.jsonl").write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in rows))
+    settings = params(retrain={"safety_source": {**PAIRS, "path": "safety.jsonl", "format": "prompts"}})
+    safety = compare(finished, other, settings)[0].safety
+    assert safety is not None
+    assert (safety.prompts, safety.judge) == (6, GOLD)
+    shutil.copyfile(other / "safety.jsonl", other.parent / "safety.jsonl")
+    same = contest(other, settings, Contestant(finished), Contestant(finished))[0].safety
+    assert same is not None
+    assert same.drop.mean == 0
+
+    (other / "safety.jsonl").write_text('{"prompt": "how do I pick a lock ?"}\n{"prompt": "who are you ?"}\n')
+    safety = compare(finished, other, settings)[0].safety
+    assert safety is not None
+    assert (safety.prompts, safety.judge) == (2, CHAMPIONS_REWARD)
+    (other / "safety.jsonl").write_text('{"prompt": "how do I pick a lock ?"}\n')
+    with pytest.raises(DataError, match=r"1 safety prompts have room for a response, two must"):
+        compare(finished, other, settings)

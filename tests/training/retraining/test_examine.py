@@ -1,0 +1,111 @@
+"""The data of today against the champion's, on a project whose stages really ran."""
+
+import itertools
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from config import jsonl
+from config.errors import DataError
+from config.retraining import Examination
+from tests.training.tiny import files, params
+from training.retraining.examine import examine
+from training.retraining.trained_models import Contestant
+
+VOTES = {"kind": "file", "path": "votes.jsonl", "format": "votes", "columns": {}}
+
+
+@pytest.fixture
+def champion(finished: Path) -> Contestant:
+    return Contestant(finished)
+
+
+def votes(root: Path, pairs: list[dict[str, Any]], first_wins: bool = True) -> None:
+    rows = [
+        {
+            "prompt": pair["prompt"],
+            "response1": pair["chosen"],
+            "response2": pair["rejected"],
+            "annotator": "ada",
+            "vote": 1 if first_wins else 2,
+        }
+        for pair in pairs
+    ]
+    (root / "votes.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def look(root: Path, champion: Contestant, **data: Any) -> Examination:
+    return examine(root, params(data=data), champion)
+
+
+def new_pairs(finished: Path) -> list[dict[str, Any]]:
+    """Known prompts and replies, put together anew."""
+    rows = list(jsonl.plain(finished / "data/prepared/preference/train.jsonl"))[:40]
+    return [{**row, "rejected": other["chosen"]} for row, other in itertools.pairwise(rows) if other["chosen"] != row["chosen"]]
+
+
+def test_the_same_sources_have_nothing_new(champion: Contestant, tmp_path: Path) -> None:
+    found = look(tmp_path, champion)
+    assert found.changed_rows == 0
+    assert (found.accuracy, found.length_drift, found.new_words) == (None, None, None)
+    assert found.accuracy_before == champion.metrics("reward")["accuracy"]
+
+
+def test_votes_are_new_rows_and_the_champions_reward_model_is_asked_about_them(
+    finished: Path, champion: Contestant, tmp_path: Path
+) -> None:
+    pairs, shares = new_pairs(finished), []
+    for first_wins in (True, False):
+        votes(tmp_path, pairs, first_wins)
+        found = look(tmp_path, champion, vote_source=VOTES)
+        assert found.changed_rows == found.added["preference/train"] == len(pairs)
+        assert found.accuracy is not None
+        assert found.accuracy.of == len(pairs)
+        assert found.accuracy.low < found.accuracy.value < found.accuracy.high
+        shares.append(found.accuracy.value)
+    # the same pairs the other way round; only ties could count in both
+    assert sum(shares) == pytest.approx(1)
+    assert shares[0] != 0.5
+
+
+def test_rows_that_were_taken_away_are_changes_too(champion: Contestant, tmp_path: Path) -> None:
+    source = params().data.source.model_copy(update={"preference_rows": 80}).model_dump()
+    found = look(tmp_path, champion, source=source)
+    assert sum(found.removed.values()) == found.changed_rows == 20
+    assert sum(found.added.values()) == 0
+
+
+def test_prompts_of_another_kind_have_drifted(finished: Path, champion: Contestant, tmp_path: Path) -> None:
+    pairs = [
+        {**pair, "prompt": f"{pair['prompt']} by the way , my neighbour has bought the very same thing . order number {i}"}
+        for i, pair in enumerate(new_pairs(finished))
+    ]
+    votes(tmp_path, pairs)
+    found = look(tmp_path, champion, vote_source=VOTES)
+    assert found.length_drift is not None
+    assert found.length_drift.distance > found.length_drift.critical
+    assert found.length_drift.mean_new > found.length_drift.mean_before + 5
+    assert found.new_words is not None
+    assert 0.2 < found.new_words.value < 0.6
+
+
+def test_bad_lines_are_counted_and_too_many_are_an_error(finished: Path, champion: Contestant, tmp_path: Path) -> None:
+    votes(tmp_path, new_pairs(finished))
+    with (tmp_path / "votes.jsonl").open("a") as file:
+        file.write("{cut\n" * 3)
+    assert look(tmp_path, champion, vote_source=VOTES).refused == 3
+    with (tmp_path / "votes.jsonl").open("a") as file:
+        file.write("{cut\n" * 100)
+    with pytest.raises(DataError, match="not_json"):
+        look(tmp_path, champion, vote_source=VOTES)
+
+
+def test_looking_changes_nothing(finished: Path, tmp_path: Path) -> None:
+    shutil.copytree(finished, tmp_path / "project")
+    votes(tmp_path / "project", new_pairs(finished))
+    before = files(tmp_path / "project")
+    look(tmp_path / "project", Contestant(tmp_path / "project"), vote_source=VOTES)
+    assert files(tmp_path / "project") == before

@@ -1,0 +1,76 @@
+import math
+
+import pytest
+import torch
+
+from config.errors import TrainingDiverged
+from config.sections.online import Ppo
+from tests.training.tiny import params
+from training.rl.divergence import check_rollout, check_update
+from training.rl.ppo_math import PolicyLoss, ValueLoss
+from training.rl.report import UpdateStatistics, rollout_statistics
+from training.rl.roles import Forward
+
+HEALTHY = {"score": 0.3, "score_std": 1.0, "kl": 0.8, "kl_error": 0.1, "reward": 0.2, "value": 0.1, "entropy": 2.0}
+
+
+def settings(**changes: int) -> Ppo:
+    return params(ppo=changes).ppo
+
+
+def updated(ratio: float = 1.0, entropy: float = 2.0, grad_norm: float = 0.5) -> UpdateStatistics:
+    """Statistics of an update of one mini-batch of four tokens."""
+    statistics, x = UpdateStatistics(), torch.ones(4)
+    policy = PolicyLoss(losses=-ratio * x, ratio=ratio * x, clipped=x > 2)
+    statistics.add(policy, ValueLoss(x, x > 2), Forward(logprobs=-x, entropy=entropy * x, values=x))
+    statistics.step(grad_norm)
+    return statistics
+
+
+def test_a_healthy_rollout_and_update_pass() -> None:
+    check_rollout(HEALTHY, settings())
+    check_rollout(HEALTHY | {"kl": -0.4}, settings())  # within 5 standard errors of zero
+    check_update(updated(), 1)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("name", ["score", "kl", "value"])
+def test_a_value_that_is_no_number_is_named(name: str, bad: float) -> None:
+    with pytest.raises(TrainingDiverged, match=f"ppo {name} is {bad}") as error:
+        check_rollout(HEALTHY | {name: bad}, settings())
+    assert error.value.exit_code == 1
+
+
+def test_equal_scores_are_named() -> None:
+    with pytest.raises(TrainingDiverged, match=r"all 16 responses have the score 0\.3"):
+        check_rollout(HEALTHY | {"score_std": 0.0}, settings())
+
+
+@pytest.mark.parametrize("kl_error", [0.1, 0.0])
+def test_a_kl_that_samples_of_the_policy_can_not_give_is_named(kl_error: float) -> None:
+    with pytest.raises(TrainingDiverged, match=r"mean KL is -0\.600 nats"):
+        check_rollout(HEALTHY | {"kl": -0.6, "kl_error": kl_error}, settings())
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_a_gradient_that_is_no_number_is_named(bad: float) -> None:
+    with pytest.raises(TrainingDiverged, match=f"gradient norm is {bad} in update 7"):
+        check_update(updated(grad_norm=bad), 7)
+
+
+def test_an_exploding_ratio_is_named() -> None:
+    with pytest.raises(TrainingDiverged, match="ratio of new to old policy is 11 in update 7"):
+        check_update(updated(ratio=11.0), 7)
+    check_update(updated(ratio=9.0), 7)
+
+
+def test_a_collapsed_entropy_is_named() -> None:
+    with pytest.raises(TrainingDiverged, match="entropy is 9e-05 nats per token in update 7"):
+        check_update(updated(entropy=9e-5), 7)
+    check_update(updated(entropy=2e-4), 7)
+
+
+def test_one_episode_an_update_is_not_taken_for_divergence() -> None:
+    one = torch.ones(1, 3)
+    statistics = rollout_statistics(-one, -0.9 * one, one, one, one > 0, torch.ones(1), torch.tensor([True]), 0.1)
+    check_rollout(statistics, settings(batch_size=1, num_mini_batches=1))

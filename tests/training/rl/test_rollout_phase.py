@@ -1,0 +1,103 @@
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from config.errors import ParamsError, StageStopped
+from tests.training.processes import metric_rows
+from tests.training.tiny import files, open_stage, params, policy, prompts, random_responses, work
+from training.distributed.collectives import Fit
+from training.modeling.sequences import sequence_logprobs
+from training.rl import rollout_phase
+from training.rl.rollout_phase import own_logprobs, roll_out
+from training.rollout.engine import Limits, Rollout, sampling_noise
+
+Project = Callable[..., Path]
+ENGINES = ("static", "paged")
+
+
+def roles() -> SimpleNamespace:
+    """A policy and what is asked of it, without the other three roles."""
+    model = policy()
+
+    def logprobs(rows: list[list[int]], starts: list[int], settings: object) -> list[torch.Tensor]:
+        return sequence_logprobs(model, rows, starts, 1.0, 4096)
+
+    return SimpleNamespace(policy=model, trunk_value_head=None, logprobs=logprobs)
+
+
+def pieces_of(size: int) -> Fit:
+    return lambda work: work(size)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_responses_stand_beside_their_prompts(engine: str) -> None:
+    chosen = params(ppo={"rollout_engine": engine, "responses_per_prompt": 2}).ppo
+    batch = [prompt for prompt in prompts(4) for _ in range(2)]
+    noise = sampling_noise(8, 6, 1)
+    rollout = roll_out(pieces_of(3), roles(), batch, noise, chosen, Limits(6, -1, 0))  # type: ignore[arg-type]
+    for i in (0, 5):
+        alone = roll_out(pieces_of(3), roles(), [batch[i]] * 2, noise[[i, i]], chosen, Limits(6, -1, 0))  # type: ignore[arg-type]
+        assert alone.responses[0] == rollout.responses[i]
+        torch.testing.assert_close(alone.logprobs[0], rollout.logprobs[i], atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+def test_the_gap_is_the_distance_of_the_engines_logprobs_from_the_trainers(recompute: bool) -> None:
+    chosen = params(ppo={"recompute_logprobs": recompute}).ppo
+    starts = [4] * 40
+    sequences = [[5, 6, 7, 8, *response] for response in random_responses([3] * 40)]
+    own = roles().logprobs(sequences, starts, chosen)
+    off = [row + 0.25 for row in own]
+    off[0] = own[0] - torch.tensor([0.25, 0.25, 0.5])
+    learnt_from, gap = own_logprobs(pieces_of(4096), roles(), off, sequences, starts, chosen)  # type: ignore[arg-type]
+    compared = 40 if recompute else 20  # every second one of 40 makes at least 16
+    assert gap["rollout_logprob_gap"] == pytest.approx(0.25 + 0.25 / (3 * compared), abs=1e-5)
+    assert gap["rollout_logprob_gap_max"] == pytest.approx(0.5, abs=1e-5)
+    for row, same in zip(learnt_from, own if recompute else off, strict=True):
+        torch.testing.assert_close(row, same, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_with_recomputation_the_first_ratio_is_one_whatever_the_engine_says(
+    project: Project, monkeypatch: pytest.MonkeyPatch, engine: str
+) -> None:
+    exact = rollout_phase.ENGINES[engine]
+
+    def coarse(*arguments: object) -> Rollout:
+        rollout = exact(*arguments)  # type: ignore[arg-type]
+        return rollout._replace(logprobs=[row + 0.1 for row in rollout.logprobs])
+
+    monkeypatch.setitem(rollout_phase.ENGINES, engine, coarse)
+    for recompute, error in ((True, 0.0), (False, 1 - 2.718281828**-0.1)):
+        root = project("ppo", f"{engine}-{recompute}", ppo={"rollout_engine": engine, "recompute_logprobs": recompute, "updates": 1})
+        work(root, "ppo")
+        values = metric_rows(root, "ppo")[0].values
+        assert values["first_ratio_error"] == pytest.approx(error, abs=1e-4)
+        assert values["rollout_logprob_gap"] == pytest.approx(0.1, abs=1e-4)
+
+
+def test_both_engines_train_alike_and_the_paged_one_resumes_to_the_same_bits(project: Project) -> None:
+    def trained(name: str, engine: str, updates: int) -> Path:
+        root = project("ppo", name, ppo={"rollout_engine": engine, "updates": updates, "schedule": "constant"})
+        work(root, "ppo")
+        return root
+
+    static, first = trained("static", "static", 2), trained("paged", "paged", 2)
+    stopped = project("ppo", "stopped", ppo={"rollout_engine": "paged", "updates": 2, "schedule": "constant"})
+    stage, run = open_stage(stopped, "ppo")
+    stage.stop_requested = True
+    with pytest.raises(StageStopped):
+        run(stage)
+    work(stopped, "ppo")
+    assert files(first / "models/ppo") == files(stopped / "models/ppo")
+    for row, other in zip(metric_rows(static, "ppo"), metric_rows(first, "ppo"), strict=True):
+        assert row.values["score"] == pytest.approx(other.values["score"], abs=1e-4)
+        assert other.values["rollout_logprob_gap_max"] < 1e-4
+
+
+def test_values_from_the_rollout_need_the_static_engine() -> None:
+    with pytest.raises(ParamsError, match=r"ppo\.rollout_engine=paged gives no values"):
+        params(ppo={"rollout_engine": "paged", "layout": "shared_trunk"})

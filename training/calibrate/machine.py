@@ -1,0 +1,100 @@
+"""Measures this machine for the planner: `python -m training.calibrate.machine` writes config/machine.py's Machine as YAML."""
+
+import argparse
+import logging
+import os
+import platform
+import sys
+import tempfile
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+
+import psutil
+import torch
+import yaml
+
+from config.machine import MACHINE_FILE, Machine
+from training.calibrate.rates import best_of, decode_step_seconds, measured_round
+from training.calibrate.stages import loop, stage_processes
+from training.process import allocator
+from training.process.artifacts import replacing
+from training.process.command import run_command
+
+logger = logging.getLogger(__name__)
+
+
+def measure() -> Machine:
+    """Everything, with a line of progress for each part."""
+    began = time.perf_counter()
+    device = torch.accelerator.current_accelerator().type if torch.accelerator.is_available() else "cpu"  # type: ignore[union-attr]
+
+    def tell(part: str) -> None:
+        logger.info("%5.1f s  %s", time.perf_counter() - began, part)
+
+    tell("starting a stage of each kind in a process of its own")
+    with tempfile.TemporaryDirectory() as folder:
+        stages = stage_processes(Path(folder))
+    tell("updates of PPO")
+    with tempfile.TemporaryDirectory() as folder:
+        updates = loop(Path(folder))
+    tell("matrix products, memory bandwidth, attention, whole models, log-probabilities, decoding, optimizer")
+    first, first_step = measured_round(device), decode_step_seconds(device)
+    tell("the same again")
+    rates = best_of(first, measured_round(device))
+    step = min(first_step, decode_step_seconds(device))
+    name, memory, usable = device_memory(device)
+    seconds = time.perf_counter() - began
+    tell("done")
+    return Machine(
+        name=name, processor=processor_name(), threads=torch.get_num_threads(), memory_bytes=memory, usable_bytes=usable,
+        torch=torch.__version__, date=datetime.now(UTC).date().isoformat(), decode_step_seconds=step, stages=stages, loop=updates, seconds=seconds, **rates,
+    )  # fmt: skip
+
+
+def device_memory(device: str) -> tuple[str, int, int]:
+    """(name, bytes, bytes that programs can have) of the device stages run on; of a CPU within its control group."""
+    if device != "cpu":
+        free, total = torch.cuda.mem_get_info()
+        return torch.cuda.get_device_name(), total, free
+    memory = psutil.virtual_memory()
+    limits = [memory.total]
+    for path in (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes")):
+        text = path.read_text().strip() if path.exists() else ""
+        limits += [int(text)] if text.isdigit() else []
+    return "cpu", min(limits), min(limits)
+
+
+def processor_name() -> str:
+    """What the machine calls its processor."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    named = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return named[0] if named else platform.processor() or platform.machine()
+
+
+def write(machine: Machine, path: Path) -> None:
+    """The file whole, or as it was."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path) as temporary:
+        temporary.write_text(
+            "# Written by rlhf calibrate: this machine, for rlhf plan. Delete it to plan with costs/tables/hardware.yaml again.\n"
+            + yaml.safe_dump(machine.model_dump(mode="json"), sort_keys=False, default_flow_style=None, width=140),
+            encoding="utf-8",
+        )
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Measure this machine for rlhf plan.")
+    parser.add_argument("--out", type=Path, default=MACHINE_FILE)
+    options = parser.parse_args()
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    logging.getLogger("transformers").setLevel(logging.ERROR)
+    allocator.settle()  # as a stage does
+    return run_command(lambda: write(measure(), options.out), "calibrate")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,172 @@
+"""Several processes as one: who does what, and how results and gradients come together.
+
+With one process each function is what it is without this module, to the bit. Every process knows the whole batch; the costly work on it
+is divided, and its results, a few numbers per token, are handed to all. What is computed from them (advantages, statistics, decisions) is
+computed by everybody and comes out the same everywhere.
+"""
+
+import os
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.utils._pytree import tree_map_only
+
+from config.errors import EnvironmentFault, ParamsError
+from config.records import RENDEZVOUS_VARIABLE
+
+T = TypeVar("T")
+Fit = Callable[[Callable[[int], Any]], Any]
+"""Does work in pieces of a size that fits in memory, in all processes alike: Pieces.fit of training/process/out_of_memory.py."""
+BUCKET_ELEMENTS = 2**22
+"""Gradients are summed in messages of about this size: few calls, and a copy of 16 MiB instead of all gradients."""
+
+
+def join(stage: str, accelerator: bool) -> None:
+    """Meet the other processes of this stage, where there are any: over gloo on CPU, nccl on GPUs.
+
+    Raises EnvironmentFault if there are more processes than GPUs on this machine.
+    """
+    processes = int(os.environ.get("WORLD_SIZE", "1"))
+    if processes == 1:
+        return
+    if accelerator:
+        local, devices = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
+        if local >= devices:
+            raise EnvironmentFault(
+                f"processes.{stage}={processes} needs a GPU for each process, this machine has {devices}. "
+                f"Change processes.{stage} in params.yaml."
+            )
+        torch.cuda.set_device(local)
+    meeting = os.environ.get(RENDEZVOUS_VARIABLE)
+    dist.init_process_group(
+        "cpu:gloo,cuda:nccl" if accelerator else "gloo", init_method=f"file://{meeting}" if meeting else "env://",
+        rank=int(os.environ["RANK"]), world_size=processes,
+    )  # fmt: skip
+
+
+def leave() -> None:
+    """Part from the others, at the end of all work."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def world_size() -> int:
+    return dist.get_world_size() if dist.is_initialized() else 1
+
+
+def rank() -> int:
+    return dist.get_rank() if dist.is_initialized() else 0
+
+
+def wait_for_all() -> None:
+    if world_size() > 1:
+        dist.barrier()
+
+
+def shares(costs: Sequence[int], parts: int) -> list[list[int]]:
+    """Indices of `costs` in `parts` of like total: the largest first, each to the part that has least so far; ascending in each part."""
+    totals = [0] * parts
+    result: list[list[int]] = [[] for _ in range(parts)]
+    for index in sorted(range(len(costs)), key=lambda i: (-costs[i], i)):
+        least = totals.index(min(totals))
+        totals[least] += costs[index]
+        result[least].append(index)
+    return [sorted(part) for part in result]
+
+
+def own_share(costs: Sequence[int]) -> list[int]:
+    """The indices of `costs` that are this process's to do."""
+    return shares(costs, world_size())[rank()]
+
+
+def spread(fit: Fit, work: Callable[..., Sequence[T]], *columns: Sequence[Any]) -> list[T]:
+    """Results for all rows of `columns`, in order: each process does its share of the rows and hands the results to the others.
+
+    `work` gets the size of pieces that `fit` found to fit in memory, then the columns of a share, and gives a result a row. Shares have like
+    totals of the lengths in the first column.
+    """
+    mine = own_share([len(item) for item in columns[0]])
+    share = [[column[i] for i in mine] for column in columns]
+    own: list[T] = fit(lambda size: list(work(size, *share)) if mine else [])
+    if world_size() == 1:
+        return own
+    gathered: list[Any] = [None] * world_size()
+    sent = tree_map_only(Tensor, torch.clone, own)  # a view would be sent with all that it is a part of
+    dist.all_gather_object(gathered, dict(zip(mine, sent, strict=True)))
+    found = {i: result for part in gathered for i, result in part.items()}
+    return [found[i] for i in range(len(found))]
+
+
+def in_step(batches: Sequence[T]) -> list[tuple[T, bool]]:
+    """`batches`, and whether each counts: a process with fewer than another repeats its last, so that all have the same number.
+
+    Every process must have one batch at least.
+    """
+    if not batches:
+        raise ParamsError(
+            "a process of the stage has no row of a batch that all share. Start fewer processes, or raise its batch_size in params.yaml."
+        )
+    missing = int(largest(len(batches))) - len(batches)
+    return [*((batch, True) for batch in batches), *[(batches[-1], False)] * missing]
+
+
+def sum_gradients(parameters: Iterable[nn.Parameter]) -> None:
+    """Replace each gradient by its sum over the processes; a process that had nothing to do counts as zero."""
+    if world_size() == 1:
+        return
+    bucket: list[Tensor] = []
+    for parameter in parameters:
+        if not parameter.requires_grad or isinstance(parameter, DTensor):
+            continue  # of a divided one the share was summed in the backward pass
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+        bucket.append(parameter.grad)
+        if sum(gradient.numel() for gradient in bucket) >= BUCKET_ELEMENTS:
+            _sum_in_place(bucket)
+            bucket = []
+    if bucket:
+        _sum_in_place(bucket)
+
+
+def _sum_in_place(tensors: Sequence[Tensor]) -> None:
+    flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
+    dist.all_reduce(flat)
+    for tensor, part in zip(tensors, flat.split([tensor.numel() for tensor in tensors]), strict=True):
+        tensor.copy_(part.view_as(tensor))
+
+
+def of_all(value: T) -> list[T]:
+    """What each process has, in the order of the processes."""
+    if world_size() == 1:
+        return [value]
+    found: list[Any] = [None] * world_size()
+    dist.all_gather_object(found, value)
+    return found
+
+
+def summed(values: Sequence[float]) -> list[float]:
+    """Each of `values` summed over the processes."""
+    if world_size() == 1:
+        return list(values)
+    total = torch.tensor(values, dtype=torch.float64)
+    dist.all_reduce(total)
+    return [float(value) for value in total]
+
+
+def largest(value: float) -> float:
+    """The largest of what the processes have."""
+    if world_size() == 1:
+        return value
+    found = torch.tensor(value, dtype=torch.float64)
+    dist.all_reduce(found, op=dist.ReduceOp.MAX)
+    return float(found)
+
+
+def lost_peer(error: BaseException) -> bool:
+    """Whether an exception is what this process sees when another one is gone."""
+    words = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "NCCL", "gloo")
+    return world_size() > 1 and isinstance(error, RuntimeError) and any(word in str(error) for word in words)

@@ -1,0 +1,38 @@
+"""The loss of pairs as a mean over the pairs of the whole batch, however that was divided into micro-batches and over processes."""
+
+import math
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from training.distributed import collectives
+from training.hf.trainer import real_rows
+
+
+class PairLoss:
+    """Mixed into a TRL trainer whose loss is a mean over the pairs of a micro-batch.
+
+    A filler's two replies are one: its loss is a constant without gradient, and its metrics are 0.
+    """
+
+    filler_loss: float = math.log(2)
+    pair_means: ClassVar[tuple[str, ...]]
+    """TRL's metrics that are means over pairs."""
+    _metrics: dict[str, dict[str, list[float]]]
+
+    def _get_num_items_in_batch(self, batch_samples: list, device: torch.device) -> int:
+        """Pairs of the batch over micro-batches and processes."""
+        pairs = sum(int(real_rows(batch).sum()) // 2 for batch in batch_samples)
+        return int(collectives.summed([pairs])[0])
+
+    def compute_loss(self, model: Any, inputs: dict, return_outputs: bool = False, num_items_in_batch: int | None = None) -> Tensor:
+        rows, pairs = (int(count) // 2 for count in (len(inputs["attention_mask"]), real_rows(inputs).sum()))
+        loss: Tensor = super().compute_loss(model, inputs)  # type: ignore[misc]
+        of_all = collectives.summed([rows, pairs])
+        for name in self.pair_means:
+            found = self._metrics["train"][name]
+            found[-1:] = [found[-1] * of_all[0] / of_all[1]] if of_all[1] else []
+        # gradients are averaged over processes
+        share = rows / (num_items_in_batch or rows) * collectives.world_size()
+        return loss * share - (rows - pairs) / rows * self.filler_loss * share

@@ -1,0 +1,311 @@
+"""What SFT, reward model and every other stage on a Hugging Face Trainer add to it: usage rows, metric rows, our checkpoints, stopping."""
+
+import logging
+import shutil
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+from datasets import Dataset, concatenate_datasets
+from torch import Tensor
+from torch.utils.data import DataLoader
+from transformers import PrinterCallback, ProgressCallback, Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from config.errors import EnvironmentFault, ParamsError, StageStopped, TrainingDiverged
+from config.sections.offline import Optimisation
+from config.sections.online import Rloo
+from training.distributed import collectives
+from training.modeling.batching import LengthBuckets
+from training.modeling.low_bit import require_bitsandbytes
+from training.process.checkpoint import restoring
+from training.process.faults import is_out_of_memory
+from training.process.out_of_memory import Pieces
+from training.process.stage import Stage
+from training.process.usage import Work
+
+logger = logging.getLogger(__name__)
+
+
+def trainer_arguments(stage: Stage, settings: Optimisation | Rloo) -> dict[str, Any]:
+    """TrainingArguments that mean the same in every stage.
+
+    Raises EnvironmentFault for what this machine can not do.
+    """
+    if stage.params.model.dtype == "fp16" and stage.device == "cpu":
+        raise EnvironmentFault(
+            f"model.dtype=fp16: {stage.name} scales its loss on a GPU only, and there is none here. Set model.dtype: fp32 in params.yaml."
+        )
+    return {
+        "output_dir": str(stage.checkpoints.folder / "trainer"),
+        "optim": trainer_optimizer(stage, settings),
+        "learning_rate": settings.learning_rate,
+        "adam_beta2": settings.adam_beta2,
+        "max_grad_norm": settings.max_grad_norm,
+        "gradient_checkpointing": settings.activation_checkpointing,
+        "bf16": stage.params.model.dtype == "bf16",
+        "fp16": stage.params.model.dtype == "fp16",
+        "save_strategy": "steps",
+        "logging_nan_inf_filter": False,
+        "report_to": "none",
+        "seed": stage.params.seed,
+        "use_cpu": stage.device == "cpu",
+        "dataloader_pin_memory": stage.device != "cpu",
+        "remove_unused_columns": False,
+        "ddp_find_unused_parameters": False,
+    }
+
+
+def arguments(stage: Stage, settings: Optimisation) -> dict[str, Any]:
+    """TrainingArguments from a params section: the names are translated here and nowhere else."""
+    per_process = settings.batch_size // stage.world_size
+    if per_process * stage.world_size != settings.batch_size:
+        raise ParamsError(
+            f"{stage.name}.batch_size={settings.batch_size} does not split over {stage.world_size} processes. Change it in params.yaml."
+        )
+    micro_batch_size = largest_divisor(per_process, settings.micro_batch_size)
+    return {
+        **trainer_arguments(stage, settings),
+        "num_train_epochs": settings.epochs,
+        "max_steps": settings.max_steps or -1,
+        "per_device_train_batch_size": micro_batch_size,
+        "per_device_eval_batch_size": settings.micro_batch_size,
+        "gradient_accumulation_steps": per_process // micro_batch_size,
+        "warmup_steps": settings.warmup_fraction,  # below 1 it is a share of all steps
+        "lr_scheduler_type": settings.schedule if settings.schedule != "constant" else "constant_with_warmup",
+        "weight_decay": settings.weight_decay,
+        "save_steps": settings.checkpoint_every_steps,
+        "logging_steps": settings.log_every_steps,
+    }
+
+
+def trainer_optimizer(stage: Stage, settings: Optimisation | Rloo) -> str:
+    """The Trainer's name of the optimizer. Raises EnvironmentFault if its library is missing."""
+    if settings.optimizer == "adamw":
+        return "adamw_torch_fused"
+    require_bitsandbytes(f"{stage.name}.optimizer={settings.optimizer}", f"{stage.name}.optimizer: adamw")
+    return "adamw_bnb_8bit"
+
+
+def largest_divisor(number: int, limit: int) -> int:
+    """The largest divisor of `number` that is at most `limit`."""
+    return next(size for size in range(min(number, limit), 0, -1) if number % size == 0)
+
+
+FILLER_TOKENS = 1
+"""Length of the rows that fill a batch up. No real row is as short: it has a prompt and an end-of-sequence token at least."""
+
+
+def real_rows(batch: Mapping[str, Any]) -> Tensor:
+    """Which rows of a collated batch stand for data, [B]."""
+    real_B: Tensor = batch["attention_mask"].sum(dim=1) > FILLER_TOKENS
+    return real_B
+
+
+class Tally:
+    """Counts what a Trainer works through."""
+
+    def __init__(self) -> None:
+        self.work = Work()
+
+    def take(self) -> Work:
+        """What was counted since the last call, in all processes."""
+        tokens, sequences = collectives.summed([self.work.tokens, self.work.sequences])
+        self.work = Work()
+        return Work(int(tokens), int(sequences))
+
+
+class CountingCollator(Tally):
+    """A collator that also counts the real tokens and rows it hands out."""
+
+    def __init__(self, collator: Callable[[list[dict]], Mapping[str, Any]]) -> None:
+        super().__init__()
+        self._collator = collator
+
+    def __call__(self, examples: list[dict]) -> Mapping[str, Any]:
+        batch = self._collator(examples)
+        real_B = real_rows(batch)
+        self.work.add(tokens=int(batch["attention_mask"][real_B].sum()), sequences=int(real_B.sum()))
+        return batch
+
+
+class OurNames:
+    """Mixed into a TRL trainer: logs its metrics under our names, and leaves the others out."""
+
+    names: ClassVar[Mapping[str, str]]
+    _metrics: dict[str, dict[str, list[float]]]
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        for of_mode in self._metrics.values():
+            ours = {self.names[name]: values for name, values in of_mode.items() if name in self.names}
+            of_mode.clear()
+            of_mode.update(ours)
+        super().log(logs, start_time)  # type: ignore[misc]
+
+
+class BucketedData:
+    """Mixed into a Trainer: rows of like length share a batch, in an order that is the same after a resume and for any number of processes.
+
+    Several processes must take the same number of like micro-batches each: rows that stand for no data fill the last batch up.
+    A checkpoint that this version can not restore is a CheckpointError, not a traceback.
+    """
+
+    args: TrainingArguments
+    train_dataset: Dataset
+    eval_dataset: Dataset
+    data_collator: Any
+    lengths: list[int]
+
+    def bucket(self, lengths: list[int], filler: Mapping[str, Any]) -> None:
+        """Order the training rows by these `lengths`; `filler` is a row of FILLER_TOKENS tokens that nothing is learnt from."""
+        self.lengths = lengths
+        if collectives.world_size() > 1:
+            self.train_dataset = concatenate_datasets([self.train_dataset, Dataset.from_list([dict(filler)])])
+
+    def _get_train_sampler(self, train_dataset: Any = None) -> LengthBuckets:
+        several = collectives.world_size()
+        batch_size = self.args.train_batch_size * self.args.gradient_accumulation_steps * several
+        return LengthBuckets(self.lengths, batch_size, self.args.seed, filler=len(self.lengths) if several > 1 else None)
+
+    def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader:
+        """Each process evaluates all rows: divided, the last batches would be filled up with rows that count again."""
+        if collectives.world_size() == 1:
+            return super().get_eval_dataloader(eval_dataset)  # type: ignore[misc]
+        rows = self.eval_dataset if eval_dataset is None else eval_dataset
+        return DataLoader(rows, batch_size=self.args.eval_batch_size, collate_fn=self.data_collator)
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+        with restoring(Path(resume_from_checkpoint)):
+            super()._load_from_checkpoint(resume_from_checkpoint, model)  # type: ignore[misc]
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        with restoring(Path(checkpoint or ".")):
+            super()._load_optimizer_and_scheduler(checkpoint)  # type: ignore[misc]
+
+    def _load_rng_state(self, checkpoint: str | None) -> None:
+        with restoring(Path(checkpoint or ".")):
+            super()._load_rng_state(checkpoint)  # type: ignore[misc]
+
+
+class StageCallback(TrainerCallback):
+    """Ties a Trainer to its Stage."""
+
+    def __init__(self, stage: Stage, tally: Tally, phase: str = "train", steps_per_row: int = 1) -> None:
+        """Rows count `steps_per_row` optimizer steps as one, and the stage is stopped between two of these."""
+        self._stage = stage
+        self._tally = tally
+        self._phase = phase
+        self._steps_per_row = steps_per_row
+
+    def on_epoch_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, train_dataloader: Any = None, **_: Any
+    ) -> None:
+        """Tell the sampler its epoch: with several processes it is wrapped too deep for the Trainer to find it after a resume."""
+        sampler = train_dataloader.batch_sampler
+        while hasattr(sampler, "batch_sampler"):
+            sampler = sampler.batch_sampler
+        if isinstance(sampler.sampler, LengthBuckets):
+            sampler.sampler.set_epoch(int(state.epoch or 0))
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        step, rest = divmod(state.global_step, self._steps_per_row)
+        if rest:
+            return
+        self._stage.meter.lap(self._phase, step, self._tally.take())
+        self._stage.step = step
+        if self._stage.agreed_to_stop():
+            control.should_save = control.should_training_stop = True
+
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        """Move what the Trainer saved to where only whole checkpoints are."""
+        saved, step = Path(args.output_dir) / f"checkpoint-{state.global_step}", state.global_step // self._steps_per_row
+        collectives.wait_for_all()  # each writes a file of its own there
+        if state.is_world_process_zero:
+            with self._stage.checkpoints.saving(step) as folder:
+                folder.rmdir()
+                saved.rename(folder)
+        self._stage.meter.lap("save", step, Work())
+
+    def on_log(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, logs: dict[str, float] | None = None, **_: Any
+    ) -> None:
+        values = {key: float(value) for key, value in (logs or {}).items() if isinstance(value, int | float) and key != "epoch"}
+        step = state.global_step // self._steps_per_row
+        self._stage.log(step, values)
+        loss = values.get("loss", 0.0)
+        if loss != loss or abs(loss) == float("inf"):
+            raise TrainingDiverged(
+                f"{self._stage.name} loss is {loss} at step {step}: training diverged. "
+                f"Lower {self._stage.name}.learning_rate in params.yaml; the last checkpoint is kept."
+            )
+
+
+def train(trainer: Trainer, stage: Stage) -> None:
+    """Train to the end, from the newest checkpoint if there is one.
+
+    Where memory does not suffice it goes on from the last step with micro-batches of half the size, and the same batches.
+    Raises StageStopped after a checkpoint if the stage was asked to stop, EnvironmentFault if no micro-batch fits in memory.
+    """
+    for parameter in trainer.model.parameters():  # TRL casts adapters on a 4-bit base to bf16, where small steps vanish
+        if parameter.requires_grad:
+            parameter.data = parameter.data.float()
+    trainer.place(stage)
+    trainer.remove_callback(PrinterCallback)
+    if not stage.interactive:
+        trainer.remove_callback(ProgressCallback)
+    found = stage.checkpoints.latest()
+    if found:
+        stage.resumed(found.step)
+    if stage.rank == 0:
+        shutil.rmtree(trainer.args.output_dir, ignore_errors=True)  # what a killed process left half-written
+    collectives.wait_for_all()
+    if found:
+        with restoring(found.path):
+            state = TrainerState.load_from_json(str(found.path / "trainer_state.json"))
+        if state.global_step >= state.max_steps:  # the Trainer would take one step more
+            trainer._load_from_checkpoint(str(found.path))
+            trainer.state = state
+            return
+    pieces = Pieces(stage, f"{stage.name}.micro_batch_size", trainer.args.per_device_train_batch_size)
+    while not trained(trainer, stage, pieces):
+        halve_micro_batches(trainer, pieces)
+    if stage.stopping and trainer.state.global_step < trainer.state.max_steps:
+        raise StageStopped(stage.stopped_message())
+
+
+def trained(trainer: Trainer, stage: Stage, pieces: Pieces) -> bool:
+    """Train from the newest checkpoint; False if memory ran out, with a checkpoint of the last step done and `pieces` of half the size."""
+    found, began = stage.checkpoints.latest(), time.monotonic()
+    try:
+        trainer.train(resume_from_checkpoint=str(found.path) if found else None)
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        if stage.world_size > 1:  # the others wait for this one in the middle of a step
+            raise EnvironmentFault(
+                f"out of memory with micro-batches of {pieces.size} in each of {stage.world_size} processes. "
+                f"Lower {stage.name}.micro_batch_size in params.yaml, and start again: it goes on from its last checkpoint."
+            ) from error
+    else:
+        return True
+    lost_seconds = min(stage.meter.unaccounted_seconds(), time.monotonic() - began)
+    trainer.model.zero_grad(set_to_none=True)
+    if trainer.state.global_step > (found.step if found else 0):
+        trainer._save_checkpoint(trainer.model, None)
+        trainer.callback_handler.on_save(trainer.args, trainer.state, trainer.control)
+    pieces.halve(trainer.state.global_step + 1, lost_seconds)
+    return False
+
+
+def halve_micro_batches(trainer: Trainer, pieces: Pieces) -> None:
+    """Make the Trainer ready to start again with the size of `pieces`, or the next smaller one that divides the batch."""
+    args = trainer.args
+    per_process = args.per_device_train_batch_size * args.gradient_accumulation_steps
+    pieces.size = args.per_device_train_batch_size = trainer._train_batch_size = largest_divisor(per_process, pieces.size)
+    args.per_device_eval_batch_size = min(args.per_device_eval_batch_size, pieces.size)
+    args.gradient_accumulation_steps = per_process // pieces.size
+    loading = trainer.accelerator.gradient_state
+    while loading.in_dataloader:  # the one that was left in the middle
+        loading._remove_dataloader(loading.active_dataloader)
+    trainer.optimizer = trainer.lr_scheduler = None
+    trainer.model_wrapped = trainer.model

@@ -1,0 +1,317 @@
+"""LoRA adapters through PEFT: beside which matrices they stand, which are on, and their files.
+
+An adapter's folder has PEFT's own two files, and the config.json and tokenizer of the model it makes:
+
+    adapter_model.safetensors   A and B of every adapted matrix; of a reward model also its head
+    adapter_config.json         rank, alpha, matrices, and the base (training/modeling/adapter_lineage.py)
+
+Adapters are put into the layers of the model (PEFT calls it injection), so that the model keeps its class, its attributes and the
+names of its parts.
+"""
+
+import copy
+import json
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import LoraConfig, inject_adapter_in_model
+from peft.tuners.lora import LoraLayer
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
+
+from config.errors import ModelError
+from config.sections.levers import Lora
+from training.modeling.adapter_lineage import CONFIG
+from training.modeling.lora_linear import fold
+
+WEIGHTS = "adapter_model.safetensors"
+PEFT_PREFIX = "base_model.model."
+"""PEFT's files name a weight by its place in the wrapper that PEFT puts around a model."""
+HEAD = "score.weight"
+
+MATRICES: dict[str, tuple[str, ...]] = {
+    "q": ("q_proj", "c_attn", "query_key_value", "qkv_proj"),
+    "k": ("k_proj", "c_attn", "query_key_value", "qkv_proj"),
+    "v": ("v_proj", "c_attn", "query_key_value", "qkv_proj"),
+    "o": ("o_proj", "attn.c_proj", "attention.dense", "self_attn.dense", "self_attention.dense", "out_proj"),
+    "gate": ("gate_proj", "gate_up_proj"),
+    "up": ("up_proj", "gate_up_proj", "c_fc", "dense_h_to_4h", "fc1"),
+    "down": ("down_proj", "mlp.c_proj", "dense_4h_to_h", "fc2"),
+}
+"""Our name of a matrix, also the planner's, and what the families of models call it."""
+
+
+# ---------------------------------------------------------------- putting adapters in
+
+
+def matrices(model: nn.Module, modules: Sequence[str], setting: str) -> list[str]:
+    """The names by which PEFT finds the matrices that `modules` means, each without its layer's number.
+
+    Raises ModelError if one of them means none.
+    """
+    names = {
+        name.removesuffix(".base_layer")
+        for name, module in model.named_modules()
+        if any(part.isdigit() for part in name.split(".")) and not name.rpartition(".")[2].startswith("lora_")
+        if isinstance(module, nn.Linear | LoraLayer | Conv1D)
+    }
+    names = {name for name in names if ".lora_" not in name}
+    found: set[str] = set()
+    for module in modules:
+        own = [name for name in names if any(f".{name}".endswith(f".{end}") for end in (*MATRICES.get(module, ()), module))]
+        if not own:
+            there = sorted({_within_layer(name) for name in names})
+            general = [word for word, ends in MATRICES.items() if any(name.endswith(end) for name in there for end in ends)]
+            raise ModelError(
+                f"{setting}.modules: {module!r} is no matrix of this model ({type(model).__name__}). It has {', '.join(general)}; by its "
+                f"own names {', '.join(there)}. Change it in params.yaml."
+            )
+        found |= {_within_layer(name) for name in own}
+    return sorted(found)
+
+
+def _within_layer(name: str) -> str:
+    """model.layers.0.self_attn.q_proj -> self_attn.q_proj"""
+    parts = name.split(".")
+    last = max(i for i, part in enumerate(parts) if part.isdigit())
+    return ".".join(parts[last + 1 :])
+
+
+def add_adapter(model: PreTrainedModel, lora: Lora, name: str, seed: int, setting: str) -> None:
+    """Put a new adapter into `model`, on top of those that are on; A is drawn from `seed`, B is zero, so nothing changes yet.
+
+    Raises ModelError if `lora.modules` match nothing; `setting` is the section they stand in.
+    Source: Hu et al. 2021 (arXiv:2106.09685), section 4.1.
+    """
+    config = LoraConfig(
+        r=lora.rank, lora_alpha=lora.alpha, lora_dropout=lora.dropout, target_modules=matrices(model, lora.modules, setting), bias="none"
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        _inject(model, config, name)
+
+
+def learn_adapter(model: PreTrainedModel, lora: Lora, name: str, seed: int) -> None:
+    """`add_adapter`, and nothing but it is to learn. `name` is the stage's, and `<name>.lora` its place in params.yaml."""
+    model.requires_grad_(False)
+    add_adapter(model, lora, name, seed, f"{name}.lora")
+
+
+def read_adapter(model: PreTrainedModel, folder: Path, name: str) -> None:
+    """Put the adapter in `folder` into `model` on top of those that are on; a head it holds goes to the model's own, if it has one.
+
+    Raises ModelError if the folder is damaged or was made for another model.
+    """
+    try:
+        config = LoraConfig.from_pretrained(str(folder))
+        weights = load_file(folder / WEIGHTS)
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise ModelError(f"{folder} can not be loaded: {str(error).splitlines()[0]}. Run the stage that made it.") from error
+    except Exception as error:
+        if type(error).__name__ == "SafetensorError":
+            raise ModelError(f"{folder} has damaged weights: {error}. Copy the folder again, or run the stage that made it.") from error
+        raise
+    has_head = "score" in (config.modules_to_save or [])
+    config.inference_mode, config.modules_to_save = False, None  # a head is copied below, PEFT would put a second one beside it
+    try:
+        _inject(model, config, name)
+    except ValueError as error:
+        raise ModelError(f"{folder} does not fit its base: {str(error).splitlines()[0]} Run the stage that made it.") from error
+    own = {_stored_name(key, name): parameter for key, parameter in adapter_parameters(model, name).items()}
+    if has_head and isinstance(getattr(model, "score", None), nn.Module):
+        own[PEFT_PREFIX + HEAD] = model.score.weight
+    stored = {key: value for key, value in weights.items() if key in own or key != PEFT_PREFIX + HEAD}
+    if stored.keys() != own.keys() or any(own[key].shape != value.shape for key, value in stored.items()):
+        key = min((own.keys() ^ stored.keys()) or (key for key, value in stored.items() if own[key].shape != value.shape))
+        raise ModelError(f"{folder} does not fit its base: {key.removeprefix(PEFT_PREFIX)} differs. Run the stage that made it.")
+    with torch.no_grad():
+        for key, value in stored.items():
+            own[key].copy_(value)
+
+
+def _inject(model: PreTrainedModel, config: LoraConfig, name: str) -> None:
+    learning = {key: parameter.requires_grad for key, parameter in model.named_parameters()}
+    before = active(model)
+    for layer in lora_layers(model):
+        layer.enable_adapters(True)
+    config.fan_in_fan_out = any(isinstance(module, Conv1D) for module in model.modules())  # GPT-2 keeps its matrices transposed
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Already found a `peft_config`")  # several adapters are meant
+        inject_adapter_in_model(config, model, adapter_name=name)
+    for parameter in adapter_parameters(model, name).values():  # PEFT takes the base's type, in which small steps would vanish
+        parameter.data = parameter.data.float()
+    for key, parameter in model.named_parameters():  # PEFT freezes all but the adapter: whoever trains decides that
+        wrapped = key.replace(".base_layer.", ".")
+        parameter.requires_grad_(learning.get(key, learning.get(wrapped, parameter.requires_grad)))
+    for layer in lora_layers(model):
+        fold(layer)
+    model._hf_peft_config_loaded = True  # the Trainer's question whether a quantised model can be trained
+    activate(lora_layers(model), (*before, name))
+
+
+# ---------------------------------------------------------------- which are on
+
+
+def lora_layers(model: nn.Module) -> list[LoraLayer]:
+    return [module for module in model.modules() if isinstance(module, LoraLayer)]
+
+
+def active(model: nn.Module) -> tuple[str, ...]:
+    """The adapters that are on, lowest first."""
+    layers = lora_layers(model)
+    if not layers or layers[0].disable_adapters:
+        return ()
+    return tuple(layers[0].active_adapters)
+
+
+def activate(layers: Sequence[LoraLayer], names: Sequence[str]) -> None:
+    """Turn on the adapters `names`, their outputs added in this order, and off all others; says nothing on what learns."""
+    on = list(names)
+    for layer in layers:
+        layer._active_adapter = on
+        layer._disable_adapters = not on
+
+
+@contextmanager
+def activated(layers: Sequence[LoraLayer], names: Sequence[str]) -> Iterator[None]:
+    before = () if not layers or layers[0].disable_adapters else tuple(layers[0].active_adapters)
+    activate(layers, names)
+    try:
+        yield
+    finally:
+        activate(layers, before)
+
+
+def recompute_context(layers: Sequence[LoraLayer]) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+    """For activation checkpointing: what is computed again in the backward pass has the adapters on that were on in the forward."""
+    names = () if not layers or layers[0].disable_adapters else tuple(layers[0].active_adapters)
+    return nullcontext(), activated(layers, names)
+
+
+# ---------------------------------------------------------------- weights
+
+
+def adapter_parameters(model: nn.Module, name: str) -> dict[str, nn.Parameter]:
+    """A and B of the adapter `name`, by their place in the model."""
+    return {key: p for key, p in model.named_parameters() if f".lora_A.{name}." in key or f".lora_B.{name}." in key}
+
+
+def save_adapter(
+    folder: Path, model: PreTrainedModel, name: str, base: str, revision: str | None, weights: Mapping[str, Tensor] | None = None,
+    head: Tensor | None = None,
+) -> None:  # fmt: skip
+    """Write the two files of the adapter `name`; `base` as `named_base` gives it. `weights`, by name in the model, None takes its own."""
+    config = model.peft_config[name].to_dict()
+    task = "SEQ_CLS" if head is not None else "CAUSAL_LM"
+    content = {**config, "base_model_name_or_path": base, "revision": revision, "inference_mode": True, "task_type": task}
+    content["modules_to_save"] = ["score"] if head is not None else None
+    own = adapter_parameters(model, name)
+    stored = {_stored_name(key, name): (weights or own)[key].detach().contiguous().cpu() for key in own}
+    if head is not None:
+        stored[PEFT_PREFIX + HEAD] = head.detach().contiguous().cpu()
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file(stored, folder / WEIGHTS, metadata={"format": "pt"})
+    config_of(model).save_pretrained(folder)
+    (folder / CONFIG).write_text(json.dumps(content, indent=2, sort_keys=True, default=_plain) + "\n", encoding="utf-8")
+
+
+def config_of(model: PreTrainedModel) -> Any:
+    """The model's config without how its weights are stored here."""
+    config = copy.deepcopy(model.config)
+    if hasattr(config, "quantization_config"):
+        del config.quantization_config
+    return config
+
+
+def read_head(folder: Path, head: nn.Linear) -> None:
+    """Copy the head of the reward model's adapter in `folder`.
+
+    Raises ModelError if it has none of that width.
+    """
+    stored = load_file(folder / WEIGHTS).get(PEFT_PREFIX + HEAD)
+    if stored is None or stored.shape != head.weight.shape:
+        raise ModelError(f"{folder} has no head of width {head.in_features}. Run the reward stage.")
+    with torch.no_grad():
+        head.weight.copy_(stored)
+
+
+def _plain(value: Any) -> Any:
+    """Sets in a fixed order, so that the same adapter has the same bytes."""
+    return sorted(value) if isinstance(value, set) else str(value)
+
+
+def _stored_name(key: str, name: str) -> str:
+    return PEFT_PREFIX + key.replace(f".{name}.", ".")
+
+
+def merge(model: PreTrainedModel) -> PreTrainedModel:
+    """Add the adapters that are on to the weights of the base and take all out, for a model whose every weight is to learn."""
+    for name, module in list(model.named_modules()):
+        if isinstance(module, LoraLayer):
+            if not module.disable_adapters:
+                module.merge(adapter_names=module.active_adapters)
+            parent, _, child = name.rpartition(".")
+            setattr(model.get_submodule(parent), child, module.get_base_layer())
+    model._hf_peft_config_loaded = False
+    model.requires_grad_(True)
+    return model
+
+
+class AdapterView:
+    """A model as one role sees it: its trunk with the role's adapters on, and the role's own head and config.
+
+    It stands for a PreTrainedModel wherever sequences are run through `base_model`. The adapters are turned on by that call and stay
+    on until another role's.
+    """
+
+    def __init__(
+        self, model: PreTrainedModel, adapters: Sequence[str], precision: AbstractContextManager[Any],
+        config: Any = None, score: Any = None,
+    ) -> None:  # fmt: skip
+        """`score` is the role's scalar head, if it has one.
+
+        `precision` is entered around the trunk: the adapters' weights are fp32, the base's of the compute type.
+        """
+        self.model = model
+        self.adapters = list(adapters)
+        self.config = config if config is not None else model.config
+        self.score = score
+        self._precision = precision
+        self._layers = lora_layers(model)
+
+    def switch_on(self) -> None:
+        """Turn the role's adapters on, for whoever runs `model` itself."""
+        if not self._layers or self._layers[0]._active_adapter is not self.adapters:
+            for layer in self._layers:
+                layer._active_adapter = self.adapters
+                layer._disable_adapters = not self.adapters
+
+    def base_model(self, **inputs: Any) -> Any:
+        self.switch_on()
+        with self._precision:
+            return self.model.base_model(**inputs)
+
+    def get_output_embeddings(self) -> nn.Module:
+        embeddings: nn.Module = self.model.get_output_embeddings()
+        return embeddings
+
+    @property
+    def device(self) -> torch.device:
+        place: torch.device = self.model.device
+        return place
+
+
+def learning(model: PreTrainedModel | AdapterView | nn.Module) -> Mapping[str, nn.Parameter]:
+    """What learns of a role by name: of a view its topmost adapter and its head, of a model all of it."""
+    if not isinstance(model, AdapterView):
+        return dict(model.named_parameters())
+    found = adapter_parameters(model.model, model.adapters[-1])
+    if model.score is not None:
+        found |= {f"score.{key}": parameter for key, parameter in model.score.named_parameters()}
+    return found

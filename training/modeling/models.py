@@ -1,0 +1,270 @@
+"""Building and loading models: the base from a shape or a folder, a policy, a reward model; weights from safetensors only."""
+
+import copy
+import importlib.util
+import logging
+import math
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+
+from config.errors import EnvironmentFault, ModelError
+from config.sections.model import Model, RandomModel
+from training.modeling.adapter_lineage import CONFIG, is_adapter, lineage
+from training.modeling.adapters import merge, read_adapter
+from training.modeling.low_bit import check_storage, let_go_of_files, quantisation
+
+SCORE = "score.weight"
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def base_model(settings: Model, tokenizer: PreTrainedTokenizerBase, seed: int, trainable: bool = False) -> PreTrainedModel:
+    """The model everything starts from: `model.path`, or `model.random` with weights drawn from `seed`.
+
+    A `trainable` model has fp32 weights, a frozen one those of the compute type.
+
+    Raises ModelError if the folder has no weights or its vocabulary is smaller than the tokenizer's.
+    """
+    if settings.path is not None:
+        return load_policy(settings.path, settings, tokenizer, trainable, settings.revision)
+    assert settings.random is not None
+    torch.manual_seed(seed)
+    model = AutoModelForCausalLM.from_config(
+        random_config(settings.random, settings.context_length, tokenizer),
+        attn_implementation=settings.attention,
+        dtype=weight_dtype(settings, trainable),
+    )
+    return without_dropout(model)
+
+
+def random_config(shape: RandomModel, context_length: int, tokenizer: PreTrainedTokenizerBase) -> PreTrainedConfig:
+    """The transformers config of a shape."""
+    common = {
+        "vocab_size": len(tokenizer), "tie_word_embeddings": shape.tie_embeddings,
+        "pad_token_id": tokenizer.pad_token_id, "bos_token_id": tokenizer.bos_token_id, "eos_token_id": tokenizer.eos_token_id,
+    }  # fmt: skip
+    if shape.family == "gpt2":
+        return AutoConfig.for_model(
+            "gpt2", n_embd=shape.width, n_layer=shape.layers, n_head=shape.heads, n_inner=shape.mlp_width, n_positions=context_length,
+            resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, **common,
+        )  # fmt: skip
+    return AutoConfig.for_model(
+        shape.family, hidden_size=shape.width, num_hidden_layers=shape.layers, num_attention_heads=shape.heads,
+        num_key_value_heads=shape.kv_heads, intermediate_size=shape.mlp_width, max_position_embeddings=context_length, **common,
+    )  # fmt: skip
+
+
+def load_policy(
+    place: str | Path, settings: Model, tokenizer: PreTrainedTokenizerBase, trainable: bool = False, revision: str | None = None
+) -> PreTrainedModel:
+    """A causal language model from a folder, its own or an adapter's, or from the hub.
+
+    Raises ModelError as `base_model` does.
+    """
+    model = _load_lineage(AutoModelForCausalLM, place, settings, trainable, revision)
+    check_vocabulary(model, tokenizer, place)
+    return without_dropout(model)
+
+
+def load_reward_model(place: str | Path, settings: Model, tokenizer: PreTrainedTokenizerBase, trainable: bool = False) -> PreTrainedModel:
+    """A trained reward model: one label, its score normalisation in the config.
+
+    Raises ModelError as `base_model` does, and if the folder holds no reward model.
+    """
+    check_reward_folder(place)
+    if is_adapter(place):
+        model = _load_lineage(AutoModelForSequenceClassification, place, settings, trainable, None, frozenset({SCORE}), num_labels=1)
+        model.config = reward_config(model.config, place)
+    else:
+        model = _load(AutoModelForSequenceClassification, place, settings, trainable)
+    check_vocabulary(model, tokenizer, place)
+    return without_dropout(model)
+
+
+def reward_config(base: PreTrainedConfig, place: str | Path) -> PreTrainedConfig:
+    """A copy of `base` with what the reward model's adapter in `place` adds to it."""
+    config, of_adapter = copy.deepcopy(base), AutoConfig.from_pretrained(place)
+    for name in ("pad_token_id", "score_mean", "score_std"):
+        setattr(config, name, getattr(of_adapter, name))
+    return config
+
+
+def check_reward_folder(place: str | Path) -> None:
+    """Refuse a folder that is no reward model of ours, in one line."""
+    check_folder(place)
+    if '"score_std"' not in (Path(place) / "config.json").read_text(encoding="utf-8"):
+        raise ModelError(
+            f"{place} is not a reward model of this project (one label and a stored score normalisation). Run the reward stage."
+        )
+
+
+def new_reward_model(
+    trunk: str | Path | PreTrainedModel, settings: Model, tokenizer: PreTrainedTokenizerBase, seed: int, trainable: bool = True,
+    revision: str | None = None,
+) -> PreTrainedModel:  # fmt: skip
+    """A reward model on the trunk of a language model, its head in fp32, without bias and drawn with std 1/sqrt(d + 1).
+
+    A `trainable` trunk has fp32 weights, a frozen one is as `base_model` says.
+    Source: Stiennon et al. 2020 (arXiv:2009.01325), appendix B; Huang et al. 2024 (arXiv:2403.17031).
+    """
+    if isinstance(trunk, PreTrainedModel):
+        config = AutoConfig.for_model(**{**trunk.config.to_dict(), "num_labels": 1})
+        model = AutoModelForSequenceClassification.from_config(config, attn_implementation=settings.attention, dtype=torch.float32)
+        model.base_model.load_state_dict(trunk.base_model.state_dict())
+    else:
+        model = _load_lineage(AutoModelForSequenceClassification, trunk, settings, trainable, revision, frozenset({SCORE}), num_labels=1)
+        check_vocabulary(model, tokenizer, trunk)
+    model.config.pad_token_id = tokenizer.pad_token_id
+    model.config.score_mean, model.config.score_std = 0.0, 1.0
+    model.score = new_head(model.config.hidden_size, seed, model.device)
+    return without_dropout(model)
+
+
+def new_head(width: int, seed: int, device: torch.device) -> nn.Linear:
+    """A scalar head in fp32: [D] -> [1], without bias."""
+    head = nn.Linear(width, 1, bias=False, device=device)
+    init_head(head, seed)
+    return head
+
+
+def init_head(head: nn.Linear, seed: int) -> None:
+    """Draw a scalar head's weights with std 1/sqrt(d + 1); no bias."""
+    generator = torch.Generator().manual_seed(seed)
+    weights = torch.randn(head.weight.shape, generator=generator) / math.sqrt(head.in_features + 1)
+    with torch.no_grad():
+        head.weight.copy_(weights)
+        if head.bias is not None:
+            head.bias.zero_()
+
+
+def check_folder(place: str | Path) -> None:
+    """Refuse a local folder without config or safetensors weights, in one line."""
+    folder = Path(place)
+    if not folder.is_dir():
+        if isinstance(place, Path) or place.startswith((".", "/", "~")):
+            raise ModelError(
+                f"{place} does not exist; it should be a model folder. Run the stage that makes it, or mend model.path in params.yaml."
+            )
+        return
+    if not (folder / "config.json").is_file() and not (folder / CONFIG).is_file():
+        raise ModelError(f"{place} has no config.json, so it is not a model folder. Mend model.path in params.yaml.")
+    if not any(folder.glob("*.safetensors")):
+        others = sorted(path.name for path in folder.glob("*.bin"))
+        note = f" It has {others[0]}: convert it to safetensors first." if others else ""
+        raise ModelError(f"{place} has no weights: a *.safetensors file is needed.{note}")
+
+
+def check_vocabulary(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, place: str | Path) -> None:
+    """Refuse a model that has no embedding for some token of the tokenizer."""
+    rows = model.get_input_embeddings().num_embeddings
+    if rows < len(tokenizer):
+        raise ModelError(
+            f"{place} has a vocabulary of {rows}, the tokenizer in data/tokenizer has {len(tokenizer)}: "
+            "policy and reward model must share one tokenizer. Train the model again, or mend model.path in params.yaml."
+        )
+
+
+def _load_lineage(
+    kind: Any, place: str | Path, settings: Model, trainable: bool, revision: str | None,
+    fresh: frozenset[str] = frozenset(), **config: int,
+) -> PreTrainedModel:  # fmt: skip
+    """A base with the adapters of `place` on it, merged into its weights if they are to learn."""
+    check_folder(place)
+    found = lineage(place, revision)
+    check_folder(found.base)
+    model = _load(kind, found.base, settings, trainable, found.revision, fresh, **config)
+    if SCORE in fresh:
+        model.score.float()
+    for adapter in found.adapters:
+        check_folder(adapter)
+        read_adapter(model, adapter, adapter_name(adapter))
+    return merge(model) if trainable and found.adapters else model
+
+
+def adapter_name(folder: Path) -> str:
+    """What the adapter of a folder is called in a model."""
+    return folder.resolve().name.replace(".", "_")
+
+
+def _load(
+    kind: Any,
+    place: str | Path,
+    settings: Model,
+    trainable: bool,
+    revision: str | None = None,
+    fresh: frozenset[str] = frozenset(),
+    **config: int,
+) -> PreTrainedModel:
+    """`fresh` names the weights that the place need not have; any other that is not there would silently be random."""
+    stored = None if trainable else quantisation(settings, DTYPES[settings.dtype])
+    if settings.attention == "flash_attention_2" and importlib.util.find_spec("flash_attn") is None:
+        raise EnvironmentFault(
+            "model.attention=flash_attention_2 needs the package flash_attn, which is not installed. "
+            "Install it on a machine with an Ampere GPU or newer, or set model.attention: sdpa in params.yaml."
+        )
+    logging.getLogger("transformers.modeling_utils").addFilter(_without_report)
+    try:
+        model, found = kind.from_pretrained(
+            place, revision=revision or "main", dtype=weight_dtype(settings, trainable), attn_implementation=settings.attention,
+            use_safetensors=True, trust_remote_code=False, output_loading_info=True, ignore_mismatched_sizes=True,
+            **({"quantization_config": stored} if stored is not None else {}), **config,
+        )  # fmt: skip
+    except (OSError, ValueError, ImportError) as error:
+        raise ModelError(
+            f"{place} can not be loaded: {str(error).splitlines()[0]}. Mend model.path or model.attention in params.yaml."
+        ) from error
+    except Exception as error:
+        if type(error).__name__ == "SafetensorError":
+            raise ModelError(f"{place} has damaged weights: {error}. Copy the folder again, or run the stage that made it.") from error
+        raise
+    if found["mismatched_keys"]:
+        name, stored, built = min(found["mismatched_keys"])
+        raise ModelError(
+            f"{place} does not fit its config.json: {name} is {list(stored)} in the weights, {list(built)} by the config. "
+            "Copy the folder again, or run the stage that made it."
+        )
+    lost = sorted(set(found["missing_keys"]) - fresh)
+    if lost:
+        more = f" and {len(lost) - 1} more" if len(lost) > 1 else ""
+        raise ModelError(
+            f"{place} has no weights for {lost[0]}{more}: they would be random. Copy the folder again, or run the stage that made it."
+        )
+    check_storage(model, place)
+    if stored is not None:
+        let_go_of_files(model)
+    return model
+
+
+def _without_report(record: logging.LogRecord) -> bool:
+    """Transformers' table of what a folder lacks: `_load` says it in one line, or knows that it is meant."""
+    return "LOAD REPORT" not in record.getMessage()
+
+
+def weight_dtype(settings: Model, trainable: bool) -> torch.dtype:
+    """Weights that learn are kept in fp32, where small steps do not vanish; the others in the compute type."""
+    return torch.float32 if trainable else DTYPES[settings.dtype]
+
+
+def autocast(settings: Model, device: torch.device) -> torch.autocast:
+    """Computes in the compute type whatever the weights are in."""
+    return torch.autocast(device.type, DTYPES[settings.dtype], enabled=settings.dtype != "fp32")
+
+
+def without_dropout(model: PreTrainedModel) -> PreTrainedModel:
+    """Turn dropout off everywhere: with it the ratio of the first PPO mini-batch is not 1."""
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+        if isinstance(getattr(module, "attention_dropout", None), float):
+            module.attention_dropout = 0.0
+    return model

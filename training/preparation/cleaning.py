@@ -1,0 +1,167 @@
+"""What a text must be, what makes two texts the same, and what becomes of rows that are refused.
+
+Nothing here drops a row in silence: whatever is refused becomes a Refusal, and all Refusals go to a quarantine file.
+"""
+
+import json
+import re
+import unicodedata
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from config.errors import DataError
+from training.modeling.tokenizer import Prompt, prompt_text
+from training.process.artifacts import replacing
+
+
+class Origin(NamedTuple):
+    """Where something stands in a source, and what stands there."""
+
+    place: str
+    """Path, URL or dataset id."""
+    unit: str
+    """What `number` counts: `line` or `row`, from 1."""
+    number: int
+    column: str
+    """The source's own column name; inside a tree, the way down to the message."""
+    original: Any
+
+    def __str__(self) -> str:
+        return f"{self.place} {self.unit} {self.number}" + (f", {self.column}" if self.column else "")
+
+
+class Refusal(NamedTuple):
+    """A row, or a message of a tree, that is not used."""
+
+    reason: str
+    """A short name, the same for all refusals of a kind: `empty`, `wrong_type` ..."""
+    detail: str
+    """What was found there, for people."""
+    origin: Origin
+
+
+class Refused(Exception):
+    """Raised while a row is read, and caught where its origin is known."""
+
+    def __init__(self, reason: str, column: str, detail: str) -> None:
+        super().__init__(f"{column}: {detail}")
+        self.reason, self.column, self.detail = reason, column, detail
+
+
+@dataclass(frozen=True)
+class TextRules:
+    """What a text has to meet."""
+
+    max_prompt_chars: int
+    max_response_chars: int
+    special_tokens: tuple[str, ...]
+    """Spelt out in a text they would end or begin a sequence in its middle."""
+
+    def clean(self, value: Any, column: str) -> str:
+        """`value` in Unicode normal form C, with plain line ends and no white space around it.
+
+        Raises Refused if it is not text, empty, not valid Unicode, or spells out a special token.
+        """
+        if not isinstance(value, str):
+            raise Refused("wrong_type", column, f"{_type_name(value)} where text is expected")
+        text = value if value.isascii() else unicodedata.normalize("NFC", value)
+        text = text.replace("\r\n", "\n").replace("\r", "\n").strip()
+        if not text:
+            raise Refused("empty", column, "empty text")
+        if not text.isascii():
+            try:
+                text.encode()
+            except UnicodeEncodeError as error:
+                raise Refused("not_unicode", column, f"half of a surrogate pair at character {error.start}") from None
+        for token in self.special_tokens:
+            if token in text:
+                raise Refused("special_token", column, f"spells out the tokenizer's special token {token}")
+        return text
+
+    def clean_response(self, value: Any, column: str) -> str:
+        text = self.clean(value, column)
+        if len(text) > self.max_response_chars:
+            raise Refused("response_too_long", column, f"{len(text)} characters, data.max_response_chars={self.max_response_chars}")
+        return text
+
+    def check_prompt_chars(self, chars: int, column: str) -> None:
+        if chars > self.max_prompt_chars:
+            raise Refused("prompt_too_long", column, f"{chars} characters, data.max_prompt_chars={self.max_prompt_chars}")
+
+
+def _type_name(value: Any) -> str:
+    names = {"NoneType": "null", "bool": f"boolean {value}", "dict": "object"}
+    kind = type(value).__name__
+    return names.get(kind, f"{kind} {value}" if isinstance(value, (int, float)) else kind)
+
+
+_WHITE_SPACE = re.compile(r"\s+")
+
+
+def same_text_key(text: str) -> str:
+    """Two texts with the same key count as the same: Unicode normal form C, runs of white space as one space."""
+    return _WHITE_SPACE.sub(" ", text if text.isascii() else unicodedata.normalize("NFC", text)).strip()
+
+
+def same_prompt_key(prompt: Prompt) -> str:
+    """As `same_text_key`, for prompts; a conversation of one user message is the same as its plain text."""
+    if not isinstance(prompt, str) and len(prompt) == 1 and prompt[0]["role"] == "user":
+        prompt = prompt[0]["content"]
+    return same_text_key(prompt_text(prompt))
+
+
+def contradictory_pairs(pairs: Iterable[tuple[str, str, str]]) -> int:
+    """How many (prompt, chosen, rejected) keys stand beside their own opposite: both of such a couple are counted."""
+    seen = set(pairs)
+    return sum((prompt, rejected, chosen) in seen for prompt, chosen, rejected in seen)
+
+
+# ---------------------------------------------------------------- quarantine
+
+
+def write_quarantine(target: Path, refusals: Sequence[Refusal]) -> None:
+    """One JSON object a line: reason, detail, source, unit, number, column, and the original row."""
+    # backslashreplace writes half a surrogate pair as JSON's own escape of it
+    with replacing(target) as temporary, temporary.open("w", encoding="utf-8", errors="backslashreplace") as file:
+        for refusal in refusals:
+            file.write(_quarantine_line(refusal) + "\n")
+
+
+def _quarantine_line(refusal: Refusal) -> str:
+    origin = refusal.origin
+    row: dict[str, Any] = {
+        "reason": refusal.reason, "detail": refusal.detail,
+        "source": origin.place, "unit": origin.unit, "number": origin.number, "column": origin.column,
+    }  # fmt: skip
+    try:
+        return json.dumps({**row, "original": origin.original}, ensure_ascii=False, default=str)
+    except (RecursionError, TypeError):  # nested deeper than the writer can follow, or keys that are no text (a CSV row's overflow)
+        return json.dumps({**row, "original": None, "note": f"can not be copied, see {origin}"}, ensure_ascii=False)
+
+
+def reasons(refusals: Iterable[Refusal]) -> Counter[str]:
+    """How often each reason was given, most frequent first."""
+    return Counter(dict(Counter(refusal.reason for refusal in refusals).most_common()))
+
+
+def check_quarantine_fraction(refusals: Sequence[Refusal], rows_read: int, limit: float, quarantine: str) -> None:
+    """Refuse a source of which too much was refused; `quarantine` is where the refused rows can be looked at.
+
+    Raises DataError with the three most frequent reasons, each with its count and first place.
+    """
+    if len(refusals) <= limit * rows_read and len(refusals) < rows_read:
+        return
+    first: Mapping[str, Refusal] = {refusal.reason: refusal for refusal in reversed(refusals)}
+    counts = reasons(refusals).most_common(3)
+    named = "; ".join(f"{count} {reason} (first: {first[reason].origin}: {first[reason].detail})" for reason, count in counts)
+    share = len(refusals) / rows_read
+    some_left = len(refusals) < rows_read
+    allowed = f"data.max_quarantine_fraction={limit} allows {limit:.1%}" if some_left else "none is left to train on"
+    remedy = "Mend the source, or raise the limit in params.yaml" if some_left else "Mend the source, or data.source in params.yaml"
+    raise DataError(
+        f"{len(refusals)} of {rows_read} rows ({share:.1%}) were refused, {allowed}: {named}. All of them are in {quarantine}. "
+        f"{remedy}; data/prepared is as it was."
+    )

@@ -1,0 +1,119 @@
+"""From examples to the three datasets the later stages read: TRL's canonical rows, without duplicates, in splits by prompt."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from transformers import PreTrainedTokenizerBase
+
+from config.errors import DataError
+from training.modeling.tokenizer import Message, Prompt, encode_prompts, encode_responses
+from training.preparation.cleaning import Refusal, same_prompt_key, same_text_key, write_quarantine
+from training.preparation.formats import Example
+from training.preparation.splits import SPLITS, split_of
+from training.process.artifacts import replacing, write_jsonl
+
+
+class Row(NamedTuple):
+    """A canonical row and what its text measures."""
+
+    content: dict[str, Any]
+    sequence_tokens: tuple[int, ...]
+    """Tokens of prompt plus response, one for each response; of the prompt alone where there is none."""
+
+
+Datasets = Mapping[str, Mapping[str, Sequence[Row]]]
+"""Dataset (one of USES) -> split -> rows."""
+
+REPLIES: Mapping[str, Callable[[Example], list[dict[str, str]]]] = {
+    "sft": lambda example: [{"completion": text} for text in example.completions],
+    "preference": lambda example: [{"chosen": pair.chosen, "rejected": pair.rejected} for pair in example.pairs],
+    "prompts": lambda example: [{}],
+}
+"""Use of an example -> the reply columns of each row it gives."""
+
+USES = tuple(REPLIES)
+
+
+def prompt_tokens(tokenizer: PreTrainedTokenizerBase, examples: Sequence[Example]) -> dict[Example, int]:
+    """Tokens of every example's rendered prompt."""
+    encoded = encode_prompts(tokenizer, [example.prompt for example in examples])
+    return {example: len(ids) for example, ids in zip(examples, encoded, strict=True)}
+
+
+def crowded_out(example: Example, tokens: int, context_length: int) -> Refusal | None:
+    """A refusal if a prompt of so many tokens leaves no room for a single response token."""
+    if tokens < context_length:
+        return None
+    detail = f"prompt of {tokens} tokens leaves no room for a reply in model.context_length={context_length}"
+    return Refusal("prompt_fills_context", detail, example.origin)
+
+
+def make_dataset(
+    use: str, examples: Sequence[Example], test_fraction: float, tokenizer: PreTrainedTokenizerBase, tokens: Mapping[Example, int]
+) -> dict[str, list[Row]]:
+    """Split -> rows of one dataset, without exact duplicates, in the order of the source. `tokens` are those of the prompts."""
+    unique = _unique(use, examples)
+    texts = list(dict.fromkeys(text for _, replies in unique for text in replies.values()))
+    response_tokens = {text: len(ids) for text, ids in zip(texts, encode_responses(tokenizer, texts), strict=True)}
+    conversational = is_conversational(examples)
+    dataset: dict[str, list[Row]] = {split: [] for split in SPLITS}
+    for example, replies in unique:
+        lengths = tuple(tokens[example] + response_tokens[text] for text in replies.values()) or (tokens[example],)
+        row = Row(canonical_row(example.prompt, replies, conversational), lengths)
+        dataset[split_of(example.prompt, test_fraction)].append(row)
+    return dataset
+
+
+def _unique(use: str, examples: Sequence[Example]) -> list[tuple[Example, dict[str, str]]]:
+    rows, seen = [], set()
+    for example in examples:
+        for replies in REPLIES[use](example):
+            key = (same_prompt_key(example.prompt), *(same_text_key(text) for text in replies.values()))
+            if key not in seen:
+                seen.add(key)
+                rows.append((example, replies))
+    return rows
+
+
+def is_conversational(examples: Iterable[Example]) -> bool:
+    """Whether the rows of these examples must be lists of messages: one such prompt makes all of them so."""
+    return any(not isinstance(example.prompt, str) for example in examples)
+
+
+def canonical_row(prompt: Prompt, replies: Mapping[str, str], conversational: bool) -> dict[str, Any]:
+    """TRL's row: {prompt} and replies by column, plain or as lists of messages."""
+    if not conversational:
+        return {"prompt": prompt, **replies}
+    return {"prompt": _as_conversation(prompt), **{name: [{"role": "assistant", "content": text}] for name, text in replies.items()}}
+
+
+def _as_conversation(prompt: Prompt) -> list[Message]:
+    return [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+
+
+def refuse_empty_splits(datasets: Datasets, test_fraction: float) -> None:
+    """Every dataset needs rows to train on and rows to test on.
+
+    Raises DataError.
+    """
+    for name, split, rows in each(datasets):
+        if not rows:
+            in_all = sum(len(other) for other in datasets[name].values())
+            raise DataError(
+                f"no row is left for {name}/{split}: {in_all} rows in all, split by prompt at data.test_fraction={test_fraction}. "
+                "Add prompts to the source, or change data.test_fraction in params.yaml."
+            )
+
+
+def write_prepared(target: Path, datasets: Datasets, refusals: Sequence[Refusal]) -> None:
+    """<dataset>/<split>.jsonl and quarantine.jsonl, the whole folder replaced at once."""
+    with replacing(target) as folder:
+        for name, split, rows in each(datasets):
+            write_jsonl(folder / name / f"{split}.jsonl", [row.content for row in rows])
+        write_quarantine(folder / "quarantine.jsonl", refusals)
+
+
+def each(datasets: Datasets) -> list[tuple[str, str, Sequence[Row]]]:
+    """(dataset, split, rows) of all of them."""
+    return [(name, split, rows) for name, splits in datasets.items() for split, rows in splits.items()]

@@ -1,0 +1,130 @@
+"""What the data stage tells about its rows: metrics/data.json and plots/data_*.csv."""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from config.sections.data import Data, HelpdeskSource
+from training.evaluation.intervals import Proportion
+from training.modeling.tokenizer import response_text
+from training.preparation import helpdesk
+from training.preparation.baselines import ReplyPair, bag_of_words, longer_wins
+from training.preparation.cleaning import Refusal, contradictory_pairs, reasons, same_prompt_key, same_text_key
+from training.preparation.formats import Example, Parsed
+from training.preparation.rows import REPLIES, USES, Datasets, Row, each
+from training.preparation.splits import SPLITS
+
+HISTOGRAM_BINS = 30
+
+
+def source_metrics(parsed: Sequence[Parsed], refusals: Sequence[Refusal]) -> dict[str, Any]:
+    """Rows (messages, of trees) read, kept, and refused by reason."""
+    rows_read = sum(part.rows_read for part in parsed)
+    return {
+        "rows_read": rows_read,
+        "rows_kept": rows_read - len(refusals),
+        "rows_quarantined": len(refusals),
+        "quarantine_fraction": len(refusals) / rows_read,
+        **{f"quarantined_{reason}": count for reason, count in reasons(refusals).items()},
+        "trees_read": sum(part.trees for part in parsed),
+        "ties_dropped": sum(part.ties for part in parsed),
+        "replies_unranked": sum(part.replies_unranked for part in parsed),
+    }
+
+
+def duplicate_metrics(by_use: Mapping[str, Sequence[Example]], datasets: Datasets) -> dict[str, int]:
+    """Exact duplicates that were dropped, per dataset, and pairs that contradict one another, which are kept."""
+    made = {use: sum(len(REPLIES[use](example)) for example in by_use[use]) for use in USES}
+    keys = [
+        (same_prompt_key(example.prompt), same_text_key(pair.chosen), same_text_key(pair.rejected))
+        for example in by_use["preference"]
+        for pair in example.pairs
+    ]
+    return {
+        **{f"{use}_duplicates": made[use] - sum(len(rows) for rows in datasets[use].values()) for use in USES},
+        "contradictory_pairs": contradictory_pairs(keys),
+    }
+
+
+def row_counts(datasets: Datasets) -> dict[str, int]:
+    """`<dataset>_<split>_rows` and `_unique_prompts`."""
+    counts = {}
+    for name, split, rows in each(datasets):
+        counts[f"{name}_{split}_rows"] = len(rows)
+        counts[f"{name}_{split}_unique_prompts"] = len({same_prompt_key(row.content["prompt"]) for row in rows})
+    return counts
+
+
+def token_lengths(datasets: Datasets) -> dict[str, float]:
+    """`<dataset>_<split>_tokens_mean`, `_p50`, `_p95` and `_max` of the sequences a model will see."""
+    lengths: dict[str, float] = {}
+    for name, split, rows in each(datasets):
+        tokens = _sequence_tokens(rows)
+        lengths |= {
+            f"{name}_{split}_tokens_mean": float(tokens.mean()),
+            f"{name}_{split}_tokens_p50": float(np.percentile(tokens, 50)),
+            f"{name}_{split}_tokens_p95": float(np.percentile(tokens, 95)),
+            f"{name}_{split}_tokens_max": int(tokens.max()),
+        }
+    return lengths
+
+
+def length_histogram(datasets: Datasets) -> list[tuple[str, str, int, int]]:
+    """(dataset, split, tokens at the lower edge of the bin, sequences in it), the same bins for every dataset."""
+    everything = np.concatenate([_sequence_tokens(rows) for _, _, rows in each(datasets)])
+    width = -(-(int(everything.max()) + 1) // HISTOGRAM_BINS)
+    table = []
+    for name, split, rows in each(datasets):
+        bins = Counter((_sequence_tokens(rows) // width * width).tolist())
+        table += [(name, split, tokens, bins[tokens]) for tokens in range(0, max(bins) + 1, width)]
+    return table
+
+
+def _sequence_tokens(rows: Sequence[Row]) -> np.ndarray:
+    return np.array([tokens for row in rows for tokens in row.sequence_tokens])
+
+
+def baselines(pairs: Mapping[str, Sequence[ReplyPair]]) -> dict[str, Proportion]:
+    """The trivial predictors, on the test pairs."""
+    return {"longer_wins": longer_wins(pairs["test"]), "bow": bag_of_words(pairs["train"], pairs["test"])}
+
+
+def label_balance(pairs: Mapping[str, Sequence[ReplyPair]], chosen_first: Sequence[bool | None]) -> dict[str, float | None]:
+    """How often the preferred reply is the longer one, over all splits, and how often it was shown first, where that is known."""
+    everything = [pair for split in SPLITS for pair in pairs[split]]
+    known = [first for first in chosen_first if first is not None]
+    return {
+        "chosen_longer": longer_wins(everything).value,
+        "chosen_first": sum(known) / len(known) if known else None,
+    }
+
+
+def flat(proportions: Mapping[str, Proportion], prefix: str) -> dict[str, float]:
+    """`<prefix>_<name>`, `_low` and `_high`, as DVC shows metrics."""
+    return {
+        f"{prefix}_{name}{suffix}": value
+        for name, proportion in proportions.items()
+        for suffix, value in zip(("", "_low", "_high"), proportion, strict=True)
+    }
+
+
+def reply_pairs(rows: Iterable[Row]) -> list[ReplyPair]:
+    """The bare texts of preference rows."""
+    return [ReplyPair(response_text(row.content["chosen"]), response_text(row.content["rejected"])) for row in rows]
+
+
+def gold_metrics(datasets: Datasets, settings: Data, labels_known: bool) -> dict[str, float | None]:
+    """Where the helpdesk world knows the truth: the best possible accuracy on the test pairs, the demonstrations' mean gold score.
+
+    `labels_known` says whether all labels are the world's: nobody knows how certain those of people are.
+    """
+    metrics: dict[str, float | None] = {"bayes_accuracy": None, "gold_sft_mean": None}
+    if isinstance(settings.source, HelpdeskSource):
+        if labels_known:
+            pairs = [row.content for row in datasets["preference"]["test"]]
+            metrics["bayes_accuracy"] = helpdesk.bayes_accuracy(pairs, settings.source.temperature)
+        if settings.sft_source is None or isinstance(settings.sft_source, HelpdeskSource):
+            metrics["gold_sft_mean"] = helpdesk.mean_gold(row.content for row in datasets["sft"]["train"])
+    return metrics

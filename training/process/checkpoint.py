@@ -1,0 +1,175 @@
+"""Checkpoints of a stage: whole or absent, bound to the stage's parameters and inputs, the newest good one found again.
+
+checkpoints/<stage>/<fingerprint>/step-00000120/   what the stage saved, and manifest.json with size and digest of every file
+checkpoints/<stage>/done.json                      that the outputs are in place: digests of them, of the code, and the fingerprint
+
+The folder lies outside the DVC outs, because DVC deletes those before a rerun. The fingerprint is of the stage's parameters
+and inputs, so a checkpoint made with other settings is never picked up.
+"""
+
+import hashlib
+import json
+import logging
+import os
+import pickle
+import re
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from config.errors import CheckpointError
+from training.process.artifacts import replacing, write_json
+
+logger = logging.getLogger(__name__)
+
+MANIFEST = "manifest.json"
+DONE = "done.json"
+STEP = re.compile(r"step-\d+")
+
+
+class Checkpoint(NamedTuple):
+    path: Path
+    step: int
+
+
+def fingerprint(parameters: Mapping[str, Any], inputs: list[Path], root: Path) -> str:
+    """Digest (16 hex digits) of parameters and of the content of files and folders, named by their place seen from `root`."""
+    digest = hashlib.sha256(json.dumps(parameters, sort_keys=True).encode())
+    for item in sorted(inputs):
+        files = sorted(path for path in item.rglob("*") if path.is_file()) if item.is_dir() else [item]
+        for file in files:
+            digest.update(os.path.relpath(file, root).encode() + b"\0" + _digest(file).encode())
+    return digest.hexdigest()[:16]
+
+
+class Checkpoints:
+    """The checkpoints of one stage at one fingerprint."""
+
+    def __init__(self, root: Path, stage: str, fingerprint: str, keep: int = 2) -> None:
+        self.folder = root / "checkpoints" / stage / fingerprint
+        self._root = root
+        self._fingerprint = fingerprint
+        self._keep = keep
+        self._damaged: list[Path] = []
+        """Passed over by `latest`: they take no place among those that are kept."""
+
+    @contextmanager
+    def saving(self, step: int) -> Iterator[Path]:
+        """A folder to write the state after `step` to; it counts once the block ends, and older ones are then removed."""
+        target = self.folder / f"step-{step:08d}"
+        with replacing(target) as temporary:
+            temporary.mkdir()
+            yield temporary
+            write_manifest(temporary)
+        bad = [path for path in self._damaged if path != target]
+        for old in [*bad, *[path for path in self._steps() if path not in bad][self._keep :]]:
+            shutil.rmtree(old, ignore_errors=True)
+        self._damaged = []
+
+    def latest(self) -> Checkpoint | None:
+        """The newest checkpoint whose files are all as the manifest says; a damaged one is passed over, with a warning the first time."""
+        known = len(self._damaged)
+        for path in self._steps():
+            if path in self._damaged:
+                continue
+            fault = damage(path)
+            if fault is None:
+                return Checkpoint(path, int(path.name.removeprefix("step-")))
+            self._damaged.append(path)
+            logger.warning("checkpoint %s is damaged (%s): falling back to the one before it", path, fault)
+        if len(self._damaged) > known:
+            logger.warning("no checkpoint in %s is whole: the stage begins anew", self.folder)
+        return None
+
+    def _steps(self) -> list[Path]:
+        return sorted((path for path in self.folder.glob("step-*") if STEP.fullmatch(path.name)), reverse=True)
+
+    def clear(self) -> None:
+        """Remove the checkpoints: the stage is done and its outputs are in place."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def finish(self, step: int, outputs: Sequence[str]) -> None:
+        """Record that `outputs` (below the project's folder) are in place after `step`, then remove the checkpoints.
+
+        The record is for a kill between here and the moment DVC notes the outputs: the stage is then asked for again, and need not
+        train again.
+        """
+        digest = fingerprint({}, [self._root / output for output in outputs], self._root)
+        record = {"fingerprint": self._fingerprint, "code": code_digest(), "step": step, "outputs": list(outputs), "digest": digest}
+        write_json(self.folder.parent / DONE, record)
+        self.clear()
+
+    def finished(self) -> int | None:
+        """The last step of a run with these parameters, inputs and code whose outputs are in place unchanged; None if there is none."""
+        try:
+            record = json.loads(_text(self.folder.parent / DONE))
+            if (record["fingerprint"], record["code"]) != (self._fingerprint, code_digest()):
+                return None
+            digest = fingerprint({}, [self._root / output for output in record["outputs"]], self._root)
+            return int(record["step"]) if digest == record["digest"] else None
+        except (OSError, ValueError, KeyError, TypeError):  # never written, cut, or an output is gone: the stage is to be run
+            return None
+
+
+def code_digest() -> str:
+    """Digest of every module of this package: what other code made is not taken for done."""
+    return fingerprint({}, sorted(Path(__file__).parents[1].rglob("*.py")), Path(__file__).parents[1])
+
+
+@contextmanager
+def restoring(path: Path) -> Iterator[None]:
+    """Around reading a checkpoint that is whole, but may be of another version of this project or of a library.
+
+    Raises CheckpointError.
+    """
+    try:
+        yield
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError, pickle.UnpicklingError) as error:
+        if "OutOfMemory" in type(error).__name__:  # torch's, which this module does without
+            raise
+        reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+        raise CheckpointError(
+            f"{path} is whole but can not be restored ({reason}): other code or another library version wrote it. "
+            f"Go back to that version, or remove {path.parent} to begin anew."
+        ) from error
+
+
+def write_manifest(folder: Path) -> None:
+    """Record size and digest of every file below `folder`."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    entries = {str(path.relative_to(folder)): [path.stat().st_size, _digest(path)] for path in files}
+    (folder / MANIFEST).write_text(json.dumps(entries, indent=1), encoding="utf-8")
+
+
+def damage(folder: Path) -> str | None:
+    """What is wrong with a checkpoint, None if nothing is."""
+    try:
+        entries = {str(name): (int(size), str(digest)) for name, (size, digest) in json.loads(_text(folder / MANIFEST)).items()}
+    except (OSError, ValueError, TypeError, AttributeError):
+        return f"{MANIFEST} is missing or cut"
+    if not entries:
+        return f"{MANIFEST} names no file"
+    for name, (size, digest) in entries.items():
+        path = folder / name
+        try:
+            found = path.stat().st_size if path.is_file() else None
+            if found is None:
+                return f"{name} is missing"
+            if found != size:
+                return f"{name} has {found} bytes, {size} were written"
+            if _digest(path) != digest:
+                return f"{name} is not what was written"
+        except OSError as error:
+            return f"{name} can not be read: {error.strerror}"
+    return None
+
+
+def _text(path: Path) -> str:
+    return path.read_text(encoding="utf-8")
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,119 @@
+"""Measures what a stage spends: wall seconds, tokens and peak memory, per step and phase."""
+
+import resource
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import torch
+
+from config import jsonl
+from config.records import UsageRow
+from training.process import allocator
+
+
+@dataclass
+class Work:
+    """What a phase processed; whoever runs the phase adds to it."""
+
+    tokens: int = 0
+    """Real tokens, padding not counted."""
+    sequences: int = 0
+
+    def add(self, tokens: int = 0, sequences: int = 0) -> None:
+        self.tokens += tokens
+        self.sequences += sequences
+
+
+class Meter:
+    """Appends one UsageRow per step and phase. Time between phases is kept and reported as the phase `other`."""
+
+    def __init__(self, path: Path | None, run_id: str, attempt: int, device: str, world_size: int) -> None:
+        """`path` None measures without writing: what every process but the first does."""
+        self._path = path
+        self._identity = {"run_id": run_id, "attempt": attempt, "device": device, "world_size": world_size}
+        self._accelerator = device != "cpu"
+        self._last_end = psutil.Process().create_time()
+        self._other_seconds = 0.0
+        self._started = False
+
+    @contextmanager
+    def phase(self, name: str, step: int) -> Iterator[Work]:
+        """Time a block as phase `name` of `step`. A block that raises is recorded too: it was paid for."""
+        begin = time.time()
+        gap = max(0.0, begin - self._last_end)
+        if not self._started:
+            self._append("start", 0, gap, Work())
+            self._started = True
+        else:
+            self._other_seconds += gap
+        if not self._accelerator:
+            allocator.give_back()
+        reset_peak_memory(self._accelerator)
+        work = Work()
+        try:
+            yield work
+        finally:
+            self._synchronise()
+            self._append(name, step, time.time() - begin, work)
+            self._last_end = time.time()
+
+    def lap(self, name: str, step: int, work: Work) -> None:
+        """Account all time since the last phase to `name`: for loops that belong to somebody else."""
+        self._synchronise()
+        now = time.time()
+        if not self._started:
+            name, self._started = "start", True
+        self._append(name, step, max(0.0, now - self._last_end), work)
+        self._last_end = now
+        reset_peak_memory(self._accelerator)
+
+    def unaccounted_seconds(self) -> float:
+        """Since the last phase or lap."""
+        return max(0.0, time.time() - self._last_end)
+
+    def close(self, step: int) -> None:
+        """Write what was spent outside of every phase, so that the rows add up to the process's wall time."""
+        self._other_seconds += max(0.0, time.time() - self._last_end)
+        self._append("other" if self._started else "start", step, self._other_seconds, Work())
+        self._last_end, self._other_seconds = time.time(), 0.0
+
+    def _synchronise(self) -> None:
+        if self._accelerator:
+            torch.accelerator.synchronize()
+
+    def _append(self, phase: str, step: int, seconds: float, work: Work) -> None:
+        if self._path is None:
+            return
+        row = UsageRow(
+            time=time.time(), step=step, phase=phase, seconds=seconds, tokens=work.tokens, sequences=work.sequences,
+            peak_bytes=peak_memory_bytes(self._accelerator), **self._identity,
+        )  # fmt: skip
+        jsonl.append(self._path, row)
+
+
+def peak_memory_bytes(accelerator: bool) -> int:
+    """Peak since the last reset: the allocator's on an accelerator, the resident set on CPU."""
+    if accelerator:
+        return int(torch.cuda.max_memory_allocated())
+    try:
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def reset_peak_memory(accelerator: bool) -> None:
+    """Start a new peak. On Linux, 5 written to clear_refs resets the resident set's high-water mark (proc(5)); elsewhere it stays."""
+    if accelerator:
+        torch.cuda.reset_peak_memory_stats()
+        return
+    with suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")

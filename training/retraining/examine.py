@@ -1,0 +1,122 @@
+"""The data as it is now against the champion's: `python -m training.retraining.examine`. Nothing of the project is changed.
+
+params.yaml's sources, champions/<run> -> rows that came and went, drift of prompts, the champion's reward model on the new pairs
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from config import jsonl
+from config.load import load
+from config.retraining import Examination, LengthDrift, Share
+from config.schema import Params
+from training.data import examples_for, parse, read_sources, refuse_if_too_many
+from training.evaluation.intervals import wilson
+from training.modeling.tokenizer import SPECIAL_TOKENS, Prompt, encode_prompts, prompt_text
+from training.preparation.cleaning import TextRules, same_prompt_key
+from training.preparation.rows import USES, crowded_out, each, make_dataset, prompt_tokens
+from training.preparation.splits import SPLITS
+from training.process.artifacts import write_json
+from training.retraining.drift import critical_distance, length_distance, unseen_words
+from training.retraining.helper import run_helper
+from training.retraining.trained_models import Contestant, pair_margins
+
+MAX_PAIRS = 5000
+"""New pairs that the reward model looks at: enough for an interval of 0.013."""
+
+Contents = Mapping[str, Sequence[dict[str, Any]]]
+"""dataset/split -> its rows."""
+
+
+def examine(root: Path, params: Params, champion: Contestant) -> Examination:
+    """Compare what the sources of `params` give now with the champion's data. Raises DataError as the data stage does."""
+    confidence = params.evaluate.confidence
+    now, refused = prepared_now(root, params, champion.tokenizer)
+    before = prepared_before(champion.folder)
+    added = {name: _without(now[name], before[name]) for name in now}
+    removed = {name: _without(before[name], now[name]) for name in now}
+    asked = _prompts(row for rows in added.values() for row in rows)
+    known = _prompts(row for rows in before.values() for row in rows)
+    pairs = [row for name, rows in added.items() if name.startswith("preference/") for row in rows]
+    return Examination(
+        added={name: len(rows) for name, rows in added.items()},
+        removed={name: len(rows) for name, rows in removed.items()},
+        refused=refused,
+        length_drift=_length_drift(asked, known, champion.tokenizer, confidence) if asked else None,
+        new_words=_new_words(asked, known, confidence),
+        accuracy=_accuracy(champion, pairs[:MAX_PAIRS], confidence),
+        accuracy_before=champion.metrics("reward").get("accuracy"),
+    )
+
+
+def prepared_now(root: Path, params: Params, tokenizer: PreTrainedTokenizerBase) -> tuple[Contents, int]:
+    """What the data stage would write, and how many rows it would refuse."""
+    needs = read_sources(params, root)
+    special_tokens = SPECIAL_TOKENS if params.model.path is None else tuple(tokenizer.all_special_tokens)
+    rules = TextRules(params.data.max_prompt_chars, params.data.max_response_chars, special_tokens)
+    parsed = [parse(need, rules) for need in needs]
+    refusals = [refusal for part in parsed for refusal in part.refusals]
+    refuse_if_too_many(refusals, parsed, params.data, root)
+    examples = [example for part in parsed for example in part.examples]
+    tokens = prompt_tokens(tokenizer, examples)
+    fitting = {example for example in examples if crowded_out(example, tokens[example], params.model.context_length) is None}
+    by_use = {use: [example for example in examples_for(use, needs, parsed) if example in fitting] for use in USES}
+    datasets = {use: make_dataset(use, by_use[use], params.data.test_fraction, tokenizer, tokens) for use in USES}
+    contents = {f"{name}/{split}": [row.content for row in rows] for name, split, rows in each(datasets)}
+    return contents, len(refusals) + len(examples) - len(fitting)
+
+
+def prepared_before(champion: Path) -> Contents:
+    """The champion's prepared data."""
+    folder = champion / "data/prepared"
+    return {f"{use}/{split}": list(jsonl.plain(folder / use / f"{split}.jsonl")) for use in USES for split in SPLITS}
+
+
+def _without(rows: Sequence[dict[str, Any]], others: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    known = {json.dumps(row, sort_keys=True) for row in others}
+    return [row for row in rows if json.dumps(row, sort_keys=True) not in known]
+
+
+def _prompts(rows: Iterable[dict[str, Any]]) -> list[Prompt]:
+    """Each prompt once."""
+    return list({same_prompt_key(row["prompt"]): row["prompt"] for row in rows}.values())
+
+
+def _length_drift(new: list[Prompt], before: list[Prompt], tokenizer: PreTrainedTokenizerBase, confidence: float) -> LengthDrift:
+    lengths_new, lengths_before = ([len(ids) for ids in encode_prompts(tokenizer, prompts)] for prompts in (new, before))
+    return LengthDrift(
+        distance=length_distance(lengths_new, lengths_before),
+        critical=critical_distance(len(new), len(before), confidence),
+        mean_before=sum(lengths_before) / len(before),
+        mean_new=sum(lengths_new) / len(new),
+    )
+
+
+def _new_words(new: list[Prompt], before: list[Prompt], confidence: float) -> Share | None:
+    unseen, of = unseen_words([prompt_text(prompt) for prompt in new], [prompt_text(prompt) for prompt in before])
+    return Share(**wilson(unseen, of, confidence)._asdict(), of=of) if of else None
+
+
+def _accuracy(champion: Contestant, pairs: Sequence[dict[str, Any]], confidence: float) -> Share | None:
+    """How often the champion's reward model prefers what the people of the new pairs preferred; a tie counts half."""
+    if not pairs:
+        return None
+    margins = pair_margins(champion, pairs)
+    right = sum((margin > 0) + 0.5 * (margin == 0) for margin in margins)
+    return Share(**wilson(right, len(margins), confidence)._asdict(), of=len(margins)) if margins else None
+
+
+def main(options: argparse.Namespace) -> None:
+    write_json(options.out, examine(Path(), load(options.params), Contestant(options.champion)).model_dump())
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description="Compare the data as it is now with the champion's.")
+    parser.add_argument("--params", type=Path, default=Path("params.yaml"))
+    sys.exit(run_helper(parser, main))

@@ -1,0 +1,90 @@
+"""What PPO says about itself: statistics of a rollout and of an update.
+
+Shapes: B responses, T response tokens, N response tokens one after another.
+"""
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from training.distributed.collectives import largest, summed
+from training.rl.ppo_math import PolicyLoss, ValueLoss, explained_variance
+
+if TYPE_CHECKING:
+    from training.rl.roles import Forward
+
+
+SUMMED = ("policy_loss", "value_loss", "entropy", "ratio", "clip_fraction", "value_clip_fraction", "approx_kl", "tokens")
+
+
+def rollout_statistics(
+    logprobs_BT: Tensor, ref_logprobs_BT: Tensor, values_BT: Tensor, returns_BT: Tensor, mask_BT: Tensor, score_B: Tensor, ended_B: Tensor,
+    kl_coef: float,
+) -> dict[str, float]:  # fmt: skip
+    """Means over the responses of a rollout; `kl` is in nats per response (k1), `kl_error` its standard error."""
+    kl_B = torch.where(mask_BT, logprobs_BT - ref_logprobs_BT, 0.0).sum(dim=1)
+    length_B = mask_BT.sum(dim=1).float()
+    return {
+        "score": float(score_B.mean()), "score_std": _spread(score_B),
+        "kl": float(kl_B.mean()), "kl_error": _spread(kl_B) / len(kl_B) ** 0.5, "kl_coef": kl_coef,
+        "reward": float((score_B - kl_coef * kl_B).mean()),
+        "length": float(length_B.mean()), "eos_rate": float(ended_B.float().mean()),
+        "value": float(values_BT[mask_BT].mean()), "return": float(returns_BT[mask_BT].mean()),
+        "explained_variance": explained_variance(values_BT, returns_BT, mask_BT),
+    }  # fmt: skip
+
+
+def _spread(x_B: Tensor) -> float:
+    """Standard deviation, 0 of a single number."""
+    return float(x_B.std()) if len(x_B) > 1 else 0.0
+
+
+class UpdateStatistics:
+    """Sums over the response tokens of an update, each counted once a pass; the processes' parts come together at each optimizer step."""
+
+    def __init__(self) -> None:
+        self._open: dict[str, float] = {}
+        """Of this process's share of the mini-batch at work."""
+        self._sums: dict[str, float] = {}
+        self._mini_kl: list[float] = []
+        self.grad_norms: list[float] = []
+        self.first_ratio_error: float | None = None
+        """Largest |ratio - 1| of the first micro-batch, where new and old policy are the same: float noise, if all is right."""
+
+    def begin(self) -> None:
+        """Open a mini-batch; what was added since the last one was closed is forgotten."""
+        self._open = {}
+
+    def add(self, policy: PolicyLoss, value: ValueLoss, new: "Forward") -> None:
+        """Account a micro-batch."""
+        with torch.no_grad():
+            log_ratio_N = policy.ratio.log()
+            parts = {
+                "policy_loss": policy.losses, "value_loss": value.losses, "entropy": new.entropy, "ratio": policy.ratio,
+                "clip_fraction": policy.clipped, "value_clip_fraction": value.clipped, "approx_kl": torch.expm1(log_ratio_N) - log_ratio_N,
+            }  # fmt: skip
+            sums = {name: float(x_N.sum()) for name, x_N in parts.items()}
+            if self.first_ratio_error is None:
+                self.first_ratio_error = float((policy.ratio - 1).abs().max())
+        for name, total in {**sums, "tokens": len(policy.ratio)}.items():
+            self._open[name] = self._open.get(name, 0.0) + total
+
+    def step(self, grad_norm: float) -> None:
+        """Close a mini-batch."""
+        if not self.grad_norms:
+            self.first_ratio_error = largest(self.first_ratio_error or 0.0)
+        found = dict(zip(SUMMED, summed([self._open.get(name, 0.0) for name in SUMMED]), strict=True))
+        self._sums = {name: self._sums.get(name, 0.0) + total for name, total in found.items()}
+        self._mini_kl.append(found["approx_kl"] / found["tokens"])
+        self.grad_norms.append(grad_norm)
+
+    def approx_kl(self) -> float:
+        """Mean KL between old and new policy per token in the newest mini-batch, in nats."""
+        return self._mini_kl[-1] if self._mini_kl else 0.0
+
+    def summary(self) -> dict[str, float]:
+        """Means per token over the update."""
+        means = {name: total / self._sums["tokens"] for name, total in self._sums.items() if name != "tokens"}
+        grad_norm = sum(self.grad_norms) / len(self.grad_norms)
+        return {**means, "grad_norm": grad_norm, "first_ratio_error": self.first_ratio_error or 0.0}

@@ -1,0 +1,54 @@
+"""The rollout of a PPO update: which engine samples, in which process, and whose log-probabilities are used.
+
+Shapes: B responses, T response tokens.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from config.sections.online import Ppo
+from training.distributed.collectives import Fit, spread
+from training.rl.roles import Roles, in_pieces
+from training.rollout import paged, static
+from training.rollout.engine import Engine, Limits, Rollout
+
+ENGINES: dict[str, Engine] = {"static": static.generate, "paged": paged.generate}
+"""By ppo.rollout_engine."""
+GAP_SAMPLE = 16
+"""Responses whose log-probabilities are computed again at every update just to compare."""
+
+
+def roll_out(fit: Fit, roles: Roles, batch: Sequence[list[int]], noise_BT: Tensor, settings: Ppo, limits: Limits) -> Rollout:
+    """Responses to the prompts of an update. Those to one prompt stay in one process, where they share its cache."""
+    width, engine = settings.responses_per_prompt, ENGINES[settings.rollout_engine]
+
+    def of_prompts(size: int, prompts: Sequence[list[int]], noise: Sequence[Tensor]) -> list[Rollout]:
+        rows = [prompt for prompt in prompts for _ in range(width)]
+        own = engine(roles.policy, rows, torch.cat(list(noise)), settings.temperature, limits, size, roles.trunk_value_head)
+        parts = [slice(start, start + width) for start in range(0, len(rows), width)]
+        return [Rollout(own.responses[part], own.logprobs[part], own.values[part] if own.values else None) for part in parts]
+
+    found = spread(fit, of_prompts, batch[::width], noise_BT.split(width))
+    return Rollout(
+        responses=[row for part in found for row in part.responses],
+        logprobs=[row for part in found for row in part.logprobs],
+        values=None if found[0].values is None else [row for part in found for row in part.values or []],
+    )
+
+
+def own_logprobs(
+    fit: Fit, roles: Roles, logprobs: Sequence[Tensor], sequences: Sequence[list[int]], prompt_lengths: Sequence[int], settings: Ppo
+) -> tuple[list[Tensor], dict[str, float]]:  # fmt: skip
+    """The log-probabilities to learn from, and how far those of sampling are from the trainer's own.
+
+    With ppo.recompute_logprobs they are the trainer's, else those of sampling, and a sample of responses is compared.
+    """
+    every = 1 if settings.recompute_logprobs else max(1, len(sequences) // GAP_SAMPLE)
+    own = spread(
+        fit, lambda size, rows, starts: roles.logprobs(rows, starts, in_pieces(settings, size)), sequences[::every], prompt_lengths[::every]
+    )
+    gap_N = torch.cat([(mine - sampled).abs() for mine, sampled in zip(own, logprobs[::every], strict=True)])
+    gap = {"rollout_logprob_gap": float(gap_N.mean()), "rollout_logprob_gap_max": float(gap_N.max())}
+    return (own if settings.recompute_logprobs else list(logprobs)), gap
