@@ -35,6 +35,6 @@ if __name__ == "__main__":
     if sys.argv[1] == "sft":
         sys.exit(run_stage("sft", sft.SECTIONS, sft.INPUTS, sft.sft))
     if not hasattr(ppo, "write_samples"):
-        sys.exit("training.ppo has no write_samples any more: mend keep_responses in benchmarks/our_side.py.")
+        sys.exit("training.ppo has no write_samples any more: fix keep_responses in benchmarks/our_side.py.")
     ppo.write_samples = keep_responses
     sys.exit(run_stage("ppo", ppo.SECTIONS, ppo.INPUTS, ppo.ppo))

@@ -1,4 +1,4 @@
-"""`rlhf doctor`: is everything there that a run needs? One line per check, and what mends it."""
+"""`rlhf doctor`: is everything there that a run needs? One line per check, and what fixes it."""
 
 import importlib.metadata
 import json
@@ -114,7 +114,7 @@ def tools(root: Path) -> list[Finding]:
         [sys.executable, "-m", "dvc", "stage", "list", "--name-only"], cwd=root, capture_output=True, text=True, check=False
     )
     if done.returncode:
-        findings.append(Finding("dvc", "problem", f"can not read dvc.yaml: {done.stderr.strip().splitlines()[-1]}", "mend dvc.yaml"))
+        findings.append(Finding("dvc", "problem", f"can not read dvc.yaml: {done.stderr.strip().splitlines()[-1]}", "fix dvc.yaml"))
     else:
         findings.append(Finding("dvc", "ok", f"{len(done.stdout.split())} stages"))
     return findings
@@ -149,7 +149,7 @@ def _data_files(root: Path, params: Params) -> list[Finding]:
             continue  # nobody has voted yet
         if not path.is_file():
             findings.append(
-                Finding("data", "problem", f"data.{section}.path={named} does not exist", "put the file there, or mend params.yaml")
+                Finding("data", "problem", f"data.{section}.path={named} does not exist", "put the file there, or fix params.yaml")
             )
         elif not path.stat().st_size:
             findings.append(Finding("data", "problem", f"data.{section}.path={named} is empty", "fetch it again"))

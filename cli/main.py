@@ -123,7 +123,7 @@ def status(as_json: AsJson = False) -> None:
 
 @app.command()
 def doctor(as_json: AsJson = False) -> None:
-    """Check what a run needs: versions, device, disk, ports, params, data. Each problem comes with what mends it."""
+    """Check what a run needs: versions, device, disk, ports, params, data. Each problem comes with what fixes it."""
     from cli.doctor import examine
 
     raise typer.Exit(examine(as_json))

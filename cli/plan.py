@@ -130,11 +130,11 @@ def _print(view: object) -> None:
 
 def _write(path: Path, text: str) -> None:
     """A whole file or the previous one."""
-    from config.atomic_file import write_whole
+    from config.atomic_file import write_atomically
     from config.errors import EnvironmentFault
 
     try:
-        write_whole(path, text)
+        write_atomically(path, text)
     except OSError as error:
         raise EnvironmentFault(f"{path} can not be written: {error.strerror}. Name another file.") from None
 

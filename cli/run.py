@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def run_pipeline(recipe: Path | None, overrides: list[str], yes: bool, as_json: bool) -> int:
-    """Plan the run, then run the flow and print the result; returns the exit code. Raises RlhfError for what the user can mend and for a crash."""
+    """Plan the run, then run the flow and print the result; returns the exit code. Raises RlhfError for what the user can fix and for a crash."""
     root = project_root()
     params = chosen_params(root, recipe, overrides)
     state = run_flow(root, params, yes, lambda: _start(params))

@@ -5,7 +5,7 @@ from contextlib import suppress
 from pathlib import Path
 
 
-def write_whole(path: Path, content: str | bytes) -> None:
+def write_atomically(path: Path, content: str | bytes) -> None:
     """Write to a temporary place beside `path` and rename; text as UTF-8. Whoever reads sees the old file or the new one.
 
     Its folder has to be there. Raises OSError, and leaves the old file, if it can not be written.

@@ -11,7 +11,7 @@ from typing import Literal
 
 from pydantic import ValidationError
 
-from config.atomic_file import write_whole
+from config.atomic_file import write_atomically
 from config.errors import EnvironmentFault
 from config.records import Record
 
@@ -81,7 +81,7 @@ def read_record(root: Path) -> ChampionRecord:
 def write_record(root: Path, record: ChampionRecord) -> None:
     """Replace the record, whole or not at all."""
     (root / CHAMPIONS).mkdir(exist_ok=True)
-    write_whole(root / RECORD, record.model_dump_json(indent=1) + "\n")
+    write_atomically(root / RECORD, record.model_dump_json(indent=1) + "\n")
 
 
 def champion_folder(root: Path, run_id: str) -> Path:

@@ -27,7 +27,7 @@ class RlhfError(Exception):
 
 
 class UserError(RlhfError):
-    """A mistake the user can mend. The message is one line: value, rule, place."""
+    """A mistake the user can fix. The message is one line: value, rule, place."""
 
     exit_code = EXIT_BAD_INPUT
 

@@ -11,7 +11,7 @@ import hashlib
 import json
 from pathlib import Path
 
-from config.atomic_file import write_whole
+from config.atomic_file import write_atomically
 from config.load import load
 from config.schema import Params
 
@@ -24,7 +24,7 @@ def write_digests(root: Path, params: Params) -> None:
     for target, text in digest_files(root, params).items():
         if not _says(root / target, text):
             (root / target).parent.mkdir(parents=True, exist_ok=True)
-            write_whole(root / target, text)
+            write_atomically(root / target, text)
 
 
 def outdated_digests(root: Path, params: Params) -> list[Path]:

@@ -7,7 +7,7 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
-from config.atomic_file import write_whole
+from config.atomic_file import write_atomically
 from config.errors import ParamsError
 from config.schema import Params
 
@@ -33,7 +33,7 @@ def read(path: Path) -> dict[str, Any]:
     except (yaml.YAMLError, ValueError) as error:
         where = getattr(error, "problem_mark", None)
         line = f" at line {where.line + 1}" if where else ""
-        raise ParamsError(f"{path} is not valid YAML{line}: {getattr(error, 'problem', None) or error}. Mend that line.") from None
+        raise ParamsError(f"{path} is not valid YAML{line}: {getattr(error, 'problem', None) or error}. Fix that line.") from None
     if not isinstance(content, dict):
         raise ParamsError(f"{path} holds {type(content).__name__}, a mapping of sections is needed. Start from recipes/demo.yaml.")
     return content
@@ -154,7 +154,7 @@ _Dumper.add_representer(float, _float)
 def write(params: Params, path: Path) -> None:
     """Write a complete params.yaml, to a temporary place and renamed; a file that says the same is left alone, comments and all."""
     if not _says(path, params):
-        write_whole(path, dump(params))
+        write_atomically(path, dump(params))
 
 
 def _says(path: Path, params: Params) -> bool:

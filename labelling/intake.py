@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from config.atomic_file import write_whole
+from config.atomic_file import write_atomically
 from config.errors import DataError
 from labelling.imports import read_export
 from labelling.votes import LABELS, VOTES_FILE, append, current, read_votes
@@ -51,7 +51,7 @@ def _quarantine(root: Path, source: Path, refused: Sequence[dict[str, Any]]) -> 
         path.unlink(missing_ok=True)
         return None
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, "".join(json.dumps({"source": str(source), **item}) + "\n" for item in refused))
+    write_atomically(path, "".join(json.dumps({"source": str(source), **item}) + "\n" for item in refused))
     return str(target)
 
 

@@ -118,19 +118,19 @@ def _rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         except (ValueError, RecursionError) as error:
             if number == len(lines):
                 return
-            raise DataError(f"{path} line {number} is not JSON ({error}). Mend or remove the line.") from None
+            raise DataError(f"{path} line {number} is not JSON ({error}). Fix or remove the line.") from None
         if not isinstance(row, dict):
-            raise DataError(f"{path} line {number} is a {type(row).__name__}, an object is needed. Mend or remove the line.")
+            raise DataError(f"{path} line {number} is a {type(row).__name__}, an object is needed. Fix or remove the line.")
         yield number, row
 
 
 def _pair(row: dict[str, Any], place: str) -> Pair:
     prompt, seed = row.get("prompt"), row.get("seed", 0)
     if not is_prompt(prompt):
-        raise DataError(f"{place}: prompt is neither text nor messages with role and content. Mend or remove the line.")
+        raise DataError(f"{place}: prompt is neither text nor messages with role and content. Fix or remove the line.")
     for name in ("response1", "response2"):
         if not isinstance(row.get(name), str) or not row[name].strip():
-            raise DataError(f"{place}: {name}={str(row.get(name))[:60]!r} is no text. Mend or remove the line.")
+            raise DataError(f"{place}: {name}={str(row.get(name))[:60]!r} is no text. Fix or remove the line.")
     return Pair(prompt, row["response1"], row["response2"], seed if isinstance(seed, int) else 0)
 
 
@@ -152,7 +152,7 @@ def _vote(row: dict[str, Any], place: str) -> Vote:
         raise DataError(f"{place}: {error}") from None
     value = row.get("vote", "")
     if isinstance(value, bool) or value not in VOTES:
-        raise DataError(f"{place}: vote={value!r} is none of 0 (tie), 1, 2, null (skipped). Mend or remove the line.")
+        raise DataError(f"{place}: vote={value!r} is none of 0 (tie), 1, 2, null (skipped). Fix or remove the line.")
     left = row.get("left")
     return Vote(pair, annotator, value, left if left in (1, 2) else None)
 
@@ -174,7 +174,7 @@ def append(path: Path, votes: Sequence[Vote], now: float | None = None) -> None:
             _write(file.fileno(), lines)
     except OSError as error:
         raise EnvironmentFault(
-            f"{path} can not be written: {error.strerror}; the last vote is not kept. Mend that and vote again."
+            f"{path} can not be written: {error.strerror}; the last vote is not kept. Fix that and vote again."
         ) from error
 
 

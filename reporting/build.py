@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from config.atomic_file import write_whole
+from config.atomic_file import write_atomically
 from config.errors import EnvironmentFault
 from config.records import PICTURE, SUMMARY, kept_folder
 from config.schema import Params
@@ -39,7 +39,7 @@ def write_page(target: Path, content: str, command: str) -> None:
     """Write a page whole or not at all; `command` is what to repeat if it could not be written: EnvironmentFault."""
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(target, content)
+        write_atomically(target, content)
     except OSError as error:
         raise EnvironmentFault(
             f"{target} can not be written: {error.strerror or error}. Free some space or make the folder writable, then run: {command}"

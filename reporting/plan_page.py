@@ -51,8 +51,8 @@ def _sentence(plan: Plan) -> str:
 
 
 def _shortfall(stage: StagePlan) -> str:
-    mend = f" What helps: {stage.lever}." if stage.lever else " No single lever helps."
-    return f"Stage {stage.stage} lacks {memory(stage.shortfall_bytes)} on each device.{mend}"
+    fix = f" What helps: {stage.lever}." if stage.lever else " No single lever helps."
+    return f"Stage {stage.stage} lacks {memory(stage.shortfall_bytes)} on each device.{fix}"
 
 
 def _tiles(plan: Plan) -> Markup:

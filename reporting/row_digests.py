@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from config import jsonl
-from config.atomic_file import write_whole
+from config.atomic_file import write_atomically
 from config.records import PipelineRow
 
 PREPARED = "data/prepared"
@@ -33,7 +33,7 @@ def keep_row_digests(root: Path, version: str) -> None:
         return
     digests = {f"{path.parent.name}/{path.stem}": _digests(path) for path in sorted((root / PREPARED).glob("*/*.jsonl"))}
     target.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(target, json.dumps(digests))
+    write_atomically(target, json.dumps(digests))
 
 
 def read_row_digests(root: Path, version: str | None) -> RowDigests | None:

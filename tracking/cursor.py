@@ -13,7 +13,7 @@ from pathlib import Path
 
 from pydantic import BaseModel
 
-from config.atomic_file import write_whole
+from config.atomic_file import write_atomically
 from config.jsonl import Follower
 
 
@@ -50,7 +50,7 @@ def load(path: Path) -> Cursor:
 
 
 def save(cursor: Cursor, path: Path) -> None:
-    write_whole(path, cursor.model_dump_json(indent=1))
+    write_atomically(path, cursor.model_dump_json(indent=1))
 
 
 @contextmanager

@@ -18,8 +18,8 @@ from transformers import PreTrainedModel
 from trl import DPOConfig, DPOTrainer
 from trl.trainer.dpo_trainer import DataCollatorForPreference
 
-from training.distributed.collectives import spread
-from training.distributed.sharding import gathered, weights_to_save
+from training.distributed.collectives import map_across_ranks
+from training.distributed.sharding import state_dict_to_save, unsharded
 from training.evaluation.intervals import wilson
 from training.hf.checkpoints import LearningCheckpoints
 from training.hf.pair_loss import PairLoss
@@ -92,10 +92,10 @@ def dpo(stage: Stage) -> None:
     trainer.bucket([sequence_length(row) for row in pairs["train"].rows], {**filler, "ref_chosen_logps": 0.0, "ref_rejected_logps": 0.0})
     train(trainer, stage)
     model, step = trainer.model.eval(), trainer.state.global_step
-    with stage.meter.phase("evaluate", step) as work, gathered(model):
+    with stage.meter.phase("evaluate", step) as work, unsharded(model):
         held_out = reply_logps(model, pairs["test"].rows, stage)
         add_work(work, pairs["test"].rows)
-    weights = weights_to_save(model)
+    weights = state_dict_to_save(model)
     if stage.rank != 0:
         return
     with stage.meter.phase("save", step):
@@ -124,7 +124,7 @@ def reply_logps(model: PreTrainedModel, rows: list[dict[str, list[int]]], stage:
     prompt_lengths = [len(row["prompt_ids"]) for row in rows for _ in range(2)]
     budget_tokens = 4 * settings.micro_batch_size * settings.max_length
     with autocast(stage.params.model, model.device):
-        logprobs = spread(
+        logprobs = map_across_ranks(
             lambda work: work(budget_tokens),
             lambda size, own, starts: sequence_logprobs(model, own, starts, 1.0, size), sequences, prompt_lengths,
         )  # fmt: skip

@@ -22,7 +22,7 @@ from transformers import PreTrainedTokenizerBase
 
 from config.errors import StageStopped, TrainingDiverged
 from config.sections.online import Ppo
-from training.distributed.collectives import in_step, own_share, spread, sum_gradients
+from training.distributed.collectives import all_reduce_gradients, local_indices, lockstep, map_across_ranks
 from training.modeling.batching import token_budget_batches
 from training.modeling.models import autocast
 from training.modeling.scoring import score
@@ -30,7 +30,7 @@ from training.modeling.tokenizer import load_tokenizer
 from training.preparation.prompts import read_prompts
 from training.process.artifacts import write_json
 from training.process.curves import write_curves
-from training.process.out_of_memory import Pieces
+from training.process.out_of_memory import OomBackoff
 from training.process.stage import Stage, run_stage
 from training.rl.divergence import check_rollout, check_update
 from training.rl.layouts import load_roles, save_policy
@@ -59,30 +59,30 @@ def ppo(stage: Stage) -> None:
     roles = load_roles(stage, tokenizer)
     state = load_state(stage, roles)
     precision = autocast(stage.params.model, roles.policy.device)
-    rollout_pieces = Pieces(stage, "ppo.rollout_batch_size", settings.rollout_batch_size)
-    pieces = Pieces(stage, "ppo.micro_batch_tokens", settings.micro_batch_tokens)
+    oom_rollout = OomBackoff(stage, "ppo.rollout_batch_size", settings.rollout_batch_size)
+    oom = OomBackoff(stage, "ppo.micro_batch_tokens", settings.micro_batch_tokens)
 
     while state.update < settings.updates and not state.ended:
         update = state.update + 1
         began = time.monotonic()
-        fit, fit_rollout = partial(pieces.fit, step=update), partial(rollout_pieces.fit, step=update)
+        backoff, rollout_backoff = partial(oom.run, step=update), partial(oom_rollout.run, step=update)
 
         # 1. roll out
         batch = choose_prompts(prompts, settings, stage.params.seed, update)
         noise_BT = sampling_noise(len(batch), settings.max_new_tokens, seed=stage.params.seed * 1_000_003 + update)
         with phase("rollout", update) as work, precision, whole(roles.policy, roles.trunk_value_head):
-            rollout = roll_out(fit_rollout, roles, batch, noise_BT, settings, limits)
+            rollout = roll_out(rollout_backoff, roles, batch, noise_BT, settings, limits)
             work.add(tokens=sum(map(len, batch)) + sum(map(len, rollout.responses)), sequences=len(batch))
         prompt_lengths = [len(prompt) for prompt in batch]
         sequences = [[*prompt, *response] for prompt, response in zip(batch, rollout.responses, strict=True)]
         lengths = [len(ids) for ids in sequences]
         tokens = sum(lengths)
         with phase("logprobs", update), precision, whole(roles.policy):
-            logprobs, gap = own_logprobs(fit, roles, rollout.logprobs, sequences, prompt_lengths, settings)
+            logprobs, gap = own_logprobs(backoff, roles, rollout.logprobs, sequences, prompt_lengths, settings)
 
         # 2. score
         with phase("score", update) as work, whole(roles.reward_model):
-            score_B = torch.tensor(spread(fit, lambda size, own: score(roles.reward_model, own, size).tolist(), sequences))
+            score_B = torch.tensor(map_across_ranks(backoff, lambda size, own: score(roles.reward_model, own, size).tolist(), sequences))
             work.add(tokens, len(batch))
         ended_B = torch.tensor([response[-1] == limits.eos for response in rollout.responses])
         shaped_score_B = score_B - settings.missing_eos_penalty * ~ended_B
@@ -91,14 +91,14 @@ def ppo(stage: Stage) -> None:
 
         # 3. reference log-probs and values
         with phase("reference", update) as work, whole(roles.ref_policy):
-            ref_logprobs = spread(
-                fit, lambda size, own, starts: roles.ref_logprobs(own, starts, in_pieces(settings, size)), sequences, prompt_lengths
+            ref_logprobs = map_across_ranks(
+                backoff, lambda size, own, starts: roles.ref_logprobs(own, starts, in_pieces(settings, size)), sequences, prompt_lengths
             )
             work.add(tokens, len(batch))
         if rollout.values is None:
             with phase("value", update) as work, precision, whole(roles.value_model):
-                values = spread(
-                    fit, lambda size, own, starts: roles.values(own, starts, in_pieces(settings, size)), sequences, prompt_lengths
+                values = map_across_ranks(
+                    backoff, lambda size, own, starts: roles.values(own, starts, in_pieces(settings, size)), sequences, prompt_lengths
                 )
                 work.add(tokens, len(batch))
         else:
@@ -130,11 +130,11 @@ def ppo(stage: Stage) -> None:
             for mini_batch in mini_batches(len(batch), settings, stage.params.seed, update):
                 if settings.target_kl is not None and update_statistics.approx_kl() > settings.target_kl:
                     break
-                own = [mini_batch[i] for i in own_share([lengths[i] for i in mini_batch])]
+                own = [mini_batch[i] for i in local_indices([lengths[i] for i in mini_batch])]
                 mini_tokens = int(mask_BT[mini_batch].sum())
                 gradients = partial(add_gradients, roles, episodes.of(own), mini_tokens, settings, precision, update_statistics)
-                fit(gradients, in_step=roles.in_step)
-                sum_gradients(roles.trainable().values())
+                backoff(gradients, lockstep=roles.lockstep)
+                all_reduce_gradients(roles.trainable().values())
                 update_statistics.step(roles.step(settings.max_grad_norm))
                 work.add(sum(lengths[i] for i in mini_batch), len(mini_batch))
                 check_update(update_statistics, update)
@@ -190,7 +190,7 @@ def add_gradients(
     roles.optimizer.zero_grad(set_to_none=True)
     statistics.begin()
     batches = token_budget_batches([len(ids) for ids in episodes.sequences], micro_batch_tokens)
-    for rows, counts in in_step(batches) if roles.in_step else [(rows, True) for rows in batches]:
+    for rows, counts in lockstep(batches) if roles.lockstep else [(rows, True) for rows in batches]:
         own = episodes.of(rows)
         with precision:
             new = roles.forward(own.sequences, own.prompt_lengths, settings)

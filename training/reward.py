@@ -17,7 +17,7 @@ from trl import RewardConfig, RewardTrainer
 from trl.trainer.reward_trainer import DataCollatorForPreference
 
 from config.errors import TrainingDiverged
-from training.distributed.sharding import gathered, weights_to_save
+from training.distributed.sharding import state_dict_to_save, unsharded
 from training.evaluation.intervals import wilson
 from training.evaluation.reliability import expected_calibration_error, pair_accuracy, reliability
 from training.hf.checkpoints import LearningCheckpoints
@@ -31,7 +31,7 @@ from training.modeling.tokenizer import load_tokenizer
 from training.preparation.preferences import Pairs, read_pairs
 from training.process.artifacts import replacing, write_csv, write_json
 from training.process.curves import write_curves
-from training.process.out_of_memory import Pieces
+from training.process.out_of_memory import OomBackoff
 from training.process.stage import Stage, run_stage
 
 SECTIONS = ("seed", "model", "reward")
@@ -66,13 +66,13 @@ def reward(stage: Stage) -> None:
     train(trainer, stage)
     model = trainer.model.eval()
     step = trainer.state.global_step
-    pieces = Pieces(stage, "tokens scored at once", 4 * settings.micro_batch_size * settings.max_length)
-    with stage.meter.phase("evaluate", step) as work, gathered(model):
-        held_out = pieces.fit(partial(margins, model, pairs["test"].rows), step)
+    oom = OomBackoff(stage, "tokens scored at once", 4 * settings.micro_batch_size * settings.max_length)
+    with stage.meter.phase("evaluate", step) as work, unsharded(model):
+        held_out = oom.run(partial(margins, model, pairs["test"].rows), step)
         work.add(tokens=sum(len(ids) for row in pairs["test"].rows for ids in row.values()), sequences=2 * len(held_out))
-        pieces.fit(partial(store_normalisation, model, pairs["train"].rows[:NORMALISATION_PAIRS], settings.normalise), step)
+        oom.run(partial(store_normalisation, model, pairs["train"].rows[:NORMALISATION_PAIRS], settings.normalise), step)
     bins = reliability(held_out)
-    weights = weights_to_save(model)
+    weights = state_dict_to_save(model)
     if stage.rank != 0:
         return
     with stage.meter.phase("save", trainer.state.global_step):

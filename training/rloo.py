@@ -206,7 +206,7 @@ class MeasuredRLOOTrainer(LearningCheckpoints, OurNames, RLOOTrainer):
 
     def _of_all_processes(self) -> tuple[Tensor, Tensor, list[Tensor], list[Tensor] | None]:
         """Scores, whether they ended, log-probs and those of the reference, of the responses of all."""
-        found = collectives.of_all((self._score_B, self._ended_B, self._logprobs, self._ref_logprobs))
+        found = collectives.all_gather((self._score_B, self._ended_B, self._logprobs, self._ref_logprobs))
         logprobs = [row for _, _, rows, _ in found for row in rows]
         ref_logprobs = [row for _, _, _, rows in found for row in rows or []]
         return (

@@ -12,7 +12,7 @@ from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
 
 from config import jsonl
 from config.errors import DataError
-from training.distributed.sharding import weights_to_save
+from training.distributed.sharding import state_dict_to_save
 from training.hf.checkpoints import LearningCheckpoints
 from training.hf.trainer import BucketedData, CountingCollator, StageCallback, arguments, train
 from training.modeling.adapter_lineage import named_base
@@ -58,7 +58,7 @@ def sft(stage: Stage) -> None:
         held_out = trainer.evaluate()
         evaluated = collator.take()
         work.add(evaluated.tokens, evaluated.sequences)
-    weights = weights_to_save(trainer.model)
+    weights = state_dict_to_save(trainer.model)
     if stage.rank != 0:
         return
     with stage.meter.phase("save", trainer.state.global_step):

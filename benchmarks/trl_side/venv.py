@@ -32,7 +32,7 @@ def bench_python(root: Path = ROOT) -> Path:
     install: list[str | Path] = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "-c", pinned, *PACKAGES]
     if subprocess.run(install, stdout=sys.stderr, check=False).returncode:
         raise EnvironmentFault(
-            f"{folder} could not be filled: see pip's message above. Mend the cause, or remove the folder, and run again."
+            f"{folder} could not be filled: see pip's message above. Fix the cause, or remove the folder, and run again."
         )
     stamp.write_text(versions, encoding="utf-8")
     return python

@@ -81,7 +81,7 @@ def base_shape(params: Params, root: Path) -> ModelShape:
         try:
             return from_config(json.loads(file.read_text(encoding="utf-8")), path)
         except ValueError as error:
-            raise CostError(f"{file} is not valid JSON: {error}. Mend it, or name another model.path.") from None
+            raise CostError(f"{file} is not valid JSON: {error}. Fix it, or name another model.path.") from None
     return shape(path)
 
 

@@ -172,7 +172,7 @@ def _fault(folder: Path) -> str | None:
     return None
 
 
-def is_whole(folder: Path) -> bool:
+def is_complete(folder: Path) -> bool:
     return _fault(folder) is None
 
 

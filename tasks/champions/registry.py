@@ -13,7 +13,7 @@ from config.errors import EnvironmentFault, ModelError, UserError
 from config.kept import kept_params
 from config.records import PipelineRow
 from config.schema import Params
-from tasks.champions.files import gather, is_whole, run_outs
+from tasks.champions.files import gather, is_complete, run_outs
 from tasks.dvc.data_key import key_of_run
 from tasks.run.locks import lock_file
 
@@ -67,7 +67,7 @@ def rollback(root: Path, why: str, by: str | None = None) -> ChampionRecord:
         if before is None or previous is None:
             only = f"{before.run_id} is the only champion so far" if before else "there is no champion yet"
             raise UserError(f"{only}, so there is nothing to go back to. Promote another run instead: rlhf promote RUN.")
-        if not is_whole(champion_folder(root, previous.run_id)):
+        if not is_complete(champion_folder(root, previous.run_id)):
             _keep(root, previous.run_id)
         event = Event(
             time=time.time(), event="rolled_back", champion=previous.run_id, before=before.run_id, by=by or _who(), why=why
@@ -113,7 +113,7 @@ def _decide(root: Path, record: ChampionRecord) -> ChampionRecord:
 def _keep(root: Path, run_id: str) -> None:
     """The champion's folder, whole or not there."""
     target = champion_folder(root, run_id)
-    if is_whole(target):
+    if is_complete(target):
         return
     temporary = target.with_name(f".{run_id}.new")
     shutil.rmtree(temporary, ignore_errors=True)

@@ -20,7 +20,7 @@ from prefect.workers.process import ProcessWorker
 from config.errors import EnvironmentFault, RlhfError
 from config.load import load
 from config.schema import Params
-from tasks.remote.exchange import FaultsTold
+from tasks.remote.exchange import StoreFaults
 from tasks.run.code_version import HOME
 
 logger = logging.getLogger(__name__)
@@ -94,7 +94,7 @@ def _write_credentials(environment: Mapping[str, str]) -> None:
 
 def _make_bucket(remote: str) -> None:
     bucket = remote.removeprefix("s3://").split("/")[0]
-    with FaultsTold(remote):
+    with StoreFaults(remote):
         files = fsspec.filesystem("s3", skip_instance_cache=True)
         if not files.exists(bucket):
             files.mkdir(bucket)

@@ -102,7 +102,7 @@ def _prefect_file(root: Path) -> dict[str, Any]:
     try:
         return dict(yaml.safe_load(path.read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError, yaml.YAMLError) as error:
-        raise EnvironmentFault(f"{path} can not be read: {' '.join(str(error).split())}. Mend it, or take it back from git.") from None
+        raise EnvironmentFault(f"{path} can not be read: {' '.join(str(error).split())}. Fix it, or take it back from git.") from None
 
 
 def _recipe(content: dict[str, Any]) -> str:

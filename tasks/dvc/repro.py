@@ -22,7 +22,7 @@ REPRO = ("dvc", "repro", "--single-item")
 GO = b"go\n"
 
 
-class Reproductions:
+class ReproProcesses:
     """Of the stages of one run, `ahead` being those that will have to be done here, in their order."""
 
     def __init__(self, run: Run, ahead: Sequence[str] = ()) -> None:
@@ -74,7 +74,7 @@ def log_path(root: Path, stage: str) -> Path:
     return root / "runs" / stage / "log.txt"
 
 
-def is_reproduction(command: Sequence[str]) -> bool:
+def is_repro_process(command: Sequence[str]) -> bool:
     """Whether a command line is that of DVC bringing a stage up to date, or waiting to."""
     return "repro" in command and any("dvc" in word for word in command)
 

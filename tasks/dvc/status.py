@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from config.atomic_file import write_whole
+from config.atomic_file import write_atomically
 from config.errors import EnvironmentFault
 from config.inputs import outdated_digests
 from config.schema import Params
@@ -122,7 +122,7 @@ def forget(root: Path, stage: str) -> None:
     path = root / "dvc.lock"
     content = yaml_of(path)
     if content.get("stages", {}).pop(stage, None) is not None:
-        write_whole(path, yaml.safe_dump(content, sort_keys=False))
+        write_atomically(path, yaml.safe_dump(content, sort_keys=False))
 
 
 def environment(**extra: str) -> dict[str, str]:

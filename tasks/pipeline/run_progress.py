@@ -9,7 +9,7 @@ from tasks.planning.plan import Prepared
 from tasks.stage.progress import Progress
 
 
-class Whole(NamedTuple):
+class RunState(NamedTuple):
     """The run as a whole."""
 
     fraction: float
@@ -18,7 +18,7 @@ class Whole(NamedTuple):
     """Of the run and of the unfinished ones it goes on from."""
 
 
-class Journey:
+class RunProgress:
     """Follows a run through its stages. Without a plan all stages count the same, and no time is known."""
 
     def __init__(self, prepared: Prepared, stages: tuple[str, ...]) -> None:
@@ -29,14 +29,14 @@ class Journey:
         self._weighed = bool(prepared.ahead)
         self._done: set[str] = set()
 
-    def look(self, progress: Progress) -> Whole:
+    def look(self, progress: Progress) -> RunState:
         """With the stage of `progress` at work."""
         share = progress.fraction if progress.fraction is not None else self._share_by_time(progress)
         all_of_it = sum(self._weight(stage) for stage in self._stages)
         done = sum(self._weight(stage) for stage in self._done) + share * self._weight(progress.stage)
         ahead = sum(self._seconds(stage) for stage in self._stages if stage not in self._done and stage != progress.stage)
         left = progress.eta_seconds if progress.eta_seconds is not None else (1 - share) * self._seconds(progress.stage)
-        return Whole(done / all_of_it if all_of_it else 0.0, left + ahead, self._usd + progress.usd)
+        return RunState(done / all_of_it if all_of_it else 0.0, left + ahead, self._usd + progress.usd)
 
     def close(self, progress: Progress | None, stage: str, done: bool) -> None:
         """A stage ended; one that was reused has no progress."""
@@ -44,7 +44,7 @@ class Journey:
         if done:
             self._done.add(stage)
 
-    def words(self, whole: Whole, stage: str) -> str:
+    def words(self, whole: RunState, stage: str) -> str:
         """`ppo at work, about 2 min left, $0.0012 so far of budget.max_usd $0.01`."""
         left = f", about {duration(round(whole.eta_seconds))} left" if self._weighed else ""
         limit = f" of budget.max_usd {usd(self._max_usd)}" if self._max_usd is not None else ", no budget.max_usd"

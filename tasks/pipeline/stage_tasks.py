@@ -23,11 +23,11 @@ from costs.ledger.ledger import ledger
 from costs.ledger.reconcile import read_plan, reconcile
 from reporting.build import build_report, build_summary
 from reporting.numbers import duration, usd
-from tasks.dvc.repro import Reproductions
+from tasks.dvc.repro import ReproProcesses
 from tasks.dvc.status import default_remote, public, push
-from tasks.pipeline.run_progress import Journey
+from tasks.pipeline.run_progress import RunProgress
 from tasks.planning.plan import Prepared, keep
-from tasks.remote.client import check_places, fetch_aligned, place_of, placed_stages, run_here, run_placed
+from tasks.remote.client import check_placement, fetch_aligned, place_of, remote_stages, run_here, run_remote
 from tasks.remote.workspace import is_own, keep_lock
 from tasks.retraining.month import PURPOSE
 from tasks.run.run import Run, begin, end_left_open, keep_copies, locked, new_run_id
@@ -38,7 +38,7 @@ from tasks.stage.progress import Display, Progress, line
 from tasks.stage.runner import stop_orphans
 from tasks.ui.events import RunEvent, run_event
 from tasks.ui.links import pages
-from tasks.ui.progress_artifact import Board
+from tasks.ui.progress_artifact import ProgressArtifacts
 from tasks.ui.summary import markdown, told
 from tracking.shipper import Shipper
 
@@ -57,12 +57,12 @@ BOARD_PATIENCE_SECONDS = 5.0
 class Pipeline:
     """A pipeline run at work."""
 
-    def __init__(self, run: Run, stop: StopRequest, shipper: Shipper, journey: Journey, ahead: Sequence[str]) -> None:
-        self.run, self.stop, self.shipper, self.journey = run, stop, shipper, journey
+    def __init__(self, run: Run, stop: StopRequest, shipper: Shipper, journey: RunProgress, ahead: Sequence[str]) -> None:
+        self.run, self.stop, self.shipper, self.run_progress = run, stop, shipper, journey
         self.ahead = ahead
         """Stages that will have to be done."""
-        self.reproductions = Reproductions(run, [stage for stage in ahead if place_of(run, stage) == LOCAL])
-        self.display, self.board = Display(), Board()
+        self.reproductions = ReproProcesses(run, [stage for stage in ahead if place_of(run, stage) == LOCAL])
+        self.display, self.progress_artifacts = Display(), ProgressArtifacts()
         self.report: Path | None = None
         self.state: State[Any] = Completed()
         """What the flow ends in, unless it fails."""
@@ -84,8 +84,8 @@ def pipeline_run(prepared: Prepared) -> Iterator[Pipeline]:
         shipper = Shipper(root, params, run.run_id)
         shipper.start()
         ahead = tuple(prepared.ahead) if prepared.plan else stages_of(params.align.method)
-        pipeline = Pipeline(run, stop, shipper, Journey(prepared, stages_of(params.align.method)), ahead)
-        pipeline.board.start()
+        pipeline = Pipeline(run, stop, shipper, RunProgress(prepared, stages_of(params.align.method)), ahead)
+        pipeline.progress_artifacts.start()
         pipeline.reproductions.prepare()
         try:
             yield pipeline
@@ -98,7 +98,7 @@ def pipeline_run(prepared: Prepared) -> Iterator[Pipeline]:
             raise
         else:
             _bring_model(pipeline)
-            pipeline.board.show("run", 1.0, "completed")
+            pipeline.progress_artifacts.show("run", 1.0, "completed")
             _send(pipeline)
             _tell(pipeline, "finished", "")
         finally:
@@ -136,7 +136,7 @@ def _end(pipeline: Pipeline, state: RunEvent, message: str) -> None:
 def _tell(pipeline: Pipeline, state: RunEvent, message: str) -> None:
     """Plan and result as an artifact with links to the pages of the run, and an event; whatever Prefect says to that, the run has ended."""
     run = pipeline.run
-    pipeline.board.close(BOARD_PATIENCE_SECONDS)
+    pipeline.progress_artifacts.close(BOARD_PATIENCE_SECONDS)
     try:
         judged, book = told(run)
         run_event(state, run.run_id, message or judged, usd=book.total_usd, seconds=book.total_seconds)
@@ -240,7 +240,7 @@ def stage_task(stage: str) -> Callable[[Pipeline], None]:
         except StageStopped as stopped:
             return Cancelled(name=OVER_BUDGET if isinstance(stopped, OverBudget) else STOPPED, message=str(stopped))
         finally:
-            pipeline.journey.close(observer.progress, stage, done)
+            pipeline.run_progress.close(observer.progress, stage, done)
         pipeline.display.say(observer.last_line(stage, outcome))
         return Completed(name="Cached" if outcome.cached else "Completed", message=_message(stage, outcome))
 
@@ -257,7 +257,7 @@ def _bring_up_to_date(pipeline: Pipeline, stage: str, observer: "_Observer") -> 
     place = place_of(pipeline.run, stage)
     if place == LOCAL:
         return run_here(pipeline.run, stage, pipeline.stop, observer, pipeline.reproductions)
-    return run_placed(pipeline.run, stage, place, pipeline.stop, observer)
+    return run_remote(pipeline.run, stage, place, pipeline.stop, observer)
 
 
 def _message(stage: str, outcome: Outcome) -> str:
@@ -276,7 +276,7 @@ class _Observer:
     def __call__(self, progress: Progress) -> None:
         self.progress = progress
         self._pipeline.display.show(progress)
-        journey, board = self._pipeline.journey, self._pipeline.board
+        journey, board = self._pipeline.run_progress, self._pipeline.progress_artifacts
         whole = journey.look(progress)
         board.show("run", whole.fraction, journey.words(whole, progress.stage))
         if progress.fraction is not None:
@@ -287,14 +287,14 @@ class _Observer:
             return f"{stage:<9} unchanged"
         done = f"{stage:<9} done in {duration(self.progress.seconds)} for {usd(self.progress.usd)}"
         if self.progress.fraction is not None:
-            self._pipeline.board.show(stage, 1.0, done)
+            self._pipeline.progress_artifacts.show(stage, 1.0, done)
         return done
 
 
 def places(pipeline: Pipeline) -> None:
     """See that the work pools that stages are placed on can do them, before anything is paid for. Raises EnvironmentFault."""
-    if any(stage in pipeline.ahead for stage in placed_stages(pipeline.run)):
-        task(name="places", cache_policy=NO_CACHE, persist_result=False)(check_places)(pipeline.run, pipeline.ahead)
+    if any(stage in pipeline.ahead for stage in remote_stages(pipeline.run)):
+        task(name="places", cache_policy=NO_CACHE, persist_result=False)(check_placement)(pipeline.run, pipeline.ahead)
 
 
 @task(name="report", cache_policy=NO_CACHE, persist_result=False)

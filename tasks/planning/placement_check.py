@@ -25,7 +25,7 @@ class Outside(NamedTuple):
     """What a container could read."""
 
 
-def require_reach(root: Path, params: Params, stages: Sequence[str]) -> None:
+def require_reachable(root: Path, params: Params, stages: Sequence[str]) -> None:
     """Raise ParamsError if one of `stages`, placed on a work pool, reads what is in a folder of this machine.
 
     A whole path may be that of a volume, mounted there and here: the first container of the pool looks whether it is, see `on_volumes`.

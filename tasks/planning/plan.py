@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from config import jsonl
-from config.atomic_file import write_whole
+from config.atomic_file import write_atomically
 from config.errors import CostError, ParamsError
 from config.kept import kept_params
 from config.records import STAGES, PipelineRow, stages_of
@@ -24,7 +24,7 @@ from costs.tables.catalogue import hardware, own_price
 from costs.tables.price import pool_of, usd_per_device_hour
 from reporting.numbers import duration, usd
 from tasks.dvc.status import stale_stages
-from tasks.planning.placement_check import require_reach
+from tasks.planning.placement_check import require_reachable
 from tasks.stage.progress import planned_steps
 
 WORTH_TELLING = 0.01
@@ -70,10 +70,10 @@ def prepare(root: Path, params: Params) -> Prepared:
     except CostError as error:
         if limits(params.budget) or params.budget.approval_usd is not None:
             raise
-        require_reach(root, params, stages_of(params.align.method))
+        require_reachable(root, params, stages_of(params.align.method))
         return Prepared(params, before, so_far, None, None, str(error), {}, Cost(0.0, 0.0))
     stale = stale_stages(root, params, [stage.stage for stage in plan.stages])
-    require_reach(root, params, stale)
+    require_reachable(root, params, stale)
     shares = {stage: done_share(root, params, stage) if before else 0.0 for stage in stale}
     planned = {stage.stage: stage for stage in plan.stages if stage.stage in stale}
     ahead = {name: _ahead(stage, shares[name]) for name, stage in planned.items()}
@@ -255,4 +255,4 @@ def keep(folder: Path, prepared: Prepared) -> None:
         "ahead": {stage: cost._asdict() for stage, cost in prepared.ahead.items()},
         "budget": prepared.params.budget.model_dump(mode="json"),
     }
-    write_whole(folder / PLAN_FILE, json.dumps(record, indent=1))
+    write_atomically(folder / PLAN_FILE, json.dumps(record, indent=1))

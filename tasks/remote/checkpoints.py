@@ -19,7 +19,7 @@ MANIFEST = "manifest.json"
 KEPT = 2
 
 
-class Mirror:
+class CheckpointStore:
     """The checkpoints of one stage in a workspace, and those in the store."""
 
     def __init__(self, root: Path, stage: str, store: Exchange) -> None:

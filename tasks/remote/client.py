@@ -10,19 +10,19 @@ from typing import Any
 
 import httpx
 
-from config.atomic_file import write_whole
+from config.atomic_file import write_atomically
 from config.errors import EnvironmentFault, StageStopped, UserError
 from config.records import stages_of
 from config.sections.run import LOCAL
 from tasks.dvc.pull import fetch, inputs_of, is_unchanged_elsewhere, remote_of, small_outputs
-from tasks.dvc.repro import Reproductions
+from tasks.dvc.repro import ReproProcesses
 from tasks.dvc.status import note_pushed, push
 from tasks.planning.placement_check import on_volumes
 from tasks.remote import heartbeat
 from tasks.remote.exchange import Exchange, Receiver, dump
-from tasks.remote.heartbeat import PIPELINE, Sign
+from tasks.remote.heartbeat import PIPELINE, Heartbeat
 from tasks.remote.pools import hand_over, require_served, state_of
-from tasks.remote.recovery import ask_to_stop, end_left_at_work
+from tasks.remote.recovery import ask_to_stop, recover_abandoned
 from tasks.remote.worker import REPLY, REQUEST, STOP, Reply, request_of
 from tasks.run.run import Run
 from tasks.run.stop import StopRequest
@@ -49,12 +49,12 @@ def place_of(run: Run, stage: str) -> str:
     return run.params.placement.of(stage)
 
 
-def run_placed(run: Run, stage: str, pool: str, stop: StopRequest, observe: Observer) -> Outcome:
+def run_remote(run: Run, stage: str, pool: str, stop: StopRequest, observe: Observer) -> Outcome:
     """Bring the outputs of `stage` up to date in a container of `pool`; as `tasks.stage.runner.run_stage`, which does it here.
 
     Raises UserError, StageStopped, OverBudget, StageCrashed.
     """
-    lock = end_left_at_work(run, stage, stop)
+    lock = recover_abandoned(run, stage, stop)
     if lock is not None:
         _take_lock(run.root, lock)
     if stop.made:
@@ -67,13 +67,13 @@ def run_placed(run: Run, stage: str, pool: str, stop: StopRequest, observe: Obse
     return record(run, stage, outcome)
 
 
-def run_here(run: Run, stage: str, stop: StopRequest, observe: Observer, reproductions: Reproductions | None = None) -> Outcome:
+def run_here(run: Run, stage: str, stop: StopRequest, observe: Observer, reproductions: ReproProcesses | None = None) -> Outcome:
     """As `tasks.stage.runner.run_stage`, where other stages may be placed elsewhere: what they made is then in the remote alone."""
     try:
-        end_left_at_work(run, stage, stop)  # an earlier run may have placed it
+        recover_abandoned(run, stage, stop)  # an earlier run may have placed it
     except EnvironmentFault as fault:
         logger.warning("whether an earlier run has left %s at work can not be seen: %s", stage, fault)
-    if not placed_stages(run):
+    if not remote_stages(run):
         return run_stage(run, stage, stop, observe, reproductions)
     if not stop.made and is_unchanged_elsewhere(run.root, stage):
         fetch(run.root, small_outputs(run.root, stage))
@@ -82,7 +82,7 @@ def run_here(run: Run, stage: str, stop: StopRequest, observe: Observer, reprodu
     return run_stage(run, stage, stop, observe, reproductions)
 
 
-def placed_stages(run: Run) -> list[str]:
+def remote_stages(run: Run) -> list[str]:
     """Stages of this run that are placed on a work pool."""
     return [stage for stage in stages_of(run.params.align.method) if place_of(run, stage) != LOCAL]
 
@@ -90,7 +90,7 @@ def placed_stages(run: Run) -> list[str]:
 def fetch_aligned(run: Run) -> None:
     """Bring the model that the run is about, to be registered; with adapters also what they stand on."""
     method = run.params.align.method
-    if method in placed_stages(run):
+    if method in remote_stages(run):
         folders = [f"models/{method}", *(["models/sft"] if getattr(run.params, method).lora is not None else [])]
         fetch(run.root, folders)
 
@@ -102,7 +102,7 @@ def _in_containers(run: Run, stage: str, pool: str, stop: StopRequest, observe: 
         raise EnvironmentFault(f"{stage} is placed on {pool} and can not get its inputs: {fault}")
     for _ in range(PREEMPTIONS):
         BudgetWatch(run, stage).refuse_without_room()
-        placed = Placed(run, stage, pool)
+        placed = RemoteStage(run, stage, pool)
         reply = placed.follow(stop, observe)
         if reply.kind != "stopped" or stop.made or placed.budget.reached is not None:
             break
@@ -110,7 +110,7 @@ def _in_containers(run: Run, stage: str, pool: str, stop: StopRequest, observe: 
     return _judge(stage, placed, reply, stop)
 
 
-def _judge(stage: str, placed: "Placed", reply: Reply, stop: StopRequest) -> Outcome:
+def _judge(stage: str, placed: "RemoteStage", reply: Reply, stop: StopRequest) -> Outcome:
     match reply.kind:
         case "done":
             _take_lock(placed.run.root, reply.lock)
@@ -126,11 +126,11 @@ def _judge(stage: str, placed: "Placed", reply: Reply, stop: StopRequest) -> Out
 
 
 def _take_lock(root: Path, lock: str) -> None:
-    write_whole(root / "dvc.lock", lock)
+    write_atomically(root / "dvc.lock", lock)
     note_pushed(root)  # what was here was pushed before the stage was handed over, and its container has pushed the rest
 
 
-class Placed:
+class RemoteStage:
     """A stage in a container of its own, from the request to the reply."""
 
     def __init__(self, run: Run, stage: str | None, pool: str, volumes: dict[str, str] | None = None) -> None:
@@ -145,7 +145,7 @@ class Placed:
         self._state: Any = None
         self._asked_at = 0.0
         self._told_to_stop = 0
-        self._sign = Sign(self._exchange, PIPELINE, heartbeat.EVERY_SECONDS)
+        self._sign = Heartbeat(self._exchange, PIPELINE, heartbeat.EVERY_SECONDS)
         self._heard_at = time.monotonic()
 
     def follow(self, stop: StopRequest, observe: Observer) -> Reply:
@@ -228,7 +228,7 @@ class Placed:
         )
 
 
-def check_places(run: Run, stages: Sequence[str]) -> None:
+def check_placement(run: Run, stages: Sequence[str]) -> None:
     """See that every pool that one of `stages` is placed on can do it, before anything is paid for.
 
     Raises EnvironmentFault with the first one that can not: no pool, no worker, no image, no GPU, no store, other code.
@@ -237,6 +237,6 @@ def check_places(run: Run, stages: Sequence[str]) -> None:
     for pool, key in places.items():
         require_served(pool, key)
     ask_to_stop(run)
-    checks = {pool: Placed(run, None, pool, on_volumes(run.root, run.params, pool, stages)) for pool in places}
+    checks = {pool: RemoteStage(run, None, pool, on_volumes(run.root, run.params, pool, stages)) for pool in places}
     for pool, check in checks.items():
         logger.info("work pool %s: %s", pool, check.check())

@@ -19,7 +19,7 @@ from typing import Any
 
 import fsspec  # type: ignore[import-untyped]
 
-from config.atomic_file import write_whole
+from config.atomic_file import write_atomically
 from config.errors import EnvironmentFault
 
 PATIENT = {"connect_timeout": 10, "read_timeout": 60}
@@ -41,22 +41,22 @@ class Exchange:
     def require(self) -> None:
         """Raise EnvironmentFault unless the store answers, lets us in, and has the bucket: what is read there looks only absent without."""
         if self.url.startswith("s3://"):
-            with FaultsTold(self.url):
+            with StoreFaults(self.url):
                 self._files.ls(self._root.split("/")[0])
 
     def write(self, name: str, content: bytes) -> None:
         """Put a file in place whole."""
-        with FaultsTold(self.url):
+        with StoreFaults(self.url):
             path = f"{self._root}/{name}"
             if self.url.startswith("s3://"):
                 self._files.pipe_file(path, content)  # an object appears whole
                 return
             Path(path).parent.mkdir(parents=True, exist_ok=True)
-            write_whole(Path(path), content)
+            write_atomically(Path(path), content)
 
     def read(self, name: str) -> bytes | None:
         """The content of a file, None if there is none."""
-        with FaultsTold(self.url):
+        with StoreFaults(self.url):
             try:
                 return bytes(self._files.cat_file(f"{self._root}/{name}"))
             except FileNotFoundError:
@@ -64,7 +64,7 @@ class Exchange:
 
     def names(self) -> list[str]:
         """All files below, by their place seen from here."""
-        with FaultsTold(self.url):
+        with StoreFaults(self.url):
             prefix = f"{self._root.strip('/')}/"
             found = (str(path).strip("/") for path in self._files.find(self._root))
             return sorted(path.removeprefix(prefix) for path in found if not Path(path).name.startswith("."))
@@ -73,14 +73,14 @@ class Exchange:
         """Copy a folder here; the file `last` goes last, so that its presence says that all of it is there."""
         files = sorted(path for path in folder.rglob("*") if path.is_file())
         for path in sorted(files, key=lambda path: path.name == last):
-            with FaultsTold(self.url):
+            with StoreFaults(self.url):
                 target = f"{self._root}/{name}/{path.relative_to(folder)}"
                 self._files.makedirs(target.rsplit("/", 1)[0], exist_ok=True)
                 self._files.put_file(str(path), target)
 
     def download(self, name: str, folder: Path) -> None:
         """Copy a folder from here."""
-        with FaultsTold(self.url):
+        with StoreFaults(self.url):
             for file in self.below(name).names():
                 target = folder / file
                 target.parent.mkdir(parents=True, exist_ok=True)
@@ -88,13 +88,13 @@ class Exchange:
 
     def remove(self, name: str) -> None:
         """Remove a folder, or with an empty name all of this one; that there is none is no fault."""
-        with FaultsTold(self.url):
+        with StoreFaults(self.url):
             path = f"{self._root}/{name}".rstrip("/")
             if self._files.exists(path):
                 self._files.rm(path, recursive=True)
 
 
-class FaultsTold:
+class StoreFaults:
     """Faults of the store at an address in one line, without what the library was given to sign in with."""
 
     def __init__(self, url: str) -> None:
@@ -111,7 +111,7 @@ class FaultsTold:
 
 
 def store_fault(url: str, error: Exception) -> str:
-    """One line on why a store can not be used: which address, what is wrong, where to mend it."""
+    """One line on why a store can not be used: which address, what is wrong, where to fix it."""
     said = " ".join(str(error).split())
     name = type(error).__name__
     bucket = re.match(r"s3://([^/]+)", url)

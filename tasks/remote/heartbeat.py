@@ -17,7 +17,7 @@ GONE_SECONDS = 90.0
 """After which a new pipeline takes the container of an earlier one for gone."""
 
 
-class Sign:
+class Heartbeat:
     """What one side shows."""
 
     def __init__(self, exchange: Exchange, name: str, every_seconds: float) -> None:
@@ -32,7 +32,7 @@ class Sign:
             self._due = time.monotonic() + self._every_seconds
 
 
-class Silence:
+class HeartbeatMonitor:
     """How long the other side has shown nothing new."""
 
     def __init__(self, exchange: Exchange, name: str) -> None:
@@ -53,9 +53,9 @@ class Silence:
 
 
 @contextmanager
-def in_touch(exchange: Exchange, every_seconds: float, silence_seconds: float, on_silence: Callable[[], None]) -> Iterator[None]:
+def heartbeats(exchange: Exchange, every_seconds: float, silence_seconds: float, on_silence: Callable[[], None]) -> Iterator[None]:
     """Show the container's sign while the block runs, and call `on_silence` once the pipeline's has not changed for so long."""
-    sign, silence, ended = Sign(exchange, CONTAINER, every_seconds), Silence(exchange, PIPELINE), threading.Event()
+    sign, silence, ended = Heartbeat(exchange, CONTAINER, every_seconds), HeartbeatMonitor(exchange, PIPELINE), threading.Event()
 
     def work() -> None:
         told = False

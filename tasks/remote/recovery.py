@@ -13,7 +13,7 @@ from config.records import PipelineRow
 from tasks.dvc.pull import remote_of
 from tasks.dvc.status import default_remote
 from tasks.remote.exchange import Exchange, Receiver
-from tasks.remote.heartbeat import CONTAINER, GONE_SECONDS, Silence
+from tasks.remote.heartbeat import CONTAINER, GONE_SECONDS, HeartbeatMonitor
 from tasks.remote.worker import REPLY, REQUEST, STOP, Reply
 from tasks.run.run import Run
 from tasks.run.stop import StopRequest
@@ -34,7 +34,7 @@ def ask_to_stop(run: Run) -> None:
             left.write(STOP, b"1")
 
 
-def end_left_at_work(run: Run, stage: str, stop: StopRequest) -> str | None:
+def recover_abandoned(run: Run, stage: str, stop: StopRequest) -> str | None:
     """Ask what is left of `stage` to stop, wait for that, and take its rows.
 
     Returns the dvc.lock of one that came to its end meanwhile, if nothing has changed the lock here since; None otherwise.
@@ -70,7 +70,7 @@ def _earlier_runs(run: Run) -> set[str]:
 
 def _end(root: Path, stage: str, left: Exchange, stop: StopRequest) -> Reply | None:
     """Its reply; None if nothing is heard of it any more, or somebody asks us to stop meanwhile."""
-    receiver, silence = Receiver(root / "runs" / stage, left, again=True), Silence(left, CONTAINER)
+    receiver, silence = Receiver(root / "runs" / stage, left, again=True), HeartbeatMonitor(left, CONTAINER)
     if left.read(REPLY) is None:
         said = f"{stage} may still be at work in a container of a run that was killed: letting it checkpoint, then going on from there."
         logger.warning("%s", said)

@@ -22,9 +22,9 @@ from config.load import load
 from tasks.dvc.pull import fetch, inputs_of
 from tasks.dvc.status import push
 from tasks.remote import heartbeat
-from tasks.remote.checkpoints import Mirror
+from tasks.remote.checkpoints import CheckpointStore
 from tasks.remote.exchange import Exchange, Sender, dump, files_of, put_files
-from tasks.remote.heartbeat import in_touch
+from tasks.remote.heartbeat import heartbeats
 from tasks.remote.workspace import cache, lay_out, workspaces
 from tasks.run.code_version import code_digest
 from tasks.run.run import Run
@@ -163,18 +163,18 @@ def _stage(request: dict[str, Any], exchange: Exchange, stop: StopRequest) -> Re
         logger.warning("nothing was heard of the pipeline for %g s: it is taken for gone, and %s stops", request["silence_seconds"], stage)
         stop.requests = max(stop.requests, 1)
 
-    with in_touch(exchange, request["sign_seconds"], request["silence_seconds"], on_silence), _workspace(request) as root:
+    with heartbeats(exchange, request["sign_seconds"], request["silence_seconds"], on_silence), _workspace(request) as root:
         run = Run(root, request["run_id"], load(root / "params.yaml"))
         store = Exchange(request["remote"]["url"])
         fetch(root, inputs_of(root, stage))
-        mirror = Mirror(root, stage, store)
+        mirror = CheckpointStore(root, stage, store)
         mirror.restore()
         with _couriers(root, stage, exchange, mirror, stop):
             outcome = run_stage(run, stage, stop, lambda progress: None)
         return _done(run, stage, outcome, store.url, mirror)
 
 
-def _done(run: Run, stage: str, outcome: Outcome, remote: str, mirror: Mirror) -> Reply:
+def _done(run: Run, stage: str, outcome: Outcome, remote: str, mirror: CheckpointStore) -> Reply:
     """The outputs to the remote; the checkpoints have done their work."""
     fault = push(run.root, stage=stage)
     if fault:
@@ -200,7 +200,7 @@ def _workspace(request: dict[str, Any]) -> Iterator[Path]:
 
 
 @contextmanager
-def _couriers(root: Path, stage: str, exchange: Exchange, mirror: Mirror, stop: StopRequest) -> Iterator[None]:
+def _couriers(root: Path, stage: str, exchange: Exchange, mirror: CheckpointStore, stop: StopRequest) -> Iterator[None]:
     """Send rows and checkpoints, and hear whether the pipeline asks to stop, while the block runs; the last rows go at its end."""
     sender = Sender(root / "runs" / stage, exchange, ROWS)
     ended = threading.Event()

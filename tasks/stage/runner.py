@@ -15,7 +15,7 @@ from config import jsonl
 from config.errors import StageStopped
 from config.records import STAGES, AttemptRow, PipelineRow
 from reporting.row_digests import PREPARED, keep_row_digests
-from tasks.dvc.repro import Reproductions, is_reproduction, log_path
+from tasks.dvc.repro import ReproProcesses, is_repro_process, log_path
 from tasks.dvc.status import digests, is_unchanged
 from tasks.run.run import Run
 from tasks.run.stop import StopRequest
@@ -31,7 +31,7 @@ ORPHAN_PATIENCE_SECONDS = 600.0
 Observer = Callable[[Progress], None]
 
 
-def run_stage(run: Run, stage: str, stop: StopRequest, observe: Observer, reproductions: Reproductions | None = None) -> Outcome:
+def run_stage(run: Run, stage: str, stop: StopRequest, observe: Observer, reproductions: ReproProcesses | None = None) -> Outcome:
     """Bring the outputs of `stage` up to date; `observe` is called several times a second while its process works.
 
     `reproductions` has its process waiting, or starts one.
@@ -43,7 +43,7 @@ def run_stage(run: Run, stage: str, stop: StopRequest, observe: Observer, reprod
     if is_unchanged(run.root, stage):
         outcome = Outcome(cached=True, attempt=None)
     else:
-        outcome = _reproduce(run, stage, stop, observe, reproductions or Reproductions(run))
+        outcome = _reproduce(run, stage, stop, observe, reproductions or ReproProcesses(run))
     return record(run, stage, outcome)
 
 
@@ -73,7 +73,7 @@ def maker(root: Path, stage: str, outs: dict[str, str]) -> int | None:
     return made[-1].attempt if made else None
 
 
-def _reproduce(run: Run, stage: str, stop: StopRequest, observe: Observer, reproductions: Reproductions) -> Outcome:
+def _reproduce(run: Run, stage: str, stop: StopRequest, observe: Observer, reproductions: ReproProcesses) -> Outcome:
     before = last_attempt(attempts(run.root, stage))
     budget = BudgetWatch(run, stage)
     budget.refuse_without_room()
@@ -175,7 +175,7 @@ def _dvc_processes(root: Path) -> list[psutil.Process]:
     for process in psutil.process_iter():
         with suppress(psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
             command = process.cmdline()
-            if is_reproduction(command) and Path(process.cwd()) == root.resolve():
+            if is_repro_process(command) and Path(process.cwd()) == root.resolve():
                 found.append(process)
     return found
 

@@ -19,7 +19,7 @@ class Shown(NamedTuple):
     description: str
 
 
-class Board:
+class ProgressArtifacts:
     """The newest progress of each key, shown one after the other; what came in between is left out."""
 
     PAUSE_SECONDS = 2.0

@@ -73,7 +73,7 @@ def main(jobs: Sequence[Job]) -> int:
             content = read(path)
             content["sharding"] |= {job.stage: job.level, "offload": job.offload}
             write(validate(content, "crew"), path)
-        collectives.wait_for_all()
+        collectives.barrier()
 
         def begin_stopping(stage: Stage, stops: bool = job.stops) -> None:
             begin(stage)

@@ -92,7 +92,7 @@ def main() -> int:
     options = parser.parse_args()
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     logging.getLogger("transformers").setLevel(logging.ERROR)
-    allocator.settle()  # as a stage does
+    allocator.configure()  # as a stage does
     return run_command(lambda: write(measure(), options.out), "calibrate")
 
 

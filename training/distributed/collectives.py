@@ -19,8 +19,8 @@ from config.errors import EnvironmentFault, ParamsError
 from config.records import RENDEZVOUS_VARIABLE
 
 T = TypeVar("T")
-Fit = Callable[[Callable[[int], Any]], Any]
-"""Does work in pieces of a size that fits in memory, in all processes alike: Pieces.fit of training/process/out_of_memory.py."""
+Backoff = Callable[[Callable[[int], Any]], Any]
+"""Does work in pieces of a size that fits in memory, in all processes alike: OomBackoff.run of training/process/out_of_memory.py."""
 BUCKET_ELEMENTS = 2**22
 """Gradients are summed in messages of about this size: few calls, and a copy of 16 MiB instead of all gradients."""
 
@@ -62,12 +62,12 @@ def rank() -> int:
     return dist.get_rank() if dist.is_initialized() else 0
 
 
-def wait_for_all() -> None:
+def barrier() -> None:
     if world_size() > 1:
         dist.barrier()
 
 
-def shares(costs: Sequence[int], parts: int) -> list[list[int]]:
+def balanced_partition(costs: Sequence[int], parts: int) -> list[list[int]]:
     """Indices of `costs` in `parts` of like total: the largest first, each to the part that has least so far; ascending in each part."""
     totals = [0] * parts
     result: list[list[int]] = [[] for _ in range(parts)]
@@ -78,20 +78,20 @@ def shares(costs: Sequence[int], parts: int) -> list[list[int]]:
     return [sorted(part) for part in result]
 
 
-def own_share(costs: Sequence[int]) -> list[int]:
+def local_indices(costs: Sequence[int]) -> list[int]:
     """The indices of `costs` that are this process's to do."""
-    return shares(costs, world_size())[rank()]
+    return balanced_partition(costs, world_size())[rank()]
 
 
-def spread(fit: Fit, work: Callable[..., Sequence[T]], *columns: Sequence[Any]) -> list[T]:
+def map_across_ranks(backoff: Backoff, work: Callable[..., Sequence[T]], *columns: Sequence[Any]) -> list[T]:
     """Results for all rows of `columns`, in order: each process does its share of the rows and hands the results to the others.
 
-    `work` gets the size of pieces that `fit` found to fit in memory, then the columns of a share, and gives a result a row. Shares have like
+    `work` gets the size of pieces that `backoff` found to fit in memory, then the columns of a share, and gives a result a row. Shares have like
     totals of the lengths in the first column.
     """
-    mine = own_share([len(item) for item in columns[0]])
+    mine = local_indices([len(item) for item in columns[0]])
     share = [[column[i] for i in mine] for column in columns]
-    own: list[T] = fit(lambda size: list(work(size, *share)) if mine else [])
+    own: list[T] = backoff(lambda size: list(work(size, *share)) if mine else [])
     if world_size() == 1:
         return own
     gathered: list[Any] = [None] * world_size()
@@ -101,7 +101,7 @@ def spread(fit: Fit, work: Callable[..., Sequence[T]], *columns: Sequence[Any]) 
     return [found[i] for i in range(len(found))]
 
 
-def in_step(batches: Sequence[T]) -> list[tuple[T, bool]]:
+def lockstep(batches: Sequence[T]) -> list[tuple[T, bool]]:
     """`batches`, and whether each counts: a process with fewer than another repeats its last, so that all have the same number.
 
     Every process must have one batch at least.
@@ -110,11 +110,11 @@ def in_step(batches: Sequence[T]) -> list[tuple[T, bool]]:
         raise ParamsError(
             "a process of the stage has no row of a batch that all share. Start fewer processes, or raise its batch_size in params.yaml."
         )
-    missing = int(largest(len(batches))) - len(batches)
+    missing = int(all_reduce_max(len(batches))) - len(batches)
     return [*((batch, True) for batch in batches), *[(batches[-1], False)] * missing]
 
 
-def sum_gradients(parameters: Iterable[nn.Parameter]) -> None:
+def all_reduce_gradients(parameters: Iterable[nn.Parameter]) -> None:
     """Replace each gradient by its sum over the processes; a process that had nothing to do counts as zero."""
     if world_size() == 1:
         return
@@ -139,7 +139,7 @@ def _sum_in_place(tensors: Sequence[Tensor]) -> None:
         tensor.copy_(part.view_as(tensor))
 
 
-def of_all(value: T) -> list[T]:
+def all_gather(value: T) -> list[T]:
     """What each process has, in the order of the processes."""
     if world_size() == 1:
         return [value]
@@ -148,7 +148,7 @@ def of_all(value: T) -> list[T]:
     return found
 
 
-def summed(values: Sequence[float]) -> list[float]:
+def all_reduce_sum(values: Sequence[float]) -> list[float]:
     """Each of `values` summed over the processes."""
     if world_size() == 1:
         return list(values)
@@ -157,7 +157,7 @@ def summed(values: Sequence[float]) -> list[float]:
     return [float(value) for value in total]
 
 
-def largest(value: float) -> float:
+def all_reduce_max(value: float) -> float:
     """The largest of what the processes have."""
     if world_size() == 1:
         return value
@@ -166,7 +166,7 @@ def largest(value: float) -> float:
     return float(found)
 
 
-def lost_peer(error: BaseException) -> bool:
+def is_lost_peer(error: BaseException) -> bool:
     """Whether an exception is what this process sees when another one is gone."""
     words = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "NCCL", "gloo")
     return world_size() > 1 and isinstance(error, RuntimeError) and any(word in str(error) for word in words)

@@ -38,20 +38,20 @@ def level(stage: Stage) -> str:
     return str(getattr(stage.params.sharding, stage.name, "none")) if stage.world_size > 1 else "none"
 
 
-def divides_weights(stage: Stage) -> bool:
+def shards_weights(stage: Stage) -> bool:
     return level(stage) in WEIGHTS_DIVIDED
 
 
 # ---------------------------------------------------------------- weights
 
 
-def place(module: nn.Module, stage: Stage, sums_gradients: bool = False) -> None:
+def shard(module: nn.Module, stage: Stage, sums_gradients: bool = False) -> None:
     """Put a model on the stage's device: whole, or of zero2 and zero3 this process's share.
 
     Gradients are means over the processes, as in DDP, or `sums_gradients`. Which parameters learn may still change, until `settle`.
     """
     device = "cpu" if stage.device == "cpu" else "cuda"
-    if not divides_weights(stage):
+    if not shards_weights(stage):
         module.to(device)
         return
     everybody = dist.group.WORLD
@@ -69,11 +69,11 @@ def place(module: nn.Module, stage: Stage, sums_gradients: bool = False) -> None
     register_fsdp_forward_method(divided, "inside")
 
 
-def settle(modules: Iterable[nn.Module]) -> None:
+def set_root_modules(modules: Iterable[nn.Module]) -> None:
     """Make each divided model the root of its layers, whatever part of it runs first; what learns must be decided by now."""
     for module in modules:
         if isinstance(module, FSDPModule):
-            inside([module], lambda: None)
+            run_as_forward([module], lambda: None)
             _let_go(module)
 
 
@@ -82,7 +82,7 @@ def _work_inside(module: nn.Module, work: Callable[[], T]) -> T:
     return tree_map_only(Tensor, torch.clone, work())
 
 
-def inside(modules: Iterable[nn.Module], work: Callable[[], T]) -> T:
+def run_as_forward(modules: Iterable[nn.Module], work: Callable[[], T]) -> T:
     """What `work` gives, run as if it were the forward of these models: their embeddings, last norms and heads are whole meanwhile.
 
     Tensors in the result that need a gradient may be used in one backward pass.
@@ -94,7 +94,7 @@ def inside(modules: Iterable[nn.Module], work: Callable[[], T]) -> T:
 
 
 @contextmanager
-def gathered(*modules: nn.Module | None) -> Iterator[None]:
+def unsharded(*modules: nn.Module | None) -> Iterator[None]:
     """Keep these models whole in every process, for passes without gradient whose number differs between processes."""
     divided: list[Any] = [module for module in modules if isinstance(module, FSDPModule)]
     for module in divided:
@@ -119,7 +119,7 @@ def _let_go(module: nn.Module) -> None:
         part.reshard()
 
 
-def full_weights(named: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def gather_state_dict(named: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Whole weights of divided ones on the CPU, others as they are, in the first process; {} in the others, who must ask as well."""
     found: dict[int, Tensor] = {}  # tied weights stay one tensor
     for tensor in named.values():
@@ -136,17 +136,17 @@ def learning_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
     return {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
 
 
-def weights_to_save(module: nn.Module) -> dict[str, Tensor] | None:
+def state_dict_to_save(module: nn.Module) -> dict[str, Tensor] | None:
     """Of a divided model `full_weights` of what has to be written: its state, or where a part is frozen what learns. Else None."""
     if not isinstance(module, FSDPModule):
         return None
     learning = learning_parameters(module)
     whole = len(learning) == len(list(module.parameters()))
-    return full_weights(module.state_dict(keep_vars=True) if whole else learning)
+    return gather_state_dict(module.state_dict(keep_vars=True) if whole else learning)
 
 
 @torch.no_grad()
-def put(parameter: Tensor, value: Tensor) -> None:
+def copy_into(parameter: Tensor, value: Tensor) -> None:
     """Copy whole weights into a parameter, or this process's share into a divided one.
 
     Raises ValueError if they are of another shape.
@@ -164,7 +164,7 @@ def put(parameter: Tensor, value: Tensor) -> None:
 # ---------------------------------------------------------------- optimizer
 
 
-def divided_optimizer(optimizer: torch.optim.Optimizer, stage: Stage) -> torch.optim.Optimizer:
+def shard_optimizer(optimizer: torch.optim.Optimizer, stage: Stage) -> torch.optim.Optimizer:
     """The optimizer as `sharding` says: of zero1 one that keeps the state of this process's share of the parameters alone."""
     if level(stage) != "zero1":
         return optimizer
@@ -175,7 +175,7 @@ def divided_optimizer(optimizer: torch.optim.Optimizer, stage: Stage) -> torch.o
     return SharedOptimizer(optimizer.param_groups, type(optimizer), **options)
 
 
-def full_optimizer_state(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+def gather_optimizer_state(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     """The state_dict of an optimizer that is not divided, in the first process; {} in the others, who must ask as well."""
     if hasattr(optimizer, "consolidate_state_dict"):
         optimizer.consolidate_state_dict(to=0)
@@ -201,7 +201,7 @@ def _share(parameter: Tensor, value: Any) -> Any:
     if not isinstance(parameter, DTensor) or not isinstance(value, Tensor) or value.shape != parameter.shape:
         return value
     share = torch.zeros_like(parameter)
-    put(share, value)
+    copy_into(share, value)
     return share
 
 

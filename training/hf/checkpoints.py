@@ -32,9 +32,9 @@ class LearningCheckpoints:
     def place(self, stage: Stage) -> None:
         """Put the model on the stage's device; what learns must be decided by now."""
         self.stage = stage
-        sharding.place(self.model, stage)
-        sharding.settle([self.model])
-        if sharding.divides_weights(stage):
+        sharding.shard(self.model, stage)
+        sharding.set_root_modules([self.model])
+        if sharding.shards_weights(stage):
             self.is_distributed_loading_by_transformers = True  # the Trainer's word for: neither move nor wrap it
 
     def _move_model_to_device(self, model: nn.Module, device: torch.device) -> None:
@@ -43,7 +43,7 @@ class LearningCheckpoints:
     def create_optimizer(self, *arguments: Any) -> torch.optim.Optimizer:
         assert self.stage is not None
         if self.optimizer is None:
-            self.optimizer = sharding.divided_optimizer(super().create_optimizer(*arguments), self.stage)  # type: ignore[misc]
+            self.optimizer = sharding.shard_optimizer(super().create_optimizer(*arguments), self.stage)  # type: ignore[misc]
         made: torch.optim.Optimizer = self.optimizer
         return made
 
@@ -52,7 +52,7 @@ class LearningCheckpoints:
         self._save(output_dir)
 
     def _save(self, output_dir: str | None = None, state_dict: dict | None = None) -> None:
-        weights = sharding.full_weights(sharding.learning_parameters(self.model))
+        weights = sharding.gather_state_dict(sharding.learning_parameters(self.model))
         if not self.args.should_save:
             return
         folder = Path(output_dir or str(self.args.output_dir))
@@ -62,10 +62,10 @@ class LearningCheckpoints:
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
         weights = load_file(Path(resume_from_checkpoint) / LEARNING)
         for name, parameter in sharding.learning_parameters(self.model).items():
-            sharding.put(parameter, weights[name])
+            sharding.copy_into(parameter, weights[name])
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
-        state = sharding.full_optimizer_state(self.optimizer.optimizer)
+        state = sharding.gather_optimizer_state(self.optimizer.optimizer)
         if self.args.should_save:
             torch.save(state, Path(output_dir) / OPTIMIZER)
             torch.save(self.lr_scheduler.state_dict(), Path(output_dir) / SCHEDULER)

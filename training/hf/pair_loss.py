@@ -24,12 +24,12 @@ class PairLoss:
     def _get_num_items_in_batch(self, batch_samples: list, device: torch.device) -> int:
         """Pairs of the batch over micro-batches and processes."""
         pairs = sum(int(real_rows(batch).sum()) // 2 for batch in batch_samples)
-        return int(collectives.summed([pairs])[0])
+        return int(collectives.all_reduce_sum([pairs])[0])
 
     def compute_loss(self, model: Any, inputs: dict, return_outputs: bool = False, num_items_in_batch: int | None = None) -> Tensor:
         rows, pairs = (int(count) // 2 for count in (len(inputs["attention_mask"]), real_rows(inputs).sum()))
         loss: Tensor = super().compute_loss(model, inputs)  # type: ignore[misc]
-        of_all = collectives.summed([rows, pairs])
+        of_all = collectives.all_reduce_sum([rows, pairs])
         for name in self.pair_means:
             found = self._metrics["train"][name]
             found[-1:] = [found[-1] * of_all[0] / of_all[1]] if of_all[1] else []

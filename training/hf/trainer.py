@@ -20,7 +20,7 @@ from training.modeling.batching import LengthBuckets
 from training.modeling.low_bit import require_bitsandbytes
 from training.process.checkpoint import restoring
 from training.process.faults import is_out_of_memory
-from training.process.out_of_memory import Pieces
+from training.process.out_of_memory import OomBackoff
 from training.process.stage import Stage
 from training.process.usage import Work
 
@@ -110,7 +110,7 @@ class Tally:
 
     def take(self) -> Work:
         """What was counted since the last call, in all processes."""
-        tokens, sequences = collectives.summed([self.work.tokens, self.work.sequences])
+        tokens, sequences = collectives.all_reduce_sum([self.work.tokens, self.work.sequences])
         self.work = Work()
         return Work(int(tokens), int(sequences))
 
@@ -219,7 +219,7 @@ class StageCallback(TrainerCallback):
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """Move what the Trainer saved to where only whole checkpoints are."""
         saved, step = Path(args.output_dir) / f"checkpoint-{state.global_step}", state.global_step // self._steps_per_row
-        collectives.wait_for_all()  # each writes a file of its own there
+        collectives.barrier()  # each writes a file of its own there
         if state.is_world_process_zero:
             with self._stage.checkpoints.saving(step) as folder:
                 folder.rmdir()
@@ -258,7 +258,7 @@ def train(trainer: Trainer, stage: Stage) -> None:
         stage.resumed(found.step)
     if stage.rank == 0:
         shutil.rmtree(trainer.args.output_dir, ignore_errors=True)  # what a killed process left half-written
-    collectives.wait_for_all()
+    collectives.barrier()
     if found:
         with restoring(found.path):
             state = TrainerState.load_from_json(str(found.path / "trainer_state.json"))
@@ -266,15 +266,15 @@ def train(trainer: Trainer, stage: Stage) -> None:
             trainer._load_from_checkpoint(str(found.path))
             trainer.state = state
             return
-    pieces = Pieces(stage, f"{stage.name}.micro_batch_size", trainer.args.per_device_train_batch_size)
-    while not trained(trainer, stage, pieces):
-        halve_micro_batches(trainer, pieces)
+    oom = OomBackoff(stage, f"{stage.name}.micro_batch_size", trainer.args.per_device_train_batch_size)
+    while not trained(trainer, stage, oom):
+        halve_micro_batches(trainer, oom)
     if stage.stopping and trainer.state.global_step < trainer.state.max_steps:
         raise StageStopped(stage.stopped_message())
 
 
-def trained(trainer: Trainer, stage: Stage, pieces: Pieces) -> bool:
-    """Train from the newest checkpoint; False if memory ran out, with a checkpoint of the last step done and `pieces` of half the size."""
+def trained(trainer: Trainer, stage: Stage, oom: OomBackoff) -> bool:
+    """Train from the newest checkpoint; False if memory ran out, with a checkpoint of the last step done and `oom` of half the size."""
     found, began = stage.checkpoints.latest(), time.monotonic()
     try:
         trainer.train(resume_from_checkpoint=str(found.path) if found else None)
@@ -283,7 +283,7 @@ def trained(trainer: Trainer, stage: Stage, pieces: Pieces) -> bool:
             raise
         if stage.world_size > 1:  # the others wait for this one in the middle of a step
             raise EnvironmentFault(
-                f"out of memory with micro-batches of {pieces.size} in each of {stage.world_size} processes. "
+                f"out of memory with micro-batches of {oom.size} in each of {stage.world_size} processes. "
                 f"Lower {stage.name}.micro_batch_size in params.yaml, and start again: it goes on from its last checkpoint."
             ) from error
     else:
@@ -293,17 +293,17 @@ def trained(trainer: Trainer, stage: Stage, pieces: Pieces) -> bool:
     if trainer.state.global_step > (found.step if found else 0):
         trainer._save_checkpoint(trainer.model, None)
         trainer.callback_handler.on_save(trainer.args, trainer.state, trainer.control)
-    pieces.halve(trainer.state.global_step + 1, lost_seconds)
+    oom.halve(trainer.state.global_step + 1, lost_seconds)
     return False
 
 
-def halve_micro_batches(trainer: Trainer, pieces: Pieces) -> None:
-    """Make the Trainer ready to start again with the size of `pieces`, or the next smaller one that divides the batch."""
+def halve_micro_batches(trainer: Trainer, oom: OomBackoff) -> None:
+    """Make the Trainer ready to start again with the size of `oom`, or the next smaller one that divides the batch."""
     args = trainer.args
     per_process = args.per_device_train_batch_size * args.gradient_accumulation_steps
-    pieces.size = args.per_device_train_batch_size = trainer._train_batch_size = largest_divisor(per_process, pieces.size)
-    args.per_device_eval_batch_size = min(args.per_device_eval_batch_size, pieces.size)
-    args.gradient_accumulation_steps = per_process // pieces.size
+    oom.size = args.per_device_train_batch_size = trainer._train_batch_size = largest_divisor(per_process, oom.size)
+    args.per_device_eval_batch_size = min(args.per_device_eval_batch_size, oom.size)
+    args.gradient_accumulation_steps = per_process // oom.size
     loading = trainer.accelerator.gradient_state
     while loading.in_dataloader:  # the one that was left in the middle
         loading._remove_dataloader(loading.active_dataloader)

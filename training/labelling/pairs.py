@@ -26,7 +26,7 @@ from training.preparation.splits import SPLITS
 from training.process.artifacts import write_jsonl
 from training.process.checkpoint import fingerprint
 from training.process.command import run_command
-from training.retraining.trained_models import Contestant
+from training.retraining.trained_models import TrainedModels
 from training.rollout.engine import Limits, sampling_noise
 from training.rollout.static import generate
 
@@ -79,7 +79,7 @@ def in_use(root: Path, params: Params) -> tuple[Path, Params]:
     champion = read_record(root).champion
     if champion is None:
         return root, params
-    its = Contestant(champion_folder(root, champion.run_id))
+    its = TrainedModels(champion_folder(root, champion.run_id))
     return its.folder, params.model_copy(update={"model": its.model, "align": params.align.model_copy(update={"method": its.method})})
 
 

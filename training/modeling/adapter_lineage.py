@@ -37,7 +37,7 @@ def lineage(place: str | Path, revision: str | None = None) -> Lineage:
     while is_adapter(place):
         folder = Path(place)
         if folder.resolve() in {seen.resolve() for seen in adapters}:
-            raise ModelError(f"{folder} stands on itself: mend base_model_name_or_path in {folder / CONFIG}.")
+            raise ModelError(f"{folder} stands on itself: fix base_model_name_or_path in {folder / CONFIG}.")
         adapters.insert(0, folder)
         try:
             content = json.loads((folder / CONFIG).read_text(encoding="utf-8"))

@@ -153,11 +153,11 @@ def check_folder(place: str | Path) -> None:
     if not folder.is_dir():
         if isinstance(place, Path) or place.startswith((".", "/", "~")):
             raise ModelError(
-                f"{place} does not exist; it should be a model folder. Run the stage that makes it, or mend model.path in params.yaml."
+                f"{place} does not exist; it should be a model folder. Run the stage that makes it, or fix model.path in params.yaml."
             )
         return
     if not (folder / "config.json").is_file() and not (folder / CONFIG).is_file():
-        raise ModelError(f"{place} has no config.json, so it is not a model folder. Mend model.path in params.yaml.")
+        raise ModelError(f"{place} has no config.json, so it is not a model folder. Fix model.path in params.yaml.")
     if not any(folder.glob("*.safetensors")):
         others = sorted(path.name for path in folder.glob("*.bin"))
         note = f" It has {others[0]}: convert it to safetensors first." if others else ""
@@ -170,7 +170,7 @@ def check_vocabulary(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase,
     if rows < len(tokenizer):
         raise ModelError(
             f"{place} has a vocabulary of {rows}, the tokenizer in data/tokenizer has {len(tokenizer)}: "
-            "policy and reward model must share one tokenizer. Train the model again, or mend model.path in params.yaml."
+            "policy and reward model must share one tokenizer. Train the model again, or fix model.path in params.yaml."
         )
 
 
@@ -221,7 +221,7 @@ def _load(
         )  # fmt: skip
     except (OSError, ValueError, ImportError) as error:
         raise ModelError(
-            f"{place} can not be loaded: {str(error).splitlines()[0]}. Mend model.path or model.attention in params.yaml."
+            f"{place} can not be loaded: {str(error).splitlines()[0]}. Fix model.path or model.attention in params.yaml."
         ) from error
     except Exception as error:
         if type(error).__name__ == "SafetensorError":

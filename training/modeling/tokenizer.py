@@ -92,7 +92,7 @@ def pretrained_tokenizer(settings: Model, prompt_template: str = PLAIN_TEMPLATE)
     """
     assert settings.path is not None
     if settings.path.startswith((".", "/", "~")) and not Path(settings.path).is_dir():
-        raise ModelError(f"model.path={settings.path} is not a folder. Put the model there, or mend model.path in params.yaml.")
+        raise ModelError(f"model.path={settings.path} is not a folder. Put the model there, or fix model.path in params.yaml.")
     try:
         tokenizer = AutoTokenizer.from_pretrained(settings.path, revision=settings.revision or "main", trust_remote_code=False)
     except Exception as error:  # a damaged or foreign tokenizer surfaces as almost any type

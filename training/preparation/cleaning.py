@@ -160,7 +160,7 @@ def check_quarantine_fraction(refusals: Sequence[Refusal], rows_read: int, limit
     share = len(refusals) / rows_read
     some_left = len(refusals) < rows_read
     allowed = f"data.max_quarantine_fraction={limit} allows {limit:.1%}" if some_left else "none is left to train on"
-    remedy = "Mend the source, or raise the limit in params.yaml" if some_left else "Mend the source, or data.source in params.yaml"
+    remedy = "Fix the source, or raise the limit in params.yaml" if some_left else "Fix the source, or data.source in params.yaml"
     raise DataError(
         f"{len(refusals)} of {rows_read} rows ({share:.1%}) were refused, {allowed}: {named}. All of them are in {quarantine}. "
         f"{remedy}; data/prepared is as it was."

@@ -55,16 +55,16 @@ def read_file(source: FileSource, root: Path, setting: str) -> Table:
     if suffix not in READERS:
         raise DataError(
             f"{setting}.path={source.path}: the name must end in {', '.join(READERS)}, which says how to read it. "
-            "Rename or convert the file, or mend the path in params.yaml."
+            "Rename or convert the file, or fix the path in params.yaml."
         )
     content = read_bytes(source.path, root, setting)
     if not content.strip():
-        raise DataError(f"{source.path} is empty: no rows to train on. Fetch the file again, or mend {setting}.path in params.yaml.")
+        raise DataError(f"{source.path} is empty: no rows to train on. Fetch the file again, or fix {setting}.path in params.yaml.")
     logger.info("%s: %d bytes, sha256 %s", source.path, len(content), hashlib.sha256(content).hexdigest())
     unit, reader = READERS[suffix]
     table = Table(source.path, unit, list(reader(content, source.path)))
     if not table.rows:
-        raise DataError(f"{source.path} has no rows. Fetch the file again, or mend {setting}.path in params.yaml.")
+        raise DataError(f"{source.path} has no rows. Fetch the file again, or fix {setting}.path in params.yaml.")
     return table
 
 
@@ -81,7 +81,7 @@ def read_hub(source: HubSource, setting: str) -> Table:
     except Exception as error:  # the library and the network raise almost any type
         raise DataError(
             f"{setting}: dataset {source.path} (config={source.config}, revision={source.revision}, split={source.split}) "
-            f"can not be loaded: {_one_line(error)}. Mend {setting} in params.yaml."
+            f"can not be loaded: {_one_line(error)}. Fix {setting} in params.yaml."
         ) from error
     if not rows:
         raise DataError(f"{setting}: split {source.split} of dataset {source.path} has no rows. Name another split in params.yaml.")
@@ -100,12 +100,12 @@ def _local(path: Path, setting: str) -> bytes:
     try:
         return path.read_bytes()
     except FileNotFoundError:
-        raise DataError(f"{path} does not exist. Put the file there, or mend {setting}.path in params.yaml.") from None
+        raise DataError(f"{path} does not exist. Put the file there, or fix {setting}.path in params.yaml.") from None
     except IsADirectoryError:
-        raise DataError(f"{path} is a folder, a file is needed. Mend {setting}.path in params.yaml.") from None
+        raise DataError(f"{path} is a folder, a file is needed. Fix {setting}.path in params.yaml.") from None
     except PermissionError:
         raise EnvironmentFault(
-            f"{path} may not be read by this user. Give it read permission, or mend {setting}.path in params.yaml."
+            f"{path} may not be read by this user. Give it read permission, or fix {setting}.path in params.yaml."
         ) from None
 
 
@@ -124,7 +124,7 @@ def _download(url: str, setting: str) -> bytes:
         reason = f"HTTP {error.code} {error.reason}"
     except Exception as error:  # noqa: BLE001  every transport has exceptions of its own
         reason = _one_line(error)
-    raise DataError(f"{url} can not be read: {reason}. Try again later, or mend {setting}.path in params.yaml.")
+    raise DataError(f"{url} can not be read: {reason}. Try again later, or fix {setting}.path in params.yaml.")
 
 
 def _one_line(error: Exception) -> str:
@@ -156,7 +156,7 @@ def _jsonl(content: bytes, place: str) -> Iterator[SourceRow]:
             cut = (
                 "it is the last, so the file looks cut: fetch it again"
                 if number == last > 1
-                else "each line must be one JSON value: mend it"
+                else "each line must be one JSON value: fix it"
             )
             raise DataError(
                 f"{place} line {number} is not JSON ({_json_fault(error)}); {cut}, or give the file the ending of its real kind."
@@ -174,7 +174,7 @@ def _json(content: bytes, place: str) -> Iterator[SourceRow]:
         elif getattr(error, "pos", 0) >= len(text.rstrip()) - 1 or str(error).startswith("Unterminated string"):
             advice = "the file looks cut there: fetch it again"
         else:
-            advice = "mend the file, or give it the ending of its real kind"
+            advice = "fix the file, or give it the ending of its real kind"
         raise DataError(f"{place} line {line} is not JSON ({_json_fault(error)}); {advice}.") from None
     if not isinstance(rows, list):
         raise DataError(
@@ -205,7 +205,7 @@ def _csv(content: bytes, place: str) -> Iterator[SourceRow]:
     except csv.Error as error:
         raise DataError(
             f"{place} line {begin} is not CSV ({error}); a quote that never closes or a cut file does this: "
-            "mend the line, or fetch the file again."
+            "fix the line, or fetch the file again."
         ) from None
 
 

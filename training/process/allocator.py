@@ -27,7 +27,7 @@ class _Mallinfo2(ctypes.Structure):
     )]  # fmt: skip
 
 
-def settle() -> None:
+def configure() -> None:
     """Have large blocks mapped from now on, whatever is freed; the first thing a stage does."""
     mallopt = _found("mallopt")
     if mallopt is not None:
@@ -35,7 +35,7 @@ def settle() -> None:
         mallopt(M_TRIM_THRESHOLD, TRIMMED_BYTES)  # else each free at the heap's end would shrink it
 
 
-def give_back() -> None:
+def release_free_memory() -> None:
     """Return what the heap holds free, so that the next phase's peak is its own; nothing if it is little."""
     trim = _found("malloc_trim")
     if trim is not None and free_bytes() >= TRIMMED_BYTES:

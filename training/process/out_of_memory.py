@@ -18,7 +18,7 @@ from training.process.stage import Stage
 T = TypeVar("T")
 
 
-class Pieces:
+class OomBackoff:
     """The size of the pieces that a stage's work is done in: as params.yaml says, or smaller since memory did not suffice."""
 
     def __init__(self, stage: Stage, name: str, size: int) -> None:
@@ -27,10 +27,10 @@ class Pieces:
         self._name = name
         self.size = size
 
-    def fit(self, work: Callable[[int], T], step: int, in_step: bool = False) -> T:
+    def run(self, work: Callable[[int], T], step: int, lockstep: bool = False) -> T:
         """What `work` gives for a size, halved as often as one process runs out of memory in it; `work` must start afresh every time.
 
-        Raises EnvironmentFault if pieces of size 1 do not fit, or the first time where processes work `in_step`: the others wait for a
+        Raises EnvironmentFault if pieces of size 1 do not fit, or the first time where processes work `lockstep`: the others wait for a
         piece that does not come.
         """
         while True:
@@ -40,7 +40,7 @@ class Pieces:
             except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error):
                     raise
-                if in_step:
+                if lockstep:
                     raise EnvironmentFault(
                         f"out of memory at step {step} with {self._name}={self.size} in one of {self._stage.world_size} processes that share "
                         f"their weights. Lower {self._name} in params.yaml, and start again: it goes on from its last checkpoint."
@@ -48,7 +48,7 @@ class Pieces:
                 failed = True
             else:
                 failed = False
-            if not collectives.largest(failed):
+            if not collectives.all_reduce_max(failed):
                 return result  # type: ignore[return-value] # it is what work gave
             self.halve(step, time.monotonic() - began)
 

@@ -141,7 +141,7 @@ class Stage:
         Ask once a step, before deciding on a checkpoint: a request that comes later waits for the next step.
         """
         orphaned = self._launcher not in (0, os.getppid())
-        self.stopping = collectives.largest(self.stop_requested or orphaned) > 0
+        self.stopping = collectives.all_reduce_max(self.stop_requested or orphaned) > 0
         return self.stopping
 
     def stopped_message(self) -> str:
@@ -159,7 +159,7 @@ class Stage:
 def run_stage(name: str, sections: Sequence[str], inputs: Inputs, work: Callable[[Stage], None]) -> int:
     """Run `work` as the stage process `name` in the current folder; returns the exit code."""
     garbage_collection.begin_work()
-    allocator.settle()
+    allocator.configure()
     first = os.environ.get("RANK", "0") == "0"
     logging.basicConfig(level=logging.INFO if first else logging.ERROR, format="%(asctime)s %(name)s %(message)s", datefmt="%H:%M:%S")
     try:
@@ -187,7 +187,7 @@ def run_stage(name: str, sections: Sequence[str], inputs: Inputs, work: Callable
     except Exception as error:
         fault = EnvironmentFault(NO_MEMORY) if is_out_of_memory(error) else named_fault(error, Path.cwd())
         if not isinstance(fault, RlhfError):
-            message = LOST_PEER if collectives.lost_peer(error) else f"{type(error).__name__}: {error}"
+            message = LOST_PEER if collectives.is_lost_peer(error) else f"{type(error).__name__}: {error}"
             raise
         code, message = fault.exit_code, str(fault)
     except BaseException as error:

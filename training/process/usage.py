@@ -52,7 +52,7 @@ class Meter:
         else:
             self._other_seconds += gap
         if not self._accelerator:
-            allocator.give_back()
+            allocator.release_free_memory()
         reset_peak_memory(self._accelerator)
         work = Work()
         try:

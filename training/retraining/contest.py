@@ -28,7 +28,7 @@ from training.preparation.rows import USES
 from training.preparation.sources import read_file
 from training.process.artifacts import write_json, write_jsonl
 from training.retraining.helper import run_helper
-from training.retraining.trained_models import Contestant
+from training.retraining.trained_models import TrainedModels
 from training.rollout.engine import Limits, sampling_noise
 from training.rollout.static import generate
 
@@ -62,7 +62,7 @@ class Scores(NamedTuple):
         return self.champion if self.gold is None else self.gold
 
 
-def contest(root: Path, params: Params, champion: Contestant, challenger: Contestant) -> tuple[Contest, list[dict[str, Any]]]:
+def contest(root: Path, params: Params, champion: TrainedModels, challenger: TrainedModels) -> tuple[Contest, list[dict[str, Any]]]:
     """Figures and sample replies. Raises DataError if fewer than two prompts are held out from both, ModelError for models that can not be loaded."""
     confidence = params.evaluate.confidence
     prompts, left_out = held_out(params, champion, challenger)
@@ -90,7 +90,7 @@ def contest(root: Path, params: Params, champion: Contestant, challenger: Contes
 # ---------------------------------------------------------------- prompts
 
 
-def held_out(params: Params, champion: Contestant, challenger: Contestant) -> tuple[list[Prompt], int]:
+def held_out(params: Params, champion: TrainedModels, challenger: TrainedModels) -> tuple[list[Prompt], int]:
     """The first `evaluate.prompts` held-out prompts of the new data that neither model was trained on, and how many were left out for that.
 
     Raises DataError if fewer than two are left.
@@ -113,9 +113,9 @@ def trained_on(folder: Path) -> set[str]:
     return {same_prompt_key(row["prompt"]) for use in USES for row in jsonl.plain(folder / f"data/prepared/{use}/train.jsonl")}
 
 
-def fits(prompts: Sequence[Prompt], params: Params, *contestants: Contestant) -> list[Prompt]:
+def fits(prompts: Sequence[Prompt], params: Params, *candidates: TrainedModels) -> list[Prompt]:
     """The prompts that leave room for a response in every model's context."""
-    for one in contestants:
+    for one in candidates:
         room = one.model.context_length - params.evaluate.max_new_tokens
         prompts = [prompt for prompt, ids in zip(prompts, encode_prompts(one.tokenizer, prompts), strict=True) if len(ids) <= room]
     return list(prompts)
@@ -129,24 +129,24 @@ def safety_prompts(source: FileSource, root: Path, params: Params) -> list[Promp
     rules = TextRules(params.data.max_prompt_chars, params.data.max_response_chars, ())
     found = [example.prompt for example in parse_rows(table, source.format, columns, rules).examples]
     if not found:
-        raise DataError(f"{source.path} has no usable prompt. Mend the file, or {setting} in params.yaml.")
+        raise DataError(f"{source.path} has no usable prompt. Fix the file, or {setting} in params.yaml.")
     return found
 
 
 # ---------------------------------------------------------------- replies and scores
 
 
-def answer(contestant: Contestant, prompts: Sequence[Prompt], params: Params) -> Replies:
+def answer(trained_models: TrainedModels, prompts: Sequence[Prompt], params: Params) -> Replies:
     """Sample a reply to every prompt, with the random numbers of `seed`, and measure its distance to the SFT model."""
-    settings, tokenizer = params.evaluate, contestant.tokenizer
+    settings, tokenizer = params.evaluate, trained_models.tokenizer
     encoded = encode_prompts(tokenizer, prompts)
     noise_BT = sampling_noise(len(prompts), settings.max_new_tokens, params.seed) if settings.temperature > 0 else None
     limits = Limits(settings.max_new_tokens, tokenizer.eos_token_id, tokenizer.pad_token_id)
-    responses = generate(contestant.policy, encoded, noise_BT, settings.temperature, limits, settings.batch_size).responses
+    responses = generate(trained_models.policy, encoded, noise_BT, settings.temperature, limits, settings.batch_size).responses
     sequences = [[*prompt, *response] for prompt, response in zip(encoded, responses, strict=True)]
-    prompt_lengths, budget_tokens = [len(ids) for ids in encoded], settings.batch_size * contestant.model.context_length
+    prompt_lengths, budget_tokens = [len(ids) for ids in encoded], settings.batch_size * trained_models.model.context_length
     own, reference = (
-        sequence_logprobs(model, sequences, prompt_lengths, 1.0, budget_tokens) for model in (contestant.policy, contestant.sft)
+        sequence_logprobs(model, sequences, prompt_lengths, 1.0, budget_tokens) for model in (trained_models.policy, trained_models.sft)
     )
     return Replies(
         [decode_response(tokenizer, response) for response in responses],
@@ -155,21 +155,21 @@ def answer(contestant: Contestant, prompts: Sequence[Prompt], params: Params) ->
     )
 
 
-def judge(prompts: Sequence[Prompt], replies: Replies, champion: Contestant, challenger: Contestant, has_gold: bool) -> Scores:
+def judge(prompts: Sequence[Prompt], replies: Replies, champion: TrainedModels, challenger: TrainedModels, has_gold: bool) -> Scores:
     """Every judge's score of every reply."""
     golds = [gold_score(prompt_text(prompt), text) for prompt, text in zip(prompts, replies.texts, strict=True)] if has_gold else None
     of_champion, of_challenger = (one.scores(prompts, replies.texts, replies.ended) for one in (champion, challenger))
     return Scores(golds, of_champion, of_challenger)
 
 
-def safety(root: Path, params: Params, champion: Contestant, challenger: Contestant, has_gold: bool) -> Safety | None:
+def safety(root: Path, params: Params, champion: TrainedModels, challenger: TrainedModels, has_gold: bool) -> Safety | None:
     """How much lower the challenger scores on the safety prompts; None where there are none."""
     if params.retrain.safety_source is None:
         return None
     prompts = fits(safety_prompts(params.retrain.safety_source, root, params), params, champion, challenger)
     if len(prompts) < 2:
         raise DataError(
-            f"{len(prompts)} safety prompts have room for a response, two must. Lower evaluate.max_new_tokens, or mend retrain.safety_source."
+            f"{len(prompts)} safety prompts have room for a response, two must. Lower evaluate.max_new_tokens, or fix retrain.safety_source."
         )
     known = has_gold and all(_is_answerable(gold_score, prompt_text(prompt)) for prompt in prompts)
     scores = [judge(prompts, answer(one, prompts, params), champion, challenger, known).judged for one in (champion, challenger)]
@@ -205,7 +205,7 @@ def _mean(values: Iterable[float]) -> float:
 
 
 def main(options: argparse.Namespace) -> None:
-    found, replies = contest(Path(), load(Path("params.yaml")), Contestant(options.champion), Contestant(Path()))
+    found, replies = contest(Path(), load(Path("params.yaml")), TrainedModels(options.champion), TrainedModels(Path()))
     write_json(options.out, found.model_dump())
     write_jsonl(options.out.with_name("replies.jsonl"), replies)
 

@@ -25,7 +25,7 @@ from training.preparation.splits import SPLITS
 from training.process.artifacts import write_json
 from training.retraining.drift import critical_distance, length_distance, unseen_words
 from training.retraining.helper import run_helper
-from training.retraining.trained_models import Contestant, pair_margins
+from training.retraining.trained_models import TrainedModels, pair_margins
 
 MAX_PAIRS = 5000
 """New pairs that the reward model looks at: enough for an interval of 0.013."""
@@ -34,7 +34,7 @@ Contents = Mapping[str, Sequence[dict[str, Any]]]
 """dataset/split -> its rows."""
 
 
-def examine(root: Path, params: Params, champion: Contestant) -> Examination:
+def examine(root: Path, params: Params, champion: TrainedModels) -> Examination:
     """Compare what the sources of `params` give now with the champion's data. Raises DataError as the data stage does."""
     confidence = params.evaluate.confidence
     now, refused = prepared_now(root, params, champion.tokenizer)
@@ -103,7 +103,7 @@ def _new_words(new: list[Prompt], before: list[Prompt], confidence: float) -> Sh
     return Share(**wilson(unseen, of, confidence)._asdict(), of=of) if of else None
 
 
-def _accuracy(champion: Contestant, pairs: Sequence[dict[str, Any]], confidence: float) -> Share | None:
+def _accuracy(champion: TrainedModels, pairs: Sequence[dict[str, Any]], confidence: float) -> Share | None:
     """How often the champion's reward model prefers what the people of the new pairs preferred; a tie counts half."""
     if not pairs:
         return None
@@ -113,7 +113,7 @@ def _accuracy(champion: Contestant, pairs: Sequence[dict[str, Any]], confidence:
 
 
 def main(options: argparse.Namespace) -> None:
-    write_json(options.out, examine(Path(), load(options.params), Contestant(options.champion)).model_dump())
+    write_json(options.out, examine(Path(), load(options.params), TrainedModels(options.champion)).model_dump())
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from training.modeling.scoring import score
 from training.modeling.tokenizer import Prompt, encode_prompts, encode_responses, load_tokenizer, response_text
 
 
-class Contestant:
+class TrainedModels:
     """Data, tokenizer and models below `folder`. Every property reads once, and raises ModelError if what it needs is missing."""
 
     def __init__(self, folder: Path) -> None:
@@ -64,8 +64,8 @@ class Contestant:
         return found
 
 
-def pair_margins(contestant: Contestant, pairs: Sequence[Mapping[str, Any]]) -> list[float]:
+def pair_margins(trained_models: TrainedModels, pairs: Sequence[Mapping[str, Any]]) -> list[float]:
     """Score of the chosen reply minus that of the rejected one, of every pair."""
     prompts = [pair["prompt"] for pair in pairs]
-    chosen, rejected = (contestant.scores(prompts, [response_text(pair[side]) for pair in pairs]) for side in ("chosen", "rejected"))
+    chosen, rejected = (trained_models.scores(prompts, [response_text(pair[side]) for pair in pairs]) for side in ("chosen", "rejected"))
     return [a - b for a, b in zip(chosen, rejected, strict=True)]

@@ -53,7 +53,7 @@ class _Origin:
 
     def place(self, module: M) -> M:
         """A model or a head that is to learn on the stage's device, whole or divided; never in training mode."""
-        sharding.place(module, self.stage, sums_gradients=True)
+        sharding.shard(module, self.stage, sums_gradients=True)
         return module.eval()
 
     def view(self, model: PreTrainedModel, adapters: tuple[str, ...], config: Any = None, score: nn.Linear | None = None) -> AdapterView:
@@ -159,7 +159,7 @@ def _stack(model: PreTrainedModel, folders: tuple[Path, ...]) -> tuple[str, ...]
 def save_policy(stage: Stage, roles: Roles, tokenizer: PreTrainedTokenizerBase) -> None:
     """models/ppo: the policy's weights, or its adapter on models/sft. All processes ask, the first one writes."""
     target, policy = stage.root / "models/ppo", roles.policy
-    weights = sharding.weights_to_save(policy.model if isinstance(policy, AdapterView) else policy)
+    weights = sharding.state_dict_to_save(policy.model if isinstance(policy, AdapterView) else policy)
     if stage.rank != 0:
         return
     with replacing(target) as folder:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from training.distributed.collectives import largest, summed
+from training.distributed.collectives import all_reduce_max, all_reduce_sum
 from training.rl.ppo_math import PolicyLoss, ValueLoss, explained_variance
 
 if TYPE_CHECKING:
@@ -73,8 +73,8 @@ class UpdateStatistics:
     def step(self, grad_norm: float) -> None:
         """Close a mini-batch."""
         if not self.grad_norms:
-            self.first_ratio_error = largest(self.first_ratio_error or 0.0)
-        found = dict(zip(SUMMED, summed([self._open.get(name, 0.0) for name in SUMMED]), strict=True))
+            self.first_ratio_error = all_reduce_max(self.first_ratio_error or 0.0)
+        found = dict(zip(SUMMED, all_reduce_sum([self._open.get(name, 0.0) for name in SUMMED]), strict=True))
         self._sums = {name: self._sums.get(name, 0.0) + total for name, total in found.items()}
         self._mini_kl.append(found["approx_kl"] / found["tokens"])
         self.grad_norms.append(grad_norm)

@@ -44,13 +44,13 @@ class PromptOrder(Sampler[int]):
 
 def add_all(work: Work, rows: Sequence[Sequence[int]], sequences: int) -> None:
     """Account the tokens of `rows`, and of those of the other processes."""
-    tokens, count = collectives.summed([sum(map(len, rows)), sequences])
+    tokens, count = collectives.all_reduce_sum([sum(map(len, rows)), sequences])
     work.add(tokens=int(tokens), sequences=int(count))
 
 
 def whole_rows(rows: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The rows of all processes, in their order: prompts padded on the left to the longest of all, responses on the right, as TRL does."""
-    found = collectives.of_all({name: value.cpu() for name, value in rows.items()})
+    found = collectives.all_gather({name: value.cpu() for name, value in rows.items()})
     whole = {}
     for name in rows:
         parts = [of_process[name] for of_process in found]

@@ -69,14 +69,14 @@ class Roles:
             module.requires_grad_(False)
         for parameter in self.trainable().values():
             parameter.requires_grad_(True)
-        sharding.settle(modules)
-        self.in_step = stage is not None and sharding.divides_weights(stage)
+        sharding.set_root_modules(modules)
+        self.lockstep = stage is not None and sharding.shards_weights(stage)
         """All processes must run the same number of passes with gradient, as each takes part in the other's."""
         rates = {"policy": settings.learning_rate, "value": settings.value_learning_rate}
         groups = [{"params": list(self._learning[part].values()), "lr": rate} for part, rate in rates.items()]
         self.optimizer = optimizer(settings.optimizer, groups, "ppo.optimizer")
         if stage is not None:
-            self.optimizer = sharding.divided_optimizer(self.optimizer, stage)
+            self.optimizer = sharding.shard_optimizer(self.optimizer, stage)
         self.scaler = torch.amp.GradScaler(models.policy.device.type, enabled=dtype == "fp16")
         self._recomputed = _recomputing([models.policy, models.value_model]) if settings.activation_checkpointing else []
 
@@ -89,7 +89,7 @@ class Roles:
         for layer in self._recomputed:  # only layers that train are computed again, and those keep no cache for generation
             layer.train()
         try:
-            return sharding.inside(self._working(), lambda: self._forward(sequences, prompt_lengths, settings))
+            return sharding.run_as_forward(self._working(), lambda: self._forward(sequences, prompt_lengths, settings))
         finally:
             for layer in self._recomputed:
                 layer.eval()
@@ -173,7 +173,7 @@ def _modules(role: Role | nn.Linear) -> list[nn.Module]:
 @contextmanager
 def whole(*roles: Role | nn.Linear | None) -> Iterator[None]:
     """Around passes of roles without gradient: their weights are gathered where they are divided."""
-    with sharding.gathered(*[module for role in roles if role is not None for module in _modules(role)]):
+    with sharding.unsharded(*[module for role in roles if role is not None for module in _modules(role)]):
         yield
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from config.sections.online import Ppo
-from training.distributed.collectives import Fit, spread
+from training.distributed.collectives import Backoff, map_across_ranks
 from training.rl.roles import Roles, in_pieces
 from training.rollout import paged, static
 from training.rollout.engine import Engine, Limits, Rollout
@@ -20,7 +20,7 @@ GAP_SAMPLE = 16
 """Responses whose log-probabilities are computed again at every update just to compare."""
 
 
-def roll_out(fit: Fit, roles: Roles, batch: Sequence[list[int]], noise_BT: Tensor, settings: Ppo, limits: Limits) -> Rollout:
+def roll_out(backoff: Backoff, roles: Roles, batch: Sequence[list[int]], noise_BT: Tensor, settings: Ppo, limits: Limits) -> Rollout:
     """Responses to the prompts of an update. Those to one prompt stay in one process, where they share its cache."""
     width, engine = settings.responses_per_prompt, ENGINES[settings.rollout_engine]
 
@@ -30,7 +30,7 @@ def roll_out(fit: Fit, roles: Roles, batch: Sequence[list[int]], noise_BT: Tenso
         parts = [slice(start, start + width) for start in range(0, len(rows), width)]
         return [Rollout(own.responses[part], own.logprobs[part], own.values[part] if own.values else None) for part in parts]
 
-    found = spread(fit, of_prompts, batch[::width], noise_BT.split(width))
+    found = map_across_ranks(backoff, of_prompts, batch[::width], noise_BT.split(width))
     return Rollout(
         responses=[row for part in found for row in part.responses],
         logprobs=[row for part in found for row in part.logprobs],
@@ -39,15 +39,18 @@ def roll_out(fit: Fit, roles: Roles, batch: Sequence[list[int]], noise_BT: Tenso
 
 
 def own_logprobs(
-    fit: Fit, roles: Roles, logprobs: Sequence[Tensor], sequences: Sequence[list[int]], prompt_lengths: Sequence[int], settings: Ppo
+    backoff: Backoff, roles: Roles, logprobs: Sequence[Tensor], sequences: Sequence[list[int]], prompt_lengths: Sequence[int], settings: Ppo
 ) -> tuple[list[Tensor], dict[str, float]]:  # fmt: skip
     """The log-probabilities to learn from, and how far those of sampling are from the trainer's own.
 
     With ppo.recompute_logprobs they are the trainer's, else those of sampling, and a sample of responses is compared.
     """
     every = 1 if settings.recompute_logprobs else max(1, len(sequences) // GAP_SAMPLE)
-    own = spread(
-        fit, lambda size, rows, starts: roles.logprobs(rows, starts, in_pieces(settings, size)), sequences[::every], prompt_lengths[::every]
+    own = map_across_ranks(
+        backoff,
+        lambda size, rows, starts: roles.logprobs(rows, starts, in_pieces(settings, size)),
+        sequences[::every],
+        prompt_lengths[::every],
     )
     gap_N = torch.cat([(mine - sampled).abs() for mine, sampled in zip(own, logprobs[::every], strict=True)])
     gap = {"rollout_logprob_gap": float(gap_N.mean()), "rollout_logprob_gap_max": float(gap_N.max())}

@@ -27,7 +27,7 @@ class PpoState:
 
 def save_state(stage: Stage, roles: Roles, state: PpoState) -> None:
     """Checkpoint weights, optimizer and state after `state.update`, whole however they are divided: all processes ask, the first one writes."""
-    weights, moments = sharding.full_weights(roles.trainable()), sharding.full_optimizer_state(roles.optimizer)
+    weights, moments = sharding.gather_state_dict(roles.trainable()), sharding.gather_optimizer_state(roles.optimizer)
     if stage.rank != 0:
         return
     with stage.checkpoints.saving(state.update) as folder:
@@ -48,7 +48,7 @@ def load_state(stage: Stage, roles: Roles) -> PpoState:
     with restoring(found.path):
         saved = load_file(found.path / "trainable.safetensors")
         for name, parameter in roles.trainable().items():
-            sharding.put(parameter, saved[name])
+            sharding.copy_into(parameter, saved[name])
         sharding.load_optimizer_state(roles.optimizer, torch.load(found.path / "optimizer.pt", map_location="cpu", weights_only=True))
         roles.scaler.load_state_dict(json.loads((found.path / "loss_scale.json").read_text(encoding="utf-8")))
         state = PpoState(**json.loads((found.path / "state.json").read_text(encoding="utf-8")))

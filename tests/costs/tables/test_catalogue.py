@@ -1,4 +1,4 @@
-"""Devices and prices: names as people write them, and mistakes that say where to mend them."""
+"""Devices and prices: names as people write them, and mistakes that say where to fix them."""
 
 import pytest
 

@@ -112,7 +112,7 @@ def test_rollback_brings_back_the_one_before_and_is_recorded(project: Path) -> N
     with pytest.raises(UserError, match=f"{first} is the only champion so far"):
         rollback(project, "again")
     assert [event.event for event in read_record(project).events] == ["promoted"] * 3 + ["rolled_back"] * 2
-    promote(project, third, "mended")
+    promote(project, third, "fixed")
     assert lineage(project) == [first, third]
 
 
@@ -134,7 +134,7 @@ def test_a_deleted_or_changed_file_of_the_champion_is_named_and_brought_back(pro
     file.write_text("other")
     with pytest.raises(EnvironmentFault, match=r"models/reward/x\.txt was changed"):
         check_champion(project, run_id)
-    promote(project, run_id, "mend")
+    promote(project, run_id, "fix")
     assert check_champion(project, run_id)
     assert len(read_record(project).events) == 1
     shutil.rmtree(champion_folder(project, run_id))

@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tasks.dvc.repro import Reproductions, log_path
+from tasks.dvc.repro import ReproProcesses, log_path
 from tasks.run.run import Run
 from tasks.run.stop import StopRequest
 from tasks.stage.outcome import Outcome
@@ -26,13 +26,13 @@ def waiting(root: Path, stage: str) -> list[psutil.Process]:
     return [process for process in _dvc_processes(root) if process.cmdline()[-1] == stage]
 
 
-def bring_up(run: Run, stage: str, reproductions: Reproductions) -> Outcome:
+def bring_up(run: Run, stage: str, reproductions: ReproProcesses) -> Outcome:
     return run_stage(run, stage, StopRequest(), lambda _: None, reproductions)
 
 
 def test_the_process_that_waited_does_the_stage_and_the_next_one_waits_meanwhile(project: Path, new_run: NewRun) -> None:
     run = new_run()
-    reproductions = Reproductions(run, ["sft", "reward"])
+    reproductions = ReproProcesses(run, ["sft", "reward"])
     reproductions.prepare()
     [early] = waiting(project, "sft")
     assert not attempts(project, "sft")
@@ -48,7 +48,7 @@ def test_the_process_that_waited_does_the_stage_and_the_next_one_waits_meanwhile
 
 
 def test_nothing_is_done_by_a_process_that_is_sent_away(project: Path, new_run: NewRun) -> None:
-    reproductions = Reproductions(new_run(), ["sft"])
+    reproductions = ReproProcesses(new_run(), ["sft"])
     reproductions.prepare()
     assert waiting(project, "sft")
     reproductions.close()
@@ -60,7 +60,7 @@ def test_nothing_is_done_by_a_process_that_is_sent_away(project: Path, new_run: 
 @pytest.mark.parametrize("ahead", [["sft"], ["reward"], []])
 def test_a_stage_whose_process_died_or_that_nobody_expected_is_done_all_the_same(project: Path, new_run: NewRun, ahead: list[str]) -> None:
     run = new_run()
-    reproductions = Reproductions(run, ahead)
+    reproductions = ReproProcesses(run, ahead)
     reproductions.prepare()
     for process in [each for stage in ahead for each in waiting(project, stage)]:
         process.kill()
@@ -94,5 +94,5 @@ time.sleep(600)
 
 
 def test_what_it_prints_is_in_the_log_of_the_stage(project: Path, new_run: NewRun) -> None:
-    bring_up(new_run(), "sft", Reproductions(new_run(), ["sft"]))
+    bring_up(new_run(), "sft", ReproProcesses(new_run(), ["sft"]))
     assert "Running stage 'sft'" in log_path(project, "sft").read_text()

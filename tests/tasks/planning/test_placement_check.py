@@ -9,7 +9,7 @@ from config.errors import ParamsError
 from config.load import load
 from config.records import stages_of
 from config.schema import Params
-from tasks.planning.placement_check import on_volumes, require_reach
+from tasks.planning.placement_check import on_volumes, require_reachable
 from tasks.planning.plan import prepare
 from tests.conftest import ROOT, TINY
 from tests.stage_project import make_project
@@ -39,7 +39,7 @@ def model(path: str) -> list[str]:
 
 def refused(root: Path, *changes: str) -> str:
     with pytest.raises(ParamsError) as fault:
-        require_reach(root, params(*changes), STAGES)
+        require_reachable(root, params(*changes), STAGES)
     assert "\n" not in str(fault.value)
     return str(fault.value)
 
@@ -48,14 +48,14 @@ def test_a_data_file_of_this_machine_keeps_the_data_stage_here(root: Path) -> No
     said = refused(root, f"data.source={source('pairs.jsonl')}")
     assert said.startswith("placement.data=gpus: data.source.path=pairs.jsonl is a file of this machine")
     assert "Set placement.data: local, or name a URL" in said
-    require_reach(root, params(f"data.source={source('pairs.jsonl')}", "placement.data=local"), STAGES)
-    require_reach(root, params(f"data.source={source('s3://bucket/pairs.jsonl')}"), STAGES)
-    require_reach(root, params(f"data.source={source('pairs.jsonl')}"), ["sft", "reward"])
+    require_reachable(root, params(f"data.source={source('pairs.jsonl')}", "placement.data=local"), STAGES)
+    require_reachable(root, params(f"data.source={source('s3://bucket/pairs.jsonl')}"), STAGES)
+    require_reachable(root, params(f"data.source={source('pairs.jsonl')}"), ["sft", "reward"])
 
 
 def test_votes_that_are_not_there_yet_hold_nobody_up_and_those_that_are_would_be_lost(root: Path) -> None:
     votes = f"data.vote_source={source('votes.jsonl', 'votes')}"
-    require_reach(root, params(votes), STAGES)
+    require_reachable(root, params(votes), STAGES)
     (root / "votes.jsonl").touch()
     assert "data.vote_source.path=votes.jsonl is a file of this machine" in refused(root, votes)
 
@@ -67,12 +67,12 @@ def test_a_model_folder_of_this_machine_keeps_all_its_readers_here(root: Path) -
     )
     (root / "org" / "base").mkdir(parents=True)
     assert "model.path=org/base is a folder" in refused(root, *model("org/base"))
-    require_reach(root, params(*model("org/of-the-hub")), STAGES)
+    require_reachable(root, params(*model("org/of-the-hub")), STAGES)
 
 
 def test_whole_paths_are_looked_for_in_the_containers_of_the_stages_that_read_them(root: Path) -> None:
     made = params(f"data.source={source('/volume/pairs.jsonl')}", *model("/volume/base"), "placement.evaluate=other")
-    require_reach(root, made, STAGES)
+    require_reachable(root, made, STAGES)
     assert on_volumes(root, made, "gpus", STAGES) == {"data.source.path": "/volume/pairs.jsonl", "model.path": "/volume/base"}
     assert on_volumes(root, made, "gpus", ["sft"]) == {"model.path": "/volume/base"}
     assert on_volumes(root, made, "other", STAGES) == {"model.path": "/volume/base"}

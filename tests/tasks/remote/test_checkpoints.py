@@ -11,7 +11,7 @@ import yaml
 from config import jsonl
 from config.load import load, write
 from config.records import AttemptRow
-from tasks.remote.checkpoints import Mirror, inputs_digest
+from tasks.remote.checkpoints import CheckpointStore, inputs_digest
 from tasks.remote.exchange import Exchange
 from tests.conftest import ROOT, TINY
 
@@ -78,7 +78,7 @@ def test_the_digest_is_of_what_the_stage_reads_and_of_nothing_else(tmp_path: Pat
 
 def test_a_workspace_that_knows_of_no_attempt_finds_the_checkpoint_of_its_own_inputs(tmp_path: Path) -> None:
     store, first = Exchange(str(tmp_path / "store")), new_workspace(tmp_path / "first")
-    mirror = Mirror(first, "sft", store)
+    mirror = CheckpointStore(first, "sft", store)
     for step in (20, 40, 60):
         checkpoint(first, step)
         mirror.send()
@@ -86,18 +86,18 @@ def test_a_workspace_that_knows_of_no_attempt_finds_the_checkpoint_of_its_own_in
         f"checkpoints/sft/f1/step-000000{step}/weights" for step in (40, 60)
     ]
     second = new_workspace(tmp_path / "second")
-    Mirror(second, "sft", store).restore()
+    CheckpointStore(second, "sft", store).restore()
     assert [path.name for path in (second / "checkpoints" / "sft" / "f1").iterdir()] == ["step-00000060"]
     assert (second / "checkpoints" / "sft" / "f1" / "step-00000060" / "weights").read_text() == "of step 60"
     other = new_workspace(tmp_path / "other")
     with_params("seed=9")(other)
-    Mirror(other, "sft", store).restore()
+    CheckpointStore(other, "sft", store).restore()
     assert not (other / "checkpoints").exists()
 
 
 def test_what_is_done_leaves_nothing_in_the_store(tmp_path: Path) -> None:
     store, root = Exchange(str(tmp_path / "store")), new_workspace(tmp_path / "root")
-    mirror = Mirror(root, "sft", store)
+    mirror = CheckpointStore(root, "sft", store)
     checkpoint(root, 20)
     mirror.send()
     row = {"time": time.time(), "run_id": "r", "attempt": 1, "fingerprint": "f1", "pid": 1, "step": 20, "device": "cpu"}

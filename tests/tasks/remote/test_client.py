@@ -14,7 +14,7 @@ from config.records import UsageRow
 from costs.ledger.ledger import ledger
 from tasks.dvc import status
 from tasks.remote import client
-from tasks.remote.client import check_places, run_here, run_placed
+from tasks.remote.client import check_placement, run_here, run_remote
 from tasks.remote.exchange import Receiver
 from tasks.run.run import Run, begin
 from tasks.run.stop import StopRequest
@@ -40,7 +40,7 @@ def new_run(new_checkout: Callable[[], Path], tmp_path: Path) -> Callable[..., R
 
 
 def bring_up(run: Run, stage: str, stop: StopRequest | None = None) -> Outcome:
-    return run_placed(run, stage, "gpus", stop or StopRequest(), lambda progress: None)
+    return run_remote(run, stage, "gpus", stop or StopRequest(), lambda progress: None)
 
 
 def test_a_stage_elsewhere_is_killed_goes_on_is_preempted_and_is_then_unchanged(
@@ -139,9 +139,9 @@ def test_a_pool_that_can_do_nothing_is_told_before_anything_is_done(
     monkeypatch.setattr(client, "require_served", lambda pool, key: None)
     run = new_run("prices.device_by_pool={gpus: a100-80}")
     with pytest.raises(EnvironmentFault, match=r"work pool gpus can do no stage: .*no GPU is in its container") as fault:
-        check_places(run, ["data", "sft"])
+        check_placement(run, ["data", "sft"])
     assert "\n" not in str(fault.value)
     assert attempts(run, "data") == []
     unmounted = new_run("data.source={kind: file, path: /volume/pairs.jsonl, format: pairs, columns: {}}")
     with pytest.raises(EnvironmentFault, match=r"gpus can do no stage: data\.source\.path=/volume/pairs\.jsonl is not in the container"):
-        check_places(unmounted, ["data", "sft"])
+        check_placement(unmounted, ["data", "sft"])

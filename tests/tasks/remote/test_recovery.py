@@ -18,10 +18,10 @@ from config.errors import EnvironmentFault
 from config.load import load
 from config.records import AttemptRow, UsageRow
 from tasks.remote import heartbeat, recovery
-from tasks.remote.client import run_placed
+from tasks.remote.client import run_remote
 from tasks.remote.exchange import Exchange, Sender
-from tasks.remote.heartbeat import CONTAINER, PIPELINE, Sign, Silence, in_touch
-from tasks.remote.recovery import ask_to_stop, end_left_at_work
+from tasks.remote.heartbeat import CONTAINER, PIPELINE, Heartbeat, HeartbeatMonitor, heartbeats
+from tasks.remote.recovery import ask_to_stop, recover_abandoned
 from tasks.remote.worker import REPLY, REQUEST, STOP, Reply
 from tasks.run.run import Run, begin, end_left_open
 from tasks.run.stop import StopRequest
@@ -89,7 +89,7 @@ def test_a_killed_pipelines_stage_stops_by_itself_and_the_next_run_goes_on_from_
     (reply,) = (Reply.of(path.read_bytes()) for path in (tmp_path / "store" / "exchange" / "doomed").glob(f"sft-*/{REPLY}"))
     assert reply.kind == "stopped"
     run = begin(root, "next", load(root / "params.yaml"), {})
-    run_placed(run, "sft", "gpus", StopRequest(), lambda progress: None)
+    run_remote(run, "sft", "gpus", StopRequest(), lambda progress: None)
     end = end_of_the_first_attempt(run)
     assert [(row.attempt, row.step) for row in attempts(run, "sft") if row.event == "resume"] == [(2, end.step)]
     assert has_each_row_once(root, "sft")
@@ -103,7 +103,7 @@ def test_a_run_that_comes_before_the_stage_has_noticed_lets_it_checkpoint_first(
 ) -> None:
     left = killed_pipeline(root, tmp_path, silence_seconds=3600.0)
     run = begin(root, "next", load(root / "params.yaml"), {})
-    assert end_left_at_work(run, "sft", StopRequest()) is None
+    assert recover_abandoned(run, "sft", StopRequest()) is None
     assert not psutil.wait_procs(left, timeout=20)[1], "no two containers do one stage"
     end = end_of_the_first_attempt(run)
     assert has_each_row_once(root, "sft")
@@ -114,7 +114,7 @@ def test_a_run_that_comes_before_the_stage_has_noticed_lets_it_checkpoint_first(
     own_remote(elsewhere, tmp_path / "store")
     shutil.copyfile(root / "dvc.lock", elsewhere / "dvc.lock")
     deployed = begin(elsewhere, "deployed", load(root / "params.yaml"), {})
-    run_placed(deployed, "sft", "gpus", StopRequest(), lambda progress: None)
+    run_remote(deployed, "sft", "gpus", StopRequest(), lambda progress: None)
     assert [(row.attempt, row.step) for row in attempts(deployed, "sft") if row.event == "resume"] == [(1, end.step)]
     assert not any(path.is_file() for path in (tmp_path / "store" / "checkpoints").rglob("*"))
 
@@ -155,19 +155,19 @@ def leave(run: Run, stage: str, lock: str | None, reply: Reply | None, run_id: s
 def test_a_stage_that_came_to_its_end_meanwhile_is_not_done_again(run: Run) -> None:
     done = Reply("done", attempt=1, lock="new: lock")
     leave(run, "sft", None, done)
-    assert end_left_at_work(run, "sft", StopRequest()) == "new: lock"
+    assert recover_abandoned(run, "sft", StopRequest()) == "new: lock"
     (run.root / "dvc.lock").write_text("here: lock")
     leave(run, "sft", "here: lock", done)
-    assert end_left_at_work(run, "sft", StopRequest()) == "new: lock"
+    assert recover_abandoned(run, "sft", StopRequest()) == "new: lock"
     leave(run, "sft", "other: lock", done)
-    assert end_left_at_work(run, "sft", StopRequest()) is None, "what was done meanwhile must not be forgotten"
+    assert recover_abandoned(run, "sft", StopRequest()) is None, "what was done meanwhile must not be forgotten"
     leave(run, "sft", "here: lock", Reply("stopped"))
-    assert end_left_at_work(run, "sft", StopRequest()) is None
+    assert recover_abandoned(run, "sft", StopRequest()) is None
 
 
 def test_only_what_is_of_this_stage_and_of_a_killed_run_is_touched(run: Run) -> None:
     others = [leave(run, "data", None, Reply("done")), leave(run, "sft", None, None, "somebody-elses")]
-    assert end_left_at_work(run, "sft", StopRequest()) is None
+    assert recover_abandoned(run, "sft", StopRequest()) is None
     assert [other.names() for other in others] == [[REPLY, REQUEST], [REQUEST]]
 
 
@@ -193,14 +193,14 @@ def test_rows_that_the_killed_run_had_taken_are_not_taken_twice(run: Run) -> Non
         sender.send()
     here.parent.mkdir(parents=True)
     here.write_text("0\n1\n2\n")
-    end_left_at_work(run, "sft", StopRequest())
+    recover_abandoned(run, "sft", StopRequest())
     assert here.read_text() == "0\n1\n2\n3\n"
 
 
 def test_a_container_that_is_not_heard_of_is_waited_for_only_a_while(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recovery, "GONE_SECONDS", 2.5)
     left = leave(run, "sft", None, None)
-    began, sign, asked = time.monotonic(), Sign(left, CONTAINER, 0.0), []
+    began, sign, asked = time.monotonic(), Heartbeat(left, CONTAINER, 0.0), []
 
     def alive() -> None:
         while time.monotonic() - began < 3:
@@ -210,7 +210,7 @@ def test_a_container_that_is_not_heard_of_is_waited_for_only_a_while(run: Run, m
 
     thread = threading.Thread(target=alive)
     thread.start()
-    assert end_left_at_work(run, "sft", StopRequest()) is None
+    assert recover_abandoned(run, "sft", StopRequest()) is None
     thread.join()
     assert asked[-1] == b"1"
     assert 5 < time.monotonic() - began < 30
@@ -224,7 +224,7 @@ def test_silence_is_counted_from_the_last_sign_and_anew_after_the_store_was_away
     now = [0.0]
     monkeypatch.setattr(heartbeat.time, "monotonic", lambda: now[0])
     exchange = Exchange(str(tmp_path / "exchange"))
-    silence, sign = Silence(exchange, PIPELINE), Sign(exchange, PIPELINE, 10.0)
+    silence, sign = HeartbeatMonitor(exchange, PIPELINE), Heartbeat(exchange, PIPELINE, 10.0)
     sign.show()
     for now[0], seconds in ((5.0, 0.0), (9.0, 4.0)):
         assert silence.seconds() == seconds
@@ -244,8 +244,8 @@ def test_silence_is_counted_from_the_last_sign_and_anew_after_the_store_was_away
 
 def test_a_container_shows_that_it_is_there_and_hears_when_its_pipeline_is_not(tmp_path: Path) -> None:
     exchange, heard = Exchange(str(tmp_path / "exchange")), []
-    sign = Sign(exchange, PIPELINE, 0.0)
-    with in_touch(exchange, 0.05, 1.0, lambda: heard.append(exchange.read(CONTAINER))):
+    sign = Heartbeat(exchange, PIPELINE, 0.0)
+    with heartbeats(exchange, 0.05, 1.0, lambda: heard.append(exchange.read(CONTAINER))):
         for _ in range(30):
             sign.show()
             time.sleep(0.05)

@@ -27,7 +27,7 @@ def largest_difference(one: Path, other: Path) -> float:
 
 @given(st.lists(st.integers(0, 500), max_size=40), st.integers(1, 8))
 def test_shares_have_every_row_once_and_totals_that_differ_by_one_row_at_most(costs: list[int], parts: int) -> None:
-    found = collectives.shares(costs, parts)
+    found = collectives.balanced_partition(costs, parts)
     assert sorted(i for share in found for i in share) == list(range(len(costs)))
     totals = [sum(costs[i] for i in share) for share in found]
     assert max(totals) - min(totals) <= max(costs, default=0)
@@ -38,9 +38,9 @@ def test_one_process_does_everything_in_its_order() -> None:
     def tagged(size: int, rows: Sequence[list[int]], tags: Sequence[str]) -> list[str]:
         return [f"{tag}{len(row) * size}" for row, tag in zip(rows, tags, strict=True)]
 
-    assert collectives.spread(lambda work: work(2), tagged, [[1], [1, 2, 3], [1, 2]], "abc") == ["a2", "b6", "c4"]
-    assert collectives.own_share([5, 1, 9]) == [0, 1, 2]
-    assert (collectives.summed([2.0, 3.0]), collectives.largest(4.0)) == ([2.0, 3.0], 4.0)
+    assert collectives.map_across_ranks(lambda work: work(2), tagged, [[1], [1, 2, 3], [1, 2]], "abc") == ["a2", "b6", "c4"]
+    assert collectives.local_indices([5, 1, 9]) == [0, 1, 2]
+    assert (collectives.all_reduce_sum([2.0, 3.0]), collectives.all_reduce_max(4.0)) == ([2.0, 3.0], 4.0)
 
 
 def test_more_processes_than_gpus_are_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:

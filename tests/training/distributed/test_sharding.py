@@ -131,11 +131,11 @@ def test_every_update_of_ppo_is_that_of_one_process(name: str, ran: dict[str, Pa
 def test_nothing_is_divided_in_one_process(project: Callable[[str], Path]) -> None:
     stage, _ = open_stage(project("ppo"), "ppo")
     parameter = torch.nn.Linear(3, 1)
-    sharding.place(parameter, stage)
+    sharding.shard(parameter, stage)
     assert sharding.level(stage) == "none"
-    assert sharding.weights_to_save(parameter) is None
-    assert sharding.inside([parameter], lambda: 7) == 7
-    with sharding.gathered(parameter, None):
+    assert sharding.state_dict_to_save(parameter) is None
+    assert sharding.run_as_forward([parameter], lambda: 7) == 7
+    with sharding.unsharded(parameter, None):
         assert parameter.weight.shape == (1, 3)
     with pytest.raises(ValueError, match=r"shape \[3, 1\] does not fit where \[1, 3\]"):
-        sharding.put(parameter.weight, torch.zeros(3, 1))
+        sharding.copy_into(parameter.weight, torch.zeros(3, 1))

@@ -16,7 +16,7 @@ from tests.training.distributed.test_collectives import largest_difference
 from tests.training.processes import attempts
 from tests.training.tiny import ROOT, open_stage, work
 from training.process.faults import is_out_of_memory
-from training.process.out_of_memory import Pieces
+from training.process.out_of_memory import OomBackoff
 
 Project = Callable[..., Path]
 BIG = {
@@ -53,8 +53,8 @@ def test_work_is_done_again_with_half_the_size_until_it_fits(project: Project) -
             torch.empty(2**60, dtype=torch.uint8)
         return "done"
 
-    pieces = Pieces(stage, "ppo.micro_batch_tokens", 1000)
-    assert (pieces.fit(fits_in_300, 3), pieces.fit(fits_in_300, 4)) == ("done", "done")
+    backoff = OomBackoff(stage, "ppo.micro_batch_tokens", 1000)
+    assert (backoff.run(fits_in_300, 3), backoff.run(fits_in_300, 4)) == ("done", "done")
     assert sizes == [1000, 500, 250, 250]
     said = [row.message for row in attempts(stage.root, "ppo") if row.event == "retry"]
     assert said == [f"out of memory at step 3: ppo.micro_batch_tokens {a} -> {b}" for a, b in ((1000, 500), (500, 250))]
@@ -63,13 +63,13 @@ def test_work_is_done_again_with_half_the_size_until_it_fits(project: Project) -
 def test_what_does_not_fit_in_the_smallest_pieces_is_said_in_one_line(project: Project) -> None:
     stage, _ = open_stage(project("ppo"), "ppo")
     with pytest.raises(EnvironmentFault, match=r"out of memory at step 1 with ppo\.micro_batch_tokens=1, .* rlhf plan"):
-        Pieces(stage, "ppo.micro_batch_tokens", 4).fit(lambda size: torch.empty(2**60, dtype=torch.uint8), 1)
+        OomBackoff(stage, "ppo.micro_batch_tokens", 4).run(lambda size: torch.empty(2**60, dtype=torch.uint8), 1)
 
 
 def test_another_error_is_not_tried_again(project: Project) -> None:
     stage, _ = open_stage(project("ppo"), "ppo")
     with pytest.raises(RuntimeError, match="shapes"):
-        Pieces(stage, "ppo.micro_batch_tokens", 4).fit(lambda size: torch.ones(2, 3) @ torch.ones(2, 3), 1)
+        OomBackoff(stage, "ppo.micro_batch_tokens", 4).run(lambda size: torch.ones(2, 3) @ torch.ones(2, 3), 1)
 
 
 @pytest.mark.integration

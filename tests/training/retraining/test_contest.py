@@ -16,7 +16,7 @@ from tests.training.tiny import params
 from training.preparation.cleaning import same_prompt_key
 from training.preparation.helpdesk import gold_score
 from training.retraining.contest import CHAMPIONS_REWARD, GOLD, contest, held_out
-from training.retraining.trained_models import Contestant
+from training.retraining.trained_models import TrainedModels
 
 PAIRS = {"kind": "file", "path": "unread.jsonl", "format": "pairs", "columns": {}}
 """A source without a gold score; a contest does not read it."""
@@ -33,7 +33,7 @@ def other(finished: Path, tmp_path: Path) -> Path:
 
 
 def compare(champion: Path, challenger: Path, settings: Params | None = None) -> tuple[Contest, list[dict[str, Any]]]:
-    return contest(challenger, settings or params(), Contestant(champion), Contestant(challenger))
+    return contest(challenger, settings or params(), TrainedModels(champion), TrainedModels(challenger))
 
 
 def turn_round(root: Path) -> None:
@@ -82,7 +82,7 @@ def test_prompts_that_either_model_was_trained_on_are_not_asked(finished: Path, 
     with (other / "data/prepared/sft/train.jsonl").open("a") as file:
         file.writelines(json.dumps({"prompt": prompt, "completion": "x"}) + "\n" for prompt in asked[:3])
     for champion, challenger in ((finished, other), (other, finished)):
-        prompts, left_out = held_out(params(), Contestant(champion), Contestant(challenger))
+        prompts, left_out = held_out(params(), TrainedModels(champion), TrainedModels(challenger))
         assert left_out == 3
         assert not {same_prompt_key(prompt) for prompt in prompts} & {same_prompt_key(prompt) for prompt in asked[:3]}
         assert len(prompts) == 16
@@ -102,7 +102,7 @@ def test_safety_prompts_are_judged_apart(finished: Path, other: Path) -> None:
     assert safety is not None
     assert (safety.prompts, safety.judge) == (6, GOLD)
     shutil.copyfile(other / "safety.jsonl", other.parent / "safety.jsonl")
-    same = contest(other, settings, Contestant(finished), Contestant(finished))[0].safety
+    same = contest(other, settings, TrainedModels(finished), TrainedModels(finished))[0].safety
     assert same is not None
     assert same.drop.mean == 0
 

@@ -13,14 +13,14 @@ from config.errors import DataError
 from config.retraining import Examination
 from tests.training.tiny import files, params
 from training.retraining.examine import examine
-from training.retraining.trained_models import Contestant
+from training.retraining.trained_models import TrainedModels
 
 VOTES = {"kind": "file", "path": "votes.jsonl", "format": "votes", "columns": {}}
 
 
 @pytest.fixture
-def champion(finished: Path) -> Contestant:
-    return Contestant(finished)
+def champion(finished: Path) -> TrainedModels:
+    return TrainedModels(finished)
 
 
 def votes(root: Path, pairs: list[dict[str, Any]], first_wins: bool = True) -> None:
@@ -37,7 +37,7 @@ def votes(root: Path, pairs: list[dict[str, Any]], first_wins: bool = True) -> N
     (root / "votes.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-def look(root: Path, champion: Contestant, **data: Any) -> Examination:
+def look(root: Path, champion: TrainedModels, **data: Any) -> Examination:
     return examine(root, params(data=data), champion)
 
 
@@ -47,7 +47,7 @@ def new_pairs(finished: Path) -> list[dict[str, Any]]:
     return [{**row, "rejected": other["chosen"]} for row, other in itertools.pairwise(rows) if other["chosen"] != row["chosen"]]
 
 
-def test_the_same_sources_have_nothing_new(champion: Contestant, tmp_path: Path) -> None:
+def test_the_same_sources_have_nothing_new(champion: TrainedModels, tmp_path: Path) -> None:
     found = look(tmp_path, champion)
     assert found.changed_rows == 0
     assert (found.accuracy, found.length_drift, found.new_words) == (None, None, None)
@@ -55,7 +55,7 @@ def test_the_same_sources_have_nothing_new(champion: Contestant, tmp_path: Path)
 
 
 def test_votes_are_new_rows_and_the_champions_reward_model_is_asked_about_them(
-    finished: Path, champion: Contestant, tmp_path: Path
+    finished: Path, champion: TrainedModels, tmp_path: Path
 ) -> None:
     pairs, shares = new_pairs(finished), []
     for first_wins in (True, False):
@@ -71,14 +71,14 @@ def test_votes_are_new_rows_and_the_champions_reward_model_is_asked_about_them(
     assert shares[0] != 0.5
 
 
-def test_rows_that_were_taken_away_are_changes_too(champion: Contestant, tmp_path: Path) -> None:
+def test_rows_that_were_taken_away_are_changes_too(champion: TrainedModels, tmp_path: Path) -> None:
     source = params().data.source.model_copy(update={"preference_rows": 80}).model_dump()
     found = look(tmp_path, champion, source=source)
     assert sum(found.removed.values()) == found.changed_rows == 20
     assert sum(found.added.values()) == 0
 
 
-def test_prompts_of_another_kind_have_drifted(finished: Path, champion: Contestant, tmp_path: Path) -> None:
+def test_prompts_of_another_kind_have_drifted(finished: Path, champion: TrainedModels, tmp_path: Path) -> None:
     pairs = [
         {**pair, "prompt": f"{pair['prompt']} by the way , my neighbour has bought the very same thing . order number {i}"}
         for i, pair in enumerate(new_pairs(finished))
@@ -92,7 +92,7 @@ def test_prompts_of_another_kind_have_drifted(finished: Path, champion: Contesta
     assert 0.2 < found.new_words.value < 0.6
 
 
-def test_bad_lines_are_counted_and_too_many_are_an_error(finished: Path, champion: Contestant, tmp_path: Path) -> None:
+def test_bad_lines_are_counted_and_too_many_are_an_error(finished: Path, champion: TrainedModels, tmp_path: Path) -> None:
     votes(tmp_path, new_pairs(finished))
     with (tmp_path / "votes.jsonl").open("a") as file:
         file.write("{cut\n" * 3)
@@ -107,5 +107,5 @@ def test_looking_changes_nothing(finished: Path, tmp_path: Path) -> None:
     shutil.copytree(finished, tmp_path / "project")
     votes(tmp_path / "project", new_pairs(finished))
     before = files(tmp_path / "project")
-    look(tmp_path / "project", Contestant(tmp_path / "project"), vote_source=VOTES)
+    look(tmp_path / "project", TrainedModels(tmp_path / "project"), vote_source=VOTES)
     assert files(tmp_path / "project") == before

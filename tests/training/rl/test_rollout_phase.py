@@ -8,7 +8,7 @@ import torch
 from config.errors import ParamsError, StageStopped
 from tests.training.processes import metric_rows
 from tests.training.tiny import files, open_stage, params, policy, prompts, random_responses, work
-from training.distributed.collectives import Fit
+from training.distributed.collectives import Backoff
 from training.modeling.sequences import sequence_logprobs
 from training.rl import rollout_phase
 from training.rl.rollout_phase import own_logprobs, roll_out
@@ -28,7 +28,7 @@ def roles() -> SimpleNamespace:
     return SimpleNamespace(policy=model, trunk_value_head=None, logprobs=logprobs)
 
 
-def pieces_of(size: int) -> Fit:
+def pieces_of(size: int) -> Backoff:
     return lambda work: work(size)
 
 
