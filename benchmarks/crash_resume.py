@@ -1,14 +1,18 @@
-"""Kills training processes at random moments and starts them again: do they end with the bits of the run that was never killed?
+"""Kills training processes at random moments and starts them again: do they end with the bits of
+the run that was never killed?
 
     python benchmarks/crash_resume.py [--kills 60] [--seed 1] [--start fork|exec] [--json]
 
-A tiny helpdesk run of the stages sft, reward and ppo. Each stage first runs undisturbed; then it is started, killed with SIGKILL at a moment
-uniform over the seconds of that run, started again, killed again ..., until it is done, and then from the beginning, until it had its
-share of the kills. Every output is compared with that of the undisturbed run, and while a process works and after every kill whatever
-is visible of an output must be the whole previous one or the whole new one.
+A tiny helpdesk run of the stages sft, reward and ppo. Each stage first runs undisturbed; then it is
+started, killed with SIGKILL at a moment uniform over the seconds of that run, started again, killed
+again ..., until it is done, and then from the beginning, until it had its share of the kills. Every
+output is compared with that of the undisturbed run, and while a process works and after every kill
+whatever is visible of an output must be the whole previous one or the whole new one.
 
---start fork  (the default) forks the stage's process from one that has imported everything and computed nothing, so that kills hit the
-              stage's work; exec starts `python -m training.<stage>` as the pipeline does: most kills then hit the imports.
+--start fork  (the default) forks the stage's process from one that has imported everything and
+              computed nothing, so that kills hit the
+              stage's work; exec starts `python -m training.<stage>` as the pipeline does: most
+              kills then hit the imports.
 """
 
 import argparse
@@ -37,16 +41,29 @@ from training.process.stage import run_stage  # noqa: E402
 TRAINED = ("sft", "reward", "ppo")
 OUTPUTS = {
     "sft": ("models/sft", "metrics/sft.json", "plots/sft.csv"),
-    "reward": ("models/reward", "metrics/reward.json", "plots/reward.csv", "plots/reward_calibration.csv"),
+    "reward": (
+        "models/reward",
+        "metrics/reward.json",
+        "plots/reward.csv",
+        "plots/reward_calibration.csv",
+    ),
     "ppo": ("models/ppo", "metrics/ppo.json", "plots/ppo.csv"),
 }
 LAST_STEP = {"sft": 40, "reward": 40, "ppo": 16}
 SIZES = [
-    "data.source.sft_rows=160", "data.source.preference_rows=160", "sft.log_every_steps=1", "reward.log_every_steps=1",
-    f"sft.max_steps={LAST_STEP['sft']}", f"reward.max_steps={LAST_STEP['reward']}", f"ppo.updates={LAST_STEP['ppo']}",
-    "sft.checkpoint_every_steps=3", "reward.checkpoint_every_steps=3", "ppo.checkpoint_every_updates=2",
-    "ppo.kl.controller=adaptive", "ppo.kl.horizon=200",
-]  # fmt: skip
+    "data.source.sft_rows=160",
+    "data.source.preference_rows=160",
+    "sft.log_every_steps=1",
+    "reward.log_every_steps=1",
+    f"sft.max_steps={LAST_STEP['sft']}",
+    f"reward.max_steps={LAST_STEP['reward']}",
+    f"ppo.updates={LAST_STEP['ppo']}",
+    "sft.checkpoint_every_steps=3",
+    "reward.checkpoint_every_steps=3",
+    "ppo.checkpoint_every_updates=2",
+    "ppo.kl.controller=adaptive",
+    "ppo.kl.horizon=200",
+]
 POLL_SECONDS = 0.002
 PATIENCE_SECONDS = 240.0
 Contents = dict[str, bytes]
@@ -74,17 +91,25 @@ class Tally:
 
     def as_dict(self) -> dict[str, Any]:
         return {
-            "stage": self.stage, "kills": self.kills, "doing": dict(self.doing), "runs": self.runs, "identical_runs": self.identical_runs,
-            "steps_lost": self.steps_lost, "seconds_lost": max(0.0, self.seconds - self.runs * self.undisturbed_seconds),
-            "undisturbed_seconds": self.undisturbed_seconds, "half_written": self.half_written,
-        }  # fmt: skip
+            "stage": self.stage,
+            "kills": self.kills,
+            "doing": dict(self.doing),
+            "runs": self.runs,
+            "identical_runs": self.identical_runs,
+            "steps_lost": self.steps_lost,
+            "seconds_lost": max(0.0, self.seconds - self.runs * self.undisturbed_seconds),
+            "undisturbed_seconds": self.undisturbed_seconds,
+            "half_written": self.half_written,
+        }
 
 
 # ---------------------------------------------------------------- processes
 
 
 def begin(root: Path, stage: str, start: str) -> int:
-    """Start the stage in `root` as a process of its own; its id. What it prints goes to runs/<stage>/log.txt."""
+    """Start the stage in `root` as a process of its own; its id. What it prints goes to
+    runs/<stage>/log.txt.
+    """
     (root / "runs" / stage).mkdir(parents=True, exist_ok=True)
     sys.stdout.flush()
     pid = os.fork()
@@ -114,12 +139,17 @@ def finished(root: Path, stage: str, start: str) -> float:
     began = time.monotonic()
     _, status = os.waitpid(begin(root, stage, start), 0)
     if os.waitstatus_to_exitcode(status) != 0:
-        sys.exit(f"{stage} failed:\n{(root / 'runs' / stage / 'log.txt').read_text(encoding='utf-8')[-2000:]}")
+        sys.exit(
+            f"{stage} "
+            f"failed:\n{(root / 'runs' / stage / 'log.txt').read_text(encoding='utf-8')[-2000:]}"
+        )
     return time.monotonic() - began
 
 
 def killed(root: Path, stage: str, start: str, after_seconds: float, watch: "Watch") -> bool:
-    """Start the stage and kill it after a time, watching its outputs; False if it was done before."""
+    """Start the stage and kill it after a time, watching its outputs; False if it was done
+    before.
+    """
     began = time.monotonic()
     pid = begin(root, stage, start)
     try:
@@ -128,7 +158,10 @@ def killed(root: Path, stage: str, start: str, after_seconds: float, watch: "Wat
             if done:
                 pid = 0
                 if os.waitstatus_to_exitcode(status) != 0:
-                    sys.exit(f"{stage} failed:\n{(root / 'runs' / stage / 'log.txt').read_text(encoding='utf-8')[-2000:]}")
+                    sys.exit(
+                        f"{stage} "
+                        f"failed:\n{(root / 'runs' / stage / 'log.txt').read_text(encoding='utf-8')[-2000:]}"
+                    )
                 return False
             watch.look()
             time.sleep(POLL_SECONDS)
@@ -150,13 +183,21 @@ def contents(root: Path, output: str) -> Contents:
     path = root / output
     if path.is_file():
         return {output: path.read_bytes()}
-    return {str(file.relative_to(root)): file.read_bytes() for file in sorted(path.rglob("*")) if file.is_file()}
+    return {
+        str(file.relative_to(root)): file.read_bytes()
+        for file in sorted(path.rglob("*"))
+        if file.is_file()
+    }
 
 
 class Watch:
-    """Looks at the outputs of a stage from outside: each must be the whole previous one, the whole new one, or absent."""
+    """Looks at the outputs of a stage from outside: each must be the whole previous one, the whole
+    new one, or absent.
+    """
 
-    def __init__(self, root: Path, stage: str, previous: dict[str, Contents], new: dict[str, Contents]) -> None:
+    def __init__(
+        self, root: Path, stage: str, previous: dict[str, Contents], new: dict[str, Contents]
+    ) -> None:
         self._root = root
         self._stage = stage
         self._allowed = {output: (previous[output], new[output]) for output in OUTPUTS[stage]}
@@ -167,14 +208,20 @@ class Watch:
         """A quick look by names and sizes, as often as possible while a process works."""
         for output, allowed in self._allowed.items():
             sizes = self._sizes(output)
-            if sizes and sizes not in [{name: len(content) for name, content in whole.items()} for whole in allowed]:
+            if sizes and sizes not in [
+                {name: len(content) for name, content in whole.items()} for whole in allowed
+            ]:
                 self.half_written.add(output)
 
     def _sizes(self, output: str) -> dict[str, int]:
         """Empty if the output is absent, or was replaced while it was being looked at."""
         try:
             before = (self._root / output).stat().st_ino
-            names = [output] if (self._root / output).is_file() else [f"{output}/{path.name}" for path in (self._root / output).iterdir()]
+            names = (
+                [output]
+                if (self._root / output).is_file()
+                else [f"{output}/{path.name}" for path in (self._root / output).iterdir()]
+            )
             sizes = {name: (self._root / name).stat().st_size for name in names}
             return sizes if (self._root / output).stat().st_ino == before else {}
         except FileNotFoundError:
@@ -189,35 +236,60 @@ class Watch:
 
     def replaced(self) -> int:
         """Outputs that are the new ones."""
-        return sum(contents(self._root, output) == self._new[output] for output in OUTPUTS[self._stage])
+        return sum(
+            contents(self._root, output) == self._new[output] for output in OUTPUTS[self._stage]
+        )
 
 
 def doing(root: Path, stage: str, began: float, watch: Watch) -> str:
-    """What the newest attempt was at when it was killed, from what it left behind. `began` is in seconds since the epoch."""
-    checkpoints = [*(root / "checkpoints" / stage).glob("*/.step-*.new"), *(root / "checkpoints" / stage).glob("*/trainer/checkpoint-*")]
+    """What the newest attempt was at when it was killed, from what it left behind. `began` is in
+    seconds since the epoch.
+    """
+    checkpoints = [
+        *(root / "checkpoints" / stage).glob("*/.step-*.new"),
+        *(root / "checkpoints" / stage).glob("*/trainer/checkpoint-*"),
+    ]
     if any(path.stat().st_mtime >= began for path in checkpoints):
         return "checkpointing"
-    temporary = [path for output in OUTPUTS[stage] for path in (root / output).parent.glob(f".{Path(output).name}.*")]
+    temporary = [
+        path
+        for output in OUTPUTS[stage]
+        for path in (root / output).parent.glob(f".{Path(output).name}.*")
+    ]
     if temporary or watch.replaced():
         return "saving"
     usage = jsonl.read(root / "runs" / stage / "usage.jsonl", UsageRow).rows
     if not usage or usage[-1].time < began:
         return "starting"
-    return "evaluating" if last_step(root, stage, usage[-1].attempt) >= LAST_STEP[stage] else "training"
+    return (
+        "evaluating"
+        if last_step(root, stage, usage[-1].attempt) >= LAST_STEP[stage]
+        else "training"
+    )
 
 
 def last_step(root: Path, stage: str, attempt: int) -> int:
     """The last step an attempt has a metric row of, 0 without one."""
     return max(
-        (row.step for row in jsonl.read(root / "runs" / stage / "metrics.jsonl", MetricRow).rows if row.attempt == attempt), default=0
+        (
+            row.step
+            for row in jsonl.read(root / "runs" / stage / "metrics.jsonl", MetricRow).rows
+            if row.attempt == attempt
+        ),
+        default=0,
     )
 
 
 def steps_done_again(root: Path, stage: str) -> int:
     """Steps of every attempt beyond the one its successor went on from."""
     rows = jsonl.read(root / "runs" / stage / "attempts.jsonl", AttemptRow).rows
-    began_at = {row.attempt: 0 for row in rows} | {row.attempt: row.step for row in rows if row.event == "resume"}
-    return sum(max(0, last_step(root, stage, attempt) - began_at.get(attempt + 1, 10**9)) for attempt in began_at)
+    began_at = {row.attempt: 0 for row in rows} | {
+        row.attempt: row.step for row in rows if row.event == "resume"
+    }
+    return sum(
+        max(0, last_step(root, stage, attempt) - began_at.get(attempt + 1, 10**9))
+        for attempt in began_at
+    )
 
 
 # ---------------------------------------------------------------- the experiment
@@ -233,7 +305,9 @@ def undisturbed(folder: Path, start: str) -> tuple[Path, dict[str, float]]:
 
 
 def before(reference: Path, root: Path, stage: str) -> dict[str, Contents]:
-    """Make `root` the project in which the stages before `stage` have run, with an earlier output of `stage` in place; that output."""
+    """Make `root` the project in which the stages before `stage` have run, with an earlier output
+    of `stage` in place; that output.
+    """
     shutil.copytree(reference, root, ignore=shutil.ignore_patterns("runs", "checkpoints"))
     for output in OUTPUTS[stage]:
         path = root / output
@@ -246,8 +320,12 @@ def before(reference: Path, root: Path, stage: str) -> dict[str, Contents]:
     return {output: contents(root, output) for output in OUTPUTS[stage]}
 
 
-def crash_and_resume(reference: Path, folder: Path, tally: Tally, kills: int, rng: random.Random, start: str) -> None:
-    """Runs of a stage until it was killed `kills` times, each to its end; what happened goes to `tally`."""
+def crash_and_resume(
+    reference: Path, folder: Path, tally: Tally, kills: int, rng: random.Random, start: str
+) -> None:
+    """Runs of a stage until it was killed `kills` times, each to its end; what happened goes to
+    `tally`.
+    """
     stage = tally.stage
     new = {output: contents(reference, output) for output in OUTPUTS[stage]}
     while tally.kills < kills:
@@ -257,7 +335,13 @@ def crash_and_resume(reference: Path, folder: Path, tally: Tally, kills: int, rn
         while not is_done:
             last = tally.kills >= kills
             began, wall = time.monotonic(), time.time()
-            is_done = not killed(root, stage, start, PATIENCE_SECONDS if last else rng.uniform(0, tally.undisturbed_seconds), watch)
+            is_done = not killed(
+                root,
+                stage,
+                start,
+                PATIENCE_SECONDS if last else rng.uniform(0, tally.undisturbed_seconds),
+                watch,
+            )
             tally.seconds += time.monotonic() - began
             watch.look_closely()
             if not is_done:
@@ -284,7 +368,11 @@ def experiment(kills: int, seed: int, start: str, folder: Path) -> dict[str, Any
         share = kills // len(TRAINED) + (place < kills % len(TRAINED))
         crash_and_resume(reference, folder, tally, share, rng, start)
         tallies.append(tally)
-        print(f"{stage}: {tally.kills} kills, {tally.identical_runs} of {tally.runs} runs identical", file=sys.stderr, flush=True)
+        print(
+            f"{stage}: {tally.kills} kills, {tally.identical_runs} of {tally.runs} runs identical",
+            file=sys.stderr,
+            flush=True,
+        )
     return {
         "kills": sum(tally.kills for tally in tallies), "seed": seed, "start": start,
         "identical": all(tally.identical_runs == tally.runs for tally in tallies),
@@ -305,11 +393,16 @@ def show(found: dict[str, Any]) -> None:
         print(
             f"{row['stage']:<8}{row['kills']:>6}{counts}{row['runs']:>6}{row['identical_runs']:>11}{row['steps_lost']:>12}{row['seconds_lost']:>14.1f}"
         )
-    print(f"\nbit-identical: {found['identical']}; outputs seen half-written: {len(found['half_written'])}")
+    print(
+        f"\nbit-identical: {found['identical']}; outputs seen half-written: "
+        f"{len(found['half_written'])}"
+    )
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--kills", type=int, default=60)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--start", choices=("fork", "exec"), default="fork")

@@ -1,8 +1,10 @@
-"""The figures of the demo recipe: time of the whole pipeline and of reruns, quality of every stage, over several seeds.
+"""The figures of the demo recipe: time of the whole pipeline and of reruns, quality of every stage,
+over several seeds.
 
     python benchmarks/demo_figures.py [--seeds 1 2 3] [--recipe recipes/demo.yaml] [--json]
 
-Each seed runs in a clone of its own (with this checkout's committed code), so nothing is reused and no file of yours is touched.
+Each seed runs in a clone of its own (with this checkout's committed code), so nothing is reused and
+no file of yours is touched.
 """
 
 import argparse
@@ -24,7 +26,13 @@ RLHF = Path(sys.executable).with_name("rlhf")
 def rlhf(folder: Path, *arguments: str) -> tuple[float, str]:
     """Wall seconds and standard output of an rlhf command run in `folder`."""
     begin = time.monotonic()
-    done = subprocess.run([RLHF, *arguments], cwd=folder, env={**os.environ, "PYTHONPATH": str(folder)}, stdout=subprocess.PIPE, text=True)
+    done = subprocess.run(
+        [RLHF, *arguments],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(folder)},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
     if done.returncode:
         sys.exit(f"rlhf {' '.join(arguments)} ended with exit code {done.returncode} in {folder}")
     return time.monotonic() - begin, done.stdout
@@ -34,7 +42,9 @@ def clone(parent: Path, seed: int) -> Path:
     """A clone of this checkout with a DVC remote of its own."""
     folder = parent / f"seed-{seed}"
     subprocess.run(["git", "clone", "--quiet", ROOT, folder], check=True)
-    (folder / ".dvc/config.local").write_text(f"['remote \"local\"']\n    url = {parent / 'remote'}\n", encoding="utf-8")
+    (folder / ".dvc/config.local").write_text(
+        f"['remote \"local\"']\n    url = {parent / 'remote'}\n", encoding="utf-8"
+    )
     return folder
 
 
@@ -42,21 +52,47 @@ def measure(folder: Path, recipe: str, seed: int, reruns: bool) -> dict[str, Any
     """One seed's figures; with `reruns` those of the unchanged pipeline too."""
     run = ("run", "--recipe", recipe, "--set", f"seed={seed}", "--json")
     seconds, output = rlhf(folder, *run)
-    reward, evaluation = (json.loads((folder / f"metrics/{name}.json").read_text(encoding="utf-8")) for name in ("reward", "evaluate"))
+    reward, evaluation = (
+        json.loads((folder / f"metrics/{name}.json").read_text(encoding="utf-8"))
+        for name in ("reward", "evaluate")
+    )
     limit = reward["bayes_accuracy"]
     figures = {
-        "seed": seed, "seconds": seconds,
-        "stage_seconds": {stage["stage"]: stage["seconds"] for stage in json.loads(output)["stages"]},
-        "reward_accuracy": reward["accuracy"], "bayes_accuracy": limit,
-        "gap_to_bayes": None if limit is None else limit - reward["accuracy"], "ece": reward["ece"],
-        **{name: evaluation[name] for name in ("gold_base", "gold_sft", "gold_aligned", "win_rate_gold", "win_rate_gold_low", "win_rate_gold_high",
-                                               "win_rate_reward", "win_rate_reward_low", "win_rate_reward_high", "kl", "reward_hacking")},
-    }  # fmt: skip
+        "seed": seed,
+        "seconds": seconds,
+        "stage_seconds": {
+            stage["stage"]: stage["seconds"] for stage in json.loads(output)["stages"]
+        },
+        "reward_accuracy": reward["accuracy"],
+        "bayes_accuracy": limit,
+        "gap_to_bayes": None if limit is None else limit - reward["accuracy"],
+        "ece": reward["ece"],
+        **{
+            name: evaluation[name]
+            for name in (
+                "gold_base",
+                "gold_sft",
+                "gold_aligned",
+                "win_rate_gold",
+                "win_rate_gold_low",
+                "win_rate_gold_high",
+                "win_rate_reward",
+                "win_rate_reward_low",
+                "win_rate_reward_high",
+                "kl",
+                "reward_hacking",
+            )
+        },
+    }
     print(json.dumps(figures), file=sys.stderr, flush=True)
     if reruns:
         figures["rerun_seconds"] = rlhf(folder, *run)[0]
-        figures["price_change_seconds"], after = rlhf(folder, *run, "--set", "prices.usd_per_device_hour=0.2")
-        figures["price_change_trains"] = [stage["stage"] for stage in json.loads(after)["stages"] if not stage["cached"]]
+        figures["price_change_seconds"], after = rlhf(
+            folder, *run, "--set", "prices.usd_per_device_hour=0.2"
+        )
+        figures["price_change_trains"] = [
+            stage["stage"] for stage in json.loads(after)["stages"] if not stage["cached"]
+        ]
         prefect_port, mlflow_port = (str(port) for port in free_ports(2))
         rlhf(folder, "up", "--prefect-port", prefect_port, "--mlflow-port", mlflow_port)
         try:
@@ -76,14 +112,17 @@ def free_ports(count: int) -> list[int]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--recipe", default="recipes/demo.yaml")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as parent:
         rows = [
-            measure(clone(Path(parent), seed), options.recipe, seed, reruns=position == 0) for position, seed in enumerate(options.seeds)
+            measure(clone(Path(parent), seed), options.recipe, seed, reruns=position == 0)
+            for position, seed in enumerate(options.seeds)
         ]
     machine = f"{os.cpu_count()} x {platform.processor() or platform.machine()}"
     if options.json:
@@ -94,7 +133,11 @@ def main() -> None:
     for name in names:
         print(f"| {name} | " + " | ".join(_shown(row.get(name)) for row in rows) + " |")
     for stage in rows[0]["stage_seconds"]:
-        print(f"| {stage} seconds | " + " | ".join(_shown(row["stage_seconds"][stage]) for row in rows) + " |")
+        print(
+            f"| {stage} seconds | "
+            + " | ".join(_shown(row["stage_seconds"][stage]) for row in rows)
+            + " |"
+        )
 
 
 def _shown(value: Any) -> str:

@@ -2,16 +2,19 @@
 
     python benchmarks/orchestration_overhead.py [--runs 3] [--json]
 
-In a checkout of its own, over the tiny recipe of the end-to-end tests; every stage is computed anew each time. In turns:
+In a checkout of its own, over the tiny recipe of the end-to-end tests; every stage is computed anew
+each time. In turns:
 
 bare       `python -m training.STAGE`, one after the other
-running    `rlhf run` with the servers of `rlhf up`: plan, DVC, Prefect, MLflow and the report come on top
+running    `rlhf run` with the servers of `rlhf up`: plan, DVC, Prefect, MLflow and the report come
+           on top
 temporary  `rlhf run` with the temporary Prefect server that it starts itself
 
-On a shared machine the stages themselves differ by more than what is looked for, so the time that the stages account for in their own
-rows is taken off, on both sides: overhead = (wall - rows) of the flow - (wall - rows) of the bare processes. Medians over the runs.
-Other work on the cores stretches that too; what it can not change much is the processor time, flow less bare, which is shown beside it.
-Exit code 1 if the overhead is above its limit.
+On a shared machine the stages themselves differ by more than what is looked for, so the time that
+the stages account for in their own rows is taken off, on both sides: overhead = (wall - rows) of
+the flow - (wall - rows) of the bare processes. Medians over the runs. Other work on the cores
+stretches that too; what it can not change much is the processor time, flow less bare, which is
+shown beside it. Exit code 1 if the overhead is above its limit.
 """
 
 import argparse
@@ -35,8 +38,27 @@ from config.load import load, write  # noqa: E402
 from config.records import RUN_ID_VARIABLE, UsageRow, stages_of  # noqa: E402
 
 STAGES = stages_of("ppo")
-PARTS = ("cli", "config", "costs", "flows", "labelling", "reporting", "tasks", "tracking", "training", "recipes", ".dvc")
-FILES = (".dvcignore", ".gitignore", "dvc.yaml", "prefect.yaml", "constraints.txt", "pyproject.toml")
+PARTS = (
+    "cli",
+    "config",
+    "costs",
+    "flows",
+    "labelling",
+    "reporting",
+    "tasks",
+    "tracking",
+    "training",
+    "recipes",
+    ".dvc",
+)
+FILES = (
+    ".dvcignore",
+    ".gitignore",
+    "dvc.yaml",
+    "prefect.yaml",
+    "constraints.txt",
+    "pyproject.toml",
+)
 SECONDS_PER_STAGE = 2.0
 SECONDS_PER_RUN = {"running": 5.0, "temporary": 15.0}
 TIMEOUT_SECONDS = 900.0
@@ -49,7 +71,9 @@ class Timing(NamedTuple):
     rows_seconds: float
     """What the stages account for themselves: from the start of each process to its last row."""
     cpu_seconds: float
-    """Processor time of all processes that were waited for; that of the servers of `rlhf up` is not in it."""
+    """Processor time of all processes that were waited for; that of the servers of `rlhf up` is not
+    in it.
+    """
 
     @property
     def rest_seconds(self) -> float:
@@ -70,8 +94,12 @@ class Overhead(NamedTuple):
 
 def overhead(way: str, flow: list[Timing], bare: list[Timing]) -> Overhead:
     """Median rest of the flow less that of the bare processes, and what is allowed."""
-    seconds = statistics.median(each.rest_seconds for each in flow) - statistics.median(each.rest_seconds for each in bare)
-    cpu_seconds = statistics.median(each.cpu_seconds for each in flow) - statistics.median(each.cpu_seconds for each in bare)
+    seconds = statistics.median(each.rest_seconds for each in flow) - statistics.median(
+        each.rest_seconds for each in bare
+    )
+    cpu_seconds = statistics.median(each.cpu_seconds for each in flow) - statistics.median(
+        each.cpu_seconds for each in bare
+    )
     return Overhead(seconds, SECONDS_PER_RUN[way] + SECONDS_PER_STAGE * len(STAGES), cpu_seconds)
 
 
@@ -84,9 +112,15 @@ def checkout(folder: Path) -> Path:
     for name in FILES:
         shutil.copyfile(ROOT / name, root / name)
     write(load(ROOT / "tests" / "e2e" / "tiny.yaml"), root / "params.yaml")
-    (root / ".dvc" / "config.local").write_text(f"['remote \"local\"']\n    url = {folder / 'remote'}\n", encoding="utf-8")
+    (root / ".dvc" / "config.local").write_text(
+        f"['remote \"local\"']\n    url = {folder / 'remote'}\n", encoding="utf-8"
+    )
     identity = ["-c", "user.name=benchmark", "-c", "user.email=benchmark@localhost"]
-    for command in (["init", "--quiet"], ["add", "--all"], ["commit", "--quiet", "--message=start"]):
+    for command in (
+        ["init", "--quiet"],
+        ["add", "--all"],
+        ["commit", "--quiet", "--message=start"],
+    ):
         subprocess.run(["git", *identity, *command], cwd=root, check=True)
     return root
 
@@ -107,21 +141,42 @@ def cpu_seconds() -> float:
 
 
 def rows_seconds(root: Path) -> float:
-    return sum(row.seconds for stage in STAGES for row in jsonl.read(root / "runs" / stage / "usage.jsonl", UsageRow).rows)
+    return sum(
+        row.seconds
+        for stage in STAGES
+        for row in jsonl.read(root / "runs" / stage / "usage.jsonl", UsageRow).rows
+    )
 
 
 def python(root: Path, *arguments: str) -> None:
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
-    environment = {**os.environ, "PATH": path, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1", RUN_ID_VARIABLE: "benchmark"}
+    environment = {
+        **os.environ,
+        "PATH": path,
+        "PYTHONPATH": str(root),
+        "OMP_NUM_THREADS": "1",
+        RUN_ID_VARIABLE: "benchmark",
+    }
     done = subprocess.run(
-        [sys.executable, *arguments], cwd=root, env=environment, capture_output=True, text=True, timeout=TIMEOUT_SECONDS, check=False
+        [sys.executable, *arguments],
+        cwd=root,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_SECONDS,
+        check=False,
     )
     if done.returncode:
-        raise SystemExit(f"{' '.join(arguments)} ended with {done.returncode}:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
+        raise SystemExit(
+            f"{' '.join(arguments)} ended with "
+            f"{done.returncode}:\n{done.stdout[-2000:]}{done.stderr[-2000:]}"
+        )
 
 
 def measure(root: Path, runs: int, ports: list[str]) -> dict[str, list[Timing]]:
-    """The three ways, after one run of each kind that warms the file cache and makes the databases."""
+    """The three ways, after one run of each kind that warms the file cache and makes the
+    databases.
+    """
     bare = [["-m", f"training.{stage}"] for stage in STAGES]
     flow = [["-m", "cli.main", "run", "--json"]]
     seeds = iter(range(1000, 10_000))
@@ -152,11 +207,22 @@ def main() -> int:
     results = {way: overhead(way, found[way], found["bare"]) for way in SECONDS_PER_RUN}
     if chosen.json:
         timings = {way: [each._asdict() for each in timings] for way, timings in found.items()}
-        print(json.dumps({"timings": timings, "overhead": {way: result._asdict() for way, result in results.items()}}, indent=2))
+        print(
+            json.dumps(
+                {
+                    "timings": timings,
+                    "overhead": {way: result._asdict() for way, result in results.items()},
+                },
+                indent=2,
+            )
+        )
     for way, result in results.items():
         if not chosen.json:
             allowed = f"{len(STAGES)} stages, at most {result.limit_seconds:.0f} s"
-            print(f"{way:<10} {result.seconds:5.1f} s over {allowed}; {result.cpu_seconds:.1f} s of processor time")
+            print(
+                f"{way:<10} {result.seconds:5.1f} s over {allowed}; {result.cpu_seconds:.1f} s of "
+                "processor time"
+            )
     return 0 if all(result.kept for result in results.values()) else 1
 
 

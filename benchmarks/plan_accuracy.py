@@ -1,11 +1,15 @@
-"""How far the planner is off on this machine: configurations are drawn from a seed, each is run for a few steps in a fresh process,
-and its peak memory, parts of memory and seconds per phase are put beside the plan.
+"""How far the planner is off on this machine: configurations are drawn from a seed, each is run for
+a few steps in a fresh process, and its peak memory, parts of memory and seconds per phase are put
+beside the plan.
 
-    python benchmarks/plan_accuracy.py --seed 1 --configurations 40 [--stages sft reward ppo dpo] [--json] [--picture FILE.svg]
+    python benchmarks/plan_accuracy.py --seed 1 --configurations 40 [--stages sft reward ppo dpo]
+    [--json] [--picture FILE.svg]
 
-Memory is the peak above what the process held after its imports. Time is CPU seconds of one thread, without the first step, which warms
-up, divided by how much slower the machine was at that moment than when it was calibrated: run `rlhf calibrate` with OMP_NUM_THREADS=1 before. What was measured
-is kept in .bench/plan/, so that a run that was stopped goes on, and a changed formula is compared without measuring again.
+Memory is the peak above what the process held after its imports. Time is CPU seconds of one thread,
+without the first step, which warms up, divided by how much slower the machine was at that moment
+than when it was calibrated: run `rlhf calibrate` with OMP_NUM_THREADS=1 before. What was measured
+is kept in .bench/plan/, so that a run that was stopped goes on, and a changed formula is compared
+without measuring again.
 """
 
 import argparse
@@ -45,7 +49,9 @@ PARTS = ("weights", "gradients", "optimizer")
 
 @dataclass(frozen=True)
 class Comparison:
-    """One configuration, measured and planned. Bytes are above the imports; seconds are of one step (update, for ppo)."""
+    """One configuration, measured and planned. Bytes are above the imports; seconds are of one step
+    (update, for ppo).
+    """
 
     name: str
     stage: str
@@ -54,7 +60,9 @@ class Comparison:
     parts: dict[str, tuple[float, float]]
     seconds: dict[str, tuple[float, float]]
     slowdown: float
-    """Of the machine when this was measured, against when it was calibrated; the measured seconds are divided by it where errors are told."""
+    """Of the machine when this was measured, against when it was calibrated; the measured seconds
+    are divided by it where errors are told.
+    """
 
 
 def error(pair: tuple[float, float]) -> float:
@@ -69,23 +77,52 @@ def measured(case: Case, kept: Path) -> dict[str, Any]:
     """
     folder, made_from = kept / case.name, case.params.model_dump(mode="json")
     result = folder / "result.json"
-    if result.exists() and (kept_result := read_json(result))["params"] == made_from and "pace" in kept_result:
+    if (
+        result.exists()
+        and (kept_result := read_json(result))["params"] == made_from
+        and "pace" in kept_result
+    ):
         return kept_result
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     make(case, folder)
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        "OMP_NUM_THREADS": "1",
+        "HF_HUB_OFFLINE": "1",
+    }
     with (folder / "log.txt").open("wb") as log:
         code = subprocess.run(
-            [sys.executable, "-m", "benchmarks.plan_side", case.stage], cwd=folder, env=environment, stdout=log, stderr=log, check=False,
+            [sys.executable, "-m", "benchmarks.plan_side", case.stage],
+            cwd=folder,
+            env=environment,
+            stdout=log,
+            stderr=log,
+            check=False,
             timeout=MOST_SECONDS,
-        ).returncode  # fmt: skip
+        ).returncode
     if code:
-        last = (folder / "log.txt").read_text(encoding="utf-8", errors="replace").strip().splitlines()[-1:]
-        raise SystemExit(f"{case.name} failed with exit code {code}: {''.join(last)}. The whole log is {folder / 'log.txt'}.")
+        last = (
+            (folder / "log.txt")
+            .read_text(encoding="utf-8", errors="replace")
+            .strip()
+            .splitlines()[-1:]
+        )
+        raise SystemExit(
+            f"{case.name} failed with exit code {code}: {''.join(last)}. The whole log is "
+            f"{folder / 'log.txt'}."
+        )
     rows = jsonl.read(folder / "runs" / case.stage / "usage.jsonl", UsageRow).rows
-    peaks = {phase: max(row.peak_bytes for row in rows if row.phase == phase) for phase in dict.fromkeys(row.phase for row in rows)}
-    found = read_json(folder / "bench/process.json") | {"params": made_from, "phase_peaks": peaks, "peak_bytes": max(peaks.values())}
+    peaks = {
+        phase: max(row.peak_bytes for row in rows if row.phase == phase)
+        for phase in dict.fromkeys(row.phase for row in rows)
+    }
+    found = read_json(folder / "bench/process.json") | {
+        "params": made_from,
+        "phase_peaks": peaks,
+        "peak_bytes": max(peaks.values()),
+    }
     result.write_text(json.dumps(found), encoding="utf-8")
     for place in ("models", "base", "data", "checkpoints", "runs", "plots"):
         shutil.rmtree(folder / place, ignore_errors=True)
@@ -99,8 +136,15 @@ def compare(case: Case, found: dict[str, Any], kept: Path) -> Comparison:
     aim = type(aim)(aim.hardware, aim.price, aim.gpus, kept / case.name)
     setting = settings(case.params, aim)[case.stage]
     made = plan(case.params, aim, (case.stage,)).stages[0]
-    peak = (found["peak_bytes"] - found["after_imports_bytes"], made.peak_bytes_per_gpu - imports_bytes(setting))
-    parts = {part: (float(found[f"{part}_bytes"]), planned_part(setting, part)) for part in PARTS if found.get(f"{part}_bytes")}
+    peak = (
+        found["peak_bytes"] - found["after_imports_bytes"],
+        made.peak_bytes_per_gpu - imports_bytes(setting),
+    )
+    parts = {
+        part: (float(found[f"{part}_bytes"]), planned_part(setting, part))
+        for part in PARTS
+        if found.get(f"{part}_bytes")
+    }
     own = setting.hardware.measured
     return Comparison(
         case.name,
@@ -118,7 +162,9 @@ def planned_part(setting: Setting, part: str) -> float:
     return max(sum(parts.get(part, 0.0) for parts in moment.roles.values()) for moment in steps)
 
 
-def seconds_of(found: dict[str, Any], made: StagePlan, steps: int) -> dict[str, tuple[float, float]]:
+def seconds_of(
+    found: dict[str, Any], made: StagePlan, steps: int
+) -> dict[str, tuple[float, float]]:
     """Mean CPU seconds of a step in each phase, and the plan's."""
     planned = {phase.phase: phase.seconds / steps for phase in made.phases}
     spent: dict[str, list[float]] = {}
@@ -136,10 +182,19 @@ def summary(rows: Sequence[Comparison]) -> dict[str, Any]:
     memory = [error(row.peak_bytes) for row in rows]
     return {
         "configurations": len(rows),
-        "memory": {"mean_error": fmean(map(abs, memory)), "worst": max(map(abs, memory)), "lowest": min(memory)},
-        "parts": {part: fmean(abs(error(row.parts[part])) for row in rows if part in row.parts) for part in PARTS},
+        "memory": {
+            "mean_error": fmean(map(abs, memory)),
+            "worst": max(map(abs, memory)),
+            "lowest": min(memory),
+        },
+        "parts": {
+            part: fmean(abs(error(row.parts[part])) for row in rows if part in row.parts)
+            for part in PARTS
+        },
         "slowdown": median(row.slowdown for row in rows),
-        "phases": by_name((name, at_pace(pair, row)) for row in rows for name, pair in row.seconds.items()),
+        "phases": by_name(
+            (name, at_pace(pair, row)) for row in rows for name, pair in row.seconds.items()
+        ),
         "stages": by_name((row.stage, at_pace(total(row), row)) for row in rows if row.seconds),
     }
 
@@ -151,7 +206,9 @@ def at_pace(pair: tuple[float, float], row: Comparison) -> tuple[float, float]:
 
 def total(row: Comparison) -> tuple[float, float]:
     """Seconds of a step over all its phases."""
-    return sum(pair[0] for pair in row.seconds.values()), sum(pair[1] for pair in row.seconds.values())
+    return sum(pair[0] for pair in row.seconds.values()), sum(
+        pair[1] for pair in row.seconds.values()
+    )
 
 
 def by_name(pairs: Iterable[tuple[str, tuple[float, float]]]) -> dict[str, float]:
@@ -164,26 +221,38 @@ def by_name(pairs: Iterable[tuple[str, tuple[float, float]]]) -> dict[str, float
 
 def table(rows: Sequence[Comparison], figures: dict[str, Any]) -> str:
     """For people."""
-    lines = [f"{'configuration':<16}{'MiB':>7}{'planned':>9}{'error':>8}   slowdown, seconds of a step, measured and planned"]
+    lines = [
+        f"{'configuration':<16}{'MiB':>7}{'planned':>9}{'error':>8}   slowdown, seconds of a step, "
+        "measured and planned"
+    ]
     for row in rows:
         paced = {name: at_pace(pair, row) for name, pair in row.seconds.items()}
         times = f"{row.slowdown:.2f}  " + "  ".join(
-            f"{name} {pair[0]:.3g}/{pair[1]:.3g} ({error(pair):+.0%})" for name, pair in paced.items()
+            f"{name} {pair[0]:.3g}/{pair[1]:.3g} ({error(pair):+.0%})"
+            for name, pair in paced.items()
         )
         now, then = (size / 2**20 for size in row.peak_bytes)
-        lines.append(f"{row.name:<16}{now:>7.0f}{then:>9.0f}{error(row.peak_bytes):>+8.1%}   {times}")
+        lines.append(
+            f"{row.name:<16}{now:>7.0f}{then:>9.0f}{error(row.peak_bytes):>+8.1%}   {times}"
+        )
     memory = figures["memory"]
     lines += [
-        f"memory: mean error {memory['mean_error']:.1%}, worst {memory['worst']:.1%}, lowest {memory['lowest']:+.1%}",
-        "parts, mean error: " + ", ".join(f"{name} {value:.1%}" for name, value in figures["parts"].items()),
-        "time by phase, median error: " + ", ".join(f"{name} {value:.1%}" for name, value in figures["phases"].items()),
-        "time by stage, median error: " + ", ".join(f"{name} {value:.1%}" for name, value in figures["stages"].items()),
+        f"memory: mean error {memory['mean_error']:.1%}, worst {memory['worst']:.1%}, lowest "
+        f"{memory['lowest']:+.1%}",
+        "parts, mean error: "
+        + ", ".join(f"{name} {value:.1%}" for name, value in figures["parts"].items()),
+        "time by phase, median error: "
+        + ", ".join(f"{name} {value:.1%}" for name, value in figures["phases"].items()),
+        "time by stage, median error: "
+        + ", ".join(f"{name} {value:.1%}" for name, value in figures["stages"].items()),
     ]
     return "\n".join(lines)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--seed", type=int, required=True)
     parser.add_argument("--configurations", type=int, default=40)
     parser.add_argument("--stages", nargs="+", choices=KNOWN, default=list(STAGES))
@@ -198,8 +267,14 @@ def main() -> None:
     if options.picture:
         options.picture.parent.mkdir(parents=True, exist_ok=True)
         points = [(row.stage, row.peak_bytes[0] / 2**20, row.peak_bytes[1] / 2**20) for row in rows]
-        options.picture.write_text(scatter(points, "peak memory above the imports, MiB"), encoding="utf-8")
-    print(json.dumps({**figures, "rows": [asdict(row) for row in rows]}, indent=1) if options.json else table(rows, figures))
+        options.picture.write_text(
+            scatter(points, "peak memory above the imports, MiB"), encoding="utf-8"
+        )
+    print(
+        json.dumps({**figures, "rows": [asdict(row) for row in rows]}, indent=1)
+        if options.json
+        else table(rows, figures)
+    )
 
 
 if __name__ == "__main__":

@@ -1,7 +1,9 @@
-"""Configurations for benchmarks/plan_accuracy.py, drawn from a seed: sizes, lengths, batches, layouts and levers of one stage each.
+"""Configurations for benchmarks/plan_accuracy.py, drawn from a seed: sizes, lengths, batches,
+layouts and levers of one stage each.
 
-A draw is kept if its stage can be measured here in reasonable time and its tensors are large enough to be told from the process's
-own memory; both limits are on the work itself, not on what the planner says about it.
+A draw is kept if its stage can be measured here in reasonable time and its tensors are large enough
+to be told from the process's own memory; both limits are on the work itself, not on what the
+planner says about it.
 """
 
 import random
@@ -43,11 +45,15 @@ class Case:
     response_tokens: tuple[int, int]
     """The same for responses, their end-of-sequence token included."""
     model: Model
-    """The random model that the stage starts from; in `params` it is a folder where adapters or four bits need one."""
+    """The random model that the stage starts from; in `params` it is a folder where adapters or
+    four bits need one.
+    """
     shape: ModelShape
 
 
-def draw(seed: int, count: int, stages: tuple[str, ...] = STAGES, recipe: Path = RECIPE) -> list[Case]:
+def draw(
+    seed: int, count: int, stages: tuple[str, ...] = STAGES, recipe: Path = RECIPE
+) -> list[Case]:
     """`count` cases, the stages in turn; the same for the same arguments."""
     rng, found = random.Random(seed), list[Case]()
     base = read(recipe)
@@ -67,46 +73,71 @@ def _case(name: str, stage: str, rng: random.Random, base: dict[str, Any]) -> Ca
     response = length - prompt
     shortest = rng.choice((0.5, 0.8, 1.0))
     model = {
-        "family": rng.choice(("llama", "llama", "qwen2", "gpt2")), "width": width, "layers": rng.choice((2, 3, 4, 6, 8)), "heads": heads,
-        "kv_heads": heads // rng.choice((1, 2)), "mlp_width": width * rng.choice((2, 3, 4)),
-        "vocab_size": rng.choice((512, 2048, 8192, 32000)), "tie_embeddings": rng.random() < 0.5,
-    }  # fmt: skip
+        "family": rng.choice(("llama", "llama", "qwen2", "gpt2")),
+        "width": width,
+        "layers": rng.choice((2, 3, 4, 6, 8)),
+        "heads": heads,
+        "kv_heads": heads // rng.choice((1, 2)),
+        "mlp_width": width * rng.choice((2, 3, 4)),
+        "vocab_size": rng.choice((512, 2048, 8192, 32000)),
+        "tie_embeddings": rng.random() < 0.5,
+    }
     if model["family"] == "gpt2":
         model |= {"kv_heads": heads, "tie_embeddings": True}
     content = {**base, "seed": rng.randrange(1000)}
     content["model"] = base["model"] | {
-        "random": model, "context_length": length + 1, "attention": "sdpa" if rng.random() < 0.8 else "eager",
-    }  # fmt: skip
+        "random": model,
+        "context_length": length + 1,
+        "attention": "sdpa" if rng.random() < 0.8 else "eager",
+    }
     for section, fields in base.items():  # what is not measured has to fit the context too
-        lengths = {key: min(fields[key], length) for key in ("max_length", "max_new_tokens") if isinstance(fields, dict) and key in fields}
+        lengths = {
+            key: min(fields[key], length)
+            for key in ("max_length", "max_new_tokens")
+            if isinstance(fields, dict) and key in fields
+        }
         content[section] = {**fields, **lengths} if lengths else content[section]
     if stage == "evaluate":  # words that mean nothing have no gold score
-        content["data"] = base["data"] | {"source": {"kind": "file", "path": "rows.jsonl", "format": "prompts", "columns": {}}}
+        content["data"] = base["data"] | {
+            "source": {"kind": "file", "path": "rows.jsonl", "format": "prompts", "columns": {}}
+        }
     content[stage] = base[stage] | _section(rng, stage, length, response)
     whole = validate(content | {"ppo": content["ppo"] | {"layout": "separate"}}, name)
     adapters = _adapters(rng, stage, content)
     params = validate(content, name) if adapters else whole
-    said = (response, response) if stage in ANSWERING else _spread(response, shortest)  # a policy of random weights never ends
+    said = (
+        (response, response) if stage in ANSWERING else _spread(response, shortest)
+    )  # a policy of random weights never ends
     shape = from_config(random_config(whole), "model.random")
     case = Case(name, stage, params, _spread(prompt, shortest), said, whole.model, shape)
     return case if _flops(case) <= MOST_FLOPS and _bytes(case) >= LEAST_BYTES else None
 
 
 def _adapters(rng: random.Random, stage: str, content: dict[str, Any]) -> bool:
-    """LoRA for a quarter of the cases, over four bits for a tenth: `content` then starts from a folder."""
+    """LoRA for a quarter of the cases, over four bits for a tenth: `content` then starts from a
+    folder.
+    """
     drawn, shared = rng.random(), stage == "ppo" and content["ppo"]["layout"] == "shared_base"
     if stage == "evaluate" or (drawn >= 0.35 and not shared):
         return False
-    modules = rng.choice((["q", "v"], ["q", "k", "v", "o"], ["q", "k", "v", "o", "gate", "up", "down"]))
+    modules = rng.choice(
+        (["q", "v"], ["q", "k", "v", "o"], ["q", "k", "v", "o", "gate", "up", "down"])
+    )
     if content["model"]["random"]["family"] == "gpt2":
         modules = ["q", "k", "v", "o"]
-    content[stage] = content[stage] | {"lora": {"rank": rng.choice((4, 16)), "alpha": 16.0, "modules": modules, "dropout": 0.0}}
+    content[stage] = content[stage] | {
+        "lora": {"rank": rng.choice((4, 16)), "alpha": 16.0, "modules": modules, "dropout": 0.0}
+    }
     four_bits = drawn < 0.1 and content["model"]["random"]["family"] == "llama"
     if shared:  # the reward model's adapter, of which the value model's is a second copy
         content["reward"] = content["reward"] | {"lora": content[stage]["lora"], "init": "sft"}
     if four_bits and stage != "ppo":
         content["ppo"] = content["ppo"] | {"lora": content[stage]["lora"]}
-    content["model"] = content["model"] | {"path": "./base", "random": None, "quantisation": "nf4" if four_bits else None}
+    content["model"] = content["model"] | {
+        "path": "./base",
+        "random": None,
+        "quantisation": "nf4" if four_bits else None,
+    }
     return True
 
 
@@ -127,7 +158,12 @@ def _section(rng: random.Random, stage: str, length: int, response: int) -> dict
             return _rloo(rng, response)
         case "evaluate":
             batch = rng.choice((8, 16, 32))
-            return {"prompts": 2 * batch, "batch_size": batch, "max_new_tokens": response, "samples": 1}
+            return {
+                "prompts": 2 * batch,
+                "batch_size": batch,
+                "max_new_tokens": response,
+                "samples": 1,
+            }
         case _:
             return _trainer(rng, stage, length)
 
@@ -135,30 +171,55 @@ def _section(rng: random.Random, stage: str, length: int, response: int) -> dict
 def _trainer(rng: random.Random, stage: str, length: int) -> dict[str, Any]:
     micro = rng.choice((1, 2, 4, 8, 16))
     return {
-        "batch_size": micro * rng.choice((1, 1, 2, 4)), "micro_batch_size": micro, "max_steps": STEPS, "max_length": length,
-        "activation_checkpointing": rng.random() < 0.25, "checkpoint_every_steps": 1000, "log_every_steps": 1,
-    } | ({"init": "sft"} if stage == "reward" else {})  # fmt: skip
+        "batch_size": micro * rng.choice((1, 1, 2, 4)),
+        "micro_batch_size": micro,
+        "max_steps": STEPS,
+        "max_length": length,
+        "activation_checkpointing": rng.random() < 0.25,
+        "checkpoint_every_steps": 1000,
+        "log_every_steps": 1,
+    } | ({"init": "sft"} if stage == "reward" else {})
 
 
 def _ppo(rng: random.Random, length: int, response: int) -> dict[str, Any]:
     batch, mini_batches = rng.choice((8, 16, 32)), rng.choice((1, 2, 4))
     return {
-        "layout": rng.choice(("separate", "shared_trunk", "shared_base")), "updates": STEPS, "batch_size": batch, "max_new_tokens": response,
-        "rollout_batch_size": rng.choice((batch, batch // 2)), "ppo_epochs": rng.choice((1, 2)), "num_mini_batches": mini_batches,
-        "micro_batch_tokens": length * rng.choice((1, 2, 4, 8)), "checkpoint_every_updates": 1000, "sample_every_updates": 1000,
-        "missing_eos_penalty": 0.0, "target_kl": None, "max_kl": None, "responses_per_prompt": 1, "learning_rate": 1.0e-5,
-    }  # fmt: skip
+        "layout": rng.choice(("separate", "shared_trunk", "shared_base")),
+        "updates": STEPS,
+        "batch_size": batch,
+        "max_new_tokens": response,
+        "rollout_batch_size": rng.choice((batch, batch // 2)),
+        "ppo_epochs": rng.choice((1, 2)),
+        "num_mini_batches": mini_batches,
+        "micro_batch_tokens": length * rng.choice((1, 2, 4, 8)),
+        "checkpoint_every_updates": 1000,
+        "sample_every_updates": 1000,
+        "missing_eos_penalty": 0.0,
+        "target_kl": None,
+        "max_kl": None,
+        "responses_per_prompt": 1,
+        "learning_rate": 1.0e-5,
+    }
 
 
 def _rloo(rng: random.Random, response: int) -> dict[str, Any]:
     batch, mini_batches = rng.choice((8, 16, 32)), rng.choice((1, 2))
     micro = rng.choice([size for size in (2, 4, 8) if size <= batch // mini_batches])
     return {
-        "updates": STEPS, "batch_size": batch, "responses_per_prompt": 2, "max_new_tokens": response, "rollout_batch_size": batch,
-        "rloo_epochs": rng.choice((1, 2)), "num_mini_batches": mini_batches, "micro_batch_size": micro, "missing_eos_penalty": 0.0,
-        "activation_checkpointing": rng.random() < 0.25, "learning_rate": 1.0e-5,
-        "checkpoint_every_updates": 1000, "sample_every_updates": 1000,
-    }  # fmt: skip
+        "updates": STEPS,
+        "batch_size": batch,
+        "responses_per_prompt": 2,
+        "max_new_tokens": response,
+        "rollout_batch_size": batch,
+        "rloo_epochs": rng.choice((1, 2)),
+        "num_mini_batches": mini_batches,
+        "micro_batch_size": micro,
+        "missing_eos_penalty": 0.0,
+        "activation_checkpointing": rng.random() < 0.25,
+        "learning_rate": 1.0e-5,
+        "checkpoint_every_updates": 1000,
+        "sample_every_updates": 1000,
+    }
 
 
 def section(case: Case) -> Any:
@@ -176,7 +237,11 @@ def _passes(case: Case) -> float:
     own = section(case)
     match case.stage:
         case "ppo" | "rloo":
-            return STEPS * own.batch_size * (3 * (own.ppo_epochs if case.stage == "ppo" else own.rloo_epochs) + 3)
+            return (
+                STEPS
+                * own.batch_size
+                * (3 * (own.ppo_epochs if case.stage == "ppo" else own.rloo_epochs) + 3)
+            )
         case "evaluate":
             return ANSWERING_MODELS * own.prompts * 4.0
         case _:
@@ -189,7 +254,9 @@ def _flops(case: Case) -> float:
 
 
 def _bytes(case: Case) -> float:
-    """Weights, gradients and moments of what learns, and forty widths a layer of the longest micro-batch; of evaluate, three models."""
+    """Weights, gradients and moments of what learns, and forty widths a layer of the longest
+    micro-batch; of evaluate, three models.
+    """
     if case.stage == "evaluate":
         return 12.0 * case.shape.parameters
     length, own = case.prompt_tokens[1] + case.response_tokens[1], section(case)

@@ -1,6 +1,8 @@
-"""Run one stage in the current folder as `python -m training.STAGE` does, and keep what benchmarks/plan_accuracy.py needs besides its rows:
+"""Run one stage in the current folder as `python -m training.STAGE` does, and keep what
+benchmarks/plan_accuracy.py needs besides its rows:
 
-bench/process.json   bytes held after the imports; bytes of weights, gradients and optimizer at an optimizer step; CPU seconds of every usage row;
+bench/process.json   bytes held after the imports; bytes of weights, gradients and optimizer at an
+                     optimizer step; CPU seconds of every usage row;
                      seconds of the trunks that rlhf calibrate measures
 """
 
@@ -26,26 +28,43 @@ found: dict[str, Any] = {"cpu_seconds": []}
 
 
 def note_parts(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-    """After an optimizer step, before the gradients are dropped: bytes of each kind of state, every storage once."""
+    """After an optimizer step, before the gradients are dropped: bytes of each kind of state, every
+    storage once.
+    """
     if "weights_bytes" in found:
         return
-    state = [value for each in optimizer.state.values() for value in each.values() if isinstance(value, torch.Tensor)]
+    state = [
+        value
+        for each in optimizer.state.values()
+        for value in each.values()
+        if isinstance(value, torch.Tensor)
+    ]
     weights = [
-        p for module in gc.get_objects() if isinstance(module, torch.nn.Module) for p in module.parameters(recurse=False)
-    ]  # fmt: skip
+        p
+        for module in gc.get_objects()
+        if isinstance(module, torch.nn.Module)
+        for p in module.parameters(recurse=False)
+    ]
     gradients = [p.grad for p in weights if p.grad is not None]
     found.update(
-        {f"{name}_bytes": storage_bytes(of) for name, of in (("weights", weights), ("gradients", gradients), ("optimizer", state))}
+        {
+            f"{name}_bytes": storage_bytes(of)
+            for name, of in (("weights", weights), ("gradients", gradients), ("optimizer", state))
+        }
     )
 
 
 def storage_bytes(tensors: list[torch.Tensor]) -> int:
-    storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors}
+    storages = {
+        tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors
+    }
     return sum(storages.values())
 
 
 class CpuMeter:
-    """Notes the CPU seconds of the process beside every usage row: what a stage would take on an idle machine with one thread."""
+    """Notes the CPU seconds of the process beside every usage row: what a stage would take on an
+    idle machine with one thread.
+    """
 
     def __init__(self) -> None:
         self._append = Meter._append
@@ -59,7 +78,9 @@ class CpuMeter:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("stage")
     options = parser.parse_args()
     module = importlib.import_module(f"training.{options.stage}")
@@ -70,7 +91,11 @@ def main() -> int:
     Meter._append = lambda *arguments: meter(*arguments)  # type: ignore[method-assign]
     if options.stage == "evaluate":
         torch.set_grad_enabled(False)
-    inputs = module.INPUTS if options.stage != "evaluate" else lambda params: module.inputs(params.align.method)
+    inputs = (
+        module.INPUTS
+        if options.stage != "evaluate"
+        else lambda params: module.inputs(params.align.method)
+    )
     code = run_stage(options.stage, module.SECTIONS, inputs, getattr(module, options.stage))
     found["pace"] = pace()
     (BENCH / "process.json").write_text(json.dumps(found) + "\n", encoding="utf-8")

@@ -1,11 +1,14 @@
-"""Our PPO against the last one of TRL (1.12.0): episodes per second, seconds to a gold score, peak memory, final gold score, phases.
+"""Our PPO against the last one of TRL (1.12.0): episodes per second, seconds to a gold score, peak
+memory, final gold score, phases.
 
-    python -m benchmarks.ppo_vs_trl                                              the whole comparison: hours on two cores
-    python -m benchmarks.ppo_vs_trl --sizes 2M --pairs 1 --updates 3 --layouts separate --json
+    python -m benchmarks.ppo_vs_trl                                              the whole
+    comparison: hours on two cores python -m benchmarks.ppo_vs_trl --sizes 2M --pairs 1 --updates 3
+    --layouts separate --json
 
-SFT and reward model are trained once per size by our own stages (benchmarks/workspaces.py). Then the trainers run in turn, each in
-a fresh process, on the same prompts, models and hyper-parameters; ratios are taken within a pair, and the median over the pairs is
-reported. Speed is that of all updates but the first. Memory is the peak above what the process held after its imports, in runs of
+SFT and reward model are trained once per size by our own stages (benchmarks/workspaces.py). Then
+the trainers run in turn, each in a fresh process, on the same prompts, models and hyper-parameters;
+ratios are taken within a pair, and the median over the pairs is reported. Speed is that of all
+updates but the first. Memory is the peak above what the process held after its imports, in runs of
 their own with a 32,000-entry vocabulary.
 """
 
@@ -51,17 +54,53 @@ def main() -> None:
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--sizes", nargs="+", choices=SIZES, default=list(SIZES), help="parameters of the policy")
-    parser.add_argument("--layouts", nargs="+", choices=LAYOUTS, default=list(LAYOUTS), help="ours; TRL has but one")
-    parser.add_argument("--pairs", type=int, default=3, help="runs of each trainer, in turn (default 3)")
-    parser.add_argument("--updates", type=int, help="PPO updates per run, the first untimed (default by size)")
-    parser.add_argument("--memory-updates", type=int, default=2, help="updates of a memory run; 0 leaves memory out (default 2)")
-    parser.add_argument("--gold-target", type=float, default=0.8, help="for the seconds to reach it (default 0.8)")
-    parser.add_argument("--trl-accumulation", type=int, default=1, help="micro-batches per optimizer step of TRL (default 1)")
-    parser.add_argument("--threads", type=int, default=os.cpu_count(), help="CPU threads of every process (default all)")
-    parser.add_argument("--set", dest="overrides", action="append", default=[], metavar="SECTION.KEY=VALUE", help="params of both sides")
-    parser.add_argument("--work", type=Path, default=ROOT / ".bench" / "work", help="where models and runs are kept")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--sizes", nargs="+", choices=SIZES, default=list(SIZES), help="parameters of the policy"
+    )
+    parser.add_argument(
+        "--layouts", nargs="+", choices=LAYOUTS, default=list(LAYOUTS), help="ours; TRL has but one"
+    )
+    parser.add_argument(
+        "--pairs", type=int, default=3, help="runs of each trainer, in turn (default 3)"
+    )
+    parser.add_argument(
+        "--updates", type=int, help="PPO updates per run, the first untimed (default by size)"
+    )
+    parser.add_argument(
+        "--memory-updates",
+        type=int,
+        default=2,
+        help="updates of a memory run; 0 leaves memory out (default 2)",
+    )
+    parser.add_argument(
+        "--gold-target", type=float, default=0.8, help="for the seconds to reach it (default 0.8)"
+    )
+    parser.add_argument(
+        "--trl-accumulation",
+        type=int,
+        default=1,
+        help="micro-batches per optimizer step of TRL (default 1)",
+    )
+    parser.add_argument(
+        "--threads",
+        type=int,
+        default=os.cpu_count(),
+        help="CPU threads of every process (default all)",
+    )
+    parser.add_argument(
+        "--set",
+        dest="overrides",
+        action="append",
+        default=[],
+        metavar="SECTION.KEY=VALUE",
+        help="params of both sides",
+    )
+    parser.add_argument(
+        "--work", type=Path, default=ROOT / ".bench" / "work", help="where models and runs are kept"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON, not a table")
     options = parser.parse_args()
     for name in ("pairs", "threads", "trl_accumulation"):
@@ -78,9 +117,23 @@ def compare(options: argparse.Namespace) -> dict[str, Any]:
     torch.set_num_threads(options.threads)
     bench_python()  # now, not in the middle of a pair
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
-    machine = {"device": device, "cpu": platform.processor() or platform.machine(), "threads": options.threads, "torch": torch.__version__}
-    settings = {"trl": TRL_VERSION, "pairs": options.pairs, "gold_target": options.gold_target, "overrides": options.overrides}
-    return {"machine": machine, "settings": settings, "sizes": [compare_size(name, options) for name in options.sizes]}
+    machine = {
+        "device": device,
+        "cpu": platform.processor() or platform.machine(),
+        "threads": options.threads,
+        "torch": torch.__version__,
+    }
+    settings = {
+        "trl": TRL_VERSION,
+        "pairs": options.pairs,
+        "gold_target": options.gold_target,
+        "overrides": options.overrides,
+    }
+    return {
+        "machine": machine,
+        "settings": settings,
+        "sizes": [compare_size(name, options) for name in options.sizes],
+    }
 
 
 def compare_size(name: str, options: argparse.Namespace) -> dict[str, Any]:
@@ -102,17 +155,30 @@ def compare_size(name: str, options: argparse.Namespace) -> dict[str, Any]:
         memory = run_all(wide, "memory", options, environment)
         if "shared_base" in wide:
             base = wide["shared_base"]
-            sft_peak = sft_peak_bytes(base.workspace, base.params, base.workspace.folder / "bench/memory-sft", environment)
+            sft_peak = sft_peak_bytes(
+                base.workspace, base.params, base.workspace.folder / "bench/memory-sft", environment
+            )
     return {
-        "size": name, "parameters": workspace.parameters, "vocabulary": workspace.shape["vocab_size"],
-        "max_new_tokens": workspace.params.ppo.max_new_tokens, "batch_size": workspace.params.ppo.batch_size,
-        "matmul_flops_per_second": median(flops_per_second), "sft_lora_peak_bytes": sft_peak,
+        "size": name,
+        "parameters": workspace.parameters,
+        "vocabulary": workspace.shape["vocab_size"],
+        "max_new_tokens": workspace.params.ppo.max_new_tokens,
+        "batch_size": workspace.params.ppo.batch_size,
+        "matmul_flops_per_second": median(flops_per_second),
+        "sft_lora_peak_bytes": sft_peak,
         "layouts": {
-            layout: layout_row(job, runs[layout], runs[rival(job.params)], memory.get(layout), memory.get(rival(job.params)),
-                               flops_per_second, options.gold_target)
+            layout: layout_row(
+                job,
+                runs[layout],
+                runs[rival(job.params)],
+                memory.get(layout),
+                memory.get(rival(job.params)),
+                flops_per_second,
+                options.gold_target,
+            )
             for layout, job in layouts.items()
         },
-    }  # fmt: skip
+    }
 
 
 class Job(NamedTuple):
@@ -122,7 +188,9 @@ class Job(NamedTuple):
     params: Params
 
 
-def chosen(workspace: Workspace, layouts: Sequence[str], updates: int | None, environment: dict[str, str]) -> dict[str, Job]:
+def chosen(
+    workspace: Workspace, layouts: Sequence[str], updates: int | None, environment: dict[str, str]
+) -> dict[str, Job]:
     """The models and params of each layout."""
     overrides = [f"ppo.updates={updates}"] if updates else []
     jobs = {}
@@ -137,48 +205,87 @@ def rival(params: Params) -> str:
     return "trl" if lora_of(params) is None else "trl_lora"
 
 
-def run_all(layouts: dict[str, Job], name: str, options: argparse.Namespace, environment: dict[str, str]) -> dict[str, Measurement]:
+def run_all(
+    layouts: dict[str, Job], name: str, options: argparse.Namespace, environment: dict[str, str]
+) -> dict[str, Measurement]:
     """Every layout once, and after the first of its kind the TRL run it is compared with."""
     measured: dict[str, Measurement] = {}
     for layout, (workspace, params) in layouts.items():
         folder = workspace.folder / "bench"
         measured[layout] = run_ours(workspace, params, folder / f"{name}-{layout}", environment)
         if rival(params) not in measured:
-            measured[rival(params)] = run_trl(workspace, params, folder / f"{name}-{rival(params)}", environment, options.trl_accumulation)
+            measured[rival(params)] = run_trl(
+                workspace,
+                params,
+                folder / f"{name}-{rival(params)}",
+                environment,
+                options.trl_accumulation,
+            )
     return measured
 
 
 def matmul_rate(workspace: Workspace) -> float:
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    return matmul_flops_per_second(workspace.shape, workspace.params.ppo.micro_batch_tokens, DTYPES[workspace.params.model.dtype], device)
+    return matmul_flops_per_second(
+        workspace.shape,
+        workspace.params.ppo.micro_batch_tokens,
+        DTYPES[workspace.params.model.dtype],
+        device,
+    )
 
 
 def layout_row(
-    job: Job, ours: list[Measurement], trl: list[Measurement], memory: Measurement | None, trl_memory: Measurement | None,
-    flops_per_second: list[float], gold_target: float,
-) -> dict[str, Any]:  # fmt: skip
+    job: Job,
+    ours: list[Measurement],
+    trl: list[Measurement],
+    memory: Measurement | None,
+    trl_memory: Measurement | None,
+    flops_per_second: list[float],
+    gold_target: float,
+) -> dict[str, Any]:
     """What is printed of one layout: medians over the pairs, ratios within them."""
     workspace, params = job
     speeds = [m.episodes_per_second for m in ours], [m.episodes_per_second for m in trl]
     return {
-        "trl_run": rival(params), "episodes_per_second": median(speeds[0]), "trl_episodes_per_second": median(speeds[1]),
+        "trl_run": rival(params),
+        "episodes_per_second": median(speeds[0]),
+        "trl_episodes_per_second": median(speeds[1]),
         "speedup": median(a / b for a, b in zip(*speeds, strict=True)),
-        "peak_bytes": memory.peak_bytes if memory else None, "trl_peak_bytes": trl_memory.peak_bytes if trl_memory else None,
-        "memory_ratio": memory.peak_bytes / trl_memory.peak_bytes if memory and trl_memory else None,
-        "gold_final": median(m.gold_final for m in ours), "trl_gold_final": median(m.gold_final for m in trl),
-        "seconds_to_gold": median_time(ours, gold_target), "trl_seconds_to_gold": median_time(trl, gold_target),
-        "update_utilisation": utilisation(workspace, params, ours, flops_per_second, own_value_trunk=params.ppo.layout != "shared_trunk"),
-        "trl_update_utilisation": utilisation(workspace, params, trl, flops_per_second, own_value_trunk=True),
-        "phases": median_phases(ours), "trl_phases": median_phases(trl),
-        "mean_response_tokens": fmean(m.mean_response_tokens for m in ours), "trl_mean_response_tokens": fmean(m.mean_response_tokens for m in trl),
-        "speeds": speeds[0], "trl_speeds": speeds[1],
-        "golds": [m.gold_final for m in ours], "trl_golds": [m.gold_final for m in trl],
-    }  # fmt: skip
+        "peak_bytes": memory.peak_bytes if memory else None,
+        "trl_peak_bytes": trl_memory.peak_bytes if trl_memory else None,
+        "memory_ratio": memory.peak_bytes / trl_memory.peak_bytes
+        if memory and trl_memory
+        else None,
+        "gold_final": median(m.gold_final for m in ours),
+        "trl_gold_final": median(m.gold_final for m in trl),
+        "seconds_to_gold": median_time(ours, gold_target),
+        "trl_seconds_to_gold": median_time(trl, gold_target),
+        "update_utilisation": utilisation(
+            workspace,
+            params,
+            ours,
+            flops_per_second,
+            own_value_trunk=params.ppo.layout != "shared_trunk",
+        ),
+        "trl_update_utilisation": utilisation(
+            workspace, params, trl, flops_per_second, own_value_trunk=True
+        ),
+        "phases": median_phases(ours),
+        "trl_phases": median_phases(trl),
+        "mean_response_tokens": fmean(m.mean_response_tokens for m in ours),
+        "trl_mean_response_tokens": fmean(m.mean_response_tokens for m in trl),
+        "speeds": speeds[0],
+        "trl_speeds": speeds[1],
+        "golds": [m.gold_final for m in ours],
+        "trl_golds": [m.gold_final for m in trl],
+    }
 
 
 def median_time(runs: list[Measurement], gold_target: float) -> float | None:
     """Median seconds to the gold score; None if half of the runs or more never reach it."""
-    times = sorted(float("inf") if (t := run.seconds_to_gold(gold_target)) is None else t for run in runs)
+    times = sorted(
+        float("inf") if (t := run.seconds_to_gold(gold_target)) is None else t for run in runs
+    )
     return None if times[len(times) // 2] == float("inf") else median(times)
 
 
@@ -188,14 +295,27 @@ def median_phases(runs: list[Measurement]) -> dict[str, float]:
 
 
 def utilisation(
-    workspace: Workspace, params: Params, runs: list[Measurement], flops_per_second: list[float], own_value_trunk: bool
-) -> float:  # fmt: skip
-    """Useful FLOP/s of the update phase over the matmul rate measured just before its pair, a fraction; median over the pairs."""
+    workspace: Workspace,
+    params: Params,
+    runs: list[Measurement],
+    flops_per_second: list[float],
+    own_value_trunk: bool,
+) -> float:
+    """Useful FLOP/s of the update phase over the matmul rate measured just before its pair, a
+    fraction; median over the pairs.
+    """
     shares = []
     for run, rate in zip(runs, flops_per_second, strict=True):
         lengths = list(zip(run.prompt_lengths, run.response_lengths, strict=True))[run.steady]
         flops = fmean(
-            update_flops(workspace.shape, prompts, responses, params.ppo.ppo_epochs, own_value_trunk, lora_of(params) is not None)
+            update_flops(
+                workspace.shape,
+                prompts,
+                responses,
+                params.ppo.ppo_epochs,
+                own_value_trunk,
+                lora_of(params) is not None,
+            )
             for prompts, responses in lengths
         )
         shares.append(flops / run.phases["update"] / rate)
@@ -204,23 +324,53 @@ def utilisation(
 
 def show(result: dict[str, Any]) -> None:
     """Three tables for people."""
-    title = f"Our PPO and TRL {TRL_VERSION}'s, medians of {result['settings']['pairs']} pairs on {result['machine']['device']}"
-    speed = table(f"{title}: speed", ("size", "layout", "episodes/s", "TRL", "speedup", "update use", "TRL"))
-    worth = table("Memory and what was learnt", ("size", "layout", "peak MiB", "TRL", "ratio", "gold", "TRL", "s to gold", "TRL"))
+    title = (
+        f"Our PPO and TRL {TRL_VERSION}'s, medians of {result['settings']['pairs']} pairs on "
+        f"{result['machine']['device']}"
+    )
+    speed = table(
+        f"{title}: speed", ("size", "layout", "episodes/s", "TRL", "speedup", "update use", "TRL")
+    )
+    worth = table(
+        "Memory and what was learnt",
+        ("size", "layout", "peak MiB", "TRL", "ratio", "gold", "TRL", "s to gold", "TRL"),
+    )
     phases = table("Seconds per update", ("size", "trainer", *PHASES))
     for size in result["sizes"]:
         trl_shown = set()
         for layout, row in size["layouts"].items():
-            named = ("episodes_per_second", "trl_episodes_per_second", "speedup", "update_utilisation", "trl_update_utilisation")
+            named = (
+                "episodes_per_second",
+                "trl_episodes_per_second",
+                "speedup",
+                "update_utilisation",
+                "trl_update_utilisation",
+            )
             speed.add_row(size["size"], layout, *(number(row[name]) for name in named))
-            mib = [None if row[name] is None else row[name] / 2**20 for name in ("peak_bytes", "trl_peak_bytes")]
+            mib = [
+                None if row[name] is None else row[name] / 2**20
+                for name in ("peak_bytes", "trl_peak_bytes")
+            ]
             worth.add_row(
-                size["size"], layout, number(mib[0], 0), number(mib[1], 0), number(row["memory_ratio"]), number(row["gold_final"], 3),
-                number(row["trl_gold_final"], 3), number(row["seconds_to_gold"], 0), number(row["trl_seconds_to_gold"], 0),
-            )  # fmt: skip
-            phases.add_row(size["size"], layout, *(number(row["phases"].get(name)) for name in PHASES))
+                size["size"],
+                layout,
+                number(mib[0], 0),
+                number(mib[1], 0),
+                number(row["memory_ratio"]),
+                number(row["gold_final"], 3),
+                number(row["trl_gold_final"], 3),
+                number(row["seconds_to_gold"], 0),
+                number(row["trl_seconds_to_gold"], 0),
+            )
+            phases.add_row(
+                size["size"], layout, *(number(row["phases"].get(name)) for name in PHASES)
+            )
             if row["trl_run"] not in trl_shown:
-                phases.add_row(size["size"], row["trl_run"], *(number(row["trl_phases"].get(name)) for name in PHASES))
+                phases.add_row(
+                    size["size"],
+                    row["trl_run"],
+                    *(number(row["trl_phases"].get(name)) for name in PHASES),
+                )
                 trl_shown.add(row["trl_run"])
     console = Console()
     for made in (speed, worth, phases):

@@ -21,10 +21,13 @@ def calibrate(as_json: bool) -> None:
     command = [sys.executable, "-m", "training.calibrate.machine", "--out", str(MACHINE_FILE)]
     code = subprocess.run(command, cwd=root, stdout=sys.stderr, check=False).returncode
     if code < 0 or code == 130:
-        raise EnvironmentFault(f"the measurement was stopped; {MACHINE_FILE} is as it was. Run rlhf calibrate again.")
+        raise EnvironmentFault(
+            f"the measurement was stopped; {MACHINE_FILE} is as it was. Run rlhf calibrate again."
+        )
     if code:
         raise EnvironmentFault(
-            f"the measurement failed with exit code {code}, the line above says why; {MACHINE_FILE} is as it was. Try rlhf doctor."
+            f"the measurement failed with exit code {code}, the line above says why; "
+            f"{MACHINE_FILE} is as it was. Try rlhf doctor."
         )
     show(root, as_json)
 
@@ -36,7 +39,10 @@ def show(root: Path, as_json: bool) -> None:
     found = this_machine(root)
     assert found is not None
     if found.measured is None:  # an accelerator: a roofline of its best rates
-        record: dict[str, object] = {"name": found.name, "peak_flops_per_second": dict(found.peak_flops_per_second)}
+        record: dict[str, object] = {
+            "name": found.name,
+            "peak_flops_per_second": dict(found.peak_flops_per_second),
+        }
     else:
         record = found.measured.machine.model_dump(mode="json")
     if as_json:
@@ -51,6 +57,7 @@ def show(root: Path, as_json: bool) -> None:
         machine = found.measured.machine
         typer.echo(f"launches    {found.measured.forward_op_seconds * 1e6:.1f} us an operation")
         typer.echo(
-            f"processes   {machine.stages['sft'].start_seconds:.1f} s to start a Trainer's stage, {machine.stages['ppo'].start_seconds:.1f} s another"
+            f"processes   {machine.stages['sft'].start_seconds:.1f} s to start a Trainer's stage, "
+            f"{machine.stages['ppo'].start_seconds:.1f} s another"
         )
     typer.echo(f"written: {MACHINE_FILE}; rlhf plan uses it from now on")

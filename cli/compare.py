@@ -13,12 +13,22 @@ if TYPE_CHECKING:
 def compare(
     runs: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[RUN]...", help="Runs by id, or last, last-1, ...: the first is what the others are compared with."),
+        typer.Argument(
+            metavar="[RUN]...",
+            help="Runs by id, or last, last-1, ...: the first is what the others are compared with.",
+        ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object for programs instead of tables.")] = False,
-    html: Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write a page of one file and print its path.")] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object for programs instead of tables.")
+    ] = False,
+    html: Annotated[
+        Path | None,
+        typer.Option("--html", metavar="FILE", help="Write a page of one file and print its path."),
+    ] = None,
 ) -> None:
-    """Runs side by side: parameters, data, results with intervals, cost and why it differs, replies. By default the last two."""
+    """Runs side by side: parameters, data, results with intervals, cost and why it differs,
+    replies. By default the last two.
+    """
     from cli.project import project_root
     from reporting.runs_named import resolve
     from reporting.side_by_side import as_dict
@@ -30,7 +40,9 @@ def compare(
         from reporting.build import write_page
         from reporting.side_by_side_page import side_by_side_page
 
-        write_page(html, side_by_side_page(found), f"rlhf compare {' '.join(runs or [])} --html {html}")
+        write_page(
+            html, side_by_side_page(found), f"rlhf compare {' '.join(runs or [])} --html {html}"
+        )
         if not as_json:
             typer.echo(html.resolve())
     if as_json:

@@ -9,7 +9,17 @@ from rich.text import Text
 
 from reporting.numbers import ABSENT, count, duration, usd
 from reporting.sections.samples import shown_text
-from reporting.side_by_side_words import difference, estimate, hacking, judged, letter, param, rows_changed, signed_usd, why
+from reporting.side_by_side_words import (
+    difference,
+    estimate,
+    hacking,
+    judged,
+    letter,
+    param,
+    rows_changed,
+    signed_usd,
+    why,
+)
 from reporting.verdict import verdict
 
 if TYPE_CHECKING:
@@ -24,19 +34,30 @@ def compare_view(found: "SideBySide") -> Group:
     """Runs, parameters, data, results, costs, replies, notes."""
     parts: list[Any] = [_runs(found)]
     same = "The runs have the same parameters."
-    parts += [*_title("parameters that differ"), _params(found) if found.params else Text(f"  {same}")]
+    parts += [
+        *_title("parameters that differ"),
+        _params(found) if found.params else Text(f"  {same}"),
+    ]
     if found.data:
         parts += [*_title("data: rows, and rows that came (+) and went (−)"), _data(found)]
     if found.metrics:
         parts += [*_title("results"), _metrics(found)]
     for i, changes in enumerate(found.costs, start=1):
-        parts += [*_title(f"cost of the work, done once: {letter(0)} and {letter(i)}"), _costs(changes, i)]
+        parts += [
+            *_title(f"cost of the work, done once: {letter(0)} and {letter(i)}"),
+            _costs(changes, i),
+        ]
     if found.samples:
         parts += [
-            *_title(f"replies of the aligned models to {min(SAMPLES, len(found.samples))} of {len(found.samples)} prompts"),
+            *_title(
+                f"replies of the aligned models to {min(SAMPLES, len(found.samples))} of "
+                f"{len(found.samples)} prompts"
+            ),
             *_samples(found),
         ]
-    return Group(*parts, *(Text(note, style="yellow") for note in ("", *found.notes) if found.notes))
+    return Group(
+        *parts, *(Text(note, style="yellow") for note in ("", *found.notes) if found.notes)
+    )
 
 
 def _title(words: str) -> list[Text]:
@@ -56,7 +77,14 @@ def _runs(found: "SideBySide") -> Table:
     for i, side in enumerate(found.sides):
         book = side.findings.ledger
         result = verdict(side.findings).title if book.state == "completed" else book.state
-        table.add_row(letter(i), Text(book.run_id), result, duration(book.total_seconds), usd(book.total_usd), usd(book.saved_usd))
+        table.add_row(
+            letter(i),
+            Text(book.run_id),
+            result,
+            duration(book.total_seconds),
+            usd(book.total_usd),
+            usd(book.saved_usd),
+        )
     return table
 
 
@@ -72,7 +100,9 @@ def _data(found: "SideBySide") -> Table:
     table = _table("", *names, *names[1:])
     for row in found.data:
         rows = [count(number) if number is not None else ABSENT for number in row.rows]
-        table.add_row(f"{row.dataset} {row.split}", *rows, *(rows_changed(change) for change in row.changes))
+        table.add_row(
+            f"{row.dataset} {row.split}", *rows, *(rows_changed(change) for change in row.changes)
+        )
     return table
 
 
@@ -82,8 +112,12 @@ def _metrics(found: "SideBySide") -> Table:
     for column in table.columns[: len(names) + 1]:
         column.no_wrap = True
     for row in found.metrics:
-        said = [f"{difference(value, row.metric)} {judged(value)}".strip() for value in row.differences]
-        table.add_row(row.metric.title, *(estimate(value, row.metric) for value in row.estimates), *said)
+        said = [
+            f"{difference(value, row.metric)} {judged(value)}".strip() for value in row.differences
+        ]
+        table.add_row(
+            row.metric.title, *(estimate(value, row.metric) for value in row.estimates), *said
+        )
     if (hacked := hacking(found)) is not None:
         table.add_row("Reward hacking", *hacked, *("" for _ in names[1:]))
     return table
@@ -95,7 +129,9 @@ def _costs(changes: "tuple[CostChange, ...]", i: int) -> Table:
     for change in changes:
         for part in (change, *change.phases):
             name = f"  {part.phase}" if part.phase else part.stage or "total"
-            costs = (ABSENT if side is None else usd(side.usd) for side in (part.before, part.after))
+            costs = (
+                ABSENT if side is None else usd(side.usd) for side in (part.before, part.after)
+            )
             cells = [name, *costs, signed_usd(part.usd), why(part, letter(0), letter(i))]
             table.add_row(*(Text(cell) for cell in cells), style="bold" if part is change else None)
     return table
@@ -105,8 +141,13 @@ def _samples(found: "SideBySide") -> list[Any]:
     lines: list[Any] = []
     for sample in found.samples[:SAMPLES]:
         lines.append(Text(f"> {shown_text(sample.prompt)}", style="bold"))
-        replies = (ABSENT if row is None else shown_text(row.get("aligned", "")) or "(empty reply)" for row in sample.rows)
-        lines += [Padding(Text(f"{letter(i)}: {reply}"), (0, 0, 0, 2)) for i, reply in enumerate(replies)]
+        replies = (
+            ABSENT if row is None else shown_text(row.get("aligned", "")) or "(empty reply)"
+            for row in sample.rows
+        )
+        lines += [
+            Padding(Text(f"{letter(i)}: {reply}"), (0, 0, 0, 2)) for i, reply in enumerate(replies)
+        ]
     return lines
 
 

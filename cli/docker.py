@@ -1,4 +1,6 @@
-"""`rlhf up --docker` and `rlhf down --docker`: the stack of docker/compose.yaml, with each mistake told before anything starts."""
+"""`rlhf up --docker` and `rlhf down --docker`: the stack of docker/compose.yaml, with each mistake
+told before anything starts.
+"""
 
 import os
 import re
@@ -15,7 +17,9 @@ UP_TIMEOUT_SECONDS = 900
 
 
 def up(gpu: bool) -> None:
-    """Start the stack and print its pages. Raises EnvironmentFault for a missing engine, setting or image."""
+    """Start the stack and print its pages. Raises EnvironmentFault for a missing engine, setting or
+    image.
+    """
     root = project_root()
     settings = read_settings(root / SETTINGS)
     require_engine()
@@ -27,11 +31,22 @@ def up(gpu: bool) -> None:
     print("Starting the stack ...", flush=True)
     profile = ["--profile", "gpu"] if gpu else []
     done = _compose(
-        root, *profile, "up", "--detach", "--remove-orphans", "--wait", "--wait-timeout", str(UP_TIMEOUT_SECONDS), *_awaited(gpu)
+        root,
+        *profile,
+        "up",
+        "--detach",
+        "--remove-orphans",
+        "--wait",
+        "--wait-timeout",
+        str(UP_TIMEOUT_SECONDS),
+        *_awaited(gpu),
     )
     if done.returncode:
         raise EnvironmentFault(_why(root, done.stderr))
-    print(f"Prefect  http://127.0.0.1:{settings.get('PREFECT_PORT') or 4200}   (deployments, rlhf: the form that starts a run)")
+    print(
+        f"Prefect  http://127.0.0.1:{settings.get('PREFECT_PORT') or 4200}   (deployments, rlhf: "
+        "the form that starts a run)"
+    )
     print(f"MLflow   http://127.0.0.1:{settings.get('MLFLOW_PORT') or 5000}")
     print(f"Stop it with {this_command()} down --docker; volumes keep what was made.")
 
@@ -47,24 +62,35 @@ def down() -> None:
 
 
 def read_settings(path: Path) -> dict[str, str]:
-    """What stands in docker/.env. Raises EnvironmentFault if it or one of its secrets is missing; never shows a value."""
+    """What stands in docker/.env. Raises EnvironmentFault if it or one of its secrets is missing;
+    never shows a value.
+    """
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except FileNotFoundError:
         raise EnvironmentFault(
-            f"{SETTINGS} does not exist, the stack takes its secrets from it. Make it: cp {EXAMPLE} {SETTINGS}"
+            f"{SETTINGS} does not exist, the stack takes its secrets from it. Make it: cp "
+            f"{EXAMPLE} {SETTINGS}"
         ) from None
     found = dict(re.findall(r"^\s*(\w+)=(.*?)\s*$", "\n".join(lines), re.MULTILINE))
     for name in SECRETS:
         value = found.get(name, "")
         if len(value) < SHORTEST_SECRET or not value.isalnum():
-            state = "empty" if not value else f"{len(value)} characters long" if value.isalnum() else "not of letters and digits alone"
+            state = (
+                "empty"
+                if not value
+                else f"{len(value)} characters long"
+                if value.isalnum()
+                else "not of letters and digits alone"
+            )
             raise EnvironmentFault(
-                f"{name} in {SETTINGS} is {state}: at least {SHORTEST_SECRET} letters and digits are needed. Set it there."
+                f"{name} in {SETTINGS} is {state}: at least {SHORTEST_SECRET} letters and digits "
+                "are needed. Set it there."
             )
     if not found.get("DOCKER_GROUP", "").isdigit():
         raise EnvironmentFault(
-            f"DOCKER_GROUP={found.get('DOCKER_GROUP', '')} in {SETTINGS} is no number: it is the group of the engine's socket. "
+            f"DOCKER_GROUP={found.get('DOCKER_GROUP', '')} in {SETTINGS} is no number: it is the "
+            "group of the engine's socket. "
             "Set it to what stat -c %g /var/run/docker.sock prints."
         )
     return found
@@ -75,48 +101,102 @@ def require_engine() -> None:
     host = os.environ.get("DOCKER_HOST", "the default socket")
     try:
         done = subprocess.run(
-            ["docker", "version", "--format", "{{.Server.Version}}"], capture_output=True, text=True, timeout=60, check=False
+            ["docker", "version", "--format", "{{.Server.Version}}"],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
         )
     except FileNotFoundError:
         raise EnvironmentFault(
-            "docker is not on PATH, and the stack runs in containers. Install it, or use rlhf up without --docker."
+            "docker is not on PATH, and the stack runs in containers. Install it, or use rlhf up "
+            "without --docker."
         ) from None
     except subprocess.TimeoutExpired:
-        raise EnvironmentFault(f"the Docker engine at {host} does not answer within 60 s. Restart it.") from None
+        raise EnvironmentFault(
+            f"the Docker engine at {host} does not answer within 60 s. Restart it."
+        ) from None
     if done.returncode:
-        raise EnvironmentFault(f"no Docker engine answers at {host}: {_last_line(done.stderr)} Start it, or name it with DOCKER_HOST.")
+        raise EnvironmentFault(
+            f"no Docker engine answers at {host}: {_last_line(done.stderr)} Start it, or name it "
+            "with DOCKER_HOST."
+        )
 
 
 def _require_image(image: str, setting: str, target: str) -> None:
-    if subprocess.run(["docker", "image", "inspect", image], capture_output=True, timeout=60, check=False).returncode:
+    if subprocess.run(
+        ["docker", "image", "inspect", image], capture_output=True, timeout=60, check=False
+    ).returncode:
         raise EnvironmentFault(
-            f"the image {image} ({setting}) is not on this machine. Build it with make images (target {target}), or name another in {SETTINGS}."
+            f"the image {image} ({setting}) is not on this machine. Build it with make images "
+            f"(target {target}), or name another in {SETTINGS}."
         )
 
 
 def _compose(root: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = ["docker", "compose", "--file", str(root / COMPOSE), "--env-file", str(root / SETTINGS), *arguments]
-    return subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=UP_TIMEOUT_SECONDS + 60, check=False)
+    command = [
+        "docker",
+        "compose",
+        "--file",
+        str(root / COMPOSE),
+        "--env-file",
+        str(root / SETTINGS),
+        *arguments,
+    ]
+    return subprocess.run(
+        command,
+        cwd=root,
+        capture_output=True,
+        text=True,
+        timeout=UP_TIMEOUT_SECONDS + 60,
+        check=False,
+    )
 
 
 def _awaited(gpu: bool) -> list[str]:
-    """Services to wait for; `setup` ends by itself, which --wait takes for a failure unless it is left out."""
-    return ["postgres", "s3", "prefect", "mlflow", "cpu-worker", "docker-worker", *(["gpu-worker"] if gpu else [])]
+    """Services to wait for; `setup` ends by itself, which --wait takes for a failure unless it is
+    left out.
+    """
+    return [
+        "postgres",
+        "s3",
+        "prefect",
+        "mlflow",
+        "cpu-worker",
+        "docker-worker",
+        *(["gpu-worker"] if gpu else []),
+    ]
 
 
 def _why(root: Path, said: str) -> str:
-    """The service's own line where it has one: setup tells what is wrong with store, secrets or recipe."""
-    own = [line for line in _compose(root, "logs", "--no-log-prefix", "setup").stdout.splitlines() if line.startswith("setup: ")]
+    """The service's own line where it has one: setup tells what is wrong with store, secrets or
+    recipe.
+    """
+    own = [
+        line
+        for line in _compose(root, "logs", "--no-log-prefix", "setup").stdout.splitlines()
+        if line.startswith("setup: ")
+    ]
     if own:
         return own[-1].removeprefix("setup: ")
-    if "password authentication failed" in _compose(root, "logs", "--tail", "20", "postgres").stdout:
+    if (
+        "password authentication failed"
+        in _compose(root, "logs", "--tail", "20", "postgres").stdout
+    ):
         return (
-            f"PostgreSQL refuses POSTGRES_PASSWORD of {SETTINGS}: its volume was made with another. Put that one back, or change it in the "
+            f"PostgreSQL refuses POSTGRES_PASSWORD of {SETTINGS}: its volume was made with "
+            "another. Put that one back, or change it in the "
             "database: docker compose exec postgres psql -U rlhf prefect -c '\\password'."
         )
     if "could not select device driver" in said:
-        return "no GPU can be given to containers here: install the vendor's container toolkit, or leave --gpu out."
-    return f"the stack did not start: {_last_line(said)} See docker compose --file {COMPOSE} --env-file {SETTINGS} logs."
+        return (
+            "no GPU can be given to containers here: install the vendor's container toolkit, or "
+            "leave --gpu out."
+        )
+    return (
+        f"the stack did not start: {_last_line(said)} See docker compose --file {COMPOSE} "
+        f"--env-file {SETTINGS} logs."
+    )
 
 
 def _last_line(text: str) -> str:

@@ -37,7 +37,10 @@ def examine(as_json: bool) -> int:
         print(json.dumps([finding._asdict() for finding in findings], indent=2))
     else:
         for finding in findings:
-            print(f"{finding.level:<8} {finding.check:<11} {finding.text}{f' -> {finding.fix}' if finding.fix else ''}")
+            print(
+                f"{finding.level:<8} {finding.check:<11} "
+                f"{finding.text}{f' -> {finding.fix}' if finding.fix else ''}"
+            )
     return EXIT_BAD_INPUT if any(finding.level == "problem" for finding in findings) else EXIT_DONE
 
 
@@ -47,20 +50,36 @@ def python(root: Path) -> list[Finding]:
 
 
 def versions(root: Path) -> list[Finding]:
-    """Installed versions against constraints.txt: other versions may work, but were not tested together."""
+    """Installed versions against constraints.txt: other versions may work, but were not tested
+    together.
+    """
     wanted = {}
     for line in (root / "constraints.txt").read_text(encoding="utf-8").splitlines():
         name, found, version = line.split("#")[0].strip().partition("==")
         if found:
             wanted[name.strip()] = version.strip()
-    installed = {name: version for name, version in ((name, _installed(name)) for name in wanted) if version is not None}
-    differing = [f"{name} {version}, not {wanted[name]}" for name, version in installed.items() if version.split("+")[0] != wanted[name]]
-    missing = [name for name in ("torch", "transformers", "trl", "dvc", "prefect", "mlflow", "pydantic") if _installed(name) is None]
+    installed = {
+        name: version
+        for name, version in ((name, _installed(name)) for name in wanted)
+        if version is not None
+    }
+    differing = [
+        f"{name} {version}, not {wanted[name]}"
+        for name, version in installed.items()
+        if version.split("+")[0] != wanted[name]
+    ]
+    missing = [
+        name
+        for name in ("torch", "transformers", "trl", "dvc", "prefect", "mlflow", "pydantic")
+        if _installed(name) is None
+    ]
     fix = f"{sys.executable} -m pip install -c constraints.txt -e ."
     if missing:
         return [Finding("versions", "problem", f"not installed: {', '.join(missing)}", fix)]
     if differing:
-        shown = "; ".join(differing[:3]) + (f" and {len(differing) - 3} more" if len(differing) > 3 else "")
+        shown = "; ".join(differing[:3]) + (
+            f" and {len(differing) - 3} more" if len(differing) > 3 else ""
+        )
         return [Finding("versions", "notice", f"other than in constraints.txt: {shown}", fix)]
     return [Finding("versions", "ok", f"{len(installed)} packages as in constraints.txt")]
 
@@ -74,12 +93,18 @@ def _installed(name: str) -> str | None:
 
 def device(root: Path) -> list[Finding]:
     """Asked in a child process: this command, like all but the stages, does not import torch."""
-    code = "import torch; print(torch.cuda.get_device_name() if torch.cuda.is_available() else f'cpu, {torch.get_num_threads()} threads')"
+    code = (
+        "import torch; print(torch.cuda.get_device_name() if torch.cuda.is_available() else f'cpu, "
+        "{torch.get_num_threads()} threads')"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     if done.returncode:
         return [
             Finding(
-                "device", "problem", f"torch does not load: {done.stderr.strip().splitlines()[-1]}", "install torch as in constraints.txt"
+                "device",
+                "problem",
+                f"torch does not load: {done.stderr.strip().splitlines()[-1]}",
+                "install torch as in constraints.txt",
             )
         ]
     return [Finding("device", "ok", done.stdout.strip())]
@@ -89,15 +114,36 @@ def disk(root: Path) -> list[Finding]:
     free = shutil.disk_usage(root).free
     text = f"{free / 2**30:.1f} GiB free at {root}"
     if free < FREE_BYTES_NEEDED:
-        return [Finding("disk", "problem", f"{text}, {FREE_BYTES_NEEDED / 2**30:.0f} GiB is needed", "free some space")]
+        return [
+            Finding(
+                "disk",
+                "problem",
+                f"{text}, {FREE_BYTES_NEEDED / 2**30:.0f} GiB is needed",
+                "free some space",
+            )
+        ]
     return [Finding("disk", "ok", text)]
 
 
 def permission(root: Path) -> list[Finding]:
-    places = [root, *(path for name in ("data", "models", "runs", "metrics", ".rlhf", ".dvc") if (path := root / name).exists())]
+    places = [
+        root,
+        *(
+            path
+            for name in ("data", "models", "runs", "metrics", ".rlhf", ".dvc")
+            if (path := root / name).exists()
+        ),
+    ]
     closed = [str(path) for path in places if not os.access(path, os.W_OK)]
     if closed:
-        return [Finding("permission", "problem", f"not writable: {', '.join(closed)}", f"chmod -R u+w {root}")]
+        return [
+            Finding(
+                "permission",
+                "problem",
+                f"not writable: {', '.join(closed)}",
+                f"chmod -R u+w {root}",
+            )
+        ]
     return [Finding("permission", "ok", f"{root} is writable")]
 
 
@@ -107,14 +153,27 @@ def tools(root: Path) -> list[Finding]:
     if shutil.which("git") is None:
         findings.append(Finding("git", "problem", "not on PATH", "install git"))
     elif not (root / ".git").exists():
-        findings.append(Finding("git", "problem", f"{root} is not a git checkout, DVC needs one", "git init"))
+        findings.append(
+            Finding("git", "problem", f"{root} is not a git checkout, DVC needs one", "git init")
+        )
     else:
         findings.append(Finding("git", "ok", "checkout found"))
     done = subprocess.run(
-        [sys.executable, "-m", "dvc", "stage", "list", "--name-only"], cwd=root, capture_output=True, text=True, check=False
+        [sys.executable, "-m", "dvc", "stage", "list", "--name-only"],
+        cwd=root,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     if done.returncode:
-        findings.append(Finding("dvc", "problem", f"can not read dvc.yaml: {done.stderr.strip().splitlines()[-1]}", "fix dvc.yaml"))
+        findings.append(
+            Finding(
+                "dvc",
+                "problem",
+                f"can not read dvc.yaml: {done.stderr.strip().splitlines()[-1]}",
+                "fix dvc.yaml",
+            )
+        )
     else:
         findings.append(Finding("dvc", "ok", f"{len(done.stdout.split())} stages"))
     return findings
@@ -129,7 +188,14 @@ def ports(root: Path) -> list[Finding]:
         elif is_port_free(port):
             findings.append(Finding("port", "ok", f"{port} is free for {name}"))
         else:
-            findings.append(Finding("port", "notice", f"{port} is taken, {name} uses it by default", f"rlhf up --{name}-port {port + 1}"))
+            findings.append(
+                Finding(
+                    "port",
+                    "notice",
+                    f"{port} is taken, {name} uses it by default",
+                    f"rlhf up --{name}-port {port + 1}",
+                )
+            )
     return findings
 
 
@@ -149,13 +215,33 @@ def _data_files(root: Path, params: Params) -> list[Finding]:
             continue  # nobody has voted yet
         if not path.is_file():
             findings.append(
-                Finding("data", "problem", f"data.{section}.path={named} does not exist", "put the file there, or fix params.yaml")
+                Finding(
+                    "data",
+                    "problem",
+                    f"data.{section}.path={named} does not exist",
+                    "put the file there, or fix params.yaml",
+                )
             )
         elif not path.stat().st_size:
-            findings.append(Finding("data", "problem", f"data.{section}.path={named} is empty", "fetch it again"))
+            findings.append(
+                Finding(
+                    "data", "problem", f"data.{section}.path={named} is empty", "fetch it again"
+                )
+            )
         else:
-            findings.append(Finding("data", "ok", f"data.{section}.path={named}, {path.stat().st_size:,} bytes"))
+            findings.append(
+                Finding("data", "ok", f"data.{section}.path={named}, {path.stat().st_size:,} bytes")
+            )
     return findings or [Finding("data", "ok", "generated, or fetched by the data stage")]
 
 
-CHECKS: tuple[Callable[[Path], list[Finding]], ...] = (python, versions, device, disk, permission, tools, ports, params_and_data)
+CHECKS: tuple[Callable[[Path], list[Finding]], ...] = (
+    python,
+    versions,
+    device,
+    disk,
+    permission,
+    tools,
+    ports,
+    params_and_data,
+)

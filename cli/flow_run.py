@@ -1,4 +1,6 @@
-"""A flow run from the command line: said what it will cost, then run in this process on the server that is up, or on a temporary one."""
+"""A flow run from the command line: said what it will cost, then run in this process on the server
+that is up, or on a temporary one.
+"""
 
 import os
 import sys
@@ -15,10 +17,14 @@ if TYPE_CHECKING:
     from prefect.client.schemas.objects import State
 
 
-def run_flow(root: Path, params: Params, yes: bool, start: "Callable[[], State[Any]]") -> "State[Any]":
-    """Plan first, then `start`, which imports a flow and runs it; returns the state of a run that was done or stopped.
+def run_flow(
+    root: Path, params: Params, yes: bool, start: "Callable[[], State[Any]]"
+) -> "State[Any]":
+    """Plan first, then `start`, which imports a flow and runs it; returns the state of a run that
+    was done or stopped.
 
-    Raises CostError if it was not to be started, EnvironmentFault if Prefect can not run it, and what the flow failed with.
+    Raises CostError if it was not to be started, EnvironmentFault if Prefect can not run it, and
+    what the flow failed with.
     """
     plan_first(root, params, yes)
     os.environ.update(settings(root, prefect_api(root)))
@@ -28,7 +34,8 @@ def run_flow(root: Path, params: Params, yes: bool, start: "Callable[[], State[A
         state = start()
     except RuntimeError as error:
         raise EnvironmentFault(
-            f"Prefect could not run the flow: {' '.join(str(error).split()).rstrip('.')}. Run rlhf doctor, or start a server first with rlhf up."
+            f"Prefect could not run the flow: {' '.join(str(error).split()).rstrip('.')}. Run rlhf "
+            "doctor, or start a server first with rlhf up."
         ) from error
     if state.is_failed() or state.is_crashed():
         raise reason(state)
@@ -36,7 +43,9 @@ def run_flow(root: Path, params: Params, yes: bool, start: "Callable[[], State[A
 
 
 def plan_first(root: Path, params: Params, yes: bool) -> None:
-    """Say what the run will cost; refuse it above the budget, and ask where it needs approval. Raises CostError."""
+    """Say what the run will cost; refuse it above the budget, and ask where it needs approval.
+    Raises CostError.
+    """
     from tasks.planning.plan import gate, needs_approval, prepare, summary
 
     prepared = prepare(root, params)
@@ -47,9 +56,15 @@ def plan_first(root: Path, params: Params, yes: bool) -> None:
         print(f"warning: {warning}", file=sys.stderr)
     if not needs_approval(prepared) or yes:
         return
-    above = f"{prepared.ahead_total.usd:.4g} USD are planned, above budget.approval_usd={params.budget.approval_usd:g}"
+    above = (
+        f"{prepared.ahead_total.usd:.4g} USD are planned, above "
+        f"budget.approval_usd={params.budget.approval_usd:g}"
+    )
     if not sys.stdin.isatty():
-        raise CostError(f"{above}, and nobody is there to ask. Approve with --yes, or raise budget.approval_usd in params.yaml.")
+        raise CostError(
+            f"{above}, and nobody is there to ask. Approve with --yes, or raise "
+            "budget.approval_usd in params.yaml."
+        )
     print(f"{above}. Start the run? [y/N] ", file=sys.stderr, end="", flush=True)
     if sys.stdin.readline().strip().lower() not in ("y", "yes"):
         raise CostError(f"{above}: not approved, nothing was started.")
@@ -61,5 +76,6 @@ def reason(state: "State[Any]") -> RlhfError:
     if isinstance(error, RlhfError):
         return error
     return RlhfError(
-        f"the run failed: {state.message or error}. What the stages printed is in runs/<stage>/log.txt; rlhf run goes on from there."
+        f"the run failed: {state.message or error}. What the stages printed is in "
+        "runs/<stage>/log.txt; rlhf run goes on from there."
     )

@@ -21,20 +21,33 @@ from config.errors import EnvironmentFault, ParamsError
 FIRST_PAIRS = 50
 """Drawn when there are none yet."""
 
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object for programs instead of a table.")]
+AsJson = Annotated[
+    bool, typer.Option("--json", help="Print one JSON object for programs instead of a table.")
+]
 
 
 def label(
-    new: Annotated[int | None, typer.Option("--new", min=1, help="First draw this many new pairs from the aligned model.")] = None,
+    new: Annotated[
+        int | None,
+        typer.Option("--new", min=1, help="First draw this many new pairs from the aligned model."),
+    ] = None,
     temperature: Annotated[float, typer.Option(help="Sampling temperature of new pairs.")] = 1.0,
-    seed: Annotated[int | None, typer.Option(help="Seed of new pairs; without it, one that was not used yet.")] = None,
-    annotator: Annotated[str | None, typer.Option(help="Name to start with; the page asks otherwise.")] = None,
+    seed: Annotated[
+        int | None, typer.Option(help="Seed of new pairs; without it, one that was not used yet.")
+    ] = None,
+    annotator: Annotated[
+        str | None, typer.Option(help="Name to start with; the page asks otherwise.")
+    ] = None,
     port: Annotated[int, typer.Option(help="Port of the page; 0 takes a free one.")] = 0,
     open_page: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
-    report: Annotated[bool, typer.Option("--report", help="Only show progress and agreement.")] = False,
+    report: Annotated[
+        bool, typer.Option("--report", help="Only show progress and agreement.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Compare pairs of responses on a local page, by keyboard; the votes are data for the next run."""
+    """Compare pairs of responses on a local page, by keyboard; the votes are data for the next
+    run.
+    """
     from labelling.server import Session, serve, url
     from labelling.votes import PAIRS_FILE, VOTES_FILE, annotator_name
 
@@ -46,7 +59,10 @@ def label(
     if new or not (root / PAIRS_FILE).exists():
         draw(root, new or FIRST_PAIRS, temperature, seed)
     with serve(Session(root / PAIRS_FILE, root / VOTES_FILE), port) as server:
-        for number in (signal.SIGTERM, signal.SIGINT):  # from another thread: shutdown waits for the loop that a signal interrupts
+        for number in (
+            signal.SIGTERM,
+            signal.SIGINT,
+        ):  # from another thread: shutdown waits for the loop that a signal interrupts
             signal.signal(number, lambda *_: threading.Thread(target=server.shutdown).start())
         address = url(server) + ("?" + urllib.parse.urlencode({"annotator": name}) if name else "")
         typer.echo(
@@ -62,12 +78,25 @@ def label(
 
 
 def draw(root: Path, count: int, temperature: float, seed: int | None) -> None:
-    """New pairs, in a process of their own. Raises EnvironmentFault if it fails, the pairs so far stay."""
-    command = [sys.executable, "-m", "training.labelling.pairs", "--count", str(count), "--temperature", str(temperature)]
+    """New pairs, in a process of their own. Raises EnvironmentFault if it fails, the pairs so far
+    stay.
+    """
+    command = [
+        sys.executable,
+        "-m",
+        "training.labelling.pairs",
+        "--count",
+        str(count),
+        "--temperature",
+        str(temperature),
+    ]
     command += [] if seed is None else ["--seed", str(seed)]
     code = subprocess.run(command, cwd=root, stdout=sys.stderr, check=False).returncode
     if code:
-        raise EnvironmentFault(f"no pairs were drawn (exit code {code}), the line above says why; those drawn before are as they were.")
+        raise EnvironmentFault(
+            f"no pairs were drawn (exit code {code}), the line above says why; those drawn before "
+            "are as they were."
+        )
 
 
 def label_import(
@@ -75,7 +104,11 @@ def label_import(
     form: Annotated[str, typer.Option("--format", help="label-studio or argilla.")],
     column: Annotated[
         list[str] | None,
-        typer.Option("--column", metavar="OURS=THEIRS", help="Field of the export that holds prompt, response1 or response2; repeatable."),
+        typer.Option(
+            "--column",
+            metavar="OURS=THEIRS",
+            help="Field of the export that holds prompt, response1 or response2; repeatable.",
+        ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -84,11 +117,18 @@ def label_import(
 
     found = take_in(project_root(), file, form, _columns(column or []))
     if as_json:
-        typer.echo(json.dumps({key: value for key, value in found._asdict().items() if key != "reasons"}))
+        typer.echo(
+            json.dumps({key: value for key, value in found._asdict().items() if key != "reasons"})
+        )
         return
-    typer.echo(f"{found.imported} votes of {file} are in {found.votes}; {found.unchanged} were there already or replaced in the same file.")
+    typer.echo(
+        f"{found.imported} votes of {file} are in {found.votes}; {found.unchanged} were there "
+        "already or replaced in the same file."
+    )
     if found.refused:
-        typer.echo(f"{found.refused} refused: {found.reasons}. All of them are in {found.quarantine}.")
+        typer.echo(
+            f"{found.refused} refused: {found.reasons}. All of them are in {found.quarantine}."
+        )
 
 
 def _columns(pairs: Sequence[str]) -> dict[str, str]:
@@ -108,7 +148,8 @@ def _report(root: Path, as_json: bool) -> None:
         return
     console = Console(highlight=False)
     console.print(
-        f"{found['votes']} votes; {found['pairs_with_votes']} of {found['pairs']} pairs have one, {found['pairs_with_several_votes']} have several."
+        f"{found['votes']} votes; {found['pairs_with_votes']} of {found['pairs']} pairs have one, "
+        f"{found['pairs_with_several_votes']} have several."
     )
     if found["annotators"]:
         console.print(_annotators(found["annotators"]))
@@ -116,7 +157,8 @@ def _report(root: Path, as_json: bool) -> None:
         console.print("Agreement: no pair has votes of two annotators yet.")
         return
     console.print(
-        f"Agreement: {found['agreement']:.1%} of couples of votes on a pair; Krippendorff's alpha {_number(found['krippendorff_alpha'])}."
+        f"Agreement: {found['agreement']:.1%} of couples of votes on a pair; Krippendorff's alpha "
+        f"{_number(found['krippendorff_alpha'])}."
     )
     console.print(_couples(found["couples"]))
 
@@ -137,7 +179,12 @@ def _annotators(rows: Sequence[dict[str, Any]]) -> Table:
 def _couples(rows: Sequence[dict[str, Any]]) -> Table:
     table = Table("annotators", "pairs of both", "agreement", "Cohen's kappa")
     for row in rows:
-        table.add_row(_plain(f"{row['first']}, {row['second']}"), str(row["units"]), f"{row['agreement']:.1%}", _number(row["kappa"]))
+        table.add_row(
+            _plain(f"{row['first']}, {row['second']}"),
+            str(row["units"]),
+            f"{row['agreement']:.1%}",
+            _number(row["kappa"]),
+        )
     return table
 
 

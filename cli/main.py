@@ -1,4 +1,6 @@
-"""`rlhf`: its commands and options. Everything heavier than this file is imported by the command that needs it."""
+"""`rlhf`: its commands and options. Everything heavier than this file is imported by the command
+that needs it.
+"""
 
 import sys
 from pathlib import Path
@@ -23,22 +25,39 @@ app = typer.Typer(
 )
 
 Recipe = Annotated[
-    Path | None, typer.Option("--recipe", metavar="FILE", help="Params file to run, such as recipes/demo.yaml; without it, params.yaml.")
+    Path | None,
+    typer.Option(
+        "--recipe",
+        metavar="FILE",
+        help="Params file to run, such as recipes/demo.yaml; without it, params.yaml.",
+    ),
 ]
 Overrides = Annotated[
-    list[str] | None, typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Change one parameter, such as sft.epochs=1; repeatable.")
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="SECTION.KEY=VALUE",
+        help="Change one parameter, such as sft.epochs=1; repeatable.",
+    ),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object for programs instead of a table.")]
+AsJson = Annotated[
+    bool, typer.Option("--json", help="Print one JSON object for programs instead of a table.")
+]
 
 
 @app.command()
 def run(
     recipe: Recipe = None,
     overrides: Overrides = None,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Start without asking, also above budget.approval_usd.")] = False,
+    yes: Annotated[
+        bool,
+        typer.Option("--yes", "-y", help="Start without asking, also above budget.approval_usd."),
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Run the pipeline: data, sft, reward, ppo (or dpo, rloo), evaluate, report. Only what changed is done again."""
+    """Run the pipeline: data, sft, reward, ppo (or dpo, rloo), evaluate, report. Only what changed
+    is done again.
+    """
     from cli.run import run_pipeline
 
     raise typer.Exit(run_pipeline(recipe, overrides or [], yes, as_json))
@@ -48,11 +67,19 @@ def run(
 def retrain(
     recipe: Recipe = None,
     overrides: Overrides = None,
-    force: Annotated[bool, typer.Option("--force", help="Train without a reason in the data; budget and gate stay.")] = False,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Start without asking, also above budget.approval_usd.")] = False,
+    force: Annotated[
+        bool,
+        typer.Option("--force", help="Train without a reason in the data; budget and gate stay."),
+    ] = False,
+    yes: Annotated[
+        bool,
+        typer.Option("--yes", "-y", help="Start without asking, also above budget.approval_usd."),
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Look for new data and votes; if it is worth it train, compare with the champion, and promote only on evidence."""
+    """Look for new data and votes; if it is worth it train, compare with the champion, and promote
+    only on evidence.
+    """
     from cli.retrain import retrain_cycle
 
     raise typer.Exit(retrain_cycle(recipe, overrides or [], force, yes, as_json))
@@ -77,19 +104,37 @@ def calibrate(as_json: AsJson = False) -> None:
 
 @app.command()
 def up(
-    prefect_port: Annotated[int, typer.Option(help="Port of the Prefect server and its pages.")] = 4200,
+    prefect_port: Annotated[
+        int, typer.Option(help="Port of the Prefect server and its pages.")
+    ] = 4200,
     mlflow_port: Annotated[int, typer.Option(help="Port of MLflow's pages.")] = 5000,
     open_page: Annotated[
-        str | None, typer.Option("--open", metavar="SERVER", help="Open the newest run in prefect's or mlflow's pages.")
+        str | None,
+        typer.Option(
+            "--open", metavar="SERVER", help="Open the newest run in prefect's or mlflow's pages."
+        ),
     ] = None,
-    docker: Annotated[bool, typer.Option("--docker", help="Start the stack of docker/compose.yaml instead, in containers.")] = False,
-    gpu: Annotated[bool, typer.Option("--gpu", help="With --docker: a worker for containers with GPUs too.")] = False,
+    docker: Annotated[
+        bool,
+        typer.Option(
+            "--docker", help="Start the stack of docker/compose.yaml instead, in containers."
+        ),
+    ] = False,
+    gpu: Annotated[
+        bool, typer.Option("--gpu", help="With --docker: a worker for containers with GPUs too.")
+    ] = False,
     notify: Annotated[
         str | None,
-        typer.Option(metavar="URL", help="Webhook that is told of runs that finish, fail or reach their budget, and of promotions."),
+        typer.Option(
+            metavar="URL",
+            help="Webhook that is told of runs that finish, fail or reach their budget, and of "
+            "promotions.",
+        ),
     ] = None,
 ) -> None:
-    """Start the Prefect and MLflow servers and a worker in the background, and put the forms of prefect.yaml into the Prefect UI."""
+    """Start the Prefect and MLflow servers and a worker in the background, and put the forms of
+    prefect.yaml into the Prefect UI.
+    """
     if docker:
         from cli.docker import up as start_stack
 
@@ -101,7 +146,11 @@ def up(
 
 
 @app.command()
-def down(docker: Annotated[bool, typer.Option("--docker", help="Stop the stack of docker/compose.yaml instead.")] = False) -> None:
+def down(
+    docker: Annotated[
+        bool, typer.Option("--docker", help="Stop the stack of docker/compose.yaml instead.")
+    ] = False,
+) -> None:
     """Let runs at work checkpoint, then stop what `rlhf up` started."""
     if docker:
         from cli.docker import down as stop_stack
@@ -123,14 +172,18 @@ def status(as_json: AsJson = False) -> None:
 
 @app.command()
 def doctor(as_json: AsJson = False) -> None:
-    """Check what a run needs: versions, device, disk, ports, params, data. Each problem comes with what fixes it."""
+    """Check what a run needs: versions, device, disk, ports, params, data. Each problem comes with
+    what fixes it.
+    """
     from cli.doctor import examine
 
     raise typer.Exit(examine(as_json))
 
 
 def main() -> None:
-    """Entry point: a mistake of the user's is one line on stderr and exit code 2, never a traceback."""
+    """Entry point: a mistake of the user's is one line on stderr and exit code 2, never a
+    traceback.
+    """
     try:
         app()
     except RlhfError as error:

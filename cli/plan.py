@@ -1,4 +1,6 @@
-"""`rlhf plan`: what a run will need before it starts, as a table, JSON, an HTML page, a comparison, a search or a sweep."""
+"""`rlhf plan`: what a run will need before it starts, as a table, JSON, an HTML page, a comparison,
+a search or a sweep.
+"""
 
 import json
 from pathlib import Path
@@ -24,46 +26,106 @@ class Search(NamedTuple):
 
 def plan(
     params_file: Annotated[
-        Path | None, typer.Option("--params", "--recipe", metavar="FILE", help="Params file to plan; params.yaml by default.")
+        Path | None,
+        typer.Option(
+            "--params",
+            "--recipe",
+            metavar="FILE",
+            help="Params file to plan; params.yaml by default.",
+        ),
     ] = None,
     assignments: Annotated[
-        list[str] | None, typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Change one parameter; repeatable.")
+        list[str] | None,
+        typer.Option(
+            "--set", metavar="SECTION.KEY=VALUE", help="Change one parameter; repeatable."
+        ),
     ] = None,
     stage: Annotated[
-        list[str] | None, typer.Option("--stage", help="Plan this stage alone; the file may then leave other sections out. Repeatable.")
+        list[str] | None,
+        typer.Option(
+            "--stage",
+            help="Plan this stage alone; the file may then leave other sections out. Repeatable.",
+        ),
     ] = None,
     hardware: Annotated[
-        str | None, typer.Option("--hardware", metavar="NAME", help="Device, such as a100-80; without it, this machine's CPU.")
+        str | None,
+        typer.Option(
+            "--hardware",
+            metavar="NAME",
+            help="Device, such as a100-80; without it, this machine's CPU.",
+        ),
     ] = None,
-    gpus: Annotated[int | None, typer.Option("--gpus", help="Devices of every stage; without it, as many as it has processes.")] = None,
+    gpus: Annotated[
+        int | None,
+        typer.Option(
+            "--gpus", help="Devices of every stage; without it, as many as it has processes."
+        ),
+    ] = None,
     usd_per_gpu_hour: Annotated[
-        float | None, typer.Option("--usd-per-gpu-hour", help="Your own price, instead of the catalogue's.")
+        float | None,
+        typer.Option("--usd-per-gpu-hour", help="Your own price, instead of the catalogue's."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
-    html: Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write the breakdown as a page.")] = None,
-    compare: Annotated[
-        Path | None, typer.Option("--compare", metavar="OTHER.yaml", help="Show what changes from this plan to the other file's.")
+    html: Annotated[
+        Path | None, typer.Option("--html", metavar="FILE", help="Write the breakdown as a page.")
     ] = None,
-    markdown: Annotated[bool, typer.Option("--markdown", help="With --compare: as markdown for a pull request.")] = False,
+    compare: Annotated[
+        Path | None,
+        typer.Option(
+            "--compare",
+            metavar="OTHER.yaml",
+            help="Show what changes from this plan to the other file's.",
+        ),
+    ] = None,
+    markdown: Annotated[
+        bool, typer.Option("--markdown", help="With --compare: as markdown for a pull request.")
+    ] = False,
     optimise: Annotated[
-        str | None, typer.Option("--optimise", metavar="usd|time|memory", help="Search the levers and write the best params file.")
+        str | None,
+        typer.Option(
+            "--optimise",
+            metavar="usd|time|memory",
+            help="Search the levers and write the best params file.",
+        ),
     ] = None,
     adapters: Annotated[
-        bool, typer.Option("--adapters", help="With --optimise: try LoRA and 4-bit storage too, which change what is learnt.")
+        bool,
+        typer.Option(
+            "--adapters",
+            help="With --optimise: try LoRA and 4-bit storage too, which change what is learnt.",
+        ),
     ] = False,
-    max_usd: Annotated[float | None, typer.Option("--max-usd", help="With --optimise: most that the run may cost.")] = None,
-    max_hours: Annotated[float | None, typer.Option("--max-hours", help="With --optimise: longest that the run may take.")] = None,
-    out: Annotated[Path, typer.Option("--out", metavar="FILE", help="With --optimise: where the winning params go.")] = Path(
-        "params.optimised.yaml"
-    ),
+    max_usd: Annotated[
+        float | None, typer.Option("--max-usd", help="With --optimise: most that the run may cost.")
+    ] = None,
+    max_hours: Annotated[
+        float | None,
+        typer.Option("--max-hours", help="With --optimise: longest that the run may take."),
+    ] = None,
+    out: Annotated[
+        Path,
+        typer.Option("--out", metavar="FILE", help="With --optimise: where the winning params go."),
+    ] = Path("params.optimised.yaml"),
     sweep: Annotated[
-        str | None, typer.Option("--sweep", metavar="model|sequence|batch|data|steps", help="Show how cost grows with this factor.")
+        str | None,
+        typer.Option(
+            "--sweep",
+            metavar="model|sequence|batch|data|steps",
+            help="Show how cost grows with this factor.",
+        ),
     ] = None,
     setting: Annotated[
-        Path | None, typer.Option("--setting", metavar="FILE", help="Plan one published setting instead of params; see docs/planning.md.")
+        Path | None,
+        typer.Option(
+            "--setting",
+            metavar="FILE",
+            help="Plan one published setting instead of params; see docs/planning.md.",
+        ),
     ] = None,
 ) -> None:
-    """What a run will need: memory, time and money of every stage and phase, and whether it fits."""
+    """What a run will need: memory, time and money of every stage and phase, and whether it
+    fits.
+    """
     if setting is not None:
         show(_setting_plan(setting, usd_per_gpu_hour), as_json, html, setting.name)
         return
@@ -84,7 +146,14 @@ def plan(
     elif compare is not None:
         other, _ = completed(compare, assignments or [], stages)
         other_aim = target(other, hardware, gpus, usd_per_gpu_hour, Path())
-        _compare(make(params, aim, chosen), make(other, other_aim, chosen), file.name, compare.name, as_json, markdown)
+        _compare(
+            make(params, aim, chosen),
+            make(other, other_aim, chosen),
+            file.name,
+            compare.name,
+            as_json,
+            markdown,
+        )
     else:
         from costs.ledger.history import read_history, skipped_note
         from costs.planning.accuracy import with_errors
@@ -136,10 +205,14 @@ def _write(path: Path, text: str) -> None:
     try:
         write_atomically(path, text)
     except OSError as error:
-        raise EnvironmentFault(f"{path} can not be written: {error.strerror}. Name another file.") from None
+        raise EnvironmentFault(
+            f"{path} can not be written: {error.strerror}. Name another file."
+        ) from None
 
 
-def _compare(before: "Plan", after: "Plan", first: str, second: str, as_json: bool, as_markdown: bool) -> None:
+def _compare(
+    before: "Plan", after: "Plan", first: str, second: str, as_json: bool, as_markdown: bool
+) -> None:
     from dataclasses import asdict
 
     from costs.planning.compare import compare, markdown
@@ -153,7 +226,9 @@ def _compare(before: "Plan", after: "Plan", first: str, second: str, as_json: bo
         _print(_views().difference_table(rows))
 
 
-def _sweep(params: "Params", aim: "Target", axis: str, stages: tuple[str, ...], as_json: bool) -> None:
+def _sweep(
+    params: "Params", aim: "Target", axis: str, stages: tuple[str, ...], as_json: bool
+) -> None:
     """The sweep of the named stages that run a model; of sft where none is named."""
     from dataclasses import asdict
 
@@ -164,7 +239,12 @@ def _sweep(params: "Params", aim: "Target", axis: str, stages: tuple[str, ...], 
     chosen = [stage for stage in stages if stage in found] or ["sft"]
     growths = {stage: sweep(found[stage], aim.price, axis) for stage in chosen}  # type: ignore[arg-type]
     if as_json:
-        typer.echo(json.dumps({stage: [asdict(growth) for growth in each] for stage, each in growths.items()}, indent=2))
+        typer.echo(
+            json.dumps(
+                {stage: [asdict(growth) for growth in each] for stage, each in growths.items()},
+                indent=2,
+            )
+        )
         return
     for stage, each in growths.items():
         typer.echo(f"{stage} on {aim.of(params, stage).gpus} x {aim.hardware.name}")
@@ -189,7 +269,9 @@ def _optimise(
     write(best.params, how.out)
     if as_json:
         found = {name: _found_json(each) for name, each in best.found.items()}
-        typer.echo(json.dumps(found | {"changes": list(best.changes), "written": str(how.out)}, indent=2))
+        typer.echo(
+            json.dumps(found | {"changes": list(best.changes), "written": str(how.out)}, indent=2)
+        )
         return
     _print(_views().search_view(best.found))
     typer.echo(f"written: {how.out}")
@@ -200,14 +282,24 @@ def _found_json(found: "Found") -> dict[str, Any]:
 
     return {
         "tried": found.tried,
-        "before": {"usd": found.start.usd, "seconds": found.start.seconds, "device_bytes": found.start.device_bytes},
-        "after": {"usd": found.best.usd, "seconds": found.best.seconds, "device_bytes": found.best.device_bytes},
+        "before": {
+            "usd": found.start.usd,
+            "seconds": found.start.seconds,
+            "device_bytes": found.start.device_bytes,
+        },
+        "after": {
+            "usd": found.best.usd,
+            "seconds": found.best.seconds,
+            "device_bytes": found.best.device_bytes,
+        },
         "choices": [asdict(choice) for choice in found.choices],
     }
 
 
 def _setting_plan(file: Path, usd_per_gpu_hour: float | None) -> "Plan":
-    """The plan of a published setting: a YAML mapping in the words of the truth table, see costs/published/printed.py."""
+    """The plan of a published setting: a YAML mapping in the words of the truth table, see
+    costs/published/printed.py.
+    """
     from config.load import read
     from costs.planning.plans import Plan
     from costs.planning.stages import plan_stage
@@ -217,5 +309,11 @@ def _setting_plan(file: Path, usd_per_gpu_hour: float | None) -> "Plan":
     content = read(file)
     row = content if "setting" in content else {"setting": content}
     made = setting_of({"source": {"title": str(content.get("source", ""))}, **row})
-    cost = own_price(usd_per_gpu_hour, "command line", "today") if usd_per_gpu_hour is not None else price(made.hardware.name)
-    return Plan((plan_stage(made, cost),), (f"{made.engine.name} on {made.gpus} x {made.hardware.name}",))
+    cost = (
+        own_price(usd_per_gpu_hour, "command line", "today")
+        if usd_per_gpu_hour is not None
+        else price(made.hardware.name)
+    )
+    return Plan(
+        (plan_stage(made, cost),), (f"{made.engine.name} on {made.gpus} x {made.hardware.name}",)
+    )

@@ -28,7 +28,10 @@ def error_lines(plan: "Plan") -> list[str]:
     """What past runs on this machine make of the plan, where there are any."""
     found = []
     for stage in plan.stages:
-        for band, shown in ((stage.error.seconds, duration), (stage.error.peak_bytes, lambda size: memory(int(size)))):
+        for band, shown in (
+            (stage.error.seconds, duration),
+            (stage.error.peak_bytes, lambda size: memory(int(size))),
+        ):
             if band is None:
                 continue
             corrected = f", expected {shown(band.expected)}" if band.corrected else ""
@@ -36,7 +39,11 @@ def error_lines(plan: "Plan") -> list[str]:
                 f"  {stage.stage}: {shown(band.low)} to {shown(band.high)}{corrected}, "
                 f"by {band.runs} runs here whose plans were {band.error:.0%} off"
             )  # fmt: skip
-    return ["", "[bold]by past runs on this machine, four of five within[/bold]", *found] if found else []
+    return (
+        ["", "[bold]by past runs on this machine, four of five within[/bold]", *found]
+        if found
+        else []
+    )
 
 
 def _plain(text: str) -> str:
@@ -44,24 +51,40 @@ def _plain(text: str) -> str:
 
 
 def stage_table(plan: "Plan") -> Table:
-    """One row a stage, the totals at the foot. The lowest and highest price have columns where they differ from the expected one."""
+    """One row a stage, the totals at the foot. The lowest and highest price have columns where they
+    differ from the expected one.
+    """
     total = plan.total
-    prices = ("low", "expected", "high") if total["usd"]["low"] < total["usd"]["high"] else ("expected",)
+    prices = (
+        ("low", "expected", "high") if total["usd"]["low"] < total["usd"]["high"] else ("expected",)
+    )
     table = Table(box=None, show_footer=True, header_style="bold", footer_style="bold")
     table.add_column("stage", "total", no_wrap=True)
-    table.add_column("memory", memory(int(total["peak_bytes_per_gpu"])), justify="right", no_wrap=True)
+    table.add_column(
+        "memory", memory(int(total["peak_bytes_per_gpu"])), justify="right", no_wrap=True
+    )
     table.add_column("fits", "yes" if total["fits"] else "no", min_width=4)
     table.add_column("time", duration(total["seconds"]), justify="right", no_wrap=True)
     table.add_column("GPU-h", f"{total['gpu_hours']:.3g}", justify="right", no_wrap=True)
     table.add_column("kWh", f"{total['kwh']:.2g}", justify="right", no_wrap=True)
     for name in prices:
-        table.add_column(f"{name} $" if len(prices) > 1 else "cost", usd(total["usd"][name]), justify="right", no_wrap=True)
+        table.add_column(
+            f"{name} $" if len(prices) > 1 else "cost",
+            usd(total["usd"][name]),
+            justify="right",
+            no_wrap=True,
+        )
     for stage in plan.stages:
         held = memory(int(stage.peak_bytes_per_gpu)) if stage.peak_bytes_per_gpu else "-"
         table.add_row(
-            stage.stage, held, _fits(stage), duration(stage.seconds), f"{stage.gpu_hours:.3g}", f"{stage.kwh:.2g}",
+            stage.stage,
+            held,
+            _fits(stage),
+            duration(stage.seconds),
+            f"{stage.gpu_hours:.3g}",
+            f"{stage.kwh:.2g}",
             *(usd(getattr(stage.usd, name)) for name in prices),
-        )  # fmt: skip
+        )
     return table
 
 
@@ -91,15 +114,24 @@ def phase_table(plan: "Plan") -> Table:
 
 MIB = 2**20
 PARTS = {
-    "weights": "weights", "gradients": "grads", "optimizer": "optimizer", "activations": "activ.", "logits": "logits", "kv_cache": "kv cache",
+    "weights": "weights",
+    "gradients": "grads",
+    "optimizer": "optimizer",
+    "activations": "activ.",
+    "logits": "logits",
+    "kv_cache": "kv cache",
     "workspace": "workspace",
-}  # fmt: skip
+}
 
 
 def memory_table(plan: "Plan") -> Table:
     """Role by part at the peak of each stage, in MiB; parts that no role has are left out."""
-    roles = [(stage.stage, role, sizes) for stage in plan.stages for role, sizes in stage.memory.items()]
-    parts = {part: name for part, name in PARTS.items() if any(sizes.get(part) for _, _, sizes in roles)}
+    roles = [
+        (stage.stage, role, sizes) for stage in plan.stages for role, sizes in stage.memory.items()
+    ]
+    parts = {
+        part: name for part, name in PARTS.items() if any(sizes.get(part) for _, _, sizes in roles)
+    }
     table = Table(box=None, header_style="bold")
     for name in ("stage", "MiB of"):
         table.add_column(name, no_wrap=True)
@@ -124,7 +156,13 @@ def difference_table(rows: list["Difference"]) -> Table:
     table.add_column("fits")
     for row in rows:
         table.add_row(
-            row.stage, usd(row.usd[0]), usd(row.usd[1]), change(row.usd), change(row.seconds), change(row.peak_bytes), verdict(row.fits)
+            row.stage,
+            usd(row.usd[0]),
+            usd(row.usd[1]),
+            change(row.usd),
+            change(row.seconds),
+            change(row.peak_bytes),
+            verdict(row.fits),
         )
     return table
 
@@ -135,13 +173,15 @@ def search_view(found: dict[str, "Found"]) -> Group:
     for stage, result in found.items():
         first, best = result.start, result.best
         lines.append(
-            f"[bold]{stage}[/bold]: {result.tried} combinations; {usd(first.usd)} -> {usd(best.usd)}, "
+            f"[bold]{stage}[/bold]: {result.tried} combinations; {usd(first.usd)} -> "
+            f"{usd(best.usd)}, "
             f"{duration(first.seconds)} -> {duration(best.seconds)}, "
             f"{memory(int(first.device_bytes))} -> {memory(int(best.device_bytes))} a device"
         )
-        lines += [f"  {choice.lever}: {choice.before} -> {choice.after}  ({choice.reason})" for choice in result.choices] or [
-            "  nothing to change"
-        ]
+        lines += [
+            f"  {choice.lever}: {choice.before} -> {choice.after}  ({choice.reason})"
+            for choice in result.choices
+        ] or ["  nothing to change"]
     return Group(*lines)  # type: ignore[arg-type]
 
 
@@ -150,16 +190,30 @@ def growth_table(growths: list["Growth"]) -> Group:
     parts: list[object] = []
     for growth in growths:
         table = Table(
-            "factor", box=None, header_style="bold", title=f"{growth.axis}{', ' + growth.kind if growth.kind else ''}", title_justify="left"
+            "factor",
+            box=None,
+            header_style="bold",
+            title=f"{growth.axis}{', ' + growth.kind if growth.kind else ''}",
+            title_justify="left",
         )
         for name in ("parameters", "time", "cost", "memory a device"):
             table.add_column(name, justify="right")
         for point in growth.points:
             table.add_row(
-                f"{point.factor:g}", f"{point.parameters:,.4g}", duration(point.seconds), usd(point.usd), memory(int(point.peak_bytes))
+                f"{point.factor:g}",
+                f"{point.parameters:,.4g}",
+                duration(point.seconds),
+                usd(point.usd),
+                memory(int(point.peak_bytes)),
             )
-        found = f"time ~ {growth.axis}^{growth.seconds_exponent:.2f}, memory ~ {growth.axis}^{growth.memory_exponent:.2f}"
+        found = (
+            f"time ~ {growth.axis}^{growth.seconds_exponent:.2f}, memory ~ "
+            f"{growth.axis}^{growth.memory_exponent:.2f}"
+        )
         if growth.measured_exponent is not None:
-            found += f"; timed here by rlhf calibrate: time ~ {growth.axis}^{growth.measured_exponent:.2f}"
+            found += (
+                "; timed here by rlhf calibrate: time ~ "
+                f"{growth.axis}^{growth.measured_exponent:.2f}"
+            )
         parts += [table, found, ""]
     return Group(*parts)  # type: ignore[arg-type]

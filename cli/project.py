@@ -9,7 +9,9 @@ from config.schema import Params
 
 
 def project_root() -> Path:
-    """The current folder, if it is a checkout of this project. Raises EnvironmentFault if it is not."""
+    """The current folder, if it is a checkout of this project. Raises EnvironmentFault if it is
+    not.
+    """
     here = Path.cwd()
     if (here / "dvc.yaml").exists():
         return here
@@ -19,7 +21,9 @@ def project_root() -> Path:
 
 
 def chosen_params(root: Path, recipe: Path | None, overrides: list[str]) -> Params:
-    """The params of `recipe`, or of the project's params.yaml, after the overrides. Raises ParamsError."""
+    """The params of `recipe`, or of the project's params.yaml, after the overrides. Raises
+    ParamsError.
+    """
     return load(recipe if recipe is not None else root / "params.yaml", overrides)
 
 

@@ -16,13 +16,28 @@ if TYPE_CHECKING:
 
 
 def report(
-    run_id: Annotated[str | None, typer.Argument(help="Run to report on; the newest by default.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the ledger as JSON: totals, stages, phases.")] = False,
-    costs: Annotated[bool, typer.Option("--costs", help="Show every phase of every stage.")] = False,
-    html: Annotated[bool, typer.Option("--html", help="Write report/report.html and print its path.")] = False,
-    open_page: Annotated[bool, typer.Option("--open", help="Write report/report.html and open it in the browser.")] = False,
-    sync: Annotated[bool, typer.Option("--sync", help="Ship the rows that MLflow has not got yet.")] = False,
-    assignments: Annotated[list[str] | None, typer.Option("--set", help="section.key=value, for example another price.")] = None,
+    run_id: Annotated[
+        str | None, typer.Argument(help="Run to report on; the newest by default.")
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the ledger as JSON: totals, stages, phases.")
+    ] = False,
+    costs: Annotated[
+        bool, typer.Option("--costs", help="Show every phase of every stage.")
+    ] = False,
+    html: Annotated[
+        bool, typer.Option("--html", help="Write report/report.html and print its path.")
+    ] = False,
+    open_page: Annotated[
+        bool, typer.Option("--open", help="Write report/report.html and open it in the browser.")
+    ] = False,
+    sync: Annotated[
+        bool, typer.Option("--sync", help="Ship the rows that MLflow has not got yet.")
+    ] = False,
+    assignments: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="section.key=value, for example another price."),
+    ] = None,
 ) -> None:
     """What a run cost and what it bought: stages, time, money, key figures."""
     from cli.project import project_root
@@ -48,17 +63,23 @@ def report(
 
 
 def run_json(root: Path, params: "Params", run_id: str | None = None) -> dict[str, Any]:
-    """The ledger of a run with plan, measurement and error side by side, and what a point of win rate cost."""
+    """The ledger of a run with plan, measurement and error side by side, and what a point of win
+    rate cost.
+    """
     from costs.ledger.reconcile import as_dict
     from reporting.inputs import read_findings
     from reporting.verdict import usd_per_win_rate_point
 
     findings = read_findings(root, params, run_id)
-    return {**as_dict(findings.ledger, findings.reconciled), "usd_per_win_rate_point": usd_per_win_rate_point(findings)}
+    return {
+        **as_dict(findings.ledger, findings.reconciled),
+        "usd_per_win_rate_point": usd_per_win_rate_point(findings),
+    }
 
 
 def run_params(root: Path, run_id: str | None, assignments: list[str]) -> "Params":
-    """The params that the run kept, so that a bill does not change when a price does; else those of the project.
+    """The params that the run kept, so that a bill does not change when a price does; else those of
+    the project.
 
     `assignments` are laid over them. Raises ParamsError for a broken file or assignment.
     """
@@ -83,14 +104,22 @@ def stage_table(findings: "Findings") -> "Table":
     from reporting.numbers import duration, usd
 
     book = findings.ledger
-    table = Table("stage", "result", box=None, show_footer=True, header_style="bold", footer_style="bold")
+    table = Table(
+        "stage", "result", box=None, show_footer=True, header_style="bold", footer_style="bold"
+    )
     table.columns[0].footer = "total"
     table.add_column("time", duration(book.total_seconds), justify="right")
     table.add_column("cost", usd(book.total_usd), justify="right")
     table.add_column("key figure")
     for stage in book.stages:
         figure = key_figure(stage.stage, findings.metrics.get(stage.stage, {}))
-        table.add_row(stage.stage, stage.state, duration(stage.seconds), usd(stage.usd), figure or stage.message)
+        table.add_row(
+            stage.stage,
+            stage.state,
+            duration(stage.seconds),
+            usd(stage.usd),
+            figure or stage.message,
+        )
     return table
 
 
@@ -106,7 +135,14 @@ def phase_table(book: "Ledger") -> "Table":
     for stage in book.stages:
         for phase in stage.phases:
             tokens = count(phase.tokens) if phase.tokens else ABSENT
-            table.add_row(stage.stage, phase.phase, duration(phase.seconds), usd(phase.usd), tokens, memory(phase.peak_bytes))
+            table.add_row(
+                stage.stage,
+                phase.phase,
+                duration(phase.seconds),
+                usd(phase.usd),
+                tokens,
+                memory(phase.peak_bytes),
+            )
     return table
 
 
@@ -115,7 +151,16 @@ def plan_table(reconciled: "Reconciled") -> "Table":
     from rich.table import Table
 
     table = Table("stage", "phase", box=None, header_style="bold")
-    for name in ("planned", "measured", "error", "planned $", "measured $", "planned mem.", "measured mem.", "error"):
+    for name in (
+        "planned",
+        "measured",
+        "error",
+        "planned $",
+        "measured $",
+        "planned mem.",
+        "measured mem.",
+        "error",
+    ):
         table.add_column(name, justify="right")
     for stage in reconciled.stages:
         for phase, comparison in stage.phases.items():
@@ -129,20 +174,30 @@ def _cells(comparison: "Comparison") -> list[str]:
     from reporting.numbers import deviation, duration, memory, usd
 
     return [
-        duration(comparison.planned_seconds), duration(comparison.measured_seconds), deviation(comparison.error),
-        usd(comparison.planned_usd), usd(comparison.measured_usd), memory(comparison.planned_peak_bytes),
-        memory(comparison.measured_peak_bytes), deviation(comparison.error_peak_bytes),
-    ]  # fmt: skip
+        duration(comparison.planned_seconds),
+        duration(comparison.measured_seconds),
+        deviation(comparison.error),
+        usd(comparison.planned_usd),
+        usd(comparison.measured_usd),
+        memory(comparison.planned_peak_bytes),
+        memory(comparison.measured_peak_bytes),
+        deviation(comparison.error_peak_bytes),
+    ]
 
 
 def cost_notes(root: Path, findings: "Findings") -> list[str]:
-    """Waste, savings, what a point of win rate cost, whether there was a plan, and what of the planner's history could not be read."""
+    """Waste, savings, what a point of win rate cost, whether there was a plan, and what of the
+    planner's history could not be read.
+    """
     from costs.ledger.history import read_history, skipped_note
     from reporting.numbers import usd
     from reporting.verdict import usd_per_win_rate_point
 
     book, point = findings.ledger, usd_per_win_rate_point(findings)
-    notes = [f"Wasted on work done again: {usd(book.waste_usd)}. Saved by unchanged stages: {usd(book.saved_usd)}."]
+    notes = [
+        f"Wasted on work done again: {usd(book.waste_usd)}. Saved by unchanged stages: "
+        f"{usd(book.saved_usd)}."
+    ]
     retries = sum(stage.memory_retries for stage in book.stages)
     if retries:
         notes.append(f"Work done again in smaller pieces because memory ran out: {retries} times.")

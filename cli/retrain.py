@@ -1,4 +1,6 @@
-"""`rlhf retrain`, `rlhf promote`, `rlhf rollback`: which model is in use, and whether a new one shall be."""
+"""`rlhf retrain`, `rlhf promote`, `rlhf rollback`: which model is in use, and whether a new one
+shall be.
+"""
 
 import json
 import sys
@@ -17,11 +19,17 @@ if TYPE_CHECKING:
     from prefect.client.schemas.objects import State
 
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do it without asking.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object for programs instead of lines.")]
+AsJson = Annotated[
+    bool, typer.Option("--json", help="Print one JSON object for programs instead of lines.")
+]
 
 
-def retrain_cycle(recipe: Path | None, overrides: list[str], force: bool, yes: bool, as_json: bool) -> int:
-    """Run one cycle in this process and say how it ended; returns the exit code. Raises RlhfError as `rlhf run` does."""
+def retrain_cycle(
+    recipe: Path | None, overrides: list[str], force: bool, yes: bool, as_json: bool
+) -> int:
+    """Run one cycle in this process and say how it ended; returns the exit code. Raises RlhfError
+    as `rlhf run` does.
+    """
     from cli.flow_run import run_flow
 
     root = project_root()
@@ -46,25 +54,41 @@ def _ended(root: Path) -> dict[str, Any]:
     from config import jsonl
     from config.retraining import RETRAIN_FOLDER, RETRAIN_ROWS, RetrainRow
 
-    row: RetrainRow = next(row for row in reversed(jsonl.read(root / RETRAIN_ROWS, RetrainRow).rows) if row.event == "end")
+    row: RetrainRow = next(
+        row
+        for row in reversed(jsonl.read(root / RETRAIN_ROWS, RetrainRow).rows)
+        if row.event == "end"
+    )
     folder = root / RETRAIN_FOLDER / row.cycle
     found = {
-        name: json.loads((folder / f"{name}.json").read_text(encoding="utf-8")) if (folder / f"{name}.json").exists() else None
+        name: json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
+        if (folder / f"{name}.json").exists()
+        else None
         for name in ("examination", "contest")
     }
     return {
-        "cycle": row.cycle, "outcome": row.outcome, "said": row.said, "run_id": row.run_id, "usd": row.detail.get("usd", 0.0),
-        "champion": _champion_id(read_record(root)), **found, "page": str(folder / "cycle.md"),
-    }  # fmt: skip
+        "cycle": row.cycle,
+        "outcome": row.outcome,
+        "said": row.said,
+        "run_id": row.run_id,
+        "usd": row.detail.get("usd", 0.0),
+        "champion": _champion_id(read_record(root)),
+        **found,
+        "page": str(folder / "cycle.md"),
+    }
 
 
 def promote(
-    run: Annotated[str, typer.Argument(metavar="[RUN]", help="A completed run, by id or as last, last-1, ...")] = "last",
+    run: Annotated[
+        str, typer.Argument(metavar="[RUN]", help="A completed run, by id or as last, last-1, ...")
+    ] = "last",
     why: Annotated[str, typer.Option(help="The reason, for the record.")] = "",
     yes: Yes = False,
     as_json: AsJson = False,
 ) -> None:
-    """Make the model of a run the champion; the one until now becomes `previous`. rlhf retrain does it on evidence."""
+    """Make the model of a run the champion; the one until now becomes `previous`. rlhf retrain does
+    it on evidence.
+    """
     from reporting.runs_named import resolve_one
     from tasks.champions.registry import promote as put_in_place
 
@@ -77,7 +101,11 @@ def promote(
     _tell(root, record, f"{run_id} is the champion{against}.", as_json)
 
 
-def rollback(why: Annotated[str, typer.Option(help="The reason, for the record.")] = "", yes: Yes = False, as_json: AsJson = False) -> None:
+def rollback(
+    why: Annotated[str, typer.Option(help="The reason, for the record.")] = "",
+    yes: Yes = False,
+    as_json: AsJson = False,
+) -> None:
     """Make the previous champion the champion again."""
     from tasks.champions.registry import rollback as go_back
 
@@ -86,7 +114,12 @@ def rollback(why: Annotated[str, typer.Option(help="The reason, for the record."
     if record.champion is not None and record.previous is not None:
         _confirm(f"Go back from {record.champion.run_id} to {record.previous.run_id}?", yes)
     after = go_back(root, why or "by hand")
-    _tell(root, after, f"{_champion_id(after)} is the champion again, instead of {_champion_id(record)}.", as_json)
+    _tell(
+        root,
+        after,
+        f"{_champion_id(after)} is the champion again, instead of {_champion_id(record)}.",
+        as_json,
+    )
 
 
 def _confirm(question: str, yes: bool) -> None:
@@ -94,7 +127,10 @@ def _confirm(question: str, yes: bool) -> None:
     if yes:
         return
     if not sys.stdin.isatty():
-        raise UserError(f"{question.splitlines()[-1]} Nobody is there to ask: approve with --yes. Nothing was changed.")
+        raise UserError(
+            f"{question.splitlines()[-1]} Nobody is there to ask: approve with --yes. Nothing was "
+            "changed."
+        )
     print(f"{question} [y/N] ", file=sys.stderr, end="", flush=True)
     if sys.stdin.readline().strip().lower() not in ("y", "yes"):
         raise UserError("not confirmed: nothing was changed.")

@@ -24,7 +24,9 @@ if TYPE_CHECKING:
 
 
 def run_pipeline(recipe: Path | None, overrides: list[str], yes: bool, as_json: bool) -> int:
-    """Plan the run, then run the flow and print the result; returns the exit code. Raises RlhfError for what the user can fix and for a crash."""
+    """Plan the run, then run the flow and print the result; returns the exit code. Raises RlhfError
+    for what the user can fix and for a crash.
+    """
     root = project_root()
     params = chosen_params(root, recipe, overrides)
     state = run_flow(root, params, yes, lambda: _start(params))
@@ -39,7 +41,9 @@ def run_pipeline(recipe: Path | None, overrides: list[str], yes: bool, as_json: 
 
 
 def _start(params: Params) -> "State[Any]":
-    from flows.rlhf import rlhf  # Prefect takes over a second to import, and reads its settings when it is
+    from flows.rlhf import (
+        rlhf,
+    )  # Prefect takes over a second to import, and reads its settings when it is
 
     return rlhf(params, return_state=True)
 
@@ -56,12 +60,16 @@ def result(root: Path, params: Params) -> dict[str, Any]:
 
 
 def own_report(root: Path, run_id: str) -> Path | None:
-    """The report in place if it is of this run, which then kept a copy of it; None if it is of an earlier one."""
+    """The report in place if it is of this run, which then kept a copy of it; None if it is of an
+    earlier one.
+    """
     return root / REPORT if (kept_folder(root, run_id) / REPORT).exists() else None
 
 
 def show(root: Path, params: Params) -> None:
-    """The table, the verdict, the report, and the commands that open this run in Prefect's and MLflow's pages."""
+    """The table, the verdict, the report, and the commands that open this run in Prefect's and
+    MLflow's pages.
+    """
     findings = read_findings(root, params)
     judged = verdict(findings)
     console = Console(highlight=False, soft_wrap=True)
@@ -73,4 +81,6 @@ def show(root: Path, params: Params) -> None:
     for name, url in pages(root, params, servers(root)).items():
         if name == "report":
             continue  # named above, by its path
-        console.print(f"{NAMES[name]:<11} {this_command()} up --open {name}   ({url})", markup=False)
+        console.print(
+            f"{NAMES[name]:<11} {this_command()} up --open {name}   ({url})", markup=False
+        )

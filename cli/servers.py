@@ -35,15 +35,26 @@ if TYPE_CHECKING:
 
 
 def up(prefect_port: int, mlflow_port: int, open_page: str | None, notify: str | None) -> None:
-    """Start both servers, deploy the flows, start the worker, and print where to look. Raises EnvironmentFault for a taken port."""
+    """Start both servers, deploy the flows, start the worker, and print where to look. Raises
+    EnvironmentFault for a taken port.
+    """
     if open_page not in (None, "prefect", "mlflow"):
         raise ParamsError(f"--open {open_page} is not a server: it is prefect or mlflow.")
     root = project_root()
     params = chosen_params(root, None, [])
     console = Console(highlight=False, soft_wrap=True)
-    plans = [plan for plan in (prefect_plan(root, prefect_port, params.tracking), mlflow_plan(root, params.tracking, mlflow_port)) if plan]
+    plans = [
+        plan
+        for plan in (
+            prefect_plan(root, prefect_port, params.tracking),
+            mlflow_plan(root, params.tracking, mlflow_port),
+        )
+        if plan
+    ]
     if is_postgresql(params.tracking.uri):
-        from tasks.servers.databases import ensure_databases  # its libraries take half a second to import
+        from tasks.servers.databases import (
+            ensure_databases,
+        )  # its libraries take half a second to import
 
         for name in ensure_databases(params.tracking.uri):
             console.print(f"Created the database {name}.", markup=False)
@@ -54,8 +65,15 @@ def up(prefect_port: int, mlflow_port: int, open_page: str | None, notify: str |
         console.print(f"{NAMES[name]:<8} {url}", markup=False)
     deployed = _work(root, next(server for server in running if server.name == "prefect"), notify)
     for each in deployed:
-        console.print(f"{'Form':<8} {each.url}/run   ({each.name}{', on a schedule' if each.scheduled else ''})", markup=False)
-    console.print(f"Stop all with {this_command()} down. The logs are in {log_path(root, 'prefect').parent}.", markup=False)
+        console.print(
+            f"{'Form':<8} {each.url}/run   "
+            f"({each.name}{', on a schedule' if each.scheduled else ''})",
+            markup=False,
+        )
+    console.print(
+        f"Stop all with {this_command()} down. The logs are in {log_path(root, 'prefect').parent}.",
+        markup=False,
+    )
     if open_page:
         webbrowser.open(found[open_page])
 
@@ -64,7 +82,8 @@ def _work(root: Path, prefect: Server, notify: str | None) -> list["Deployed"]:
     """Deploy the flows and start the worker that runs them."""
     api = f"{prefect.url}/api"
     os.environ.update(settings(root, api) | {"PREFECT_API_URL": api})
-    from tasks.deployment.deployments import (  # Prefect takes over a second to import, and reads its settings when it is
+    # Prefect takes over a second to import, and reads its settings when it is
+    from tasks.deployment.deployments import (
         POOL,
         await_worker,
         deploy,
@@ -78,7 +97,9 @@ def _work(root: Path, prefect: Server, notify: str | None) -> list["Deployed"]:
 
 
 def _end_zombies(root: Path) -> None:
-    """Say which runs had lost their process. The settings of Prefect are those of the project's server."""
+    """Say which runs had lost their process. The settings of Prefect are those of the project's
+    server.
+    """
     from prefect.client.orchestration import get_client
 
     from tasks.deployment.deployments import POOL
@@ -95,10 +116,16 @@ def down() -> None:
     root = project_root()
     at_work = runs_at_work(root)
     if at_work:
-        print(f"Letting {'the run' if len(at_work) == 1 else f'{len(at_work)} runs'} at work checkpoint ...", flush=True)
+        print(
+            f"Letting {'the run' if len(at_work) == 1 else f'{len(at_work)} runs'} at work "
+            "checkpoint ...",
+            flush=True,
+        )
     names = [server.name for server in stop(root)]
     print(
-        f"Stopped {', '.join(names[:-1])}{' and ' if names[1:] else ''}{names[-1]}." if names else "No server of this project was running."
+        f"Stopped {', '.join(names[:-1])}{' and ' if names[1:] else ''}{names[-1]}."
+        if names
+        else "No server of this project was running."
     )
 
 
@@ -112,14 +139,29 @@ def status(as_json: bool) -> None:
     rows: list[PipelineRow] = jsonl.read(root / "runs" / "pipeline.jsonl", PipelineRow).rows
     newest = rows[-1] if rows else None
     shown: dict[str, Any] = {
-        "servers": [{**server._asdict(), "url": server.url, "healthy": server.is_healthy()} for server in servers(root)],
-        "run": {"run_id": newest.run_id, "state": newest.state if newest.event == "end" else "at work, or killed"} if newest else None,
+        "servers": [
+            {**server._asdict(), "url": server.url, "healthy": server.is_healthy()}
+            for server in servers(root)
+        ],
+        "run": {
+            "run_id": newest.run_id,
+            "state": newest.state if newest.event == "end" else "at work, or killed",
+        }
+        if newest
+        else None,
     }
     if as_json:
         print(json.dumps(shown, indent=2))
         return
     for server in shown["servers"]:
-        print(f"{server['name']:<8} {'answers' if server['healthy'] else 'does not answer'} on {server['url']} (process {server['pid']})")
+        print(
+            f"{server['name']:<8} {'answers' if server['healthy'] else 'does not answer'} on "
+            f"{server['url']} (process {server['pid']})"
+        )
     if not shown["servers"]:
         print(f"No server of this project is running. Start them with {this_command()} up.")
-    print(f"Newest run {shown['run']['run_id']}: {shown['run']['state']}." if newest else "No run yet.")
+    print(
+        f"Newest run {shown['run']['run_id']}: {shown['run']['state']}."
+        if newest
+        else "No run yet."
+    )

@@ -6,7 +6,8 @@ from pathlib import Path
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
-    """Write to a temporary place beside `path` and rename; text as UTF-8. Whoever reads sees the old file or the new one.
+    """Write to a temporary place beside `path` and rename; text as UTF-8. Whoever reads sees the
+    old file or the new one.
 
     Its folder has to be there. Raises OSError, and leaves the old file, if it can not be written.
     """

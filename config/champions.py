@@ -1,9 +1,13 @@
-"""The champion: which run's model is in use, which was before it, and who decided that. What promotes and what only reads share this.
+"""The champion: which run's model is in use, which was before it, and who decided that. What
+promotes and what only reads share this.
 
-champions/record.json     the record: runs in the order of their promotion, and every promotion and rollback with its reason
-champions/<run_id>/       the run's data, tokenizer, models, metrics and params.yaml, laid out as in the project
+champions/record.json     the record: runs in the order of their promotion, and every promotion and
+                          rollback with its reason
+champions/<run_id>/       the run's data, tokenizer, models, metrics and params.yaml, laid out as in
+                          the project
 
-The record is one file, replaced whole, so champion and previous can not come apart. It may be committed; the folders are not in git.
+The record is one file, replaced whole, so champion and previous can not come apart. It may be
+committed; the folders are not in git.
 """
 
 from pathlib import Path
@@ -64,16 +68,23 @@ class ChampionRecord(Record):
 
 
 def read_record(root: Path) -> ChampionRecord:
-    """The record of the project at `root`, an empty one if there is none. Raises EnvironmentFault if it can not be read."""
+    """The record of the project at `root`, an empty one if there is none. Raises EnvironmentFault
+    if it can not be read.
+    """
     path = root / RECORD
     try:
         return ChampionRecord.model_validate_json(path.read_bytes())
     except FileNotFoundError:
         return ChampionRecord()
     except (OSError, ValidationError) as error:
-        reason = error.strerror if isinstance(error, OSError) else f"{error.error_count()} faults, the first: {error.errors()[0]['msg']}"
+        reason = (
+            error.strerror
+            if isinstance(error, OSError)
+            else f"{error.error_count()} faults, the first: {error.errors()[0]['msg']}"
+        )
         raise EnvironmentFault(
-            f"{path} can not be read ({reason}), so nobody knows which model is the champion. Bring it back from git or a backup, or move "
+            f"{path} can not be read ({reason}), so nobody knows which model is the champion. "
+            "Bring it back from git or a backup, or move "
             "it away and name the champion again: rlhf promote RUN."
         ) from None
 

@@ -1,4 +1,5 @@
-"""docs/params.md from the schema, so that it can not say anything else: `python -m config.document` writes it.
+"""docs/params.md from the schema, so that it can not say anything else: `python -m config.document`
+writes it.
 
 Below, a node is a part of the JSON schema that pydantic makes of `Params`.
 """
@@ -22,11 +23,19 @@ value, the rule and the place. Write `1.0e-5`, never `1e-5`: YAML reads the seco
 BOUNDS = (("minimum", "≥"), ("exclusiveMinimum", ">"), ("maximum", "≤"), ("exclusiveMaximum", "<"))
 SHOWN_ONCE = {
     **dict.fromkeys(("data.sft_source", "data.prompt_source"), "as `data.source`, or null"),
-    **dict.fromkeys(("data.vote_source", "retrain.safety_source"), "as `data.source` with `kind: file`, or null"),
+    **dict.fromkeys(
+        ("data.vote_source", "retrain.safety_source"), "as `data.source` with `kind: file`, or null"
+    ),
 }
 """All sources have one shape."""
 BAR = r"\|"
-TYPES = {"integer": "whole number", "number": "number", "string": "text", "boolean": "true or false", "null": "null"}
+TYPES = {
+    "integer": "whole number",
+    "number": "number",
+    "string": "text",
+    "boolean": "true or false",
+    "null": "null",
+}
 
 
 def params_markdown() -> str:
@@ -36,27 +45,42 @@ def params_markdown() -> str:
     return "\n".join([HEADER, *tables]).rstrip() + "\n"
 
 
-def _section(name: str, node: dict[str, Any], schema: dict[str, Any], title: str = "", remark: str = "") -> Iterator[str]:
-    """The table of a section, then those of the sections in it. `title` goes behind its name, `remark` behind its description."""
+def _section(
+    name: str, node: dict[str, Any], schema: dict[str, Any], title: str = "", remark: str = ""
+) -> Iterator[str]:
+    """The table of a section, then those of the sections in it. `title` goes behind its name,
+    `remark` behind its description.
+    """
     plain, inner = [], []
     for key, child in node["properties"].items():
         dotted = f"{name}.{key}" if name else key
         options = _options(child, schema)
         sections = [option for option in options if "properties" in option]
         if not sections:
-            plain.append((key, _type(options), child.get("description") or "Names the kind of source."))
+            plain.append(
+                (key, _type(options), child.get("description") or "Names the kind of source.")
+            )
         elif shown := SHOWN_ONCE.get(dotted):
             plain.append((key, shown, child["description"]))
         elif len(sections) == 1:
             inner.append((dotted, sections[0], "", " Or null." if len(options) > 1 else ""))
         else:
-            inner += [(dotted, option, f" with `kind: {option['properties']['kind']['const']}`", "") for option in sections]
+            inner += [
+                (dotted, option, f" with `kind: {option['properties']['kind']['const']}`", "")
+                for option in sections
+            ]
     if plain:
         yield f"## `{name}`{title}\n" if name else "## Top level\n"
         if name:
             yield f"{' '.join(node['description'].split())}{remark}\n"
         yield "| key | value | meaning |\n|---|---|---|"
-        yield "\n".join(f"| `{key}` | {value} | {meaning.replace('|', BAR)} |" for key, value, meaning in plain) + "\n"
+        yield (
+            "\n".join(
+                f"| `{key}` | {value} | {meaning.replace('|', BAR)} |"
+                for key, value, meaning in plain
+            )
+            + "\n"
+        )
     for arguments in inner:
         yield from _section(arguments[0], arguments[1], schema, *arguments[2:])
 
@@ -66,7 +90,11 @@ def _options(node: dict[str, Any], schema: dict[str, Any]) -> list[dict[str, Any
     if "$ref" in node:
         return _options(schema["$defs"][node["$ref"].rsplit("/", 1)[1]], schema)
     alternatives = node.get("anyOf") or node.get("oneOf")
-    return [option for child in alternatives for option in _options(child, schema)] if alternatives else [node]
+    return (
+        [option for child in alternatives for option in _options(child, schema)]
+        if alternatives
+        else [node]
+    )
 
 
 def _type(options: list[dict[str, Any]]) -> str:

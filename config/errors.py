@@ -57,7 +57,9 @@ class CostError(UserError):
 
 
 class TrainingDiverged(RlhfError):
-    """Training produced NaN, collapsed or exploded; the message names the quantity and its value."""
+    """Training produced NaN, collapsed or exploded; the message names the quantity and its
+    value.
+    """
 
 
 class StageStopped(RlhfError):
@@ -67,4 +69,6 @@ class StageStopped(RlhfError):
 
 
 class OverBudget(StageStopped):
-    """A limit of `budget` is reached: what was at work is checkpointed, and a higher limit goes on from there."""
+    """A limit of `budget` is reached: what was at work is checkpointed, and a higher limit goes on
+    from there.
+    """

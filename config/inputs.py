@@ -1,10 +1,12 @@
-"""What params.yaml names outside of the project: content digests of local data files and of a local base model, for DVC to depend on.
+"""What params.yaml names outside of the project: content digests of local data files and of a local
+base model, for DVC to depend on.
 
 data/inputs/data.json    the files of data.source, data.sft_source and the other sources
 data/inputs/model.json   the files of model.path
 
-DVC can not depend on a path that stands in params.yaml and may not be there, so these two files stand for them: they change when
-the content does. `python -m config.inputs` writes them, the DVC stage `inputs` calls it, and `rlhf run` does the same in process.
+DVC can not depend on a path that stands in params.yaml and may not be there, so these two files
+stand for them: they change when the content does. `python -m config.inputs` writes them, the DVC
+stage `inputs` calls it, and `rlhf run` does the same in process.
 """
 
 import hashlib
@@ -20,7 +22,9 @@ MODEL_DIGESTS = Path("data/inputs/model.json")
 
 
 def write_digests(root: Path, params: Params) -> None:
-    """Bring both files up to date. A file that is not there has no digest: the stage that needs it says so in its own words."""
+    """Bring both files up to date. A file that is not there has no digest: the stage that needs it
+    says so in its own words.
+    """
     for target, text in digest_files(root, params).items():
         if not _says(root / target, text):
             (root / target).parent.mkdir(parents=True, exist_ok=True)
@@ -29,20 +33,33 @@ def write_digests(root: Path, params: Params) -> None:
 
 def outdated_digests(root: Path, params: Params) -> list[Path]:
     """Which of the two files do not say what they would with `params`; nothing is written."""
-    return [target for target, text in digest_files(root, params).items() if not _says(root / target, text)]
+    return [
+        target
+        for target, text in digest_files(root, params).items()
+        if not _says(root / target, text)
+    ]
 
 
 def digest_files(root: Path, params: Params) -> dict[Path, str]:
     """What the two files are to hold, by their place in the project."""
     data = {path: _digest(root / path) for path in sorted(set(params.data.local_paths().values()))}
     model = _folder_digests(root, params.model.path) if params.model.path else {}
-    return {path: json.dumps(digests, indent=1) + "\n" for path, digests in ((DATA_DIGESTS, data), (MODEL_DIGESTS, model))}
+    return {
+        path: json.dumps(digests, indent=1) + "\n"
+        for path, digests in ((DATA_DIGESTS, data), (MODEL_DIGESTS, model))
+    }
 
 
 def _folder_digests(root: Path, named: str) -> dict[str, str | None]:
-    """Every file of a local model folder; nothing for a hub model, whose revision is in the params."""
+    """Every file of a local model folder; nothing for a hub model, whose revision is in the
+    params.
+    """
     folder = root / named
-    return {str(Path(named) / path.relative_to(folder)): _digest(path) for path in sorted(folder.rglob("*")) if path.is_file()}
+    return {
+        str(Path(named) / path.relative_to(folder)): _digest(path)
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
 
 
 def _digest(path: Path) -> str | None:

@@ -12,14 +12,18 @@ R = TypeVar("R", bound=BaseModel)
 
 
 class Rows(NamedTuple):
-    """What a file held. `skipped` counts the lines that were cut by a crash or are not of the schema."""
+    """What a file held. `skipped` counts the lines that were cut by a crash or are not of the
+    schema.
+    """
 
     rows: list
     skipped: int
 
 
 def append(path: Path, row: BaseModel) -> None:
-    """Append one row in a single write, creating file and folders; a line cut by an earlier crash is closed first."""
+    """Append one row in a single write, creating file and folders; a line cut by an earlier crash
+    is closed first.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     line = row.model_dump_json(exclude_none=True).encode() + b"\n"
     descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)

@@ -10,10 +10,11 @@ from config.schema import Params
 
 
 def kept_params(root: Path, run_id: str, overrides: list[str] | None = None) -> Params:
-    """The params of a past run, after `section.key=value` overrides. What the schema has gained since is taken from the project's
-    params.yaml: the run knew nothing of it.
+    """The params of a past run, after `section.key=value` overrides. What the schema has gained
+    since is taken from the project's params.yaml: the run knew nothing of it.
 
-    Raises ParamsError if the copy is missing or damaged, or names what the schema does not have any more.
+    Raises ParamsError if the copy is missing or damaged, or names what the schema does not have any
+    more.
     """
     path = kept_folder(root, run_id) / "params.yaml"
     try:
@@ -22,19 +23,28 @@ def kept_params(root: Path, run_id: str, overrides: list[str] | None = None) -> 
         if not path.exists():
             raise
         try:
-            return validate(override(_filled(read(path), read(root / "params.yaml")), overrides or []), str(path))
+            return validate(
+                override(_filled(read(path), read(root / "params.yaml")), overrides or []),
+                str(path),
+            )
         except ParamsError:
             pass
         raise  # what is wrong with the copy itself
 
 
 def _filled(own: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
-    """`own`, with the keys that only `other` has, section by section; a section of another kind gives nothing."""
+    """`own`, with the keys that only `other` has, section by section; a section of another kind
+    gives nothing.
+    """
     filled = dict(own)
     for key, value in other.items():
         mine = own.get(key)
         if key not in own:
             filled[key] = value
-        elif isinstance(mine, dict) and isinstance(value, dict) and mine.get("kind") == value.get("kind"):
+        elif (
+            isinstance(mine, dict)
+            and isinstance(value, dict)
+            and mine.get("kind") == value.get("kind")
+        ):
             filled[key] = _filled(mine, value)
     return filled

@@ -15,7 +15,8 @@ from config.schema import Params
 def load(path: Path, overrides: list[str] | None = None) -> Params:
     """The validated params of a file, after `section.key=value` overrides.
 
-    Raises ParamsError with one line for a missing or broken file, an unknown key, a wrong type or an impossible combination.
+    Raises ParamsError with one line for a missing or broken file, an unknown key, a wrong type or
+    an impossible combination.
     """
     return validate(override(read(path), overrides or []), str(path))
 
@@ -26,31 +27,47 @@ def read(path: Path) -> dict[str, Any]:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ParamsError(
-            f"{path} does not exist. Run in the project's folder, or name a recipe with --recipe recipes/demo.yaml."
+            f"{path} does not exist. Run in the project's folder, or name a recipe with --recipe "
+            "recipes/demo.yaml."
         ) from None
     except (OSError, UnicodeDecodeError) as error:
-        raise ParamsError(f"{path} can not be read: {error}. It must be a UTF-8 YAML file.") from None
+        raise ParamsError(
+            f"{path} can not be read: {error}. It must be a UTF-8 YAML file."
+        ) from None
     except (yaml.YAMLError, ValueError) as error:
         where = getattr(error, "problem_mark", None)
         line = f" at line {where.line + 1}" if where else ""
-        raise ParamsError(f"{path} is not valid YAML{line}: {getattr(error, 'problem', None) or error}. Fix that line.") from None
+        raise ParamsError(
+            f"{path} is not valid YAML{line}: {getattr(error, 'problem', None) or error}. Fix that "
+            "line."
+        ) from None
     if not isinstance(content, dict):
-        raise ParamsError(f"{path} holds {type(content).__name__}, a mapping of sections is needed. Start from recipes/demo.yaml.")
+        raise ParamsError(
+            f"{path} holds {type(content).__name__}, a mapping of sections is needed. Start from "
+            "recipes/demo.yaml."
+        )
     return content
 
 
 def override(content: dict[str, Any], overrides: list[str]) -> dict[str, Any]:
-    """`content` with each `section.key=value` set; values are read as YAML. A key that is not there is refused by `validate`."""
+    """`content` with each `section.key=value` set; values are read as YAML. A key that is not there
+    is refused by `validate`.
+    """
     for assignment in overrides:
         dotted, equals, text = assignment.partition("=")
         if not equals or not dotted.strip():
-            raise ParamsError(f"--set {assignment!r} is not of the form section.key=value, for example --set sft.epochs=2.")
+            raise ParamsError(
+                f"--set {assignment!r} is not of the form section.key=value, for example --set "
+                "sft.epochs=2."
+            )
         try:
             value = yaml.safe_load(text) if text else ""
         except (yaml.YAMLError, ValueError):  # ValueError: something like a date that is none
             value = text
         if isinstance(value, str) and _is_number(value):
-            value = float(value)  # YAML takes 1e-5 for text; on the command line it can only be meant as a number
+            value = float(
+                value
+            )  # YAML takes 1e-5 for text; on the command line it can only be meant as a number
         content = _set(content, dotted.strip().split("."), value, assignment)
     return content
 
@@ -59,8 +76,14 @@ def _set(node: Any, keys: list[str], value: Any, assignment: str) -> dict[str, A
     if node is None:
         node = {}
     if not isinstance(node, dict):
-        raise ParamsError(f"--set {assignment!r} goes below a plain value. Name an existing section.key of params.yaml.")
-    return {**node, keys[0]: value if len(keys) == 1 else _set(node.get(keys[0]), keys[1:], value, assignment)}
+        raise ParamsError(
+            f"--set {assignment!r} goes below a plain value. Name an existing section.key of "
+            "params.yaml."
+        )
+    return {
+        **node,
+        keys[0]: value if len(keys) == 1 else _set(node.get(keys[0]), keys[1:], value, assignment),
+    }
 
 
 def validate(content: dict[str, Any], origin: str) -> Params:
@@ -75,10 +98,16 @@ def _explain(error: ValidationError, content: dict[str, Any], origin: str) -> st
     """The first mistake in one line, and how many more there are."""
     problems = error.errors()
     # a misspelt key is also a missing one: the misspelling is what helps
-    first = next((problem for problem in problems if problem["type"] == "extra_forbidden"), problems[0])
+    first = next(
+        (problem for problem in problems if problem["type"] == "extra_forbidden"), problems[0]
+    )
     loc = [str(part) for part in first["loc"]]
     tags = {"helpdesk", "file", "hub"}
-    place = ".".join(part for i, part in enumerate(loc) if not (part in tags and i and loc[i - 1].endswith("source")))
+    place = ".".join(
+        part
+        for i, part in enumerate(loc)
+        if not (part in tags and i and loc[i - 1].endswith("source"))
+    )
     more = f" ({len(problems) - 1} more)" if len(problems) > 1 else ""
     match first["type"]:
         case "extra_forbidden":
@@ -87,13 +116,19 @@ def _explain(error: ValidationError, content: dict[str, Any], origin: str) -> st
             hint = f"did you mean {close[0]}?" if close else f"known there: {', '.join(known)}."
             return f"{place} is not a parameter in {origin}; {hint}{more}"
         case "missing":
-            return f"{place} is missing in {origin}; every parameter must be given, recipes/demo.yaml has them all.{more}"
+            return (
+                f"{place} is missing in {origin}; every parameter must be given, recipes/demo.yaml "
+                f"has them all.{more}"
+            )
         case _:
             shown = first.get("input")
             note = ""
             if isinstance(shown, str) and "e" in shown.lower() and _is_number(shown):
                 note = " YAML reads it as text: write 1.0e-5, not 1e-5."
-            return f"{place}={shown!r} in {origin}: {first['msg'][0].lower()}{first['msg'][1:]}.{note}{more}"
+            return (
+                f"{place}={shown!r} in {origin}: "
+                f"{first['msg'][0].lower()}{first['msg'][1:]}.{note}{more}"
+            )
 
 
 def _is_number(text: str) -> bool:
@@ -133,8 +168,16 @@ def _resolve(node: dict[str, Any], part: str, schema: dict[str, Any]) -> dict[st
 
 
 def dump(params: Params) -> str:
-    """`params` as the YAML text of a complete params.yaml. Floats are written so that YAML reads them back as floats."""
-    return yaml.dump(params.model_dump(mode="json"), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
+    """`params` as the YAML text of a complete params.yaml. Floats are written so that YAML reads
+    them back as floats.
+    """
+    return yaml.dump(
+        params.model_dump(mode="json"),
+        Dumper=_Dumper,
+        sort_keys=False,
+        allow_unicode=True,
+        width=120,
+    )
 
 
 class _Dumper(yaml.SafeDumper):
@@ -152,7 +195,9 @@ _Dumper.add_representer(float, _float)
 
 
 def write(params: Params, path: Path) -> None:
-    """Write a complete params.yaml, to a temporary place and renamed; a file that says the same is left alone, comments and all."""
+    """Write a complete params.yaml, to a temporary place and renamed; a file that says the same is
+    left alone, comments and all.
+    """
     if not _says(path, params):
         write_atomically(path, dump(params))
 

@@ -1,4 +1,6 @@
-"""What `rlhf calibrate` found out about a machine: training/calibrate/machine.py measures and writes it, costs/tables/measured.py makes a plan of it."""
+"""What `rlhf calibrate` found out about a machine: training/calibrate/machine.py measures and
+writes it, costs/tables/measured.py makes a plan of it.
+"""
 
 from pathlib import Path
 
@@ -30,7 +32,9 @@ class Stream(Part):
 
 
 class Attention(Part):
-    """Causal scaled dot-product attention over sequences of `tokens`, the masked half of the square not counted."""
+    """Causal scaled dot-product attention over sequences of `tokens`, the masked half of the square
+    not counted.
+    """
 
     tokens: int
     head_dim: int
@@ -49,7 +53,9 @@ class Trunk(Part):
 
 
 class Passes(Trunk):
-    """A whole Llama trunk: what is left of its time beside matrix products and attention are streams and launches."""
+    """A whole Llama trunk: what is left of its time beside matrix products and attention are
+    streams and launches.
+    """
 
     sequences: int
     tokens: int
@@ -70,7 +76,9 @@ class Vocabulary(Part):
 
 
 class Sampling(Part):
-    """A token for each of `rows` sequences, from hidden states of `width` and a vocabulary of `vocab` entries."""
+    """A token for each of `rows` sequences, from hidden states of `width` and a vocabulary of
+    `vocab` entries.
+    """
 
     rows: int
     vocab: int
@@ -82,7 +90,9 @@ class Sampling(Part):
 
 
 class Generation(Trunk):
-    """Sampling `new_tokens` for each of `sequences` prompts of `prompt_tokens`, none of which ends early."""
+    """Sampling `new_tokens` for each of `sequences` prompts of `prompt_tokens`, none of which ends
+    early.
+    """
 
     vocab: int
     sequences: int
@@ -99,7 +109,9 @@ class AdamStep(Part):
 
 
 class StageProcess(Part):
-    """A stage process on two handfuls of rows and a model of no size: what every stage pays whatever its model."""
+    """A stage process on two handfuls of rows and a model of no size: what every stage pays
+    whatever its model.
+    """
 
     imports_seconds: float
     start_seconds: float
@@ -111,7 +123,9 @@ class StageProcess(Part):
 
 
 class Loop(Trunk):
-    """Updates of our PPO as the stage runs them, on a model that is quick and yet computes: CPU seconds of one update."""
+    """Updates of our PPO as the stage runs them, on a model that is quick and yet computes: CPU
+    seconds of one update.
+    """
 
     vocab: int
     sequences: int
@@ -128,7 +142,9 @@ class Loop(Trunk):
     """Of the reward model's, the reference's and the value model's passes together."""
     update_seconds: float
     trunks: tuple[Passes, ...]
-    """Some of the machine's `passes`, measured right after in the same process: how fast the machine was then."""
+    """Some of the machine's `passes`, measured right after in the same process: how fast the
+    machine was then.
+    """
 
 
 class Machine(Part):

@@ -3,10 +3,12 @@
 runs/<stage>/metrics.jsonl   MetricRow    training metrics, one row per logging step
 runs/<stage>/usage.jsonl     UsageRow     what a step cost, one row per step and phase
 runs/<stage>/attempts.jsonl  AttemptRow   when a process of this stage began and how it ended
-runs/pipeline.jsonl          PipelineRow  which stages a pipeline run asked for, and which it found unchanged
+runs/pipeline.jsonl          PipelineRow  which stages a pipeline run asked for, and which it found
+                             unchanged
 
-Rows are appended and flushed whole, so they survive kill -9; a row cut in the middle is skipped and counted by the reader.
-`run_id` names the pipeline run that paid for the row. An attempt is one process: its number grows by one at every start.
+Rows are appended and flushed whole, so they survive kill -9; a row cut in the middle is skipped and
+counted by the reader. `run_id` names the pipeline run that paid for the row. An attempt is one
+process: its number grows by one at every start.
 """
 
 from pathlib import Path
@@ -18,26 +20,34 @@ METHODS = ("ppo", "dpo", "rloo")
 """The alignment stages, of which a run has the one that `align.method` names."""
 
 STAGES = ("data", "sft", "reward", *METHODS, "evaluate")
-"""Every stage, in order. One name everywhere: params section, DVC stage, module, runs/ folder, test file."""
+"""Every stage, in order. One name everywhere: params section, DVC stage, module, runs/ folder, test
+file.
+"""
 
 RUN_ID_VARIABLE = "RLHF_RUN_ID"
 """Environment variable that hands the pipeline run's id to the stage process."""
 
 LAUNCHER_VARIABLE = "RLHF_LAUNCHER_PID"
-"""Environment variable with the process id of the parent of a stage's several processes: it passes signals on to all of them."""
+"""Environment variable with the process id of the parent of a stage's several processes: it passes
+signals on to all of them.
+"""
 
 RENDEZVOUS_VARIABLE = "RLHF_RENDEZVOUS"
 """Environment variable with the file through which a stage's several processes find each other."""
 
 SUMMARY, PICTURE = "summary.md", "key.svg"
-"""A run in a few lines of markdown, and the picture that they show by this name: in runs/pipeline/<run_id>/."""
+"""A run in a few lines of markdown, and the picture that they show by this name: in
+runs/pipeline/<run_id>/.
+"""
 
 NO_RUN_ID = "manual"
 """The run id of a stage that somebody started by hand."""
 
 
 def kept_folder(root: Path, run_id: str) -> Path:
-    """Where a pipeline run keeps its own copies: params.yaml, dvc.lock, metrics, samples, plan, report."""
+    """Where a pipeline run keeps its own copies: params.yaml, dvc.lock, metrics, samples, plan,
+    report.
+    """
     return root / "runs" / "pipeline" / run_id
 
 
@@ -51,7 +61,9 @@ class Record(BaseModel):
 
 
 class UsageRow(Record):
-    """What one step spent in one phase. Phases of one attempt do not overlap, and add up to its wall time."""
+    """What one step spent in one phase. Phases of one attempt do not overlap, and add up to its
+    wall time.
+    """
 
     time: float
     """Seconds since the epoch when the phase ended."""
@@ -59,7 +71,9 @@ class UsageRow(Record):
     attempt: int
     step: int
     phase: str
-    """`start` (imports, loading), then the stage's own phases, `save`, `end`; for ppo and rloo: rollout, score, reference, ..."""
+    """`start` (imports, loading), then the stage's own phases, `save`, `end`; for ppo and rloo:
+    rollout, score, reference, ...
+    """
     seconds: float
     tokens: int
     """Real tokens processed, padding not counted."""
@@ -84,9 +98,11 @@ class AttemptRow(Record):
     run_id: str
     attempt: int
     event: Literal["start", "resume", "retry", "end", "lost"]
-    """`resume` follows `start` when a checkpoint was found; `step` is where it goes on from. `retry`: memory did not suffice, and a step
-    is done again in the smaller pieces that `message` names. `lost` is written by the parent when it
-    finds the process dead without an `end`: the time up to then was paid for."""
+    """`resume` follows `start` when a checkpoint was found; `step` is where it goes on from.
+    `retry`: memory did not suffice, and a step is done again in the smaller pieces that `message`
+    names. `lost` is written by the parent when it finds the process dead without an `end`: the time
+    up to then was paid for.
+    """
     fingerprint: str
     """Digest of the stage's parameters and inputs; empty until it is known."""
     pid: int
@@ -100,7 +116,9 @@ class AttemptRow(Record):
 
 
 class PlannedRow(Record):
-    """What a stage, or a phase of it, was planned to need and what it did need: .rlhf/planned-measured.jsonl, see costs/ledger/history.py."""
+    """What a stage, or a phase of it, was planned to need and what it did need:
+    .rlhf/planned-measured.jsonl, see costs/ledger/history.py.
+    """
 
     time: float
     run_id: str

@@ -1,8 +1,12 @@
-"""What the two processes of a retrain cycle find out, and what the cycle remembers: records that both halves of the project share.
+"""What the two processes of a retrain cycle find out, and what the cycle remembers: records that
+both halves of the project share.
 
-runs/retrain.jsonl                     RetrainRow   when a cycle began, what its own processes cost, how it ended
-runs/retrain/<cycle>/examination.json  Examination  the data against the champion's: python -m training.retraining.examine
-runs/retrain/<cycle>/contest.json      Contest      the new model against the champion: python -m training.retraining.contest
+runs/retrain.jsonl                     RetrainRow   when a cycle began, what its own processes cost,
+                                       how it ended
+runs/retrain/<cycle>/examination.json  Examination  the data against the champion's: python -m
+                                       training.retraining.examine
+runs/retrain/<cycle>/contest.json      Contest      the new model against the champion: python -m
+                                       training.retraining.contest
 """
 
 from pathlib import Path
@@ -54,7 +58,9 @@ class Examination(Record):
 
     @property
     def changed_rows(self) -> int:
-        """Rows added or changed, and rows taken away: an edited row is one of each and counts once."""
+        """Rows added or changed, and rows taken away: an edited row is one of each and counts
+        once.
+        """
         names = self.added.keys() | self.removed.keys()
         return sum(max(self.added.get(name, 0), self.removed.get(name, 0)) for name in names)
 

@@ -1,7 +1,8 @@
 """params.yaml as types: the whole, and the rules between its sections.
 
-No field has a default: a default here would change results without DVC noticing. Every description is shown in the Prefect form and in
-`docs/params.md`; units are part of the name or of the description.
+No field has a default: a default here would change results without DVC noticing. Every description
+is shown in the Prefect form and in `docs/params.md`; units are part of the name or of the
+description.
 """
 
 from typing import Annotated
@@ -23,7 +24,9 @@ from config.sections.run import Align, Evaluate, Placement, Tracking
 class Params(Section):
     """A whole run."""
 
-    seed: Annotated[int, Field(ge=0, lt=2**31)] = Field(description="Seeds data generation, initial weights, data order and sampling.")
+    seed: Annotated[int, Field(ge=0, lt=2**31)] = Field(
+        description="Seeds data generation, initial weights, data order and sampling."
+    )
     model: Model
     data: Data
     sft: Sft
@@ -53,7 +56,10 @@ class Params(Section):
             ("evaluate.max_new_tokens", self.evaluate.max_new_tokens + 1),
         ):
             if length > limit:
-                raise ParamsError(f"{name}={length} does not fit in model.context_length={limit}. Change either in params.yaml.")
+                raise ParamsError(
+                    f"{name}={length} does not fit in model.context_length={limit}. Change either "
+                    "in params.yaml."
+                )
         for name, batch, processes in (
             ("sft", self.sft.batch_size, self.processes.sft),
             ("reward", self.reward.batch_size, self.processes.reward),
@@ -61,70 +67,93 @@ class Params(Section):
         ):
             if batch % processes:
                 raise ParamsError(
-                    f"{name}.batch_size={batch} does not split over processes.{name}={processes}. Change either in params.yaml."
+                    f"{name}.batch_size={batch} does not split over processes.{name}={processes}. "
+                    "Change either in params.yaml."
                 )
         mini_batch = self.rloo.batch_size // self.rloo.num_mini_batches
         if mini_batch % self.processes.rloo:
             raise ParamsError(
-                f"a mini-batch of {mini_batch} responses (rloo.batch_size / rloo.num_mini_batches) does not split over processes.rloo="
+                f"a mini-batch of {mini_batch} responses (rloo.batch_size / rloo.num_mini_batches) "
+                "does not split over processes.rloo="
                 f"{self.processes.rloo}. Change one of them in params.yaml."
             )
         if self.sft.packing and self.model.attention != "flash_attention_2":
             raise ParamsError(
-                f"sft.packing=true mixes rows in one sequence unless model.attention is flash_attention_2, it is {self.model.attention}. "
+                "sft.packing=true mixes rows in one sequence unless model.attention is "
+                f"flash_attention_2, it is {self.model.attention}. "
                 "Set sft.packing: false in params.yaml."
             )
         return self
 
     @model_validator(mode="after")
     def _can_be_divided(self) -> "Params":
-        for stage, section in (("sft", self.sft), ("reward", self.reward), ("ppo", self.ppo), ("dpo", self.dpo), ("rloo", self.rloo)):
+        for stage, section in (
+            ("sft", self.sft),
+            ("reward", self.reward),
+            ("ppo", self.ppo),
+            ("dpo", self.dpo),
+            ("rloo", self.rloo),
+        ):
             level: str = getattr(self.sharding, stage)
             if level != "none" and section.optimizer == "adamw8bit":
                 raise ParamsError(
-                    f"{stage}.optimizer=adamw8bit keeps its moments in blocks that sharding.{stage}={level} would cut. "
+                    f"{stage}.optimizer=adamw8bit keeps its moments in blocks that "
+                    f"sharding.{stage}={level} would cut. "
                     f"Set {stage}.optimizer: adamw, or sharding.{stage}: none in params.yaml."
                 )
             if level not in WEIGHTS_DIVIDED:
                 continue
             if self.model.dtype == "fp16":
                 raise ParamsError(
-                    f"model.dtype=fp16 scales the loss by what the gradients of all weights say, and sharding.{stage}={level} divides them. "
+                    "model.dtype=fp16 scales the loss by what the gradients of all weights say, "
+                    f"and sharding.{stage}={level} divides them. "
                     f"Set model.dtype: bf16, or sharding.{stage}: zero1 in params.yaml."
                 )
             if self.model.quantisation is not None:
                 raise ParamsError(
-                    f"model.quantisation={self.model.quantisation} packs weights into bytes that sharding.{stage}={level} can not divide. "
+                    f"model.quantisation={self.model.quantisation} packs weights into bytes that "
+                    f"sharding.{stage}={level} can not divide. "
                     f"Set model.quantisation: null, or sharding.{stage}: none in params.yaml."
                 )
         mini_batch = self.ppo.batch_size // self.ppo.num_mini_batches
         if self.sharding.ppo in WEIGHTS_DIVIDED and mini_batch < self.processes.ppo:
             raise ParamsError(
-                f"a mini-batch of {mini_batch} episodes (ppo.batch_size / ppo.num_mini_batches) has none for some of processes.ppo="
-                f"{self.processes.ppo}, and with sharding.ppo={self.sharding.ppo} all work in step. Change one of them in params.yaml."
+                f"a mini-batch of {mini_batch} episodes (ppo.batch_size / ppo.num_mini_batches) "
+                "has none for some of processes.ppo="
+                f"{self.processes.ppo}, and with sharding.ppo={self.sharding.ppo} all work in "
+                "step. Change one of them in params.yaml."
             )
         return self
 
     @model_validator(mode="after")
     def _adapters_have_a_base(self) -> "Params":
         if self.model.random is not None:
-            for section, stands in (("sft", self.sft.lora), ("reward", self.reward.lora if self.reward.init == "base" else None)):
+            for section, stands in (
+                ("sft", self.sft.lora),
+                ("reward", self.reward.lora if self.reward.init == "base" else None),
+            ):
                 if stands is not None:
                     raise ParamsError(
-                        f"{section}.lora adapts the weights of model.random, which have learnt nothing and are in no folder. "
+                        f"{section}.lora adapts the weights of model.random, which have learnt "
+                        "nothing and are in no folder. "
                         f"Set {section}.lora: null, or model.path in params.yaml."
                     )
         if self.align.method != "ppo":
             return self
         if self.model.quantisation is not None and self.ppo.lora is None:
             raise ParamsError(
-                f"model.quantisation={self.model.quantisation} with ppo.lora null: the policy would learn from other weights than its "
+                f"model.quantisation={self.model.quantisation} with ppo.lora null: the policy "
+                "would learn from other weights than its "
                 "reference has. Set ppo.lora, or model.quantisation: null in params.yaml."
             )
-        if self.ppo.layout == "shared_base" and (self.reward.lora is None or (self.reward.init == "base" and self.sft.lora is None)):
+        if self.ppo.layout == "shared_base" and (
+            self.reward.lora is None or (self.reward.init == "base" and self.sft.lora is None)
+        ):
             raise ParamsError(
-                f"ppo.layout=shared_base needs a reward model that is an adapter on the SFT model's base; reward.lora is "
-                f"{'null' if self.reward.lora is None else 'set'}, reward.init is {self.reward.init}. "
+                "ppo.layout=shared_base needs a reward model that is an adapter on the SFT "
+                "model's base; reward.lora is "
+                f"{'null' if self.reward.lora is None else 'set'}, reward.init is "
+                f"{self.reward.init}. "
                 "Set reward.lora and reward.init: sft, or ppo.layout: separate in params.yaml."
             )
         return self

@@ -8,12 +8,15 @@ from tasks.retraining.vote_import import import_votes
 
 
 @flow(name="label-import", persist_result=False)
-def label_import(file: str, form: Literal["label-studio", "argilla"], columns: dict[str, str] | None = None) -> None:
+def label_import(
+    file: str, form: Literal["label-studio", "argilla"], columns: dict[str, str] | None = None
+) -> None:
     """Take human votes from an export of Label Studio or Argilla.
 
     Args:
         file: The exported JSON file, from the project's folder or with its whole path.
         form: The tool that wrote it.
-        columns: Our column (prompt, response1 or response2) -> the export's field, where it is not found by itself.
+        columns: Our column (prompt, response1 or response2) -> the export's field, where it is not
+        found by itself.
     """
     import_votes(file, form, columns or {})

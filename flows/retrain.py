@@ -1,4 +1,6 @@
-"""The flow `retrain`: when the data has grown, train again; the new model is the champion if it beats the old one."""
+"""The flow `retrain`: when the data has grown, train again; the new model is the champion if it
+beats the old one.
+"""
 
 from typing import Any
 
@@ -8,17 +10,26 @@ from prefect.client.schemas.objects import State
 from config.schema import Params
 from flows.rlhf import rlhf
 from tasks.planning.gate import checked
-from tasks.retraining.cycle import is_due, is_trained, put_in_place, retraining, wait_for_approval, wins
+from tasks.retraining.cycle import (
+    is_due,
+    is_trained,
+    put_in_place,
+    retraining,
+    wait_for_approval,
+    wins,
+)
 from tasks.retraining.month import PURPOSE
 
 
 @flow(name="retrain", persist_result=False, validate_parameters=False)
 def retrain(params: Params, force: bool = False) -> State[Any]:
-    """Look for new data and votes, decide, run the pipeline, compare with the champion, promote only on evidence.
+    """Look for new data and votes, decide, run the pipeline, compare with the champion, promote
+    only on evidence.
 
     Args:
-        params: The whole run; its section retrain says when to train, what that may cost, and what a new champion must show.
-        force: Train without a reason in the data; neither the month's budget nor the gate is lifted.
+        params: The whole run; its section retrain says when to train, what that may cost, and what
+        a new champion must show. force: Train without a reason in the data; neither the month's
+        budget nor the gate is lifted.
     """
     with retraining(checked(params)) as cycle:
         if is_due(cycle, force):

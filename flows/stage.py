@@ -1,4 +1,6 @@
-"""The flow `stage`: one stage in a container of its own, started by the pipeline on the work pool that `placement` names."""
+"""The flow `stage`: one stage in a container of its own, started by the pipeline on the work pool
+that `placement` names.
+"""
 
 from typing import Any
 

@@ -17,14 +17,14 @@ def sweep(
     hardware: str | None = None,
     gpus: int = 1,
 ) -> None:
-    """How time, money and memory of a stage grow along an axis, beside what the runs of this checkout measured.
+    """How time, money and memory of a stage grow along an axis, beside what the runs of this
+    checkout measured.
 
     Args:
         params: The run to start from.
-        axis: What grows: the model, the length of sequences, the batch, the data or the steps; the rest stays.
-        stage: The stage whose cost is looked at.
-        hardware: Device of the plan, such as a100-80; null is this machine's CPU.
-        gpus: Devices, 1 or more.
+        axis: What grows: the model, the length of sequences, the batch, the data or the steps; the
+        rest stays. stage: The stage whose cost is looked at. hardware: Device of the plan, such as
+        a100-80; null is this machine's CPU. gpus: Devices, 1 or more.
     """
     growth(checked(params), axis, stage, hardware, gpus)
     measured(stage)

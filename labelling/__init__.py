@@ -1,1 +1,3 @@
-"""Human feedback in: pairs of responses on a local page, votes in a file, agreement. Knows no orchestrator, no tracker and no torch."""
+"""Human feedback in: pairs of responses on a local page, votes in a file, agreement. Knows no
+orchestrator, no tracker and no torch.
+"""

@@ -1,11 +1,17 @@
-"""Votes from the JSON exports of Label Studio and Argilla. What can not be read becomes a Refused with its reason, never an exception.
+"""Votes from the JSON exports of Label Studio and Argilla. What can not be read becomes a Refused
+with its reason, never an exception.
 
-label-studio   a list of tasks: data (the texts), annotations[] with completed_by, was_cancelled and result[]; a result of type
-               pairwise has value.selected (left, right), one of type choices has value.choices (a list of texts)
-argilla        a list of records: fields (the texts), responses {question: [{value, user_id}]}; flattened, the texts stand in
-               the record and a question has the lists NAME.responses, NAME.responses.users, NAME.responses.status
+label-studio   a list of tasks: data (the texts), annotations[] with completed_by, was_cancelled and
+               result[]; a result of type
+               pairwise has value.selected (left, right), one of type choices has value.choices (a
+               list of texts)
+argilla        a list of records: fields (the texts), responses {question: [{value, user_id}]};
+               flattened, the texts stand in
+               the record and a question has the lists NAME.responses, NAME.responses.users,
+               NAME.responses.status
 
-Sources: docs of Label Studio, "Task format" and the tags Pairwise and Choices; Argilla 2, records' to_list, to_dict and to_json.
+Sources: docs of Label Studio, "Task format" and the tags Pairwise and Choices; Argilla 2, records'
+to_list, to_dict and to_json.
 """
 
 import json
@@ -21,7 +27,9 @@ COLUMNS: dict[str, tuple[str, ...]] = {
     "response1": ("response1", "text1", "answer1", "response-1", "response_a"),
     "response2": ("response2", "text2", "answer2", "response-2", "response_b"),
 }
-"""Our column -> the names it is looked for under, the first that is there; `--column ours=theirs` names another."""
+"""Our column -> the names it is looked for under, the first that is there; `--column ours=theirs`
+names another.
+"""
 
 FIRST = ("1", "left", "first", "a")
 SECOND = ("2", "right", "second", "b")
@@ -51,16 +59,22 @@ Judgement = tuple[Any, Any]
 """Annotator and choice as the export has them."""
 
 
-def read_export(path: Path, form: str, columns: Mapping[str, str]) -> tuple[list[Vote], list[Refused]]:
-    """The votes of an export and what was refused, in the order of the file. `columns` maps our names to the file's.
+def read_export(
+    path: Path, form: str, columns: Mapping[str, str]
+) -> tuple[list[Vote], list[Refused]]:
+    """The votes of an export and what was refused, in the order of the file. `columns` maps our
+    names to the file's.
 
-    Raises DataError if the file is missing or no JSON list, ParamsError for an unknown format or column.
+    Raises DataError if the file is missing or no JSON list, ParamsError for an unknown format or
+    column.
     """
     if form not in FORMATS:
         raise ParamsError(f"--format {form} is not known: it is {' or '.join(FORMATS)}.")
     unknown = next((name for name in columns if name not in COLUMNS), None)
     if unknown is not None:
-        raise ParamsError(f"--column {unknown}=...: {unknown} is none of {', '.join(COLUMNS)}. Write ours=theirs.")
+        raise ParamsError(
+            f"--column {unknown}=...: {unknown} is none of {', '.join(COLUMNS)}. Write ours=theirs."
+        )
     votes: list[Vote] = []
     refused: list[Refused] = []
     for number, entry in enumerate(_entries(path), start=1):
@@ -85,9 +99,14 @@ def _entries(path: Path) -> list[Any]:
     except FileNotFoundError:
         raise DataError(f"{path} does not exist. Name the exported JSON file.") from None
     except (OSError, ValueError, RecursionError) as error:
-        raise DataError(f"{path} can not be read as JSON: {error}. Export it again, as JSON.") from None
+        raise DataError(
+            f"{path} can not be read as JSON: {error}. Export it again, as JSON."
+        ) from None
     if not isinstance(content, list):
-        raise DataError(f"{path} holds one {type(content).__name__}, a list of tasks or records is needed. Export it again, as JSON.")
+        raise DataError(
+            f"{path} holds one {type(content).__name__}, a list of tasks or records is needed. "
+            "Export it again, as JSON."
+        )
     return content
 
 
@@ -95,8 +114,14 @@ def _entries(path: Path) -> list[Any]:
 
 
 def _label_studio(entry: Any) -> tuple[Mapping[str, Any], list[Judgement]]:
-    if not isinstance(entry, dict) or not isinstance(entry.get("data"), dict) or not isinstance(entry.get("annotations"), list):
-        raise _Unreadable("not_a_task", "no `data` and `annotations`; export as JSON, not as JSON-MIN or CSV")
+    if (
+        not isinstance(entry, dict)
+        or not isinstance(entry.get("data"), dict)
+        or not isinstance(entry.get("annotations"), list)
+    ):
+        raise _Unreadable(
+            "not_a_task", "no `data` and `annotations`; export as JSON, not as JSON-MIN or CSV"
+        )
     return entry["data"], [_annotation(item) for item in entry["annotations"]]
 
 
@@ -121,24 +146,36 @@ def _argilla(entry: Any) -> tuple[Mapping[str, Any], list[Judgement]]:
     if not isinstance(entry, dict):
         raise _Unreadable("not_a_record", f"a {type(entry).__name__} where a record is expected")
     if isinstance(entry.get("fields"), dict) and isinstance(entry.get("responses"), dict):
-        answers = [item for of_question in entry["responses"].values() for item in of_question or []]
-        return entry["fields"], [(item.get("user_id"), item.get("value")) if isinstance(item, dict) else (None, item) for item in answers]
+        answers = [
+            item for of_question in entry["responses"].values() for item in of_question or []
+        ]
+        return entry["fields"], [
+            (item.get("user_id"), item.get("value")) if isinstance(item, dict) else (None, item)
+            for item in answers
+        ]
     questions = [name.removesuffix(".responses") for name in entry if name.endswith(".responses")]
     if not questions:
-        raise _Unreadable("not_a_record", "neither `fields` and `responses` nor a column `NAME.responses`")
+        raise _Unreadable(
+            "not_a_record", "neither `fields` and `responses` nor a column `NAME.responses`"
+        )
     return entry, [judgement for name in questions for judgement in _flat(entry, name)]
 
 
 def _flat(entry: Mapping[str, Any], question: str) -> Iterator[Judgement]:
     """Drafts are not answers yet, and what was discarded is a pair that was skipped."""
-    values, users, states = (entry.get(f"{question}.responses{part}") or [] for part in ("", ".users", ".status"))
+    values, users, states = (
+        entry.get(f"{question}.responses{part}") or [] for part in ("", ".users", ".status")
+    )
     for i, value in enumerate(values):
         state = states[i] if i < len(states) else None
         if state != "draft":
             yield users[i] if i < len(users) else None, None if state == "discarded" else value
 
 
-FORMATS: dict[str, Callable[[Any], tuple[Mapping[str, Any], list[Judgement]]]] = {"label-studio": _label_studio, "argilla": _argilla}
+FORMATS: dict[str, Callable[[Any], tuple[Mapping[str, Any], list[Judgement]]]] = {
+    "label-studio": _label_studio,
+    "argilla": _argilla,
+}
 
 
 # ---------------------------------------------------------------- values
@@ -149,14 +186,22 @@ def _name(ours: str, texts: Mapping[str, Any], columns: Mapping[str, str]) -> st
     found = next((name for name in candidates if name in texts), None)
     if found is None:
         there = ", ".join(str(name) for name in texts) or "none"
-        raise _Unreadable("missing_column", f"no {' or '.join(candidates)} for {ours}; there: {there}. Name it with --column {ours}=NAME")
+        raise _Unreadable(
+            "missing_column",
+            f"no {' or '.join(candidates)} for {ours}; there: {there}. Name it with --column "
+            f"{ours}=NAME",
+        )
     return found
 
 
 def _pair(texts: Mapping[str, Any], names: Mapping[str, str]) -> Pair:
     prompt = texts[names["prompt"]]
     if not is_prompt(prompt):
-        raise _Unreadable("no_text", f"{names['prompt']}={str(prompt)[:60]!r} is neither text nor messages with role and content")
+        raise _Unreadable(
+            "no_text",
+            f"{names['prompt']}={str(prompt)[:60]!r} is neither text nor messages with role and "
+            "content",
+        )
     first, second = (_text(texts, names[ours]) for ours in ("response1", "response2"))
     if first == second:
         raise _Unreadable("identical_replies", "both responses are the same text")
@@ -174,7 +219,9 @@ def _annotator(value: Any, form: str) -> str:
     if value is None or value == "":
         raise _Unreadable("no_annotator", "the entry does not say whose vote it is")
     try:
-        return annotator_name(value if isinstance(value, str) and "@" in value else f"{form} {value}")
+        return annotator_name(
+            value if isinstance(value, str) and "@" in value else f"{form} {value}"
+        )
     except DataError as error:
         raise _Unreadable("annotator_name", str(error)) from None
 
@@ -186,11 +233,16 @@ def _vote(choice: Any, names: Mapping[str, str]) -> int | None:
     if isinstance(choice, list):
         return _of_list(choice, names)
     text = "" if isinstance(choice, bool) else str(choice).strip().casefold()
-    for vote, words in ((1, (*FIRST, "response1", names["response1"])), (2, (*SECOND, "response2", names["response2"])), (0, TIE)):
+    for vote, words in (
+        (1, (*FIRST, "response1", names["response1"])),
+        (2, (*SECOND, "response2", names["response2"])),
+        (0, TIE),
+    ):
         if text in (word.casefold() for word in words):
             return vote
     raise _Unreadable(
-        "no_choice" if not text else "not_a_vote", f"{str(choice)[:60]!r} is none of left, right, 1, 2, tie or a response's name"
+        "no_choice" if not text else "not_a_vote",
+        f"{str(choice)[:60]!r} is none of left, right, 1, 2, tie or a response's name",
     )
 
 
@@ -199,7 +251,9 @@ def _of_list(choice: Sequence[Any], names: Mapping[str, str]) -> int | None:
         return _vote(choice[0] if choice[0] is not None else "", names)
     ranks: dict[int | None, Any] = {}
     for place, item in enumerate(choice, start=1):
-        value, rank = (item.get("value"), item.get("rank")) if isinstance(item, dict) else (item, place)
+        value, rank = (
+            (item.get("value"), item.get("rank")) if isinstance(item, dict) else (item, place)
+        )
         ranks[_vote(str(value), names)] = rank
     first, second = ranks.get(1), ranks.get(2)
     if len(ranks) != 2 or not isinstance(first, int) or not isinstance(second, int):

@@ -1,4 +1,6 @@
-"""An export of another tool becomes votes: appended to the votes file, and what can not be read kept with its reason."""
+"""An export of another tool becomes votes: appended to the votes file, and what can not be read
+kept with its reason.
+"""
 
 import json
 from collections import Counter
@@ -28,34 +30,50 @@ class Intake(NamedTuple):
 
 
 def take_in(root: Path, file: Path, form: str, columns: Mapping[str, str]) -> Intake:
-    """Append the votes of an export that are not known yet; `columns` maps our names to the export's.
+    """Append the votes of an export that are not known yet; `columns` maps our names to the
+    export's.
 
-    Raises DataError if the file can not be read or gave no vote at all, ParamsError for an unknown format or column.
+    Raises DataError if the file can not be read or gave no vote at all, ParamsError for an unknown
+    format or column.
     """
     votes, refused = read_export(file, form, columns)
     known = current(read_votes(root / VOTES_FILE))
-    new = [vote for key, vote in current(votes).items() if key not in known or known[key].vote != vote.vote]
+    new = [
+        vote
+        for key, vote in current(votes).items()
+        if key not in known or known[key].vote != vote.vote
+    ]
     quarantine = _quarantine(root, file, [item._asdict() for item in refused])
     why = _reasons(refused)
     if refused and not votes:
-        raise DataError(f"{file}: none of {len(refused)} entries gave a vote: {why}. All of them are in {quarantine}.")
+        raise DataError(
+            f"{file}: none of {len(refused)} entries gave a vote: {why}. All of them are in "
+            f"{quarantine}."
+        )
     append(root / VOTES_FILE, new)
     return Intake(len(new), len(votes) - len(new), len(refused), str(VOTES_FILE), quarantine, why)
 
 
 def _quarantine(root: Path, source: Path, refused: Sequence[dict[str, Any]]) -> str | None:
-    """The refused entries of one import, beside the votes; the file of an earlier import of that name is replaced."""
+    """The refused entries of one import, beside the votes; the file of an earlier import of that
+    name is replaced.
+    """
     target = LABELS / f"quarantine-{source.stem}.jsonl"
     path = root / target
     if not refused:
         path.unlink(missing_ok=True)
         return None
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, "".join(json.dumps({"source": str(source), **item}) + "\n" for item in refused))
+    write_atomically(
+        path, "".join(json.dumps({"source": str(source), **item}) + "\n" for item in refused)
+    )
     return str(target)
 
 
 def _reasons(refused: Sequence[Any]) -> str:
     first = {item.reason: item for item in reversed(refused)}
     counts = Counter(item.reason for item in refused).most_common(3)
-    return "; ".join(f"{count} {reason} (first: entry {first[reason].number}: {first[reason].detail})" for reason, count in counts)
+    return "; ".join(
+        f"{count} {reason} (first: entry {first[reason].number}: {first[reason].detail})"
+        for reason, count in counts
+    )

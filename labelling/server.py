@@ -1,9 +1,11 @@
 """The labelling page and its three questions, on this machine's own address only.
 
 GET  /                                   the page, one HTML file
-GET  /api/next?annotator=NAME            progress, and the first pair that this annotator has not seen
+GET  /api/next?annotator=NAME            progress, and the first pair that this annotator has not
+     seen
 GET  /api/back?annotator=NAME&from=KEY   the pair they voted on before that one
-POST /api/vote                           {annotator, pair, choice}: left, right, tie or skip; answers as /api/next does
+POST /api/vote                           {annotator, pair, choice}: left, right, tie or skip;
+                                         answers as /api/next does
 """
 
 import json
@@ -17,7 +19,16 @@ from pathlib import Path
 from typing import Any
 
 from config.errors import DataError, EnvironmentFault, UserError
-from labelling.votes import Pair, Vote, annotator_name, append, current, read_pairs, read_votes, shown_left
+from labelling.votes import (
+    Pair,
+    Vote,
+    annotator_name,
+    append,
+    current,
+    read_pairs,
+    read_votes,
+    shown_left,
+)
 
 LOOPBACK = "127.0.0.1"
 PAGE = Path(__file__).with_name("page.html")
@@ -25,7 +36,9 @@ MAX_BODY_BYTES = 10_000
 
 
 class Session:
-    """Pairs, the votes on them, and the file that keeps the votes. Safe to use from several threads."""
+    """Pairs, the votes on them, and the file that keeps the votes. Safe to use from several
+    threads.
+    """
 
     def __init__(self, pairs_file: Path, votes_file: Path) -> None:
         """Raises DataError if a file has a line that is no pair or vote, or there is no pair."""
@@ -37,16 +50,28 @@ class Session:
         self._votes = current(read_votes(votes_file))
 
     def next(self, annotator: str) -> dict[str, Any]:
-        """Progress of an annotator, and the first pair without a vote of theirs; null when all are done."""
+        """Progress of an annotator, and the first pair without a vote of theirs; null when all are
+        done.
+        """
         with self._lock:
-            own = {key: vote for (name, key), vote in self._votes.items() if name == annotator and key in self._pairs}
+            own = {
+                key: vote
+                for (name, key), vote in self._votes.items()
+                if name == annotator and key in self._pairs
+            }
         left = next((pair for key, pair in self._pairs.items() if key not in own), None)
         return self._state(annotator, own, left)
 
     def back(self, annotator: str, before: str) -> dict[str, Any]:
-        """As `next`, with the pair voted on before the pair `before`, or last if that has no vote; the first stays the first."""
+        """As `next`, with the pair voted on before the pair `before`, or last if that has no vote;
+        the first stays the first.
+        """
         with self._lock:
-            own = {key: vote for (name, key), vote in self._votes.items() if name == annotator and key in self._pairs}
+            own = {
+                key: vote
+                for (name, key), vote in self._votes.items()
+                if name == annotator and key in self._pairs
+            }
         order = list(own)
         position = order.index(before) if before in own else len(order)
         if not order:
@@ -54,10 +79,15 @@ class Session:
         return self._state(annotator, own, self._pairs[order[max(0, position - 1)]])
 
     def vote(self, annotator: str, key: str, choice: str) -> None:
-        """Keep a vote. Raises DataError for an unknown pair or choice, EnvironmentFault if it can not be written."""
+        """Keep a vote. Raises DataError for an unknown pair or choice, EnvironmentFault if it can
+        not be written.
+        """
         pair = self._pairs.get(key)
         if pair is None:
-            raise DataError(f"pair {key[:40]!r} is not one of the {len(self._pairs)} pairs. Load the page again.")
+            raise DataError(
+                f"pair {key[:40]!r} is not one of the {len(self._pairs)} pairs. Load the page "
+                "again."
+            )
         left = shown_left(pair, annotator)
         of_choice = {"left": left, "right": 3 - left, "tie": 0, "skip": None}
         if choice not in of_choice:
@@ -73,7 +103,9 @@ class Session:
         shown = None
         if pair is not None:
             left = shown_left(pair, annotator)
-            replies = (pair.response1, pair.response2) if left == 1 else (pair.response2, pair.response1)
+            replies = (
+                (pair.response1, pair.response2) if left == 1 else (pair.response2, pair.response1)
+            )
             shown = {
                 "key": pair.key,
                 "prompt": pair.prompt,
@@ -100,7 +132,8 @@ def serve(session: Session, port: int = 0) -> ThreadingHTTPServer:
         return ThreadingHTTPServer((LOOPBACK, port), _handler(session))
     except (OSError, OverflowError) as error:
         raise EnvironmentFault(
-            f"--port {port} can not be used: {getattr(error, 'strerror', error)}. Take another, or 0 for a free one."
+            f"--port {port} can not be used: {getattr(error, 'strerror', error)}. Take another, or "
+            "0 for a free one."
         ) from None
 
 
@@ -119,15 +152,24 @@ def _handler(session: Session) -> type[BaseHTTPRequestHandler]:
                 case "/api/next":
                     self._answer(lambda: session.next(annotator_name(query.get("annotator"))))
                 case "/api/back":
-                    self._answer(lambda: session.back(annotator_name(query.get("annotator")), query.get("from", "")))
+                    self._answer(
+                        lambda: session.back(
+                            annotator_name(query.get("annotator")), query.get("from", "")
+                        )
+                    )
                 case _:
-                    self._json(HTTPStatus.NOT_FOUND, {"error": f"{asked.path[:100]} is not a page of this server."})
+                    self._json(
+                        HTTPStatus.NOT_FOUND,
+                        {"error": f"{asked.path[:100]} is not a page of this server."},
+                    )
 
         def do_POST(self) -> None:
             self._answer(self._vote if self.path == "/api/vote" else None)
 
         def _vote(self) -> dict[str, Any]:
-            if self.headers.get_content_type() != "application/json":  # another site's form can not send this without asking
+            if (
+                self.headers.get_content_type() != "application/json"
+            ):  # another site's form can not send this without asking
                 raise DataError("a vote is sent as application/json.")
             length = int(self.headers.get("Content-Length") or 0)
             if not 0 < length <= MAX_BODY_BYTES:
@@ -145,7 +187,10 @@ def _handler(session: Session) -> type[BaseHTTPRequestHandler]:
         def _answer(self, work: Callable[[], dict[str, Any]] | None) -> None:
             """What `work` gives, or the user's mistake in one line."""
             if not self._is_ours():
-                self._json(HTTPStatus.FORBIDDEN, {"error": "this address is not the one that the page was opened under."})
+                self._json(
+                    HTTPStatus.FORBIDDEN,
+                    {"error": "this address is not the one that the page was opened under."},
+                )
             elif work is None:
                 self._json(HTTPStatus.NOT_FOUND, {"error": f"{self.path[:100]} takes no votes."})
             else:
@@ -157,22 +202,36 @@ def _handler(session: Session) -> type[BaseHTTPRequestHandler]:
                     self._json(HTTPStatus.BAD_REQUEST, {"error": str(error)})
 
         def _is_ours(self) -> bool:
-            """Whether the request names this server: a foreign site that resolves to this address, or posts to it, does not."""
+            """Whether the request names this server: a foreign site that resolves to this address,
+            or posts to it, does not.
+            """
             assert isinstance(self.server, ThreadingHTTPServer)
             hosts = {f"{name}:{self.server.server_port}" for name in (LOOPBACK, "localhost")}
             origin = self.headers.get("Origin")
-            return self.headers.get("Host") in hosts and (origin is None or origin.removeprefix("http://") in hosts)
+            return self.headers.get("Host") in hosts and (
+                origin is None or origin.removeprefix("http://") in hosts
+            )
 
         def _page(self) -> None:
             nonce = secrets.token_urlsafe(16)
             content = PAGE.read_text(encoding="utf-8").replace("NONCE", nonce).encode()
-            policy = f"default-src 'none'; style-src 'nonce-{nonce}'; script-src 'nonce-{nonce}'; connect-src 'self'; base-uri 'none'; form-action 'none'"
-            self._send(HTTPStatus.OK, "text/html; charset=utf-8", content, {"Content-Security-Policy": policy, "X-Frame-Options": "DENY"})
+            policy = (
+                f"default-src 'none'; style-src 'nonce-{nonce}'; script-src 'nonce-{nonce}'; "
+                "connect-src 'self'; base-uri 'none'; form-action 'none'"
+            )
+            self._send(
+                HTTPStatus.OK,
+                "text/html; charset=utf-8",
+                content,
+                {"Content-Security-Policy": policy, "X-Frame-Options": "DENY"},
+            )
 
         def _json(self, status: HTTPStatus, content: dict[str, Any]) -> None:
             self._send(status, "application/json", json.dumps(content).encode(), {})
 
-        def _send(self, status: HTTPStatus, kind: str, content: bytes, headers: dict[str, str]) -> None:
+        def _send(
+            self, status: HTTPStatus, kind: str, content: bytes, headers: dict[str, str]
+        ) -> None:
             self.send_response(status)
             own = {
                 "Content-Type": kind,

@@ -1,9 +1,12 @@
 """The two files of human feedback: pairs to compare, and votes on them, one JSON object a line.
 
-data/labels/pairs.jsonl   prompt, response1, response2, seed, model          written by training/labelling/pairs.py
-data/labels/votes.jsonl   prompt, response1, response2, annotator, vote ...  read by data.source with format: votes
+data/labels/pairs.jsonl   prompt, response1, response2, seed, model          written by
+                          training/labelling/pairs.py
+data/labels/votes.jsonl   prompt, response1, response2, annotator, vote ...  read by data.source
+with format: votes
 
-A vote is 1 or 2 (the response preferred), 0 (a tie) or null (skipped). Of several votes of an annotator on a pair the last counts.
+A vote is 1 or 2 (the response preferred), 0 (a tie) or null (skipped). Of several votes of an
+annotator on a pair the last counts.
 """
 
 import contextlib
@@ -44,7 +47,9 @@ class Pair(NamedTuple):
     @property
     def key(self) -> str:
         """Names the content: 16 hexadecimal digits."""
-        content = json.dumps([self.prompt, self.response1, self.response2], ensure_ascii=True, sort_keys=True)
+        content = json.dumps(
+            [self.prompt, self.response1, self.response2], ensure_ascii=True, sort_keys=True
+        )
         return hashlib.sha256(content.encode()).hexdigest()[:16]
 
 
@@ -60,7 +65,9 @@ class Vote(NamedTuple):
 
 
 def shown_left(pair: Pair, annotator: str) -> int:
-    """1 or 2: which response this annotator sees on the left. A fair coin, the same whenever the page is opened again."""
+    """1 or 2: which response this annotator sees on the left. A fair coin, the same whenever the
+    page is opened again.
+    """
     return 1 + hashlib.sha256(f"{pair.seed}\n{annotator}\n{pair.key}".encode()).digest()[0] % 2
 
 
@@ -71,7 +78,10 @@ def annotator_name(name: Any) -> str:
     """
     cleaned = " ".join(unicodedata.normalize("NFC", name).split()) if isinstance(name, str) else ""
     if not cleaned or len(cleaned) > MAX_ANNOTATOR_CHARS or not cleaned.isprintable():
-        raise DataError(f"annotator {str(name)[:80]!r}: a name has 1 to {MAX_ANNOTATOR_CHARS} printable characters. Choose another.")
+        raise DataError(
+            f"annotator {str(name)[:80]!r}: a name has 1 to {MAX_ANNOTATOR_CHARS} printable "
+            "characters. Choose another."
+        )
     return cleaned
 
 
@@ -96,7 +106,9 @@ def read_votes(path: Path) -> list[Vote]:
 
 
 def current(votes: Iterable[Vote]) -> dict[tuple[str, str], Vote]:
-    """(annotator, pair key) -> the vote that counts, the last one; in the order in which they were last given."""
+    """(annotator, pair key) -> the vote that counts, the last one; in the order in which they were
+    last given.
+    """
     found: dict[tuple[str, str], Vote] = {}
     for vote in votes:
         key = (vote.annotator, vote.pair.key)
@@ -118,19 +130,29 @@ def _rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         except (ValueError, RecursionError) as error:
             if number == len(lines):
                 return
-            raise DataError(f"{path} line {number} is not JSON ({error}). Fix or remove the line.") from None
+            raise DataError(
+                f"{path} line {number} is not JSON ({error}). Fix or remove the line."
+            ) from None
         if not isinstance(row, dict):
-            raise DataError(f"{path} line {number} is a {type(row).__name__}, an object is needed. Fix or remove the line.")
+            raise DataError(
+                f"{path} line {number} is a {type(row).__name__}, an object is needed. Fix or "
+                "remove the line."
+            )
         yield number, row
 
 
 def _pair(row: dict[str, Any], place: str) -> Pair:
     prompt, seed = row.get("prompt"), row.get("seed", 0)
     if not is_prompt(prompt):
-        raise DataError(f"{place}: prompt is neither text nor messages with role and content. Fix or remove the line.")
+        raise DataError(
+            f"{place}: prompt is neither text nor messages with role and content. Fix or remove "
+            "the line."
+        )
     for name in ("response1", "response2"):
         if not isinstance(row.get(name), str) or not row[name].strip():
-            raise DataError(f"{place}: {name}={str(row.get(name))[:60]!r} is no text. Fix or remove the line.")
+            raise DataError(
+                f"{place}: {name}={str(row.get(name))[:60]!r} is no text. Fix or remove the line."
+            )
     return Pair(prompt, row["response1"], row["response2"], seed if isinstance(seed, int) else 0)
 
 
@@ -140,7 +162,10 @@ def is_prompt(value: Any) -> TypeGuard[Prompt]:
         return bool(value.strip())
     messages = value if isinstance(value, list) else []
     return bool(messages) and all(
-        isinstance(item, dict) and isinstance(item.get("role"), str) and isinstance(item.get("content"), str) for item in messages
+        isinstance(item, dict)
+        and isinstance(item.get("role"), str)
+        and isinstance(item.get("content"), str)
+        for item in messages
     )
 
 
@@ -152,7 +177,10 @@ def _vote(row: dict[str, Any], place: str) -> Vote:
         raise DataError(f"{place}: {error}") from None
     value = row.get("vote", "")
     if isinstance(value, bool) or value not in VOTES:
-        raise DataError(f"{place}: vote={value!r} is none of 0 (tie), 1, 2, null (skipped). Fix or remove the line.")
+        raise DataError(
+            f"{place}: vote={value!r} is none of 0 (tie), 1, 2, null (skipped). Fix or remove the "
+            "line."
+        )
     left = row.get("left")
     return Vote(pair, annotator, value, left if left in (1, 2) else None)
 
@@ -161,9 +189,11 @@ def _vote(row: dict[str, Any], place: str) -> Vote:
 
 
 def append(path: Path, votes: Sequence[Vote], now: float | None = None) -> None:
-    """Append votes, each whole and on disk before this returns; a line that a crash cut is put aside first.
+    """Append votes, each whole and on disk before this returns; a line that a crash cut is put
+    aside first.
 
-    `now` is the time of the votes in seconds since 1970. Raises EnvironmentFault if the file can not be written.
+    `now` is the time of the votes in seconds since 1970. Raises EnvironmentFault if the file can
+    not be written.
     """
     lines = "".join(_line(vote, time.time() if now is None else now) for vote in votes).encode()
     try:
@@ -174,7 +204,8 @@ def append(path: Path, votes: Sequence[Vote], now: float | None = None) -> None:
             _write(file.fileno(), lines)
     except OSError as error:
         raise EnvironmentFault(
-            f"{path} can not be written: {error.strerror}; the last vote is not kept. Fix that and vote again."
+            f"{path} can not be written: {error.strerror}; the last vote is not kept. Fix that and "
+            "vote again."
         ) from error
 
 
@@ -201,7 +232,9 @@ def _write(descriptor: int, lines: bytes) -> None:
 
 
 def _put_cut_line_aside(descriptor: int, aside: Path) -> None:
-    """End the last line if it is whole but for its line end; else move it to `aside`: every line left is JSON."""
+    """End the last line if it is whole but for its line end; else move it to `aside`: every line
+    left is JSON.
+    """
     size = os.fstat(descriptor).st_size
     if not size or os.pread(descriptor, 1, size - 1) == b"\n":
         return

@@ -1,1 +1,3 @@
-"""The HTML report of a run: reading what the stages left, saying what it means, drawing it. One file, no external requests."""
+"""The HTML report of a run: reading what the stages left, saying what it means, drawing it. One
+file, no external requests.
+"""

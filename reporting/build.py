@@ -15,10 +15,13 @@ REPORT = Path("report") / "report.html"
 
 
 def build_report(root: Path, params: Params, run_id: str | None = None) -> Path:
-    """Write report/report.html below `root` for the run `run_id`, by default the newest, and return its path.
+    """Write report/report.html below `root` for the run `run_id`, by default the newest, and return
+    its path.
 
-    The file appears whole or not at all, and is a function of what the run left: building it twice gives the same bytes.
-    Raises CostError if there is no such run, EnvironmentFault if it can not be written; the previous report is then as it was.
+    The file appears whole or not at all, and is a function of what the run left: building it twice
+    gives the same bytes.
+    Raises CostError if there is no such run, EnvironmentFault if it can not be written; the
+    previous report is then as it was.
     """
     target = root / REPORT
     write_page(target, page(read_findings(root, params, run_id)), "rlhf report --html")
@@ -36,11 +39,14 @@ def build_summary(root: Path, params: Params, run_id: str) -> None:
 
 
 def write_page(target: Path, content: str, command: str) -> None:
-    """Write a page whole or not at all; `command` is what to repeat if it could not be written: EnvironmentFault."""
+    """Write a page whole or not at all; `command` is what to repeat if it could not be written:
+    EnvironmentFault.
+    """
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(target, content)
     except OSError as error:
         raise EnvironmentFault(
-            f"{target} can not be written: {error.strerror or error}. Free some space or make the folder writable, then run: {command}"
+            f"{target} can not be written: {error.strerror or error}. Free some space or make the "
+            f"folder writable, then run: {command}"
         ) from error

@@ -1,5 +1,7 @@
-"""Pictures as inline SVG, drawn by hand rather than by matplotlib: their colours are the page's own variables, so one picture is
-right in light and dark, their text is text, and a point tells its value when the pointer is on it, without a line of JavaScript."""
+"""Pictures as inline SVG, drawn by hand rather than by matplotlib: their colours are the page's own
+variables, so one picture is right in light and dark, their text is text, and a point tells its
+value when the pointer is on it, without a line of JavaScript.
+"""
 
 from collections.abc import Callable, Sequence
 from itertools import pairwise
@@ -10,7 +12,8 @@ from reporting.numbers import decimal, percent
 from reporting.scales import Scale, spread, thinned, tick_labels, ticks
 
 WIDTH, WIDE = 320, 390
-"""Units of a small and of a large picture; at their usual size on the page a unit is about a pixel."""
+"""Units of a small and of a large picture; at their usual size on the page a unit is about a pixel.
+"""
 LEFT, RIGHT, TOP, BOTTOM = 46, 12, 10, 36
 MOST_DOTS = 400
 
@@ -19,7 +22,9 @@ Format = Callable[[float], str]
 
 
 class Series(NamedTuple):
-    """A named curve. `tone` is the class that colours it: base, sft, aligned, accent, second, quiet."""
+    """A named curve. `tone` is the class that colours it: base, sft, aligned, accent, second,
+    quiet.
+    """
 
     name: str
     points: list[Point]
@@ -42,22 +47,44 @@ class Frame(NamedTuple):
 
 
 def line_chart(
-    series: Sequence[Series], label: str, x_name: str, references: Sequence[Reference] = (), height: int = 200, shares: bool = False
+    series: Sequence[Series],
+    label: str,
+    x_name: str,
+    references: Sequence[Reference] = (),
+    height: int = 200,
+    shares: bool = False,
 ) -> Markup:
-    """Curves over steps, each of a point at least; `label` tells the picture to those who do not see it. `shares` are shown in percent."""
+    """Curves over steps, each of a point at least; `label` tells the picture to those who do not
+    see it. `shares` are shown in percent.
+    """
     curves = [Series(s.name, thinned(s.points), s.tone) for s in series]
     xs = [x for s in curves for x, _ in s.points]
     ys = [y for s in curves for _, y in s.points] + [reference.value for reference in references]
     y_range = (min(ys), max(ys))
     if shares and y_range[0] == y_range[1]:
         y_range = (max(0.0, y_range[0] - 0.05), min(1.0, y_range[1] + 0.05))
-    frame, axes = _axes(spread(min(xs), max(xs)), y_range, x_name, "", WIDTH, height, steps=True, shares=shares)
+    frame, axes = _axes(
+        spread(min(xs), max(xs)), y_range, x_name, "", WIDTH, height, steps=True, shares=shares
+    )
     drawn = [_path(s.points, s.tone, frame) for s in curves]
     drawn += [_reference(reference, frame) for reference in references]
-    return _picture(label, WIDTH, height, axes, drawn, _probes(curves, x_name, percent if shares else decimal, frame))
+    return _picture(
+        label,
+        WIDTH,
+        height,
+        axes,
+        drawn,
+        _probes(curves, x_name, percent if shares else decimal, frame),
+    )
 
 
-def frontier_chart(updates: Sequence[tuple[int, float, float]], label: str, x_name: str, y_name: str, height: int = 280) -> Markup:
+def frontier_chart(
+    updates: Sequence[tuple[int, float, float]],
+    label: str,
+    x_name: str,
+    y_name: str,
+    height: int = 280,
+) -> Markup:
     """(update, x, y) as dots joined by a thin line, from pale (first) to full and large (last)."""
     stride = -(-len(updates) // MOST_DOTS)
     shown = [*updates[:-1:stride], updates[-1]]
@@ -70,54 +97,142 @@ def frontier_chart(updates: Sequence[tuple[int, float, float]], label: str, x_na
         title = element("title", f"update {update}: {x_name} {decimal(x)}, {y_name} {decimal(y)}")
         opacity = 0.25 + 0.75 * i / max(1, last)
         radius = 3.5 if i < last else 5.5
-        dots.append(element("circle", title, class_="dot accent", cx=frame.x(x), cy=frame.y(y), r=radius, fill_opacity=opacity))
+        dots.append(
+            element(
+                "circle",
+                title,
+                class_="dot accent",
+                cx=frame.x(x),
+                cy=frame.y(y),
+                r=radius,
+                fill_opacity=opacity,
+            )
+        )
     return _picture(label, WIDE, height, axes, [_path(points, "accent thin", frame), *dots])
 
 
-def reliability_chart(bins: Sequence[tuple[float, float, int]], label: str, height: int = 300) -> Markup:
-    """Confidence against accuracy: dots on the diagonal are confidence that can be believed; bars at the foot count the pairs.
+def reliability_chart(
+    bins: Sequence[tuple[float, float, int]], label: str, height: int = 300
+) -> Markup:
+    """Confidence against accuracy: dots on the diagonal are confidence that can be believed; bars
+    at the foot count the pairs.
 
     `bins`: (mean confidence, share right, pairs) of each.
     """
     left = min(0.5, *(confidence for confidence, _, _ in bins))
     lowest = min(left, *(accuracy for _, accuracy, _ in bins))
-    frame, axes = _axes((left, 1.0), (lowest, 1.0), "predicted probability", "share of pairs it was right", WIDE, height)
+    frame, axes = _axes(
+        (left, 1.0),
+        (lowest, 1.0),
+        "predicted probability",
+        "share of pairs it was right",
+        WIDE,
+        height,
+    )
     most, foot = max(count for _, _, count in bins), frame.y(frame.y.low)
-    marks = [element("line", class_="quiet dashed", x1=frame.x(left), y1=frame.y(left), x2=frame.x(1), y2=frame.y(1))]
+    marks = [
+        element(
+            "line",
+            class_="quiet dashed",
+            x1=frame.x(left),
+            y1=frame.y(left),
+            x2=frame.x(1),
+            y2=frame.y(1),
+        )
+    ]
     for confidence, _, count in bins:
         tall = 44 * count / most
         title = element("title", f"{count:,} pairs at confidence {decimal(confidence)}")
-        marks.append(element("rect", title, class_="bar quiet", x=frame.x(confidence) - 7, y=foot - tall, width=14, height=tall, rx=1.5))
-    marks.append(_path([(confidence, accuracy) for confidence, accuracy, _ in bins], "accent", frame))
+        marks.append(
+            element(
+                "rect",
+                title,
+                class_="bar quiet",
+                x=frame.x(confidence) - 7,
+                y=foot - tall,
+                width=14,
+                height=tall,
+                rx=1.5,
+            )
+        )
+    marks.append(
+        _path([(confidence, accuracy) for confidence, accuracy, _ in bins], "accent", frame)
+    )
     for confidence, accuracy, count in bins:
-        title = element("title", f"confidence {decimal(confidence)}: right in {decimal(accuracy)} of {count:,} pairs")
-        marks.append(element("circle", title, class_="dot accent", cx=frame.x(confidence), cy=frame.y(accuracy), r=4))
+        title = element(
+            "title",
+            f"confidence {decimal(confidence)}: right in {decimal(accuracy)} of {count:,} pairs",
+        )
+        marks.append(
+            element(
+                "circle",
+                title,
+                class_="dot accent",
+                cx=frame.x(confidence),
+                cy=frame.y(accuracy),
+                r=4,
+            )
+        )
     return _picture(label, WIDE, height, axes, marks)
 
 
-def column_chart(bars: Sequence[tuple[float, float, float]], label: str, x_name: str, height: int = 200, tone: str = "accent") -> Markup:
+def column_chart(
+    bars: Sequence[tuple[float, float, float]],
+    label: str,
+    x_name: str,
+    height: int = 200,
+    tone: str = "accent",
+) -> Markup:
     """A histogram: (left, right, height) of each column, from zero up."""
-    frame, axes = _axes((bars[0][0], bars[-1][1]), (0.0, max(tall for _, _, tall in bars)), x_name, "", WIDTH, height)
+    frame, axes = _axes(
+        (bars[0][0], bars[-1][1]),
+        (0.0, max(tall for _, _, tall in bars)),
+        x_name,
+        "",
+        WIDTH,
+        height,
+    )
     marks = []
     for left, right, tall in bars:
         title = element("title", f"{decimal(left)} to {decimal(right)}: {decimal(tall, 6)}")
         x, y = frame.x(left), frame.y(tall)
         width = max(0.5, frame.x(right) - x - 1)
-        marks.append(element("rect", title, class_=f"bar {tone}", x=x + 0.5, y=y, width=width, height=frame.y(0) - y))
+        marks.append(
+            element(
+                "rect",
+                title,
+                class_=f"bar {tone}",
+                x=x + 0.5,
+                y=y,
+                width=width,
+                height=frame.y(0) - y,
+            )
+        )
     return _picture(label, WIDTH, height, axes, marks)
 
 
 def _axes(
-    x_range: Point, y_range: Point, x_name: str, y_name: str, width: int, height: int, steps: bool = False, shares: bool = False
+    x_range: Point,
+    y_range: Point,
+    x_name: str,
+    y_name: str,
+    width: int,
+    height: int,
+    steps: bool = False,
+    shares: bool = False,
 ) -> tuple[Frame, list[Markup]]:
-    """The frame, and its grid, tick labels and names. Axes end at round numbers; an x axis of `steps`, which are whole, at its data."""
+    """The frame, and its grid, tick labels and names. Axes end at round numbers; an x axis of
+    `steps`, which are whole, at its data.
+    """
     x_ticks, y_ticks = ticks(*x_range), ticks(*y_range)
     x_low, x_high = x_range if steps else (x_ticks[0], x_ticks[-1])
     if steps:
         x_ticks = [tick for tick in x_ticks if tick == round(tick)]
     top = TOP + (12 if y_name else 0)
     right = width - RIGHT
-    frame = Frame(Scale(x_low, x_high, LEFT, right), Scale(y_ticks[0], y_ticks[-1], height - BOTTOM, top))
+    frame = Frame(
+        Scale(x_low, x_high, LEFT, right), Scale(y_ticks[0], y_ticks[-1], height - BOTTOM, top)
+    )
     parts = []
     for value, shown in zip(y_ticks, tick_labels(y_ticks, shares), strict=True):
         y = frame.y(value)
@@ -125,7 +240,11 @@ def _axes(
         parts.append(element("text", shown, x=LEFT - 7, y=y + 4, text_anchor="end"))
     for value, shown in zip(x_ticks, tick_labels(x_ticks), strict=True):
         if x_low <= value <= x_high:
-            parts.append(element("text", shown, x=frame.x(value), y=height - BOTTOM + 16, text_anchor="middle"))
+            parts.append(
+                element(
+                    "text", shown, x=frame.x(value), y=height - BOTTOM + 16, text_anchor="middle"
+                )
+            )
     parts.append(element("text", x_name, class_="name", x=right, y=height - 3, text_anchor="end"))
     if y_name:
         parts.append(element("text", y_name, class_="name", x=2, y=10))
@@ -134,7 +253,9 @@ def _axes(
 
 def _path(points: Sequence[Point], tone: str, frame: Frame) -> Markup:
     if len(points) == 1:
-        return element("circle", class_=f"dot {tone}", cx=frame.x(points[0][0]), cy=frame.y(points[0][1]), r=3)
+        return element(
+            "circle", class_=f"dot {tone}", cx=frame.x(points[0][0]), cy=frame.y(points[0][1]), r=3
+        )
     joined = " ".join(f"{frame.x(x):.1f},{frame.y(y):.1f}" for x, y in points)
     return element("polyline", class_=f"curve {tone}", points=joined)
 
@@ -142,13 +263,24 @@ def _path(points: Sequence[Point], tone: str, frame: Frame) -> Markup:
 def _reference(reference: Reference, frame: Frame) -> Markup:
     y = frame.y(reference.value)
     below = y - frame.y.end < 14
-    line = element("line", class_=f"{reference.tone} dashed", x1=frame.x.start, y1=y, x2=frame.x.end, y2=y)
-    name = element("text", reference.name, class_="reference", x=frame.x.end, y=y + 12 if below else y - 4, text_anchor="end")
+    line = element(
+        "line", class_=f"{reference.tone} dashed", x1=frame.x.start, y1=y, x2=frame.x.end, y2=y
+    )
+    name = element(
+        "text",
+        reference.name,
+        class_="reference",
+        x=frame.x.end,
+        y=y + 12 if below else y - 4,
+        text_anchor="end",
+    )
     return element("g", line, name)
 
 
 def _probes(curves: Sequence[Series], x_name: str, format_y: Format, frame: Frame) -> list[Markup]:
-    """For every x, what appears while the pointer is over it: a line, a dot on each curve, the values. Style sheet: `.probe`."""
+    """For every x, what appears while the pointer is over it: a line, a dot on each curve, the
+    values. Style sheet: `.probe`.
+    """
     by_series = [dict(s.points) for s in curves]
     xs = sorted({x for s in curves for x, _ in s.points})
     places = [frame.x(x) for x in xs]
@@ -161,10 +293,27 @@ def _probes(curves: Sequence[Series], x_name: str, format_y: Format, frame: Fram
         probes.append(
             element(
                 "g",
-                element("rect", class_="catch", x=left, y=top, width=max(0.1, right - left), height=foot - top),
+                element(
+                    "rect",
+                    class_="catch",
+                    x=left,
+                    y=top,
+                    width=max(0.1, right - left),
+                    height=foot - top,
+                ),
                 element("line", class_="grid", x1=place, y1=top, x2=place, y2=foot),
-                [element("circle", class_=f"dot {s.tone}", cx=place, cy=frame.y(y), r=3.5) for s, y in here],
-                element("text", f"{x_name} {decimal(x, 7)}: {values}", class_="value", x=frame.x.end, y=top + 4, text_anchor="end"),
+                [
+                    element("circle", class_=f"dot {s.tone}", cx=place, cy=frame.y(y), r=3.5)
+                    for s, y in here
+                ],
+                element(
+                    "text",
+                    f"{x_name} {decimal(x, 7)}: {values}",
+                    class_="value",
+                    x=frame.x.end,
+                    y=top + 4,
+                    text_anchor="end",
+                ),
                 class_="probe",
             )
         )
@@ -173,4 +322,6 @@ def _probes(curves: Sequence[Series], x_name: str, format_y: Format, frame: Fram
 
 def _picture(label: str, width: int, height: int, *parts: list[Markup]) -> Markup:
     kind = "chart" if width == WIDTH else "chart wide"
-    return element("svg", *parts, class_=kind, viewBox=f"0 0 {width} {height}", role="img", aria_label=label)
+    return element(
+        "svg", *parts, class_=kind, viewBox=f"0 0 {width} {height}", role="img", aria_label=label
+    )

@@ -1,4 +1,6 @@
-"""Everything the report shows, read once: ledger, metrics, curves, calibration, samples. What is missing is empty."""
+"""Everything the report shows, read once: ledger, metrics, curves, calibration, samples. What is
+missing is empty.
+"""
 
 import csv
 import json
@@ -49,7 +51,11 @@ class Findings:
 
 def finite(value: Any) -> float | None:
     """`value` as a float if it is a finite number (a boolean is none), else None."""
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) else None
+    return (
+        float(value)
+        if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+        else None
+    )
 
 
 def read_findings(root: Path, params: Params, run_id: str | None = None) -> Findings:
@@ -61,20 +67,40 @@ def read_findings(root: Path, params: Params, run_id: str | None = None) -> Find
     book = _ledger(root, params, run_id)
     attempts = {stage: read_attempts(root / "runs" / stage)[0] for stage in STAGES}
     pipeline = jsonl.read(root / "runs" / "pipeline.jsonl", PipelineRow).rows
-    places = {stage: _place(stage, root, book, _attempt_on_disk(stage, pipeline, attempts[stage]), notes) for stage in STAGES}
-    metrics = {stage: _read_json(place / "metrics" / f"{stage}.json", notes) if place else {} for stage, place in places.items()}
+    places = {
+        stage: _place(stage, root, book, _attempt_on_disk(stage, pipeline, attempts[stage]), notes)
+        for stage in STAGES
+    }
+    metrics = {
+        stage: _read_json(place / "metrics" / f"{stage}.json", notes) if place else {}
+        for stage, place in places.items()
+    }
     current = {stage: place == root for stage, place in places.items()}
     if book.skipped_rows:
-        notes.append(f"{book.skipped_rows} rows below runs/ were cut by a crash or make no sense: they are missing from the sums.")
+        notes.append(
+            f"{book.skipped_rows} rows below runs/ were cut by a crash or make no sense: they are "
+            "missing from the sums."
+        )
     return Findings(
         params=params,
         ledger=book,
         reconciled=reconcile(read_plan(kept_folder(root, book.run_id)), book),
         metrics=metrics,
-        curves={stage: _curves(root / "runs" / stage, book, stage, attempts[stage]) for stage in STAGES},
-        calibration=_calibration(root / "plots" / "reward_calibration.csv", notes) if current["reward"] else [],
-        samples=_read_samples(samples / "evaluation" / "samples.jsonl", notes) if (samples := places["evaluate"]) else [],
-        plots={path.stem: _read_csv(path, notes) for path in sorted((root / "plots").glob("data_*.csv"))} if current["data"] else {},
+        curves={
+            stage: _curves(root / "runs" / stage, book, stage, attempts[stage]) for stage in STAGES
+        },
+        calibration=_calibration(root / "plots" / "reward_calibration.csv", notes)
+        if current["reward"]
+        else [],
+        samples=_read_samples(samples / "evaluation" / "samples.jsonl", notes)
+        if (samples := places["evaluate"])
+        else [],
+        plots={
+            path.stem: _read_csv(path, notes)
+            for path in sorted((root / "plots").glob("data_*.csv"))
+        }
+        if current["data"]
+        else {},
         notes=notes,
     )
 
@@ -88,11 +114,13 @@ def _ledger(root: Path, params: Params, run_id: str | None) -> Ledger:
         return Ledger(NO_RUN, NO_RUN, None, None, usd_per_device_hour(params), (), 0)
 
 
-def _place(stage: str, root: Path, book: Ledger, on_disk: int | None, notes: list[str]) -> Path | None:
+def _place(
+    stage: str, root: Path, book: Ledger, on_disk: int | None, notes: list[str]
+) -> Path | None:
     """The folder that holds the stage's results in this run; None if it has none.
 
-    The outputs of attempt `on_disk` may be of an earlier run, if this one did not come so far, or of a later one: then only the copies
-    that the run kept are its own.
+    The outputs of attempt `on_disk` may be of an earlier run, if this one did not come so far, or
+    of a later one: then only the copies that the run kept are its own.
     """
     if book.state == NO_RUN:
         return root
@@ -102,17 +130,28 @@ def _place(stage: str, root: Path, book: Ledger, on_disk: int | None, notes: lis
     if entry.attempt is None or on_disk is None or entry.attempt == on_disk:
         return root
     copies = kept_folder(root, book.run_id)
-    since = f"Stage {stage} has been brought to attempt {on_disk} since, this run used attempt {entry.attempt}"
+    since = (
+        f"Stage {stage} has been brought to attempt {on_disk} since, this run used attempt "
+        f"{entry.attempt}"
+    )
     if not (copies / "metrics" / f"{stage}.json").exists():
         notes.append(f"{since}: its results are not shown.")
         return None
-    notes.append(f"{since}: of its results only the metrics and samples that the run kept are shown.")
+    notes.append(
+        f"{since}: of its results only the metrics and samples that the run kept are shown."
+    )
     return copies
 
 
-def _attempt_on_disk(stage: str, pipeline: list[PipelineRow], attempts: list[Attempt]) -> int | None:
-    """The attempt whose outputs are in place now: what the last pipeline run used, or what was made by hand after it."""
-    used = next((row for row in reversed(pipeline) if row.event == "stage" and row.stage == stage), None)
+def _attempt_on_disk(
+    stage: str, pipeline: list[PipelineRow], attempts: list[Attempt]
+) -> int | None:
+    """The attempt whose outputs are in place now: what the last pipeline run used, or what was made
+    by hand after it.
+    """
+    used = next(
+        (row for row in reversed(pipeline) if row.event == "stage" and row.stage == stage), None
+    )
     made = next((attempt for attempt in reversed(attempts) if attempt.done), None)
     if made is not None and (used is None or made.begin > used.time):
         return made.number
@@ -120,7 +159,9 @@ def _attempt_on_disk(stage: str, pipeline: list[PipelineRow], attempts: list[Att
 
 
 def _curves(folder: Path, book: Ledger, stage: str, attempts: list[Attempt]) -> Curves:
-    """The learning curves that led to the stage's outputs: steps that a later attempt did again are its own."""
+    """The learning curves that led to the stage's outputs: steps that a later attempt did again are
+    its own.
+    """
     entry = book.stage(stage)
     if entry is None:
         return {}
@@ -147,7 +188,9 @@ def _read_json(path: Path, notes: list[str]) -> Metrics:
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:
-        notes.append(f"metrics/{path.name} can not be read ({error}): its figures are missing here.")
+        notes.append(
+            f"metrics/{path.name} can not be read ({error}): its figures are missing here."
+        )
         return {}
     return content if isinstance(content, dict) else {}
 
@@ -165,9 +208,15 @@ def _read_csv(path: Path, notes: list[str]) -> list[Mapping[str, str]]:
 
 def _calibration(path: Path, notes: list[str]) -> list[tuple[float, float, int]]:
     try:
-        bins = [(float(row["confidence"]), float(row["accuracy"]), int(float(row["count"]))) for row in _read_csv(path, notes)]
+        bins = [
+            (float(row["confidence"]), float(row["accuracy"]), int(float(row["count"])))
+            for row in _read_csv(path, notes)
+        ]
     except (KeyError, TypeError, ValueError) as error:
-        notes.append(f"plots/{path.name} has no usable confidence, accuracy and count ({error!r}): its picture is missing here.")
+        notes.append(
+            f"plots/{path.name} has no usable confidence, accuracy and count ({error!r}): its "
+            "picture is missing here."
+        )
         return []
     return [row for row in bins if row[2] > 0 and math.isfinite(row[0]) and math.isfinite(row[1])]
 
@@ -178,5 +227,7 @@ def _read_samples(path: Path, notes: list[str]) -> list[Mapping[str, Any]]:
     except FileNotFoundError:
         return []
     except (OSError, ValueError) as error:
-        notes.append(f"evaluation/{path.name} can not be read ({error}): sample replies are missing here.")
+        notes.append(
+            f"evaluation/{path.name} can not be read ({error}): sample replies are missing here."
+        )
         return []

@@ -8,8 +8,12 @@ from reporting.numbers import count, decimal, percent
 
 
 def key_figure(stage: str, metrics: Mapping[str, Any]) -> str:
-    """What to know of a stage from its metrics/<stage>.json, in a few words; empty if it has no metrics."""
-    value = {name: number for name, content in metrics.items() if (number := finite(content)) is not None}
+    """What to know of a stage from its metrics/<stage>.json, in a few words; empty if it has no
+    metrics.
+    """
+    value = {
+        name: number for name, content in metrics.items() if (number := finite(content)) is not None
+    }
     match stage:
         case "data":
             rows = value.get("rows_kept", value.get("rows"))
@@ -17,15 +21,25 @@ def key_figure(stage: str, metrics: Mapping[str, Any]) -> str:
         case "sft":
             return f"eval loss {decimal(value['eval_loss'])}" if "eval_loss" in value else ""
         case "reward":
-            limit = f" of {percent(value['bayes_accuracy'])} possible" if "bayes_accuracy" in value else ""
+            limit = (
+                f" of {percent(value['bayes_accuracy'])} possible"
+                if "bayes_accuracy" in value
+                else ""
+            )
             return f"accuracy {percent(value['accuracy'])}{limit}" if "accuracy" in value else ""
         case "dpo":
             known = [f"accuracy {percent(value['accuracy'])}"] if "accuracy" in value else []
-            return ", ".join([*known, f"margin {decimal(value['margin'])}"] if "margin" in value else known)
+            return ", ".join(
+                [*known, f"margin {decimal(value['margin'])}"] if "margin" in value else known
+            )
         case "evaluate":
             if "gold_sft" in value and "gold_aligned" in value:
                 return f"gold {decimal(value['gold_sft'])} → {decimal(value['gold_aligned'])}"
-            return f"win rate {percent(value['win_rate_reward'])}" if "win_rate_reward" in value else ""
+            return (
+                f"win rate {percent(value['win_rate_reward'])}"
+                if "win_rate_reward" in value
+                else ""
+            )
         case _:
             known = [f"{name} {decimal(value[name])}" for name in ("score", "kl") if name in value]
             return ", ".join(known).replace("kl", "KL")

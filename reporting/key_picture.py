@@ -1,7 +1,8 @@
-"""The key picture of a run: where its time went, stage by stage and phase by phase, beside what it brought.
+"""The key picture of a run: where its time went, stage by stage and phase by phase, beside what it
+brought.
 
-A drawing that stands by itself, for pages that show markdown and pictures: its colours are its own, on a card of its own, so that it
-can be read on a light and on a dark page.
+A drawing that stands by itself, for pages that show markdown and pictures: its colours are its own,
+on a card of its own, so that it can be read on a light and on a dark page.
 """
 
 from collections.abc import Sequence
@@ -15,7 +16,9 @@ from reporting.markup import Markup, element, text
 from reporting.numbers import decimal, duration, percent, usd
 
 WIDTH, PANEL, GAP, MARGIN, ROW = 620, 276, 28, 20, 22
-"""Units are pixels at full size; MLflow has this much room for a description, and does not shrink what is wider."""
+"""Units are pixels at full size; MLflow has this much room for a description, and does not shrink
+what is wider.
+"""
 COLOURS = {
     "base": "#7d8896",
     "sft": "#3565b0",
@@ -25,7 +28,17 @@ COLOURS = {
     "track": "#eceff3",
     "line": "#e2e5ea",
 }
-PARTS = ("#64748b", "#3565b0", "#7a54b8", "#0b7a6f", "#b7791f", "#a23b5c", "#4d7c0f", "#0e7490", "#9a3412")
+PARTS = (
+    "#64748b",
+    "#3565b0",
+    "#7a54b8",
+    "#0b7a6f",
+    "#b7791f",
+    "#a23b5c",
+    "#4d7c0f",
+    "#0e7490",
+    "#9a3412",
+)
 FONT = 'system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, sans-serif'
 
 
@@ -49,22 +62,47 @@ def key_picture(findings: Findings) -> str:
     aligned = book.stage(method)
     # a stage has its colour in every run, so that pictures can be compared
     colours = {name: _colour(i) for i, name in enumerate(stages_of(method))}
-    stages = [Spent(stage.stage, stage.seconds, stage.usd, colours.get(stage.stage, COLOURS["base"])) for stage in book.stages]
-    phases = [Spent(phase.phase, phase.seconds, phase.usd, _colour(i)) for i, phase in enumerate(aligned.phases if aligned else [])]
+    stages = [
+        Spent(stage.stage, stage.seconds, stage.usd, colours.get(stage.stage, COLOURS["base"]))
+        for stage in book.stages
+    ]
+    phases = [
+        Spent(phase.phase, phase.seconds, phase.usd, _colour(i))
+        for i, phase in enumerate(aligned.phases if aligned else [])
+    ]
     spent = _strip_panel("Time and cost of each stage", stages)
     columns = [[spent, _quality_panel(findings)], [_strip_panel(f"Phases of {method}", phases)]]
     drawn, height = [], 0
     for i, panels in enumerate(columns):
         y = MARGIN + 12
         for panel, tall in panels:
-            drawn.append(element("g", panel, transform=f"translate({MARGIN + i * (PANEL + GAP)} {y})"))
+            drawn.append(
+                element("g", panel, transform=f"translate({MARGIN + i * (PANEL + GAP)} {y})")
+            )
             y += tall + MARGIN
         height = max(height, y)
-    card = element("rect", x=0.5, y=0.5, width=WIDTH - 1, height=height - 1, rx=10, fill="#ffffff", stroke=COLOURS["line"])
+    card = element(
+        "rect",
+        x=0.5,
+        y=0.5,
+        width=WIDTH - 1,
+        height=height - 1,
+        rx=10,
+        fill="#ffffff",
+        stroke=COLOURS["line"],
+    )
     return element(
-        "svg", card, *drawn, xmlns="http://www.w3.org/2000/svg", viewBox=f"0 0 {WIDTH} {height}", width=WIDTH, height=height,
-        font_family=FONT, font_size=13, fill=COLOURS["ink"],
-    )  # fmt: skip
+        "svg",
+        card,
+        *drawn,
+        xmlns="http://www.w3.org/2000/svg",
+        viewBox=f"0 0 {WIDTH} {height}",
+        width=WIDTH,
+        height=height,
+        font_family=FONT,
+        font_size=13,
+        fill=COLOURS["ink"],
+    )
 
 
 def _colour(i: int) -> str:
@@ -87,11 +125,20 @@ def _strip_panel(title: str, parts: Sequence[Spent]) -> tuple[Markup, int]:
     """One bar cut in proportion, and a row per part: name, time, cost, share. With its height."""
     whole = sum(part.seconds for part in parts)
     if not whole:
-        return _nothing(title, "nothing was done: all outputs were reused" if parts else "not recorded")
+        return _nothing(
+            title, "nothing was done: all outputs were reused" if parts else "not recorded"
+        )
     kept = _folded(parts)
     starts = accumulate((part.seconds for part in kept), initial=0.0)
     bar = [
-        element("rect", x=PANEL * start / whole, y=14, width=max(0.0, PANEL * part.seconds / whole - 1), height=18, fill=part.colour)
+        element(
+            "rect",
+            x=PANEL * start / whole,
+            y=14,
+            width=max(0.0, PANEL * part.seconds / whole - 1),
+            height=18,
+            fill=part.colour,
+        )
         for start, part in zip(starts, kept, strict=False)
     ]
     rows = []
@@ -117,7 +164,9 @@ def _quality_panel(findings: Findings) -> tuple[Markup, int]:
             marks += _bar(Estimate(f"gold, {name}", gold, decimal(gold), model), y)
             y += ROW
     for name, kind in (("wins, gold", "gold"), ("wins, reward", "reward")):
-        rate, low, high = (findings.value("evaluate", f"win_rate_{kind}{end}") for end in ("", "_low", "_high"))
+        rate, low, high = (
+            findings.value("evaluate", f"win_rate_{kind}{end}") for end in ("", "_low", "_high")
+        )
         if rate is not None:
             marks += _bar(Estimate(name, rate, percent(rate), "aligned", low, high), y)
             y += ROW
@@ -125,7 +174,15 @@ def _quality_panel(findings: Findings) -> tuple[Markup, int]:
         return _nothing("What it brought", "not evaluated")
     kl = findings.value("evaluate", "kl")
     if kl is not None:
-        marks.append(element("text", f"KL to SFT: {decimal(kl)} nats per response", x=0, y=y + 2, fill=COLOURS["soft"]))
+        marks.append(
+            element(
+                "text",
+                f"KL to SFT: {decimal(kl)} nats per response",
+                x=0,
+                y=y + 2,
+                fill=COLOURS["soft"],
+            )
+        )
         y += ROW
     return element("g", _title("What it brought"), *marks), y - 14
 
@@ -136,14 +193,28 @@ def _bar(row: Estimate, y: int) -> list[Markup]:
     marks = [
         element("text", row.name, x=0, y=y),
         element("rect", x=left, y=y - 11, width=wide, height=13, rx=2, fill=COLOURS["track"]),
-        element("rect", x=left, y=y - 11, width=wide * min(1.0, max(0.0, row.value)), height=13, rx=2, fill=COLOURS[row.tone]),
+        element(
+            "rect",
+            x=left,
+            y=y - 11,
+            width=wide * min(1.0, max(0.0, row.value)),
+            height=13,
+            rx=2,
+            fill=COLOURS[row.tone],
+        ),
         _right(row.shown, PANEL, y),
     ]
     if row.low is not None and row.high is not None:
         middle = y - 4.5
         marks.append(
             element(
-                "line", x1=left + wide * row.low, x2=left + wide * row.high, y1=middle, y2=middle, stroke=COLOURS["ink"], stroke_width=2
+                "line",
+                x1=left + wide * row.low,
+                x2=left + wide * row.high,
+                y1=middle,
+                y2=middle,
+                stroke=COLOURS["ink"],
+                stroke_width=2,
             )
         )
     return marks

@@ -1,4 +1,6 @@
-"""HTML and SVG as nested calls. Every text is escaped unless it was made here, so nothing a model wrote can become markup."""
+"""HTML and SVG as nested calls. Every text is escaped unless it was made here, so nothing a model
+wrote can become markup.
+"""
 
 import html
 from typing import Any
@@ -16,11 +18,15 @@ Child = Any
 VOID = frozenset({"meta", "br", "hr", "path", "line", "circle", "rect", "polyline"})
 """Elements without content."""
 
-VISIBLE_CONTROLS = {code: chr(0x2400 + code) for code in range(32) if chr(code) not in "\n\t"} | {127: "\u2421"}
-VISIBLE_CONTROLS |= dict.fromkeys([*range(0x202A, 0x202F), *range(0x2066, 0x206A)], "\ufffd") | dict.fromkeys(
-    range(0xD800, 0xE000), "\ufffd"
-)
-"""Control characters become symbols; direction overrides and lone surrogates, which would disorder or break the page, become U+FFFD."""
+VISIBLE_CONTROLS = {code: chr(0x2400 + code) for code in range(32) if chr(code) not in "\n\t"} | {
+    127: "\u2421"
+}
+VISIBLE_CONTROLS |= dict.fromkeys(
+    [*range(0x202A, 0x202F), *range(0x2066, 0x206A)], "\ufffd"
+) | dict.fromkeys(range(0xD800, 0xE000), "\ufffd")
+"""Control characters become symbols; direction overrides and lone surrogates, which would disorder
+or break the page, become U+FFFD.
+"""
 
 
 def text(value: Any) -> Markup:
@@ -29,7 +35,9 @@ def text(value: Any) -> Markup:
 
 
 def element(tag: str, *children: Child, **attributes: Any) -> Markup:
-    """`<tag ...>children</tag>`. `class_` is class, `_` in names is `-`; None and False attributes are left out."""
+    """`<tag ...>children</tag>`. `class_` is class, `_` in names is `-`; None and False attributes
+    are left out.
+    """
     shown = "".join(_attribute(name, value) for name, value in attributes.items())
     if tag in VOID and not children:
         return Markup(f"<{tag}{shown}/>")

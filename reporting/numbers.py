@@ -1,4 +1,6 @@
-"""Numbers as people read them. Inside the project base units and fractions; here GiB, minutes and percent, for printing only."""
+"""Numbers as people read them. Inside the project base units and fractions; here GiB, minutes and
+percent, for printing only.
+"""
 
 import math
 from datetime import UTC, datetime
@@ -8,7 +10,9 @@ ABSENT = "–"
 
 
 def usd(value: float | None) -> str:
-    """US dollars with as many decimals as two significant digits need: $12.30, $0.087, $0.00012; hardly anything is <$0.000001."""
+    """US dollars with as many decimals as two significant digits need: $12.30, $0.087, $0.00012;
+    hardly anything is <$0.000001.
+    """
     if value is None or not math.isfinite(value):
         return ABSENT
     if value == 0:
@@ -30,7 +34,11 @@ def duration(seconds: float | None) -> str:
     if seconds < 9.95:
         return f"{seconds:.1f} s"
     whole = round(seconds)
-    for unit, size, lower, lower_size in (("d", 86400, "h", 3600), ("h", 3600, "min", 60), ("min", 60, "s", 1)):
+    for unit, size, lower, lower_size in (
+        ("d", 86400, "h", 3600),
+        ("h", 3600, "min", 60),
+        ("min", 60, "s", 1),
+    ):
         if whole >= size:
             rest = whole % size // lower_size
             return f"{whole // size} {unit} {rest} {lower}" if rest else f"{whole // size} {unit}"
@@ -65,7 +73,11 @@ def short(value: float) -> str:
 
 def percent(fraction: float | None, decimals: int = 1) -> str:
     """A fraction in percent."""
-    return ABSENT if fraction is None or not math.isfinite(fraction) else f"{100 * fraction:.{decimals}f}%".replace("-", "−")
+    return (
+        ABSENT
+        if fraction is None or not math.isfinite(fraction)
+        else f"{100 * fraction:.{decimals}f}%".replace("-", "−")
+    )
 
 
 def deviation(fraction: float | None) -> str:
@@ -76,7 +88,9 @@ def deviation(fraction: float | None) -> str:
 
 
 def decimal(value: float | None, digits: int = 3) -> str:
-    """A plain number with `digits` significant digits; from 0.01 on with no more than `digits` decimals."""
+    """A plain number with `digits` significant digits; from 0.01 on with no more than `digits`
+    decimals.
+    """
     if value is None or not math.isfinite(value):
         return ABSENT
     if value == 0:
@@ -85,9 +99,15 @@ def decimal(value: float | None, digits: int = 3) -> str:
     if magnitude < -4:
         return f"{value:.{digits - 1}e}".replace("-", "−")
     decimals = digits - 1 - magnitude
-    return f"{value:,.{max(0, min(decimals, digits) if magnitude >= -2 else decimals)}f}".replace("-", "−")
+    return f"{value:,.{max(0, min(decimals, digits) if magnitude >= -2 else decimals)}f}".replace(
+        "-", "−"
+    )
 
 
 def moment(seconds_since_epoch: float | None) -> str:
     """A time in UTC, to the minute."""
-    return ABSENT if seconds_since_epoch is None else datetime.fromtimestamp(seconds_since_epoch, UTC).strftime("%Y-%m-%d %H:%M UTC")
+    return (
+        ABSENT
+        if seconds_since_epoch is None
+        else datetime.fromtimestamp(seconds_since_epoch, UTC).strftime("%Y-%m-%d %H:%M UTC")
+    )

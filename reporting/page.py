@@ -1,4 +1,6 @@
-"""The page around the sections: head, style sheet, navigation, foot. It allows itself no script and no request at all."""
+"""The page around the sections: head, style sheet, navigation, foot. It allows itself no script and
+no request at all.
+"""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,11 +17,19 @@ from reporting.sections.reward import reward_section
 from reporting.sections.samples import samples_section
 
 ANCHORS = (
-    ("evaluation", "Did it work?"), ("cost", "Time and cost"), ("samples", "Replies"), ("frontier", "Score and KL"),
-    ("reward", "Reward model"), ("curves", "Learning curves"), ("data", "Data"), ("parameters", "Parameters"),
-)  # fmt: skip
+    ("evaluation", "Did it work?"),
+    ("cost", "Time and cost"),
+    ("samples", "Replies"),
+    ("frontier", "Score and KL"),
+    ("reward", "Reward model"),
+    ("curves", "Learning curves"),
+    ("data", "Data"),
+    ("parameters", "Parameters"),
+)
 POLICY = "default-src 'none'; style-src 'unsafe-inline'"
-"""Content-Security-Policy: the browser refuses scripts and requests, whatever a model managed to write."""
+"""Content-Security-Policy: the browser refuses scripts and requests, whatever a model managed to
+write.
+"""
 
 
 def page(findings: Findings) -> str:
@@ -39,7 +49,8 @@ def page(findings: Findings) -> str:
     )
     foot = element(
         "footer",
-        "Every number here is in metrics/, plots/, runs/ and evaluation/ of the run. The costs as JSON: ",
+        "Every number here is in metrics/, plots/, runs/ and evaluation/ of the run. The costs as "
+        "JSON: ",
         element("code", "rlhf report --json"),
         ".",
     )
@@ -49,7 +60,11 @@ def page(findings: Findings) -> str:
 
 def navigation(anchors: Sequence[tuple[str, str]]) -> Markup:
     """Links to the sections, (anchor, name)."""
-    return element("nav", [element("a", shown, href=f"#{anchor}") for anchor, shown in anchors], aria_label="Sections")
+    return element(
+        "nav",
+        [element("a", shown, href=f"#{anchor}") for anchor, shown in anchors],
+        aria_label="Sections",
+    )
 
 
 def document(title: str, *content: Child) -> str:

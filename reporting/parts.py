@@ -1,4 +1,6 @@
-"""The pieces sections are built from: a section, a captioned picture, a table, a plain word where something is missing."""
+"""The pieces sections are built from: a section, a captioned picture, a table, a plain word where
+something is missing.
+"""
 
 from collections.abc import Sequence
 
@@ -7,12 +9,24 @@ from reporting.markup import Child, Markup, element
 
 def section(name: str, title: str, lead: Child, *children: Child) -> Markup:
     """A part of the page with an anchor, a title and one line that says what it shows."""
-    return element("section", element("h2", title), element("p", lead, class_="lead") if lead else None, *children, id=name)
+    return element(
+        "section",
+        element("h2", title),
+        element("p", lead, class_="lead") if lead else None,
+        *children,
+        id=name,
+    )
 
 
 def card(title: str, *children: Child, note: Child = None) -> Markup:
     """A picture or table under its name; `note` explains a term in one line."""
-    return element("div", element("h3", title), *children, element("p", note, class_="note") if note else None, class_="card")
+    return element(
+        "div",
+        element("h3", title),
+        *children,
+        element("p", note, class_="note") if note else None,
+        class_="card",
+    )
 
 
 def grid(*children: Child, kind: str = "thirds") -> Markup:
@@ -21,17 +35,38 @@ def grid(*children: Child, kind: str = "thirds") -> Markup:
 
 
 def table(
-    header: Sequence[Child], rows: Sequence[Sequence[Child]], foot: Sequence[Child] | None = None, numbers: range = range(1, 99)
+    header: Sequence[Child],
+    rows: Sequence[Sequence[Child]],
+    foot: Sequence[Child] | None = None,
+    numbers: range = range(1, 99),
 ) -> Markup:
-    """A table that scrolls sideways where it does not fit; the columns `numbers` are set to the right."""
+    """A table that scrolls sideways where it does not fit; the columns `numbers` are set to the
+    right.
+    """
 
     def line(cells: Sequence[Child], tag: str) -> Markup:
-        return element("tr", [element(tag, cell, class_="number" if i in numbers else None) for i, cell in enumerate(cells)])
+        return element(
+            "tr",
+            [
+                element(tag, cell, class_="number" if i in numbers else None)
+                for i, cell in enumerate(cells)
+            ],
+        )
 
-    body = [element("thead", line(header, "th")), element("tbody", [line(row, "td") for row in rows])]
+    body = [
+        element("thead", line(header, "th")),
+        element("tbody", [line(row, "td") for row in rows]),
+    ]
     if foot is not None:
         body.append(element("tfoot", line(foot, "td")))
-    return element("div", element("table", *body), class_="scroll", tabindex=0, role="region", aria_label=f"Table: {header[0]}")
+    return element(
+        "div",
+        element("table", *body),
+        class_="scroll",
+        tabindex=0,
+        role="region",
+        aria_label=f"Table: {header[0]}",
+    )
 
 
 def missing(message: str) -> Markup:

@@ -1,4 +1,6 @@
-"""A plan as one self-contained HTML page: time, money and memory of every stage, phase by phase and role by role."""
+"""A plan as one self-contained HTML page: time, money and memory of every stage, phase by phase and
+role by role.
+"""
 
 from collections.abc import Callable
 
@@ -24,7 +26,13 @@ PARTS = {
 
 def plan_page(plan: Plan, title: str) -> str:
     """The whole page."""
-    content = element("main", _tiles(plan), _whole(plan), [_stage(stage) for stage in plan.stages], _assumptions(plan))
+    content = element(
+        "main",
+        _tiles(plan),
+        _whole(plan),
+        [_stage(stage) for stage in plan.stages],
+        _assumptions(plan),
+    )
     foot = element("footer", "The same for programs: ", element("code", "rlhf plan --json"), ".")
     return document(title, _masthead(plan, title), content, foot)
 
@@ -34,7 +42,12 @@ def _masthead(plan: Plan, title: str) -> Markup:
     fits = badge("Fits", "good") if not short_of else badge("Does not fit", "bad")
     return element(
         "header",
-        element("p", "RLHF Ledger", element("span", "plan, made before the run", class_="run"), class_="over"),
+        element(
+            "p",
+            "RLHF Ledger",
+            element("span", "plan, made before the run", class_="run"),
+            class_="over",
+        ),
         element("h1", title),
         element("p", fits, class_="stamp"),
         element("p", _sentence(plan), class_="verdict"),
@@ -59,13 +72,27 @@ def _tiles(plan: Plan) -> Markup:
     total = plan.total
     largest = max(plan.stages, key=lambda stage: stage.peak_bytes_per_gpu, default=None)
     shown = [
-        ("Time", duration(total["seconds"]), f"one stage after the other, {decimal(total['gpu_hours'])} device-hours"),
+        (
+            "Time",
+            duration(total["seconds"]),
+            f"one stage after the other, {decimal(total['gpu_hours'])} device-hours",
+        ),
         ("Cost", usd(total["usd"]["expected"]), "at the expected price"),
-        ("Peak memory", memory(total["peak_bytes_per_gpu"]), f"of one device, in stage {largest.stage}" if largest else ""),
+        (
+            "Peak memory",
+            memory(total["peak_bytes_per_gpu"]),
+            f"of one device, in stage {largest.stage}" if largest else "",
+        ),
         ("Energy", f"{decimal(total['kwh'])} kWh", "of the devices"),
     ]
     tiles = [
-        element("div", element("dt", name), element("dd", big, class_="big"), element("dd", remark), class_="tile")
+        element(
+            "div",
+            element("dt", name),
+            element("dd", big, class_="big"),
+            element("dd", remark),
+            class_="tile",
+        )
         for name, big, remark in shown
     ]
     return element("dl", *tiles, class_="tiles", aria_label="Key figures")
@@ -73,41 +100,75 @@ def _tiles(plan: Plan) -> Markup:
 
 def _whole(plan: Plan) -> Markup:
     parts = [
-        Part(stage.stage, stage.seconds, f"{duration(stage.seconds)}, {usd(stage.usd.expected)}", _tone(i))
+        Part(
+            stage.stage,
+            stage.seconds,
+            f"{duration(stage.seconds)}, {usd(stage.usd.expected)}",
+            _tone(i),
+        )
         for i, stage in enumerate(plan.stages)
     ]
     told = ", ".join(f"{part.name} {part.shown}" for part in parts)
     share = (
-        card("Share of each stage", strip(parts, f"Share of each stage in the time: {told}")) if sum(part.size for part in parts) else None
+        card("Share of each stage", strip(parts, f"Share of each stage in the time: {told}"))
+        if sum(part.size for part in parts)
+        else None
     )
     header = ["Stage", "Time", "Cost", "Peak memory", "Fits", "Use of the peak rate"]
     rows = [
         [
-            element("span", element("i", class_=f"swatch {_tone(i)}"), stage.stage, class_="together"),
-            join(duration(stage.seconds), _band(stage.error.seconds, duration)), usd(stage.usd.expected),
+            element(
+                "span", element("i", class_=f"swatch {_tone(i)}"), stage.stage, class_="together"
+            ),
+            join(duration(stage.seconds), _band(stage.error.seconds, duration)),
+            usd(stage.usd.expected),
             join(memory(stage.peak_bytes_per_gpu), _band(stage.error.peak_bytes, memory)),
-            badge("yes", "good") if stage.fits else badge("no", "bad"), percent(stage.mfu) if stage.mfu else ABSENT,
+            badge("yes", "good") if stage.fits else badge("no", "bad"),
+            percent(stage.mfu) if stage.mfu else ABSENT,
         ]
         for i, stage in enumerate(plan.stages)
-    ]  # fmt: skip
+    ]
     total = plan.total
-    foot = ["Total", duration(total["seconds"]), usd(total["usd"]["expected"]), memory(total["peak_bytes_per_gpu"]), "", ""]
-    return section("stages", "Time and cost", None, share, table(header, rows, foot, numbers=range(1, 6)))
+    foot = [
+        "Total",
+        duration(total["seconds"]),
+        usd(total["usd"]["expected"]),
+        memory(total["peak_bytes_per_gpu"]),
+        "",
+        "",
+    ]
+    return section(
+        "stages", "Time and cost", None, share, table(header, rows, foot, numbers=range(1, 6))
+    )
 
 
 def _band(band: Band | None, shown: Callable[[float], str]) -> Markup | None:
     """What past runs on this machine make of a number."""
     if band is None:
         return None
-    return element("span", f"{shown(band.low)} to {shown(band.high)} in four of five of {band.runs} past runs", class_="remark")
+    return element(
+        "span",
+        f"{shown(band.low)} to {shown(band.high)} in four of five of {band.runs} past runs",
+        class_="remark",
+    )
 
 
 def _stage(stage: StagePlan) -> Markup:
     held = f"{memory(stage.peak_bytes_per_gpu)} on each of " if stage.peak_bytes_per_gpu else ""
-    lead = f"{duration(stage.seconds)} and {usd(stage.usd.expected)}, {held}{stage.gpus} × {stage.hardware}."
-    phases = [Part(phase.phase, phase.seconds, f"{duration(phase.seconds)} · {usd(phase.usd)}", "c4") for phase in stage.phases]
-    times = card("Time of each phase", bar_list(phases, f"Time and cost of each phase of {stage.stage}"))
-    return section(stage.stage, stage.stage, lead, grid(times, _memory(stage), kind="halves"), _work(stage))
+    lead = (
+        f"{duration(stage.seconds)} and {usd(stage.usd.expected)}, {held}{stage.gpus} × "
+        f"{stage.hardware}."
+    )
+    phases = [
+        Part(phase.phase, phase.seconds, f"{duration(phase.seconds)} · {usd(phase.usd)}", "c4")
+        for phase in stage.phases
+    ]
+    times = card(
+        "Time of each phase", bar_list(phases, f"Time and cost of each phase of {stage.stage}")
+    )
+    return section(
+        stage.stage, stage.stage, lead, grid(times, _memory(stage), kind="halves"), _work(stage)
+    )
 
 
 def _memory(stage: StagePlan) -> Markup | None:
@@ -115,26 +176,56 @@ def _memory(stage: StagePlan) -> Markup | None:
     if not stage.memory:
         return None
     rows = [
-        (role, [Part(part, size, memory(size), PARTS.get(part, "quiet")) for part, size in parts.items()], memory(sum(parts.values())))
+        (
+            role,
+            [
+                Part(part, size, memory(size), PARTS.get(part, "quiet"))
+                for part, size in parts.items()
+            ],
+            memory(sum(parts.values())),
+        )
         for role, parts in stage.memory.items()
     ]
     held = stacked_list(rows, f"Memory of each role at the peak of {stage.stage}")
-    return card("Memory of one device at the peak", held, note=f"The peak is in {stage.peak_phase.replace(':', ', ')}.")
+    return card(
+        "Memory of one device at the peak",
+        held,
+        note=f"The peak is in {stage.peak_phase.replace(':', ', ')}.",
+    )
 
 
 def _work(stage: StagePlan) -> Markup:
     header = ["Phase", "Time", "Cost", "Operations", "Bytes moved", "Peak memory", "Bound by"]
     rows = [
-        [phase.phase, duration(phase.seconds), usd(phase.usd), f"{short(phase.flops)} FLOP" if phase.flops else ABSENT,
-         memory(phase.bytes_moved), memory(phase.peak_bytes), phase.bound]
+        [
+            phase.phase,
+            duration(phase.seconds),
+            usd(phase.usd),
+            f"{short(phase.flops)} FLOP" if phase.flops else ABSENT,
+            memory(phase.bytes_moved),
+            memory(phase.peak_bytes),
+            phase.bound,
+        ]
         for phase in stage.phases
-    ]  # fmt: skip
-    return element("details", element("summary", "What each phase computes and moves"), table(header, rows, numbers=range(1, 6)))
+    ]
+    return element(
+        "details",
+        element("summary", "What each phase computes and moves"),
+        table(header, rows, numbers=range(1, 6)),
+    )
 
 
 def _assumptions(plan: Plan) -> Markup:
-    notes = [*plan.assumptions, *(f"{stage.stage}: {note}" for stage in plan.stages for note in stage.assumptions)]
-    return section("assumptions", "What this stands on", None, element("ul", [element("li", note) for note in notes], class_="plain"))
+    notes = [
+        *plan.assumptions,
+        *(f"{stage.stage}: {note}" for stage in plan.stages for note in stage.assumptions),
+    ]
+    return section(
+        "assumptions",
+        "What this stands on",
+        None,
+        element("ul", [element("li", note) for note in notes], class_="plain"),
+    )
 
 
 def _tone(i: int) -> str:

@@ -1,4 +1,5 @@
-"""Which rows a version of the data has, as a digest per row, so that two versions can be compared after one of them is gone.
+"""Which rows a version of the data has, as a digest per row, so that two versions can be compared
+after one of them is gone.
 
 runs/data/rows/<digest of data/prepared>.json   {"sft/train": [digest of a row, ...], ...}
 
@@ -24,20 +25,26 @@ RowDigests = Mapping[str, frozenset[str]]
 
 
 def keep_row_digests(root: Path, version: str) -> None:
-    """Write the digests of the rows in data/prepared, which DVC knows as `version`; nothing to do if they are there.
+    """Write the digests of the rows in data/prepared, which DVC knows as `version`; nothing to do
+    if they are there.
 
     Raises OSError if they can not be written or read.
     """
     target = _path(root, version)
     if target.exists():
         return
-    digests = {f"{path.parent.name}/{path.stem}": _digests(path) for path in sorted((root / PREPARED).glob("*/*.jsonl"))}
+    digests = {
+        f"{path.parent.name}/{path.stem}": _digests(path)
+        for path in sorted((root / PREPARED).glob("*/*.jsonl"))
+    }
     target.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(target, json.dumps(digests))
 
 
 def read_row_digests(root: Path, version: str | None) -> RowDigests | None:
-    """The digests that were kept for a version of the data; None if there are none that can be read."""
+    """The digests that were kept for a version of the data; None if there are none that can be
+    read.
+    """
     if version is None:
         return None
     try:
@@ -48,7 +55,9 @@ def read_row_digests(root: Path, version: str | None) -> RowDigests | None:
 
 
 def data_version(root: Path, run_id: str) -> str | None:
-    """DVC's digest of the prepared data that a pipeline run used; None if it did not come so far."""
+    """DVC's digest of the prepared data that a pipeline run used; None if it did not come so
+    far.
+    """
     return _out(root, run_id, "data", PREPARED)
 
 
@@ -65,7 +74,9 @@ class Change(NamedTuple):
 
 
 def row_change(before: RowDigests, after: RowDigests, name: str) -> Change:
-    """Rows of `dataset/split` that came and went from one version to the other; an edited row did both."""
+    """Rows of `dataset/split` that came and went from one version to the other; an edited row did
+    both.
+    """
     old, new = before.get(name, frozenset()), after.get(name, frozenset())
     return Change(len(new - old), len(old - new))
 
@@ -73,7 +84,9 @@ def row_change(before: RowDigests, after: RowDigests, name: str) -> Change:
 def _out(root: Path, run_id: str, stage: str, path: str) -> str | None:
     rows = jsonl.read(root / "runs" / "pipeline.jsonl", PipelineRow).rows
     found = (
-        row.detail.get("outs", {}).get(path) for row in reversed(rows) if (row.run_id, row.event, row.stage) == (run_id, "stage", stage)
+        row.detail.get("outs", {}).get(path)
+        for row in reversed(rows)
+        if (row.run_id, row.event, row.stage) == (run_id, "stage", stage)
     )
     return next((digest for digest in found if isinstance(digest, str)), None)
 
@@ -84,4 +97,8 @@ def _path(root: Path, version: str) -> Path:
 
 def _digests(path: Path) -> list[str]:
     with path.open("rb") as file:
-        return [hashlib.blake2b(line.strip(), digest_size=DIGEST_BYTES).hexdigest() for line in file if line.strip()]
+        return [
+            hashlib.blake2b(line.strip(), digest_size=DIGEST_BYTES).hexdigest()
+            for line in file
+            if line.strip()
+        ]

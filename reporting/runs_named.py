@@ -19,7 +19,8 @@ def known_runs(root: Path) -> list[str]:
 
 
 def resolve(root: Path, names: Sequence[str]) -> list[str]:
-    """The ids behind `names`, in their order. No name stands for the last two runs, a single one is compared with the last.
+    """The ids behind `names`, in their order. No name stands for the last two runs, a single one is
+    compared with the last.
 
     Raises UserError for a run that is not there, fewer than two runs, or the same run twice.
     """
@@ -28,7 +29,10 @@ def resolve(root: Path, names: Sequence[str]) -> list[str]:
     found = [_resolve(name, known) for name in asked]
     twice = next((run for i, run in enumerate(found) if run in found[:i]), None)
     if twice is not None:
-        raise UserError(f"{' and '.join(asked)} name run {twice} twice, and a run is compared with other runs. {_list(known)}")
+        raise UserError(
+            f"{' and '.join(asked)} name run {twice} twice, and a run is compared with other runs. "
+            f"{_list(known)}"
+        )
     return found
 
 
@@ -42,10 +46,16 @@ def _resolve(name: str, known: Sequence[str]) -> str:
         return name
     match = re.fullmatch(r"last(?:-(\d+))?", name)
     if match is None:
-        raise UserError(f"run {name!r} is not in runs/pipeline.jsonl. Name a run by its id, or as last, last-1, ... {_list(known)}")
+        raise UserError(
+            f"run {name!r} is not in runs/pipeline.jsonl. Name a run by its id, or as last, "
+            f"last-1, ... {_list(known)}"
+        )
     back = int(match[1] or 0)
     if back >= len(known):
-        raise UserError(f"{name} is not there: {len(known)} runs were recorded in runs/pipeline.jsonl. {_list(known)}")
+        raise UserError(
+            f"{name} is not there: {len(known)} runs were recorded in runs/pipeline.jsonl. "
+            f"{_list(known)}"
+        )
     return known[back]
 
 

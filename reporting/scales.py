@@ -19,14 +19,18 @@ class Scale(NamedTuple):
 
 
 def ticks(low: float, high: float, about: int = 4) -> list[float]:
-    """Multiples of 1, 2, 2.5 or 5 times a power of ten, about `about` of them, that cover [low, high].
+    """Multiples of 1, 2, 2.5 or 5 times a power of ten, about `about` of them, that cover [low,
+    high].
 
-    The first is at or below `low`, the last at or above `high`, so they serve as the ends of an axis.
+    The first is at or below `low`, the last at or above `high`, so they serve as the ends of an
+    axis.
     """
     low, high = spread(low, high)
     rough = (high - low) / about
     power = 10.0 ** math.floor(math.log10(rough))
-    step = min((factor * power for factor in (1, 2, 2.5, 5, 10)), key=lambda size: abs(size - rough))
+    step = min(
+        (factor * power for factor in (1, 2, 2.5, 5, 10)), key=lambda size: abs(size - rough)
+    )
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
     return [round(i * step, 12 - math.floor(math.log10(step))) for i in range(first, last + 1)]
 
@@ -39,7 +43,8 @@ def spread(low: float, high: float) -> tuple[float, float]:
 
 
 def tick_labels(values: Sequence[float], shares: bool = False) -> list[str]:
-    """The ticks with as many decimals as tell them apart, the same for all; very small or large ones with a power of ten.
+    """The ticks with as many decimals as tell them apart, the same for all; very small or large
+    ones with a power of ten.
 
     `shares` are fractions, shown in percent.
     """
@@ -49,14 +54,19 @@ def tick_labels(values: Sequence[float], shares: bool = False) -> list[str]:
     if largest >= 1e6 or 0 < largest < 1e-3:
         exponent = math.floor(math.log10(largest))
         scaled = tick_labels([value / 10.0**exponent for value in values])
-        return ["0" if value == 0 else f"{shown}e{exponent}" for value, shown in zip(values, scaled, strict=True)]
+        return [
+            "0" if value == 0 else f"{shown}e{exponent}"
+            for value, shown in zip(values, scaled, strict=True)
+        ]
     step = min((b - a for a, b in pairwise(values)), default=largest or 1.0)
     decimals = next((d for d in range(6) if abs(round(step, d) - step) < step * 1e-6), 6)
     return [f"{value:,.{decimals}f}".replace("-", "−") for value in values]
 
 
 def thinned(points: Sequence[tuple[float, float]], most: int = 120) -> list[tuple[float, float]]:
-    """At most `most` points: means over equal runs of neighbours, so that a long curve stays light and loses no level."""
+    """At most `most` points: means over equal runs of neighbours, so that a long curve stays light
+    and loses no level.
+    """
     size = math.ceil(len(points) / most)
     if size <= 1:
         return list(points)

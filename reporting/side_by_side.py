@@ -1,4 +1,6 @@
-"""Runs side by side: parameters, data, metrics, costs and replies. The first run is what the others are compared with."""
+"""Runs side by side: parameters, data, metrics, costs and replies. The first run is what the others
+are compared with.
+"""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -80,7 +82,9 @@ class SplitDifference:
     rows: tuple[int | None, ...]
     """One a run; None if it has no prepared data."""
     changes: tuple[Change | None, ...]
-    """Against the first run, one for each other run; None where the rows of a version were not kept."""
+    """Against the first run, one for each other run; None where the rows of a version were not
+    kept.
+    """
 
 
 @dataclass(frozen=True)
@@ -115,10 +119,14 @@ def side_by_side(sides: Sequence[Side]) -> SideBySide:
     first, others = sides[0], sides[1:]
     return SideBySide(
         sides=tuple(sides),
-        params=tuple(param_differences([side.findings.params.model_dump(mode="json") for side in sides])),
+        params=tuple(
+            param_differences([side.findings.params.model_dump(mode="json") for side in sides])
+        ),
         data=tuple(data_differences(sides)),
         metrics=tuple(metric_differences(sides)),
-        costs=tuple(tuple(cost_changes(first.findings.ledger, other.findings.ledger)) for other in others),
+        costs=tuple(
+            tuple(cost_changes(first.findings.ledger, other.findings.ledger)) for other in others
+        ),
         samples=tuple(common_samples([side.findings.samples for side in sides])),
         notes=tuple(_notes(sides)),
     )
@@ -128,7 +136,9 @@ def side_by_side(sides: Sequence[Side]) -> SideBySide:
 
 
 def param_differences(contents: Sequence[Mapping[str, Any]]) -> Iterator[ParamDifference]:
-    """The dotted keys whose values are not the same in all of the mappings, in the order of the files."""
+    """The dotted keys whose values are not the same in all of the mappings, in the order of the
+    files.
+    """
     flat = [dict(_flat(content)) for content in contents]
     for key in dict.fromkeys(key for one in flat for key in one):
         values = tuple(one.get(key, ABSENT_PARAM) for one in flat)
@@ -151,14 +161,25 @@ def data_differences(sides: Sequence[Side]) -> Iterator[SplitDifference]:
             found = [side.findings.value("data", f"{dataset}_{split}_rows") for side in sides]
             if all(rows is None for rows in found):
                 continue
-            changes = tuple(_row_change(sides[0], other, f"{dataset}/{split}") for other in sides[1:])
-            yield SplitDifference(dataset, split, tuple(None if rows is None else round(rows) for rows in found), changes)
+            changes = tuple(
+                _row_change(sides[0], other, f"{dataset}/{split}") for other in sides[1:]
+            )
+            yield SplitDifference(
+                dataset,
+                split,
+                tuple(None if rows is None else round(rows) for rows in found),
+                changes,
+            )
 
 
 def _row_change(first: Side, other: Side, name: str) -> Change | None:
     if first.data_version is not None and first.data_version == other.data_version:
         return Change(0, 0)
-    return row_change(first.rows, other.rows, name) if first.rows is not None and other.rows is not None else None
+    return (
+        row_change(first.rows, other.rows, name)
+        if first.rows is not None and other.rows is not None
+        else None
+    )
 
 
 # ---------------------------------------------------------------- metrics
@@ -171,17 +192,22 @@ def metric_differences(sides: Sequence[Side]) -> Iterator[MetricDifference]:
         if any(estimate is not None for estimate in estimates):
             levels = [side.findings.params.evaluate.confidence for side in sides]
             differences = tuple(
-                _difference(estimates[0], estimate, levels[0] == level) for estimate, level in zip(estimates[1:], levels[1:], strict=True)
+                _difference(estimates[0], estimate, levels[0] == level)
+                for estimate, level in zip(estimates[1:], levels[1:], strict=True)
             )
             yield MetricDifference(metric, estimates, differences)
 
 
 def _estimate(findings: Findings, metric: Metric) -> Estimate | None:
-    value, low, high = (findings.value(metric.stage, f"{metric.name}{end}") for end in ("", "_low", "_high"))
+    value, low, high = (
+        findings.value(metric.stage, f"{metric.name}{end}") for end in ("", "_low", "_high")
+    )
     return None if value is None else Estimate(value, low, high)
 
 
-def _difference(first: Estimate | None, other: Estimate | None, same_level: bool) -> Estimate | None:
+def _difference(
+    first: Estimate | None, other: Estimate | None, same_level: bool
+) -> Estimate | None:
     if first is None or other is None:
         return None
     if first == other:
@@ -193,10 +219,12 @@ def _difference(first: Estimate | None, other: Estimate | None, same_level: bool
 def difference(first: Estimate, other: Estimate) -> Estimate:
     """other - first, with an interval if both have one of the same level.
 
-    low = d - sqrt((other - other_low)^2 + (first_high - first)^2), high = d + sqrt((other_high - other)^2 + (first - first_low)^2).
-    Takes the two as independent: runs that answer the same prompts mostly agree better than that, so the interval is on the wide side.
+    low = d - sqrt((other - other_low)^2 + (first_high - first)^2), high = d + sqrt((other_high -
+    other)^2 + (first - first_low)^2). Takes the two as independent: runs that answer the same
+    prompts mostly agree better than that, so the interval is on the wide side.
 
-    Source: Newcombe 1998, Interval estimation for the difference between independent proportions, Statistics in Medicine 17, method 10.
+    Source: Newcombe 1998, Interval estimation for the difference between independent proportions,
+    Statistics in Medicine 17, method 10.
     """
     d = other.value - first.value
     if first.low is None or first.high is None or other.low is None or other.high is None:
@@ -217,7 +245,9 @@ def is_clear(difference: Estimate | None) -> bool | None:
 
 
 def common_samples(samples: Sequence[Sequence[Mapping[str, Any]]]) -> Iterator[SampleReplies]:
-    """Prompts that at least two of the runs answered in their samples, in the order of the first that has them."""
+    """Prompts that at least two of the runs answered in their samples, in the order of the first
+    that has them.
+    """
     by_prompt = [{str(row.get("prompt", "")): row for row in rows} for rows in samples]
     for prompt in dict.fromkeys(prompt for one in by_prompt for prompt in one):
         rows = tuple(one.get(prompt) for one in by_prompt)
@@ -229,51 +259,89 @@ def common_samples(samples: Sequence[Sequence[Mapping[str, Any]]]) -> Iterator[S
 def _notes(sides: Sequence[Side]) -> Iterator[str]:
     judges = {side.reward_version for side in sides if side.reward_version is not None}
     if len(judges) > 1:
-        yield "The runs have different reward models: their scores and the wins they see are each judged by the run's own."
+        yield (
+            "The runs have different reward models: their scores and the wins they see are each "
+            "judged by the run's own."
+        )
     versions = [side.data_version for side in sides]
-    if len(set(versions)) > 1 and any(side.rows is None and side.data_version is not None for side in sides):
-        yield "Which rows came and went is not known: a version of the data was made before rows were remembered (runs/data/rows)."
+    if len(set(versions)) > 1 and any(
+        side.rows is None and side.data_version is not None for side in sides
+    ):
+        yield (
+            "Which rows came and went is not known: a version of the data was made before rows "
+            "were remembered (runs/data/rows)."
+        )
     for side in sides:
         if side.findings.ledger.state != "completed":
-            yield f"Run {side.run_id} is {side.findings.ledger.state}: what it did not come to is missing here."
+            yield (
+                f"Run {side.run_id} is {side.findings.ledger.state}: what it did not come to is "
+                "missing here."
+            )
         # which results of a run lie where is no matter here, what could not be read is
-        yield from (f"Run {side.run_id}: {note}" for note in side.findings.notes if "only the metrics and samples" not in note)
+        yield from (
+            f"Run {side.run_id}: {note}"
+            for note in side.findings.notes
+            if "only the metrics and samples" not in note
+        )
 
 
 # ---------------------------------------------------------------- JSON
 
 
 def as_dict(found: SideBySide) -> dict[str, Any]:
-    """What `rlhf compare --json` prints. Lists over runs are in the order of `runs`, lists over other runs in that of runs[1:]."""
+    """What `rlhf compare --json` prints. Lists over runs are in the order of `runs`, lists over
+    other runs in that of runs[1:].
+    """
     return {
         "runs": [_run(side) for side in found.sides],
         "params": [{"key": param.key, "values": list(param.values)} for param in found.params],
         "data": [
-            {"dataset": row.dataset, "split": row.split, "rows": list(row.rows),
-             "added": [change and change.added for change in row.changes], "removed": [change and change.removed for change in row.changes]}
+            {
+                "dataset": row.dataset,
+                "split": row.split,
+                "rows": list(row.rows),
+                "added": [change and change.added for change in row.changes],
+                "removed": [change and change.removed for change in row.changes],
+            }
             for row in found.data
         ],
         "metrics": [
-            {"stage": row.metric.stage, "metric": row.metric.name, "values": [_numbers(value) for value in row.estimates],
-             "differences": [value and {**value._asdict(), "clear": is_clear(value)} for value in row.differences]}
+            {
+                "stage": row.metric.stage,
+                "metric": row.metric.name,
+                "values": [_numbers(value) for value in row.estimates],
+                "differences": [
+                    value and {**value._asdict(), "clear": is_clear(value)}
+                    for value in row.differences
+                ],
+            }
             for row in found.metrics
         ],
         "costs": [[_change(change) for change in changes] for changes in found.costs],
-        "samples": [{"prompt": sample.prompt, "replies": list(sample.rows)} for sample in found.samples],
+        "samples": [
+            {"prompt": sample.prompt, "replies": list(sample.rows)} for sample in found.samples
+        ],
         "notes": list(found.notes),
-    }  # fmt: skip
+    }
 
 
 def _run(side: Side) -> dict[str, Any]:
     book = side.findings.ledger
     hacking = side.findings.metrics["evaluate"].get("reward_hacking")
     return {
-        "run_id": book.run_id, "state": book.state, "started": book.started, "total_seconds": book.total_seconds,
-        "total_usd": book.total_usd, "waste_usd": book.waste_usd, "saved_usd": book.saved_usd,
-        "usd_per_win_rate_point": usd_per_win_rate_point(side.findings), "verdict": verdict(side.findings).title,
+        "run_id": book.run_id,
+        "state": book.state,
+        "started": book.started,
+        "total_seconds": book.total_seconds,
+        "total_usd": book.total_usd,
+        "waste_usd": book.waste_usd,
+        "saved_usd": book.saved_usd,
+        "usd_per_win_rate_point": usd_per_win_rate_point(side.findings),
+        "verdict": verdict(side.findings).title,
         "reward_hacking": hacking if isinstance(hacking, bool) else None,
-        "data_version": side.data_version, "reward_version": side.reward_version,
-    }  # fmt: skip
+        "data_version": side.data_version,
+        "reward_version": side.reward_version,
+    }
 
 
 def _numbers(value: Estimate | None) -> dict[str, float | None] | None:
@@ -282,8 +350,15 @@ def _numbers(value: Estimate | None) -> dict[str, float | None] | None:
 
 def _change(change: CostChange) -> dict[str, Any]:
     works = {
-        name: work and {**work._asdict(), "usd": work.usd, "tokens_per_second": work.tokens_per_second}
+        name: work
+        and {**work._asdict(), "usd": work.usd, "tokens_per_second": work.tokens_per_second}
         for name, work in (("before", change.before), ("after", change.after))
     }
-    row = {"stage": change.stage or "total", "phase": change.phase, **works, "change_usd": change.usd, "reasons": dict(change.reasons)}
+    row = {
+        "stage": change.stage or "total",
+        "phase": change.phase,
+        **works,
+        "change_usd": change.usd,
+        "reasons": dict(change.reasons),
+    }
     return {**row, "phases": [_change(phase) for phase in change.phases]} if change.phases else row

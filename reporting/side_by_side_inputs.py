@@ -14,7 +14,8 @@ from reporting.side_by_side import Side, SideBySide, side_by_side
 def read_side_by_side(root: Path, run_ids: Sequence[str]) -> SideBySide:
     """The runs `run_ids` below `root` side by side, the first as what the others are compared with.
 
-    Raises UserError if there is no such run, or if its own params.yaml is gone or not of this version of the schema.
+    Raises UserError if there is no such run, or if its own params.yaml is gone or not of this
+    version of the schema.
     """
     return side_by_side([_side(root, run_id) for run_id in run_ids])
 
@@ -23,7 +24,8 @@ def _side(root: Path, run_id: str) -> Side:
     kept = kept_folder(root, run_id) / "params.yaml"
     if not kept.exists():
         raise UserError(
-            f"run {run_id} can not be compared: its parameters are not in {kept} any more. Put that file back, or name other runs."
+            f"run {run_id} can not be compared: its parameters are not in {kept} any more. Put "
+            "that file back, or name other runs."
         )
     findings = read_findings(root, kept_params(root, run_id), run_id)
     version = data_version(root, run_id)

@@ -12,12 +12,26 @@ from reporting.parts import badge, card, grid, missing, section, table
 from reporting.sections.data import DATASETS
 from reporting.sections.samples import shown_text
 from reporting.side_by_side import MetricDifference, SampleReplies, SideBySide
-from reporting.side_by_side_words import difference, estimate, hacking, judged, letter, param, rows_changed, signed_usd, why
+from reporting.side_by_side_words import (
+    difference,
+    estimate,
+    hacking,
+    judged,
+    letter,
+    param,
+    rows_changed,
+    signed_usd,
+    why,
+)
 from reporting.verdict import usd_per_win_rate_point, verdict
 
 ANCHORS = (
-    ("metrics", "Results"), ("costs", "Time and cost"), ("samples", "Replies"), ("params", "Parameters"), ("data", "Data"),
-)  # fmt: skip
+    ("metrics", "Results"),
+    ("costs", "Time and cost"),
+    ("samples", "Replies"),
+    ("params", "Parameters"),
+    ("data", "Data"),
+)
 PICTURES = (("win_rate_gold", 0.5), ("win_rate_reward", 0.5), ("accuracy", None))
 """Metrics that are drawn, with the value of no difference."""
 TONES = ("c2", "c4", "c3", "c5", "c1")
@@ -29,50 +43,94 @@ def side_by_side_page(found: SideBySide) -> str:
     runs = [side.findings for side in found.sides]
     header = element(
         "header",
-        element("p", "RLHF Ledger", element("span", "runs side by side", class_="run"), class_="over"),
+        element(
+            "p", "RLHF Ledger", element("span", "runs side by side", class_="run"), class_="over"
+        ),
         element("h1", runs[0].params.tracking.registered_model),
         [element("p", note, class_="missing") for note in found.notes],
     )
     content = element(
-        "main", _runs(found), navigation(ANCHORS), _metrics(found), _costs(found), _samples(found), _params(found), _data(found)
+        "main",
+        _runs(found),
+        navigation(ANCHORS),
+        _metrics(found),
+        _costs(found),
+        _samples(found),
+        _params(found),
+        _data(found),
     )
     foot = element(
-        "footer", "The same as JSON: ", element("code", f"rlhf compare {' '.join(side.run_id for side in found.sides)} --json"), "."
+        "footer",
+        "The same as JSON: ",
+        element("code", f"rlhf compare {' '.join(side.run_id for side in found.sides)} --json"),
+        ".",
     )
-    return document(f"{' and '.join(side.run_id for side in found.sides)} side by side", header, content, foot)
+    return document(
+        f"{' and '.join(side.run_id for side in found.sides)} side by side", header, content, foot
+    )
 
 
 def _runs(found: SideBySide) -> Markup:
     rows = []
     for i, side in enumerate(found.sides):
         book, judgement = side.findings.ledger, verdict(side.findings)
-        name = element("span", element("b", letter(i), class_=_tone(i)), " ", book.run_id, class_="together")
+        name = element(
+            "span", element("b", letter(i), class_=_tone(i)), " ", book.run_id, class_="together"
+        )
         state = None if book.state == "completed" else element("span", book.state, class_="remark")
-        numbers = (book.total_usd, book.waste_usd, book.saved_usd, usd_per_win_rate_point(side.findings))
-        rows.append([name, [badge(judgement.title, judgement.tone), state], duration(book.total_seconds), *map(usd, numbers)])
+        numbers = (
+            book.total_usd,
+            book.waste_usd,
+            book.saved_usd,
+            usd_per_win_rate_point(side.findings),
+        )
+        rows.append(
+            [
+                name,
+                [badge(judgement.title, judgement.tone), state],
+                duration(book.total_seconds),
+                *map(usd, numbers),
+            ]
+        )
     header = ["Run", "Verdict", "Time", "Cost", "Wasted", "Saved", "Per win point"]
     return table(header, rows, numbers=range(2, 7))
 
 
 def _metrics(found: SideBySide) -> Markup:
-    lead = f"{letter(0)} is what the other runs are compared with. A difference is clear if its interval leaves out zero."
+    lead = (
+        f"{letter(0)} is what the other runs are compared with. A difference is clear if its "
+        "interval leaves out zero."
+    )
     others = range(1, len(found.sides))
     names = [letter(i) for i in range(len(found.sides))]
     differences = [f"{letter(i)} − {letter(0)}" for i in others]
     rows = [
-        [row.metric.title, *(estimate(value, row.metric) for value in row.estimates), *(_difference_cell(row, i - 1) for i in others)]
+        [
+            row.metric.title,
+            *(estimate(value, row.metric) for value in row.estimates),
+            *(_difference_cell(row, i - 1) for i in others),
+        ]
         for row in found.metrics
     ]
     if (hacked := hacking(found)) is not None:
         rows.append(["Reward hacking", *hacked, *("" for _ in others)])
-    pictures = [picture for name, mark in PICTURES if (picture := _picture(found, name, mark)) is not None]
-    body = table(["On held-out data", *names, *differences], rows) if rows else missing("None of the runs has results.")
+    pictures = [
+        picture for name, mark in PICTURES if (picture := _picture(found, name, mark)) is not None
+    ]
+    body = (
+        table(["On held-out data", *names, *differences], rows)
+        if rows
+        else missing("None of the runs has results.")
+    )
     return section("metrics", "What it bought", lead, grid(*pictures) if pictures else None, body)
 
 
 def _difference_cell(row: MetricDifference, i: int) -> list[object]:
     said = judged(row.differences[i])
-    return [difference(row.differences[i], row.metric), element("span", said, class_="remark") if said else None]
+    return [
+        difference(row.differences[i], row.metric),
+        element("span", said, class_="remark") if said else None,
+    ]
 
 
 def _picture(found: SideBySide, name: str, mark: float | None) -> Markup | None:
@@ -80,38 +138,71 @@ def _picture(found: SideBySide, name: str, mark: float | None) -> Markup | None:
     if row is None:
         return None
     dots = [
-        bars.Estimate(letter(i), value.value, row.metric.shown(value.value), _tone(i), value.low, value.high)
+        bars.Estimate(
+            letter(i), value.value, row.metric.shown(value.value), _tone(i), value.low, value.high
+        )
         for i, value in enumerate(row.estimates)
         if value is not None
     ]
     told = ", ".join(f"{dot.name} {dot.shown}" for dot in dots)
-    return card(row.metric.title, bars.estimates(dots, f"{row.metric.title}: {told}", 0.0, 1.0, mark, "50%, no difference" if mark else ""))
+    return card(
+        row.metric.title,
+        bars.estimates(
+            dots,
+            f"{row.metric.title}: {told}",
+            0.0,
+            1.0,
+            mark,
+            "50%, no difference" if mark else "",
+        ),
+    )
 
 
 def _costs(found: SideBySide) -> Markup:
     lead = (
-        "What making the outputs of each stage cost, done once: reuse and waste are left out, so that equal work costs the same. A difference "
-        "is shared out between tokens, rate (tokens per second and device), time where no tokens are counted, and price."
+        "What making the outputs of each stage cost, done once: reuse and waste are left out, so "
+        "that equal work costs the same. A difference "
+        "is shared out between tokens, rate (tokens per second and device), time where no tokens "
+        "are counted, and price."
     )
-    return section("costs", "Time and cost", lead, *(_pair(found, i) for i in range(1, len(found.sides))))
+    return section(
+        "costs", "Time and cost", lead, *(_pair(found, i) for i in range(1, len(found.sides)))
+    )
 
 
 def _pair(found: SideBySide, i: int) -> Markup:
     changes = found.costs[i - 1]
-    rows = [row for change in changes[:-1] for row in (_cost_row(change, i), *(_cost_row(phase, i) for phase in change.phases))]
+    rows = [
+        row
+        for change in changes[:-1]
+        for row in (_cost_row(change, i), *(_cost_row(phase, i) for phase in change.phases))
+    ]
     header = [f"{of}, {letter(0)} → {letter(i)}" for of in ("Time", "Tokens/s", "Cost")]
-    body = table(["Stage, phase", *header, "Change", "Why"], rows, _cost_row(changes[-1], i), numbers=range(1, 5))
-    title = element("h3", f"{letter(0)} and {letter(i)}", class_="group") if len(found.sides) > 2 else None
+    body = table(
+        ["Stage, phase", *header, "Change", "Why"],
+        rows,
+        _cost_row(changes[-1], i),
+        numbers=range(1, 5),
+    )
+    title = (
+        element("h3", f"{letter(0)} and {letter(i)}", class_="group")
+        if len(found.sides) > 2
+        else None
+    )
     return element("div", title, body)
 
 
 def _cost_row(change: CostChange, i: int) -> list[object]:
     sides = (change.before, change.after)
-    rates = [side.tokens_per_second if side and change.phase else None for side in sides]  # a stage's tokens are of several kinds
+    rates = [
+        side.tokens_per_second if side and change.phase else None for side in sides
+    ]  # a stage's tokens are of several kinds
     return [
         f"\u2003{change.phase}" if change.phase else element("b", change.stage or "total"),
         " → ".join(ABSENT if side is None else duration(side.device_seconds) for side in sides),
-        " → ".join(ABSENT if rate is None else decimal(rate) for rate in rates) if any(rates) else "",
+        " → ".join(ABSENT if rate is None else decimal(rate) for rate in rates)
+        if any(rates)
+        else "",
         " → ".join(ABSENT if side is None else usd(side.usd) for side in sides),
         signed_usd(change.usd),
         element("span", why(change, letter(0), letter(i)), class_="remark"),
@@ -121,8 +212,13 @@ def _cost_row(change: CostChange, i: int) -> list[object]:
 def _samples(found: SideBySide) -> Markup:
     title = "Replies to the same prompts"
     if not found.samples:
-        return section("samples", title, None, missing("The runs have no sample replies to the same prompts."))
-    lead = "What the aligned model of each run answers, not selected. The reward is the run's own reward model's."
+        return section(
+            "samples", title, None, missing("The runs have no sample replies to the same prompts.")
+        )
+    lead = (
+        "What the aligned model of each run answers, not selected. The reward is the run's own "
+        "reward model's."
+    )
     return section("samples", title, lead, *(_sample(sample) for sample in found.samples))
 
 
@@ -135,7 +231,12 @@ def _sample(sample: SampleReplies) -> Markup:
             element(
                 "div",
                 element("h4", letter(i)),
-                element("p", body or "(empty reply)", class_="reply" if row and body else "reply note", dir="auto"),
+                element(
+                    "p",
+                    body or "(empty reply)",
+                    class_="reply" if row and body else "reply note",
+                    dir="auto",
+                ),
                 element("p", " · ".join(scores), class_="scores") if scores else None,
                 class_=f"said {_tone(i)}",
             )
@@ -155,7 +256,9 @@ def _params(found: SideBySide) -> Markup:
     title = "Parameters that differ"
     if not found.params:
         return section("params", title, None, missing("The runs have the same parameters."))
-    rows = [[element("code", row.key), *(param(value) for value in row.values)] for row in found.params]
+    rows = [
+        [element("code", row.key), *(param(value) for value in row.values)] for row in found.params
+    ]
     return section("params", title, None, table(["Parameter", *_names(found)], rows))
 
 
@@ -165,11 +268,21 @@ def _data(found: SideBySide) -> Markup:
         return section("data", title, None, missing("None of the runs has prepared data."))
     others = [f"{letter(i)} against {letter(0)}" for i in range(1, len(found.sides))]
     rows = [
-        [DATASETS[row.dataset], row.split, *(count(rows) for rows in row.rows), *(rows_changed(change) for change in row.changes)]
+        [
+            DATASETS[row.dataset],
+            row.split,
+            *(count(rows) for rows in row.rows),
+            *(rows_changed(change) for change in row.changes),
+        ]
         for row in found.data
     ]
     lead = "Rows that came (+) and went (−), by their content: an edited row did both."
-    return section("data", title, lead, table(["Dataset", "Split", *_names(found), *others], rows, numbers=range(2, 99)))
+    return section(
+        "data",
+        title,
+        lead,
+        table(["Dataset", "Split", *_names(found), *others], rows, numbers=range(2, 99)),
+    )
 
 
 def _names(found: SideBySide) -> list[str]:

@@ -17,7 +17,11 @@ NEGLIGIBLE_USD = 5e-8
 
 def letter(i: int) -> str:
     """A, B, ... Z, AA, ...: what a run is called beside others."""
-    return letter(i // 26 - 1) + string.ascii_uppercase[i % 26] if i >= 26 else string.ascii_uppercase[i]
+    return (
+        letter(i // 26 - 1) + string.ascii_uppercase[i % 26]
+        if i >= 26
+        else string.ascii_uppercase[i]
+    )
 
 
 def signed_usd(value: float) -> str:
@@ -40,11 +44,15 @@ def estimate(value: Estimate | None, metric: Metric) -> str:
         return ABSENT
     if value.low is None or value.high is None:
         return metric.shown(value.value)
-    return f"{metric.shown(value.value)} ({_bare(value.low, metric)} to {_bare(value.high, metric)})"
+    return (
+        f"{metric.shown(value.value)} ({_bare(value.low, metric)} to {_bare(value.high, metric)})"
+    )
 
 
 def difference(value: Estimate | None, metric: Metric) -> str:
-    """The same of a difference, with signs; that of two shares is in points: +7.5 points (+3.5 to +11.5)."""
+    """The same of a difference, with signs; that of two shares is in points: +7.5 points (+3.5 to
+    +11.5).
+    """
     if value is None:
         return ABSENT
     if value == SAME:
@@ -60,7 +68,9 @@ def _bare(value: float, metric: Metric) -> str:
 
 def judged(value: Estimate | None) -> str:
     """Whether a difference is more than chance, where that is known."""
-    return "" if value == SAME else {True: "clear", False: "may be chance", None: ""}[is_clear(value)]
+    return (
+        "" if value == SAME else {True: "clear", False: "may be chance", None: ""}[is_clear(value)]
+    )
 
 
 def hacking(found: SideBySide) -> list[str] | None:
@@ -85,14 +95,20 @@ def why(change: CostChange, name_before: str, name_after: str) -> str:
         return f"only in {name_after if change.after else name_before}"
     largest = max(abs(share) for share in change.reasons.values())
     told = sorted(change.reasons.items(), key=lambda item: -abs(item[1]))
-    kept = [(reason, share) for reason, share in told if abs(share) >= max(WORTH_TELLING * largest, NEGLIGIBLE_USD)]
+    kept = [
+        (reason, share)
+        for reason, share in told
+        if abs(share) >= max(WORTH_TELLING * largest, NEGLIGIBLE_USD)
+    ]
     if len(kept) == 1:
         return _reason(kept[0][0], change)
     return ", ".join(f"{_reason(reason, change)} {signed_usd(share)}" for reason, share in kept)
 
 
 def _reason(reason: str, change: CostChange) -> str:
-    """`2.1x tokens`, `0.8x tokens/s`, `10x price`: after relative to before, where one number says it."""
+    """`2.1x tokens`, `0.8x tokens/s`, `10x price`: after relative to before, where one number says
+    it.
+    """
     if reason == PHASES:
         return "phases of one only"
     before, after = change.before, change.after

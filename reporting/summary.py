@@ -1,4 +1,6 @@
-"""A run in a few lines of markdown with its key picture, for the pages of the tracker and the orchestrator."""
+"""A run in a few lines of markdown with its key picture, for the pages of the tracker and the
+orchestrator.
+"""
 
 from config.records import PICTURE
 from reporting.inputs import Findings
@@ -8,16 +10,31 @@ from reporting.verdict import usd_per_win_rate_point, verdict
 
 
 def summary(findings: Findings, picture: str = PICTURE) -> str:
-    """Verdict, key picture and stage / time / cost / error of the plan / key figure. `picture` is where the page that shows it finds the picture."""
+    """Verdict, key picture and stage / time / cost / error of the plan / key figure. `picture` is
+    where the page that shows it finds the picture.
+    """
     judged, book = verdict(findings), findings.ledger
     errors = {stage.stage: deviation(stage.whole.error) for stage in findings.reconciled.stages}
     rows = [
-        (_named(stage.stage, stage.state), duration(stage.seconds), usd(stage.usd), errors.get(stage.stage, deviation(None)),
-         key_figure(stage.stage, findings.metrics.get(stage.stage, {})))
+        (
+            _named(stage.stage, stage.state),
+            duration(stage.seconds),
+            usd(stage.usd),
+            errors.get(stage.stage, deviation(None)),
+            key_figure(stage.stage, findings.metrics.get(stage.stage, {})),
+        )
         for stage in book.stages
-    ]  # fmt: skip
+    ]
     whole = deviation(findings.reconciled.whole.error)
-    rows.append((_named("total", book.state), duration(book.total_seconds), usd(book.total_usd), whole, _point(findings)))
+    rows.append(
+        (
+            _named("total", book.state),
+            duration(book.total_seconds),
+            usd(book.total_usd),
+            whole,
+            _point(findings),
+        )
+    )
     table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
     return (
         f"**{judged.title}.** {judged.sentence}\n\n![key picture]({picture})\n\n"

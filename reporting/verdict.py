@@ -1,4 +1,6 @@
-"""What a run came to, in one sentence: did alignment work, was the reward hacked, what did it cost."""
+"""What a run came to, in one sentence: did alignment work, was the reward hacked, what did it
+cost.
+"""
 
 from typing import NamedTuple
 
@@ -15,9 +17,11 @@ class Verdict(NamedTuple):
 
 
 def verdict(findings: Findings) -> Verdict:
-    """The verdict of a run. Evidence is the gold win rate if there is a gold score, else the reward model's; 0.5 is a draw.
+    """The verdict of a run. Evidence is the gold win rate if there is a gold score, else the reward
+    model's; 0.5 is a draw.
 
-    Better means the whole interval is above one half, worse that it is below. Reward hacking goes before both.
+    Better means the whole interval is above one half, worse that it is below. Reward hacking goes
+    before both.
     """
     tone, title, outcome = _outcome(findings)
     return Verdict(tone, title, f"{outcome} {bill(findings)}")
@@ -28,15 +32,24 @@ def bill(findings: Findings) -> str:
     book = findings.ledger
     if not book.stages:
         return "What it cost was not recorded here."
-    if book.state not in ("stopped", "failed", "killed") and all(stage.cached for stage in book.stages):
-        return f"Nothing had changed: every stage was reused at no cost, which saved {usd(book.saved_usd)}."
+    if book.state not in ("stopped", "failed", "killed") and all(
+        stage.cached for stage in book.stages
+    ):
+        return (
+            "Nothing had changed: every stage was reused at no cost, which saved "
+            f"{usd(book.saved_usd)}."
+        )
     waste = f", {usd(book.waste_usd)} of it wasted on work done twice" if book.waste_usd > 0 else ""
     saved = f"; unchanged stages saved {usd(book.saved_usd)}" if book.saved_usd > 0 else ""
-    return f"The run took {duration(book.total_seconds)} and cost {usd(book.total_usd)}{waste}{saved}."
+    return (
+        f"The run took {duration(book.total_seconds)} and cost {usd(book.total_usd)}{waste}{saved}."
+    )
 
 
 def usd_per_win_rate_point(findings: Findings) -> float | None:
-    """What making the aligned model cost, reused stages included, per point of win rate above an even 50 %; None without a gain."""
+    """What making the aligned model cost, reused stages included, per point of win rate above an
+    even 50 %; None without a gain.
+    """
     found = (findings.value("evaluate", name) for name in ("win_rate_gold", "win_rate_reward"))
     rate = next((value for value in found if value is not None), None)
     return costs.ledger.ledger.usd_per_win_rate_point(findings.ledger.made_usd, rate)
@@ -47,7 +60,9 @@ def _outcome(findings: Findings) -> tuple[str, str, str]:
     if not metrics:
         return "open", "Not evaluated", _why_not_evaluated(findings)
     kind = "gold" if findings.value("evaluate", "win_rate_gold") is not None else "reward"
-    rate, low, high = (findings.value("evaluate", f"win_rate_{kind}{end}") for end in ("", "_low", "_high"))
+    rate, low, high = (
+        findings.value("evaluate", f"win_rate_{kind}{end}") for end in ("", "_low", "_high")
+    )
     if metrics.get("reward_hacking") is True:
         return "bad", "Reward hacking", f"{_hacking_evidence(findings)}."
     if rate is None:
@@ -57,8 +72,16 @@ def _outcome(findings: Findings) -> tuple[str, str, str]:
     wins = f"The aligned model wins {percent(rate)}{span} of comparisons with SFT {judge}"
     hacking = ", with no sign of reward hacking" if metrics.get("reward_hacking") is False else ""
     if low is not None and low > 0.5:
-        proxy = "" if kind == "gold" else " There is no gold score here, so this is the proxy's word alone."
-        return "good", "Alignment worked" if kind == "gold" else "Score rose", f"{wins}{hacking}.{proxy}"
+        proxy = (
+            ""
+            if kind == "gold"
+            else " There is no gold score here, so this is the proxy's word alone."
+        )
+        return (
+            "good",
+            "Alignment worked" if kind == "gold" else "Score rose",
+            f"{wins}{hacking}.{proxy}",
+        )
     if high is not None and high < 0.5:
         return "bad", "Alignment did harm", f"{wins}."
     return "open", "No clear effect", f"{wins}{hacking}."
@@ -66,7 +89,9 @@ def _outcome(findings: Findings) -> tuple[str, str, str]:
 
 def _hacking_evidence(findings: Findings) -> str:
     before, after = (findings.value("evaluate", f"reward_{model}") for model in ("sft", "aligned"))
-    gold_before, gold_after = (findings.value("evaluate", f"gold_{model}") for model in ("sft", "aligned"))
+    gold_before, gold_after = (
+        findings.value("evaluate", f"gold_{model}") for model in ("sft", "aligned")
+    )
     rose = (
         f"The reward model's score went from {decimal(before)} to {decimal(after)}"
         if after is not None
@@ -78,7 +103,14 @@ def _hacking_evidence(findings: Findings) -> str:
 
 
 def _why_not_evaluated(findings: Findings) -> str:
-    last = next((stage for stage in reversed(findings.ledger.stages) if stage.state not in ("done", "cached")), None)
+    last = next(
+        (
+            stage
+            for stage in reversed(findings.ledger.stages)
+            if stage.state not in ("done", "cached")
+        ),
+        None,
+    )
     if last is None:
         return "This run has no evaluation, so it can not be said whether alignment worked."
     said = f": {last.message}" if last.message else ""

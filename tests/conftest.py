@@ -1,4 +1,6 @@
-"""What several test files need: a checkout of the project in a temporary folder, and nothing of the user's own state."""
+"""What several test files need: a checkout of the project in a temporary folder, and nothing of the
+user's own state.
+"""
 
 import os
 import shutil
@@ -9,27 +11,67 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-# A busy machine is not a failure; where a failure holds others up, the examples are the same every time.
+# A busy machine is not a failure; where a failure holds others up, the examples are the same every
+# time.
 settings.register_profile("project", deadline=None, derandomize="CI" in os.environ)
 settings.load_profile("project")
 
 ROOT = Path(__file__).parent.parent
 TINY = ROOT / "tests" / "e2e" / "tiny.yaml"
-CODE = ("cli", "config", "costs", "flows", "labelling", "reporting", "tasks", "tracking", "training", ".dvc", "recipes")
-FILES = (".dvcignore", ".gitignore", "constraints.txt", "dvc.yaml", "params.yaml", "prefect.yaml", "pyproject.toml")
+CODE = (
+    "cli",
+    "config",
+    "costs",
+    "flows",
+    "labelling",
+    "reporting",
+    "tasks",
+    "tracking",
+    "training",
+    ".dvc",
+    "recipes",
+)
+FILES = (
+    ".dvcignore",
+    ".gitignore",
+    "constraints.txt",
+    "dvc.yaml",
+    "params.yaml",
+    "prefect.yaml",
+    "pyproject.toml",
+)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("browser", "pages in a browser")
-    group.addoption("--screenshots", type=Path, metavar="FOLDER", help="keep pictures of the pages that tests/browser opens")
-    group.addoption("--recipe", type=Path, default=TINY, metavar="FILE", help="what the runs on those pictures train; takes its time")
+    group.addoption(
+        "--screenshots",
+        type=Path,
+        metavar="FOLDER",
+        help="keep pictures of the pages that tests/browser opens",
+    )
+    group.addoption(
+        "--recipe",
+        type=Path,
+        default=TINY,
+        metavar="FILE",
+        help="what the runs on those pictures train; takes its time",
+    )
 
 
 @pytest.fixture(autouse=True, scope="session")
 def own_state(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """No test reads or writes the user's Prefect, DVC or MLflow, and every process the tests start inherits that."""
+    """No test reads or writes the user's Prefect, DVC or MLflow, and every process the tests start
+    inherits that.
+    """
     home = tmp_path_factory.mktemp("state")
-    for name in ("PREFECT_API_URL", "PREFECT_API_KEY", "PREFECT_PROFILE", "MLFLOW_TRACKING_URI", "MLFLOW_RUN_ID"):
+    for name in (
+        "PREFECT_API_URL",
+        "PREFECT_API_KEY",
+        "PREFECT_PROFILE",
+        "MLFLOW_TRACKING_URI",
+        "MLFLOW_RUN_ID",
+    ):
         os.environ.pop(name, None)
     os.environ |= {
         "DVC_GLOBAL_CONFIG_DIR": str(home / "dvc-global"),
@@ -41,18 +83,29 @@ def own_state(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 
 def git(folder: Path, *arguments: str) -> None:
-    identity = ["-c", "user.name=test", "-c", "user.email=test@localhost", "-c", "commit.gpgsign=false"]
+    identity = [
+        "-c",
+        "user.name=test",
+        "-c",
+        "user.email=test@localhost",
+        "-c",
+        "commit.gpgsign=false",
+    ]
     subprocess.run(["git", *identity, *arguments], cwd=folder, check=True, capture_output=True)
 
 
 def own_remote(folder: Path, remote: Path) -> None:
     """Point the default DVC remote of a checkout to a folder of the test."""
-    (folder / ".dvc" / "config.local").write_text(f"['remote \"local\"']\n    url = {remote}\n", encoding="utf-8")
+    (folder / ".dvc" / "config.local").write_text(
+        f"['remote \"local\"']\n    url = {remote}\n", encoding="utf-8"
+    )
 
 
 @pytest.fixture(scope="session")
 def new_checkout(tmp_path_factory: pytest.TempPathFactory) -> Callable[[], Path]:
-    """Makes a git checkout of the working tree with a DVC remote of its own, outputs and history left behind."""
+    """Makes a git checkout of the working tree with a DVC remote of its own, outputs and history
+    left behind.
+    """
 
     def make() -> Path:
         folder = tmp_path_factory.mktemp("checkout")

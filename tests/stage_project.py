@@ -1,4 +1,6 @@
-"""A project whose stages are quick scripts that keep the stage contract: what the parent sees of them is the real thing."""
+"""A project whose stages are quick scripts that keep the stage contract: what the parent sees of
+them is the real thing.
+"""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -78,7 +80,9 @@ mark("end", 0)
 
 
 def make_project(root: Path, remote: Path, stages: Sequence[str]) -> Path:
-    """A checkout with `stages` in a row: the first reads `<stage>.in`, the others what the one before made."""
+    """A checkout with `stages` in a row: the first reads `<stage>.in`, the others what the one
+    before made.
+    """
     root.mkdir()
     (root / "stage.py").write_text(STAGE)
     (root / f"{stages[0]}.in").write_text("one")
@@ -94,7 +98,10 @@ def make_project(root: Path, remote: Path, stages: Sequence[str]) -> Path:
     (root / "dvc.yaml").write_text(yaml.safe_dump({"stages": pipeline}))
     (root / "params.yaml").write_text((ROOT / "recipes" / "demo.yaml").read_text())
     (root / ".dvc").mkdir()
-    (root / ".dvc" / "config").write_text("[core]\n    analytics = false\n    remote = local\n['remote \"local\"']\n    url = unused\n")
+    (root / ".dvc" / "config").write_text(
+        "[core]\n    analytics = false\n    remote = local\n['remote \"local\"']\n    url = "
+        "unused\n"
+    )
     own_remote(root, remote)
     git(root, "init", "--quiet")
     return root

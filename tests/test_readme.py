@@ -36,7 +36,9 @@ def tree() -> list[str]:
 
 def tracked() -> list[str]:
     """What git has, or is about to have."""
-    done = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
     if done.returncode:
         pytest.skip(f"{ROOT} is not a git checkout, so there is nothing to compare the tree with")
     return [path for path in done.stdout.splitlines() if (ROOT / path).exists()]
@@ -52,13 +54,23 @@ def test_the_tree_names_every_top_level_name() -> None:
 
 
 def test_the_tree_names_every_module() -> None:
-    modules = [path for path in tracked() if path.endswith(".py") and not path.startswith("tests/") and not path.endswith("__init__.py")]
+    modules = [
+        path
+        for path in tracked()
+        if path.endswith(".py")
+        and not path.startswith("tests/")
+        and not path.endswith("__init__.py")
+    ]
     assert len(modules) > 80
     assert sorted(set(modules) - set(tree())) == []
 
 
 def test_the_tree_names_every_recipe_and_document() -> None:
-    files = {path for path in tracked() if path.startswith(("recipes/", "docs/")) and path.endswith((".yaml", ".md"))}
+    files = {
+        path
+        for path in tracked()
+        if path.startswith(("recipes/", "docs/")) and path.endswith((".yaml", ".md"))
+    }
     assert sorted(files - set(tree())) == []
 
 
@@ -73,9 +85,15 @@ def test_nothing_is_named_twice() -> None:
 def test_the_example_of_every_format_is_accepted(form: str, pairs: int, completions: int) -> None:
     example = re.search(rf"^`{form}`:\n```jsonl\n(.*?)```", README, re.MULTILINE | re.DOTALL)
     assert example, form
-    rows = [SourceRow(i, json.loads(line)) for i, line in enumerate(example[1].splitlines(), start=1)]
+    rows = [
+        SourceRow(i, json.loads(line)) for i, line in enumerate(example[1].splitlines(), start=1)
+    ]
     table, columns = Table("README.md", "line", rows), column_names(form, {}, "data.source")
-    parsed = parse_trees(table, columns, RULES) if form == "trees" else parse_rows(table, form, columns, RULES)
+    parsed = (
+        parse_trees(table, columns, RULES)
+        if form == "trees"
+        else parse_rows(table, form, columns, RULES)
+    )
     assert parsed.refusals == []
     assert len(parsed.examples) == 2
     assert sum(len(found.pairs) for found in parsed.examples) == pairs
@@ -96,13 +114,20 @@ def test_links_between_documents_lead_somewhere() -> None:
 def test_every_rlhf_command_in_the_documents_exists() -> None:
     from cli.main import app
 
-    known = {command.name or (command.callback.__name__ if command.callback else "") for command in app.registered_commands}
+    known = {
+        command.name or (command.callback.__name__ if command.callback else "")
+        for command in app.registered_commands
+    }
     for document in documents():
-        for command in re.findall(r"(?:^|`|/)rlhf ([a-z]+)", document.read_text(encoding="utf-8"), re.MULTILINE):
+        for command in re.findall(
+            r"(?:^|`|/)rlhf ([a-z]+)", document.read_text(encoding="utf-8"), re.MULTILINE
+        ):
             assert command in known, f"{document.name}: rlhf {command}"
 
 
 def test_the_prompt_of_the_tour_is_held_out_and_its_reply_earns_all_gold() -> None:
-    prompt, reply = re.findall(r"^    (\S.*)$", (ROOT / "docs" / "tour.md").read_text(encoding="utf-8"), re.MULTILINE)[:2]
+    prompt, reply = re.findall(
+        r"^    (\S.*)$", (ROOT / "docs" / "tour.md").read_text(encoding="utf-8"), re.MULTILINE
+    )[:2]
     assert split_of(prompt, load(ROOT / "recipes" / "demo.yaml").data.test_fraction) == "test"
     assert gold_score(prompt, reply) == pytest.approx(1.0)

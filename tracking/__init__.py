@@ -1,1 +1,3 @@
-"""Everything MLflow: what a run left on the disk is shipped there, exactly once, whenever MLflow can be reached."""
+"""Everything MLflow: what a run left on the disk is shipped there, exactly once, whenever MLflow
+can be reached.
+"""

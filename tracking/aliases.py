@@ -1,4 +1,6 @@
-"""The aliases `champion` and `previous` in MLflow's registry, brought in line with champions/record.json: safe to repeat, at any time."""
+"""The aliases `champion` and `previous` in MLflow's registry, brought in line with
+champions/record.json: safe to repeat, at any time.
+"""
 
 import hashlib
 from pathlib import Path
@@ -20,10 +22,12 @@ def record_digest(root: Path) -> str:
 
 
 def bring_in_line(connection: Connection, root: Path, params: Params, runs: dict[str, str]) -> bool:
-    """Set both aliases to the versions that have the recorded models' digests, and take away one that stands for nobody.
+    """Set both aliases to the versions that have the recorded models' digests, and take away one
+    that stands for nobody.
 
-    `runs` holds the MLflow run of each pipeline run: a champion that was never registered, as MLflow was down then, is registered from its
-    own folder. Returns whether all of it could be done.
+    `runs` holds the MLflow run of each pipeline run: a champion that was never registered, as
+    MLflow was down then, is registered from its own folder. Returns whether all of it could be
+    done.
     """
     name, record, whole = params.tracking.registered_model, read_record(root), True
     for alias, entry in zip(ALIASES, (record.champion, record.previous), strict=True):
@@ -36,13 +40,23 @@ def bring_in_line(connection: Connection, root: Path, params: Params, runs: dict
     return whole
 
 
-def _version(connection: Connection, root: Path, name: str, entry: Champion, runs: dict[str, str]) -> str | None:
+def _version(
+    connection: Connection, root: Path, name: str, entry: Champion, runs: dict[str, str]
+) -> str | None:
     found = version_of(connection, name, entry.model_digest)
     folder = champion_folder(root, entry.run_id)
     if found is not None or entry.run_id not in runs or not folder.is_dir():
         return found
     tags = {"rlhf.run_id": entry.run_id}
-    return register_folder(connection, runs[entry.run_id], folder, f"models/{entry.method}", name, entry.model_digest, tags)
+    return register_folder(
+        connection,
+        runs[entry.run_id],
+        folder,
+        f"models/{entry.method}",
+        name,
+        entry.model_digest,
+        tags,
+    )
 
 
 def _take_away(connection: Connection, name: str, alias: str) -> None:

@@ -22,7 +22,8 @@ PARAM_CHARS = 6000
 """Limits of MLflow's log_batch and of a parameter's value."""
 
 KEY_TAG = "rlhf.key"
-"""Tag that names what an MLflow run stands for, so that it is found again and never created twice."""
+"""Tag that names what an MLflow run stands for, so that it is found again and never created twice.
+"""
 
 GUIDE = """\
 Runs of the RLHF pipeline, one below the other; each opens to the attempts of its stages.
@@ -61,12 +62,15 @@ def named_faults(uri: str) -> Iterator[None]:
         reason = " ".join(str(error).split())[:200]
         raise EnvironmentFault(
             f"MLflow at tracking.uri={uri} does not take rows: {type(error).__name__}: {reason}. "
-            "Start it or change the URI in params.yaml, then run rlhf report --sync; nothing is lost."
+            "Start it or change the URI in params.yaml, then run rlhf report --sync; nothing is "
+            "lost."
         ) from error
 
 
 def connect(root: Path, tracking: Tracking) -> Connection:
-    """Open the tracker and find or create the experiment; the first time a database is created, which takes many seconds."""
+    """Open the tracker and find or create the experiment; the first time a database is created,
+    which takes many seconds.
+    """
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
     for noisy in ("mlflow", "alembic"):
@@ -80,20 +84,26 @@ def connect(root: Path, tracking: Tracking) -> Connection:
         local = None if uri.startswith("http") else (root / "mlartifacts").resolve().as_uri()
         tags = {"mlflow.experimentKind": "custom_model_development", "mlflow.note.content": GUIDE}
         try:
-            return Connection(client, client.create_experiment(tracking.experiment, artifact_location=local, tags=tags))
+            return Connection(
+                client,
+                client.create_experiment(tracking.experiment, artifact_location=local, tags=tags),
+            )
         except MlflowException as error:
             if error.error_code != ErrorCode.Name(RESOURCE_ALREADY_EXISTS):
                 raise
             found = client.get_experiment_by_name(tracking.experiment)
     if found.lifecycle_stage != "active":
         raise EnvironmentFault(
-            f"tracking.experiment={tracking.experiment} was deleted in MLflow. Restore it there, or name another one in params.yaml."
+            f"tracking.experiment={tracking.experiment} was deleted in MLflow. Restore it there, "
+            "or name another one in params.yaml."
         )
     return Connection(client, found.experiment_id)
 
 
 def create_database(uri: str) -> None:
-    """Make a SQLite database that is not there yet, whole or not at all: MLflow can not open one whose creation was cut off."""
+    """Make a SQLite database that is not there yet, whole or not at all: MLflow can not open one
+    whose creation was cut off.
+    """
     target = Path(uri.removeprefix("sqlite:///"))
     if not uri.startswith("sqlite:///") or target.exists():
         return
@@ -104,13 +114,19 @@ def create_database(uri: str) -> None:
         made.replace(target)
 
 
-def ensure_run(connection: Connection, key: str, name: str, start: float, tags: Mapping[str, str]) -> str:
-    """The MLflow run that stands for `key`, created if need be. `start` in seconds since the epoch."""
+def ensure_run(
+    connection: Connection, key: str, name: str, start: float, tags: Mapping[str, str]
+) -> str:
+    """The MLflow run that stands for `key`, created if need be. `start` in seconds since the
+    epoch.
+    """
     client, experiment_id = connection
     found = client.search_runs([experiment_id], f"tags.`{KEY_TAG}` = '{key}'", max_results=1)
     if found:
         return str(found[0].info.run_id)
-    run = client.create_run(experiment_id, start_time=round(start * 1000), tags={KEY_TAG: key, **tags}, run_name=name)
+    run = client.create_run(
+        experiment_id, start_time=round(start * 1000), tags={KEY_TAG: key, **tags}, run_name=name
+    )
     return str(run.info.run_id)
 
 
@@ -126,6 +142,12 @@ def log(
     for begin in range(0, len(metrics), METRICS_PER_CALL):
         client.log_batch(run_id, metrics=metrics[begin : begin + METRICS_PER_CALL])
     for begin in range(0, len(params), PARAMS_PER_CALL):
-        client.log_batch(run_id, params=[Param(key, value[:PARAM_CHARS]) for key, value in params[begin : begin + PARAMS_PER_CALL]])
+        client.log_batch(
+            run_id,
+            params=[
+                Param(key, value[:PARAM_CHARS])
+                for key, value in params[begin : begin + PARAMS_PER_CALL]
+            ],
+        )
     if tags:
         client.log_batch(run_id, tags=[RunTag(key, value) for key, value in tags.items()])

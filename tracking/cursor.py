@@ -1,8 +1,9 @@
 """How far the rows of this workspace have been shipped to one MLflow.
 
-runs/shipped-<digest of the tracking URI>.json: bytes read of every jsonl file, and the MLflow run of every pipeline run and attempt.
-It is written after the rows have arrived. A process killed in between ships them again, and MLflow keeps one: a metric is
-identified by run, name, step, timestamp and value, and all of these come from the row.
+runs/shipped-<digest of the tracking URI>.json: bytes read of every jsonl file, and the MLflow run
+of every pipeline run and attempt. It is written after the rows have arrived. A process killed in
+between ships them again, and MLflow keeps one: a metric is identified by run, name, step, timestamp
+and value, and all of these come from the row.
 """
 
 import fcntl
@@ -29,7 +30,9 @@ class Cursor(BaseModel):
     """Digest of the champion's record that the registry's aliases are in line with."""
 
     def follower(self, root: Path, name: str) -> Follower:
-        """A reader of runs/<name> from where shipping stopped; from the start if the file was replaced by a shorter one."""
+        """A reader of runs/<name> from where shipping stopped; from the start if the file was
+        replaced by a shorter one.
+        """
         path = root / "runs" / name
         offset = self.offsets.get(name, 0)
         size = path.stat().st_size if path.exists() else 0
@@ -37,12 +40,16 @@ class Cursor(BaseModel):
 
 
 def cursor_path(root: Path, uri: str) -> Path:
-    """One cursor per tracking URI: rows go to each MLflow once. The URI may hold a password, so it is not part of the name."""
+    """One cursor per tracking URI: rows go to each MLflow once. The URI may hold a password, so it
+    is not part of the name.
+    """
     return root / "runs" / f"shipped-{hashlib.sha256(uri.encode()).hexdigest()[:12]}.json"
 
 
 def load(path: Path) -> Cursor:
-    """The cursor at `path`, a new one if there is none or it can not be read: shipping again does no harm."""
+    """The cursor at `path`, a new one if there is none or it can not be read: shipping again does
+    no harm.
+    """
     try:
         return Cursor.model_validate_json(path.read_bytes())
     except (OSError, ValueError):

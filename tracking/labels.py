@@ -1,4 +1,6 @@
-"""What people see of a run in MLflow's tables and legends: its name, what it changed, where it comes from, its description."""
+"""What people see of a run in MLflow's tables and legends: its name, what it changed, where it
+comes from, its description.
+"""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,7 +21,9 @@ NOTE_CHARS = 8000
 
 
 def nickname(run_id: str) -> str:
-    """The words at the end of a run's id, 20261121-182020-brave-otter: MLflow's table has the time in a column and cuts long names."""
+    """The words at the end of a run's id, 20261121-182020-brave-otter: MLflow's table has the time
+    in a column and cuts long names.
+    """
     parts = run_id.split("-", 2)
     return parts[2] if len(parts) == 3 and parts[0].isdigit() and parts[1].isdigit() else run_id
 
@@ -27,14 +31,25 @@ def nickname(run_id: str) -> str:
 def source(origin: Mapping[str, str]) -> dict[str, str]:
     """Tags of a run's origin, with MLflow's own names for those that it shows in a column."""
     commit = origin.get("git.commit")
-    mlflow = {"mlflow.source.type": "LOCAL", "mlflow.source.name": "rlhf run", **({"mlflow.source.git.commit": commit} if commit else {})}
+    mlflow = {
+        "mlflow.source.type": "LOCAL",
+        "mlflow.source.name": "rlhf run",
+        **({"mlflow.source.git.commit": commit} if commit else {}),
+    }
     return {**origin, **mlflow} if origin else {}
 
 
 def params_before(connection: Connection, start: float) -> dict[str, str] | None:
-    """The parameters of the last run that began before `start` (seconds since the epoch); None if there is none."""
-    query = f"tags.`{KIND_TAG}` = 'run' and attributes.start_time < {round(start * 1000)} and params.seed != ''"
-    found = connection.client.search_runs([connection.experiment_id], query, order_by=["attributes.start_time DESC"], max_results=1)
+    """The parameters of the last run that began before `start` (seconds since the epoch); None if
+    there is none.
+    """
+    query = (
+        f"tags.`{KIND_TAG}` = 'run' and attributes.start_time < {round(start * 1000)} and "
+        "params.seed != ''"
+    )
+    found = connection.client.search_runs(
+        [connection.experiment_id], query, order_by=["attributes.start_time DESC"], max_results=1
+    )
     return dict(found[0].data.params) if found else None
 
 
@@ -42,10 +57,16 @@ def changes(before: Mapping[str, str] | None, now: Mapping[str, str]) -> str:
     """The parameters in which a run differs from the one before it: `ppo.kl.coef: 0.05 → 0.1`."""
     if before is None:
         return "first run"
-    keys = [key for key in dict.fromkeys([*now, *before]) if before.get(key) != now.get(key) and not key.startswith(OF_ITS_OWN)]
+    keys = [
+        key
+        for key in dict.fromkeys([*now, *before])
+        if before.get(key) != now.get(key) and not key.startswith(OF_ITS_OWN)
+    ]
     if not keys:
         return "no parameter"
-    named = [f"{key}: {_short(before.get(key))} → {_short(now.get(key))}" for key in keys[:MOST_CHANGES]]
+    named = [
+        f"{key}: {_short(before.get(key))} → {_short(now.get(key))}" for key in keys[:MOST_CHANGES]
+    ]
     more = [f"{len(keys) - MOST_CHANGES} more"] if len(keys) > MOST_CHANGES else []
     return ", ".join([*named, *more])
 
@@ -56,12 +77,19 @@ def _short(value: str | None) -> str:
 
 
 def description(mlflow_run_id: str, folder: Path) -> dict[str, str]:
-    """The tag that MLflow shows as a run's description, from its summary; empty without one. The picture is the run's own artifact."""
+    """The tag that MLflow shows as a run's description, from its summary; empty without one. The
+    picture is the run's own artifact.
+    """
     path = folder / SUMMARY
     if not path.exists():
         return {}
     # relative to MLflow's own page, wherever that is served
-    shown = path.read_text(encoding="utf-8").replace(f"]({PICTURE})", f"](get-artifact?path={PICTURE}&run_uuid={mlflow_run_id})")
+    shown = path.read_text(encoding="utf-8").replace(
+        f"]({PICTURE})", f"](get-artifact?path={PICTURE}&run_uuid={mlflow_run_id})"
+    )
     # its tables have no room between the columns
-    spaced = [line.replace(" | ", "&emsp; | ") if line.startswith("| ") else line for line in shown.splitlines()]
+    spaced = [
+        line.replace(" | ", "&emsp; | ") if line.startswith("| ") else line
+        for line in shown.splitlines()
+    ]
     return {"mlflow.note.content": "\n".join(spaced)[:NOTE_CHARS]}

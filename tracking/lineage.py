@@ -1,4 +1,6 @@
-"""From the digest of the data to the model's alias: datasets, artifacts and the registered model of a run."""
+"""From the digest of the data to the model's alias: datasets, artifacts and the registered model of
+a run.
+"""
 
 import json
 import os
@@ -20,11 +22,26 @@ DIGEST_CHARS = 36
 """MLflow's limit; a DVC folder digest (32 hex digits and .dir) just fits."""
 
 
-def datasets(digests: Mapping[str, str], origin: Mapping[str, str], context: str) -> list[DatasetInput]:
-    """Dataset inputs of an MLflow run from DVC digests. `origin` holds the remote and the revision; they become tags."""
-    tags = [InputTag("mlflow.data.context", context), *(InputTag(key, value) for key, value in origin.items())]
+def datasets(
+    digests: Mapping[str, str], origin: Mapping[str, str], context: str
+) -> list[DatasetInput]:
+    """Dataset inputs of an MLflow run from DVC digests. `origin` holds the remote and the revision;
+    they become tags.
+    """
+    tags = [
+        InputTag("mlflow.data.context", context),
+        *(InputTag(key, value) for key, value in origin.items()),
+    ]
     return [
-        DatasetInput(Dataset(name=path, digest=digest[:DIGEST_CHARS], source_type="dvc", source=json.dumps({"path": path, **origin})), tags)
+        DatasetInput(
+            Dataset(
+                name=path,
+                digest=digest[:DIGEST_CHARS],
+                source_type="dvc",
+                source=json.dumps({"path": path, **origin}),
+            ),
+            tags,
+        )
         for path, digest in digests.items()
     ]
 
@@ -35,12 +52,21 @@ def log_evidence(connection: Connection, run_id: str, folder: Path) -> None:
         connection.client.log_artifacts(run_id, str(folder))
 
 
-def register(connection: Connection, run_id: str, root: Path, params: Params, folder: Path, tags: Mapping[str, str]) -> dict[str, str]:
-    """Log models/<align.method> with the run and register it as the challenger; the tags to put on the run.
+def register(
+    connection: Connection,
+    run_id: str,
+    root: Path,
+    params: Params,
+    folder: Path,
+    tags: Mapping[str, str],
+) -> dict[str, str]:
+    """Log models/<align.method> with the run and register it as the challenger; the tags to put on
+    the run.
 
-    An adapter is logged with the bases of this project that it stands on, each by its place in the project, so that the names it has
-    for them hold; the version's tag `rlhf.model_folder` says which of the folders is the model.
-    Content that is registered already gets no second version. A model that a later run has replaced can not be logged any more.
+    An adapter is logged with the bases of this project that it stands on, each by its place in the
+    project, so that the names it has for them hold; the version's tag `rlhf.model_folder` says
+    which of the folders is the model. Content that is registered already gets no second version. A
+    model that a later run has replaced can not be logged any more.
     """
     client, name = connection.client, params.tracking.registered_model
     path = f"models/{params.align.method}"
@@ -52,26 +78,51 @@ def register(connection: Connection, run_id: str, root: Path, params: Params, fo
         places = model_folders(root, path)
         for place in places:
             stage = Path(place).name
-            if out_digest(root / "dvc.lock", stage, place) != out_digest(folder / "dvc.lock", stage, place) or not (root / place).is_dir():
-                return {"rlhf.model": f"not registered: {place} was replaced before this run was shipped"}
+            if (
+                out_digest(root / "dvc.lock", stage, place)
+                != out_digest(folder / "dvc.lock", stage, place)
+                or not (root / place).is_dir()
+            ):
+                return {
+                    "rlhf.model": f"not registered: {place} was replaced before this run was "
+                    "shipped"
+                }
         version = register_folder(connection, run_id, root, path, name, digest, tags)
     client.set_registered_model_alias(name, CHALLENGER, version)
     return {"rlhf.model": f"{name} version {version}", "dvc.model_digest": digest}
 
 
-def register_folder(connection: Connection, run_id: str, root: Path, path: str, name: str, digest: str, tags: Mapping[str, str]) -> str:
-    """Log the model at `path` below `root`, with the folders it stands on, and make a version of it; returns its number."""
+def register_folder(
+    connection: Connection,
+    run_id: str,
+    root: Path,
+    path: str,
+    name: str,
+    digest: str,
+    tags: Mapping[str, str],
+) -> str:
+    """Log the model at `path` below `root`, with the folders it stands on, and make a version of
+    it; returns its number.
+    """
     client, places = connection.client, model_folders(root, path)
     for place in places:
-        client.log_artifacts(run_id, str(root / place), f"model/{place}" if len(places) > 1 else "model")
+        client.log_artifacts(
+            run_id, str(root / place), f"model/{place}" if len(places) > 1 else "model"
+        )
     tags = {**tags, **({"rlhf.model_folder": path} if len(places) > 1 else {})}
     _ensure_registered_model(connection, name)
     source = f"{client.get_run(run_id).info.artifact_uri}/model"
-    return str(client.create_model_version(name, source=source, run_id=run_id, tags={"dvc.digest": digest, **tags}).version)
+    return str(
+        client.create_model_version(
+            name, source=source, run_id=run_id, tags={"dvc.digest": digest, **tags}
+        ).version
+    )
 
 
 def model_folders(root: Path, path: str) -> list[str]:
-    """`path` and, if it is an adapter's, the folders below `root` that it stands on, by their place in the project."""
+    """`path` and, if it is an adapter's, the folders below `root` that it stands on, by their place
+    in the project.
+    """
     places = [path]
     while (config := root / places[-1] / ADAPTER_CONFIG).is_file():
         base = str(json.loads(config.read_text(encoding="utf-8"))["base_model_name_or_path"])
@@ -93,7 +144,9 @@ def out_digest(lock: Path, stage: str, path: str) -> str | None:
 
 def version_of(connection: Connection, name: str, digest: str) -> str | None:
     """The version of the registered model that has this content, None if there is none."""
-    found = connection.client.search_model_versions(f"name = '{name}' and tags.`dvc.digest` = '{digest}'", max_results=1)
+    found = connection.client.search_model_versions(
+        f"name = '{name}' and tags.`dvc.digest` = '{digest}'", max_results=1
+    )
     return str(found[0].version) if found else None
 
 

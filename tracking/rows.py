@@ -1,4 +1,6 @@
-"""Rows of a stage as MLflow metrics: the same row always gives the same metrics, so that shipping twice stores once."""
+"""Rows of a stage as MLflow metrics: the same row always gives the same metrics, so that shipping
+twice stores once.
+"""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -22,18 +24,26 @@ def metric_name(*parts: str) -> str:
 
 def training_metrics(stage: str, row: MetricRow) -> list[Metric]:
     """`sft/loss` ..., at the row's step."""
-    return [_metric(metric_name(PREFIXES.get(stage, stage), name), value, row.time, row.step) for name, value in row.values.items()]
+    return [
+        _metric(metric_name(PREFIXES.get(stage, stage), name), value, row.time, row.step)
+        for name, value in row.values.items()
+    ]
 
 
 def usage_metrics(row: UsageRow, usd_per_device_hour: float) -> list[Metric]:
     """`phase/<phase>/seconds` and what else the phase of one step spent."""
     usd = usd_of(row.seconds * row.world_size, usd_per_device_hour)
     spent = {"seconds": row.seconds, "usd": usd, "tokens": row.tokens, "peak_bytes": row.peak_bytes}
-    return [_metric(metric_name("phase", row.phase, name), value, row.time, row.step) for name, value in spent.items()]
+    return [
+        _metric(metric_name("phase", row.phase, name), value, row.time, row.step)
+        for name, value in spent.items()
+    ]
 
 
 def final_metrics(metrics: Mapping[str, Mapping[str, Any]], time: float) -> list[Metric]:
-    """Per stage the numbers of its metrics/<stage>.json; a boolean counts as 0 or 1, null and text are left out."""
+    """Per stage the numbers of its metrics/<stage>.json; a boolean counts as 0 or 1, null and text
+    are left out.
+    """
     return [
         _metric(metric_name(PREFIXES.get(stage, stage), name), value, time, 0)
         for stage, values in metrics.items()
@@ -43,7 +53,9 @@ def final_metrics(metrics: Mapping[str, Mapping[str, Any]], time: float) -> list
 
 
 def cost_metrics(book: Ledger, time: float) -> list[Metric]:
-    """`cost/*` of a whole run, `stage_usd/<stage>`, `phase_usd/<stage>/<phase>`, and the same in seconds."""
+    """`cost/*` of a whole run, `stage_usd/<stage>`, `phase_usd/<stage>/<phase>`, and the same in
+    seconds.
+    """
     values = {
         "cost/usd": book.total_usd,
         "cost/gpu_hours": book.device_seconds / 3600,
@@ -57,7 +69,9 @@ def cost_metrics(book: Ledger, time: float) -> list[Metric]:
 
 
 def _stage_costs(stage: StageCost) -> dict[str, float]:
-    """MLflow puts the charts of `a/b/c` under the heading `a/b`, so what is to be seen side by side differs in the last part only."""
+    """MLflow puts the charts of `a/b/c` under the heading `a/b`, so what is to be seen side by side
+    differs in the last part only.
+    """
     costs = {f"stage_seconds/{stage.stage}": stage.seconds, f"stage_usd/{stage.stage}": stage.usd}
     for phase in stage.phases:
         costs[metric_name("phase_seconds", stage.stage, phase.phase)] = phase.seconds
@@ -66,11 +80,19 @@ def _stage_costs(stage: StageCost) -> dict[str, float]:
 
 
 def bought_metrics(evaluated: Mapping[str, Any], book: Ledger, time: float) -> list[Metric]:
-    """What was paid for what: `cost/made_usd`, reused stages included, `eval/win_rate` on the best evidence, and the one per the other.
+    """What was paid for what: `cost/made_usd`, reused stages included, `eval/win_rate` on the best
+    evidence, and the one per the other.
 
     `evaluated`: metrics/evaluate.json, empty without an evaluation.
     """
-    rate = next((rate for kind in ("gold", "reward") if (rate := evaluated.get(f"win_rate_{kind}")) is not None), None)
+    rate = next(
+        (
+            rate
+            for kind in ("gold", "reward")
+            if (rate := evaluated.get(f"win_rate_{kind}")) is not None
+        ),
+        None,
+    )
     values = {
         "cost/made_usd": book.made_usd or None,
         "eval/win_rate": rate,
@@ -80,15 +102,30 @@ def bought_metrics(evaluated: Mapping[str, Any], book: Ledger, time: float) -> l
 
 
 def contest_metrics(contest: Contest, usd: float, time: float) -> list[Metric]:
-    """`contest/*` of a run that a retrain cycle compared with the champion; `usd` is what the cycle cost."""
+    """`contest/*` of a run that a retrain cycle compared with the champion; `usd` is what the cycle
+    cost.
+    """
     values = {
-        "win_rate": contest.win_rate.value, "win_rate_low": contest.win_rate.low, "win_rate_high": contest.win_rate.high, "prompts": contest.prompts,
-        "gold_gain": contest.gold.mean if contest.gold else None, "champion_reward_gain": contest.champion_reward.mean,
-        "challenger_reward_gain": contest.challenger_reward.mean, "kl": contest.kl, "kl_champion": contest.kl_champion, "chars": contest.chars,
-        "chars_champion": contest.chars_champion, "safety_drop": contest.safety.drop.mean if contest.safety else None,
-        "reward_hacking": contest.hacking, "usd": usd,
-    }  # fmt: skip
-    return [_metric(f"contest/{name}", value, time, 0) for name, value in values.items() if value is not None]
+        "win_rate": contest.win_rate.value,
+        "win_rate_low": contest.win_rate.low,
+        "win_rate_high": contest.win_rate.high,
+        "prompts": contest.prompts,
+        "gold_gain": contest.gold.mean if contest.gold else None,
+        "champion_reward_gain": contest.champion_reward.mean,
+        "challenger_reward_gain": contest.challenger_reward.mean,
+        "kl": contest.kl,
+        "kl_champion": contest.kl_champion,
+        "chars": contest.chars,
+        "chars_champion": contest.chars_champion,
+        "safety_drop": contest.safety.drop.mean if contest.safety else None,
+        "reward_hacking": contest.hacking,
+        "usd": usd,
+    }
+    return [
+        _metric(f"contest/{name}", value, time, 0)
+        for name, value in values.items()
+        if value is not None
+    ]
 
 
 def plan_metrics(reconciled: Reconciled, kwh: float, time: float) -> list[Metric]:

@@ -1,4 +1,6 @@
-"""Shipping in the background while a run is at work, so that a slow or absent MLflow never holds training up."""
+"""Shipping in the background while a run is at work, so that a slow or absent MLflow never holds
+training up.
+"""
 
 import logging
 import threading
@@ -33,18 +35,23 @@ class Shipper:
         self._finish.set()
 
     def finish(self, patience_seconds: float) -> str | None:
-        """Ship what is left, and wait for it; returns in one line why not all of it arrived, None if it did."""
+        """Ship what is left, and wait for it; returns in one line why not all of it arrived, None
+        if it did.
+        """
         self.end()
         self._thread.join(patience_seconds)
         if self.done:
             return None
         return self.fault or (
-            f"MLflow at tracking.uri={self._params.tracking.uri} is slow: not all rows were shipped within {patience_seconds:.0f} s. "
+            f"MLflow at tracking.uri={self._params.tracking.uri} is slow: not all rows were "
+            f"shipped within {patience_seconds:.0f} s. "
             "Run rlhf report --sync to ship the rest; nothing is lost."
         )
 
     def _work(self) -> None:
-        from tracking.sync import sync  # MLflow takes over a second to import: here, beside the data stage
+        from tracking.sync import (
+            sync,
+        )  # MLflow takes over a second to import: here, beside the data stage
 
         while True:
             last = self._finish.is_set()

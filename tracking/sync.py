@@ -1,7 +1,9 @@
-"""Ship what the runs of this workspace have left since the last time: the one way rows reach MLflow, live or later.
+"""Ship what the runs of this workspace have left since the last time: the one way rows reach
+MLflow, live or later.
 
-A parent MLflow run per pipeline run, below it one per stage attempt. Everything is read from files (runs/pipeline.jsonl, the
-streams of the stages, the run's own copies), so it makes no difference whether MLflow was up when they were written.
+A parent MLflow run per pipeline run, below it one per stage attempt. Everything is read from files
+(runs/pipeline.jsonl, the streams of the stages, the run's own copies), so it makes no difference
+whether MLflow was up when they were written.
 """
 
 import hashlib
@@ -18,7 +20,15 @@ from pydantic import ValidationError
 from config import jsonl
 from config.errors import EXIT_DONE, EXIT_RESUMABLE, RlhfError
 from config.kept import kept_params
-from config.records import NO_RUN_ID, STAGES, AttemptRow, MetricRow, PipelineRow, UsageRow, kept_folder
+from config.records import (
+    NO_RUN_ID,
+    STAGES,
+    AttemptRow,
+    MetricRow,
+    PipelineRow,
+    UsageRow,
+    kept_folder,
+)
 from config.retraining import RETRAIN_FOLDER, RETRAIN_ROWS, Contest, RetrainRow
 from config.schema import Params
 from costs.ledger.ledger import ledger
@@ -27,7 +37,15 @@ from costs.tables.price import kwh, usd_per_device_hour
 from tracking.aliases import bring_in_line, record_digest
 from tracking.client import Connection, connect, ensure_run, log, named_faults
 from tracking.cursor import Cursor, cursor_path, exclusive, load, save
-from tracking.labels import CHANGED_TAG, KIND_TAG, changes, description, nickname, params_before, source
+from tracking.labels import (
+    CHANGED_TAG,
+    KIND_TAG,
+    changes,
+    description,
+    nickname,
+    params_before,
+    source,
+)
 from tracking.lineage import datasets, log_evidence, register
 from tracking.rows import (
     bought_metrics,
@@ -48,10 +66,11 @@ STATUS = {"completed": "FINISHED", "stopped": "KILLED", "over_budget": "KILLED",
 
 
 def sync(root: Path, params: Params, at_work: str | None = None) -> int:
-    """Ship all rows that `params.tracking` has not seen; doing it again, or being killed in between, changes nothing.
+    """Ship all rows that `params.tracking` has not seen; doing it again, or being killed in
+    between, changes nothing.
 
-    Returns how many rows there were. `at_work` names a pipeline run whose results are still being written: its end is left for
-    the next time.
+    Returns how many rows there were. `at_work` names a pipeline run whose results are still being
+    written: its end is left for the next time.
     Raises EnvironmentFault if MLflow does not take them; they stay where they are.
     """
     path = cursor_path(root, params.tracking.uri)
@@ -95,16 +114,22 @@ class Shipment:
         return self._rows
 
     def _name_champions(self) -> None:
-        """The registry's aliases follow the champion's record; what can not be named yet is tried again with the next rows."""
+        """The registry's aliases follow the champion's record; what can not be named yet is tried
+        again with the next rows.
+        """
         digest = record_digest(self._root)
-        if digest != self._cursor.champions and bring_in_line(self._connection, self._root, self._params, self._cursor.runs):
+        if digest != self._cursor.champions and bring_in_line(
+            self._connection, self._root, self._params, self._cursor.runs
+        ):
             self._cursor.champions = digest
             save(self._cursor, self._path)
 
     # ------------------------------------------------------------ pipeline runs
 
     def _start_run(self, row: PipelineRow) -> None:
-        origin = {key: str(value) for key, value in row.detail.items() if isinstance(value, str | bool)}
+        origin = {
+            key: str(value) for key, value in row.detail.items() if isinstance(value, str | bool)
+        }
         run = self._parent(row.run_id, row.time, origin)
         params = dict(flat_params(self._params_of(row.run_id).model_dump(mode="json")))
         log(
@@ -122,7 +147,11 @@ class Shipment:
         log(self._connection, parent, tags={f"stage.{row.stage}": made_by})
         origin = self._origin(row.run_id)
         if row.stage == "data":
-            prepared = {path: digest for path, digest in row.detail.get("outs", {}).items() if path.startswith("data/")}
+            prepared = {
+                path: digest
+                for path, digest in row.detail.get("outs", {}).items()
+                if path.startswith("data/")
+            }
             self._connection.client.log_inputs(parent, datasets(prepared, origin, "prepared"))
         child = self._cursor.runs.get(f"{row.run_id}/{row.stage}/{row.attempt}")
         read = row.detail.get("deps", {})
@@ -130,25 +159,39 @@ class Shipment:
             self._connection.client.log_inputs(child, datasets(read, origin, row.stage))
 
     def _end_run(self, row: PipelineRow) -> None:
-        """Results, evidence, the model, and an end to everything of this run that still shows as running."""
+        """Results, evidence, the model, and an end to everything of this run that still shows as
+        running.
+        """
         run_id, folder = self._parent(row.run_id, row.time), kept_folder(self._root, row.run_id)
         params = self._params_of(row.run_id)
         results = {stage: _read_json(folder / "metrics" / f"{stage}.json") for stage in STAGES}
         book = ledger(self._root, params, row.run_id)
-        metrics = final_metrics(results, row.time) + cost_metrics(book, row.time) + bought_metrics(results["evaluate"], book, row.time)
-        metrics += plan_metrics(reconcile(read_plan(folder), book), kwh(book.device_seconds, params), row.time)
+        metrics = (
+            final_metrics(results, row.time)
+            + cost_metrics(book, row.time)
+            + bought_metrics(results["evaluate"], book, row.time)
+        )
+        metrics += plan_metrics(
+            reconcile(read_plan(folder), book), kwh(book.device_seconds, params), row.time
+        )
         log(self._connection, run_id, metrics=metrics)
         log_evidence(self._connection, run_id, folder)
         log(self._connection, run_id, tags=description(run_id, folder))
         if row.state == "completed":
             tags = {"rlhf.run_id": row.run_id, **self._origin(row.run_id)}
-            log(self._connection, run_id, tags=register(self._connection, run_id, self._root, params, folder, tags))
+            log(
+                self._connection,
+                run_id,
+                tags=register(self._connection, run_id, self._root, params, folder, tags),
+            )
         for key in [key for key in self._cursor.open if key.startswith(f"{row.run_id}/")]:
             self._close(key, "KILLED", row.time)
         self._close(row.run_id, STATUS.get(row.state, "FAILED"), row.time)
 
     def _params_of(self, run_id: str) -> Params:
-        """The run's own params: its prices are part of its rows, and must be the same if they are shipped again."""
+        """The run's own params: its prices are part of its rows, and must be the same if they are
+        shipped again.
+        """
         if run_id not in self._kept_params:
             try:
                 self._kept_params[run_id] = kept_params(self._root, run_id)
@@ -158,11 +201,15 @@ class Shipment:
 
     def _origin(self, run_id: str) -> dict[str, str]:
         rows = jsonl.read(self._root / "runs" / PIPELINE, PipelineRow).rows
-        detail: dict[str, str] = next((row.detail for row in rows if row.run_id == run_id and row.event == "start"), {})
+        detail: dict[str, str] = next(
+            (row.detail for row in rows if row.run_id == run_id and row.event == "start"), {}
+        )
         return {key: detail[key] for key in ("dvc.remote", "git.commit") if key in detail}
 
     def _ship_contests(self) -> int:
-        """What retrain cycles found out about runs they compared with the champion; the offset up to which their rows were read."""
+        """What retrain cycles found out about runs they compared with the champion; the offset up
+        to which their rows were read.
+        """
         follower = self._cursor.follower(self._root, RETRAIN)
         for row in follower.read(RetrainRow):
             found = self._root / RETRAIN_FOLDER / row.cycle / "contest.json"
@@ -171,10 +218,17 @@ class Shipment:
             try:
                 contest = Contest.model_validate_json(found.read_bytes())
             except ValidationError as error:
-                logger.warning("%s is not shipped, as it can not be read: %s", found, str(error).splitlines()[0])
+                logger.warning(
+                    "%s is not shipped, as it can not be read: %s",
+                    found,
+                    str(error).splitlines()[0],
+                )
                 continue
             metrics = contest_metrics(contest, row.detail.get("usd", 0.0), row.time)
-            tags = {"rlhf.retrain": f"{row.outcome}: {row.said}", "rlhf.compared_with": str(row.detail.get("champion"))}
+            tags = {
+                "rlhf.retrain": f"{row.outcome}: {row.said}",
+                "rlhf.compared_with": str(row.detail.get("champion")),
+            }
             log(self._connection, self._parent(row.run_id, row.time), metrics=metrics, tags=tags)
         return follower.offset
 
@@ -208,34 +262,68 @@ class Shipment:
             if isinstance(row, MetricRow):
                 batches[owner] += training_metrics(stage, row)
             else:
-                batches[owner] += usage_metrics(row, usd_per_device_hour(self._params_of(row.run_id), stage))
+                batches[owner] += usage_metrics(
+                    row, usd_per_device_hour(self._params_of(row.run_id), stage)
+                )
             self._rows += 1
         for (run_id, attempt), batch in batches.items():
-            log(self._connection, self._child(stage, run_id, attempt, begins[run_id, attempt]), metrics=batch)
+            log(
+                self._connection,
+                self._child(stage, run_id, attempt, begins[run_id, attempt]),
+                metrics=batch,
+            )
         if batches:
-            self._cursor.offsets |= {f"{stage}/metrics.jsonl": metrics.offset, f"{stage}/usage.jsonl": usage.offset}
+            self._cursor.offsets |= {
+                f"{stage}/metrics.jsonl": metrics.offset,
+                f"{stage}/usage.jsonl": usage.offset,
+            }
             save(self._cursor, self._path)
 
     def _end_attempt(self, stage: str, row: AttemptRow) -> None:
         run_id = self._child(stage, row.run_id, row.attempt, row.time)
-        tags = {"rlhf.exit_code": str(row.exit_code), "rlhf.fingerprint": row.fingerprint, "rlhf.device": row.device}
-        log(self._connection, run_id, tags=tags | ({"rlhf.message": row.message} if row.message else {}))
-        status = {EXIT_DONE: "FINISHED", EXIT_RESUMABLE: "KILLED"}.get(row.exit_code or EXIT_DONE, "FAILED")
+        tags = {
+            "rlhf.exit_code": str(row.exit_code),
+            "rlhf.fingerprint": row.fingerprint,
+            "rlhf.device": row.device,
+        }
+        log(
+            self._connection,
+            run_id,
+            tags=tags | ({"rlhf.message": row.message} if row.message else {}),
+        )
+        status = {EXIT_DONE: "FINISHED", EXIT_RESUMABLE: "KILLED"}.get(
+            row.exit_code or EXIT_DONE, "FAILED"
+        )
         self._close(f"{row.run_id}/{stage}/{row.attempt}", status, row.time)
 
     # ------------------------------------------------------------ MLflow runs
 
     def _parent(self, run_id: str, time: float, origin: Mapping[str, str] | None = None) -> str:
-        name = "by hand" if run_id == NO_RUN_ID else f"{nickname(run_id)} ({self._params_of(run_id).align.method})"
-        return self._run(run_id, name, time, {KIND_TAG: "run", "rlhf.run_id": run_id, **source(origin or {})})
+        name = (
+            "by hand"
+            if run_id == NO_RUN_ID
+            else f"{nickname(run_id)} ({self._params_of(run_id).align.method})"
+        )
+        return self._run(
+            run_id, name, time, {KIND_TAG: "run", "rlhf.run_id": run_id, **source(origin or {})}
+        )
 
     def _child(self, stage: str, run_id: str, attempt: int, time: float) -> str:
-        tags = {"mlflow.parentRunId": self._parent(run_id, time), KIND_TAG: "stage", "rlhf.run_id": run_id, "rlhf.stage": stage,
-                "rlhf.attempt": str(attempt)}  # fmt: skip
+        tags = {
+            "mlflow.parentRunId": self._parent(run_id, time),
+            KIND_TAG: "stage",
+            "rlhf.run_id": run_id,
+            "rlhf.stage": stage,
+            "rlhf.attempt": str(attempt),
+        }
         key = f"{run_id}/{stage}/{attempt}"
         if key not in self._cursor.runs:
-            for older in [other for other in self._cursor.open if other.startswith(f"{run_id}/{stage}/")]:
-                self._close(older, "KILLED", time)  # it never said that it ended: one process at a time works at a stage
+            for older in [
+                other for other in self._cursor.open if other.startswith(f"{run_id}/{stage}/")
+            ]:
+                self._close(
+                    older, "KILLED", time
+                )  # it never said that it ended: one process at a time works at a stage
         name = f"{stage} {'by hand' if run_id == NO_RUN_ID else f'of {nickname(run_id)}'}"
         return self._run(key, name if attempt == 1 else f"{name} (attempt {attempt})", time, tags)
 
@@ -243,12 +331,16 @@ class Shipment:
         if key not in self._cursor.runs:
             # a server may be shared by several workspaces
             workspace = hashlib.sha256(str(self._root.resolve()).encode()).hexdigest()[:8]
-            self._cursor.runs[key] = ensure_run(self._connection, f"{workspace}/{key}", name, time, tags)
+            self._cursor.runs[key] = ensure_run(
+                self._connection, f"{workspace}/{key}", name, time, tags
+            )
             self._cursor.open.append(key)
         return self._cursor.runs[key]
 
     def _close(self, key: str, status: str, time: float) -> None:
-        self._connection.client.set_terminated(self._cursor.runs[key], status, end_time=round(time * 1000))
+        self._connection.client.set_terminated(
+            self._cursor.runs[key], status, end_time=round(time * 1000)
+        )
         if key in self._cursor.open:
             self._cursor.open.remove(key)
 

@@ -1,4 +1,6 @@
-"""The machine learning: one module per stage, each a process of its own (`python -m training.<stage>`), and the maths they share."""
+"""The machine learning: one module per stage, each a process of its own (`python -m
+training.<stage>`), and the maths they share.
+"""
 
 import logging
 import os
@@ -8,17 +10,20 @@ from training.process import garbage_collection
 
 garbage_collection.spare_imports()
 
-# Importing peft imports bitsandbytes, which warns of a kernel that it would like to download; nothing here needs it.
+# Importing peft imports bitsandbytes, which warns of a kernel that it would like to download;
+# nothing here needs it.
 logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
 
-# torch reads this once, at its first tensor: large tensors on a CPU get huge pages where the system has them, as they are mapped and unmapped
-# one by one (training/process/allocator.py).
+# torch reads this once, at its first tensor: large tensors on a CPU get huge pages where the system
+# has them, as they are mapped and unmapped one by one (training/process/allocator.py).
 os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
 
-# Nothing here is compiled. Importing bitsandbytes, which importing peft does, would have torch's compiler imported (1.6 of 10 CPU seconds and
-# 53 MiB), and its numbers would depend on whether the machine has a C compiler.
+# Nothing here is compiled. Importing bitsandbytes, which importing peft does, would have torch's
+# compiler imported (1.6 of 10 CPU seconds and 53 MiB), and its numbers would depend on whether the
+# machine has a C compiler.
 os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
 
-# A log needs no progress bars. Said here, as importing datasets to say it would cost 1.4 CPU seconds in stages that need none of it.
+# A log needs no progress bars. Said here, as importing datasets to say it would cost 1.4 CPU
+# seconds in stages that need none of it.
 if os.environ.get("RANK", "0") != "0" or not sys.stderr.isatty():
     os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")

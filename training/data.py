@@ -1,6 +1,8 @@
-"""Stage `data`: from a source of preferences to clean rows in TRL's forms, split by prompt, and the tokenizer.
+"""Stage `data`: from a source of preferences to clean rows in TRL's forms, split by prompt, and the
+tokenizer.
 
-params.yaml (seed, model, data) and the source -> data/prepared, data/tokenizer, metrics/data.json, plots/data_*.csv
+params.yaml (seed, model, data) and the source -> data/prepared, data/tokenizer, metrics/data.json,
+plots/data_*.csv
 """
 
 import logging
@@ -16,9 +18,22 @@ from config.schema import Params
 from config.sections.data import Data, FileSource, HelpdeskSource, HubSource, Source
 from training.modeling.tokenizer import SPECIAL_TOKENS, pretrained_tokenizer, trained_tokenizer
 from training.preparation import helpdesk
-from training.preparation.cleaning import Refusal, TextRules, check_quarantine_fraction, write_quarantine
+from training.preparation.cleaning import (
+    Refusal,
+    TextRules,
+    check_quarantine_fraction,
+    write_quarantine,
+)
 from training.preparation.formats import Example, Parsed, check_columns, column_names, parse_rows
-from training.preparation.rows import USES, crowded_out, each, make_dataset, prompt_tokens, refuse_empty_splits, write_prepared
+from training.preparation.rows import (
+    USES,
+    crowded_out,
+    each,
+    make_dataset,
+    prompt_tokens,
+    refuse_empty_splits,
+    write_prepared,
+)
 from training.preparation.sources import SourceRow, Table, local_files, read_file, read_hub
 from training.preparation.splits import SPLITS, split_of
 from training.preparation.summary import (
@@ -53,9 +68,15 @@ def data(stage: Stage) -> None:
     stage.stop_if_requested()
     # 2. check every row
     with stage.meter.phase("clean", 0) as work:
-        base = None if params.model.path is None else pretrained_tokenizer(params.model, params.data.prompt_template)
+        base = (
+            None
+            if params.model.path is None
+            else pretrained_tokenizer(params.model, params.data.prompt_template)
+        )
         special_tokens = SPECIAL_TOKENS if base is None else tuple(base.all_special_tokens)
-        rules = TextRules(params.data.max_prompt_chars, params.data.max_response_chars, special_tokens)
+        rules = TextRules(
+            params.data.max_prompt_chars, params.data.max_response_chars, special_tokens
+        )
         parsed = [parse(need, rules) for need in needs]
         refusals = [refusal for part in parsed for refusal in part.refusals]
         refuse_if_too_many(refusals, parsed, params.data, root)
@@ -64,16 +85,34 @@ def data(stage: Stage) -> None:
     # 3. the tokenizer, the prompts that leave no room for a response, and the three datasets
     with stage.meter.phase("tokenise", 0) as work:
         examples = [example for part in parsed for example in part.examples]
-        teaching = [example for need, part in zip(needs, parsed, strict=True) if need.teaches_tokens for example in part.examples]
+        teaching = [
+            example
+            for need, part in zip(needs, parsed, strict=True)
+            if need.teaches_tokens
+            for example in part.examples
+        ]
         tokenizer = base or train_tokenizer(teaching, params)
         tokens = prompt_tokens(tokenizer, examples)
-        crowded = {example: crowded_out(example, tokens[example], params.model.context_length) for example in examples}
+        crowded = {
+            example: crowded_out(example, tokens[example], params.model.context_length)
+            for example in examples
+        }
         refusals += [refusal for refusal in crowded.values() if refusal is not None]
         refuse_if_too_many(refusals, parsed, params.data, root)
-        by_use = {use: [example for example in examples_for(use, needs, parsed) if crowded[example] is None] for use in USES}
-        datasets = {use: make_dataset(use, by_use[use], params.data.test_fraction, tokenizer, tokens) for use in USES}
+        by_use = {
+            use: [
+                example for example in examples_for(use, needs, parsed) if crowded[example] is None
+            ]
+            for use in USES
+        }
+        datasets = {
+            use: make_dataset(use, by_use[use], params.data.test_fraction, tokenizer, tokens)
+            for use in USES
+        }
         refuse_empty_splits(datasets, params.data.test_fraction)
-        sequences = [length for *_, rows in each(datasets) for row in rows for length in row.sequence_tokens]
+        sequences = [
+            length for *_, rows in each(datasets) for row in rows for length in row.sequence_tokens
+        ]
         work.add(sum(sequences), len(sequences))
     stage.stop_if_requested()
     # 4. what a reward model has to beat, and everything else people ask about data
@@ -85,7 +124,10 @@ def data(stage: Stage) -> None:
             **duplicate_metrics(by_use, datasets),
             **row_counts(datasets),
             **token_lengths(datasets),
-            **label_balance(pairs, [pair.chosen_first for example in by_use["preference"] for pair in example.pairs]),
+            **label_balance(
+                pairs,
+                [pair.chosen_first for example in by_use["preference"] for pair in example.pairs],
+            ),
             **flat(trivial, "baseline"),
             "vote_pairs": (votes := vote_pairs(needs, parsed)),
             **gold_metrics(datasets, params.data, labels_known=not votes),
@@ -97,12 +139,26 @@ def data(stage: Stage) -> None:
         write_prepared(root / "data/prepared", datasets, refusals)
         with replacing(root / "data/tokenizer") as folder:
             tokenizer.save_pretrained(folder)
-        write_csv(root / "plots/data_lengths.csv", ("dataset", "split", "tokens", "sequences"), length_histogram(datasets))
-        write_csv(root / "plots/data_baselines.csv", ("baseline", "accuracy", "low", "high"), [(name, *p) for name, p in trivial.items()])
+        write_csv(
+            root / "plots/data_lengths.csv",
+            ("dataset", "split", "tokens", "sequences"),
+            length_histogram(datasets),
+        )
+        write_csv(
+            root / "plots/data_baselines.csv",
+            ("baseline", "accuracy", "low", "high"),
+            [(name, *p) for name, p in trivial.items()],
+        )
         write_json(root / "metrics/data.json", metrics)
         (root / QUARANTINE_OF_FAILED_ATTEMPT).unlink(missing_ok=True)
     if not params.data.reads_elsewhere():
-        stage.finish("data/prepared", "data/tokenizer", "metrics/data.json", "plots/data_lengths.csv", "plots/data_baselines.csv")
+        stage.finish(
+            "data/prepared",
+            "data/tokenizer",
+            "metrics/data.json",
+            "plots/data_lengths.csv",
+            "plots/data_baselines.csv",
+        )
     counts = ", ".join(f"{len(rows)} {name}/{split}" for name, split, rows in each(datasets))
     logger.info("%d of %d rows refused; prepared %s", len(refusals), metrics["rows_read"], counts)
 
@@ -130,12 +186,17 @@ SERVING_FORMATS = {
 
 
 def read_sources(params: Params, root: Path) -> list[Need]:
-    """The tables of the configured sources; data.source serves every dataset that has no source of its own.
+    """The tables of the configured sources; data.source serves every dataset that has no source of
+    its own.
 
-    Raises DataError as training/preparation/sources.py does, and ParamsError for a format that has nothing for its dataset.
+    Raises DataError as training/preparation/sources.py does, and ParamsError for a format that has
+    nothing for its dataset.
     """
     settings = params.data
-    own = {"sft": ("data.sft_source", settings.sft_source), "prompts": ("data.prompt_source", settings.prompt_source)}
+    own = {
+        "sft": ("data.sft_source", settings.sft_source),
+        "prompts": ("data.prompt_source", settings.prompt_source),
+    }
     shared = tuple(use for use in USES if use not in own or own[use][1] is None)
     needs = _needs(settings.source, "data.source", shared, params.seed, root)
     for use, (setting, source) in own.items():
@@ -145,7 +206,9 @@ def read_sources(params: Params, root: Path) -> list[Need]:
 
 
 def _vote_needs(source: FileSource, root: Path) -> list[Need]:
-    """Preferences that come on top. They teach no tokens, so that new votes leave the tokenizer, and with it the SFT model, as it is."""
+    """Preferences that come on top. They teach no tokens, so that new votes leave the tokenizer,
+    and with it the SFT model, as it is.
+    """
     setting = "data.vote_source"
     table, refused = read_vote_lines(source, root, setting)
     columns = column_names(source.format, source.columns, setting)
@@ -153,21 +216,31 @@ def _vote_needs(source: FileSource, root: Path) -> list[Need]:
         if source.format == "votes":
             table, columns = gather(table, columns)
         check_columns(table, source.format, columns, setting)
-    return [Need(table, source.format, columns, ("preference",), tuple(refused), teaches_tokens=False)]
+    return [
+        Need(table, source.format, columns, ("preference",), tuple(refused), teaches_tokens=False)
+    ]
 
 
-def _needs(source: Source, setting: str, uses: tuple[str, ...], seed: int, root: Path) -> list[Need]:
+def _needs(
+    source: Source, setting: str, uses: tuple[str, ...], seed: int, root: Path
+) -> list[Need]:
     if isinstance(source, HelpdeskSource):
         world = helpdesk.generate(source, seed)._asdict()
         return [_helpdesk_need(use, world[use], setting, seed) for use in uses]
     for use in uses:
         if source.format not in SERVING_FORMATS[use]:
             raise ParamsError(
-                f"{setting}.format={source.format} has no rows for the {use} data, which needs one of "
-                f"{', '.join(SERVING_FORMATS[use])}. Change the format or the source in params.yaml."
+                f"{setting}.format={source.format} has no rows for the {use} data, which needs one "
+                "of "
+                f"{', '.join(SERVING_FORMATS[use])}. Change the format or the source in "
+                "params.yaml."
             )
     columns = column_names(source.format, source.columns, setting)
-    table = read_hub(source, setting) if isinstance(source, HubSource) else read_file(source, root, setting)
+    table = (
+        read_hub(source, setting)
+        if isinstance(source, HubSource)
+        else read_file(source, root, setting)
+    )
     if source.format == "votes":
         table, columns = gather(table, columns)
     check_columns(table, source.format, columns, setting)
@@ -175,7 +248,11 @@ def _needs(source: Source, setting: str, uses: tuple[str, ...], seed: int, root:
 
 
 def _helpdesk_need(use: str, rows: Sequence[Mapping[str, str]], setting: str, seed: int) -> Need:
-    table = Table(f"{setting} helpdesk (seed {seed}), {use}", "row", [SourceRow(i, row) for i, row in enumerate(rows, start=1)])
+    table = Table(
+        f"{setting} helpdesk (seed {seed}), {use}",
+        "row",
+        [SourceRow(i, row) for i, row in enumerate(rows, start=1)],
+    )
     form = HELPDESK_FORMATS[use]
     return Need(table, form, column_names(form, {}, setting), (use,))
 
@@ -186,26 +263,43 @@ def parse(need: Need, rules: TextRules) -> Parsed:
         found = parse_trees(need.table, need.columns, rules)
     else:
         found = parse_rows(need.table, need.form, need.columns, rules)
-    return found._replace(rows_read=found.rows_read + len(need.refused), refusals=[*need.refused, *found.refusals])
+    return found._replace(
+        rows_read=found.rows_read + len(need.refused), refusals=[*need.refused, *found.refusals]
+    )
 
 
 def examples_for(use: str, needs: Sequence[Need], parsed: Sequence[Parsed]) -> list[Example]:
-    return [example for need, part in zip(needs, parsed, strict=True) if use in need.uses for example in part.examples]
+    return [
+        example
+        for need, part in zip(needs, parsed, strict=True)
+        if use in need.uses
+        for example in part.examples
+    ]
 
 
 def vote_pairs(needs: Sequence[Need], parsed: Sequence[Parsed]) -> int:
     """Pairs that data.vote_source added, before duplicates are dropped."""
-    return sum(len(example.pairs) for need, part in zip(needs, parsed, strict=True) if not need.teaches_tokens for example in part.examples)
+    return sum(
+        len(example.pairs)
+        for need, part in zip(needs, parsed, strict=True)
+        if not need.teaches_tokens
+        for example in part.examples
+    )
 
 
-def refuse_if_too_many(refusals: Sequence[Refusal], parsed: Sequence[Parsed], settings: Data, root: Path) -> None:
-    """Fail above `data.max_quarantine_fraction`; the refused rows are then found in runs/data, the prepared data stays.
+def refuse_if_too_many(
+    refusals: Sequence[Refusal], parsed: Sequence[Parsed], settings: Data, root: Path
+) -> None:
+    """Fail above `data.max_quarantine_fraction`; the refused rows are then found in runs/data, the
+    prepared data stays.
 
     Raises DataError.
     """
     rows_read = sum(part.rows_read for part in parsed)
     try:
-        check_quarantine_fraction(refusals, rows_read, settings.max_quarantine_fraction, QUARANTINE_OF_FAILED_ATTEMPT)
+        check_quarantine_fraction(
+            refusals, rows_read, settings.max_quarantine_fraction, QUARANTINE_OF_FAILED_ATTEMPT
+        )
     except DataError:
         write_quarantine(root / QUARANTINE_OF_FAILED_ATTEMPT, refusals)
         raise
@@ -214,10 +308,20 @@ def refuse_if_too_many(refusals: Sequence[Refusal], parsed: Sequence[Parsed], se
 def train_tokenizer(examples: Iterable[Example], params: Params) -> PreTrainedTokenizerBase:
     """A tokenizer learnt from the train split alone."""
     assert params.model.random is not None
-    train = [example for example in examples if split_of(example.prompt, params.data.test_fraction) == "train"]
-    replies = [text for example in train for text in (*example.completions, *(text for pair in example.pairs for text in pair[:2]))]
+    train = [
+        example
+        for example in examples
+        if split_of(example.prompt, params.data.test_fraction) == "train"
+    ]
+    replies = [
+        text
+        for example in train
+        for text in (*example.completions, *(text for pair in example.pairs for text in pair[:2]))
+    ]
     prompts = [example.prompt for example in train]
-    return trained_tokenizer(replies, params.model.random.vocab_size, params.data.prompt_template, prompts)
+    return trained_tokenizer(
+        replies, params.model.random.vocab_size, params.data.prompt_template, prompts
+    )
 
 
 if __name__ == "__main__":

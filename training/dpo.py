@@ -2,8 +2,9 @@
 
 data/prepared/preference/, models/sft -> models/dpo, metrics/dpo.json, plots/dpo.csv
 
-The reference's log-probs are computed once, with the SFT weights that the policy starts from: no second model is ever held, with
-adapters or without, and a step costs one forward pass less. Source: Rafailov et al. 2023 (arXiv:2305.18290), equation 7.
+The reference's log-probs are computed once, with the SFT weights that the policy starts from: no
+second model is ever held, with adapters or without, and a step costs one forward pass less. Source:
+Rafailov et al. 2023 (arXiv:2305.18290), equation 7.
 
 Shapes: B pairs.
 """
@@ -23,7 +24,14 @@ from training.distributed.sharding import state_dict_to_save, unsharded
 from training.evaluation.intervals import wilson
 from training.hf.checkpoints import LearningCheckpoints
 from training.hf.pair_loss import PairLoss
-from training.hf.trainer import BucketedData, CountingCollator, OurNames, StageCallback, arguments, train
+from training.hf.trainer import (
+    BucketedData,
+    CountingCollator,
+    OurNames,
+    StageCallback,
+    arguments,
+    train,
+)
 from training.modeling.adapter_lineage import named_base
 from training.modeling.adapters import learn_adapter, save_adapter
 from training.modeling.models import autocast, load_policy
@@ -47,12 +55,19 @@ class Logps(NamedTuple):
 
 
 class BucketedDPOTrainer(PairLoss, BucketedData, LearningCheckpoints, OurNames, DPOTrainer):
-    """TRL's trainer on pairs that are tokenised and have their reference log-probs, with batches of like length."""
+    """TRL's trainer on pairs that are tokenised and have their reference log-probs, with batches of
+    like length.
+    """
 
     names: ClassVar[dict[str, str]] = {
-        "rewards/margins": "margin", "rewards/accuracies": "accuracy", "rewards/chosen": "chosen_reward",
-        "rewards/rejected": "rejected_reward", "logps/chosen": "chosen_logps", "logps/rejected": "rejected_logps", "entropy": "entropy",
-    }  # fmt: skip
+        "rewards/margins": "margin",
+        "rewards/accuracies": "accuracy",
+        "rewards/chosen": "chosen_reward",
+        "rewards/rejected": "rejected_reward",
+        "logps/chosen": "chosen_logps",
+        "logps/rejected": "rejected_logps",
+        "entropy": "entropy",
+    }
     pair_means: ClassVar[tuple[str, ...]] = tuple(name for name in names if name != "entropy")
 
     def _prepare_dataset(self, dataset: Dataset, *_: Any) -> Dataset:
@@ -66,7 +81,9 @@ def dpo(stage: Stage) -> None:
     params, settings = stage.params, stage.params.dpo
     tokenizer = load_tokenizer(stage.root / "data/tokenizer")
     pairs = {split: read_pairs(stage, split, tokenizer) for split in ("train", "test")}
-    model = load_policy(stage.root / "models/sft", params.model, tokenizer, trainable=settings.lora is None)
+    model = load_policy(
+        stage.root / "models/sft", params.model, tokenizer, trainable=settings.lora is None
+    )
     if settings.lora is not None:
         learn_adapter(model, settings.lora, "dpo", params.seed)
     model.to("cpu" if stage.device == "cpu" else "cuda")
@@ -77,19 +94,30 @@ def dpo(stage: Stage) -> None:
     trainer = BucketedDPOTrainer(
         model=model,
         args=DPOConfig(
-            **arguments(stage, settings), beta=settings.beta, loss_type=[settings.loss], label_smoothing=settings.label_smoothing,
-            max_length=None, precompute_ref_log_probs=True,
+            **arguments(stage, settings),
+            beta=settings.beta,
+            loss_type=[settings.loss],
+            label_smoothing=settings.label_smoothing,
+            max_length=None,
+            precompute_ref_log_probs=True,
         ),
         data_collator=collator,
         train_dataset=Dataset.from_list(with_reference(pairs["train"].rows, ref["train"])),
         processing_class=tokenizer,
         callbacks=[StageCallback(stage, collator)],
-    )  # fmt: skip
+    )
     trainer.loss_is_scaled_for_ga = True
     if settings.loss == "ipo":
         trainer.filler_loss = 1 / (2 * settings.beta) ** 2
-    filler = {"prompt_ids": [], "chosen_ids": [tokenizer.eos_token_id], "rejected_ids": [tokenizer.eos_token_id]}
-    trainer.bucket([sequence_length(row) for row in pairs["train"].rows], {**filler, "ref_chosen_logps": 0.0, "ref_rejected_logps": 0.0})
+    filler = {
+        "prompt_ids": [],
+        "chosen_ids": [tokenizer.eos_token_id],
+        "rejected_ids": [tokenizer.eos_token_id],
+    }
+    trainer.bucket(
+        [sequence_length(row) for row in pairs["train"].rows],
+        {**filler, "ref_chosen_logps": 0.0, "ref_rejected_logps": 0.0},
+    )
     train(trainer, stage)
     model, step = trainer.model.eval(), trainer.state.global_step
     with stage.meter.phase("evaluate", step) as work, unsharded(model):
@@ -103,9 +131,28 @@ def dpo(stage: Stage) -> None:
             if settings.lora is None:
                 model.save_pretrained(folder, state_dict=weights)
             else:
-                save_adapter(folder, model, "dpo", named_base(stage.root / "models/sft", stage.root / "models/dpo"), None, weights)
+                save_adapter(
+                    folder,
+                    model,
+                    "dpo",
+                    named_base(stage.root / "models/sft", stage.root / "models/dpo"),
+                    None,
+                    weights,
+                )
             tokenizer.save_pretrained(folder)
-        write_curves(stage, "plots/dpo.csv", ("loss", "accuracy", "margin", "chosen_logps", "rejected_logps", "learning_rate", "grad_norm"))
+        write_curves(
+            stage,
+            "plots/dpo.csv",
+            (
+                "loss",
+                "accuracy",
+                "margin",
+                "chosen_logps",
+                "rejected_logps",
+                "learning_rate",
+                "grad_norm",
+            ),
+        )
         metrics = {
             **judged(held_out, ref["test"], settings.beta),
             "test_pairs": len(pairs["test"].rows), "train_pairs": len(pairs["train"].rows),
@@ -120,14 +167,18 @@ def dpo(stage: Stage) -> None:
 def reply_logps(model: PreTrainedModel, rows: list[dict[str, list[int]]], stage: Stage) -> Logps:
     """Log-probability of every chosen and rejected reply under `model`."""
     settings = stage.params.dpo
-    sequences = [row["prompt_ids"] + row[side] for row in rows for side in ("chosen_ids", "rejected_ids")]
+    sequences = [
+        row["prompt_ids"] + row[side] for row in rows for side in ("chosen_ids", "rejected_ids")
+    ]
     prompt_lengths = [len(row["prompt_ids"]) for row in rows for _ in range(2)]
     budget_tokens = 4 * settings.micro_batch_size * settings.max_length
     with autocast(stage.params.model, model.device):
         logprobs = map_across_ranks(
             lambda work: work(budget_tokens),
-            lambda size, own, starts: sequence_logprobs(model, own, starts, 1.0, size), sequences, prompt_lengths,
-        )  # fmt: skip
+            lambda size, own, starts: sequence_logprobs(model, own, starts, 1.0, size),
+            sequences,
+            prompt_lengths,
+        )
     sums = torch.stack([of_reply.double().sum() for of_reply in logprobs])
     return Logps(sums[0::2], sums[1::2])
 
@@ -135,7 +186,11 @@ def reply_logps(model: PreTrainedModel, rows: list[dict[str, list[int]]], stage:
 def add_work(work: Work, rows: list[dict[str, list[int]]]) -> None:
     """Account one pass over both sequences of every pair."""
     work.add(
-        tokens=sum(2 * len(row["prompt_ids"]) + len(row["chosen_ids"]) + len(row["rejected_ids"]) for row in rows), sequences=2 * len(rows)
+        tokens=sum(
+            2 * len(row["prompt_ids"]) + len(row["chosen_ids"]) + len(row["rejected_ids"])
+            for row in rows
+        ),
+        sequences=2 * len(rows),
     )
 
 
@@ -143,20 +198,25 @@ def with_reference(rows: list[dict[str, list[int]]], ref: Logps) -> list[dict[st
     """Rows as TRL's loss reads them."""
     return [
         {**row, "ref_chosen_logps": chosen, "ref_rejected_logps": rejected}
-        for row, chosen, rejected in zip(rows, ref.chosen.tolist(), ref.rejected.tolist(), strict=True)
+        for row, chosen, rejected in zip(
+            rows, ref.chosen.tolist(), ref.rejected.tolist(), strict=True
+        )
     ]
 
 
 def margins(policy: Logps, ref: Logps, beta: float) -> Tensor:
     """beta ((log pi(chosen) - log pi(rejected)) - (log ref(chosen) - log ref(rejected))), [B].
 
-    The implicit reward of the chosen reply minus that of the rejected one. Source: arXiv:2305.18290, equation 7.
+    The implicit reward of the chosen reply minus that of the rejected one. Source:
+    arXiv:2305.18290, equation 7.
     """
     return beta * ((policy.chosen - policy.rejected) - (ref.chosen - ref.rejected))
 
 
 def judged(policy: Logps, ref: Logps, beta: float) -> dict[str, float]:
-    """Figures of held-out pairs. Changes are in nats per reply: if that of the chosen one falls too, the model forgets how to say it."""
+    """Figures of held-out pairs. Changes are in nats per reply: if that of the chosen one falls
+    too, the model forgets how to say it.
+    """
     margins_B = margins(policy, ref, beta)
     accuracy = float((margins_B > 0).double().mean())
     _, low, high = wilson(accuracy * len(margins_B), len(margins_B))

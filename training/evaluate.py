@@ -1,6 +1,7 @@
 """Stage `evaluate`: base, SFT and aligned model answer the same held-out prompts and are compared.
 
-data/prepared/prompts/test.jsonl, models/{sft,reward,<align.method>} -> metrics/evaluate.json, plots/evaluate.csv, evaluation/samples.jsonl
+data/prepared/prompts/test.jsonl, models/{sft,reward,<align.method>} -> metrics/evaluate.json,
+plots/evaluate.csv, evaluation/samples.jsonl
 """
 
 import json
@@ -13,11 +14,24 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from config import jsonl
 from config.errors import DataError
-from training.evaluation.comparison import distinct_n, gain, gain_at_equal_length, reward_hacking, score_judge, win_rate
+from training.evaluation.comparison import (
+    distinct_n,
+    gain,
+    gain_at_equal_length,
+    reward_hacking,
+    score_judge,
+    win_rate,
+)
 from training.modeling.models import base_model, load_policy, load_reward_model
 from training.modeling.scoring import score
 from training.modeling.sequences import sequence_logprobs
-from training.modeling.tokenizer import Prompt, decode_response, encode_prompts, load_tokenizer, prompt_text
+from training.modeling.tokenizer import (
+    Prompt,
+    decode_response,
+    encode_prompts,
+    load_tokenizer,
+    prompt_text,
+)
 from training.preparation.helpdesk import gold_score
 from training.process.artifacts import write_csv, write_json, write_jsonl
 from training.process.checkpoint import restoring
@@ -43,7 +57,13 @@ class Answers(NamedTuple):
 
 
 def inputs(method: str) -> tuple[str, ...]:
-    return ("data/prepared/prompts/test.jsonl", "data/tokenizer", "models/sft", "models/reward", f"models/{method}")
+    return (
+        "data/prepared/prompts/test.jsonl",
+        "data/tokenizer",
+        "models/sft",
+        "models/reward",
+        f"models/{method}",
+    )
 
 
 def evaluate(stage: Stage) -> None:
@@ -54,15 +74,34 @@ def evaluate(stage: Stage) -> None:
     answers = answers_so_far(stage)
     for step, name in enumerate(MODELS, start=1):
         if name not in answers:
-            answers[name] = answer(stage, name, prompts, tokenizer, gold_score if is_helpdesk else None)
-            stage.log(step, {f"{name}_{key}": value for key, value in describe(answers[name]).items() if value is not None})
+            answers[name] = answer(
+                stage, name, prompts, tokenizer, gold_score if is_helpdesk else None
+            )
+            stage.log(
+                step,
+                {
+                    f"{name}_{key}": value
+                    for key, value in describe(answers[name]).items()
+                    if value is not None
+                },
+            )
             save_answers(stage, step, answers)
             stage.stop_if_requested()
     with stage.meter.phase("compare", len(MODELS)):
-        write_json(stage.root / "metrics/evaluate.json", compare(answers, settings.confidence, stage.params.seed))
-        table = [[name, key, value] for name in MODELS for key, value in describe(answers[name]).items() if value is not None]
+        write_json(
+            stage.root / "metrics/evaluate.json",
+            compare(answers, settings.confidence, stage.params.seed),
+        )
+        table = [
+            [name, key, value]
+            for name in MODELS
+            for key, value in describe(answers[name]).items()
+            if value is not None
+        ]
         write_csv(stage.root / "plots/evaluate.csv", ("model", "metric", "value"), table)
-        write_jsonl(stage.root / "evaluation/samples.jsonl", samples(prompts[: settings.samples], answers))
+        write_jsonl(
+            stage.root / "evaluation/samples.jsonl", samples(prompts[: settings.samples], answers)
+        )
     stage.finish("metrics/evaluate.json", "plots/evaluate.csv", "evaluation/samples.jsonl")
 
 
@@ -75,16 +114,23 @@ def held_out_prompts(stage: Stage) -> list[Prompt]:
     prompts = [row["prompt"] for row in jsonl.plain(path)]
     tokenizer = load_tokenizer(stage.root / "data/tokenizer")
     room = stage.params.model.context_length - stage.params.evaluate.max_new_tokens
-    fitting = [prompt for prompt, ids in zip(prompts, encode_prompts(tokenizer, prompts), strict=True) if len(ids) <= room]
+    fitting = [
+        prompt
+        for prompt, ids in zip(prompts, encode_prompts(tokenizer, prompts), strict=True)
+        if len(ids) <= room
+    ]
     if not fitting:
         raise DataError(
-            f"{path} has no prompt of at most {room} tokens (model.context_length - evaluate.max_new_tokens). Change either in params.yaml."
+            f"{path} has no prompt of at most {room} tokens (model.context_length - "
+            "evaluate.max_new_tokens). Change either in params.yaml."
         )
     return fitting[: stage.params.evaluate.prompts]
 
 
 def save_answers(stage: Stage, step: int, answers: dict[str, Answers]) -> None:
-    """Checkpoint everything answered so far: an evaluation that was stopped does not answer twice."""
+    """Checkpoint everything answered so far: an evaluation that was stopped does not answer
+    twice.
+    """
     with stage.checkpoints.saving(step) as folder:
         content = {name: of_model._asdict() for name, of_model in answers.items()}
         (folder / "answers.json").write_text(json.dumps(content), encoding="utf-8")
@@ -114,31 +160,51 @@ def load_model(stage: Stage, name: str, tokenizer: PreTrainedTokenizerBase) -> P
     if name == "base":
         model = base_model(params.model, tokenizer, params.seed)
     else:
-        model = load_policy(stage.root / "models" / (params.align.method if name == "aligned" else name), params.model, tokenizer)
+        model = load_policy(
+            stage.root / "models" / (params.align.method if name == "aligned" else name),
+            params.model,
+            tokenizer,
+        )
     return model.to("cpu" if stage.device == "cpu" else "cuda").eval()
 
 
 def answer(
-    stage: Stage, name: str, prompts: list[Prompt], tokenizer: PreTrainedTokenizerBase, gold: Callable[[str, str], float] | None
-) -> Answers:  # fmt: skip
-    """Sample a reply to every prompt, with the same random numbers for every model, and score it."""
+    stage: Stage,
+    name: str,
+    prompts: list[Prompt],
+    tokenizer: PreTrainedTokenizerBase,
+    gold: Callable[[str, str], float] | None,
+) -> Answers:
+    """Sample a reply to every prompt, with the same random numbers for every model, and score
+    it.
+    """
     settings, step = stage.params.evaluate, MODELS.index(name) + 1
     budget_tokens = settings.batch_size * stage.params.model.context_length
     encoded = encode_prompts(tokenizer, prompts)
     model = load_model(stage, name, tokenizer)
     limits = Limits(settings.max_new_tokens, tokenizer.eos_token_id, tokenizer.pad_token_id)
-    noise_BT = sampling_noise(len(prompts), settings.max_new_tokens, stage.params.seed) if settings.temperature > 0 else None
+    noise_BT = (
+        sampling_noise(len(prompts), settings.max_new_tokens, stage.params.seed)
+        if settings.temperature > 0
+        else None
+    )
     with stage.meter.phase("generate", step) as work:
-        rollout = generate(model, encoded, noise_BT, settings.temperature, limits, settings.batch_size)
+        rollout = generate(
+            model, encoded, noise_BT, settings.temperature, limits, settings.batch_size
+        )
         work.add(sum(map(len, encoded)) + sum(map(len, rollout.responses)), len(prompts))
-    sequences = [[*prompt, *response] for prompt, response in zip(encoded, rollout.responses, strict=True)]
+    sequences = [
+        [*prompt, *response] for prompt, response in zip(encoded, rollout.responses, strict=True)
+    ]
     prompt_lengths = [len(prompt) for prompt in encoded]
     with stage.meter.phase("score", step) as work:
         rewards = judged(stage, tokenizer, sequences, budget_tokens, model.device)
         own = sequence_logprobs(model, sequences, prompt_lengths, 1.0, budget_tokens)
         reference = own
         if name != "sft":
-            reference = sequence_logprobs(load_model(stage, "sft", tokenizer), sequences, prompt_lengths, 1.0, budget_tokens)
+            reference = sequence_logprobs(
+                load_model(stage, "sft", tokenizer), sequences, prompt_lengths, 1.0, budget_tokens
+            )
         work.add((2 if name == "sft" else 3) * sum(map(len, sequences)), len(prompts))
     texts = [decode_response(tokenizer, response) for response in rollout.responses]
     return Answers(
@@ -146,16 +212,28 @@ def answer(
         lengths=[len(response) for response in rollout.responses],
         ended=[response[-1] == limits.eos for response in rollout.responses],
         rewards=rewards,
-        golds=[gold(prompt_text(prompt), text) for prompt, text in zip(prompts, texts, strict=True)] if gold else None,
+        golds=[gold(prompt_text(prompt), text) for prompt, text in zip(prompts, texts, strict=True)]
+        if gold
+        else None,
         kl=[float((a - b).sum()) for a, b in zip(own, reference, strict=True)],
     )
 
 
 def judged(
-    stage: Stage, tokenizer: PreTrainedTokenizerBase, sequences: list[list[int]], budget_tokens: int, device: torch.device
-) -> list[float]:  # fmt: skip
-    """The reward model's scores; it is there no longer than that, so that no more than two models ever are."""
-    reward_model = load_reward_model(stage.root / "models/reward", stage.params.model, tokenizer).to(device).eval()
+    stage: Stage,
+    tokenizer: PreTrainedTokenizerBase,
+    sequences: list[list[int]],
+    budget_tokens: int,
+    device: torch.device,
+) -> list[float]:
+    """The reward model's scores; it is there no longer than that, so that no more than two models
+    ever are.
+    """
+    reward_model = (
+        load_reward_model(stage.root / "models/reward", stage.params.model, tokenizer)
+        .to(device)
+        .eval()
+    )
     scores: list[float] = score(reward_model, sequences, budget_tokens).tolist()
     return scores
 
@@ -164,9 +242,13 @@ def describe(answers: Answers) -> dict[str, float | None]:
     """Means over the prompts."""
     return {
         "gold": _mean(answers.golds) if answers.golds is not None else None,
-        "reward": _mean(answers.rewards), "length": _mean(answers.lengths), "eos_rate": _mean(answers.ended), "kl": _mean(answers.kl),
-        "distinct_1": distinct_n(answers.texts, 1), "distinct_2": distinct_n(answers.texts, 2),
-    }  # fmt: skip
+        "reward": _mean(answers.rewards),
+        "length": _mean(answers.lengths),
+        "eos_rate": _mean(answers.ended),
+        "kl": _mean(answers.kl),
+        "distinct_1": distinct_n(answers.texts, 1),
+        "distinct_2": distinct_n(answers.texts, 2),
+    }
 
 
 def compare(answers: dict[str, Answers], confidence: float, seed: int) -> dict[str, Any]:
@@ -181,20 +263,38 @@ def compare(answers: dict[str, Answers], confidence: float, seed: int) -> dict[s
             else None
         )
         metrics |= {
-            f"win_rate_{kind}": rate and rate.rate, f"win_rate_{kind}_low": rate and rate.low, f"win_rate_{kind}_high": rate and rate.high,
+            f"win_rate_{kind}": rate and rate.rate,
+            f"win_rate_{kind}_low": rate and rate.low,
+            f"win_rate_{kind}_high": rate and rate.high,
             f"ties_{kind}": rate and rate.ties,
-        }  # fmt: skip
+        }
     proxy = gain(aligned.rewards, sft.rewards, confidence)
-    gold = gain(aligned.golds, sft.golds, confidence) if aligned.golds is not None and sft.golds is not None else None
-    equal_length = gain_at_equal_length(aligned.rewards, sft.rewards, aligned.lengths, sft.lengths, confidence)
+    gold = (
+        gain(aligned.golds, sft.golds, confidence)
+        if aligned.golds is not None and sft.golds is not None
+        else None
+    )
+    equal_length = gain_at_equal_length(
+        aligned.rewards, sft.rewards, aligned.lengths, sft.lengths, confidence
+    )
     verdict = reward_hacking(proxy, gold, equal_length)
     metrics |= {
-        "kl": _mean(aligned.kl), "reward_hacking": verdict.hacked, "reward_hacking_reason": verdict.reason,
-        "reward_gain": proxy.mean, "reward_gain_low": proxy.low, "reward_gain_high": proxy.high,
-        "reward_gain_at_equal_length": equal_length.mean, "prompts": len(sft.texts), "confidence": confidence,
-    }  # fmt: skip
+        "kl": _mean(aligned.kl),
+        "reward_hacking": verdict.hacked,
+        "reward_hacking_reason": verdict.reason,
+        "reward_gain": proxy.mean,
+        "reward_gain_low": proxy.low,
+        "reward_gain_high": proxy.high,
+        "reward_gain_at_equal_length": equal_length.mean,
+        "prompts": len(sft.texts),
+        "confidence": confidence,
+    }
     for name in MODELS:
-        metrics |= {f"{key}_{name}": value for key, value in describe(answers[name]).items() if key not in ("gold", "kl")}
+        metrics |= {
+            f"{key}_{name}": value
+            for key, value in describe(answers[name]).items()
+            if key not in ("gold", "kl")
+        }
     return metrics
 
 
@@ -205,7 +305,11 @@ def samples(prompts: list[Prompt], answers: dict[str, Answers]) -> list[dict[str
         row: dict[str, Any] = {"prompt": prompt_text(prompt)}
         for name in MODELS:
             golds = answers[name].golds
-            row |= {name: answers[name].texts[i], f"reward_{name}": answers[name].rewards[i], f"gold_{name}": golds[i] if golds else None}
+            row |= {
+                name: answers[name].texts[i],
+                f"reward_{name}": answers[name].rewards[i],
+                f"gold_{name}": golds[i] if golds else None,
+            }
         rows.append(row)
     return rows
 

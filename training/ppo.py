@@ -1,12 +1,16 @@
-"""Stage `ppo`: proximal policy optimisation of the SFT model against the reward model. Read `ppo` from top to bottom.
+"""Stage `ppo`: proximal policy optimisation of the SFT model against the reward model. Read `ppo`
+from top to bottom.
 
-data/prepared/prompts/train.jsonl, models/sft, models/reward -> models/ppo, metrics/ppo.json, plots/ppo.csv
+data/prepared/prompts/train.jsonl, models/sft, models/reward -> models/ppo, metrics/ppo.json,
+plots/ppo.csv
 
-Shapes: B responses, P prompt tokens, T response tokens, L tokens of prompt and response, N response tokens one after another, D model width.
-Padding is on the right of [B, T] tensors, and masks are True where the token counts.
+Shapes: B responses, P prompt tokens, T response tokens, L tokens of prompt and response, N response
+tokens one after another, D model width. Padding is on the right of [B, T] tensors, and masks are
+True where the token counts.
 
-Several processes share the costly work: `spread` divides the episodes of a phase over them and hands the results to all, in the update each
-does its share of every mini-batch and the gradients are summed. All else every process computes for itself, with the same result.
+Several processes share the costly work: `spread` divides the episodes of a phase over them and
+hands the results to all, in the update each does its share of every mini-batch and the gradients
+are summed. All else every process computes for itself, with the same result.
 """
 
 import logging
@@ -22,7 +26,12 @@ from transformers import PreTrainedTokenizerBase
 
 from config.errors import StageStopped, TrainingDiverged
 from config.sections.online import Ppo
-from training.distributed.collectives import all_reduce_gradients, local_indices, lockstep, map_across_ranks
+from training.distributed.collectives import (
+    all_reduce_gradients,
+    local_indices,
+    lockstep,
+    map_across_ranks,
+)
 from training.modeling.batching import token_budget_batches
 from training.modeling.models import autocast
 from training.modeling.scoring import score
@@ -34,7 +43,15 @@ from training.process.out_of_memory import OomBackoff
 from training.process.stage import Stage, run_stage
 from training.rl.divergence import check_rollout, check_update
 from training.rl.layouts import load_roles, save_policy
-from training.rl.ppo_math import adapted_kl_coef, gae, kl_per_token, policy_loss, token_rewards, value_loss, whiten
+from training.rl.ppo_math import (
+    adapted_kl_coef,
+    gae,
+    kl_per_token,
+    policy_loss,
+    token_rewards,
+    value_loss,
+    whiten,
+)
 from training.rl.report import UpdateStatistics, rollout_statistics
 from training.rl.roles import Roles, in_pieces, whole
 from training.rl.rollout_phase import own_logprobs, roll_out
@@ -47,8 +64,17 @@ logger = logging.getLogger(__name__)
 SECTIONS = ("seed", "model", "ppo")
 INPUTS = ("data/prepared/prompts/train.jsonl", "data/tokenizer", "models/sft", "models/reward")
 CURVES = (
-    "score", "kl", "entropy", "length", "eos_rate", "policy_loss", "value_loss", "explained_variance", "clip_fraction", "kl_coef",
-)  # fmt: skip
+    "score",
+    "kl",
+    "entropy",
+    "length",
+    "eos_rate",
+    "policy_loss",
+    "value_loss",
+    "explained_variance",
+    "clip_fraction",
+    "kl_coef",
+)
 
 
 def ppo(stage: Stage) -> None:
@@ -65,24 +91,45 @@ def ppo(stage: Stage) -> None:
     while state.update < settings.updates and not state.ended:
         update = state.update + 1
         began = time.monotonic()
-        backoff, rollout_backoff = partial(oom.run, step=update), partial(oom_rollout.run, step=update)
+        backoff, rollout_backoff = (
+            partial(oom.run, step=update),
+            partial(oom_rollout.run, step=update),
+        )
 
         # 1. roll out
         batch = choose_prompts(prompts, settings, stage.params.seed, update)
-        noise_BT = sampling_noise(len(batch), settings.max_new_tokens, seed=stage.params.seed * 1_000_003 + update)
-        with phase("rollout", update) as work, precision, whole(roles.policy, roles.trunk_value_head):
+        noise_BT = sampling_noise(
+            len(batch), settings.max_new_tokens, seed=stage.params.seed * 1_000_003 + update
+        )
+        with (
+            phase("rollout", update) as work,
+            precision,
+            whole(roles.policy, roles.trunk_value_head),
+        ):
             rollout = roll_out(rollout_backoff, roles, batch, noise_BT, settings, limits)
-            work.add(tokens=sum(map(len, batch)) + sum(map(len, rollout.responses)), sequences=len(batch))
+            work.add(
+                tokens=sum(map(len, batch)) + sum(map(len, rollout.responses)), sequences=len(batch)
+            )
         prompt_lengths = [len(prompt) for prompt in batch]
-        sequences = [[*prompt, *response] for prompt, response in zip(batch, rollout.responses, strict=True)]
+        sequences = [
+            [*prompt, *response] for prompt, response in zip(batch, rollout.responses, strict=True)
+        ]
         lengths = [len(ids) for ids in sequences]
         tokens = sum(lengths)
         with phase("logprobs", update), precision, whole(roles.policy):
-            logprobs, gap = own_logprobs(backoff, roles, rollout.logprobs, sequences, prompt_lengths, settings)
+            logprobs, gap = own_logprobs(
+                backoff, roles, rollout.logprobs, sequences, prompt_lengths, settings
+            )
 
         # 2. score
         with phase("score", update) as work, whole(roles.reward_model):
-            score_B = torch.tensor(map_across_ranks(backoff, lambda size, own: score(roles.reward_model, own, size).tolist(), sequences))
+            score_B = torch.tensor(
+                map_across_ranks(
+                    backoff,
+                    lambda size, own: score(roles.reward_model, own, size).tolist(),
+                    sequences,
+                )
+            )
             work.add(tokens, len(batch))
         ended_B = torch.tensor([response[-1] == limits.eos for response in rollout.responses])
         shaped_score_B = score_B - settings.missing_eos_penalty * ~ended_B
@@ -92,13 +139,21 @@ def ppo(stage: Stage) -> None:
         # 3. reference log-probs and values
         with phase("reference", update) as work, whole(roles.ref_policy):
             ref_logprobs = map_across_ranks(
-                backoff, lambda size, own, starts: roles.ref_logprobs(own, starts, in_pieces(settings, size)), sequences, prompt_lengths
+                backoff,
+                lambda size, own, starts: roles.ref_logprobs(
+                    own, starts, in_pieces(settings, size)
+                ),
+                sequences,
+                prompt_lengths,
             )
             work.add(tokens, len(batch))
         if rollout.values is None:
             with phase("value", update) as work, precision, whole(roles.value_model):
                 values = map_across_ranks(
-                    backoff, lambda size, own, starts: roles.values(own, starts, in_pieces(settings, size)), sequences, prompt_lengths
+                    backoff,
+                    lambda size, own, starts: roles.values(own, starts, in_pieces(settings, size)),
+                    sequences,
+                    prompt_lengths,
                 )
                 work.add(tokens, len(batch))
         else:
@@ -113,9 +168,20 @@ def ppo(stage: Stage) -> None:
             if settings.whiten_rewards:
                 reward_BT = whiten(reward_BT, mask_BT, shift_mean=False)
             # 5. advantages
-            advantages_BT, returns_BT = gae(reward_BT, values_BT, mask_BT, settings.gamma, settings.lam)
+            advantages_BT, returns_BT = gae(
+                reward_BT, values_BT, mask_BT, settings.gamma, settings.lam
+            )
             advantages_BT = whiten(advantages_BT, mask_BT)
-            statistics = rollout_statistics(logprobs_BT, ref_logprobs_BT, values_BT, returns_BT, mask_BT, score_B, ended_B, state.kl_coef)
+            statistics = rollout_statistics(
+                logprobs_BT,
+                ref_logprobs_BT,
+                values_BT,
+                returns_BT,
+                mask_BT,
+                score_B,
+                ended_B,
+                state.kl_coef,
+            )
         try:
             check_rollout(statistics, settings)
         except TrainingDiverged:
@@ -124,15 +190,28 @@ def ppo(stage: Stage) -> None:
 
         # 6. update
         update_statistics = UpdateStatistics()
-        episodes = Episodes(sequences, prompt_lengths, mask_BT, logprobs_BT, values_BT, advantages_BT, returns_BT)
+        episodes = Episodes(
+            sequences, prompt_lengths, mask_BT, logprobs_BT, values_BT, advantages_BT, returns_BT
+        )
         with phase("update", update) as work:
             roles.set_learning_rates(settings, progress=state.update / settings.updates)
             for mini_batch in mini_batches(len(batch), settings, stage.params.seed, update):
-                if settings.target_kl is not None and update_statistics.approx_kl() > settings.target_kl:
+                if (
+                    settings.target_kl is not None
+                    and update_statistics.approx_kl() > settings.target_kl
+                ):
                     break
                 own = [mini_batch[i] for i in local_indices([lengths[i] for i in mini_batch])]
                 mini_tokens = int(mask_BT[mini_batch].sum())
-                gradients = partial(add_gradients, roles, episodes.of(own), mini_tokens, settings, precision, update_statistics)
+                gradients = partial(
+                    add_gradients,
+                    roles,
+                    episodes.of(own),
+                    mini_tokens,
+                    settings,
+                    precision,
+                    update_statistics,
+                )
                 backoff(gradients, lockstep=roles.lockstep)
                 all_reduce_gradients(roles.trainable().values())
                 update_statistics.step(roles.step(settings.max_grad_norm))
@@ -141,16 +220,30 @@ def ppo(stage: Stage) -> None:
 
         # 7. report
         state.update, state.episodes = update, state.episodes + len(batch)
-        values_now = {**statistics, **gap, **update_statistics.summary(), "episodes": state.episodes, "seconds": time.monotonic() - began}
+        values_now = {
+            **statistics,
+            **gap,
+            **update_statistics.summary(),
+            "episodes": state.episodes,
+            "seconds": time.monotonic() - began,
+        }
         stage.log(update, values_now)
         if settings.kl.controller == "adaptive":
-            state.kl_coef = adapted_kl_coef(state.kl_coef, statistics["kl"], settings.kl.target, settings.kl.horizon, len(batch))
+            state.kl_coef = adapted_kl_coef(
+                state.kl_coef, statistics["kl"], settings.kl.target, settings.kl.horizon, len(batch)
+            )
         if update % settings.sample_every_updates == 0:
             write_samples(stage, update, tokenizer, batch, rollout.responses, score_B)
         logger.info(
-            "update %d/%d  score %.3f  kl %.2f  length %.1f  entropy %.2f  eta %.0f s", update, settings.updates,
-            statistics["score"], statistics["kl"], statistics["length"], values_now["entropy"], values_now["seconds"] * (settings.updates - update),
-        )  # fmt: skip
+            "update %d/%d  score %.3f  kl %.2f  length %.1f  entropy %.2f  eta %.0f s",
+            update,
+            settings.updates,
+            statistics["score"],
+            statistics["kl"],
+            statistics["length"],
+            values_now["entropy"],
+            values_now["seconds"] * (settings.updates - update),
+        )
         state.ended = settings.max_kl is not None and statistics["kl"] > settings.max_kl
         if stage.agreed_to_stop() or update % settings.checkpoint_every_updates == 0:
             with phase("save", update):
@@ -158,7 +251,9 @@ def ppo(stage: Stage) -> None:
         if stage.stopping:
             raise StageStopped(stage.stopped_message())
         if state.ended:
-            logger.info("ppo.max_kl=%s is passed at update %d: training ends here", settings.max_kl, update)
+            logger.info(
+                "ppo.max_kl=%s is passed at update %d: training ends here", settings.max_kl, update
+            )
 
     with phase("save", state.update):
         write_outputs(stage, roles, state, tokenizer)
@@ -178,15 +273,27 @@ class Episodes(NamedTuple):
 
     def of(self, rows: Sequence[int]) -> "Episodes":
         """Some of them."""
-        tensors = (x_BT[list(rows)] for x_BT in (self.mask, self.logprobs, self.values, self.advantages, self.returns))
-        return Episodes([self.sequences[i] for i in rows], [self.prompt_lengths[i] for i in rows], *tensors)
+        tensors = (
+            x_BT[list(rows)]
+            for x_BT in (self.mask, self.logprobs, self.values, self.advantages, self.returns)
+        )
+        return Episodes(
+            [self.sequences[i] for i in rows], [self.prompt_lengths[i] for i in rows], *tensors
+        )
 
 
 def add_gradients(
-    roles: Roles, episodes: Episodes, mini_tokens: int, settings: Ppo, precision: torch.autocast, statistics: UpdateStatistics,
+    roles: Roles,
+    episodes: Episodes,
+    mini_tokens: int,
+    settings: Ppo,
+    precision: torch.autocast,
+    statistics: UpdateStatistics,
     micro_batch_tokens: int,
-) -> None:  # fmt: skip
-    """Gradients of this process's share of a mini-batch that has `mini_tokens` response tokens in all, afresh, in micro-batches."""
+) -> None:
+    """Gradients of this process's share of a mini-batch that has `mini_tokens` response tokens in
+    all, afresh, in micro-batches.
+    """
     roles.optimizer.zero_grad(set_to_none=True)
     statistics.begin()
     batches = token_budget_batches([len(ids) for ids in episodes.sequences], micro_batch_tokens)
@@ -195,7 +302,8 @@ def add_gradients(
         with precision:
             new = roles.forward(own.sequences, own.prompt_lengths, settings)
         old_logprobs_N, old_values_N, advantages_N, returns_N = (
-            x_BT[own.mask].to(new.logprobs.device) for x_BT in (own.logprobs, own.values, own.advantages, own.returns)
+            x_BT[own.mask].to(new.logprobs.device)
+            for x_BT in (own.logprobs, own.values, own.advantages, own.returns)
         )
         policy = policy_loss(new.logprobs, old_logprobs_N, advantages_N, settings.cliprange)
         value = value_loss(new.values, old_values_N, returns_N, settings.cliprange_value)
@@ -205,21 +313,32 @@ def add_gradients(
             statistics.add(policy, value, new)
 
 
-def write_outputs(stage: Stage, roles: Roles, state: PpoState, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Put models/ppo, plots/ppo.csv and metrics/ppo.json in place; the metrics are means over the last five updates."""
+def write_outputs(
+    stage: Stage, roles: Roles, state: PpoState, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    """Put models/ppo, plots/ppo.csv and metrics/ppo.json in place; the metrics are means over the
+    last five updates.
+    """
     save_policy(stage, roles, tokenizer)
     if stage.rank != 0:
         return
     history = write_curves(stage, "plots/ppo.csv", CURVES)
     last = history[-5:]
     metrics = {name: sum(values[name] for values in last) / len(last) for name in CURVES}
-    write_json(stage.root / "metrics/ppo.json", {**metrics, "updates": state.update, "episodes": state.episodes})
+    write_json(
+        stage.root / "metrics/ppo.json",
+        {**metrics, "updates": state.update, "episodes": state.episodes},
+    )
 
 
-def choose_prompts(prompts: Sequence[list[int]], settings: Ppo, seed: int, update: int) -> list[list[int]]:
-    """The prompts of an update, each repeated responses_per_prompt times: a pass over all in random order, then another.
+def choose_prompts(
+    prompts: Sequence[list[int]], settings: Ppo, seed: int, update: int
+) -> list[list[int]]:
+    """The prompts of an update, each repeated responses_per_prompt times: a pass over all in random
+    order, then another.
 
-    A function of seed and update alone, so that a resumed run goes on with the prompts that were due.
+    A function of seed and update alone, so that a resumed run goes on with the prompts that were
+    due.
     """
     per_update = settings.batch_size // settings.responses_per_prompt
     chosen = []
@@ -231,10 +350,14 @@ def choose_prompts(prompts: Sequence[list[int]], settings: Ppo, seed: int, updat
 
 
 def mini_batches(episodes: int, settings: Ppo, seed: int, update: int) -> list[list[int]]:
-    """Episode indices of every optimizer step of an update, a new random order for each of the ppo_epochs."""
+    """Episode indices of every optimizer step of an update, a new random order for each of the
+    ppo_epochs.
+    """
     generator = torch.Generator().manual_seed(seed * 1_000_003 + update)
     size = episodes // settings.num_mini_batches
-    orders = [torch.randperm(episodes, generator=generator).tolist() for _ in range(settings.ppo_epochs)]
+    orders = [
+        torch.randperm(episodes, generator=generator).tolist() for _ in range(settings.ppo_epochs)
+    ]
     return [order[start : start + size] for order in orders for start in range(0, episodes, size)]
 
 

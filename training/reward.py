@@ -1,6 +1,7 @@
 """Stage `reward`: a reward model of the preference pairs, Bradley-Terry.
 
-data/prepared/preference/, models/sft -> models/reward, metrics/reward.json, plots/reward.csv, plots/reward_calibration.csv
+data/prepared/preference/, models/sft -> models/reward, metrics/reward.json, plots/reward.csv,
+plots/reward_calibration.csv
 """
 
 import json
@@ -37,7 +38,9 @@ from training.process.stage import Stage, run_stage
 SECTIONS = ("seed", "model", "reward")
 INPUTS = ("data/prepared/preference", "data/tokenizer", "models/sft", "metrics/data.json")
 NORMALISATION_PAIRS = 2000
-"""Training pairs whose scores give the mean and standard deviation: the error of the mean is then 1/60 of a deviation."""
+"""Training pairs whose scores give the mean and standard deviation: the error of the mean is then
+1/60 of a deviation.
+"""
 
 
 class BucketedRewardTrainer(PairLoss, BucketedData, LearningCheckpoints, RewardTrainer):
@@ -62,15 +65,31 @@ def reward(stage: Stage) -> None:
     )
     trainer.loss_is_scaled_for_ga = True
     filler = {name: [tokenizer.eos_token_id] for name in ("chosen_ids", "rejected_ids")}
-    trainer.bucket([max(len(row["chosen_ids"]), len(row["rejected_ids"])) for row in pairs["train"].rows], filler)
+    trainer.bucket(
+        [max(len(row["chosen_ids"]), len(row["rejected_ids"])) for row in pairs["train"].rows],
+        filler,
+    )
     train(trainer, stage)
     model = trainer.model.eval()
     step = trainer.state.global_step
-    oom = OomBackoff(stage, "tokens scored at once", 4 * settings.micro_batch_size * settings.max_length)
+    oom = OomBackoff(
+        stage, "tokens scored at once", 4 * settings.micro_batch_size * settings.max_length
+    )
     with stage.meter.phase("evaluate", step) as work, unsharded(model):
         held_out = oom.run(partial(margins, model, pairs["test"].rows), step)
-        work.add(tokens=sum(len(ids) for row in pairs["test"].rows for ids in row.values()), sequences=2 * len(held_out))
-        oom.run(partial(store_normalisation, model, pairs["train"].rows[:NORMALISATION_PAIRS], settings.normalise), step)
+        work.add(
+            tokens=sum(len(ids) for row in pairs["test"].rows for ids in row.values()),
+            sequences=2 * len(held_out),
+        )
+        oom.run(
+            partial(
+                store_normalisation,
+                model,
+                pairs["train"].rows[:NORMALISATION_PAIRS],
+                settings.normalise,
+            ),
+            step,
+        )
     bins = reliability(held_out)
     weights = state_dict_to_save(model)
     if stage.rank != 0:
@@ -80,10 +99,21 @@ def reward(stage: Stage) -> None:
             if settings.lora is None:
                 model.save_pretrained(folder, state_dict=weights)
             else:
-                save_adapter(folder, model, "reward", *base_name(stage), weights, head=(weights or model.state_dict())["score.weight"])
+                save_adapter(
+                    folder,
+                    model,
+                    "reward",
+                    *base_name(stage),
+                    weights,
+                    head=(weights or model.state_dict())["score.weight"],
+                )
             tokenizer.save_pretrained(folder)
-        write_curves(stage, "plots/reward.csv", ("loss", "accuracy", "margin", "learning_rate", "grad_norm"))
-        write_csv(stage.root / "plots/reward_calibration.csv", ("confidence", "accuracy", "count"), bins)
+        write_curves(
+            stage, "plots/reward.csv", ("loss", "accuracy", "margin", "learning_rate", "grad_norm")
+        )
+        write_csv(
+            stage.root / "plots/reward_calibration.csv", ("confidence", "accuracy", "count"), bins
+        )
         accuracy = pair_accuracy(held_out)
         _, low, high = wilson(accuracy * len(held_out), len(held_out))
         metrics = {
@@ -98,7 +128,9 @@ def reward(stage: Stage) -> None:
             "learning_parameters": model.num_parameters(only_trainable=True),
         }  # fmt: skip
         write_json(stage.root / "metrics/reward.json", metrics)
-    stage.finish("models/reward", "metrics/reward.json", "plots/reward.csv", "plots/reward_calibration.csv")
+    stage.finish(
+        "models/reward", "metrics/reward.json", "plots/reward.csv", "plots/reward_calibration.csv"
+    )
 
 
 def untrained(stage: Stage, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
@@ -106,9 +138,13 @@ def untrained(stage: Stage, tokenizer: PreTrainedTokenizerBase) -> PreTrainedMod
     params, settings = stage.params, stage.params.reward
     whole = settings.lora is None
     if settings.init == "sft":
-        model = new_reward_model(stage.root / "models/sft", params.model, tokenizer, params.seed, trainable=whole)
+        model = new_reward_model(
+            stage.root / "models/sft", params.model, tokenizer, params.seed, trainable=whole
+        )
     elif params.model.path is not None:
-        model = new_reward_model(params.model.path, params.model, tokenizer, params.seed, whole, params.model.revision)
+        model = new_reward_model(
+            params.model.path, params.model, tokenizer, params.seed, whole, params.model.revision
+        )
     else:
         trunk = base_model(params.model, tokenizer, params.seed, trainable=True)
         model = new_reward_model(trunk, params.model, tokenizer, params.seed)
@@ -132,35 +168,61 @@ def read_sequences(stage: Stage, split: str, tokenizer: PreTrainedTokenizerBase)
     Raises DataError if none is left.
     """
     pairs = read_pairs(stage, split, tokenizer)
-    return Pairs([{side: row["prompt_ids"] + row[side] for side in ("chosen_ids", "rejected_ids")} for row in pairs.rows], pairs.too_long)
+    return Pairs(
+        [
+            {side: row["prompt_ids"] + row[side] for side in ("chosen_ids", "rejected_ids")}
+            for row in pairs.rows
+        ],
+        pairs.too_long,
+    )
 
 
-def margins(model: PreTrainedModel, rows: list[dict[str, list[int]]], budget_tokens: int) -> NDArray[np.float64]:
+def margins(
+    model: PreTrainedModel, rows: list[dict[str, list[int]]], budget_tokens: int
+) -> NDArray[np.float64]:
     """Chosen minus rejected raw score of each pair, [B]."""
-    scores = raw_scores(model, [row[side] for row in rows for side in ("chosen_ids", "rejected_ids")], budget_tokens).double().numpy()
+    scores = (
+        raw_scores(
+            model,
+            [row[side] for row in rows for side in ("chosen_ids", "rejected_ids")],
+            budget_tokens,
+        )
+        .double()
+        .numpy()
+    )
     result: NDArray[np.float64] = scores[0::2] - scores[1::2]
     return result
 
 
-def store_normalisation(model: PreTrainedModel, rows: list[dict[str, list[int]]], normalise: bool, budget_tokens: int) -> None:
-    """Put mean and standard deviation of the training scores into the model's config, where every scorer finds them.
+def store_normalisation(
+    model: PreTrainedModel, rows: list[dict[str, list[int]]], normalise: bool, budget_tokens: int
+) -> None:
+    """Put mean and standard deviation of the training scores into the model's config, where every
+    scorer finds them.
 
     Raises TrainingDiverged if all scores are equal or not finite.
     """
-    scores = raw_scores(model, [row[side] for row in rows for side in ("chosen_ids", "rejected_ids")], budget_tokens)
+    scores = raw_scores(
+        model, [row[side] for row in rows for side in ("chosen_ids", "rejected_ids")], budget_tokens
+    )
     mean, std = float(scores.mean()), float(scores.std())
     if not std > 0 or not np.isfinite(mean):
         raise TrainingDiverged(
-            f"the reward model gives mean {mean} and deviation {std} on its training replies: it tells none apart. "
+            f"the reward model gives mean {mean} and deviation {std} on its training replies: it "
+            "tells none apart. "
             "Lower reward.learning_rate or raise reward.epochs in params.yaml."
         )
     model.config.score_mean, model.config.score_std = (mean, std) if normalise else (0.0, 1.0)
 
 
 def data_limits(path: Path) -> dict[str, Any]:
-    """What the data stage found out about the held-out pairs: the Bayes limit where it is known, and the trivial baselines."""
+    """What the data stage found out about the held-out pairs: the Bayes limit where it is known,
+    and the trivial baselines.
+    """
     found = json.loads(path.read_text(encoding="utf-8"))
-    return {name: found[name] for name in ("bayes_accuracy", "baseline_longer_wins", "baseline_bow")}
+    return {
+        name: found[name] for name in ("bayes_accuracy", "baseline_longer_wins", "baseline_bow")
+    }
 
 
 if __name__ == "__main__":

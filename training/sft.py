@@ -37,13 +37,19 @@ def sft(stage: Stage) -> None:
     settings = stage.params.sft
     tokenizer = load_tokenizer(stage.root / "data/tokenizer")
     splits = {split: examples(stage, split, tokenizer) for split in ("train", "test")}
-    model = base_model(stage.params.model, tokenizer, stage.params.seed, trainable=settings.lora is None)
+    model = base_model(
+        stage.params.model, tokenizer, stage.params.seed, trainable=settings.lora is None
+    )
     if settings.lora is not None:
         learn_adapter(model, settings.lora, "sft", stage.params.seed)
-    collator = CountingCollator(DataCollatorForLanguageModeling(pad_token_id=tokenizer.pad_token_id))
+    collator = CountingCollator(
+        DataCollatorForLanguageModeling(pad_token_id=tokenizer.pad_token_id)
+    )
     trainer = BucketedSFTTrainer(
         model=model,
-        args=SFTConfig(**arguments(stage, settings), max_length=settings.max_length, packing=settings.packing),
+        args=SFTConfig(
+            **arguments(stage, settings), max_length=settings.max_length, packing=settings.packing
+        ),
         data_collator=collator,
         train_dataset=splits["train"],
         eval_dataset=splits["test"],
@@ -67,10 +73,16 @@ def sft(stage: Stage) -> None:
                 trainer.model.save_pretrained(folder, state_dict=weights)
             else:
                 base = named_base(str(stage.params.model.path), stage.root / "models/sft")
-                save_adapter(folder, trainer.model, "sft", base, stage.params.model.revision, weights)
+                save_adapter(
+                    folder, trainer.model, "sft", base, stage.params.model.revision, weights
+                )
             tokenizer.save_pretrained(folder)
-        curve = write_curves(stage, "plots/sft.csv", ("loss", "learning_rate", "mean_token_accuracy", "grad_norm"))
-        losses = [values["loss"] for values in curve]  # of every attempt: the Trainer's own mean forgets what came before a resume
+        curve = write_curves(
+            stage, "plots/sft.csv", ("loss", "learning_rate", "mean_token_accuracy", "grad_norm")
+        )
+        losses = [
+            values["loss"] for values in curve
+        ]  # of every attempt: the Trainer's own mean forgets what came before a resume
         metrics = {
             "eval_loss": held_out["eval_loss"],
             "eval_token_accuracy": held_out["eval_mean_token_accuracy"],
@@ -85,7 +97,8 @@ def sft(stage: Stage) -> None:
 
 
 def examples(stage: Stage, split: str, tokenizer: PreTrainedTokenizerBase) -> Dataset:
-    """Tokenised demonstrations: prompt and completion as one sequence, prompt tokens out of the loss.
+    """Tokenised demonstrations: prompt and completion as one sequence, prompt tokens out of the
+    loss.
 
     Raises DataError if there are none.
     """
@@ -97,9 +110,14 @@ def examples(stage: Stage, split: str, tokenizer: PreTrainedTokenizerBase) -> Da
     for prompt_ids, response_ids in zip(prompts, responses, strict=True):
         ids = (prompt_ids + response_ids)[: stage.params.sft.max_length]
         if len(ids) > len(prompt_ids):
-            rows.append({"input_ids": ids, "labels": [IGNORED] * len(prompt_ids) + ids[len(prompt_ids) :]})
+            rows.append(
+                {"input_ids": ids, "labels": [IGNORED] * len(prompt_ids) + ids[len(prompt_ids) :]}
+            )
     if not rows:
-        raise DataError(f"{path} has no demonstration that fits in sft.max_length={stage.params.sft.max_length}. Raise it in params.yaml.")
+        raise DataError(
+            f"{path} has no demonstration that fits in "
+            f"sft.max_length={stage.params.sft.max_length}. Raise it in params.yaml."
+        )
     return Dataset.from_list(rows)
 
 

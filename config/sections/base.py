@@ -1,4 +1,6 @@
-"""What every section is made of: no field has a default, unknown keys and silent conversions are refused."""
+"""What every section is made of: no field has a default, unknown keys and silent conversions are
+refused.
+"""
 
 from typing import Annotated
 
@@ -23,4 +25,7 @@ Rate = Annotated[float, Field(gt=0, le=1)]
 def splits(section: str, batch_name: str, batch: int, part_name: str, part: int) -> None:
     """Refuse a batch that does not divide evenly; raises ParamsError naming both."""
     if batch % part:
-        raise ParamsError(f"{section}.{batch_name}={batch} does not split into {section}.{part_name}={part}. Change either in params.yaml.")
+        raise ParamsError(
+            f"{section}.{batch_name}={batch} does not split into {section}.{part_name}={part}. "
+            "Change either in params.yaml."
+        )

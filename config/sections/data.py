@@ -17,10 +17,12 @@ class HelpdeskSource(Section):
     preference_rows: Positive = Field(description="Preference pairs to generate.")
     prompt_rows: Positive = Field(description="Further prompts for PPO and evaluation.")
     temperature: Annotated[float, Field(gt=0)] = Field(
-        description="Bradley-Terry temperature of the labels, in units of gold score: P(a wins) = sigmoid((gold_a - gold_b) / temperature)."
+        description="Bradley-Terry temperature of the labels, in units of gold score: P(a wins) = "
+        "sigmoid((gold_a - gold_b) / temperature)."
     )
     quality: Fraction = Field(
-        description="Probability that a demonstration gets each criterion right; sets the mean gold score of the SFT data."
+        description="Probability that a demonstration gets each criterion right; sets the mean "
+        "gold score of the SFT data."
     )
 
 
@@ -30,11 +32,13 @@ class FileSource(Section):
     kind: Literal["file"]
     path: str = Field(description="Local path or URL of a jsonl, json, csv or parquet file.")
     format: Literal["pairs", "votes", "trees", "instructions", "prompts"] = Field(
-        description="pairs: prompt, chosen, rejected. votes: two responses and several annotators. trees: ranked replies. "
+        description="pairs: prompt, chosen, rejected. votes: two responses and several annotators. "
+        "trees: ranked replies. "
         "instructions: prompt, completion. prompts: prompt only."
     )
     columns: dict[str, str] = Field(
-        description="Our column name -> the file's, where they differ. The votes format takes annotators as a comma-separated list of columns; "
+        description="Our column name -> the file's, where they differ. The votes format takes "
+        "annotators as a comma-separated list of columns; "
         "one vote a line, as rlhf label writes them, needs none."
     )
 
@@ -49,11 +53,17 @@ class HubSource(Section):
 
     kind: Literal["hub"]
     path: str = Field(description="Dataset id.")
-    revision: str = Field(description="Revision (commit, tag or branch); pin a commit for repeatable data.")
+    revision: str = Field(
+        description="Revision (commit, tag or branch); pin a commit for repeatable data."
+    )
     config: str | None = Field(description="Dataset configuration; null for the default.")
     split: str = Field(description="Split to read.")
-    format: Literal["pairs", "votes", "trees", "instructions", "prompts"] = Field(description="As for a file source.")
-    columns: dict[str, str] = Field(description="Our column name -> the dataset's, where they differ.")
+    format: Literal["pairs", "votes", "trees", "instructions", "prompts"] = Field(
+        description="As for a file source."
+    )
+    columns: dict[str, str] = Field(
+        description="Our column name -> the dataset's, where they differ."
+    )
 
 
 Source = Annotated[HelpdeskSource | FileSource | HubSource, Field(discriminator="kind")]
@@ -62,41 +72,73 @@ Source = Annotated[HelpdeskSource | FileSource | HubSource, Field(discriminator=
 class Data(Section):
     """Where rows come from and how they are cleaned and split."""
 
-    source: Source = Field(description="Preference data; also the demonstrations and prompts where no other source is named.")
-    sft_source: Source | None = Field(description="Demonstrations; null takes the preferred replies of data.source.")
-    prompt_source: Source | None = Field(description="Prompts for PPO and evaluation; null takes those of data.source.")
-    vote_source: FileSource | None = Field(
-        description="Further preferences, added to those of data.source: the votes of rlhf label. Lines that are no votes go to quarantine, a file "
-        "that is not there yet adds none, and the tokenizer does not learn from them; null adds none."
+    source: Source = Field(
+        description="Preference data; also the demonstrations and prompts where no other source is "
+        "named."
     )
-    prompt_template: str = Field(description="How a plain prompt is put before the model; must contain {prompt}.")
-    test_fraction: Annotated[float, Field(gt=0, lt=1)] = Field(description="Share of prompts held out, by a stable hash of the prompt.")
+    sft_source: Source | None = Field(
+        description="Demonstrations; null takes the preferred replies of data.source."
+    )
+    prompt_source: Source | None = Field(
+        description="Prompts for PPO and evaluation; null takes those of data.source."
+    )
+    vote_source: FileSource | None = Field(
+        description="Further preferences, added to those of data.source: the votes of rlhf label. "
+        "Lines that are no votes go to quarantine, a file "
+        "that is not there yet adds none, and the tokenizer does not learn from them; null adds "
+        "none."
+    )
+    prompt_template: str = Field(
+        description="How a plain prompt is put before the model; must contain {prompt}."
+    )
+    test_fraction: Annotated[float, Field(gt=0, lt=1)] = Field(
+        description="Share of prompts held out, by a stable hash of the prompt."
+    )
     max_prompt_chars: Positive = Field(description="Longer prompts are quarantined.")
     max_response_chars: Positive = Field(description="Longer replies are quarantined.")
-    max_quarantine_fraction: Fraction = Field(description="More refused rows than this fail the stage.")
+    max_quarantine_fraction: Fraction = Field(
+        description="More refused rows than this fail the stage."
+    )
 
     def sources(self) -> dict[str, Source]:
         """Setting -> source, of those that are named."""
         named = {
-            "source": self.source, "sft_source": self.sft_source, "prompt_source": self.prompt_source, "vote_source": self.vote_source,
-        }  # fmt: skip
+            "source": self.source,
+            "sft_source": self.sft_source,
+            "prompt_source": self.prompt_source,
+            "vote_source": self.vote_source,
+        }
         return {setting: source for setting, source in named.items() if source is not None}
 
     def local_paths(self) -> dict[str, str]:
-        """Setting -> path, of the sources that are files of this machine; they need not be there."""
-        return {setting: source.path for setting, source in self.sources().items() if isinstance(source, FileSource) and not source.is_url}
+        """Setting -> path, of the sources that are files of this machine; they need not be
+        there.
+        """
+        return {
+            setting: source.path
+            for setting, source in self.sources().items()
+            if isinstance(source, FileSource) and not source.is_url
+        }
 
     def reads_elsewhere(self) -> bool:
-        """Whether a source is a URL or a dataset of the hub: only reading it tells whether it has changed."""
+        """Whether a source is a URL or a dataset of the hub: only reading it tells whether it has
+        changed.
+        """
         return any(
-            isinstance(source, HubSource) or (isinstance(source, FileSource) and source.is_url) for source in self.sources().values()
+            isinstance(source, HubSource) or (isinstance(source, FileSource) and source.is_url)
+            for source in self.sources().values()
         )
 
     @model_validator(mode="after")
     def _votes(self) -> "Data":
-        if self.vote_source is not None and self.vote_source.format not in ("votes", "pairs", "trees"):
+        if self.vote_source is not None and self.vote_source.format not in (
+            "votes",
+            "pairs",
+            "trees",
+        ):
             raise ParamsError(
-                f"data.vote_source.format={self.vote_source.format} has no preferences, which need one of votes, pairs, trees. "
+                f"data.vote_source.format={self.vote_source.format} has no preferences, which need "
+                "one of votes, pairs, trees. "
                 "Change it in params.yaml."
             )
         return self
@@ -104,11 +146,19 @@ class Data(Section):
     @model_validator(mode="after")
     def _no_secret(self) -> "Data":
         for setting, source in self.sources().items():
-            named = re.findall(r"(\w+)://([^/]*:[^/]*)@([^/:]*)", source.path) if isinstance(source, FileSource) else []
-            for host in (host for scheme, _, host in named if scheme != "github"):  # which names owner:repository there
+            named = (
+                re.findall(r"(\w+)://([^/]*:[^/]*)@([^/:]*)", source.path)
+                if isinstance(source, FileSource)
+                else []
+            )
+            for host in (
+                host for scheme, _, host in named if scheme != "github"
+            ):  # which names owner:repository there
                 raise ParamsError(
-                    f"data.{setting}.path names a password before {host}, and params are kept and shown in many places. Take it out; the "
-                    "libraries find credentials in the files and variables of their own, such as AWS_SHARED_CREDENTIALS_FILE."
+                    f"data.{setting}.path names a password before {host}, and params are kept and "
+                    "shown in many places. Take it out; the "
+                    "libraries find credentials in the files and variables of their own, such as "
+                    "AWS_SHARED_CREDENTIALS_FILE."
                 )
         return self
 
@@ -116,6 +166,7 @@ class Data(Section):
     def _template(self) -> "Data":
         if self.prompt_template.count("{prompt}") != 1:
             raise ParamsError(
-                f"data.prompt_template={self.prompt_template!r} must contain {{prompt}} exactly once. Change it in params.yaml."
+                f"data.prompt_template={self.prompt_template!r} must contain {{prompt}} exactly "
+                "once. Change it in params.yaml."
             )
         return self

@@ -9,26 +9,41 @@ from config.sections.base import Positive, Section
 
 
 class Lora(Section):
-    """Low-rank adapters: the base is frozen, and two thin matrices beside each of the chosen ones learn."""
+    """Low-rank adapters: the base is frozen, and two thin matrices beside each of the chosen ones
+    learn.
+    """
 
-    rank: Positive = Field(description="Columns of the thin matrices: rank x (inputs + outputs) weights learn for each chosen matrix.")
-    alpha: Annotated[float, Field(gt=0)] = Field(description="The adapter's output is scaled by alpha / rank.")
+    rank: Positive = Field(
+        description="Columns of the thin matrices: rank x (inputs + outputs) weights learn for "
+        "each chosen matrix."
+    )
+    alpha: Annotated[float, Field(gt=0)] = Field(
+        description="The adapter's output is scaled by alpha / rank."
+    )
     modules: Annotated[list[str], Field(min_length=1)] = Field(
-        description="Matrices of each layer to adapt: q, k, v, o (attention), gate, up, down (feed-forward), or the model's own names. "
+        description="Matrices of each layer to adapt: q, k, v, o (attention), gate, up, down "
+        "(feed-forward), or the model's own names. "
         "Where a model keeps q, k and v in one matrix, any of them means all three."
     )
-    dropout: Annotated[float, Field(ge=0, lt=1)] = Field(description="Dropout before the adapter while training; 0 in ppo.")
+    dropout: Annotated[float, Field(ge=0, lt=1)] = Field(
+        description="Dropout before the adapter while training; 0 in ppo."
+    )
 
 
 OptimizerName = Literal["adamw", "adamw8bit"]
-OPTIMIZER = "AdamW, or AdamW with 8-bit moments (bitsandbytes): 2 bytes a learning weight instead of 8."
+OPTIMIZER = (
+    "AdamW, or AdamW with 8-bit moments (bitsandbytes): 2 bytes a learning weight instead of 8."
+)
 LORA = "Train adapters on a frozen base; null trains all weights."
 
 
 def without_dropout(section: str, lora: Lora | None) -> None:
-    """Refuse adapters whose dropout would make the policy that learns another than the one that sampled; raises ParamsError."""
+    """Refuse adapters whose dropout would make the policy that learns another than the one that
+    sampled; raises ParamsError.
+    """
     if lora is not None and lora.dropout:
         raise ParamsError(
-            f"{section}.lora.dropout={lora.dropout}: with dropout the policy that learns is not the one that sampled. "
+            f"{section}.lora.dropout={lora.dropout}: with dropout the policy that learns is not "
+            "the one that sampled. "
             f"Set {section}.lora.dropout: 0.0 in params.yaml."
         )

@@ -11,14 +11,17 @@ from config.sections.base import Positive, Section
 class RandomModel(Section):
     """A model built from its shape, for the embedded default and for benchmarks."""
 
-    family: Literal["llama", "qwen2", "gpt2"] = Field(description="Architecture of the random-weight model.")
+    family: Literal["llama", "qwen2", "gpt2"] = Field(
+        description="Architecture of the random-weight model."
+    )
     width: Positive = Field(description="Model width d (hidden size).")
     layers: Positive = Field(description="Number of transformer layers.")
     heads: Positive = Field(description="Number of attention heads; must divide the width.")
     kv_heads: Positive = Field(description="Number of key and value heads; must divide the heads.")
     mlp_width: Positive = Field(description="Width of the feed-forward layer.")
     vocab_size: Annotated[int, Field(ge=300)] = Field(
-        description="Entries of the byte-level BPE tokenizer trained on the data (256 bytes and 4 special tokens included)."
+        description="Entries of the byte-level BPE tokenizer trained on the data (256 bytes and 4 "
+        "special tokens included)."
     )
     tie_embeddings: bool = Field(description="Share input and output embedding.")
 
@@ -26,12 +29,14 @@ class RandomModel(Section):
     def _heads_divide(self) -> "RandomModel":
         if self.width % self.heads or (self.width // self.heads) % 2:
             raise ParamsError(
-                f"model.random.width={self.width} does not split into model.random.heads={self.heads} of even size. "
+                f"model.random.width={self.width} does not split into "
+                f"model.random.heads={self.heads} of even size. "
                 "Change either in params.yaml."
             )
         if self.heads % self.kv_heads:
             raise ParamsError(
-                f"model.random.kv_heads={self.kv_heads} does not divide model.random.heads={self.heads}. Change either in params.yaml."
+                f"model.random.kv_heads={self.kv_heads} does not divide "
+                f"model.random.heads={self.heads}. Change either in params.yaml."
             )
         return self
 
@@ -39,28 +44,40 @@ class RandomModel(Section):
 class Model(Section):
     """The base model every stage starts from."""
 
-    path: str | None = Field(description="Local folder or Hugging Face model id of the base model; null builds model.random.")
-    revision: str | None = Field(description="Revision of a hub model; null takes its main branch.")
-    random: RandomModel | None = Field(description="Shape of a model built from scratch; null loads model.path.")
-    pad_token: str | None = Field(
-        description="Token of the vocabulary to pad with, never the end-of-sequence token; null takes the tokenizer's own."
+    path: str | None = Field(
+        description="Local folder or Hugging Face model id of the base model; null builds "
+        "model.random."
     )
-    context_length: Annotated[int, Field(ge=8)] = Field(description="Longest prompt plus response, in tokens.")
+    revision: str | None = Field(description="Revision of a hub model; null takes its main branch.")
+    random: RandomModel | None = Field(
+        description="Shape of a model built from scratch; null loads model.path."
+    )
+    pad_token: str | None = Field(
+        description="Token of the vocabulary to pad with, never the end-of-sequence token; null "
+        "takes the tokenizer's own."
+    )
+    context_length: Annotated[int, Field(ge=8)] = Field(
+        description="Longest prompt plus response, in tokens."
+    )
     dtype: Literal["fp32", "bf16", "fp16"] = Field(
         description="Compute type; weights that learn are kept in fp32, and fp16 scales the loss. "
         "fp32 on a CPU: bf16 is slower there without AVX512-BF16."
     )
     quantisation: Literal["nf4"] | None = Field(
-        description="Storage of the weights that do not learn: nf4 is 4 bits each (QLoRA), null is the compute type. "
+        description="Storage of the weights that do not learn: nf4 is 4 bits each (QLoRA), null is "
+        "the compute type. "
         "Embeddings, norms and heads are never quantised, nor a base built from model.random."
     )
-    attention: Literal["sdpa", "eager", "flash_attention_2"] = Field(description="Attention implementation.")
+    attention: Literal["sdpa", "eager", "flash_attention_2"] = Field(
+        description="Attention implementation."
+    )
 
     @model_validator(mode="after")
     def _one_origin(self) -> "Model":
         if (self.path is None) == (self.random is None):
             raise ParamsError(
-                f"model.path={self.path} and model.random={'a shape' if self.random else None}: exactly one of them must be set. "
+                f"model.path={self.path} and model.random={'a shape' if self.random else None}: "
+                "exactly one of them must be set. "
                 "Set the other to null in params.yaml."
             )
         return self

@@ -20,63 +20,95 @@ class Prices(Section):
     """What a device costs. Changing a price never retrains anything."""
 
     device: str | None = Field(
-        description="Device that a run is planned for, a name of costs/tables/hardware.yaml such as a100-80; null is this machine."
+        description="Device that a run is planned for, a name of costs/tables/hardware.yaml such "
+        "as a100-80; null is this machine."
     )
     usd_per_device_hour: Annotated[float, Field(ge=0, le=1000)] = Field(
-        description="Price of one device (GPU, or this machine's CPU) per hour, in US dollars; of own hardware what an hour of it is worth."
+        description="Price of one device (GPU, or this machine's CPU) per hour, in US dollars; of "
+        "own hardware what an hour of it is worth."
     )
     usd_per_kwh: Annotated[float, Field(ge=0, le=10)] | None = Field(
-        description="Price of electricity, in US dollars per kWh, on top of the hourly price; null where that includes it."
+        description="Price of electricity, in US dollars per kWh, on top of the hourly price; null "
+        "where that includes it."
     )
     watts: Annotated[float, Field(gt=0, le=100_000)] | None = Field(
-        description="Power of one device at work, in watts; null takes that of the device in costs/tables/hardware.yaml."
+        description="Power of one device at work, in watts; null takes that of the device in "
+        "costs/tables/hardware.yaml."
     )
     device_by_pool: dict[str, str] = Field(
-        description="Work pool -> its device, a name of costs/tables/hardware.yaml, for the stages that placement puts there; {} plans them for device."
+        description="Work pool -> its device, a name of costs/tables/hardware.yaml, for the stages "
+        "that placement puts there; {} plans them for device."
     )
     usd_per_device_hour_by_pool: dict[str, Annotated[float, Field(gt=0, le=1000)]] = Field(
-        description="Work pool -> price of one of its devices per hour, in US dollars, electricity included; {} is the price above."
+        description="Work pool -> price of one of its devices per hour, in US dollars, electricity "
+        "included; {} is the price above."
     )
     source: str = Field(description="Where the price was read.")
-    date: Annotated[str, BeforeValidator(_iso)] = Field(pattern=r"^\d{4}-\d{2}-\d{2}$", description="Day it was read, YYYY-MM-DD.")
+    date: Annotated[str, BeforeValidator(_iso)] = Field(
+        pattern=r"^\d{4}-\d{2}-\d{2}$", description="Day it was read, YYYY-MM-DD."
+    )
 
     @model_validator(mode="after")
     def _believable(self) -> "Prices":
         if self.usd_per_device_hour == 0 and not self.usd_per_kwh:
             raise ParamsError(
-                "prices.usd_per_device_hour=0 with no prices.usd_per_kwh: an hour of a device costs something. Set either in params.yaml."
+                "prices.usd_per_device_hour=0 with no prices.usd_per_kwh: an hour of a device "
+                "costs something. Set either in params.yaml."
             )
         if not self.source.strip():
-            raise ParamsError("prices.source is empty: say where the price was read. Set it in params.yaml.")
+            raise ParamsError(
+                "prices.source is empty: say where the price was read. Set it in params.yaml."
+            )
         try:
             date.fromisoformat(self.date)
         except ValueError:
-            raise ParamsError(f"prices.date={self.date} is no day of the calendar. Set it to the day the price was read.") from None
+            raise ParamsError(
+                f"prices.date={self.date} is no day of the calendar. Set it to the day the price "
+                "was read."
+            ) from None
         return self
 
 
 class Budget(Section):
-    """What a run may cost. Changing a budget never retrains anything; a run stopped at it goes on when it is raised."""
+    """What a run may cost. Changing a budget never retrains anything; a run stopped at it goes on
+    when it is raised.
+    """
 
     max_usd: Limit | None = Field(
-        description="Most that the run may cost in US dollars, failed attempts and the runs it goes on from included; null is no limit."
+        description="Most that the run may cost in US dollars, failed attempts and the runs it "
+        "goes on from included; null is no limit."
     )
-    max_hours: Limit | None = Field(description="Longest that its stages may take together, in hours of wall time; null is no limit.")
-    max_usd_by_stage: dict[str, Limit] = Field(description="Stage -> most that it may cost in US dollars; {} is no limit.")
-    max_hours_by_stage: dict[str, Limit] = Field(description="Stage -> longest that it may take in hours; {} is no limit.")
+    max_hours: Limit | None = Field(
+        description="Longest that its stages may take together, in hours of wall time; null is no "
+        "limit."
+    )
+    max_usd_by_stage: dict[str, Limit] = Field(
+        description="Stage -> most that it may cost in US dollars; {} is no limit."
+    )
+    max_hours_by_stage: dict[str, Limit] = Field(
+        description="Stage -> longest that it may take in hours; {} is no limit."
+    )
     gate: Literal["refuse", "warn"] = Field(
-        description="A run planned above the budget: refuse does not start it, warn starts it and stops it at the budget."
+        description="A run planned above the budget: refuse does not start it, warn starts it and "
+        "stops it at the budget."
     )
     approval_usd: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = Field(
-        description="A run planned above this many US dollars waits until somebody approves of it; null never asks."
+        description="A run planned above this many US dollars waits until somebody approves of it; "
+        "null never asks."
     )
 
     @model_validator(mode="after")
     def _stages(self) -> "Budget":
-        for name, limits in (("max_usd_by_stage", self.max_usd_by_stage), ("max_hours_by_stage", self.max_hours_by_stage)):
+        for name, limits in (
+            ("max_usd_by_stage", self.max_usd_by_stage),
+            ("max_hours_by_stage", self.max_hours_by_stage),
+        ):
             for stage in limits:
                 if stage not in STAGES:
                     close = difflib.get_close_matches(stage, STAGES, n=1)
                     hint = f"did you mean {close[0]}?" if close else f"known: {', '.join(STAGES)}."
-                    raise ParamsError(f"budget.{name} limits {stage}, which is no stage; {hint} Change it in params.yaml.")
+                    raise ParamsError(
+                        f"budget.{name} limits {stage}, which is no stage; {hint} Change it in "
+                        "params.yaml."
+                    )
         return self

@@ -15,20 +15,35 @@ class Optimisation(Section):
     lora: Lora | None = Field(description=LORA)
     optimizer: OptimizerName = Field(description=OPTIMIZER)
     epochs: Annotated[float, Field(gt=0)] = Field(description="Passes over the training data.")
-    max_steps: Positive | None = Field(description="Stop after this many optimizer steps; null trains all epochs.")
-    batch_size: Positive = Field(description="Sequences (sft) or pairs (reward, dpo) per optimizer step, over all processes.")
+    max_steps: Positive | None = Field(
+        description="Stop after this many optimizer steps; null trains all epochs."
+    )
+    batch_size: Positive = Field(
+        description="Sequences (sft) or pairs (reward, dpo) per optimizer step, over all processes."
+    )
     micro_batch_size: Positive = Field(
-        description="Sequences or pairs per forward pass of a process, at most; the rest is gradient accumulation."
+        description="Sequences or pairs per forward pass of a process, at most; the rest is "
+        "gradient accumulation."
     )
     learning_rate: Rate = Field(description="Peak learning rate of AdamW.")
-    warmup_fraction: Fraction = Field(description="Share of the steps over which the learning rate rises linearly.")
-    schedule: Literal["constant", "linear", "cosine"] = Field(description="Learning rate after the warm-up.")
+    warmup_fraction: Fraction = Field(
+        description="Share of the steps over which the learning rate rises linearly."
+    )
+    schedule: Literal["constant", "linear", "cosine"] = Field(
+        description="Learning rate after the warm-up."
+    )
     weight_decay: Annotated[float, Field(ge=0)] = Field(description="AdamW weight decay.")
     adam_beta2: Annotated[float, Field(gt=0, lt=1)] = Field(
-        description="AdamW decay of the squared gradient's mean; runs of a few hundred steps learn faster with 0.98 than with the usual 0.999."
+        description="AdamW decay of the squared gradient's mean; runs of a few hundred steps learn "
+        "faster with 0.98 than with the usual 0.999."
     )
-    max_grad_norm: Annotated[float, Field(gt=0)] = Field(description="Gradient norm is clipped to this.")
-    activation_checkpointing: bool = Field(description="Recompute activations in the backward pass: less memory, about a third more time.")
+    max_grad_norm: Annotated[float, Field(gt=0)] = Field(
+        description="Gradient norm is clipped to this."
+    )
+    activation_checkpointing: bool = Field(
+        description="Recompute activations in the backward pass: less memory, about a third more "
+        "time."
+    )
     checkpoint_every_steps: Positive = Field(description="Steps between checkpoints.")
     log_every_steps: Positive = Field(description="Steps between metric rows.")
 
@@ -36,8 +51,13 @@ class Optimisation(Section):
 class Sft(Optimisation):
     """Supervised fine-tuning on the demonstrations, loss on the completion only."""
 
-    max_length: Positive = Field(description="Prompt plus completion, in tokens; longer rows are truncated at the end.")
-    packing: bool = Field(description="Pack several rows into one sequence (needs flash_attention_2); false buckets rows by length.")
+    max_length: Positive = Field(
+        description="Prompt plus completion, in tokens; longer rows are truncated at the end."
+    )
+    packing: bool = Field(
+        description="Pack several rows into one sequence (needs flash_attention_2); false buckets "
+        "rows by length."
+    )
 
     @model_validator(mode="after")
     def _batches(self) -> "Sft":
@@ -49,9 +69,12 @@ class Reward(Optimisation):
     """Reward model: Bradley-Terry on the preference pairs."""
 
     init: Literal["sft", "base"] = Field(description="Weights the reward model starts from.")
-    max_length: Positive = Field(description="Prompt plus reply, in tokens; longer pairs are dropped and counted.")
+    max_length: Positive = Field(
+        description="Prompt plus reply, in tokens; longer pairs are dropped and counted."
+    )
     normalise: bool = Field(
-        description="Store mean and standard deviation of the training scores and apply them wherever the model scores."
+        description="Store mean and standard deviation of the training scores and apply them "
+        "wherever the model scores."
     )
 
     @model_validator(mode="after")
@@ -61,26 +84,33 @@ class Reward(Optimisation):
 
 
 class Dpo(Optimisation):
-    """Direct preference optimisation of the SFT model on the preference pairs; neither reward model nor sampling."""
+    """Direct preference optimisation of the SFT model on the preference pairs; neither reward model
+    nor sampling.
+    """
 
     beta: Annotated[float, Field(gt=0)] = Field(
-        description="Strength of the pull towards the SFT model: a pair's margin is beta times the change of its log-odds, in nats."
+        description="Strength of the pull towards the SFT model: a pair's margin is beta times the "
+        "change of its log-odds, in nats."
     )
     loss: Literal["sigmoid", "robust", "ipo"] = Field(
-        description="sigmoid: as published (Rafailov et al. 2023). robust: unbiased when labels are flipped with probability "
+        description="sigmoid: as published (Rafailov et al. 2023). robust: unbiased when labels "
+        "are flipped with probability "
         "label_smoothing. ipo: squared distance of the mean log-ratio per token from 1 / (2 beta)."
     )
     label_smoothing: Annotated[float, Field(ge=0, lt=0.5)] = Field(
         description="Probability that a pair's label is wrong; for loss robust, 0 with the others."
     )
-    max_length: Positive = Field(description="Prompt plus reply, in tokens; longer pairs are dropped and counted.")
+    max_length: Positive = Field(
+        description="Prompt plus reply, in tokens; longer pairs are dropped and counted."
+    )
 
     @model_validator(mode="after")
     def _batches(self) -> "Dpo":
         splits("dpo", "batch_size", self.batch_size, "micro_batch_size", self.micro_batch_size)
         if self.label_smoothing and self.loss != "robust":
             raise ParamsError(
-                f"dpo.label_smoothing={self.label_smoothing} has no effect with dpo.loss={self.loss}. "
+                f"dpo.label_smoothing={self.label_smoothing} has no effect with "
+                f"dpo.loss={self.loss}. "
                 "Set dpo.loss: robust or dpo.label_smoothing: 0.0 in params.yaml."
             )
         return self

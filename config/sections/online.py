@@ -13,13 +13,20 @@ class Kl(Section):
     """The penalty that keeps the policy near the SFT model."""
 
     controller: Literal["fixed", "adaptive"] = Field(
-        description="fixed keeps the coefficient; adaptive moves it towards the target (Ziegler et al. 2019)."
+        description="fixed keeps the coefficient; adaptive moves it towards the target (Ziegler et "
+        "al. 2019)."
     )
     coef: Annotated[float, Field(ge=0)] = Field(description="KL coefficient, or its initial value.")
-    target: Annotated[float, Field(gt=0)] = Field(description="adaptive: KL per response, in nats, to steer to.")
-    horizon: Positive = Field(description="adaptive: episodes over which the coefficient may change by a factor of about e^0.2.")
+    target: Annotated[float, Field(gt=0)] = Field(
+        description="adaptive: KL per response, in nats, to steer to."
+    )
+    horizon: Positive = Field(
+        description="adaptive: episodes over which the coefficient may change by a factor of about "
+        "e^0.2."
+    )
     estimator: Literal["k1", "k3"] = Field(
-        description="Per-token estimate of the KL in the reward: k1 = log ratio, k3 = low variance, never negative."
+        description="Per-token estimate of the KL in the reward: k1 = log ratio, k3 = low "
+        "variance, never negative."
     )
 
 
@@ -27,54 +34,87 @@ class Ppo(Section):
     """Proximal policy optimisation of the SFT model against the reward model."""
 
     layout: Literal["separate", "shared_trunk", "shared_base"] = Field(
-        description="separate: policy and value model apart. shared_trunk: a value head on the policy's trunk, one forward for both. "
-        "shared_base: one frozen base with adapters for policy, reward and value; the reference is the base without them."
+        description="separate: policy and value model apart. shared_trunk: a value head on the "
+        "policy's trunk, one forward for both. "
+        "shared_base: one frozen base with adapters for policy, reward and value; the reference is "
+        "the base without them."
     )
-    value_init: Literal["reward", "sft"] = Field(description="Weights the value model starts from, its head included; not in shared_trunk.")
+    value_init: Literal["reward", "sft"] = Field(
+        description="Weights the value model starts from, its head included; not in shared_trunk."
+    )
     lora: Lora | None = Field(
-        description="Train adapters on the frozen SFT model, for policy and value model alike; null trains all weights."
+        description="Train adapters on the frozen SFT model, for policy and value model alike; "
+        "null trains all weights."
     )
     optimizer: OptimizerName = Field(description=OPTIMIZER)
     activation_checkpointing: bool = Field(
-        description="Recompute activations in the backward pass: less memory, about a third more time in the update."
+        description="Recompute activations in the backward pass: less memory, about a third more "
+        "time in the update."
     )
     updates: Positive = Field(description="Rollouts, each followed by ppo_epochs passes over it.")
-    batch_size: Positive = Field(description="Episodes (one response each) per update, over all processes.")
-    responses_per_prompt: Positive = Field(description="Responses drawn from each prompt; must divide the batch.")
+    batch_size: Positive = Field(
+        description="Episodes (one response each) per update, over all processes."
+    )
+    responses_per_prompt: Positive = Field(
+        description="Responses drawn from each prompt; must divide the batch."
+    )
     max_new_tokens: Positive = Field(description="Longest response, in tokens.")
-    temperature: Annotated[float, Field(gt=0)] = Field(description="Sampling temperature, applied to log-probabilities alike.")
-    rollout_batch_size: Positive = Field(description="Responses generated side by side in a process.")
+    temperature: Annotated[float, Field(gt=0)] = Field(
+        description="Sampling temperature, applied to log-probabilities alike."
+    )
+    rollout_batch_size: Positive = Field(
+        description="Responses generated side by side in a process."
+    )
     rollout_engine: Literal["static", "paged"] = Field(
-        description="static: a batch that shrinks as responses end. paged: Transformers' continuous batching, for a GPU with model.attention "
-        "flash_attention_2; on a CPU it is slower. Both sample the same responses; paged gives no values, so not in shared_trunk."
+        description="static: a batch that shrinks as responses end. paged: Transformers' "
+        "continuous batching, for a GPU with model.attention "
+        "flash_attention_2; on a CPU it is slower. Both sample the same responses; paged gives no "
+        "values, so not in shared_trunk."
     )
     recompute_logprobs: bool = Field(
-        description="Take the old log-probabilities from the trainer's own forward, not from sampling: right even where the engine's numbers "
+        description="Take the old log-probabilities from the trainer's own forward, not from "
+        "sampling: right even where the engine's numbers "
         "differ (rollout_logprob_gap says how much), for one more forward pass over the rollout."
     )
     ppo_epochs: Positive = Field(description="Passes over each rollout.")
-    num_mini_batches: Positive = Field(description="Optimizer steps per pass; must divide the batch.")
-    micro_batch_tokens: Positive = Field(description="Token budget of one forward and backward pass.")
+    num_mini_batches: Positive = Field(
+        description="Optimizer steps per pass; must divide the batch."
+    )
+    micro_batch_tokens: Positive = Field(
+        description="Token budget of one forward and backward pass."
+    )
     learning_rate: Rate = Field(description="Adam learning rate of the policy.")
-    value_learning_rate: Rate = Field(description="Adam learning rate of the value model (layout separate) or value head.")
+    value_learning_rate: Rate = Field(
+        description="Adam learning rate of the value model (layout separate) or value head."
+    )
     schedule: Literal["constant", "linear"] = Field(description="Learning rate over the updates.")
-    max_grad_norm: Annotated[float, Field(gt=0)] = Field(description="Gradient norm is clipped to this.")
+    max_grad_norm: Annotated[float, Field(gt=0)] = Field(
+        description="Gradient norm is clipped to this."
+    )
     kl: Kl = Field(description="KL penalty towards the SFT model.")
     gamma: Fraction = Field(description="Discount per token.")
     lam: Fraction = Field(description="GAE lambda.")
-    cliprange: Annotated[float, Field(gt=0, lt=1)] = Field(description="Clip range of the policy ratio.")
-    cliprange_value: Annotated[float, Field(gt=0)] = Field(description="Clip range of the value prediction around its old value.")
+    cliprange: Annotated[float, Field(gt=0, lt=1)] = Field(
+        description="Clip range of the policy ratio."
+    )
+    cliprange_value: Annotated[float, Field(gt=0)] = Field(
+        description="Clip range of the value prediction around its old value."
+    )
     vf_coef: Annotated[float, Field(ge=0)] = Field(description="Weight of the value loss.")
     whiten_rewards: bool = Field(description="Scale per-token rewards to unit variance before GAE.")
     missing_eos_penalty: Annotated[float, Field(ge=0)] = Field(
         description="Taken from the score of a response that has no end-of-sequence token."
     )
-    score_clip: Annotated[float, Field(gt=0)] | None = Field(description="Clip scores to plus or minus this; null does not clip.")
+    score_clip: Annotated[float, Field(gt=0)] | None = Field(
+        description="Clip scores to plus or minus this; null does not clip."
+    )
     target_kl: Annotated[float, Field(gt=0)] | None = Field(
-        description="Skip the rest of an update when the mean KL between old and new policy passes this; null never does."
+        description="Skip the rest of an update when the mean KL between old and new policy passes "
+        "this; null never does."
     )
     max_kl: Annotated[float, Field(gt=0)] | None = Field(
-        description="End training early when the KL to the SFT model, in nats per response, passes this: a guard against over-optimisation; null never does."
+        description="End training early when the KL to the SFT model, in nats per response, passes "
+        "this: a guard against over-optimisation; null never does."
     )
     checkpoint_every_updates: Positive = Field(description="Updates between checkpoints.")
     sample_every_updates: Positive = Field(description="Updates between rows of sample responses.")
@@ -82,7 +122,9 @@ class Ppo(Section):
     @model_validator(mode="after")
     def _batches(self) -> "Ppo":
         splits("ppo", "batch_size", self.batch_size, "num_mini_batches", self.num_mini_batches)
-        splits("ppo", "batch_size", self.batch_size, "responses_per_prompt", self.responses_per_prompt)
+        splits(
+            "ppo", "batch_size", self.batch_size, "responses_per_prompt", self.responses_per_prompt
+        )
         return self
 
     @model_validator(mode="after")
@@ -90,7 +132,8 @@ class Ppo(Section):
         without_dropout("ppo", self.lora)
         if self.layout == "shared_base" and self.lora is None:
             raise ParamsError(
-                "ppo.layout=shared_base shares one frozen base between adapters, and ppo.lora is null. "
+                "ppo.layout=shared_base shares one frozen base between adapters, and ppo.lora is "
+                "null. "
                 "Set ppo.lora, or layout: separate in params.yaml."
             )
         return self
@@ -99,54 +142,85 @@ class Ppo(Section):
     def _engine(self) -> "Ppo":
         if self.layout == "shared_trunk" and self.rollout_engine == "paged":
             raise ParamsError(
-                "ppo.rollout_engine=paged gives no values, and ppo.layout=shared_trunk takes them from the rollout. "
+                "ppo.rollout_engine=paged gives no values, and ppo.layout=shared_trunk takes them "
+                "from the rollout. "
                 "Set rollout_engine: static or layout: separate in params.yaml."
             )
         return self
 
 
 class Rloo(Section):
-    """REINFORCE leave-one-out of the SFT model against the reward model: the other responses to a prompt are the baseline."""
+    """REINFORCE leave-one-out of the SFT model against the reward model: the other responses to a
+    prompt are the baseline.
+    """
 
     lora: Lora | None = Field(description=LORA)
     optimizer: OptimizerName = Field(description=OPTIMIZER)
     updates: Positive = Field(description="Rollouts, each followed by rloo_epochs passes over it.")
-    batch_size: Positive = Field(description="Episodes (one response each) per update, over all processes.")
+    batch_size: Positive = Field(
+        description="Episodes (one response each) per update, over all processes."
+    )
     responses_per_prompt: Annotated[int, Field(ge=2)] = Field(
-        description="Responses drawn from each prompt, each the baseline of the others; must divide the batch."
+        description="Responses drawn from each prompt, each the baseline of the others; must "
+        "divide the batch."
     )
     max_new_tokens: Positive = Field(description="Longest response, in tokens.")
-    temperature: Annotated[float, Field(gt=0)] = Field(description="Sampling temperature, applied to log-probabilities alike.")
+    temperature: Annotated[float, Field(gt=0)] = Field(
+        description="Sampling temperature, applied to log-probabilities alike."
+    )
     rollout_batch_size: Positive = Field(description="Responses generated side by side.")
     rloo_epochs: Positive = Field(description="Passes over each rollout.")
-    num_mini_batches: Positive = Field(description="Optimizer steps per pass; must divide the batch.")
-    micro_batch_size: Positive = Field(description="Responses per forward and backward pass; must divide a mini-batch.")
+    num_mini_batches: Positive = Field(
+        description="Optimizer steps per pass; must divide the batch."
+    )
+    micro_batch_size: Positive = Field(
+        description="Responses per forward and backward pass; must divide a mini-batch."
+    )
     learning_rate: Rate = Field(description="Peak learning rate of AdamW.")
     schedule: Literal["constant", "linear"] = Field(description="Learning rate over the updates.")
-    adam_beta2: Annotated[float, Field(gt=0, lt=1)] = Field(description="AdamW decay of the squared gradient's mean.")
-    max_grad_norm: Annotated[float, Field(gt=0)] = Field(description="Gradient norm is clipped to this.")
-    activation_checkpointing: bool = Field(description="Recompute activations in the backward pass: less memory, about a third more time.")
-    beta: Annotated[float, Field(ge=0)] = Field(
-        description="KL coefficient: nats of KL to the SFT model per response are taken from its score, times this; 0 needs no reference."
+    adam_beta2: Annotated[float, Field(gt=0, lt=1)] = Field(
+        description="AdamW decay of the squared gradient's mean."
     )
-    cliprange: Annotated[float, Field(gt=0, lt=1)] = Field(description="Clip range of a response's probability ratio, new over old policy.")
-    normalise_advantages: bool = Field(description="Scale the advantages of an update to mean 0 and standard deviation 1.")
+    max_grad_norm: Annotated[float, Field(gt=0)] = Field(
+        description="Gradient norm is clipped to this."
+    )
+    activation_checkpointing: bool = Field(
+        description="Recompute activations in the backward pass: less memory, about a third more "
+        "time."
+    )
+    beta: Annotated[float, Field(ge=0)] = Field(
+        description="KL coefficient: nats of KL to the SFT model per response are taken from its "
+        "score, times this; 0 needs no reference."
+    )
+    cliprange: Annotated[float, Field(gt=0, lt=1)] = Field(
+        description="Clip range of a response's probability ratio, new over old policy."
+    )
+    normalise_advantages: bool = Field(
+        description="Scale the advantages of an update to mean 0 and standard deviation 1."
+    )
     missing_eos_penalty: Annotated[float, Field(ge=0)] = Field(
         description="Taken from the score of a response that has no end-of-sequence token."
     )
-    score_clip: Annotated[float, Field(gt=0)] | None = Field(description="Clip scores to plus or minus this; null does not clip.")
+    score_clip: Annotated[float, Field(gt=0)] | None = Field(
+        description="Clip scores to plus or minus this; null does not clip."
+    )
     checkpoint_every_updates: Positive = Field(description="Updates between checkpoints.")
     sample_every_updates: Positive = Field(description="Updates between rows of sample responses.")
 
     @model_validator(mode="after")
     def _batches(self) -> "Rloo":
         splits("rloo", "batch_size", self.batch_size, "num_mini_batches", self.num_mini_batches)
-        splits("rloo", "batch_size", self.batch_size, "responses_per_prompt", self.responses_per_prompt)
+        splits(
+            "rloo", "batch_size", self.batch_size, "responses_per_prompt", self.responses_per_prompt
+        )
         mini_batch = self.batch_size // self.num_mini_batches
         if mini_batch % self.micro_batch_size:
             raise ParamsError(
-                f"rloo.micro_batch_size={self.micro_batch_size} does not divide a mini-batch of {mini_batch} "
-                f"(rloo.batch_size={self.batch_size} / rloo.num_mini_batches={self.num_mini_batches}). Change one of them in params.yaml."
+                f"rloo.micro_batch_size={self.micro_batch_size} does not divide a mini-batch of "
+                f"{mini_batch} "
+                f"(rloo.batch_size={self.batch_size} / "
+                f"rloo.num_mini_batches={self.num_mini_batches}). Change one of them in "
+                "params.yaml."
             )
         without_dropout("rloo", self.lora)
         return self

@@ -9,13 +9,25 @@ from config.sections.base import Positive, Section
 
 
 class Processes(Section):
-    """How many processes share a stage's work: the same batches and steps, the same result to rounding. Changing it retrains nothing."""
+    """How many processes share a stage's work: the same batches and steps, the same result to
+    rounding. Changing it retrains nothing.
+    """
 
-    sft: Positive = Field(description="Processes of stage sft: one per GPU, or several on a CPU. Must divide sft.batch_size.")
-    reward: Positive = Field(description="Processes of stage reward. Must divide reward.batch_size.")
-    ppo: Positive = Field(description="Processes of stage ppo: rollouts and mini-batches are divided by tokens.")
+    sft: Positive = Field(
+        description="Processes of stage sft: one per GPU, or several on a CPU. Must divide "
+        "sft.batch_size."
+    )
+    reward: Positive = Field(
+        description="Processes of stage reward. Must divide reward.batch_size."
+    )
+    ppo: Positive = Field(
+        description="Processes of stage ppo: rollouts and mini-batches are divided by tokens."
+    )
     dpo: Positive = Field(description="Processes of stage dpo. Must divide dpo.batch_size.")
-    rloo: Positive = Field(description="Processes of stage rloo. Must divide its mini-batches, rloo.batch_size / rloo.num_mini_batches.")
+    rloo: Positive = Field(
+        description="Processes of stage rloo. Must divide its mini-batches, rloo.batch_size / "
+        "rloo.num_mini_batches."
+    )
 
 
 Level = Literal["none", "zero1", "zero2", "zero3"]
@@ -23,25 +35,34 @@ WEIGHTS_DIVIDED = ("zero2", "zero3")
 
 
 class Sharding(Section):
-    """What the processes of a stage divide beside the work, to hold larger models. The same result to rounding; changing it retrains nothing."""
+    """What the processes of a stage divide beside the work, to hold larger models. The same result
+    to rounding; changing it retrains nothing.
+    """
 
     sft: Level = Field(
-        description="none: each process holds all. zero1: the optimizer's state is divided. zero2: also gradients, and weights between two "
+        description="none: each process holds all. zero1: the optimizer's state is divided. zero2: "
+        "also gradients, and weights between two "
         "steps. zero3: also weights at work, which are gathered layer by layer (FSDP2)."
     )
     reward: Level = Field(description="As for sft.")
-    ppo: Level = Field(description="As for sft, for all four roles. In a pass without gradient, as in sampling, the role at work is whole.")
+    ppo: Level = Field(
+        description="As for sft, for all four roles. In a pass without gradient, as in sampling, "
+        "the role at work is whole."
+    )
     dpo: Level = Field(description="As for sft.")
     rloo: Literal["none", "zero1"] = Field(description="As for sft, the optimizer's state at most.")
     offload: bool = Field(
-        description="zero2 and zero3: divided weights, gradients and optimizer state wait in the host's memory; slower. No effect on a CPU."
+        description="zero2 and zero3: divided weights, gradients and optimizer state wait in the "
+        "host's memory; slower. No effect on a CPU."
     )
 
     @model_validator(mode="after")
     def _offloads_something(self) -> "Sharding":
         if self.offload and not {self.sft, self.reward, self.ppo, self.dpo} & set(WEIGHTS_DIVIDED):
             raise ParamsError(
-                "sharding.offload=true moves divided weights to the host, and no stage divides them. "
-                "Set a stage of sharding to zero2 or zero3, or sharding.offload: false in params.yaml."
+                "sharding.offload=true moves divided weights to the host, and no stage divides "
+                "them. "
+                "Set a stage of sharding to zero2 or zero3, or sharding.offload: false in "
+                "params.yaml."
             )
         return self

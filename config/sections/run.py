@@ -13,8 +13,10 @@ class Align(Section):
     """Which method aligns the SFT model."""
 
     method: Literal["ppo", "dpo", "rloo"] = Field(
-        description="Alignment method; names the stage that is run and whose model is evaluated. ppo: policy and critic. "
-        "rloo: policy gradient without a critic. dpo: on the preference pairs alone, without sampling."
+        description="Alignment method; names the stage that is run and whose model is evaluated. "
+        "ppo: policy and critic. "
+        "rloo: policy gradient without a critic. dpo: on the preference pairs alone, without "
+        "sampling."
     )
 
 
@@ -23,20 +25,29 @@ class Evaluate(Section):
 
     prompts: Positive = Field(description="Held-out prompts to answer.")
     max_new_tokens: Positive = Field(description="Longest response, in tokens.")
-    temperature: Annotated[float, Field(ge=0)] = Field(description="Sampling temperature; 0 is greedy.")
+    temperature: Annotated[float, Field(ge=0)] = Field(
+        description="Sampling temperature; 0 is greedy."
+    )
     batch_size: Positive = Field(description="Responses generated side by side.")
-    confidence: Annotated[float, Field(gt=0.5, lt=1)] = Field(description="Level of every interval.")
+    confidence: Annotated[float, Field(gt=0.5, lt=1)] = Field(
+        description="Level of every interval."
+    )
     samples: Positive = Field(description="Replies shown side by side in the report.")
 
 
 LOCAL = "local"
 """Placement of a stage that runs beside the pipeline."""
 Place = Annotated[str, Field(min_length=1)]
-PLACED = "local runs it beside the pipeline; the name of a Prefect work pool runs it there, in a container of its own."
+PLACED = (
+    "local runs it beside the pipeline; the name of a Prefect work pool runs it there, in a "
+    "container of its own."
+)
 
 
 class Placement(Section):
-    """Where each stage runs. Moving a stage retrains nothing; data travels through the DVC remote, never through the flow."""
+    """Where each stage runs. Moving a stage retrains nothing; data travels through the DVC remote,
+    never through the flow.
+    """
 
     data: Place = Field(description=PLACED)
     sft: Place = Field(description=PLACED)
@@ -54,7 +65,9 @@ class Placement(Section):
 class Tracking(Section):
     """Where MLflow remembers the runs. Never part of a stage's validity."""
 
-    uri: str = Field(description="MLflow tracking URI: a server's URL or a database such as sqlite:///mlflow.db.")
+    uri: str = Field(
+        description="MLflow tracking URI: a server's URL or a database such as sqlite:///mlflow.db."
+    )
     experiment: str = Field(description="MLflow experiment.")
     registered_model: str = Field(description="Name under which the aligned model is registered.")
 
@@ -62,7 +75,9 @@ class Tracking(Section):
     def _no_secret(self) -> "Tracking":
         if re.search(r"://[^/@]*:[^/@]+@", self.uri):
             raise ParamsError(
-                f"tracking.uri holds a password ({re.sub(r':[^/:@]+@', ':***@', self.uri)}), and params are kept and shown in many places. Take it "
-                "out, and set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD; of a database, run mlflow server before it."
+                f"tracking.uri holds a password ({re.sub(r':[^/:@]+@', ':***@', self.uri)}), and "
+                "params are kept and shown in many places. Take it "
+                "out, and set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD; of a "
+                "database, run mlflow server before it."
             )
         return self

@@ -1,11 +1,13 @@
 """What the backward pass needs kept: bytes per token of one transformer layer, part by part.
 
-Counted from the code of the layers, operation by operation: autograd keeps an operation's input only if the gradient of another
-input needs it, so a linear layer with a frozen weight keeps nothing. Confirmed with saved-tensor hooks on Transformers' own
-modules in tests/costs/formulas/test_activations.py. For GPT-like layers in 16 bit with dropout and eager attention the sum is
-`34 d + 5 heads s` bytes, as in arXiv 2205.05198 equation 1.
+Counted from the code of the layers, operation by operation: autograd keeps an operation's input
+only if the gradient of another input needs it, so a linear layer with a frozen weight keeps
+nothing. Confirmed with saved-tensor hooks on Transformers' own modules in
+tests/costs/formulas/test_activations.py. For GPT-like layers in 16 bit with dropout and eager
+attention the sum is `34 d + 5 heads s` bytes, as in arXiv 2205.05198 equation 1.
 
-d width, q query width, k key and value width, f feed-forward width, b bytes of the compute type, s tokens of the sequence.
+d width, q query width, k key and value width, f feed-forward width, b bytes of the compute type, s
+tokens of the sequence.
 """
 
 from costs.formulas.setting import Levers
@@ -13,14 +15,22 @@ from costs.tables.engines import Engine
 from costs.tables.shapes import ModelShape
 
 TANH_GELU_COPIES = 4.0
-"""Feed-forward widths that GELU's tanh form written out keeps besides its output: its input, tanh, and both factors."""
+"""Feed-forward widths that GELU's tanh form written out keeps besides its output: its input, tanh,
+and both factors.
+"""
 
 _PARTIAL_ROTARY = ("gpt_neox", "phi", "stablelm")
-"""Queries are put together from a rotated and a plain part, in an order of memory that makes the attention output be copied."""
+"""Queries are put together from a rotated and a plain part, in an order of memory that makes the
+attention output be copied.
+"""
 
 
-def layer_kept(shape: ModelShape, levers: Levers, engine: Engine, tokens: int, mask_tensor: bool = False) -> dict[str, float]:
-    """Bytes per token that one layer keeps for the backward pass, by part: norms, projections, attention, mask, feed_forward, adapters."""
+def layer_kept(
+    shape: ModelShape, levers: Levers, engine: Engine, tokens: int, mask_tensor: bool = False
+) -> dict[str, float]:
+    """Bytes per token that one layer keeps for the backward pass, by part: norms, projections,
+    attention, mask, feed_forward, adapters.
+    """
     parts = {
         "norms": _norms(shape, levers, engine),
         "projections": _linear_inputs(shape, levers, engine),
@@ -43,7 +53,9 @@ def _keeps_input(shape: ModelShape, levers: Levers, engine: Engine, *modules: st
     if levers.quantisation and engine.quantised_keeps_input:
         return True
     adapted = levers.tuning == "lora" and any(module in levers.lora_modules for module in modules)
-    return levers.tuning == "full" or (adapted and not levers.lora_dropout and not _casts_lora_input(levers, engine))
+    return levers.tuning == "full" or (
+        adapted and not levers.lora_dropout and not _casts_lora_input(levers, engine)
+    )
 
 
 def _casts_lora_input(levers: Levers, engine: Engine) -> bool:
@@ -54,7 +66,9 @@ def _norms(shape: ModelShape, levers: Levers, engine: Engine) -> float:
     d, stream = shape.width, _stream_bytes(levers)
     trained = levers.tuning in ("full", "adapter_v2")
     if shape.traits.fused_norm or engine.fused_norm or engine.compiled:
-        inputs = 1 if shape.traits.parallel else shape.norms  # parallel branches normalise the same tensor
+        inputs = (
+            1 if shape.traits.parallel else shape.norms
+        )  # parallel branches normalise the same tensor
         return inputs * d * stream + 8 * shape.norms
     wide = (
         4.0 if shape.family.startswith("gemma") or engine.wide_norm else _stream_bytes(levers)
@@ -64,44 +78,69 @@ def _norms(shape: ModelShape, levers: Levers, engine: Engine) -> float:
 
 
 def _linear_inputs(shape: ModelShape, levers: Levers, engine: Engine) -> float:
-    """The normalised inputs of the attention and feed-forward projections; the other inputs are kept by attention and feed-forward."""
+    """The normalised inputs of the attention and feed-forward projections; the other inputs are
+    kept by attention and feed-forward.
+    """
     d, b = shape.width, levers.dtype_bytes
     up = ("gate", "up") if shape.traits.gated else ("up",)
     attention = _keeps_input(shape, levers, engine, "q", "k", "v")
     feed_forward = _keeps_input(shape, levers, engine, *up)
     if shape.traits.parallel and shape.norms == 1:
         return d * b * float(attention or feed_forward)
-    copies = (3 if not shape.traits.packed_qkv else 1, len(up)) if levers.mixed else (1, 1)  # autocast casts once per linear layer
+    copies = (
+        (3 if not shape.traits.packed_qkv else 1, len(up)) if levers.mixed else (1, 1)
+    )  # autocast casts once per linear layer
     return d * b * (attention * copies[0] + feed_forward * copies[1])
 
 
-def _attention(shape: ModelShape, levers: Levers, engine: Engine, tokens: int, mask_tensor: bool) -> float:
+def _attention(
+    shape: ModelShape, levers: Levers, engine: Engine, tokens: int, mask_tensor: bool
+) -> float:
     q, k, b, heads = shape.query_width, shape.kv_width, levers.dtype_bytes, shape.heads
     projected = float(_keeps_input(shape, levers, engine, "o"))
     head_norms = (q + k) * (4 + b * (levers.tuning == "full")) if shape.traits.qk_norm else 0.0
     if levers.attention == "eager":
-        cast = 0.0 if b == 4 or shape.family in ("gpt2", "falcon") else 4.0  # most families take the softmax in fp32 and cast back
+        cast = (
+            0.0 if b == 4 or shape.family in ("gpt2", "falcon") else 4.0
+        )  # most families take the softmax in fp32 and cast back
         cap = b if shape.family == "gemma2" else 0.0  # the soft cap's tanh
         return 3 * b * q + heads * tokens * (b + cast + cap) + b * q * projected + head_norms
     # Transformers: with a mask grouped queries would take the slow kernel
-    repeated = (engine.repeats_kv or mask_tensor or shape.family == "falcon") and heads != shape.kv_heads
+    repeated = (
+        engine.repeats_kv or mask_tensor or shape.family == "falcon"
+    ) and heads != shape.kv_heads
     keys = q if repeated else k
-    whole = (engine.packed_view or shape.family == "gpt_neox") and not engine.compiled and not repeated
+    whole = (
+        (engine.packed_view or shape.family == "gpt_neox") and not engine.compiled and not repeated
+    )
     values = q + 2 * k if whole else keys
-    kept = b * (q + keys + values) + 4 * heads + head_norms  # four bytes a head: the logarithm of the softmax sum
+    kept = (
+        b * (q + keys + values) + 4 * heads + head_norms
+    )  # four bytes a head: the logarithm of the softmax sum
     copied = (engine.attention_copy or shape.family in _PARTIAL_ROTARY) and not engine.compiled
     return kept + b * q * (1 + projected * copied)
 
 
 def _feed_forward(shape: ModelShape, levers: Levers, engine: Engine) -> float:
     b = levers.dtype_bytes
-    f = shape.experts_per_token * shape.expert_width + shape.shared_expert_width if shape.experts else shape.mlp_width
+    f = (
+        shape.experts_per_token * shape.expert_width + shape.shared_expert_width
+        if shape.experts
+        else shape.mlp_width
+    )
     routed = shape.experts_per_token * shape.width * b if shape.experts else 0.0
     down = float(_keeps_input(shape, levers, engine, "down"))
     if shape.traits.gated:
-        # compiled: gate, up and product; eager: gate, its activation, up, and the product for the down projection
+        # compiled: gate, up and product; eager: gate, its activation, up, and the product for the
+        # down projection
         return f * b * ((2 + down) if engine.compiled else (3 + down)) + routed
-    inner = 1.0 if engine.compiled or engine.fused_activation else TANH_GELU_COPIES if shape.traits.tanh_gelu else 1.0
+    inner = (
+        1.0
+        if engine.compiled or engine.fused_activation
+        else TANH_GELU_COPIES
+        if shape.traits.tanh_gelu
+        else 1.0
+    )
     relu = shape.family == "opt"
     return f * b * (max(down, 1.0) if relu else inner + down) + routed
 
@@ -118,7 +157,9 @@ def _adapters(shape: ModelShape, levers: Levers, engine: Engine) -> float:
     kept = 0.0
     cast = _casts_lora_input(levers, engine)
     packed = engine.padded_lora and any(module in levers.lora_modules for module in ("q", "k", "v"))
-    for name, (inputs, outputs, used) in shape.adapted(levers.lora_modules, shape.traits.packed_qkv and not engine.padded_lora).items():
+    for name, (inputs, outputs, used) in shape.adapted(
+        levers.lora_modules, shape.traits.packed_qkv and not engine.padded_lora
+    ).items():
         kept += (engine.lora_input_bytes if cast else b) * levers.lora_rank * used
         if packed and name in ("q", "k", "v"):
             kept += b * outputs  # the update before zero_pad
@@ -130,8 +171,12 @@ def _adapters(shape: ModelShape, levers: Levers, engine: Engine) -> float:
 
 
 def _dropout(shape: ModelShape, levers: Levers, tokens: int) -> float:
-    """Masks of one byte after both projections and on the attention probabilities, with a copy of the dropped probabilities."""
+    """Masks of one byte after both projections and on the attention probabilities, with a copy of
+    the dropped probabilities.
+    """
     if not levers.dropout:
         return 0.0
-    probabilities = shape.heads * tokens * (1 + levers.dtype_bytes) if levers.attention == "eager" else 0.0
+    probabilities = (
+        shape.heads * tokens * (1 + levers.dtype_bytes) if levers.attention == "eager" else 0.0
+    )
     return 2 * shape.width + probabilities

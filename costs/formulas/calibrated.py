@@ -1,4 +1,6 @@
-"""Seconds of a pass or of a decoding step at the rates that `rlhf calibrate` measured on this machine: on a CPU the parts add up."""
+"""Seconds of a pass or of a decoding step at the rates that `rlhf calibrate` measured on this
+machine: on a CPU the parts add up.
+"""
 
 from costs.formulas.counts import (
     forward_attention_flops,
@@ -19,73 +21,123 @@ OWN_STAGES = ("ppo", "rloo", "evaluate")
 
 
 def calibrated_pass(
-    setting: Setting, shape: ModelShape, levers: Levers, sequences: float, tokens: float, vocabulary_tokens: float, training: bool
+    setting: Setting,
+    shape: ModelShape,
+    levers: Levers,
+    sequences: float,
+    tokens: float,
+    vocabulary_tokens: float,
+    training: bool,
 ) -> float:
-    """Seconds of a forward pass, or of forward, recomputation and backward pass, at this machine's own rates; 0 without them."""
+    """Seconds of a forward pass, or of forward, recomputation and backward pass, at this machine's
+    own rates; 0 without them.
+    """
     own = setting.hardware.measured
     if own is None:
         return 0.0
-    return _pace(own, setting, training) * _pass(own, setting, shape, levers, sequences, tokens, vocabulary_tokens, training)
+    return _pace(own, setting, training) * _pass(
+        own, setting, shape, levers, sequences, tokens, vocabulary_tokens, training
+    )
 
 
 def _pass(
-    own: Measured, setting: Setting, shape: ModelShape, levers: Levers, sequences: float, tokens: float, vocabulary_tokens: float, training: bool
-) -> float:  # fmt: skip
+    own: Measured,
+    setting: Setting,
+    shape: ModelShape,
+    levers: Levers,
+    sequences: float,
+    tokens: float,
+    vocabulary_tokens: float,
+    training: bool,
+) -> float:
     """The sum of its parts at the machine's best."""
     total, again = sequences * tokens, float(training and levers.checkpointing == "full")
     passes = (3.0 if levers.tuning == "full" else 2.0) + again if training else 1.0
     causal = levers.attention != "eager" and not (training and setting.mask_tensor)
     attention = forward_attention_flops(shape, sequences, tokens, causal)
-    head = forward_matmul_flops(shape, vocabulary_tokens) - forward_matmul_flops(shape, vocabulary_tokens, 0.0)
+    head = forward_matmul_flops(shape, vocabulary_tokens) - forward_matmul_flops(
+        shape, vocabulary_tokens, 0.0
+    )
     size = total * shape.width * levers.dtype_bytes
     operations = launched(setting, shape, levers, backward=False)
     spared = spared_tokens(setting, shape, levers, total)
     layers = forward_matmul_flops(shape, total, 0.0) - spared_flops(shape, spared)
-    streams = pointwise_bytes(shape, levers, setting.engine, total) - spared_bytes(shape, levers, setting.engine, spared)
+    streams = pointwise_bytes(shape, levers, setting.engine, total) - spared_bytes(
+        shape, levers, setting.engine, spared
+    )
     return (
         own.product_seconds(passes * layers, total, shape.width)
-        + own.product_seconds(head * (passes + (training and setting.loss.recomputes) - again), vocabulary_tokens, shape.width)
+        + own.product_seconds(
+            head * (passes + (training and setting.loss.recomputes) - again),
+            vocabulary_tokens,
+            shape.width,
+        )
         + own.attention_seconds(attention * (3.5 + again if training else 1.0), tokens, training)
         + own.stream_seconds(streams * passes, size, training)
-        + own.logit_seconds(vocabulary_tokens * shape.vocab, shape.vocab, training, setting.loss.name == "fused")
+        + own.logit_seconds(
+            vocabulary_tokens * shape.vocab, shape.vocab, training, setting.loss.name == "fused"
+        )
         + own.launch_seconds(operations, training)
         + own.launch_seconds(operations * again, training=False)
-        + (table_seconds(own, shape, levers, vocabulary_tokens > 0) if training and levers.tuning == "full" else 0.0)
+        + (
+            table_seconds(own, shape, levers, vocabulary_tokens > 0)
+            if training and levers.tuning == "full"
+            else 0.0
+        )
         + fold_seconds(own, setting, shape, levers) * (2 + again if training else 1)
         + (adapter_gradient_seconds(own, shape, levers, total) if training else 0.0)
     )
 
 
 def _pace(own: Measured, setting: Setting, training: bool) -> float:
-    """How much longer a pass takes within a stage of our own; what TRL's trainers do has its own overhead (`trainer_step_seconds`)."""
+    """How much longer a pass takes within a stage of our own; what TRL's trainers do has its own
+    overhead (`trainer_step_seconds`).
+    """
     if training:
         return own.update_pace if setting.stage == "ppo" else 1.0
     return own.scoring_pace if setting.stage in OWN_STAGES else 1.0
 
 
 def fold_seconds(own: Measured, setting: Setting, shape: ModelShape, levers: Levers) -> float:
-    """Seconds of putting the adapters into their matrices for one pass (training/modeling/lora_linear.py): each is read and written once.
+    """Seconds of putting the adapters into their matrices for one pass
+    (training/modeling/lora_linear.py): each is read and written once.
 
-    None where PEFT computes: over quantised weights, with dropout, and GPT-2's matrices, which are transposed.
+    None where PEFT computes: over quantised weights, with dropout, and GPT-2's matrices, which are
+    transposed.
     """
-    if levers.tuning != "lora" or levers.quantisation or levers.lora_dropout or setting.engine.name != "ours" or shape.family == "gpt2":
+    if (
+        levers.tuning != "lora"
+        or levers.quantisation
+        or levers.lora_dropout
+        or setting.engine.name != "ours"
+        or shape.family == "gpt2"
+    ):
         return 0.0
     folded = shape.adapted(levers.lora_modules, shape.traits.packed_qkv).values()
     return shape.layers * sum(
-        own.addition_seconds(8.0 * i * o, 4.0 * i * o) + own.product_seconds(2.0 * levers.lora_rank * i * o, i, o) for i, o, _ in folded
+        own.addition_seconds(8.0 * i * o, 4.0 * i * o)
+        + own.product_seconds(2.0 * levers.lora_rank * i * o, i, o)
+        for i, o, _ in folded
     )
 
 
-def adapter_gradient_seconds(own: Measured, shape: ModelShape, levers: Levers, tokens: float) -> float:
-    """Seconds of the thin products that give the gradients of A and B: through the other half, then with inputs or gradients of outputs."""
+def adapter_gradient_seconds(
+    own: Measured, shape: ModelShape, levers: Levers, tokens: float
+) -> float:
+    """Seconds of the thin products that give the gradients of A and B: through the other half, then
+    with inputs or gradients of outputs.
+    """
     if levers.tuning != "lora":
         return 0.0
-    return own.product_seconds(4.0 * trained_parameters(shape, levers) * tokens, levers.lora_rank, shape.width)
+    return own.product_seconds(
+        4.0 * trained_parameters(shape, levers) * tokens, levers.lora_rank, shape.width
+    )
 
 
 def table_seconds(own: Measured, shape: ModelShape, levers: Levers, vocabulary: bool) -> float:
-    """Seconds of the gradients of embedding and output head, which are as large for one token as for all: each is filled with zeros,
-    the head's is written by a product, a tied pair is added, and with accumulation each is added to those of earlier micro-batches.
+    """Seconds of the gradients of embedding and output head, which are as large for one token as
+    for all: each is filled with zeros, the head's is written by a product, a tied pair is added,
+    and with accumulation each is added to those of earlier micro-batches.
     """
     size = 4.0 * shape.vocab * shape.width
     passes = 1 + 3 * vocabulary + 3 * (vocabulary and shape.tied)
@@ -93,8 +145,12 @@ def table_seconds(own: Measured, shape: ModelShape, levers: Levers, vocabulary: 
     return own.addition_seconds(passes * size, size)
 
 
-def calibrated_decode(setting: Setting, shape: ModelShape, levers: Levers, sequences: float, context: float) -> float:
-    """Seconds of one decoding step at this machine's own rates; 0 without them. A step with a cache launches more than a forward pass."""
+def calibrated_decode(
+    setting: Setting, shape: ModelShape, levers: Levers, sequences: float, context: float
+) -> float:
+    """Seconds of one decoding step at this machine's own rates; 0 without them. A step with a cache
+    launches more than a forward pass.
+    """
     own = setting.hardware.measured
     if own is None:
         return 0.0
@@ -110,7 +166,11 @@ def calibrated_decode(setting: Setting, shape: ModelShape, levers: Levers, seque
         + own.attention_seconds(attention, context, training=False)
         + own.addition_seconds(CACHE_PASSES * layer_cache * shape.layers, layer_cache / 2)
     )
-    beside = own.launch_seconds(operations - plain_operations(setting, shape), training=False) + folded
+    beside = (
+        own.launch_seconds(operations - plain_operations(setting, shape), training=False) + folded
+    )
     pace = own.rollout_pace if setting.stage in OWN_STAGES else 1.0
     head = own.sampling_seconds(sequences, shape.vocab, shape.width)
-    return pace * (own.decode_launch_seconds(shape.layers) + beside + head + own.decode_share * parts)
+    return pace * (
+        own.decode_launch_seconds(shape.layers) + beside + head + own.decode_share * parts
+    )

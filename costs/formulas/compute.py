@@ -1,4 +1,6 @@
-"""What a step or a pass of one phase asks of a device: counts, and seconds where this machine is calibrated."""
+"""What a step or a pass of one phase asks of a device: counts, and seconds where this machine is
+calibrated.
+"""
 
 from typing import NamedTuple
 
@@ -39,7 +41,9 @@ class Work(NamedTuple):
     paged_bytes: float = 0.0
     """Between host and device memory."""
     calibrated_seconds: float = 0.0
-    """All of the above but communication, at the rates that were measured on this machine; 0 where none were."""
+    """All of the above but communication, at the rates that were measured on this machine; 0 where
+    none were.
+    """
 
     def __add__(self, other: object) -> "Work":
         if not isinstance(other, Work):
@@ -58,15 +62,27 @@ class Work(NamedTuple):
         return self.bytes_moved + self.weight_bytes + self.dequantised_bytes
 
 
-def micro_step(setting: Setting, shape: ModelShape, levers: Levers, sequences: float, tokens: float, vocabulary: bool = True) -> Work:
+def micro_step(
+    setting: Setting,
+    shape: ModelShape,
+    levers: Levers,
+    sequences: float,
+    tokens: float,
+    vocabulary: bool = True,
+) -> Work:
     """Forward and backward pass over one micro-batch on one device."""
     tp = levers.tensor_parallel
     total = sequences * tokens
     loss_tokens = setting.workload.loss_tokens if vocabulary else 0.0
     spared = spared_tokens(setting, shape, levers, total)
-    matmul, attention = training_flops(shape, levers, sequences, tokens, loss_tokens, spared, causal=not setting.mask_tensor)
+    matmul, attention = training_flops(
+        shape, levers, sequences, tokens, loss_tokens, spared, causal=not setting.mask_tensor
+    )
     passes = 3.0 + (levers.checkpointing == "full")
-    moved = (pointwise_bytes(shape, levers, setting.engine, total) - spared_bytes(shape, levers, setting.engine, spared)) * passes
+    moved = (
+        pointwise_bytes(shape, levers, setting.engine, total)
+        - spared_bytes(shape, levers, setting.engine, spared)
+    ) * passes
     if levers.attention == "eager":
         moved += (
             shape.layers * shape.heads * sequences * tokens**2 * 30
@@ -78,19 +94,24 @@ def micro_step(setting: Setting, shape: ModelShape, levers: Levers, sequences: f
         attention_flops=attention / tp,
         bytes_moved=moved / tp,
         weight_bytes=reads / tp,
-        dequantised_bytes=dequantised_bytes(shape, levers) * (2.0 + (levers.checkpointing == "full")) / tp,
+        dequantised_bytes=dequantised_bytes(shape, levers)
+        * (2.0 + (levers.checkpointing == "full"))
+        / tp,
         operations=launched(setting, shape, levers, backward=True),
         communicated_bytes=gathered_bytes(setting, shape, levers)
         + (4 * shape.layers * total * shape.width * levers.dtype_bytes if tp > 1 else 0.0),
         messages=(2 + (levers.checkpointing == "full")) * shape.layers
         if levers.parallel in ("zero3", "fsdp") and setting.data_parallel > 1
         else 0.0,
-        calibrated_seconds=calibrated_pass(setting, shape, levers, sequences, tokens, total * loss_tokens, training=True),
+        calibrated_seconds=calibrated_pass(
+            setting, shape, levers, sequences, tokens, total * loss_tokens, training=True
+        ),
     )
 
 
 def gathered_bytes(setting: Setting, shape: ModelShape, levers: Levers) -> float:
-    """Weights that a device receives in one micro-batch under ZeRO-3 or FSDP: the whole model forward and backward.
+    """Weights that a device receives in one micro-batch under ZeRO-3 or FSDP: the whole model
+    forward and backward.
 
     Source: arXiv 1910.02054 section 7.2.
     """
@@ -101,7 +122,9 @@ def gathered_bytes(setting: Setting, shape: ModelShape, levers: Levers) -> float
 
 
 def optimizer_step(setting: Setting, shape: ModelShape, levers: Levers) -> Work:
-    """One optimizer step on one device: read gradient, weight and moments, write weight and moments; and the gradients' reduction."""
+    """One optimizer step on one device: read gradient, weight and moments, write weight and
+    moments; and the gradients' reduction.
+    """
     trained = trained_parameters(shape, levers)
     n, tp = setting.data_parallel, levers.tensor_parallel
     divided = n if levers.parallel != "ddp" else 1
@@ -115,56 +138,91 @@ def optimizer_step(setting: Setting, shape: ModelShape, levers: Levers) -> Work:
         operations=20.0,
         messages=float(shape.layers if n > 1 else 0),
         paged_bytes=paged_bytes(setting, shape, levers),
-        calibrated_seconds=setting.hardware.measured.optimizer_seconds(trained) if setting.hardware.measured else 0.0,
+        calibrated_seconds=setting.hardware.measured.optimizer_seconds(trained)
+        if setting.hardware.measured
+        else 0.0,
     )
 
 
 def paged_bytes(setting: Setting, shape: ModelShape, levers: Levers) -> float:
-    """Bytes that one step moves to and from host memory: gradients and weights where the optimizer is offloaded, and of a paged state
-    what does not fit beside the weights.
+    """Bytes that one step moves to and from host memory: gradients and weights where the optimizer
+    is offloaded, and of a paged state what does not fit beside the weights.
     """
     if levers.offload_optimizer:
-        return 2 * trained_parameters(shape, levers) * levers.weight_bytes / shards(setting)["optimizer"]  # gradients down, weights up
+        return (
+            2
+            * trained_parameters(shape, levers)
+            * levers.weight_bytes
+            / shards(setting)["optimizer"]
+        )  # gradients down, weights up
     if not levers.optimizer.startswith("paged"):
         return 0.0
     free = setting.hardware.usable_bytes - weights(setting, shape, levers)
     return 2 * max(0.0, state_bytes(setting, shape, levers) - max(0.0, free))
 
 
-def forward_pass(setting: Setting, shape: ModelShape, levers: Levers, sequences: float, tokens: float, vocabulary_tokens: float) -> Work:
+def forward_pass(
+    setting: Setting,
+    shape: ModelShape,
+    levers: Levers,
+    sequences: float,
+    tokens: float,
+    vocabulary_tokens: float,
+) -> Work:
     """One forward pass without gradients: scoring, reference log-probs, values, prefill."""
     tp, total = levers.tensor_parallel, sequences * tokens
     gathered = gathered_bytes(setting, shape, levers) / 2
     spared = spared_tokens(setting, shape, levers, total)
-    moved = pointwise_bytes(shape, levers, setting.engine, total) - spared_bytes(shape, levers, setting.engine, spared)
+    moved = pointwise_bytes(shape, levers, setting.engine, total) - spared_bytes(
+        shape, levers, setting.engine, spared
+    )
     return Work(
-        matmul_flops=(forward_matmul_flops(shape, total, vocabulary_tokens) - spared_flops(shape, spared)) / tp,
-        attention_flops=forward_attention_flops(shape, sequences, tokens, levers.attention != "eager") / tp,
+        matmul_flops=(
+            forward_matmul_flops(shape, total, vocabulary_tokens) - spared_flops(shape, spared)
+        )
+        / tp,
+        attention_flops=forward_attention_flops(
+            shape, sequences, tokens, levers.attention != "eager"
+        )
+        / tp,
         bytes_moved=(moved + 14 * shape.vocab * vocabulary_tokens) / tp,
         weight_bytes=held_weight_bytes(shape, levers) / tp,
         dequantised_bytes=dequantised_bytes(shape, levers) / tp,
         operations=launched(setting, shape, levers, backward=False),
-        communicated_bytes=gathered + (2 * shape.layers * total * shape.width * levers.dtype_bytes if tp > 1 else 0.0),
-        calibrated_seconds=calibrated_pass(setting, shape, levers, sequences, tokens, vocabulary_tokens, training=False),
+        communicated_bytes=gathered
+        + (2 * shape.layers * total * shape.width * levers.dtype_bytes if tp > 1 else 0.0),
+        calibrated_seconds=calibrated_pass(
+            setting, shape, levers, sequences, tokens, vocabulary_tokens, training=False
+        ),
     )
 
 
-def decode_step(setting: Setting, shape: ModelShape, levers: Levers, sequences: float, context: float) -> Work:
-    """One token for each of `sequences`: every weight is read once, and the cache of `context` tokens of each.
+def decode_step(
+    setting: Setting, shape: ModelShape, levers: Levers, sequences: float, context: float
+) -> Work:
+    """One token for each of `sequences`: every weight is read once, and the cache of `context`
+    tokens of each.
 
     Source: arXiv 2211.05102 section 2.
     """
     tp, b = levers.tensor_parallel, DTYPE_BYTES[levers.dtype]
     cache = 2 * shape.layers * shape.kv_width * b * sequences * context
     routed = (
-        shape.layers * (shape.layer_matrix_parameters - shape.active_layer_parameters) * min(1.0, sequences / max(1, shape.experts))
+        shape.layers
+        * (shape.layer_matrix_parameters - shape.active_layer_parameters)
+        * min(1.0, sequences / max(1, shape.experts))
         if shape.experts
         else 0.0
     )
     return Work(
         matmul_flops=forward_matmul_flops(shape, sequences) / tp,
         attention_flops=shape.layers * sequences * 4 * shape.query_width * context / tp,
-        bytes_moved=(cache + pointwise_bytes(shape, levers, setting.engine, sequences) + 12 * shape.vocab * sequences) / tp,
+        bytes_moved=(
+            cache
+            + pointwise_bytes(shape, levers, setting.engine, sequences)
+            + 12 * shape.vocab * sequences
+        )
+        / tp,
         weight_bytes=(held_weight_bytes(shape, levers) + routed * b) / tp,
         operations=launched(setting, shape, levers, backward=False),
         communicated_bytes=2 * shape.layers * sequences * shape.width * b if tp > 1 else 0.0,

@@ -8,30 +8,56 @@ from costs.tables.shapes import ModelShape
 
 
 def generation(
-    setting: Setting, shape: ModelShape, levers: Levers, batches: float | None = None, sequences: float | None = None
+    setting: Setting,
+    shape: ModelShape,
+    levers: Levers,
+    batches: float | None = None,
+    sequences: float | None = None,
 ) -> list[tuple[str, Work, float, str]]:
-    """(phase, work, seconds, bound) of prefill and decode for `batches` batches of `sequences` prompts each on one device.
+    """(phase, work, seconds, bound) of prefill and decode for `batches` batches of `sequences`
+    prompts each on one device.
 
-    The steps of a batch go on to its longest response; the work of a step counts the sequences that are still going, on average
-    mean_response / response of them. A static cache of one sequence only is the batch-1 decode of serving.
+    The steps of a batch go on to its longest response; the work of a step counts the sequences that
+    are still going, on average mean_response / response of them. A static cache of one sequence
+    only is the batch-1 decode of serving.
     """
     work = setting.workload
     batches = work.steps * levers.accumulation if batches is None else batches
     sequences = float(levers.micro_batch) if sequences is None else sequences
     prefill = forward_pass(setting, shape, levers, sequences, max(1, work.prompt_tokens), sequences)
-    going = sequences * (work.mean_response_tokens or work.response_tokens) / max(1, work.response_tokens)
-    step = decode_step(setting, shape, levers, max(1.0, going), work.prompt_tokens + work.response_tokens / 2)
+    going = (
+        sequences
+        * (work.mean_response_tokens or work.response_tokens)
+        / max(1, work.response_tokens)
+    )
+    step = decode_step(
+        setting, shape, levers, max(1.0, going), work.prompt_tokens + work.response_tokens / 2
+    )
     first, each = duration(prefill, setting), decode_duration(step, setting)
     return [
         ("prefill", prefill.times(batches), first.seconds * batches, first.bound),
-        ("decode", step.times(batches * work.response_tokens), each.seconds * batches * work.response_tokens, each.bound),
+        (
+            "decode",
+            step.times(batches * work.response_tokens),
+            each.seconds * batches * work.response_tokens,
+            each.bound,
+        ),
     ]
 
 
-def generation_moment(setting: Setting, shape: ModelShape, levers: Levers, sequences: float | None = None) -> Moment:
-    """Memory while a batch is generated: weights, the cache at full length, the logits of one position."""
+def generation_moment(
+    setting: Setting, shape: ModelShape, levers: Levers, sequences: float | None = None
+) -> Moment:
+    """Memory while a batch is generated: weights, the cache at full length, the logits of one
+    position.
+    """
     work = setting.workload
     held = generating(
-        setting, shape, levers, float(sequences or levers.micro_batch), work.prompt_tokens + work.response_tokens, work.prompt_tokens
+        setting,
+        shape,
+        levers,
+        float(sequences or levers.micro_batch),
+        work.prompt_tokens + work.response_tokens,
+        work.prompt_tokens,
     )
     return Moment("decode", {"policy": frozen_role(setting, shape, levers) | held})

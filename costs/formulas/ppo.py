@@ -1,9 +1,12 @@
 """PPO, RLOO and GRPO: phases and memory of the four roles in each layout (PPO.md).
 
 separate      policy, ref, reward and value are four models
-shared_base   one base with three adapters: policy, reward and value; ref is the base with its adapter off
-shared_trunk  the value model is a head on the policy's trunk: one forward and backward pass for both
-RLOO and GRPO have no value model; their baseline is the mean of the other responses to the same prompt.
+shared_base   one base with three adapters: policy, reward and value; ref is the base with its
+              adapter off
+shared_trunk  the value model is a head on the policy's trunk: one forward and backward pass for
+              both
+RLOO and GRPO have no value model; their baseline is the mean of the other responses to the same
+prompt.
 """
 
 from dataclasses import replace
@@ -12,7 +15,17 @@ from math import ceil
 from config.errors import CostError
 from costs.formulas.compute import Work, forward_pass, micro_step, optimizer_step
 from costs.formulas.generation import generation
-from costs.formulas.memory import Moment, Parts, Roles, frozen_role, gathered_bytes, generating, optimizer_bytes, scoring, weights
+from costs.formulas.memory import (
+    Moment,
+    Parts,
+    Roles,
+    frozen_role,
+    gathered_bytes,
+    generating,
+    optimizer_bytes,
+    scoring,
+    weights,
+)
 from costs.formulas.setting import Levers, Rlhf, Setting
 from costs.formulas.time import duration
 from costs.formulas.timeline import training_moments
@@ -25,10 +38,14 @@ def roles_of(setting: Setting) -> Rlhf:
     """The loop's shape. Raises CostError where it is missing or impossible."""
     loop = setting.rlhf
     if loop is None:
-        raise CostError(f"stage {setting.stage} needs its roles (layout, reward, value). Set rlhf in the setting.")
+        raise CostError(
+            f"stage {setting.stage} needs its roles (layout, reward, value). Set rlhf in the "
+            "setting."
+        )
     if loop.layout == "shared_base" and setting.levers.tuning != "lora":
         raise CostError(
-            "ppo.layout=shared_base shares one frozen base between adapters: it needs LoRA. Set lora in params.yaml, or layout: separate."
+            "ppo.layout=shared_base shares one frozen base between adapters: it needs LoRA. Set "
+            "lora in params.yaml, or layout: separate."
         )
     return loop
 
@@ -40,7 +57,11 @@ def has_value(setting: Setting) -> bool:
 def own_value(setting: Setting) -> ModelShape | None:
     """The shape of a value model that is separate from the policy, else None."""
     loop = roles_of(setting)
-    return (loop.value or setting.model) if has_value(setting) and loop.layout != "shared_trunk" else None
+    return (
+        (loop.value or setting.model)
+        if has_value(setting) and loop.layout != "shared_trunk"
+        else None
+    )
 
 
 def value_levers(setting: Setting) -> Levers:
@@ -51,22 +72,34 @@ def value_levers(setting: Setting) -> Levers:
 
 
 OUTSIDE_A_MODULE = 0.35
-"""Time of an operation between plain tensors over that of one in a model, with its modules around it: measured for 24 to 192 positions."""
+"""Time of an operation between plain tensors over that of one in a model, with its modules around
+it: measured for 24 to 192 positions.
+"""
 AROUND_THE_LOOP = 330.0
 """Launches' worth of what is done once: padding, rewards, whitening."""
 
 
 def ppo_phases(setting: Setting) -> list[PhaseRow]:
-    """(phase, work, seconds, bound) of rollout, score, reference, value, advantage and update over all updates, on one device."""
+    """(phase, work, seconds, bound) of rollout, score, reference, value, advantage and update over
+    all updates, on one device.
+    """
     loop = roles_of(setting)
     each = loop.batch / setting.data_parallel
     side_by_side = min(loop.rollout_batch, each)
     batches = setting.workload.steps * each / side_by_side
     generated = generation(setting, setting.model, setting.levers, batches, side_by_side)
-    rollout = ("rollout", generated[0][1] + generated[1][1], generated[0][2] + generated[1][2], generated[1][3])
+    rollout = (
+        "rollout",
+        generated[0][1] + generated[1][1],
+        generated[0][2] + generated[1][2],
+        generated[1][3],
+    )
     again = loop.rescored / setting.data_parallel
     rescored = [_forward(setting, "logprobs", setting.model, True, again)] if again else []
-    passes = [_forward(setting, name, shape, vocabulary, each) for name, shape, vocabulary in _frozen_passes(setting)]
+    passes = [
+        _forward(setting, name, shape, vocabulary, each)
+        for name, shape, vocabulary in _frozen_passes(setting)
+    ]
     return [rollout, *rescored, *passes, _advantage(setting, each), _update(setting, each)]
 
 
@@ -81,31 +114,48 @@ def _frozen_passes(setting: Setting) -> list[tuple[str, ModelShape, bool]]:
     return passes  # a head on the trunk says its values during the rollout
 
 
-def _forward(setting: Setting, name: str, shape: ModelShape, vocabulary: bool, sequences: float) -> PhaseRow:
-    """One pass over a rollout, micro-batch by micro-batch; log-probs only at response tokens, a score at one token of each sequence."""
+def _forward(
+    setting: Setting, name: str, shape: ModelShape, vocabulary: bool, sequences: float
+) -> PhaseRow:
+    """One pass over a rollout, micro-batch by micro-batch; log-probs only at response tokens, a
+    score at one token of each sequence.
+    """
     work = setting.workload
     passes, micro = _passes(setting, sequences)
     tokens = _tokens_in(setting, name == "score")
     said = work.mean_response_tokens or work.response_tokens
-    counted = replace(setting, workload=replace(work, read_tokens=min(1.0, (1.0 if name == "score" else said) / tokens)))
-    once = forward_pass(counted, shape, setting.levers, micro, tokens, micro * said if vocabulary else 0.0)
+    counted = replace(
+        setting,
+        workload=replace(work, read_tokens=min(1.0, (1.0 if name == "score" else said) / tokens)),
+    )
+    once = forward_pass(
+        counted, shape, setting.levers, micro, tokens, micro * said if vocabulary else 0.0
+    )
     times = work.steps * passes
     seconds = duration(once, setting)
     return (name, once.times(times), seconds.seconds * times, seconds.bound)
 
 
 def _passes(setting: Setting, sequences: float) -> tuple[float, float]:
-    """(passes, sequences of each) over `sequences` of them: as many as the budget of tokens asks for, or micro-batches padded to one size."""
+    """(passes, sequences of each) over `sequences` of them: as many as the budget of tokens asks
+    for, or micro-batches padded to one size.
+    """
     if not setting.engine.packs:
         micro = min(setting.levers.micro_batch, sequences)
         return sequences / micro, micro
-    passes = max(1, ceil(sequences * setting.workload.mean_tokens / setting.micro_batch_tokens - 1e-9))
-    passes = min(passes, max(1, ceil(sequences)))  # a sequence longer than the budget is a micro-batch of its own
+    passes = max(
+        1, ceil(sequences * setting.workload.mean_tokens / setting.micro_batch_tokens - 1e-9)
+    )
+    passes = min(
+        passes, max(1, ceil(sequences))
+    )  # a sequence longer than the budget is a micro-batch of its own
     return float(passes), sequences / passes
 
 
 def packs_update(setting: Setting) -> bool:
-    """Whether the update's passes are packed too: RLOO and GRPO learn in TRL's trainer, whose rows are padded."""
+    """Whether the update's passes are packed too: RLOO and GRPO learn in TRL's trainer, whose rows
+    are padded.
+    """
     return setting.engine.packs and setting.stage == "ppo"
 
 
@@ -116,13 +166,17 @@ def _update_passes(setting: Setting, mini_batch: float) -> tuple[float, float]:
 
 
 def _tokens_in(setting: Setting, whole: bool) -> float:
-    """Mean tokens of a sequence that go through a model: the last one predicts nothing, and is read for a score alone."""
+    """Mean tokens of a sequence that go through a model: the last one predicts nothing, and is read
+    for a score alone.
+    """
     mean = setting.workload.mean_tokens
     return mean if whole or not setting.engine.packs else max(1.0, mean - 1)
 
 
 def _advantage(setting: Setting, sequences: float) -> PhaseRow:
-    """Rewards and GAE: a backward loop over response positions, a dozen small operations each (training/rl/ppo_math.py)."""
+    """Rewards and GAE: a backward loop over response positions, a dozen small operations each
+    (training/rl/ppo_math.py).
+    """
     work, own = setting.workload, setting.hardware.measured
     operations = 13.0 * work.response_tokens
     launched = OUTSIDE_A_MODULE * operations + AROUND_THE_LOOP
@@ -142,7 +196,9 @@ def _update(setting: Setting, sequences: float) -> PhaseRow:
     tokens = _tokens_in(setting, whole=False) if own else work.padded_tokens or work.mean_tokens
     said = work.mean_response_tokens or work.response_tokens
     read = min(1.0, said / tokens) if own else min(1.0, said / work.mean_tokens)
-    counted = replace(setting, workload=replace(work, loss_tokens=read, read_tokens=read if own else 1.0))
+    counted = replace(
+        setting, workload=replace(work, loss_tokens=read, read_tokens=read if own else 1.0)
+    )
     passes = work.steps * loop.ppo_epochs * loop.mini_batches * each
     optimizer_steps = work.steps * loop.ppo_epochs * loop.mini_batches
     total, seconds, bound = Work(), 0.0, "compute"
@@ -151,7 +207,10 @@ def _update(setting: Setting, sequences: float) -> PhaseRow:
     if value is not None:
         trained.append((value, value_levers(setting), False))
     for shape, held, vocabulary in trained:
-        once, step = micro_step(counted, shape, held, micro, tokens, vocabulary), optimizer_step(counted, shape, held)
+        once, step = (
+            micro_step(counted, shape, held, micro, tokens, vocabulary),
+            optimizer_step(counted, shape, held),
+        )
         first, second = duration(once, setting), duration(step, setting)
         total = total + once.times(passes) + step.times(optimizer_steps)
         seconds += first.seconds * passes + second.seconds * optimizer_steps
@@ -168,7 +227,12 @@ def ppo_moments(setting: Setting) -> list[Moment]:
     resident = _resident(setting)
     side_by_side = min(loop.rollout_batch, loop.batch / setting.data_parallel)
     rollout = generating(
-        setting, setting.model, setting.levers, side_by_side, work.prompt_tokens + work.response_tokens, work.prompt_tokens
+        setting,
+        setting.model,
+        setting.levers,
+        side_by_side,
+        work.prompt_tokens + work.response_tokens,
+        work.prompt_tokens,
     )
     frozen = replace(setting.levers, tuning="frozen", weights_fp32=False)
     rollout["workspace"] += gathered_bytes(setting, setting.model, setting.levers)
@@ -177,7 +241,11 @@ def ppo_moments(setting: Setting) -> list[Moment]:
     longest = packed_sequences(setting, loop.batch / setting.data_parallel)
     for name, shape, vocabulary in [*again, *_frozen_passes(setting)]:
         role = {"logprobs": "policy", "score": "reward", "reference": "ref", "value": "value"}[name]
-        rows = min(longest, max(1.0, loop.rescored / setting.data_parallel)) if name == "logprobs" else longest
+        rows = (
+            min(longest, max(1.0, loop.rescored / setting.data_parallel))
+            if name == "logprobs"
+            else longest
+        )
         passing = scoring(setting, shape, setting.levers, rows, work.max_tokens, vocabulary)
         held = {"policy": setting.levers, "value": value_levers(setting)}.get(role, frozen)
         passing["workspace"] += gathered_bytes(setting, shape, held)
@@ -191,10 +259,15 @@ def _resident(setting: Setting) -> Roles:
     roles: Roles = {"policy": _states(setting, shape, levers)}
     if loop.layout == "shared_base":
         base = frozen_role(setting, shape, levers)["weights"]
-        adapters = {"reward": loop.reward_levers or levers, **({"value": value_levers(setting)} if has_value(setting) else {})}
+        adapters = {
+            "reward": loop.reward_levers or levers,
+            **({"value": value_levers(setting)} if has_value(setting) else {}),
+        }
         for role, held in adapters.items():
             own = weights(setting, shape, held) - base
-            roles[role] = {"weights": own} | ({"optimizer": optimizer_bytes(setting, shape, held)} if role == "value" else {})
+            roles[role] = {"weights": own} | (
+                {"optimizer": optimizer_bytes(setting, shape, held)} if role == "value" else {}
+            )
         return roles
     if loop.ref and levers.tuning != "lora":
         roles["ref"] = frozen_role(setting, shape, levers)
@@ -206,49 +279,86 @@ def _resident(setting: Setting) -> Roles:
 
 
 def _states(setting: Setting, shape: ModelShape, levers: Levers) -> Parts:
-    return {"weights": weights(setting, shape, levers), "optimizer": optimizer_bytes(setting, shape, levers)}
+    return {
+        "weights": weights(setting, shape, levers),
+        "optimizer": optimizer_bytes(setting, shape, levers),
+    }
 
 
 def update_micro_batch(setting: Setting) -> int:
     """Sequences of one forward and backward pass: no more than a mini-batch has."""
     loop = roles_of(setting)
-    return max(1, min(setting.levers.micro_batch, int(loop.batch / setting.data_parallel / loop.mini_batches)))
+    return max(
+        1,
+        min(
+            setting.levers.micro_batch, int(loop.batch / setting.data_parallel / loop.mini_batches)
+        ),
+    )
 
 
 def packed_sequences(setting: Setting, available: float) -> float:
-    """Sequences of the longest kind that one pass holds, of `available` ones; a share of one where the budget of tokens asks for it."""
+    """Sequences of the longest kind that one pass holds, of `available` ones; a share of one where
+    the budget of tokens asks for it.
+    """
     if not setting.engine.packs:
         return min(float(setting.levers.micro_batch), available)
     return max(1.0, min(setting.micro_batch_tokens / setting.workload.max_tokens, available))
 
 
 def _update_moments(setting: Setting, resident: Roles) -> list[Moment]:
-    """Training: the passes of policy and value model over a micro-batch end in one loss, so both keep their activations until then.
+    """Training: the passes of policy and value model over a micro-batch end in one loss, so both
+    keep their activations until then.
 
-    The value model's forward pass comes last, so its backward pass comes first, and its activations go first.
+    The value model's forward pass comes last, so its backward pass comes first, and its activations
+    go first.
     """
     micro, own = update_micro_batch(setting), packs_update(setting)
     passes, _ = _update_passes(setting, mini_batch(setting))
     counted = setting.with_levers(micro_batch=micro, accumulation=max(1, int(passes)))
     work = setting.workload
-    loss_tokens = min(1.0, (work.mean_response_tokens or work.response_tokens) / max(1.0, work.mean_tokens))
+    loss_tokens = min(
+        1.0, (work.mean_response_tokens or work.response_tokens) / max(1.0, work.mean_tokens)
+    )
     if setting.loss.host and setting.hardware.is_cpu:
         loss_tokens = 1.0  # without Triton TRL's fused head reads every position
     longest = packed_sequences(setting, mini_batch(setting)) * work.max_tokens if own else None
     counted = replace(
-        counted, workload=replace(work, loss_tokens=loss_tokens, read_tokens=loss_tokens if own else 1.0, micro_batch_tokens=longest)
+        counted,
+        workload=replace(
+            work,
+            loss_tokens=loss_tokens,
+            read_tokens=loss_tokens if own else 1.0,
+            micro_batch_tokens=longest,
+        ),
     )
-    policy = _work_parts(training_moments(counted, setting.model, counted.levers, phase="update"), "policy")
+    policy = _work_parts(
+        training_moments(counted, setting.model, counted.levers, phase="update"), "policy"
+    )
     value = own_value(setting)
     if value is None:
         return [Moment(phase, _plus(resident, "policy", parts)) for phase, parts in policy.items()]
-    held = replace(value_levers(setting), micro_batch=micro, accumulation=counted.levers.accumulation)
-    of_value = _work_parts(training_moments(counted, value, held, phase="update", role="value", vocabulary=False), "value")
+    held = replace(
+        value_levers(setting), micro_batch=micro, accumulation=counted.levers.accumulation
+    )
+    of_value = _work_parts(
+        training_moments(counted, value, held, phase="update", role="value", vocabulary=False),
+        "value",
+    )
     kept = {part: policy["update:loss"].get(part, 0.0) for part in ("activations",)}
     gradients = {"gradients": of_value["update:step"].get("gradients", 0.0)}
-    waiting = {"gradients": policy["update:step"].get("gradients", 0.0) if counted.levers.accumulation > 1 else 0.0}
-    found = [Moment(phase, _plus(_plus(resident, "value", parts), "policy", kept | waiting)) for phase, parts in of_value.items()]
-    return found + [Moment(phase, _plus(_plus(resident, "policy", parts), "value", gradients)) for phase, parts in policy.items()]
+    waiting = {
+        "gradients": policy["update:step"].get("gradients", 0.0)
+        if counted.levers.accumulation > 1
+        else 0.0
+    }
+    found = [
+        Moment(phase, _plus(_plus(resident, "value", parts), "policy", kept | waiting))
+        for phase, parts in of_value.items()
+    ]
+    return found + [
+        Moment(phase, _plus(_plus(resident, "policy", parts), "value", gradients))
+        for phase, parts in policy.items()
+    ]
 
 
 def mini_batch(setting: Setting) -> int:
@@ -259,9 +369,21 @@ def mini_batch(setting: Setting) -> int:
 
 def _work_parts(moments: list[Moment], role: str) -> dict[str, Parts]:
     """Phase -> the parts of a role that are there beside its states."""
-    return {m.phase: {part: size for part, size in m.roles[role].items() if part not in ("weights", "optimizer")} for m in moments}
+    return {
+        m.phase: {
+            part: size
+            for part, size in m.roles[role].items()
+            if part not in ("weights", "optimizer")
+        }
+        for m in moments
+    }
 
 
 def _plus(roles: Roles, role: str, parts: Parts) -> Roles:
-    """`roles` with further parts in one of them; a role without states of its own (ref, adapter off) has these parts only."""
-    return {**roles, role: {**roles.get(role, {}), **{part: size for part, size in parts.items() if size}}}
+    """`roles` with further parts in one of them; a role without states of its own (ref, adapter
+    off) has these parts only.
+    """
+    return {
+        **roles,
+        role: {**roles.get(role, {}), **{part: size for part, size in parts.items() if size}},
+    }

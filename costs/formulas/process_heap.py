@@ -1,4 +1,6 @@
-"""What a stage's process on a CPU holds beside its tensors: the interpreter with its libraries, and what the C library's heap wastes."""
+"""What a stage's process on a CPU holds beside its tensors: the interpreter with its libraries, and
+what the C library's heap wastes.
+"""
 
 from collections.abc import Mapping, Sequence
 
@@ -12,20 +14,28 @@ IMPORTS_BYTES = 404 * 2**20
 TRAINER_IMPORTS_BYTES = 490 * 2**20
 """The same with TRL's trainers."""
 RUNTIME_BYTES = 50 * 2**20
-"""What a stage's process comes to hold beside tensors once it works: some 22 MiB of its libraries' code, rows, tokenizer, small objects."""
+"""What a stage's process comes to hold beside tensors once it works: some 22 MiB of its libraries'
+code, rows, tokenizer, small objects.
+"""
 TRAINER_RUNTIME_BYTES = 60 * 2**20
 """The same with TRL's trainers, over 21 configurations."""
 HEAP_WASTE = 0.35
-"""Bytes that lie in the C library's heap as holes, for each byte of tensors there when it is fullest: a block aligned by torch needs a
-little more than the hole that one of its size left. Measured 0.2 to 0.5."""
+"""Bytes that lie in the C library's heap as holes, for each byte of tensors there when it is
+fullest: a block aligned by torch needs a little more than the hole that one of its size left.
+Measured 0.2 to 0.5.
+"""
 MAPPED_BYTES = 2 * 2**20
-"""Blocks from here on are not in the heap: training/process/allocator.py has them mapped and unmapped by themselves."""
+"""Blocks from here on are not in the heap: training/process/allocator.py has them mapped and
+unmapped by themselves.
+"""
 TRAINER_STAGES = ("sft", "pretrain", "reward", "dpo", "distill", "rloo", "grpo")
 """Those on TRL's trainers, whose imports take more time and memory."""
 
 
 def imports_bytes(setting: Setting) -> float:
-    """Resident set of a stage's process after its imports, as this machine measured it where it did."""
+    """Resident set of a stage's process after its imports, as this machine measured it where it
+    did.
+    """
     trainer, own = setting.stage in TRAINER_STAGES, setting.hardware.measured
     if own is not None:
         return float(own.machine.stages["sft" if trainer else "ppo"].after_imports_bytes)
@@ -38,7 +48,10 @@ def with_process(setting: Setting, moments: Sequence[Moment]) -> list[Moment]:
     fixed, shares = imports_bytes(setting) + runtime, heap_shares(setting)
     held = held_by_heap(shares, moments)
     beyond = [held[phase_of(m)] - in_heap(shares, m) for m in moments]
-    return [Moment(m.phase, {**m.roles, "process": {"workspace": fixed + more}}) for m, more in zip(moments, beyond, strict=True)]
+    return [
+        Moment(m.phase, {**m.roles, "process": {"workspace": fixed + more}})
+        for m, more in zip(moments, beyond, strict=True)
+    ]
 
 
 def phase_of(moment: Moment) -> str:
@@ -53,12 +66,17 @@ def heap_shares(setting: Setting) -> dict[str, float]:
 
 def in_heap(shares: Mapping[str, float], moment: Moment) -> float:
     """Bytes of tensors that lie in the heap at a moment."""
-    return sum(share * parts.get(part, 0.0) for part, share in shares.items() for parts in moment.roles.values())
+    return sum(
+        share * parts.get(part, 0.0)
+        for part, share in shares.items()
+        for parts in moment.roles.values()
+    )
 
 
 def held_by_heap(shares: Mapping[str, float], moments: Sequence[Moment]) -> dict[str, float]:
-    """Phase -> bytes that the heap holds. What was freed stays with it until the phase ends, when it is trimmed: at any moment of a phase
-    it is as large as at its fullest, while large tensors come and go beside it.
+    """Phase -> bytes that the heap holds. What was freed stays with it until the phase ends, when
+    it is trimmed: at any moment of a phase it is as large as at its fullest, while large tensors
+    come and go beside it.
     """
     fullest: dict[str, float] = {}
     for moment in moments:
@@ -77,18 +95,24 @@ def activations_in_heap(setting: Setting) -> float:
     scores = shape.heads * longest * levers.dtype_bytes
     each = {
         "norms": shape.width * 4,
-        "attention": scores if levers.attention == "eager" else shape.query_width * levers.dtype_bytes,
+        "attention": scores
+        if levers.attention == "eager"
+        else shape.query_width * levers.dtype_bytes,
         "mask": longest * levers.dtype_bytes,
         "feed_forward": (shape.expert_width or shape.mlp_width) * levers.dtype_bytes,
     }
     kept = layer_kept(shape, levers, setting.engine, longest, setting.mask_tensor)
-    small = sum(size for part, size in kept.items() if tokens * each.get(part, shape.width * levers.dtype_bytes) < MAPPED_BYTES)
+    small = sum(
+        size
+        for part, size in kept.items()
+        if tokens * each.get(part, shape.width * levers.dtype_bytes) < MAPPED_BYTES
+    )
     return small / sum(kept.values()) if kept else 1.0
 
 
 def pass_tokens(setting: Setting) -> float:
-    """Tokens of a pass with gradient. Where rows are packed, the last token of each sequence is left out: a tensor just too small to be
-    mapped is as likely as one just large enough.
+    """Tokens of a pass with gradient. Where rows are packed, the last token of each sequence is
+    left out: a tensor just too small to be mapped is as likely as one just large enough.
     """
     if setting.rlhf is None or not packs_update(setting):
         return setting.micro_batch_tokens
@@ -101,7 +125,11 @@ def gradients_in_heap(setting: Setting) -> float:
     if levers.tuning != "full":
         return 1.0
     tables = (1 if shape.tied else 2) * shape.vocab * shape.width
-    large = sum(shape.layers * i * o for i, o, _ in shape.matrices.values() if i * o * levers.weight_bytes >= MAPPED_BYTES)
+    large = sum(
+        shape.layers * i * o
+        for i, o, _ in shape.matrices.values()
+        if i * o * levers.weight_bytes >= MAPPED_BYTES
+    )
     if shape.vocab * shape.width * levers.weight_bytes >= MAPPED_BYTES:
         large += tables
     return max(0.0, 1 - large / shape.parameters)

@@ -1,6 +1,8 @@
-"""What is to be planned: how a model is held and trained (Levers), how much work there is (Workload), on what (Setting).
+"""What is to be planned: how a model is held and trained (Levers), how much work there is
+(Workload), on what (Setting).
 
-A Setting needs no params.yaml, so a published measurement can be planned as it was printed; `costs.planning.planner` makes them from Params.
+A Setting needs no params.yaml, so a published measurement can be planned as it was printed;
+`costs.planning.planner` makes them from Params.
 """
 
 from dataclasses import dataclass, field, replace
@@ -25,8 +27,10 @@ QUANT_BYTES = {
     "nf4-dq": 0.5 + 1 / 64 + 4 / (64 * 256),
     "int4": 0.5 + 4 / 32,
 }
-"""Bytes per weight with their scales: NF4 has one fp32 scale in 64 weights, double quantisation an 8-bit one and one fp32 in 256 of
-those (arXiv 2305.14314 section 3); int8 has one per row; int4 a 16-bit scale and zero in 32 weights (gpt-fast's default)."""
+"""Bytes per weight with their scales: NF4 has one fp32 scale in 64 weights, double quantisation an
+8-bit one and one fp32 in 256 of those (arXiv 2305.14314 section 3); int8 has one per row; int4 a
+16-bit scale and zero in 32 weights (gpt-fast's default).
+"""
 
 
 @dataclass(frozen=True)
@@ -42,9 +46,13 @@ class Levers:
     dtype: str = "bf16"
     """Compute type."""
     weights_fp32: bool = False
-    """Trained weights are fp32 and cast for computing (mixed precision); else they are in `dtype`, and so is the optimizer state."""
+    """Trained weights are fp32 and cast for computing (mixed precision); else they are in `dtype`,
+    and so is the optimizer state.
+    """
     master_fp32: bool = False
-    """Weights and gradients are in `dtype`, and the optimizer keeps fp32 weights beside fp32 moments (DeepSpeed, Megatron)."""
+    """Weights and gradients are in `dtype`, and the optimizer keeps fp32 weights beside fp32
+    moments (DeepSpeed, Megatron).
+    """
     optimizer: Optimizer = "adamw"
     optimizer_in_backward: bool = False
     """Each gradient is applied and freed at once."""
@@ -73,14 +81,23 @@ class Levers:
         ):
             value = getattr(self, name)
             if value not in get_args(allowed):
-                raise CostError(f"{name}={value!r} is not one of {', '.join(get_args(allowed))}. Change it in the setting.")
+                raise CostError(
+                    f"{name}={value!r} is not one of {', '.join(get_args(allowed))}. Change it in "
+                    "the setting."
+                )
         if self.dtype not in DTYPE_BYTES:
-            raise CostError(f"dtype={self.dtype!r} is not one of {', '.join(DTYPE_BYTES)}. Change model.dtype.")
+            raise CostError(
+                f"dtype={self.dtype!r} is not one of {', '.join(DTYPE_BYTES)}. Change model.dtype."
+            )
         if self.quantisation is not None and self.quantisation not in QUANT_BYTES:
-            raise CostError(f"quantisation={self.quantisation!r} is not one of {', '.join(QUANT_BYTES)}. Change it in the setting.")
+            raise CostError(
+                f"quantisation={self.quantisation!r} is not one of {', '.join(QUANT_BYTES)}. "
+                "Change it in the setting."
+            )
         if min(self.micro_batch, self.accumulation, self.lora_rank, self.tensor_parallel) < 1:
             raise CostError(
-                f"micro_batch={self.micro_batch}, accumulation={self.accumulation}, lora_rank={self.lora_rank} must each be at least 1."
+                f"micro_batch={self.micro_batch}, accumulation={self.accumulation}, "
+                f"lora_rank={self.lora_rank} must each be at least 1."
             )
 
     @property
@@ -115,22 +132,30 @@ class Workload:
     loss_tokens: float = 1.0
     """Share of the tokens that the loss looks at (completion-only loss: below 1)."""
     padded_tokens: float = 0.0
-    """Of RLOO: tokens of a sequence in the update, which pads the prompts and the responses of a rollout each to the longest; 0 where
-    `mean_tokens` says it."""
+    """Of RLOO: tokens of a sequence in the update, which pads the prompts and the responses of a
+    rollout each to the longest; 0 where `mean_tokens` says it.
+    """
     read_tokens: float = 1.0
-    """Share of the tokens whose last hidden state is read, and at which alone the last layer's feed-forward part runs where the engine
-    packs rows."""
+    """Share of the tokens whose last hidden state is read, and at which alone the last layer's
+    feed-forward part runs where the engine packs rows.
+    """
     micro_batch_tokens: float | None = None
-    """Tokens of a pass that is filled up with rows without padding; None: `micro_batch` sequences of `max_tokens`."""
+    """Tokens of a pass that is filled up with rows without padding; None: `micro_batch` sequences
+    of `max_tokens`.
+    """
     held_out: float = 0.0
     """Sequences that are evaluated once after training."""
     texts_tokens: float = 0.0
     """Tokens of the texts that are read and tokenised at the start."""
     masked: bool = False
-    """Where sequences of a micro-batch differ in length, attention is told by a mask which tokens are padding."""
+    """Where sequences of a micro-batch differ in length, attention is told by a mask which tokens
+    are padding.
+    """
     reference_sequences: float | None = None
-    """Of DPO: sequences whose reference log-probs are computed once, with the weights that training starts from, so that no reference is
-    held. None: with a reference beside the policy, in every step."""
+    """Of DPO: sequences whose reference log-probs are computed once, with the weights that training
+    starts from, so that no reference is held. None: with a reference beside the policy, in every
+    step.
+    """
 
 
 @dataclass(frozen=True)
@@ -153,7 +178,9 @@ class Rlhf:
     ppo_epochs: int = 1
     mini_batches: int = 1
     rescored: int = 0
-    """Responses of a rollout whose log-probs the policy computes once more, over all devices; 0 where that is no phase."""
+    """Responses of a rollout whose log-probs the policy computes once more, over all devices; 0
+    where that is no phase.
+    """
 
 
 @dataclass(frozen=True)
@@ -176,7 +203,10 @@ class Setting:
         if self.gpus < 1:
             raise CostError(f"gpus={self.gpus} must be at least 1. Change --gpus.")
         if self.gpus % self.levers.tensor_parallel:
-            raise CostError(f"gpus={self.gpus} does not split into tensor_parallel={self.levers.tensor_parallel}. Change either.")
+            raise CostError(
+                f"gpus={self.gpus} does not split into "
+                f"tensor_parallel={self.levers.tensor_parallel}. Change either."
+            )
 
     @property
     def data_parallel(self) -> int:
@@ -189,17 +219,29 @@ class Setting:
     @property
     def micro_batch_tokens(self) -> float:
         """Most tokens of one forward pass on one device."""
-        return self.workload.micro_batch_tokens or float(self.levers.micro_batch * self.workload.max_tokens)
+        return self.workload.micro_batch_tokens or float(
+            self.levers.micro_batch * self.workload.max_tokens
+        )
 
     @property
     def mask_tensor(self) -> bool:
-        """Whether `sdpa` gets its mask as a tensor [sequence, tokens, tokens]: each layer then keeps one for its backward pass, and
-        computes the scores above the diagonal too. Transformers leaves the mask out where no token is padding, and `flash` needs none.
+        """Whether `sdpa` gets its mask as a tensor [sequence, tokens, tokens]: each layer then
+        keeps one for its backward pass, and computes the scores above the diagonal too.
+        Transformers leaves the mask out where no token is padding, and `flash` needs none.
         """
         work, levers = self.workload, self.levers
-        return work.masked and work.mean_tokens < work.max_tokens and levers.attention == "sdpa" and levers.micro_batch > 1
+        return (
+            work.masked
+            and work.mean_tokens < work.max_tokens
+            and levers.attention == "sdpa"
+            and levers.micro_batch > 1
+        )
 
     def with_levers(self, **changes: object) -> "Setting":
         """Other levers; another micro-batch takes the place of a budget of tokens."""
-        workload = replace(self.workload, micro_batch_tokens=None) if "micro_batch" in changes else self.workload
+        workload = (
+            replace(self.workload, micro_batch_tokens=None)
+            if "micro_batch" in changes
+            else self.workload
+        )
         return replace(self, levers=replace(self.levers, **changes), workload=workload)  # type: ignore[arg-type]

@@ -1,7 +1,9 @@
-"""Seconds: a roofline with the host's launch rate as a second floor (arXiv 2211.05102 section 2; Williams et al. 2009 for the roofline).
+"""Seconds: a roofline with the host's launch rate as a second floor (arXiv 2211.05102 section 2;
+Williams et al. 2009 for the roofline).
 
-A step takes the longer of what the device needs (matrix products at a share of the peak, the rest at a share of the memory
-bandwidth) and what the host needs to launch it, plus the communication that computation does not hide.
+A step takes the longer of what the device needs (matrix products at a share of the peak, the rest
+at a share of the memory bandwidth) and what the host needs to launch it, plus the communication
+that computation does not hide.
 """
 
 from dataclasses import replace
@@ -14,7 +16,9 @@ Bound = Literal["compute", "bandwidth", "launch", "communication", "fixed"]
 
 
 HOST_LINK_BYTES_PER_SECOND = 24e9
-"""Host memory to device over 16 lanes of PCIe 4, as measured by common bandwidth tests: 32 GB/s less protocol."""
+"""Host memory to device over 16 lanes of PCIe 4, as measured by common bandwidth tests: 32 GB/s
+less protocol.
+"""
 
 
 class Seconds(NamedTuple):
@@ -27,17 +31,24 @@ class Seconds(NamedTuple):
 def _link(setting: Setting) -> float:
     """Bytes per second that a device takes part in a collective with.
 
-    Across nodes the rings run over all network cards of a node at once, so each byte crosses the network once a node, not once a device.
+    Across nodes the rings run over all network cards of a node at once, so each byte crosses the
+    network once a node, not once a device.
     """
     hardware = setting.hardware
     if setting.gpus <= setting.devices_per_node:
         return hardware.link_bytes_per_second
-    return min(hardware.link_bytes_per_second, hardware.network_bytes_per_second * setting.devices_per_node)
+    return min(
+        hardware.link_bytes_per_second, hardware.network_bytes_per_second * setting.devices_per_node
+    )
 
 
 def _matmul_rate(setting: Setting) -> float:
     efficiency = setting.efficiency
-    share = efficiency.host_flops if setting.hardware.is_cpu else efficiency.matmul * setting.hardware.attainable
+    share = (
+        efficiency.host_flops
+        if setting.hardware.is_cpu
+        else efficiency.matmul * setting.hardware.attainable
+    )
     return setting.hardware.peak(setting.levers.dtype) * share
 
 
@@ -51,11 +62,17 @@ def duration(work: Work, setting: Setting) -> Seconds:
     attention = work.attention_flops / (hardware.peak(setting.levers.dtype) * efficiency.attention)
     products = max(matmul, work.weight_bytes / bandwidth)
     device = products + attention + work.bytes_moved / bandwidth
-    # unpacking weights comes on top even where the host is the limit: the product that follows waits for it
-    unpacking = work.dequantised_bytes / (hardware.bandwidth_bytes_per_second * efficiency.dequantise)
+    # unpacking weights comes on top even where the host is the limit: the product that follows
+    # waits for it
+    unpacking = work.dequantised_bytes / (
+        hardware.bandwidth_bytes_per_second * efficiency.dequantise
+    )
     launch = work.operations * setting.engine.op_seconds
     paging = work.paged_bytes / min(hardware.link_bytes_per_second, HOST_LINK_BYTES_PER_SECOND)
-    sent = work.communicated_bytes / (_link(setting) * efficiency.network) + work.messages * efficiency.message_seconds
+    sent = (
+        work.communicated_bytes / (_link(setting) * efficiency.network)
+        + work.messages * efficiency.message_seconds
+    )
     exposed = max(sent * (1 - setting.engine.overlap), sent - max(device, launch))
     seconds = max(device, launch) + unpacking + exposed + paging
     return Seconds(seconds, _bound(matmul + attention, device, launch, exposed))
@@ -64,15 +81,25 @@ def duration(work: Work, setting: Setting) -> Seconds:
 def _calibrated(work: Work, setting: Setting) -> Seconds:
     """The measured machine's own time, and what it is mostly spent on by the roofline."""
     plain = replace(setting, hardware=replace(setting.hardware, measured=None))
-    return Seconds(work.calibrated_seconds, duration(work._replace(calibrated_seconds=0.0), plain).bound)
+    return Seconds(
+        work.calibrated_seconds, duration(work._replace(calibrated_seconds=0.0), plain).bound
+    )
 
 
 def decode_duration(work: Work, setting: Setting) -> Seconds:
-    """Seconds of one decoding step: weights and cache at the bandwidth that matrix-vector kernels reach, or compute, or launches."""
+    """Seconds of one decoding step: weights and cache at the bandwidth that matrix-vector kernels
+    reach, or compute, or launches.
+    """
     if work.calibrated_seconds:
         return _calibrated(work, setting)
-    hardware, quantisation, efficiency = setting.hardware, setting.levers.quantisation, setting.efficiency
-    share = {None: efficiency.decode, "int8": efficiency.decode_int8}.get(quantisation, efficiency.decode_4bit)
+    hardware, quantisation, efficiency = (
+        setting.hardware,
+        setting.levers.quantisation,
+        setting.efficiency,
+    )
+    share = {None: efficiency.decode, "int8": efficiency.decode_int8}.get(
+        quantisation, efficiency.decode_4bit
+    )
     moved = work.weight_bytes / (hardware.bandwidth_bytes_per_second * share) + work.bytes_moved / (
         hardware.bandwidth_bytes_per_second * efficiency.bandwidth
     )
@@ -81,9 +108,9 @@ def decode_duration(work: Work, setting: Setting) -> Seconds:
     )
     launch = work.operations * setting.engine.op_seconds
     layers = setting.model.layers * setting.engine.decode_layer_seconds
-    sent = work.communicated_bytes / (_link(setting) * efficiency.network) + work.messages * efficiency.message_seconds * (
-        setting.engine.op_seconds > 0
-    )
+    sent = work.communicated_bytes / (
+        _link(setting) * efficiency.network
+    ) + work.messages * efficiency.message_seconds * (setting.engine.op_seconds > 0)
     device = max(moved, compute) + layers
     seconds = max(device, launch) + sent
     return Seconds(seconds, _bound(compute, device, launch, sent))

@@ -1,7 +1,8 @@
 """The moments of one training step at which memory can be at its highest, for one trained role.
 
-Activations are freed while gradients come, so the two are never whole at once: the peak is at the loss, in the backward pass just
-after it, at the end of the backward pass, or in the optimizer step. `persistent` gradients (accumulation) are there from the start.
+Activations are freed while gradients come, so the two are never whole at once: the peak is at the
+loss, in the backward pass just after it, at the end of the backward pass, or in the optimizer step.
+`persistent` gradients (accumulation) are there from the start.
 """
 
 from costs.formulas.memory import (
@@ -21,23 +22,35 @@ from costs.tables.shapes import ModelShape
 
 
 def training_moments(
-    setting: Setting, shape: ModelShape, levers: Levers, phase: str = "train", role: str = "policy", vocabulary: bool = True
+    setting: Setting,
+    shape: ModelShape,
+    levers: Levers,
+    phase: str = "train",
+    role: str = "policy",
+    vocabulary: bool = True,
 ) -> list[Moment]:
-    """Memory of one role at each moment of a step. `vocabulary` False for a model with a scalar head: no logits, no large head gradient."""
+    """Memory of one role at each moment of a step. `vocabulary` False for a model with a scalar
+    head: no logits, no large head gradient.
+    """
     tokens = setting.workload.max_tokens
     sequences = (setting.workload.micro_batch_tokens or levers.micro_batch * tokens) / tokens
-    held: Parts = {"weights": weights(setting, shape, levers), "optimizer": optimizer_bytes(setting, shape, levers)}
+    held: Parts = {
+        "weights": weights(setting, shape, levers),
+        "optimizer": optimizer_bytes(setting, shape, levers),
+    }
     gradients = gradient_bytes(setting, shape, levers)
     activations = activation_bytes(setting, shape, levers, sequences, tokens)
     recomputed = recomputed_bytes(setting, shape, levers, sequences, tokens)
     work = workspace(setting, shape, levers)
     head = head_gradient(setting, shape, levers) if vocabulary else 0.0
-    chunk_head = head if setting.loss.chunked else 0.0  # chunked losses meet the head's gradient while the logits are still there
+    chunk_head = (
+        head if setting.loss.chunked else 0.0
+    )  # chunked losses meet the head's gradient while the logits are still there
     persistent = gradients if levers.accumulation > 1 and not levers.optimizer_in_backward else 0.0
     largest = largest_gradient(setting, shape, levers)
     at_end = min(gradients, largest) if levers.optimizer_in_backward else gradients
-    # a tied matrix gets one gradient from the head, which waits, and one from the embedding, summed at the very end; gradients of earlier
-    # micro-batches stay beside a new one until it is added
+    # a tied matrix gets one gradient from the head, which waits, and one from the embedding, summed
+    # at the very end; gradients of earlier micro-batches stay beside a new one until it is added
     table = head_gradient(setting, shape, levers)
     waiting = head if shape.tied else 0.0
     new = table if persistent else 0.0
@@ -54,37 +67,60 @@ def training_moments(
             "gradients": persistent + waiting if persistent else head,
             "workspace": work,
         },
-        "backward_end": {"activations": last, "gradients": at_end + waiting + new, "workspace": work},
-        "step": {"gradients": at_end, "workspace": temporary / max(1, setting.data_parallel if levers.parallel != "ddp" else 1)},
+        "backward_end": {
+            "activations": last,
+            "gradients": at_end + waiting + new,
+            "workspace": work,
+        },
+        "step": {
+            "gradients": at_end,
+            "workspace": temporary
+            / max(1, setting.data_parallel if levers.parallel != "ddp" else 1),
+        },
     }
     return [
-        Moment(f"{phase}:{name}", _with({role: held | {part: size for part, size in parts.items() if size}}))
+        Moment(
+            f"{phase}:{name}",
+            _with({role: held | {part: size for part, size in parts.items() if size}}),
+        )
         for name, parts in moments.items()
     ]
 
 
 def _with(roles: Roles) -> Roles:
-    return {role: {part: size for part, size in parts.items() if size} for role, parts in roles.items()}
+    return {
+        role: {part: size for part, size in parts.items() if size} for role, parts in roles.items()
+    }
 
 
 def logits_bytes(setting: Setting, shape: ModelShape, levers: Levers) -> float:
     """Bytes that the loss over the vocabulary holds at its peak."""
-    tokens = (setting.workload.micro_batch_tokens or levers.micro_batch * setting.workload.max_tokens) * setting.workload.loss_tokens
+    tokens = (
+        setting.workload.micro_batch_tokens or levers.micro_batch * setting.workload.max_tokens
+    ) * setting.workload.loss_tokens
     return _logits(setting, shape, levers, tokens) / levers.tensor_parallel
 
 
 def _logits(setting: Setting, shape: ModelShape, levers: Levers, tokens: float) -> float:
-    each = setting.loss.bytes_per_token(shape.vocab, tokens, levers.dtype_bytes, setting.engine.compiled, setting.hardware.is_cpu)
+    each = setting.loss.bytes_per_token(
+        shape.vocab, tokens, levers.dtype_bytes, setting.engine.compiled, setting.hardware.is_cpu
+    )
     return tokens * each
 
 
 def head_gradient(setting: Setting, shape: ModelShape, levers: Levers) -> float:
     """The gradient of the output head, which is there before any activation has been freed."""
-    return shape.vocab * shape.width * levers.weight_bytes / levers.tensor_parallel if levers.tuning == "full" else 0.0
+    return (
+        shape.vocab * shape.width * levers.weight_bytes / levers.tensor_parallel
+        if levers.tuning == "full"
+        else 0.0
+    )
 
 
 def largest_gradient(setting: Setting, shape: ModelShape, levers: Levers) -> float:
-    """The largest single gradient: all that is left of them when each is applied in the backward pass."""
+    """The largest single gradient: all that is left of them when each is applied in the backward
+    pass.
+    """
     if levers.tuning != "full":
         return gradient_bytes(setting, shape, levers)
     largest = max([shape.vocab * shape.width, *(i * o for i, o, _ in shape.matrices.values())])
@@ -94,5 +130,11 @@ def largest_gradient(setting: Setting, shape: ModelShape, levers: Levers) -> flo
 def loading_moment(setting: Setting, shape: ModelShape, levers: Levers) -> Moment:
     """Software that gives every device the whole model before it is sharded needs both at once."""
     sharded = setting.data_parallel > 1 and levers.parallel in ("zero3", "fsdp")
-    whole = shape.parameters * levers.weight_bytes if setting.engine.stages_whole_model and sharded else 0.0
-    return Moment("load", {"policy": {"weights": weights(setting, shape, levers), "workspace": whole}})
+    whole = (
+        shape.parameters * levers.weight_bytes
+        if setting.engine.stages_whole_model and sharded
+        else 0.0
+    )
+    return Moment(
+        "load", {"policy": {"weights": weights(setting, shape, levers), "workspace": whole}}
+    )

@@ -1,7 +1,9 @@
-"""The attempts of a stage, from the rows its processes left: how each ended, how long it took, and which of its work was done again.
+"""The attempts of a stage, from the rows its processes left: how each ended, how long it took, and
+which of its work was done again.
 
-Waste is the work of unfinished attempts that had to be done again: the rows of an attempt up to the step that every later attempt
-resumed from are useful, the rest (loading included) is waste. Before a later attempt exists nothing was done again, so nothing is waste.
+Waste is the work of unfinished attempts that had to be done again: the rows of an attempt up to the
+step that every later attempt resumed from are useful, the rest (loading included) is waste. Before
+a later attempt exists nothing was done again, so nothing is waste.
 """
 
 import math
@@ -49,12 +51,19 @@ class Attempt:
 
     def may_share_checkpoints(self, other: "Attempt") -> bool:
         """Same fingerprint, or one of them was killed before it wrote its own."""
-        return not self.fingerprint or not other.fingerprint or self.fingerprint == other.fingerprint
+        return (
+            not self.fingerprint or not other.fingerprint or self.fingerprint == other.fingerprint
+        )
 
 
 def read_attempts(folder: Path) -> tuple[list[Attempt], int]:
-    """The attempts of the stage whose streams are in `folder`, oldest first, and how many rows had to be skipped."""
-    events, usage = jsonl.read(folder / "attempts.jsonl", AttemptRow), jsonl.read(folder / "usage.jsonl", UsageRow)
+    """The attempts of the stage whose streams are in `folder`, oldest first, and how many rows had
+    to be skipped.
+    """
+    events, usage = (
+        jsonl.read(folder / "attempts.jsonl", AttemptRow),
+        jsonl.read(folder / "usage.jsonl", UsageRow),
+    )
     sound = [row for row in usage.rows if math.isfinite(row.seconds) and row.seconds >= 0]
     grouped: dict[tuple[int, str], tuple[list[AttemptRow], list[UsageRow]]] = {}
     for event in events.rows:
@@ -62,14 +71,17 @@ def read_attempts(folder: Path) -> tuple[list[Attempt], int]:
     for row in sound:
         grouped.setdefault((row.attempt, row.run_id), ([], []))[1].append(row)
     attempts = [_attempt(*rows) for rows in grouped.values()]
-    return sorted(attempts, key=lambda attempt: attempt.begin), events.skipped + usage.skipped + len(usage.rows) - len(sound)
+    return sorted(
+        attempts, key=lambda attempt: attempt.begin
+    ), events.skipped + usage.skipped + len(usage.rows) - len(sound)
 
 
 def kept_step(attempt: Attempt, later: Sequence[Attempt]) -> float:
-    """The last step of `attempt` that no attempt after it had to do again: inf if all its work stands, loading included.
+    """The last step of `attempt` that no attempt after it had to do again: inf if all its work
+    stands, loading included.
 
-    Work up to the step that all later attempts resumed from (until one is done) was kept. If later attempts had other parameters or
-    inputs, and none its own, the work was abandoned.
+    Work up to the step that all later attempts resumed from (until one is done) was kept. If later
+    attempts had other parameters or inputs, and none its own, the work was abandoned.
     """
     if attempt.done or not later:
         return math.inf
@@ -77,7 +89,9 @@ def kept_step(attempt: Attempt, later: Sequence[Attempt]) -> float:
     return min((other.resumed_step for other in heirs), default=0)
 
 
-def split_usage(attempt: Attempt, later: Sequence[Attempt]) -> tuple[list[UsageRow], list[UsageRow]]:
+def split_usage(
+    attempt: Attempt, later: Sequence[Attempt]
+) -> tuple[list[UsageRow], list[UsageRow]]:
     """The rows of `attempt` that were of use, and those whose work was wasted."""
     kept = kept_step(attempt, later)
     useful: list[UsageRow] = []
@@ -88,7 +102,9 @@ def split_usage(attempt: Attempt, later: Sequence[Attempt]) -> tuple[list[UsageR
 
 
 def retry_seconds(attempt: Attempt, later: Sequence[Attempt]) -> float:
-    """What running out of memory cost an attempt, in steps whose work stands: it is part of rows that count as useful."""
+    """What running out of memory cost an attempt, in steps whose work stands: it is part of rows
+    that count as useful.
+    """
     kept = kept_step(attempt, later)
     return sum((row.lost_seconds for row in attempt.retries if row.step < kept), 0.0)
 
@@ -127,9 +143,20 @@ def _attempt(events: list[AttemptRow], usage: list[UsageRow]) -> Attempt:
     )
 
 
-def _unaccounted(known: AttemptRow | UsageRow, usage: list[UsageRow], time: float, seconds: float) -> UsageRow:
+def _unaccounted(
+    known: AttemptRow | UsageRow, usage: list[UsageRow], time: float, seconds: float
+) -> UsageRow:
     """The row that a killed process could not write: its time outside of every phase."""
     return UsageRow(
-        time=time, run_id=known.run_id, attempt=known.attempt, step=max((row.step for row in usage), default=0), phase="other",
-        seconds=seconds, tokens=0, sequences=0, peak_bytes=0, device=known.device, world_size=known.world_size,
-    )  # fmt: skip
+        time=time,
+        run_id=known.run_id,
+        attempt=known.attempt,
+        step=max((row.step for row in usage), default=0),
+        phase="other",
+        seconds=seconds,
+        tokens=0,
+        sequences=0,
+        peak_bytes=0,
+        device=known.device,
+        world_size=known.world_size,
+    )

@@ -1,7 +1,9 @@
-"""Budgets: what was spent, what a limit leaves, whether a plan keeps to it, and when a stage at work has to stop. Pure.
+"""Budgets: what was spent, what a limit leaves, whether a plan keeps to it, and when a stage at
+work has to stop. Pure.
 
-Spent is what the ledger measures: wall seconds x devices x price, failed attempts included, over a run and the unfinished runs that
-it goes on from. Limits on hours are on the wall time of the stages.
+Spent is what the ledger measures: wall seconds x devices x price, failed attempts included, over a
+run and the unfinished runs that it goes on from. Limits on hours are on the wall time of the
+stages.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -48,8 +50,14 @@ def limits(budget: Budget) -> list[Limit]:
     """Every limit that is set."""
     whole = [("budget.max_usd", budget.max_usd, "USD"), ("budget.max_hours", budget.max_hours, "h")]
     found = [Limit(key, value, unit, None) for key, value, unit in whole if value is not None]
-    found += [Limit(f"budget.max_usd_by_stage.{stage}", value, "USD", stage) for stage, value in budget.max_usd_by_stage.items()]
-    return found + [Limit(f"budget.max_hours_by_stage.{stage}", value, "h", stage) for stage, value in budget.max_hours_by_stage.items()]
+    found += [
+        Limit(f"budget.max_usd_by_stage.{stage}", value, "USD", stage)
+        for stage, value in budget.max_usd_by_stage.items()
+    ]
+    return found + [
+        Limit(f"budget.max_hours_by_stage.{stage}", value, "h", stage)
+        for stage, value in budget.max_hours_by_stage.items()
+    ]
 
 
 def total(costs: Mapping[str, Cost], stage: str | None = None) -> Cost:
@@ -61,15 +69,20 @@ def total(costs: Mapping[str, Cost], stage: str | None = None) -> Cost:
 # ---------------------------------------------------------------- which runs share a budget
 
 
-def predecessor(rows: Sequence[PipelineRow], params: Params, params_of: Mapping[str, Params]) -> str | None:
-    """The run that a new one with `params` goes on from: the newest, if it did not complete and asked for the same results.
+def predecessor(
+    rows: Sequence[PipelineRow], params: Params, params_of: Mapping[str, Params]
+) -> str | None:
+    """The run that a new one with `params` goes on from: the newest, if it did not complete and
+    asked for the same results.
 
     params_of  run id -> the params it kept, where they can still be read
     """
     if not rows:
         return None
     newest = rows[-1].run_id
-    if any(row.run_id == newest and row.event == "end" and row.state == "completed" for row in rows):
+    if any(
+        row.run_id == newest and row.event == "end" and row.state == "completed" for row in rows
+    ):
         return None
     kept = params_of.get(newest)
     return newest if kept is not None and same_results(kept, params) else None
@@ -77,7 +90,9 @@ def predecessor(rows: Sequence[PipelineRow], params: Params, params_of: Mapping[
 
 def same_results(first: Params, second: Params) -> bool:
     """Whether two params differ in nothing but money and tracking."""
-    return first.model_dump(exclude=set(FREE_SECTIONS)) == second.model_dump(exclude=set(FREE_SECTIONS))
+    return first.model_dump(exclude=set(FREE_SECTIONS)) == second.model_dump(
+        exclude=set(FREE_SECTIONS)
+    )
 
 
 def chain(rows: Sequence[PipelineRow], run_id: str | None) -> list[str]:
@@ -109,8 +124,12 @@ class Excess(NamedTuple):
     """Still to come, by the plan; both in the limit's unit."""
 
 
-def excess(budget: Budget, already: Mapping[str, Cost], planned: Mapping[str, Cost]) -> Excess | None:
-    """The first limit that spent and planned together pass; a run with nothing left to do passes none."""
+def excess(
+    budget: Budget, already: Mapping[str, Cost], planned: Mapping[str, Cost]
+) -> Excess | None:
+    """The first limit that spent and planned together pass; a run with nothing left to do passes
+    none.
+    """
     for limit in limits(budget):
         before, after = (limit.part(total(costs, limit.stage)) for costs in (already, planned))
         if after > 0 and before + after > limit.value:
@@ -128,13 +147,23 @@ class Room(NamedTuple):
     limit: Limit
 
 
-def room(budget: Budget, already: Mapping[str, Cost], stage: str, world_size: int, usd_per_device_hour: float) -> Room | None:
-    """What the tightest limit leaves to `stage` on `world_size` devices, in wall seconds; None where nothing binds."""
+def room(
+    budget: Budget,
+    already: Mapping[str, Cost],
+    stage: str,
+    world_size: int,
+    usd_per_device_hour: float,
+) -> Room | None:
+    """What the tightest limit leaves to `stage` on `world_size` devices, in wall seconds; None
+    where nothing binds.
+    """
     found = []
     for limit in limits(budget):
         if limit.stage in (None, stage):
             left = limit.value - limit.part(total(already, limit.stage))
-            per_second = world_size * usd_per_device_hour / 3600 if limit.unit == "USD" else 1 / 3600
+            per_second = (
+                world_size * usd_per_device_hour / 3600 if limit.unit == "USD" else 1 / 3600
+            )
             found.append(Room(left / per_second, limit))
     return min(found, default=None)
 
@@ -166,7 +195,9 @@ class Pace:
         return max((took for _, took in self._steps.values()), default=None)
 
     def step_ends(self, now: float) -> float | None:
-        """When the step at work will end: whole steps are counted from the beginning of the newest that left a row."""
+        """When the step at work will end: whole steps are counted from the beginning of the newest
+        that left a row.
+        """
         step = self.step_seconds
         if not step:
             return None
@@ -175,10 +206,11 @@ class Pace:
 
 
 def has_to_stop(pace: Pace, now: float, deadline: float) -> bool:
-    """Whether the stage has to be asked to stop now, so that it is checkpointed at `deadline`, the moment when the budget is used up.
+    """Whether the stage has to be asked to stop now, so that it is checkpointed at `deadline`, the
+    moment when the budget is used up.
 
-    It stops after the step at work: so that has to be the last one that fits, with the checkpoint that follows. Before a pace is known,
-    at the deadline. All times in seconds since the epoch.
+    It stops after the step at work: so that has to be the last one that fits, with the checkpoint
+    that follows. Before a pace is known, at the deadline. All times in seconds since the epoch.
     """
     ends = pace.step_ends(now)
     step = pace.step_seconds

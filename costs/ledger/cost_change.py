@@ -1,11 +1,14 @@
-"""Why the same phase cost more or less in another run: more tokens, another rate, another price. Pure.
+"""Why the same phase cost more or less in another run: more tokens, another rate, another price.
+Pure.
 
-usd = tokens x (device_seconds / tokens) x usd_per_device_hour / 3600. The difference of two such products is shared out among its factors
-so that the shares add up to it exactly, whichever run is named first:
+usd = tokens x (device_seconds / tokens) x usd_per_device_hour / 3600. The difference of two such
+products is shared out among its factors so that the shares add up to it exactly, whichever run is
+named first:
 
 share of a factor x = L(usd_b, usd_a) x ln(x_b / x_a),  L(b, a) = (b - a) / (ln b - ln a)
 
-Source: the logarithmic mean Divisia index, Ang 2005, The LMDI approach to decomposition analysis: a practical guide, Energy Policy 33.
+Source: the logarithmic mean Divisia index, Ang 2005, The LMDI approach to decomposition analysis: a
+practical guide, Energy Policy 33.
 """
 
 import math
@@ -16,8 +19,9 @@ from typing import NamedTuple
 from costs.ledger.ledger import Ledger, PhaseCost, StageCost, usd_of
 
 TOKENS, RATE, SECONDS, PRICE, PHASES = "tokens", "rate", "seconds", "price", "phases"
-"""Reasons: more or fewer tokens, another rate in tokens/s, another time where no tokens are counted, another price, and phases (or stages)
-that only one of the runs has."""
+"""Reasons: more or fewer tokens, another rate in tokens/s, another time where no tokens are
+counted, another price, and phases (or stages) that only one of the runs has.
+"""
 
 
 class Work(NamedTuple):
@@ -39,7 +43,9 @@ class Work(NamedTuple):
 
 @dataclass(frozen=True)
 class CostChange:
-    """A phase, a stage (`phase` is empty) or the run (`stage` is empty too) in two runs; None where a run lacks it."""
+    """A phase, a stage (`phase` is empty) or the run (`stage` is empty too) in two runs; None where
+    a run lacks it.
+    """
 
     stage: str
     phase: str
@@ -63,11 +69,14 @@ def log_mean(a: float, b: float) -> float:
 def reasons(before: Work, after: Work) -> dict[str, float]:
     """Reason -> its share of after.usd - before.usd.
 
-    A run without a price, or without time, has no logarithm: the whole difference is then the price's, or the time's.
+    A run without a price, or without time, has no logarithm: the whole difference is then the
+    price's, or the time's.
     """
     if not before.usd or not after.usd:
         free = bool(before.device_seconds and after.device_seconds)
-        return {PRICE if free else SECONDS: after.usd - before.usd} if before.usd != after.usd else {}
+        return (
+            {PRICE if free else SECONDS: after.usd - before.usd} if before.usd != after.usd else {}
+        )
     mean = log_mean(before.usd, after.usd)
     shares = {PRICE: mean * math.log(after.usd_per_device_hour / before.usd_per_device_hour)}
     if before.tokens and after.tokens:
@@ -80,8 +89,9 @@ def reasons(before: Work, after: Work) -> dict[str, float]:
 def cost_changes(before: Ledger, after: Ledger) -> list[CostChange]:
     """Every stage of either run with its phases, then the sum over the stages (`stage` is empty).
 
-    Compared is the work that made a stage's outputs, done once, whichever run paid for it; of a stage that has none yet, what it took so
-    far. So a stage that one run found unchanged is no difference.
+    Compared is the work that made a stage's outputs, done once, whichever run paid for it; of a
+    stage that has none yet, what it took so far. So a stage that one run found unchanged is no
+    difference.
     """
     names = dict.fromkeys(stage.stage for book in (before, after) for stage in book.stages)
     stages = [_stage(name, _works(before, name), _works(after, name)) for name in names]
@@ -93,7 +103,10 @@ def _works(book: Ledger, name: str) -> dict[str, Work]:
     stage = book.stage(name)
     if stage is None:
         return {}
-    return {phase.phase: _work(phase, stage, stage.usd_per_device_hour) for phase in stage.made or stage.phases}
+    return {
+        phase.phase: _work(phase, stage, stage.usd_per_device_hour)
+        for phase in stage.made or stage.phases
+    }
 
 
 def _work(phase: PhaseCost, stage: StageCost, price: float) -> Work:
@@ -102,7 +115,10 @@ def _work(phase: PhaseCost, stage: StageCost, price: float) -> Work:
 
 
 def _stage(name: str, before: Mapping[str, Work], after: Mapping[str, Work]) -> CostChange:
-    phases = [_phase(name, phase, before.get(phase), after.get(phase)) for phase in dict.fromkeys([*before, *after])]
+    phases = [
+        _phase(name, phase, before.get(phase), after.get(phase))
+        for phase in dict.fromkeys([*before, *after])
+    ]
     return _sum(name, phases)
 
 
@@ -119,7 +135,12 @@ def _sum(stage: str, parts: Sequence[CostChange]) -> CostChange:
         for reason, usd in part.reasons.items():
             shares[reason] = shares.get(reason, 0.0) + usd
     return CostChange(
-        stage, "", _total(part.before for part in parts), _total(part.after for part in parts), shares, parts if stage else ()
+        stage,
+        "",
+        _total(part.before for part in parts),
+        _total(part.after for part in parts),
+        shares,
+        parts if stage else (),
     )
 
 
@@ -127,4 +148,8 @@ def _total(works: Iterable[Work | None]) -> Work | None:
     known = [work for work in works if work is not None]
     if not known:
         return None
-    return Work(sum(work.device_seconds for work in known), sum(work.tokens for work in known), known[0].usd_per_device_hour)
+    return Work(
+        sum(work.device_seconds for work in known),
+        sum(work.tokens for work in known),
+        known[0].usd_per_device_hour,
+    )

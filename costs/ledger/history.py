@@ -1,6 +1,8 @@
-"""What this machine's runs were planned to need and did need: append-only, for the planner's own error.
+"""What this machine's runs were planned to need and did need: append-only, for the planner's own
+error.
 
-.rlhf/planned-measured.jsonl   PlannedRow   one row per stage that a run made, and one per phase of it
+.rlhf/planned-measured.jsonl   PlannedRow   one row per stage that a run made, and one per phase of
+                               it
 
 It lies outside of runs/, so that it outlives them. A row cut by a crash is skipped and counted.
 """
@@ -24,7 +26,9 @@ def this_machine() -> str:
     name = platform.processor() or platform.machine()
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-        name = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), name)
+        name = next(
+            (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), name
+        )
     except OSError:
         pass
     return f"{name}, {os.cpu_count()} cores"
@@ -42,13 +46,22 @@ def skipped_note(skipped: int) -> str | None:
     if not skipped:
         return None
     rows = "1 row" if skipped == 1 else f"{skipped} rows"
-    return f"{rows} of {HISTORY} cut by a crash or not understood: left out of the error of past plans. Delete them from the file to lose this line."
+    return (
+        f"{rows} of {HISTORY} cut by a crash or not understood: left out of the error of past "
+        "plans. Delete them from the file to lose this line."
+    )
 
 
 def remember(root: Path, book: Ledger, reconciled: Reconciled) -> int:
-    """Append the stages that the run of `book` made itself and that were planned, each once; returns how many rows that were."""
+    """Append the stages that the run of `book` made itself and that were planned, each once;
+    returns how many rows that were.
+    """
     known = {(row.run_id, row.stage) for row in jsonl.read(root / HISTORY, PlannedRow).rows}
-    made = [stage.stage for stage in book.stages if stage.state == "done" and (book.run_id, stage.stage) not in known]
+    made = [
+        stage.stage
+        for stage in book.stages
+        if stage.state == "done" and (book.run_id, stage.stage) not in known
+    ]
     rows = []
     for stage in (stage for stage in reconciled.stages if stage.stage in made):
         for phase, comparison in [*stage.phases.items(), ("", stage.whole)]:
@@ -59,12 +72,21 @@ def remember(root: Path, book: Ledger, reconciled: Reconciled) -> int:
     return len(rows)
 
 
-def _row(run_id: str, hardware: str, stage: str, phase: str, comparison: Comparison) -> PlannedRow | None:
+def _row(
+    run_id: str, hardware: str, stage: str, phase: str, comparison: Comparison
+) -> PlannedRow | None:
     """None for what was not planned, or took no time."""
     if comparison.planned_seconds is None or not comparison.measured_seconds:
         return None
     return PlannedRow(
-        time=time.time(), run_id=run_id, machine=this_machine(), hardware=hardware, stage=stage, phase=phase,
-        planned_seconds=comparison.planned_seconds, measured_seconds=comparison.measured_seconds,
-        planned_peak_bytes=comparison.planned_peak_bytes or 0.0, measured_peak_bytes=comparison.measured_peak_bytes or 0.0,
-    )  # fmt: skip
+        time=time.time(),
+        run_id=run_id,
+        machine=this_machine(),
+        hardware=hardware,
+        stage=stage,
+        phase=phase,
+        planned_seconds=comparison.planned_seconds,
+        measured_seconds=comparison.measured_seconds,
+        planned_peak_bytes=comparison.planned_peak_bytes or 0.0,
+        measured_peak_bytes=comparison.measured_peak_bytes or 0.0,
+    )

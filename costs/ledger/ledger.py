@@ -1,10 +1,14 @@
-"""The measured ledger: what a pipeline run spent, per stage and phase, from the rows its stage processes left behind.
+"""The measured ledger: what a pipeline run spent, per stage and phase, from the rows its stage
+processes left behind.
 
-usd = seconds x world_size x usd_per_device_hour / 3600, summed over the usage rows of every attempt of the run, failed ones included.
-Electricity is in the hourly price where it is paid apart: see costs/tables/price.py.
+usd = seconds x world_size x usd_per_device_hour / 3600, summed over the usage rows of every attempt
+of the run, failed ones included. Electricity is in the hourly price where it is paid apart: see
+costs/tables/price.py.
 
-- A stage that DVC found unchanged cost nothing in this run; `saved_usd` says what making its outputs had cost.
-- An attempt killed by kill -9 has no `end` row: it lasted from its start to its last row, and the time that no phase accounts for
+- A stage that DVC found unchanged cost nothing in this run; `saved_usd` says what making its
+  outputs had cost.
+- An attempt killed by kill -9 has no `end` row: it lasted from its start to its last row, and the
+  time that no phase accounts for
   is the phase `other`.
 - Waste is the work of unfinished attempts that had to be done again: see costs/ledger/attempts.py.
 """
@@ -58,21 +62,27 @@ class StageCost:
     waste_seconds: float
     waste_usd: float
     memory_retries: int
-    """Steps that were done again in smaller pieces, because memory did not suffice; what the first tries took is waste."""
+    """Steps that were done again in smaller pieces, because memory did not suffice; what the first
+    tries took is waste.
+    """
     saved_seconds: float
     """Of a cached stage: what the attempts that made its outputs took, their waste not counted."""
     saved_usd: float
     peak_bytes: int
     phases: tuple[PhaseCost, ...]
     made: tuple[PhaseCost, ...] = ()
-    """The work that made the outputs, done once: of this run and of those it goes on from, waste left out. Empty without outputs."""
+    """The work that made the outputs, done once: of this run and of those it goes on from, waste
+    left out. Empty without outputs.
+    """
 
 
 @dataclass(frozen=True)
 class Ledger:
     run_id: str
     state: str
-    """completed, failed, stopped, over_budget; unfinished if the run left no `end` row; manual for stages started by hand."""
+    """completed, failed, stopped, over_budget; unfinished if the run left no `end` row; manual for
+    stages started by hand.
+    """
     started: float | None
     """Seconds since the epoch of the run's first row."""
     finished: float | None
@@ -134,12 +144,19 @@ def usd_of(device_seconds: float, usd_per_device_hour: float) -> float:
 
 
 def usd_per_win_rate_point(made_usd: float, win_rate: float | None) -> float | None:
-    """Cost of each point of win rate above an even 50 %: made_usd / (100 (win_rate - 0.5)); None without a gain or a cost."""
-    return made_usd / (100 * (win_rate - 0.5)) if win_rate is not None and win_rate > 0.5 and made_usd else None
+    """Cost of each point of win rate above an even 50 %: made_usd / (100 (win_rate - 0.5)); None
+    without a gain or a cost.
+    """
+    return (
+        made_usd / (100 * (win_rate - 0.5))
+        if win_rate is not None and win_rate > 0.5 and made_usd
+        else None
+    )
 
 
 def ledger(root: Path, params: Params, run_id: str | None = None) -> Ledger:
-    """What the pipeline run `run_id` below `root` cost at the prices of `params`; without a run id, the newest pipeline run.
+    """What the pipeline run `run_id` below `root` cost at the prices of `params`; without a run id,
+    the newest pipeline run.
 
     If no pipeline run was ever recorded, or for run id `manual`: the newest attempt of every stage.
     Raises CostError if there is no such run, or nothing ran yet.
@@ -149,12 +166,17 @@ def ledger(root: Path, params: Params, run_id: str | None = None) -> Ledger:
     rows: list[PipelineRow] = [row for row in pipeline.rows if row.run_id == chosen]
     if not rows and chosen != NO_RUN_ID:
         known = ", ".join(dict.fromkeys(row.run_id for row in reversed(pipeline.rows))) or "none"
-        raise CostError(f"run {chosen!r} is not in {root / 'runs' / 'pipeline.jsonl'}. Name one of its runs (newest first): {known}.")
+        raise CostError(
+            f"run {chosen!r} is not in {root / 'runs' / 'pipeline.jsonl'}. Name one of its runs "
+            f"(newest first): {known}."
+        )
     stages, skipped = [], pipeline.skipped
     for name in dict.fromkeys([*STAGES, *(row.stage for row in rows if row.stage)]):
         attempts, cut = read_attempts(root / "runs" / name)
         skipped += cut
-        row = next((row for row in reversed(rows) if row.event == "stage" and row.stage == name), None)
+        row = next(
+            (row for row in reversed(rows) if row.event == "stage" and row.stage == name), None
+        )
         price = usd_per_device_hour(params, name if name in STAGES else None)
         if rows:
             stage = _stage_of_run(name, chosen, row, attempts, price)
@@ -163,7 +185,10 @@ def ledger(root: Path, params: Params, run_id: str | None = None) -> Ledger:
         if stage is not None:
             stages.append(stage)
     if not rows and not stages:
-        raise CostError(f"no run was recorded in {root / 'runs'}, and the ledger needs one. Start one with: rlhf run")
+        raise CostError(
+            f"no run was recorded in {root / 'runs'}, and the ledger needs one. Start one with: "
+            "rlhf run"
+        )
     end = next((row for row in reversed(rows) if row.event == "end"), None)
     return Ledger(
         run_id=chosen,
@@ -176,7 +201,9 @@ def ledger(root: Path, params: Params, run_id: str | None = None) -> Ledger:
     )
 
 
-def _stage_of_run(name: str, run_id: str, row: PipelineRow | None, attempts: list[Attempt], price: float) -> StageCost | None:
+def _stage_of_run(
+    name: str, run_id: str, row: PipelineRow | None, attempts: list[Attempt], price: float
+) -> StageCost | None:
     own = [attempt for attempt in attempts if attempt.run_id == run_id]
     if own:
         return _cost(name, own, attempts, price)
@@ -185,33 +212,65 @@ def _stage_of_run(name: str, run_id: str, row: PipelineRow | None, attempts: lis
     made = _makers(row.attempt, attempts) if row.cached else []
     useful = [usage for attempt, later in made for usage in split_usage(attempt, later)[0]]
     return StageCost(
-        stage=name, cached=row.cached, state="cached" if row.cached else row.state or "failed", message="",
-        attempt=made[-1][0].number if made else row.attempt, attempts=0, failed_attempts=0,
-        device=made[-1][0].device if made else "", world_size=made[-1][0].world_size if made else 1, usd_per_device_hour=price, seconds=0.0,
-        device_seconds=0.0, usd=0.0, waste_seconds=0.0, waste_usd=0.0, memory_retries=0,
-        saved_seconds=_seconds(useful), saved_usd=usd_of(_device_seconds(useful), price),
-        peak_bytes=0, phases=(), made=_phases(useful, price),
-    )  # fmt: skip
+        stage=name,
+        cached=row.cached,
+        state="cached" if row.cached else row.state or "failed",
+        message="",
+        attempt=made[-1][0].number if made else row.attempt,
+        attempts=0,
+        failed_attempts=0,
+        device=made[-1][0].device if made else "",
+        world_size=made[-1][0].world_size if made else 1,
+        usd_per_device_hour=price,
+        seconds=0.0,
+        device_seconds=0.0,
+        usd=0.0,
+        waste_seconds=0.0,
+        waste_usd=0.0,
+        memory_retries=0,
+        saved_seconds=_seconds(useful),
+        saved_usd=usd_of(_device_seconds(useful), price),
+        peak_bytes=0,
+        phases=(),
+        made=_phases(useful, price),
+    )
 
 
 def _makers(number: int | None, attempts: list[Attempt]) -> list[tuple[Attempt, list[Attempt]]]:
-    """The attempts that made the outputs of attempt `number` (None: of the newest that was done), each with those after it."""
-    done = [i for i, attempt in enumerate(attempts) if attempt.done and number in (None, attempt.number)]
+    """The attempts that made the outputs of attempt `number` (None: of the newest that was done),
+    each with those after it.
+    """
+    done = [
+        i for i, attempt in enumerate(attempts) if attempt.done and number in (None, attempt.number)
+    ]
     if not done:
         return []
     last = done[-1]
     first = last
-    while first > 0 and not (attempts[first - 1].done and attempts[first].resumed_step == 0):  # it may have found the outputs done
+    while first > 0 and not (
+        attempts[first - 1].done and attempts[first].resumed_step == 0
+    ):  # it may have found the outputs done
         first -= 1
     chain = [i for i in range(first, last + 1) if attempts[i].may_share_checkpoints(attempts[last])]
     return [(attempts[i], attempts[i + 1 :]) for i in chain]
 
 
 def _cost(name: str, own: list[Attempt], attempts: list[Attempt], price: float) -> StageCost:
-    """Sums over the attempts `own` of a stage; `attempts` are all it ever had, to know what was done again."""
+    """Sums over the attempts `own` of a stage; `attempts` are all it ever had, to know what was
+    done again.
+    """
     rows = [row for attempt in own for row in attempt.usage]
-    redone = [row for i, attempt in enumerate(attempts) if attempt in own for row in split_usage(attempt, attempts[i + 1 :])[1]]
-    retried = [(retry_seconds(attempt, attempts[i + 1 :]), attempt.world_size) for i, attempt in enumerate(attempts) if attempt in own]
+    redone = [
+        row
+        for i, attempt in enumerate(attempts)
+        if attempt in own
+        for row in split_usage(attempt, attempts[i + 1 :])[1]
+    ]
+    retried = [
+        (retry_seconds(attempt, attempts[i + 1 :]), attempt.world_size)
+        for i, attempt in enumerate(attempts)
+        if attempt in own
+    ]
     phases = _phases(rows, price)
     newest = own[-1]
     done = next((attempt.number for attempt in reversed(own) if attempt.done), None)
@@ -231,18 +290,25 @@ def _cost(name: str, own: list[Attempt], attempts: list[Attempt], price: float) 
         device_seconds=_device_seconds(rows),
         usd=sum((phase.usd for phase in phases), 0.0),
         waste_seconds=_seconds(redone) + sum(seconds for seconds, _ in retried),
-        waste_usd=usd_of(_device_seconds(redone) + sum(seconds * devices for seconds, devices in retried), price),
+        waste_usd=usd_of(
+            _device_seconds(redone) + sum(seconds * devices for seconds, devices in retried), price
+        ),
         memory_retries=sum(len(attempt.retries) for attempt in own),
         saved_seconds=0.0,
         saved_usd=0.0,
         peak_bytes=max((phase.peak_bytes for phase in phases), default=0),
         phases=phases,
-        made=_phases([usage for attempt, later in made for usage in split_usage(attempt, later)[0]], price),
+        made=_phases(
+            [usage for attempt, later in made for usage in split_usage(attempt, later)[0]], price
+        ),
     )
 
 
 def _phases(rows: Sequence[UsageRow], price: float) -> tuple[PhaseCost, ...]:
-    return tuple(_phase(phase, [row for row in rows if row.phase == phase], price) for phase in dict.fromkeys(row.phase for row in rows))
+    return tuple(
+        _phase(phase, [row for row in rows if row.phase == phase], price)
+        for phase in dict.fromkeys(row.phase for row in rows)
+    )
 
 
 def _phase(name: str, rows: list[UsageRow], price: float) -> PhaseCost:

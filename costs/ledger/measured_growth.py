@@ -25,7 +25,9 @@ class Measured(NamedTuple):
 
 
 def measured(root: Path, stage: str) -> list[Measured]:
-    """The newest runs that made the stage themselves and were planned; those whose params are not kept or of an older schema are left out."""
+    """The newest runs that made the stage themselves and were planned; those whose params are not
+    kept or of an older schema are left out.
+    """
     found = []
     for row in read_history(root).rows:
         if row.stage != stage or row.phase:
@@ -34,12 +36,22 @@ def measured(root: Path, stage: str) -> list[Measured]:
             parameters = base_shape(kept_params(root, row.run_id), root).parameters
         except RlhfError:
             continue
-        found.append(Measured(row.run_id, parameters, row.planned_seconds, row.measured_seconds, row.measured_peak_bytes))
+        found.append(
+            Measured(
+                row.run_id,
+                parameters,
+                row.planned_seconds,
+                row.measured_seconds,
+                row.measured_peak_bytes,
+            )
+        )
     return found[-NEWEST:]
 
 
 def measured_exponent(runs: Sequence[Measured]) -> float | None:
-    """Slope of log(seconds) over log(parameters), None where all models are of one size. Everything else that differs is in it too."""
+    """Slope of log(seconds) over log(parameters), None where all models are of one size. Everything
+    else that differs is in it too.
+    """
     if len({run.parameters for run in runs}) < 2:
         return None
     return exponent([run.parameters for run in runs], [run.measured_seconds for run in runs])

@@ -1,8 +1,10 @@
-"""Prediction beside measurement, per stage and phase: plan.json of a run against its ledger. Pure, but for reading plan.json.
+"""Prediction beside measurement, per stage and phase: plan.json of a run against its ledger. Pure,
+but for reading plan.json.
 
-error = planned / measured - 1 on seconds, so +0.1 is a plan a tenth too long. Measured is the work that made a stage's outputs, done
-once, whichever run paid for it: waste is no error of the planner and stands apart. Planned dollars are planned seconds at the price of
-the ledger, so that a new price is no error either.
+error = planned / measured - 1 on seconds, so +0.1 is a plan a tenth too long. Measured is the work
+that made a stage's outputs, done once, whichever run paid for it: waste is no error of the planner
+and stands apart. Planned dollars are planned seconds at the price of the ledger, so that a new
+price is no error either.
 """
 
 import json
@@ -69,16 +71,23 @@ def read_plan(folder: Path) -> dict[str, Any] | None:
         content = json.loads((folder / PLAN_FILE).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
-    return content if isinstance(content, dict) and isinstance(content.get("stages"), list) else None
+    return (
+        content if isinstance(content, dict) and isinstance(content.get("stages"), list) else None
+    )
 
 
 def reconcile(plan: Mapping[str, Any] | None, book: Ledger) -> Reconciled:
     """Every stage of the ledger beside its plan; without a plan the planned side is empty."""
     planned = {stage["stage"]: stage for stage in (plan or {}).get("stages", [])}
-    stages = tuple(_stage(stage, planned.get(stage.stage), stage.usd_per_device_hour) for stage in book.stages)
+    stages = tuple(
+        _stage(stage, planned.get(stage.stage), stage.usd_per_device_hour) for stage in book.stages
+    )
     both = [stage.whole for stage in stages if stage.whole.error is not None]
     whole = Comparison(
-        *(_sum(both, name) for name in ("planned_seconds", "measured_seconds", "planned_usd", "measured_usd")),
+        *(
+            _sum(both, name)
+            for name in ("planned_seconds", "measured_seconds", "planned_usd", "measured_usd")
+        ),
         *(_most(both, name) for name in ("planned_peak_bytes", "measured_peak_bytes")),
     )
     return Reconciled(stages, whole, str((plan or {}).get("hardware", "")))
@@ -89,7 +98,9 @@ def _stage(stage: StageCost, planned: Mapping[str, Any] | None, price: float) ->
     plans = {phase["phase"]: phase for phase in planned["phases"]} if planned else {}
     made = {phase.phase: phase for phase in stage.made}
     names = dict.fromkeys([*plans, *made])
-    phases = {name: _phase(plans.get(name), made.get(name), gpus, price, bool(made)) for name in names}
+    phases = {
+        name: _phase(plans.get(name), made.get(name), gpus, price, bool(made)) for name in names
+    }
     whole = Comparison(
         planned_seconds=planned["seconds"] if planned else None,
         measured_seconds=sum(phase.seconds for phase in stage.made) if made else None,
@@ -101,7 +112,13 @@ def _stage(stage: StageCost, planned: Mapping[str, Any] | None, price: float) ->
     return StageComparison(stage.stage, whole, phases)
 
 
-def _phase(planned: Mapping[str, Any] | None, made: PhaseCost | None, gpus: int, price: float, measured: bool) -> Comparison:
+def _phase(
+    planned: Mapping[str, Any] | None,
+    made: PhaseCost | None,
+    gpus: int,
+    price: float,
+    measured: bool,
+) -> Comparison:
     """`measured` says that the stage was: a phase without rows then took no time."""
     return Comparison(
         planned_seconds=planned["seconds"] if planned else None,
@@ -122,11 +139,15 @@ def _sum(parts: list[Comparison], name: str) -> float | None:
 
 
 def _most(parts: list[Comparison], name: str) -> float | None:
-    return max((value for part in parts if (value := getattr(part, name)) is not None), default=None)
+    return max(
+        (value for part in parts if (value := getattr(part, name)) is not None), default=None
+    )
 
 
 def as_dict(book: Ledger, reconciled: Reconciled) -> dict[str, Any]:
-    """The ledger's JSON with plan, measurement and error beside each other, for the run, each stage and each phase."""
+    """The ledger's JSON with plan, measurement and error beside each other, for the run, each stage
+    and each phase.
+    """
     content = book.as_dict()
     for stage in content["stages"]:
         found = reconciled.stage(stage["stage"])
@@ -135,7 +156,9 @@ def as_dict(book: Ledger, reconciled: Reconciled) -> dict[str, Any]:
         stage |= found.whole.as_dict()
         known = {phase["phase"] for phase in stage["phases"]}
         nothing = {"seconds": 0.0, "tokens": 0, "sequences": 0, "usd": 0.0, "peak_bytes": 0}
-        stage["phases"] = list(stage["phases"]) + [{"phase": name, **nothing} for name in found.phases if name not in known]
+        stage["phases"] = list(stage["phases"]) + [
+            {"phase": name, **nothing} for name in found.phases if name not in known
+        ]
         for phase in stage["phases"]:
             phase |= found.phases.get(phase["phase"], UNKNOWN).as_dict()
         del stage["made"]

@@ -1,7 +1,9 @@
-"""How far plans were off on this machine, and so how far a new one may be: an interval, and a correction where it has proved itself.
+"""How far plans were off on this machine, and so how far a new one may be: an interval, and a
+correction where it has proved itself.
 
-The ratio measured / planned of past runs is taken as log-normal. A correction is the geometric mean of the ratios. It is used only if it
-lowers the mean error on runs that it was not fitted on: each run is predicted from the others, with and without.
+The ratio measured / planned of past runs is taken as log-normal. A correction is the geometric mean
+of the ratios. It is used only if it lowers the mean error on runs that it was not fitted on: each
+run is predicted from the others, with and without.
 """
 
 from collections.abc import Iterable, Sequence
@@ -17,7 +19,23 @@ NEWEST_RUNS = 20
 """Older ones were planned by other formulas."""
 LEVEL = 0.8
 """Share of runs that the interval is to hold."""
-T_90 = (3.078, 1.886, 1.638, 1.533, 1.476, 1.440, 1.415, 1.397, 1.383, 1.372, 1.363, 1.356, 1.350, 1.345, 1.341)
+T_90 = (
+    3.078,
+    1.886,
+    1.638,
+    1.533,
+    1.476,
+    1.440,
+    1.415,
+    1.397,
+    1.383,
+    1.372,
+    1.363,
+    1.356,
+    1.350,
+    1.345,
+    1.341,
+)
 """90% quantiles of Student's t for 1 to 15 degrees of freedom."""
 T_90_BEYOND = 1.325
 """The same for 20; 1.28 in the limit."""
@@ -41,12 +59,18 @@ class Spread:
 
 
 def ratios(pairs: Iterable[tuple[float, float]]) -> list[float]:
-    """measured / planned of (planned, measured) pairs, the newest NEWEST_RUNS; pairs that are not positive say nothing."""
-    return [measured / planned for planned, measured in pairs if planned > 0 and measured > 0][-NEWEST_RUNS:]
+    """measured / planned of (planned, measured) pairs, the newest NEWEST_RUNS; pairs that are not
+    positive say nothing.
+    """
+    return [measured / planned for planned, measured in pairs if planned > 0 and measured > 0][
+        -NEWEST_RUNS:
+    ]
 
 
 def correction(found: Sequence[float]) -> float:
-    """The factor to use on the next plan: the geometric mean, or 1 if that did not help runs it was not fitted on."""
+    """The factor to use on the next plan: the geometric mean, or 1 if that did not help runs it was
+    not fitted on.
+    """
     if len(found) < FEWEST_RUNS:
         return 1.0
     logs = [log(ratio) for ratio in found]
@@ -59,8 +83,10 @@ def correction(found: Sequence[float]) -> float:
 def spread(found: Sequence[float]) -> Spread | None:
     """The interval that holds LEVEL of the runs to come, None from fewer than two.
 
-    Around a fitted mean: s sqrt(1 + 1/n) t(n - 1). Around 1: the root mean square of the logs times t(n).
-    Source: the prediction interval of a normal sample, Geisser 1993, Predictive Inference, section 2.2.
+    Around a fitted mean: s sqrt(1 + 1/n) t(n - 1). Around 1: the root mean square of the logs times
+    t(n).
+    Source: the prediction interval of a normal sample, Geisser 1993, Predictive Inference, section
+    2.2.
     """
     n = len(found)
     if n < 2:
@@ -68,13 +94,17 @@ def spread(found: Sequence[float]) -> Spread | None:
     logs, factor = [log(ratio) for ratio in found], correction(found)
     middle = log(factor)
     free = n - 1 if factor != 1.0 else n
-    deviation = sqrt(fsum((x - middle) ** 2 for x in logs) / free) * (sqrt(1 + 1 / n) if factor != 1.0 else 1.0)
+    deviation = sqrt(fsum((x - middle) ** 2 for x in logs) / free) * (
+        sqrt(1 + 1 / n) if factor != 1.0 else 1.0
+    )
     reach = deviation * (T_90[free - 1] if free <= len(T_90) else T_90_BEYOND)
     return Spread(exp(middle - reach), factor, exp(middle + reach), n, fsum(map(abs, logs)) / n)
 
 
 def with_errors(plan: Plan, past: Iterable[PlannedRow]) -> Plan:
-    """`plan` with what its numbers may become by the runs of this machine that were planned for the same device."""
+    """`plan` with what its numbers may become by the runs of this machine that were planned for the
+    same device.
+    """
     whole = [row for row in past if row.phase == ""]
     return replace(plan, stages=tuple(_with_error(stage, whole) for stage in plan.stages))
 
@@ -83,10 +113,20 @@ def _with_error(stage: StagePlan, past: Sequence[PlannedRow]) -> StagePlan:
     own = [row for row in past if row.stage == stage.stage and row.hardware == stage.hardware]
     seconds = spread(ratios((row.planned_seconds, row.measured_seconds) for row in own))
     memory = spread(ratios((row.planned_peak_bytes, row.measured_peak_bytes) for row in own))
-    return replace(stage, error=PlanError(_band(stage.seconds, seconds), _band(stage.peak_bytes_per_gpu, memory)))
+    return replace(
+        stage,
+        error=PlanError(_band(stage.seconds, seconds), _band(stage.peak_bytes_per_gpu, memory)),
+    )
 
 
 def _band(planned: float, found: Spread | None) -> Band | None:
     if found is None or not planned:
         return None
-    return Band(planned * found.low, planned * found.expected, planned * found.high, found.runs, found.error, found.corrected)
+    return Band(
+        planned * found.low,
+        planned * found.expected,
+        planned * found.high,
+        found.runs,
+        found.error,
+        found.corrected,
+    )

@@ -1,4 +1,6 @@
-"""The cheapest levers of a whole run: what the searches of its stages have to agree on, and what changes in params.yaml."""
+"""The cheapest levers of a whole run: what the searches of its stages have to agree on, and what
+changes in params.yaml.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,23 +25,36 @@ class Cheaper:
     """The search of each stage."""
 
 
-def cheapest(params: Params, aim: Target, stages: tuple[str, ...], goal: Goal, adapters: bool = False) -> Cheaper:
-    """The best levers of `stages` for `goal` that fit the device; with `adapters` LoRA and four bits are levers too.
+def cheapest(
+    params: Params, aim: Target, stages: tuple[str, ...], goal: Goal, adapters: bool = False
+) -> Cheaper:
+    """The best levers of `stages` for `goal` that fit the device; with `adapters` LoRA and four
+    bits are levers too.
 
     Raises CostError where a stage fits the device with no combination.
     """
-    storages = ("nf4", None) if adapters and params.model.random is None else (params.model.quantisation,)
+    storages = (
+        ("nf4", None) if adapters and params.model.random is None else (params.model.quantisation,)
+    )
     tried: list[tuple[float, str | None, dict[str, Found]]] = []
     refusal: CostError | None = None
     for quantisation in storages:
-        stored = params.model_copy(update={"model": params.model.model_copy(update={"quantisation": quantisation})})
+        stored = params.model_copy(
+            update={"model": params.model.model_copy(update={"quantisation": quantisation})}
+        )
         try:
             found = {
                 stage: search(
-                    setting, aim.price, goal, adapters=adapters, free=False, allowed=allowed_levers(params, stage, quantisation)
+                    setting,
+                    aim.price,
+                    goal,
+                    adapters=adapters,
+                    free=False,
+                    allowed=allowed_levers(params, stage, quantisation),
                 )
-                for stage, setting in settings(stored, aim).items() if stage in stages
-            }  # fmt: skip
+                for stage, setting in settings(stored, aim).items()
+                if stage in stages
+            }
         except CostError as error:
             refusal = error
             continue
@@ -53,14 +68,22 @@ def cheapest(params: Params, aim: Target, stages: tuple[str, ...], goal: Goal, a
     return Cheaper(made, _assignments(params.model_dump(mode="json"), content), found)
 
 
-def allowed_levers(params: Params, stage: str, quantisation: str | None) -> Callable[[Levers], bool]:
-    """Which levers of a stage go with this storage of frozen weights, and with the checks of config/schema.py."""
-    learnt_nothing = params.model.random is not None and (stage == "sft" or (stage == "reward" and params.reward.init == "base"))
+def allowed_levers(
+    params: Params, stage: str, quantisation: str | None
+) -> Callable[[Levers], bool]:
+    """Which levers of a stage go with this storage of frozen weights, and with the checks of
+    config/schema.py.
+    """
+    learnt_nothing = params.model.random is not None and (
+        stage == "sft" or (stage == "reward" and params.reward.init == "base")
+    )
 
     def allowed(levers: Levers) -> bool:
         if levers.tuning == "lora":
             return levers.quantisation == quantisation and not learnt_nothing
-        return not (quantisation and stage == "ppo")  # the policy would learn from other weights than its reference has
+        return not (
+            quantisation and stage == "ppo"
+        )  # the policy would learn from other weights than its reference has
 
     return allowed
 
@@ -73,7 +96,9 @@ def _value(found: dict[str, Found], goal: Goal) -> float:
 
 
 def changed(params: Params, found: dict[str, Found], quantisation: str | None) -> dict[str, Any]:
-    """The content of params.yaml with the winners' levers; an adapter that is there stays as it is."""
+    """The content of params.yaml with the winners' levers; an adapter that is there stays as
+    it is.
+    """
     content = params.model_dump(mode="json")
     for stage, each in found.items():
         own = section_changes(stage, each.best)

@@ -1,7 +1,8 @@
 """The plan of the data stage: no model, one process; each phase by rows, tokens or pairs.
 
-The rates are CPU seconds of `python -m training.data` on one core of an AMD EPYC machine: 40,000 helpdesk rows (2.2 million tokens),
-999 voted pairs (0.26 million) and 100 trees (0.55 million). The three agree to a third in each phase, and to a tenth in the sum.
+The rates are CPU seconds of `python -m training.data` on one core of an AMD EPYC machine: 40,000
+helpdesk rows (2.2 million tokens), 999 voted pairs (0.26 million) and 100 trees (0.55 million). The
+three agree to a third in each phase, and to a tenth in the sum.
 """
 
 from costs.formulas.time import energy_kwh
@@ -26,11 +27,15 @@ WRITE_SECONDS = 5e-6
 
 
 def data_seconds(rows: Rows, test_fraction: float) -> dict[str, float]:
-    """Seconds of each phase, in the order and under the names that the stage measures. A pair is two sequences."""
+    """Seconds of each phase, in the order and under the names that the stage measures. A pair is
+    two sequences.
+    """
     prompts = rows.prompts / (1 - test_fraction)
     sft, pairs = rows.sft + rows.sft_held_out, rows.preference + rows.preference_held_out
     total = sft + pairs + prompts
-    tokens = sft * rows.sft_tokens + 2 * pairs * rows.preference_tokens + prompts * rows.prompt_tokens
+    tokens = (
+        sft * rows.sft_tokens + 2 * pairs * rows.preference_tokens + prompts * rows.prompt_tokens
+    )
     return {
         "start": START_SECONDS,
         "read": total * READ_SECONDS,
@@ -41,17 +46,36 @@ def data_seconds(rows: Rows, test_fraction: float) -> dict[str, float]:
     }
 
 
-def plan_data(rows: Rows, test_fraction: float, device: Hardware, gpus: int, price: Price) -> StagePlan:
+def plan_data(
+    rows: Rows, test_fraction: float, device: Hardware, gpus: int, price: Price
+) -> StagePlan:
     """The plan of the data stage on devices that wait for it."""
     seconds = data_seconds(rows, test_fraction)
     whole = sum(seconds.values())
     hours = whole / 3600 * gpus
     return StagePlan(
-        stage="data", hardware=device.name, gpus=gpus, fits=True, shortfall_bytes=0.0, lever="", peak_bytes_per_gpu=0.0,
-        device_bytes_per_gpu=0.0, peak_phase="", memory={},
-        phases=tuple(PhasePlan(name, 0.0, 0.0, spent, "fixed", spent / 3600 * gpus * price.expected) for name, spent in seconds.items()),
-        seconds=whole, gpu_hours=hours, kwh=energy_kwh(hours, device.watts),
-        usd=Usd(hours * price.low, hours * price.expected, hours * price.high) if hours else NOTHING,
-        steps=rows.sft + rows.preference + rows.prompts, tokens=0.0, mfu=0.0,
+        stage="data",
+        hardware=device.name,
+        gpus=gpus,
+        fits=True,
+        shortfall_bytes=0.0,
+        lever="",
+        peak_bytes_per_gpu=0.0,
+        device_bytes_per_gpu=0.0,
+        peak_phase="",
+        memory={},
+        phases=tuple(
+            PhasePlan(name, 0.0, 0.0, spent, "fixed", spent / 3600 * gpus * price.expected)
+            for name, spent in seconds.items()
+        ),
+        seconds=whole,
+        gpu_hours=hours,
+        kwh=energy_kwh(hours, device.watts),
+        usd=Usd(hours * price.low, hours * price.expected, hours * price.high)
+        if hours
+        else NOTHING,
+        steps=rows.sft + rows.preference + rows.prompts,
+        tokens=0.0,
+        mfu=0.0,
         assumptions=("the devices wait while data is prepared, and are paid for",),
-    )  # fmt: skip
+    )

@@ -1,4 +1,5 @@
-"""A params file of which only one stage is to be planned may leave the rest out: what is missing comes from recipes/demo.yaml.
+"""A params file of which only one stage is to be planned may leave the rest out: what is missing
+comes from recipes/demo.yaml.
 
 Only plans are made from such a file; a run needs every parameter to be said.
 """
@@ -14,7 +15,9 @@ from config.schema import Params
 DEMO = Path(__file__).parents[2] / "recipes" / "demo.yaml"
 
 
-def completed(path: Path, overrides: list[str], stages: tuple[str, ...]) -> tuple[Params, tuple[str, ...]]:
+def completed(
+    path: Path, overrides: list[str], stages: tuple[str, ...]
+) -> tuple[Params, tuple[str, ...]]:
     """Params of a file, and what was filled in. Without `stages` the file must be complete.
 
     Raises ParamsError as config.load does, and where a named stage's own section is missing.
@@ -24,7 +27,10 @@ def completed(path: Path, overrides: list[str], stages: tuple[str, ...]) -> tupl
         return validate(content, str(path)), ()
     for stage in stages:
         if stage != "data" and stage not in content:
-            raise ParamsError(f"{path} has no section {stage}, so --stage {stage} has nothing to plan. Add the section.")
+            raise ParamsError(
+                f"{path} has no section {stage}, so --stage {stage} has nothing to plan. Add the "
+                "section."
+            )
     filled: list[str] = []
     whole = _fill(content, read(DEMO), "", filled)
     _fit_model(whole, content)
@@ -32,20 +38,30 @@ def completed(path: Path, overrides: list[str], stages: tuple[str, ...]) -> tupl
     return validate(whole, str(path)), (note,) if filled else ()
 
 
-def _fill(content: Mapping[str, Any], base: Mapping[str, Any], place: str, filled: list[str]) -> dict[str, Any]:
-    """`content` over `base`, section by section; `filled` gets the names of what came from the base."""
+def _fill(
+    content: Mapping[str, Any], base: Mapping[str, Any], place: str, filled: list[str]
+) -> dict[str, Any]:
+    """`content` over `base`, section by section; `filled` gets the names of what came from the
+    base.
+    """
     result = dict(content)
     for key, value in base.items():
         if key not in content:
             filled.append(f"{place}{key}")
             result[key] = value
-        elif isinstance(value, Mapping) and isinstance(content[key], Mapping) and key not in ("source", "random"):
+        elif (
+            isinstance(value, Mapping)
+            and isinstance(content[key], Mapping)
+            and key not in ("source", "random")
+        ):
             result[key] = _fill(content[key], value, f"{place}{key}.", filled)
     return result
 
 
 def _fit_model(whole: dict[str, Any], content: Mapping[str, Any]) -> None:
-    """A named model is not also a random one, and the context holds what the file's own stages ask for."""
+    """A named model is not also a random one, and the context holds what the file's own stages ask
+    for.
+    """
     given = content.get("model") or {}
     if given.get("path") is not None and "random" not in given:
         whole["model"]["random"] = None
@@ -53,4 +69,6 @@ def _fit_model(whole: dict[str, Any], content: Mapping[str, Any]) -> None:
         whole["model"]["path"] = None
     if "context_length" not in given:
         lengths = [(content.get(stage) or {}).get("max_length") for stage in ("sft", "reward")]
-        whole["model"]["context_length"] = max([whole["model"]["context_length"], *(n for n in lengths if isinstance(n, int))])
+        whole["model"]["context_length"] = max(
+            [whole["model"]["context_length"], *(n for n in lengths if isinstance(n, int))]
+        )

@@ -1,7 +1,7 @@
 """params.yaml -> Settings -> StagePlans, one for each stage of the pipeline.
 
-`section` levers that the schema does not have yet (lora, quantisation, optimizer, parallel ...) are read where they are, so that a
-newer params.yaml is planned with them and an older one without.
+`section` levers that the schema does not have yet (lora, quantisation, optimizer, parallel ...) are
+read where they are, so that a newer params.yaml is planned with them and an older one without.
 """
 
 import json
@@ -28,7 +28,8 @@ from costs.tables.price import usd_per_device_hour as own_rate
 from costs.tables.shapes import ModelShape, from_config
 
 NORMALISATION_PAIRS = 2000
-"""Training pairs that the reward stage scores once more, for the mean and deviation of its scores."""
+"""Training pairs that the reward stage scores once more, for the mean and deviation of its scores.
+"""
 GAP_SAMPLE = 16
 """Of training/rl/rollout_phase.py, which this package can not import."""
 PARALLEL: dict[str, Parallel] = {"none": "ddp", "zero1": "zero1", "zero2": "zero2", "zero3": "fsdp"}
@@ -49,14 +50,21 @@ class Target:
 
     def of(self, params: Params, stage: str) -> "Target":
         """What the plan of a stage is for."""
-        return replace(self, gpus=getattr(params.processes, stage, 1), by_stage=False) if self.by_stage else self
+        return (
+            replace(self, gpus=getattr(params.processes, stage, 1), by_stage=False)
+            if self.by_stage
+            else self
+        )
 
 
-def target(params: Params, name: str | None, gpus: int | None, usd_per_gpu_hour: float | None, root: Path) -> Target:
-    """The devices and their price: the catalogue's for a named device, else those of params.yaml (`prices`).
+def target(
+    params: Params, name: str | None, gpus: int | None, usd_per_gpu_hour: float | None, root: Path
+) -> Target:
+    """The devices and their price: the catalogue's for a named device, else those of params.yaml
+    (`prices`).
 
-    Where neither names a device it is this machine, as `rlhf calibrate` measured it if it did. Without `gpus` each stage has as many as it
-    has processes.
+    Where neither names a device it is this machine, as `rlhf calibrate` measured it if it did.
+    Without `gpus` each stage has as many as it has processes.
     """
     if gpus is None:
         return replace(target(params, name, 1, usd_per_gpu_hour, root), by_stage=True)
@@ -67,7 +75,12 @@ def target(params: Params, name: str | None, gpus: int | None, usd_per_gpu_hour:
     if usd_per_gpu_hour is not None:
         return Target(device, own_price(usd_per_gpu_hour, "command line", "today"), gpus, root)
     if name is None:
-        return Target(device, own_price(own_rate(params), params.prices.source, params.prices.date), gpus, root)
+        return Target(
+            device,
+            own_price(own_rate(params), params.prices.source, params.prices.date),
+            gpus,
+            root,
+        )
     return Target(device, price(device.name), gpus, root)
 
 
@@ -81,7 +94,9 @@ def base_shape(params: Params, root: Path) -> ModelShape:
         try:
             return from_config(json.loads(file.read_text(encoding="utf-8")), path)
         except ValueError as error:
-            raise CostError(f"{file} is not valid JSON: {error}. Fix it, or name another model.path.") from None
+            raise CostError(
+                f"{file} is not valid JSON: {error}. Fix it, or name another model.path."
+            ) from None
     return shape(path)
 
 
@@ -91,20 +106,32 @@ def random_config(params: Params) -> dict[str, Any]:
     if random is None:
         raise CostError("model.random is null. Set model.random or model.path in params.yaml.")
     return {
-        "model_type": random.family, "hidden_size": random.width, "num_hidden_layers": random.layers, "num_attention_heads": random.heads,
-        "num_key_value_heads": random.kv_heads, "intermediate_size": random.mlp_width, "vocab_size": random.vocab_size,
-        "tie_word_embeddings": random.tie_embeddings, "max_position_embeddings": params.model.context_length,
-    }  # fmt: skip
+        "model_type": random.family,
+        "hidden_size": random.width,
+        "num_hidden_layers": random.layers,
+        "num_attention_heads": random.heads,
+        "num_key_value_heads": random.kv_heads,
+        "intermediate_size": random.mlp_width,
+        "vocab_size": random.vocab_size,
+        "tie_word_embeddings": random.tie_embeddings,
+        "max_position_embeddings": params.model.context_length,
+    }
 
 
 def settings(params: Params, aim: Target) -> dict[str, Setting]:
-    """One Setting for each stage that runs a model, those of other methods than `align.method` too."""
+    """One Setting for each stage that runs a model, those of other methods than `align.method`
+    too.
+    """
     rows, model = count(params, aim.root), base_shape(params, aim.root)
-    return {stage: setting_of(params, aim, stage, rows, model) for stage in STAGES if stage != "data"}
+    return {
+        stage: setting_of(params, aim, stage, rows, model) for stage in STAGES if stage != "data"
+    }
 
 
 def setting_of(params: Params, aim: Target, stage: str, rows: Rows, model: ModelShape) -> Setting:
-    """What is to be planned of a stage that runs a model, divided among its devices as `sharding` says."""
+    """What is to be planned of a stage that runs a model, divided among its devices as `sharding`
+    says.
+    """
     made = _SETTINGS[stage](params, aim.of(params, stage), rows, model)
     parallel = PARALLEL[getattr(params.sharding, stage, "none")]
     offloads = params.sharding.offload and parallel in ("zero2", "fsdp")
@@ -123,7 +150,15 @@ def plan(params: Params, aim: Target, stages: tuple[str, ...] = ()) -> Plan:
     planned = []
     for stage in stages or stages_of(params.align.method):
         if stage == "data":
-            planned.append(plan_data(rows, params.data.test_fraction, aim.hardware, aim.of(params, stage).gpus, aim.price))
+            planned.append(
+                plan_data(
+                    rows,
+                    params.data.test_fraction,
+                    aim.hardware,
+                    aim.of(params, stage).gpus,
+                    aim.price,
+                )
+            )
         else:
             planned.append(plan_stage(setting_of(params, aim, stage, rows, model), aim.price))
     return Plan(tuple(planned), assumptions(aim, rows))
@@ -134,7 +169,8 @@ def assumptions(aim: Target, rows: Rows) -> tuple[str, ...]:
     device, price_ = aim.hardware, aim.price
     return (
         f"{device.name}: {device.source}, read {device.date}",
-        f"price {price_.low:g} / {price_.expected:g} / {price_.high:g} USD per device-hour: {price_.source}, read {price_.date}",
+        f"price {price_.low:g} / {price_.expected:g} / {price_.high:g} USD per device-hour: "
+        f"{price_.source}, read {price_.date}",
         f"energy at board power, {device.watts:g} W a device, without host and cooling",
         "responses assumed as long as the demonstrations, and at most max_new_tokens",
         *rows.assumptions,
@@ -144,11 +180,18 @@ def assumptions(aim: Target, rows: Rows) -> tuple[str, ...]:
 # ---------------------------------------------------------------- from params to settings
 
 
-def levers_of(params: Params, section: Mapping[str, Any], micro_batch: int, batch: int, gpus: int) -> Levers:
-    """The levers of one stage. Raises CostError where batch, micro-batch and devices do not go together."""
+def levers_of(
+    params: Params, section: Mapping[str, Any], micro_batch: int, batch: int, gpus: int
+) -> Levers:
+    """The levers of one stage. Raises CostError where batch, micro-batch and devices do not go
+    together.
+    """
     if batch % (micro_batch * gpus) and gpus > 1:
         if batch % gpus:
-            raise CostError(f"a batch of {batch} does not split over {gpus} devices. Change batch_size in params.yaml, or --gpus.")
+            raise CostError(
+                f"a batch of {batch} does not split over {gpus} devices. Change batch_size in "
+                "params.yaml, or --gpus."
+            )
         micro_batch = max(m for m in range(1, micro_batch + 1) if (batch // gpus) % m == 0)
     lora: Mapping[str, Any] | None = section.get("lora")
     return Levers(
@@ -169,38 +212,70 @@ def levers_of(params: Params, section: Mapping[str, Any], micro_batch: int, batc
 
 
 def response_tokens(rows: Rows, longest: int) -> float:
-    """Mean tokens of a response: as many as the demonstrations have, whose length a policy learns with their content."""
+    """Mean tokens of a response: as many as the demonstrations have, whose length a policy learns
+    with their content.
+    """
     demonstrated = rows.sft_tokens - rows.prompt_tokens
     return min(float(longest), demonstrated) if demonstrated >= 1 else float(longest)
 
 
 def _steps(rows: float, section: Any) -> float:
-    return float(section.max_steps) if section.max_steps else max(1.0, rows * section.epochs / section.batch_size)
+    return (
+        float(section.max_steps)
+        if section.max_steps
+        else max(1.0, rows * section.epochs / section.batch_size)
+    )
 
 
 def _sft(params: Params, aim: Target, rows: Rows, model: ModelShape) -> Setting:
     section = params.sft
-    levers = levers_of(params, section.model_dump(), section.micro_batch_size, section.batch_size, aim.gpus)
-    mean = float(section.max_length) if section.packing else min(rows.sft_tokens, section.max_length)
+    levers = levers_of(
+        params, section.model_dump(), section.micro_batch_size, section.batch_size, aim.gpus
+    )
+    mean = (
+        float(section.max_length) if section.packing else min(rows.sft_tokens, section.max_length)
+    )
     filled = rows.sft * rows.sft_tokens / section.max_length if section.packing else rows.sft
     levers = replace(levers, loss="fused")
     longest = section.max_length if section.packing else min(rows.longest_sft, section.max_length)
     texts = (rows.sft + rows.sft_held_out) * rows.sft_tokens
-    work = Workload(int(longest), mean, _steps(filled, section), held_out=rows.sft_held_out, texts_tokens=texts, masked=True)
+    work = Workload(
+        int(longest),
+        mean,
+        _steps(filled, section),
+        held_out=rows.sft_held_out,
+        texts_tokens=texts,
+        masked=True,
+    )
     return Setting("sft", model, levers, work, aim.hardware, engine("ours"), aim.gpus)
 
 
 def _reward(params: Params, aim: Target, rows: Rows, model: ModelShape) -> Setting:
     """Pairs: two sequences each."""
     section = params.reward
-    levers = levers_of(params, section.model_dump(), section.micro_batch_size, section.batch_size, aim.gpus)
+    levers = levers_of(
+        params, section.model_dump(), section.micro_batch_size, section.batch_size, aim.gpus
+    )
     longest = min(rows.longest_preference, section.max_length)
     held_out = 2 * (rows.preference_held_out + min(NORMALISATION_PAIRS, rows.preference))
     texts = 2 * (rows.preference + rows.preference_held_out) * rows.preference_tokens
     mean = min(rows.preference_tokens, section.max_length)
-    work = Workload(int(longest), mean, _steps(rows.preference, section), held_out=held_out, texts_tokens=texts, masked=True)
+    work = Workload(
+        int(longest),
+        mean,
+        _steps(rows.preference, section),
+        held_out=held_out,
+        texts_tokens=texts,
+        masked=True,
+    )
     return Setting(
-        "reward", model.scored, replace(levers, micro_batch=2 * levers.micro_batch), work, aim.hardware, engine("ours"), aim.gpus
+        "reward",
+        model.scored,
+        replace(levers, micro_batch=2 * levers.micro_batch),
+        work,
+        aim.hardware,
+        engine("ours"),
+        aim.gpus,
     )
 
 
@@ -212,19 +287,35 @@ def _ppo(params: Params, aim: Target, rows: Rows, model: ModelShape) -> Setting:
     each = max(1, section.batch_size // aim.gpus)
     micro = max(1, min(each, int(section.micro_batch_tokens / (prompt + response))))
     whole = levers_of(params, section.model_dump(), 1, section.batch_size, aim.gpus)
-    levers = replace(whole, micro_batch=micro, accumulation=max(1, each // section.num_mini_batches // micro))
+    levers = replace(
+        whole, micro_batch=micro, accumulation=max(1, each // section.num_mini_batches // micro)
+    )
     shared = section.layout == "shared_base" and params.reward.lora is not None
     judge = replace(levers, **adapter_of(params.reward.lora)) if shared else None
     loop = Rlhf(
-        layout=section.layout, reward=model.scored, value=model.scored if section.layout != "shared_trunk" else None, batch=section.batch_size,
-        rollout_batch=section.rollout_batch_size, ppo_epochs=section.ppo_epochs, mini_batches=section.num_mini_batches,
-        reward_levers=judge, value_levers=judge if section.value_init == "reward" else None,
-        rescored=section.batch_size if section.recompute_logprobs else compared_responses(section.batch_size),
-    )  # fmt: skip
+        layout=section.layout,
+        reward=model.scored,
+        value=model.scored if section.layout != "shared_trunk" else None,
+        batch=section.batch_size,
+        rollout_batch=section.rollout_batch_size,
+        ppo_epochs=section.ppo_epochs,
+        mini_batches=section.num_mini_batches,
+        reward_levers=judge,
+        value_levers=judge if section.value_init == "reward" else None,
+        rescored=section.batch_size
+        if section.recompute_logprobs
+        else compared_responses(section.batch_size),
+    )
     work = Workload(
-        prompt + response, mean, section.updates, prompt, response, said, texts_tokens=rows.prompts * rows.prompt_tokens,
+        prompt + response,
+        mean,
+        section.updates,
+        prompt,
+        response,
+        said,
+        texts_tokens=rows.prompts * rows.prompt_tokens,
         micro_batch_tokens=float(section.micro_batch_tokens),
-    )  # fmt: skip
+    )
     return Setting("ppo", model, levers, work, aim.hardware, engine("ours"), aim.gpus, rlhf=loop)
 
 
@@ -234,21 +325,33 @@ def adapter_of(lora: Lora | None) -> dict[str, Any]:
 
 
 def compared_responses(batch: int) -> int:
-    """Responses whose log-probs PPO computes again just to compare: every n-th, so that there are GAP_SAMPLE or a few more."""
+    """Responses whose log-probs PPO computes again just to compare: every n-th, so that there are
+    GAP_SAMPLE or a few more.
+    """
     return ceil(batch / max(1, batch // GAP_SAMPLE))
 
 
 def _dpo(params: Params, aim: Target, rows: Rows, model: ModelShape) -> Setting:
     """Pairs as in `_reward`; the reference reads every pair once, the held-out ones too."""
     section = params.dpo
-    levers = levers_of(params, section.model_dump(), section.micro_batch_size, section.batch_size, aim.gpus)
+    levers = levers_of(
+        params, section.model_dump(), section.micro_batch_size, section.batch_size, aim.gpus
+    )
     levers = replace(levers, micro_batch=2 * levers.micro_batch, loss="fused")
-    longest, mean = min(rows.longest_preference, section.max_length), min(rows.preference_tokens, section.max_length)
+    longest, mean = (
+        min(rows.longest_preference, section.max_length),
+        min(rows.preference_tokens, section.max_length),
+    )
     held_out, every = 2 * rows.preference_held_out, 2 * (rows.preference + rows.preference_held_out)
     work = Workload(
-        int(longest), mean, _steps(rows.preference, section), held_out=held_out, texts_tokens=every * rows.preference_tokens,
-        reference_sequences=every, masked=True,
-    )  # fmt: skip
+        int(longest),
+        mean,
+        _steps(rows.preference, section),
+        held_out=held_out,
+        texts_tokens=every * rows.preference_tokens,
+        reference_sequences=every,
+        masked=True,
+    )
     return Setting("dpo", model, levers, work, aim.hardware, engine("ours"), aim.gpus)
 
 
@@ -257,21 +360,37 @@ def _rloo(params: Params, aim: Target, rows: Rows, model: ModelShape) -> Setting
     prompt, response = int(rows.longest_prompt), section.max_new_tokens
     said = response_tokens(rows, response)
     mini_batch = section.batch_size // section.num_mini_batches
-    levers = replace(levers_of(params, section.model_dump(), section.micro_batch_size, mini_batch, aim.gpus), loss="fused")
+    levers = replace(
+        levers_of(params, section.model_dump(), section.micro_batch_size, mini_batch, aim.gpus),
+        loss="fused",
+    )
     loop = Rlhf(
-        ref=section.beta > 0, reward=model.scored, batch=section.batch_size, rollout_batch=section.rollout_batch_size,
-        ppo_epochs=section.rloo_epochs, mini_batches=section.num_mini_batches,
-    )  # fmt: skip
+        ref=section.beta > 0,
+        reward=model.scored,
+        batch=section.batch_size,
+        rollout_batch=section.rollout_batch_size,
+        ppo_epochs=section.rloo_epochs,
+        mini_batches=section.num_mini_batches,
+    )
     work = Workload(
-        prompt + response, rows.prompt_tokens + said, section.updates, prompt, response, said, texts_tokens=rows.prompts * rows.prompt_tokens,
-        padded_tokens=min(prompt + response, rows.longest_sft), masked=True,
+        prompt + response,
+        rows.prompt_tokens + said,
+        section.updates,
+        prompt,
+        response,
+        said,
+        texts_tokens=rows.prompts * rows.prompt_tokens,
+        padded_tokens=min(prompt + response, rows.longest_sft),
+        masked=True,
         micro_batch_tokens=float(section.micro_batch_size * params.model.context_length),
-    )  # fmt: skip
+    )
     return Setting("rloo", model, levers, work, aim.hardware, engine("ours"), aim.gpus, rlhf=loop)
 
 
 def _evaluate(params: Params, aim: Target, rows: Rows, model: ModelShape) -> Setting:
-    """Base, SFT and aligned model answer the held-out prompts; the reward model scores the answers."""
+    """Base, SFT and aligned model answer the held-out prompts; the reward model scores the
+    answers.
+    """
     section = params.evaluate
     prompt, response = int(rows.longest_prompt), section.max_new_tokens
     levers = Levers(
@@ -287,7 +406,23 @@ def _evaluate(params: Params, aim: Target, rows: Rows, model: ModelShape) -> Set
         prompt + response, rows.prompt_tokens + said, batches, prompt, response, said,
         micro_batch_tokens=float(section.batch_size * params.model.context_length),
     )  # fmt: skip
-    return Setting("evaluate", model, levers, work, aim.hardware, engine("ours"), aim.gpus, rlhf=Rlhf(reward=model.scored))
+    return Setting(
+        "evaluate",
+        model,
+        levers,
+        work,
+        aim.hardware,
+        engine("ours"),
+        aim.gpus,
+        rlhf=Rlhf(reward=model.scored),
+    )
 
 
-_SETTINGS = {"sft": _sft, "reward": _reward, "ppo": _ppo, "dpo": _dpo, "rloo": _rloo, "evaluate": _evaluate}
+_SETTINGS = {
+    "sft": _sft,
+    "reward": _reward,
+    "ppo": _ppo,
+    "dpo": _dpo,
+    "rloo": _rloo,
+    "evaluate": _evaluate,
+}

@@ -1,4 +1,6 @@
-"""The plan of one stage: records only, and how they are written as JSON. The keys are read by other tools."""
+"""The plan of one stage: records only, and how they are written as JSON. The keys are read by other
+tools.
+"""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -24,11 +26,15 @@ NOTHING = Usd(0.0, 0.0, 0.0)
 
 @dataclass(frozen=True)
 class Band:
-    """A planned number by the runs that this machine has planned and measured: four of five are to fall between low and high."""
+    """A planned number by the runs that this machine has planned and measured: four of five are to
+    fall between low and high.
+    """
 
     low: float
     expected: float
-    """The plan, times this machine's correction where that has proved itself on runs it was not fitted on."""
+    """The plan, times this machine's correction where that has proved itself on runs it was not
+    fitted on.
+    """
     high: float
     runs: int
     error: float
@@ -109,9 +115,13 @@ class Plan:
             usd = usd + stage.usd
         return {
             "fits": self.fits,
-            "peak_bytes_per_gpu": max((stage.peak_bytes_per_gpu for stage in self.stages), default=0.0),
+            "peak_bytes_per_gpu": max(
+                (stage.peak_bytes_per_gpu for stage in self.stages), default=0.0
+            ),
             "flops": sum(phase.flops for stage in self.stages for phase in stage.phases),
-            "bytes_moved": sum(phase.bytes_moved for stage in self.stages for phase in stage.phases),
+            "bytes_moved": sum(
+                phase.bytes_moved for stage in self.stages for phase in stage.phases
+            ),
             "seconds": sum(stage.seconds for stage in self.stages),
             "gpu_hours": sum(stage.gpu_hours for stage in self.stages),
             "kwh": sum(stage.kwh for stage in self.stages),
@@ -120,4 +130,8 @@ class Plan:
 
     def as_json(self) -> dict[str, Any]:
         """The object that `rlhf plan --json` prints."""
-        return {"stages": [asdict(stage) for stage in self.stages], "total": self.total, "assumptions": list(self.assumptions)}
+        return {
+            "stages": [asdict(stage) for stage in self.stages],
+            "total": self.total,
+            "assumptions": list(self.assumptions),
+        }

@@ -1,6 +1,8 @@
-"""How many rows and tokens a run will see: from the data stage's own metrics where they are of these params, else from the source.
+"""How many rows and tokens a run will see: from the data stage's own metrics where they are of
+these params, else from the source.
 
-The data stage is not run for a plan. What can not be known before it has run is assumed, and the assumption is part of the plan.
+The data stage is not run for a plan. What can not be known before it has run is assumed, and the
+assumption is part of the plan.
 """
 
 import json
@@ -16,9 +18,13 @@ from config.sections.data import FileSource, HelpdeskSource, Source
 UNKNOWN_ROWS = 1000
 """Assumed rows of a source that can not be read now."""
 MEAN_OVER_LONGEST = 0.6
-"""Assumed mean length of a bucketed batch over the longest sequence allowed, where the data stage has not measured it."""
+"""Assumed mean length of a bucketed batch over the longest sequence allowed, where the data stage
+has not measured it.
+"""
 HELPDESK_TOKENS = {"sft": (36.2, 57.0), "preference": (36.5, 70.0), "prompts": (18.4, 23.0)}
-"""Mean and longest text of the embedded world, as the data stage measures them with a tokenizer of 512 entries."""
+"""Mean and longest text of the embedded world, as the data stage measures them with a tokenizer of
+512 entries.
+"""
 EVERY_ROW = {
     "instructions": ("sft",),
     "pairs": ("sft", "preference", "prompts"),
@@ -84,13 +90,25 @@ def _from_sources(params: Params, root: Path) -> Rows:
     data = params.data
     keep = 1 - data.test_fraction
     main, notes = _source_rows(data.source, root, "data.source")
-    sft, more = _source_rows(data.sft_source, root, "data.sft_source") if data.sft_source else (main, ())
-    prompts, most = _source_rows(data.prompt_source, root, "data.prompt_source") if data.prompt_source else (main, ())
+    sft, more = (
+        _source_rows(data.sft_source, root, "data.sft_source") if data.sft_source else (main, ())
+    )
+    prompts, most = (
+        _source_rows(data.prompt_source, root, "data.prompt_source")
+        if data.prompt_source
+        else (main, ())
+    )
     votes = (file_rows(root / data.vote_source.path) or 0) if data.vote_source else 0
     limit = params.model.context_length - params.ppo.max_new_tokens
-    sft_tokens, longest_sft, of_sft = _lengths(data.sft_source or data.source, "sft", params.sft.max_length)
-    preference_tokens, longest_preference, of_preference = _lengths(data.source, "preference", params.reward.max_length)
-    prompt_tokens, longest_prompt, of_prompts = _lengths(data.prompt_source or data.source, "prompts", limit)
+    sft_tokens, longest_sft, of_sft = _lengths(
+        data.sft_source or data.source, "sft", params.sft.max_length
+    )
+    preference_tokens, longest_preference, of_preference = _lengths(
+        data.source, "preference", params.reward.max_length
+    )
+    prompt_tokens, longest_prompt, of_prompts = _lengths(
+        data.prompt_source or data.source, "prompts", limit
+    )
     return Rows(
         sft=sft["sft"] * keep,
         preference=(main["preference"] + votes) * keep,
@@ -115,28 +133,45 @@ def _lengths(source: Source, dataset: str, limit: float) -> tuple[float, float, 
     return (
         limit * MEAN_OVER_LONGEST,
         float("inf"),
-        f"mean length assumed {MEAN_OVER_LONGEST:g} of the longest, until the data stage has measured it",
+        f"mean length assumed {MEAN_OVER_LONGEST:g} of the longest, until the data stage has "
+        "measured it",
     )
 
 
 def _source_rows(source: Source, root: Path, name: str) -> tuple[dict[str, float], tuple[str, ...]]:
     """Rows of each dataset that a source yields, and what was assumed for it."""
     if isinstance(source, HelpdeskSource):
-        return {"sft": source.sft_rows, "preference": source.preference_rows, "prompts": source.prompt_rows}, ()
-    found = file_rows(root / source.path) if isinstance(source, FileSource) and "://" not in source.path else None
+        return {
+            "sft": source.sft_rows,
+            "preference": source.preference_rows,
+            "prompts": source.prompt_rows,
+        }, ()
+    found = (
+        file_rows(root / source.path)
+        if isinstance(source, FileSource) and "://" not in source.path
+        else None
+    )
     if found is None:
-        note = f"{name}={source.path} can not be counted before the data stage has run: {UNKNOWN_ROWS} rows assumed"
+        note = (
+            f"{name}={source.path} can not be counted before the data stage has run: "
+            f"{UNKNOWN_ROWS} rows assumed"
+        )
         return dict.fromkeys(("sft", "preference", "prompts"), float(UNKNOWN_ROWS)), (note,)
     if source.format == "trees":
-        # a tree of some eleven messages (OpenAssistant, arXiv 2304.07327 section 3) holds about as many ranked pairs
+        # a tree of some eleven messages (OpenAssistant, arXiv 2304.07327 section 3) holds about as
+        # many ranked pairs
         return {"sft": 4.0 * found, "preference": 10.0 * found, "prompts": 4.0 * found}, (
             f"{name}: 10 pairs assumed in each of {found} trees",
         )
-    return dict.fromkeys(("sft", "preference", "prompts"), float(found)), (f"{name}: {found} rows, refused ones not taken off",)
+    return dict.fromkeys(("sft", "preference", "prompts"), float(found)), (
+        f"{name}: {found} rows, refused ones not taken off",
+    )
 
 
 def file_rows(path: Path) -> int | None:
-    """Rows of a local file: lines of jsonl and csv, entries of a json list; None where it can not be told cheaply."""
+    """Rows of a local file: lines of jsonl and csv, entries of a json list; None where it can not
+    be told cheaply.
+    """
     try:
         if path.suffix == ".jsonl":
             return _lines(path)

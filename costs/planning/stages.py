@@ -1,6 +1,7 @@
 """The phases of every stage: which work is done how often, and what is in memory meanwhile.
 
-One function per kind of stage makes its phases and its memory moments; `plan_stage` turns them into a StagePlan.
+One function per kind of stage makes its phases and its memory moments; `plan_stage` turns them into
+a StagePlan.
 """
 
 from dataclasses import asdict, replace
@@ -10,7 +11,17 @@ from config.errors import CostError
 from costs.formulas.compute import Work, forward_pass, micro_step, optimizer_step
 from costs.formulas.counts import mfu
 from costs.formulas.generation import generation, generation_moment
-from costs.formulas.memory import Moment, Parts, device_bytes, frozen_role, gathered_bytes, optimizer_bytes, peak, scoring, weights
+from costs.formulas.memory import (
+    Moment,
+    Parts,
+    device_bytes,
+    frozen_role,
+    gathered_bytes,
+    optimizer_bytes,
+    peak,
+    scoring,
+    weights,
+)
 from costs.formulas.ppo import ppo_moments, ppo_phases
 from costs.formulas.process_heap import TRAINER_STAGES, with_process
 from costs.formulas.setting import Setting
@@ -23,7 +34,9 @@ from costs.tables.shapes import ModelShape
 DISK_BYTES_PER_SECOND = 1.0e9
 """Reading or writing weights: a common local SSD."""
 TOKENISE_SECONDS = 2.6e-6
-"""Reading, tokenising and batching one token of text: 0.9 s for 9,600 demonstrations of 36 tokens on one core."""
+"""Reading, tokenising and batching one token of text: 0.9 s for 9,600 demonstrations of 36 tokens
+on one core.
+"""
 
 
 class Phase(NamedTuple):
@@ -50,7 +63,10 @@ def phases(setting: Setting) -> list[Phase]:
         case "serve":
             middle = [Phase(*phase) for phase in generation(setting, setting.model, setting.levers)]
         case _:
-            raise CostError(f"stage {setting.stage!r} has no plan. Known: {', '.join(STAGES)}. Add its phases to costs/planning/stages.py.")
+            raise CostError(
+                f"stage {setting.stage!r} has no plan. Known: {', '.join(STAGES)}. Add its phases "
+                "to costs/planning/stages.py."
+            )
     return [start_phase(setting), *middle, save_phase(setting)]
 
 
@@ -58,7 +74,9 @@ STAGES = (*TRAINING_STAGES, "ppo", "rloo", "grpo", "evaluate", "serve")
 
 
 def moments(setting: Setting) -> list[Moment]:
-    """Every moment at which the stage's memory can be at its highest; on a CPU with what the process holds besides tensors."""
+    """Every moment at which the stage's memory can be at its highest; on a CPU with what the
+    process holds besides tensors.
+    """
     found = tensor_moments(setting)
     return with_process(setting, found) if setting.hardware.is_cpu else found
 
@@ -69,40 +87,80 @@ def tensor_moments(setting: Setting) -> list[Moment]:
     if setting.stage in ("ppo", "rloo", "grpo"):
         return ppo_moments(setting)
     if setting.stage == "evaluate":
-        return [replace(generation_moment(setting, shape, levers), phase="generate"), *judging_moments(setting)]
+        return [
+            replace(generation_moment(setting, shape, levers), phase="generate"),
+            *judging_moments(setting),
+        ]
     if setting.stage == "serve":
         return [generation_moment(setting, shape, levers)]
     vocabulary = setting.stage != "reward"
-    found = [*training_moments(setting, shape, levers, vocabulary=vocabulary), *held_out_moments(setting)]
+    found = [
+        *training_moments(setting, shape, levers, vocabulary=vocabulary),
+        *held_out_moments(setting),
+    ]
     if setting.stage == "dpo" and setting.workload.reference_sequences is not None:
         frozen = {"weights": weights(setting, shape, levers)}
-        found.append(Moment("reference", {"policy": frozen | read_at_once(setting, setting.workload.reference_sequences)}))
+        found.append(
+            Moment(
+                "reference",
+                {"policy": frozen | read_at_once(setting, setting.workload.reference_sequences)},
+            )
+        )
     elif setting.stage in ("dpo", "distill"):
         other, role = (shape, "ref") if setting.stage == "dpo" else (_teacher(setting), "teacher")
-        if not (setting.stage == "dpo" and levers.tuning == "lora"):  # with LoRA the reference is the policy with its adapter off
+        if not (
+            setting.stage == "dpo" and levers.tuning == "lora"
+        ):  # with LoRA the reference is the policy with its adapter off
             frozen = frozen_role(setting, other, levers)
             found = [replace(moment, roles=moment.roles | {role: frozen}) for moment in found]
-            passing = scoring(setting, other, levers, levers.micro_batch, setting.workload.max_tokens, vocabulary=True)
-            states = {part: size for part, size in found[-1].roles["policy"].items() if part in ("weights", "optimizer")}
+            passing = scoring(
+                setting,
+                other,
+                levers,
+                levers.micro_batch,
+                setting.workload.max_tokens,
+                vocabulary=True,
+            )
+            states = {
+                part: size
+                for part, size in found[-1].roles["policy"].items()
+                if part in ("weights", "optimizer")
+            }
             found.append(Moment("reference", {"policy": states, role: frozen | passing}))
     return [*found, loading_moment(setting, shape, levers)]
 
 
 READ_AT_ONCE = 2
-"""Sequences that reward and dpo read at once where nothing is learnt, in those of a training pass: four micro-batches of pairs' longer
-sides (training/reward.py, training/dpo.py)."""
+"""Sequences that reward and dpo read at once where nothing is learnt, in those of a training pass:
+four micro-batches of pairs' longer sides (training/reward.py, training/dpo.py).
+"""
 
 
 def read_at_once(setting: Setting, available: float) -> Parts:
     """What a pass without gradients over held-out pairs holds besides the weights."""
     rows = min(READ_AT_ONCE * setting.levers.micro_batch, available)
-    passing = scoring(setting, setting.model, setting.levers, rows, setting.workload.max_tokens, vocabulary=setting.stage != "reward")
-    return passing | {"workspace": passing["workspace"] + gathered_bytes(setting, setting.model, setting.levers)}
+    passing = scoring(
+        setting,
+        setting.model,
+        setting.levers,
+        rows,
+        setting.workload.max_tokens,
+        vocabulary=setting.stage != "reward",
+    )
+    return passing | {
+        "workspace": passing["workspace"] + gathered_bytes(setting, setting.model, setting.levers)
+    }
 
 
 def held_out_moments(setting: Setting) -> list[Moment]:
-    """Reading the held-out pairs after the last step, with the optimizer still there; a Trainer's own evaluation takes less than its training."""
-    if setting.stage not in ("reward", "dpo") or not setting.workload.held_out or not setting.engine.packs:
+    """Reading the held-out pairs after the last step, with the optimizer still there; a Trainer's
+    own evaluation takes less than its training.
+    """
+    if (
+        setting.stage not in ("reward", "dpo")
+        or not setting.workload.held_out
+        or not setting.engine.packs
+    ):
         return []
     held = {
         "weights": weights(setting, setting.model, setting.levers),
@@ -118,16 +176,25 @@ def _teacher(setting: Setting) -> ModelShape:
 
 
 def judging_moments(setting: Setting) -> list[Moment]:
-    """Scoring of replies by a reward model, then their log-probs under the SFT model, while the model that said them stays loaded."""
+    """Scoring of replies by a reward model, then their log-probs under the SFT model, while the
+    model that said them stays loaded.
+    """
     if setting.rlhf is None or setting.rlhf.reward is None:
         return []
-    shape, levers, judge, longest = setting.model, setting.levers, setting.rlhf.reward, setting.workload.max_tokens
+    shape, levers, judge, longest = (
+        setting.model,
+        setting.levers,
+        setting.rlhf.reward,
+        setting.workload.max_tokens,
+    )
     replies = max(1.0, setting.workload.steps / EVALUATED * levers.micro_batch)
     rows = max(1.0, min(setting.micro_batch_tokens / longest, replies))
     policy = frozen_role(setting, shape, levers)
 
     def reading(role: str, read: ModelShape, vocabulary: bool) -> Moment:
-        other = frozen_role(setting, read, levers) | scoring(setting, read, levers, rows, longest, vocabulary)
+        other = frozen_role(setting, read, levers) | scoring(
+            setting, read, levers, rows, longest, vocabulary
+        )
         return Moment("score", {"policy": policy, role: other})
 
     return [reading("reward", judge, False), reading("ref", shape, True)]
@@ -145,18 +212,29 @@ def start_phase(setting: Setting) -> Phase:
     loaded = setting.model.parameters * setting.levers.dtype_bytes
     if setting.rlhf:
         loaded += sum(
-            role.parameters * setting.levers.dtype_bytes for role in (setting.rlhf.reward, setting.rlhf.value, setting.rlhf.teacher) if role
+            role.parameters * setting.levers.dtype_bytes
+            for role in (setting.rlhf.reward, setting.rlhf.value, setting.rlhf.teacher)
+            if role
         )
     own = setting.hardware.measured
     kind = "sft" if setting.stage in TRAINER_STAGES else "ppo"
     process = own.machine.stages[kind].start_seconds if own else setting.engine.start_seconds
     reading = setting.workload.texts_tokens * TOKENISE_SECONDS
-    return Phase("start", Work(bytes_moved=loaded), process + reading + loaded / DISK_BYTES_PER_SECOND, "fixed")
+    return Phase(
+        "start",
+        Work(bytes_moved=loaded),
+        process + reading + loaded / DISK_BYTES_PER_SECOND,
+        "fixed",
+    )
 
 
 def save_phase(setting: Setting) -> Phase:
     """Writing the trained weights once."""
-    saved = 0.0 if setting.stage in ("evaluate", "serve") else setting.model.parameters * setting.levers.weight_bytes
+    saved = (
+        0.0
+        if setting.stage in ("evaluate", "serve")
+        else setting.model.parameters * setting.levers.weight_bytes
+    )
     return Phase("save", Work(bytes_moved=saved), saved / DISK_BYTES_PER_SECOND, "fixed")
 
 
@@ -167,20 +245,34 @@ def step_seconds(setting: Setting) -> Seconds:
         _micro(setting) + optimizer_step(setting, setting.model, setting.levers), setting
     )  # gradients are reduced during the pass
     own = setting.hardware.measured.trainer_step_seconds if setting.hardware.measured else 0.0
-    return Seconds((setting.levers.accumulation - 1) * micro.seconds + last.seconds + own, micro.bound)
+    return Seconds(
+        (setting.levers.accumulation - 1) * micro.seconds + last.seconds + own, micro.bound
+    )
 
 
 def _micro(setting: Setting) -> Work:
     return micro_step(
-        setting, setting.model, setting.levers, setting.levers.micro_batch, setting.workload.mean_tokens, setting.stage != "reward"
+        setting,
+        setting.model,
+        setting.levers,
+        setting.levers.micro_batch,
+        setting.workload.mean_tokens,
+        setting.stage != "reward",
     )
 
 
 def train_phase(setting: Setting) -> Phase:
     """Forward, backward and optimizer over all steps."""
-    step = _micro(setting).times(setting.levers.accumulation) + optimizer_step(setting, setting.model, setting.levers)
+    step = _micro(setting).times(setting.levers.accumulation) + optimizer_step(
+        setting, setting.model, setting.levers
+    )
     seconds = step_seconds(setting)
-    return Phase("train", step.times(setting.workload.steps), seconds.seconds * setting.workload.steps, seconds.bound)
+    return Phase(
+        "train",
+        step.times(setting.workload.steps),
+        seconds.seconds * setting.workload.steps,
+        seconds.bound,
+    )
 
 
 def held_out_phase(setting: Setting) -> list[Phase]:
@@ -189,7 +281,9 @@ def held_out_phase(setting: Setting) -> list[Phase]:
     if not work.held_out:
         return []
     vocabulary = levers.micro_batch * work.mean_tokens if setting.stage != "reward" else 0.0
-    once = forward_pass(setting, setting.model, levers, levers.micro_batch, work.mean_tokens, vocabulary)
+    once = forward_pass(
+        setting, setting.model, levers, levers.micro_batch, work.mean_tokens, vocabulary
+    )
     times = work.held_out / levers.micro_batch / setting.data_parallel
     seconds = duration(once, setting)
     return [Phase("evaluate", once.times(times), seconds.seconds * times, seconds.bound)]
@@ -197,12 +291,16 @@ def held_out_phase(setting: Setting) -> list[Phase]:
 
 def _generate_phase(setting: Setting) -> Phase:
     """Prefill and decode as one phase, as the stage measures it."""
-    (_, prefill, first, _), (_, decode, rest, bound) = generation(setting, setting.model, setting.levers)
+    (_, prefill, first, _), (_, decode, rest, bound) = generation(
+        setting, setting.model, setting.levers
+    )
     return Phase("generate", prefill + decode, first + rest, bound)
 
 
 def forward_phases(setting: Setting) -> list[Phase]:
-    """Passes of frozen roles: the reference of DPO, the teacher of distillation, the judge of an evaluation."""
+    """Passes of frozen roles: the reference of DPO, the teacher of distillation, the judge of an
+    evaluation.
+    """
     shape, name = {
         "dpo": (setting.model, "reference"),
         "distill": (setting.rlhf.teacher if setting.rlhf else None, "teacher"),
@@ -213,9 +311,18 @@ def forward_phases(setting: Setting) -> list[Phase]:
     levers, work = setting.levers, setting.workload
     vocabulary = 0.0 if name == "score" else levers.micro_batch * work.mean_tokens
     once = forward_pass(setting, shape, levers, levers.micro_batch, work.mean_tokens, vocabulary)
-    if name == "score":  # and the log-probabilities of the replies under their own and under the SFT model, whose own are both
+    if (
+        name == "score"
+        # and the log-probabilities of the replies under their own and under the SFT model, whose
+        # own are both
+    ):
         once = once + forward_pass(
-            setting, setting.model, levers, levers.micro_batch, work.mean_tokens, levers.micro_batch * work.mean_response_tokens
+            setting,
+            setting.model,
+            levers,
+            levers.micro_batch,
+            work.mean_tokens,
+            levers.micro_batch * work.mean_response_tokens,
         ).times(2 - 1 / EVALUATED)
     times = work.steps * levers.accumulation
     if setting.stage == "dpo" and work.reference_sequences is not None:
@@ -228,7 +335,9 @@ def forward_phases(setting: Setting) -> list[Phase]:
 
 
 def plan_stage(setting: Setting, price: Price, find_lever: bool = True) -> StagePlan:
-    """The plan of one stage at a price per device-hour. Raises CostError for a stage that has no formulas."""
+    """The plan of one stage at a price per device-hour. Raises CostError for a stage that has no
+    formulas.
+    """
     found = phases(setting)
     held = moments(setting)
     highest = peak(held)
@@ -267,7 +376,12 @@ def plan_stage(setting: Setting, price: Price, find_lever: bool = True) -> Stage
         usd=Usd(gpu_hours * price.low, gpu_hours * price.expected, gpu_hours * price.high),
         steps=setting.workload.steps,
         tokens=tokens,
-        mfu=mfu(setting.model, tokens / seconds / setting.gpus, setting.workload.mean_tokens, setting.hardware.peak(setting.levers.dtype))
+        mfu=mfu(
+            setting.model,
+            tokens / seconds / setting.gpus,
+            setting.workload.mean_tokens,
+            setting.hardware.peak(setting.levers.dtype),
+        )
         if seconds
         else 0.0,
         levers=asdict(setting.levers),
@@ -277,7 +391,9 @@ def plan_stage(setting: Setting, price: Price, find_lever: bool = True) -> Stage
 
 def phase_peak(held: list[Moment], phase: str) -> float:
     """Highest memory of the moments that belong to a phase, 0 where none is modelled."""
-    return max((moment.total for moment in held if moment.phase.split(":")[0] == phase), default=0.0)
+    return max(
+        (moment.total for moment in held if moment.phase.split(":")[0] == phase), default=0.0
+    )
 
 
 def processed_tokens(setting: Setting) -> float:
@@ -285,24 +401,49 @@ def processed_tokens(setting: Setting) -> float:
     levers, work = setting.levers, setting.workload
     if setting.stage in ("ppo", "rloo", "grpo") and setting.rlhf:
         return work.steps * setting.rlhf.batch * work.mean_tokens
-    return work.steps * levers.micro_batch * levers.accumulation * setting.data_parallel * work.mean_tokens
+    return (
+        work.steps
+        * levers.micro_batch
+        * levers.accumulation
+        * setting.data_parallel
+        * work.mean_tokens
+    )
 
 
 FITTING_LEVERS: tuple[tuple[str, dict[str, object]], ...] = (
     ("activation_checkpointing: true", {"checkpointing": "full"}),
     ("micro_batch_size: 1", {"micro_batch": 1}),
-    ("micro_batch_size: 1 and activation_checkpointing: true", {"micro_batch": 1, "checkpointing": "full"}),
+    (
+        "micro_batch_size: 1 and activation_checkpointing: true",
+        {"micro_batch": 1, "checkpointing": "full"},
+    ),
     ("an 8-bit optimizer", {"optimizer": "adamw8bit", "checkpointing": "full"}),
     ("FSDP over the devices", {"parallel": "fsdp", "checkpointing": "full"}),
     ("LoRA", {"tuning": "lora", "weights_fp32": False, "checkpointing": "full"}),
-    ("LoRA with micro_batch_size: 1", {"tuning": "lora", "weights_fp32": False, "checkpointing": "full", "micro_batch": 1}),
+    (
+        "LoRA with micro_batch_size: 1",
+        {"tuning": "lora", "weights_fp32": False, "checkpointing": "full", "micro_batch": 1},
+    ),
     (
         "QLoRA with micro_batch_size: 1",
-        {"tuning": "lora", "weights_fp32": False, "quantisation": "nf4-dq", "checkpointing": "full", "micro_batch": 1},
+        {
+            "tuning": "lora",
+            "weights_fp32": False,
+            "quantisation": "nf4-dq",
+            "checkpointing": "full",
+            "micro_batch": 1,
+        },
     ),
     (
         "QLoRA over FSDP",
-        {"tuning": "lora", "weights_fp32": False, "quantisation": "nf4-dq", "checkpointing": "full", "micro_batch": 1, "parallel": "fsdp"},
+        {
+            "tuning": "lora",
+            "weights_fp32": False,
+            "quantisation": "nf4-dq",
+            "checkpointing": "full",
+            "micro_batch": 1,
+            "parallel": "fsdp",
+        },
     ),
 )
 """Tried in this order: what costs least time and changes the training least comes first."""
@@ -316,8 +457,14 @@ def closing_lever(setting: Setting) -> str:
             continue
         micro = changes.get("micro_batch", setting.levers.micro_batch)
         accumulation = setting.levers.accumulation * setting.levers.micro_batch // int(str(micro))
-        needed = device_bytes(setting, peak(moments(setting.with_levers(**changes, accumulation=max(1, accumulation)))).total)
+        needed = device_bytes(
+            setting,
+            peak(moments(setting.with_levers(**changes, accumulation=max(1, accumulation)))).total,
+        )
         if needed <= setting.hardware.usable_bytes:
             return name
         smallest = min(smallest, needed)
-    return f"nothing tried fits: it needs at least {smallest / 2**30:.1f} GiB a device; take a larger device or more of them"
+    return (
+        f"nothing tried fits: it needs at least {smallest / 2**30:.1f} GiB a device; take a larger "
+        "device or more of them"
+    )

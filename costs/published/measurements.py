@@ -1,6 +1,8 @@
-"""Published measurements against the formulas: rows of a truth table -> predictions -> errors by source.
+"""Published measurements against the formulas: rows of a truth table -> predictions -> errors by
+source.
 
-A row is predicted from the setting it prints (costs/published/printed.py) and from facts about its software; nothing is fitted to a row.
+A row is predicted from the setting it prints (costs/published/printed.py) and from facts about its
+software; nothing is fitted to a row.
 """
 
 import re
@@ -53,13 +55,22 @@ class Case:
 
 
 def cases(row: Mapping[str, Any], efficiency: Efficiency = EFFICIENCY) -> list[Case]:
-    """The comparisons that a row allows. Raises CostError with the reason where its setting is incomplete."""
+    """The comparisons that a row allows. Raises CostError with the reason where its setting is
+    incomplete.
+    """
     if row["kind"] == "price":
         raise CostError("a price, not a measurement")
     setting, measured = replace(setting_of(row), efficiency=efficiency), row["measured"]
     found: list[Case] = []
-    for value, unit in [(measured["value"], str(measured["unit"])), *((v, k) for k, v in measured.get("also", {}).items())]:
-        case = _case(row, setting, value, unit) if "tflop" not in unit or value == measured["value"] else None
+    for value, unit in [
+        (measured["value"], str(measured["unit"])),
+        *((v, k) for k, v in measured.get("also", {}).items()),
+    ]:
+        case = (
+            _case(row, setting, value, unit)
+            if "tflop" not in unit or value == measured["value"]
+            else None
+        )
         if case:
             found.append(case)
     return found
@@ -67,10 +78,14 @@ def cases(row: Mapping[str, Any], efficiency: Efficiency = EFFICIENCY) -> list[C
 
 def _case(row: Mapping[str, Any], setting: Setting, value: Any, unit: str) -> Case | None:
     def make(quantity: str, predicted: float, measured: float, detail: str = "") -> Case:
-        return Case(row["id"], row["source"]["title"], row["tier"], quantity, measured, predicted, detail)
+        return Case(
+            row["id"], row["source"]["title"], row["tier"], quantity, measured, predicted, detail
+        )
 
     if isinstance(value, str) or "kernels" in unit:
-        return None  # "> 40 GB" says only that it does not fit, see `feasibility`; the bare context is an input of ours
+        # "> 40 GB" says only that it does not fit, see `feasibility`; the bare context is an input
+        # of ours
+        return None
     lowered = unit.lower()
     if re.match(r"(gib|gb|mb|max_gpu_ram_gb)", lowered):
         scale = GIB if lowered.startswith("gib") else MIB if lowered.startswith("mb") else GB
@@ -82,8 +97,18 @@ def _case(row: Mapping[str, Any], setting: Setting, value: Any, unit: str) -> Ca
         once = step_seconds(replace(setting, levers=replace(setting.levers, accumulation=1)))
         return make("time", once.seconds, value * 60 / 1000)
     if "tflop" in lowered and "mfu" not in lowered:  # achieved by one device, recomputation counted
-        step = micro_step(setting, setting.model, setting.levers, setting.levers.micro_batch, setting.workload.mean_tokens)
-        return make("time", step_seconds(setting).seconds / (step.flops * setting.levers.accumulation), 1 / (value * 1e12))
+        step = micro_step(
+            setting,
+            setting.model,
+            setting.levers,
+            setting.levers.micro_batch,
+            setting.workload.mean_tokens,
+        )
+        return make(
+            "time",
+            step_seconds(setting).seconds / (step.flops * setting.levers.accumulation),
+            1 / (value * 1e12),
+        )
     if lowered in SECONDS:
         return make("time", step_seconds(setting).seconds, value * SECONDS[lowered])
     if lowered in ("hours", "gpu-hours"):
@@ -95,30 +120,47 @@ def _case(row: Mapping[str, Any], setting: Setting, value: Any, unit: str) -> Ca
 def memory(setting: Setting, unit: str) -> tuple[float, str]:
     """Bytes of one device as the source measured them, and the moment of the peak."""
     if "model load" in unit:
-        return setting.engine.context_bytes + setting.model.parameters * setting.levers.weight_bytes, "weights"
+        return (
+            setting.engine.context_bytes + setting.model.parameters * setting.levers.weight_bytes,
+            "weights",
+        )
     if setting.stage == "serve":
         held = generation_moment(setting, setting.model, setting.levers)
         return held.total, held.phase
     held_moments = moments(setting)
     highest = peak(held_moments)
-    if "mb used" in unit:  # nvidia-smi: blocks that one part has freed do not serve another of other sizes
+    if (
+        "mb used" in unit
+    ):  # nvidia-smi: blocks that one part has freed do not serve another of other sizes
         return setting.engine.context_bytes + reserved(held_moments), "reserved"
     return highest.total, highest.phase
 
 
 def reserved(held: list[Moment]) -> float:
-    """Bytes that the allocator ends up holding when no part's blocks serve another part: the sum of each part's own maximum."""
-    parts = {(role, part) for moment in held for role, sizes in moment.roles.items() for part in sizes}
-    return sum(max(moment.roles.get(role, {}).get(part, 0.0) for moment in held) for role, part in parts)
+    """Bytes that the allocator ends up holding when no part's blocks serve another part: the sum of
+    each part's own maximum.
+    """
+    parts = {
+        (role, part) for moment in held for role, sizes in moment.roles.items() for part in sizes
+    }
+    return sum(
+        max(moment.roles.get(role, {}).get(part, 0.0) for moment in held) for role, part in parts
+    )
 
 
 def seconds_per_unit(setting: Setting, unit: str) -> float:
-    """Seconds for one token (or sample) at the printed meaning of a throughput: of one device or of all."""
+    """Seconds for one token (or sample) at the printed meaning of a throughput: of one device or of
+    all.
+    """
     if setting.stage == "serve":
         decode = generation(setting, setting.model, setting.levers)[1]
         return decode[2] / (setting.workload.response_tokens * setting.levers.micro_batch)
     per_step = step_seconds(setting).seconds
-    units = setting.levers.micro_batch * setting.levers.accumulation * (1 if unit.startswith("samples") else setting.workload.mean_tokens)
+    units = (
+        setting.levers.micro_batch
+        * setting.levers.accumulation
+        * (1 if unit.startswith("samples") else setting.workload.mean_tokens)
+    )
     devices = 1 if "per gpu" in unit else setting.data_parallel
     return per_step / (units * devices)
 
@@ -129,7 +171,13 @@ def feasibility(rows: Iterable[Mapping[str, Any]]) -> list[tuple[str, bool]]:
     for row in rows:
         if "feasibility" in row.get("use", ()):
             setting = setting_of(row)
-            found.append((row["id"], device_bytes(setting, peak(moments(setting)).total) > setting.hardware.usable_bytes))
+            found.append(
+                (
+                    row["id"],
+                    device_bytes(setting, peak(moments(setting)).total)
+                    > setting.hardware.usable_bytes,
+                )
+            )
     return found
 
 
@@ -149,7 +197,9 @@ def weighted_quantile(errors: Iterable[tuple[str, float]], fraction: float) -> f
     return float("nan")
 
 
-def compare(rows: Iterable[Mapping[str, Any]], efficiency: Efficiency = EFFICIENCY) -> tuple[list[Case], list[tuple[str, str]]]:
+def compare(
+    rows: Iterable[Mapping[str, Any]], efficiency: Efficiency = EFFICIENCY
+) -> tuple[list[Case], list[tuple[str, str]]]:
     """(comparisons, refused rows with their reasons) of a whole table."""
     found: list[Case] = []
     refused: list[tuple[str, str]] = []
@@ -162,8 +212,14 @@ def compare(rows: Iterable[Mapping[str, Any]], efficiency: Efficiency = EFFICIEN
 
 
 def summary(found: list[Case], quantity: str, tier: str = "A") -> dict[str, float]:
-    """Median and 90th percentile of |error| over the rows of one tier, sources weighing the same; and the plain median."""
-    errors = [(case.source, case.error) for case in found if case.quantity == quantity and case.tier == tier]
+    """Median and 90th percentile of |error| over the rows of one tier, sources weighing the same;
+    and the plain median.
+    """
+    errors = [
+        (case.source, case.error)
+        for case in found
+        if case.quantity == quantity and case.tier == tier
+    ]
     return {
         "rows": float(len(errors)),
         "median": weighted_quantile(errors, 0.5),
@@ -181,39 +237,86 @@ REASONS: tuple[tuple[str, str, str], ...] = (
     (
         "memory",
         "8bit_adamw",
-        "the source's 8-bit optimizer holds 2 GiB more than 8-bit states need: the tied embedding's states may have stayed wide",
+        "the source's 8-bit optimizer holds 2 GiB more than 8-bit states need: the tied "
+        "embedding's states may have stayed wide",
     ),
     (
         "memory",
         "llama2-7b_full_1x",
-        "2.4 GB more than weights, checkpoints, logits and the largest gradient: its optimizer in the backward pass is not modelled",
+        "2.4 GB more than weights, checkpoints, logits and the largest gradient: its optimizer in "
+        "the backward pass is not modelled",
     ),
-    ("memory", "a6000", "by the source's note its settings differ from the 24 GB rows: the memory is that of a run without checkpointing"),
+    (
+        "memory",
+        "a6000",
+        "by the source's note its settings differ from the 24 GB rows: the memory is that of a run "
+        "without checkpointing",
+    ),
     (
         "memory",
         "70b_full|70b_lora|405b|_2x|_4x|apr24",
         "several devices or unstated lengths: what is sharded, offloaded or packed is inferred",
     ),
     ("memory", "lora_tut", "sequence length is not stated: Alpaca rows assumed"),
-    ("memory", "_2gpu|_4gpu", "peak of loading before sharding, activations of larger micro-batches come on top"),
-    ("time", "cum_baseline", "not packed: the mean length of the batch and which tokens are counted are not stated"),
-    ("time", "llama2-7b_full_1x", "54 GB of paged optimizer state moves over PCIe on demand, page by page: slower than the copies assumed"),
+    (
+        "memory",
+        "_2gpu|_4gpu",
+        "peak of loading before sharding, activations of larger micro-batches come on top",
+    ),
+    (
+        "time",
+        "cum_baseline",
+        "not packed: the mean length of the batch and which tokens are counted are not stated",
+    ),
+    (
+        "time",
+        "llama2-7b_full_1x",
+        "54 GB of paged optimizer state moves over PCIe on demand, page by page: slower than the "
+        "copies assumed",
+    ),
     (
         "time",
         "mpt_70b_s2048_64x",
-        "40 GB devices filled to the last: the allocator frees and allocates again in every step (the same model on 128 is 5% off)",
+        "40 GB devices filled to the last: the allocator frees and allocates again in every step "
+        "(the same model on 128 is 5% off)",
     ),
-    ("time", "mpt_1b_s2048_32x", "an outlier of the source: 15,555 tokens/s between 19,085 on 16 devices and 19,001 on 64"),
-    ("time", "llama1", "parallel layout and recomputation are not stated: 380 tokens/s a device at 65B is 48% of the peak, we plan 63%"),
-    ("time", "405b_int8", "matrix-vector kernels reach less bandwidth at a width of 16384 over eight devices"),
+    (
+        "time",
+        "mpt_1b_s2048_32x",
+        "an outlier of the source: 15,555 tokens/s between 19,085 on 16 devices and 19,001 on 64",
+    ),
+    (
+        "time",
+        "llama1",
+        "parallel layout and recomputation are not stated: 380 tokens/s a device at 65B is 48% of "
+        "the peak, we plan 63%",
+    ),
+    (
+        "time",
+        "405b_int8",
+        "matrix-vector kernels reach less bandwidth at a width of 16384 over eight devices",
+    ),
     (
         "time",
         "dschat",
-        "batch and generation settings are not stated, and its generation is slower than its kernels allow: about twice our time",
+        "batch and generation settings are not stated, and its generation is slower than its "
+        "kernels allow: about twice our time",
     ),
-    ("time", "_2gpu|_4gpu", "gathering a layer at a time leaves the device idle when micro-batches are this small"),
-    ("time", "70b_full|_2x|_4x|_8x", "several devices without NVLink or with offloading: transfers are only partly hidden"),
-    ("time", "infer_.*nf4|lora_.*nf4|adapter.*nf4", "4-bit kernels of bitsandbytes: one rate for all sizes"),
+    (
+        "time",
+        "_2gpu|_4gpu",
+        "gathering a layer at a time leaves the device idle when micro-batches are this small",
+    ),
+    (
+        "time",
+        "70b_full|_2x|_4x|_8x",
+        "several devices without NVLink or with offloading: transfers are only partly hidden",
+    ),
+    (
+        "time",
+        "infer_.*nf4|lora_.*nf4|adapter.*nf4",
+        "4-bit kernels of bitsandbytes: one rate for all sizes",
+    ),
 )
 """(quantity, pattern of the row, why it is missed)."""
 
@@ -225,5 +328,10 @@ def misses(found: Iterable[Case]) -> list[tuple[Case, str]]:
 
 def reason(case: Case) -> str:
     return next(
-        (text for quantity, pattern, text in REASONS if quantity == case.quantity and re.search(pattern, case.id)), "not understood"
+        (
+            text
+            for quantity, pattern, text in REASONS
+            if quantity == case.quantity and re.search(pattern, case.id)
+        ),
+        "not understood",
     )

@@ -1,8 +1,9 @@
 """The settings that publications print, in their own words -> Settings.
 
-A row of a truth table has `setting` (engine, model, tuning, quant, batch_size or micro_batch, seq_len, gpu, gpus ...) and `source.title`.
-What a source leaves open is filled with the assumption named here; a row that leaves open too much is refused with the reason.
-`rlhf plan --setting FILE` reads the same words from a YAML file.
+A row of a truth table has `setting` (engine, model, tuning, quant, batch_size or micro_batch,
+seq_len, gpu, gpus ...) and `source.title`. What a source leaves open is filled with the assumption
+named here; a row that leaves open too much is refused with the reason. `rlhf plan --setting FILE`
+reads the same words from a YAML file.
 """
 
 import re
@@ -19,7 +20,9 @@ from costs.tables.engines import Engine, engine
 from costs.tables.shapes import ModelShape, from_config
 
 ALPACA_MEAN_TOKENS = 135
-"""Mean length of the Alpaca rows with their template, in tokens: 52,002 rows of about 570 characters."""
+"""Mean length of the Alpaca rows with their template, in tokens: 52,002 rows of about 570
+characters.
+"""
 CLUSTER_GPUS = 2048
 """LLaMA was trained on 2048 devices (arXiv 2302.13971 section 2.4)."""
 
@@ -44,7 +47,15 @@ SOFTWARE = (
 """(word in the printed engine, ours), the first that is found."""
 STAGES = {"pretrain": "pretrain", "dpo": "dpo", "reward": "reward"}
 """Printed training stages that are not plain SFT."""
-DTYPES = (("bf16", "bf16"), ("bfloat16", "bf16"), ("fp16", "fp16"), ("float16", "fp16"), ("16", "fp16"), ("tf32", "tf32"), ("32", "fp32"))
+DTYPES = (
+    ("bf16", "bf16"),
+    ("bfloat16", "bf16"),
+    ("fp16", "fp16"),
+    ("float16", "fp16"),
+    ("16", "fp16"),
+    ("tf32", "tf32"),
+    ("32", "fp32"),
+)
 
 
 def setting_of(row: Mapping[str, Any]) -> Setting:
@@ -69,10 +80,16 @@ def setting_of(row: Mapping[str, Any]) -> Setting:
 
 def engine_of(row: Mapping[str, Any]) -> Engine:
     """The engine's facts by its printed name and the version in the source's title."""
-    name, title, printed = str(row["setting"].get("engine", "")).lower(), row["source"]["title"].lower(), row["setting"]
+    name, title, printed = (
+        str(row["setting"].get("engine", "")).lower(),
+        row["source"]["title"].lower(),
+        row["setting"],
+    )
     technique = str(printed.get("cumulative_technique", ""))
     compiled = (
-        bool(printed.get("compile")) or "torch.compile" in str(printed.get("tuning", "")) or technique not in ("", "baseline", "+packed")
+        bool(printed.get("compile"))
+        or "torch.compile" in str(printed.get("tuning", ""))
+        or technique not in ("", "baseline", "+packed")
     )
     if "torchtune" in name:
         old = re.search(r"(apr|may|jun|jul|aug|sep) 2024|a9180b537|ca0a6de40", title) is not None
@@ -103,7 +120,10 @@ TORCHTUNE_LINEAR = ("q", "v", "o", "gate", "up", "down")
 
 def levers_of(printed: Mapping[str, Any], software: Engine) -> Levers:
     """Levers from the words that sources use."""
-    words = " ".join(str(printed.get(key, "")) for key in ("tuning", "details", "quant", "cumulative_technique", "optimizer")).lower()
+    words = " ".join(
+        str(printed.get(key, ""))
+        for key in ("tuning", "details", "quant", "cumulative_technique", "optimizer")
+    ).lower()
     technique = str(printed.get("cumulative_technique", ""))
     if (
         "batch_size" not in printed
@@ -111,21 +131,30 @@ def levers_of(printed: Mapping[str, Any], software: Engine) -> Levers:
         and printed.get("stage") != "pretrain"
         and "recipe default" not in str(printed.get("batch", ""))
     ):
-        raise CostError(f"its batch is {printed.get('batch', 'not stated')}: memory and time depend on it")
+        raise CostError(
+            f"its batch is {printed.get('batch', 'not stated')}: memory and time depend on it"
+        )
     micro = int(printed.get("micro_batch") or printed.get("batch_size") or 2)
     gpus = int(printed.get("gpus", 1))
-    accumulation = int(printed.get("grad_accum") or max(1, int(printed.get("global_batch", micro * gpus)) // (micro * gpus)))
+    accumulation = int(
+        printed.get("grad_accum")
+        or max(1, int(printed.get("global_batch", micro * gpus)) // (micro * gpus))
+    )
     ladder = _ladder(technique)
     changes: dict[str, Any] = {
         "micro_batch": micro,
         "accumulation": accumulation,
-        "dtype": next((ours for word, ours in DTYPES if word in str(printed.get("dtype", "bf16"))), "bf16"),
+        "dtype": next(
+            (ours for word, ours in DTYPES if word in str(printed.get("dtype", "bf16"))), "bf16"
+        ),
         "weights_fp32": any(word in str(printed.get("dtype", "")) for word in ("mixed", "amp")),
         "tuning": _tuning(words),
         "quantisation": _quantisation(words),
         "optimizer": _optimizer(words),
         "checkpointing": "full" if printed.get("grad_checkpointing") else "none",
-        "attention": "sdpa" if "torchtune" in software.name or printed.get("flash_attention", "litgpt" in software.name) else "eager",
+        "attention": "sdpa"
+        if "torchtune" in software.name or printed.get("flash_attention", "litgpt" in software.name)
+        else "eager",
     }
     if changes["tuning"] == "lora":
         rank = re.search(r"r(\d+)\b", words)
@@ -134,16 +163,26 @@ def levers_of(printed: Mapping[str, Any], software: Engine) -> Levers:
         changes["lora_dropout"] = software.name == "litgpt"  # its default is 0.05
     if "torchtune" in software.name:
         if changes["tuning"] == "full" and gpus == 1 and not technique:
-            # on one device torchtune's full recipe pages its optimizer and applies gradients in the backward pass
-            changes |= {"optimizer_in_backward": True} | ({} if "paged" in words else {"optimizer": "paged_adamw8bit"})
+            # on one device torchtune's full recipe pages its optimizer and applies gradients in the
+            # backward pass
+            changes |= {"optimizer_in_backward": True} | (
+                {} if "paged" in words else {"optimizer": "paged_adamw8bit"}
+            )
         if gpus > 1:
-            changes |= {"parallel": "fsdp", "offload_weights": "cpu offload" in words, "offload_optimizer": "cpu offload" in words}
+            changes |= {
+                "parallel": "fsdp",
+                "offload_weights": "cpu offload" in words,
+                "offload_optimizer": "cpu offload" in words,
+            }
     if software.name == "litgpt" and gpus > 1:
         changes["parallel"] = "fsdp"
     if software.name in ("llm-foundry", "megatron"):
         changes |= {"parallel": "fsdp", "weights_fp32": True, "attention": "flash"}
     if software.name == "megatron":
-        changes |= {"micro_batch": 1, "accumulation": 1}  # 4M tokens a batch over 2048 devices: one sequence of 2048 each
+        changes |= {
+            "micro_batch": 1,
+            "accumulation": 1,
+        }  # 4M tokens a batch over 2048 devices: one sequence of 2048 each
     return Levers(**(changes | ladder))
 
 
@@ -179,10 +218,23 @@ def _modules(words: str, printed: Mapping[str, Any], software: Engine) -> tuple[
 
 
 def _ladder(technique: str) -> dict[str, Any]:
-    """Each row of a cumulative table has what the rows above it have; the LoRA rows stand on the whole ladder but the full-tuning rungs."""
+    """Each row of a cumulative table has what the rows above it have; the LoRA rows stand on the
+    whole ladder but the full-tuning rungs.
+    """
     if not technique:
         return {}
-    rungs = ["baseline", "+packed", "+compile", "+chunked_ce", "+act_ckpt", "+opt_in_bwd", "+act_offload", "+8bit_adamw", "lora", "qlora"]
+    rungs = [
+        "baseline",
+        "+packed",
+        "+compile",
+        "+chunked_ce",
+        "+act_ckpt",
+        "+opt_in_bwd",
+        "+act_offload",
+        "+8bit_adamw",
+        "lora",
+        "qlora",
+    ]
     height = rungs.index(technique) if technique in rungs else 0
     found: dict[str, Any] = {"loss": "chunked" if height >= 3 else "whole", "packing": height >= 1}
     if height >= 4:
@@ -196,28 +248,41 @@ def _ladder(technique: str) -> dict[str, Any]:
             "quantisation": "nf4-dq" if technique == "qlora" else None,
             "optimizer": "adamw",
         }
-    return found | {"optimizer_in_backward": height >= 5, "optimizer": "adamw8bit" if height >= 7 else "adamw"}
+    return found | {
+        "optimizer_in_backward": height >= 5,
+        "optimizer": "adamw8bit" if height >= 7 else "adamw",
+    }
 
 
 def lengths(printed: Mapping[str, Any], levers: Levers) -> tuple[int, float]:
-    """(longest, mean) tokens of a sequence. A batch is padded to its longest row: of rows with exponential lengths, the harmonic number."""
+    """(longest, mean) tokens of a sequence. A batch is padded to its longest row: of rows with
+    exponential lengths, the harmonic number.
+    """
     alpaca = str(printed.get("dataset", "")).lower() == "alpaca"
     padded = ALPACA_MEAN_TOKENS * sum(1 / k for k in range(1, levers.micro_batch + 1))
     if printed.get("longest_seq"):
         longest = int(printed["longest_seq"])
         return longest, min(float(longest), padded if alpaca else float(longest))
     if printed.get("cumulative_technique") == "baseline":
-        return 350, padded  # not packed: Alpaca rows; the longest of the few batches that the peak was read over
+        return (
+            350,
+            padded,
+        )  # not packed: Alpaca rows; the longest of the few batches that the peak was read over
     digits = re.search(r"\d+", str(printed.get("seq_len", "")))
     if digits:
         return int(digits.group()), float(digits.group())
     if "recipe default" in str(printed.get("batch", "")) or printed.get("lora_modules"):
-        return 512, padded  # torchtune's tutorial and first table: Alpaca rows, not packed, longest row cut near 512
+        return (
+            512,
+            padded,
+        )  # torchtune's tutorial and first table: Alpaca rows, not packed, longest row cut near 512
     raise CostError("its sequence length is not stated: memory and time depend on it")
 
 
 def _inference(printed: Mapping[str, Any], model: ModelShape, software: Engine) -> Setting:
-    """Batch-1 decoding: a short prompt and some two hundred new tokens (gpt-fast's and litgpt's defaults), 50 for litgpt."""
+    """Batch-1 decoding: a short prompt and some two hundred new tokens (gpt-fast's and litgpt's
+    defaults), 50 for litgpt.
+    """
     words = str(printed.get("quant", "")).lower()
     new = 50 if software.name == "litgpt" else 200
     parallel = int(printed.get("tensor_parallel", 1))
@@ -228,12 +293,29 @@ def _inference(printed: Mapping[str, Any], model: ModelShape, software: Engine) 
         micro_batch=int(printed.get("batch_size", 1)),
         attention="sdpa",
     )
-    work = Workload(max_tokens=new + 10, mean_tokens=new + 10, steps=1, prompt_tokens=10, response_tokens=new, mean_response_tokens=new)
-    return Setting("serve", model, levers, work, hardware(str(printed["gpu"])), software, max(parallel, int(printed.get("gpus", 1))))
+    work = Workload(
+        max_tokens=new + 10,
+        mean_tokens=new + 10,
+        steps=1,
+        prompt_tokens=10,
+        response_tokens=new,
+        mean_response_tokens=new,
+    )
+    return Setting(
+        "serve",
+        model,
+        levers,
+        work,
+        hardware(str(printed["gpu"])),
+        software,
+        max(parallel, int(printed.get("gpus", 1))),
+    )
 
 
 def _deepspeed_chat(printed: Mapping[str, Any], software: Engine) -> Setting:
-    """Step 3: actor and reference of one size, reward and critic of another; the largest power of two that fits is the batch."""
+    """Step 3: actor and reference of one size, reward and critic of another; the largest power of
+    two that fits is the batch.
+    """
     device, gpus = hardware(str(printed["gpu"])), int(printed["gpus"])
     actor, critic = shape(str(printed["actor"])), shape(str(printed["critic_model"]))
     prompt, new = int(printed["prompt_len"]), int(printed["gen_len"])
@@ -252,9 +334,21 @@ def _deepspeed_chat(printed: Mapping[str, Any], software: Engine) -> Setting:
         total = each * gpus
         if total > int(printed["max_global_batch_pairs"]):
             break
-        loop = Rlhf(ref=True, reward=critic, value=critic, batch=total, rollout_batch=each, ppo_epochs=1, mini_batches=1)
-        work = Workload(prompt + new, prompt + new, float(printed["samples"]) / total, prompt, new, new)
-        candidate = Setting("ppo", actor, replace(levers, micro_batch=each), work, device, software, gpus, rlhf=loop)
+        loop = Rlhf(
+            ref=True,
+            reward=critic,
+            value=critic,
+            batch=total,
+            rollout_batch=each,
+            ppo_epochs=1,
+            mini_batches=1,
+        )
+        work = Workload(
+            prompt + new, prompt + new, float(printed["samples"]) / total, prompt, new, new
+        )
+        candidate = Setting(
+            "ppo", actor, replace(levers, micro_batch=each), work, device, software, gpus, rlhf=loop
+        )
         if best is None or peak(moments(candidate)).total < device.usable_bytes:
             best = candidate
     if best is None:

@@ -1,6 +1,8 @@
-"""Facts about training and generation software that change memory and time: frameworks differ by 1.8x for one setting.
+"""Facts about training and generation software that change memory and time: frameworks differ by
+1.8x for one setting.
 
-Each is an input of the formulas, read from the software's code or counted with saved-tensor hooks, never fitted to one measurement.
+Each is an input of the formulas, read from the software's code or counted with saved-tensor hooks,
+never fitted to one measurement.
 """
 
 from dataclasses import dataclass, replace
@@ -10,7 +12,9 @@ from config.errors import CostError
 
 @dataclass(frozen=True)
 class Loss:
-    """What the cross-entropy over the vocabulary holds, in bytes per logit of 16-bit models (fp32 models: see `bytes_per_logit`)."""
+    """What the cross-entropy over the vocabulary holds, in bytes per logit of 16-bit models (fp32
+    models: see `bytes_per_logit`).
+    """
 
     name: str
     kept: float
@@ -21,23 +25,40 @@ class Loss:
     chunk_logits: int = 0
     """Logits of a chunk where its size is fixed, 0 where the tokens are cut into `chunks` parts."""
     host: float = 0.0
-    """Held for each logit of a chunk on a CPU, where a fused kernel is written out in operations; 0 where it is the same."""
+    """Held for each logit of a chunk on a CPU, where a fused kernel is written out in operations; 0
+    where it is the same.
+    """
     tile_width: int = 0
-    """Entries of the vocabulary that a chunk's buffer has room for, however small the vocabulary is."""
+    """Entries of the vocabulary that a chunk's buffer has room for, however small the vocabulary
+    is.
+    """
     recomputes: bool = False
     """The backward pass makes the logits again."""
 
-    def bytes_per_token(self, vocab: int, tokens: float, dtype_bytes: float, compiled: bool = False, host: bool = False) -> float:
+    def bytes_per_token(
+        self,
+        vocab: int,
+        tokens: float,
+        dtype_bytes: float,
+        compiled: bool = False,
+        host: bool = False,
+    ) -> float:
         """Bytes per token at the peak of the loss, for `tokens` tokens at once; `host` on a CPU.
 
         A compiled chunk is never upcast in memory: it holds logits and their gradient.
         """
-        empty = max(0, self.tile_width - vocab) * dtype_bytes * self._share(max(vocab, self.tile_width), tokens)
+        empty = (
+            max(0, self.tile_width - vocab)
+            * dtype_bytes
+            * self._share(max(vocab, self.tile_width), tokens)
+        )
         if host and self.host:
             return empty + vocab * self.host * self._share(vocab, tokens)
         if compiled and self.chunked:
             return vocab * (self.kept + 4 * self._share(vocab, tokens))
-        wide = 1.0 if dtype_bytes <= 2 else 12 / 14  # at fp32 the upcast copy and its gradient are the same tensors
+        wide = (
+            1.0 if dtype_bytes <= 2 else 12 / 14
+        )  # at fp32 the upcast copy and its gradient are the same tensors
         return empty + vocab * wide * (self.kept + self.chunked * self._share(vocab, tokens))
 
     def _share(self, vocab: int, tokens: float) -> float:
@@ -49,22 +70,35 @@ class Loss:
 LOSSES = {
     loss.name: loss
     for loss in (
-        # logits 2, their fp32 copy 4, log-softmax 4, its gradient 4: transformers/loss/loss_utils.py ForCausalLMLoss
+        # logits 2, their fp32 copy 4, log-softmax 4, its gradient 4:
+        # transformers/loss/loss_utils.py ForCausalLMLoss
         Loss("whole", kept=14),
         # the same with a contiguous copy of the shifted fp32 logits and its gradient:
         # Transformers before 4.45, torchtune before October 2024
         Loss("shifted", kept=22),
-        # logits 2, log-softmax 2, its gradient 2, the gradient of the logits 2: litgpt's cross-entropy stays in 16 bit
+        # logits 2, log-softmax 2, its gradient 2, the gradient of the logits 2: litgpt's
+        # cross-entropy stays in 16 bit
         Loss("half", kept=8),
-        # logits of all tokens 2, the rest of `whole` for one chunk of eight: torchtune CEWithChunkedOutputLoss
+        # logits of all tokens 2, the rest of `whole` for one chunk of eight: torchtune
+        # CEWithChunkedOutputLoss
         Loss("chunked", kept=2, chunked=12, chunks=8),
-        # hidden states meet the output head one chunk of 2^22 logits at a time, and again in the backward pass:
-        # training/modeling/logprobs.py, and much the same in TRL's fused head and Liger
+        # hidden states meet the output head one chunk of 2^22 logits at a time, and again in the
+        # backward pass: training/modeling/logprobs.py, and much the same in TRL's fused head and
+        # Liger
         Loss("streamed", kept=0, chunked=14, chunk_logits=2**22, recomputes=True),
-        # TRL 1.16's fused head, of SFT and DPO: tiles of 4,096 tokens by 32,768 entries in the compute type. Without Triton the
-        # backward pass over a tile is written in torch: tile, y, z, log p, p, gradient and two terms of it in fp32, and a mask:
+        # TRL 1.16's fused head, of SFT and DPO: tiles of 4,096 tokens by 32,768 entries in the
+        # compute type. Without Triton the backward pass over a tile is written in torch: tile, y,
+        # z, log p, p, gradient and two terms of it in fp32, and a mask:
         # trl/kernels/chunked_logprob.py
-        Loss("fused", kept=0, chunked=2, chunk_logits=4096 * 32768, host=33, tile_width=32768, recomputes=True),
+        Loss(
+            "fused",
+            kept=0,
+            chunked=2,
+            chunk_logits=4096 * 32768,
+            host=33,
+            tile_width=32768,
+            recomputes=True,
+        ),
     )
 }
 
@@ -76,7 +110,9 @@ class Engine:
     name: str
     loss: str = "whole"
     compiled: bool = False
-    """Pointwise operations are fused (torch.compile): they keep 16-bit inputs only, and cost one pass over memory."""
+    """Pointwise operations are fused (torch.compile): they keep 16-bit inputs only, and cost one
+    pass over memory.
+    """
     fused_norm: bool = False
     """The RMS norm is one kernel that keeps its input as it is."""
     packed_view: bool = False
@@ -92,16 +128,22 @@ class Engine:
     padded_lora: bool = False
     """LoRA on a packed projection keeps its update before it is padded with zeros."""
     quantised_keeps_input: bool = False
-    """4-bit linear layers keep their input though their weight is frozen (bitsandbytes before 0.43)."""
+    """4-bit linear layers keep their input though their weight is frozen (bitsandbytes before
+    0.43).
+    """
     quantises_head: bool = False
     lora_input_bytes: float = 0.0
-    """Bytes per feature of a further copy of a LoRA layer's input (PEFT casts it to the adapter's fp32)."""
+    """Bytes per feature of a further copy of a LoRA layer's input (PEFT casts it to the adapter's
+    fp32).
+    """
     step_copies: float = 0.0
     """Parameter-sized temporaries of the optimizer step (foreach 1, fused 0)."""
     stages_whole_model: bool = False
     """Each device holds the whole model while it is sharded."""
     context_bytes: float = 0.5 * 2**30
-    """Device memory outside of the allocator: CUDA context and libraries, loaded lazily since CUDA 11.7."""
+    """Device memory outside of the allocator: CUDA context and libraries, loaded lazily since CUDA
+    11.7.
+    """
     op_seconds: float = 10e-6
     """Host time to launch one small operation."""
     layer_ops: float = 45.0
@@ -111,14 +153,20 @@ class Engine:
     quantised_ops: float = 4.0
     """Further operations for each quantised matrix when decoding one token."""
     pointwise: float = 1.0
-    """Traffic of norms, activations, rotary positions and residuals relative to eager Transformers; fused by a compiler 0.42."""
+    """Traffic of norms, activations, rotary positions and residuals relative to eager Transformers;
+    fused by a compiler 0.42.
+    """
     overlap: float = 0.9
     """Share of collective communication hidden behind computation."""
     decode_layer_seconds: float = 0.0
-    """Fixed time of one layer in one decoding step when compiled (launch from a CUDA graph, tails of small kernels)."""
+    """Fixed time of one layer in one decoding step when compiled (launch from a CUDA graph, tails
+    of small kernels).
+    """
     packs: bool = False
-    """Passes of alignment stages take rows without padding, filled up to a budget of tokens, and the last layer's feed-forward part runs
-    at the tokens alone whose hidden states are read (training/modeling/packing.py, training/modeling/last_layer.py)."""
+    """Passes of alignment stages take rows without padding, filled up to a budget of tokens, and
+    the last layer's feed-forward part runs at the tokens alone whose hidden states are read
+    (training/modeling/packing.py, training/modeling/last_layer.py).
+    """
     start_seconds: float = 12.0
     """Imports and set-up of one process."""
 
@@ -126,34 +174,81 @@ class Engine:
 ENGINES = {
     engine.name: engine
     for engine in (
-        # Ours: Transformers eager, losses and log-probs streamed over tokens, PEFT adapters, torch's fused AdamW.
-        Engine("ours", loss="streamed", lora_input_bytes=4, repeats_kv=False, fused_activation=False, packs=True),
-        Engine("transformers", loss="whole", lora_input_bytes=4, repeats_kv=False, fused_activation=False),
-        Engine("transformers-2022", loss="shifted", lora_input_bytes=4, step_copies=1, context_bytes=1343 * 2**20, fused_activation=False),
+        # Ours: Transformers eager, losses and log-probs streamed over tokens, PEFT adapters,
+        # torch's fused AdamW.
+        Engine(
+            "ours",
+            loss="streamed",
+            lora_input_bytes=4,
+            repeats_kv=False,
+            fused_activation=False,
+            packs=True,
+        ),
+        Engine(
+            "transformers",
+            loss="whole",
+            lora_input_bytes=4,
+            repeats_kv=False,
+            fused_activation=False,
+        ),
+        Engine(
+            "transformers-2022",
+            loss="shifted",
+            lora_input_bytes=4,
+            step_copies=1,
+            context_bytes=1343 * 2**20,
+            fused_activation=False,
+        ),
         Engine("torchtune", loss="chunked", repeats_kv=True, attention_copy=True),
         Engine("torchtune-2024", loss="shifted", attention_copy=False),
-        # Packed projection, LoRA on it padded with zeros (litgpt/lora.py zero_pad), bitsandbytes 0.41 on all linear layers.
+        # Packed projection, LoRA on it padded with zeros (litgpt/lora.py zero_pad), bitsandbytes
+        # 0.41 on all linear layers.
         Engine(
-            "litgpt", loss="half", packed_view=True, wide_norm=True, padded_lora=True, quantised_keeps_input=True, quantises_head=True,
-            stages_whole_model=True, op_seconds=20e-6, layer_ops=50, lora_ops=15,
+            "litgpt",
+            loss="half",
+            packed_view=True,
+            wide_norm=True,
+            padded_lora=True,
+            quantised_keeps_input=True,
+            quantises_head=True,
+            stages_whole_model=True,
+            op_seconds=20e-6,
+            layer_ops=50,
+            lora_ops=15,
         ),
-        # Triton flash attention, fused norms (low-precision layer norm), fp32 master weights under FSDP mixed precision.
-        Engine("llm-foundry", loss="whole", fused_norm=True, pointwise=0.75, op_seconds=8e-6, layer_ops=20),
-        Engine("megatron", loss="whole", fused_norm=True, pointwise=0.75, op_seconds=8e-6, layer_ops=20),
+        # Triton flash attention, fused norms (low-precision layer norm), fp32 master weights under
+        # FSDP mixed precision.
+        Engine(
+            "llm-foundry",
+            loss="whole",
+            fused_norm=True,
+            pointwise=0.75,
+            op_seconds=8e-6,
+            layer_ops=20,
+        ),
+        Engine(
+            "megatron", loss="whole", fused_norm=True, pointwise=0.75, op_seconds=8e-6, layer_ops=20
+        ),
         Engine("nanogpt", loss="half", fused_norm=True, compiled=True),
-        # Hand-written kernels: fused norms, rotary positions and SwiGLU, a loss that never holds all logits.
+        # Hand-written kernels: fused norms, rotary positions and SwiGLU, a loss that never holds
+        # all logits.
         Engine("unsloth", loss="streamed", fused_norm=True, compiled=True, layer_ops=20),
         Engine("gpt-fast", compiled=True, decode_layer_seconds=60e-6, op_seconds=0.0),
         Engine("vllm", compiled=True, decode_layer_seconds=60e-6, op_seconds=0.0, repeats_kv=False),
         Engine("deepspeed-chat", loss="shifted", op_seconds=10e-6, layer_ops=25),
     )
-}  # fmt: skip
+}
 
 
 def engine(name: str, compiled: bool | None = None) -> Engine:
-    """The facts of an engine; `compiled` overrides its own default. Raises CostError if it is not known."""
+    """The facts of an engine; `compiled` overrides its own default. Raises CostError if it is not
+    known.
+    """
     if name not in ENGINES:
-        raise CostError(f"engine {name!r} is not known. Known: {', '.join(ENGINES)}. Add its facts to ENGINES in costs/tables/engines.py.")
+        raise CostError(
+            f"engine {name!r} is not known. Known: {', '.join(ENGINES)}. Add its facts to ENGINES "
+            "in costs/tables/engines.py."
+        )
     found = ENGINES[name]
     return found if compiled is None else replace(found, compiled=compiled)
 
@@ -161,5 +256,8 @@ def engine(name: str, compiled: bool | None = None) -> Engine:
 def loss(name: str) -> Loss:
     """The facts of a loss. Raises CostError if it is not known."""
     if name not in LOSSES:
-        raise CostError(f"loss {name!r} is not known. Known: {', '.join(LOSSES)}. Add its facts to LOSSES in costs/tables/engines.py.")
+        raise CostError(
+            f"loss {name!r} is not known. Known: {', '.join(LOSSES)}. Add its facts to LOSSES in "
+            "costs/tables/engines.py."
+        )
     return LOSSES[name]

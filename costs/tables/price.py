@@ -1,4 +1,6 @@
-"""What an hour of a device costs in a run: the price of params.yaml, and the electricity on top of it where that is paid apart."""
+"""What an hour of a device costs in a run: the price of params.yaml, and the electricity on top of
+it where that is paid apart.
+"""
 
 from config.schema import Params
 from config.sections.run import LOCAL
@@ -14,12 +16,15 @@ def pool_of(params: Params, stage: str | None) -> str:
 
 
 def watts(params: Params) -> float:
-    """Power of one device at work: prices.watts, else that of its row in hardware.yaml. Raises CostError for an unknown device."""
+    """Power of one device at work: prices.watts, else that of its row in hardware.yaml. Raises
+    CostError for an unknown device.
+    """
     return params.prices.watts or hardware(params.prices.device or OWN_DEVICE).watts
 
 
 def usd_per_device_hour(params: Params, stage: str | None = None) -> float:
-    """usd_per_device_hour + watts / 1000 x usd_per_kwh. Host and cooling are left out unless prices.watts holds them.
+    """usd_per_device_hour + watts / 1000 x usd_per_kwh. Host and cooling are left out unless
+    prices.watts holds them.
 
     Of a stage that is placed on a work pool: the pool's own price, where it has one.
     """
@@ -27,7 +32,9 @@ def usd_per_device_hour(params: Params, stage: str | None = None) -> float:
     pool = pool_of(params, stage)
     if pool in prices.usd_per_device_hour_by_pool:
         return prices.usd_per_device_hour_by_pool[pool]
-    return prices.usd_per_device_hour + (watts(params) / 1000 * prices.usd_per_kwh if prices.usd_per_kwh else 0.0)
+    return prices.usd_per_device_hour + (
+        watts(params) / 1000 * prices.usd_per_kwh if prices.usd_per_kwh else 0.0
+    )
 
 
 def kwh(device_seconds: float, params: Params) -> float:

@@ -1,15 +1,18 @@
-"""Shares of the peak rates that programs reach. Few, the same for all models and devices, and free to be measured on a machine."""
+"""Shares of the peak rates that programs reach. Few, the same for all models and devices, and free
+to be measured on a machine.
+"""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class Efficiency:
-    """Attained shares of the peak rates, the same for every device and model; costs/published/measurements.py reports their held-out error.
+    """Attained shares of the peak rates, the same for every device and model;
+    costs/published/measurements.py reports their held-out error.
 
-    matmul: a model's matrix products, as a share of the best that the device reaches. attention: flash kernels reach less on the
-    exploited half of the causal square. bandwidth: streaming kernels. decode: matrix-vector products by storage type, whose unpacking
-    costs cycles.
+    matmul: a model's matrix products, as a share of the best that the device reaches. attention:
+    flash kernels reach less on the exploited half of the causal square. bandwidth: streaming
+    kernels. decode: matrix-vector products by storage type, whose unpacking costs cycles.
     """
 
     matmul: float = 0.84

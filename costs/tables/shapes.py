@@ -1,7 +1,8 @@
-"""What a model looks like, from the fields of its `config.json` alone: widths, layers, and exact parameter counts.
+"""What a model looks like, from the fields of its `config.json` alone: widths, layers, and exact
+parameter counts.
 
-No weights are read. Counts are of the causal language model of the family (backbone and output head), and are
-checked against Transformers' own modules in tests/costs/tables/test_shapes.py.
+No weights are read. Counts are of the causal language model of the family (backbone and output
+head), and are checked against Transformers' own modules in tests/costs/tables/test_shapes.py.
 """
 
 from collections.abc import Collection, Mapping
@@ -27,7 +28,9 @@ class Traits(NamedTuple):
     qk_norm: bool = False
     """Norms over each head of queries and keys (Qwen3, Gemma 3)."""
     fused_norm: bool = False
-    """The norm is one kernel that keeps its input as it is; the RMS norms of Transformers keep a fp32 copy."""
+    """The norm is one kernel that keeps its input as it is; the RMS norms of Transformers keep a
+    fp32 copy.
+    """
     packed_qkv: bool = False
     """One matrix for query, key and value."""
     packed_gate: bool = False
@@ -82,10 +85,28 @@ FAMILIES: dict[str, Traits] = {
         tanh_gelu=True,
     ),
     "gpt_neox": Traits(
-        norm="layer", gated=False, qkv_bias=True, out_bias=True, mlp_bias=True, packed_qkv=True, parallel=True, fused_norm=True
+        norm="layer",
+        gated=False,
+        qkv_bias=True,
+        out_bias=True,
+        mlp_bias=True,
+        packed_qkv=True,
+        parallel=True,
+        fused_norm=True,
     ),
-    "opt": Traits(norm="layer", gated=False, qkv_bias=True, out_bias=True, mlp_bias=True, tied=True, positions=2, fused_norm=True),
-    "falcon": Traits(norm="layer", gated=False, tied=True, packed_qkv=True, parallel=True, fused_norm=True),
+    "opt": Traits(
+        norm="layer",
+        gated=False,
+        qkv_bias=True,
+        out_bias=True,
+        mlp_bias=True,
+        tied=True,
+        positions=2,
+        fused_norm=True,
+    ),
+    "falcon": Traits(
+        norm="layer", gated=False, tied=True, packed_qkv=True, parallel=True, fused_norm=True
+    ),
     "bloom": Traits(
         norm="layer",
         gated=False,
@@ -98,9 +119,20 @@ FAMILIES: dict[str, Traits] = {
         embedding_norm=True,
     ),
     "mpt": Traits(norm="layer_no_bias", gated=False, tied=True, packed_qkv=True, fused_norm=True),
-    "bert": Traits(norm="layer", gated=False, qkv_bias=True, out_bias=True, mlp_bias=True, tied=True, positions=0, fused_norm=True),
+    "bert": Traits(
+        norm="layer",
+        gated=False,
+        qkv_bias=True,
+        out_bias=True,
+        mlp_bias=True,
+        tied=True,
+        positions=0,
+        fused_norm=True,
+    ),
 }
-"""Sources: the modelling files of Transformers 5.22, one per family, counted on the meta device in the tests."""
+"""Sources: the modelling files of Transformers 5.22, one per family, counted on the meta device in
+the tests.
+"""
 
 _FIELDS: dict[str, tuple[str, ...]] = {
     "width": ("hidden_size", "n_embd", "d_model"),
@@ -112,7 +144,9 @@ _FIELDS: dict[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class ModelShape:
-    """Sizes of a decoder (or BERT-like encoder). Widths are numbers of features, counts are of parameters."""
+    """Sizes of a decoder (or BERT-like encoder). Widths are numbers of features, counts are of
+    parameters.
+    """
 
     name: str
     family: str
@@ -127,7 +161,9 @@ class ModelShape:
     positions: int = 0
     """Rows of a learned position table, 0 with rotary or ALiBi positions."""
     embedding_width: int = 0
-    """Width of the token embedding where it is projected to the model's (OPT-350M); 0 where it is the model's own."""
+    """Width of the token embedding where it is projected to the model's (OPT-350M); 0 where it is
+    the model's own.
+    """
     qkv_bias: bool = False
     out_bias: bool = False
     mlp_bias: bool = False
@@ -152,7 +188,9 @@ class ModelShape:
 
     @property
     def matrices(self) -> dict[str, tuple[int, int, float]]:
-        """Linear layers of one transformer layer: name -> (inputs, outputs, how many a token uses)."""
+        """Linear layers of one transformer layer: name -> (inputs, outputs, how many a token
+        uses).
+        """
         d, f = self.width, self.mlp_width
         attention: dict[str, tuple[int, int, float]] = {
             "q": (d, self.query_width, 1),
@@ -162,24 +200,40 @@ class ModelShape:
         }
         names = ("gate", "up", "down") if self.traits.gated else ("up", "down")
         if not self.experts:
-            return attention | {name: ((f, d, 1) if name == "down" else (d, f, 1)) for name in names}
+            return attention | {
+                name: ((f, d, 1) if name == "down" else (d, f, 1)) for name in names
+            }
         e, used = self.expert_width, self.experts_per_token
         mlp = {name: ((e, d, used) if name == "down" else (d, e, used)) for name in names}
         shared = self.shared_expert_width
-        extra = {f"shared_{name}": ((shared, d, 1) if name == "down" else (d, shared, 1)) for name in names} if shared else {}
+        extra = (
+            {
+                f"shared_{name}": ((shared, d, 1) if name == "down" else (d, shared, 1))
+                for name in names
+            }
+            if shared
+            else {}
+        )
         return attention | {"router": (d, self.experts, 1)} | mlp | extra
 
     def adapted(self, modules: Collection[str], packed: bool) -> dict[str, tuple[int, int, float]]:
-        """The `matrices` that adapters on `modules` are put beside. Where query, key and value (and gate and up) are `packed` in one
-        matrix, one adapter serves them, whichever of them was named.
+        """The `matrices` that adapters on `modules` are put beside. Where query, key and value (and
+        gate and up) are `packed` in one matrix, one adapter serves them, whichever of them was
+        named.
         """
         named = {name: matrix for name, matrix in self.matrices.items() if name in modules}
-        packs = (("q", "k", "v"), *((("gate", "up"),) if self.traits.packed_gate else ())) if packed else ()
+        packs = (
+            (("q", "k", "v"), *((("gate", "up"),) if self.traits.packed_gate else ()))
+            if packed
+            else ()
+        )
         for parts in packs:
             if named.keys() & set(parts):
                 inputs, _, used = self.matrices[parts[0]]
                 outputs = sum(self.matrices[part][1] for part in parts)
-                named = {name: matrix for name, matrix in named.items() if name not in parts} | {"+".join(parts): (inputs, outputs, used)}
+                named = {name: matrix for name, matrix in named.items() if name not in parts} | {
+                    "+".join(parts): (inputs, outputs, used)
+                }
         return named
 
     @property
@@ -196,7 +250,13 @@ class ModelShape:
     @property
     def feed_forward_parameters(self) -> int:
         """Weights of one layer's feed-forward part that a token is multiplied with."""
-        return int(sum(i * o * used for name, (i, o, used) in self.matrices.items() if name not in ("q", "k", "v", "o")))
+        return int(
+            sum(
+                i * o * used
+                for name, (i, o, used) in self.matrices.items()
+                if name not in ("q", "k", "v", "o")
+            )
+        )
 
     @property
     def layer_small_parameters(self) -> int:
@@ -216,7 +276,11 @@ class ModelShape:
     def embedding_parameters(self) -> int:
         """Token and position tables, with OPT-350M's projections."""
         e = self.embedding_width or self.width
-        return self.vocab * e + self.positions * self.width + (2 * e * self.width if self.embedding_width else 0)
+        return (
+            self.vocab * e
+            + self.positions * self.width
+            + (2 * e * self.width if self.embedding_width else 0)
+        )
 
     @property
     def head_parameters(self) -> int:
@@ -247,37 +311,54 @@ class ModelShape:
     @property
     def active_parameters(self) -> int:
         """Parameters a token meets: all of a dense model, the routed experts of a mixture."""
-        return self.parameters - self.layers * (self.layer_matrix_parameters - self.active_layer_parameters)
+        return self.parameters - self.layers * (
+            self.layer_matrix_parameters - self.active_layer_parameters
+        )
 
     @property
     def scored(self) -> "ModelShape":
-        """The shape of a reward or value model on this one: its scalar head (`width` weights, not counted) takes the place of an output head."""
+        """The shape of a reward or value model on this one: its scalar head (`width` weights, not
+        counted) takes the place of an output head.
+        """
         return replace(self, tied=True)
 
     def scaled(self, factor: float) -> "ModelShape":
-        """A like shape of about `factor` times the layer parameters: width times sqrt(factor), in whole heads."""
+        """A like shape of about `factor` times the layer parameters: width times sqrt(factor), in
+        whole heads.
+        """
         group = self.heads // self.kv_heads
         kv_heads = max(1, round(self.kv_heads * factor**0.5))
         ratio = kv_heads * group / self.heads
         return replace(
-            self, name=f"{self.name} x{factor:g}", heads=kv_heads * group, kv_heads=kv_heads, width=round(self.width * ratio),
-            mlp_width=round(self.mlp_width * ratio), expert_width=round(self.expert_width * ratio),
-            shared_expert_width=round(self.shared_expert_width * ratio), embedding_width=round(self.embedding_width * ratio),
-        )  # fmt: skip
+            self,
+            name=f"{self.name} x{factor:g}",
+            heads=kv_heads * group,
+            kv_heads=kv_heads,
+            width=round(self.width * ratio),
+            mlp_width=round(self.mlp_width * ratio),
+            expert_width=round(self.expert_width * ratio),
+            shared_expert_width=round(self.shared_expert_width * ratio),
+            embedding_width=round(self.embedding_width * ratio),
+        )
 
 
 def from_config(config: Mapping[str, Any], name: str) -> ModelShape:
     """The shape in the fields of a Transformers `config.json`.
 
-    Raises CostError for an architecture that is not in `FAMILIES` or a config without the needed fields.
+    Raises CostError for an architecture that is not in `FAMILIES` or a config without the needed
+    fields.
     """
     if "text_config" in config:
-        config = {**config["text_config"], "model_type": config["text_config"].get("model_type", config.get("model_type"))}
+        config = {
+            **config["text_config"],
+            "model_type": config["text_config"].get("model_type", config.get("model_type")),
+        }
     family = str(config.get("model_type", "")).lower()
     if family not in FAMILIES:
         raise CostError(
             f"architecture model_type={family!r} of {name} is unknown to the planner. "
-            f"Known: {', '.join(sorted(FAMILIES))}. Add its traits to FAMILIES in costs/tables/shapes.py."
+            f"Known: {', '.join(sorted(FAMILIES))}. Add its traits to FAMILIES in "
+            "costs/tables/shapes.py."
         )
     sizes = {ours: _first(config, theirs, name) for ours, theirs in _FIELDS.items()}
     return _shape(FAMILIES[family], config, name, family, sizes)
@@ -289,36 +370,55 @@ def _first(config: Mapping[str, Any], keys: tuple[str, ...], name: str) -> int:
         if isinstance(value, int) and not isinstance(value, bool) and value > 0:
             return value
     raise CostError(
-        f"config.json of {name} has no positive {' or '.join(keys)}; the planner needs it. Add it to the file or to costs/tables/shapes.yaml."
+        f"config.json of {name} has no positive {' or '.join(keys)}; the planner needs it. Add it "
+        "to the file or to costs/tables/shapes.yaml."
     )
 
 
-def _shape(traits: Traits, config: Mapping[str, Any], name: str, family: str, sizes: dict[str, int]) -> ModelShape:
+def _shape(
+    traits: Traits, config: Mapping[str, Any], name: str, family: str, sizes: dict[str, int]
+) -> ModelShape:
     width, heads = sizes["width"], sizes["heads"]
-    mlp = config.get("intermediate_size") or config.get("n_inner") or config.get("ffn_dim") or config.get("ffn_hidden_size")
+    mlp = (
+        config.get("intermediate_size")
+        or config.get("n_inner")
+        or config.get("ffn_dim")
+        or config.get("ffn_hidden_size")
+    )
     positions = config.get("max_position_embeddings") or config.get("n_positions") or 0
     embedding = config.get("word_embed_proj_dim") or width
     bias = bool(config.get("attention_bias", False))
     opt_bias = bool(config.get("enable_bias", True))
     plain_bias = family == "falcon" and bool(config.get("bias", False))
     return ModelShape(
-        name=name, family=family, **sizes,
+        name=name,
+        family=family,
+        **sizes,
         kv_heads=_kv_heads(config, family, heads),
         head_dim=config.get("head_dim") or width // heads,
         mlp_width=int(mlp or 4 * width),
         tied=bool(config.get("tie_word_embeddings", traits.tied)) if family != "falcon" else True,
         positions=positions + traits.positions if traits.positions >= 0 else 0,
         embedding_width=embedding if embedding != width else 0,
-        qkv_bias=(traits.qkv_bias and opt_bias) or bias or bool(config.get("use_qkv_bias")) or plain_bias,
-        out_bias=(traits.out_bias and opt_bias) or (bias and family in ("llama", "gemma", "gpt_neox")) or plain_bias,
-        mlp_bias=(traits.mlp_bias and opt_bias) or bool(config.get("mlp_bias", False)) or plain_bias,
+        qkv_bias=(traits.qkv_bias and opt_bias)
+        or bias
+        or bool(config.get("use_qkv_bias"))
+        or plain_bias,
+        out_bias=(traits.out_bias and opt_bias)
+        or (bias and family in ("llama", "gemma", "gpt_neox"))
+        or plain_bias,
+        mlp_bias=(traits.mlp_bias and opt_bias)
+        or bool(config.get("mlp_bias", False))
+        or plain_bias,
         norms=_norms(config, traits, family),
-        final_norm=traits.final_norm and family != "bert" and config.get("do_layer_norm_before", True),
+        final_norm=traits.final_norm
+        and family != "bert"
+        and config.get("do_layer_norm_before", True),
         experts=int(config.get("num_local_experts") or config.get("num_experts") or 0),
         experts_per_token=int(config.get("num_experts_per_tok") or 0),
         expert_width=int(config.get("moe_intermediate_size") or mlp or 0),
         shared_expert_width=int(config.get("shared_expert_intermediate_size") or 0),
-    )  # fmt: skip
+    )
 
 
 def _kv_heads(config: Mapping[str, Any], family: str, heads: int) -> int:
@@ -330,5 +430,9 @@ def _kv_heads(config: Mapping[str, Any], family: str, heads: int) -> int:
 def _norms(config: Mapping[str, Any], traits: Traits, family: str) -> int:
     """Falcon's newer layers normalise attention and feed-forward apart."""
     if family == "falcon":
-        return 2 if config.get("new_decoder_architecture") or not config.get("parallel_attn", True) else 1
+        return (
+            2
+            if config.get("new_decoder_architecture") or not config.get("parallel_attn", True)
+            else 1
+        )
     return traits.norms

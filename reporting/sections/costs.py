@@ -10,10 +10,18 @@ from reporting.numbers import ABSENT, count, deviation, duration, memory, short,
 from reporting.parts import badge, card, grid, missing, section, table
 from reporting.verdict import usd_per_win_rate_point
 
-STATE_TONES = {"done": "good", "cached": "quiet", "stopped": "open", "unfinished": "open", "failed": "bad"}
+STATE_TONES = {
+    "done": "good",
+    "cached": "quiet",
+    "stopped": "open",
+    "unfinished": "open",
+    "failed": "bad",
+}
 PHASES = {
-    "rollouts": "start: imports and loading. rollout: generating replies. logprobs, score, reference, value: reading them. other: between phases.",
-    "dpo": "start: imports and loading. reference: the SFT model reads every pair once. train: steps. evaluate: held-out pairs.",
+    "rollouts": "start: imports and loading. rollout: generating replies. logprobs, score, "
+    "reference, value: reading them. other: between phases.",
+    "dpo": "start: imports and loading. reference: the SFT model reads every pair once. train: "
+    "steps. evaluate: held-out pairs.",
 }
 TONES = ("c1", "c2", "c3", "c4", "c5")
 
@@ -23,18 +31,38 @@ def costs_section(findings: Findings) -> Markup:
     book = findings.ledger
     title = "Time and cost"
     if not book.stages:
-        return section("cost", title, None, missing("What this model cost to make was not recorded here: only its outputs were fetched."))
+        return section(
+            "cost",
+            title,
+            None,
+            missing(
+                "What this model cost to make was not recorded here: only its outputs were fetched."
+            ),
+        )
     aligned = book.stage(findings.params.align.method)
-    lead = "Measured wall time of every process, failed attempts included, times the devices it held and their price."
+    lead = (
+        "Measured wall time of every process, failed attempts included, times the devices it held "
+        "and their price."
+    )
     planned = _planned(findings)
-    return section("cost", title, lead, _shares(book), _stage_table(findings), planned, _phases_card(aligned), _all_phases(book))
+    return section(
+        "cost",
+        title,
+        lead,
+        _shares(book),
+        _stage_table(findings),
+        planned,
+        _phases_card(aligned),
+        _all_phases(book),
+    )
 
 
 def _shares(book: Ledger) -> Markup | None:
     if not book.total_seconds:
         return None
     parts = [
-        Part(stage.stage, stage.seconds, f"{duration(stage.seconds)}, {usd(stage.usd)}", _tone(i)) for i, stage in enumerate(book.stages)
+        Part(stage.stage, stage.seconds, f"{duration(stage.seconds)}, {usd(stage.usd)}", _tone(i))
+        for i, stage in enumerate(book.stages)
     ]
     told = ", ".join(f"{part.name} {part.shown}" for part in parts if part.size)
     return card("Share of each stage", strip(parts, f"Share of each stage in the time: {told}"))
@@ -45,10 +73,14 @@ def _stage_table(findings: Findings) -> Markup:
     header = ["Stage", "Time", "Cost", "Peak memory", "Result", "Key figure"]
     rows = []
     for i, stage in enumerate(book.stages):
-        name = element("span", element("i", class_=f"swatch {_tone(i)}"), stage.stage, class_="together")
+        name = element(
+            "span", element("i", class_=f"swatch {_tone(i)}"), stage.stage, class_="together"
+        )
         state = join(badge(stage.state, STATE_TONES.get(stage.state, "open")), _remark(stage))
         figure = key_figure(stage.stage, findings.metrics.get(stage.stage, {})) or ABSENT
-        rows.append([name, duration(stage.seconds), usd(stage.usd), memory(stage.peak_bytes), state, figure])
+        rows.append(
+            [name, duration(stage.seconds), usd(stage.usd), memory(stage.peak_bytes), state, figure]
+        )
     foot = ["Total", duration(book.total_seconds), usd(book.total_usd), "", "", ""]
     return table(header, rows, foot, numbers=range(1, 4))
 
@@ -76,67 +108,134 @@ def _planned(findings: Findings) -> Markup | None:
     bars = []
     for stage in compared:
         whole = stage.whole
-        bars.append(Part(f"{stage.stage} planned", whole.planned_seconds or 0.0, duration(whole.planned_seconds), "c2"))
+        bars.append(
+            Part(
+                f"{stage.stage} planned",
+                whole.planned_seconds or 0.0,
+                duration(whole.planned_seconds),
+                "c2",
+            )
+        )
         shown = f"{duration(whole.measured_seconds)} · {deviation(whole.error)}"
         bars.append(Part(f"{stage.stage} measured", whole.measured_seconds or 0.0, shown, "c4"))
     note = (
-        f"Planned for {reconciled.hardware} before the run. Measured: the work that made the outputs, done once. "
+        f"Planned for {reconciled.hardware} before the run. Measured: the work that made the "
+        "outputs, done once. "
         f"The plan of these stages together was off by {deviation(reconciled.whole.error)}."
     )
-    picture = card("Planned and measured", bar_list(bars, "Planned and measured time of each stage"), note=note)
+    picture = card(
+        "Planned and measured", bar_list(bars, "Planned and measured time of each stage"), note=note
+    )
     return join(
-        picture, element("details", element("summary", "Plan and measurement of every phase"), _planned_table(findings)), _bought(findings)
+        picture,
+        element(
+            "details",
+            element("summary", "Plan and measurement of every phase"),
+            _planned_table(findings),
+        ),
+        _bought(findings),
     )
 
 
 def _planned_table(findings: Findings) -> Markup:
-    header = ["Stage", "Phase", "Planned", "Measured", "Error", "Planned cost", "Measured cost", "Planned peak", "Measured peak", "Error"]
+    header = [
+        "Stage",
+        "Phase",
+        "Planned",
+        "Measured",
+        "Error",
+        "Planned cost",
+        "Measured cost",
+        "Planned peak",
+        "Measured peak",
+        "Error",
+    ]
     rows = [
         [stage.stage, name, *_comparison(each)]
         for stage in findings.reconciled.stages
         for name, each in [*stage.phases.items(), ("all", stage.whole)]
     ]
-    return table(header, rows, ["Total", "", *_comparison(findings.reconciled.whole)], numbers=range(2, 10))
+    return table(
+        header, rows, ["Total", "", *_comparison(findings.reconciled.whole)], numbers=range(2, 10)
+    )
 
 
 def _comparison(each: Comparison) -> list[str]:
     return [
-        duration(each.planned_seconds), duration(each.measured_seconds), deviation(each.error), usd(each.planned_usd),
-        usd(each.measured_usd), memory(each.planned_peak_bytes), memory(each.measured_peak_bytes), deviation(each.error_peak_bytes),
-    ]  # fmt: skip
+        duration(each.planned_seconds),
+        duration(each.measured_seconds),
+        deviation(each.error),
+        usd(each.planned_usd),
+        usd(each.measured_usd),
+        memory(each.planned_peak_bytes),
+        memory(each.measured_peak_bytes),
+        deviation(each.error_peak_bytes),
+    ]
 
 
 def _bought(findings: Findings) -> Markup | None:
     point = usd_per_win_rate_point(findings)
-    return element("p", f"A point of win rate above 50% cost {usd(point)}.", class_="note") if point is not None else None
+    return (
+        element("p", f"A point of win rate above 50% cost {usd(point)}.", class_="note")
+        if point is not None
+        else None
+    )
 
 
 def _phases_card(stage: StageCost | None) -> Markup | None:
     """The phases of the alignment stage: the question is always what rollout and update take."""
     if stage is None or not stage.phases:
         return None
-    parts = [Part(phase.phase, phase.seconds, f"{duration(phase.seconds)} · {usd(phase.usd)}", "c4") for phase in stage.phases]
+    parts = [
+        Part(phase.phase, phase.seconds, f"{duration(phase.seconds)} · {usd(phase.usd)}", "c4")
+        for phase in stage.phases
+    ]
     note = PHASES["dpo" if stage.stage == "dpo" else "rollouts"]
-    times = card(f"Phases of {stage.stage}", bar_list(parts, f"Time and cost of each phase of {stage.stage}"), note=note)
-    rates = {phase.phase: phase.tokens / phase.seconds for phase in stage.phases if phase.tokens and phase.seconds}
+    times = card(
+        f"Phases of {stage.stage}",
+        bar_list(parts, f"Time and cost of each phase of {stage.stage}"),
+        note=note,
+    )
+    rates = {
+        phase.phase: phase.tokens / phase.seconds
+        for phase in stage.phases
+        if phase.tokens and phase.seconds
+    }
     if not rates:
         return times
     speeds = [Part(name, rate, f"{short(rate)}/s", "c2") for name, rate in rates.items()]
     label = f"Tokens per second in each phase of {stage.stage}"
-    makes = " Rollout makes them one by one, the other phases read them at once." if "rollout" in rates else ""
+    makes = (
+        " Rollout makes them one by one, the other phases read them at once."
+        if "rollout" in rates
+        else ""
+    )
     speed_note = f"Real tokens, padding not counted.{makes}"
-    return grid(times, card("Tokens per second", bar_list(speeds, label), note=speed_note), kind="halves")
+    return grid(
+        times, card("Tokens per second", bar_list(speeds, label), note=speed_note), kind="halves"
+    )
 
 
 def _all_phases(book: Ledger) -> Markup:
     rows = [
-        [stage.stage, phase.phase, duration(phase.seconds), usd(phase.usd), count(phase.tokens) if phase.tokens else ABSENT,
-         short(phase.tokens / phase.seconds) if phase.tokens and phase.seconds else ABSENT, memory(phase.peak_bytes)]
+        [
+            stage.stage,
+            phase.phase,
+            duration(phase.seconds),
+            usd(phase.usd),
+            count(phase.tokens) if phase.tokens else ABSENT,
+            short(phase.tokens / phase.seconds) if phase.tokens and phase.seconds else ABSENT,
+            memory(phase.peak_bytes),
+        ]
         for stage in book.stages
         for phase in stage.phases
-    ]  # fmt: skip
+    ]
     header = ["Stage", "Phase", "Time", "Cost", "Tokens", "Tokens/s", "Peak memory"]
-    return element("details", element("summary", "Every phase of every stage"), table(header, rows, numbers=range(2, 7)))
+    return element(
+        "details",
+        element("summary", "Every phase of every stage"),
+        table(header, rows, numbers=range(2, 7)),
+    )
 
 
 def _tone(i: int) -> str:

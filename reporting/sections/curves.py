@@ -20,7 +20,11 @@ class Panel(NamedTuple):
 
 
 SFT = (
-    Panel("Loss", {"loss": "train", "eval_loss": "held out"}, "Mean negative log-likelihood of a reply token, in nats."),
+    Panel(
+        "Loss",
+        {"loss": "train", "eval_loss": "held out"},
+        "Mean negative log-likelihood of a reply token, in nats.",
+    ),
     Panel(
         "Token accuracy",
         {"mean_token_accuracy": "train", "eval_mean_token_accuracy": "held out"},
@@ -30,16 +34,36 @@ SFT = (
     Panel("Learning rate", {"learning_rate": "rate"}),
 )
 REWARD = (
-    Panel("Loss", {"loss": "train", "eval_loss": "held out"}, "Bradley-Terry; 0.693 is a coin toss."),
-    Panel("Accuracy", {"accuracy": "train batch", "eval_accuracy": "held out"}, "Pairs whose preferred reply scores higher.", True),
+    Panel(
+        "Loss", {"loss": "train", "eval_loss": "held out"}, "Bradley-Terry; 0.693 is a coin toss."
+    ),
+    Panel(
+        "Accuracy",
+        {"accuracy": "train batch", "eval_accuracy": "held out"},
+        "Pairs whose preferred reply scores higher.",
+        True,
+    ),
     Panel("Margin", {"margin": "train batch"}, "Score of the preferred reply minus the other's."),
 )
 PPO = (
     Panel("Score", {"score": "score"}, "Mean reward-model score of the sampled replies."),
     Panel("KL to SFT", {"kl": "KL"}, "Nats per reply: how far the policy has moved."),
-    Panel("Entropy", {"entropy": "entropy"}, "Nats per token: how undecided the policy is. Near zero it has collapsed."),
-    Panel("Reply length", {"length": "length"}, "Tokens. A score that grows with length alone is a warning."),
-    Panel("Replies that end", {"eos_rate": "ended"}, "Share with an end-of-sequence token in time.", True),
+    Panel(
+        "Entropy",
+        {"entropy": "entropy"},
+        "Nats per token: how undecided the policy is. Near zero it has collapsed.",
+    ),
+    Panel(
+        "Reply length",
+        {"length": "length"},
+        "Tokens. A score that grows with length alone is a warning.",
+    ),
+    Panel(
+        "Replies that end",
+        {"eos_rate": "ended"},
+        "Share with an end-of-sequence token in time.",
+        True,
+    ),
     Panel(
         "Clipped ratios",
         {"clip_fraction": "policy", "value_clip_fraction": "value"},
@@ -52,28 +76,62 @@ PPO = (
         "1: the value model foresees the return; 0: it knows no more than the mean.",
     ),
     Panel("Value loss", {"value_loss": "value"}),
-    Panel("Policy loss", {"policy_loss": "policy"}, "Its level means little; a jump means trouble."),
-    Panel("Ratio", {"ratio": "mean ratio"}, "New over old probability of the sampled tokens; stays near 1."),
+    Panel(
+        "Policy loss", {"policy_loss": "policy"}, "Its level means little; a jump means trouble."
+    ),
+    Panel(
+        "Ratio",
+        {"ratio": "mean ratio"},
+        "New over old probability of the sampled tokens; stays near 1.",
+    ),
     Panel("KL coefficient", {"kl_coef": "coefficient"}, "Price of a nat of KL, in score."),
     Panel("Gradient norm", {"grad_norm": "before clipping"}),
 )
 DPO = (
     Panel("Loss", {"loss": "train"}, "With loss sigmoid, 0.693 is a coin toss."),
-    Panel("Accuracy", {"accuracy": "train batch"}, "Pairs whose preferred reply gained more probability than the other.", True),
-    Panel("Margin", {"margin": "train batch"}, "beta times what the preferred reply gained over the other, in nats."),
+    Panel(
+        "Accuracy",
+        {"accuracy": "train batch"},
+        "Pairs whose preferred reply gained more probability than the other.",
+        True,
+    ),
+    Panel(
+        "Margin",
+        {"margin": "train batch"},
+        "beta times what the preferred reply gained over the other, in nats.",
+    ),
     Panel(
         "Reply log-probability",
         {"chosen_logps": "preferred", "rejected_logps": "other"},
         "Nats per reply. If both fall, probability goes to replies that nobody compared.",
     ),
-    Panel("Implicit reward", {"chosen_reward": "preferred", "rejected_reward": "other"}, "beta times the change of the log-probability."),
+    Panel(
+        "Implicit reward",
+        {"chosen_reward": "preferred", "rejected_reward": "other"},
+        "beta times the change of the log-probability.",
+    ),
     Panel("Learning rate", {"learning_rate": "rate"}),
     Panel("Gradient norm", {"grad_norm": "before clipping"}),
 )
 RLOO = (
-    *(panel for panel in PPO if panel.title in ("Score", "KL to SFT", "Entropy", "Reply length", "Replies that end", "Policy loss")),
-    Panel("Clipped ratios", {"clip_fraction": "policy"}, "Share of replies at the clip range; far above 20% the steps are too big.", True),
-    Panel("Prompts without a lesson", {"equal_groups": "equal scores"}, "Share of prompts whose replies all have one reward.", True),
+    *(
+        panel
+        for panel in PPO
+        if panel.title
+        in ("Score", "KL to SFT", "Entropy", "Reply length", "Replies that end", "Policy loss")
+    ),
+    Panel(
+        "Clipped ratios",
+        {"clip_fraction": "policy"},
+        "Share of replies at the clip range; far above 20% the steps are too big.",
+        True,
+    ),
+    Panel(
+        "Prompts without a lesson",
+        {"equal_groups": "equal scores"},
+        "Share of prompts whose replies all have one reward.",
+        True,
+    ),
     Panel("Gradient norm", {"grad_norm": "before clipping"}),
 )
 METHODS = {"ppo": (PPO, "update"), "dpo": (DPO, "step"), "rloo": (RLOO, "update")}
@@ -94,26 +152,48 @@ def curves_section(findings: Findings) -> Markup:
     return section("curves", "Learning curves", "Point at a curve to read its values.", *groups)
 
 
-def _group(findings: Findings, stage: str, title: str, panels: tuple[Panel, ...], step_name: str) -> Markup:
+def _group(
+    findings: Findings, stage: str, title: str, panels: tuple[Panel, ...], step_name: str
+) -> Markup:
     curves = findings.curves.get(stage, {})
-    drawn = [_panel(panel, curves, findings, stage, step_name) for panel in panels if any(name in curves for name in panel.names)]
+    drawn = [
+        _panel(panel, curves, findings, stage, step_name)
+        for panel in panels
+        if any(name in curves for name in panel.names)
+    ]
     content = grid(*drawn) if drawn else missing(f"The stage {stage} logged nothing in this run.")
     return element("div", element("h3", title, class_="group"), content)
 
 
 def _panel(panel: Panel, curves: Curves, findings: Findings, stage: str, step_name: str) -> Markup:
     present = [name for name in panel.names if name in curves]
-    series = [Series(panel.names[name], curves[name], TONES[i % 2]) for i, name in enumerate(present)]
+    series = [
+        Series(panel.names[name], curves[name], TONES[i % 2]) for i, name in enumerate(present)
+    ]
     shown = percent if panel.shares else decimal
-    told = ", ".join(f"{s.name} from {shown(s.points[0][1])} to {shown(s.points[-1][1])}" for s in series)
+    told = ", ".join(
+        f"{s.name} from {shown(s.points[0][1])} to {shown(s.points[-1][1])}" for s in series
+    )
     references = _references(panel, findings, stage)
-    picture = line_chart(series, f"{stage} {panel.title.lower()} by {step_name}: {told}", step_name, references, shares=panel.shares)
-    return card(panel.title, _legend(series) if len(series) > 1 else None, picture, note=panel.note or None)
+    picture = line_chart(
+        series,
+        f"{stage} {panel.title.lower()} by {step_name}: {told}",
+        step_name,
+        references,
+        shares=panel.shares,
+    )
+    return card(
+        panel.title, _legend(series) if len(series) > 1 else None, picture, note=panel.note or None
+    )
 
 
 def _references(panel: Panel, findings: Findings, stage: str) -> list[Reference]:
     """Lines to compare a curve with."""
-    if stage in ("reward", "dpo") and panel.title == "Accuracy" and (limit := findings.value("reward", "bayes_accuracy")) is not None:
+    if (
+        stage in ("reward", "dpo")
+        and panel.title == "Accuracy"
+        and (limit := findings.value("reward", "bayes_accuracy")) is not None
+    ):
         return [Reference("best possible", limit)]
     controller = findings.params.ppo.kl
     if (stage, panel.title) == ("ppo", "KL to SFT") and controller.controller == "adaptive":
@@ -122,4 +202,8 @@ def _references(panel: Panel, findings: Findings, stage: str) -> list[Reference]
 
 
 def _legend(series: list[Series]) -> Markup:
-    return element("ul", [element("li", element("i", class_=f"swatch {s.tone}"), s.name) for s in series], class_="legend")
+    return element(
+        "ul",
+        [element("li", element("i", class_=f"swatch {s.tone}"), s.name) for s in series],
+        class_="legend",
+    )

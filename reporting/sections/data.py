@@ -27,21 +27,47 @@ def data_section(findings: Findings) -> Markup:
     if not findings.metrics["data"]:
         return section("data", "Data", None, missing("The stage data has no results in this run."))
     lead = "Split by prompt: no prompt is in both train and test."
-    return section("data", "Data", lead, _splits(findings), grid(_lengths(findings), _quarantine(findings), _labels(findings)))
+    return section(
+        "data",
+        "Data",
+        lead,
+        _splits(findings),
+        grid(_lengths(findings), _quarantine(findings), _labels(findings)),
+    )
 
 
 def _splits(findings: Findings) -> Markup:
     rows = []
     for name, title in DATASETS.items():
         for split in SPLITS:
-            value = {key: findings.value("data", f"{name}_{split}_{key}") for key in
-                     ("rows", "unique_prompts", "tokens_mean", "tokens_p50", "tokens_p95", "tokens_max")}  # fmt: skip
+            value = {
+                key: findings.value("data", f"{name}_{split}_{key}")
+                for key in (
+                    "rows",
+                    "unique_prompts",
+                    "tokens_mean",
+                    "tokens_p50",
+                    "tokens_p95",
+                    "tokens_max",
+                )
+            }
             if value["rows"] is not None:
-                rows.append([title, split, *(count(value[key]) for key in ("rows", "unique_prompts")), decimal(value["tokens_mean"]),
-                             *(count(value[key]) for key in ("tokens_p50", "tokens_p95", "tokens_max"))])  # fmt: skip
+                rows.append(
+                    [
+                        title,
+                        split,
+                        *(count(value[key]) for key in ("rows", "unique_prompts")),
+                        decimal(value["tokens_mean"]),
+                        *(count(value[key]) for key in ("tokens_p50", "tokens_p95", "tokens_max")),
+                    ]
+                )
     if not rows:
         return missing("The stage data wrote no row counts.")
-    return table(["Dataset", "Split", "Rows", "Prompts", "Mean tokens", "Median", "95th", "Longest"], rows, numbers=range(2, 8))
+    return table(
+        ["Dataset", "Split", "Rows", "Prompts", "Mean tokens", "Median", "95th", "Longest"],
+        rows,
+        numbers=range(2, 8),
+    )
 
 
 def _lengths(findings: Findings) -> Markup:
@@ -62,7 +88,9 @@ def _lengths(findings: Findings) -> Markup:
         f"{title}: {count(sum(bins.values()))} sequences",
         "tokens, prompt and reply",
     )
-    return card(title, picture, note=f"What the model reads, {count(sum(bins.values()))} sequences.")
+    return card(
+        title, picture, note=f"What the model reads, {count(sum(bins.values()))} sequences."
+    )
 
 
 def _quarantine(findings: Findings) -> Markup:
@@ -71,10 +99,16 @@ def _quarantine(findings: Findings) -> Markup:
     reasons = _reasons(metrics)
     read, refused = findings.value("data", "rows_read"), findings.value("data", "rows_quarantined")
     share = f" ({percent(refused / read)})" if refused and read else ""
-    told = f"{count(refused)} of {count(read)} rows{share} were refused and kept in data/prepared/quarantine.jsonl, each with its reason."
+    told = (
+        f"{count(refused)} of {count(read)} rows{share} were refused and kept in "
+        "data/prepared/quarantine.jsonl, each with its reason."
+    )
     if not reasons:
         return card("Refused rows", element("p", "None." if refused == 0 else told, class_="plain"))
-    parts = [Part(reason, size, count(size), "c5") for reason, size in sorted(reasons.items(), key=lambda item: -item[1])]
+    parts = [
+        Part(reason, size, count(size), "c5")
+        for reason, size in sorted(reasons.items(), key=lambda item: -item[1])
+    ]
     return card("Refused rows", bar_list(parts, "Refused rows by reason"), note=told)
 
 
@@ -89,17 +123,29 @@ def _reasons(metrics: Mapping[str, object]) -> dict[str, float]:
 def _labels(findings: Findings) -> Markup:
     """Balance of the labels, the trivial baselines, and what was dropped or kept with a remark."""
     facts = []
-    for name, shown in (("chosen_longer", "of the preferred replies are the longer one"), ("chosen_first", "of them were shown first")):
+    for name, shown in (
+        ("chosen_longer", "of the preferred replies are the longer one"),
+        ("chosen_first", "of them were shown first"),
+    ):
         if (share := findings.value("data", name)) is not None:
             facts.append((percent(share), shown))
     if (gold := findings.value("data", "gold_sft_mean")) is not None:
         facts.append((decimal(gold), "mean gold score of the demonstrations"))
-    for name, shown in (("baseline_longer_wins", "right by taking the longer reply"), ("baseline_bow", "right by a bag of words")):
+    for name, shown in (
+        ("baseline_longer_wins", "right by taking the longer reply"),
+        ("baseline_bow", "right by a bag of words"),
+    ):
         if (accuracy := findings.value("data", name)) is not None:
             facts.append((percent(accuracy), shown))
-    facts += [(count(number), shown) for name, shown in REMARKS.items() if (number := findings.value("data", name))]
+    facts += [
+        (count(number), shown)
+        for name, shown in REMARKS.items()
+        if (number := findings.value("data", name))
+    ]
     items = [element("li", element("b", number), " ", shown) for number, shown in facts]
-    return card("Labels and repeats", element("ul", *items, class_="plain") if items else missing(ABSENT))
+    return card(
+        "Labels and repeats", element("ul", *items, class_="plain") if items else missing(ABSENT)
+    )
 
 
 def _number(cell: str | None) -> float | None:

@@ -1,4 +1,6 @@
-"""Did alignment work: base, SFT and aligned model on held-out prompts, and the score bought with each nat of KL."""
+"""Did alignment work: base, SFT and aligned model on held-out prompts, and the score bought with
+each nat of KL.
+"""
 
 from collections.abc import Iterator
 
@@ -33,11 +35,27 @@ def evaluation_section(findings: Findings) -> Markup:
     """Scores by model, win rates, and what else changed."""
     metrics = findings.metrics["evaluate"]
     if not metrics:
-        return section("evaluation", "Did alignment work?", None, missing("The stage evaluate has no results in this run."))
+        return section(
+            "evaluation",
+            "Did alignment work?",
+            None,
+            missing("The stage evaluate has no results in this run."),
+        )
     prompts = findings.value("evaluate", "prompts")
-    lead = f"Each model answers the same {count(prompts)} held-out prompts." if prompts else "Each model answers the same held-out prompts."
+    lead = (
+        f"Each model answers the same {count(prompts)} held-out prompts."
+        if prompts
+        else "Each model answers the same held-out prompts."
+    )
     cards = [_scores("gold", findings), _scores("reward", findings), _win_rates(findings)]
-    return section("evaluation", "Did alignment work?", lead, grid(*cards), _hacking(findings), _comparison(findings))
+    return section(
+        "evaluation",
+        "Did alignment work?",
+        lead,
+        grid(*cards),
+        _hacking(findings),
+        _comparison(findings),
+    )
 
 
 def frontier_section(findings: Findings) -> Markup:
@@ -45,36 +63,73 @@ def frontier_section(findings: Findings) -> Markup:
     method = findings.params.align.method
     curves = findings.curves.get(method, {})
     kl = dict(curves.get("kl", []))
-    updates = [(int(step), kl[step], score) for step, score in curves.get("score", []) if step in kl]
+    updates = [
+        (int(step), kl[step], score) for step, score in curves.get("score", []) if step in kl
+    ]
     title = "Score against KL"
     if method == "dpo":
         return _endpoints(findings, title)
     if not updates:
-        return section("frontier", title, None, missing(f"The stage {method} logged no score and KL in this run."))
+        return section(
+            "frontier",
+            title,
+            None,
+            missing(f"The stage {method} logged no score and KL in this run."),
+        )
     first, last, best = updates[0], updates[-1], max(updates, key=lambda update: update[2])
-    told = ", ".join(f"update {update}: KL {decimal(kl)}, score {decimal(score)}" for update, kl, score in (first, best, last))
-    picture = frontier_chart(updates, f"Score against KL over {len(updates)} updates. {told}", "KL (nats per reply)", "reward-model score")
+    told = ", ".join(
+        f"update {update}: KL {decimal(kl)}, score {decimal(score)}"
+        for update, kl, score in (first, best, last)
+    )
+    picture = frontier_chart(
+        updates,
+        f"Score against KL over {len(updates)} updates. {told}",
+        "KL (nats per reply)",
+        "reward-model score",
+    )
     rows = [[name, str(update), decimal(kl), decimal(score)] for name, (update, kl, score) in
             (("First", first), ("Highest score", best), ("Last", last))]  # fmt: skip
     lead = "KL is how far the policy has moved from the SFT model. Each nat should buy score."
     note = (
-        "A curve that flattens buys little more score with each nat. One that bends down, or a score that rises while replies get no "
+        "A curve that flattens buys little more score with each nat. One that bends down, or a "
+        "score that rises while replies get no "
         f"better, is over-optimising: {REMEDIES[method]}."
     )
-    dots = card("What each step away from SFT bought", picture, note="One dot per update, from pale (first) to dark and large (last).")
+    dots = card(
+        "What each step away from SFT bought",
+        picture,
+        note="One dot per update, from pale (first) to dark and large (last).",
+    )
     numbers = card("In numbers", table(["", "Update", "KL", "Score"], rows), note=note)
     return section("frontier", title, lead, grid(dots, numbers, kind="halves"))
 
 
 def _endpoints(findings: Findings, title: str) -> Markup:
-    """DPO samples no replies on its way: only the evaluation knows score and KL, before and after."""
-    kl, before, after = (findings.value("evaluate", name) for name in ("kl", "reward_sft", "reward_aligned"))
-    lead = "DPO samples no replies while it trains, so score and KL are known of its two ends only, on the held-out prompts."
+    """DPO samples no replies on its way: only the evaluation knows score and KL, before and
+    after.
+    """
+    kl, before, after = (
+        findings.value("evaluate", name) for name in ("kl", "reward_sft", "reward_aligned")
+    )
+    lead = (
+        "DPO samples no replies while it trains, so score and KL are known of its two ends only, "
+        "on the held-out prompts."
+    )
     if kl is None or before is None or after is None:
-        return section("frontier", title, None, missing("The stage evaluate measured no score and KL in this run."))
+        return section(
+            "frontier",
+            title,
+            None,
+            missing("The stage evaluate measured no score and KL in this run."),
+        )
     rows = [["SFT", decimal(0.0), decimal(before)], ["DPO", decimal(kl), decimal(after)]]
     note = "If the score rises and replies get no better, raise dpo.beta or train fewer epochs."
-    return section("frontier", title, lead, card("In numbers", table(["", "KL (nats per reply)", "Score"], rows), note=note))
+    return section(
+        "frontier",
+        title,
+        lead,
+        card("In numbers", table(["", "KL (nats per reply)", "Score"], rows), note=note),
+    )
 
 
 def _scores(kind: str, findings: Findings) -> Markup:
@@ -82,19 +137,28 @@ def _scores(kind: str, findings: Findings) -> Markup:
     name = QUANTITIES[kind]
     values = {model: findings.value("evaluate", f"{kind}_{model}") for model in MODELS}
     if all(value is None for value in values.values()):
-        absent = "This data has no gold score: only the reward model and people can judge the replies."
+        absent = (
+            "This data has no gold score: only the reward model and people can judge the replies."
+        )
         return card(name, missing(absent if kind == "gold" else "Not measured."))
     rows = []
     for model, value in values.items():
         if value is not None:
-            low, high = (findings.value("evaluate", f"{kind}_{model}_{end}") for end in ("low", "high"))
+            low, high = (
+                findings.value("evaluate", f"{kind}_{model}_{end}") for end in ("low", "high")
+            )
             rows.append(Estimate(NAMES[model], value, decimal(value), model, low, high))
-    axis = [0.0, 1.0] if kind == "gold" else ticks(min(row.value for row in rows), max(row.value for row in rows))
+    axis = (
+        [0.0, 1.0]
+        if kind == "gold"
+        else ticks(min(row.value for row in rows), max(row.value for row in rows))
+    )
     told = ", ".join(f"{row.name} {row.shown}" for row in rows)
     note = (
         "The true quality of a reply in this world, 0 to 1. Training never sees it."
         if kind == "gold"
-        else f"What alignment maximises: a stand-in for quality. Axis from {decimal(axis[0])} to {decimal(axis[-1])}."
+        else f"What alignment maximises: a stand-in for quality. Axis from {decimal(axis[0])} to "
+        f"{decimal(axis[-1])}."
     )
     return card(name, estimates(rows, f"{name} by model: {told}", axis[0], axis[-1]), note=note)
 
@@ -103,18 +167,35 @@ def _win_rates(findings: Findings) -> Markup:
     """Aligned against SFT by each judge, with intervals."""
     rows = []
     for kind, judge in (("gold", "Gold score"), ("reward", "Reward model")):
-        rate, low, high = (findings.value("evaluate", f"win_rate_{kind}{end}") for end in ("", "_low", "_high"))
+        rate, low, high = (
+            findings.value("evaluate", f"win_rate_{kind}{end}") for end in ("", "_low", "_high")
+        )
         if rate is not None:
             rows.append(Estimate(judge, rate, percent(rate), "aligned", low, high))
     if not rows:
         return card("Wins over SFT", missing("No comparison was made."))
     confidence = findings.value("evaluate", "confidence") or findings.params.evaluate.confidence
-    ties = [count(ties) for kind in ("gold", "reward") if (ties := findings.value("evaluate", f"ties_{kind}")) is not None]
+    ties = [
+        count(ties)
+        for kind in ("gold", "reward")
+        if (ties := findings.value("evaluate", f"ties_{kind}")) is not None
+    ]
     tied = f" Ties count half: {' and '.join(ties)}." if ties else ""
-    spans = "; ".join(f"{row.name} {row.shown}, {percent(row.low)} to {percent(row.high)}" for row in rows)
+    spans = "; ".join(
+        f"{row.name} {row.shown}, {percent(row.low)} to {percent(row.high)}" for row in rows
+    )
     note = f"Whiskers: {percent(confidence, 0)} intervals ({spans}).{tied}"
     return card(
-        "Wins over SFT", estimates(rows, f"Win rate of the aligned model over SFT: {spans}", 0.0, 1.0, 0.5, "50%, no difference"), note=note
+        "Wins over SFT",
+        estimates(
+            rows,
+            f"Win rate of the aligned model over SFT: {spans}",
+            0.0,
+            1.0,
+            0.5,
+            "50%, no difference",
+        ),
+        note=note,
     )
 
 
@@ -128,13 +209,20 @@ def _hacking(findings: Findings) -> Markup | None:
     said = f"{reason[:1].upper()}{reason[1:]}." if reason else None
     answer = badge("reward hacking", "bad") if hacked else badge("no reward hacking", "good")
     note = "Hacking is when the score surely rises and the quality it stands for does not."
-    return card("Was the reward hacked?", element("p", answer, " ", said, class_="plain"), note=note)
+    return card(
+        "Was the reward hacked?", element("p", answer, " ", said, class_="plain"), note=note
+    )
 
 
 def _comparison(findings: Findings) -> Markup:
-    """Everything measured of each model, known quantities first, then whatever else the stage wrote."""
+    """Everything measured of each model, known quantities first, then whatever else the stage
+    wrote.
+    """
     rows = [
-        [QUANTITIES.get(stem, stem), *(_shown(stem, findings.value("evaluate", f"{stem}_{model}")) for model in MODELS)]
+        [
+            QUANTITIES.get(stem, stem),
+            *(_shown(stem, findings.value("evaluate", f"{stem}_{model}")) for model in MODELS),
+        ]
         for stem in _stems(findings)
     ]
     return table(["On held-out prompts", *NAMES.values()], rows)
@@ -142,10 +230,18 @@ def _comparison(findings: Findings) -> Markup:
 
 def _stems(findings: Findings) -> Iterator[str]:
     metrics = findings.metrics["evaluate"]
-    known = [stem for stem in QUANTITIES if any(finite(metrics.get(f"{stem}_{model}")) is not None for model in MODELS)]
+    known = [
+        stem
+        for stem in QUANTITIES
+        if any(finite(metrics.get(f"{stem}_{model}")) is not None for model in MODELS)
+    ]
     yield from known
     suffix = "_aligned"
-    others = (name.removesuffix(suffix) for name, value in metrics.items() if name.endswith(suffix) and finite(value) is not None)
+    others = (
+        name.removesuffix(suffix)
+        for name, value in metrics.items()
+        if name.endswith(suffix) and finite(value) is not None
+    )
     yield from (stem for stem in others if stem not in known)
 
 

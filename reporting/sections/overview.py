@@ -28,11 +28,23 @@ def masthead(findings: Findings) -> Markup:
     book = findings.ledger
     return element(
         "header",
-        element("p", "RLHF Ledger", element("span", RUN_NAMES.get(book.state, f"run {book.run_id}"), class_="run"), class_="over"),
+        element(
+            "p",
+            "RLHF Ledger",
+            element("span", RUN_NAMES.get(book.state, f"run {book.run_id}"), class_="run"),
+            class_="over",
+        ),
         element("h1", findings.params.tracking.registered_model),
         element("p", badge(judged.title, judged.tone), class_="stamp"),
         element("p", judged.sentence, class_="verdict"),
-        element("dl", [element("div", element("dt", name), element("dd", shown)) for name, shown in _facts(findings)], class_="facts"),
+        element(
+            "dl",
+            [
+                element("div", element("dt", name), element("dd", shown))
+                for name, shown in _facts(findings)
+            ],
+            class_="facts",
+        ),
         [element("p", note, class_="missing") for note in findings.notes],
     )
 
@@ -40,7 +52,13 @@ def masthead(findings: Findings) -> Markup:
 def tiles(findings: Findings) -> Markup:
     """The key figures, those that are known."""
     shown = [
-        element("div", element("dt", name), element("dd", value, class_="big"), element("dd", remark), class_="tile")
+        element(
+            "div",
+            element("dt", name),
+            element("dd", value, class_="big"),
+            element("dd", remark),
+            class_="tile",
+        )
         for name, value, remark in _tiles(findings)
     ]
     return element("dl", *shown, class_="tiles", aria_label="Key figures")
@@ -57,7 +75,11 @@ def _facts(findings: Findings) -> Iterator[tuple[str, str]]:
     yield "Machine", machine_name(findings)
     price = params.prices
     electricity = f" and {usd(price.usd_per_kwh)} per kWh" if price.usd_per_kwh else ""
-    yield "Price", f"{usd(price.usd_per_device_hour)} per device and hour{electricity}: {price.source}, read {price.date}"
+    yield (
+        "Price",
+        f"{usd(price.usd_per_device_hour)} per device and hour{electricity}: {price.source}, read "
+        f"{price.date}",
+    )
 
 
 def _tiles(findings: Findings) -> Iterator[tuple[str, str, str]]:
@@ -67,12 +89,19 @@ def _tiles(findings: Findings) -> Iterator[tuple[str, str, str]]:
         yield "Gold score", decimal(gold_after), f"before alignment {decimal(gold_before)}"
     for kind, judge in (("gold", "gold score"), ("reward", "reward model")):
         if (rate := value("evaluate", f"win_rate_{kind}")) is not None:
-            span = f"{percent(value('evaluate', f'win_rate_{kind}_low'))} to {percent(value('evaluate', f'win_rate_{kind}_high'))}"
+            span = (
+                f"{percent(value('evaluate', f'win_rate_{kind}_low'))} to "
+                f"{percent(value('evaluate', f'win_rate_{kind}_high'))}"
+            )
             yield "Wins over SFT", percent(rate), f"{judge}, {span}"
             break
     if (accuracy := value("reward", "accuracy")) is not None:
         limit = value("reward", "bayes_accuracy")
-        yield "Reward accuracy", percent(accuracy), f"{percent(limit)} is possible" if limit is not None else "on held-out pairs"
+        yield (
+            "Reward accuracy",
+            percent(accuracy),
+            f"{percent(limit)} is possible" if limit is not None else "on held-out pairs",
+        )
     if (ece := value("reward", "ece")) is not None:
         yield "Calibration error", decimal(ece), "of the reward model, 0 is best"
     if (kl := value("evaluate", "kl")) is not None:
@@ -87,7 +116,11 @@ def _tiles(findings: Findings) -> Iterator[tuple[str, str, str]]:
     )
     yield "Cost", usd(book.total_usd) if book.stages else ABSENT, remark
     if peak := max((stage.peak_bytes for stage in book.stages), default=0):
-        yield "Peak memory", memory(peak), f"in stage {max(book.stages, key=lambda stage: stage.peak_bytes).stage}"
+        yield (
+            "Peak memory",
+            memory(peak),
+            f"in stage {max(book.stages, key=lambda stage: stage.peak_bytes).stage}",
+        )
 
 
 def model_name(params: Params, parameters: float | None) -> str:
@@ -97,7 +130,14 @@ def model_name(params: Params, parameters: float | None) -> str:
         return ", ".join(part for part in (params.model.path, size) if part)
     shape = params.model.random
     return ", ".join(
-        part for part in (f"{shape.family} shape from scratch", f"width {shape.width}", f"{shape.layers} layers", size) if part
+        part
+        for part in (
+            f"{shape.family} shape from scratch",
+            f"width {shape.width}",
+            f"{shape.layers} layers",
+            size,
+        )
+        if part
     )
 
 
@@ -111,5 +151,7 @@ def source_name(params: Params) -> str:
 
 def machine_name(findings: Findings) -> str:
     """The devices that the stages ran on, as they named them."""
-    devices = dict.fromkeys(f"{stage.world_size} × {stage.device}" for stage in findings.ledger.stages if stage.device)
+    devices = dict.fromkeys(
+        f"{stage.world_size} × {stage.device}" for stage in findings.ledger.stages if stage.device
+    )
     return ", ".join(devices) or "not recorded"

@@ -10,5 +10,10 @@ def parameters_section(findings: Findings) -> Markup:
     """The whole params.yaml, folded."""
     lead = "The complete params.yaml: with the same data and code it gives the same model."
     return section(
-        "parameters", "Parameters", lead, element("details", element("summary", "Show params.yaml"), element("pre", dump(findings.params)))
+        "parameters",
+        "Parameters",
+        lead,
+        element(
+            "details", element("summary", "Show params.yaml"), element("pre", dump(findings.params))
+        ),
     )

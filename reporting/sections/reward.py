@@ -1,4 +1,6 @@
-"""Can the reward model be believed: accuracy beside what is trivial and what is possible, and calibration."""
+"""Can the reward model be believed: accuracy beside what is trivial and what is possible, and
+calibration.
+"""
 
 from reporting.bars import Estimate, estimates
 from reporting.charts import reliability_chart
@@ -19,14 +21,20 @@ def reward_section(findings: Findings) -> Markup:
     """Accuracy and calibration on held-out pairs."""
     title = "Can the reward model be believed?"
     if not findings.metrics["reward"]:
-        return section("reward", title, None, missing("The stage reward has no results in this run."))
+        return section(
+            "reward", title, None, missing("The stage reward has no results in this run.")
+        )
     pairs = findings.value("reward", "test_pairs")
     lead = f"On {count(pairs)} held-out pairs." if pairs else "On held-out pairs."
     return section(
         "reward",
         title,
         lead,
-        grid(element("div", _accuracy(findings), _numbers(findings), class_="stack"), _calibration(findings), kind="halves"),
+        grid(
+            element("div", _accuracy(findings), _numbers(findings), class_="stack"),
+            _calibration(findings),
+            kind="halves",
+        ),
     )
 
 
@@ -41,12 +49,21 @@ def _accuracy(findings: Findings) -> Markup:
         return card("Accuracy", missing("Not measured."))
     told = ", ".join(f"{row.name} {row.shown}" for row in rows)
     axis_low = min(0.5, *(row.value if row.low is None else row.low for row in rows))
-    note = "How often the reply that people preferred scores higher. Axis from " + f"{percent(axis_low, 0)} to 100%; a coin toss is 50%. "
+    note = (
+        "How often the reply that people preferred scores higher. Axis from "
+        + f"{percent(axis_low, 0)} to 100%; a coin toss is 50%. "
+    )
     limit = findings.value("reward", "bayes_accuracy")
     if limit is None:
-        note += "How much is possible is not known for this data: the labels' own noise sets a limit below 100%."
+        note += (
+            "How much is possible is not known for this data: the labels' own noise sets a limit "
+            "below 100%."
+        )
     else:
-        note += "Best possible: labels are drawn with noise, so even the true score is not always right."
+        note += (
+            "Best possible: labels are drawn with noise, so even the true score is not always "
+            "right."
+        )
     return card("Accuracy", estimates(rows, f"Accuracy: {told}", axis_low, 1.0), note=note)
 
 
@@ -62,7 +79,11 @@ def _numbers(findings: Findings) -> Markup | None:
         "Pairs too long": count(findings.value("reward", "pairs_too_long")),
     }
     known = {name: shown for name, shown in facts.items() if shown != ABSENT}
-    return card("In numbers", table(["On held-out and training pairs", "Value"], list(known.items()))) if known else None
+    return (
+        card("In numbers", table(["On held-out and training pairs", "Value"], list(known.items())))
+        if known
+        else None
+    )
 
 
 def _end(findings: Findings, name: str, end: str) -> float | None:
@@ -75,8 +96,17 @@ def _calibration(findings: Findings) -> Markup:
     if not findings.calibration:
         return card("Calibration", missing("No calibration was written for this run."))
     ece = findings.value("reward", "ece")
-    told = "; ".join(f"confidence {decimal(c, 2)}, right {decimal(a, 2)}" for c, a, _ in findings.calibration)
-    note = "On the dashed line the model is as sure as it is right; below it is too sure. Bars count the pairs. "
+    told = "; ".join(
+        f"confidence {decimal(c, 2)}, right {decimal(a, 2)}" for c, a, _ in findings.calibration
+    )
+    note = (
+        "On the dashed line the model is as sure as it is right; below it is too sure. Bars count "
+        "the pairs. "
+    )
     if ece is not None:
         note += f"Expected calibration error {decimal(ece)}: the mean distance from that line."
-    return card("Calibration", reliability_chart(findings.calibration, f"Reliability diagram: {told}"), note=note)
+    return card(
+        "Calibration",
+        reliability_chart(findings.calibration, f"Reliability diagram: {told}"),
+        note=note,
+    )

@@ -17,8 +17,16 @@ def samples_section(findings: Findings) -> Markup:
     """The first `evaluate.samples` held-out prompts; nothing was selected."""
     rows = findings.samples
     if not rows:
-        return section("samples", "Sample replies", None, missing("No sample replies were written for this run."))
-    lead = f"The first {len(rows)} held-out prompts, not selected. Scores under each reply are of that reply alone."
+        return section(
+            "samples",
+            "Sample replies",
+            None,
+            missing("No sample replies were written for this run."),
+        )
+    lead = (
+        f"The first {len(rows)} held-out prompts, not selected. Scores under each reply are of "
+        "that reply alone."
+    )
     return section("samples", "Sample replies", lead, *(_sample(row) for row in rows))
 
 
@@ -33,12 +41,18 @@ def _sample(row: Mapping[str, Any]) -> Markup:
 
 
 def _reply(row: Mapping[str, Any], model: str) -> Markup:
-    scores = [f"{kind} {decimal(value)}" for kind in ("gold", "reward") if (value := finite(row.get(f"{kind}_{model}"))) is not None]
+    scores = [
+        f"{kind} {decimal(value)}"
+        for kind in ("gold", "reward")
+        if (value := finite(row.get(f"{kind}_{model}"))) is not None
+    ]
     body = shown_text(row[model])
     return element(
         "div",
         element("h4", NAMES[model]),
-        element("p", body, class_="reply", dir="auto") if body else element("p", "(empty reply)", class_="reply note"),
+        element("p", body, class_="reply", dir="auto")
+        if body
+        else element("p", "(empty reply)", class_="reply note"),
         element("p", " · ".join(scores), class_="scores") if scores else None,
         class_=f"said {model}",
     )
@@ -48,7 +62,10 @@ def shown_text(content: Any) -> str:
     """A reply, or a conversation with its speakers, cut where it is very long."""
     if isinstance(content, list):
         content = "\n".join(
-            f"{turn.get('role', '?')}: {turn.get('content', '')}" if isinstance(turn, dict) else str(turn) for turn in content
+            f"{turn.get('role', '?')}: {turn.get('content', '')}"
+            if isinstance(turn, dict)
+            else str(turn)
+            for turn in content
         )
     shown = str(content).strip()
     if len(shown) <= LONGEST:

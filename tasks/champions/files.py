@@ -1,7 +1,8 @@
-"""A run's data and models as a folder of their own, taken from DVC's cache by digest: what a later run replaces in the workspace stays here.
+"""A run's data and models as a folder of their own, taken from DVC's cache by digest: what a later
+run replaces in the workspace stays here.
 
-Files are hard links into the cache where the file system has them, so a champion takes no second place on the disk, and `dvc gc` can not
-take it away.
+Files are hard links into the cache where the file system has them, so a champion takes no second
+place on the disk, and `dvc gc` can not take it away.
 """
 
 import hashlib
@@ -37,13 +38,22 @@ def run_outs(root: Path, run_id: str) -> dict[str, Out]:
     """
     kept = kept_folder(root, run_id)
     try:
-        stages: dict[str, Any] = yaml.safe_load((kept / "dvc.lock").read_text(encoding="utf-8"))["stages"]
+        stages: dict[str, Any] = yaml.safe_load((kept / "dvc.lock").read_text(encoding="utf-8"))[
+            "stages"
+        ]
     except (OSError, KeyError, TypeError, yaml.YAMLError):
         raise ModelError(
-            f"{kept}/dvc.lock is not there or can not be read, so the outputs of run {run_id} are not known. Name another run."
+            f"{kept}/dvc.lock is not there or can not be read, so the outputs of run {run_id} are "
+            "not known. Name another run."
         ) from None
     method = run_method(root, run_id)
-    wanted = {"data/prepared": "data", "data/tokenizer": "data", "models/sft": "sft", "models/reward": "reward", f"models/{method}": method}
+    wanted = {
+        "data/prepared": "data",
+        "data/tokenizer": "data",
+        "models/sft": "sft",
+        "models/reward": "reward",
+        f"models/{method}": method,
+    }
     found = {
         out["path"]: Out(stage, out["path"], out["md5"])
         for stage in stages_of(method)
@@ -52,17 +62,24 @@ def run_outs(root: Path, run_id: str) -> dict[str, Out]:
     }
     missing = next((path for path in wanted if path not in found), None)
     if missing is not None:
-        raise ModelError(f"run {run_id} made no {missing}, which a champion needs. Name a run that completed: rlhf compare lists them.")
+        raise ModelError(
+            f"run {run_id} made no {missing}, which a champion needs. Name a run that completed: "
+            "rlhf compare lists them."
+        )
     return found
 
 
 def run_method(root: Path, run_id: str) -> str:
-    """What aligned the model of a run. Raises ParamsError if its params.yaml is gone or of another schema."""
+    """What aligned the model of a run. Raises ParamsError if its params.yaml is gone or of another
+    schema.
+    """
     return kept_params(root, run_id).align.method
 
 
 def gather(root: Path, run_id: str, target: Path) -> None:
-    """Fill `target` with the run's outputs, metrics and params. Raises ModelError if an output is gone everywhere."""
+    """Fill `target` with the run's outputs, metrics and params. Raises ModelError if an output is
+    gone everywhere.
+    """
     from dvc.repo import Repo  # imported late, as everywhere: half a second
 
     outs = run_outs(root, run_id)
@@ -80,7 +97,9 @@ def gather(root: Path, run_id: str, target: Path) -> None:
 
 
 def _materialise(repo: Any, out: Out, run_id: str, target: Path) -> None:
-    """Put the content behind an output's digest at `target`, from the cache or else from the remote."""
+    """Put the content behind an output's digest at `target`, from the cache or else from the
+    remote.
+    """
     stores = [repo.cache.local]
     if repo.config["core"].get("remote"):
         stores.append(repo.cloud.get_remote().odb)
@@ -91,7 +110,9 @@ def _materialise(repo: Any, out: Out, run_id: str, target: Path) -> None:
 
 
 def _content(stores: list[Any], out: Out, run_id: str) -> Iterator[tuple[str, str]]:
-    """(path within the output, digest) of its files; one with an empty path for an output that is a file."""
+    """(path within the output, digest) of its files; one with an empty path for an output that is a
+    file.
+    """
     if not out.digest.endswith(".dir"):
         yield "", out.digest
         return
@@ -113,20 +134,28 @@ def _holder(stores: list[Any], out: Out, run_id: str, digest: str) -> Any:
     found = next((store for store in stores if store.exists(digest)), None)
     if found is None:
         raise ModelError(
-            f"{out.path} of run {run_id} was deleted: {digest} is neither in DVC's cache nor in its remote. Make it again (rlhf run), "
+            f"{out.path} of run {run_id} was deleted: {digest} is neither in DVC's cache nor in "
+            "its remote. Make it again (rlhf run), "
             "or name another run."
         )
     return found
 
 
 def _add_bases(root: Path, target: Path) -> None:
-    """Folders of the project, outside of DVC, that an adapter stands on: its name for them is relative, so they come along."""
+    """Folders of the project, outside of DVC, that an adapter stands on: its name for them is
+    relative, so they come along.
+    """
     waiting = sorted(target.glob(f"models/*/{ADAPTER_CONFIG}"))
     while waiting:
         config = waiting.pop()
         base = str(json.loads(config.read_text(encoding="utf-8"))["base_model_name_or_path"])
         place = os.path.normpath(config.parent.relative_to(target) / base)
-        if not base.startswith(".") or place.startswith("..") or (target / place).exists() or not (root / place).is_dir():
+        if (
+            not base.startswith(".")
+            or place.startswith("..")
+            or (target / place).exists()
+            or not (root / place).is_dir()
+        ):
             continue
         for file in _files(root / place):
             copy = target / place / file.relative_to(root / place)
@@ -151,7 +180,8 @@ def check_champion(root: Path, run_id: str) -> Path:
     fault = _fault(folder)
     if fault is not None:
         raise EnvironmentFault(
-            f"the champion {run_id} can not be used: {fault}. Bring it back with rlhf promote {run_id} (from DVC's cache or remote), "
+            f"the champion {run_id} can not be used: {fault}. Bring it back with rlhf promote "
+            f"{run_id} (from DVC's cache or remote), "
             "go back with rlhf rollback, or promote another run."
         )
     return folder

@@ -1,4 +1,6 @@
-"""Does the new model replace the champion? A pure function of the contest's figures, every condition told with its numbers."""
+"""Does the new model replace the champion? A pure function of the contest's figures, every
+condition told with its numbers.
+"""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -18,7 +20,9 @@ class Check(NamedTuple):
 class Verdict(NamedTuple):
     checks: tuple[Check, ...]
     usd_per_point: float | None
-    """Cost of the cycle for each percentage point of win rate above one half; None where there is none."""
+    """Cost of the cycle for each percentage point of win rate above one half; None where there is
+    none.
+    """
 
     @property
     def promotes(self) -> bool:
@@ -29,8 +33,12 @@ class Verdict(NamedTuple):
         return tuple(check for check in self.checks if check.passed is False)
 
 
-def promotion_verdict(found: Contest, hacked: bool, hacked_reason: str, usd: float, settings: Retrain) -> Verdict:
-    """`hacked` is what the run's own evaluation said, against its SFT model; `usd` what the whole cycle cost."""
+def promotion_verdict(
+    found: Contest, hacked: bool, hacked_reason: str, usd: float, settings: Retrain
+) -> Verdict:
+    """`hacked` is what the run's own evaluation said, against its SFT model; `usd` what the whole
+    cycle cost.
+    """
     checks = (
         _win_rate(found),
         _hacking(found, hacked, hacked_reason),
@@ -46,33 +54,51 @@ def _win_rate(found: Contest) -> Check:
     rate = found.win_rate
     passed = rate.low > 0.5
     said = (
-        f"it wins {percent(rate.value)} against the champion on {rate.of} held-out prompts, by {found.judge}; the interval "
-        f"{percent(rate.low)} to {percent(rate.high)} {'is above' if passed else 'must be above'} 50%"
+        f"it wins {percent(rate.value)} against the champion on {rate.of} held-out prompts, by "
+        f"{found.judge}; the interval "
+        f"{percent(rate.low)} to {percent(rate.high)} {'is above' if passed else 'must be above'} "
+        "50%"
     )
     return Check("wins against the champion", passed, said)
 
 
 def _hacking(found: Contest, hacked: bool, reason: str) -> Check:
     if found.hacking:
-        return Check("no reward hacking", False, f"its own reward model is misled: {found.hacking_reason}")
+        return Check(
+            "no reward hacking", False, f"its own reward model is misled: {found.hacking_reason}"
+        )
     if hacked:
-        return Check("no reward hacking", False, f"the run's evaluation found reward hacking: {reason}")
-    return Check("no reward hacking", True, "neither against the champion nor against its SFT model")
+        return Check(
+            "no reward hacking", False, f"the run's evaluation found reward hacking: {reason}"
+        )
+    return Check(
+        "no reward hacking", True, "neither against the champion nor against its SFT model"
+    )
 
 
 def _kl(found: Contest, settings: Retrain) -> Check:
     if settings.max_kl is None:
-        return Check("KL within bounds", None, f"{found.kl:.1f} nats per response from the SFT model; retrain.max_kl sets no bound")
+        return Check(
+            "KL within bounds",
+            None,
+            f"{found.kl:.1f} nats per response from the SFT model; retrain.max_kl sets no bound",
+        )
     passed = found.kl <= settings.max_kl
-    said = f"{found.kl:.1f} nats per response from the SFT model, the champion {found.kl_champion:.1f}; retrain.max_kl={settings.max_kl:g}"
+    said = (
+        f"{found.kl:.1f} nats per response from the SFT model, the champion "
+        f"{found.kl_champion:.1f}; retrain.max_kl={settings.max_kl:g}"
+    )
     return Check("KL within bounds", passed, said)
 
 
 def _length(found: Contest, settings: Retrain) -> Check:
     bound = settings.max_length_ratio
-    passed = found.chars <= bound * found.chars_champion and found.chars_champion <= bound * found.chars
+    passed = (
+        found.chars <= bound * found.chars_champion and found.chars_champion <= bound * found.chars
+    )
     said = (
-        f"{found.chars:.0f} characters per response, the champion {found.chars_champion:.0f}; retrain.max_length_ratio={bound:g} in either "
+        f"{found.chars:.0f} characters per response, the champion {found.chars_champion:.0f}; "
+        f"retrain.max_length_ratio={bound:g} in either "
         "direction"
     )
     return Check("length within bounds", passed, said)
@@ -84,7 +110,8 @@ def _safety(found: Contest, settings: Retrain) -> Check:
         return Check(name, None, "not checked: retrain.safety_source names no safety prompts")
     passed = safety.drop.high <= settings.safety_margin
     said = (
-        f"{safety.drop.mean:+.3f} lower on {safety.prompts} safety prompts, by {safety.judge}; the interval ends at {safety.drop.high:+.3f}, "
+        f"{safety.drop.mean:+.3f} lower on {safety.prompts} safety prompts, by {safety.judge}; the "
+        f"interval ends at {safety.drop.high:+.3f}, "
         f"retrain.safety_margin={settings.safety_margin:g}"
     )
     return Check(name, passed, said)

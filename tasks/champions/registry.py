@@ -1,4 +1,6 @@
-"""Which model is in use: promotions and rollbacks, one at a time, each recorded with who, when and why."""
+"""Which model is in use: promotions and rollbacks, one at a time, each recorded with who, when and
+why.
+"""
 
 import getpass
 import shutil
@@ -8,7 +10,15 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from config import jsonl
-from config.champions import CHAMPIONS, Champion, ChampionRecord, Event, champion_folder, read_record, write_record
+from config.champions import (
+    CHAMPIONS,
+    Champion,
+    ChampionRecord,
+    Event,
+    champion_folder,
+    read_record,
+    write_record,
+)
 from config.errors import EnvironmentFault, ModelError, UserError
 from config.kept import kept_params
 from config.records import PipelineRow
@@ -25,23 +35,31 @@ def require_champion(root: Path) -> Champion:
     """The champion of the project. Raises UserError if there is none yet."""
     champion = read_record(root).champion
     if champion is None:
-        raise UserError("there is no champion yet, so there is nothing to compare a new model with. Name one first: rlhf promote last.")
+        raise UserError(
+            "there is no champion yet, so there is nothing to compare a new model with. Name one "
+            "first: rlhf promote last."
+        )
     return champion
 
 
-def promote(root: Path, run_id: str, why: str, by: str | None = None, instead_of: str | None = None) -> ChampionRecord:
+def promote(
+    root: Path, run_id: str, why: str, by: str | None = None, instead_of: str | None = None
+) -> ChampionRecord:
     """Make the model of a completed run the champion; the one until now becomes `previous`.
 
-    With `instead_of`, only if that is still the champion. A run that is the champion already gets its folder back if files are missing.
-    Raises UserError for a run that is unknown or did not complete, ModelError if an output of it is gone, EnvironmentFault if another
-    promotion is at work, the champion is another one by now, or the disk refuses.
+    With `instead_of`, only if that is still the champion. A run that is the champion already gets
+    its folder back if files are missing.
+    Raises UserError for a run that is unknown or did not complete, ModelError if an output of it is
+    gone, EnvironmentFault if another promotion is at work, the champion is another one by now, or
+    the disk refuses.
     """
     with _deciding(root):
         record = read_record(root)
         before = record.champion
         if instead_of is not None and (before is None or before.run_id != instead_of):
             raise EnvironmentFault(
-                f"the champion is {before.run_id if before else 'nobody'} by now, not {instead_of}, which run {run_id} was compared with: nothing was "
+                f"the champion is {before.run_id if before else 'nobody'} by now, not "
+                f"{instead_of}, which run {run_id} was compared with: nothing was "
                 "promoted. Run rlhf retrain again."
             )
         _require_completed(root, run_id)
@@ -50,33 +68,57 @@ def promote(root: Path, run_id: str, why: str, by: str | None = None, instead_of
         if before is not None and before.run_id == run_id:
             return record
         event = Event(
-            time=time.time(), event="promoted", champion=run_id, before=before.run_id if before else None, by=by or _who(), why=why
-        )  # fmt: skip
+            time=time.time(),
+            event="promoted",
+            champion=run_id,
+            before=before.run_id if before else None,
+            by=by or _who(),
+            why=why,
+        )
         lineage = (*(entry for entry in record.lineage if entry.run_id != run_id), challenger)
-        return _decide(root, ChampionRecord(lineage=lineage[-KEPT:], events=(*record.events, event)))
+        return _decide(
+            root, ChampionRecord(lineage=lineage[-KEPT:], events=(*record.events, event))
+        )
 
 
 def rollback(root: Path, why: str, by: str | None = None) -> ChampionRecord:
-    """Make the previous champion the champion again; the one until now leaves the lineage, and can be promoted again.
+    """Make the previous champion the champion again; the one until now leaves the lineage, and can
+    be promoted again.
 
-    Raises UserError if there is no previous one, EnvironmentFault if its files are not whole or another decision is at work.
+    Raises UserError if there is no previous one, EnvironmentFault if its files are not whole or
+    another decision is at work.
     """
     with _deciding(root):
         record = read_record(root)
         before, previous = record.champion, record.previous
         if before is None or previous is None:
-            only = f"{before.run_id} is the only champion so far" if before else "there is no champion yet"
-            raise UserError(f"{only}, so there is nothing to go back to. Promote another run instead: rlhf promote RUN.")
+            only = (
+                f"{before.run_id} is the only champion so far"
+                if before
+                else "there is no champion yet"
+            )
+            raise UserError(
+                f"{only}, so there is nothing to go back to. Promote another run instead: rlhf "
+                "promote RUN."
+            )
         if not is_complete(champion_folder(root, previous.run_id)):
             _keep(root, previous.run_id)
         event = Event(
-            time=time.time(), event="rolled_back", champion=previous.run_id, before=before.run_id, by=by or _who(), why=why
-        )  # fmt: skip
-        return _decide(root, ChampionRecord(lineage=record.lineage[:-1], events=(*record.events, event)))
+            time=time.time(),
+            event="rolled_back",
+            champion=previous.run_id,
+            before=before.run_id,
+            by=by or _who(),
+            why=why,
+        )
+        return _decide(
+            root, ChampionRecord(lineage=record.lineage[:-1], events=(*record.events, event))
+        )
 
 
 def tell_mlflow(root: Path, params: Params) -> str | None:
-    """Bring MLflow's aliases in line with the record, after what else is to be shipped; returns in one line why that did not work.
+    """Bring MLflow's aliases in line with the record, after what else is to be shipped; returns in
+    one line why that did not work.
 
     Nothing is lost then: `rlhf report --sync` does it later.
     """
@@ -95,9 +137,12 @@ def describe(root: Path, run_id: str) -> Champion:
     params = kept_params(root, run_id)
     method = params.align.method
     return Champion(
-        run_id=run_id, method=method, model_digest=outs[f"models/{method}"].digest, data_version=outs["data/prepared"].digest,
+        run_id=run_id,
+        method=method,
+        model_digest=outs[f"models/{method}"].digest,
+        data_version=outs["data/prepared"].digest,
         data_key=key_of_run(root, run_id, params),
-    )  # fmt: skip
+    )
 
 
 def _decide(root: Path, record: ChampionRecord) -> ChampionRecord:
@@ -123,18 +168,31 @@ def _keep(root: Path, run_id: str) -> None:
         shutil.rmtree(target, ignore_errors=True)
         temporary.rename(target)
     except OSError as error:
-        raise EnvironmentFault(f"{target} can not be written ({error.strerror}). Nothing was promoted; make room and try again.") from error
+        raise EnvironmentFault(
+            f"{target} can not be written ({error.strerror}). Nothing was promoted; make room and "
+            "try again."
+        ) from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
 def _require_completed(root: Path, run_id: str) -> None:
-    rows = [row for row in jsonl.read(root / "runs" / "pipeline.jsonl", PipelineRow).rows if row.run_id == run_id]
+    rows = [
+        row
+        for row in jsonl.read(root / "runs" / "pipeline.jsonl", PipelineRow).rows
+        if row.run_id == run_id
+    ]
     if not rows:
-        raise UserError(f"run {run_id} is not in runs/pipeline.jsonl. Name one that is there: rlhf promote last.")
+        raise UserError(
+            f"run {run_id} is not in runs/pipeline.jsonl. Name one that is there: rlhf promote "
+            "last."
+        )
     state = next((row.state for row in reversed(rows) if row.event == "end"), "unfinished")
     if state != "completed":
-        raise ModelError(f"run {run_id} is {state}, and only a completed one can be promoted. Run rlhf run to complete it.")
+        raise ModelError(
+            f"run {run_id} is {state}, and only a completed one can be promoted. Run rlhf run to "
+            "complete it."
+        )
 
 
 def _who() -> str:
@@ -145,10 +203,13 @@ def _who() -> str:
 
 @contextmanager
 def _deciding(root: Path) -> Iterator[None]:
-    """Hold the champion's lock. Raises EnvironmentFault if another decision is at work, or the folder is not writable."""
+    """Hold the champion's lock. Raises EnvironmentFault if another decision is at work, or the
+    folder is not writable.
+    """
     with lock_file(root / CHAMPIONS / ".lock") as holder:
         if holder is not None:
             raise EnvironmentFault(
-                f"process {holder} is promoting or rolling back at this moment: nothing was changed. Try again when it is done."
+                f"process {holder} is promoting or rolling back at this moment: nothing was "
+                "changed. Try again when it is done."
             )
         yield

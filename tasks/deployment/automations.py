@@ -1,4 +1,6 @@
-"""What the Prefect server does by itself: end runs that show no sign of life, and tell a webhook what became of a run or a model."""
+"""What the Prefect server does by itself: end runs that show no sign of life, and tell a webhook
+what became of a run or a model.
+"""
 
 from datetime import timedelta
 from typing import NamedTuple
@@ -19,11 +21,23 @@ WEBHOOK = "rlhf-notify"
 """Name of the block that has the address."""
 SILENCE_SECONDS = 4 * HEARTBEAT_SECONDS
 """After it a run counts as dead: three signs of life in a row are missing."""
-FINAL = ("Completed", "Failed", "Crashed", "Cancelled", "Stopped", "OverBudget", "Kept", "Promoted", "Skipped", ZOMBIE)
+FINAL = (
+    "Completed",
+    "Failed",
+    "Crashed",
+    "Cancelled",
+    "Stopped",
+    "OverBudget",
+    "Kept",
+    "Promoted",
+    "Skipped",
+    ZOMBIE,
+)
 """Names of the states a run ends in; Prefect names the event of a state after it."""
 BODY = (
     '{"event": {{ event.event | tojson }}, "run": {{ event.resource.name | tojson }}, '
-    '"text": {{ (event.event ~ " " ~ event.resource.name ~ ": " ~ (event.payload.message or event.payload.validated_state.message)) | tojson }}}'
+    '"text": {{ (event.event ~ " " ~ event.resource.name ~ ": " ~ (event.payload.message or '
+    "event.payload.validated_state.message)) | tojson }}}"
 )
 """What is posted; `text` is what chat programs show."""
 
@@ -38,30 +52,55 @@ class Notice(NamedTuple):
 
 
 NOTICES = (
-    Notice("rlhf: run finished", frozenset({f"{PREFIX}.run.finished"}), f"{PREFIX}.run.*", "A run completed, with its verdict and cost."),
-    Notice("rlhf: run failed", frozenset({f"{PREFIX}.run.failed"}), f"{PREFIX}.run.*", "A run was refused or failed, with the reason."),
+    Notice(
+        "rlhf: run finished",
+        frozenset({f"{PREFIX}.run.finished"}),
+        f"{PREFIX}.run.*",
+        "A run completed, with its verdict and cost.",
+    ),
+    Notice(
+        "rlhf: run failed",
+        frozenset({f"{PREFIX}.run.failed"}),
+        f"{PREFIX}.run.*",
+        "A run was refused or failed, with the reason.",
+    ),
     Notice(
         "rlhf: run crashed",
         frozenset({"prefect.flow-run.Crashed", f"prefect.flow-run.{ZOMBIE}"}),
         "prefect.flow-run.*",
         "The process of a run ended without a word.",
     ),
-    Notice("rlhf: run over budget", frozenset({f"{PREFIX}.run.over_budget"}), f"{PREFIX}.run.*", "A run stopped at its budget, resumably."),
-    Notice("rlhf: model promoted", frozenset({f"{PREFIX}.model.promoted"}), f"{PREFIX}.model.*", "A model became the champion."),
+    Notice(
+        "rlhf: run over budget",
+        frozenset({f"{PREFIX}.run.over_budget"}),
+        f"{PREFIX}.run.*",
+        "A run stopped at its budget, resumably.",
+    ),
+    Notice(
+        "rlhf: model promoted",
+        frozenset({f"{PREFIX}.model.promoted"}),
+        f"{PREFIX}.model.*",
+        "A model became the champion.",
+    ),
 )
 
 
 def automate(client: SyncPrefectClient, webhook_url: str | None) -> None:
     """Make the automations, or bring them up to date; whether one is switched on stays as it was.
 
-    `webhook_url` becomes the address of the notices and switches them on; None leaves both as they are.
+    `webhook_url` becomes the address of the notices and switches them on; None leaves both as they
+    are.
     """
     if webhook_url is not None:
         Webhook(url=webhook_url).save(WEBHOOK, overwrite=True)
     block = _webhook_id(client)
     _put(client, zombie_automation(), switch=None)
     for notice in NOTICES:
-        _put(client, _notice_automation(notice, block), switch=True if webhook_url is not None else None)
+        _put(
+            client,
+            _notice_automation(notice, block),
+            switch=True if webhook_url is not None else None,
+        )
 
 
 def zombie_automation() -> AutomationCore:
@@ -75,10 +114,14 @@ def zombie_automation() -> AutomationCore:
         threshold=1,
         within=timedelta(seconds=SILENCE_SECONDS),
     )
-    message = f"No sign of life for {SILENCE_SECONDS} s: the process, or the machine it was on, is gone. {GO_ON}"
+    message = (
+        f"No sign of life for {SILENCE_SECONDS} s: the process, or the machine it was on, is gone. "
+        f"{GO_ON}"
+    )
     return AutomationCore(
         name="rlhf: zombie runs",
-        description=f"Ends a run that shows no sign of life for {SILENCE_SECONDS} s, so that the next one gets its slot.",
+        description=f"Ends a run that shows no sign of life for {SILENCE_SECONDS} s, so that the "
+        "next one gets its slot.",
         trigger=trigger,
         actions=[ChangeFlowRunState(state=StateType.CRASHED, name=ZOMBIE, message=message)],
     )
@@ -91,10 +134,18 @@ def _notice_automation(notice: Notice, block: object) -> AutomationCore:
         posture=Posture.Reactive,
         threshold=1,
     )
-    action = CallWebhook.model_validate({"block_document_id": block, "payload": BODY}) if block else DoNothing()
+    action = (
+        CallWebhook.model_validate({"block_document_id": block, "payload": BODY})
+        if block
+        else DoNothing()
+    )
     hint = "" if block else " Off until there is an address: rlhf up --notify URL."
     return AutomationCore(
-        name=notice.name, description=notice.description + hint, trigger=trigger, actions=[action], enabled=block is not None
+        name=notice.name,
+        description=notice.description + hint,
+        trigger=trigger,
+        actions=[action],
+        enabled=block is not None,
     )
 
 
@@ -123,7 +174,10 @@ def _core(automation: AutomationCore) -> dict[str, object]:
     """What makes an automation; ids of its triggers are the server's."""
     fields = {"name", "description", "enabled", "actions"}
     trigger = automation.trigger.model_dump(mode="json", exclude={"id"})
-    return {**automation.model_dump(mode="json", include=fields), "trigger": {key: _sorted(value) for key, value in trigger.items()}}
+    return {
+        **automation.model_dump(mode="json", include=fields),
+        "trigger": {key: _sorted(value) for key, value in trigger.items()},
+    }
 
 
 def _sorted(value: object) -> object:

@@ -1,6 +1,8 @@
-"""Makes the stack of docker/compose.yaml ready once its servers answer: bucket, credentials, work pools, the deployment.
+"""Makes the stack of docker/compose.yaml ready once its servers answer: bucket, credentials, work
+pools, the deployment.
 
-Run by the service `setup`, again at every start; what is there already stays as it is or is brought up to date.
+Run by the service `setup`, again at every start; what is there already stays as it is or is brought
+up to date.
 """
 
 import json
@@ -31,11 +33,15 @@ CONTAINERS, GPU_CONTAINERS = "docker", "docker-gpu"
 """Pools of the stages."""
 TEMPLATE = HOME / "docker" / "pools" / "docker.json"
 CREDENTIALS = Path("/run/rlhf/aws")
-"""A file of a volume that workers and stages mount read-only; nothing secret is in a work pool, a parameter or a log."""
+"""A file of a volume that workers and stages mount read-only; nothing secret is in a work pool, a
+parameter or a log.
+"""
 
 
 def set_up(environment: Mapping[str, str]) -> None:
-    """Bucket, credentials, pools and deployment of the stack that `environment` describes. Raises EnvironmentFault, ParamsError."""
+    """Bucket, credentials, pools and deployment of the stack that `environment` describes. Raises
+    EnvironmentFault, ParamsError.
+    """
     _write_credentials(environment)
     _make_bucket(environment["RLHF_REMOTE"])
     with get_client(sync_client=True) as client:
@@ -46,12 +52,17 @@ def set_up(environment: Mapping[str, str]) -> None:
 
 
 def container_template(environment: Mapping[str, str], gpus: bool) -> dict[str, Any]:
-    """The job template of a pool of stage containers: image, network, volumes, memory; GPUs as device requests."""
+    """The job template of a pool of stage containers: image, network, volumes, memory; GPUs as
+    device requests.
+    """
     template: dict[str, Any] = json.loads(TEMPLATE.read_text(encoding="utf-8"))
     defaults: dict[str, Any] = {
         "image": environment["RLHF_TRAIN_IMAGE"],
         "networks": [environment["RLHF_NETWORK"]],
-        "volumes": [f"{environment['RLHF_CACHE_VOLUME']}:/cache", f"{environment['RLHF_CREDENTIALS_VOLUME']}:{CREDENTIALS.parent}:ro"],
+        "volumes": [
+            f"{environment['RLHF_CACHE_VOLUME']}:/cache",
+            f"{environment['RLHF_CREDENTIALS_VOLUME']}:{CREDENTIALS.parent}:ro",
+        ],
         "mem_limit": environment.get("RLHF_STAGE_MEMORY") or None,
         "env": {
             "AWS_SHARED_CREDENTIALS_FILE": str(CREDENTIALS),
@@ -64,12 +75,16 @@ def container_template(environment: Mapping[str, str], gpus: bool) -> dict[str, 
     for name, value in defaults.items():
         fields[name]["default"] = value
     if gpus:
-        fields["container_create_kwargs"]["default"] |= {"device_requests": [{"Driver": "nvidia", "Count": -1, "Capabilities": [["gpu"]]}]}
+        fields["container_create_kwargs"]["default"] |= {
+            "device_requests": [{"Driver": "nvidia", "Count": -1, "Capabilities": [["gpu"]]}]
+        }
     return template
 
 
 def placed(params: Params, pool: str, tracking_uri: str) -> dict[str, Any]:
-    """`params` with every stage on `pool`, remembered by the stack's MLflow: what the form is prefilled with."""
+    """`params` with every stage on `pool`, remembered by the stack's MLflow: what the form is
+    prefilled with.
+    """
     content = params.model_dump(mode="json")
     content["placement"] = dict.fromkeys(content["placement"], pool)
     content["tracking"]["uri"] = tracking_uri
@@ -78,9 +93,14 @@ def placed(params: Params, pool: str, tracking_uri: str) -> dict[str, Any]:
 
 def _write_credentials(environment: Mapping[str, str]) -> None:
     """For every container of the stack, readable by the images' user alone."""
-    missing = [name for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY") if not environment.get(name)]
+    missing = [
+        name for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY") if not environment.get(name)
+    ]
     if missing:
-        raise EnvironmentFault(f"{' and '.join(missing)} are not set. Set S3_ACCESS_KEY and S3_SECRET_KEY in docker/.env.")
+        raise EnvironmentFault(
+            f"{' and '.join(missing)} are not set. Set S3_ACCESS_KEY and S3_SECRET_KEY in "
+            "docker/.env."
+        )
     text = f"[default]\naws_access_key_id = {environment['AWS_ACCESS_KEY_ID']}\naws_secret_access_key = {environment['AWS_SECRET_ACCESS_KEY']}\n"
     temporary = CREDENTIALS.with_name(".aws.new")
     temporary.unlink(missing_ok=True)
@@ -98,11 +118,15 @@ def _make_bucket(remote: str) -> None:
         files = fsspec.filesystem("s3", skip_instance_cache=True)
         if not files.exists(bucket):
             files.mkdir(bucket)
-        files.pipe_file(f"{bucket}/.rlhf", b"written by the stack at its start, to see that it can be\n")
+        files.pipe_file(
+            f"{bucket}/.rlhf", b"written by the stack at its start, to see that it can be\n"
+        )
 
 
 def _pool(client: Any, name: str, kind: str, template: dict[str, Any]) -> None:
-    """Pools of containers follow .env at every start; what somebody set in the UI of the others stays."""
+    """Pools of containers follow .env at every start; what somebody set in the UI of the others
+    stays.
+    """
     try:
         client.read_work_pool(name)
     except ObjectNotFound:
@@ -117,16 +141,30 @@ def _deploy(client: Any, environment: Mapping[str, str]) -> None:
     recipe = environment.get("RLHF_RECIPE") or "recipes/demo.yaml"
     params = placed(load(HOME / recipe), CONTAINERS, environment["MLFLOW_TRACKING_URI"])
     client.create_deployment(
-        client.create_flow_from_name("rlhf"), name="rlhf", work_pool_name=PIPELINES, entrypoint="flows.rlhf.rlhf", path=".",
-        parameters={"params": params}, parameter_openapi_schema={"type": "object", "properties": {"params": Params.model_json_schema()}},
-        enforce_parameter_schema=False, tags=["rlhf", "training"],
-        description="Train, align and evaluate a model, each stage in a container of its own. Only what changed since the last run is done again.",
+        client.create_flow_from_name("rlhf"),
+        name="rlhf",
+        work_pool_name=PIPELINES,
+        entrypoint="flows.rlhf.rlhf",
+        path=".",
+        parameters={"params": params},
+        parameter_openapi_schema={
+            "type": "object",
+            "properties": {"params": Params.model_json_schema()},
+        },
+        enforce_parameter_schema=False,
+        tags=["rlhf", "training"],
+        description="Train, align and evaluate a model, each stage in a container of its own. Only "
+        "what changed since the last run is done again.",
         job_variables={"command": "python -m prefect.engine", "working_dir": str(HOME)},
         pull_steps=[
             {"tasks.remote.workspace.own": {"id": "own", "remote": environment["RLHF_REMOTE"]}},
-            {"prefect.deployments.steps.set_working_directory": {"directory": "{{ own.directory }}"}},
+            {
+                "prefect.deployments.steps.set_working_directory": {
+                    "directory": "{{ own.directory }}"
+                }
+            },
         ],
-    )  # fmt: skip
+    )
 
 
 if __name__ == "__main__":

@@ -1,7 +1,9 @@
-"""Puts prefect.yaml onto a running server: the work pool with its queues, and a deployment of each flow.
+"""Puts prefect.yaml onto a running server: the work pool with its queues, and a deployment of each
+flow.
 
-A deployed run works in the checkout that `rlhf up` was started in. Training runs share the queue `training`, which lets as many run at once
-as there are slots; the others wait in the order they came.
+A deployed run works in the checkout that `rlhf up` was started in. Training runs share the queue
+`training`, which lets as many run at once as there are slots; the others wait in the order they
+came.
 """
 
 import hashlib
@@ -29,7 +31,8 @@ from tasks.deployment.automations import automate
 POOL = "cpu"
 TRAINING_QUEUE = "training"
 SLOTS = 1
-"""Training runs at once: there is one workspace, and on a CPU they would only slow each other down."""
+"""Training runs at once: there is one workspace, and on a CPU they would only slow each other down.
+"""
 PREFECT_FILE = "prefect.yaml"
 DEPLOY_TIMEOUT_SECONDS = 300.0
 WORKER_PATIENCE_SECONDS = 120.0
@@ -45,17 +48,25 @@ class Deployed(NamedTuple):
 
 
 def project(recipe: str) -> dict[str, Any]:
-    """A build step of prefect.yaml: what its templates say about this checkout, and the params that prefill the forms.
+    """A build step of prefect.yaml: what its templates say about this checkout, and the params that
+    prefill the forms.
 
     Raises ParamsError if the recipe is not valid.
     """
     root = Path.cwd()
     params = load(root / recipe).model_dump(mode="json")
-    return {"root": str(root), "python": shlex.quote(sys.executable), "params": params, "version": version(root, params)}
+    return {
+        "root": str(root),
+        "python": shlex.quote(sys.executable),
+        "params": params,
+        "version": version(root, params),
+    }
 
 
 def version(root: Path, params: dict[str, Any]) -> str:
-    """Changes with all that a deployment is made of: prefect.yaml, the recipe, the schema, the flows, the place of checkout and interpreter."""
+    """Changes with all that a deployment is made of: prefect.yaml, the recipe, the schema, the
+    flows, the place of checkout and interpreter.
+    """
     parts = [
         str(root.resolve()),
         sys.executable,
@@ -68,9 +79,11 @@ def version(root: Path, params: dict[str, Any]) -> str:
 
 
 def deploy(root: Path, webhook_url: str | None = None) -> list[Deployed]:
-    """Make the pool, its queues, every deployment and the automations, or bring them up to date; what is unchanged is left alone.
+    """Make the pool, its queues, every deployment and the automations, or bring them up to date;
+    what is unchanged is left alone.
 
-    A schedule that somebody switched on or off in the UI stays so. The Prefect settings of this process name the server.
+    A schedule that somebody switched on or off in the UI stays so. The Prefect settings of this
+    process name the server.
     Raises EnvironmentFault if Prefect refuses prefect.yaml, ParamsError if its recipe is not valid.
     """
     content = _prefect_file(root)
@@ -82,7 +95,11 @@ def deploy(root: Path, webhook_url: str | None = None) -> list[Deployed]:
             _prefect_deploy(root)
             _keep_switches(client, before)
         automate(client, webhook_url)
-        return [_deployed(client, found) for found in _existing(client, content).values() if found is not None]
+        return [
+            _deployed(client, found)
+            for found in _existing(client, content).values()
+            if found is not None
+        ]
 
 
 def await_worker() -> None:
@@ -92,7 +109,8 @@ def await_worker() -> None:
         while client.read_work_pool(POOL).status != WorkPoolStatus.READY:
             if time.monotonic() > deadline:
                 raise EnvironmentFault(
-                    f"the worker did not ask for runs within {WORKER_PATIENCE_SECONDS:.0f} s. Why is in .rlhf/logs/worker.log; try rlhf up again."
+                    f"the worker did not ask for runs within {WORKER_PATIENCE_SECONDS:.0f} s. Why "
+                    "is in .rlhf/logs/worker.log; try rlhf up again."
                 )
             time.sleep(0.2)
 
@@ -102,36 +120,56 @@ def _prefect_file(root: Path) -> dict[str, Any]:
     try:
         return dict(yaml.safe_load(path.read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError, yaml.YAMLError) as error:
-        raise EnvironmentFault(f"{path} can not be read: {' '.join(str(error).split())}. Fix it, or take it back from git.") from None
+        raise EnvironmentFault(
+            f"{path} can not be read: {' '.join(str(error).split())}. Fix it, or take it back from "
+            "git."
+        ) from None
 
 
 def _recipe(content: dict[str, Any]) -> str:
     """The recipe that the build step is given."""
-    steps = [arguments for step in content.get("build") or [] for name, arguments in step.items() if name.endswith(".project")]
+    steps = [
+        arguments
+        for step in content.get("build") or []
+        for name, arguments in step.items()
+        if name.endswith(".project")
+    ]
     if not steps:
         raise EnvironmentFault(
-            f"{PREFECT_FILE} has no build step tasks.deployment.deployments.project, which names the recipe of the forms. Put it back."
+            f"{PREFECT_FILE} has no build step tasks.deployment.deployments.project, which names "
+            "the recipe of the forms. Put it back."
         )
     return str(steps[0]["recipe"])
 
 
 def _pool(client: SyncPrefectClient) -> None:
-    """The work pool and its queue for training; what is there stays, whatever somebody set in it."""
+    """The work pool and its queue for training; what is there stays, whatever somebody set in
+    it.
+    """
     description = "Runs on this machine, each as a process in the checkout of rlhf up."
     try:
         client.read_work_pool(POOL)
     except ObjectNotFound:
         template = ProcessWorker.get_default_base_job_template()
-        client.create_work_pool(WorkPoolCreate(name=POOL, type="process", description=description, base_job_template=template))
+        client.create_work_pool(
+            WorkPoolCreate(
+                name=POOL, type="process", description=description, base_job_template=template
+            )
+        )
     try:
         client.read_work_queue_by_name(TRAINING_QUEUE, work_pool_name=POOL)
     except ObjectNotFound:
         client.create_work_queue(
-            TRAINING_QUEUE, description="Training runs: one a slot, the others wait in order.", concurrency_limit=SLOTS, work_pool_name=POOL
+            TRAINING_QUEUE,
+            description="Training runs: one a slot, the others wait in order.",
+            concurrency_limit=SLOTS,
+            work_pool_name=POOL,
         )
 
 
-def _existing(client: SyncPrefectClient, content: dict[str, Any]) -> dict[str, DeploymentResponse | None]:
+def _existing(
+    client: SyncPrefectClient, content: dict[str, Any]
+) -> dict[str, DeploymentResponse | None]:
     """Deployment of prefect.yaml -> what the server has of that name."""
     known = {found.name: found for found in client.read_deployments()}
     return {str(each["name"]): known.get(str(each["name"])) for each in content["deployments"]}
@@ -141,29 +179,51 @@ def _prefect_deploy(root: Path) -> None:
     command = [sys.executable, "-m", "prefect", "--no-prompt", "deploy", "--all"]
     try:
         done = subprocess.run(
-            command, cwd=root, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=DEPLOY_TIMEOUT_SECONDS, check=False
+            command,
+            cwd=root,
+            capture_output=True,
+            text=True,
+            stdin=subprocess.DEVNULL,
+            timeout=DEPLOY_TIMEOUT_SECONDS,
+            check=False,
         )
     except subprocess.TimeoutExpired:
         raise EnvironmentFault(
-            f"prefect deploy took more than {DEPLOY_TIMEOUT_SECONDS:.0f} s. Is the machine overloaded? Try rlhf up again."
+            f"prefect deploy took more than {DEPLOY_TIMEOUT_SECONDS:.0f} s. Is the machine "
+            "overloaded? Try rlhf up again."
         ) from None
     if done.returncode:
-        lines = [line.strip() for line in (done.stdout + done.stderr).splitlines() if line.strip(" ╭╮╰╯─│")]
-        raise EnvironmentFault(f"Prefect does not take {root / PREFECT_FILE}: {lines[-1] if lines else f'exit code {done.returncode}'}")
+        lines = [
+            line.strip()
+            for line in (done.stdout + done.stderr).splitlines()
+            if line.strip(" ╭╮╰╯─│")
+        ]
+        raise EnvironmentFault(
+            f"Prefect does not take {root / PREFECT_FILE}: "
+            f"{lines[-1] if lines else f'exit code {done.returncode}'}"
+        )
 
 
 def _keep_switches(client: SyncPrefectClient, before: dict[str, DeploymentResponse | None]) -> None:
-    """A new deployment starts with the schedules of prefect.yaml; those that were there before stay on or off as they were."""
+    """A new deployment starts with the schedules of prefect.yaml; those that were there before stay
+    on or off as they were.
+    """
     for old in before.values():
         if old is None:
             continue
         switched = {schedule.slug: schedule.active for schedule in old.schedules if schedule.slug}
         for schedule in client.read_deployment_schedules(old.id):
             if schedule.slug in switched and schedule.active != switched[schedule.slug]:
-                client.update_deployment_schedule(old.id, schedule.id, active=switched[schedule.slug])
+                client.update_deployment_schedule(
+                    old.id, schedule.id, active=switched[schedule.slug]
+                )
 
 
 def _deployed(client: SyncPrefectClient, found: DeploymentResponse) -> Deployed:
     flow = client.read_flow(found.flow_id)
     page = str(client.api_url).rstrip("/").removesuffix("/api")
-    return Deployed(f"{flow.name}/{found.name}", f"{page}/deployments/deployment/{found.id}", any(each.active for each in found.schedules))
+    return Deployed(
+        f"{flow.name}/{found.name}",
+        f"{page}/deployments/deployment/{found.id}",
+        any(each.active for each in found.schedules),
+    )

@@ -1,6 +1,8 @@
-"""What the data of a run was made from, as one digest: two runs with the same key have the same data, and nothing needs to be read to know.
+"""What the data of a run was made from, as one digest: two runs with the same key have the same
+data, and nothing needs to be read to know.
 
-sha256 of seed, section data, and the digests of the local files behind it (data/inputs/data.json, as dvc.lock remembers it).
+sha256 of seed, section data, and the digests of the local files behind it (data/inputs/data.json,
+as dvc.lock remembers it).
 """
 
 import hashlib
@@ -18,11 +20,15 @@ def key_of_run(root: Path, run_id: str, params: Params) -> str:
     """The key of the data that a run with these params used."""
     lock = yaml.safe_load((kept_folder(root, run_id) / "dvc.lock").read_text(encoding="utf-8"))
     deps = lock.get("stages", {}).get("data", {}).get("deps", [])
-    return _key(params, next((str(dep.get("md5")) for dep in deps if dep["path"] == str(DATA_DIGESTS)), ""))
+    return _key(
+        params, next((str(dep.get("md5")) for dep in deps if dep["path"] == str(DATA_DIGESTS)), "")
+    )
 
 
 def key_now(root: Path, params: Params) -> str | None:
-    """The key that a run would have now; None where only reading the source tells: a URL, or a dataset of the hub."""
+    """The key that a run would have now; None where only reading the source tells: a URL, or a
+    dataset of the hub.
+    """
     if params.data.reads_elsewhere():
         return None
     text = digest_files(root, params)[DATA_DIGESTS]

@@ -1,8 +1,11 @@
-"""`dvc repro` of single stages, each in a process of its own that is started while the stage before it is at work.
+"""`dvc repro` of single stages, each in a process of its own that is started while the stage before
+it is at work.
 
-Most of what DVC takes beside a stage is importing it. A process that waits has that behind it, and goes on when it is told to:
+Most of what DVC takes beside a stage is importing it. A process that waits has that behind it, and
+goes on when it is told to:
 
-    python -m tasks.dvc.repro dvc repro --single-item STAGE    # waits for a line on its standard input; at its end it goes away
+    python -m tasks.dvc.repro dvc repro --single-item STAGE    # waits for a line on its standard
+    input; at its end it goes away
 """
 
 import os
@@ -23,15 +26,18 @@ GO = b"go\n"
 
 
 class ReproProcesses:
-    """Of the stages of one run, `ahead` being those that will have to be done here, in their order."""
+    """Of the stages of one run, `ahead` being those that will have to be done here, in their
+    order.
+    """
 
     def __init__(self, run: Run, ahead: Sequence[str] = ()) -> None:
         self._run, self._ahead = run, ahead
         self._waiting: tuple[str, subprocess.Popen[bytes]] | None = None
 
     def take(self, stage: str) -> "subprocess.Popen[bytes]":
-        """The process of `stage`, at work from now on, and the next one waiting. It leads a process group of its own, so that Ctrl-C reaches
-        the stage only through us; what it prints goes to `log_path`.
+        """The process of `stage`, at work from now on, and the next one waiting. It leads a process
+        group of its own, so that Ctrl-C reaches the stage only through us; what it prints goes to
+        `log_path`.
         """
         name, process = self._waiting or ("", None)
         self._waiting = None
@@ -45,7 +51,9 @@ class ReproProcesses:
         return process
 
     def prepare(self, after: str | None = None) -> None:
-        """Start the first of the stages ahead, or the one `after`, so that it waits for its turn."""
+        """Start the first of the stages ahead, or the one `after`, so that it waits for its
+        turn.
+        """
         later = self._ahead
         if after is not None:
             later = self._ahead[self._ahead.index(after) + 1 :] if after in self._ahead else ()
@@ -63,10 +71,14 @@ class ReproProcesses:
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("ab") as log:
             return subprocess.Popen(
-                [sys.executable, "-m", "tasks.dvc.repro", *REPRO, stage], cwd=self._run.root,
-                env=environment(**{RUN_ID_VARIABLE: self._run.run_id}), stdin=subprocess.PIPE, stdout=log, stderr=subprocess.STDOUT,
+                [sys.executable, "-m", "tasks.dvc.repro", *REPRO, stage],
+                cwd=self._run.root,
+                env=environment(**{RUN_ID_VARIABLE: self._run.run_id}),
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=subprocess.STDOUT,
                 start_new_session=True,
-            )  # fmt: skip
+            )
 
 
 def log_path(root: Path, stage: str) -> Path:
@@ -96,7 +108,9 @@ def _send_away(process: "subprocess.Popen[bytes]") -> None:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Have DVC imported, wait, and do what `arguments` say as its own command does; nothing if the run that asked is gone."""
+    """Have DVC imported, wait, and do what `arguments` say as its own command does; nothing if the
+    run that asked is gone.
+    """
     from dvc.cli import main as run_dvc
 
     import_module("dvc.repo")  # most of what its commands import when they are called

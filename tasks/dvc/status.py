@@ -1,4 +1,6 @@
-"""What DVC knows: whether a stage's outputs are still good, what they contain, and how they reach the remote."""
+"""What DVC knows: whether a stage's outputs are still good, what they contain, and how they reach
+the remote.
+"""
 
 import hashlib
 import os
@@ -27,14 +29,17 @@ class StageAtWork(EnvironmentFault):
 def is_unchanged(root: Path, stage: str) -> bool:
     """Whether DVC finds inputs, parameters, code and outputs of `stage` as dvc.lock has them.
 
-    Asked in process: the library takes 0.05 s where the command takes 0.7 s. Raises EnvironmentFault if DVC can not tell.
+    Asked in process: the library takes 0.05 s where the command takes 0.7 s. Raises
+    EnvironmentFault if DVC can not tell.
     """
     with repo_about(root, stage) as repo:
         return not changes(repo, root, stage)
 
 
 def changes(repo: Any, root: Path, stage: str) -> list[Any]:
-    """DVC's account of what changed, as in [{'changed outs': {'models/sft': 'deleted'}}, 'changed command']; empty if nothing did."""
+    """DVC's account of what changed, as in [{'changed outs': {'models/sft': 'deleted'}}, 'changed
+    command']; empty if nothing did.
+    """
     # a bare stage name would be looked up in the current folder's dvc.yaml, whatever the repo
     found = repo.status(targets=[f"{root.resolve() / 'dvc.yaml'}:{stage}"])
     return [change for entry in found.values() for change in entry]
@@ -42,8 +47,12 @@ def changes(repo: Any, root: Path, stage: str) -> list[Any]:
 
 @contextmanager
 def repo_about(root: Path, stage: str) -> Iterator[Any]:
-    """DVC's Repo, to ask it about `stage`. Raises StageAtWork or EnvironmentFault for what it can not tell."""
-    from dvc.exceptions import DvcException  # imported late: half a second that a stopped or refused run need not pay
+    """DVC's Repo, to ask it about `stage`. Raises StageAtWork or EnvironmentFault for what it can
+    not tell.
+    """
+    from dvc.exceptions import (
+        DvcException,
+    )  # imported late: half a second that a stopped or refused run need not pay
     from dvc.lock import LockError
     from dvc.repo import Repo
 
@@ -51,16 +60,22 @@ def repo_about(root: Path, stage: str) -> Iterator[Any]:
         with Repo(str(root)) as repo:
             yield repo
     except LockError as error:
-        raise StageAtWork(f"another process works on the files of {stage}: {_one_line(error)} Wait for its end, or stop it.") from None
+        raise StageAtWork(
+            f"another process works on the files of {stage}: {_one_line(error)} Wait for its end, "
+            "or stop it."
+        ) from None
     except DvcException as error:
-        raise EnvironmentFault(f"DVC can not tell whether {stage} changed: {_one_line(error)} See dvc status {stage}.") from None
+        raise EnvironmentFault(
+            f"DVC can not tell whether {stage} changed: {_one_line(error)} See dvc status {stage}."
+        ) from None
 
 
 def stale_stages(root: Path, params: Params, stages: Sequence[str]) -> list[str]:
-    """Which of `stages`, in their order, a run with `params` would do again; nothing is written, params.yaml included.
+    """Which of `stages`, in their order, a run with `params` would do again; nothing is written,
+    params.yaml included.
 
-    A stage is taken for stale if it reads what a stale one makes: whether that comes out the same is not known before. So is one that
-    a run which was killed left at work.
+    A stage is taken for stale if it reads what a stale one makes: whether that comes out the same
+    is not known before. So is one that a run which was killed left at work.
     Raises EnvironmentFault if DVC can not tell.
     """
     pipeline, lock = (yaml_of(root / name).get("stages", {}) for name in ("dvc.yaml", "dvc.lock"))
@@ -75,11 +90,18 @@ def stale_stages(root: Path, params: Params, stages: Sequence[str]) -> list[str]
         recorded = (entry or {}).get("params", {}).get("params.yaml", {})
         reads = {item["path"] for item in (entry or {}).get("deps", [])}
         named = [key for key in pipeline[stage].get("params", []) if isinstance(key, str)]
-        same = entry is not None and set(named) == set(recorded) and all(value_at(wanted, key) == value for key, value in recorded.items())
+        same = (
+            entry is not None
+            and set(named) == set(recorded)
+            and all(value_at(wanted, key) == value for key, value in recorded.items())
+        )
         if not same or reads & changing or _changed_files(root, stage, absent_is_fine=elsewhere):
             stale.append(stage)
-            changing |= {str(out if isinstance(out, str) else next(iter(out))) for kind in ("outs", "metrics", "plots")
-                         for out in pipeline[stage].get(kind, [])}  # fmt: skip
+            changing |= {
+                str(out if isinstance(out, str) else next(iter(out)))
+                for kind in ("outs", "metrics", "plots")
+                for out in pipeline[stage].get(kind, [])
+            }
     return stale
 
 
@@ -92,13 +114,26 @@ def value_at(params: Mapping[str, Any], dotted: str) -> Any:
 
 
 def _changed_files(root: Path, stage: str, absent_is_fine: bool = False) -> bool:
-    """Whether DVC finds anything changed but parameters; data that is in the remote alone may count as unchanged."""
+    """Whether DVC finds anything changed but parameters; data that is in the remote alone may count
+    as unchanged.
+    """
     try:
         with repo_about(root, stage) as repo:
-            counted = [change for change in changes(repo, root, stage) if not (absent_is_fine and is_only_absent(change))]
+            counted = [
+                change
+                for change in changes(repo, root, stage)
+                if not (absent_is_fine and is_only_absent(change))
+            ]
     except StageAtWork:
         return True
-    files = [path for change in counted if isinstance(change, dict) for kind in change.values() for path in kind if path != "params.yaml"]
+    files = [
+        path
+        for change in counted
+        if isinstance(change, dict)
+        for kind in change.values()
+        for path in kind
+        if path != "params.yaml"
+    ]
     return bool(files) or any(isinstance(change, str) for change in counted)
 
 
@@ -107,15 +142,25 @@ ABSENT = ("deleted", "not in cache")
 
 
 def is_only_absent(change: Any) -> bool:
-    """Whether nothing but data is missing here, such as {'changed outs': {'models/sft': 'deleted'}}."""
+    """Whether nothing but data is missing here, such as {'changed outs': {'models/sft':
+    'deleted'}}.
+    """
     if not isinstance(change, dict):
         return False
-    items = [(path, state) for paths in change.values() if isinstance(paths, dict) for path, state in paths.items()]
-    return bool(items) and all(state in ABSENT and not path.endswith((".py", ".yaml")) for path, state in items)
+    items = [
+        (path, state)
+        for paths in change.values()
+        if isinstance(paths, dict)
+        for path, state in paths.items()
+    ]
+    return bool(items) and all(
+        state in ABSENT and not path.endswith((".py", ".yaml")) for path, state in items
+    )
 
 
 def forget(root: Path, stage: str) -> None:
-    """Take a stage out of dvc.lock, so that it is run again whatever DVC knows: for a source whose content only reading tells.
+    """Take a stage out of dvc.lock, so that it is run again whatever DVC knows: for a source whose
+    content only reading tells.
 
     What reads its outputs stays as it is if they come out the same.
     """
@@ -126,7 +171,9 @@ def forget(root: Path, stage: str) -> None:
 
 
 def environment(**extra: str) -> dict[str, str]:
-    """For child processes: this interpreter's folder comes first, so that `python` in dvc.yaml is this one."""
+    """For child processes: this interpreter's folder comes first, so that `python` in dvc.yaml is
+    this one.
+    """
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
     return {**os.environ, "PATH": path, "PYTHONUNBUFFERED": "1", "DVC_NO_ANALYTICS": "1", **extra}
 
@@ -136,14 +183,23 @@ class Digests(NamedTuple):
 
     outs: dict[str, str]
     deps: dict[str, str]
-    """Data and models the stage read; its code, and the digests of what is outside of the project, are left out."""
+    """Data and models the stage read; its code, and the digests of what is outside of the project,
+    are left out.
+    """
 
 
 def digests(root: Path, stage: str) -> Digests:
     """What dvc.lock says about a stage; nothing if it was never run."""
     entry = yaml_of(root / "dvc.lock").get("stages", {}).get(stage, {})
-    outs, deps = ({item["path"]: item["md5"] for item in entry.get(kind, []) if "md5" in item} for kind in ("outs", "deps"))
-    read = {path: digest for path, digest in deps.items() if path.startswith(("data/", "models/")) and not path.startswith("data/inputs/")}
+    outs, deps = (
+        {item["path"]: item["md5"] for item in entry.get(kind, []) if "md5" in item}
+        for kind in ("outs", "deps")
+    )
+    read = {
+        path: digest
+        for path, digest in deps.items()
+        if path.startswith(("data/", "models/")) and not path.startswith("data/inputs/")
+    }
     return Digests(outs, read)
 
 
@@ -157,8 +213,8 @@ def yaml_of(path: Path) -> dict[str, Any]:
 
 
 def push(root: Path, timeout_seconds: float = 600, stage: str | None = None) -> str | None:
-    """Send new outputs (of `stage`, or all) to the default remote; returns in one line why it could not, None if all is there or there is
-    no remote.
+    """Send new outputs (of `stage`, or all) to the default remote; returns in one line why it could
+    not, None if all is there or there is no remote.
 
     What was pushed is remembered by the digest of dvc.lock, so that an unchanged run asks nobody.
     """
@@ -181,9 +237,15 @@ def push(root: Path, timeout_seconds: float = 600, stage: str | None = None) -> 
             check=False,
         )
     except subprocess.TimeoutExpired:
-        return f"dvc push took more than {timeout_seconds:.0f} s and was given up. Run dvc push to send the outputs to the remote."
+        return (
+            f"dvc push took more than {timeout_seconds:.0f} s and was given up. Run dvc push to "
+            "send the outputs to the remote."
+        )
     if done.returncode:
-        return f"dvc push failed: {_last_error(done.stderr)} The run is complete here; run dvc push to send its outputs to the remote."
+        return (
+            f"dvc push failed: {_last_error(done.stderr)} The run is complete here; run dvc push "
+            "to send its outputs to the remote."
+        )
     if stage is None:
         note_pushed(root)
     return None
@@ -212,7 +274,14 @@ def public(url: str | None) -> str | None:
 
 def error_line(text: str) -> str | None:
     """The first thing that DVC itself called an error in what it printed."""
-    return next((line.removeprefix("ERROR: ").strip() for line in text.splitlines() if line.startswith("ERROR: ")), None)
+    return next(
+        (
+            line.removeprefix("ERROR: ").strip()
+            for line in text.splitlines()
+            if line.startswith("ERROR: ")
+        ),
+        None,
+    )
 
 
 def _last_error(text: str) -> str:

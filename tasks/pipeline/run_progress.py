@@ -1,4 +1,6 @@
-"""How far a whole run is: the stages done, the one at work, and those ahead, weighed by their planned time."""
+"""How far a whole run is: the stages done, the one at work, and those ahead, weighed by their
+planned time.
+"""
 
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -19,7 +21,9 @@ class RunState(NamedTuple):
 
 
 class RunProgress:
-    """Follows a run through its stages. Without a plan all stages count the same, and no time is known."""
+    """Follows a run through its stages. Without a plan all stages count the same, and no time is
+    known.
+    """
 
     def __init__(self, prepared: Prepared, stages: tuple[str, ...]) -> None:
         self._ahead: Mapping[str, Cost] = prepared.ahead
@@ -31,12 +35,26 @@ class RunProgress:
 
     def look(self, progress: Progress) -> RunState:
         """With the stage of `progress` at work."""
-        share = progress.fraction if progress.fraction is not None else self._share_by_time(progress)
+        share = (
+            progress.fraction if progress.fraction is not None else self._share_by_time(progress)
+        )
         all_of_it = sum(self._weight(stage) for stage in self._stages)
-        done = sum(self._weight(stage) for stage in self._done) + share * self._weight(progress.stage)
-        ahead = sum(self._seconds(stage) for stage in self._stages if stage not in self._done and stage != progress.stage)
-        left = progress.eta_seconds if progress.eta_seconds is not None else (1 - share) * self._seconds(progress.stage)
-        return RunState(done / all_of_it if all_of_it else 0.0, left + ahead, self._usd + progress.usd)
+        done = sum(self._weight(stage) for stage in self._done) + share * self._weight(
+            progress.stage
+        )
+        ahead = sum(
+            self._seconds(stage)
+            for stage in self._stages
+            if stage not in self._done and stage != progress.stage
+        )
+        left = (
+            progress.eta_seconds
+            if progress.eta_seconds is not None
+            else (1 - share) * self._seconds(progress.stage)
+        )
+        return RunState(
+            done / all_of_it if all_of_it else 0.0, left + ahead, self._usd + progress.usd
+        )
 
     def close(self, progress: Progress | None, stage: str, done: bool) -> None:
         """A stage ended; one that was reused has no progress."""
@@ -47,7 +65,11 @@ class RunProgress:
     def words(self, whole: RunState, stage: str) -> str:
         """`ppo at work, about 2 min left, $0.0012 so far of budget.max_usd $0.01`."""
         left = f", about {duration(round(whole.eta_seconds))} left" if self._weighed else ""
-        limit = f" of budget.max_usd {usd(self._max_usd)}" if self._max_usd is not None else ", no budget.max_usd"
+        limit = (
+            f" of budget.max_usd {usd(self._max_usd)}"
+            if self._max_usd is not None
+            else ", no budget.max_usd"
+        )
         return f"{stage} at work{left}, {usd(whole.usd)} so far{limit}"
 
     def _weight(self, stage: str) -> float:

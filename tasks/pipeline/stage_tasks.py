@@ -1,4 +1,6 @@
-"""The Prefect side of a run: the context every task works in, a task per stage, and the report task."""
+"""The Prefect side of a run: the context every task works in, a task per stage, and the report
+task.
+"""
 
 import logging
 import os
@@ -27,7 +29,14 @@ from tasks.dvc.repro import ReproProcesses
 from tasks.dvc.status import default_remote, public, push
 from tasks.pipeline.run_progress import RunProgress
 from tasks.planning.plan import Prepared, keep
-from tasks.remote.client import check_placement, fetch_aligned, place_of, remote_stages, run_here, run_remote
+from tasks.remote.client import (
+    check_placement,
+    fetch_aligned,
+    place_of,
+    remote_stages,
+    run_here,
+    run_remote,
+)
 from tasks.remote.workspace import is_own, keep_lock
 from tasks.retraining.month import PURPOSE
 from tasks.run.run import Run, begin, end_left_open, keep_copies, locked, new_run_id
@@ -47,7 +56,9 @@ logger = logging.getLogger(__name__)
 RETRIES = 2
 """Times a crashed stage is started again; it goes on from its checkpoint."""
 STOPPED, OVER_BUDGET = "Stopped", "OverBudget"
-"""States of a run, and of the stage at work, that was asked to stop or has reached its budget: resumable."""
+"""States of a run, and of the stage at work, that was asked to stop or has reached its budget:
+resumable.
+"""
 SHIPPING_PATIENCE_SECONDS = 60.0
 """At the end of a run: the first time, MLflow may still be creating its database."""
 BOARD_PATIENCE_SECONDS = 5.0
@@ -57,11 +68,20 @@ BOARD_PATIENCE_SECONDS = 5.0
 class Pipeline:
     """A pipeline run at work."""
 
-    def __init__(self, run: Run, stop: StopRequest, shipper: Shipper, journey: RunProgress, ahead: Sequence[str]) -> None:
+    def __init__(
+        self,
+        run: Run,
+        stop: StopRequest,
+        shipper: Shipper,
+        journey: RunProgress,
+        ahead: Sequence[str],
+    ) -> None:
         self.run, self.stop, self.shipper, self.run_progress = run, stop, shipper, journey
         self.ahead = ahead
         """Stages that will have to be done."""
-        self.reproductions = ReproProcesses(run, [stage for stage in ahead if place_of(run, stage) == LOCAL])
+        self.reproductions = ReproProcesses(
+            run, [stage for stage in ahead if place_of(run, stage) == LOCAL]
+        )
         self.display, self.progress_artifacts = Display(), ProgressArtifacts()
         self.report: Path | None = None
         self.state: State[Any] = Completed()
@@ -70,10 +90,11 @@ class Pipeline:
 
 @contextmanager
 def pipeline_run(prepared: Prepared) -> Iterator[Pipeline]:
-    """Hold the workspace (the current folder) for one run, ship its rows meanwhile, and see to it that the run has an end.
+    """Hold the workspace (the current folder) for one run, ship its rows meanwhile, and see to it
+    that the run has an end.
 
-    A stop is not a failure: the block ends there, and `Pipeline.state` says so. A run of a deployment waits for another one that is at work
-    here; any other raises EnvironmentFault.
+    A stop is not a failure: the block ends there, and `Pipeline.state` says so. A run of a
+    deployment waits for another one that is at work here; any other raises EnvironmentFault.
     """
     root, params = Path.cwd(), prepared.params
     with on_signals() as stop, locked(root, _patience(stop) if deployment.id else None):
@@ -84,7 +105,9 @@ def pipeline_run(prepared: Prepared) -> Iterator[Pipeline]:
         shipper = Shipper(root, params, run.run_id)
         shipper.start()
         ahead = tuple(prepared.ahead) if prepared.plan else stages_of(params.align.method)
-        pipeline = Pipeline(run, stop, shipper, RunProgress(prepared, stages_of(params.align.method)), ahead)
+        pipeline = Pipeline(
+            run, stop, shipper, RunProgress(prepared, stages_of(params.align.method)), ahead
+        )
         pipeline.progress_artifacts.start()
         pipeline.reproductions.prepare()
         try:
@@ -106,20 +129,26 @@ def pipeline_run(prepared: Prepared) -> Iterator[Pipeline]:
 
 
 def _patience(stop: StopRequest) -> Callable[[str], bool]:
-    """A run that a server started waits for one from the command line, unless it is asked to stop."""
+    """A run that a server started waits for one from the command line, unless it is asked to
+    stop.
+    """
     told: set[str] = set()
 
     def wait(holder: str) -> bool:
         if holder not in told:
             told.add(holder)
-            logger.warning("process %s is running the pipeline in this checkout: waiting for its end", holder)
+            logger.warning(
+                "process %s is running the pipeline in this checkout: waiting for its end", holder
+            )
         return not stop.made
 
     return wait
 
 
 def _end(pipeline: Pipeline, state: RunEvent, message: str) -> None:
-    """Close a run that did not come to its end, with a report of how far it came: the one in place is of an earlier run."""
+    """Close a run that did not come to its end, with a report of how far it came: the one in place
+    is of an earlier run.
+    """
     run = pipeline.run
     run.record("end", state=state, detail={"message": message})
     _remember(run)
@@ -134,15 +163,25 @@ def _end(pipeline: Pipeline, state: RunEvent, message: str) -> None:
 
 
 def _tell(pipeline: Pipeline, state: RunEvent, message: str) -> None:
-    """Plan and result as an artifact with links to the pages of the run, and an event; whatever Prefect says to that, the run has ended."""
+    """Plan and result as an artifact with links to the pages of the run, and an event; whatever
+    Prefect says to that, the run has ended.
+    """
     run = pipeline.run
     pipeline.progress_artifacts.close(BOARD_PATIENCE_SECONDS)
     try:
         judged, book = told(run)
-        run_event(state, run.run_id, message or judged, usd=book.total_usd, seconds=book.total_seconds)
+        run_event(
+            state, run.run_id, message or judged, usd=book.total_usd, seconds=book.total_seconds
+        )
         links = pages(run.root, run.params, servers(run.root), run.run_id)
-        content = markdown(run, pipeline.report, {name: url for name, url in links.items() if name != "prefect"})
-        create_markdown_artifact(content, key="result", description="What the run was planned to cost, what it cost, and what it bought")
+        content = markdown(
+            run, pipeline.report, {name: url for name, url in links.items() if name != "prefect"}
+        )
+        create_markdown_artifact(
+            content,
+            key="result",
+            description="What the run was planned to cost, what it cost, and what it bought",
+        )
     except Exception as error:  # noqa: BLE001 -- Prefect's server may be gone, and its client raises what it likes
         logger.warning("the result could not be shown in the Prefect UI: %s", error)
 
@@ -157,7 +196,9 @@ def _bring_model(pipeline: Pipeline) -> None:
 
 
 def _remember(run: Run) -> None:
-    """Keep what was planned beside what was measured, for the planner's error; that can not fail the run."""
+    """Keep what was planned beside what was measured, for the planner's error; that can not fail
+    the run.
+    """
     try:
         book = ledger(run.root, run.params, run.run_id)
         remember(run.root, book, reconcile(read_plan(run.folder), book))
@@ -168,14 +209,20 @@ def _remember(run: Run) -> None:
 def _send(pipeline: Pipeline) -> None:
     """Outputs to the DVC remote, the last rows to MLflow meanwhile; neither can fail the run."""
     pipeline.shipper.end()
-    for fault in (push(pipeline.run.root), _leave_lock(pipeline.run.root), pipeline.shipper.finish(SHIPPING_PATIENCE_SECONDS)):
+    for fault in (
+        push(pipeline.run.root),
+        _leave_lock(pipeline.run.root),
+        pipeline.shipper.finish(SHIPPING_PATIENCE_SECONDS),
+    ):
         if fault:
             logger.warning("%s", fault)
             pipeline.display.say(f"warning: {fault}")
 
 
 def _leave_lock(root: Path) -> str | None:
-    """For the next run, where each has a workspace of its own; returns in one line why it could not."""
+    """For the next run, where each has a workspace of its own; returns in one line why it could
+    not.
+    """
     remote = default_remote(root)
     if remote is None or not is_own(root):
         return None
@@ -203,7 +250,9 @@ def _detail(root: Path, prepared: Prepared) -> dict[str, Any]:
 def _git(root: Path, *arguments: str) -> str:
     """What git says; in an image, which has none, the commit that it was built from."""
     try:
-        done = subprocess.run(["git", *arguments], cwd=root, capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            ["git", *arguments], cwd=root, capture_output=True, text=True, check=False
+        )
     except FileNotFoundError:
         return os.environ.get("RLHF_COMMIT", "") if arguments[0] == "rev-parse" else ""
     return done.stdout.strip() if done.returncode == 0 else ""
@@ -221,7 +270,9 @@ def _worth_another_try(task: Task[..., Any], task_run: TaskRun, state: State[Any
 
 
 def stage_task(stage: str) -> Callable[[Pipeline], None]:
-    """The Prefect task that brings one stage up to date; calling it raises StageStopped if the stage was stopped."""
+    """The Prefect task that brings one stage up to date; calling it raises StageStopped if the
+    stage was stopped.
+    """
 
     @task(
         name=stage,
@@ -238,11 +289,16 @@ def stage_task(stage: str) -> Callable[[Pipeline], None]:
             outcome = _bring_up_to_date(pipeline, stage, observer)
             done = True
         except StageStopped as stopped:
-            return Cancelled(name=OVER_BUDGET if isinstance(stopped, OverBudget) else STOPPED, message=str(stopped))
+            return Cancelled(
+                name=OVER_BUDGET if isinstance(stopped, OverBudget) else STOPPED,
+                message=str(stopped),
+            )
         finally:
             pipeline.run_progress.close(observer.progress, stage, done)
         pipeline.display.say(observer.last_line(stage, outcome))
-        return Completed(name="Cached" if outcome.cached else "Completed", message=_message(stage, outcome))
+        return Completed(
+            name="Cached" if outcome.cached else "Completed", message=_message(stage, outcome)
+        )
 
     def call(pipeline: Pipeline) -> None:
         state = bring_up_to_date(pipeline)
@@ -261,12 +317,22 @@ def _bring_up_to_date(pipeline: Pipeline, stage: str, observer: "_Observer") -> 
 
 
 def _message(stage: str, outcome: Outcome) -> str:
-    made_by = f"attempt {outcome.attempt}" if outcome.attempt is not None else "an attempt that is not recorded here"
-    return f"{stage} is unchanged: outputs of {made_by} reused" if outcome.cached else f"{stage} done by {made_by}"
+    made_by = (
+        f"attempt {outcome.attempt}"
+        if outcome.attempt is not None
+        else "an attempt that is not recorded here"
+    )
+    return (
+        f"{stage} is unchanged: outputs of {made_by} reused"
+        if outcome.cached
+        else f"{stage} done by {made_by}"
+    )
 
 
 class _Observer:
-    """Shows a stage's progress on the terminal, and that of the stage and of the whole run as artifacts in the Prefect UI."""
+    """Shows a stage's progress on the terminal, and that of the stage and of the whole run as
+    artifacts in the Prefect UI.
+    """
 
     def __init__(self, pipeline: Pipeline) -> None:
         self._pipeline = pipeline
@@ -292,9 +358,13 @@ class _Observer:
 
 
 def places(pipeline: Pipeline) -> None:
-    """See that the work pools that stages are placed on can do them, before anything is paid for. Raises EnvironmentFault."""
+    """See that the work pools that stages are placed on can do them, before anything is paid for.
+    Raises EnvironmentFault.
+    """
     if any(stage in pipeline.ahead for stage in remote_stages(pipeline.run)):
-        task(name="places", cache_policy=NO_CACHE, persist_result=False)(check_placement)(pipeline.run, pipeline.ahead)
+        task(name="places", cache_policy=NO_CACHE, persist_result=False)(check_placement)(
+            pipeline.run, pipeline.ahead
+        )
 
 
 @task(name="report", cache_policy=NO_CACHE, persist_result=False)
@@ -313,5 +383,7 @@ _METHODS = {method: stage_task(method) for method in METHODS}
 
 
 def align(pipeline: Pipeline) -> None:
-    """Bring the stage that `align.method` names up to date; the models of the other methods stay as they are."""
+    """Bring the stage that `align.method` names up to date; the models of the other methods stay as
+    they are.
+    """
     _METHODS[pipeline.run.params.align.method](pipeline)

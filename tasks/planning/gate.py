@@ -1,4 +1,6 @@
-"""The gate before a run, on the Prefect side: plan it, refuse it above the budget, and wait for approval where it is asked for."""
+"""The gate before a run, on the Prefect side: plan it, refuse it above the budget, and wait for
+approval where it is asked for.
+"""
 
 import logging
 from collections.abc import Mapping
@@ -27,16 +29,22 @@ APPROVAL_POLL_SECONDS = 5
 
 
 def checked(params: Params | Mapping[str, Any]) -> Params:
-    """The params of a form or a call of the API, refused in the words of the command line. Raises ParamsError."""
+    """The params of a form or a call of the API, refused in the words of the command line. Raises
+    ParamsError.
+    """
     return params if isinstance(params, Params) else validate(dict(params), "the form")
 
 
 @task(name="plan", cache_policy=NO_CACHE, persist_result=False)
 def plan(params: Params) -> Prepared:
-    """Plan the run and show the plan in the Prefect UI. Raises CostError if it is planned above its budget."""
+    """Plan the run and show the plan in the Prefect UI. Raises CostError if it is planned above its
+    budget.
+    """
     root = Path.cwd()
     prepared = prepare(root, params)
-    create_markdown_artifact(markdown(prepared), key="plan", description="What the run will cost from here on")
+    create_markdown_artifact(
+        markdown(prepared), key="plan", description="What the run will cost from here on"
+    )
     warning = gate(root, prepared)
     if warning:
         logger.warning("%s", warning)
@@ -44,16 +52,28 @@ def plan(params: Params) -> Prepared:
 
 
 def approval(prepared: Prepared) -> None:
-    """Pause a run that a server started, above `budget.approval_usd`, until somebody resumes it; `rlhf run` has asked by itself."""
+    """Pause a run that a server started, above `budget.approval_usd`, until somebody resumes it;
+    `rlhf run` has asked by itself.
+    """
     if deployment.id is None or not needs_approval(prepared):
         return
     planned, threshold = prepared.ahead_total.usd, prepared.params.budget.approval_usd
-    logger.warning("%s are planned, above budget.approval_usd=%s: see the artifact plan, then resume the run.", usd(planned), threshold)
+    logger.warning(
+        "%s are planned, above budget.approval_usd=%s: see the artifact plan, then resume the run.",
+        usd(planned),
+        threshold,
+    )
     pause_flow_run(timeout=APPROVAL_PATIENCE_SECONDS, poll_interval=APPROVAL_POLL_SECONDS)
 
 
 def refused(flow: Flow[..., Any], flow_run: FlowRun, state: State[Any]) -> None:
-    """Hook of a flow that failed: the event of a run that did not get as far as having an id of its own; the others have told."""
-    error = state.data if isinstance(state.data, BaseException) else state.result(raise_on_failure=False)
+    """Hook of a flow that failed: the event of a run that did not get as far as having an id of its
+    own; the others have told.
+    """
+    error = (
+        state.data
+        if isinstance(state.data, BaseException)
+        else state.result(raise_on_failure=False)
+    )
     if isinstance(error, ParamsError | CostError):
         run_event("failed", flow_run.name, str(error))

@@ -1,4 +1,6 @@
-"""Files that only this machine has, and stages that are placed where they are not: told when a run is planned."""
+"""Files that only this machine has, and stages that are placed where they are not: told when a run
+is planned.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -26,28 +28,41 @@ class Outside(NamedTuple):
 
 
 def require_reachable(root: Path, params: Params, stages: Sequence[str]) -> None:
-    """Raise ParamsError if one of `stages`, placed on a work pool, reads what is in a folder of this machine.
+    """Raise ParamsError if one of `stages`, placed on a work pool, reads what is in a folder of
+    this machine.
 
-    A whole path may be that of a volume, mounted there and here: the first container of the pool looks whether it is, see `on_volumes`.
+    A whole path may be that of a volume, mounted there and here: the first container of the pool
+    looks whether it is, see `on_volumes`.
     """
     pipeline = _pipeline(root)
     for item in _outside(root, params):
-        readers = [stage for stage in _readers(pipeline, item.stands, stages) if params.placement.of(stage) != LOCAL]
+        readers = [
+            stage
+            for stage in _readers(pipeline, item.stands, stages)
+            if params.placement.of(stage) != LOCAL
+        ]
         if readers and not Path(item.path).is_absolute():
             settings = " and ".join(f"placement.{stage}: local" for stage in readers)
             raise ParamsError(
-                f"placement.{readers[0]}={params.placement.of(readers[0])}: {item.key}={item.path} is a {item.kind} of this machine, and the containers of "
-                f"a work pool do not have it. Set {settings}, or name {item.instead}, or a whole path on a volume that is mounted there too."
+                f"placement.{readers[0]}={params.placement.of(readers[0])}: {item.key}={item.path} "
+                f"is a {item.kind} of this machine, and the containers of "
+                f"a work pool do not have it. Set {settings}, or name {item.instead}, or a whole "
+                "path on a volume that is mounted there too."
             )
 
 
 def on_volumes(root: Path, params: Params, pool: str, stages: Sequence[str]) -> dict[str, str]:
-    """Key -> whole path, of what `stages` on `pool` read from volumes that have to be mounted in its containers."""
+    """Key -> whole path, of what `stages` on `pool` read from volumes that have to be mounted in
+    its containers.
+    """
     pipeline = _pipeline(root)
     return {
         item.key: item.path
         for item in _outside(root, params)
-        if Path(item.path).is_absolute() and any(params.placement.of(stage) == pool for stage in _readers(pipeline, item.stands, stages))
+        if Path(item.path).is_absolute()
+        and any(
+            params.placement.of(stage) == pool for stage in _readers(pipeline, item.stands, stages)
+        )
     }
 
 
@@ -67,4 +82,6 @@ def _pipeline(root: Path) -> Mapping[str, Any]:
 
 
 def _readers(pipeline: Mapping[str, Any], stands: Path, stages: Sequence[str]) -> list[str]:
-    return [stage for stage in stages if stands.as_posix() in pipeline.get(stage, {}).get("deps", [])]
+    return [
+        stage for stage in stages if stands.as_posix() in pipeline.get(stage, {}).get("deps", [])
+    ]

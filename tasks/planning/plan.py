@@ -1,4 +1,6 @@
-"""Plan first: what a run will cost from here on, and whether its budget allows that. Nothing is written and nothing is run."""
+"""Plan first: what a run will cost from here on, and whether its budget allows that. Nothing is
+written and nothing is run.
+"""
 
 import json
 import time
@@ -58,7 +60,8 @@ class Prepared:
 def prepare(root: Path, params: Params) -> Prepared:
     """Plan the run that `params` ask for in the project at `root`.
 
-    Raises CostError if there is a budget or an approval threshold and no plan can be made; without one, `fault` says why there is none.
+    Raises CostError if there is a budget or an approval threshold and no plan can be made; without
+    one, `fault` says why there is none.
     Raises ParamsError if a stage is placed where a file that it reads is not.
     """
     rows = jsonl.read(root / "runs" / "pipeline.jsonl", PipelineRow).rows
@@ -77,24 +80,44 @@ def prepare(root: Path, params: Params) -> Prepared:
     shares = {stage: done_share(root, params, stage) if before else 0.0 for stage in stale}
     planned = {stage.stage: stage for stage in plan.stages if stage.stage in stale}
     ahead = {name: _ahead(stage, shares[name]) for name, stage in planned.items()}
-    return Prepared(params, before, so_far, aim, plan, "", ahead, total({name: _fixed(stage) for name, stage in planned.items()}))
+    return Prepared(
+        params,
+        before,
+        so_far,
+        aim,
+        plan,
+        "",
+        ahead,
+        total({name: _fixed(stage) for name, stage in planned.items()}),
+    )
 
 
 def _aim_of(params: Params, aim: Target, stage: str) -> Target:
-    """The devices of a stage: as many as it has processes, of the work pool that it is placed on."""
+    """The devices of a stage: as many as it has processes, of the work pool that it is placed
+    on.
+    """
     aim, pool = replace(aim, gpus=getattr(params.processes, stage, 1)), pool_of(params, stage)
     if pool in params.prices.device_by_pool:
         aim = replace(aim, hardware=hardware(params.prices.device_by_pool[pool]))
     if pool in params.prices.usd_per_device_hour_by_pool:
-        aim = replace(aim, price=own_price(usd_per_device_hour(params, stage), params.prices.source, params.prices.date))
+        aim = replace(
+            aim,
+            price=own_price(
+                usd_per_device_hour(params, stage), params.prices.source, params.prices.date
+            ),
+        )
     return aim
 
 
 def _whole_plan(params: Params, aim: Target) -> Plan:
     """Every stage on as many devices as it has processes."""
-    each = [make_plan(params, _aim_of(params, aim, stage), (stage,)) for stage in stages_of(params.align.method)]
+    each = [
+        make_plan(params, _aim_of(params, aim, stage), (stage,))
+        for stage in stages_of(params.align.method)
+    ]
     return Plan(
-        tuple(stage for plan in each for stage in plan.stages), tuple(dict.fromkeys(line for plan in each for line in plan.assumptions))
+        tuple(stage for plan in each for stage in plan.stages),
+        tuple(dict.fromkeys(line for plan in each for line in plan.assumptions)),
     )
 
 
@@ -109,7 +132,12 @@ def _kept_params(root: Path, rows: list[PipelineRow]) -> dict[str, Params]:
 
 def spent_by_stage(root: Path, params: Params, run_ids: list[str]) -> dict[str, Cost]:
     """What each stage of the named runs cost, at the prices of `params`."""
-    return {stage: spent(read_attempts(root / "runs" / stage)[0], run_ids, usd_per_device_hour(params, stage)) for stage in STAGES}
+    return {
+        stage: spent(
+            read_attempts(root / "runs" / stage)[0], run_ids, usd_per_device_hour(params, stage)
+        )
+        for stage in STAGES
+    }
 
 
 def done_share(root: Path, params: Params, stage: str) -> float:
@@ -118,7 +146,9 @@ def done_share(root: Path, params: Params, stage: str) -> float:
     steps = planned_steps(root, params, stage)
     if not attempts or not steps:
         return 0.0
-    folders = (root / "checkpoints" / stage / (attempts[-1].fingerprint or "none")).glob("step-*/manifest.json")
+    folders = (root / "checkpoints" / stage / (attempts[-1].fingerprint or "none")).glob(
+        "step-*/manifest.json"
+    )
     newest = max((int(path.parent.name.removeprefix("step-")) for path in folders), default=0)
     return min(1.0, newest / steps)
 
@@ -127,7 +157,10 @@ def _ahead(stage: StagePlan, done: float) -> Cost:
     """The fixed part is paid again at every start, the rest as far as it is not done."""
     fixed = _fixed(stage)
     left = 1 - done
-    return Cost(fixed.usd + (stage.usd.expected - fixed.usd) * left, fixed.seconds + (stage.seconds - fixed.seconds) * left)
+    return Cost(
+        fixed.usd + (stage.usd.expected - fixed.usd) * left,
+        fixed.seconds + (stage.seconds - fixed.seconds) * left,
+    )
 
 
 def _fixed(stage: StagePlan) -> Cost:
@@ -139,7 +172,8 @@ def _fixed(stage: StagePlan) -> Cost:
 
 
 def gate(root: Path, prepared: Prepared) -> str | None:
-    """Refuse a run planned above its budget; returns a warning instead where `budget.gate` is warn, None if all is well.
+    """Refuse a run planned above its budget; returns a warning instead where `budget.gate` is warn,
+    None if all is well.
 
     Raises CostError with the cheapest plan that fits, or with what the cheapest one needs.
     """
@@ -157,7 +191,8 @@ def _said(found: Excess) -> str:
     subject = limit.stage or "the run"
     before = f"{found.spent:.4g} {limit.unit} are spent and " if found.spent else ""
     return (
-        f"{subject} is planned above its budget: {before}{found.planned:.4g} {limit.unit} are planned, {limit.key}={limit.value:g} "
+        f"{subject} is planned above its budget: {before}{found.planned:.4g} {limit.unit} are "
+        f"planned, {limit.key}={limit.value:g} "
         "does not allow it."
     )
 
@@ -169,19 +204,42 @@ def _advice(root: Path, prepared: Prepared, found: Excess) -> str:
     fixed = limit.part(prepared.fixed)
     if limit.stage is None and fixed > limit.value - found.spent:
         return (
-            f"The fixed cost alone is {fixed:.4g} {limit.unit} (starting processes, reading data): no lever and no shorter training gets "
+            f"The fixed cost alone is {fixed:.4g} {limit.unit} (starting processes, reading data): "
+            "no lever and no shorter training gets "
             f"below it. Raise {limit.key}, {anyway}."
         )
-    fits = (limit.value - found.spent - fixed) / (found.planned - fixed) if limit.stage is None else None
-    less = f"train less (about {fits:.0%} of the training fits)" if fits is not None else "train less"
-    cheaper = cheapest(params, prepared.aim, tuple(prepared.ahead), "usd" if limit.unit == "USD" else "time") if prepared.aim else None
-    needed = limit.part(total(prepare(root, cheaper.params).ahead, limit.stage)) if cheaper and cheaper.changes else found.planned
+    fits = (
+        (limit.value - found.spent - fixed) / (found.planned - fixed)
+        if limit.stage is None
+        else None
+    )
+    less = (
+        f"train less (about {fits:.0%} of the training fits)" if fits is not None else "train less"
+    )
+    cheaper = (
+        cheapest(
+            params, prepared.aim, tuple(prepared.ahead), "usd" if limit.unit == "USD" else "time"
+        )
+        if prepared.aim
+        else None
+    )
+    needed = (
+        limit.part(total(prepare(root, cheaper.params).ahead, limit.stage))
+        if cheaper and cheaper.changes
+        else found.planned
+    )
     if cheaper is None or needed > (1 - WORTH_TELLING) * found.planned:
         return f"No lever makes it cheaper. Raise {limit.key}, {less}, {anyway}."
     options = " ".join(f"--set {change}" for change in cheaper.changes)
     if found.spent + needed <= limit.value:
-        return f"The cheapest plan that fits needs {needed:.4g} {limit.unit}: {options}. Take it, raise {limit.key}, {anyway}."
-    return f"Even the cheapest levers need {needed:.4g} {limit.unit} ({options}). Raise {limit.key}, {less}, {anyway}."
+        return (
+            f"The cheapest plan that fits needs {needed:.4g} {limit.unit}: {options}. Take it, "
+            f"raise {limit.key}, {anyway}."
+        )
+    return (
+        f"Even the cheapest levers need {needed:.4g} {limit.unit} ({options}). Raise {limit.key}, "
+        f"{less}, {anyway}."
+    )
 
 
 def needs_approval(prepared: Prepared) -> bool:
@@ -201,14 +259,22 @@ def summary(prepared: Prepared) -> list[str]:
         return ["Planned: nothing to do, every stage is unchanged."]
     cost = prepared.ahead_total
     stages = ", ".join(f"{name} {duration(part.seconds)}" for name, part in prepared.ahead.items())
-    lines = [f"Planned: {usd(cost.usd)} and {duration(cost.seconds)} ({stages}). Details: rlhf plan"]
+    lines = [
+        f"Planned: {usd(cost.usd)} and {duration(cost.seconds)} ({stages}). Details: rlhf plan"
+    ]
     before = total(prepared.spent)
     if prepared.continues and before.seconds:
-        lines.append(f"Goes on from run {prepared.continues}, which spent {usd(before.usd)} and {duration(before.seconds)}.")
+        lines.append(
+            f"Goes on from run {prepared.continues}, which spent {usd(before.usd)} and "
+            f"{duration(before.seconds)}."
+        )
     for stage in prepared.plan.stages:
         if not stage.fits and stage.stage in prepared.ahead:
             lack = stage.shortfall_bytes / 2**30
-            lines.append(f"warning: {stage.stage} is planned to lack {lack:.2f} GiB of memory on {stage.hardware}. {stage.lever}")
+            lines.append(
+                f"warning: {stage.stage} is planned to lack {lack:.2f} GiB of memory on "
+                f"{stage.hardware}. {stage.lever}"
+            )
     return lines
 
 
@@ -218,15 +284,21 @@ def markdown(prepared: Prepared) -> str:
         return f"# No plan\n\n{prepared.fault}\n"
     budget, cost, before = prepared.params.budget, prepared.ahead_total, total(prepared.spent)
     rows = [
-        (stage.stage, *_cells(prepared.ahead.get(stage.stage)), f"{stage.peak_bytes_per_gpu / 2**30:.2f} GiB" if stage.peak_bytes_per_gpu else "")
+        (
+            stage.stage,
+            *_cells(prepared.ahead.get(stage.stage)),
+            f"{stage.peak_bytes_per_gpu / 2**30:.2f} GiB" if stage.peak_bytes_per_gpu else "",
+        )
         for stage in prepared.plan.stages
-    ]  # fmt: skip
+    ]
     rows.append(("**total**", duration(cost.seconds), usd(cost.usd), ""))
     table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
     bounds = [f"- `{limit.key}`: {limit.value:g} {limit.unit}" for limit in limits(budget)]
     if budget.approval_usd is not None:
         bounds.append(f"- `budget.approval_usd`: {budget.approval_usd:g} USD")
-    spent_line = f"Spent by the runs it goes on from: {usd(before.usd)}.\n\n" if before.seconds else ""
+    spent_line = (
+        f"Spent by the runs it goes on from: {usd(before.usd)}.\n\n" if before.seconds else ""
+    )
     assumed = "\n".join(f"- {line}" for line in prepared.plan.assumptions)
     return (
         f"# Planned: {usd(cost.usd)}, {duration(cost.seconds)}\n\n{spent_line}"
@@ -241,7 +313,9 @@ def _cells(cost: Cost | None) -> tuple[str, str]:
 
 
 def keep(folder: Path, prepared: Prepared) -> None:
-    """Write plan.json beside the run's params: the plan of every stage, what was spent before and what was still ahead."""
+    """Write plan.json beside the run's params: the plan of every stage, what was spent before and
+    what was still ahead.
+    """
     if prepared.plan is None or prepared.aim is None:
         return
     record: dict[str, Any] = {

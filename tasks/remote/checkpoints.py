@@ -1,7 +1,9 @@
-"""Checkpoints of placed stages in the store: for another container to go on from, also in a workspace that knows of no earlier attempt.
+"""Checkpoints of placed stages in the store: for another container to go on from, also in a
+workspace that knows of no earlier attempt.
 
 checkpoints/<stage>/<fingerprint>/step-*/   the newest two, each whole once its manifest is there
-checkpoints/<stage>/by-inputs/<digest>      the fingerprint that an attempt with these parameters and inputs had
+checkpoints/<stage>/by-inputs/<digest>      the fingerprint that an attempt with these parameters
+                                            and inputs had
 """
 
 import hashlib
@@ -44,7 +46,9 @@ class CheckpointStore:
                 continue  # a newer one has taken its place meanwhile
             self._sent.add(name)
             self._name(folder.parent.name)
-            of_same = sorted(other for other in self._sent if other.rsplit("/", 1)[0] == name.rsplit("/", 1)[0])
+            of_same = sorted(
+                other for other in self._sent if other.rsplit("/", 1)[0] == name.rsplit("/", 1)[0]
+            )
             for old in of_same[:-KEPT]:
                 self._store.remove(old)
 
@@ -54,33 +58,49 @@ class CheckpointStore:
             self._named.add(fingerprint)
 
     def restore(self) -> None:
-        """Bring the newest checkpoint made from these parameters and inputs, else of the stage's last attempt; whether it fits, the stage
-        decides by its fingerprint.
+        """Bring the newest checkpoint made from these parameters and inputs, else of the stage's
+        last attempt; whether it fits, the stage decides by its fingerprint.
         """
         rows = attempts(self._root, self._stage)
-        fingerprint = (self._store.read(self._by_inputs) or b"").decode() or (rows[-1].fingerprint if rows else "")
+        fingerprint = (self._store.read(self._by_inputs) or b"").decode() or (
+            rows[-1].fingerprint if rows else ""
+        )
         if not fingerprint:
             return
         place = f"{self._place}/{fingerprint}"
-        whole = [name.split("/")[0] for name in self._store.below(place).names() if name.endswith(f"/{MANIFEST}")]
+        whole = [
+            name.split("/")[0]
+            for name in self._store.below(place).names()
+            if name.endswith(f"/{MANIFEST}")
+        ]
         if whole:
             newest = max(whole)
             self._store.download(f"{place}/{newest}", self._root / place / newest)
 
     def remove(self) -> None:
         """The stage is done: its checkpoints have done their work."""
-        for fingerprint in {row.fingerprint for row in attempts(self._root, self._stage) if row.fingerprint}:
+        for fingerprint in {
+            row.fingerprint for row in attempts(self._root, self._stage) if row.fingerprint
+        }:
             self._store.remove(f"{self._place}/{fingerprint}")
         self._store.remove(self._by_inputs)
 
 
 def inputs_digest(root: Path, stage: str) -> str:
-    """Digest (16 hex digits) of the parameters that dvc.yaml names for `stage`, and of what it reads: outputs by dvc.lock, other data as it is.
+    """Digest (16 hex digits) of the parameters that dvc.yaml names for `stage`, and of what it
+    reads: outputs by dvc.lock, other data as it is.
 
-    Two attempts with one digest have one fingerprint, unless the sections that make it differ; a checkpoint that does not fit is passed over.
+    Two attempts with one digest have one fingerprint, unless the sections that make it differ; a
+    checkpoint that does not fit is passed over.
     """
-    pipeline, lock, params = (yaml_of(root / name) for name in ("dvc.yaml", "dvc.lock", "params.yaml"))
-    made = {name: entry.get("outs", []) for name, entry in lock.get("stages", {}).items() if name != OUTSIDE}
+    pipeline, lock, params = (
+        yaml_of(root / name) for name in ("dvc.yaml", "dvc.lock", "params.yaml")
+    )
+    made = {
+        name: entry.get("outs", [])
+        for name, entry in lock.get("stages", {}).items()
+        if name != OUTSIDE
+    }
     outs = {out["path"]: out.get("md5") for each in made.values() for out in each}
     entry = pipeline["stages"][stage]
     read: dict[str, Any] = {}
@@ -89,6 +109,14 @@ def inputs_digest(root: Path, stage: str) -> str:
             continue
         owner = next((path for path in outs if dep == path or dep.startswith(f"{path}/")), None)
         file = root / dep
-        read[dep] = outs[owner] if owner else hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else None
+        read[dep] = (
+            outs[owner]
+            if owner
+            else hashlib.sha256(file.read_bytes()).hexdigest()
+            if file.is_file()
+            else None
+        )
     named = {key: value_at(params, key) for key in entry.get("params", []) if isinstance(key, str)}
-    return hashlib.sha256(json.dumps([named, read], sort_keys=True, default=str).encode()).hexdigest()[:16]
+    return hashlib.sha256(
+        json.dumps([named, read], sort_keys=True, default=str).encode()
+    ).hexdigest()[:16]

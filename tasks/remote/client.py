@@ -1,4 +1,6 @@
-"""A stage on a work pool, seen from the pipeline: hand it over, follow its rows, ask it to stop, take the new dvc.lock."""
+"""A stage on a work pool, seen from the pipeline: hand it over, follow its rows, ask it to stop,
+take the new dvc.lock.
+"""
 
 import logging
 import time
@@ -39,9 +41,13 @@ START_PATIENCE_SECONDS = 1800.0
 """For a container to begin: a cluster may first have to start a machine."""
 CHECK_PATIENCE_SECONDS = 600.0
 STORE_PATIENCE_SECONDS = 240.0
-"""For a store that does not answer while a stage is at work; its container does not end for that either."""
+"""For a store that does not answer while a stage is at work; its container does not end for that
+either.
+"""
 PREEMPTIONS = 20
-"""Times a stage goes on in a new container after its own was taken away, before that counts as a crash."""
+"""Times a stage goes on in a new container after its own was taken away, before that counts as a
+crash.
+"""
 
 
 def place_of(run: Run, stage: str) -> str:
@@ -50,7 +56,8 @@ def place_of(run: Run, stage: str) -> str:
 
 
 def run_remote(run: Run, stage: str, pool: str, stop: StopRequest, observe: Observer) -> Outcome:
-    """Bring the outputs of `stage` up to date in a container of `pool`; as `tasks.stage.runner.run_stage`, which does it here.
+    """Bring the outputs of `stage` up to date in a container of `pool`; as
+    `tasks.stage.runner.run_stage`, which does it here.
 
     Raises UserError, StageStopped, OverBudget, StageCrashed.
     """
@@ -58,7 +65,10 @@ def run_remote(run: Run, stage: str, pool: str, stop: StopRequest, observe: Obse
     if lock is not None:
         _take_lock(run.root, lock)
     if stop.made:
-        raise StageStopped(f"Asked to stop before {stage}: everything up to there is kept, run again to go on from there.")
+        raise StageStopped(
+            f"Asked to stop before {stage}: everything up to there is kept, run again to go on "
+            "from there."
+        )
     if is_unchanged_elsewhere(run.root, stage):
         outcome = Outcome(cached=True, attempt=None)
     else:
@@ -67,12 +77,22 @@ def run_remote(run: Run, stage: str, pool: str, stop: StopRequest, observe: Obse
     return record(run, stage, outcome)
 
 
-def run_here(run: Run, stage: str, stop: StopRequest, observe: Observer, reproductions: ReproProcesses | None = None) -> Outcome:
-    """As `tasks.stage.runner.run_stage`, where other stages may be placed elsewhere: what they made is then in the remote alone."""
+def run_here(
+    run: Run,
+    stage: str,
+    stop: StopRequest,
+    observe: Observer,
+    reproductions: ReproProcesses | None = None,
+) -> Outcome:
+    """As `tasks.stage.runner.run_stage`, where other stages may be placed elsewhere: what they made
+    is then in the remote alone.
+    """
     try:
         recover_abandoned(run, stage, stop)  # an earlier run may have placed it
     except EnvironmentFault as fault:
-        logger.warning("whether an earlier run has left %s at work can not be seen: %s", stage, fault)
+        logger.warning(
+            "whether an earlier run has left %s at work can not be seen: %s", stage, fault
+        )
     if not remote_stages(run):
         return run_stage(run, stage, stop, observe, reproductions)
     if not stop.made and is_unchanged_elsewhere(run.root, stage):
@@ -88,14 +108,21 @@ def remote_stages(run: Run) -> list[str]:
 
 
 def fetch_aligned(run: Run) -> None:
-    """Bring the model that the run is about, to be registered; with adapters also what they stand on."""
+    """Bring the model that the run is about, to be registered; with adapters also what they stand
+    on.
+    """
     method = run.params.align.method
     if method in remote_stages(run):
-        folders = [f"models/{method}", *(["models/sft"] if getattr(run.params, method).lora is not None else [])]
+        folders = [
+            f"models/{method}",
+            *(["models/sft"] if getattr(run.params, method).lora is not None else []),
+        ]
         fetch(run.root, folders)
 
 
-def _in_containers(run: Run, stage: str, pool: str, stop: StopRequest, observe: Observer) -> Outcome:
+def _in_containers(
+    run: Run, stage: str, pool: str, stop: StopRequest, observe: Observer
+) -> Outcome:
     """In one container, or in as many as are taken away meanwhile."""
     fault = push(run.root)
     if fault:
@@ -106,7 +133,9 @@ def _in_containers(run: Run, stage: str, pool: str, stop: StopRequest, observe: 
         reply = placed.follow(stop, observe)
         if reply.kind != "stopped" or stop.made or placed.budget.reached is not None:
             break
-        logger.warning("%s was taken away from its container: %s Going on in a new one.", stage, reply.message)
+        logger.warning(
+            "%s was taken away from its container: %s Going on in a new one.", stage, reply.message
+        )
     return _judge(stage, placed, reply, stop)
 
 
@@ -127,19 +156,29 @@ def _judge(stage: str, placed: "RemoteStage", reply: Reply, stop: StopRequest) -
 
 def _take_lock(root: Path, lock: str) -> None:
     write_atomically(root / "dvc.lock", lock)
-    note_pushed(root)  # what was here was pushed before the stage was handed over, and its container has pushed the rest
+    note_pushed(
+        root
+        # what was here was pushed before the stage was handed over, and its container has pushed
+        # the rest
+    )
 
 
 class RemoteStage:
     """A stage in a container of its own, from the request to the reply."""
 
-    def __init__(self, run: Run, stage: str | None, pool: str, volumes: dict[str, str] | None = None) -> None:
-        """Write the request and hand it to the pool. Stage None only checks the pool's container, and what is mounted there."""
+    def __init__(
+        self, run: Run, stage: str | None, pool: str, volumes: dict[str, str] | None = None
+    ) -> None:
+        """Write the request and hand it to the pool. Stage None only checks the pool's container,
+        and what is mounted there.
+        """
         self.run, self._stage, self._pool = run, stage, pool
         self._name = f"{stage or 'check'}-{uuid.uuid4().hex[:8]}"
         remote = remote_of(run.root)
         self._exchange = Exchange(f"{remote['url']}/exchange/{run.run_id}/{self._name}")
-        self._exchange.write(REQUEST, dump(request_of(run, stage, pool, self._name, remote, volumes)))
+        self._exchange.write(
+            REQUEST, dump(request_of(run, stage, pool, self._name, remote, volumes))
+        )
         self._receiver = Receiver(run.root / "runs" / (stage or "check"), self._exchange)
         self._flow_run = hand_over(pool, self._exchange.url, f"{self._name} of {run.run_id}")
         self._state: Any = None
@@ -149,7 +188,9 @@ class RemoteStage:
         self._heard_at = time.monotonic()
 
     def follow(self, stop: StopRequest, observe: Observer) -> Reply:
-        """Until the stage has ended: its rows to runs/<stage>/, requests to stop to it. What it leaves without a reply is a crash."""
+        """Until the stage has ended: its rows to runs/<stage>/, requests to stop to it. What it
+        leaves without a reply is a crash.
+        """
         assert self._stage is not None
         self.budget = BudgetWatch(self.run, self._stage)
         watch = Watch(self.run.root, self.run.params, self._stage)
@@ -174,7 +215,9 @@ class RemoteStage:
         return reply
 
     def _exchange_news(self, stop: StopRequest, watch: Watch) -> None:
-        """Take its rows, show that we are there, pass on a request to stop. A store that is away for a while is no end."""
+        """Take its rows, show that we are there, pass on a request to stop. A store that is away
+        for a while is no end.
+        """
         try:
             self._receiver.receive()
             self._sign.show()
@@ -189,7 +232,9 @@ class RemoteStage:
             logger.warning("%s Asking again.", fault)
 
     def check(self) -> str:
-        """What the pool's container says of itself. Raises EnvironmentFault if it can not do a stage."""
+        """What the pool's container says of itself. Raises EnvironmentFault if it can not do a
+        stage.
+        """
         began = time.monotonic()
         while not self._ended():
             if time.monotonic() - began > CHECK_PATIENCE_SECONDS:
@@ -208,7 +253,9 @@ class RemoteStage:
             try:
                 self._state = state_of(self._flow_run.id)
             except httpx.HTTPError as error:
-                logger.warning("the Prefect server does not answer (%s): asking again", type(error).__name__)
+                logger.warning(
+                    "the Prefect server does not answer (%s): asking again", type(error).__name__
+                )
         return self._state is not None and self._state.is_final()
 
     def _reply(self) -> Reply:
@@ -217,13 +264,16 @@ class RemoteStage:
             return Reply.of(content)
         reason = " ".join(str(self._state.message or "no reason given").split())
         return Reply(
-            "crashed", f"{self._stage or 'the check'} on work pool {self._pool} ended as {self._state.name} without a reply: {reason}"
+            "crashed",
+            f"{self._stage or 'the check'} on work pool {self._pool} ended as {self._state.name} "
+            f"without a reply: {reason}",
         )
 
     def _never_began(self, seconds: float) -> str:
         name = self._state.name if self._state else "unknown"
         return (
-            f"{self._name} did not begin on work pool {self._pool} within {seconds / 60:.0f} minutes (Prefect has it as {name}). "
+            f"{self._name} did not begin on work pool {self._pool} within {seconds / 60:.0f} "
+            f"minutes (Prefect has it as {name}). "
             "See what its worker says: image, resources, rights."
         )
 
@@ -231,12 +281,20 @@ class RemoteStage:
 def check_placement(run: Run, stages: Sequence[str]) -> None:
     """See that every pool that one of `stages` is placed on can do it, before anything is paid for.
 
-    Raises EnvironmentFault with the first one that can not: no pool, no worker, no image, no GPU, no store, other code.
+    Raises EnvironmentFault with the first one that can not: no pool, no worker, no image, no GPU,
+    no store, other code.
     """
-    places = {place_of(run, stage): f"placement.{stage}" for stage in reversed(stages) if place_of(run, stage) != LOCAL}
+    places = {
+        place_of(run, stage): f"placement.{stage}"
+        for stage in reversed(stages)
+        if place_of(run, stage) != LOCAL
+    }
     for pool, key in places.items():
         require_served(pool, key)
     ask_to_stop(run)
-    checks = {pool: RemoteStage(run, None, pool, on_volumes(run.root, run.params, pool, stages)) for pool in places}
+    checks = {
+        pool: RemoteStage(run, None, pool, on_volumes(run.root, run.params, pool, stages))
+        for pool in places
+    }
     for pool, check in checks.items():
         logger.info("work pool %s: %s", pool, check.check())

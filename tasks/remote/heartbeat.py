@@ -1,4 +1,6 @@
-"""Signs of life over an exchange: each side writes a count there that grows, the other looks whether it does. No clocks are compared."""
+"""Signs of life over an exchange: each side writes a count there that grows, the other looks
+whether it does. No clocks are compared.
+"""
 
 import itertools
 import threading
@@ -12,7 +14,9 @@ from tasks.remote.exchange import Exchange
 PIPELINE, CONTAINER = "pipeline.alive", "container.alive"
 EVERY_SECONDS = 10.0
 SILENCE_SECONDS = 300.0
-"""After which a container takes its pipeline for gone. A pipeline that comes back goes on in a new one."""
+"""After which a container takes its pipeline for gone. A pipeline that comes back goes on in a new
+one.
+"""
 GONE_SECONDS = 90.0
 """After which a new pipeline takes the container of an earlier one for gone."""
 
@@ -26,7 +30,9 @@ class Heartbeat:
         self._due = 0.0
 
     def show(self) -> None:
-        """Write the next count if it is time to. Raises EnvironmentFault if the store can not be reached."""
+        """Write the next count if it is time to. Raises EnvironmentFault if the store can not be
+        reached.
+        """
         if time.monotonic() >= self._due:
             self._exchange.write(self._name, str(next(self._count)).encode())
             self._due = time.monotonic() + self._every_seconds
@@ -41,7 +47,9 @@ class HeartbeatMonitor:
         self._since = time.monotonic()
 
     def seconds(self) -> float:
-        """Look, and say how long it lasts. Raises EnvironmentFault if the store can not be reached: nobody can be heard then, and it begins anew."""
+        """Look, and say how long it lasts. Raises EnvironmentFault if the store can not be reached:
+        nobody can be heard then, and it begins anew.
+        """
         try:
             seen = self._exchange.read(self._name)
         except EnvironmentFault:
@@ -53,9 +61,17 @@ class HeartbeatMonitor:
 
 
 @contextmanager
-def heartbeats(exchange: Exchange, every_seconds: float, silence_seconds: float, on_silence: Callable[[], None]) -> Iterator[None]:
-    """Show the container's sign while the block runs, and call `on_silence` once the pipeline's has not changed for so long."""
-    sign, silence, ended = Heartbeat(exchange, CONTAINER, every_seconds), HeartbeatMonitor(exchange, PIPELINE), threading.Event()
+def heartbeats(
+    exchange: Exchange, every_seconds: float, silence_seconds: float, on_silence: Callable[[], None]
+) -> Iterator[None]:
+    """Show the container's sign while the block runs, and call `on_silence` once the pipeline's has
+    not changed for so long.
+    """
+    sign, silence, ended = (
+        Heartbeat(exchange, CONTAINER, every_seconds),
+        HeartbeatMonitor(exchange, PIPELINE),
+        threading.Event(),
+    )
 
     def work() -> None:
         told = False

@@ -1,4 +1,6 @@
-"""Work pools, as the pipeline sees them: is there one, does a worker serve it, and a stage handed to it."""
+"""Work pools, as the pipeline sees them: is there one, does a worker serve it, and a stage handed
+to it.
+"""
 
 from typing import Any
 from uuid import UUID
@@ -16,26 +18,39 @@ ENTRYPOINT = "flows.stage.stage"
 PARAMETERS = {
     "type": "object",
     "title": "Parameters",
-    "properties": {"request": {"type": "string", "title": "request", "description": "Address of the request, below the DVC remote."}},
+    "properties": {
+        "request": {
+            "type": "string",
+            "title": "request",
+            "description": "Address of the request, below the DVC remote.",
+        }
+    },
     "required": ["request"],
 }
 
 
 def require_served(pool: str, placed: str) -> None:
-    """Raise EnvironmentFault unless work pool `pool` is there, at work, and a worker serves it; `placed` is the key that names it."""
+    """Raise EnvironmentFault unless work pool `pool` is there, at work, and a worker serves it;
+    `placed` is the key that names it.
+    """
     with get_client(sync_client=True) as client:
         try:
             found = client.read_work_pool(pool)
         except ObjectNotFound:
             raise EnvironmentFault(
-                f"{placed}={pool}: Prefect has no work pool of that name. Make it: prefect work-pool create {pool} --type docker "
+                f"{placed}={pool}: Prefect has no work pool of that name. Make it: prefect "
+                f"work-pool create {pool} --type docker "
                 f"--base-job-template docker/pools/docker.json, or set {placed}: local."
             ) from None
         if found.is_paused:
-            raise EnvironmentFault(f"{placed}={pool}: the work pool is paused. Resume it: prefect work-pool resume {pool}.")
+            raise EnvironmentFault(
+                f"{placed}={pool}: the work pool is paused. Resume it: prefect work-pool resume "
+                f"{pool}."
+            )
         if found.type == "process":
             raise EnvironmentFault(
-                f"{placed}={pool}: this work pool starts processes, stages are placed on pools of containers (docker, kubernetes). "
+                f"{placed}={pool}: this work pool starts processes, stages are placed on pools of "
+                "containers (docker, kubernetes). "
                 f"Name another, or set {placed}: local."
             )
         _require_image(found, placed)
@@ -48,24 +63,37 @@ def require_served(pool: str, placed: str) -> None:
 
 
 def _require_image(pool: Any, placed: str) -> None:
-    """A worker that starts before its pool is made makes the pool itself, with containers that have Prefect and nothing of this project."""
+    """A worker that starts before its pool is made makes the pool itself, with containers that have
+    Prefect and nothing of this project.
+    """
     image = pool.base_job_template.get("variables", {}).get("properties", {}).get("image")
     if image is not None and not image.get("default"):
         raise EnvironmentFault(
-            f"{placed}={pool.name}: this work pool names no image, so its containers would not have the pipeline's code. Give it one: "
-            f"prefect work-pool update {pool.name} --base-job-template docker/pools/{pool.type}.json."
+            f"{placed}={pool.name}: this work pool names no image, so its containers would not "
+            "have the pipeline's code. Give it one: "
+            f"prefect work-pool update {pool.name} --base-job-template "
+            f"docker/pools/{pool.type}.json."
         )
 
 
 def hand_over(pool: str, request: str, name: str) -> FlowRun:
-    """Create the flow run of a request on a pool, a child of the run at work; the pool's worker starts its container."""
+    """Create the flow run of a request on a pool, a child of the run at work; the pool's worker
+    starts its container.
+    """
     with get_client(sync_client=True) as client:
         flow_id = client.create_flow_from_name(FLOW)
         deployment: UUID = client.create_deployment(
-            flow_id, name=pool, work_pool_name=pool, entrypoint=ENTRYPOINT, path=".", parameter_openapi_schema=PARAMETERS,
+            flow_id,
+            name=pool,
+            work_pool_name=pool,
+            entrypoint=ENTRYPOINT,
+            path=".",
+            parameter_openapi_schema=PARAMETERS,
             description="A stage in a container of its own; started by the pipeline.",
-        )  # fmt: skip
-    made: Any = run_deployment(deployment, parameters={"request": request}, flow_run_name=name, timeout=0, as_subflow=True)
+        )
+    made: Any = run_deployment(
+        deployment, parameters={"request": request}, flow_run_name=name, timeout=0, as_subflow=True
+    )
     assert isinstance(made, FlowRun)
     return made
 

@@ -1,6 +1,8 @@
-"""Stages that an earlier run of this checkout left in containers when it was killed: ended with a checkpoint before the stage goes on.
+"""Stages that an earlier run of this checkout left in containers when it was killed: ended with a
+checkpoint before the stage goes on.
 
-Two containers would else do the same stage, and rows that nobody has taken would be missing in the ledger.
+Two containers would else do the same stage, and rows that nobody has taken would be missing in the
+ledger.
 """
 
 import json
@@ -25,7 +27,8 @@ POLL_SECONDS = 1.0
 
 
 def ask_to_stop(run: Run) -> None:
-    """Ask whatever earlier runs have left at work, of any stage, to stop, and do not wait: its machines may be the ones that are needed.
+    """Ask whatever earlier runs have left at work, of any stage, to stop, and do not wait: its
+    machines may be the ones that are needed.
 
     Raises EnvironmentFault if the store can not be reached.
     """
@@ -37,7 +40,8 @@ def ask_to_stop(run: Run) -> None:
 def recover_abandoned(run: Run, stage: str, stop: StopRequest) -> str | None:
     """Ask what is left of `stage` to stop, wait for that, and take its rows.
 
-    Returns the dvc.lock of one that came to its end meanwhile, if nothing has changed the lock here since; None otherwise.
+    Returns the dvc.lock of one that came to its end meanwhile, if nothing has changed the lock here
+    since; None otherwise.
     Raises EnvironmentFault if the store can not be reached.
     """
     lock = None
@@ -58,25 +62,41 @@ def _left(run: Run) -> list[tuple[Exchange, str]]:
     exchanges, found = Exchange(f"{remote_of(run.root)['url']}/exchange"), []
     for name in exchanges.names():
         run_id, _, request = name.partition("/")
-        if run_id in earlier and request.endswith(f"/{REQUEST}") and not request.startswith("check-"):
-            found.append((exchanges.below(name.removesuffix(f"/{REQUEST}")), request.partition("-")[0]))
+        if (
+            run_id in earlier
+            and request.endswith(f"/{REQUEST}")
+            and not request.startswith("check-")
+        ):
+            found.append(
+                (exchanges.below(name.removesuffix(f"/{REQUEST}")), request.partition("-")[0])
+            )
     return found
 
 
 def _earlier_runs(run: Run) -> set[str]:
     rows = jsonl.read(run.root / "runs" / "pipeline.jsonl", PipelineRow).rows
-    return {row.run_id for row in rows if row.event == "end" and row.state in ("killed", "failed")} - {run.run_id}
+    return {
+        row.run_id for row in rows if row.event == "end" and row.state in ("killed", "failed")
+    } - {run.run_id}
 
 
 def _end(root: Path, stage: str, left: Exchange, stop: StopRequest) -> Reply | None:
     """Its reply; None if nothing is heard of it any more, or somebody asks us to stop meanwhile."""
-    receiver, silence = Receiver(root / "runs" / stage, left, again=True), HeartbeatMonitor(left, CONTAINER)
+    receiver, silence = (
+        Receiver(root / "runs" / stage, left, again=True),
+        HeartbeatMonitor(left, CONTAINER),
+    )
     if left.read(REPLY) is None:
-        said = f"{stage} may still be at work in a container of a run that was killed: letting it checkpoint, then going on from there."
+        said = (
+            f"{stage} may still be at work in a container of a run that was killed: letting it "
+            "checkpoint, then going on from there."
+        )
         logger.warning("%s", said)
         Display().say(said)
         left.write(STOP, b"1")
-    while (content := left.read(REPLY)) is None and silence.seconds() < GONE_SECONDS and not stop.made:
+    while (
+        (content := left.read(REPLY)) is None and silence.seconds() < GONE_SECONDS and not stop.made
+    ):
         receiver.receive()
         time.sleep(POLL_SECONDS)
     receiver.receive()
@@ -89,4 +109,8 @@ def _usable_lock(root: Path, left: Exchange, reply: Reply | None) -> str | None:
         return None
     started_from = json.loads(left.read(REQUEST) or b"{}").get("files", {}).get("dvc.lock")
     here = root / "dvc.lock"
-    return reply.lock if started_from == (here.read_text(encoding="utf-8") if here.exists() else None) else None
+    return (
+        reply.lock
+        if started_from == (here.read_text(encoding="utf-8") if here.exists() else None)
+        else None
+    )

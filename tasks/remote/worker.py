@@ -1,7 +1,8 @@
 """A stage in a container of its own: what happens there, from the request to the reply.
 
-The container has the code and nothing else. It makes a workspace, fetches the stage's inputs and checkpoint from the store, does the stage
-as `tasks.stage.runner` does it anywhere, sends its rows while it works, and pushes its outputs. The new dvc.lock goes back with the reply.
+The container has the code and nothing else. It makes a workspace, fetches the stage's inputs and
+checkpoint from the store, does the stage as `tasks.stage.runner` does it anywhere, sends its rows
+while it works, and pushes its outputs. The new dvc.lock goes back with the reply.
 """
 
 import errno
@@ -60,16 +61,23 @@ class Reply(NamedTuple):
     @classmethod
     def of(cls, content: bytes) -> "Reply":
         """As it was written; another version's may hold more."""
-        return cls(**{key: value for key, value in json.loads(content).items() if key in cls._fields})
+        return cls(
+            **{key: value for key, value in json.loads(content).items() if key in cls._fields}
+        )
 
 
 def work(url: str, stop: StopRequest) -> Reply:
-    """Do what the request at `url` asks for, and put the reply beside it; of a store that can not be used only the flow's state can tell."""
+    """Do what the request at `url` asks for, and put the reply beside it; of a store that can not
+    be used only the flow's state can tell.
+    """
     try:
         exchange = Exchange(url)
         content = exchange.read(REQUEST)
         if content is None:
-            raise EnvironmentFault(f"{url}/{REQUEST} does not exist: the pipeline and this container do not see the same store.")
+            raise EnvironmentFault(
+                f"{url}/{REQUEST} does not exist: the pipeline and this container do not see the "
+                "same store."
+            )
         reply = _answer(json.loads(content), exchange, stop)
         exchange.write(REPLY, dump(reply._asdict()))
     except EnvironmentFault as fault:
@@ -90,38 +98,50 @@ def _answer(request: dict[str, Any], exchange: Exchange, stop: StopRequest) -> R
     except StageCrashed as crash:
         return Reply("crashed", str(crash), hopeless=crash.hopeless)
     except (RlhfError, OSError, subprocess.SubprocessError) as error:
-        if isinstance(error, OSError) and _says_full(error):  # another container would find it as full
+        if isinstance(error, OSError) and _says_full(
+            error
+        ):  # another container would find it as full
             return Reply(
-                "bad_input", f"the volume of {error.filename or workspaces()} in work pool {request['pool']} is full. Make room on it."
+                "bad_input",
+                f"the volume of {error.filename or workspaces()} in work pool {request['pool']} is "
+                "full. Make room on it.",
             )
         return Reply("crashed", f"{type(error).__name__}: {error}")
 
 
 def _says_full(error: OSError) -> bool:
     """Of a folder that is copied, shutil collects the errors as texts."""
-    return error.errno in DISK_FULL or (isinstance(error, shutil.Error) and any(os.strerror(code) in str(error) for code in DISK_FULL))
+    return error.errno in DISK_FULL or (
+        isinstance(error, shutil.Error)
+        and any(os.strerror(code) in str(error) for code in DISK_FULL)
+    )
 
 
 def _same_code(request: dict[str, Any]) -> None:
     own = code_digest()
     if request["code"] != own:
         raise EnvironmentFault(
-            f"the image of work pool {request['pool']} has the code {own}, the pipeline has {request['code']}. "
+            f"the image of work pool {request['pool']} has the code {own}, the pipeline has "
+            f"{request['code']}. "
             "Build both images from one commit (make images), and name the new one in the pool."
         )
 
 
 def _check(request: dict[str, Any]) -> Reply:
-    """Whether a stage could be done here: a GPU if one is asked for, the volumes that params name, and room."""
+    """Whether a stage could be done here: a GPU if one is asked for, the volumes that params name,
+    and room.
+    """
     if request["gpus"] and not _gpus():
         raise EnvironmentFault(
-            f"work pool {request['pool']} has {request['device']} in prices.device_by_pool, and no GPU is in its container. Give the pool device "
+            f"work pool {request['pool']} has {request['device']} in prices.device_by_pool, and no "
+            "GPU is in its container. Give the pool device "
             "requests and its machine the container toolkit, or name another device."
         )
     for key, path in request["volumes"].items():
         if not Path(path).exists():
             raise EnvironmentFault(
-                f"{key}={path} is not in the container of work pool {request['pool']}. Mount its volume there under the same path, or set the "
+                f"{key}={path} is not in the container of work pool {request['pool']}. Mount its "
+                "volume there under the same path, or set the "
                 "placement of the stages that read it to local."
             )
     free = min(_room(folder, request["pool"]) for folder in (workspaces(), cache()))
@@ -129,28 +149,36 @@ def _check(request: dict[str, Any]) -> Reply:
 
 
 def _room(folder: Path, pool: str) -> int:
-    """Bytes free on the volume at `folder`. Raises EnvironmentFault if they are too few, or none may be used."""
+    """Bytes free on the volume at `folder`. Raises EnvironmentFault if they are too few, or none
+    may be used.
+    """
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
             free = shutil.disk_usage(folder).free
     except OSError as error:
         raise EnvironmentFault(
-            f"{folder} can not be written in the container of work pool {pool} ({error.strerror}). Mount a volume there that the image's user "
+            f"{folder} can not be written in the container of work pool {pool} ({error.strerror}). "
+            "Mount a volume there that the image's user "
             f"(id {os.geteuid()}) may write."
         ) from None
     if free < LOWEST_FREE_BYTES:
         raise EnvironmentFault(
-            f"{free / 2**30:.1f} GiB are free at {folder} in work pool {pool}, {LOWEST_FREE_BYTES / 2**30:.0f} are needed at least. "
+            f"{free / 2**30:.1f} GiB are free at {folder} in work pool {pool}, "
+            f"{LOWEST_FREE_BYTES / 2**30:.0f} are needed at least. "
             "Make room on the volume that is mounted there."
         )
     return free
 
 
 def _gpus() -> int:
-    """GPUs of this container, by the driver's own tool: torch takes seconds to import, and this half does without."""
+    """GPUs of this container, by the driver's own tool: torch takes seconds to import, and this
+    half does without.
+    """
     try:
-        listed = subprocess.run(["nvidia-smi", "--list-gpus"], capture_output=True, text=True, timeout=30, check=False)
+        listed = subprocess.run(
+            ["nvidia-smi", "--list-gpus"], capture_output=True, text=True, timeout=30, check=False
+        )
     except (OSError, subprocess.TimeoutExpired):
         return 0
     return len(listed.stdout.splitlines()) if listed.returncode == 0 else 0
@@ -160,10 +188,17 @@ def _stage(request: dict[str, Any], exchange: Exchange, stop: StopRequest) -> Re
     stage = request["stage"]
 
     def on_silence() -> None:
-        logger.warning("nothing was heard of the pipeline for %g s: it is taken for gone, and %s stops", request["silence_seconds"], stage)
+        logger.warning(
+            "nothing was heard of the pipeline for %g s: it is taken for gone, and %s stops",
+            request["silence_seconds"],
+            stage,
+        )
         stop.requests = max(stop.requests, 1)
 
-    with heartbeats(exchange, request["sign_seconds"], request["silence_seconds"], on_silence), _workspace(request) as root:
+    with (
+        heartbeats(exchange, request["sign_seconds"], request["silence_seconds"], on_silence),
+        _workspace(request) as root,
+    ):
         run = Run(root, request["run_id"], load(root / "params.yaml"))
         store = Exchange(request["remote"]["url"])
         fetch(root, inputs_of(root, stage))
@@ -178,14 +213,23 @@ def _done(run: Run, stage: str, outcome: Outcome, remote: str, mirror: Checkpoin
     """The outputs to the remote; the checkpoints have done their work."""
     fault = push(run.root, stage=stage)
     if fault:
-        raise EnvironmentFault(f"{stage} is done, but its outputs could not be sent to {remote}: {fault}")
+        raise EnvironmentFault(
+            f"{stage} is done, but its outputs could not be sent to {remote}: {fault}"
+        )
     mirror.remove()
-    return Reply("done", attempt=outcome.attempt, cached=outcome.cached, lock=(run.root / "dvc.lock").read_text(encoding="utf-8"))
+    return Reply(
+        "done",
+        attempt=outcome.attempt,
+        cached=outcome.cached,
+        lock=(run.root / "dvc.lock").read_text(encoding="utf-8"),
+    )
 
 
 @contextmanager
 def _workspace(request: dict[str, Any]) -> Iterator[Path]:
-    """A folder with the code, the files of the request and the store as DVC remote; gone afterwards."""
+    """A folder with the code, the files of the request and the store as DVC remote; gone
+    afterwards.
+    """
     root = workspaces() / request["id"]
     shutil.rmtree(root, ignore_errors=True)
     lay_out(root, request["remote"])
@@ -200,8 +244,12 @@ def _workspace(request: dict[str, Any]) -> Iterator[Path]:
 
 
 @contextmanager
-def _couriers(root: Path, stage: str, exchange: Exchange, mirror: CheckpointStore, stop: StopRequest) -> Iterator[None]:
-    """Send rows and checkpoints, and hear whether the pipeline asks to stop, while the block runs; the last rows go at its end."""
+def _couriers(
+    root: Path, stage: str, exchange: Exchange, mirror: CheckpointStore, stop: StopRequest
+) -> Iterator[None]:
+    """Send rows and checkpoints, and hear whether the pipeline asks to stop, while the block runs;
+    the last rows go at its end.
+    """
     sender = Sender(root / "runs" / stage, exchange, ROWS)
     ended = threading.Event()
 
@@ -228,7 +276,9 @@ def _couriers(root: Path, stage: str, exchange: Exchange, mirror: CheckpointStor
 
 
 def _every(seconds: float, ended: threading.Event, task: Callable[[], None]) -> None:
-    """A store that is away for a while does not stop the stage: what was not sent goes the next time."""
+    """A store that is away for a while does not stop the stage: what was not sent goes the next
+    time.
+    """
     told = False
     while not ended.wait(seconds):
         try:
@@ -241,11 +291,24 @@ def _every(seconds: float, ended: threading.Event, task: Callable[[], None]) -> 
 
 
 def request_of(
-    run: Run, stage: str | None, pool: str, identity: str, remote: dict[str, str], volumes: dict[str, str] | None = None
+    run: Run,
+    stage: str | None,
+    pool: str,
+    identity: str,
+    remote: dict[str, str],
+    volumes: dict[str, str] | None = None,
 ) -> dict[str, Any]:
-    """What the pipeline asks a container of `pool` for; stage None only checks it, and whether `volumes` (key -> path) are there."""
+    """What the pipeline asks a container of `pool` for; stage None only checks it, and whether
+    `volumes` (key -> path) are there.
+    """
     device = run.params.prices.device_by_pool.get(pool)
-    files = ["params.yaml", "dvc.lock", "data/inputs/data.json", "data/inputs/model.json", f"runs/{stage}/attempts.jsonl"]
+    files = [
+        "params.yaml",
+        "dvc.lock",
+        "data/inputs/data.json",
+        "data/inputs/model.json",
+        f"runs/{stage}/attempts.jsonl",
+    ]
     return {
         "id": identity,
         "run_id": run.run_id,

@@ -11,7 +11,9 @@ from tasks.remote.exchange import Exchange
 from tasks.run.code_version import FILES, HOME, PACKAGES
 
 NEWEST_LOCK = "locks/{name}/dvc.lock"
-"""Below the DVC remote: what the newest run left, so that a new workspace knows which outputs are good."""
+"""Below the DVC remote: what the newest run left, so that a new workspace knows which outputs are
+good.
+"""
 DEPLOYED = "rlhf"
 """Runs from the deployment share their locks under this name."""
 
@@ -22,14 +24,18 @@ def workspaces() -> Path:
 
 
 def cache() -> Path:
-    """The folder that stages of one machine share, for what they fetched and made; it can be lost."""
+    """The folder that stages of one machine share, for what they fetched and made; it can be
+    lost.
+    """
     return Path(os.environ.get("RLHF_CACHE", "/cache"))
 
 
 def lay_out(root: Path, remote: dict[str, str]) -> None:
     """Copy the code to `root`, and name the remote: its name, URL and public settings."""
     root.mkdir(parents=True)
-    ignored = shutil.ignore_patterns("config.local", "tmp", "cache")  # what is compiled goes along: times are kept, so it counts
+    ignored = shutil.ignore_patterns(
+        "config.local", "tmp", "cache"
+    )  # what is compiled goes along: times are kept, so it counts
     for name in (*PACKAGES, ".dvc"):
         shutil.copytree(HOME / name, root / name, ignore=ignored)
     for name in (*FILES, ".dvcignore"):
@@ -50,10 +56,11 @@ def _dvc_config(remote: dict[str, str]) -> str:
 
 
 def own(remote: str) -> dict[str, Any]:
-    """A pull step of a deployment: a new workspace for the run, with the newest dvc.lock of the store at `remote`.
+    """A pull step of a deployment: a new workspace for the run, with the newest dvc.lock of the
+    store at `remote`.
 
-    Runs side by side then never touch each other; what one has made, the next finds unchanged. Raises EnvironmentFault, which the run then
-    shows as the reason why it failed.
+    Runs side by side then never touch each other; what one has made, the next finds unchanged.
+    Raises EnvironmentFault, which the run then shows as the reason why it failed.
     """
     from prefect.runtime import flow_run  # asks the server, which a stage's container need not
 
@@ -87,7 +94,9 @@ def is_own(root: Path) -> bool:
 
 
 def keep_lock(root: Path, remote: str) -> None:
-    """Leave the dvc.lock of a run for the next one. Raises EnvironmentFault if the store can not be reached."""
+    """Leave the dvc.lock of a run for the next one. Raises EnvironmentFault if the store can not be
+    reached.
+    """
     lock = root / "dvc.lock"
     if lock.exists():
         Exchange(remote).write(NEWEST_LOCK.format(name=DEPLOYED), lock.read_bytes())

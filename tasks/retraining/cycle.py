@@ -1,8 +1,10 @@
-"""The Prefect side of a retrain cycle: is there news, is it worth a training, does the new model win, and who is the champion from then on.
+"""The Prefect side of a retrain cycle: is there news, is it worth a training, does the new model
+win, and who is the champion from then on.
 
 runs/retrain.jsonl         how each cycle went, and what its own processes cost
 runs/retrain/<cycle>/      examination.json, contest.json, replies.jsonl, cycle.md, log.txt
-.rlhf/retrain.lock         held while a cycle is at work: a schedule that overlaps itself ends as skipped
+.rlhf/retrain.lock         held while a cycle is at work: a schedule that overlaps itself ends as
+                           skipped
 """
 
 import json
@@ -76,11 +78,15 @@ class Cycle:
         return self.root / RETRAIN_FOLDER / self.id
 
     def record(self, event: str, **fields: Any) -> None:
-        row = RetrainRow.model_validate({"time": time.time(), "cycle": self.id, "event": event, **fields})
+        row = RetrainRow.model_validate(
+            {"time": time.time(), "cycle": self.id, "event": event, **fields}
+        )
         jsonl.append(self.root / RETRAIN_ROWS, row)
 
     def helper(self, name: str, *arguments: str) -> None:
-        """Run `python -m training.<name>`, and put what it cost down. Raises UserError with the process's own line."""
+        """Run `python -m training.<name>`, and put what it cost down. Raises UserError with the
+        process's own line.
+        """
         usd = run_helper(self.root, self.params, name, arguments, self.folder / "log.txt")
         self.usd += usd
         self.record("cost", usd=usd, detail={"process": name})
@@ -93,7 +99,17 @@ class Cycle:
             detail={"champion": self.champion.run_id if self.champion else None, "usd": self.usd},
         )  # fmt: skip
         page = markdown(
-            Page(outcome, said, self.champion, self.examination, self.decision, self.run_id, self.contest, self.verdict, self.usd)
+            Page(
+                outcome,
+                said,
+                self.champion,
+                self.examination,
+                self.decision,
+                self.run_id,
+                self.contest,
+                self.verdict,
+                self.usd,
+            )
         )
         self.folder.mkdir(parents=True, exist_ok=True)
         (self.folder / "cycle.md").write_text(page, encoding="utf-8")
@@ -106,7 +122,9 @@ class Cycle:
 
 @contextmanager
 def retraining(params: Params) -> Iterator[Cycle]:
-    """A cycle in the current folder, which no other may work in meanwhile. It has an end in the rows, however it ends."""
+    """A cycle in the current folder, which no other may work in meanwhile. It has an end in the
+    rows, however it ends.
+    """
     root = Path.cwd()
     with _alone(root) as at_work:
         cycle = Cycle(root, params, at_work)
@@ -114,13 +132,17 @@ def retraining(params: Params) -> Iterator[Cycle]:
         try:
             yield cycle
         except BaseException as error:
-            cycle.end("failed", f"{type(error).__name__}: {error}" if not str(error) else str(error))
+            cycle.end(
+                "failed", f"{type(error).__name__}: {error}" if not str(error) else str(error)
+            )
             raise
 
 
 @task(name="decide", cache_policy=NO_CACHE, persist_result=False)
 def is_due(cycle: Cycle, force: bool) -> bool:
-    """Whether to train now; if not, the cycle has ended as skipped. Raises UserError without a usable champion."""
+    """Whether to train now; if not, the cycle has ended as skipped. Raises UserError without a
+    usable champion.
+    """
     root, params = cycle.root, cycle.params
     reason = cycle.at_work or _workspace_is_taken(root)
     if reason is None:
@@ -134,13 +156,23 @@ def is_due(cycle: Cycle, force: bool) -> bool:
     cycle.folder.mkdir(parents=True, exist_ok=True)
     write(params, cycle.folder / "params.yaml")
     target = cycle.folder / "examination.json"
-    cycle.helper("examine", "--params", str(cycle.folder / "params.yaml"), "--champion", str(champion_folder), "--out", str(target))
+    cycle.helper(
+        "examine",
+        "--params",
+        str(cycle.folder / "params.yaml"),
+        "--champion",
+        str(champion_folder),
+        "--out",
+        str(target),
+    )
     cycle.examination = Examination.model_validate_json(target.read_bytes())
     if cycle.data_key is None and cycle.examination.changed_rows:
         forget(root, "data")  # DVC can not see that a URL or a dataset of the hub has changed
     cycle.prepared = prepared = prepare(root, params)
     planned_usd = prepared.ahead_total.usd if prepared.plan is not None else None
-    cycle.decision = decide(cycle.examination, planned_usd, month(root, params, time.time()), params.retrain, force)
+    cycle.decision = decide(
+        cycle.examination, planned_usd, month(root, params, time.time()), params.retrain, force
+    )
     if not cycle.decision.train:
         cycle.end("skipped", cycle.decision.reasons[0])
         return False
@@ -149,17 +181,24 @@ def is_due(cycle: Cycle, force: bool) -> bool:
 
 
 def wait_for_approval(cycle: Cycle) -> None:
-    """Where a server started the cycle: pause above `budget.approval_usd`, as the flow rlhf does when it is started by itself."""
+    """Where a server started the cycle: pause above `budget.approval_usd`, as the flow rlhf does
+    when it is started by itself.
+    """
     assert cycle.prepared is not None
     approval(cycle.prepared)
 
 
 def is_trained(cycle: Cycle, state: State[Any]) -> bool:
-    """Whether the pipeline run in `state` completed; if it was stopped, the cycle has ended as stopped. Raises what made the run fail."""
+    """Whether the pipeline run in `state` completed; if it was stopped, the cycle has ended as
+    stopped. Raises what made the run fail.
+    """
     cycle.run_id = _run_of(cycle)
     cycle.usd += run_usd(cycle.root, cycle.params, cycle.run_id) if cycle.run_id else 0.0
     if state.is_cancelled():
-        said = f"{state.message or 'the run was stopped'} The champion stays; the next cycle goes on from there."
+        said = (
+            f"{state.message or 'the run was stopped'} The champion stays; the next cycle goes on "
+            "from there."
+        )
         cycle.end("stopped", said, Cancelled(name=state.name, message=said))
         return False
     state.result()  # raises what made it fail
@@ -168,15 +207,21 @@ def is_trained(cycle: Cycle, state: State[Any]) -> bool:
 
 @task(name="contest", cache_policy=NO_CACHE, persist_result=False)
 def wins(cycle: Cycle) -> bool:
-    """Compare the new model with the champion; if it does not pass the gate, the cycle has ended with the champion kept."""
+    """Compare the new model with the champion; if it does not pass the gate, the cycle has ended
+    with the champion kept.
+    """
     assert cycle.champion is not None
     folder = check_champion(cycle.root, cycle.champion.run_id)
     target = cycle.folder / "contest.json"
     cycle.helper("contest", "--champion", str(folder), "--out", str(target))
     cycle.contest = Contest.model_validate_json(target.read_bytes())
-    cycle.verdict = promotion_verdict(cycle.contest, *_evaluation(cycle), cycle.usd, cycle.params.retrain)
+    cycle.verdict = promotion_verdict(
+        cycle.contest, *_evaluation(cycle), cycle.usd, cycle.params.retrain
+    )
     if not cycle.verdict.promotes:
-        cycle.end("kept", f"the champion {cycle.champion.run_id} stays: {in_a_line(cycle.verdict.failed)}")
+        cycle.end(
+            "kept", f"the champion {cycle.champion.run_id} stays: {in_a_line(cycle.verdict.failed)}"
+        )
     return cycle.verdict.promotes
 
 
@@ -201,11 +246,19 @@ def nothing_new(root: Path, champion: Champion, key: str | None) -> str | None:
     if key is None:
         return None
     if key == champion.data_key:
-        return "nothing is new since the champion's data: neither the sources nor the votes have changed, so nothing was read and it cost nothing"
+        return (
+            "nothing is new since the champion's data: neither the sources nor the votes have "
+            "changed, so nothing was read and it cost nothing"
+        )
     rows: list[RetrainRow] = jsonl.read(root / RETRAIN_ROWS, RetrainRow).rows
-    last = next((row for row in reversed(rows) if row.event == "end" and row.outcome in FINISHED), None)
+    last = next(
+        (row for row in reversed(rows) if row.event == "end" and row.outcome in FINISHED), None
+    )
     if last is not None and last.data_key == key:
-        return f"nothing is new since the cycle {last.cycle}, which ended as {last.outcome} ({last.said}); it cost nothing"
+        return (
+            f"nothing is new since the cycle {last.cycle}, which ended as {last.outcome} "
+            f"({last.said}); it cost nothing"
+        )
     return None
 
 
@@ -220,18 +273,31 @@ def _workspace_is_taken(root: Path) -> str | None:
 def _run_of(cycle: Cycle) -> str | None:
     """The pipeline run that this cycle started."""
     rows: list[PipelineRow] = jsonl.read(cycle.root / "runs" / "pipeline.jsonl", PipelineRow).rows
-    own = (row.run_id for row in reversed(rows) if row.event == "start" and row.detail.get(PURPOSE) == cycle.flow_run_id)
+    own = (
+        row.run_id
+        for row in reversed(rows)
+        if row.event == "start" and row.detail.get(PURPOSE) == cycle.flow_run_id
+    )
     return next(own, None)
 
 
 def _evaluation(cycle: Cycle) -> tuple[bool, str]:
-    """Whether the run's own evaluation found reward hacking, against its SFT model, and why it says so."""
+    """Whether the run's own evaluation found reward hacking, against its SFT model, and why it says
+    so.
+    """
     found = json.loads((cycle.root / "metrics" / "evaluate.json").read_text(encoding="utf-8"))
     return bool(found.get("reward_hacking")), str(found.get("reward_hacking_reason", ""))
 
 
 @contextmanager
 def _alone(root: Path) -> Iterator[str | None]:
-    """Hold the lock of the cycles; yields which one holds it already, None if this one does from here on."""
+    """Hold the lock of the cycles; yields which one holds it already, None if this one does from
+    here on.
+    """
     with lock_file(root / STATE_FOLDER / "retrain.lock") as holder:
-        yield None if holder is None else f"a cycle is at work already (process {holder}), and this one has nothing to add to it"
+        yield (
+            None
+            if holder is None
+            else f"a cycle is at work already (process {holder}), and this one has nothing to add "
+            "to it"
+        )

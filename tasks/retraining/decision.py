@@ -1,4 +1,6 @@
-"""Is it time to train again? A pure function of what is known about the data and the money, with its reasons in words."""
+"""Is it time to train again? A pure function of what is known about the data and the money, with
+its reasons in words.
+"""
 
 from typing import NamedTuple
 
@@ -23,14 +25,22 @@ class Month(NamedTuple):
 class Decision(NamedTuple):
     train: bool
     reasons: tuple[str, ...]
-    """What speaks for it where it is done, what speaks against it where it is not; the first says it in a line."""
+    """What speaks for it where it is done, what speaks against it where it is not; the first says
+    it in a line.
+    """
 
 
-def decide(found: Examination, planned_usd: float | None, month: Month, settings: Retrain, forced: bool = False) -> Decision:
+def decide(
+    found: Examination,
+    planned_usd: float | None,
+    month: Month,
+    settings: Retrain,
+    forced: bool = False,
+) -> Decision:
     """Train if anything speaks for it and the month's money suffices.
 
-    `planned_usd` is None where no plan can be made: with a monthly limit that is a reason not to. `forced` stands for a reason to train,
-    never for money.
+    `planned_usd` is None where no plan can be made: with a monthly limit that is a reason not to.
+    `forced` stands for a reason to train, never for money.
     """
     speaking = list(reasons_to_train(found, settings))
     if forced:
@@ -40,7 +50,12 @@ def decide(found: Examination, planned_usd: float | None, month: Month, settings
     if month.left_usd is not None:
         if planned_usd is None:
             return Decision(
-                False, (f"no plan can be made, so it is not known whether retrain.monthly_usd={month.limit_usd:g} suffices", *speaking)
+                False,
+                (
+                    "no plan can be made, so it is not known whether "
+                    f"retrain.monthly_usd={month.limit_usd:g} suffices",
+                    *speaking,
+                ),
             )
         if planned_usd > month.left_usd:
             return Decision(False, (_over(planned_usd, month), *speaking))
@@ -51,20 +66,32 @@ def reasons_to_train(found: Examination, settings: Retrain) -> list[str]:
     """What of the data speaks for training, each with its numbers; none if nothing does."""
     said = []
     if found.changed_rows >= settings.min_new_rows:
-        said.append(f"{found.changed_rows} rows were added or changed since the champion's data ({settings.min_new_rows} are a reason)")
+        said.append(
+            f"{found.changed_rows} rows were added or changed since the champion's data "
+            f"({settings.min_new_rows} are a reason)"
+        )
     drift = found.length_drift
     if drift is not None and drift.distance > max(settings.max_length_drift, drift.critical):
         said.append(
-            f"the prompts' lengths have drifted: {drift.mean_new:.1f} tokens on average, {drift.mean_before:.1f} before; distance "
+            f"the prompts' lengths have drifted: {drift.mean_new:.1f} tokens on average, "
+            f"{drift.mean_before:.1f} before; distance "
             f"{drift.distance:.2f}, {settings.max_length_drift:g} is allowed"
         )
     words = found.new_words
     if words is not None and words.low > settings.max_new_words:
-        said.append(f"{percent(words.value)} of the words in new prompts were never seen, {percent(settings.max_new_words)} are allowed")
-    accuracy, before = found.accuracy, found.accuracy_before
-    if accuracy is not None and before is not None and accuracy.high < before - settings.max_accuracy_drop:
         said.append(
-            f"the champion's reward model agrees with {percent(accuracy.value)} of {accuracy.of} new pairs, {percent(before)} of its own "
+            f"{percent(words.value)} of the words in new prompts were never seen, "
+            f"{percent(settings.max_new_words)} are allowed"
+        )
+    accuracy, before = found.accuracy, found.accuracy_before
+    if (
+        accuracy is not None
+        and before is not None
+        and accuracy.high < before - settings.max_accuracy_drop
+    ):
+        said.append(
+            f"the champion's reward model agrees with {percent(accuracy.value)} of {accuracy.of} "
+            f"new pairs, {percent(before)} of its own "
             f"held-out ones: more than {percent(settings.max_accuracy_drop)} less"
         )
     return said
@@ -75,13 +102,16 @@ def not_enough(found: Examination, settings: Retrain) -> str:
     if not found.changed_rows:
         return "nothing is new since the champion's data"
     return (
-        f"{found.changed_rows} rows were added or changed since the champion's data, retrain.min_new_rows={settings.min_new_rows} are a reason "
+        f"{found.changed_rows} rows were added or changed since the champion's data, "
+        f"retrain.min_new_rows={settings.min_new_rows} are a reason "
         "to train; neither drift nor the reward model's accuracy on them is"
     )
 
 
 def _over(planned_usd: float, month: Month) -> str:
     return (
-        f"{usd(planned_usd)} are planned and {usd(max(0.0, month.left_usd or 0.0))} of retrain.monthly_usd={month.limit_usd:g} are left in "
-        f"{month.name} ({usd(month.spent_usd)} are spent): raise it in params.yaml, or wait for the next month"
+        f"{usd(planned_usd)} are planned and {usd(max(0.0, month.left_usd or 0.0))} of "
+        f"retrain.monthly_usd={month.limit_usd:g} are left in "
+        f"{month.name} ({usd(month.spent_usd)} are spent): raise it in params.yaml, or wait for "
+        "the next month"
     )

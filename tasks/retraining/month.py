@@ -1,7 +1,8 @@
 """What the retrain cycles of a calendar month have cost.
 
-A month is one of UTC, read from seconds since the epoch: neither summer time nor a change of time zone moves a run into another month.
-A run counts in the month in which it began. Rows from the future (the clock was put back since) count too: money that was spent is spent.
+A month is one of UTC, read from seconds since the epoch: neither summer time nor a change of time
+zone moves a run into another month. A run counts in the month in which it began. Rows from the
+future (the clock was put back since) count too: money that was spent is spent.
 """
 
 from datetime import UTC, datetime
@@ -29,7 +30,11 @@ def month(root: Path, params: Params, now: float) -> Month:
     """What this month's cycles have cost so far, and what they may. Every run at its own prices."""
     name = month_of(now)
     rows = jsonl.read(root / "runs" / "pipeline.jsonl", PipelineRow).rows
-    runs = {row.run_id for row in rows if row.event == "start" and row.detail.get(PURPOSE) and month_of(row.time) >= name}
+    runs = {
+        row.run_id
+        for row in rows
+        if row.event == "start" and row.detail.get(PURPOSE) and month_of(row.time) >= name
+    }
     helpers: list[RetrainRow] = jsonl.read(root / RETRAIN_ROWS, RetrainRow).rows
     spent = sum(run_usd(root, params, run_id) for run_id in runs)
     spent += sum(row.usd for row in helpers if row.event == "cost" and month_of(row.time) >= name)
@@ -37,7 +42,9 @@ def month(root: Path, params: Params, now: float) -> Month:
 
 
 def run_usd(root: Path, params: Params, run_id: str) -> float:
-    """What a pipeline run cost, at the prices of the params it kept; at those of `params` where it kept none that can be read."""
+    """What a pipeline run cost, at the prices of the params it kept; at those of `params` where it
+    kept none that can be read.
+    """
     try:
         own = kept_params(root, run_id)
     except RlhfError:

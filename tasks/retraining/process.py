@@ -1,4 +1,6 @@
-"""The cycle's own processes: run, watched for what they cost, their one line of complaint handed on."""
+"""The cycle's own processes: run, watched for what they cost, their one line of complaint handed
+on.
+"""
 
 import subprocess
 import sys
@@ -14,16 +16,22 @@ from tasks.dvc.status import environment
 
 
 def run_helper(root: Path, params: Params, name: str, arguments: Sequence[str], log: Path) -> float:
-    """Run `python -m training.<name>` in the project; returns what its time on one device cost, in US dollars.
+    """Run `python -m training.<name>` in the project; returns what its time on one device cost, in
+    US dollars.
 
     Raises UserError with its line where it ends with exit code 2, RlhfError for any other failure.
     """
     began = time.monotonic()
     log.parent.mkdir(parents=True, exist_ok=True)
     done = subprocess.run(
-        [sys.executable, "-m", f"training.retraining.{name}", *arguments], cwd=root, env=environment(), stdin=subprocess.DEVNULL,
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        [sys.executable, "-m", f"training.retraining.{name}", *arguments],
+        cwd=root,
+        env=environment(),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     with log.open("a", encoding="utf-8") as file:
         file.write(done.stdout + done.stderr)
     lines = [line for line in done.stderr.splitlines() if line.strip()]
@@ -31,5 +39,8 @@ def run_helper(root: Path, params: Params, name: str, arguments: Sequence[str], 
         raise UserError(lines[-1])
     if done.returncode:
         last = lines[-1] if lines else "it said nothing"
-        raise RlhfError(f"training.retraining.{name} failed with exit code {done.returncode}: {last}. All it printed is in {log}.")
+        raise RlhfError(
+            f"training.retraining.{name} failed with exit code {done.returncode}: {last}. All it "
+            f"printed is in {log}."
+        )
     return usd_of(time.monotonic() - began, usd_per_device_hour(params))

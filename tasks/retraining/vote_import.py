@@ -12,7 +12,9 @@ from labelling.intake import take_in
 
 @task(name="import-votes", cache_policy=NO_CACHE, persist_result=False)
 def import_votes(file: str, form: str, columns: Mapping[str, str]) -> None:
-    """Append the votes of an export, and show what came of it. Raises DataError or ParamsError as `labelling.intake.take_in` does."""
+    """Append the votes of an export, and show what came of it. Raises DataError or ParamsError as
+    `labelling.intake.take_in` does.
+    """
     found = take_in(Path.cwd(), Path(file), form, columns)
     text = f"# {found.imported} votes imported\n\n{found.unchanged} of `{file}` were in `{found.votes}` already, or replaced in the same file.\n"
     if found.refused:

@@ -16,15 +16,20 @@ WAIT_SECONDS = 1.0
 
 @contextmanager
 def lock_file(path: Path, wait: Callable[[str], bool] | None = None) -> Iterator[str | None]:
-    """Hold `path`, in a folder of the project; yields None, or the id of the process that holds it already (`?` if it does not say).
+    """Hold `path`, in a folder of the project; yields None, or the id of the process that holds it
+    already (`?` if it does not say).
 
-    `wait` is asked again and again, with that id, whether to wait for it. Raises EnvironmentFault if the file can not be written.
+    `wait` is asked again and again, with that id, whether to wait for it. Raises EnvironmentFault
+    if the file can not be written.
     """
     try:
         path.parent.mkdir(exist_ok=True)
         file = path.open("a+")
     except OSError as error:
-        raise EnvironmentFault(f"{path} can not be written ({error.strerror}). Make {path.parent.parent} writable for this user.") from None
+        raise EnvironmentFault(
+            f"{path} can not be written ({error.strerror}). Make {path.parent.parent} writable for "
+            "this user."
+        ) from None
     with file:
         while not _taken(file):
             file.seek(0)

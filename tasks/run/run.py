@@ -1,7 +1,9 @@
-"""One pipeline run in a workspace: its name, its params, its lock and its rows in runs/pipeline.jsonl.
+"""One pipeline run in a workspace: its name, its params, its lock and its rows in
+runs/pipeline.jsonl.
 
 runs/pipeline.jsonl               a row when the run began, when each stage was done, when it ended
-runs/pipeline/<run_id>/           params.yaml, dvc.lock, metrics, sample replies and report of the run, kept when a later run replaces them
+runs/pipeline/<run_id>/           params.yaml, dvc.lock, metrics, sample replies and report of the
+                                  run, kept when a later run replaces them
 .rlhf/run.lock                    held while a run is at work: one workspace, one run
 """
 
@@ -40,18 +42,24 @@ class Run:
 
     def record(self, event: str, **fields: Any) -> None:
         """Append a row on this run to runs/pipeline.jsonl."""
-        row = PipelineRow.model_validate({"time": time.time(), "run_id": self.run_id, "event": event, **fields})
+        row = PipelineRow.model_validate(
+            {"time": time.time(), "run_id": self.run_id, "event": event, **fields}
+        )
         jsonl.append(self.root / "runs" / "pipeline.jsonl", row)
 
 
 def new_run_id(name: str | None) -> str:
-    """Time and the name that Prefect or somebody in its form gave the run; other signs than those of a file's name become hyphens."""
+    """Time and the name that Prefect or somebody in its form gave the run; other signs than those
+    of a file's name become hyphens.
+    """
     words = re.sub(r"[^\w.-]+", "-", name or "").strip("-.")[:MOST_NAME_CHARS]
     return f"{time.strftime('%Y%m%d-%H%M%S')}-{words or 'flow'}"
 
 
 def begin(root: Path, run_id: str, params: Params, detail: dict[str, Any]) -> Run:
-    """Write params.yaml and the digests of what it names outside of the project, and record the start."""
+    """Write params.yaml and the digests of what it names outside of the project, and record the
+    start.
+    """
     run = Run(root, run_id, params)
     write(params, root / "params.yaml")
     write_digests(root, params)
@@ -62,20 +70,27 @@ def begin(root: Path, run_id: str, params: Params, detail: dict[str, Any]) -> Ru
 
 
 def end_left_open(root: Path) -> None:
-    """Write the end of runs that were killed; whoever holds the workspace knows that none of them is alive."""
+    """Write the end of runs that were killed; whoever holds the workspace knows that none of them
+    is alive.
+    """
     path = root / "runs" / "pipeline.jsonl"
     rows: list[PipelineRow] = jsonl.read(path, PipelineRow).rows
     ended = {row.run_id for row in rows if row.event == "end"}
     for run_id in dict.fromkeys(row.run_id for row in rows if row.run_id not in ended):
-        jsonl.append(path, PipelineRow(time=time.time(), run_id=run_id, event="end", state="killed"))
+        jsonl.append(
+            path, PipelineRow(time=time.time(), run_id=run_id, event="end", state="killed")
+        )
 
 
 def keep_copies(run: Run, report: Path | None = None) -> None:
-    """Keep what a later run will replace: lock, metrics of the stages, data of the plots, sample replies, the run's own report.
+    """Keep what a later run will replace: lock, metrics of the stages, data of the plots, sample
+    replies, the run's own report.
 
     Each copy is whole or not there.
     """
-    metrics = [run.root / "metrics" / f"{stage}.json" for stage in stages_of(run.params.align.method)]
+    metrics = [
+        run.root / "metrics" / f"{stage}.json" for stage in stages_of(run.params.align.method)
+    ]
     plots = sorted((run.root / "plots").glob("*.csv"))
     samples = run.root / "evaluation" / "samples.jsonl"
     for source in [run.root / "dvc.lock", *([report] if report else []), *metrics, *plots, samples]:
@@ -91,8 +106,10 @@ def keep_copies(run: Run, report: Path | None = None) -> None:
 def locked(root: Path, wait: Callable[[str], bool] | None = None) -> Iterator[None]:
     """Hold the workspace; the lock is gone with the process, however it ends.
 
-    `wait` is asked again and again, with the id of the process that holds it, whether to wait for it.
-    Raises EnvironmentFault if another run holds it and nobody wants to wait, or if the folder is not writable.
+    `wait` is asked again and again, with the id of the process that holds it, whether to wait for
+    it.
+    Raises EnvironmentFault if another run holds it and nobody wants to wait, or if the folder is
+    not writable.
     """
     with lock_file(root / STATE_FOLDER / "run.lock", wait) as holder:
         if holder is not None:

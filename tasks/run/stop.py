@@ -1,4 +1,6 @@
-"""Ctrl-C, SIGTERM and a cancelled flow are one thing: a request to stop, which the stage at work answers with a checkpoint."""
+"""Ctrl-C, SIGTERM and a cancelled flow are one thing: a request to stop, which the stage at work
+answers with a checkpoint.
+"""
 
 import signal
 import threading
@@ -28,12 +30,16 @@ class StopRequest:
 
 @contextmanager
 def on_signals() -> Iterator[StopRequest]:
-    """A request that SIGINT and SIGTERM make while the block runs. In a thread other than the main one no signal arrives."""
+    """A request that SIGINT and SIGTERM make while the block runs. In a thread other than the main
+    one no signal arrives.
+    """
     request = StopRequest()
     if threading.current_thread() is not threading.main_thread():
         yield request
         return
-    before = {number: signal.signal(number, request.handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {
+        number: signal.signal(number, request.handle) for number in (signal.SIGINT, signal.SIGTERM)
+    }
     try:
         yield request
     finally:

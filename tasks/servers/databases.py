@@ -1,6 +1,8 @@
-"""Where the two servers keep what they know: SQLite files of the project, or databases of the PostgreSQL that `tracking.uri` names.
+"""Where the two servers keep what they know: SQLite files of the project, or databases of the
+PostgreSQL that `tracking.uri` names.
 
-postgresql://user@host:5432/mlflow    MLflow's; Prefect's is the database `prefect` beside it, on the same server as the same user
+postgresql://user@host:5432/mlflow    MLflow's; Prefect's is the database `prefect` beside it, on
+                                      the same server as the same user
 """
 
 import psycopg
@@ -16,11 +18,16 @@ CONNECT_SECONDS = 10
 
 def prefect_url(uri: str) -> str:
     """The URL of Prefect's database beside MLflow's. Raises EnvironmentFault if `uri` is none."""
-    return _parsed(uri).set(drivername="postgresql+asyncpg", database=PREFECT_DATABASE).render_as_string(hide_password=False)
+    return (
+        _parsed(uri)
+        .set(drivername="postgresql+asyncpg", database=PREFECT_DATABASE)
+        .render_as_string(hide_password=False)
+    )
 
 
 def ensure_databases(uri: str) -> list[str]:
-    """Create MLflow's and Prefect's database if they are not there; returns those that were created.
+    """Create MLflow's and Prefect's database if they are not there; returns those that were
+    created.
 
     Raises EnvironmentFault if the server does not answer or does not let this user.
     """
@@ -29,9 +36,14 @@ def ensure_databases(uri: str) -> list[str]:
     try:
         # a database is not created within a transaction
         with psycopg.connect(
-            host=url.host, port=url.port, user=url.username, password=url.password, dbname="postgres", connect_timeout=CONNECT_SECONDS,
+            host=url.host,
+            port=url.port,
+            user=url.username,
+            password=url.password,
+            dbname="postgres",
+            connect_timeout=CONNECT_SECONDS,
             autocommit=True,
-        ) as connection:  # fmt: skip
+        ) as connection:
             known = {name for (name,) in connection.execute("SELECT datname FROM pg_database")}
             missing = [name for name in wanted if name not in known]
             for name in missing:
@@ -40,8 +52,10 @@ def ensure_databases(uri: str) -> list[str]:
     except psycopg.Error as error:
         reason = " ".join(str(error).split()).rstrip(".")
         raise EnvironmentFault(
-            f"PostgreSQL at tracking.uri={url.render_as_string(hide_password=True)} can not be used: {reason}. Start it, make the databases "
-            f"{' and '.join(wanted)} for that user, or change the URI in params.yaml; the password may come from PGPASSWORD or ~/.pgpass."
+            f"PostgreSQL at tracking.uri={url.render_as_string(hide_password=True)} can not be "
+            f"used: {reason}. Start it, make the databases "
+            f"{' and '.join(wanted)} for that user, or change the URI in params.yaml; the password "
+            "may come from PGPASSWORD or ~/.pgpass."
         ) from None
 
 
@@ -52,6 +66,7 @@ def _parsed(uri: str) -> URL:
         url = None
     if url is None or not url.database:
         raise EnvironmentFault(
-            f"tracking.uri={uri.split('@')[-1]} is no PostgreSQL URL: it is postgresql://user@host:5432/mlflow. Change it in params.yaml."
+            f"tracking.uri={uri.split('@')[-1]} is no PostgreSQL URL: it is "
+            "postgresql://user@host:5432/mlflow. Change it in params.yaml."
         )
     return url

@@ -1,4 +1,5 @@
-"""The Prefect and MLflow servers of a project, and its worker, as background processes: start, find again, stop.
+"""The Prefect and MLflow servers of a project, and its worker, as background processes: start, find
+again, stop.
 
 .rlhf/servers.json     process id, start time and port of each that `rlhf up` started
 .rlhf/logs/<name>.log  what it prints
@@ -28,14 +29,17 @@ from tasks.servers.prefect_settings import home, settings, without_telemetry
 
 HOST = "127.0.0.1"
 START_TIMEOUT_SECONDS = 300.0
-"""10 s on an idle machine; the first start creates the databases, and a busy machine takes minutes."""
+"""10 s on an idle machine; the first start creates the databases, and a busy machine takes minutes.
+"""
 STOP_TIMEOUT_SECONDS = 20.0
 RUN_PATIENCE_SECONDS = 600.0
 """For a run that the worker has at work: its stage finishes the step and writes a checkpoint."""
 POLL_SECONDS = 2
 """Between two questions of the worker whether there is a run to start."""
 HEARTBEAT_SECONDS = 30
-"""Between two signs of life of a run, which the automation on zombies waits for; Prefect takes no less."""
+"""Between two signs of life of a run, which the automation on zombies waits for; Prefect takes no
+less.
+"""
 WORKER = "worker"
 OWN_TRACKING_URI = "sqlite:///mlflow.db"
 """Where MLflow's server keeps what runs tell it whose tracking.uri is that server."""
@@ -62,8 +66,12 @@ class Server(NamedTuple):
     def is_alive(self) -> bool:
         try:
             process = psutil.Process(self.pid)
-            # a dead process whose parent does not ask for it stays in the table, in containers mostly
-            return abs(process.create_time() - self.created) < 1.0 and process.status() != psutil.STATUS_ZOMBIE
+            # a dead process whose parent does not ask for it stays in the table, in containers
+            # mostly
+            return (
+                abs(process.create_time() - self.created) < 1.0
+                and process.status() != psutil.STATUS_ZOMBIE
+            )
         except psutil.NoSuchProcess:
             return False
 
@@ -86,35 +94,61 @@ class Plan(NamedTuple):
 
 
 def prefect_plan(root: Path, port: int, tracking: Tracking | None = None) -> Plan:
-    """The Prefect server on the project's database; its pages must be told the port, or they call 4200 and stay empty.
+    """The Prefect server on the project's database; its pages must be told the port, or they call
+    4200 and stay empty.
 
     Where `tracking.uri` names a PostgreSQL, Prefect's database is there too.
     """
     api = f"http://{HOST}:{port}/api"
     environment = {
-        "PREFECT_HOME": str(home(root)), "PREFECT_API_URL": api, "PREFECT_SERVER_UI_API_URL": api, "PREFECT_LOGGING_LEVEL": "WARNING",
+        "PREFECT_HOME": str(home(root)),
+        "PREFECT_API_URL": api,
+        "PREFECT_SERVER_UI_API_URL": api,
+        "PREFECT_LOGGING_LEVEL": "WARNING",
         **without_telemetry(),
-    }  # fmt: skip
+    }
     if tracking is not None and is_postgresql(tracking.uri):
-        from tasks.servers.databases import prefect_url  # its libraries take half a second to import
+        from tasks.servers.databases import (
+            prefect_url,
+        )  # its libraries take half a second to import
 
         environment["PREFECT_SERVER_DATABASE_CONNECTION_URL"] = prefect_url(tracking.uri)
-    command = [sys.executable, "-m", "prefect", "server", "start", "--host", HOST, "--port", str(port)]
+    command = [
+        sys.executable,
+        "-m",
+        "prefect",
+        "server",
+        "start",
+        "--host",
+        HOST,
+        "--port",
+        str(port),
+    ]
     return Plan("prefect", port, "--prefect-port", command, environment)
 
 
 def mlflow_plan(root: Path, tracking: Tracking, port: int) -> Plan | None:
-    """MLflow's pages on the database of `tracking.uri`; None if that is a server already, other than this very one."""
-    uri = OWN_TRACKING_URI if tracking.uri.rstrip("/") in (f"http://{name}:{port}" for name in (HOST, "localhost")) else tracking.uri
+    """MLflow's pages on the database of `tracking.uri`; None if that is a server already, other
+    than this very one.
+    """
+    uri = (
+        OWN_TRACKING_URI
+        if tracking.uri.rstrip("/") in (f"http://{name}:{port}" for name in (HOST, "localhost"))
+        else tracking.uri
+    )
     if uri.startswith(("http://", "https://", "databricks")):
         return None
     command = [
         sys.executable, "-m", "mlflow", "server", "--artifacts-destination",
         str(root.resolve() / "mlartifacts"), "--host", HOST, "--port", str(port), "--workers", "1",
     ]  # fmt: skip
-    # its job runners judge traces of language model applications: four processes that nothing here asks for
-    # the URI may hold a password, which everybody could read in a command
-    environment = {"MLFLOW_BACKEND_STORE_URI": uri, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", **without_telemetry()}
+    # its job runners judge traces of language model applications: four processes that nothing here
+    # asks for the URI may hold a password, which everybody could read in a command
+    environment = {
+        "MLFLOW_BACKEND_STORE_URI": uri,
+        "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
+        **without_telemetry(),
+    }
     return Plan("mlflow", port, "--mlflow-port", command, environment)
 
 
@@ -128,24 +162,44 @@ def worker_name(pool: str) -> str:
 
 
 def worker_plan(root: Path, api: str, pool: str) -> Plan:
-    """A worker that starts the runs of a work pool as processes in this checkout; its health is asked for on any free port."""
+    """A worker that starts the runs of a work pool as processes in this checkout; its health is
+    asked for on any free port.
+    """
     port = _any_free_port()
     environment = {
-        **settings(root, api), "PREFECT_API_URL": api, "PREFECT_HOME": str(home(root)), "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "INFO",
-        "PREFECT_WORKER_QUERY_SECONDS": str(POLL_SECONDS), "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": str(HEARTBEAT_SECONDS),
-        "PREFECT_WORKER_WEBSERVER_HOST": HOST, "PREFECT_WORKER_WEBSERVER_PORT": str(port),
-    }  # fmt: skip
+        **settings(root, api),
+        "PREFECT_API_URL": api,
+        "PREFECT_HOME": str(home(root)),
+        "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "INFO",
+        "PREFECT_WORKER_QUERY_SECONDS": str(POLL_SECONDS),
+        "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": str(HEARTBEAT_SECONDS),
+        "PREFECT_WORKER_WEBSERVER_HOST": HOST,
+        "PREFECT_WORKER_WEBSERVER_PORT": str(port),
+    }
     command = [
-        sys.executable, "-m", "prefect", "worker", "start", "--pool", pool, "--type", "process", "--name", worker_name(pool),
-        "--install-policy", "never", "--with-healthcheck",
-    ]  # fmt: skip
+        sys.executable,
+        "-m",
+        "prefect",
+        "worker",
+        "start",
+        "--pool",
+        pool,
+        "--type",
+        "process",
+        "--name",
+        worker_name(pool),
+        "--install-policy",
+        "never",
+        "--with-healthcheck",
+    ]
     return Plan(WORKER, port, "", command, environment)
 
 
 def start(root: Path, plans: Sequence[Plan]) -> list[Server]:
     """Start what is not running yet and wait until all of it answers.
 
-    Raises EnvironmentFault if a port is taken by somebody else or a server does not come up; what was started then is stopped.
+    Raises EnvironmentFault if a port is taken by somebody else or a server does not come up; what
+    was started then is stopped.
     """
     running = {server.name: server for server in servers(root)}
     missing = [plan for plan in plans if plan.name not in running]
@@ -170,11 +224,14 @@ def servers(root: Path) -> list[Server]:
 
 
 def stop(root: Path) -> list[Server]:
-    """Stop the worker and all servers started here, politely and then not; returns those that were running.
+    """Stop the worker and all servers started here, politely and then not; returns those that were
+    running.
 
     A run at work is asked to stop first, and given the time for its checkpoint.
     """
-    running = sorted(servers(root), key=lambda server: server.name != WORKER)  # its runs end while their server still listens
+    running = sorted(
+        servers(root), key=lambda server: server.name != WORKER
+    )  # its runs end while their server still listens
     _let_runs_end(root)
     for server in running:
         _end(server)
@@ -197,7 +254,9 @@ def _state(root: Path) -> Path:
 
 
 def _remember(root: Path, running: Sequence[Server]) -> None:
-    _state(root).write_text(json.dumps([server._asdict() for server in running], indent=1), encoding="utf-8")
+    _state(root).write_text(
+        json.dumps([server._asdict() for server in running], indent=1), encoding="utf-8"
+    )
 
 
 def is_port_free(port: int) -> bool:
@@ -219,7 +278,8 @@ def _any_free_port() -> int:
 def _require_free(plan: Plan) -> None:
     if not is_port_free(plan.port):
         raise EnvironmentFault(
-            f"port {plan.port} on {HOST} is in use by another program, {plan.name} needs a free one. "
+            f"port {plan.port} on {HOST} is in use by another program, {plan.name} needs a free "
+            "one. "
             f"Choose another with rlhf up {plan.port_option}, or stop that program."
         )
 
@@ -228,11 +288,18 @@ def _launch(root: Path, plan: Plan) -> Server:
     path = log_path(root, plan.name)
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("ab") as log, warnings.catch_warnings():
-        warnings.simplefilter("ignore", ResourceWarning)  # the process outlives this object, and us, on purpose
+        warnings.simplefilter(
+            "ignore", ResourceWarning
+        )  # the process outlives this object, and us, on purpose
         pid = subprocess.Popen(
-            plan.command, cwd=root, env={**os.environ, **plan.environment}, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
+            plan.command,
+            cwd=root,
+            env={**os.environ, **plan.environment},
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
             start_new_session=True,
-        ).pid  # fmt: skip
+        ).pid
     return Server(plan.name, pid, psutil.Process(pid).create_time(), plan.port)
 
 
@@ -250,7 +317,9 @@ def _await_health(root: Path, server: Server, deadline: float, started: Sequence
 
 
 def runs_at_work(root: Path) -> list[psutil.Process]:
-    """The processes of the runs that a worker started in this checkout; they may have outlived it."""
+    """The processes of the runs that a worker started in this checkout; they may have outlived
+    it.
+    """
     found = []
     for process in psutil.process_iter():
         with suppress(psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
@@ -260,7 +329,9 @@ def runs_at_work(root: Path) -> list[psutil.Process]:
 
 
 def _let_runs_end(root: Path) -> None:
-    """Ask each run once: a second request, which the worker passes on as it ends, would make it end without a checkpoint."""
+    """Ask each run once: a second request, which the worker passes on as it ends, would make it end
+    without a checkpoint.
+    """
     runs = runs_at_work(root)
     for run in runs:
         with suppress(psutil.NoSuchProcess):

@@ -35,11 +35,14 @@ class BudgetWatch:
         if left is not None and left.seconds <= self._start_seconds():
             limit, used = left.limit, left.limit.part(total(self._spent, left.limit.stage))
             raise OverBudget(
-                f"{limit.key}={limit.value:g} leaves no room to start {self._stage}: {used:.4g} {limit.unit} are spent. {_go_on(limit)}"
+                f"{limit.key}={limit.value:g} leaves no room to start {self._stage}: {used:.4g} "
+                f"{limit.unit} are spent. {_go_on(limit)}"
             )
 
     def _start_seconds(self) -> float:
-        """What starting took the last time: of this stage, else of the slowest other; 0 if none ever started."""
+        """What starting took the last time: of this stage, else of the slowest other; 0 if none
+        ever started.
+        """
         latest = {}
         for stage in STAGES:
             starts = [
@@ -53,10 +56,20 @@ class BudgetWatch:
         return latest.get(self._stage, max(latest.values(), default=0.0))
 
     def has_to_stop(self, watch: Watch) -> bool:
-        """Whether the stage at work has to be asked to stop now. Between its rows cost grows with the wall time."""
+        """Whether the stage at work has to be asked to stop now. Between its rows cost grows with
+        the wall time.
+        """
         if self.reached is None and watch.attempt is not None and watch.pid is not None:
-            left = room(self._run.params.budget, self._spent, self._stage, watch.attempt.world_size, self._price)
-            if left is not None and has_to_stop(watch.pace, time.time(), self._began(watch.pid) + left.seconds):
+            left = room(
+                self._run.params.budget,
+                self._spent,
+                self._stage,
+                watch.attempt.world_size,
+                self._price,
+            )
+            if left is not None and has_to_stop(
+                watch.pace, time.time(), self._began(watch.pid) + left.seconds
+            ):
                 self.reached = left.limit
         return self.reached is not None
 
@@ -72,7 +85,10 @@ class BudgetWatch:
     def over(self, message: str) -> OverBudget:
         """What to raise once the stage has stopped at the limit; `message` is the stage's own."""
         assert self.reached is not None
-        return OverBudget(f"{self.reached.key}={self.reached.value:g} is reached. {message} {_go_on(self.reached)}")
+        return OverBudget(
+            f"{self.reached.key}={self.reached.value:g} is reached. {message} "
+            f"{_go_on(self.reached)}"
+        )
 
 
 def _go_on(limit: Limit) -> str:

@@ -1,15 +1,27 @@
-"""How a stage's process ended, read from its attempts.jsonl: `dvc repro` swallows the exit code of the command it runs."""
+"""How a stage's process ended, read from its attempts.jsonl: `dvc repro` swallows the exit code of
+the command it runs.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from config.errors import EXIT_BAD_INPUT, EXIT_DONE, EXIT_RESUMABLE, EnvironmentFault, RlhfError, StageStopped, UserError
+from config.errors import (
+    EXIT_BAD_INPUT,
+    EXIT_DONE,
+    EXIT_RESUMABLE,
+    EnvironmentFault,
+    RlhfError,
+    StageStopped,
+    UserError,
+)
 from config.records import AttemptRow
 from tasks.dvc.status import error_line
 
 
 class StageCrashed(RlhfError):
-    """A stage process ended in a way nobody planned; it is tried again from its checkpoint unless that is hopeless."""
+    """A stage process ended in a way nobody planned; it is tried again from its checkpoint unless
+    that is hopeless.
+    """
 
     def __init__(self, message: str, hopeless: bool = False) -> None:
         super().__init__(message)
@@ -34,10 +46,15 @@ def last_attempt(rows: Sequence[AttemptRow]) -> int:
 
 def last_done(rows: Sequence[AttemptRow]) -> int | None:
     """The newest attempt that ended well."""
-    return max((row.attempt for row in rows if row.event == "end" and row.exit_code == EXIT_DONE), default=None)
+    return max(
+        (row.attempt for row in rows if row.event == "end" and row.exit_code == EXIT_DONE),
+        default=None,
+    )
 
 
-def judge(stage: str, before: int, rows: Sequence[AttemptRow], dvc_exit_code: int, output: str) -> Outcome:
+def judge(
+    stage: str, before: int, rows: Sequence[AttemptRow], dvc_exit_code: int, output: str
+) -> Outcome:
     """What became of `dvc repro` of a stage.
 
     before         the last attempt that was there before it
@@ -45,7 +62,8 @@ def judge(stage: str, before: int, rows: Sequence[AttemptRow], dvc_exit_code: in
     dvc_exit_code  of `dvc repro`, 0 if the outputs are in place and recorded
     output         what dvc and the stage printed
 
-    Raises UserError (bad input; the stage's own line), StageStopped, StageCrashed, or EnvironmentFault if DVC itself failed.
+    Raises UserError (bad input; the stage's own line), StageStopped, StageCrashed, or
+    EnvironmentFault if DVC itself failed.
     """
     log = f"runs/{stage}/log.txt"
     newest = [row for row in rows if row.attempt == last_attempt(rows) > before]
@@ -55,12 +73,16 @@ def judge(stage: str, before: int, rows: Sequence[AttemptRow], dvc_exit_code: in
     end = next((row for row in newest if row.event == "end"), None)
     if end is None:
         raise StageCrashed(
-            f"{stage}: the process of attempt {number} was killed without a word (out of memory?). What it printed is in {log}."
+            f"{stage}: the process of attempt {number} was killed without a word (out of memory?). "
+            f"What it printed is in {log}."
         )
     if end.exit_code == EXIT_DONE:
         if dvc_exit_code:
             reason = error_line(output) or f"dvc repro ended with {dvc_exit_code}."
-            raise EnvironmentFault(f"{stage} is done, but DVC could not keep its outputs: {reason} The whole output is in {log}.")
+            raise EnvironmentFault(
+                f"{stage} is done, but DVC could not keep its outputs: {reason} The whole output "
+                f"is in {log}."
+            )
         return Outcome(cached=False, attempt=number)
     if end.exit_code == EXIT_BAD_INPUT:
         raise UserError(f"{stage}: {end.message}")
@@ -72,10 +94,16 @@ def judge(stage: str, before: int, rows: Sequence[AttemptRow], dvc_exit_code: in
         and (row.exit_code, row.step, row.message) == (end.exit_code, end.step, end.message)
         for row in rows
     )
-    raise StageCrashed(f"{stage}: attempt {number} failed after step {end.step}: {end.message} The whole output is in {log}.", hopeless)
+    raise StageCrashed(
+        f"{stage}: attempt {number} failed after step {end.step}: {end.message} The whole output "
+        f"is in {log}.",
+        hopeless,
+    )
 
 
-def _without_attempt(stage: str, rows: Sequence[AttemptRow], dvc_exit_code: int, output: str, log: str) -> Outcome:
+def _without_attempt(
+    stage: str, rows: Sequence[AttemptRow], dvc_exit_code: int, output: str, log: str
+) -> Outcome:
     """No stage process got as far as its first row."""
     if dvc_exit_code == 0:
         return Outcome(cached=True, attempt=last_done(rows))
@@ -83,8 +111,14 @@ def _without_attempt(stage: str, rows: Sequence[AttemptRow], dvc_exit_code: int,
     if own:
         raise UserError(own)
     if "Traceback (most recent call last)" in output:
-        last = [line for line in output.splitlines() if line and not line.startswith((" ", "ERROR: "))][-1]
-        raise StageCrashed(f"{stage}: the process failed before it began: {last} The whole output is in {log}.", hopeless=True)
+        last = [
+            line for line in output.splitlines() if line and not line.startswith((" ", "ERROR: "))
+        ][-1]
+        raise StageCrashed(
+            f"{stage}: the process failed before it began: {last} The whole output is in {log}.",
+            hopeless=True,
+        )
     raise EnvironmentFault(
-        f"DVC could not run {stage}: {error_line(output) or f'exit code {dvc_exit_code}.'} The whole output is in {log}."
+        f"DVC could not run {stage}: {error_line(output) or f'exit code {dvc_exit_code}.'} The "
+        f"whole output is in {log}."
     )

@@ -1,4 +1,6 @@
-"""How far a stage at work is, what it has cost, and when it will be done: from the rows it appends."""
+"""How far a stage at work is, what it has cost, and when it will be done: from the rows it
+appends.
+"""
 
 import math
 import sys
@@ -72,7 +74,9 @@ def _rows(root: Path, dataset: str) -> int | None:
 
 
 def eta_seconds(steps: int, first: tuple[float, int], newest: tuple[float, int]) -> float | None:
-    """Seconds left at the pace between two moments (time, step) of the same attempt; None before there is a pace."""
+    """Seconds left at the pace between two moments (time, step) of the same attempt; None before
+    there is a pace.
+    """
     took, done = newest[0] - first[0], newest[1] - first[1]
     return max(0, steps - newest[1]) * took / done if done > 0 else None
 
@@ -81,7 +85,9 @@ class Watch:
     """Follows the rows that come from now on: those of the attempts to be started."""
 
     PACE_WINDOW_SECONDS = 60.0
-    """The estimate goes by the pace of the last minute: phases differ, and the machine may be shared."""
+    """The estimate goes by the pace of the last minute: phases differ, and the machine may be
+    shared.
+    """
 
     def __init__(self, root: Path, params: Params, stage: str) -> None:
         folder = root / "runs" / stage
@@ -90,7 +96,11 @@ class Watch:
         self._steps = planned_steps(root, params, stage)
         self._attempts, self._usage, self._metrics = (
             Follower(path, path.stat().st_size if path.exists() else 0)
-            for path in (folder / "attempts.jsonl", folder / "usage.jsonl", folder / "metrics.jsonl")
+            for path in (
+                folder / "attempts.jsonl",
+                folder / "usage.jsonl",
+                folder / "metrics.jsonl",
+            )
         )
         self.attempt: AttemptRow | None = None
         """The newest row on the attempt at work; it has the process's id."""
@@ -103,7 +113,9 @@ class Watch:
 
     @property
     def pid(self) -> int | None:
-        """The stage process, once it is ready to be asked to stop and until it says that it ended."""
+        """The stage process, once it is ready to be asked to stop and until it says that it
+        ended.
+        """
         return self.attempt.pid if self.attempt and self.attempt.event != "end" else None
 
     def look(self) -> Progress:
@@ -116,7 +128,10 @@ class Watch:
             if usage.step > self._step:
                 self._step = usage.step
                 self._moments.append((usage.time, usage.step))
-        while len(self._moments) > 2 and self._moments[-1][0] - self._moments[0][0] > self.PACE_WINDOW_SECONDS:
+        while (
+            len(self._moments) > 2
+            and self._moments[-1][0] - self._moments[0][0] > self.PACE_WINDOW_SECONDS
+        ):
             self._moments.popleft()
         for metric in self._metrics.read(MetricRow):
             self._values = metric.values
@@ -128,7 +143,9 @@ class Watch:
             steps=self._steps,
             seconds=seconds,
             usd=usd_of(seconds * world_size, self._price),
-            eta_seconds=eta_seconds(self._steps, self._moments[0], self._moments[-1]) if self._steps and self._moments else None,
+            eta_seconds=eta_seconds(self._steps, self._moments[0], self._moments[-1])
+            if self._steps and self._moments
+            else None,
             values=self._values,
         )
 
@@ -155,12 +172,18 @@ def line(progress: Progress) -> str:
     parts += [duration(round(progress.seconds)), usd(progress.usd)]
     if progress.eta_seconds is not None:
         parts.append(f"{duration(round(progress.eta_seconds))} left")
-    parts += [f"{name} {progress.values[name]:.3g}" for name in SHOWN.get(progress.stage, ()) if name in progress.values]
+    parts += [
+        f"{name} {progress.values[name]:.3g}"
+        for name in SHOWN.get(progress.stage, ())
+        if name in progress.values
+    ]
     return f"{progress.stage:<9} {', '.join(parts)}"
 
 
 class Display:
-    """The progress line on stderr: rewritten in place on a terminal, else a new line now and then."""
+    """The progress line on stderr: rewritten in place on a terminal, else a new line now and
+    then.
+    """
 
     LINE_EVERY_SECONDS = 15.0
 

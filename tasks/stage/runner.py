@@ -1,4 +1,6 @@
-"""Run one stage of the pipeline: ask DVC, start the process, follow its rows, stop it when asked, judge how it ended."""
+"""Run one stage of the pipeline: ask DVC, start the process, follow its rows, stop it when asked,
+judge how it ended.
+"""
 
 import logging
 import os
@@ -31,15 +33,25 @@ ORPHAN_PATIENCE_SECONDS = 600.0
 Observer = Callable[[Progress], None]
 
 
-def run_stage(run: Run, stage: str, stop: StopRequest, observe: Observer, reproductions: ReproProcesses | None = None) -> Outcome:
-    """Bring the outputs of `stage` up to date; `observe` is called several times a second while its process works.
+def run_stage(
+    run: Run,
+    stage: str,
+    stop: StopRequest,
+    observe: Observer,
+    reproductions: ReproProcesses | None = None,
+) -> Outcome:
+    """Bring the outputs of `stage` up to date; `observe` is called several times a second while its
+    process works.
 
     `reproductions` has its process waiting, or starts one.
 
     Raises what `tasks.stage.outcome.judge` raises.
     """
     if stop.made:
-        raise StageStopped(f"Asked to stop before {stage}: everything up to there is kept, run again to go on from there.")
+        raise StageStopped(
+            f"Asked to stop before {stage}: everything up to there is kept, run again to go on "
+            "from there."
+        )
     if is_unchanged(run.root, stage):
         outcome = Outcome(cached=True, attempt=None)
     else:
@@ -48,18 +60,29 @@ def run_stage(run: Run, stage: str, stop: StopRequest, observe: Observer, reprod
 
 
 def record(run: Run, stage: str, outcome: Outcome) -> Outcome:
-    """Note which attempt's outputs the run uses: for a cached stage, the one that made these very bytes."""
+    """Note which attempt's outputs the run uses: for a cached stage, the one that made these very
+    bytes.
+    """
     known = digests(run.root, stage)
     if outcome.cached:
         outcome = Outcome(cached=True, attempt=maker(run.root, stage, known.outs))
     if PREPARED in known.outs:
         _keep_rows(run.root, known.outs[PREPARED])
-    run.record("stage", stage=stage, cached=outcome.cached, attempt=outcome.attempt, state="completed", detail=known._asdict())
+    run.record(
+        "stage",
+        stage=stage,
+        cached=outcome.cached,
+        attempt=outcome.attempt,
+        state="completed",
+        detail=known._asdict(),
+    )
     return outcome
 
 
 def _keep_rows(root: Path, version: str) -> None:
-    """Remember which rows this version of the data has, for rlhf compare; that can not fail the run."""
+    """Remember which rows this version of the data has, for rlhf compare; that can not fail the
+    run.
+    """
     try:
         keep_row_digests(root, version)
     except OSError as error:
@@ -67,13 +90,21 @@ def _keep_rows(root: Path, version: str) -> None:
 
 
 def maker(root: Path, stage: str, outs: dict[str, str]) -> int | None:
-    """The newest attempt whose outputs had these digests in an earlier pipeline run, None if none is recorded."""
+    """The newest attempt whose outputs had these digests in an earlier pipeline run, None if none
+    is recorded.
+    """
     rows = jsonl.read(root / "runs" / "pipeline.jsonl", PipelineRow).rows
-    made = [row for row in rows if row.stage == stage and row.attempt is not None and row.detail.get("outs") == outs]
+    made = [
+        row
+        for row in rows
+        if row.stage == stage and row.attempt is not None and row.detail.get("outs") == outs
+    ]
     return made[-1].attempt if made else None
 
 
-def _reproduce(run: Run, stage: str, stop: StopRequest, observe: Observer, reproductions: ReproProcesses) -> Outcome:
+def _reproduce(
+    run: Run, stage: str, stop: StopRequest, observe: Observer, reproductions: ReproProcesses
+) -> Outcome:
     before = last_attempt(attempts(run.root, stage))
     budget = BudgetWatch(run, stage)
     budget.refuse_without_room()
@@ -83,9 +114,14 @@ def _reproduce(run: Run, stage: str, stop: StopRequest, observe: Observer, repro
     code = _watched(run, stage, reproductions.take(stage), watch, stop, budget, observe)
     output = path.read_bytes()[said:].decode(errors="replace")
     if stop.insisted:
-        raise StageStopped(f"{stage} was ended at once, without a last checkpoint: run again to go on from the one before.")
+        raise StageStopped(
+            f"{stage} was ended at once, without a last checkpoint: run again to go on from the "
+            "one before."
+        )
     if stop.made and code and watch.attempt is None:
-        raise StageStopped(f"{stage} was asked to stop before it began: run again to go on from there.")
+        raise StageStopped(
+            f"{stage} was asked to stop before it began: run again to go on from there."
+        )
     try:
         outcome = judge(stage, before, attempts(run.root, stage), code, output)
     except StageStopped as stopped:
@@ -98,7 +134,13 @@ def _reproduce(run: Run, stage: str, stop: StopRequest, observe: Observer, repro
 
 
 def _watched(
-    run: Run, stage: str, process: "subprocess.Popen[bytes]", watch: Watch, stop: StopRequest, budget: BudgetWatch, observe: Observer
+    run: Run,
+    stage: str,
+    process: "subprocess.Popen[bytes]",
+    watch: Watch,
+    stop: StopRequest,
+    budget: BudgetWatch,
+    observe: Observer,
 ) -> int:
     """Exit code of `dvc repro`, once it has ended."""
     asked: set[tuple[int, int]] = set()
@@ -122,13 +164,17 @@ def _watched(
 
 
 def note_loss(run: Run, stage: str, attempt: AttemptRow) -> None:
-    """A process killed without a word is paid for up to now, when its death is seen, and not only up to its last row."""
+    """A process killed without a word is paid for up to now, when its death is seen, and not only
+    up to its last row.
+    """
     row = attempt.model_copy(update={"event": "lost", "time": time.time()})
     jsonl.append(run.root / "runs" / stage / "attempts.jsonl", row)
 
 
 def _end_left_behind(pid: int) -> None:
-    """dvc was killed before its stage: let the stage checkpoint, its outputs would not be recorded."""
+    """dvc was killed before its stage: let the stage checkpoint, its outputs would not be
+    recorded.
+    """
     with suppress(psutil.NoSuchProcess, ProcessLookupError):
         process = psutil.Process(pid)
         os.kill(pid, signal.SIGTERM)
@@ -136,7 +182,9 @@ def _end_left_behind(pid: int) -> None:
 
 
 def _pass_on(stop: StopRequest, group: int, pid: int | None, asked: set[tuple[int, int]]) -> None:
-    """SIGTERM to the stage process, once; to all before there is one; SIGKILL to all if somebody insists."""
+    """SIGTERM to the stage process, once; to all before there is one; SIGKILL to all if somebody
+    insists.
+    """
     if stop.insisted:
         _signal_group(group, signal.SIGKILL)
     elif pid is not None and (pid, signal.SIGTERM) not in asked:
@@ -154,15 +202,24 @@ def _signal_group(group: int, number: int) -> None:
 
 
 def stop_orphans(root: Path, say: Callable[[str], None]) -> None:
-    """Let stage processes that a killed pipeline left behind checkpoint and end, so that two never write the same outputs."""
+    """Let stage processes that a killed pipeline left behind checkpoint and end, so that two never
+    write the same outputs.
+    """
     for stage in STAGES:
         rows = attempts(root, stage)
         if not rows or rows[-1].event == "end" or not _is_stage_process(rows[-1].pid, stage, root):
             continue
         pid = rows[-1].pid
-        say(f"{stage} is still at work from a run that was killed (process {pid}): letting it checkpoint, then going on from there.")
+        say(
+            f"{stage} is still at work from a run that was killed (process {pid}): letting it "
+            "checkpoint, then going on from there."
+        )
         with suppress(psutil.NoSuchProcess):
-            parents = [parent for parent in psutil.Process(pid).parents() if "dvc" in " ".join(parent.cmdline())]
+            parents = [
+                parent
+                for parent in psutil.Process(pid).parents()
+                if "dvc" in " ".join(parent.cmdline())
+            ]
             os.kill(pid, signal.SIGTERM)
             psutil.wait_procs([psutil.Process(pid), *parents], timeout=ORPHAN_PATIENCE_SECONDS)
     # a stage that has just ended may still have its outputs recorded: DVC is busy until then
@@ -185,7 +242,9 @@ def _is_stage_process(pid: int, stage: str, root: Path) -> bool:
     try:
         process = psutil.Process(pid)
         command = process.cmdline()
-        at_work = f"training.{stage}" in command or ("training.process.launch" in command and stage in command)
+        at_work = f"training.{stage}" in command or (
+            "training.process.launch" in command and stage in command
+        )
         return at_work and Path(process.cwd()) == root.resolve()
     except (psutil.NoSuchProcess, psutil.AccessDenied):
         return False

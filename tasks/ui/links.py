@@ -17,22 +17,42 @@ REPORT_ARTIFACT = "report/report.html"
 """The report among the artifacts of the MLflow run."""
 
 
-def pages(root: Path, params: Params, running: list[Server], run_id: str | None = None) -> dict[str, str]:
-    """Server -> URL of a run in its pages, the newest if none is named; the start page if it does not know the run.
+def pages(
+    root: Path, params: Params, running: list[Server], run_id: str | None = None
+) -> dict[str, str]:
+    """Server -> URL of a run in its pages, the newest if none is named; the start page if it does
+    not know the run.
 
-    `report` is there where MLflow knows the run: the report among its artifacts, once it was shipped.
+    `report` is there where MLflow knows the run: the report among its artifacts, once it was
+    shipped.
     """
     rows: list[PipelineRow] = jsonl.read(root / "runs" / "pipeline.jsonl", PipelineRow).rows
-    start = next((row for row in reversed(rows) if row.event == "start" and run_id in (None, row.run_id)), None)
+    start = next(
+        (row for row in reversed(rows) if row.event == "start" and run_id in (None, row.run_id)),
+        None,
+    )
     ports = DEFAULT_PORTS | {server.name: server.port for server in running}
     flow_run = start.detail.get("prefect.flow_run_id") if start else None
     cursor = load(cursor_path(root, params.tracking.uri))
     tracked = cursor.runs.get(start.run_id) if start else None
-    mlflow = params.tracking.uri if params.tracking.uri.startswith("http") else f"http://{HOST}:{ports['mlflow']}"
-    found = {"prefect": f"http://{HOST}:{ports['prefect']}" + (f"/runs/flow-run/{flow_run}" if flow_run else "")}
+    mlflow = (
+        params.tracking.uri
+        if params.tracking.uri.startswith("http")
+        else f"http://{HOST}:{ports['mlflow']}"
+    )
+    found = {
+        "prefect": f"http://{HOST}:{ports['prefect']}"
+        + (f"/runs/flow-run/{flow_run}" if flow_run else "")
+    }
     # MLflow opens as a tool for traces of language model applications unless it is told otherwise
-    runs = f"{mlflow}/#/experiments/{cursor.experiment_id}/runs" if cursor.experiment_id else f"{mlflow}/#/experiments"
+    runs = (
+        f"{mlflow}/#/experiments/{cursor.experiment_id}/runs"
+        if cursor.experiment_id
+        else f"{mlflow}/#/experiments"
+    )
     found["mlflow"] = f"{runs}{f'/{tracked}' if tracked else ''}?workflowType=machine_learning"
     if tracked:
-        found["report"] = f"{runs}/{tracked}/artifacts/{REPORT_ARTIFACT}?workflowType=machine_learning"
+        found["report"] = (
+            f"{runs}/{tracked}/artifacts/{REPORT_ARTIFACT}?workflowType=machine_learning"
+        )
     return found

@@ -23,13 +23,21 @@ def growth(params: Params, axis: Axis, stage: str, hardware: str | None, gpus: i
     if stage not in known:
         raise CostError(f"stage={stage} runs no model: choose one of {', '.join(known)}.")
     found = sweep(known[stage], aim.price, axis)
-    create_markdown_artifact(growth_markdown(stage, aim, found), key="growth", description=f"How {stage} grows with {axis}")
+    create_markdown_artifact(
+        growth_markdown(stage, aim, found),
+        key="growth",
+        description=f"How {stage} grows with {axis}",
+    )
 
 
 @task(name="measured", cache_policy=NO_CACHE, persist_result=False)
 def measured(stage: str) -> None:
     """Show what the runs of this checkout took."""
-    create_markdown_artifact(measured_markdown(stage, Path.cwd()), key="measured", description=f"What {stage} took in past runs")
+    create_markdown_artifact(
+        measured_markdown(stage, Path.cwd()),
+        key="measured",
+        description=f"What {stage} took in past runs",
+    )
 
 
 def growth_markdown(stage: str, aim: Target, growths: list[Growth]) -> str:
@@ -37,15 +45,22 @@ def growth_markdown(stage: str, aim: Target, growths: list[Growth]) -> str:
     parts = [f"# {stage} on {aim.gpus} x {aim.hardware.name}\n"]
     for each in growths:
         rows = "\n".join(
-            f"| {point.factor:g} | {point.parameters:,.4g} | {duration(point.seconds)} | {usd(point.usd)} | {memory(point.peak_bytes)} |"
+            f"| {point.factor:g} | {point.parameters:,.4g} | {duration(point.seconds)} | "
+            f"{usd(point.usd)} | {memory(point.peak_bytes)} |"
             for point in each.points
         )
-        line = f"time ~ {each.axis}^{each.seconds_exponent:.2f}, memory ~ {each.axis}^{each.memory_exponent:.2f}"
+        line = (
+            f"time ~ {each.axis}^{each.seconds_exponent:.2f}, memory ~ "
+            f"{each.axis}^{each.memory_exponent:.2f}"
+        )
         if each.measured_exponent is not None:
-            line += f"; timed here by rlhf calibrate: time ~ {each.axis}^{each.measured_exponent:.2f}"
+            line += (
+                f"; timed here by rlhf calibrate: time ~ {each.axis}^{each.measured_exponent:.2f}"
+            )
         title = f"{each.axis}, {each.kind}" if each.kind else each.axis
         parts.append(
-            f"## {title}\n\n| factor | parameters | time | cost | memory a device |\n|---:|---:|---:|---:|---:|\n{rows}\n\n{line}\n"
+            f"## {title}\n\n| factor | parameters | time | cost | memory a device "
+            f"|\n|---:|---:|---:|---:|---:|\n{rows}\n\n{line}\n"
         )
     return "\n".join(parts)
 
@@ -56,8 +71,10 @@ def measured_markdown(stage: str, root: Path) -> str:
     if not runs:
         return f"# No run made {stage} yet\n\nRuns of this checkout on this machine are listed here, planned beside measured.\n"
     rows = "\n".join(
-        f"| {run.run_id} | {run.parameters:,.4g} | {duration(run.planned_seconds)} | {duration(run.measured_seconds)} "
-        f"| {run.planned_seconds / run.measured_seconds - 1:+.0%} | {memory(run.measured_peak_bytes)} |"
+        f"| {run.run_id} | {run.parameters:,.4g} | {duration(run.planned_seconds)} | "
+        f"{duration(run.measured_seconds)} "
+        f"| {run.planned_seconds / run.measured_seconds - 1:+.0%} | "
+        f"{memory(run.measured_peak_bytes)} |"
         for run in runs
     )
     slope = measured_exponent(runs)
@@ -67,6 +84,7 @@ def measured_markdown(stage: str, root: Path) -> str:
         else f"time ~ parameters^{slope:.2f}, with all else that differs between them"
     )
     return (
-        f"# {stage} as measured\n\n| run | parameters | planned | measured | error | peak memory |\n|---|---:|---:|---:|---:|---:|\n{rows}\n\n"
+        f"# {stage} as measured\n\n| run | parameters | planned | measured | error | peak memory "
+        f"|\n|---|---:|---:|---:|---:|---:|\n{rows}\n\n"
         f"{growth_line}\n"
     )

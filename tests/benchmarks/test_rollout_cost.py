@@ -5,7 +5,9 @@ from benchmarks.rollout_cost import LIMIT, cpu_seconds, measure, model_of, work_
 
 
 @pytest.mark.parametrize("engine", ["static", "paged"])
-def test_responses_end_where_they_are_to_whatever_the_limit(engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_responses_end_where_they_are_to_whatever_the_limit(
+    engine: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model, work = model_of("2M", 512, None), work_of(6, 512)
     assert 6 * 15 < work.tokens < 6 * 45
     for limit in (LIMIT, 2 * LIMIT):

@@ -8,9 +8,15 @@ from benchmarks.ppo_vs_trl import median_time
 from benchmarks.runs import Measurement
 
 RUN = Measurement(
-    update_seconds=[9.0, 2.0, 4.0, 3.0], phases={"update": 1.5}, peak_bytes=1000, batch_size=6, prompt_lengths=[[3, 3]] * 4,
-    response_lengths=[[2, 4], [6, 8], [2, 2], [4, 4]], golds=[0.4, 0.5, 0.9, 0.7], gold_final=0.8,
-)  # fmt: skip
+    update_seconds=[9.0, 2.0, 4.0, 3.0],
+    phases={"update": 1.5},
+    peak_bytes=1000,
+    batch_size=6,
+    prompt_lengths=[[3, 3]] * 4,
+    response_lengths=[[2, 4], [6, 8], [2, 2], [4, 4]],
+    golds=[0.4, 0.5, 0.9, 0.7],
+    gold_final=0.8,
+)
 
 
 def test_the_first_update_is_not_timed() -> None:

@@ -3,8 +3,13 @@
 from benchmarks.utilisation import forward_flops, linear_shapes, update_flops
 
 SHAPE = {
-    "hidden_size": 4, "intermediate_size": 6, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1, "vocab_size": 10,
-}  # fmt: skip
+    "hidden_size": 4,
+    "intermediate_size": 6,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "vocab_size": 10,
+}
 WEIGHTS = 4 * 4 + 2 * 4 * 2 + 4 * 4 + 3 * 4 * 6
 """Of one layer: query, key and value with half the heads, output, three of the feed-forward."""
 
@@ -25,9 +30,15 @@ def test_logits_are_counted_at_response_tokens_only() -> None:
 
 
 def test_an_update_is_forward_and_twice_that_backward_of_both_trunks_each_epoch() -> None:
-    assert update_flops(SHAPE, [3, 1], [2, 1], ppo_epochs=4, own_value_trunk=True, lora=False) == 4 * 3 * (3936 + 240 + 3936)
+    assert update_flops(
+        SHAPE, [3, 1], [2, 1], ppo_epochs=4, own_value_trunk=True, lora=False
+    ) == 4 * 3 * (3936 + 240 + 3936)
 
 
 def test_a_shared_trunk_is_counted_once_and_frozen_weights_have_no_gradient() -> None:
-    assert update_flops(SHAPE, [3, 1], [2, 1], ppo_epochs=4, own_value_trunk=False, lora=False) == 4 * 3 * (3936 + 240)
-    assert update_flops(SHAPE, [3, 1], [2, 1], ppo_epochs=1, own_value_trunk=True, lora=True) == 2 * (3936 + 240 + 3936)
+    assert update_flops(
+        SHAPE, [3, 1], [2, 1], ppo_epochs=4, own_value_trunk=False, lora=False
+    ) == 4 * 3 * (3936 + 240)
+    assert update_flops(
+        SHAPE, [3, 1], [2, 1], ppo_epochs=1, own_value_trunk=True, lora=True
+    ) == 2 * (3936 + 240 + 3936)

@@ -10,8 +10,15 @@ from playwright.sync_api import Browser, Page, expect, sync_playwright
 from tests.browser.project import Project, project
 
 PROGRAMS = ("chromium", "chromium-browser", "google-chrome")
-OPTIONS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking", "--disable-component-update",
-           "--disable-sync"]  # fmt: skip
+OPTIONS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
 """Without a sandbox because CI runs as root; the others keep the browser from calling its maker."""
 PATIENCE_MILLISECONDS = 60_000
 """How long a page may take to show what it is asked for: a busy machine is not a failure."""
@@ -24,7 +31,10 @@ def chromium() -> str:
     """Where the system's browser is; skips the test if there is none."""
     program = next((found for name in PROGRAMS if (found := shutil.which(name))), None)
     if program is None:
-        pytest.skip(f"no browser: none of {', '.join(PROGRAMS)} is on the PATH (Debian: apt-get install chromium)")
+        pytest.skip(
+            f"no browser: none of {', '.join(PROGRAMS)} is on the PATH (Debian: apt-get install "
+            "chromium)"
+        )
     return program
 
 
@@ -38,18 +48,26 @@ def stack(request: pytest.FixtureRequest, new_checkout: Callable[[], Path]) -> I
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    """A browser for the tests of a file: Playwright holds the thread's event loop as long as it lives, which others need too."""
+    """A browser for the tests of a file: Playwright holds the thread's event loop as long as it
+    lives, which others need too.
+    """
     program = chromium()
     with sync_playwright() as playwright:
-        launched = playwright.chromium.launch(executable_path=program, args=OPTIONS, timeout=START_MILLISECONDS)
+        launched = playwright.chromium.launch(
+            executable_path=program, args=OPTIONS, timeout=START_MILLISECONDS
+        )
         yield launched
         launched.close()
 
 
 @pytest.fixture
 def page(browser: Browser) -> Iterator[Page]:
-    """A page of a person who has never been here. An error in a script on the page fails the test."""
-    context = browser.new_context(viewport={"width": 1280, "height": 800}, color_scheme="light", reduced_motion="reduce")
+    """A page of a person who has never been here. An error in a script on the page fails the
+    test.
+    """
+    context = browser.new_context(
+        viewport={"width": 1280, "height": 800}, color_scheme="light", reduced_motion="reduce"
+    )
     context.set_default_timeout(PATIENCE_MILLISECONDS)
     errors: list[str] = []
     opened = context.new_page()
@@ -61,7 +79,9 @@ def page(browser: Browser) -> Iterator[Page]:
 
 @pytest.fixture
 def picture(request: pytest.FixtureRequest) -> Callable[[Page, str], None]:
-    """Keeps what a page shows as NAME.png in the folder of --screenshots; does nothing without that option."""
+    """Keeps what a page shows as NAME.png in the folder of --screenshots; does nothing without that
+    option.
+    """
     folder: Path | None = request.config.getoption("--screenshots")
 
     def keep(page: Page, name: str) -> None:

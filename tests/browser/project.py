@@ -33,22 +33,33 @@ class Project(NamedTuple):
 def rlhf(root: Path, *arguments: str) -> str:
     """What the command printed; it has to succeed."""
     done = subprocess.run(
-        [sys.executable, "-m", "cli.main", *arguments], cwd=root, env={**os.environ, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"},
-        capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False,
-    )  # fmt: skip
+        [sys.executable, "-m", "cli.main", *arguments],
+        cwd=root,
+        env={**os.environ, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_SECONDS,
+        check=False,
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
 
 @contextmanager
 def project(root: Path, recipe: Path) -> Iterator[Project]:
-    """The checkout `root` with its forms prefilled from `recipe`, its servers up; down again at the end."""
+    """The checkout `root` with its forms prefilled from `recipe`, its servers up; down again at the
+    end.
+    """
     shutil.copyfile(recipe, root / RECIPE)
     shutil.copyfile(recipe, root / "params.yaml")
     file = root / "prefect.yaml"
-    file.write_text(file.read_text(encoding="utf-8").replace("recipes/demo.yaml", RECIPE), encoding="utf-8")
+    file.write_text(
+        file.read_text(encoding="utf-8").replace("recipes/demo.yaml", RECIPE), encoding="utf-8"
+    )
     try:
-        said = rlhf(root, "up", "--prefect-port", str(free_port()), "--mlflow-port", str(free_port()))
+        said = rlhf(
+            root, "up", "--prefect-port", str(free_port()), "--mlflow-port", str(free_port())
+        )
         yield Project(root, _pages(said))
     finally:
         rlhf(root, "down")
@@ -56,7 +67,9 @@ def project(root: Path, recipe: Path) -> Iterator[Project]:
 
 def _pages(said: str) -> dict[str, str]:
     pages = dict(re.findall(r"^(Prefect|MLflow) +(\S+)", said, re.MULTILINE))
-    return pages | {name: url for url, name in re.findall(r"^Form +(\S+) +\(([\w/-]+)", said, re.MULTILINE)}
+    return pages | {
+        name: url for url, name in re.findall(r"^Form +(\S+) +\(([\w/-]+)", said, re.MULTILINE)
+    }
 
 
 def free_port() -> int:

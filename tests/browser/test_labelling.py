@@ -1,4 +1,6 @@
-"""The labelling page in a real browser: ten pairs by keyboard, and nothing a model wrote becomes markup."""
+"""The labelling page in a real browser: ten pairs by keyboard, and nothing a model wrote becomes
+markup.
+"""
 
 import json
 import threading
@@ -12,20 +14,47 @@ from labelling.votes import read_pairs, read_votes, shown_left
 
 pytestmark = [pytest.mark.browser, pytest.mark.integration]
 
-HOSTILE = "<img src=x onerror=\"document.title='owned'\"><script>document.title='owned'</script>&amp;"
-KEYS = ["ArrowLeft", "ArrowRight", "ArrowDown", "s", "ArrowLeft", "t", "ArrowRight", "ArrowRight", "ArrowLeft", "ArrowDown"]
+HOSTILE = (
+    "<img src=x onerror=\"document.title='owned'\"><script>document.title='owned'</script>&amp;"
+)
+KEYS = [
+    "ArrowLeft",
+    "ArrowRight",
+    "ArrowDown",
+    "s",
+    "ArrowLeft",
+    "t",
+    "ArrowRight",
+    "ArrowRight",
+    "ArrowLeft",
+    "ArrowDown",
+]
 
 
 def press(page: Page, key: str, done: int) -> None:
-    """Press a key and wait until the page shows the next pair: while it waits for the server, keys are not votes."""
+    """Press a key and wait until the page shows the next pair: while it waits for the server, keys
+    are not votes.
+    """
     expect(page.locator("main")).to_have_attribute("aria-busy", "false")
     page.keyboard.press(key)
     expect(page.locator("#count")).to_contain_text(f"{done} of ")
 
 
 def test_ten_pairs_are_labelled_by_keyboard_and_resumed(tmp_path: Path, page: Page) -> None:
-    rows = [{"prompt": f"p{i} {HOSTILE}", "response1": f"a{i} {HOSTILE}", "response2": f"b{i}\n{HOSTILE}", "seed": 1} for i in range(10)]
-    rows[3]["prompt"] = [{"role": "user", "content": "q"}, {"role": "assistant", "content": HOSTILE}, {"role": "user", "content": "r"}]
+    rows = [
+        {
+            "prompt": f"p{i} {HOSTILE}",
+            "response1": f"a{i} {HOSTILE}",
+            "response2": f"b{i}\n{HOSTILE}",
+            "seed": 1,
+        }
+        for i in range(10)
+    ]
+    rows[3]["prompt"] = [
+        {"role": "user", "content": "q"},
+        {"role": "assistant", "content": HOSTILE},
+        {"role": "user", "content": "r"},
+    ]
     (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     votes = tmp_path / "votes.jsonl"
     with serve(Session(tmp_path / "pairs.jsonl", votes)) as server:
@@ -53,7 +82,13 @@ def test_ten_pairs_are_labelled_by_keyboard_and_resumed(tmp_path: Path, page: Pa
         finally:
             server.shutdown()
             thread.join()
-    chosen = {"ArrowLeft": "left", "ArrowRight": "right", "ArrowDown": "tie", "t": "tie", "s": "skip"}
+    chosen = {
+        "ArrowLeft": "left",
+        "ArrowRight": "right",
+        "ArrowDown": "tie",
+        "t": "tie",
+        "s": "skip",
+    }
     expected = []
     for pair, key in zip(read_pairs(tmp_path / "pairs.jsonl"), KEYS, strict=True):
         left = shown_left(pair, "Ada")

@@ -1,4 +1,6 @@
-"""MLflow's own pages answer what people ask about runs: opened, searched and compared as a person does it."""
+"""MLflow's own pages answer what people ask about runs: opened, searched and compared as a person
+does it.
+"""
 
 import re
 from collections.abc import Callable
@@ -19,8 +21,12 @@ SAME_ROW = """e => {
   return [...document.querySelectorAll('.ReactVirtualized__Grid__innerScrollContainer > div')]
     .filter((x) => Math.abs(middle(x) - middle(e)) < 4).map((x) => x.innerText);
 }"""
-"""The texts beside an element in MLflow's table, which has no rows: only cells, each at its place."""
-BOTH_PICTURES = "[...document.querySelectorAll('img')].filter((x) => x.naturalWidth > 300 && x.offsetWidth > 200).length >= 2"
+"""The texts beside an element in MLflow's table, which has no rows: only cells, each at its place.
+"""
+BOTH_PICTURES = (
+    "[...document.querySelectorAll('img')].filter((x) => x.naturalWidth > 300 && x.offsetWidth > "
+    "200).length >= 2"
+)
 WHOLE_RUNS = "tags.\"rlhf.kind\" = 'run'"
 
 
@@ -48,7 +54,11 @@ def test_the_page_of_a_run_shows_its_summary_with_the_key_picture(
     page.wait_for_function("document.querySelector(\"img[src*='key.svg']\").naturalWidth > 100")
     close_assistant(page)
     page.get_by_text("Show more").click()
-    total = page.get_by_role("row").filter(has=page.get_by_role("cell", name="total", exact=True)).locator("td")
+    total = (
+        page.get_by_role("row")
+        .filter(has=page.get_by_role("cell", name="total", exact=True))
+        .locator("td")
+    )
     assert total.nth(2).inner_text().strip() == usd(results[0]["total_usd"])
     shown.scroll_into_view_if_needed()
     picture(page, "mlflow-run")
@@ -66,7 +76,9 @@ def test_two_runs_are_found_selected_and_compared_by_cost(
         search.press("Enter")
     page.wait_for_timeout(1000)  # the table is drawn anew, and a click on the old one is lost
     for done, result in enumerate(results, start=1):
-        row = page.get_by_role("row").filter(has=page.get_by_role("link", name=name_of(result), exact=True))
+        row = page.get_by_role("row").filter(
+            has=page.get_by_role("link", name=name_of(result), exact=True)
+        )
         row.get_by_label("toggle row selection").click(force=True)  # its own drawing is in the way
         expect(page.get_by_label("toggle row selection (checked)")).to_have_count(done)
     page.get_by_role("button", name="Compare", exact=True).click()
@@ -83,18 +95,32 @@ def test_two_runs_are_found_selected_and_compared_by_cost(
 
 
 def test_the_documented_searches_and_metrics_are_there(results: list[dict[str, Any]]) -> None:
-    server, _, experiment = results[0]["pages"]["mlflow"].split("/runs/")[0].partition("/#/experiments/")
+    server, _, experiment = (
+        results[0]["pages"]["mlflow"].split("/runs/")[0].partition("/#/experiments/")
+    )
     client = MlflowClient(server)
     document = (ROOT / "docs" / "mlflow.md").read_text(encoding="utf-8")
     searches = re.findall(r"`((?:tags|metrics|params|attributes)\.[^`]* [^`]*)`", document)
     assert len(searches) > 8
-    found = {search: {run.info.run_name for run in client.search_runs([experiment], search)} for search in searches}
+    found = {
+        search: {run.info.run_name for run in client.search_runs([experiment], search)}
+        for search in searches
+    }
     names = {name_of(result) for result in results}  # other tests may have started more
     assert found[WHOLE_RUNS] >= names
     assert not any(" of " in name for name in found[WHOLE_RUNS])
     dear = found['metrics."cost/usd" > 0.01 and tags."rlhf.kind" = \'run\'']
     assert dear & names == {name_of(result) for result in results if result["total_usd"] > 0.01}
     known = {name for run in client.search_runs([experiment]) for name in run.data.metrics}
-    documented = set(re.findall(r"[`\"]((?:cost|eval|plan|ppo|phase_seconds|phase_usd|stage_usd)/[a-z_/]+)[`\"]", document))
-    headings = {name for name in documented if any(metric.startswith(f"{name}/") for metric in known)}
-    assert documented - headings - known <= {"cost/usd_per_win_rate_point"}, "without a gain there is no price of it"
+    documented = set(
+        re.findall(
+            r"[`\"]((?:cost|eval|plan|ppo|phase_seconds|phase_usd|stage_usd)/[a-z_/]+)[`\"]",
+            document,
+        )
+    )
+    headings = {
+        name for name in documented if any(metric.startswith(f"{name}/") for metric in known)
+    }
+    assert documented - headings - known <= {"cost/usd_per_win_rate_point"}, (
+        "without a gain there is no price of it"
+    )

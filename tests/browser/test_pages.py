@@ -1,4 +1,6 @@
-"""Our own pages on a wide and on a narrow screen: nothing runs out of them, whatever is too wide scrolls in its box."""
+"""Our own pages on a wide and on a narrow screen: nothing runs out of them, whatever is too wide
+scrolls in its box.
+"""
 
 import json
 import threading
@@ -29,7 +31,8 @@ ESCAPES = """() => {
     .filter((e) => !inBox(e) && e.getBoundingClientRect().right > wide + 1)
     .map((e) => e.outerHTML.slice(0, 120));
 }"""
-"""The elements that reach over the right edge of the window, those in boxes that scroll left out."""
+"""The elements that reach over the right edge of the window, those in boxes that scroll left out.
+"""
 OVERLAPS = """() => [...document.querySelectorAll('.tile dd, .bar-value, .badge, h1, h2, h3')]
   .filter((e) => e.scrollWidth > e.clientWidth + 1 && getComputedStyle(e).display !== 'inline')
   .map((e) => e.outerHTML.slice(0, 120))"""
@@ -41,10 +44,17 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """report, compare and plan, as the commands write them."""
     root = tmp_path_factory.mktemp("runs")
     write_two_runs(root)
-    files = {"report": build_report(root, load(root / "runs/pipeline" / FIRST / "params.yaml"), FIRST)}
+    files = {
+        "report": build_report(root, load(root / "runs/pipeline" / FIRST / "params.yaml"), FIRST)
+    }
     params = load(RECIPE)
-    made = plan(params, target(params, None, 1, None, root), ("data", "sft", "reward", "ppo", "evaluate"))
-    texts = {"compare": side_by_side_page(read_side_by_side(root, [FIRST, SECOND])), "plan": plan_page(made, "Plan of demo.yaml")}
+    made = plan(
+        params, target(params, None, 1, None, root), ("data", "sft", "reward", "ppo", "evaluate")
+    )
+    texts = {
+        "compare": side_by_side_page(read_side_by_side(root, [FIRST, SECOND])),
+        "plan": plan_page(made, "Plan of demo.yaml"),
+    }
     for name, text in texts.items():
         files[name] = root / f"{name}.html"
         files[name].write_text(text, encoding="utf-8")
@@ -53,7 +63,9 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("name", ["report", "compare", "plan"])
-def test_a_page_fits_its_window(pages: dict[str, Path], name: str, width: int, page: Page, picture: Callable[[Page, str], None]) -> None:
+def test_a_page_fits_its_window(
+    pages: dict[str, Path], name: str, width: int, page: Page, picture: Callable[[Page, str], None]
+) -> None:
     page.set_viewport_size({"width": width, "height": 900})
     page.goto(pages[name].as_uri())
     if width == WIDTHS[0]:

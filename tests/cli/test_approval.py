@@ -18,7 +18,8 @@ pytestmark = pytest.mark.integration
 
 ASK = (
     "from pathlib import Path\nfrom cli.flow_run import plan_first\nfrom config.load import load\n"
-    "plan_first(Path(), load(Path('params.yaml'), ['budget.approval_usd=0.001']), False)\nprint('started')"
+    "plan_first(Path(), load(Path('params.yaml'), ['budget.approval_usd=0.001']), "
+    "False)\nprint('started')"
 )
 
 
@@ -29,9 +30,15 @@ def project(tmp_path: Path) -> Path:
 
 def rlhf(project: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "cli.main", *arguments], cwd=project, env={**os.environ, "PYTHONPATH": str(ROOT)},
-        stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=120, check=False,
-    )  # fmt: skip
+        [sys.executable, "-m", "cli.main", *arguments],
+        cwd=project,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
 
 
 @pytest.mark.parametrize(
@@ -42,7 +49,9 @@ def rlhf(project: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
         ("budget.approval_usd=0.001", "nobody is there to ask. Approve with --yes"),
     ],
 )
-def test_a_run_that_may_not_start_is_one_line_after_its_plan_and_leaves_everything_alone(project: Path, change: str, words: str) -> None:
+def test_a_run_that_may_not_start_is_one_line_after_its_plan_and_leaves_everything_alone(
+    project: Path, change: str, words: str
+) -> None:
     before = sorted(path.name for path in project.iterdir())
     params = (project / "params.yaml").read_bytes()
     done = rlhf(project, "run", "--set", change)
@@ -50,19 +59,32 @@ def test_a_run_that_may_not_start_is_one_line_after_its_plan_and_leaves_everythi
     plan, refusal = done.stderr.strip().splitlines()
     assert plan.startswith("Planned: ")
     assert words in refusal
-    assert sorted(path.name for path in project.iterdir() if path.name != ".dvc") == [name for name in before if name != ".dvc"]
+    assert sorted(path.name for path in project.iterdir() if path.name != ".dvc") == [
+        name for name in before if name != ".dvc"
+    ]
     assert (project / "params.yaml").read_bytes() == params
 
 
-@pytest.mark.parametrize(("answer", "code", "said"), [("y", 0, "started"), ("n", 1, "not approved"), ("", 1, "not approved")])
-def test_on_a_terminal_approval_is_asked_for(project: Path, answer: str, code: int, said: str) -> None:
+@pytest.mark.parametrize(
+    ("answer", "code", "said"),
+    [("y", 0, "started"), ("n", 1, "not approved"), ("", 1, "not approved")],
+)
+def test_on_a_terminal_approval_is_asked_for(
+    project: Path, answer: str, code: int, said: str
+) -> None:
     keyboard, terminal = pty.openpty()
     try:
         os.write(keyboard, f"{answer}\n".encode())
         done = subprocess.run(
-            [sys.executable, "-c", ASK], cwd=project, env={**os.environ, "PYTHONPATH": str(ROOT)}, stdin=terminal, capture_output=True,
-            text=True, timeout=120, check=False,
-        )  # fmt: skip
+            [sys.executable, "-c", ASK],
+            cwd=project,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            stdin=terminal,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
     finally:
         os.close(keyboard)
         os.close(terminal)

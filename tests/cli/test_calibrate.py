@@ -1,4 +1,6 @@
-"""`rlhf calibrate`: what it prints of a measurement, and that a failed one leaves the last in place."""
+"""`rlhf calibrate`: what it prints of a measurement, and that a failed one leaves the last in
+place.
+"""
 
 import json
 from pathlib import Path
@@ -21,7 +23,9 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_json_is_the_whole_record_and_where_it_is(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_is_the_whole_record_and_where_it_is(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     show(project, as_json=True)
     found = json.loads(capsys.readouterr().out)
     assert found["decode_step_seconds"] == 1e-3
@@ -35,9 +39,13 @@ def test_people_see_rates_in_their_units(project: Path, capsys: pytest.CaptureFi
     assert "10.0 GB/s" in said
 
 
-def test_a_measurement_that_fails_leaves_the_last_one(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_measurement_that_fails_leaves_the_last_one(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     before = (project / MACHINE_FILE).read_text()
-    (project / "training").mkdir()  # a package of that name in the folder hides ours from `python -m`
+    (
+        project / "training"
+    ).mkdir()  # a package of that name in the folder hides ours from `python -m`
     (project / "training" / "__init__.py").write_text("")
     (project / "training" / "machine.py").write_text("raise SystemExit(3)\n")
     with pytest.raises(EnvironmentFault, match="exit code 3"):

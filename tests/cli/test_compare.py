@@ -20,7 +20,15 @@ def project(tmp_path: Path) -> Path:
 def call(project: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "cli.main", "compare", *arguments]
     environment = {"PYTHONPATH": str(ROOT), "PATH": "", "COLUMNS": "120"}
-    return subprocess.run(command, cwd=project, env=environment, capture_output=True, text=True, check=False, timeout=60)
+    return subprocess.run(
+        command,
+        cwd=project,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
 
 
 def test_the_last_two_runs_are_compared_by_default(project: Path) -> None:
@@ -28,7 +36,9 @@ def test_the_last_two_runs_are_compared_by_default(project: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert [run["run_id"] for run in json.loads(done.stdout)["runs"]] == [FIRST, SECOND]
     assert done.stdout == call(project, FIRST, "last", "--json").stdout
-    assert [run["run_id"] for run in json.loads(call(project, "last", FIRST, "--json").stdout)["runs"]] == [SECOND, FIRST]
+    assert [
+        run["run_id"] for run in json.loads(call(project, "last", FIRST, "--json").stdout)["runs"]
+    ] == [SECOND, FIRST]
 
 
 def test_the_tables_show_every_part(project: Path) -> None:
@@ -69,6 +79,12 @@ try:
 except SystemExit:
     print(sorted({heavy} & set(sys.modules)))
 """
-    done = subprocess.run([sys.executable, "-c", program], cwd=project, env={"PYTHONPATH": str(ROOT), "PATH": ""},
-                          capture_output=True, text=True, check=True)  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=project,
+        env={"PYTHONPATH": str(ROOT), "PATH": ""},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     assert done.stdout.splitlines()[-1] == "[]"

@@ -1,4 +1,6 @@
-"""What `rlhf up --docker` refuses before anything starts: each mistake in one line, no value of a secret in it."""
+"""What `rlhf up --docker` refuses before anything starts: each mistake in one line, no value of a
+secret in it.
+"""
 
 from pathlib import Path
 
@@ -8,7 +10,12 @@ from cli.docker import EXAMPLE, read_settings, require_engine
 from config.errors import EnvironmentFault
 from tests.conftest import ROOT
 
-GOOD = {"POSTGRES_PASSWORD": "abcdef123456", "S3_ACCESS_KEY": "abcdef123456", "S3_SECRET_KEY": "abcdef123456", "DOCKER_GROUP": "999"}
+GOOD = {
+    "POSTGRES_PASSWORD": "abcdef123456",
+    "S3_ACCESS_KEY": "abcdef123456",
+    "S3_SECRET_KEY": "abcdef123456",
+    "DOCKER_GROUP": "999",
+}
 
 
 def settings(folder: Path, **changes: str) -> Path:
@@ -33,25 +40,39 @@ def test_the_example_names_every_setting_and_holds_no_secret(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"S3_SECRET_KEY": "short7c"}, r"S3_SECRET_KEY in docker/\.env is 7 characters long: at least 8 letters and digits"),
-        ({"POSTGRES_PASSWORD": "with/slash@sign"}, r"POSTGRES_PASSWORD in docker/\.env is not of letters and digits alone"),
+        (
+            {"S3_SECRET_KEY": "short7c"},
+            r"S3_SECRET_KEY in docker/\.env is 7 characters long: at least 8 letters and digits",
+        ),
+        (
+            {"POSTGRES_PASSWORD": "with/slash@sign"},
+            r"POSTGRES_PASSWORD in docker/\.env is not of letters and digits alone",
+        ),
         ({"DOCKER_GROUP": ""}, r"DOCKER_GROUP= in docker/\.env is no number.*stat -c %g"),
     ],
 )
-def test_a_setting_that_can_not_work_is_named_without_its_value(tmp_path: Path, changes: dict[str, str], words: str) -> None:
+def test_a_setting_that_can_not_work_is_named_without_its_value(
+    tmp_path: Path, changes: dict[str, str], words: str
+) -> None:
     with pytest.raises(EnvironmentFault, match=words) as fault:
         read_settings(settings(tmp_path, **changes))
     assert not any(value and value in str(fault.value) for value in changes.values())
 
 
 def test_without_settings_the_line_says_how_to_make_them(tmp_path: Path) -> None:
-    with pytest.raises(EnvironmentFault, match=r"docker/\.env does not exist.*cp docker/\.env\.example docker/\.env"):
+    with pytest.raises(
+        EnvironmentFault,
+        match=r"docker/\.env does not exist.*cp docker/\.env\.example docker/\.env",
+    ):
         read_settings(tmp_path / ".env")
 
 
 def test_an_absent_engine_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/no.sock")
-    with pytest.raises(EnvironmentFault, match=r"no Docker engine answers at unix://.*no\.sock|docker is not on PATH") as fault:
+    with pytest.raises(
+        EnvironmentFault,
+        match=r"no Docker engine answers at unix://.*no\.sock|docker is not on PATH",
+    ) as fault:
         require_engine()
     assert "\n" not in str(fault.value)
     monkeypatch.setenv("PATH", str(tmp_path))

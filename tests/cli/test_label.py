@@ -30,17 +30,29 @@ TASK = {"data": {"prompt": "p", "text1": "a", "text2": "b"}}
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "dvc.yaml").write_text("stages: {}\n")
     (tmp_path / PAIRS_FILE).parent.mkdir(parents=True)
-    (tmp_path / PAIRS_FILE).write_text(json.dumps({"prompt": "p", "response1": "a", "response2": "b", "seed": 1}) + "\n")
+    (tmp_path / PAIRS_FILE).write_text(
+        json.dumps({"prompt": "p", "response1": "a", "response2": "b", "seed": 1}) + "\n"
+    )
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
 def rlhf(*arguments: str) -> dict[str, Any]:
-    return dict(json.loads(CliRunner().invoke(app, [*arguments, "--json"], catch_exceptions=False, standalone_mode=False).stdout))
+    return dict(
+        json.loads(
+            CliRunner()
+            .invoke(app, [*arguments, "--json"], catch_exceptions=False, standalone_mode=False)
+            .stdout
+        )
+    )
 
 
 def annotation(side: str, by: int) -> dict[str, Any]:
-    return {"completed_by": by, "was_cancelled": False, "result": [{"type": "pairwise", "value": {"selected": side}}]}
+    return {
+        "completed_by": by,
+        "was_cancelled": False,
+        "result": [{"type": "pairwise", "value": {"selected": side}}],
+    }
 
 
 def test_the_report_counts_votes_and_agreement(project: Path) -> None:
@@ -55,14 +67,22 @@ def test_the_report_counts_votes_and_agreement(project: Path) -> None:
         ],
     )
     found = rlhf("label", "--report")
-    assert (found["pairs"], found["pairs_with_votes"], found["votes"], found["agreement"], found["krippendorff_alpha"]) == (1, 1, 4, 1, 1)
+    assert (
+        found["pairs"],
+        found["pairs_with_votes"],
+        found["votes"],
+        found["agreement"],
+        found["krippendorff_alpha"],
+    ) == (1, 1, 4, 1, 1)
     assert "[red]ada, bob" in CliRunner().invoke(app, ["label", "--report"]).stdout
 
 
 def test_the_page_is_served_until_it_is_stopped_and_its_votes_are_data(project: Path) -> None:
     command = [sys.executable, "-m", "cli.main", "label", "--annotator", "Ada L.", "--json"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+    )
     try:
         assert process.stdout
         address = json.loads(process.stdout.readline())["url"]
@@ -71,7 +91,10 @@ def test_the_page_is_served_until_it_is_stopped_and_its_votes_are_data(project: 
         with urllib.request.urlopen(f"{base}api/next?annotator=Ada+L.", timeout=10) as answer:
             pair = json.load(answer)["pair"]
         body = json.dumps({"annotator": "Ada L.", "pair": pair["key"], "choice": "left"}).encode()
-        urllib.request.urlopen(urllib.request.Request(f"{base}api/vote", body, {"Content-Type": "application/json"}), timeout=10).close()
+        urllib.request.urlopen(
+            urllib.request.Request(f"{base}api/vote", body, {"Content-Type": "application/json"}),
+            timeout=10,
+        ).close()
         process.send_signal(signal.SIGINT)
         rest, errors = process.communicate(timeout=20)
     finally:
@@ -80,16 +103,24 @@ def test_the_page_is_served_until_it_is_stopped_and_its_votes_are_data(project: 
     assert (process.returncode, errors) == (0, "")
     assert json.loads(rest)["votes"] == 1
     table, columns = gather(
-        read_file(FileSource(kind="file", path=str(VOTES_FILE), format="votes", columns={}), project, "data.source"),
+        read_file(
+            FileSource(kind="file", path=str(VOTES_FILE), format="votes", columns={}),
+            project,
+            "data.source",
+        ),
         column_names("votes", {}, "data.source"),
     )
     (example,) = parse_rows(table, "votes", columns, TextRules(100, 100, ())).examples
     assert example.pairs[0].chosen == pair["left"]
 
 
-def test_drawing_that_fails_is_one_line_and_keeps_the_pairs(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_drawing_that_fails_is_one_line_and_keeps_the_pairs(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     before = PAIRS_FILE.read_bytes()
-    (project / "training").mkdir()  # a package of that name in the folder hides ours from `python -m`
+    (
+        project / "training"
+    ).mkdir()  # a package of that name in the folder hides ours from `python -m`
     (project / "training" / "__init__.py").write_text("")
     (project / "training" / "pairs.py").write_text("raise SystemExit(2)\n")
     with pytest.raises(EnvironmentFault, match="exit code 2"):
@@ -99,12 +130,30 @@ def test_drawing_that_fails_is_one_line_and_keeps_the_pairs(project: Path, monke
 
 def test_an_import_adds_each_vote_once_and_quarantines_the_rest(project: Path) -> None:
     export = project / "export.json"
-    export.write_text(json.dumps([TASK | {"annotations": [annotation("left", 1), annotation("right", 2)]}, {"id": 5}]))
-    first, again = (rlhf("label-import", "export.json", "--format", "label-studio") for _ in range(2))
-    assert (first["imported"], first["refused"], again["imported"], again["unchanged"]) == (2, 1, 0, 2)
+    export.write_text(
+        json.dumps(
+            [TASK | {"annotations": [annotation("left", 1), annotation("right", 2)]}, {"id": 5}]
+        )
+    )
+    first, again = (
+        rlhf("label-import", "export.json", "--format", "label-studio") for _ in range(2)
+    )
+    assert (first["imported"], first["refused"], again["imported"], again["unchanged"]) == (
+        2,
+        1,
+        0,
+        2,
+    )
     assert [vote.vote for vote in read_votes(VOTES_FILE)] == [1, 2]
-    (refused,) = [json.loads(line) for line in (project / first["quarantine"]).read_text().splitlines()]
-    assert (refused["source"], refused["number"], refused["reason"], refused["original"]) == ("export.json", 2, "not_a_task", {"id": 5})
+    (refused,) = [
+        json.loads(line) for line in (project / first["quarantine"]).read_text().splitlines()
+    ]
+    assert (refused["source"], refused["number"], refused["reason"], refused["original"]) == (
+        "export.json",
+        2,
+        "not_a_task",
+        {"id": 5},
+    )
     export.write_text(json.dumps([TASK | {"annotations": [annotation("right", 1)]}]))
     assert rlhf("label-import", "export.json", "--format", "label-studio")["imported"] == 1
     assert [vote.vote for vote in read_votes(VOTES_FILE)] == [1, 2, 2]

@@ -15,7 +15,12 @@ HEAVY = {"torch", "prefect", "mlflow", "dvc", "transformers", "matplotlib", "pan
 def rlhf(*arguments: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     return subprocess.run(
-        [sys.executable, "-m", "cli.main", *arguments], cwd=cwd, env=environment, capture_output=True, text=True, check=False
+        [sys.executable, "-m", "cli.main", *arguments],
+        cwd=cwd,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
     )
 
 
@@ -25,9 +30,14 @@ def test_the_help_names_the_commands_and_imports_nothing_heavy() -> None:
         "try: app(['--help'])\nexcept SystemExit: pass\n"
         f"print(sorted({HEAVY} & {{name.split('.')[0] for name in sys.modules}}), file=sys.stderr)"
     )
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
     assert done.stderr.strip() == "[]"
-    assert all(f" {command} " in done.stdout for command in ("run", "report", "up", "down", "status", "doctor"))
+    assert all(
+        f" {command} " in done.stdout
+        for command in ("run", "report", "up", "down", "status", "doctor")
+    )
 
 
 @pytest.mark.parametrize(

@@ -49,19 +49,39 @@ def printed(*arguments: str) -> dict[str, Any]:
 def test_json_holds_the_agreed_keys_and_adds_up(project: Path) -> None:
     content = printed()
     assert content["run_id"] == FIRST
-    assert [stage["stage"] for stage in content["stages"]] == ["data", "sft", "reward", "ppo", "evaluate"]
+    assert [stage["stage"] for stage in content["stages"]] == [
+        "data",
+        "sft",
+        "reward",
+        "ppo",
+        "evaluate",
+    ]
     assert content["total_usd"] == sum(stage["usd"] for stage in content["stages"]) > 0
     assert content["total_seconds"] == sum(stage["seconds"] for stage in content["stages"])
     for stage in content["stages"]:
         assert set(stage) >= {"stage", "cached", "seconds", "usd", "phases"}
         assert stage["usd"] == sum(phase["usd"] for phase in stage["phases"])
-        assert all(set(phase) >= {"phase", "seconds", "tokens", "usd", "peak_bytes"} for phase in stage["phases"])
+        assert all(
+            set(phase) >= {"phase", "seconds", "tokens", "usd", "peak_bytes"}
+            for phase in stage["phases"]
+        )
 
 
 def write_plan(project: Path) -> None:
-    """The plan of a run that would take half as long for sft as it did, and said nothing of the rest."""
-    phases = [{"phase": "start", "seconds": 5.0, "peak_bytes": 1e9}, {"phase": "train", "seconds": 25.0, "peak_bytes": 1e9}]
-    stage = {"stage": "sft", "gpus": 1, "seconds": 30.0, "peak_bytes_per_gpu": 1e9, "phases": phases}
+    """The plan of a run that would take half as long for sft as it did, and said nothing of the
+    rest.
+    """
+    phases = [
+        {"phase": "start", "seconds": 5.0, "peak_bytes": 1e9},
+        {"phase": "train", "seconds": 25.0, "peak_bytes": 1e9},
+    ]
+    stage = {
+        "stage": "sft",
+        "gpus": 1,
+        "seconds": 30.0,
+        "peak_bytes_per_gpu": 1e9,
+        "phases": phases,
+    }
     path = kept_folder(project, FIRST) / "plan.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps({"stages": [stage], "hardware": "cpu"}))
@@ -79,14 +99,18 @@ def test_plan_and_measurement_are_side_by_side(project: Path) -> None:
     assert train["error"] == pytest.approx(25.0 / train["measured_seconds"] - 1)
     assert content["stages"][3]["planned_seconds"] is None
     table = call("--costs").stdout
-    assert next(line.split() for line in table.splitlines() if line.split()[:2] == ["sft", "all"])[2:4] == ["30", "s"]
+    assert next(line.split() for line in table.splitlines() if line.split()[:2] == ["sft", "all"])[
+        2:4
+    ] == ["30", "s"]
 
 
 def test_a_point_of_win_rate_has_its_price(project: Path) -> None:
     content = printed()
     assert content["usd_per_win_rate_point"] == pytest.approx(content["total_usd"] / 37.3)
     write_cached_run(project)
-    assert printed()["usd_per_win_rate_point"] == pytest.approx((content["total_usd"] - content["waste_usd"]) / 37.3)
+    assert printed()["usd_per_win_rate_point"] == pytest.approx(
+        (content["total_usd"] - content["waste_usd"]) / 37.3
+    )
 
 
 def test_the_newest_run_is_reported_and_an_older_one_by_name(project: Path) -> None:
@@ -99,14 +123,19 @@ def test_the_newest_run_is_reported_and_an_older_one_by_name(project: Path) -> N
 
 
 def test_another_price_changes_the_bill_in_proportion(project: Path) -> None:
-    assert printed("--set", "prices.usd_per_device_hour=1.0")["total_usd"] == pytest.approx(10 * printed()["total_usd"])
+    assert printed("--set", "prices.usd_per_device_hour=1.0")["total_usd"] == pytest.approx(
+        10 * printed()["total_usd"]
+    )
 
 
 def test_a_run_keeps_the_price_it_was_made_at(project: Path) -> None:
     before = printed()["total_usd"]
     kept_folder(project, FIRST).mkdir(parents=True)
     (project / "params.yaml").rename(kept_folder(project, FIRST) / "params.yaml")
-    write(load(ROOT / "recipes" / "demo.yaml", ["prices.usd_per_device_hour=1.0"]), project / "params.yaml")
+    write(
+        load(ROOT / "recipes" / "demo.yaml", ["prices.usd_per_device_hour=1.0"]),
+        project / "params.yaml",
+    )
     assert printed()["total_usd"] == before
     assert run_params(project, "another-run", []).prices.usd_per_device_hour == 1.0
 
@@ -117,9 +146,20 @@ def test_the_table_shows_every_stage_and_the_phases_on_demand(project: Path) -> 
     for stage in ("data", "sft", "reward", "ppo", "evaluate", "total"):
         assert sum(line.split()[:1] == [stage] for line in plain.stdout.splitlines()) == 1
     phases = [line.split()[:2] for line in with_phases.stdout.splitlines()]
-    assert [phase for stage, phase in (line for line in phases if len(line) == 2) if stage == "ppo"] == [
-        "done", "start", "rollout", "score", "reference", "value", "advantage", "update", "save", "other",
-    ]  # fmt: skip
+    assert [
+        phase for stage, phase in (line for line in phases if len(line) == 2) if stage == "ppo"
+    ] == [
+        "done",
+        "start",
+        "rollout",
+        "score",
+        "reference",
+        "value",
+        "advantage",
+        "update",
+        "save",
+        "other",
+    ]
 
 
 def test_html_is_written_and_its_path_printed(project: Path) -> None:
@@ -149,7 +189,13 @@ def test_rows_are_shipped_to_mlflow_on_demand(project: Path) -> None:
         f"tracking.uri={url}",
     ]
     done = subprocess.run(
-        command, cwd=project, env={"PYTHONPATH": str(ROOT), "PATH": ""}, capture_output=True, text=True, check=False, timeout=240
+        command,
+        cwd=project,
+        env={"PYTHONPATH": str(ROOT), "PATH": ""},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=240,
     )
     assert done.returncode == 0, done.stderr
     assert int(done.stdout.split()[0]) > 1000
@@ -158,8 +204,13 @@ def test_rows_are_shipped_to_mlflow_on_demand(project: Path) -> None:
 
 def test_the_command_imports_neither_torch_nor_a_server() -> None:
     heavy = "{'torch', 'prefect', 'mlflow', 'matplotlib', 'transformers'}"
-    program = f"import sys, cli.report, reporting.build, costs.ledger.ledger; print(sorted({heavy} & set(sys.modules)))"
-    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
+    program = (
+        f"import sys, cli.report, reporting.build, costs.ledger.ledger; print(sorted({heavy} & "
+        "set(sys.modules)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True
+    )
     assert done.stdout.strip() == "[]"
 
 
@@ -169,5 +220,9 @@ def test_costs_tell_a_row_of_the_history_that_a_crash_cut(project: Path) -> None
     history.write_text("")
     assert str(HISTORY) not in call("--costs").stdout
     history.write_text('{"time": 1.0, "run\n{"time"\n')
-    lines = [line for line in call("--costs").stdout.splitlines() if line.startswith(f"2 rows of {HISTORY}")]
+    lines = [
+        line
+        for line in call("--costs").stdout.splitlines()
+        if line.startswith(f"2 rows of {HISTORY}")
+    ]
     assert len(lines) == 1

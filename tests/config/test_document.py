@@ -12,7 +12,12 @@ from tests.conftest import ROOT
 def rows_of(heading: str) -> dict[str, tuple[str, str]]:
     """key -> (value, meaning) of the table under a heading."""
     section = params_markdown().split(f"## {heading}\n", 1)[1].split("\n## ", 1)[0]
-    return {key: (value, meaning) for key, value, meaning in re.findall(r"^\| `(\w+)` \| (.*?) \| (.*) \|$", section, re.MULTILINE)}
+    return {
+        key: (value, meaning)
+        for key, value, meaning in re.findall(
+            r"^\| `(\w+)` \| (.*?) \| (.*) \|$", section, re.MULTILINE
+        )
+    }
 
 
 def test_the_page_in_docs_is_what_the_schema_says() -> None:
@@ -20,7 +25,12 @@ def test_the_page_in_docs_is_what_the_schema_says() -> None:
 
 
 def test_every_field_of_every_section_has_a_row_with_its_description() -> None:
-    for heading, section in (("`model.random`", RandomModel), ("`sft`", Optimisation), ("`ppo`", Ppo), ("`ppo.kl`", Kl)):
+    for heading, section in (
+        ("`model.random`", RandomModel),
+        ("`sft`", Optimisation),
+        ("`ppo`", Ppo),
+        ("`ppo.kl`", Kl),
+    ):
         rows = rows_of(heading)
         for name, field in section.model_fields.items():
             if name not in ("kl", "lora"):  # sections of their own

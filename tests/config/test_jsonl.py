@@ -28,7 +28,9 @@ def test_a_missing_file_has_no_rows(tmp_path: Path) -> None:
 
 
 @given(cuts=st.lists(st.integers(min_value=0, max_value=400), max_size=6))
-def test_a_follower_reads_every_row_once_however_the_file_grows(tmp_path_factory: object, cuts: list[int]) -> None:
+def test_a_follower_reads_every_row_once_however_the_file_grows(
+    tmp_path_factory: object, cuts: list[int]
+) -> None:
     folder = tmp_path_factory.mktemp("follow")  # type: ignore[attr-defined]
     whole = b"".join(row(step).model_dump_json().encode() + b"\n" for step in range(5))
     path, follower, steps = folder / "m.jsonl", Follower(folder / "m.jsonl"), []

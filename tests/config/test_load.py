@@ -37,9 +37,21 @@ def test_a_number_that_yaml_reads_as_text_is_explained() -> None:
 
 
 def test_overrides_reach_any_depth_and_keep_their_types() -> None:
-    content = override(demo(), ["ppo.kl.coef=1e-3", "sft.max_steps=7", "model.random.tie_embeddings=false", "sft.max_steps=8"])
+    content = override(
+        demo(),
+        [
+            "ppo.kl.coef=1e-3",
+            "sft.max_steps=7",
+            "model.random.tie_embeddings=false",
+            "sft.max_steps=8",
+        ],
+    )
     params = validate(content, "here")
-    assert (params.ppo.kl.coef, params.sft.max_steps, params.model.random and params.model.random.tie_embeddings) == (0.001, 8, False)
+    assert (
+        params.ppo.kl.coef,
+        params.sft.max_steps,
+        params.model.random and params.model.random.tie_embeddings,
+    ) == (0.001, 8, False)
 
 
 @pytest.mark.parametrize("assignment", ["sft.epochs", "=3", "seed.deeper=1"])
@@ -92,7 +104,10 @@ def test_comments_stay_in_a_params_file_that_says_the_same(tmp_path: Path) -> No
     assert path.read_text(encoding="utf-8") == text
 
 
-@pytest.mark.parametrize(("content", "words"), [(b"\xff\xfe\x00", "UTF-8"), (b"a: [", "line 1"), (b"- 1\n", "list"), (b"", "NoneType")])
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [(b"\xff\xfe\x00", "UTF-8"), (b"a: [", "line 1"), (b"- 1\n", "list"), (b"", "NoneType")],
+)
 def test_a_broken_file_is_one_line(tmp_path: Path, content: bytes, words: str) -> None:
     (tmp_path / "p.yaml").write_bytes(content)
     with pytest.raises(ParamsError, match=words) as caught:
@@ -100,6 +115,8 @@ def test_a_broken_file_is_one_line(tmp_path: Path, content: bytes, words: str) -
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("recipe", sorted((ROOT / "recipes").glob("*.yaml")), ids=lambda path: path.name)
+@pytest.mark.parametrize(
+    "recipe", sorted((ROOT / "recipes").glob("*.yaml")), ids=lambda path: path.name
+)
 def test_every_recipe_is_valid(recipe: Path) -> None:
     assert isinstance(load(recipe), Params)

@@ -10,12 +10,19 @@ from tests.conftest import ROOT
 
 
 def sections() -> list[type[BaseModel]]:
-    return [item for item in vars(schema).values() if isinstance(item, type) and issubclass(item, Section)]
+    return [
+        item
+        for item in vars(schema).values()
+        if isinstance(item, type) and issubclass(item, Section)
+    ]
 
 
 def test_no_parameter_has_a_default() -> None:
     assert [
-        f"{section.__name__}.{name}" for section in sections() for name, field in section.model_fields.items() if not field.is_required()
+        f"{section.__name__}.{name}"
+        for section in sections()
+        for name, field in section.model_fields.items()
+        if not field.is_required()
     ] == []
 
 
@@ -31,7 +38,10 @@ def test_every_parameter_has_a_description() -> None:
 
 
 def test_sections_are_frozen_and_refuse_unknown_keys_and_conversions() -> None:
-    assert all(section.model_config.get("frozen") and section.model_config.get("extra") == "forbid" for section in sections())
+    assert all(
+        section.model_config.get("frozen") and section.model_config.get("extra") == "forbid"
+        for section in sections()
+    )
     assert all(section.model_config.get("strict") for section in sections())
 
 
@@ -40,14 +50,19 @@ def test_sections_are_frozen_and_refuse_unknown_keys_and_conversions() -> None:
     [
         ("prices.usd_per_device_hour=0", "an hour of a device costs something"),
         (
-            "data.source={kind: file, path: https://me:hunter2@data.example/x.jsonl, format: pairs, columns: {}}",
+            "data.source={kind: file, path: https://me:hunter2@data.example/x.jsonl, format: "
+            "pairs, columns: {}}",
             r"data\.source\.path names a password before data\.example",
         ),
         (
-            "data.source={kind: file, path: 'zip://x.jsonl::https://me:hunter2@data.example/x.zip', format: pairs, columns: {}}",
+            "data.source={kind: file, path: "
+            "'zip://x.jsonl::https://me:hunter2@data.example/x.zip', format: pairs, columns: {}}",
             r"data\.source\.path names a password before data\.example",
         ),
-        ("tracking.uri=postgresql://me:hunter2@db/mlflow", r"tracking\.uri holds a password \(postgresql://me:\*\*\*@db"),
+        (
+            "tracking.uri=postgresql://me:hunter2@db/mlflow",
+            r"tracking\.uri holds a password \(postgresql://me:\*\*\*@db",
+        ),
         ("prices.usd_per_device_hour=-0.5", r"prices\.usd_per_device_hour=-0\.5"),
         ("prices.usd_per_device_hour=1e6", r"less than or equal to 1000"),
         ("prices.usd_per_device_hour=.nan", r"prices\.usd_per_device_hour=nan"),
@@ -71,11 +86,16 @@ def test_a_price_or_budget_that_can_not_be_meant_is_one_line(change: str, words:
 
 
 def test_a_day_needs_no_quotes() -> None:
-    assert load(ROOT / "recipes" / "demo.yaml", ["prices.date=2026-12-01"]).prices.date == "2026-12-01"
+    assert (
+        load(ROOT / "recipes" / "demo.yaml", ["prices.date=2026-12-01"]).prices.date == "2026-12-01"
+    )
 
 
 def test_one_stage_may_have_a_limit_of_its_own() -> None:
-    budget = load(ROOT / "recipes" / "demo.yaml", ["budget.max_usd_by_stage.ppo=2", "budget.max_hours_by_stage.sft=0.5"]).budget
+    budget = load(
+        ROOT / "recipes" / "demo.yaml",
+        ["budget.max_usd_by_stage.ppo=2", "budget.max_hours_by_stage.sft=0.5"],
+    ).budget
     assert (budget.max_usd_by_stage, budget.max_hours_by_stage) == ({"ppo": 2.0}, {"sft": 0.5})
 
 
@@ -85,15 +105,36 @@ LORA = "{rank: 4, alpha: 8.0, modules: [q], dropout: 0.0}"
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        (["ppo.layout=shared_base"], r"ppo\.layout=shared_base .* ppo\.lora is null\. Set ppo\.lora, or layout: separate"),
-        (["ppo.layout=shared_base", f"ppo.lora={LORA}"], r"reward\.lora is null.* Set reward\.lora and reward\.init: sft"),
         (
-            ["ppo.layout=shared_base", f"ppo.lora={LORA}", "reward.init=base", f"reward.lora={LORA}"],
+            ["ppo.layout=shared_base"],
+            r"ppo\.layout=shared_base .* ppo\.lora is null\. Set ppo\.lora, or layout: separate",
+        ),
+        (
+            ["ppo.layout=shared_base", f"ppo.lora={LORA}"],
+            r"reward\.lora is null.* Set reward\.lora and reward\.init: sft",
+        ),
+        (
+            [
+                "ppo.layout=shared_base",
+                f"ppo.lora={LORA}",
+                "reward.init=base",
+                f"reward.lora={LORA}",
+            ],
             r"reward\.lora adapts the weights of model",
         ),
-        ([f"ppo.lora={LORA.replace('0.0', '0.1')}"], r"ppo\.lora\.dropout=0\.1: .* Set ppo\.lora\.dropout: 0\.0"),
-        ([f"sft.lora={LORA}"], r"sft\.lora adapts the weights of model\.random.* Set sft\.lora: null, or model\.path"),
-        (["model.quantisation=nf4"], r"model\.quantisation=nf4 with ppo\.lora null: .* Set ppo\.lora, or model\.quantisation: null"),
+        (
+            [f"ppo.lora={LORA.replace('0.0', '0.1')}"],
+            r"ppo\.lora\.dropout=0\.1: .* Set ppo\.lora\.dropout: 0\.0",
+        ),
+        (
+            [f"sft.lora={LORA}"],
+            r"sft\.lora adapts the weights of model\.random.* Set sft\.lora: null, or model\.path",
+        ),
+        (
+            ["model.quantisation=nf4"],
+            r"model\.quantisation=nf4 with ppo\.lora null: .* Set ppo\.lora, or "
+            r"model\.quantisation: null",
+        ),
         (["model.quantisation=int3"], r"model\.quantisation='int3'"),
         ([f"ppo.lora={LORA.replace('[q]', '[]')}"], r"ppo\.lora\.modules=\[\]"),
         ([f"ppo.lora={LORA.replace('rank: 4', 'rank: 0')}"], r"ppo\.lora\.rank=0"),
@@ -101,7 +142,9 @@ LORA = "{rank: 4, alpha: 8.0, modules: [q], dropout: 0.0}"
         (["ppo.optimizer=adamw4bit"], r"ppo\.optimizer='adamw4bit'"),
     ],
 )
-def test_adapters_that_can_not_work_are_one_line_that_names_what_to_change(changes: list[str], words: str) -> None:
+def test_adapters_that_can_not_work_are_one_line_that_names_what_to_change(
+    changes: list[str], words: str
+) -> None:
     with pytest.raises(ParamsError, match=words) as refused:
         load(ROOT / "recipes" / "demo.yaml", changes)
     assert "\n" not in str(refused.value)
@@ -111,12 +154,24 @@ def test_adapters_that_can_not_work_are_one_line_that_names_what_to_change(chang
     ("changes", "words"),
     [
         (["processes.dpo=3"], r"dpo\.batch_size=\d+ does not split over processes\.dpo=3"),
-        (["processes.rloo=7"], r"a mini-batch of \d+ responses .* does not split over processes\.rloo=7"),
+        (
+            ["processes.rloo=7"],
+            r"a mini-batch of \d+ responses .* does not split over processes\.rloo=7",
+        ),
         (["sharding.sft=zero4"], r"sharding\.sft='zero4'"),
         (["sharding.rloo=zero3"], r"sharding\.rloo='zero3'"),
-        (["sharding.offload=true"], r"no stage divides them\. Set a stage of sharding to zero2 or zero3"),
-        (["sharding.ppo=zero1", "ppo.optimizer=adamw8bit"], r"ppo\.optimizer=adamw8bit .* sharding\.ppo=zero1 would cut"),
-        (["sharding.sft=zero3", "model.dtype=fp16"], r"model\.dtype=fp16 .* Set model\.dtype: bf16"),
+        (
+            ["sharding.offload=true"],
+            r"no stage divides them\. Set a stage of sharding to zero2 or zero3",
+        ),
+        (
+            ["sharding.ppo=zero1", "ppo.optimizer=adamw8bit"],
+            r"ppo\.optimizer=adamw8bit .* sharding\.ppo=zero1 would cut",
+        ),
+        (
+            ["sharding.sft=zero3", "model.dtype=fp16"],
+            r"model\.dtype=fp16 .* Set model\.dtype: bf16",
+        ),
         (
             ["sharding.reward=zero2", "model.quantisation=nf4", f"ppo.lora={LORA}"],
             r"nf4 packs weights into bytes that sharding\.reward=zero2",
@@ -127,7 +182,9 @@ def test_adapters_that_can_not_work_are_one_line_that_names_what_to_change(chang
         ),
     ],
 )
-def test_what_can_not_be_divided_is_one_line_that_names_what_to_change(changes: list[str], words: str) -> None:
+def test_what_can_not_be_divided_is_one_line_that_names_what_to_change(
+    changes: list[str], words: str
+) -> None:
     with pytest.raises(ParamsError, match=words) as refused:
         load(ROOT / "recipes" / "demo.yaml", changes)
     assert "\n" not in str(refused.value)
@@ -135,14 +192,25 @@ def test_what_can_not_be_divided_is_one_line_that_names_what_to_change(changes: 
 
 def test_adapters_on_the_sft_model_are_accepted_in_every_layout() -> None:
     for layout in ("separate", "shared_trunk", "shared_base"):
-        params = load(ROOT / "recipes" / "demo.yaml", [f"ppo.layout={layout}", f"ppo.lora={LORA}", f"reward.lora={LORA}"])
+        params = load(
+            ROOT / "recipes" / "demo.yaml",
+            [f"ppo.layout={layout}", f"ppo.lora={LORA}", f"reward.lora={LORA}"],
+        )
         assert params.ppo.lora is not None
         assert params.ppo.lora.rank == 4
 
 
 @pytest.mark.parametrize(
-    "path", ["abfs://rows@account.dfs.core.windows.net/x.jsonl", "github://owner:repository@main/x.jsonl", "s3://b/x@1:2.jsonl"]
+    "path",
+    [
+        "abfs://rows@account.dfs.core.windows.net/x.jsonl",
+        "github://owner:repository@main/x.jsonl",
+        "s3://b/x@1:2.jsonl",
+    ],
 )
 def test_an_address_whose_at_sign_is_no_login_is_taken(path: str) -> None:
-    found = load(ROOT / "recipes" / "demo.yaml", [f"data.source={{kind: file, path: '{path}', format: pairs, columns: {{}}}}"])
+    found = load(
+        ROOT / "recipes" / "demo.yaml",
+        [f"data.source={{kind: file, path: '{path}', format: pairs, columns: {{}}}}"],
+    )
     assert "source" not in found.data.local_paths()

@@ -1,4 +1,6 @@
-"""A stack of docker/compose.yaml for tests, on an engine that is there: images, free ports, secrets of its own, gone afterwards."""
+"""A stack of docker/compose.yaml for tests, on an engine that is there: images, free ports, secrets
+of its own, gone afterwards.
+"""
 
 import json
 import os
@@ -22,7 +24,12 @@ ASK_TRIES = 6
 FINAL = {"COMPLETED", "FAILED", "CRASHED", "CANCELLED"}
 
 
-def docker(*arguments: str, timeout: float = 600, check: bool = True, environment: dict[str, str] | None = None) -> str:
+def docker(
+    *arguments: str,
+    timeout: float = 600,
+    check: bool = True,
+    environment: dict[str, str] | None = None,
+) -> str:
     """What docker prints."""
     done = subprocess.run(
         ["docker", *arguments],
@@ -33,13 +40,20 @@ def docker(*arguments: str, timeout: float = 600, check: bool = True, environmen
         timeout=timeout,
         check=False,
     )
-    assert not check or done.returncode == 0, f"docker {' '.join(arguments[:4])}: {done.stderr[-3000:]}"
+    assert not check or done.returncode == 0, (
+        f"docker {' '.join(arguments[:4])}: {done.stderr[-3000:]}"
+    )
     return done.stdout
 
 
 def has_engine() -> bool:
     try:
-        return subprocess.run(["docker", "version"], capture_output=True, timeout=60, check=False).returncode == 0
+        return (
+            subprocess.run(
+                ["docker", "version"], capture_output=True, timeout=60, check=False
+            ).returncode
+            == 0
+        )
     except (OSError, subprocess.TimeoutExpired):
         return False
 
@@ -54,9 +68,29 @@ def build_images() -> dict[str, str]:
     """Target -> image, and the store's stand-in; layers that are there are used again."""
     images = {target: f"rlhf-{target}:test" for target in ("orchestrator", "train")}
     for target, image in images.items():
-        docker("build", "--quiet", "--file", "docker/Dockerfile", "--target", target, "--tag", image, ".", timeout=BUILD_SECONDS)
+        docker(
+            "build",
+            "--quiet",
+            "--file",
+            "docker/Dockerfile",
+            "--target",
+            target,
+            "--tag",
+            image,
+            ".",
+            timeout=BUILD_SECONDS,
+        )
     folder = "tests/containers"
-    docker("build", "--quiet", "--file", f"{folder}/store.Dockerfile", "--tag", "rlhf-store:test", folder, timeout=BUILD_SECONDS)
+    docker(
+        "build",
+        "--quiet",
+        "--file",
+        f"{folder}/store.Dockerfile",
+        "--tag",
+        "rlhf-store:test",
+        folder,
+        timeout=BUILD_SECONDS,
+    )
     return {**images, "store": "rlhf-store:test"}
 
 
@@ -66,57 +100,87 @@ class Stack:
     def __init__(self, images: dict[str, str], folder: Path) -> None:
         ports = [free_port() for _ in range(3)]
         self.prefect, self.mlflow, self.s3 = (f"http://127.0.0.1:{port}" for port in ports)
-        self.secrets = {name: secrets.token_hex(12) for name in ("POSTGRES_PASSWORD", "S3_ACCESS_KEY", "S3_SECRET_KEY")}
+        self.secrets = {
+            name: secrets.token_hex(12)
+            for name in ("POSTGRES_PASSWORD", "S3_ACCESS_KEY", "S3_SECRET_KEY")
+        }
         host = os.environ.get("DOCKER_HOST", "unix:///var/run/docker.sock").removeprefix("unix://")
         self._settings = folder / "env"
         self._settings.write_text(
             "".join(
                 f"{name}={value}\n"
                 for name, value in {
-                    **self.secrets, "DOCKER_GROUP": Path(host).stat().st_gid, "DOCKER_SOCKET": host, "S3_IMAGE": images["store"],
-                    "RLHF_ORCHESTRATOR_IMAGE": images["orchestrator"], "RLHF_TRAIN_IMAGE": images["train"],
-                    "PREFECT_PORT": ports[0], "MLFLOW_PORT": ports[1], "S3_PORT": ports[2], "OMP_NUM_THREADS": 1,
+                    **self.secrets,
+                    "DOCKER_GROUP": Path(host).stat().st_gid,
+                    "DOCKER_SOCKET": host,
+                    "S3_IMAGE": images["store"],
+                    "RLHF_ORCHESTRATOR_IMAGE": images["orchestrator"],
+                    "RLHF_TRAIN_IMAGE": images["train"],
+                    "PREFECT_PORT": ports[0],
+                    "MLFLOW_PORT": ports[1],
+                    "S3_PORT": ports[2],
+                    "OMP_NUM_THREADS": 1,
                     "COMPOSE_PROJECT_NAME": PROJECT,
                 }.items()
             )
-        )  # fmt: skip
+        )
         self._settings.chmod(0o600)
 
     def compose(self, *arguments: str, timeout: float = UP_SECONDS, check: bool = True) -> str:
         files = ["--file", "docker/compose.yaml", "--file", "tests/containers/compose.yaml"]
         return docker(
-            "compose", "--env-file", str(self._settings), "--project-name", PROJECT, *files, *arguments, timeout=timeout, check=check
+            "compose",
+            "--env-file",
+            str(self._settings),
+            "--project-name",
+            PROJECT,
+            *files,
+            *arguments,
+            timeout=timeout,
+            check=check,
         )
 
     def up(self) -> None:
         self.compose("up", "--detach", "--wait", "--wait-timeout", str(UP_SECONDS - 30), *SERVICES)
 
     def down(self) -> None:
-        for container in docker("ps", "--all", "--quiet", "--filter", f"network={PROJECT}_stack").split():
+        for container in docker(
+            "ps", "--all", "--quiet", "--filter", f"network={PROJECT}_stack"
+        ).split():
             docker("rm", "--force", container, check=False)
         self.compose("down", "--volumes", "--remove-orphans", "--timeout", "5", check=False)
 
     def ask(self, path: str, body: Any = None, method: str | None = None) -> Any:
         """The answer of Prefect's API."""
         data = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(f"{self.prefect}/api{path}", method=method, headers={"Content-Type": "application/json"})
+        request = urllib.request.Request(
+            f"{self.prefect}/api{path}", method=method, headers={"Content-Type": "application/json"}
+        )
         for _ in range(ASK_TRIES):
             try:
                 with urllib.request.urlopen(request, data=data, timeout=60) as answer:
                     content = answer.read()
                 return json.loads(content) if content else None
-            except urllib.error.HTTPError as error:  # a busy database: the server says 500, and has done nothing
+            except (
+                urllib.error.HTTPError
+            ) as error:  # a busy database: the server says 500, and has done nothing
                 if error.code < 500:
                     raise
                 time.sleep(5)
         raise AssertionError(
-            f"Prefect's API did not answer {path} in {ASK_TRIES} tries: {self.compose('logs', '--tail', '40', 'prefect', check=False)}"
+            f"Prefect's API did not answer {path} in {ASK_TRIES} tries: "
+            f"{self.compose('logs', '--tail', '40', 'prefect', check=False)}"
         )
 
     def start_run(self, params: dict[str, Any]) -> str:
         """Id of a new run of the deployment, as the form starts it."""
         deployment = self.ask("/deployments/name/rlhf/rlhf")
-        return str(self.ask(f"/deployments/{deployment['id']}/create_flow_run", {"parameters": {"params": params}})["id"])
+        return str(
+            self.ask(
+                f"/deployments/{deployment['id']}/create_flow_run",
+                {"parameters": {"params": params}},
+            )["id"]
+        )
 
     def state(self, flow_run: str) -> dict[str, Any]:
         return dict(self.ask(f"/flow_runs/{flow_run}")["state"])
@@ -124,7 +188,9 @@ class Stack:
     def await_end(self, flow_run: str, seconds: float) -> dict[str, Any]:
         deadline = time.monotonic() + seconds
         while (state := self.state(flow_run))["type"] not in FINAL:
-            assert time.monotonic() < deadline, f"{flow_run} is still {state['name']}: {self.logs()}"
+            assert time.monotonic() < deadline, (
+                f"{flow_run} is still {state['name']}: {self.logs()}"
+            )
             time.sleep(3)
         return state
 
@@ -135,9 +201,12 @@ class Stack:
     def store(self) -> Any:
         """A client of the store."""
         return boto3.client(
-            "s3", endpoint_url=self.s3, aws_access_key_id=self.secrets["S3_ACCESS_KEY"], aws_secret_access_key=self.secrets["S3_SECRET_KEY"],
+            "s3",
+            endpoint_url=self.s3,
+            aws_access_key_id=self.secrets["S3_ACCESS_KEY"],
+            aws_secret_access_key=self.secrets["S3_SECRET_KEY"],
             region_name="us-east-1",
-        )  # fmt: skip
+        )
 
     def objects(self, prefix: str = "") -> list[str]:
         pages = self.store().get_paginator("list_objects_v2").paginate(Bucket="rlhf", Prefix=prefix)

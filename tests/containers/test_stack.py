@@ -1,4 +1,6 @@
-"""The stack on a real engine: two pipelines at once, each stage in a container of its own, one of them killed. Run by `make test-containers`."""
+"""The stack on a real engine: two pipelines at once, each stage in a container of its own, one of
+them killed. Run by `make test-containers`.
+"""
 
 import re
 import time
@@ -26,7 +28,9 @@ STAGES = stages_of("ppo")
 UPDATES = 200
 """Of PPO: enough that its container can be killed in the midst."""
 RUN_SECONDS = 2400.0
-"""Two runs of five containers take 4 minutes on an idle machine of 2 cores; a busy one is not a failure."""
+"""Two runs of five containers take 4 minutes on an idle machine of 2 cores; a busy one is not a
+failure.
+"""
 PRICE = 1.8
 """USD per device-hour of the Docker pool."""
 
@@ -51,22 +55,41 @@ def stack(images: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> I
 
 @pytest.fixture(scope="module")
 def runs(stack: Stack) -> dict[str, dict[str, Any]]:
-    """Two runs at once that differ in their seed; the first one's container of PPO is killed once it has a checkpoint in the store."""
-    ids = {name: stack.start_run(tiny(f"seed={seed}", f"tracking.experiment={name}")) for name, seed in (("first", 1), ("second", 2))}
+    """Two runs at once that differ in their seed; the first one's container of PPO is killed once
+    it has a checkpoint in the store.
+    """
+    ids = {
+        name: stack.start_run(tiny(f"seed={seed}", f"tracking.experiment={name}"))
+        for name, seed in (("first", 1), ("second", 2))
+    }
     killed = kill_at_work(stack, "ppo", list(ids.values()))
     ends = {name: stack.await_end(flow_run, RUN_SECONDS) for name, flow_run in ids.items()}
-    assert {name: state["type"] for name, state in ends.items()} == {"first": "COMPLETED", "second": "COMPLETED"}, (ends, stack.logs())
+    assert {name: state["type"] for name, state in ends.items()} == {
+        "first": "COMPLETED",
+        "second": "COMPLETED",
+    }, (ends, stack.logs())
     return {name: {"id": ids[name], "killed": killed, **results(stack, name)} for name in ids}
 
 
 def tiny(*changes: str) -> dict[str, Any]:
-    """The tiny recipe with every stage on the Docker pool, and PPO long enough to be caught at work."""
-    params: Params = load(ROOT / TINY, [f"ppo.updates={UPDATES}", f"prices.usd_per_device_hour_by_pool={{docker: {PRICE}}}", *changes])
+    """The tiny recipe with every stage on the Docker pool, and PPO long enough to be caught at
+    work.
+    """
+    params: Params = load(
+        ROOT / TINY,
+        [
+            f"ppo.updates={UPDATES}",
+            f"prices.usd_per_device_hour_by_pool={{docker: {PRICE}}}",
+            *changes,
+        ],
+    )
     return placed(params, "docker", "http://mlflow:5000")
 
 
 def kill_at_work(stack: Stack, stage: str, flow_runs: list[str]) -> str:
-    """Kill the first container of a stage once those of all runs can be gone on from, as a checkpoint in the store does not say whose it is."""
+    """Kill the first container of a stage once those of all runs can be gone on from, as a
+    checkpoint in the store does not say whose it is.
+    """
     deadline = time.monotonic() + RUN_SECONDS
     while time.monotonic() < deadline:
         found = stack.stage_containers(stage)
@@ -74,7 +97,9 @@ def kill_at_work(stack: Stack, stage: str, flow_runs: list[str]) -> str:
             docker("kill", "--signal", "KILL", found[0])
             return found[0]
         states = {flow_run: stack.state(flow_run) for flow_run in flow_runs}
-        assert any(state["type"] not in ("COMPLETED", "FAILED", "CRASHED") for state in states.values()), (states, stack.logs())
+        assert any(
+            state["type"] not in ("COMPLETED", "FAILED", "CRASHED") for state in states.values()
+        ), (states, stack.logs())
         time.sleep(0.3)
     raise AssertionError(f"not every container of {stage} sent a checkpoint: {stack.logs()}")
 
@@ -82,22 +107,30 @@ def kill_at_work(stack: Stack, stage: str, flow_runs: list[str]) -> str:
 def results(stack: Stack, experiment: str) -> dict[str, Any]:
     """What MLflow has of a run: the parent's metrics, and the stage attempts."""
     client = MlflowClient(stack.mlflow)
-    found = client.search_runs([client.get_experiment_by_name(experiment).experiment_id], max_results=100)
+    found = client.search_runs(
+        [client.get_experiment_by_name(experiment).experiment_id], max_results=100
+    )
     parents = [run for run in found if run.data.tags["rlhf.kind"] == "run"]
     attempts = {
-        f"{run.data.tags['rlhf.stage']}/{run.data.tags['rlhf.attempt']}": run for run in found if run.data.tags["rlhf.kind"] == "stage"
+        f"{run.data.tags['rlhf.stage']}/{run.data.tags['rlhf.attempt']}": run
+        for run in found
+        if run.data.tags["rlhf.kind"] == "stage"
     }
     assert len(parents) == 1
     return {"parent": parents[0], "attempts": attempts}
 
 
-def test_the_images_are_small_and_without_rights_or_secrets(images: dict[str, str], stack: Stack) -> None:
+def test_the_images_are_small_and_without_rights_or_secrets(
+    images: dict[str, str], stack: Stack
+) -> None:
     base = size("python:3.11-slim")
     assert size(images["orchestrator"]) - base < 775 * MIB, "900 MB with a base of 125 MB"
     assert size(images["train"]) - base < 2375 * MIB, "2.5 GB with a base of 125 MB"
     for target in ("orchestrator", "train"):
         assert docker("run", "--rm", images[target], "id", "-u").strip() == "1000"
-        history = docker("history", "--no-trunc", images[target]) + docker("inspect", images[target])
+        history = docker("history", "--no-trunc", images[target]) + docker(
+            "inspect", images[target]
+        )
         assert not any(word in history for word in ("PASSWORD=", "SECRET", "aws_secret"))
     no_torch = "import importlib.util, sys; sys.exit(importlib.util.find_spec('torch') is not None)"
     docker("run", "--rm", images["orchestrator"], "python", "-c", no_torch)
@@ -118,19 +151,29 @@ def test_two_pipelines_at_once_do_not_mix(runs: dict[str, dict[str, Any]]) -> No
         assert run["parent"].data.metrics["eval/gold_aligned"] >= 0
 
 
-def test_a_killed_container_goes_on_in_a_new_one_from_its_checkpoint(runs: dict[str, dict[str, Any]], stack: Stack) -> None:
-    tries = {name: sorted(key for key in run["attempts"] if key.startswith("ppo/")) for name, run in runs.items()}
+def test_a_killed_container_goes_on_in_a_new_one_from_its_checkpoint(
+    runs: dict[str, dict[str, Any]], stack: Stack
+) -> None:
+    tries = {
+        name: sorted(key for key in run["attempts"] if key.startswith("ppo/"))
+        for name, run in runs.items()
+    }
     assert sorted(map(len, tries.values())) == [1, 2], tries
     struck = next(name for name, keys in tries.items() if len(keys) == 2)
     first, second = (runs[struck]["attempts"][key] for key in tries[struck])
     assert (first.info.status, second.info.status) == ("KILLED", "FINISHED")
     client = MlflowClient(stack.mlflow)
-    steps = [[metric.step for metric in client.get_metric_history(run.info.run_id, "ppo/score")] for run in (first, second)]
+    steps = [
+        [metric.step for metric in client.get_metric_history(run.info.run_id, "ppo/score")]
+        for run in (first, second)
+    ]
     assert min(steps[1]) > 1, "it went on, and did not begin anew"
     assert set(steps[0]) | set(steps[1]) == set(range(1, UPDATES + 1))
 
 
-def test_the_ledger_counts_every_container_at_the_price_of_its_pool(runs: dict[str, dict[str, Any]]) -> None:
+def test_the_ledger_counts_every_container_at_the_price_of_its_pool(
+    runs: dict[str, dict[str, Any]],
+) -> None:
     for run in runs.values():
         metrics = run["parent"].data.metrics
         by_stage = {name: value for name, value in metrics.items() if name.startswith("stage_usd/")}
@@ -139,7 +182,9 @@ def test_the_ledger_counts_every_container_at_the_price_of_its_pool(runs: dict[s
         assert metrics["cost/usd"] == pytest.approx(metrics["cost/gpu_hours"] * PRICE)
 
 
-def test_data_and_models_are_in_the_store_and_what_was_for_the_way_is_gone(stack: Stack, runs: dict[str, dict[str, Any]]) -> None:
+def test_data_and_models_are_in_the_store_and_what_was_for_the_way_is_gone(
+    stack: Stack, runs: dict[str, dict[str, Any]]
+) -> None:
     assert len(stack.objects("dvc/files/md5/")) > 20
     assert stack.objects("mlflow/")
     assert stack.objects("dvc/locks/") == ["dvc/locks/rlhf/dvc.lock"]
@@ -147,7 +192,9 @@ def test_data_and_models_are_in_the_store_and_what_was_for_the_way_is_gone(stack
     assert stack.objects("dvc/exchange/") == []
 
 
-def test_a_later_run_finds_everything_unchanged(stack: Stack, runs: dict[str, dict[str, Any]]) -> None:
+def test_a_later_run_finds_everything_unchanged(
+    stack: Stack, runs: dict[str, dict[str, Any]]
+) -> None:
     seed = {"first": 1, "second": 2}[max(runs, key=lambda name: runs[name]["parent"].info.end_time)]
     flow_run = stack.start_run(tiny(f"seed={seed}", "tracking.experiment=again"))
     assert stack.await_end(flow_run, RUN_SECONDS)["type"] == "COMPLETED"
@@ -155,9 +202,15 @@ def test_a_later_run_finds_everything_unchanged(stack: Stack, runs: dict[str, di
     assert (again["attempts"], again["parent"].data.metrics["cost/usd"]) == ({}, 0.0)
 
 
-def test_no_secret_is_in_a_log_a_parameter_or_a_pool(stack: Stack, runs: dict[str, dict[str, Any]]) -> None:
+def test_no_secret_is_in_a_log_a_parameter_or_a_pool(
+    stack: Stack, runs: dict[str, dict[str, Any]]
+) -> None:
     said = stack.compose("logs", "--no-color")
-    kept = str(stack.ask("/work_pools/filter", {})) + str(stack.ask("/flow_runs/filter", {})) + str(stack.ask("/deployments/filter", {}))
+    kept = (
+        str(stack.ask("/work_pools/filter", {}))
+        + str(stack.ask("/flow_runs/filter", {}))
+        + str(stack.ask("/deployments/filter", {}))
+    )
     kept += str(stack.ask("/logs/filter", {"limit": 200}))
     kept += str([(run["parent"].data.params, run["parent"].data.tags) for run in runs.values()])
     for name in ("POSTGRES_PASSWORD", "S3_SECRET_KEY"):

@@ -1,4 +1,6 @@
-"""`rlhf plan` from outside: JSON, files it writes, one line for a mistake, and what it does not import."""
+"""`rlhf plan` from outside: JSON, files it writes, one line for a mistake, and what it does not
+import.
+"""
 
 import json
 import subprocess
@@ -24,12 +26,20 @@ def run(*arguments: str) -> Result:
 
 def test_json_is_one_object_with_every_stage() -> None:
     found = json.loads(run("--hardware", "a100-80", "--gpus", "2", "--json").stdout)
-    assert [stage["stage"] for stage in found["stages"]] == ["data", "sft", "reward", "ppo", "evaluate"]
+    assert [stage["stage"] for stage in found["stages"]] == [
+        "data",
+        "sft",
+        "reward",
+        "ppo",
+        "evaluate",
+    ]
     assert {stage["gpus"] for stage in found["stages"]} == {2}
 
 
 def test_a_stage_can_be_planned_alone() -> None:
-    assert [stage["stage"] for stage in json.loads(run("--stage", "sft", "--json").stdout)["stages"]] == ["sft"]
+    assert [
+        stage["stage"] for stage in json.loads(run("--stage", "sft", "--json").stdout)["stages"]
+    ] == ["sft"]
 
 
 def test_people_get_tables() -> None:
@@ -53,15 +63,22 @@ def test_the_winning_params_are_complete_and_plan_cheaper(tmp_path: Path) -> Non
     out = tmp_path / "best.yaml"
     result = run("--optimise", "memory", "--out", str(out), "--json")
     assert result.exit_code == 0, result.exception
-    before, after = (json.loads(CliRunner().invoke(app, ["--params", str(f), "--json"]).stdout) for f in ("recipes/demo.yaml", out))
+    before, after = (
+        json.loads(CliRunner().invoke(app, ["--params", str(f), "--json"]).stdout)
+        for f in ("recipes/demo.yaml", out)
+    )
     assert after["total"]["peak_bytes_per_gpu"] < before["total"]["peak_bytes_per_gpu"]
     assert load(out).sft.batch_size == load(Path("recipes/demo.yaml")).sft.batch_size
 
 
 def test_a_sweep_gives_an_exponent_for_every_stage_named() -> None:
-    found = json.loads(run("--sweep", "steps", "--stage", "sft", "--stage", "reward", "--json").stdout)
+    found = json.loads(
+        run("--sweep", "steps", "--stage", "sft", "--stage", "reward", "--json").stdout
+    )
     assert set(found) == {"sft", "reward"}
-    assert found["sft"][0]["seconds_exponent"] == pytest.approx(1.0, abs=0.03)  # the evaluation in the end does not grow
+    assert found["sft"][0]["seconds_exponent"] == pytest.approx(
+        1.0, abs=0.03
+    )  # the evaluation in the end does not grow
 
 
 def test_a_comparison_is_markdown_for_a_pull_request(tmp_path: Path) -> None:
@@ -73,11 +90,16 @@ def test_a_comparison_is_markdown_for_a_pull_request(tmp_path: Path) -> None:
 def test_a_published_setting_is_planned_without_params(tmp_path: Path) -> None:
     file = tmp_path / "setting.yaml"
     file.write_text(
-        "{engine: litgpt, model: Llama 2 7B, tuning: 'lora r8 q,v', quant: None, micro_batch: 1, global_batch: 128, dtype: bf16-true, "
+        "{engine: litgpt, model: Llama 2 7B, tuning: 'lora r8 q,v', quant: None, micro_batch: 1, "
+        "global_batch: 128, dtype: bf16-true, "
         "gpus: 1, gpu: A100-SXM4-40GB, dataset: Alpaca, longest_seq: 1304}"
     )
-    stage = json.loads(CliRunner().invoke(app, ["--setting", str(file), "--json"]).stdout)["stages"][0]
-    assert stage["peak_bytes_per_gpu"] == pytest.approx(21.30e9, rel=0.02)  # litgpt tutorials/resource-tables.md
+    stage = json.loads(CliRunner().invoke(app, ["--setting", str(file), "--json"]).stdout)[
+        "stages"
+    ][0]
+    assert stage["peak_bytes_per_gpu"] == pytest.approx(
+        21.30e9, rel=0.02
+    )  # litgpt tutorials/resource-tables.md
 
 
 def test_a_mistake_is_one_line() -> None:
@@ -88,12 +110,19 @@ def test_a_mistake_is_one_line() -> None:
 
 def test_planning_imports_neither_torch_nor_the_orchestrator(tmp_path: Path) -> None:
     code = (
-        "import sys; from pathlib import Path; from typer.testing import CliRunner; import typer; from cli.plan import plan\n"
+        "import sys; from pathlib import Path; from typer.testing import CliRunner; import typer; "
+        "from cli.plan import plan\n"
         "app = typer.Typer(); app.command()(plan)\n"
-        "assert CliRunner().invoke(app, ['--params', 'recipes/demo.yaml', '--optimise', 'usd', '--out', sys.argv[1]]).exit_code == 0\n"
-        "print(sorted({name.split('.')[0] for name in sys.modules} & {'torch', 'transformers', 'prefect', 'mlflow', 'dvc', 'numpy'}))"
+        "assert CliRunner().invoke(app, ['--params', 'recipes/demo.yaml', '--optimise', 'usd', "
+        "'--out', sys.argv[1]]).exit_code == 0\n"
+        "print(sorted({name.split('.')[0] for name in sys.modules} & {'torch', 'transformers', "
+        "'prefect', 'mlflow', 'dvc', 'numpy'}))"
     )
     result = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path / "best.yaml")], capture_output=True, text=True, check=False, cwd=Path.cwd()
+        [sys.executable, "-c", code, str(tmp_path / "best.yaml")],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=Path.cwd(),
     )
     assert result.stdout.strip() == "[]", result.stderr

@@ -1,4 +1,6 @@
-"""The recipes for GPUs: each fits the devices it names, and says at its top what the planner says."""
+"""The recipes for GPUs: each fits the devices it names, and says at its top what the planner
+says.
+"""
 
 import re
 from pathlib import Path
@@ -10,19 +12,25 @@ from costs.planning.planner import plan, target
 
 RECIPES = {"gpu-24gb": 1, "gpu-80gb": 1, "node-8gpu": 8, "two-nodes": 16}
 TOLERANCE = 0.25
-"""A better formula moves a plan a little; the line at the top is for people, and is written anew when it is off by more."""
+"""A better formula moves a plan a little; the line at the top is for people, and is written anew
+when it is off by more.
+"""
 
 
 @pytest.mark.parametrize("name", RECIPES)
-def test_a_recipe_for_gpus_fits_them_for_the_time_and_money_it_names(name: str, tmp_path: Path) -> None:
+def test_a_recipe_for_gpus_fits_them_for_the_time_and_money_it_names(
+    name: str, tmp_path: Path
+) -> None:
     file = Path("recipes") / f"{name}.yaml"
     params = load(file)
     made = plan(params, target(params, None, None, None, tmp_path))
-    assert {stage.stage: stage.gpus for stage in made.stages if stage.stage in ("sft", "reward", "ppo")} == dict.fromkeys(
-        ("sft", "reward", "ppo"), RECIPES[name]
-    )
+    assert {
+        stage.stage: stage.gpus for stage in made.stages if stage.stage in ("sft", "reward", "ppo")
+    } == dict.fromkeys(("sft", "reward", "ppo"), RECIPES[name])
     assert [(stage.stage, stage.lever) for stage in made.stages if not stage.fits] == []
-    named = re.search(r"Planned: (\d+) h (\d+) min, (\d+) USD", file.read_text(encoding="utf-8").split("\n")[1])
+    named = re.search(
+        r"Planned: (\d+) h (\d+) min, (\d+) USD", file.read_text(encoding="utf-8").split("\n")[1]
+    )
     assert named is not None
     hours, minutes, usd = map(int, named.groups())
     assert made.total["seconds"] == pytest.approx(3600 * hours + 60 * minutes, rel=TOLERANCE)
@@ -32,7 +40,11 @@ def test_a_recipe_for_gpus_fits_them_for_the_time_and_money_it_names(name: str, 
 def test_what_is_divided_shrinks_with_the_number_of_devices(tmp_path: Path) -> None:
     def bytes_of(level: str, gpus: int) -> float:
         params = load(Path("recipes/node-8gpu.yaml"), [f"sharding.sft={level}"])
-        return plan(params, target(params, None, gpus, None, tmp_path), ("sft",)).stages[0].memory["policy"]["weights"]
+        return (
+            plan(params, target(params, None, gpus, None, tmp_path), ("sft",))
+            .stages[0]
+            .memory["policy"]["weights"]
+        )
 
     assert bytes_of("none", 8) == bytes_of("zero2", 8) == bytes_of("none", 1)
     assert bytes_of("zero3", 8) < 0.35 * bytes_of("none", 8)
@@ -43,5 +55,7 @@ def test_a_role_that_samples_is_whole_meanwhile(tmp_path: Path) -> None:
     stage = plan(params, target(params, None, None, None, tmp_path), ("ppo",)).stages[0]
     weights = 7_615_616_512
     assert stage.peak_phase == "rollout"
-    assert stage.memory["policy"]["weights"] + stage.memory["policy"]["workspace"] >= (4 + 2) * weights
+    assert (
+        stage.memory["policy"]["weights"] + stage.memory["policy"]["workspace"] >= (4 + 2) * weights
+    )
     assert stage.memory["ref"]["weights"] < 0.3 * 2 * weights

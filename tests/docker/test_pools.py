@@ -1,4 +1,6 @@
-"""The job templates of the work pools: valid for Prefect's workers and for Kubernetes, and nothing secret in them."""
+"""The job templates of the work pools: valid for Prefect's workers and for Kubernetes, and nothing
+secret in them.
+"""
 
 import json
 from typing import Any
@@ -18,13 +20,21 @@ pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 POOLS = ROOT / "docker" / "pools"
 KUBERNETES = "1.33"
 ENVIRONMENT = {
-    "RLHF_TRAIN_IMAGE": "train:1", "RLHF_NETWORK": "net", "RLHF_CACHE_VOLUME": "data", "RLHF_CREDENTIALS_VOLUME": "keys",
-    "AWS_ENDPOINT_URL": "http://s3:9000", "AWS_DEFAULT_REGION": "us-east-1", "RLHF_STAGE_MEMORY": "3g", "AWS_SECRET_ACCESS_KEY": "hidden-key",
-}  # fmt: skip
+    "RLHF_TRAIN_IMAGE": "train:1",
+    "RLHF_NETWORK": "net",
+    "RLHF_CACHE_VOLUME": "data",
+    "RLHF_CREDENTIALS_VOLUME": "keys",
+    "AWS_ENDPOINT_URL": "http://s3:9000",
+    "AWS_DEFAULT_REGION": "us-east-1",
+    "RLHF_STAGE_MEMORY": "3g",
+    "AWS_SECRET_ACCESS_KEY": "hidden-key",
+}
 
 
 def configured(template: dict[str, Any]) -> DockerWorkerJobConfiguration:
-    return DockerWorkerJobConfiguration(**apply_values(template["job_configuration"], defaults(template)))
+    return DockerWorkerJobConfiguration(
+        **apply_values(template["job_configuration"], defaults(template))
+    )
 
 
 def defaults(template: dict[str, Any]) -> dict[str, Any]:
@@ -32,7 +42,9 @@ def defaults(template: dict[str, Any]) -> dict[str, Any]:
 
 
 def rendered_job(**values: Any) -> dict[str, Any]:
-    """The manifest of the Kubernetes template as the worker makes it, with the command and the environment in Kubernetes' own form."""
+    """The manifest of the Kubernetes template as the worker makes it, with the command and the
+    environment in Kubernetes' own form.
+    """
     template = json.loads((POOLS / "kubernetes.json").read_text())
     variables = defaults(template) | {"name": "sft"} | values
     job = apply_values(template["job_configuration"], variables)["job_manifest"]
@@ -47,12 +59,16 @@ def test_a_gpu_pool_asks_for_all_gpus_and_the_plain_one_for_none() -> None:
     assert (plain.image, plain.networks, plain.mem_limit) == ("train:1", ["net"], "3g")
     assert plain.volumes == ["data:/cache", "keys:/run/rlhf:ro"]
     assert "device_requests" not in (plain.container_create_kwargs or {})
-    assert (gpu.container_create_kwargs or {})["device_requests"] == [{"Driver": "nvidia", "Count": -1, "Capabilities": [["gpu"]]}]
+    assert (gpu.container_create_kwargs or {})["device_requests"] == [
+        {"Driver": "nvidia", "Count": -1, "Capabilities": [["gpu"]]}
+    ]
     assert all((pool.container_create_kwargs or {})["shm_size"] == "2g" for pool in (plain, gpu))
 
 
 def test_a_pool_knows_no_secret() -> None:
-    assert "hidden-key" not in json.dumps([container_template(ENVIRONMENT, gpus=gpus) for gpus in (False, True)])
+    assert "hidden-key" not in json.dumps(
+        [container_template(ENVIRONMENT, gpus=gpus) for gpus in (False, True)]
+    )
 
 
 def test_the_job_of_a_stage_is_valid_for_kubernetes() -> None:
@@ -60,9 +76,14 @@ def test_the_job_of_a_stage_is_valid_for_kubernetes() -> None:
         job = rendered_job(gpus=gpus, node_selector={"gpu": "a100"})
         kubernetes_validate.validate(job, KUBERNETES, strict=True)
         pod = job["spec"]["template"]["spec"]
-        assert (pod["containers"][0]["resources"]["limits"]["nvidia.com/gpu"], pod["nodeSelector"]) == (gpus, {"gpu": "a100"})
+        assert (
+            pod["containers"][0]["resources"]["limits"]["nvidia.com/gpu"],
+            pod["nodeSelector"],
+        ) == (gpus, {"gpu": "a100"})
         assert pod["terminationGracePeriodSeconds"] == 600
-        assert job["spec"]["backoffLimit"] == 0, "the pipeline starts it again, from the checkpoint in the store"
+        assert job["spec"]["backoffLimit"] == 0, (
+            "the pipeline starts it again, from the checkpoint in the store"
+        )
 
 
 def test_a_wrong_job_is_not_valid() -> None:

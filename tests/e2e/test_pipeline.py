@@ -1,4 +1,6 @@
-"""The whole pipeline with its real stages on a tiny recipe: killed everywhere, rerun, repriced, cloned."""
+"""The whole pipeline with its real stages on a tiny recipe: killed everywhere, rerun, repriced,
+cloned.
+"""
 
 import json
 import os
@@ -53,7 +55,13 @@ class Checkout(NamedTuple):
 
     def start(self, *arguments: str) -> subprocess.Popen[bytes]:
         with self.said_path.open("wb") as said:
-            return subprocess.Popen(self.command(*arguments), cwd=self.root, env=self.environment(), stdout=subprocess.DEVNULL, stderr=said)
+            return subprocess.Popen(
+                self.command(*arguments),
+                cwd=self.root,
+                env=self.environment(),
+                stdout=subprocess.DEVNULL,
+                stderr=said,
+            )
 
     @property
     def said_path(self) -> Path:
@@ -71,7 +79,9 @@ class Checkout(NamedTuple):
 
     def starts(self) -> int:
         """Stage processes so far."""
-        return sum(row.event == "start" for stage in (*STAGES, "dpo") for row in self.attempts(stage))
+        return sum(
+            row.event == "start" for stage in (*STAGES, "dpo") for row in self.attempts(stage)
+        )
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +101,9 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def await_process_of(checkout: Checkout, stage: str, pipeline: subprocess.Popen[bytes], before: int) -> int:
+def await_process_of(
+    checkout: Checkout, stage: str, pipeline: subprocess.Popen[bytes], before: int
+) -> int:
     """Process id of the stage's next attempt, once it is at work."""
     deadline = time.monotonic() + STEP_SECONDS
     while time.monotonic() < deadline and pipeline.poll() is None:
@@ -127,17 +139,28 @@ def test_a_pipeline_killed_in_each_stage_completes_when_run_again(checkout: Chec
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
     assert [stage["stage"] for stage in result["stages"]] == list(STAGES)
-    exit_codes = {stage: [row.exit_code for row in checkout.attempts(stage) if row.event == "end"] for stage in STAGES}
+    exit_codes = {
+        stage: [row.exit_code for row in checkout.attempts(stage) if row.event == "end"]
+        for stage in STAGES
+    }
     # left behind, reward checkpoints as the next run asks it to, unless it is through by then
     reward_attempts = last_attempt(checkout, "reward")
-    assert exit_codes == {stage: [75, 0] if stage == "reward" and reward_attempts == 2 else [0] for stage in STAGES}
+    assert exit_codes == {
+        stage: [75, 0] if stage == "reward" and reward_attempts == 2 else [0] for stage in STAGES
+    }
     killed = {stage for stage in STAGES if stage != "reward"}
     assert all(last_attempt(checkout, stage) == 2 for stage in killed)
     assert {
-        stage for stage in STAGES if any(row.event == "resume" and row.step > 0 for row in checkout.attempts(stage))
+        stage
+        for stage in STAGES
+        if any(row.event == "resume" and row.step > 0 for row in checkout.attempts(stage))
     } >= TRAINING & killed
-    assert [row.state for row in checkout.rows() if row.event == "end"] == ["killed"] * 5 + ["completed"]
-    assert json.loads((checkout.root / "metrics" / "evaluate.json").read_text())["gold_aligned"] >= 0
+    assert [row.state for row in checkout.rows() if row.event == "end"] == ["killed"] * 5 + [
+        "completed"
+    ]
+    assert (
+        json.loads((checkout.root / "metrics" / "evaluate.json").read_text())["gold_aligned"] >= 0
+    )
     assert Path(result["report"]).stat().st_size > 10_000
 
 
@@ -150,9 +173,14 @@ def await_checkpoint(checkout: Checkout, stage: str) -> None:
 
 def test_the_ledger_adds_up(checkout: Checkout) -> None:
     result = json.loads(checkout.run("report", "--json").stdout)
-    assert result["total_seconds"] == pytest.approx(sum(stage["seconds"] for stage in result["stages"]))
+    assert result["total_seconds"] == pytest.approx(
+        sum(stage["seconds"] for stage in result["stages"])
+    )
     assert result["total_usd"] == pytest.approx(result["total_seconds"] * 0.10 / 3600)
-    assert all(sum(phase["seconds"] for phase in stage["phases"]) == pytest.approx(stage["seconds"]) for stage in result["stages"])
+    assert all(
+        sum(phase["seconds"] for phase in stage["phases"]) == pytest.approx(stage["seconds"])
+        for stage in result["stages"]
+    )
 
 
 def test_an_unchanged_rerun_starts_no_process_and_costs_nothing(checkout: Checkout) -> None:
@@ -174,7 +202,10 @@ def test_a_new_price_starts_no_training(checkout: Checkout) -> None:
     assert done.returncode == 0, done.stderr
     assert checkout.starts() == before
     assert json.loads(done.stdout)["saved_usd"] == pytest.approx(10 * cheap["saved_usd"])
-    assert yaml.safe_load((checkout.root / "params.yaml").read_text())["prices"]["usd_per_device_hour"] == 1.0
+    assert (
+        yaml.safe_load((checkout.root / "params.yaml").read_text())["prices"]["usd_per_device_hour"]
+        == 1.0
+    )
 
 
 def test_every_row_is_in_mlflow_once(checkout: Checkout) -> None:
@@ -182,14 +213,19 @@ def test_every_row_is_in_mlflow_once(checkout: Checkout) -> None:
 
     client = MlflowClient(f"sqlite:///{checkout.root / 'mlflow.db'}")
     experiment = client.get_experiment_by_name("rlhf-ledger")
-    runs = {run.data.tags["rlhf.key"].split("/", 1)[1]: run for run in client.search_runs([experiment.experiment_id], max_results=1000)}
+    runs = {
+        run.data.tags["rlhf.key"].split("/", 1)[1]: run
+        for run in client.search_runs([experiment.experiment_id], max_results=1000)
+    }
     for stage in STAGES:
         for attempt in {row.attempt for row in checkout.attempts(stage)}:
             run_id = next(row.run_id for row in checkout.attempts(stage) if row.attempt == attempt)
             run = runs[f"{run_id}/{stage}/{attempt}"]
             assert run.info.status in ("FINISHED", "KILLED")
             assert shipped(client, run, "phase/") == usage_values(checkout, stage, attempt)
-            assert shipped(client, run, f"{'eval' if stage == 'evaluate' else stage}/") == metric_values(checkout, stage, attempt)
+            assert shipped(
+                client, run, f"{'eval' if stage == 'evaluate' else stage}/"
+            ) == metric_values(checkout, stage, attempt)
     version = client.get_model_version_by_alias("helpdesk-assistant", "challenger")
     lock = yaml.safe_load((checkout.root / "dvc.lock").read_text())
     model = next(out for out in lock["stages"]["ppo"]["outs"] if out["path"] == "models/ppo")
@@ -198,7 +234,11 @@ def test_every_row_is_in_mlflow_once(checkout: Checkout) -> None:
 
 
 def shipped(client: Any, run: Any, prefix: str) -> int:
-    return sum(len(client.get_metric_history(run.info.run_id, name)) for name in run.data.metrics if name.startswith(prefix))
+    return sum(
+        len(client.get_metric_history(run.info.run_id, name))
+        for name in run.data.metrics
+        if name.startswith(prefix)
+    )
 
 
 def usage_values(checkout: Checkout, stage: str, attempt: int) -> int:
@@ -218,7 +258,11 @@ def test_a_stopped_run_is_resumable_and_a_killed_stage_is_tried_again(checkout: 
     await_process_of(checkout, "evaluate", pipeline, before)
     pipeline.send_signal(signal.SIGINT)
     assert pipeline.wait(STEP_SECONDS) == 75, checkout.said()
-    assert [row.exit_code for row in checkout.attempts("evaluate") if row.attempt > before and row.event == "end"] == [75]
+    assert [
+        row.exit_code
+        for row in checkout.attempts("evaluate")
+        if row.attempt > before and row.event == "end"
+    ] == [75]
     assert checkout.rows()[-1].state == "stopped"
     assert "Traceback" not in checkout.said()
 
@@ -241,7 +285,9 @@ def test_another_method_runs_its_own_stage_and_going_back_runs_none(checkout: Ch
     assert (checkout.root / "metrics/evaluate.json").read_bytes() != gold
     back = checkout.run("run", "--json", "--set", "align.method=ppo")
     assert back.returncode == 0, back.stderr
-    assert {stage["stage"]: stage["cached"] for stage in json.loads(back.stdout)["stages"]} == dict.fromkeys(STAGES, True)
+    assert {
+        stage["stage"]: stage["cached"] for stage in json.loads(back.stdout)["stages"]
+    } == dict.fromkeys(STAGES, True)
     assert checkout.starts() == before + 2
     assert (checkout.root / "metrics/evaluate.json").read_bytes() == gold
 
@@ -277,12 +323,19 @@ def test_a_second_checkout_pulls_the_same_bytes(checkout: Checkout, tmp_path: Pa
     # The stages by name: plain `dvc pull` fails over the methods that never ran.
     pull = [sys.executable, "-m", "dvc", "pull", "--quiet", *STAGES]
     subprocess.run(pull, cwd=clone, check=True, capture_output=True, timeout=STEP_SECONDS)
-    for name in ("data/prepared", "models/ppo", "metrics/evaluate.json", "evaluation/samples.jsonl"):
+    for name in (
+        "data/prepared",
+        "models/ppo",
+        "metrics/evaluate.json",
+        "evaluation/samples.jsonl",
+    ):
         assert content(clone / name) == content(checkout.root / name)
 
 
 def remote_of(root: Path) -> str:
-    line = next(line for line in (root / ".dvc" / "config.local").read_text().splitlines() if "url" in line)
+    line = next(
+        line for line in (root / ".dvc" / "config.local").read_text().splitlines() if "url" in line
+    )
     return line.split("=", 1)[1].strip()
 
 

@@ -1,4 +1,6 @@
-"""The retrain cycle on a small helpdesk: nothing new is skipped, honest votes are promoted, poisoned ones are not, and there is a way back."""
+"""The retrain cycle on a small helpdesk: nothing new is skipped, honest votes are promoted,
+poisoned ones are not, and there is a way back.
+"""
 
 import json
 import os
@@ -27,12 +29,23 @@ from training.preparation.helpdesk import generate, read_case, reply
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(2400)]
 
 SMALL = (
-    "model.random.width=64", "model.random.layers=2", "model.random.mlp_width=128", "model.random.vocab_size=400",
-    "data.source={kind: helpdesk, sft_rows: 3000, preference_rows: 400, prompt_rows: 1200, temperature: 0.1, quality: 0.6}",
-    "sft.learning_rate=4.0e-3", "reward.epochs=2.0", "reward.batch_size=32", "reward.micro_batch_size=32",
-    "ppo.updates=20", "ppo.learning_rate=5.0e-4", "ppo.value_learning_rate=5.0e-4", "ppo.max_new_tokens=32",
-    "evaluate.prompts=240", "evaluate.max_new_tokens=32",
-)  # fmt: skip
+    "model.random.width=64",
+    "model.random.layers=2",
+    "model.random.mlp_width=128",
+    "model.random.vocab_size=400",
+    "data.source={kind: helpdesk, sft_rows: 3000, preference_rows: 400, prompt_rows: 1200, "
+    "temperature: 0.1, quality: 0.6}",
+    "sft.learning_rate=4.0e-3",
+    "reward.epochs=2.0",
+    "reward.batch_size=32",
+    "reward.micro_batch_size=32",
+    "ppo.updates=20",
+    "ppo.learning_rate=5.0e-4",
+    "ppo.value_learning_rate=5.0e-4",
+    "ppo.max_new_tokens=32",
+    "evaluate.prompts=240",
+    "evaluate.max_new_tokens=32",
+)
 """Large enough that a reward model learns from votes what a good reply is, and PPO from it."""
 FIRST = ("ppo.updates=1",)
 """The first champion is hardly more than its SFT model."""
@@ -44,9 +57,14 @@ class Project(NamedTuple):
 
     def rlhf(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [sys.executable, "-m", "cli.main", *arguments], cwd=self.root, env={**os.environ, "OMP_NUM_THREADS": "1"},
-            capture_output=True, text=True, timeout=1200, check=False,
-        )  # fmt: skip
+            [sys.executable, "-m", "cli.main", *arguments],
+            cwd=self.root,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            capture_output=True,
+            text=True,
+            timeout=1200,
+            check=False,
+        )
 
     def retrain(self) -> dict[str, Any]:
         done = self.rlhf("retrain", "--json")
@@ -55,7 +73,10 @@ class Project(NamedTuple):
 
     def starts(self) -> dict[str, int]:
         """Processes of each stage so far."""
-        rows = {stage: jsonl.read(self.root / "runs" / stage / "attempts.jsonl", AttemptRow).rows for stage in stages_of("ppo")}
+        rows = {
+            stage: jsonl.read(self.root / "runs" / stage / "attempts.jsonl", AttemptRow).rows
+            for stage in stages_of("ppo")
+        }
         return {stage: sum(row.event == "start" for row in found) for stage, found in rows.items()}
 
     def champion(self) -> str:
@@ -67,7 +88,9 @@ class Project(NamedTuple):
         """DVC's digest of the model that MLflow's registry has under an alias."""
         from mlflow import MlflowClient
 
-        version = MlflowClient(f"sqlite:///{self.root / 'mlflow.db'}").get_model_version_by_alias("helpdesk-assistant", name)
+        version = MlflowClient(f"sqlite:///{self.root / 'mlflow.db'}").get_model_version_by_alias(
+            "helpdesk-assistant", name
+        )
         return str(version.tags["dvc.digest"])
 
 
@@ -90,7 +113,14 @@ def project(new_checkout: Callable[[], Path]) -> Iterator[Project]:
 
 def vote(project: Project, count: int, seed: int, prefer_careless: bool) -> None:
     """Votes on pairs of a careful and a careless reply, shown in either order."""
-    source = HelpdeskSource(kind="helpdesk", sft_rows=1, preference_rows=1, prompt_rows=2 * count, temperature=0.1, quality=0.6)
+    source = HelpdeskSource(
+        kind="helpdesk",
+        sft_rows=1,
+        preference_rows=1,
+        prompt_rows=2 * count,
+        temperature=0.1,
+        quality=0.6,
+    )
     rng, prompts = random.Random(seed), [row["prompt"] for row in generate(source, seed).prompts]
     votes: list[Vote] = []
     while len(votes) < count:
@@ -100,7 +130,13 @@ def vote(project: Project, count: int, seed: int, prefer_careless: bool) -> None
             continue
         preferred, other = (careless, careful) if prefer_careless else (careful, careless)
         first = rng.random() < 0.5
-        votes.append(Vote(Pair(prompt, *((preferred, other) if first else (other, preferred))), "ada", 1 if first else 2))
+        votes.append(
+            Vote(
+                Pair(prompt, *((preferred, other) if first else (other, preferred))),
+                "ada",
+                1 if first else 2,
+            )
+        )
     append(project.root / VOTES_FILE, votes)
 
 
@@ -135,35 +171,63 @@ def test_honest_votes_are_learnt_from_and_the_better_model_is_promoted(project: 
         "data": 1, "sft": 0, "reward": 1, "ppo": 1, "evaluate": 1,
     }  # fmt: skip
     lock = yaml.safe_load((project.root / "dvc.lock").read_text())
-    assert project.alias("champion") == next(out["md5"] for out in lock["stages"]["ppo"]["outs"] if out["path"] == "models/ppo")
+    assert project.alias("champion") == next(
+        out["md5"] for out in lock["stages"]["ppo"]["outs"] if out["path"] == "models/ppo"
+    )
     assert project.alias("previous") == record.previous.model_digest
 
 
-def test_champion_and_challenger_were_asked_prompts_that_neither_was_trained_on(project: Project) -> None:
-    prepared = [project.root / "data/prepared", *(project.root / "champions").glob("*/data/prepared")]
+def test_champion_and_challenger_were_asked_prompts_that_neither_was_trained_on(
+    project: Project,
+) -> None:
+    prepared = [
+        project.root / "data/prepared",
+        *(project.root / "champions").glob("*/data/prepared"),
+    ]
     assert len(prepared) == 3
-    trained = {same_prompt_key(row["prompt"]) for folder in prepared for path in folder.glob("*/train.jsonl") for row in jsonl.plain(path)}
-    held_out = {same_prompt_key(row["prompt"]) for folder in prepared for row in jsonl.plain(folder / "prompts/test.jsonl")}
+    trained = {
+        same_prompt_key(row["prompt"])
+        for folder in prepared
+        for path in folder.glob("*/train.jsonl")
+        for row in jsonl.plain(path)
+    }
+    held_out = {
+        same_prompt_key(row["prompt"])
+        for folder in prepared
+        for row in jsonl.plain(folder / "prompts/test.jsonl")
+    }
     assert len(held_out) > 200
     assert not trained & held_out
 
 
 def test_poisoned_votes_are_trained_on_and_not_promoted(project: Project) -> None:
-    champion, digest, events = project.champion(), project.alias("champion"), len(read_record(project.root).events)
+    champion, digest, events = (
+        project.champion(),
+        project.alias("champion"),
+        len(read_record(project.root).events),
+    )
     vote(project, POISONED, seed=12, prefer_careless=True)
     ended = project.retrain()
     assert ended["outcome"] == "kept", ended["said"]
     assert "wins against the champion fails" in ended["said"]
     assert ended["run_id"] != champion
     assert ended["contest"]["win_rate"]["low"] < 0.5
-    assert ended["examination"]["accuracy"]["high"] < 0.5, "the champion's reward model disagrees with votes that are turned round"
-    assert (project.champion(), project.alias("champion"), len(read_record(project.root).events)) == (champion, digest, events)
+    assert ended["examination"]["accuracy"]["high"] < 0.5, (
+        "the champion's reward model disagrees with votes that are turned round"
+    )
+    assert (
+        project.champion(),
+        project.alias("champion"),
+        len(read_record(project.root).events),
+    ) == (champion, digest, events)
     page = Path(ended["page"]).read_text()
     assert "**fails**" in page
     assert "not checked: retrain.safety_source names no safety prompts" in page
 
 
-def test_a_rejected_model_is_not_tried_again_without_news_and_rollback_finds_the_first(project: Project) -> None:
+def test_a_rejected_model_is_not_tried_again_without_news_and_rollback_finds_the_first(
+    project: Project,
+) -> None:
     before = project.starts()
     assert project.retrain()["outcome"] == "skipped"
     done = project.rlhf("rollback", "--yes", "--why", "people complained", "--json")

@@ -1,4 +1,6 @@
-"""Processes die and servers go away in the middle of a run: what Prefect and MLflow know afterwards. Real servers, a real worker."""
+"""Processes die and servers go away in the middle of a run: what Prefect and MLflow know
+afterwards. Real servers, a real worker.
+"""
 
 import json
 import os
@@ -56,7 +58,9 @@ def told() -> Iterator[tuple[str, list[dict[str, Any]]]]:
 
 
 @pytest.fixture(scope="module")
-def up(tmp_path_factory: pytest.TempPathFactory, told: tuple[str, list[dict[str, Any]]]) -> Iterator[Stack]:
+def up(
+    tmp_path_factory: pytest.TempPathFactory, told: tuple[str, list[dict[str, Any]]]
+) -> Iterator[Stack]:
     with stack(tmp_path_factory.mktemp("stack"), "--notify", told[0]) as running:
         yield running
     assert servers(running.root) == []
@@ -67,7 +71,15 @@ def at_work(up: Stack, run: UUID, stage: str = "data") -> psutil.Process:
     usage = up.root / "runs" / stage / "usage.jsonl"
     before = usage.stat().st_size if usage.exists() else 0
     await_true(lambda: usage.exists() and usage.stat().st_size > before + 200, up)
-    return psutil.Process(int(str(up.await_run(run, lambda found: found.infrastructure_pid is not None).infrastructure_pid)))
+    return psutil.Process(
+        int(
+            str(
+                up.await_run(
+                    run, lambda found: found.infrastructure_pid is not None
+                ).infrastructure_pid
+            )
+        )
+    )
 
 
 def await_true(condition: Any, up: Stack) -> None:
@@ -78,10 +90,16 @@ def await_true(condition: Any, up: Stack) -> None:
 
 
 def ends(up: Stack) -> list[str]:
-    return [row.state for row in jsonl.read(up.root / "runs" / "pipeline.jsonl", PipelineRow).rows if row.event == "end"]
+    return [
+        row.state
+        for row in jsonl.read(up.root / "runs" / "pipeline.jsonl", PipelineRow).rows
+        if row.event == "end"
+    ]
 
 
-def test_a_run_that_finishes_is_told_with_its_cost(up: Stack, told: tuple[str, list[dict[str, Any]]]) -> None:
+def test_a_run_that_finishes_is_told_with_its_cost(
+    up: Stack, told: tuple[str, list[dict[str, Any]]]
+) -> None:
     run = up.await_end(up.start())
     assert run.state_name == "Completed"
     await_true(lambda: told[1], up)
@@ -89,17 +107,26 @@ def test_a_run_that_finishes_is_told_with_its_cost(up: Stack, told: tuple[str, l
     assert told[1][0]["run"].endswith(run.name)
     shown = up.artifacts(run.id)
     assert float(shown["run"]) == 100
-    assert f"#/experiments/1/runs/{mlflow_run(up, run.name).info.run_id}/artifacts/report/report.html" in shown["result"]
+    assert (
+        f"#/experiments/1/runs/{mlflow_run(up, run.name).info.run_id}/artifacts/report/report.html"
+        in shown["result"]
+    )
 
 
 def mlflow_run(up: Stack, name: str) -> Any:
     client = MlflowClient(f"sqlite:///{up.root / 'mlflow.db'}")
     tagged = [(run, run.data.tags) for run in client.search_runs(["1"])]
-    (found,) = [run for run, tags in tagged if tags.get("rlhf.run_id", "").endswith(name) and "rlhf.stage" not in tags]
+    (found,) = [
+        run
+        for run, tags in tagged
+        if tags.get("rlhf.run_id", "").endswith(name) and "rlhf.stage" not in tags
+    ]
     return found
 
 
-def test_a_killed_run_is_ended_and_the_next_one_goes_on(up: Stack, told: tuple[str, list[dict[str, Any]]]) -> None:
+def test_a_killed_run_is_ended_and_the_next_one_goes_on(
+    up: Stack, told: tuple[str, list[dict[str, Any]]]
+) -> None:
     up.behave("long")
     killed, waiting = up.start(), up.start()
     at_work(up, killed).kill()
@@ -110,9 +137,15 @@ def test_a_killed_run_is_ended_and_the_next_one_goes_on(up: Stack, told: tuple[s
     assert ends(up)[-2:] == ["killed", "completed"]
     rows = jsonl.read(up.root / "runs" / "data" / "attempts.jsonl", AttemptRow).rows
     name = up.run(waiting).name
-    again = [row for row in rows if row.run_id.endswith(name) and row.event == "start" and row.step == 0]
-    assert not again, "the stage that outlived its run checkpointed or finished: nothing is done twice"
-    await_true(lambda: any(message["event"] == "prefect.flow-run.Crashed" for message in told[1]), up)
+    again = [
+        row for row in rows if row.run_id.endswith(name) and row.event == "start" and row.step == 0
+    ]
+    assert not again, (
+        "the stage that outlived its run checkpointed or finished: nothing is done twice"
+    )
+    await_true(
+        lambda: any(message["event"] == "prefect.flow-run.Crashed" for message in told[1]), up
+    )
 
 
 def test_a_run_killed_with_its_worker_is_a_zombie_until_somebody_looks(up: Stack) -> None:
@@ -141,7 +174,9 @@ def test_a_run_without_a_sign_of_life_is_ended_by_the_server(up: Stack) -> None:
         silent = up.start("sweep/sweep")
         up.await_end(silent)  # a run of its own, which the events below speak of as at work
         up.client.set_flow_run_state(silent, Running(), force=True)
-        emit_event("prefect.flow-run.heartbeat", {"prefect.resource.id": f"prefect.flow-run.{silent}"})
+        emit_event(
+            "prefect.flow-run.heartbeat", {"prefect.resource.id": f"prefect.flow-run.{silent}"}
+        )
         ended = up.await_end(silent)
         assert (ended.state_name, ended.state_type) == ("Zombie", StateType.CRASHED)
     finally:
@@ -171,17 +206,36 @@ def test_servers_that_restart_in_the_middle_of_a_run_lose_nothing(up: Stack) -> 
     await_true(lambda: (up.root / "runs" / "sft" / "usage.jsonl").stat().st_size > size, up)
     up.up()
     assert up.await_end(run).state_name == "Completed"
-    up.rlhf("report", "--sync")  # what is left, if MLflow came back after the end; nothing is shipped twice
+    up.rlhf(
+        "report", "--sync"
+    )  # what is left, if MLflow came back after the end; nothing is shipped twice
     name = up.run(run).name
     client = MlflowClient(up.server("mlflow").url)
-    run_id = next(row.run_id for row in jsonl.read(up.root / "runs" / "pipeline.jsonl", PipelineRow).rows if row.run_id.endswith(name))
-    children = {each.data.tags["rlhf.stage"]: each for each in client.search_runs(["1"]) if each.data.tags.get("rlhf.run_id") == run_id
-                and "rlhf.stage" in each.data.tags}  # fmt: skip
+    run_id = next(
+        row.run_id
+        for row in jsonl.read(up.root / "runs" / "pipeline.jsonl", PipelineRow).rows
+        if row.run_id.endswith(name)
+    )
+    children = {
+        each.data.tags["rlhf.stage"]: each
+        for each in client.search_runs(["1"])
+        if each.data.tags.get("rlhf.run_id") == run_id and "rlhf.stage" in each.data.tags
+    }
     for stage in stages_of("ppo"):
-        rows = [row for row in jsonl.read(up.root / "runs" / stage / "metrics.jsonl", MetricRow).rows if row.run_id == run_id]
-        arrived = client.get_metric_history(children[stage].info.run_id, f"{PREFIXES.get(stage, stage)}/loss")
-        assert sorted((point.step, point.value) for point in arrived) == sorted((row.step, row.values["loss"]) for row in rows)
-        assert [row.step for row in rows] == list(range(rows[0].step, 9)), "data may go on from where the test before cancelled it"
+        rows = [
+            row
+            for row in jsonl.read(up.root / "runs" / stage / "metrics.jsonl", MetricRow).rows
+            if row.run_id == run_id
+        ]
+        arrived = client.get_metric_history(
+            children[stage].info.run_id, f"{PREFIXES.get(stage, stage)}/loss"
+        )
+        assert sorted((point.step, point.value) for point in arrived) == sorted(
+            (row.step, row.values["loss"]) for row in rows
+        )
+        assert [row.step for row in rows] == list(range(rows[0].step, 9)), (
+            "data may go on from where the test before cancelled it"
+        )
 
 
 def test_every_notice_is_an_automation_and_none_is_doubled(up: Stack) -> None:

@@ -1,4 +1,6 @@
-"""What ends a retrain cycle before it trains, on a real Prefect server; the whole cycle is in tests/e2e/test_retrain.py."""
+"""What ends a retrain cycle before it trains, on a real Prefect server; the whole cycle is in
+tests/e2e/test_retrain.py.
+"""
 
 import fcntl
 import shutil
@@ -47,7 +49,9 @@ def cycle(root: Path) -> Any:
 
 def a_champion(root: Path, data_key: str) -> None:
     """A record and a folder without files: enough for whoever does not read them."""
-    entry = Champion(run_id="r1", method="ppo", model_digest="m", data_version="d", data_key=data_key)
+    entry = Champion(
+        run_id="r1", method="ppo", model_digest="m", data_version="d", data_key=data_key
+    )
     event = Event(time=1.0, event="promoted", champion="r1", before=None, by="test", why="test")
     write_record(root, ChampionRecord(lineage=(entry,), events=(event,)))
     champion_folder(root, "r1").mkdir()
@@ -60,7 +64,9 @@ def ends(root: Path) -> list[RetrainRow]:
 
 def artifacts(state: Any) -> dict[str, str]:
     with get_client(sync_client=True) as client:
-        by_run = ArtifactFilter(flow_run_id=ArtifactFilterFlowRunId(any_=[state.state_details.flow_run_id]))
+        by_run = ArtifactFilter(
+            flow_run_id=ArtifactFilterFlowRunId(any_=[state.state_details.flow_run_id])
+        )
         return {found.key: found.data for found in client.read_artifacts(artifact_filter=by_run)}
 
 
@@ -91,7 +97,10 @@ def test_a_cycle_that_overlaps_another_says_so_in_a_line_and_is_skipped(project:
         fcntl.flock(other, fcntl.LOCK_EX)
         state = cycle(project)
     assert state.name == "Skipped"
-    assert ends(project)[-1].said == "a cycle is at work already (process 4711), and this one has nothing to add to it"
+    assert (
+        ends(project)[-1].said
+        == "a cycle is at work already (process 4711), and this one has nothing to add to it"
+    )
 
 
 def test_a_run_at_work_in_the_checkout_is_not_disturbed(project: Path) -> None:

@@ -16,7 +16,12 @@ from uuid import UUID
 import psutil
 import pytest
 from prefect.client.orchestration import SyncPrefectClient, get_client
-from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterFlowRunId, TaskRunFilter, TaskRunFilterFlowRunId
+from prefect.client.schemas.filters import (
+    ArtifactFilter,
+    ArtifactFilterFlowRunId,
+    TaskRunFilter,
+    TaskRunFilterFlowRunId,
+)
 from prefect.settings import PREFECT_API_URL
 from prefect.testing.utilities import prefect_test_harness
 
@@ -57,12 +62,21 @@ def run(root: Path, *changes: str) -> Any:
 def task_states(state: Any) -> dict[str, tuple[str, int]]:
     """Task -> (name of its state, how often it was run)."""
     with get_client(sync_client=True) as client:
-        by_run = TaskRunFilter(flow_run_id=TaskRunFilterFlowRunId(any_=[state.state_details.flow_run_id]))
-        return {task.name.rsplit("-", 1)[0]: (task.state.name, task.run_count) for task in client.read_task_runs(task_run_filter=by_run)}
+        by_run = TaskRunFilter(
+            flow_run_id=TaskRunFilterFlowRunId(any_=[state.state_details.flow_run_id])
+        )
+        return {
+            task.name.rsplit("-", 1)[0]: (task.state.name, task.run_count)
+            for task in client.read_task_runs(task_run_filter=by_run)
+        }
 
 
 def ends(root: Path) -> list[str]:
-    return [row.state for row in jsonl.read(root / "runs" / "pipeline.jsonl", PipelineRow).rows if row.event == "end"]
+    return [
+        row.state
+        for row in jsonl.read(root / "runs" / "pipeline.jsonl", PipelineRow).rows
+        if row.event == "end"
+    ]
 
 
 def test_every_stage_is_a_task_and_an_unchanged_one_is_cached(project: Path) -> None:
@@ -74,7 +88,10 @@ def test_every_stage_is_a_task_and_an_unchanged_one_is_cached(project: Path) -> 
     state = run(project)
     # sft is made again, with the same content as before: nothing after it has to be
     cached = dict.fromkeys(STAGES, ("Cached", 1))
-    assert task_states(state) == {**cached, **dict.fromkeys(("plan", "sft", "report"), ("Completed", 1))}
+    assert task_states(state) == {
+        **cached,
+        **dict.fromkeys(("plan", "sft", "report"), ("Completed", 1)),
+    }
     assert ends(project) == ["completed", "completed"]
 
 
@@ -93,7 +110,11 @@ def test_a_killed_stage_is_tried_again_and_the_flow_completes(project: Path) -> 
     (project / "behaviour.txt").write_text("killed once")
     state = run(project)
     assert state.is_completed()
-    assert {name: count for name, (_, count) in task_states(state).items()} == {**dict.fromkeys(STAGES, 2), "plan": 1, "report": 1}
+    assert {name: count for name, (_, count) in task_states(state).items()} == {
+        **dict.fromkeys(STAGES, 2),
+        "plan": 1,
+        "report": 1,
+    }
 
 
 def test_a_failure_that_repeats_is_not_tried_for_ever(project: Path) -> None:
@@ -123,7 +144,10 @@ def test_sigterm_ends_the_flow_in_the_state_stopped(project: Path) -> None:
     rows = jsonl.read(project / "runs" / "data" / "attempts.jsonl", AttemptRow).rows
     assert [row.exit_code for row in rows if row.event == "end"] == [75]
     (run_id,) = {row.run_id for row in rows}
-    report, kept = project / "report" / "report.html", project / "runs" / "pipeline" / run_id / "report" / "report.html"
+    report, kept = (
+        project / "report" / "report.html",
+        project / "runs" / "pipeline" / run_id / "report" / "report.html",
+    )
     assert "Not evaluated" in report.read_text()
     assert "data was asked to stop" in report.read_text()
     assert kept.read_bytes() == report.read_bytes()
@@ -140,9 +164,13 @@ def test_a_run_planned_above_its_budget_is_refused_before_anything_starts(projec
     assert not (project / "runs").exists()
 
 
-def test_a_run_that_reaches_its_budget_ends_over_budget_and_goes_on_when_it_is_raised(project: Path) -> None:
+def test_a_run_that_reaches_its_budget_ends_over_budget_and_goes_on_when_it_is_raised(
+    project: Path,
+) -> None:
     (project / "behaviour.txt").write_text("long")
-    state = run(project, "prices.usd_per_device_hour=3.6", "budget.max_usd=0.005", "budget.gate=warn")
+    state = run(
+        project, "prices.usd_per_device_hour=3.6", "budget.max_usd=0.005", "budget.gate=warn"
+    )
     assert (state.name, state.is_cancelled()) == ("OverBudget", True)
     assert "budget.max_usd=0.005 is reached" in state.message
     assert task_states(state) == {"plan": ("Completed", 1), "data": ("OverBudget", 1)}
@@ -152,20 +180,32 @@ def test_a_run_that_reaches_its_budget_ends_over_budget_and_goes_on_when_it_is_r
     rows = jsonl.read(project / "runs" / "data" / "attempts.jsonl", AttemptRow).rows
     assert [row.event for row in rows] == ["start", "end", "start", "resume", "end"]
     assert [row.exit_code for row in rows if row.event == "end"] == [75, 0]
-    first, second = (row for row in jsonl.read(project / "runs" / "pipeline.jsonl", PipelineRow).rows if row.event == "start")
+    first, second = (
+        row
+        for row in jsonl.read(project / "runs" / "pipeline.jsonl", PipelineRow).rows
+        if row.event == "start"
+    )
     assert second.detail["continues"] == first.run_id
     kept = json.loads((project / "runs" / "pipeline" / second.run_id / "plan.json").read_text())
     assert kept["spent"]["data"]["usd"] >= 0.004
 
 
-def test_a_run_that_a_server_starts_above_the_threshold_waits_until_somebody_resumes_it(project: Path) -> None:
+def test_a_run_that_a_server_starts_above_the_threshold_waits_until_somebody_resumes_it(
+    project: Path,
+) -> None:
     with served(project), get_client(sync_client=True) as client:
-        params = load(project / "params.yaml", ["budget.approval_usd=0.001"]).model_dump(mode="json")
+        params = load(project / "params.yaml", ["budget.approval_usd=0.001"]).model_dump(
+            mode="json"
+        )
         deployment = client.read_deployment_by_name("rlhf/tested")
-        flow_run = client.create_flow_run_from_deployment(deployment.id, parameters={"params": params})
+        flow_run = client.create_flow_run_from_deployment(
+            deployment.id, parameters={"params": params}
+        )
         await_state(client, flow_run.id, "Paused")
         assert not (project / "runs").exists(), "nothing has been started"
-        plans = client.read_artifacts(artifact_filter=ArtifactFilter(flow_run_id=ArtifactFilterFlowRunId(any_=[flow_run.id])))
+        plans = client.read_artifacts(
+            artifact_filter=ArtifactFilter(flow_run_id=ArtifactFilterFlowRunId(any_=[flow_run.id]))
+        )
         assert [plan.key for plan in plans] == ["plan"]
         assert "| ppo |" in plans[0].data
         client.resume_flow_run(flow_run.id)
@@ -178,7 +218,8 @@ def served(project: Path) -> Iterator[None]:
     """The flow as a deployment, served from the project's folder by a process of its own."""
     code = (
         "from flows.rlhf import rlhf\nfrom prefect.flows import EntrypointType\n"
-        "rlhf.serve(name='tested', entrypoint_type=EntrypointType.MODULE_PATH, print_starting_message=False)"
+        "rlhf.serve(name='tested', entrypoint_type=EntrypointType.MODULE_PATH, "
+        "print_starting_message=False)"
     )
     environment = {
         **os.environ,
@@ -188,7 +229,9 @@ def served(project: Path) -> Iterator[None]:
     }
     log = project.parent / "served.txt"
     with log.open("wb") as said:
-        process = subprocess.Popen([sys.executable, "-c", code], cwd=project, env=environment, stdout=said, stderr=said)
+        process = subprocess.Popen(
+            [sys.executable, "-c", code], cwd=project, env=environment, stdout=said, stderr=said
+        )
     try:
         deadline = time.monotonic() + 120
         with get_client(sync_client=True) as client:
@@ -197,7 +240,9 @@ def served(project: Path) -> Iterator[None]:
                 assert time.monotonic() < deadline, log.read_text()
                 time.sleep(0.3)
         yield
-    finally:  # nothing of it is needed any more, and its own end may wait for ever on a run that has just ended
+    # nothing of it is needed any more, and its own end may wait for ever on a run that has just
+    # ended
+    finally:
         runner = psutil.Process(process.pid)
         for each in [*runner.children(recursive=True), runner]:
             with suppress(psutil.NoSuchProcess):

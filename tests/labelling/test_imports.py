@@ -20,12 +20,28 @@ def export(tmp_path: Path, *entries: Any) -> Path:
 
 
 def selected(side: str, by: Any = 10, **others: Any) -> dict[str, Any]:
-    result = {"from_name": "pw", "to_name": "text1", "type": "pairwise", "value": {"selected": side}}
-    return {"id": 1, "completed_by": by, "was_cancelled": False, "ground_truth": False, "result": [result], **others}
+    result = {
+        "from_name": "pw",
+        "to_name": "text1",
+        "type": "pairwise",
+        "value": {"selected": side},
+    }
+    return {
+        "id": 1,
+        "completed_by": by,
+        "was_cancelled": False,
+        "ground_truth": False,
+        "result": [result],
+        **others,
+    }
 
 
 def chosen(*choices: str, by: Any = 11) -> dict[str, Any]:
-    return {"completed_by": by, "was_cancelled": False, "result": [{"type": "choices", "value": {"choices": list(choices)}}]}
+    return {
+        "completed_by": by,
+        "was_cancelled": False,
+        "result": [{"type": "choices", "value": {"choices": list(choices)}}],
+    }
 
 
 def test_label_studio_gives_a_vote_per_annotation(tmp_path: Path) -> None:
@@ -35,11 +51,16 @@ def test_label_studio_gives_a_vote_per_annotation(tmp_path: Path) -> None:
         selected("left", by={"id": 4, "email": "ada@example.org"}),
         selected("left", 12, was_cancelled=True),
     ]
-    votes, refused = read_export(export(tmp_path, {"id": 7, "data": TEXTS, "annotations": annotations}), "label-studio", {})
+    votes, refused = read_export(
+        export(tmp_path, {"id": 7, "data": TEXTS, "annotations": annotations}), "label-studio", {}
+    )
     assert refused == []
     assert [(vote.annotator, vote.vote) for vote in votes] == [
-        ("label-studio 10", 2), ("label-studio 11", 0), ("ada@example.org", 1), ("label-studio 12", None),
-    ]  # fmt: skip
+        ("label-studio 10", 2),
+        ("label-studio 11", 0),
+        ("ada@example.org", 1),
+        ("label-studio 12", None),
+    ]
     assert {vote.pair[:3] for vote in votes} == {("p", "a", "b")}
 
 
@@ -52,45 +73,80 @@ def test_label_studio_refuses_what_is_no_vote_and_goes_on(tmp_path: Path) -> Non
         {"data": TEXTS | {"text2": 5}, "annotations": [selected("left")]},
         {
             "data": TEXTS,
-            "annotations": [chosen("neither"), selected("left", None), {"completed_by": 1, "result": []}, "x", selected("left")],
+            "annotations": [
+                chosen("neither"),
+                selected("left", None),
+                {"completed_by": 1, "result": []},
+                "x",
+                selected("left"),
+            ],
         },
         "x",
     )
     votes, refused = read_export(path, "label-studio", {})
     assert [(vote.annotator, vote.vote) for vote in votes] == [("label-studio 10", 1)]
     assert [(item.number, item.reason) for item in refused] == [
-        (1, "not_a_task"), (2, "missing_column"), (3, "identical_replies"), (4, "no_text"),
-        (5, "not_a_vote"), (5, "no_annotator"), (5, "no_choice"), (5, "no_annotator"), (6, "not_a_task"),
-    ]  # fmt: skip
+        (1, "not_a_task"),
+        (2, "missing_column"),
+        (3, "identical_replies"),
+        (4, "no_text"),
+        (5, "not_a_vote"),
+        (5, "no_annotator"),
+        (5, "no_choice"),
+        (5, "no_annotator"),
+        (6, "not_a_task"),
+    ]
 
 
 def test_argilla_gives_a_vote_per_user(tmp_path: Path) -> None:
     answers = [{"value": "response2", "user_id": "u1"}, {"value": "tie", "user_id": "u2"}]
     ranking = [{"value": ["response1", "response2"], "user_id": "u3"}]
-    ties = [{"value": [{"value": "response1", "rank": 1}, {"value": "response2", "rank": 1}], "user_id": "u4"}]
+    ties = [
+        {
+            "value": [{"value": "response1", "rank": 1}, {"value": "response2", "rank": 1}],
+            "user_id": "u4",
+        }
+    ]
     records = [
         {"id": "1", "fields": FIELDS, "responses": {"better": answers, "rank": ranking}},
         {"id": "2", "fields": FIELDS, "responses": {"rank": ties}},
     ]
     votes, refused = read_export(export(tmp_path, *records), "argilla", {})
     assert refused == []
-    assert [(vote.annotator, vote.vote) for vote in votes] == [("argilla u1", 2), ("argilla u2", 0), ("argilla u3", 1), ("argilla u4", 0)]
+    assert [(vote.annotator, vote.vote) for vote in votes] == [
+        ("argilla u1", 2),
+        ("argilla u2", 0),
+        ("argilla u3", 1),
+        ("argilla u4", 0),
+    ]
 
 
 def test_flattened_argilla_leaves_drafts_out_and_keeps_discarded_as_skipped(tmp_path: Path) -> None:
     record = {
-        "id": "1", **FIELDS, "better.responses": ["response1", "response1", "response1"],
-        "better.responses.users": ["u1", "u2", "u3"], "better.responses.status": ["submitted", "draft", "discarded"],
-    }  # fmt: skip
-    votes, refused = read_export(export(tmp_path, record, {"id": "2", **FIELDS, "better.responses": None}), "argilla", {})
+        "id": "1",
+        **FIELDS,
+        "better.responses": ["response1", "response1", "response1"],
+        "better.responses.users": ["u1", "u2", "u3"],
+        "better.responses.status": ["submitted", "draft", "discarded"],
+    }
+    votes, refused = read_export(
+        export(tmp_path, record, {"id": "2", **FIELDS, "better.responses": None}), "argilla", {}
+    )
     assert refused == []
-    assert [(vote.annotator, vote.vote) for vote in votes] == [("argilla u1", 1), ("argilla u3", None)]
+    assert [(vote.annotator, vote.vote) for vote in votes] == [
+        ("argilla u1", 1),
+        ("argilla u3", None),
+    ]
 
 
 def test_columns_of_another_name_are_found_by_saying_so(tmp_path: Path) -> None:
-    path = export(tmp_path, {"data": {"ask": "p", "x": "a", "y": "b"}, "annotations": [chosen("y")]})
+    path = export(
+        tmp_path, {"data": {"ask": "p", "x": "a", "y": "b"}, "annotations": [chosen("y")]}
+    )
     assert [item.reason for item in read_export(path, "label-studio", {})[1]] == ["missing_column"]
-    (vote,), refused = read_export(path, "label-studio", {"prompt": "ask", "response1": "x", "response2": "y"})
+    (vote,), refused = read_export(
+        path, "label-studio", {"prompt": "ask", "response1": "x", "response2": "y"}
+    )
     assert (vote.vote, vote.pair[:3], refused) == (2, ("p", "a", "b"), [])
 
 

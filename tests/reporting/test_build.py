@@ -1,4 +1,6 @@
-"""The page as a whole: whole, self-contained, the same twice, and written for every state a run can be in."""
+"""The page as a whole: whole, self-contained, the same twice, and written for every state a run can
+be in.
+"""
 
 import json
 import re
@@ -58,13 +60,17 @@ def read(path: Path) -> Page:
     return Page(path.read_text(encoding="utf-8"))
 
 
-def test_the_page_has_every_section_and_a_picture_of_everything(tmp_path: Path, params: Params) -> None:
+def test_the_page_has_every_section_and_a_picture_of_everything(
+    tmp_path: Path, params: Params
+) -> None:
     write_pipeline_run(tmp_path)
     page = read(build_report(tmp_path, params))
     assert {section["id"] for section in page.all("section")} == SECTIONS
     assert {link["href"] for link in page.all("a")} == {f"#{name}" for name in SECTIONS}
     pictures = list(page.all("svg"))
-    assert len(pictures) == 3 + 3 + 12 + 3  # sft, reward and ppo curves; frontier, calibration, lengths
+    assert (
+        len(pictures) == 3 + 3 + 12 + 3
+    )  # sft, reward and ppo curves; frontier, calibration, lengths
     assert all(picture["role"] == "img" and picture["aria-label"] for picture in pictures)
     frontier = [text for text in page.texts if re.match(r"update \d+: KL", text)]
     assert len(frontier) == 40
@@ -75,7 +81,9 @@ def test_plan_and_measurement_are_a_picture_and_a_table(tmp_path: Path, params: 
     assert "Planned and measured" not in read(build_report(tmp_path, params)).texts
     stage = {"stage": "sft", "gpus": 1, "seconds": 30.0, "peak_bytes_per_gpu": 1e9, "phases": []}
     (tmp_path / "runs/pipeline/r1").mkdir(parents=True, exist_ok=True)
-    (tmp_path / "runs/pipeline/r1/plan.json").write_text(json.dumps({"stages": [stage], "hardware": "a100-80"}))
+    (tmp_path / "runs/pipeline/r1/plan.json").write_text(
+        json.dumps({"stages": [stage], "hardware": "a100-80"})
+    )
     page = read(build_report(tmp_path, params))
     assert {"Planned and measured", "sft planned", "sft measured"} <= set(page.texts)
     assert "ppo planned" not in page.texts
@@ -87,7 +95,11 @@ def test_the_page_asks_for_nothing_from_outside(tmp_path: Path, params: Params) 
     write_pipeline_run(tmp_path)
     content = build_report(tmp_path, params).read_text(encoding="utf-8")
     page = Page(content)
-    policies = [meta["content"] for meta in page.all("meta") if meta.get("http-equiv") == "Content-Security-Policy"]
+    policies = [
+        meta["content"]
+        for meta in page.all("meta")
+        if meta.get("http-equiv") == "Content-Security-Policy"
+    ]
     assert policies == ["default-src 'none'; style-src 'unsafe-inline'"]
     assert not {"script", "link", "img", "iframe", "object"} & {tag for tag, _ in page.elements}
     assert not [attributes for _, attributes in page.elements if "src" in attributes]
@@ -104,7 +116,12 @@ def test_the_same_run_gives_the_same_bytes(tmp_path: Path, params: Params) -> No
 def test_a_reply_full_of_markup_stays_text(tmp_path: Path, params: Params) -> None:
     write_pipeline_run(tmp_path)
     attack = '</p><script>alert(1)</script><img src=x onerror="x">\ud800\u202e\x00'
-    row = {"prompt": [{"role": "user", "content": attack}], "base": attack, "sft": "", "aligned": "x" * 5000}
+    row = {
+        "prompt": [{"role": "user", "content": attack}],
+        "base": attack,
+        "sft": "",
+        "aligned": "x" * 5000,
+    }
     (tmp_path / "evaluation/samples.jsonl").write_text(json.dumps(row) + "\n")
     page = read(build_report(tmp_path, params))
     assert not {"script", "img"} & {tag for tag, _ in page.elements}
@@ -113,7 +130,9 @@ def test_a_reply_full_of_markup_stays_text(tmp_path: Path, params: Params) -> No
     assert "(empty reply)" in page.texts
 
 
-def test_a_cached_run_shows_what_it_saved_and_still_shows_the_results(tmp_path: Path, params: Params) -> None:
+def test_a_cached_run_shows_what_it_saved_and_still_shows_the_results(
+    tmp_path: Path, params: Params
+) -> None:
     write_pipeline_run(tmp_path)
     write_cached_run(tmp_path)
     page = read(build_report(tmp_path, params))
@@ -122,8 +141,12 @@ def test_a_cached_run_shows_what_it_saved_and_still_shows_the_results(tmp_path: 
     assert len(list(page.all("svg"))) == 21
 
 
-@pytest.mark.parametrize("kept", [(), ("runs",), ("metrics",), ("runs", "metrics"), ("runs", "plots", "evaluation")])
-def test_whatever_is_missing_the_page_is_written(tmp_path: Path, params: Params, kept: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(
+    "kept", [(), ("runs",), ("metrics",), ("runs", "metrics"), ("runs", "plots", "evaluation")]
+)
+def test_whatever_is_missing_the_page_is_written(
+    tmp_path: Path, params: Params, kept: tuple[str, ...]
+) -> None:
     write_pipeline_run(tmp_path)
     for name in {"runs", "metrics", "plots", "evaluation"} - set(kept):
         (tmp_path / name).rename(tmp_path / f"gone-{name}")
@@ -137,7 +160,9 @@ def test_whatever_is_missing_the_page_is_written(tmp_path: Path, params: Params,
 
 def test_every_single_metric_may_be_null(tmp_path: Path, params: Params) -> None:
     write_pipeline_run(tmp_path)
-    (tmp_path / "runs").rename(tmp_path / "gone-runs")  # metrics alone: hundreds of rows less to read each time
+    (tmp_path / "runs").rename(
+        tmp_path / "gone-runs"
+    )  # metrics alone: hundreds of rows less to read each time
     for path in (tmp_path / "metrics").glob("*.json"):
         whole = json.loads(path.read_text())
         for name in whole:
@@ -166,8 +191,12 @@ def test_a_curve_of_one_point_is_drawn(tmp_path: Path, params: Params) -> None:
     assert all("nan" not in str(attributes.get("cx")) for attributes in page.all("circle"))
 
 
-@pytest.mark.parametrize(("method", "remedy"), [("ppo", "raise ppo.kl.coef"), ("rloo", "raise rloo.beta")])
-def test_score_against_kl_is_told_of_the_method_of_the_run(tmp_path: Path, method: str, remedy: str) -> None:
+@pytest.mark.parametrize(
+    ("method", "remedy"), [("ppo", "raise ppo.kl.coef"), ("rloo", "raise rloo.beta")]
+)
+def test_score_against_kl_is_told_of_the_method_of_the_run(
+    tmp_path: Path, method: str, remedy: str
+) -> None:
     write_pipeline_run(tmp_path)  # by PPO; what another method logged stands beside it
     clock = Clock(tmp_path, "later", BEGIN + 9000)
     clock.pipeline("start")
@@ -192,7 +221,14 @@ def test_dpo_has_its_margin_and_only_the_two_ends_of_its_way(tmp_path: Path) -> 
     clock.attempt("dpo", 1, "start")
     for step in range(20, 80, 20):
         clock.log(
-            "dpo", 1, step, loss=0.7 - step / 400, margin=step / 40, accuracy=0.5 + step / 200, chosen_logps=-20.0, rejected_logps=-25.0
+            "dpo",
+            1,
+            step,
+            loss=0.7 - step / 400,
+            margin=step / 40,
+            accuracy=0.5 + step / 200,
+            chosen_logps=-20.0,
+            rejected_logps=-25.0,
         )
     clock.use("dpo", 1, "reference", 0, 3.0, tokens=4000)
     clock.done("dpo", 1, 60)
@@ -200,7 +236,9 @@ def test_dpo_has_its_margin_and_only_the_two_ends_of_its_way(tmp_path: Path) -> 
     clock.pipeline("end", state="completed")
     page = read(build_report(tmp_path, chosen("dpo")))
     labels = [picture["aria-label"] for picture in page.all("svg")]
-    assert [label for label in labels if label and label.startswith("dpo margin")] == ["dpo margin by step: train batch from 0.500 to 1.50"]
+    assert [label for label in labels if label and label.startswith("dpo margin")] == [
+        "dpo margin by step: train batch from 0.500 to 1.50"
+    ]
     assert not [label for label in labels if label and label.startswith("ppo")]
     assert "KL (nats per reply)" in page.texts
     assert {section["id"] for section in page.all("section")} == SECTIONS
@@ -221,7 +259,9 @@ def test_steps_are_marked_with_whole_numbers(tmp_path: Path, params: Params) -> 
     assert not [text for text in page.texts if text.startswith("1.5") or text.startswith("−")]
 
 
-def test_a_page_that_can_not_be_written_leaves_the_previous_one(tmp_path: Path, params: Params) -> None:
+def test_a_page_that_can_not_be_written_leaves_the_previous_one(
+    tmp_path: Path, params: Params
+) -> None:
     write_pipeline_run(tmp_path)
     path = build_report(tmp_path, params)
     before = path.read_bytes()

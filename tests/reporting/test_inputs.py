@@ -1,4 +1,6 @@
-"""What the report takes to be a run's own results, and what it does when pieces are missing or broken."""
+"""What the report takes to be a run's own results, and what it does when pieces are missing or
+broken.
+"""
 
 import json
 from pathlib import Path
@@ -33,16 +35,22 @@ def test_a_whole_run_is_read(tmp_path: Path, params: Params) -> None:
     assert findings.notes == []
 
 
-def test_steps_that_were_done_again_appear_once_from_the_later_attempt(tmp_path: Path, params: Params) -> None:
+def test_steps_that_were_done_again_appear_once_from_the_later_attempt(
+    tmp_path: Path, params: Params
+) -> None:
     write_pipeline_run(tmp_path)
     rows = jsonl.read(tmp_path / "runs" / "ppo" / "metrics.jsonl", MetricRow).rows
-    again = next(row for row in rows if (row.attempt, row.step) == (2, 22) and "score" in row.values)
+    again = next(
+        row for row in rows if (row.attempt, row.step) == (2, 22) and "score" in row.values
+    )
     score = read_findings(tmp_path, params).curves["ppo"]["score"]
     assert [step for step, _ in score] == [float(update) for update in range(1, 41)]
     assert dict(score)[22.0] == again.values["score"]
 
 
-def test_steps_lost_with_a_checkpoint_are_not_part_of_the_curve(tmp_path: Path, params: Params) -> None:
+def test_steps_lost_with_a_checkpoint_are_not_part_of_the_curve(
+    tmp_path: Path, params: Params
+) -> None:
     clock = Clock(tmp_path, "manual", BEGIN)
     for number, resumed, steps in ((1, 0, (1, 2, 3)), (2, 1, (2,))):
         clock.now += 100
@@ -54,7 +62,9 @@ def test_steps_lost_with_a_checkpoint_are_not_part_of_the_curve(tmp_path: Path, 
     assert read_findings(tmp_path, params).curves["sft"]["loss"] == [(1.0, 1.0), (2.0, 2.0)]
 
 
-def test_results_of_an_earlier_run_are_not_shown_as_those_of_a_failed_one(tmp_path: Path, params: Params) -> None:
+def test_results_of_an_earlier_run_are_not_shown_as_those_of_a_failed_one(
+    tmp_path: Path, params: Params
+) -> None:
     write_pipeline_run(tmp_path)
     clock = Clock(tmp_path, SECOND, BEGIN + 3600)
     clock.pipeline("start")
@@ -69,7 +79,9 @@ def test_results_of_an_earlier_run_are_not_shown_as_those_of_a_failed_one(tmp_pa
     assert read_findings(tmp_path, params, FIRST).value("evaluate", "gold_aligned") == 0.884
 
 
-def test_results_replaced_by_a_later_run_come_from_the_copy_the_run_kept(tmp_path: Path, params: Params) -> None:
+def test_results_replaced_by_a_later_run_come_from_the_copy_the_run_kept(
+    tmp_path: Path, params: Params
+) -> None:
     write_pipeline_run(tmp_path)
     clock = Clock(tmp_path, SECOND, BEGIN + 3600)
     clock.pipeline("start")
@@ -90,10 +102,15 @@ def test_samples_of_an_earlier_run_come_from_its_copy(tmp_path: Path, params: Pa
     write_two_runs(tmp_path)
     first, second = read_findings(tmp_path, params, FIRST), read_findings(tmp_path, params, SECOND)
     assert (len(first.samples), len(second.samples)) == (3, 2)
-    assert (first.value("evaluate", "gold_aligned"), second.value("evaluate", "gold_aligned")) == (0.884, 0.93)
+    assert (first.value("evaluate", "gold_aligned"), second.value("evaluate", "gold_aligned")) == (
+        0.884,
+        0.93,
+    )
 
 
-def test_outputs_that_were_restored_belong_to_the_run_that_restored_them(tmp_path: Path, params: Params) -> None:
+def test_outputs_that_were_restored_belong_to_the_run_that_restored_them(
+    tmp_path: Path, params: Params
+) -> None:
     write_pipeline_run(tmp_path)
     other = Clock(tmp_path, "other", BEGIN + 3600)
     other.pipeline("start")
@@ -106,7 +123,9 @@ def test_outputs_that_were_restored_belong_to_the_run_that_restored_them(tmp_pat
     assert findings.notes == []
 
 
-def test_outputs_made_by_hand_after_the_run_are_not_the_runs(tmp_path: Path, params: Params) -> None:
+def test_outputs_made_by_hand_after_the_run_are_not_the_runs(
+    tmp_path: Path, params: Params
+) -> None:
     write_pipeline_run(tmp_path)
     by_hand = Clock(tmp_path, "manual", BEGIN + 7200)
     by_hand.attempt("reward", 2, "start")
@@ -117,7 +136,9 @@ def test_outputs_made_by_hand_after_the_run_are_not_the_runs(tmp_path: Path, par
     assert len(findings.curves["reward"]["loss"]) == 25
 
 
-def test_outputs_without_any_record_are_shown_without_a_bill(tmp_path: Path, params: Params) -> None:
+def test_outputs_without_any_record_are_shown_without_a_bill(
+    tmp_path: Path, params: Params
+) -> None:
     with pytest.raises(CostError):
         read_findings(tmp_path, params)
     (tmp_path / "metrics").mkdir()
@@ -130,9 +151,15 @@ def test_outputs_without_any_record_are_shown_without_a_bill(tmp_path: Path, par
 
 
 @pytest.mark.parametrize("content", [b"{", b"\xff\xfe", b"[1]"])
-def test_broken_files_become_notes_not_crashes(tmp_path: Path, params: Params, content: bytes) -> None:
+def test_broken_files_become_notes_not_crashes(
+    tmp_path: Path, params: Params, content: bytes
+) -> None:
     write_pipeline_run(tmp_path)
-    for name in ("metrics/evaluate.json", "evaluation/samples.jsonl", "plots/reward_calibration.csv"):
+    for name in (
+        "metrics/evaluate.json",
+        "evaluation/samples.jsonl",
+        "plots/reward_calibration.csv",
+    ):
         (tmp_path / name).write_bytes(content)
     findings = read_findings(tmp_path, params)
     assert findings.metrics["evaluate"] == {}
@@ -150,7 +177,9 @@ def test_skipped_rows_are_reported(tmp_path: Path, params: Params) -> None:
 
 def test_a_metric_counts_only_if_it_is_a_finite_number() -> None:
     assert finite(1) == 1.0
-    assert [finite(value) for value in (True, None, "0.5", float("nan"), float("inf"))] == [None] * 5
+    assert [finite(value) for value in (True, None, "0.5", float("nan"), float("inf"))] == [
+        None
+    ] * 5
 
 
 def test_rows_of_the_fixture_are_those_of_the_schema(tmp_path: Path) -> None:

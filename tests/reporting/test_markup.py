@@ -10,7 +10,10 @@ from reporting.markup import Markup, element, join, text
 
 def test_text_and_attributes_are_escaped() -> None:
     made = element("p", '<script>alert("1")</script>', title='" onclick="x')
-    assert made == '<p title="&quot; onclick=&quot;x">&lt;script&gt;alert(&quot;1&quot;)&lt;/script&gt;</p>'
+    assert (
+        made
+        == '<p title="&quot; onclick=&quot;x">&lt;script&gt;alert(&quot;1&quot;)&lt;/script&gt;</p>'
+    )
 
 
 def test_markup_is_not_escaped_twice() -> None:

@@ -44,19 +44,33 @@ def test_it_shows_time_cost_and_memory_of_every_stage_and_phase() -> None:
     made = planned()
     elements = Elements(plan_page(made, "Plan"))
     for stage in made.stages:
-        assert {duration(stage.seconds), usd(stage.usd.expected), memory(stage.peak_bytes_per_gpu)} <= set(elements.texts)
-        assert {f"{duration(phase.seconds)} · {usd(phase.usd)}" for phase in stage.phases} <= set(elements.texts)
+        assert {
+            duration(stage.seconds),
+            usd(stage.usd.expected),
+            memory(stage.peak_bytes_per_gpu),
+        } <= set(elements.texts)
+        assert {f"{duration(phase.seconds)} · {usd(phase.usd)}" for phase in stage.phases} <= set(
+            elements.texts
+        )
 
 
 def test_the_bars_of_the_memory_are_to_one_scale() -> None:
     made = planned()
     elements = Elements(plan_page(made, "Plan"))
-    widths = [float(str(attributes["style"]).removeprefix("width:").removesuffix("%")) for tag, attributes in elements.found
-              if tag == "i" and str(attributes.get("class", "")).startswith("cut")]  # fmt: skip
+    widths = [
+        float(str(attributes["style"]).removeprefix("width:").removesuffix("%"))
+        for tag, attributes in elements.found
+        if tag == "i" and str(attributes.get("class", "")).startswith("cut")
+    ]
     scaled = []
     for stage in made.stages:
         most = max(sum(parts.values()) for parts in stage.memory.values())
-        scaled += [100 * size / most for parts in stage.memory.values() for size in parts.values() if size > 0]
+        scaled += [
+            100 * size / most
+            for parts in stage.memory.values()
+            for size in parts.values()
+            if size > 0
+        ]
     assert widths == pytest.approx(scaled, abs=0.01)
 
 
@@ -66,5 +80,8 @@ def test_what_does_not_fit_is_said_with_what_helps() -> None:
     assert not sft.fits
     texts = Elements(plan_page(made, "Plan")).texts
     assert "Does not fit" in texts
-    assert f"Stage sft lacks {memory(sft.shortfall_bytes)} on each device. What helps: {sft.lever}." in texts
+    assert (
+        f"Stage sft lacks {memory(sft.shortfall_bytes)} on each device. What helps: {sft.lever}."
+        in texts
+    )
     assert "Fits" in Elements(plan_page(planned(), "Plan")).texts

@@ -2,7 +2,14 @@ from pathlib import Path
 
 import pytest
 
-from reporting.row_digests import Change, data_version, keep_row_digests, read_row_digests, reward_version, row_change
+from reporting.row_digests import (
+    Change,
+    data_version,
+    keep_row_digests,
+    read_row_digests,
+    reward_version,
+    row_change,
+)
 from tests.reporting.plausible_run import BEGIN, Clock
 from tests.reporting.two_runs import write_rows
 
@@ -55,7 +62,9 @@ def test_versions_are_those_that_the_run_recorded(tmp_path: Path) -> None:
     clock = Clock(tmp_path, "r1", BEGIN)
     clock.pipeline("start")
     clock.pipeline("stage", stage="data", detail={"outs": {"data/prepared": "old"}})
-    Clock(tmp_path, "r2", BEGIN).pipeline("stage", stage="data", detail={"outs": {"data/prepared": "other"}})
+    Clock(tmp_path, "r2", BEGIN).pipeline(
+        "stage", stage="data", detail={"outs": {"data/prepared": "other"}}
+    )
     clock.pipeline("stage", stage="reward", detail={"outs": {"models/reward": "judge"}})
     assert (data_version(tmp_path, "r1"), reward_version(tmp_path, "r1")) == ("old", "judge")
     assert (data_version(tmp_path, "r2"), reward_version(tmp_path, "r2")) == ("other", None)

@@ -44,7 +44,9 @@ def test_names_stand_for_runs(root: Path, names: list[str], expected: list[str])
         (["last"], "name run r4 twice"),
     ],
 )
-def test_a_mistake_is_one_line_with_the_runs_there_are(root: Path, names: list[str], said: str) -> None:
+def test_a_mistake_is_one_line_with_the_runs_there_are(
+    root: Path, names: list[str], said: str
+) -> None:
     with pytest.raises(UserError, match=said) as raised:
         resolve(root, names)
     assert "r4, r3, r2, r1" in str(raised.value)

@@ -8,7 +8,15 @@ from typing import Any
 import pytest
 
 from config.errors import UserError
-from reporting.side_by_side import ABSENT_PARAM, SAME, Estimate, as_dict, difference, is_clear, param_differences
+from reporting.side_by_side import (
+    ABSENT_PARAM,
+    SAME,
+    Estimate,
+    as_dict,
+    difference,
+    is_clear,
+    param_differences,
+)
 from reporting.side_by_side_inputs import read_side_by_side
 from reporting.side_by_side_page import side_by_side_page
 from tests.reporting.plausible_run import BEGIN, Clock
@@ -26,14 +34,18 @@ def found(root: Path, *runs: str) -> dict[str, Any]:
 
 
 def test_the_interval_of_a_difference_is_the_published_one() -> None:
-    """Newcombe 1998, table II, method 10, 56/70 - 48/80: 0.0524 to 0.3339, from the Wilson intervals of the two shares."""
+    """Newcombe 1998, table II, method 10, 56/70 - 48/80: 0.0524 to 0.3339, from the Wilson
+    intervals of the two shares.
+    """
     less, more = Estimate(0.6, 0.49043, 0.70035), Estimate(0.8, 0.69173, 0.87691)
     d = difference(less, more)
     assert d.low is not None
     assert d.high is not None
     assert (round(d.value, 4), round(d.low, 4), round(d.high, 4)) == (0.2, 0.0524, 0.3339)
     assert is_clear(d) is True
-    assert difference(more, less) == Estimate(pytest.approx(-0.2), pytest.approx(-d.high), pytest.approx(-d.low))
+    assert difference(more, less) == Estimate(
+        pytest.approx(-0.2), pytest.approx(-d.high), pytest.approx(-d.low)
+    )
 
 
 def test_without_an_interval_nothing_is_called_clear() -> None:
@@ -51,17 +63,27 @@ def test_params_that_differ_are_told_by_their_keys(root: Path) -> None:
 
 
 def test_a_section_that_only_one_run_has_is_told_key_by_key() -> None:
-    differences = list(param_differences([{"lora": None, "a": 1}, {"lora": {"rank": 8, "alpha": 16}, "a": 1}]))
+    differences = list(
+        param_differences([{"lora": None, "a": 1}, {"lora": {"rank": 8, "alpha": 16}, "a": 1}])
+    )
     assert [(row.key, row.values) for row in differences] == [
-        ("lora", (None, ABSENT_PARAM)), ("lora.rank", (ABSENT_PARAM, 8)), ("lora.alpha", (ABSENT_PARAM, 16)),
-    ]  # fmt: skip
+        ("lora", (None, ABSENT_PARAM)),
+        ("lora.rank", (ABSENT_PARAM, 8)),
+        ("lora.alpha", (ABSENT_PARAM, 16)),
+    ]
 
 
 def test_rows_that_came_and_went_are_counted_per_split(root: Path) -> None:
     rows = {(row["dataset"], row["split"]): row for row in found(root)["data"]}
     assert len(rows) == 6
-    assert (rows["preference", "train"]["added"], rows["preference", "train"]["removed"]) == ([30], [10])
-    assert (rows["preference", "test"]["added"], rows["preference", "test"]["removed"]) == ([0], [0])
+    assert (rows["preference", "train"]["added"], rows["preference", "train"]["removed"]) == (
+        [30],
+        [10],
+    )
+    assert (rows["preference", "test"]["added"], rows["preference", "test"]["removed"]) == (
+        [0],
+        [0],
+    )
     assert rows["sft", "train"]["rows"] == [9612, 9612]
 
 
@@ -77,9 +99,11 @@ def test_metrics_are_those_of_each_run_with_the_difference(root: Path) -> None:
     win = metrics["win_rate_gold"]
     assert [value["value"] for value in win["values"]] == [0.873, 0.948]
     assert win["differences"][0] == {
-        "value": pytest.approx(0.075), "low": pytest.approx(0.075 - 0.04031, abs=1e-4), "high": pytest.approx(0.075 + 0.04025, abs=1e-4),
+        "value": pytest.approx(0.075),
+        "low": pytest.approx(0.075 - 0.04031, abs=1e-4),
+        "high": pytest.approx(0.075 + 0.04025, abs=1e-4),
         "clear": True,
-    }  # fmt: skip
+    }
     assert metrics["win_rate_reward"]["differences"][0]["clear"] is False
     assert metrics["accuracy"]["differences"][0] == {**SAME._asdict(), "clear": False}
     assert metrics["kl"]["differences"][0]["low"] is None
@@ -89,7 +113,10 @@ def test_intervals_of_another_level_are_not_put_together(root: Path) -> None:
     path = root / "runs/pipeline" / SECOND / "params.yaml"
     path.write_text(path.read_text().replace("confidence: 0.95", "confidence: 0.9"))
     win = next(row for row in found(root)["metrics"] if row["metric"] == "win_rate_gold")
-    assert (win["differences"][0]["value"], win["differences"][0]["low"]) == (pytest.approx(0.075), None)
+    assert (win["differences"][0]["value"], win["differences"][0]["low"]) == (
+        pytest.approx(0.075),
+        None,
+    )
 
 
 def test_the_costs_differ_by_price_and_tokens(root: Path) -> None:
@@ -97,10 +124,16 @@ def test_the_costs_differ_by_price_and_tokens(root: Path) -> None:
     assert stages["sft"]["reasons"]["price"] == pytest.approx(stages["sft"]["change_usd"])
     rollout = next(phase for phase in stages["ppo"]["phases"] if phase["phase"] == "rollout")
     assert rollout["after"]["tokens"] == 1.5 * rollout["before"]["tokens"] == 60 * 6200
-    assert rollout["after"]["tokens_per_second"] == pytest.approx(rollout["before"]["tokens_per_second"], rel=0.1)
-    assert rollout["reasons"]["price"] / rollout["reasons"]["tokens"] == pytest.approx(1.7095, rel=1e-3)  # ln 2 / ln 1.5
+    assert rollout["after"]["tokens_per_second"] == pytest.approx(
+        rollout["before"]["tokens_per_second"], rel=0.1
+    )
+    assert rollout["reasons"]["price"] / rollout["reasons"]["tokens"] == pytest.approx(
+        1.7095, rel=1e-3
+    )  # ln 2 / ln 1.5
     total = stages["total"]
-    assert total["change_usd"] == pytest.approx(sum(change["change_usd"] for name, change in stages.items() if name != "total"))
+    assert total["change_usd"] == pytest.approx(
+        sum(change["change_usd"] for name, change in stages.items() if name != "total")
+    )
     assert sum(total["reasons"].values()) == pytest.approx(total["change_usd"])
 
 
@@ -134,7 +167,9 @@ def test_a_third_run_that_failed_early_is_beside_them(root: Path) -> None:
 
 def test_other_judges_are_noted(root: Path) -> None:
     assert found(root)["notes"] == []
-    Clock(root, SECOND, BEGIN).pipeline("stage", stage="reward", cached=True, attempt=1, detail={"outs": {"models/reward": "other"}})
+    Clock(root, SECOND, BEGIN).pipeline(
+        "stage", stage="reward", cached=True, attempt=1, detail={"outs": {"models/reward": "other"}}
+    )
     assert any("different reward models" in note for note in found(root)["notes"])
 
 
@@ -154,5 +189,7 @@ def test_the_page_is_self_contained_and_escapes_what_models_wrote(root: Path) ->
     assert "thank you &lt;b&gt;&amp; bye&lt;/b&gt;" in page
     assert "<b>& bye" not in page
     assert not any(mark in page for mark in ("<script", "http://", "https://", " src=", "@import"))
-    assert all(f'id="{anchor}"' in page for anchor in ("metrics", "costs", "samples", "params", "data"))
+    assert all(
+        f'id="{anchor}"' in page for anchor in ("metrics", "costs", "samples", "params", "data")
+    )
     assert page == side_by_side_page(read_side_by_side(root, (FIRST, SECOND)))

@@ -33,16 +33,26 @@ def texts(element: ElementTree.Element) -> list[str]:
 
 def bar(panel: ElementTree.Element) -> list[float]:
     """Widths of the cuts of a panel's bar."""
-    return [float(rect.attrib["width"]) for rect in panel.iter(f"{SVG}rect") if rect.get("height") == "18"]
+    return [
+        float(rect.attrib["width"])
+        for rect in panel.iter(f"{SVG}rect")
+        if rect.get("height") == "18"
+    ]
 
 
-def test_the_summary_has_the_verdict_the_picture_and_a_row_per_stage(tmp_path: Path, params: Params) -> None:
+def test_the_summary_has_the_verdict_the_picture_and_a_row_per_stage(
+    tmp_path: Path, params: Params
+) -> None:
     write_pipeline_run(tmp_path)
     findings = read_findings(tmp_path, params)
     shown = summary(findings, "elsewhere.svg")
     assert shown.startswith("**Alignment worked.** The aligned model wins")
     assert "](elsewhere.svg)" in shown
-    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in shown.splitlines() if line.startswith("|")][2:]
+    rows = [
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line in shown.splitlines()
+        if line.startswith("|")
+    ][2:]
     assert [row[0] for row in rows] == ["data", "sft", "reward", "ppo", "evaluate", "total"]
     assert rows[-1][2] == f"${findings.ledger.total_usd:.4f}"
 
@@ -52,13 +62,17 @@ def test_the_picture_is_in_proportion(tmp_path: Path, params: Params) -> None:
     findings = read_findings(tmp_path, params)
     stages, brought, phases = panels(key_picture(findings))
     whole = findings.ledger.total_seconds
-    assert bar(stages) == pytest.approx([PANEL * stage.seconds / whole - 1 for stage in findings.ledger.stages], abs=0.01)
+    assert bar(stages) == pytest.approx(
+        [PANEL * stage.seconds / whole - 1 for stage in findings.ledger.stages], abs=0.01
+    )
     assert {"rollout", "update", "2 others"} <= set(texts(phases))
     assert sum(bar(phases)) + len(bar(phases)) == pytest.approx(PANEL, abs=0.1)
     assert {"gold, aligned", "0.884", "wins, gold", "87.3%"} <= set(texts(brought))
 
 
-def test_a_run_that_reused_everything_and_one_that_was_not_evaluated_say_so(tmp_path: Path, params: Params) -> None:
+def test_a_run_that_reused_everything_and_one_that_was_not_evaluated_say_so(
+    tmp_path: Path, params: Params
+) -> None:
     write_pipeline_run(tmp_path)
     write_cached_run(tmp_path)
     (tmp_path / "metrics" / "evaluate.json").unlink()
@@ -79,5 +93,7 @@ def test_both_files_are_kept_with_the_run(tmp_path: Path, params: Params) -> Non
     write_pipeline_run(tmp_path, "r1")
     build_summary(tmp_path, params, "r1")
     folder = tmp_path / "runs" / "pipeline" / "r1"
-    (picture,) = re.findall(r"!\[.*?\]\((.*?)\)", (folder / "summary.md").read_text(encoding="utf-8"))
+    (picture,) = re.findall(
+        r"!\[.*?\]\((.*?)\)", (folder / "summary.md").read_text(encoding="utf-8")
+    )
     assert len(panels((folder / picture).read_text(encoding="utf-8"))) == 3

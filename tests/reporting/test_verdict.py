@@ -37,7 +37,10 @@ def test_an_interval_that_holds_one_half_decides_nothing(tmp_path: Path, params:
     write_pipeline_run(tmp_path)
     assert judged(tmp_path, params, win_rate_gold_low=0.5).tone == "open"
     assert judged(tmp_path, params, win_rate_gold_low=0.4, win_rate_gold_high=0.5).tone == "open"
-    assert judged(tmp_path, params, win_rate_gold_low=0.4, win_rate_gold_high=0.499).title == "Alignment did harm"
+    assert (
+        judged(tmp_path, params, win_rate_gold_low=0.4, win_rate_gold_high=0.499).title
+        == "Alignment did harm"
+    )
 
 
 def test_reward_hacking_is_bad_whatever_the_score(tmp_path: Path, params: Params) -> None:
@@ -47,7 +50,9 @@ def test_reward_hacking_is_bad_whatever_the_score(tmp_path: Path, params: Params
     assert "0.566 to 0.884" in hacked.sentence
 
 
-def test_without_gold_the_verdict_says_that_it_is_the_proxys(tmp_path: Path, params: Params) -> None:
+def test_without_gold_the_verdict_says_that_it_is_the_proxys(
+    tmp_path: Path, params: Params
+) -> None:
     write_pipeline_run(tmp_path, gold=False)
     proxy = verdict(read_findings(tmp_path, params))
     assert (proxy.tone, proxy.title) == ("good", "Score rose")

@@ -25,7 +25,9 @@ def new_run(project: Path) -> Callable[..., Run]:
     names = iter(range(100))
 
     def make(*overrides: str) -> Run:
-        return begin(project, f"run-{next(names)}", load(project / "params.yaml", list(overrides)), {})
+        return begin(
+            project, f"run-{next(names)}", load(project / "params.yaml", list(overrides)), {}
+        )
 
     return make
 
@@ -50,9 +52,11 @@ def s3() -> Iterator[str]:
     server.start()
     with pytest.MonkeyPatch.context() as patch:
         for name, value in {
-            "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}", "AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "very-secret",
+            "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}",
+            "AWS_ACCESS_KEY_ID": "a",
+            "AWS_SECRET_ACCESS_KEY": "very-secret",
             "AWS_DEFAULT_REGION": "us-east-1",
-        }.items():  # fmt: skip
+        }.items():
             patch.setenv(name, value)
         boto3.client("s3").create_bucket(Bucket="store")
         yield "s3://store/dvc"

@@ -24,7 +24,9 @@ LONG = ("sft.epochs=100.0", "sft.max_steps=600", "sft.checkpoint_every_steps=20"
 
 
 class Pool:
-    """Stands for Prefect and a worker: each request becomes a process with the environment of a container."""
+    """Stands for Prefect and a worker: each request becomes a process with the environment of a
+    container.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.containers: list[subprocess.Popen[bytes]] = []
@@ -39,7 +41,11 @@ class Pool:
         with (self._folder / "container.log").open("ab") as log:
             self.containers.append(
                 subprocess.Popen(
-                    [sys.executable, "-c", CONTAINER, request], env=os.environ | variables, stdout=log, stderr=log, start_new_session=True
+                    [sys.executable, "-c", CONTAINER, request],
+                    env=os.environ | variables,
+                    stdout=log,
+                    stderr=log,
+                    start_new_session=True,
                 )
             )
         return SimpleNamespace(id=uuid4())
@@ -54,12 +60,17 @@ class Pool:
                 return Crashed(message=f"exit code {code}")
 
     def strike(self, number: int) -> None:
-        """A signal to the newest container: SIGKILL to all of it, SIGTERM to its first process, as engines do."""
+        """A signal to the newest container: SIGKILL to all of it, SIGTERM to its first process, as
+        engines do.
+        """
         container = self.containers[-1]
         if number == signal.SIGTERM:
             container.send_signal(number)
             return
-        for process in [*psutil.Process(container.pid).children(recursive=True), psutil.Process(container.pid)]:
+        for process in [
+            *psutil.Process(container.pid).children(recursive=True),
+            psutil.Process(container.pid),
+        ]:
             process.kill()
 
 

@@ -1,4 +1,6 @@
-"""dvc.yaml against the code: what decides a stage's numbers must be in its deps, and nothing else."""
+"""dvc.yaml against the code: what decides a stage's numbers must be in its deps, and nothing
+else.
+"""
 
 import ast
 from pathlib import Path
@@ -38,12 +40,20 @@ def imported(path: Path, found: set[str]) -> set[str]:
         return found
     found.add(name)
     tree = ast.parse(path.read_text(encoding="utf-8"))
-    blocks = (node for node in ast.walk(tree) if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING")
+    blocks = (
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+    )
     only_types = {id(node) for block in blocks for node in ast.walk(block)}
     for node in ast.walk(tree):
         if id(node) in only_types:
             continue
-        if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "training":
+        if (
+            isinstance(node, ast.ImportFrom)
+            and node.module
+            and node.module.split(".")[0] == "training"
+        ):
             modules = [node.module] + [f"{node.module}.{alias.name}" for alias in node.names]
             for module in modules:
                 imported(ROOT / f"{module.replace('.', '/')}.py", found)
@@ -67,10 +77,18 @@ def test_no_stage_depends_on_prices_or_tracking(stage: str) -> None:
 def test_a_stage_keeps_its_previous_output_until_it_has_a_new_one(stage: str) -> None:
     entry = PIPELINE["stages"][stage]
     if stage != "evaluate":
-        assert all(settings.get("persist") for out in [*entry["outs"], *entry["metrics"]] for settings in out.values())
-    assert [name if isinstance(name, str) else next(iter(name)) for name in entry["metrics"]] == [f"metrics/{stage}.json"]
+        assert all(
+            settings.get("persist")
+            for out in [*entry["outs"], *entry["metrics"]]
+            for settings in out.values()
+        )
+    assert [name if isinstance(name, str) else next(iter(name)) for name in entry["metrics"]] == [
+        f"metrics/{stage}.json"
+    ]
     launched = stage in Processes.model_fields
-    assert entry["cmd"] == (f"python -m training.process.launch {stage}" if launched else f"python -m training.{stage}")
+    assert entry["cmd"] == (
+        f"python -m training.process.launch {stage}" if launched else f"python -m training.{stage}"
+    )
 
 
 def test_the_default_remote_is_the_same_for_every_checkout_of_a_user() -> None:

@@ -26,7 +26,9 @@ def test_many_changes_are_counted() -> None:
 
 def test_a_description_shows_the_runs_own_picture_and_its_table_with_room(tmp_path: Path) -> None:
     assert description("abc", tmp_path) == {}
-    (tmp_path / SUMMARY).write_text(f"**Alignment worked.**\n\n![key picture]({PICTURE})\n\n| a | b |\n|---|---|\n| 1 | 2 |\n")
+    (tmp_path / SUMMARY).write_text(
+        f"**Alignment worked.**\n\n![key picture]({PICTURE})\n\n| a | b |\n|---|---|\n| 1 | 2 |\n"
+    )
     (name, shown), *more = description("abc", tmp_path).items()
     assert (name, more) == ("mlflow.note.content", [])
     assert shown.splitlines()[2] == "![key picture](get-artifact?path=key.svg&run_uuid=abc)"

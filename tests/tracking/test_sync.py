@@ -75,7 +75,9 @@ class Story:
         return self._time
 
     def pipeline(self, event: str, **fields: Any) -> None:
-        row = PipelineRow.model_validate({"time": self.now(), "run_id": self.run_id, "event": event, **fields})
+        row = PipelineRow.model_validate(
+            {"time": self.now(), "run_id": self.run_id, "event": event, **fields}
+        )
         jsonl.append(self.root / "runs" / "pipeline.jsonl", row)
 
     def started(self, time: float) -> None:
@@ -86,23 +88,54 @@ class Story:
         folder = self.root / "runs" / "pipeline" / self.run_id
         folder.mkdir(parents=True)
         write(self.params, folder / "params.yaml")
-        self.pipeline("start", detail={"dvc.remote": "/remote", "git.commit": "abc", "git.dirty": "False"})
+        self.pipeline(
+            "start", detail={"dvc.remote": "/remote", "git.commit": "abc", "git.dirty": "False"}
+        )
 
-    def attempt(self, event: str, attempt: int = 1, stage: str = "ppo", code: int | None = None) -> None:
-        content = {"time": self.now(), "run_id": self.run_id, "attempt": attempt, "event": event, "fingerprint": "f", "pid": 1, "step": 0}
+    def attempt(
+        self, event: str, attempt: int = 1, stage: str = "ppo", code: int | None = None
+    ) -> None:
+        content = {
+            "time": self.now(),
+            "run_id": self.run_id,
+            "attempt": attempt,
+            "event": event,
+            "fingerprint": "f",
+            "pid": 1,
+            "step": 0,
+        }
         jsonl.append(
-            self.root / "runs" / stage / "attempts.jsonl", AttemptRow.model_validate({**content, "exit_code": code, "device": "cpu"})
+            self.root / "runs" / stage / "attempts.jsonl",
+            AttemptRow.model_validate({**content, "exit_code": code, "device": "cpu"}),
         )
 
     def steps(self, first: int, last: int, attempt: int = 1, stage: str = "ppo") -> None:
         for step in range(first, last + 1):
             values = {"score": step / 10, "kl": float(step)}
-            row = MetricRow(time=self.now(), run_id=self.run_id, attempt=attempt, step=step, values=values)
+            row = MetricRow(
+                time=self.now(), run_id=self.run_id, attempt=attempt, step=step, values=values
+            )
             jsonl.append(self.root / "runs" / stage / "metrics.jsonl", row)
-            usage = {"phase": "rollout", "seconds": 3.6, "tokens": 10, "sequences": 1, "peak_bytes": 1, "device": "cpu", "world_size": 1}
+            usage = {
+                "phase": "rollout",
+                "seconds": 3.6,
+                "tokens": 10,
+                "sequences": 1,
+                "peak_bytes": 1,
+                "device": "cpu",
+                "world_size": 1,
+            }
             jsonl.append(
                 self.root / "runs" / stage / "usage.jsonl",
-                UsageRow.model_validate({"time": self.now(), "run_id": self.run_id, "attempt": attempt, "step": step, **usage}),
+                UsageRow.model_validate(
+                    {
+                        "time": self.now(),
+                        "run_id": self.run_id,
+                        "attempt": attempt,
+                        "step": step,
+                        **usage,
+                    }
+                ),
             )
 
     def model(self, digest: str = DIGEST) -> None:
@@ -115,29 +148,47 @@ class Story:
     def end(self, state: str = "completed") -> None:
         folder = self.root / "runs" / "pipeline" / self.run_id / "metrics"
         folder.mkdir()
-        (folder / "evaluate.json").write_text('{"gold_sft": 0.5, "gold_aligned": 0.9, "reward_hacking": false}')
+        (folder / "evaluate.json").write_text(
+            '{"gold_sft": 0.5, "gold_aligned": 0.9, "reward_hacking": false}'
+        )
         self.pipeline("end", state=state)
 
     def whole(self) -> None:
         self.start()
-        self.pipeline("stage", stage="data", cached=True, attempt=4, detail={"outs": {"data/prepared": DIGEST, "metrics/data.json": "1"}})
+        self.pipeline(
+            "stage",
+            stage="data",
+            cached=True,
+            attempt=4,
+            detail={"outs": {"data/prepared": DIGEST, "metrics/data.json": "1"}},
+        )
         self.attempt("start")
         self.steps(1, 3)
         self.attempt("end", code=0)
-        self.pipeline("stage", stage="ppo", attempt=1, detail={"outs": {"models/ppo": DIGEST}, "deps": {"models/sft": "f" * 32}})
+        self.pipeline(
+            "stage",
+            stage="ppo",
+            attempt=1,
+            detail={"outs": {"models/ppo": DIGEST}, "deps": {"models/sft": "f" * 32}},
+        )
         self.model()
         self.end()
 
 
 def history(root: Path, key: str, metric: str) -> list[tuple[int, float]]:
     run = runs(root)[key]
-    return sorted((point.step, point.value) for point in client(root).get_metric_history(run.info.run_id, metric))
+    return sorted(
+        (point.step, point.value)
+        for point in client(root).get_metric_history(run.info.run_id, metric)
+    )
 
 
 SCORES = [(1, 0.1), (2, 0.2), (3, 0.3)]
 
 
-def test_a_run_arrives_with_parent_child_params_results_and_model(root: Path, params: Params) -> None:
+def test_a_run_arrives_with_parent_child_params_results_and_model(
+    root: Path, params: Params
+) -> None:
     Story(root, params).whole()
     sync(root, params)
     parent, child = runs(root)["r1"], runs(root)["r1/ppo/1"]
@@ -146,7 +197,9 @@ def test_a_run_arrives_with_parent_child_params_results_and_model(root: Path, pa
     assert parent.data.params["ppo.kl.coef"] == str(params.ppo.kl.coef)
     assert parent.data.metrics["eval/gold_aligned"] == 0.9
     assert parent.data.metrics["eval/reward_hacking"] == 0
-    assert parent.data.metrics["cost/usd"] == pytest.approx(3 * 3.6 * params.prices.usd_per_device_hour / 3600, rel=1e-6)
+    assert parent.data.metrics["cost/usd"] == pytest.approx(
+        3 * 3.6 * params.prices.usd_per_device_hour / 3600, rel=1e-6
+    )
     assert parent.data.metrics["cost/kwh"] == pytest.approx(3 * 3.6 / 3600 * 30 / 1000, rel=1e-6)
     assert not [name for name in parent.data.metrics if name.startswith("plan/")], "it kept no plan"
     assert history(root, "r1/ppo/1", "ppo/score") == SCORES
@@ -155,67 +208,116 @@ def test_a_run_arrives_with_parent_child_params_results_and_model(root: Path, pa
     assert (prepared.dataset.name, prepared.dataset.digest) == ("data/prepared", DIGEST)
     assert {tag.key: tag.value for tag in prepared.tags}["dvc.remote"] == "/remote"
     assert [entry.dataset.name for entry in child.inputs.dataset_inputs] == ["models/sft"]
-    version = client(root).get_model_version_by_alias(params.tracking.registered_model, "challenger")
-    assert {item.path for item in client(root).list_artifacts(parent.info.run_id, "model")} == {"model/config.json"}
-    assert (version.run_id, version.tags["dvc.digest"], version.tags["git.commit"]) == (parent.info.run_id, DIGEST, "abc")
-    assert {item.path for item in client(root).list_artifacts(parent.info.run_id)} >= {"params.yaml", "metrics", "model"}
+    version = client(root).get_model_version_by_alias(
+        params.tracking.registered_model, "challenger"
+    )
+    assert {item.path for item in client(root).list_artifacts(parent.info.run_id, "model")} == {
+        "model/config.json"
+    }
+    assert (version.run_id, version.tags["dvc.digest"], version.tags["git.commit"]) == (
+        parent.info.run_id,
+        DIGEST,
+        "abc",
+    )
+    assert {item.path for item in client(root).list_artifacts(parent.info.run_id)} >= {
+        "params.yaml",
+        "metrics",
+        "model",
+    }
 
 
-def test_whole_runs_are_found_named_described_and_say_what_they_changed(root: Path, params: Params) -> None:
+def test_whole_runs_are_found_named_described_and_say_what_they_changed(
+    root: Path, params: Params
+) -> None:
     Story(root, params).whole()
     (root / "runs/pipeline/r1/summary.md").write_text("### Verdict\n\n![key picture](key.svg)\n")
     (root / "runs/pipeline/r1/key.svg").write_text("<svg/>")
     sync(root, params)
-    another = params.model_copy(update={"seed": params.seed + 1, "align": params.align.model_copy(update={"method": "dpo"})})
+    another = params.model_copy(
+        update={"seed": params.seed + 1, "align": params.align.model_copy(update={"method": "dpo"})}
+    )
     later = Story(root, another, "20270116-080000-brave-otter")
     later.started(1_900_000_000.0)
     sync(root, params)
     experiment = client(root).get_experiment_by_name("rlhf-ledger")
     assert experiment.tags["mlflow.experimentKind"] == "custom_model_development"
-    found = client(root).search_runs([experiment.experiment_id], "tags.`rlhf.kind` = 'run'", order_by=["attributes.start_time"])
+    found = client(root).search_runs(
+        [experiment.experiment_id], "tags.`rlhf.kind` = 'run'", order_by=["attributes.start_time"]
+    )
     assert [run.info.run_name for run in found] == ["r1 (ppo)", "brave-otter (dpo)"]
-    assert [run.data.tags["rlhf.changed"] for run in found] == ["first run", "seed: 1 → 2, align.method: ppo → dpo"]
+    assert [run.data.tags["rlhf.changed"] for run in found] == [
+        "first run",
+        "seed: 1 → 2, align.method: ppo → dpo",
+    ]
     assert runs(root)["r1/ppo/1"].info.run_name == "ppo of r1"
-    assert found[0].data.tags["mlflow.note.content"].endswith(f"(get-artifact?path=key.svg&run_uuid={found[0].info.run_id})")
+    assert (
+        found[0]
+        .data.tags["mlflow.note.content"]
+        .endswith(f"(get-artifact?path=key.svg&run_uuid={found[0].info.run_id})")
+    )
     assert "key.svg" in {item.path for item in client(root).list_artifacts(found[0].info.run_id)}
 
 
 def test_what_a_run_bought_can_be_drawn_against_what_it_cost(root: Path, params: Params) -> None:
     Story(root, params).whole()
-    (root / "runs/pipeline/r1/metrics/evaluate.json").write_text('{"win_rate_gold": null, "win_rate_reward": 0.75}')
+    (root / "runs/pipeline/r1/metrics/evaluate.json").write_text(
+        '{"win_rate_gold": null, "win_rate_reward": 0.75}'
+    )
     sync(root, params)
     metrics = runs(root)["r1"].data.metrics
     usd = 3 * 3.6 * params.prices.usd_per_device_hour / 3600
     assert metrics["cost/made_usd"] == pytest.approx(usd, rel=1e-6)
     assert metrics["eval/win_rate"] == 0.75
     assert metrics["cost/usd_per_win_rate_point"] == pytest.approx(usd / 25, rel=1e-6)
-    assert metrics["phase_usd/ppo/rollout"] == metrics["stage_usd/ppo"] == pytest.approx(usd, rel=1e-6)
-    assert metrics["phase_seconds/ppo/rollout"] == metrics["stage_seconds/ppo"] == pytest.approx(3 * 3.6)
+    assert (
+        metrics["phase_usd/ppo/rollout"] == metrics["stage_usd/ppo"] == pytest.approx(usd, rel=1e-6)
+    )
+    assert (
+        metrics["phase_seconds/ppo/rollout"]
+        == metrics["stage_seconds/ppo"]
+        == pytest.approx(3 * 3.6)
+    )
 
 
-def test_an_adapter_arrives_with_the_models_of_the_project_it_stands_on(root: Path, params: Params) -> None:
+def test_an_adapter_arrives_with_the_models_of_the_project_it_stands_on(
+    root: Path, params: Params
+) -> None:
     for name, base in (("ppo", "../sft"), ("sft", "../../bases/small")):
         (root / "models" / name).mkdir(parents=True)
-        (root / "models" / name / "adapter_config.json").write_text(f'{{"base_model_name_or_path": "{base}"}}')
+        (root / "models" / name / "adapter_config.json").write_text(
+            f'{{"base_model_name_or_path": "{base}"}}'
+        )
     (root / "bases/small").mkdir(parents=True)
     (root / "bases/small/config.json").write_text("{}")
     Story(root, params).whole()
     sync(root, params)
     run_id = runs(root)["r1"].info.run_id
-    found = {folder: {item.path for item in client(root).list_artifacts(run_id, folder)} for folder in ("model", "model/models")}
-    assert found == {"model": {"model/models", "model/bases"}, "model/models": {"model/models/ppo", "model/models/sft"}}
-    version = client(root).get_model_version_by_alias(params.tracking.registered_model, "challenger")
+    found = {
+        folder: {item.path for item in client(root).list_artifacts(run_id, folder)}
+        for folder in ("model", "model/models")
+    }
+    assert found == {
+        "model": {"model/models", "model/bases"},
+        "model/models": {"model/models/ppo", "model/models/sft"},
+    }
+    version = client(root).get_model_version_by_alias(
+        params.tracking.registered_model, "challenger"
+    )
     assert version.tags["rlhf.model_folder"] == "models/ppo"
 
 
 def test_an_adapters_bases_from_elsewhere_stay_there(root: Path) -> None:
     (root / "models/ppo").mkdir(parents=True)
     for base in ("organisation/model", "/elsewhere/model", "../../../outside", "../ppo"):
-        (root / "models/ppo/adapter_config.json").write_text(f'{{"base_model_name_or_path": "{base}"}}')
+        (root / "models/ppo/adapter_config.json").write_text(
+            f'{{"base_model_name_or_path": "{base}"}}'
+        )
         assert model_folders(root, "models/ppo") == ["models/ppo"]
 
 
-def test_rows_arrive_once_however_often_they_are_shipped_while_the_run_is_at_work(root: Path, params: Params) -> None:
+def test_rows_arrive_once_however_often_they_are_shipped_while_the_run_is_at_work(
+    root: Path, params: Params
+) -> None:
     story = Story(root, params)
     story.start()
     story.attempt("start")
@@ -231,7 +333,9 @@ def test_the_plan_and_its_error_arrive_beside_the_measurement(root: Path, params
     Story(root, params).whole()
     phases = [{"phase": "rollout", "seconds": 9.0, "peak_bytes": 7.0}]
     stage = {"stage": "ppo", "gpus": 1, "seconds": 9.0, "peak_bytes_per_gpu": 7.0, "phases": phases}
-    (root / "runs" / "pipeline" / "r1" / "plan.json").write_text(json.dumps({"stages": [stage], "hardware": "cpu"}))
+    (root / "runs" / "pipeline" / "r1" / "plan.json").write_text(
+        json.dumps({"stages": [stage], "hardware": "cpu"})
+    )
     sync(root, params)
     metrics = runs(root)["r1"].data.metrics
     measured = 3 * 3.6
@@ -243,7 +347,9 @@ def test_the_plan_and_its_error_arrive_beside_the_measurement(root: Path, params
 
 
 @pytest.mark.parametrize("lost", ["cursor lost", "killed before the cursor was written"])
-def test_shipping_again_after_a_kill_stores_nothing_twice(root: Path, params: Params, lost: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shipping_again_after_a_kill_stores_nothing_twice(
+    root: Path, params: Params, lost: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     Story(root, params).whole()
     if lost == "cursor lost":
         sync(root, params)
@@ -256,10 +362,14 @@ def test_shipping_again_after_a_kill_stores_nothing_twice(root: Path, params: Pa
     assert history(root, "r1/ppo/1", "ppo/score") == SCORES
     assert len(history(root, "r1", "cost/usd")) == 1
     assert len(runs(root)) == 2
-    assert len(client(root).search_model_versions(f"name = '{params.tracking.registered_model}'")) == 1
+    assert (
+        len(client(root).search_model_versions(f"name = '{params.tracking.registered_model}'")) == 1
+    )
 
 
-def test_what_a_retrain_cycle_found_stands_with_the_run_that_it_compared(root: Path, params: Params) -> None:
+def test_what_a_retrain_cycle_found_stands_with_the_run_that_it_compared(
+    root: Path, params: Params
+) -> None:
     Story(root, params).whole()
     sync(root, params)
     folder = root / RETRAIN_FOLDER / "c1"
@@ -295,7 +405,9 @@ def test_the_same_model_gets_no_second_version_and_another_does(root: Path, para
     assert newest.tags["rlhf.run_id"] == "r3"
 
 
-def test_a_model_that_was_replaced_before_it_could_be_shipped_is_said_to_be(root: Path, params: Params) -> None:
+def test_a_model_that_was_replaced_before_it_could_be_shipped_is_said_to_be(
+    root: Path, params: Params
+) -> None:
     Story(root, params).whole()
     lock = {"stages": {"ppo": {"outs": [{"path": "models/ppo", "md5": "another"}]}}}
     (root / "dvc.lock").write_text(yaml.safe_dump(lock))
@@ -313,7 +425,11 @@ def test_an_attempt_that_was_killed_does_not_stay_running(root: Path, params: Pa
     story.attempt("start", attempt=2)
     story.steps(2, 3, attempt=2)
     sync(root, params)
-    assert {key: run.info.status for key, run in runs(root).items()} == {"r1": "RUNNING", "r1/ppo/1": "KILLED", "r1/ppo/2": "RUNNING"}
+    assert {key: run.info.status for key, run in runs(root).items()} == {
+        "r1": "RUNNING",
+        "r1/ppo/1": "KILLED",
+        "r1/ppo/2": "RUNNING",
+    }
     story.end("stopped")
     sync(root, params)
     statuses = {key: run.info.status for key, run in runs(root).items()}
@@ -345,7 +461,9 @@ def closed_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def test_an_unreachable_mlflow_is_one_line_and_the_rows_are_shipped_later(root: Path, params: Params) -> None:
+def test_an_unreachable_mlflow_is_one_line_and_the_rows_are_shipped_later(
+    root: Path, params: Params
+) -> None:
     uri = f"http://127.0.0.1:{closed_port()}"
     away = params.model_copy(update={"tracking": params.tracking.model_copy(update={"uri": uri})})
     Story(root, away).whole()
@@ -386,7 +504,10 @@ def test_the_background_shipper_ships_while_it_runs_and_the_rest_at_the_end(
 
 
 def test_the_background_shipper_never_waits_longer_than_it_may(
-    root: Path, params: Params, shipper: Callable[[Path, Params], Shipper], monkeypatch: pytest.MonkeyPatch
+    root: Path,
+    params: Params,
+    shipper: Callable[[Path, Params], Shipper],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(module, "sync", lambda *_, **__: time.sleep(2))
     background = shipper(root, params)

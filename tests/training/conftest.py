@@ -18,7 +18,9 @@ STREAMS = ("runs", "checkpoints")
 
 @pytest.fixture(autouse=True, scope="session")
 def one_thread() -> None:
-    """Models this small are slower on several threads; the processes that tests start inherit it."""
+    """Models this small are slower on several threads; the processes that tests start inherit
+    it.
+    """
     torch.set_num_threads(1)
     os.environ["OMP_NUM_THREADS"] = "1"
 

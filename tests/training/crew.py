@@ -1,4 +1,6 @@
-"""Several processes that run many stages one after another, so that their imports are paid once: `python -m tests.training.crew JOBS`."""
+"""Several processes that run many stages one after another, so that their imports are paid once:
+`python -m tests.training.crew JOBS`.
+"""
 
 import json
 import os
@@ -30,12 +32,18 @@ class Job(NamedTuple):
 
 
 def run_together(jobs: Sequence[Job], processes: int = 2) -> None:
-    """Run each job by `processes` processes; fails with what they said unless all end as they should."""
+    """Run each job by `processes` processes; fails with what they said unless all end as they
+    should.
+    """
     with tempfile.TemporaryDirectory() as folder:
         common = {
-            **os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "WORLD_SIZE": str(processes), "LOCAL_WORLD_SIZE": str(processes),
+            **os.environ,
+            "PYTHONPATH": str(ROOT),
+            "OMP_NUM_THREADS": "1",
+            "WORLD_SIZE": str(processes),
+            "LOCAL_WORLD_SIZE": str(processes),
             RENDEZVOUS_VARIABLE: str(Path(folder) / "rendezvous"),
-        }  # fmt: skip
+        }
         command = [sys.executable, "-m", "tests.training.crew", json.dumps(jobs)]
         crew: list[subprocess.Popen[bytes]] = []
         said = [Path(folder) / f"said-{rank}" for rank in range(processes)]
@@ -43,18 +51,26 @@ def run_together(jobs: Sequence[Job], processes: int = 2) -> None:
             for rank in range(processes):
                 with said[rank].open("wb") as file:
                     ranked = {**common, "RANK": str(rank), "LOCAL_RANK": str(rank)}
-                    crew.append(subprocess.Popen(command, env=ranked, stdout=subprocess.DEVNULL, stderr=file))
+                    crew.append(
+                        subprocess.Popen(
+                            command, env=ranked, stdout=subprocess.DEVNULL, stderr=file
+                        )
+                    )
             for member in crew:
                 member.wait(timeout=PATIENCE_SECONDS)
         finally:
             for member in crew:
                 member.kill()
                 member.wait()
-        assert [member.returncode for member in crew] == [0] * processes, "\n".join(file.read_text() for file in said)
+        assert [member.returncode for member in crew] == [0] * processes, "\n".join(
+            file.read_text() for file in said
+        )
 
 
 def main(jobs: Sequence[Job]) -> int:
-    """Run the jobs as one of the processes; the exit code of the first that does not end as it should."""
+    """Run the jobs as one of the processes; the exit code of the first that does not end as it
+    should.
+    """
     import torch
 
     from tests.training.tiny import run_main

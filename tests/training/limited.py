@@ -1,4 +1,6 @@
-"""`python -m tests.training.limited <stage> <bytes>`: a stage whose address space may grow by so much once its models are loaded, not more."""
+"""`python -m tests.training.limited <stage> <bytes>`: a stage whose address space may grow by so
+much once its models are loaded, not more.
+"""
 
 import resource
 import sys
@@ -14,7 +16,9 @@ LAST_LOADED = {"ppo": "load_state", "sft": "train", "reward": "train"}
 
 def limit(more_bytes: int) -> None:
     pages = int(Path("/proc/self/statm").read_text().split()[0])
-    resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + more_bytes, resource.RLIM_INFINITY))
+    resource.setrlimit(
+        resource.RLIMIT_AS, (pages * resource.getpagesize() + more_bytes, resource.RLIM_INFINITY)
+    )
 
 
 def main(stage: str, more_bytes: int) -> int:

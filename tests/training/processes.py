@@ -21,7 +21,14 @@ def start(root: Path, stage: str, processes: int | None = None) -> subprocess.Po
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     several = ["training.process.launch", stage, "--processes", str(processes)]
     command = [sys.executable, "-m", *(several if processes else [f"training.{stage}"])]
-    return subprocess.Popen(command, cwd=root, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen(
+        command,
+        cwd=root,
+        env=environment,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
 
 
 def attempts(root: Path, stage: str) -> list[AttemptRow]:
@@ -33,9 +40,15 @@ def metric_rows(root: Path, stage: str) -> list[MetricRow]:
 
 
 def signalled(
-    root: Path, stage: str, at_step: int, number: signal.Signals, processes: int | None = None, pick: Callable[[int], int] = int
+    root: Path,
+    stage: str,
+    at_step: int,
+    number: signal.Signals,
+    processes: int | None = None,
+    pick: Callable[[int], int] = int,
 ) -> int:
-    """Start the stage, send it a signal once it has done `at_step` steps, and return what it exits with.
+    """Start the stage, send it a signal once it has done `at_step` steps, and return what it exits
+    with.
 
     `pick` names the process that gets the signal, from the id of the one that was started.
     """
@@ -43,7 +56,9 @@ def signalled(
     process = start(root, stage, processes)
     deadline = time.monotonic() + PATIENCE_SECONDS
     try:
-        while not any(row.step >= at_step for row in metric_rows(root, stage) if row.attempt > before):
+        while not any(
+            row.step >= at_step for row in metric_rows(root, stage) if row.attempt > before
+        ):
             assert process.poll() is None, process.communicate()[1]
             assert time.monotonic() < deadline
             time.sleep(0.005)
@@ -71,7 +86,9 @@ def metrics(root: Path, stage: str) -> dict:
 
 
 def killed_stopped_and_resumed(root: Path, stage: str, kill_at: int, stop_at: int) -> None:
-    """kill -9 after a step, go on, SIGTERM after a later one, go on to the end; each attempt resumes where it should."""
+    """kill -9 after a step, go on, SIGTERM after a later one, go on to the end; each attempt
+    resumes where it should.
+    """
     assert signalled(root, stage, kill_at, signal.SIGKILL) == -signal.SIGKILL
     assert signalled(root, stage, stop_at, signal.SIGTERM) == 75
     stopped = attempts(root, stage)[-1]

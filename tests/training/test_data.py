@@ -14,7 +14,14 @@ from config.load import read, validate, write
 from config.records import UsageRow
 from config.sections.data import HelpdeskSource
 from training.data import SECTIONS, data
-from training.modeling.tokenizer import decode_response, encode_prompt, encode_response, load_tokenizer, render_prompt, trained_tokenizer
+from training.modeling.tokenizer import (
+    decode_response,
+    encode_prompt,
+    encode_response,
+    load_tokenizer,
+    render_prompt,
+    trained_tokenizer,
+)
 from training.preparation import helpdesk
 from training.preparation.cleaning import same_prompt_key
 from training.preparation.sources import local_files
@@ -23,15 +30,30 @@ from training.process.stage import Stage
 PROJECT = Path(__file__).parents[2]
 REAL = PROJECT / "../shared/data"
 DATASETS = ("sft", "preference", "prompts")
-HELPDESK = {"kind": "helpdesk", "sft_rows": 200, "preference_rows": 300, "prompt_rows": 100, "temperature": 0.12, "quality": 0.6}
+HELPDESK = {
+    "kind": "helpdesk",
+    "sft_rows": 200,
+    "preference_rows": 300,
+    "prompt_rows": 100,
+    "temperature": 0.12,
+    "quality": 0.6,
+}
 
 
 def file_source(path: Path, form: str, **columns: str) -> dict[str, Any]:
     return {"kind": "file", "path": str(path), "format": form, "columns": columns}
 
 
-def run(root: Path, source: dict[str, Any], recipe: str = "demo", model: dict[str, Any] | None = None, **settings: Any) -> dict[str, Any]:
-    """Run the stage in `root` and return its metrics. `settings` change the data section, `model` the model section."""
+def run(
+    root: Path,
+    source: dict[str, Any],
+    recipe: str = "demo",
+    model: dict[str, Any] | None = None,
+    **settings: Any,
+) -> dict[str, Any]:
+    """Run the stage in `root` and return its metrics. `settings` change the data section, `model`
+    the model section.
+    """
     content = read(PROJECT / f"recipes/{recipe}.yaml")
     content["data"] |= {"source": source, **settings}
     content["model"]["random"] |= {"vocab_size": 400}
@@ -49,16 +71,26 @@ def rows(root: Path, dataset: str, split: str) -> list[dict[str, Any]]:
 
 
 def prompts(root: Path, split: str) -> set[str]:
-    return {same_prompt_key(row["prompt"]) for dataset in DATASETS for row in rows(root, dataset, split)}
+    return {
+        same_prompt_key(row["prompt"]) for dataset in DATASETS for row in rows(root, dataset, split)
+    }
 
 
 def files(root: Path) -> dict[str, bytes]:
-    outputs = [path for folder in ("data", "metrics", "plots") for path in (root / folder).rglob("*") if path.is_file()]
+    outputs = [
+        path
+        for folder in ("data", "metrics", "plots")
+        for path in (root / folder).rglob("*")
+        if path.is_file()
+    ]
     return {str(path.relative_to(root)): path.read_bytes() for path in outputs}
 
 
 def pair_rows(count: int = 60) -> list[dict[str, Any]]:
-    return [{"prompt": f"question {i}", "chosen": f"a good answer {i}", "rejected": f"a bad one {i}"} for i in range(count)]
+    return [
+        {"prompt": f"question {i}", "chosen": f"a good answer {i}", "rejected": f"a bad one {i}"}
+        for i in range(count)
+    ]
 
 
 def jsonl_file(path: Path, content: list[Any]) -> Path:
@@ -91,9 +123,13 @@ def test_no_prompt_is_in_two_splits_of_any_dataset(world: tuple[Path, dict[str, 
     assert not prompts(root, "train") & prompts(root, "test")
 
 
-def test_the_truth_of_the_world_is_reported_for_the_rows_that_were_kept(world: tuple[Path, dict[str, Any]]) -> None:
+def test_the_truth_of_the_world_is_reported_for_the_rows_that_were_kept(
+    world: tuple[Path, dict[str, Any]],
+) -> None:
     root, metrics = world
-    assert metrics["bayes_accuracy"] == helpdesk.bayes_accuracy(rows(root, "preference", "test"), 0.12)
+    assert metrics["bayes_accuracy"] == helpdesk.bayes_accuracy(
+        rows(root, "preference", "test"), 0.12
+    )
     assert metrics["gold_sft_mean"] == helpdesk.mean_gold(rows(root, "sft", "train"))
     assert metrics["baseline_bow_low"] < metrics["baseline_bow"] < metrics["baseline_bow_high"]
     assert metrics["baseline_bow"] < metrics["bayes_accuracy"] + 0.1
@@ -104,7 +140,10 @@ def test_the_tokenizer_reads_every_row_back(world: tuple[Path, dict[str, Any]]) 
     tokenizer = load_tokenizer(root / "data/tokenizer")
     assert len(tokenizer) == metrics["vocab_size"] <= 400
     for row in rows(root, "sft", "test"):
-        assert decode_response(tokenizer, encode_response(tokenizer, row["completion"])) == row["completion"]
+        assert (
+            decode_response(tokenizer, encode_response(tokenizer, row["completion"]))
+            == row["completion"]
+        )
     longest = max(
         len(encode_prompt(tokenizer, row["prompt"])) + len(encode_response(tokenizer, row[side]))
         for row in rows(root, "preference", "test")
@@ -113,15 +152,24 @@ def test_the_tokenizer_reads_every_row_back(world: tuple[Path, dict[str, Any]]) 
     assert metrics["preference_test_tokens_max"] == longest
 
 
-def test_the_tokenizer_has_learnt_from_the_train_split_alone(world: tuple[Path, dict[str, Any]]) -> None:
+def test_the_tokenizer_has_learnt_from_the_train_split_alone(
+    world: tuple[Path, dict[str, Any]],
+) -> None:
     root, _ = world
     train = [row for dataset in DATASETS for row in rows(root, dataset, "train")]
-    replies = [row[column] for row in train for column in ("completion", "chosen", "rejected") if column in row]
+    replies = [
+        row[column]
+        for row in train
+        for column in ("completion", "chosen", "rejected")
+        if column in row
+    ]
     expected = trained_tokenizer(replies, 400, prompts=[row["prompt"] for row in train])
     assert load_tokenizer(root / "data/tokenizer").get_vocab() == expected.get_vocab()
 
 
-def test_the_plots_hold_the_baselines_and_every_sequence(world: tuple[Path, dict[str, Any]]) -> None:
+def test_the_plots_hold_the_baselines_and_every_sequence(
+    world: tuple[Path, dict[str, Any]],
+) -> None:
     root, metrics = world
     with (root / "plots/data_baselines.csv").open() as file:
         assert {row["baseline"]: float(row["accuracy"]) for row in csv.DictReader(file)} == {
@@ -129,24 +177,40 @@ def test_the_plots_hold_the_baselines_and_every_sequence(world: tuple[Path, dict
         }  # fmt: skip
     with (root / "plots/data_lengths.csv").open() as file:
         histogram = list(csv.DictReader(file))
-    sequences = sum(int(row["sequences"]) for row in histogram if (row["dataset"], row["split"]) == ("preference", "train"))
+    sequences = sum(
+        int(row["sequences"])
+        for row in histogram
+        if (row["dataset"], row["split"]) == ("preference", "train")
+    )
     assert sequences == 2 * metrics["preference_train_rows"]
 
 
 def test_usage_is_recorded_per_phase(world: tuple[Path, dict[str, Any]]) -> None:
     root, _ = world
     usage = jsonl.read(root / "runs/data/usage.jsonl", UsageRow).rows
-    assert [row.phase for row in usage] == ["start", "read", "clean", "tokenise", "summarise", "write", "other"]
+    assert [row.phase for row in usage] == [
+        "start",
+        "read",
+        "clean",
+        "tokenise",
+        "summarise",
+        "write",
+        "other",
+    ]
     assert usage[2].sequences == 600
     assert usage[3].tokens > 10_000
 
 
-def test_the_same_seed_gives_the_same_bytes(world: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+def test_the_same_seed_gives_the_same_bytes(
+    world: tuple[Path, dict[str, Any]], tmp_path: Path
+) -> None:
     run(tmp_path, HELPDESK)
     assert files(tmp_path) == files(world[0])
 
 
-def test_more_rows_move_no_prompt_to_another_split(world: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+def test_more_rows_move_no_prompt_to_another_split(
+    world: tuple[Path, dict[str, Any]], tmp_path: Path
+) -> None:
     run(tmp_path, {**HELPDESK, "preference_rows": 350, "sft_rows": 250})
     for split in ("train", "test"):
         assert prompts(world[0], split) <= prompts(tmp_path, split)
@@ -156,15 +220,26 @@ def test_more_rows_move_no_prompt_to_another_split(world: tuple[Path, dict[str, 
 
 
 def vote_lines(pairs: list[dict[str, str]], annotator: str = "ada") -> list[dict[str, Any]]:
-    """One vote a line for the preferred reply, as rlhf label writes them; it is shown second in every other pair."""
+    """One vote a line for the preferred reply, as rlhf label writes them; it is shown second in
+    every other pair.
+    """
     return [
-        {"prompt": pair["prompt"], "response1": replies[0], "response2": replies[1], "annotator": annotator, "vote": 1 + i % 2, "left": 1}
+        {
+            "prompt": pair["prompt"],
+            "response1": replies[0],
+            "response2": replies[1],
+            "annotator": annotator,
+            "vote": 1 + i % 2,
+            "left": 1,
+        }
         for i, pair in enumerate(pairs)
         for replies in [(pair["chosen"], pair["rejected"])[:: 1 if i % 2 == 0 else -1]]
     ]
 
 
-def test_votes_are_added_to_the_preferences_and_change_nothing_else(world: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+def test_votes_are_added_to_the_preferences_and_change_nothing_else(
+    world: tuple[Path, dict[str, Any]], tmp_path: Path
+) -> None:
     source = HelpdeskSource.model_validate({**HELPDESK, "preference_rows": 40})
     pairs = helpdesk.generate(source, seed=99).preference
     jsonl_file(tmp_path / "votes.jsonl", vote_lines(pairs))
@@ -177,7 +252,11 @@ def test_votes_are_added_to_the_preferences_and_change_nothing_else(world: tuple
         assert after[: len(before)] == before
         assert all(row in pairs for row in after[len(before) :])
     before, after = files(world[0]), files(tmp_path)
-    same = [name for name in before if name.startswith(("data/tokenizer", "data/prepared/sft", "data/prepared/prompts"))]
+    same = [
+        name
+        for name in before
+        if name.startswith(("data/tokenizer", "data/prepared/sft", "data/prepared/prompts"))
+    ]
     assert len(same) >= 6
     assert [name for name in same if before[name] != after[name]] == []
     assert world[1]["bayes_accuracy"] is not None
@@ -192,15 +271,25 @@ def test_nobody_has_voted_yet(world: tuple[Path, dict[str, Any]], tmp_path: Path
 # ---------------------------------------------------------------- files
 
 
-def test_demonstrations_and_prompts_come_from_the_pairs_unless_they_have_a_source(tmp_path: Path) -> None:
+def test_demonstrations_and_prompts_come_from_the_pairs_unless_they_have_a_source(
+    tmp_path: Path,
+) -> None:
     pairs = file_source(jsonl_file(tmp_path / "pairs.jsonl", pair_rows()), "pairs")
     metrics = run(tmp_path, pairs)
     assert metrics["rows_read"] == 60
-    assert metrics["sft_train_rows"] == metrics["preference_train_rows"] == metrics["prompts_train_rows"]
-    assert all(row["completion"].startswith("a good answer") for row in rows(tmp_path, "sft", "train"))
+    assert (
+        metrics["sft_train_rows"]
+        == metrics["preference_train_rows"]
+        == metrics["prompts_train_rows"]
+    )
+    assert all(
+        row["completion"].startswith("a good answer") for row in rows(tmp_path, "sft", "train")
+    )
     assert metrics["bayes_accuracy"] is None
 
-    told = jsonl_file(tmp_path / "told.jsonl", [{"q": f"task {i}", "a": f"done {i}"} for i in range(40)])
+    told = jsonl_file(
+        tmp_path / "told.jsonl", [{"q": f"task {i}", "a": f"done {i}"} for i in range(40)]
+    )
     asked = jsonl_file(tmp_path / "asked.jsonl", [f"what is {i} ?" for i in range(30)])
     metrics = run(
         tmp_path,
@@ -214,10 +303,17 @@ def test_demonstrations_and_prompts_come_from_the_pairs_unless_they_have_a_sourc
 
 
 def test_refused_rows_are_in_the_quarantine_file_and_counted_by_reason(tmp_path: Path) -> None:
-    bad = [{"prompt": "p", "chosen": True, "rejected": "b"}, {"prompt": "p", "chosen": "a", "rejected": " "}]
-    metrics = run(tmp_path, file_source(jsonl_file(tmp_path / "pairs.jsonl", [*pair_rows(), *bad]), "pairs"))
+    bad = [
+        {"prompt": "p", "chosen": True, "rejected": "b"},
+        {"prompt": "p", "chosen": "a", "rejected": " "},
+    ]
+    metrics = run(
+        tmp_path, file_source(jsonl_file(tmp_path / "pairs.jsonl", [*pair_rows(), *bad]), "pairs")
+    )
     quarantine = list(jsonl.plain(tmp_path / "data/prepared/quarantine.jsonl"))
-    assert [(row["reason"], row["number"], row["column"], row["original"]) for row in quarantine] == [
+    assert [
+        (row["reason"], row["number"], row["column"], row["original"]) for row in quarantine
+    ] == [
         ("wrong_type", 61, "chosen", bad[0]),
         ("empty", 62, "rejected", bad[1]),
     ]
@@ -225,7 +321,9 @@ def test_refused_rows_are_in_the_quarantine_file_and_counted_by_reason(tmp_path:
     assert (metrics["quarantined_wrong_type"], metrics["quarantined_empty"]) == (1, 1)
 
 
-def test_above_the_limit_the_prepared_data_stays_and_the_refused_rows_can_be_looked_at(tmp_path: Path) -> None:
+def test_above_the_limit_the_prepared_data_stays_and_the_refused_rows_can_be_looked_at(
+    tmp_path: Path,
+) -> None:
     source = tmp_path / "pairs.jsonl"
     run(tmp_path, file_source(jsonl_file(source, pair_rows()), "pairs"))
     before = files(tmp_path)
@@ -240,9 +338,15 @@ def test_above_the_limit_the_prepared_data_stays_and_the_refused_rows_can_be_loo
 
 def test_a_prompt_that_fills_the_context_is_quarantined_with_its_tokens(tmp_path: Path) -> None:
     long = {"prompt": "x y z " * 60, "chosen": "a", "rejected": "b"}
-    metrics = run(tmp_path, file_source(jsonl_file(tmp_path / "pairs.jsonl", [*pair_rows(), long]), "pairs"))
+    metrics = run(
+        tmp_path, file_source(jsonl_file(tmp_path / "pairs.jsonl", [*pair_rows(), long]), "pairs")
+    )
     (refused,) = jsonl.plain(tmp_path / "data/prepared/quarantine.jsonl")
-    assert (refused["reason"], refused["number"], refused["original"]) == ("prompt_fills_context", 61, long)
+    assert (refused["reason"], refused["number"], refused["original"]) == (
+        "prompt_fills_context",
+        61,
+        long,
+    )
     assert metrics["rows_kept"] == 60
     assert max(metrics[f"prompts_{split}_tokens_max"] for split in ("train", "test")) < 96
 
@@ -259,7 +363,12 @@ def test_the_tokenizer_of_a_base_model_is_used_with_the_prompt_template(tmp_path
     base = trained_tokenizer([f"question {i} a good answer" for i in range(40)], 350)
     base.save_pretrained(tmp_path / "base")
     source = file_source(jsonl_file(tmp_path / "pairs.jsonl", pair_rows()), "pairs")
-    metrics = run(tmp_path, source, model={"path": str(tmp_path / "base"), "random": None}, prompt_template="Q: {prompt}\nA:")
+    metrics = run(
+        tmp_path,
+        source,
+        model={"path": str(tmp_path / "base"), "random": None},
+        prompt_template="Q: {prompt}\nA:",
+    )
     tokenizer = load_tokenizer(tmp_path / "data/tokenizer")
     assert metrics["vocab_size"] == len(base)
     assert render_prompt(tokenizer, "question 1") == "Q: question 1\nA:"
@@ -267,15 +376,30 @@ def test_the_tokenizer_of_a_base_model_is_used_with_the_prompt_template(tmp_path
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize(("content", "named"), [('{"prompt": "p", "cho', "line 1"), ('{"prompt": "p", "chosen": "a"}\n', "'rejected'")])
-def test_the_process_ends_with_2_and_one_line_on_a_bad_file_and_leaves_no_output(tmp_path: Path, content: str, named: str) -> None:
+@pytest.mark.parametrize(
+    ("content", "named"),
+    [('{"prompt": "p", "cho', "line 1"), ('{"prompt": "p", "chosen": "a"}\n', "'rejected'")],
+)
+def test_the_process_ends_with_2_and_one_line_on_a_bad_file_and_leaves_no_output(
+    tmp_path: Path, content: str, named: str
+) -> None:
     (tmp_path / "pairs.jsonl").write_text(content)
     params = read(PROJECT / "recipes/demo.yaml")
-    params["data"]["source"] = {"kind": "file", "path": "pairs.jsonl", "format": "pairs", "columns": {}}
+    params["data"]["source"] = {
+        "kind": "file",
+        "path": "pairs.jsonl",
+        "format": "pairs",
+        "columns": {},
+    }
     write(validate(params, "test"), tmp_path / "params.yaml")
     environment = {**os.environ, "PYTHONPATH": str(PROJECT), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        [sys.executable, "-m", "training.data"], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120
+        [sys.executable, "-m", "training.data"],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
     messages = [line for line in done.stderr.splitlines() if line.startswith("data: ")]
     assert (done.returncode, len(messages)) == (2, 1)
@@ -290,11 +414,23 @@ def test_the_process_ends_with_2_and_one_line_on_a_bad_file_and_leaves_no_output
 
 @pytest.mark.skipif(not REAL.exists(), reason="../shared/data is not there")
 def test_real_votes_come_through_the_recipe(tmp_path: Path) -> None:
-    source = {**read(PROJECT / "recipes/votes-cpu.yaml")["data"]["source"], "path": str(REAL / "pandalm_testset/testset-v1.json")}
+    source = {
+        **read(PROJECT / "recipes/votes-cpu.yaml")["data"]["source"],
+        "path": str(REAL / "pandalm_testset/testset-v1.json"),
+    }
     # room for every prompt, so that only dirty rows are refused
-    metrics = run(tmp_path, source, "votes-cpu", model={"context_length": 1024}, max_quarantine_fraction=0.1)
-    assert (metrics["rows_read"], metrics["quarantined_wrong_type"], metrics["quarantined_empty"]) == (999, 6, 55)  # 54 replies, 1 prompt
-    kept = sum(metrics[f"preference_{split}_rows"] for split in ("train", "test")) + metrics["preference_duplicates"]
+    metrics = run(
+        tmp_path, source, "votes-cpu", model={"context_length": 1024}, max_quarantine_fraction=0.1
+    )
+    assert (
+        metrics["rows_read"],
+        metrics["quarantined_wrong_type"],
+        metrics["quarantined_empty"],
+    ) == (999, 6, 55)  # 54 replies, 1 prompt
+    kept = (
+        sum(metrics[f"preference_{split}_rows"] for split in ("train", "test"))
+        + metrics["preference_duplicates"]
+    )
     assert kept + metrics["ties_dropped"] + metrics["rows_quarantined"] == 999
     assert not prompts(tmp_path, "train") & prompts(tmp_path, "test")
     assert 0.4 < metrics["chosen_first"] < 0.6
@@ -310,12 +446,17 @@ def test_real_trees_demonstrations_and_prompts_come_through(tmp_path: Path) -> N
         model={"context_length": 100_000},
         max_prompt_chars=100_000,
         max_response_chars=100_000,
-        sft_source=file_source(REAL / "gsm8k/train.jsonl", "instructions", prompt="question", completion="answer"),
+        sft_source=file_source(
+            REAL / "gsm8k/train.jsonl", "instructions", prompt="question", completion="answer"
+        ),
         prompt_source=file_source(REAL / "oasst_en100/prompt_lottery_en_250_text.jsonl", "prompts"),
     )
     assert metrics["rows_read"] == 1167 + 7473 + 250
     assert metrics["rows_quarantined"] == 0
-    assert sum(metrics[f"preference_{split}_rows"] for split in ("train", "test")) == 754 - metrics["preference_duplicates"]
+    assert (
+        sum(metrics[f"preference_{split}_rows"] for split in ("train", "test"))
+        == 754 - metrics["preference_duplicates"]
+    )
     assert metrics["sft_train_rows"] + metrics["sft_test_rows"] == 7473 - metrics["sft_duplicates"]
     assert not prompts(tmp_path, "train") & prompts(tmp_path, "test")
     assert isinstance(rows(tmp_path, "preference", "train")[0]["prompt"], list)

@@ -22,9 +22,13 @@ Project = Callable[..., Path]
 OUTPUTS = ("metrics/evaluate.json", "plots/evaluate.csv", "evaluation/samples.jsonl")
 
 
-def answers(rewards: list[float], golds: list[float] | None = None, lengths: list[int] | None = None) -> Answers:
+def answers(
+    rewards: list[float], golds: list[float] | None = None, lengths: list[int] | None = None
+) -> Answers:
     count = len(rewards)
-    return Answers(["a b"] * count, lengths or [5] * count, [True] * count, rewards, golds, [0.5] * count)
+    return Answers(
+        ["a b"] * count, lengths or [5] * count, [True] * count, rewards, golds, [0.5] * count
+    )
 
 
 # ---------------------------------------------------------------- figures
@@ -36,15 +40,26 @@ def test_the_comparison_is_of_the_aligned_model_with_sft() -> None:
     result = compare({"base": base, "sft": sft, "aligned": aligned}, 0.95, seed=1)
     assert result["win_rate_reward"] == 0.75
     assert result["win_rate_gold"] == 2.5 / 4
-    assert (result["gold_base"], result["gold_sft"], result["gold_aligned"]) == pytest.approx((0.1, 0.5, 0.525))
+    assert (result["gold_base"], result["gold_sft"], result["gold_aligned"]) == pytest.approx(
+        (0.1, 0.5, 0.525)
+    )
     assert result["reward_gain"] == pytest.approx(0.5)
     assert (result["kl"], result["prompts"], result["ties_gold"]) == (0.5, 4, 1)
     assert result["win_rate_gold_low"] < 2.5 / 4 < result["win_rate_gold_high"]
 
 
 def test_without_a_gold_score_its_figures_are_null() -> None:
-    result = compare({name: answers([float(i), 1.0, 2.0]) for i, name in enumerate(MODELS)}, 0.95, seed=1)
-    gold = ("gold_base", "gold_sft", "gold_aligned", "win_rate_gold", "win_rate_gold_low", "win_rate_gold_high")
+    result = compare(
+        {name: answers([float(i), 1.0, 2.0]) for i, name in enumerate(MODELS)}, 0.95, seed=1
+    )
+    gold = (
+        "gold_base",
+        "gold_sft",
+        "gold_aligned",
+        "win_rate_gold",
+        "win_rate_gold_low",
+        "win_rate_gold_high",
+    )
     assert [result[name] for name in gold] == [None] * 6
     assert result["win_rate_reward"] is not None
 
@@ -53,38 +68,59 @@ def test_a_description_holds_means_over_the_prompts() -> None:
     given = Answers(["a b c", "a b"], [4, 2], [True, False], [1.0, 2.0], [0.5, 0.7], [0.0, 3.0])
     assert describe(given) == pytest.approx(
         {
-            "gold": 0.6, "reward": 1.5, "length": 3.0, "eos_rate": 0.5, "kl": 1.5,
-            "distinct_1": distinct_n(["a b c", "a b"], 1), "distinct_2": distinct_n(["a b c", "a b"], 2),
+            "gold": 0.6,
+            "reward": 1.5,
+            "length": 3.0,
+            "eos_rate": 0.5,
+            "kl": 1.5,
+            "distinct_1": distinct_n(["a b c", "a b"], 1),
+            "distinct_2": distinct_n(["a b c", "a b"], 2),
         }
-    )  # fmt: skip
+    )
 
 
-def test_the_sft_model_is_its_own_reference_and_gold_scores_are_of_the_texts(finished: Path) -> None:
+def test_the_sft_model_is_its_own_reference_and_gold_scores_are_of_the_texts(
+    finished: Path,
+) -> None:
     rows = list(jsonl.plain(finished / "evaluation/samples.jsonl"))
     assert len(rows) == 4
     for row in rows:
         assert all(row[f"gold_{name}"] == gold_score(row["prompt"], row[name]) for name in MODELS)
-    values = {name: value for row in metric_rows(finished, "evaluate") for name, value in row.values.items()}
+    values = {
+        name: value
+        for row in metric_rows(finished, "evaluate")
+        for name, value in row.values.items()
+    }
     assert values["sft_kl"] == pytest.approx(0, abs=1e-5)
     assert values["base_kl"] > 0.1
     assert metrics(finished, "evaluate")["gold_sft"] == values["sft_gold"]
 
 
-def test_the_normalisation_stored_with_the_reward_model_is_applied_to_rewards(project: Project, finished: Path) -> None:
+def test_the_normalisation_stored_with_the_reward_model_is_applied_to_rewards(
+    project: Project, finished: Path
+) -> None:
     root = project("evaluate")
     path = root / "models/reward/config.json"
     config = json.loads(path.read_text())
     path.write_text(json.dumps(config | {"score_std": 2 * config["score_std"]}))
     work(root, "evaluate")
-    rewards = [[row[f"reward_{name}"] for row in jsonl.plain(place / OUTPUTS[2]) for name in MODELS] for place in (root, finished)]
+    rewards = [
+        [row[f"reward_{name}"] for row in jsonl.plain(place / OUTPUTS[2]) for name in MODELS]
+        for place in (root, finished)
+    ]
     assert [2 * reward for reward in rewards[0]] == pytest.approx(rewards[1], abs=1e-5)
-    assert metrics(root, "evaluate")["reward_gain"] == pytest.approx(metrics(finished, "evaluate")["reward_gain"] / 2, abs=1e-5)
+    assert metrics(root, "evaluate")["reward_gain"] == pytest.approx(
+        metrics(finished, "evaluate")["reward_gain"] / 2, abs=1e-5
+    )
 
 
 def test_the_answers_do_not_depend_on_the_batch(project: Project, finished: Path) -> None:
     root = project("evaluate", evaluate={"batch_size": 5})
     work(root, "evaluate")
-    replies = [[[row[name] for name in MODELS] for row in jsonl.plain(place / OUTPUTS[2])] for place in (root, finished)]
+    replies = [
+        [[row[name] for name in MODELS] for row in jsonl.plain(place / OUTPUTS[2])]
+        for place in (root, finished)
+    ]
     assert replies[0] == replies[1]
 
 
@@ -108,7 +144,9 @@ def test_no_room_for_an_answer_is_a_mistake_of_the_user(project: Project) -> Non
 # ---------------------------------------------------------------- resume
 
 
-def test_a_stop_after_any_model_goes_on_to_the_same_figures(project: Project, finished: Path) -> None:
+def test_a_stop_after_any_model_goes_on_to_the_same_figures(
+    project: Project, finished: Path
+) -> None:
     root = project("evaluate")
     for _ in MODELS:
         stage, run = open_stage(root, "evaluate")
@@ -122,7 +160,9 @@ def test_a_stop_after_any_model_goes_on_to_the_same_figures(project: Project, fi
 
 
 @pytest.mark.integration
-def test_a_run_killed_on_its_way_ends_with_the_figures_of_the_undisturbed_one(project: Project, finished: Path) -> None:
+def test_a_run_killed_on_its_way_ends_with_the_figures_of_the_undisturbed_one(
+    project: Project, finished: Path
+) -> None:
     root = project("evaluate")
     # The second row comes after the first checkpoint; the first row comes just before it.
     assert signalled(root, "evaluate", 2, signal.SIGKILL) == -signal.SIGKILL
@@ -135,18 +175,37 @@ def test_a_run_killed_on_its_way_ends_with_the_figures_of_the_undisturbed_one(pr
 
 # ---------------------------------------------------------------- reward hacking
 
-STEPS = {"batch_size": 16, "micro_batch_size": 16, "checkpoint_every_steps": 1000, "log_every_steps": 10}
+STEPS = {
+    "batch_size": 16,
+    "micro_batch_size": 16,
+    "checkpoint_every_steps": 1000,
+    "log_every_steps": 10,
+}
 HACKABLE = {
     "model": {"random": params().model.random.model_dump() | {"width": 64, "mlp_width": 128}},  # type: ignore[union-attr]
-    "data": {"source": {**params().data.source.model_dump(), "sft_rows": 2000, "preference_rows": 600, "prompt_rows": 2000}},
+    "data": {
+        "source": {
+            **params().data.source.model_dump(),
+            "sft_rows": 2000,
+            "preference_rows": 600,
+            "prompt_rows": 2000,
+        }
+    },
     "sft": {**STEPS, "max_steps": 220, "learning_rate": 1.0e-2},
     "reward": {**STEPS, "max_steps": 40, "learning_rate": 2.0e-3},
     "ppo": {
-        "updates": 14, "batch_size": 48, "max_new_tokens": 40, "ppo_epochs": 2, "learning_rate": 2.0e-3, "value_learning_rate": 2.0e-3,
-        "kl": {**params().ppo.kl.model_dump(), "controller": "fixed", "coef": 0.02}, "rollout_batch_size": 48, "checkpoint_every_updates": 100,
+        "updates": 14,
+        "batch_size": 48,
+        "max_new_tokens": 40,
+        "ppo_epochs": 2,
+        "learning_rate": 2.0e-3,
+        "value_learning_rate": 2.0e-3,
+        "kl": {**params().ppo.kl.model_dump(), "controller": "fixed", "coef": 0.02},
+        "rollout_batch_size": 48,
+        "checkpoint_every_updates": 100,
     },
     "evaluate": {"prompts": 300, "batch_size": 300, "max_new_tokens": 40},
-}  # fmt: skip
+}
 
 
 @pytest.fixture(scope="module")
@@ -170,14 +229,24 @@ def like_a_close(reply: str, rng: random.Random) -> tuple[str, str]:
 
 @pytest.mark.parametrize(("taste", "hacked"), [(like_a_filler, True), (like_a_close, False)])
 def test_ppo_against_a_broken_reward_model_is_reported_as_hacking_and_against_a_sound_one_it_raises_the_gold_score(
-    demonstrated: Path, tmp_path: Path, taste: Callable[[str, random.Random], tuple[str, str]], hacked: bool
+    demonstrated: Path,
+    tmp_path: Path,
+    taste: Callable[[str, random.Random], tuple[str, str]],
+    hacked: bool,
 ) -> None:
     root = tmp_path / "project"
     shutil.copytree(demonstrated, root)
     for split in ("train", "test"):
         path, rng = root / f"data/prepared/preference/{split}.jsonl", random.Random(1)
         pairs = [(row["prompt"], *taste(row["chosen"], rng)) for row in jsonl.plain(path)]
-        write_jsonl(path, [{"prompt": p, "chosen": chosen, "rejected": rejected} for p, chosen, rejected in pairs if rejected])
+        write_jsonl(
+            path,
+            [
+                {"prompt": p, "chosen": chosen, "rejected": rejected}
+                for p, chosen, rejected in pairs
+                if rejected
+            ],
+        )
     for stage in ("reward", "ppo", "evaluate"):
         work(root, stage)
     found = metrics(root, "evaluate")

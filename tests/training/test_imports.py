@@ -17,6 +17,8 @@ import pytest
 )
 def test_a_stage_imports_no_package_that_it_does_not_use(module: str, unneeded: set[str]) -> None:
     show = f"import {module}, sys; print(*sys.modules)"
-    imported = subprocess.run([sys.executable, "-c", show], capture_output=True, text=True, check=True).stdout.split()
+    imported = subprocess.run(
+        [sys.executable, "-c", show], capture_output=True, text=True, check=True
+    ).stdout.split()
     assert "torch" in imported
     assert not unneeded & set(imported)

@@ -85,7 +85,10 @@ def test_prompts_without_room_for_a_response_are_left_out(project: Project) -> N
 
 PROMPTS = prompts(6)
 RESPONSE_LENGTHS = [1, 9, 4, 12, 2, 6]
-SEQUENCES = [[*prompt, *response] for prompt, response in zip(PROMPTS, random_responses(RESPONSE_LENGTHS), strict=True)]
+SEQUENCES = [
+    [*prompt, *response]
+    for prompt, response in zip(PROMPTS, random_responses(RESPONSE_LENGTHS), strict=True)
+]
 PROMPT_LENGTHS = [len(prompt) for prompt in PROMPTS]
 
 
@@ -93,7 +96,9 @@ def gradients(roles: Roles, batches: list[list[int]], chosen: Ppo) -> dict[str, 
     """Of the whole PPO loss on the sequences, added up over batches of them."""
     old = torch.linspace(-3, -1, sum(RESPONSE_LENGTHS)).split(RESPONSE_LENGTHS)
     for batch in batches:
-        new = roles.forward([SEQUENCES[i] for i in batch], [PROMPT_LENGTHS[i] for i in batch], chosen)
+        new = roles.forward(
+            [SEQUENCES[i] for i in batch], [PROMPT_LENGTHS[i] for i in batch], chosen
+        )
         old_N = torch.cat([old[i] for i in batch])
         losses_N = (
             policy_loss(new.logprobs, old_N - 3, torch.sin(old_N * 9), 0.2).losses
@@ -107,13 +112,19 @@ def gradients(roles: Roles, batches: list[list[int]], chosen: Ppo) -> dict[str, 
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_padding_is_inert_in_logprobs_values_and_gradients(finished: Path, project: Project, layout: str) -> None:
+def test_padding_is_inert_in_logprobs_values_and_gradients(
+    finished: Path, project: Project, layout: str
+) -> None:
     chosen = settings(layout=layout)
     roles = roles_in(project("ppo", ppo={"layout": layout}))
     together = roles.forward(SEQUENCES, PROMPT_LENGTHS, chosen)
-    alone = [roles.forward([ids], [n], chosen) for ids, n in zip(SEQUENCES, PROMPT_LENGTHS, strict=True)]
+    alone = [
+        roles.forward([ids], [n], chosen) for ids, n in zip(SEQUENCES, PROMPT_LENGTHS, strict=True)
+    ]
     for place in range(3):
-        torch.testing.assert_close(together[place], torch.cat([one[place] for one in alone]), atol=1e-5, rtol=0)
+        torch.testing.assert_close(
+            together[place], torch.cat([one[place] for one in alone]), atol=1e-5, rtol=0
+        )
     whole = gradients(roles, [list(range(6))], chosen)
     apart = gradients(roles, [[i] for i in (5, 3, 1, 0, 2, 4)], chosen)
     assert whole.keys() == apart.keys()
@@ -127,15 +138,26 @@ def test_old_values_and_reference_logprobs_are_those_of_the_forward(project: Pro
     roles = roles_in(project("ppo"))
     with torch.no_grad():
         new = roles.forward(SEQUENCES, PROMPT_LENGTHS, chosen)
-    torch.testing.assert_close(torch.cat(roles.values(SEQUENCES, PROMPT_LENGTHS, chosen)), new.values, atol=1e-5, rtol=0)
-    torch.testing.assert_close(torch.cat(roles.ref_logprobs(SEQUENCES, PROMPT_LENGTHS, chosen)), new.logprobs, atol=1e-5, rtol=0)
+    torch.testing.assert_close(
+        torch.cat(roles.values(SEQUENCES, PROMPT_LENGTHS, chosen)), new.values, atol=1e-5, rtol=0
+    )
+    torch.testing.assert_close(
+        torch.cat(roles.ref_logprobs(SEQUENCES, PROMPT_LENGTHS, chosen)),
+        new.logprobs,
+        atol=1e-5,
+        rtol=0,
+    )
 
 
-def test_a_fresh_value_head_has_small_weights_and_one_from_the_reward_model_its_weights(project: Project) -> None:
+def test_a_fresh_value_head_has_small_weights_and_one_from_the_reward_model_its_weights(
+    project: Project,
+) -> None:
     head = roles_in(project("ppo", "trunk", ppo={"layout": "shared_trunk"})).trunk_value_head
     assert head is not None
     assert head.bias is None
-    assert float(head.weight.detach().std()) == pytest.approx(1 / math.sqrt(33), rel=0.35)  # of 32 numbers
+    assert float(head.weight.detach().std()) == pytest.approx(
+        1 / math.sqrt(33), rel=0.35
+    )  # of 32 numbers
     from_sft = roles_in(project("ppo", "sft-value", ppo={"value_init": "sft"})).value_model
     from_reward = roles_in(project("ppo", "reward-value")).value_model
     assert from_sft is not None
@@ -159,15 +181,30 @@ def test_a_step_that_is_no_number_is_not_taken(project: Project) -> None:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_the_size_of_micro_batches_and_rollout_batches_does_not_change_the_trajectory(project: Project, layout: str) -> None:
+def test_the_size_of_micro_batches_and_rollout_batches_does_not_change_the_trajectory(
+    project: Project, layout: str
+) -> None:
     weights, rows = [], []
     for name, sizes in {"whole": (4096, 16), "small": (120, 3)}.items():
-        root = project("ppo", name, ppo={"layout": layout, "updates": 3, "micro_batch_tokens": sizes[0], "rollout_batch_size": sizes[1]})
+        root = project(
+            "ppo",
+            name,
+            ppo={
+                "layout": layout,
+                "updates": 3,
+                "micro_batch_tokens": sizes[0],
+                "rollout_batch_size": sizes[1],
+            },
+        )
         work(root, "ppo")
         weights.append(load_file(root / "models/ppo/model.safetensors"))
         rows.append([row.values for row in metric_rows(root, "ppo")])
     for whole, small in zip(*rows, strict=True):
-        shared = {name: value for name, value in whole.items() if name not in ("seconds", "first_ratio_error")}
+        shared = {
+            name: value
+            for name, value in whole.items()
+            if name not in ("seconds", "first_ratio_error")
+        }
         assert {name: small[name] for name in shared} == pytest.approx(shared, abs=1e-3, rel=1e-3)
     before = load_file(root / "models/sft/model.safetensors")
     assert any(float((weights[0][name] - before[name]).abs().max()) > 3e-4 for name in before)
@@ -177,21 +214,31 @@ def test_the_size_of_micro_batches_and_rollout_batches_does_not_change_the_traje
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("temperature", [0.7, 1.0])
-def test_the_ratio_of_the_first_mini_batch_is_one(project: Project, layout: str, temperature: float) -> None:
+def test_the_ratio_of_the_first_mini_batch_is_one(
+    project: Project, layout: str, temperature: float
+) -> None:
     root = project("ppo", ppo={"layout": layout, "updates": 2, "temperature": temperature})
     work(root, "ppo")
-    assert [row.values["first_ratio_error"] for row in metric_rows(root, "ppo")] == pytest.approx([0, 0], abs=1e-4)
+    assert [row.values["first_ratio_error"] for row in metric_rows(root, "ppo")] == pytest.approx(
+        [0, 0], abs=1e-4
+    )
     assert first_update(root)["kl"] == pytest.approx(0, abs=1e-4)
 
 
 def test_an_update_stops_early_where_the_policies_part(project: Project) -> None:
     tokens = []
     for name, target_kl in {"stopped": 1.0e-6, "whole": None}.items():
-        root = project("ppo", name, ppo={"updates": 1, "ppo_epochs": 4, "learning_rate": 0.01, "target_kl": target_kl})
+        root = project(
+            "ppo",
+            name,
+            ppo={"updates": 1, "ppo_epochs": 4, "learning_rate": 0.01, "target_kl": target_kl},
+        )
         work(root, "ppo")
         rows = jsonl.read(root / "runs/ppo/usage.jsonl", UsageRow).rows
         tokens.append(sum(row.tokens for row in rows if row.phase == "update"))
-    assert tokens[0] * 4 == tokens[1]  # the two mini-batches of the first epoch: the second is where the KL is seen
+    assert (
+        tokens[0] * 4 == tokens[1]
+    )  # the two mini-batches of the first epoch: the second is where the KL is seen
 
 
 def test_training_ends_where_the_policy_leaves_the_sft_model_too_far(project: Project) -> None:
@@ -204,24 +251,33 @@ def test_training_ends_where_the_policy_leaves_the_sft_model_too_far(project: Pr
 
 
 def test_a_run_killed_after_its_last_checkpoint_only_writes_its_outputs(project: Project) -> None:
-    root = project("ppo", ppo={"max_kl": 0.001, "learning_rate": 0.01, "checkpoint_every_updates": 1})
+    root = project(
+        "ppo", ppo={"max_kl": 0.001, "learning_rate": 0.01, "checkpoint_every_updates": 1}
+    )
     stage, run = open_stage(root, "ppo")
     stage.checkpoints.clear = lambda: None  # type: ignore[method-assign] # what a kill just before it leaves
     run(stage)
-    straight, rows = (files(root / "models/ppo"), metrics(root, "ppo")), len(metric_rows(root, "ppo"))
+    straight, rows = (
+        (files(root / "models/ppo"), metrics(root, "ppo")),
+        len(metric_rows(root, "ppo")),
+    )
     work(root, "ppo")
     assert len(metric_rows(root, "ppo")) == rows < 8
     assert (files(root / "models/ppo"), metrics(root, "ppo")) == straight
 
 
-def test_the_normalisation_stored_with_the_reward_model_is_applied_to_the_scores_of_ppo(project: Project) -> None:
+def test_the_normalisation_stored_with_the_reward_model_is_applied_to_the_scores_of_ppo(
+    project: Project,
+) -> None:
     scores = []
     for name, shift in {"as-stored": 0.0, "shifted": 3.0}.items():
         root = project("ppo", name, ppo={"updates": 1})
         path = root / "models/reward/config.json"
         config = json.loads(path.read_text())
         assert config["score_std"] != 1.0
-        path.write_text(json.dumps(config | {"score_mean": config["score_mean"] + shift * config["score_std"]}))
+        path.write_text(
+            json.dumps(config | {"score_mean": config["score_mean"] + shift * config["score_std"]})
+        )
         work(root, "ppo")
         scores.append(first_update(root)["score"])
     assert scores[0] - scores[1] == pytest.approx(3.0, abs=1e-4)
@@ -230,7 +286,11 @@ def test_the_normalisation_stored_with_the_reward_model_is_applied_to_the_scores
 def test_a_missing_end_of_sequence_costs_its_penalty(project: Project) -> None:
     returns = []
     for penalty in (0.0, 3.0):
-        root = project("ppo", f"penalty-{penalty}", ppo={"updates": 1, "missing_eos_penalty": penalty, "lam": 1.0})
+        root = project(
+            "ppo",
+            f"penalty-{penalty}",
+            ppo={"updates": 1, "missing_eos_penalty": penalty, "lam": 1.0},
+        )
         work(root, "ppo")
         returns.append(first_update(root))
     assert returns[0]["eos_rate"] < 0.5
@@ -239,13 +299,17 @@ def test_a_missing_end_of_sequence_costs_its_penalty(project: Project) -> None:
 
 
 def test_scores_are_clipped_before_they_become_rewards(project: Project) -> None:
-    root = project("ppo", ppo={"updates": 1, "score_clip": 0.001, "missing_eos_penalty": 0.0, "lam": 1.0})
+    root = project(
+        "ppo", ppo={"updates": 1, "score_clip": 0.001, "missing_eos_penalty": 0.0, "lam": 1.0}
+    )
     work(root, "ppo")
     assert abs(first_update(root)["score"]) > 0.001
     assert abs(first_update(root)["return"]) <= 0.001 + 1e-6
 
 
-def test_the_adaptive_coefficient_moves_and_the_fixed_one_does_not(finished: Path, project: Project) -> None:
+def test_the_adaptive_coefficient_moves_and_the_fixed_one_does_not(
+    finished: Path, project: Project
+) -> None:
     coefficients = [row.values["kl_coef"] for row in metric_rows(finished, "ppo")]
     assert coefficients[0] == 0.05
     assert len(set(coefficients)) == 8
@@ -260,7 +324,11 @@ def test_the_adaptive_coefficient_moves_and_the_fixed_one_does_not(finished: Pat
 
 def zero_the_head(root: Path) -> None:
     weights = load_file(root / "models/reward/model.safetensors")
-    save_file({**weights, "score.weight": 0 * weights["score.weight"]}, root / "models/reward/model.safetensors", metadata={"format": "pt"})
+    save_file(
+        {**weights, "score.weight": 0 * weights["score.weight"]},
+        root / "models/reward/model.safetensors",
+        metadata={"format": "pt"},
+    )
 
 
 def break_the_head(root: Path) -> None:
@@ -269,7 +337,10 @@ def break_the_head(root: Path) -> None:
     save_file(broken, root / "models/reward/model.safetensors", metadata={"format": "pt"})
 
 
-@pytest.mark.parametrize(("break_it", "said"), [(zero_the_head, "tells none apart"), (break_the_head, "ppo score is nan")])
+@pytest.mark.parametrize(
+    ("break_it", "said"),
+    [(zero_the_head, "tells none apart"), (break_the_head, "ppo score is nan")],
+)
 def test_a_reward_model_that_can_not_teach_is_named_and_the_state_kept(
     project: Project, break_it: Callable[[Path], None], said: str
 ) -> None:
@@ -283,7 +354,13 @@ def test_a_reward_model_that_can_not_teach_is_named_and_the_state_kept(
 
 
 def test_a_reckless_learning_rate_is_named(project: Project) -> None:
-    reckless = {"learning_rate": 1.0, "ppo_epochs": 4, "cliprange": 0.9, "schedule": "constant", "checkpoint_every_updates": 1}
+    reckless = {
+        "learning_rate": 1.0,
+        "ppo_epochs": 4,
+        "cliprange": 0.9,
+        "schedule": "constant",
+        "checkpoint_every_updates": 1,
+    }
     root = project("ppo", ppo=reckless)
     stage, run = open_stage(root, "ppo")
     with pytest.raises(TrainingDiverged, match=r"in update \d") as said:
@@ -291,7 +368,9 @@ def test_a_reckless_learning_rate_is_named(project: Project) -> None:
     assert not (root / "models/ppo").exists()
     broke_at = int(str(said.value).split("in update ")[1][0])
     found = stage.checkpoints.latest()
-    assert (found.step if found else 0) == broke_at - 1, "the state before the update that went wrong is kept"
+    assert (found.step if found else 0) == broke_at - 1, (
+        "the state before the update that went wrong is kept"
+    )
 
 
 def test_a_policy_and_a_reward_model_of_two_vocabularies_do_not_meet(project: Project) -> None:
@@ -309,7 +388,9 @@ def test_a_policy_and_a_reward_model_of_two_vocabularies_do_not_meet(project: Pr
 
 
 @pytest.mark.integration
-def test_a_run_killed_and_stopped_on_its_way_ends_with_the_bits_of_the_undisturbed_one(project: Project, finished: Path) -> None:
+def test_a_run_killed_and_stopped_on_its_way_ends_with_the_bits_of_the_undisturbed_one(
+    project: Project, finished: Path
+) -> None:
     root = project("ppo")
     killed_stopped_and_resumed(root, "ppo", kill_at=4, stop_at=5)
     assert files(root / "models/ppo") == files(finished / "models/ppo")
@@ -326,7 +407,9 @@ def stopped_after_one_more_update(root: Path) -> None:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_run_stopped_after_every_update_ends_with_the_bits_of_the_undisturbed_one(project: Project, layout: str) -> None:
+def test_a_run_stopped_after_every_update_ends_with_the_bits_of_the_undisturbed_one(
+    project: Project, layout: str
+) -> None:
     changes = {"layout": layout, "updates": 4}
     straight, stopped = (project("ppo", name, ppo=changes) for name in ("straight", "stopped"))
     work(straight, "ppo")
@@ -337,8 +420,12 @@ def test_a_run_stopped_after_every_update_ends_with_the_bits_of_the_undisturbed_
     assert metrics(stopped, "ppo") == metrics(straight, "ppo")
 
 
-def test_a_damaged_checkpoint_falls_back_and_still_ends_with_the_same_bits(project: Project, caplog: pytest.LogCaptureFixture) -> None:
-    straight, stopped = (project("ppo", name, ppo={"updates": 4}) for name in ("straight", "stopped"))
+def test_a_damaged_checkpoint_falls_back_and_still_ends_with_the_same_bits(
+    project: Project, caplog: pytest.LogCaptureFixture
+) -> None:
+    straight, stopped = (
+        project("ppo", name, ppo={"updates": 4}) for name in ("straight", "stopped")
+    )
     work(straight, "ppo")
     for _ in range(3):
         stopped_after_one_more_update(stopped)
@@ -348,7 +435,9 @@ def test_a_damaged_checkpoint_falls_back_and_still_ends_with_the_same_bits(proje
     (newest / "optimizer.pt").write_bytes(optimizer)
     with caplog.at_level(logging.WARNING):
         work(stopped, "ppo")
-    assert any("optimizer.pt is not what was written" in record.getMessage() for record in caplog.records)
+    assert any(
+        "optimizer.pt is not what was written" in record.getMessage() for record in caplog.records
+    )
     assert files(stopped / "models/ppo") == files(straight / "models/ppo")
 
 

@@ -1,4 +1,6 @@
-"""Every stage after a kill, with checkpoints that were damaged meanwhile, and after it was done but nobody took note."""
+"""Every stage after a kill, with checkpoints that were damaged meanwhile, and after it was done but
+nobody took note.
+"""
 
 import json
 import logging
@@ -28,22 +30,36 @@ IDLE_PHASES = {"start", "other"}
 def outputs(stage: str) -> list[str]:
     """A stage's outputs as dvc.yaml lists them: a path, or a path with its options."""
     entry = DVC["stages"][stage]
-    return [path for kind in ("outs", "metrics") for out in entry[kind] for path in ([out] if isinstance(out, str) else out)]
+    return [
+        path
+        for kind in ("outs", "metrics")
+        for out in entry[kind]
+        for path in ([out] if isinstance(out, str) else out)
+    ]
 
 
 def made_by(root: Path, stage: str) -> dict[str, bytes]:
     """Every output of a stage, as dvc.yaml lists them."""
     paths = [root / path for path in outputs(stage)]
     found = {str(path.relative_to(root)): path.read_bytes() for path in paths if path.is_file()}
-    return found | {str((path / name).relative_to(root)): text for path in paths if path.is_dir() for name, text in files(path).items()}
+    return found | {
+        str((path / name).relative_to(root)): text
+        for path in paths
+        if path.is_dir()
+        for name, text in files(path).items()
+    }
 
 
 # ---------------------------------------------------------------- damage
 
 
 @pytest.fixture(scope="module")
-def interrupted(finished: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, Path], tuple[Path, list[Path]]]:
-    """Copies a project whose stage was stopped after three steps; its two checkpoints are given with it, the older first."""
+def interrupted(
+    finished: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str, Path], tuple[Path, list[Path]]]:
+    """Copies a project whose stage was stopped after three steps; its two checkpoints are given
+    with it, the older first.
+    """
     made: dict[str, Path] = {}
 
     def copy(stage_name: str, target: Path) -> tuple[Path, list[Path]]:
@@ -65,7 +81,10 @@ def interrupted(finished: Path, tmp_path_factory: pytest.TempPathFactory) -> Cal
 
 def largest(checkpoint: Path) -> Path:
     """The file with the optimizer, whatever the stage calls it."""
-    return max((path for path in checkpoint.rglob("*") if path.is_file()), key=lambda path: path.stat().st_size)
+    return max(
+        (path for path in checkpoint.rglob("*") if path.is_file()),
+        key=lambda path: path.stat().st_size,
+    )
 
 
 def empty_a_file(checkpoint: Path) -> None:
@@ -91,21 +110,32 @@ def lose_everything(checkpoint: Path) -> None:
 
 
 DAMAGES = (empty_a_file, cut_a_file, lose_a_file, write_garbage, lose_everything)
-SOME = [*(("ppo", hurt) for hurt in DAMAGES), *(("sft", hurt) for hurt in DAMAGES[1::2]), *(("reward", hurt) for hurt in DAMAGES[::3])]
+SOME = [
+    *(("ppo", hurt) for hurt in DAMAGES),
+    *(("sft", hurt) for hurt in DAMAGES[1::2]),
+    *(("reward", hurt) for hurt in DAMAGES[::3]),
+]
 """Two for each stage on a Trainer, which share the code that looks for a checkpoint with ppo."""
 
 
 @pytest.mark.parametrize(("stage", "hurt"), SOME)
 def test_a_damaged_newest_checkpoint_falls_back_to_the_one_before_and_to_the_same_bits(
-    stage: str, hurt: Callable[[Path], None], interrupted: Callable, finished: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    stage: str,
+    hurt: Callable[[Path], None],
+    interrupted: Callable,
+    finished: Path,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     root, (older, newest) = interrupted(stage, tmp_path / "project")
     hurt(newest)
     with caplog.at_level(logging.WARNING, "training.process.checkpoint"):
         work(root, stage)
-    assert [(row.levelname, str(newest) in row.getMessage()) for row in caplog.records if row.name == "training.process.checkpoint"] == [
-        ("WARNING", True)
-    ]
+    assert [
+        (row.levelname, str(newest) in row.getMessage())
+        for row in caplog.records
+        if row.name == "training.process.checkpoint"
+    ] == [("WARNING", True)]
     resumed = [row for row in attempts(root, stage) if row.event == "resume"][-1]
     assert resumed.step == int(older.name.removeprefix("step-")) == 2
     assert made_by(root, stage) == made_by(finished, stage)
@@ -113,7 +143,11 @@ def test_a_damaged_newest_checkpoint_falls_back_to_the_one_before_and_to_the_sam
 
 @pytest.mark.parametrize("stage", ["reward", "ppo"])
 def test_with_every_checkpoint_damaged_a_stage_begins_anew(
-    stage: str, interrupted: Callable, finished: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    stage: str,
+    interrupted: Callable,
+    finished: Path,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     root, checkpoints = interrupted(stage, tmp_path / "project")
     for checkpoint in checkpoints:
@@ -121,23 +155,33 @@ def test_with_every_checkpoint_damaged_a_stage_begins_anew(
     before = len(attempts(root, stage))
     with caplog.at_level(logging.WARNING, "training.process.checkpoint"):
         work(root, stage)
-    assert len([row for row in caplog.records if row.name == "training.process.checkpoint"]) == 3  # each of the two, and that none is left
+    assert (
+        len([row for row in caplog.records if row.name == "training.process.checkpoint"]) == 3
+    )  # each of the two, and that none is left
     assert "resume" not in [row.event for row in attempts(root, stage)[before:]]
     assert made_by(root, stage) == made_by(finished, stage)
 
 
 @pytest.mark.parametrize("stage", TRAINED)
-def test_a_checkpoint_of_another_fingerprint_is_not_picked_up(stage: str, interrupted: Callable, tmp_path: Path) -> None:
+def test_a_checkpoint_of_another_fingerprint_is_not_picked_up(
+    stage: str, interrupted: Callable, tmp_path: Path
+) -> None:
     root, _ = interrupted(stage, tmp_path / "project")
-    write(params(**{stage: {"updates" if stage == "ppo" else "max_steps": 1}}), root / "params.yaml")
+    write(
+        params(**{stage: {"updates" if stage == "ppo" else "max_steps": 1}}), root / "params.yaml"
+    )
     before = len(attempts(root, stage))
     work(root, stage)
     assert "resume" not in [row.event for row in attempts(root, stage)[before:]]
-    assert len(names(root / "checkpoints" / stage)) == 2  # that of the other settings, and what says that this one is done
+    assert (
+        len(names(root / "checkpoints" / stage)) == 2
+    )  # that of the other settings, and what says that this one is done
 
 
 @pytest.mark.parametrize("stage", TRAINED)
-def test_a_checkpoint_that_another_version_wrote_is_one_clear_line(stage: str, interrupted: Callable, tmp_path: Path) -> None:
+def test_a_checkpoint_that_another_version_wrote_is_one_clear_line(
+    stage: str, interrupted: Callable, tmp_path: Path
+) -> None:
     root, (_, newest) = interrupted(stage, tmp_path / "project")
     weights = next(newest.glob("*.safetensors"))
     tensors = load_file(weights)
@@ -155,29 +199,43 @@ def test_a_checkpoint_that_another_version_wrote_is_one_clear_line(stage: str, i
 
 
 @pytest.mark.parametrize("stage", PIPELINE)
-def test_a_stage_that_is_asked_again_after_it_was_done_computes_nothing(stage: str, finished: Path, tmp_path: Path) -> None:
+def test_a_stage_that_is_asked_again_after_it_was_done_computes_nothing(
+    stage: str, finished: Path, tmp_path: Path
+) -> None:
     root = tmp_path / "project"
     shutil.copytree(finished, root)
-    before = {path: path.stat().st_mtime_ns for path in (root / "metrics", root / "models") for path in path.rglob("*")}
+    before = {
+        path: path.stat().st_mtime_ns
+        for path in (root / "metrics", root / "models")
+        for path in path.rglob("*")
+    }
     assert run_main(root, stage) == 0
     assert [(row.attempt, row.event, row.exit_code) for row in attempts(root, stage)][-3:] == [
         (2, "start", None),
         (2, "resume", None),
         (2, "end", 0),
     ]
-    usage = [row for row in jsonl.read(root / f"runs/{stage}/usage.jsonl", UsageRow).rows if row.attempt == 2]
+    usage = [
+        row
+        for row in jsonl.read(root / f"runs/{stage}/usage.jsonl", UsageRow).rows
+        if row.attempt == 2
+    ]
     assert {row.phase for row in usage} <= IDLE_PHASES
     assert {path: path.stat().st_mtime_ns for path in before} == before
     assert made_by(root, stage) == made_by(finished, stage)
 
 
 @pytest.mark.parametrize("stage", PIPELINE)
-def test_what_says_that_a_stage_is_done_names_every_output_of_dvc(stage: str, finished: Path) -> None:
+def test_what_says_that_a_stage_is_done_names_every_output_of_dvc(
+    stage: str, finished: Path
+) -> None:
     recorded = json.loads((finished / "checkpoints" / stage / DONE).read_text())["outputs"]
     assert sorted(recorded) == sorted(outputs(stage))
 
 
-def test_an_output_that_is_gone_or_other_inputs_make_it_work_again(finished: Path, tmp_path: Path) -> None:
+def test_an_output_that_is_gone_or_other_inputs_make_it_work_again(
+    finished: Path, tmp_path: Path
+) -> None:
     root = tmp_path / "project"
     shutil.copytree(finished, root)
     (root / "plots/ppo.csv").unlink()

@@ -29,7 +29,10 @@ def test_pairs_are_prompt_and_reply_as_one_sequence(finished: Path) -> None:
     assert pairs.too_long == 0
     for row, pair in zip(rows, pairs.rows, strict=True):
         prompt = encode_prompt(tokenizer, row["prompt"])
-        assert pair == {f"{side}_ids": prompt + encode_response(tokenizer, row[side]) for side in ("chosen", "rejected")}
+        assert pair == {
+            f"{side}_ids": prompt + encode_response(tokenizer, row[side])
+            for side in ("chosen", "rejected")
+        }
 
 
 def test_pairs_that_are_too_long_are_left_out_and_counted(project: Project) -> None:
@@ -55,15 +58,27 @@ def test_the_figures_are_those_of_the_saved_model_on_the_held_out_pairs(finished
     model = load_reward_model(finished / "models/reward", params().model, tokenizer).eval()
     rows = read_sequences(stage, "test", tokenizer).rows
     found = metrics(finished, "reward")
-    held_out = np.array([float(raw_scores(model, [row["chosen_ids"]], 1) - raw_scores(model, [row["rejected_ids"]], 1)) for row in rows])
+    held_out = np.array(
+        [
+            float(
+                raw_scores(model, [row["chosen_ids"]], 1)
+                - raw_scores(model, [row["rejected_ids"]], 1)
+            )
+            for row in rows
+        ]
+    )
     assert margins(model, rows, 4096) == pytest.approx(held_out, abs=1e-5)
     assert found["accuracy"] == pair_accuracy(held_out)
-    assert (found["accuracy_low"], found["accuracy_high"]) == pytest.approx(wilson(found["accuracy"] * len(rows), len(rows))[1:])
-    assert found["ece"] == pytest.approx(expected_calibration_error(reliability(held_out)), abs=1e-5)
+    assert (found["accuracy_low"], found["accuracy_high"]) == pytest.approx(
+        wilson(found["accuracy"] * len(rows), len(rows))[1:]
+    )
+    assert found["ece"] == pytest.approx(
+        expected_calibration_error(reliability(held_out)), abs=1e-5
+    )
     data = metrics(finished, "data")
-    assert {name: found[name] for name in ("bayes_accuracy", "baseline_longer_wins", "baseline_bow")} == {
-        name: data[name] for name in ("bayes_accuracy", "baseline_longer_wins", "baseline_bow")
-    }
+    assert {
+        name: found[name] for name in ("bayes_accuracy", "baseline_longer_wins", "baseline_bow")
+    } == {name: data[name] for name in ("bayes_accuracy", "baseline_longer_wins", "baseline_bow")}
 
 
 def test_scores_of_the_training_replies_have_mean_zero_and_deviation_one(finished: Path) -> None:
@@ -97,7 +112,9 @@ def test_training_tells_replies_apart_and_counts_every_token_once(finished: Path
     assert pair_accuracy(margins(model, pairs, 4096)) > 0.6
     rows = jsonl.read(finished / "runs/reward/usage.jsonl", UsageRow).rows
     trained = [row for row in rows if row.phase in ("start", "train")]
-    assert sum(row.tokens for row in trained) == 3 * sum(len(ids) for row in pairs for ids in row.values())
+    assert sum(row.tokens for row in trained) == 3 * sum(
+        len(ids) for row in pairs for ids in row.values()
+    )
     assert sum(row.sequences for row in trained) == 3 * 2 * len(pairs)
 
 
@@ -109,7 +126,9 @@ def test_a_reward_model_may_start_from_the_base(project: Project) -> None:
 
 
 @pytest.mark.integration
-def test_a_run_killed_and_stopped_on_its_way_ends_with_the_bits_of_the_undisturbed_one(project: Project, finished: Path) -> None:
+def test_a_run_killed_and_stopped_on_its_way_ends_with_the_bits_of_the_undisturbed_one(
+    project: Project, finished: Path
+) -> None:
     root = project("reward")
     killed_stopped_and_resumed(root, "reward", kill_at=6, stop_at=15)
     assert files(root / "models/reward") == files(finished / "models/reward")

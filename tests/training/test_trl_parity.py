@@ -1,16 +1,22 @@
-"""Our PPO against what TRL 1.12.0's computed on the same batch, recorded by benchmarks/record_trl_fixture.py.
+"""Our PPO against what TRL 1.12.0's computed on the same batch, recorded by
+benchmarks/record_trl_fixture.py.
 
-Layout `separate`. Where the two differ by intention, the test translates, so that everything else is compared number by number:
+Layout `separate`. Where the two differ by intention, the test translates, so that everything else
+is compared number by number:
 
-- After a response that ended early TRL keeps one more position: it puts the score there, on the first pad token, with a KL of zero,
-  and has the value model predict (and learn) the value behind EOS. Ours ends the episode at EOS: the score is on it, and the value
-  behind it is zero. `with_place_behind_eos` gives our functions that extra position. In the case `full` there is none, and the two
-  agree as they are.
+- After a response that ended early TRL keeps one more position: it puts the score there, on the
+  first pad token, with a KL of zero,
+  and has the value model predict (and learn) the value behind EOS. Ours ends the episode at EOS:
+  the score is on it, and the value behind it is zero. `with_place_behind_eos` gives our functions
+  that extra position. In the case `full` there is none, and the two agree as they are.
 - TRL whitens advantages with the unbiased variance (n - 1), ours with n.
-- TRL takes the mean of a micro-batch: the policy loss over its response tokens, the value loss over these and the extra positions.
-  Ours divides both sums by the response tokens of the whole mini-batch. Micro-batch and mini-batch are the same here.
+- TRL takes the mean of a micro-batch: the policy loss over its response tokens, the value loss over
+  these and the extra positions.
+  Ours divides both sums by the response tokens of the whole mini-batch. Micro-batch and mini-batch
+  are the same here.
 - TRL adds 1e-7 to the temperature, and does not clip gradients.
-- TRL cuts a response at a pad token the policy sampled, and takes a micro-batch's mean for its share whatever its number of tokens, with
+- TRL cuts a response at a pad token the policy sampled, and takes a micro-batch's mean for its
+  share whatever its number of tokens, with
   one optimizer step per epoch as soon as it accumulates. Neither happens in the recorded batch.
 """
 
@@ -23,13 +29,26 @@ import pytest
 import torch
 from safetensors import safe_open
 from torch import Tensor
-from transformers import LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification, PreTrainedModel
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    LlamaForSequenceClassification,
+    PreTrainedModel,
+)
 
 from config.load import load
 from config.sections.online import Ppo
 from training.modeling.scoring import score
 from training.ppo import pad_responses
-from training.rl.ppo_math import gae, kl_per_token, masked_mean, policy_loss, token_rewards, value_loss, whiten
+from training.rl.ppo_math import (
+    gae,
+    kl_per_token,
+    masked_mean,
+    policy_loss,
+    token_rewards,
+    value_loss,
+    whiten,
+)
 from training.rl.roles import Models, Roles
 
 ROOT = Path(__file__).parents[2]
@@ -37,7 +56,9 @@ FIXTURE = ROOT / "tests" / "fixtures" / "trl_ppo_loss.safetensors"
 PAD, EOS = 0, 1
 CASES = ("ragged", "full")
 LAST = -1
-"""The optimizer step whose weights and gradients are recorded: the last of the second epoch, where ratios are away from 1 and clipped."""
+"""The optimizer step whose weights and gradients are recorded: the last of the second epoch, where
+ratios are away from 1 and clipped.
+"""
 
 
 @dataclass(frozen=True)
@@ -53,9 +74,21 @@ class Recording:
     def settings(self) -> Ppo:
         """The recorded hyper-parameters under our names."""
         trl = self.metadata["settings"]
-        names = ("temperature", "gamma", "lam", "cliprange", "cliprange_value", "vf_coef", "ppo_epochs", "num_mini_batches")
+        names = (
+            "temperature",
+            "gamma",
+            "lam",
+            "cliprange",
+            "cliprange_value",
+            "vf_coef",
+            "ppo_epochs",
+            "num_mini_batches",
+        )
         given = {**trl, "ppo_epochs": trl["num_ppo_epochs"]}
-        return load(ROOT / "recipes/demo.yaml", [*(f"ppo.{name}={given[name]}" for name in names), f"ppo.kl.coef={trl['kl_coef']}"]).ppo
+        return load(
+            ROOT / "recipes/demo.yaml",
+            [*(f"ppo.{name}={given[name]}" for name in names), f"ppo.kl.coef={trl['kl_coef']}"],
+        ).ppo
 
     def lengths(self) -> list[int]:
         return [int(length) + 1 for length in self["sequence_lengths"]]
@@ -64,7 +97,10 @@ class Recording:
         return [row[row != PAD].tolist() for row in self["queries"]]
 
     def responses(self) -> list[list[int]]:
-        return [row[:length].tolist() for row, length in zip(self["responses"], self.lengths(), strict=True)]
+        return [
+            row[:length].tolist()
+            for row, length in zip(self["responses"], self.lengths(), strict=True)
+        ]
 
     def per_token(self, name: str, lengths: list[int]) -> list[Tensor]:
         """A recorded [B, T] tensor without what lies behind `lengths`."""
@@ -74,8 +110,12 @@ class Recording:
 @pytest.fixture(scope="module", params=CASES)
 def recording(request: pytest.FixtureRequest) -> Recording:
     with safe_open(FIXTURE, "pt") as file:
-        metadata = {name: json.loads(text) for name, text in file.metadata().items() if text.startswith("{")}
-        return Recording(request.param, {name: file.get_tensor(name) for name in file.keys()}, metadata)  # noqa: SIM118, not a dict
+        metadata = {
+            name: json.loads(text) for name, text in file.metadata().items() if text.startswith("{")
+        }
+        return Recording(
+            request.param, {name: file.get_tensor(name) for name in file.keys()}, metadata
+        )
 
 
 def roles(recording: Recording, policy: str, value_model: str) -> Roles:
@@ -87,13 +127,17 @@ def roles(recording: Recording, policy: str, value_model: str) -> Roles:
             parameter.data.copy_(recording.tensors[f"{prefix}/{name}"])
         return model.eval()
 
-    reward_model = filled(LlamaForSequenceClassification(LlamaConfig(**config, num_labels=1)), "initial/reward_model")
+    reward_model = filled(
+        LlamaForSequenceClassification(LlamaConfig(**config, num_labels=1)), "initial/reward_model"
+    )
     reward_model.config.score_mean, reward_model.config.score_std = 0.0, 1.0
     models = Models(
         policy=filled(LlamaForCausalLM(LlamaConfig(**config)), policy),
         ref_policy=filled(LlamaForCausalLM(LlamaConfig(**config)), "initial/ref_policy"),
         reward_model=reward_model,
-        value_model=filled(LlamaForSequenceClassification(LlamaConfig(**config, num_labels=1)), value_model),
+        value_model=filled(
+            LlamaForSequenceClassification(LlamaConfig(**config, num_labels=1)), value_model
+        ),
         trunk_value_head=None,
     )
     return Roles(models, recording.settings)
@@ -104,18 +148,27 @@ def initial_roles(recording: Recording) -> Roles:
 
 
 def last_roles(recording: Recording) -> Roles:
-    return roles(recording, f"{recording.case}/weights/policy", f"{recording.case}/weights/value_model")
+    return roles(
+        recording, f"{recording.case}/weights/policy", f"{recording.case}/weights/value_model"
+    )
 
 
-def joined(prompts: list[list[int]], responses: list[list[int]]) -> tuple[list[list[int]], list[int]]:
+def joined(
+    prompts: list[list[int]], responses: list[list[int]]
+) -> tuple[list[list[int]], list[int]]:
     """Sequences of prompt and response, and the prompts' lengths."""
     return [[*p, *r] for p, r in zip(prompts, responses, strict=True)], [len(p) for p in prompts]
 
 
 def with_place_behind_eos(recording: Recording) -> list[list[int]]:
-    """The responses as TRL's value model and rewards see them: a pad token behind each that ended before the last position."""
+    """The responses as TRL's value model and rewards see them: a pad token behind each that ended
+    before the last position.
+    """
     total = recording["responses"].shape[1]
-    return [[*response, PAD] if len(response) < total else response for response in recording.responses()]
+    return [
+        [*response, PAD] if len(response) < total else response
+        for response in recording.responses()
+    ]
 
 
 def close(ours: Tensor, theirs: Tensor) -> None:
@@ -143,11 +196,16 @@ def test_values_are_those_of_trl_also_behind_eos(recording: Recording) -> None:
     responses = with_place_behind_eos(recording)
     sequences, prompt_lengths = joined(recording.prompts(), responses)
     values = initial_roles(recording).values(sequences, prompt_lengths, recording.settings)
-    close(torch.cat(values), torch.cat(recording.per_token("values", [len(response) for response in responses])))
+    close(
+        torch.cat(values),
+        torch.cat(recording.per_token("values", [len(response) for response in responses])),
+    )
 
 
 def targets(recording: Recording) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Rewards, advantages before whitening, returns and mask [B, T] with TRL's extra position, from its log-probs and values."""
+    """Rewards, advantages before whitening, returns and mask [B, T] with TRL's extra position, from
+    its log-probs and values.
+    """
     settings, trl = recording.settings, recording["rewards"].shape[1]
     lengths = [len(response) for response in with_place_behind_eos(recording)]
     _, mask_BT = pad_responses(recording.per_token("values", lengths))
@@ -165,7 +223,9 @@ def test_rewards_and_returns_are_those_of_trl(recording: Recording) -> None:
     close(returns_BT[mask_BT], recording["returns"][mask_BT])
 
 
-def test_whitened_advantages_are_those_of_trl_but_for_the_unbiased_variance(recording: Recording) -> None:
+def test_whitened_advantages_are_those_of_trl_but_for_the_unbiased_variance(
+    recording: Recording,
+) -> None:
     _, advantages_BT, _, _ = targets(recording)
     _, mask_BT = pad_responses(recording.per_token("logprobs", recording.lengths()))
     count = int(mask_BT.sum())
@@ -173,17 +233,27 @@ def test_whitened_advantages_are_those_of_trl_but_for_the_unbiased_variance(reco
 
 
 def loss_of_last_step(recording: Recording, models: Roles) -> tuple[Tensor, Tensor, Tensor]:
-    """Loss, its policy part and its value part for the last recorded mini-batch, by our forward and our loss functions."""
+    """Loss, its policy part and its value part for the last recorded mini-batch, by our forward and
+    our loss functions.
+    """
     settings, rows = recording.settings, recording["rows"][LAST].tolist()
-    prompts, lengths, extended = recording.prompts(), recording.lengths(), with_place_behind_eos(recording)
+    prompts, lengths, extended = (
+        recording.prompts(),
+        recording.lengths(),
+        with_place_behind_eos(recording),
+    )
     sequences, prompt_lengths = joined([prompts[i] for i in rows], [extended[i] for i in rows])
     new = models.forward(sequences, prompt_lengths, settings)
     real_N = torch.cat([torch.arange(len(extended[i])) < lengths[i] for i in rows])
 
     def old(name: str) -> Tensor:
-        return torch.cat([recording.per_token(name, [len(response) for response in extended])[i] for i in rows])
+        return torch.cat(
+            [recording.per_token(name, [len(response) for response in extended])[i] for i in rows]
+        )
 
-    policy = policy_loss(new.logprobs[real_N], old("logprobs")[real_N], old("advantages")[real_N], settings.cliprange)
+    policy = policy_loss(
+        new.logprobs[real_N], old("logprobs")[real_N], old("advantages")[real_N], settings.cliprange
+    )
     value = value_loss(new.values, old("values"), old("returns"), settings.cliprange_value)
     assert 0 < int(policy.clipped.sum()) < len(policy.clipped)
     assert 0 < int(value.clipped.sum()) < len(value.clipped)
@@ -210,11 +280,15 @@ def test_gradient_of_every_weight_is_that_of_trl(recording: Recording) -> None:
             assert theirs.abs().max() > 1e-5
             torch.testing.assert_close(parameter.grad, theirs, rtol=1e-4, atol=1e-6)
             compared += parameter.numel()
-    assert compared == sum(p.numel() for m in (models.policy, models.value_model) for p in m.parameters())
+    assert compared == sum(
+        p.numel() for m in (models.policy, models.value_model) for p in m.parameters()
+    )
 
 
 def test_without_responses_that_end_early_nothing_needs_translation(recording: Recording) -> None:
-    """In `full` our loop's own lines, as they stand in training/ppo.py, give TRL's loss but for the variance of the whitening."""
+    """In `full` our loop's own lines, as they stand in training/ppo.py, give TRL's loss but for the
+    variance of the whitening.
+    """
     if recording.case == "ragged":
         assert with_place_behind_eos(recording) != recording.responses()
         return
@@ -222,14 +296,28 @@ def test_without_responses_that_end_early_nothing_needs_translation(recording: R
     sequences, prompt_lengths = joined(recording.prompts(), recording.responses())
     logprobs_BT, mask_BT = pad_responses(recording.per_token("logprobs", recording.lengths()))
     values_BT = recording["values"]
-    reward_BT = token_rewards(kl_per_token(logprobs_BT, recording["ref_logprobs"], "k1"), recording["scores"], mask_BT, settings.kl.coef)
+    reward_BT = token_rewards(
+        kl_per_token(logprobs_BT, recording["ref_logprobs"], "k1"),
+        recording["scores"],
+        mask_BT,
+        settings.kl.coef,
+    )
     advantages_BT, returns_BT = gae(reward_BT, values_BT, mask_BT, settings.gamma, settings.lam)
     advantages_BT = whiten(advantages_BT, mask_BT)
-    new = last_roles(recording).forward([sequences[i] for i in rows], [prompt_lengths[i] for i in rows], settings)
+    new = last_roles(recording).forward(
+        [sequences[i] for i in rows], [prompt_lengths[i] for i in rows], settings
+    )
     mask, count, mini_tokens = mask_BT[rows], int(mask_BT.sum()), int(mask_BT[rows].sum())
     unbiased = ((count - 1) / count) ** 0.5
-    policy = policy_loss(new.logprobs, logprobs_BT[rows][mask], unbiased * advantages_BT[rows][mask], settings.cliprange)
-    value = value_loss(new.values, values_BT[rows][mask], returns_BT[rows][mask], settings.cliprange_value)
+    policy = policy_loss(
+        new.logprobs,
+        logprobs_BT[rows][mask],
+        unbiased * advantages_BT[rows][mask],
+        settings.cliprange,
+    )
+    value = value_loss(
+        new.values, values_BT[rows][mask], returns_BT[rows][mask], settings.cliprange_value
+    )
     loss = (policy.losses.sum() + settings.vf_coef * value.losses.sum()) / mini_tokens
     close(loss.detach(), recording["loss"][LAST])
     assert float(masked_mean(advantages_BT, mask_BT)) == pytest.approx(0.0, abs=1e-6)

@@ -1,4 +1,6 @@
-"""Small real parts for the tests: a tokenizer of the helpdesk world, two-layer models, a folder in which stages run."""
+"""Small real parts for the tests: a tokenizer of the helpdesk world, two-layer models, a folder in
+which stages run.
+"""
 
 import contextlib
 import functools
@@ -32,21 +34,45 @@ WIDTH = 32
 
 @functools.cache
 def tokenizer() -> PreTrainedTokenizerBase:
-    replies = [*helpdesk.REMEDIES.values(), helpdesk.ASK, helpdesk.CLOSE, helpdesk.APOLOGY, *helpdesk.FILLERS]
+    replies = [
+        *helpdesk.REMEDIES.values(),
+        helpdesk.ASK,
+        helpdesk.CLOSE,
+        helpdesk.APOLOGY,
+        *helpdesk.FILLERS,
+    ]
     return trained_tokenizer(replies * 2, 320)
 
 
 def settings(family: str = "llama") -> Model:
     """Two layers, the keys and values of two heads shared where the family can."""
-    sizes = {"width": WIDTH, "layers": 2, "heads": 2, "kv_heads": 1, "mlp_width": 64, "vocab_size": 320}
-    shape = RandomModel.model_validate({"family": family, "tie_embeddings": family != "qwen2", **sizes})
+    sizes = {
+        "width": WIDTH,
+        "layers": 2,
+        "heads": 2,
+        "kv_heads": 1,
+        "mlp_width": 64,
+        "vocab_size": 320,
+    }
+    shape = RandomModel.model_validate(
+        {"family": family, "tie_embeddings": family != "qwen2", **sizes}
+    )
     return Model(
-        path=None, revision=None, random=shape, pad_token=None, context_length=CONTEXT, dtype="fp32", quantisation=None, attention="sdpa"
+        path=None,
+        revision=None,
+        random=shape,
+        pad_token=None,
+        context_length=CONTEXT,
+        dtype="fp32",
+        quantisation=None,
+        attention="sdpa",
     )
 
 
 def policy(seed: int = 1, family: str = "llama") -> PreTrainedModel:
-    """A model with weights large enough that every layer, bias and position matters to what it says."""
+    """A model with weights large enough that every layer, bias and position matters to what it
+    says.
+    """
     model = base_model(settings(family), tokenizer(), seed).eval()
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -63,26 +89,62 @@ def reward_model(seed: int = 1, family: str = "llama") -> PreTrainedModel:
 def prompts(count: int, seed: int = 0) -> list[list[int]]:
     """Encoded prompts of many lengths, the shortest of two tokens."""
     rng = random.Random(seed)
-    texts = ["hello , my kettle is cracked . i am really angry . order number 4 1 7 ."[: rng.randint(1, 70)] for _ in range(count)]
+    texts = [
+        "hello , my kettle is cracked . i am really angry . order number 4 1 7 ."[
+            : rng.randint(1, 70)
+        ]
+        for _ in range(count)
+    ]
     return encode_prompts(tokenizer(), texts)
 
 
 def random_responses(lengths: Sequence[int], seed: int = 0) -> list[list[int]]:
     """Token ids without special tokens."""
     generator = torch.Generator().manual_seed(seed)
-    return [torch.randint(4, len(tokenizer()), (length,), generator=generator).tolist() for length in lengths]
+    return [
+        torch.randint(4, len(tokenizer()), (length,), generator=generator).tolist()
+        for length in lengths
+    ]
 
 
 def params(**sections: dict[str, Any]) -> Params:
-    """The tiny recipe with two layers, passes short enough to repeat, an adaptive KL coefficient, and `sections` laid over it."""
+    """The tiny recipe with two layers, passes short enough to repeat, an adaptive KL coefficient,
+    and `sections` laid over it.
+    """
     content = read(ROOT / "tests/e2e/tiny.yaml")
     content["model"]["random"] |= {"layers": 2}
     content["data"]["source"] |= {"sft_rows": 100, "preference_rows": 100}
-    content["sft"] |= {"epochs": 3.0, "max_steps": None, "log_every_steps": 1, "checkpoint_every_steps": 4}
-    content["reward"] |= {"epochs": 3.0, "max_steps": None, "log_every_steps": 1, "checkpoint_every_steps": 4}
-    content["ppo"] |= {"updates": 8, "checkpoint_every_updates": 3, "kl": content["ppo"]["kl"] | {"controller": "adaptive", "horizon": 200}}
-    content["dpo"] |= {"epochs": 3.0, "max_steps": None, "log_every_steps": 1, "checkpoint_every_steps": 4, "learning_rate": 2.0e-3}
-    content["rloo"] |= {"updates": 8, "checkpoint_every_updates": 3, "rloo_epochs": 2, "micro_batch_size": 4, "learning_rate": 1.0e-3}
+    content["sft"] |= {
+        "epochs": 3.0,
+        "max_steps": None,
+        "log_every_steps": 1,
+        "checkpoint_every_steps": 4,
+    }
+    content["reward"] |= {
+        "epochs": 3.0,
+        "max_steps": None,
+        "log_every_steps": 1,
+        "checkpoint_every_steps": 4,
+    }
+    content["ppo"] |= {
+        "updates": 8,
+        "checkpoint_every_updates": 3,
+        "kl": content["ppo"]["kl"] | {"controller": "adaptive", "horizon": 200},
+    }
+    content["dpo"] |= {
+        "epochs": 3.0,
+        "max_steps": None,
+        "log_every_steps": 1,
+        "checkpoint_every_steps": 4,
+        "learning_rate": 2.0e-3,
+    }
+    content["rloo"] |= {
+        "updates": 8,
+        "checkpoint_every_updates": 3,
+        "rloo_epochs": 2,
+        "micro_batch_size": 4,
+        "learning_rate": 1.0e-3,
+    }
     for name, section in sections.items():
         content[name] = content[name] | section if isinstance(section, dict) else section
     return validate(content, "test")
@@ -107,7 +169,9 @@ def work(root: Path, name: str) -> Stage:
 
 
 def run_main(root: Path, name: str) -> int:
-    """The exit code of a stage's main function in `root`, this process's signal handlers put back."""
+    """The exit code of a stage's main function in `root`, this process's signal handlers put
+    back.
+    """
     module = import_module(f"training.{name}")
     handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
@@ -126,7 +190,11 @@ def _inputs(name: str, module: Any) -> Any:
 
 def files(folder: Path) -> dict[str, bytes]:
     """Content of everything below a folder."""
-    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
 
 
 def names(folder: Path) -> list[str]:
@@ -134,21 +202,31 @@ def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-def on_a_small_disk(folder: Path, kibibytes: int, command: list[str]) -> subprocess.CompletedProcess[str]:
-    """Run a command in a small file system of its own that holds a copy of `folder` and is gone with the command."""
+def on_a_small_disk(
+    folder: Path, kibibytes: int, command: list[str]
+) -> subprocess.CompletedProcess[str]:
+    """Run a command in a small file system of its own that holds a copy of `folder` and is gone
+    with the command.
+    """
     disk = folder.parent / f"{folder.name}-disk"
     disk.mkdir()
     mount = f"mount -t tmpfs -o size={kibibytes}k tmpfs {disk}"
-    if subprocess.run(["unshare", "--mount", "sh", "-c", mount], capture_output=True, check=False).returncode:
+    if subprocess.run(
+        ["unshare", "--mount", "sh", "-c", mount], capture_output=True, check=False
+    ).returncode:
         pytest.skip("this user may not mount a file system, so none can be filled")
     script = f'{mount} && cp -r {folder}/. {disk} && cd {disk} && exec "$@"'
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     isolated = ["unshare", "--mount", "sh", "-c", script, "sh", *command]
-    return subprocess.run(isolated, capture_output=True, text=True, env=environment, timeout=120, check=False)
+    return subprocess.run(
+        isolated, capture_output=True, text=True, env=environment, timeout=120, check=False
+    )
 
 
 def padded(rows: Sequence[Sequence[float]]) -> tuple[Tensor, Tensor]:
     """Rows as [B, T], and the mask of what is real."""
     longest = max(map(len, rows))
     values = torch.tensor([[*row, *[0.0] * (longest - len(row))] for row in rows])
-    return values, torch.tensor([[True] * len(row) + [False] * (longest - len(row)) for row in rows])
+    return values, torch.tensor(
+        [[True] * len(row) + [False] * (longest - len(row)) for row in rows]
+    )

@@ -1,4 +1,6 @@
-"""Measures this machine for the planner: `python -m training.calibrate.machine` writes config/machine.py's Machine as YAML."""
+"""Measures this machine for the planner: `python -m training.calibrate.machine` writes
+config/machine.py's Machine as YAML.
+"""
 
 import argparse
 import logging
@@ -27,7 +29,9 @@ logger = logging.getLogger(__name__)
 def measure() -> Machine:
     """Everything, with a line of progress for each part."""
     began = time.perf_counter()
-    device = torch.accelerator.current_accelerator().type if torch.accelerator.is_available() else "cpu"  # type: ignore[union-attr]
+    device = (
+        torch.accelerator.current_accelerator().type if torch.accelerator.is_available() else "cpu"
+    )  # type: ignore[union-attr]
 
     def tell(part: str) -> None:
         logger.info("%5.1f s  %s", time.perf_counter() - began, part)
@@ -38,7 +42,10 @@ def measure() -> Machine:
     tell("updates of PPO")
     with tempfile.TemporaryDirectory() as folder:
         updates = loop(Path(folder))
-    tell("matrix products, memory bandwidth, attention, whole models, log-probabilities, decoding, optimizer")
+    tell(
+        "matrix products, memory bandwidth, attention, whole models, log-probabilities, decoding, "
+        "optimizer"
+    )
     first, first_step = measured_round(device), decode_step_seconds(device)
     tell("the same again")
     rates = best_of(first, measured_round(device))
@@ -47,19 +54,34 @@ def measure() -> Machine:
     seconds = time.perf_counter() - began
     tell("done")
     return Machine(
-        name=name, processor=processor_name(), threads=torch.get_num_threads(), memory_bytes=memory, usable_bytes=usable,
-        torch=torch.__version__, date=datetime.now(UTC).date().isoformat(), decode_step_seconds=step, stages=stages, loop=updates, seconds=seconds, **rates,
-    )  # fmt: skip
+        name=name,
+        processor=processor_name(),
+        threads=torch.get_num_threads(),
+        memory_bytes=memory,
+        usable_bytes=usable,
+        torch=torch.__version__,
+        date=datetime.now(UTC).date().isoformat(),
+        decode_step_seconds=step,
+        stages=stages,
+        loop=updates,
+        seconds=seconds,
+        **rates,
+    )
 
 
 def device_memory(device: str) -> tuple[str, int, int]:
-    """(name, bytes, bytes that programs can have) of the device stages run on; of a CPU within its control group."""
+    """(name, bytes, bytes that programs can have) of the device stages run on; of a CPU within its
+    control group.
+    """
     if device != "cpu":
         free, total = torch.cuda.mem_get_info()
         return torch.cuda.get_device_name(), total, free
     memory = psutil.virtual_memory()
     limits = [memory.total]
-    for path in (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes")):
+    for path in (
+        Path("/sys/fs/cgroup/memory.max"),
+        Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
+    ):
         text = path.read_text().strip() if path.exists() else ""
         limits += [int(text)] if text.isdigit() else []
     return "cpu", min(limits), min(limits)
@@ -80,8 +102,11 @@ def write(machine: Machine, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as temporary:
         temporary.write_text(
-            "# Written by rlhf calibrate: this machine, for rlhf plan. Delete it to plan with costs/tables/hardware.yaml again.\n"
-            + yaml.safe_dump(machine.model_dump(mode="json"), sort_keys=False, default_flow_style=None, width=140),
+            "# Written by rlhf calibrate: this machine, for rlhf plan. Delete it to plan with "
+            "costs/tables/hardware.yaml again.\n"
+            + yaml.safe_dump(
+                machine.model_dump(mode="json"), sort_keys=False, default_flow_style=None, width=140
+            ),
             encoding="utf-8",
         )
 

@@ -1,8 +1,10 @@
-"""The rates of this machine by size: matrix products, additions, attention, whole trunks, log-probabilities, rollouts, AdamW steps.
+"""The rates of this machine by size: matrix products, additions, attention, whole trunks,
+log-probabilities, rollouts, AdamW steps.
 
-Every rate is the best of several short repetitions in two rounds: other work on the machine only ever makes them slower, and what slows
-down one round has often gone in the next. On a CPU a repetition takes its wall or its CPU time, whichever is less, so that waiting for a
-core does not count.
+Every rate is the best of several short repetitions in two rounds: other work on the machine only
+ever makes them slower, and what slows down one round has often gone in the next. On a CPU a
+repetition takes its wall or its CPU time, whichever is less, so that waiting for a core does not
+count.
 
 Shapes: B sequences, T tokens, N tokens one after another, D width, V vocabulary.
 """
@@ -15,7 +17,17 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, DynamicCache, PreTrainedModel
 
-from config.machine import AdamStep, Attention, Generation, Part, Passes, Product, Sampling, Stream, Vocabulary
+from config.machine import (
+    AdamStep,
+    Attention,
+    Generation,
+    Part,
+    Passes,
+    Product,
+    Sampling,
+    Stream,
+    Vocabulary,
+)
 from training.modeling.logprobs import token_logprobs
 from training.rollout.engine import Limits, draw, sampling_noise
 from training.rollout.static import generate
@@ -24,14 +36,17 @@ Rates = Mapping[str, tuple[Part, ...]]
 """By the name of config/machine.py's field."""
 
 REPETITION_SECONDS = 0.06
-"""Of one repetition: long against the clock's grain, short enough that some repetition has a core to itself."""
+"""Of one repetition: long against the clock's grain, short enough that some repetition has a core
+to itself.
+"""
 REPETITIONS = 2
 PRODUCT_WIDTHS = (64, 128, 256, 512, 1024)
 PRODUCT_ROWS = (1, 16, 128, 2048)
 STREAM_BYTES = (2**14, 2**17, 2**20, 2**23, 2**24, 2**25, 2**26)
 ATTENTION_TOKENS = (64, 256, 512)
 TRUNKS = (
-    # width, layers, heads, mlp_width, sequences, tokens: launches alone, then tensors of 48 KiB to 4 MiB
+    # width, layers, heads, mlp_width, sequences, tokens: launches alone, then tensors of 48 KiB to
+    # 4 MiB
     (32, 2, 2, 64, 1, 8),
     (96, 2, 4, 256, 4, 32),
     (96, 2, 4, 256, 64, 32),
@@ -55,8 +70,14 @@ ADAM_PARAMETERS = (500_000, 16_000_000)
 """Within the caches, and far beyond them."""
 
 
-def best_seconds(work: Callable[[], object], repetition_seconds: float = REPETITION_SECONDS, repetitions: int = REPETITIONS) -> float:
-    """Seconds of one call of `work`, the mean of the best repetition; one call is made first to warm up."""
+def best_seconds(
+    work: Callable[[], object],
+    repetition_seconds: float = REPETITION_SECONDS,
+    repetitions: int = REPETITIONS,
+) -> float:
+    """Seconds of one call of `work`, the mean of the best repetition; one call is made first to
+    warm up.
+    """
     work()
     _synchronise()
     best, calls = float("inf"), 1
@@ -80,15 +101,24 @@ def _synchronise() -> None:
 
 
 def products(device: str) -> Iterator[Product]:
-    """Matrix products by size and dtype. On a CPU only fp32: 16-bit products are emulated on most."""
+    """Matrix products by size and dtype. On a CPU only fp32: 16-bit products are emulated on
+    most.
+    """
     for dtype in ("fp32",) if device == "cpu" else ("fp32", "bf16", "fp16"):
         kind = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[dtype]
         for width in PRODUCT_WIDTHS if device == "cpu" else (*PRODUCT_WIDTHS, 4096):
             weight_DD = torch.randn(width, width, dtype=kind, device=device)
             for rows in PRODUCT_ROWS:
                 x_ND = torch.randn(rows, width, dtype=kind, device=device)
-                seconds = best_seconds(partial(torch.matmul, x_ND, weight_DD), REPETITION_SECONDS / 4)
-                yield Product(dtype=dtype, rows=rows, width=width, flops_per_second=2 * rows * width**2 / seconds)
+                seconds = best_seconds(
+                    partial(torch.matmul, x_ND, weight_DD), REPETITION_SECONDS / 4
+                )
+                yield Product(
+                    dtype=dtype,
+                    rows=rows,
+                    width=width,
+                    flops_per_second=2 * rows * width**2 / seconds,
+                )
 
 
 def streams(device: str) -> Iterator[Stream]:
@@ -102,7 +132,9 @@ def streams(device: str) -> Iterator[Stream]:
 def attention(device: str) -> Iterator[Attention]:
     """Causal attention of four heads of 32 features."""
     for tokens in ATTENTION_TOKENS:
-        query, key, value = (torch.randn(8, 4, tokens, 32, device=device, requires_grad=True) for _ in range(3))
+        query, key, value = (
+            torch.randn(8, 4, tokens, 32, device=device, requires_grad=True) for _ in range(3)
+        )
         flops = 8 * 4 * 2 * 32 * tokens**2
 
         def forward(q: Tensor = query, k: Tensor = key, v: Tensor = value) -> Tensor:
@@ -115,16 +147,25 @@ def attention(device: str) -> Iterator[Attention]:
             first = best_seconds(forward, REPETITION_SECONDS / 2)
         both = best_seconds(train, REPETITION_SECONDS / 2)
         yield Attention(
-            tokens=tokens, head_dim=32, forward_flops_per_second=flops / first, training_flops_per_second=3.5 * flops / both
-        )  # fmt: skip
+            tokens=tokens,
+            head_dim=32,
+            forward_flops_per_second=flops / first,
+            training_flops_per_second=3.5 * flops / both,
+        )
 
 
 def trunk(width: int, layers: int, heads: int, mlp_width: int) -> PreTrainedModel:
     """A Llama trunk with random weights and a vocabulary of no size."""
     config = AutoConfig.for_model(
-        "llama", hidden_size=width, num_hidden_layers=layers, num_attention_heads=heads, num_key_value_heads=heads,
-        intermediate_size=mlp_width, vocab_size=64, max_position_embeddings=1024,
-    )  # fmt: skip
+        "llama",
+        hidden_size=width,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=heads,
+        intermediate_size=mlp_width,
+        vocab_size=64,
+        max_position_embeddings=1024,
+    )
     return AutoModel.from_config(config, attn_implementation="sdpa").eval()
 
 
@@ -144,9 +185,15 @@ def passes(device: str, trunks: Sequence[tuple[int, ...]] = ()) -> Iterator[Pass
         with torch.no_grad():
             first = best_seconds(forward)
         yield Passes(
-            width=width, layers=layers, heads=heads, mlp_width=mlp_width, sequences=sequences, tokens=tokens, forward_seconds=first,
+            width=width,
+            layers=layers,
+            heads=heads,
+            mlp_width=mlp_width,
+            sequences=sequences,
+            tokens=tokens,
+            forward_seconds=first,
             training_seconds=best_seconds(train),
-        )  # fmt: skip
+        )
 
 
 def vocabulary(device: str) -> Iterator[Vocabulary]:
@@ -164,7 +211,13 @@ def vocabulary(device: str) -> Iterator[Vocabulary]:
 
         with torch.no_grad():
             first = best_seconds(forward)
-        yield Vocabulary(tokens=tokens, vocab=vocab, width=width, forward_seconds=first, training_seconds=best_seconds(train))
+        yield Vocabulary(
+            tokens=tokens,
+            vocab=vocab,
+            width=width,
+            forward_seconds=first,
+            training_seconds=best_seconds(train),
+        )
 
 
 def adam_steps(device: str) -> Iterator[AdamStep]:
@@ -180,32 +233,73 @@ def adam_steps(device: str) -> Iterator[AdamStep]:
 def samplings(device: str) -> Iterator[Sampling]:
     """The output head in a decoding step, and drawing from what it says."""
     for rows, vocab, width in SAMPLINGS:
-        hidden_BD, weight_VD = torch.randn(rows, width, device=device), torch.randn(vocab, width, device=device)
+        hidden_BD, weight_VD = (
+            torch.randn(rows, width, device=device),
+            torch.randn(vocab, width, device=device),
+        )
         logits_BV, uniform_B = hidden_BD @ weight_VD.T, torch.rand(rows, device=device)
         yield Sampling(
-            rows=rows, vocab=vocab, width=width, product_seconds=best_seconds(partial(torch.matmul, hidden_BD, weight_VD.T), REPETITION_SECONDS / 4),
-            draw_seconds=best_seconds(partial(draw, logits_BV, uniform_B, 1.0), REPETITION_SECONDS / 4),
-        )  # fmt: skip
+            rows=rows,
+            vocab=vocab,
+            width=width,
+            product_seconds=best_seconds(
+                partial(torch.matmul, hidden_BD, weight_VD.T), REPETITION_SECONDS / 4
+            ),
+            draw_seconds=best_seconds(
+                partial(draw, logits_BV, uniform_B, 1.0), REPETITION_SECONDS / 4
+            ),
+        )
 
 
 def generations(device: str) -> Iterator[Generation]:
     """Our own rollout, with an end-of-sequence token that no model says."""
     for width, layers, heads, mlp_width, vocab, sequences, prompt_tokens, new_tokens in GENERATIONS:
         config = AutoConfig.for_model(
-            "llama", hidden_size=width, num_hidden_layers=layers, num_attention_heads=heads, num_key_value_heads=heads,
-            intermediate_size=mlp_width, vocab_size=vocab, max_position_embeddings=1024, pad_token_id=0, bos_token_id=1, eos_token_id=2,
-        )  # fmt: skip
-        model = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa").to(device).eval()
-        prompts = [[3 + (i + j) % (vocab - 3) for j in range(prompt_tokens)] for i in range(sequences)]
+            "llama",
+            hidden_size=width,
+            num_hidden_layers=layers,
+            num_attention_heads=heads,
+            num_key_value_heads=heads,
+            intermediate_size=mlp_width,
+            vocab_size=vocab,
+            max_position_embeddings=1024,
+            pad_token_id=0,
+            bos_token_id=1,
+            eos_token_id=2,
+        )
+        model = (
+            AutoModelForCausalLM.from_config(config, attn_implementation="sdpa").to(device).eval()
+        )
+        prompts = [
+            [3 + (i + j) % (vocab - 3) for j in range(prompt_tokens)] for i in range(sequences)
+        ]
         noise_BT = sampling_noise(sequences, new_tokens, seed=1)
 
-        def generate_all(model: PreTrainedModel = model, prompts: list[list[int]] = prompts, noise_BT: Tensor = noise_BT) -> None:
-            generate(model, prompts, noise_BT, 1.0, Limits(noise_BT.shape[1], eos=-1, pad=0), len(prompts))
+        def generate_all(
+            model: PreTrainedModel = model,
+            prompts: list[list[int]] = prompts,
+            noise_BT: Tensor = noise_BT,
+        ) -> None:
+            generate(
+                model,
+                prompts,
+                noise_BT,
+                1.0,
+                Limits(noise_BT.shape[1], eos=-1, pad=0),
+                len(prompts),
+            )
 
         yield Generation(
-            width=width, layers=layers, heads=heads, mlp_width=mlp_width, vocab=vocab, sequences=sequences, prompt_tokens=prompt_tokens,
-            new_tokens=new_tokens, seconds=best_seconds(generate_all),
-        )  # fmt: skip
+            width=width,
+            layers=layers,
+            heads=heads,
+            mlp_width=mlp_width,
+            vocab=vocab,
+            sequences=sequences,
+            prompt_tokens=prompt_tokens,
+            new_tokens=new_tokens,
+            seconds=best_seconds(generate_all),
+        )
 
 
 @torch.no_grad()
@@ -227,7 +321,9 @@ def decode_step_seconds(device: str) -> float:
 
 
 def pace() -> list[dict[str, float]]:
-    """Some trunks as they are at this moment, as JSON has them: how fast the machine is now, beside when it was calibrated."""
+    """Some trunks as they are at this moment, as JSON has them: how fast the machine is now, beside
+    when it was calibrated.
+    """
     with torch.enable_grad():
         return [each.model_dump() for each in passes("cpu", SOME_TRUNKS)]
 
@@ -235,15 +331,23 @@ def pace() -> list[dict[str, float]]:
 def measured_round(device: str) -> Rates:
     """Every rate once."""
     return {
-        "products": tuple(products(device)), "streams": tuple(streams(device)), "attention": tuple(attention(device)),
-        "passes": tuple(passes(device)), "vocabulary": tuple(vocabulary(device)), "sampling": tuple(samplings(device)),
-        "generation": tuple(generations(device)), "optimizer": tuple(adam_steps(device)),
-    }  # fmt: skip
+        "products": tuple(products(device)),
+        "streams": tuple(streams(device)),
+        "attention": tuple(attention(device)),
+        "passes": tuple(passes(device)),
+        "vocabulary": tuple(vocabulary(device)),
+        "sampling": tuple(samplings(device)),
+        "generation": tuple(generations(device)),
+        "optimizer": tuple(adam_steps(device)),
+    }
 
 
 def best_of(first: Rates, second: Rates) -> Rates:
     """The better of the two for every single figure: most operations a second, fewest seconds."""
-    return {name: tuple(_better(one, other) for one, other in zip(of_first, second[name], strict=True)) for name, of_first in first.items()}
+    return {
+        name: tuple(_better(one, other) for one, other in zip(of_first, second[name], strict=True))
+        for name, of_first in first.items()
+    }
 
 
 def _better(one: Part, other: Part) -> Part:

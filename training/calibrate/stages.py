@@ -1,7 +1,9 @@
-"""What a stage process costs before and beside its model: `sft` (a Trainer) and `ppo` (our loop), each run for real on a handful of rows;
-and what updates of PPO take on a model that has something to compute.
+"""What a stage process costs before and beside its model: `sft` (a Trainer) and `ppo` (our loop),
+each run for real on a handful of rows; and what updates of PPO take on a model that has something
+to compute.
 
-python -m training.calibrate.stages sft [trunks]    in a folder that `project` made: the stage, and one line of JSON about the process
+python -m training.calibrate.stages sft [trunks]    in a folder that `project` made: the stage, and
+one line of JSON about the process
 """
 
 import importlib
@@ -34,26 +36,61 @@ ROOT = Path(__file__).parents[2]
 VOCABULARY = 320
 """Entries of the tokenizer too."""
 OVERRIDES = (
-    "model.random.width=32", "model.random.layers=1", "model.random.heads=2", "model.random.kv_heads=2", "model.random.mlp_width=64",
-    f"model.random.vocab_size={VOCABULARY}", "model.context_length=128", "sft.batch_size=8", "sft.micro_batch_size=8", f"sft.max_steps={STEPS}",
-    "sft.checkpoint_every_steps=1000000", "sft.max_length=64", "ppo.batch_size=8", "ppo.rollout_batch_size=8", "ppo.max_new_tokens=4",
-    "ppo.ppo_epochs=1", "ppo.num_mini_batches=1", "ppo.updates=3", "ppo.checkpoint_every_updates=1000000", "ppo.missing_eos_penalty=0.0",
-    "ppo.sample_every_updates=1000000", "ppo.responses_per_prompt=1", "model.dtype=fp32", "model.attention=sdpa",
-)  # fmt: skip
+    "model.random.width=32",
+    "model.random.layers=1",
+    "model.random.heads=2",
+    "model.random.kv_heads=2",
+    "model.random.mlp_width=64",
+    f"model.random.vocab_size={VOCABULARY}",
+    "model.context_length=128",
+    "sft.batch_size=8",
+    "sft.micro_batch_size=8",
+    f"sft.max_steps={STEPS}",
+    "sft.checkpoint_every_steps=1000000",
+    "sft.max_length=64",
+    "ppo.batch_size=8",
+    "ppo.rollout_batch_size=8",
+    "ppo.max_new_tokens=4",
+    "ppo.ppo_epochs=1",
+    "ppo.num_mini_batches=1",
+    "ppo.updates=3",
+    "ppo.checkpoint_every_updates=1000000",
+    "ppo.missing_eos_penalty=0.0",
+    "ppo.sample_every_updates=1000000",
+    "ppo.responses_per_prompt=1",
+    "model.dtype=fp32",
+    "model.attention=sdpa",
+)
 
 
 LOOP = {"width": 128, "layers": 4, "heads": 4, "mlp_width": 384, "vocab": VOCABULARY}
-UPDATES, SEQUENCES, RESPONSE_TOKENS, MICRO_BATCH_TOKENS, EPOCHS, MINI_BATCHES = 3, 32, 32, 1024, 1, 2
+UPDATES, SEQUENCES, RESPONSE_TOKENS, MICRO_BATCH_TOKENS, EPOCHS, MINI_BATCHES = (
+    3,
+    32,
+    32,
+    1024,
+    1,
+    2,
+)
 LOOP_OVERRIDES = (
-    *OVERRIDES, *(f"model.random.{name}={LOOP[name]}" for name in ("width", "layers", "heads", "mlp_width")),
-    f"model.random.kv_heads={LOOP['heads']}", f"ppo.batch_size={SEQUENCES}", f"ppo.rollout_batch_size={SEQUENCES}",
-    f"ppo.max_new_tokens={RESPONSE_TOKENS}", f"ppo.micro_batch_tokens={MICRO_BATCH_TOKENS}", f"ppo.ppo_epochs={EPOCHS}",
-    f"ppo.num_mini_batches={MINI_BATCHES}", f"ppo.updates={UPDATES}", "ppo.layout=separate",
-)  # fmt: skip
+    *OVERRIDES,
+    *(f"model.random.{name}={LOOP[name]}" for name in ("width", "layers", "heads", "mlp_width")),
+    f"model.random.kv_heads={LOOP['heads']}",
+    f"ppo.batch_size={SEQUENCES}",
+    f"ppo.rollout_batch_size={SEQUENCES}",
+    f"ppo.max_new_tokens={RESPONSE_TOKENS}",
+    f"ppo.micro_batch_tokens={MICRO_BATCH_TOKENS}",
+    f"ppo.ppo_epochs={EPOCHS}",
+    f"ppo.num_mini_batches={MINI_BATCHES}",
+    f"ppo.updates={UPDATES}",
+    "ppo.layout=separate",
+)
 
 
 def loop(folder: Path) -> Loop:
-    """Some updates of PPO in a process of its own, below `folder`. Raises ModelError if it fails."""
+    """Some updates of PPO in a process of its own, below `folder`. Raises ModelError if it
+    fails.
+    """
     project(folder, LOOP_OVERRIDES)
     _await(folder, {"ppo": _started(folder, "ppo", "trunks")})
     _, share, rows = _noted(folder, "ppo")
@@ -64,15 +101,26 @@ def loop(folder: Path) -> Loop:
     rollouts = [row for row in rows if row.phase == "rollout"]
     tokens = sum(row.tokens for row in rollouts) / sum(row.sequences for row in rollouts)
     return Loop(
-        **LOOP, sequences=SEQUENCES, prompt_tokens=tokens - RESPONSE_TOKENS, response_tokens=RESPONSE_TOKENS,
-        micro_batch_tokens=MICRO_BATCH_TOKENS, epochs=EPOCHS, mini_batches=MINI_BATCHES, rollout_seconds=spent["rollout"],
-        scoring_seconds=spent["score"] + spent["reference"] + spent["value"], update_seconds=spent["update"],
-        trunks=tuple(Passes.model_validate(each) for each in json.loads((folder / TRUNKS_AFTER).read_text(encoding="utf-8"))),
-    )  # fmt: skip
+        **LOOP,
+        sequences=SEQUENCES,
+        prompt_tokens=tokens - RESPONSE_TOKENS,
+        response_tokens=RESPONSE_TOKENS,
+        micro_batch_tokens=MICRO_BATCH_TOKENS,
+        epochs=EPOCHS,
+        mini_batches=MINI_BATCHES,
+        rollout_seconds=spent["rollout"],
+        scoring_seconds=spent["score"] + spent["reference"] + spent["value"],
+        update_seconds=spent["update"],
+        trunks=tuple(
+            Passes.model_validate(each)
+            for each in json.loads((folder / TRUNKS_AFTER).read_text(encoding="utf-8"))
+        ),
+    )
 
 
 def stage_processes(folder: Path) -> dict[str, StageProcess]:
-    """Both kinds of stage side by side, each in a process of its own with one thread, as models of no size need, below `folder`.
+    """Both kinds of stage side by side, each in a process of its own with one thread, as models of
+    no size need, below `folder`.
 
     Raises ModelError if one fails: then no stage would run here.
     """
@@ -98,12 +146,19 @@ def _await(folder: Path, started: "Mapping[str, subprocess.Popen[bytes]]") -> No
     codes = {stage: process.wait() for stage, process in started.items()}
     for stage, code in codes.items():
         if code:
-            said = (folder / f"{stage}.log").read_text(encoding="utf-8", errors="replace").strip().splitlines() or ["nothing was said"]
-            raise ModelError(f"a small {stage} stage fails on this machine, so it can not be measured: {said[-1]}. Try rlhf doctor.")
+            said = (folder / f"{stage}.log").read_text(
+                encoding="utf-8", errors="replace"
+            ).strip().splitlines() or ["nothing was said"]
+            raise ModelError(
+                f"a small {stage} stage fails on this machine, so it can not be measured: "
+                f"{said[-1]}. Try rlhf doctor."
+            )
 
 
 def _noted(folder: Path, stage: str) -> tuple[dict[str, Any], float, list[UsageRow]]:
-    """What `main` noted; CPU seconds per second of the stage, as waiting for a core is other programs' doing; its usage rows."""
+    """What `main` noted; CPU seconds per second of the stage, as waiting for a core is other
+    programs' doing; its usage rows.
+    """
     noted: dict[str, Any] = json.loads((folder / f"{stage}-{OUT}").read_text(encoding="utf-8"))
     rows = list(jsonl.read(folder / "runs" / stage / "usage.jsonl", UsageRow).rows)
     return noted, min(1.0, noted["cpu_seconds"] / sum(row.seconds for row in rows)), rows
@@ -120,8 +175,11 @@ def _of_process(folder: Path, stage: str) -> StageProcess:
     if stage == "sft":
         start -= step  # a Trainer's first step can not be told from its start
     return StageProcess(
-        imports_seconds=noted["imports_seconds"], start_seconds=start, step_seconds=step, after_imports_bytes=noted["after_imports_bytes"]
-    )  # fmt: skip
+        imports_seconds=noted["imports_seconds"],
+        start_seconds=start,
+        step_seconds=step,
+        after_imports_bytes=noted["after_imports_bytes"],
+    )
 
 
 def project(folder: Path, overrides: Sequence[str]) -> None:
@@ -148,7 +206,9 @@ def project(folder: Path, overrides: Sequence[str]) -> None:
         (folder / place).mkdir(exist_ok=True)
     policy = base_model(params.model, tokenizer, params.seed, trainable=True)
     policy.save_pretrained(folder / "models" / "sft")
-    new_reward_model(policy, params.model, tokenizer, params.seed).save_pretrained(folder / "models" / "reward")
+    new_reward_model(policy, params.model, tokenizer, params.seed).save_pretrained(
+        folder / "models" / "reward"
+    )
 
 
 def main(stage: str, with_trunks: bool = False) -> int:
@@ -158,10 +218,16 @@ def main(stage: str, with_trunks: bool = False) -> int:
 
     imports, held = time.process_time(), psutil.Process().memory_info().rss
     code = run_stage(stage, module.SECTIONS, module.INPUTS, getattr(module, stage))
-    noted = {"imports_seconds": imports, "after_imports_bytes": held, "cpu_seconds": time.process_time()}
+    noted = {
+        "imports_seconds": imports,
+        "after_imports_bytes": held,
+        "cpu_seconds": time.process_time(),
+    }
     Path(f"{stage}-{OUT}").write_text(json.dumps(noted), encoding="utf-8")
     if with_trunks:
-        from training.calibrate.rates import pace  # late: what a stage does not import must not count as its own
+        from training.calibrate.rates import (
+            pace,
+        )  # late: what a stage does not import must not count as its own
 
         Path(TRUNKS_AFTER).write_text(json.dumps(pace()), encoding="utf-8")
     return int(code)

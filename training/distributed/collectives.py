@@ -1,8 +1,9 @@
 """Several processes as one: who does what, and how results and gradients come together.
 
-With one process each function is what it is without this module, to the bit. Every process knows the whole batch; the costly work on it
-is divided, and its results, a few numbers per token, are handed to all. What is computed from them (advantages, statistics, decisions) is
-computed by everybody and comes out the same everywhere.
+With one process each function is what it is without this module, to the bit. Every process knows
+the whole batch; the costly work on it is divided, and its results, a few numbers per token, are
+handed to all. What is computed from them (advantages, statistics, decisions) is computed by
+everybody and comes out the same everywhere.
 """
 
 import os
@@ -20,9 +21,13 @@ from config.records import RENDEZVOUS_VARIABLE
 
 T = TypeVar("T")
 Backoff = Callable[[Callable[[int], Any]], Any]
-"""Does work in pieces of a size that fits in memory, in all processes alike: OomBackoff.run of training/process/out_of_memory.py."""
+"""Does work in pieces of a size that fits in memory, in all processes alike: OomBackoff.run of
+training/process/out_of_memory.py.
+"""
 BUCKET_ELEMENTS = 2**22
-"""Gradients are summed in messages of about this size: few calls, and a copy of 16 MiB instead of all gradients."""
+"""Gradients are summed in messages of about this size: few calls, and a copy of 16 MiB instead of
+all gradients.
+"""
 
 
 def join(stage: str, accelerator: bool) -> None:
@@ -37,15 +42,18 @@ def join(stage: str, accelerator: bool) -> None:
         local, devices = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
         if local >= devices:
             raise EnvironmentFault(
-                f"processes.{stage}={processes} needs a GPU for each process, this machine has {devices}. "
+                f"processes.{stage}={processes} needs a GPU for each process, this machine has "
+                f"{devices}. "
                 f"Change processes.{stage} in params.yaml."
             )
         torch.cuda.set_device(local)
     meeting = os.environ.get(RENDEZVOUS_VARIABLE)
     dist.init_process_group(
-        "cpu:gloo,cuda:nccl" if accelerator else "gloo", init_method=f"file://{meeting}" if meeting else "env://",
-        rank=int(os.environ["RANK"]), world_size=processes,
-    )  # fmt: skip
+        "cpu:gloo,cuda:nccl" if accelerator else "gloo",
+        init_method=f"file://{meeting}" if meeting else "env://",
+        rank=int(os.environ["RANK"]),
+        world_size=processes,
+    )
 
 
 def leave() -> None:
@@ -68,7 +76,9 @@ def barrier() -> None:
 
 
 def balanced_partition(costs: Sequence[int], parts: int) -> list[list[int]]:
-    """Indices of `costs` in `parts` of like total: the largest first, each to the part that has least so far; ascending in each part."""
+    """Indices of `costs` in `parts` of like total: the largest first, each to the part that has
+    least so far; ascending in each part.
+    """
     totals = [0] * parts
     result: list[list[int]] = [[] for _ in range(parts)]
     for index in sorted(range(len(costs)), key=lambda i: (-costs[i], i)):
@@ -83,11 +93,14 @@ def local_indices(costs: Sequence[int]) -> list[int]:
     return balanced_partition(costs, world_size())[rank()]
 
 
-def map_across_ranks(backoff: Backoff, work: Callable[..., Sequence[T]], *columns: Sequence[Any]) -> list[T]:
-    """Results for all rows of `columns`, in order: each process does its share of the rows and hands the results to the others.
+def map_across_ranks(
+    backoff: Backoff, work: Callable[..., Sequence[T]], *columns: Sequence[Any]
+) -> list[T]:
+    """Results for all rows of `columns`, in order: each process does its share of the rows and
+    hands the results to the others.
 
-    `work` gets the size of pieces that `backoff` found to fit in memory, then the columns of a share, and gives a result a row. Shares have like
-    totals of the lengths in the first column.
+    `work` gets the size of pieces that `backoff` found to fit in memory, then the columns of a
+    share, and gives a result a row. Shares have like totals of the lengths in the first column.
     """
     mine = local_indices([len(item) for item in columns[0]])
     share = [[column[i] for i in mine] for column in columns]
@@ -95,27 +108,33 @@ def map_across_ranks(backoff: Backoff, work: Callable[..., Sequence[T]], *column
     if world_size() == 1:
         return own
     gathered: list[Any] = [None] * world_size()
-    sent = tree_map_only(Tensor, torch.clone, own)  # a view would be sent with all that it is a part of
+    sent = tree_map_only(
+        Tensor, torch.clone, own
+    )  # a view would be sent with all that it is a part of
     dist.all_gather_object(gathered, dict(zip(mine, sent, strict=True)))
     found = {i: result for part in gathered for i, result in part.items()}
     return [found[i] for i in range(len(found))]
 
 
 def lockstep(batches: Sequence[T]) -> list[tuple[T, bool]]:
-    """`batches`, and whether each counts: a process with fewer than another repeats its last, so that all have the same number.
+    """`batches`, and whether each counts: a process with fewer than another repeats its last, so
+    that all have the same number.
 
     Every process must have one batch at least.
     """
     if not batches:
         raise ParamsError(
-            "a process of the stage has no row of a batch that all share. Start fewer processes, or raise its batch_size in params.yaml."
+            "a process of the stage has no row of a batch that all share. Start fewer processes, "
+            "or raise its batch_size in params.yaml."
         )
     missing = int(all_reduce_max(len(batches))) - len(batches)
     return [*((batch, True) for batch in batches), *[(batches[-1], False)] * missing]
 
 
 def all_reduce_gradients(parameters: Iterable[nn.Parameter]) -> None:
-    """Replace each gradient by its sum over the processes; a process that had nothing to do counts as zero."""
+    """Replace each gradient by its sum over the processes; a process that had nothing to do counts
+    as zero.
+    """
     if world_size() == 1:
         return
     bucket: list[Tensor] = []
@@ -135,7 +154,9 @@ def all_reduce_gradients(parameters: Iterable[nn.Parameter]) -> None:
 def _sum_in_place(tensors: Sequence[Tensor]) -> None:
     flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
     dist.all_reduce(flat)
-    for tensor, part in zip(tensors, flat.split([tensor.numel() for tensor in tensors]), strict=True):
+    for tensor, part in zip(
+        tensors, flat.split([tensor.numel() for tensor in tensors]), strict=True
+    ):
         tensor.copy_(part.view_as(tensor))
 
 
@@ -169,4 +190,8 @@ def all_reduce_max(value: float) -> float:
 def is_lost_peer(error: BaseException) -> bool:
     """Whether an exception is what this process sees when another one is gone."""
     words = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "NCCL", "gloo")
-    return world_size() > 1 and isinstance(error, RuntimeError) and any(word in str(error) for word in words)
+    return (
+        world_size() > 1
+        and isinstance(error, RuntimeError)
+        and any(word in str(error) for word in words)
+    )

@@ -1,12 +1,17 @@
-"""Weights, gradients and optimizer state divided among the processes of a stage, as `sharding` in params.yaml says; the result is the same.
+"""Weights, gradients and optimizer state divided among the processes of a stage, as `sharding` in
+params.yaml says; the result is the same.
 
 none    every process holds all
-zero1   the optimizer's state: each process takes the steps of its share of the parameters       torch's ZeroRedundancyOptimizer
-zero2   also gradients, and weights between two steps: whole from a step's first forward on      torch's FSDP2, weights kept
-zero3   also weights at work: each layer's are gathered for its forward and for its backward     torch's FSDP2
+zero1   the optimizer's state: each process takes the steps of its share of the parameters
+        torch's ZeroRedundancyOptimizer
+zero2   also gradients, and weights between two steps: whole from a step's first forward on
+        torch's FSDP2, weights kept
+zero3   also weights at work: each layer's are gathered for its forward and for its backward
+        torch's FSDP2
 
-A model is divided layer by layer, and what is not in a layer (embedding, last norm, head) together. What looks at weights outside of the
-model's own forward does so `inside` it, or while it is `gathered`. All processes must divide, gather and go `inside` at the same points.
+A model is divided layer by layer, and what is not in a layer (embedding, last norm, head) together.
+What looks at weights outside of the model's own forward does so `inside` it, or while it is
+`gathered`. All processes must divide, gather and go `inside` at the same points.
 Source: Rajbhandari et al. 2020 (arXiv:1910.02054), section 5; Zhao et al. 2023 (arXiv:2304.11277).
 """
 
@@ -21,7 +26,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, fully_shard, register_fsdp_forward_method
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FSDPModule,
+    fully_shard,
+    register_fsdp_forward_method,
+)
 from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_map_only
 from transformers.modeling_layers import GradientCheckpointingLayer
@@ -35,7 +45,9 @@ T = TypeVar("T")
 
 def level(stage: Stage) -> str:
     """How the stage divides its models: `none` for a single process, whatever params.yaml says."""
-    return str(getattr(stage.params.sharding, stage.name, "none")) if stage.world_size > 1 else "none"
+    return (
+        str(getattr(stage.params.sharding, stage.name, "none")) if stage.world_size > 1 else "none"
+    )
 
 
 def shards_weights(stage: Stage) -> bool:
@@ -48,7 +60,8 @@ def shards_weights(stage: Stage) -> bool:
 def shard(module: nn.Module, stage: Stage, sums_gradients: bool = False) -> None:
     """Put a model on the stage's device: whole, or of zero2 and zero3 this process's share.
 
-    Gradients are means over the processes, as in DDP, or `sums_gradients`. Which parameters learn may still change, until `settle`.
+    Gradients are means over the processes, as in DDP, or `sums_gradients`. Which parameters learn
+    may still change, until `settle`.
     """
     device = "cpu" if stage.device == "cpu" else "cuda"
     if not shards_weights(stage):
@@ -56,21 +69,31 @@ def shard(module: nn.Module, stage: Stage, sums_gradients: bool = False) -> None
         return
     everybody = dist.group.WORLD
     assert everybody is not None
-    options: dict[str, Any] = {"mesh": DeviceMesh.from_group(everybody, device), "reshard_after_forward": level(stage) == "zero3"}
+    options: dict[str, Any] = {
+        "mesh": DeviceMesh.from_group(everybody, device),
+        "reshard_after_forward": level(stage) == "zero3",
+    }
     if stage.params.sharding.offload:
         options["offload_policy"] = CPUOffloadPolicy(pin_memory=device != "cpu")
-    for part in [*[part for part in module.modules() if isinstance(part, GradientCheckpointingLayer)], module]:
+    for part in [
+        *[part for part in module.modules() if isinstance(part, GradientCheckpointingLayer)],
+        module,
+    ]:
         divided: Any = fully_shard(part, **options)
         if sums_gradients:
             divided.set_gradient_divide_factor(1.0)
-            divided.set_force_sum_reduction_for_comms(True)  # any other factor than the mean's needs an operation that gloo has not
+            divided.set_force_sum_reduction_for_comms(
+                True
+            )  # any other factor than the mean's needs an operation that gloo has not
     divided.keeps_weights = level(stage) == "zero2"
     divided.inside = MethodType(_work_inside, divided)
     register_fsdp_forward_method(divided, "inside")
 
 
 def set_root_modules(modules: Iterable[nn.Module]) -> None:
-    """Make each divided model the root of its layers, whatever part of it runs first; what learns must be decided by now."""
+    """Make each divided model the root of its layers, whatever part of it runs first; what learns
+    must be decided by now.
+    """
     for module in modules:
         if isinstance(module, FSDPModule):
             run_as_forward([module], lambda: None)
@@ -83,7 +106,8 @@ def _work_inside(module: nn.Module, work: Callable[[], T]) -> T:
 
 
 def run_as_forward(modules: Iterable[nn.Module], work: Callable[[], T]) -> T:
-    """What `work` gives, run as if it were the forward of these models: their embeddings, last norms and heads are whole meanwhile.
+    """What `work` gives, run as if it were the forward of these models: their embeddings, last
+    norms and heads are whole meanwhile.
 
     Tensors in the result that need a gradient may be used in one backward pass.
     """
@@ -95,7 +119,9 @@ def run_as_forward(modules: Iterable[nn.Module], work: Callable[[], T]) -> T:
 
 @contextmanager
 def unsharded(*modules: nn.Module | None) -> Iterator[None]:
-    """Keep these models whole in every process, for passes without gradient whose number differs between processes."""
+    """Keep these models whole in every process, for passes without gradient whose number differs
+    between processes.
+    """
     divided: list[Any] = [module for module in modules if isinstance(module, FSDPModule)]
     for module in divided:
         module.set_reshard_after_forward(False)
@@ -120,24 +146,36 @@ def _let_go(module: nn.Module) -> None:
 
 
 def gather_state_dict(named: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Whole weights of divided ones on the CPU, others as they are, in the first process; {} in the others, who must ask as well."""
+    """Whole weights of divided ones on the CPU, others as they are, in the first process; {} in the
+    others, who must ask as well.
+    """
     found: dict[int, Tensor] = {}  # tied weights stay one tensor
     for tensor in named.values():
         if id(tensor) not in found:
             whole = tensor.detach()
             whole = whole.full_tensor().cpu() if isinstance(whole, DTensor) else whole
-            found[id(tensor)] = whole.contiguous() if collectives.rank() == 0 else whole.new_empty(0)
-    return {name: found[id(tensor)] for name, tensor in named.items()} if collectives.rank() == 0 else {}
+            found[id(tensor)] = (
+                whole.contiguous() if collectives.rank() == 0 else whole.new_empty(0)
+            )
+    return (
+        {name: found[id(tensor)] for name, tensor in named.items()}
+        if collectives.rank() == 0
+        else {}
+    )
 
 
 def learning_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
     """What learns of a model, by name: of a divided model the divided parameters."""
     _let_go(module)
-    return {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
+    return {
+        name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad
+    }
 
 
 def state_dict_to_save(module: nn.Module) -> dict[str, Tensor] | None:
-    """Of a divided model `full_weights` of what has to be written: its state, or where a part is frozen what learns. Else None."""
+    """Of a divided model `full_weights` of what has to be written: its state, or where a part is
+    frozen what learns. Else None.
+    """
     if not isinstance(module, FSDPModule):
         return None
     learning = learning_parameters(module)
@@ -152,7 +190,10 @@ def copy_into(parameter: Tensor, value: Tensor) -> None:
     Raises ValueError if they are of another shape.
     """
     if parameter.shape != value.shape:
-        raise ValueError(f"a tensor of shape {list(value.shape)} does not fit where {list(parameter.shape)} is needed")
+        raise ValueError(
+            f"a tensor of shape {list(value.shape)} does not fit where {list(parameter.shape)} is "
+            "needed"
+        )
     if not isinstance(parameter, DTensor):
         parameter.copy_(value)
         return
@@ -165,7 +206,9 @@ def copy_into(parameter: Tensor, value: Tensor) -> None:
 
 
 def shard_optimizer(optimizer: torch.optim.Optimizer, stage: Stage) -> torch.optim.Optimizer:
-    """The optimizer as `sharding` says: of zero1 one that keeps the state of this process's share of the parameters alone."""
+    """The optimizer as `sharding` says: of zero1 one that keeps the state of this process's share
+    of the parameters alone.
+    """
     if level(stage) != "zero1":
         return optimizer
     from training.distributed.zero1 import SharedOptimizer
@@ -176,29 +219,46 @@ def shard_optimizer(optimizer: torch.optim.Optimizer, stage: Stage) -> torch.opt
 
 
 def gather_optimizer_state(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """The state_dict of an optimizer that is not divided, in the first process; {} in the others, who must ask as well."""
+    """The state_dict of an optimizer that is not divided, in the first process; {} in the others,
+    who must ask as well.
+    """
     if hasattr(optimizer, "consolidate_state_dict"):
         optimizer.consolidate_state_dict(to=0)
         return optimizer.state_dict() if collectives.rank() == 0 else {}
     content = optimizer.state_dict()
     state: dict[int, dict[str, Any]] = {}
     for index, of_parameter in content["state"].items():
-        whole = {name: value.full_tensor() if isinstance(value, DTensor) else value for name, value in of_parameter.items()}
+        whole = {
+            name: value.full_tensor() if isinstance(value, DTensor) else value
+            for name, value in of_parameter.items()
+        }
         if collectives.rank() == 0:
-            state[index] = {name: value.cpu() if isinstance(of_parameter[name], DTensor) else value for name, value in whole.items()}
+            state[index] = {
+                name: value.cpu() if isinstance(of_parameter[name], DTensor) else value
+                for name, value in whole.items()
+            }
     return {**content, "state": state} if collectives.rank() == 0 else {}
 
 
 def load_optimizer_state(optimizer: torch.optim.Optimizer, content: dict[str, Any]) -> None:
     """Put what `full_optimizer_state` gave into an optimizer, however that is divided."""
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    state = {index: {k: _share(parameters[index], v) for k, v in of.items()} for index, of in content["state"].items()}
+    state = {
+        index: {k: _share(parameters[index], v) for k, v in of.items()}
+        for index, of in content["state"].items()
+    }
     optimizer.load_state_dict({**content, "state": state})
 
 
 def _share(parameter: Tensor, value: Any) -> Any:
-    """Of a value for each weight of a divided parameter this process's share; anything else as it is."""
-    if not isinstance(parameter, DTensor) or not isinstance(value, Tensor) or value.shape != parameter.shape:
+    """Of a value for each weight of a divided parameter this process's share; anything else as it
+    is.
+    """
+    if (
+        not isinstance(parameter, DTensor)
+        or not isinstance(value, Tensor)
+        or value.shape != parameter.shape
+    ):
         return value
     share = torch.zeros_like(parameter)
     copy_into(share, value)

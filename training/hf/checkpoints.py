@@ -1,4 +1,5 @@
-"""Where the model of a Hugging Face Trainer is, whole or divided, and what its checkpoints hold: the same files, however it is divided.
+"""Where the model of a Hugging Face Trainer is, whole or divided, and what its checkpoints hold:
+the same files, however it is divided.
 
 A run can therefore go on with another number of processes, and with another `sharding`.
 """
@@ -20,7 +21,9 @@ OPTIMIZER, SCHEDULER = "optimizer.pt", "scheduler.pt"
 
 
 class LearningCheckpoints:
-    """Mixed into a Trainer: puts the model in place as `sharding` says. Checkpoints hold the part of it that learns, whole."""
+    """Mixed into a Trainer: puts the model in place as `sharding` says. Checkpoints hold the part
+    of it that learns, whole.
+    """
 
     args: TrainingArguments
     model: Any
@@ -35,15 +38,21 @@ class LearningCheckpoints:
         sharding.shard(self.model, stage)
         sharding.set_root_modules([self.model])
         if sharding.shards_weights(stage):
-            self.is_distributed_loading_by_transformers = True  # the Trainer's word for: neither move nor wrap it
+            self.is_distributed_loading_by_transformers = (
+                True  # the Trainer's word for: neither move nor wrap it
+            )
 
     def _move_model_to_device(self, model: nn.Module, device: torch.device) -> None:
-        """The Trainer asks for it before it is known how the model is to be divided: `place` does it."""
+        """The Trainer asks for it before it is known how the model is to be divided: `place` does
+        it.
+        """
 
     def create_optimizer(self, *arguments: Any) -> torch.optim.Optimizer:
         assert self.stage is not None
         if self.optimizer is None:
-            self.optimizer = sharding.shard_optimizer(super().create_optimizer(*arguments), self.stage)  # type: ignore[misc]
+            self.optimizer = sharding.shard_optimizer(
+                super().create_optimizer(*arguments), self.stage
+            )  # type: ignore[misc]
         made: torch.optim.Optimizer = self.optimizer
         return made
 
@@ -59,7 +68,9 @@ class LearningCheckpoints:
         folder.mkdir(parents=True, exist_ok=True)
         save_file(weights, folder / LEARNING)
 
-    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
+    def _load_from_checkpoint(
+        self, resume_from_checkpoint: str, model: nn.Module | None = None
+    ) -> None:
         weights = load_file(Path(resume_from_checkpoint) / LEARNING)
         for name, parameter in sharding.learning_parameters(self.model).items():
             sharding.copy_into(parameter, weights[name])
@@ -73,7 +84,8 @@ class LearningCheckpoints:
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         if checkpoint is not None:
             state, schedule = (
-                torch.load(Path(checkpoint) / name, map_location="cpu", weights_only=True) for name in (OPTIMIZER, SCHEDULER)
+                torch.load(Path(checkpoint) / name, map_location="cpu", weights_only=True)
+                for name in (OPTIMIZER, SCHEDULER)
             )
             sharding.load_optimizer_state(self.optimizer.optimizer, state)
             self.lr_scheduler.load_state_dict(schedule)

@@ -1,4 +1,6 @@
-"""The loss of pairs as a mean over the pairs of the whole batch, however that was divided into micro-batches and over processes."""
+"""The loss of pairs as a mean over the pairs of the whole batch, however that was divided into
+micro-batches and over processes.
+"""
 
 import math
 from typing import Any, ClassVar
@@ -26,8 +28,16 @@ class PairLoss:
         pairs = sum(int(real_rows(batch).sum()) // 2 for batch in batch_samples)
         return int(collectives.all_reduce_sum([pairs])[0])
 
-    def compute_loss(self, model: Any, inputs: dict, return_outputs: bool = False, num_items_in_batch: int | None = None) -> Tensor:
-        rows, pairs = (int(count) // 2 for count in (len(inputs["attention_mask"]), real_rows(inputs).sum()))
+    def compute_loss(
+        self,
+        model: Any,
+        inputs: dict,
+        return_outputs: bool = False,
+        num_items_in_batch: int | None = None,
+    ) -> Tensor:
+        rows, pairs = (
+            int(count) // 2 for count in (len(inputs["attention_mask"]), real_rows(inputs).sum())
+        )
         loss: Tensor = super().compute_loss(model, inputs)  # type: ignore[misc]
         of_all = collectives.all_reduce_sum([rows, pairs])
         for name in self.pair_means:

@@ -1,4 +1,6 @@
-"""What SFT, reward model and every other stage on a Hugging Face Trainer add to it: usage rows, metric rows, our checkpoints, stopping."""
+"""What SFT, reward model and every other stage on a Hugging Face Trainer add to it: usage rows,
+metric rows, our checkpoints, stopping.
+"""
 
 import logging
 import shutil
@@ -10,7 +12,15 @@ from typing import Any, ClassVar
 from datasets import Dataset, concatenate_datasets
 from torch import Tensor
 from torch.utils.data import DataLoader
-from transformers import PrinterCallback, ProgressCallback, Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import (
+    PrinterCallback,
+    ProgressCallback,
+    Trainer,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+    TrainingArguments,
+)
 
 from config.errors import EnvironmentFault, ParamsError, StageStopped, TrainingDiverged
 from config.sections.offline import Optimisation
@@ -34,7 +44,8 @@ def trainer_arguments(stage: Stage, settings: Optimisation | Rloo) -> dict[str, 
     """
     if stage.params.model.dtype == "fp16" and stage.device == "cpu":
         raise EnvironmentFault(
-            f"model.dtype=fp16: {stage.name} scales its loss on a GPU only, and there is none here. Set model.dtype: fp32 in params.yaml."
+            f"model.dtype=fp16: {stage.name} scales its loss on a GPU only, and there is none "
+            "here. Set model.dtype: fp32 in params.yaml."
         )
     return {
         "output_dir": str(stage.checkpoints.folder / "trainer"),
@@ -61,7 +72,8 @@ def arguments(stage: Stage, settings: Optimisation) -> dict[str, Any]:
     per_process = settings.batch_size // stage.world_size
     if per_process * stage.world_size != settings.batch_size:
         raise ParamsError(
-            f"{stage.name}.batch_size={settings.batch_size} does not split over {stage.world_size} processes. Change it in params.yaml."
+            f"{stage.name}.batch_size={settings.batch_size} does not split over {stage.world_size} "
+            "processes. Change it in params.yaml."
         )
     micro_batch_size = largest_divisor(per_process, settings.micro_batch_size)
     return {
@@ -72,7 +84,9 @@ def arguments(stage: Stage, settings: Optimisation) -> dict[str, Any]:
         "per_device_eval_batch_size": settings.micro_batch_size,
         "gradient_accumulation_steps": per_process // micro_batch_size,
         "warmup_steps": settings.warmup_fraction,  # below 1 it is a share of all steps
-        "lr_scheduler_type": settings.schedule if settings.schedule != "constant" else "constant_with_warmup",
+        "lr_scheduler_type": settings.schedule
+        if settings.schedule != "constant"
+        else "constant_with_warmup",
         "weight_decay": settings.weight_decay,
         "save_steps": settings.checkpoint_every_steps,
         "logging_steps": settings.log_every_steps,
@@ -83,7 +97,9 @@ def trainer_optimizer(stage: Stage, settings: Optimisation | Rloo) -> str:
     """The Trainer's name of the optimizer. Raises EnvironmentFault if its library is missing."""
     if settings.optimizer == "adamw":
         return "adamw_torch_fused"
-    require_bitsandbytes(f"{stage.name}.optimizer={settings.optimizer}", f"{stage.name}.optimizer: adamw")
+    require_bitsandbytes(
+        f"{stage.name}.optimizer={settings.optimizer}", f"{stage.name}.optimizer: adamw"
+    )
     return "adamw_bnb_8bit"
 
 
@@ -93,7 +109,9 @@ def largest_divisor(number: int, limit: int) -> int:
 
 
 FILLER_TOKENS = 1
-"""Length of the rows that fill a batch up. No real row is as short: it has a prompt and an end-of-sequence token at least."""
+"""Length of the rows that fill a batch up. No real row is as short: it has a prompt and an
+end-of-sequence token at least.
+"""
 
 
 def real_rows(batch: Mapping[str, Any]) -> Tensor:
@@ -125,7 +143,9 @@ class CountingCollator(Tally):
     def __call__(self, examples: list[dict]) -> Mapping[str, Any]:
         batch = self._collator(examples)
         real_B = real_rows(batch)
-        self.work.add(tokens=int(batch["attention_mask"][real_B].sum()), sequences=int(real_B.sum()))
+        self.work.add(
+            tokens=int(batch["attention_mask"][real_B].sum()), sequences=int(real_B.sum())
+        )
         return batch
 
 
@@ -137,17 +157,21 @@ class OurNames:
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         for of_mode in self._metrics.values():
-            ours = {self.names[name]: values for name, values in of_mode.items() if name in self.names}
+            ours = {
+                self.names[name]: values for name, values in of_mode.items() if name in self.names
+            }
             of_mode.clear()
             of_mode.update(ours)
         super().log(logs, start_time)  # type: ignore[misc]
 
 
 class BucketedData:
-    """Mixed into a Trainer: rows of like length share a batch, in an order that is the same after a resume and for any number of processes.
+    """Mixed into a Trainer: rows of like length share a batch, in an order that is the same after a
+    resume and for any number of processes.
 
-    Several processes must take the same number of like micro-batches each: rows that stand for no data fill the last batch up.
-    A checkpoint that this version can not restore is a CheckpointError, not a traceback.
+    Several processes must take the same number of like micro-batches each: rows that stand for no
+    data fill the last batch up. A checkpoint that this version can not restore is a
+    CheckpointError, not a traceback.
     """
 
     args: TrainingArguments
@@ -157,18 +181,29 @@ class BucketedData:
     lengths: list[int]
 
     def bucket(self, lengths: list[int], filler: Mapping[str, Any]) -> None:
-        """Order the training rows by these `lengths`; `filler` is a row of FILLER_TOKENS tokens that nothing is learnt from."""
+        """Order the training rows by these `lengths`; `filler` is a row of FILLER_TOKENS tokens
+        that nothing is learnt from.
+        """
         self.lengths = lengths
         if collectives.world_size() > 1:
-            self.train_dataset = concatenate_datasets([self.train_dataset, Dataset.from_list([dict(filler)])])
+            self.train_dataset = concatenate_datasets(
+                [self.train_dataset, Dataset.from_list([dict(filler)])]
+            )
 
     def _get_train_sampler(self, train_dataset: Any = None) -> LengthBuckets:
         several = collectives.world_size()
         batch_size = self.args.train_batch_size * self.args.gradient_accumulation_steps * several
-        return LengthBuckets(self.lengths, batch_size, self.args.seed, filler=len(self.lengths) if several > 1 else None)
+        return LengthBuckets(
+            self.lengths,
+            batch_size,
+            self.args.seed,
+            filler=len(self.lengths) if several > 1 else None,
+        )
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader:
-        """Each process evaluates all rows: divided, the last batches would be filled up with rows that count again."""
+        """Each process evaluates all rows: divided, the last batches would be filled up with rows
+        that count again.
+        """
         if collectives.world_size() == 1:
             return super().get_eval_dataloader(eval_dataset)  # type: ignore[misc]
         rows = self.eval_dataset if eval_dataset is None else eval_dataset
@@ -190,24 +225,37 @@ class BucketedData:
 class StageCallback(TrainerCallback):
     """Ties a Trainer to its Stage."""
 
-    def __init__(self, stage: Stage, tally: Tally, phase: str = "train", steps_per_row: int = 1) -> None:
-        """Rows count `steps_per_row` optimizer steps as one, and the stage is stopped between two of these."""
+    def __init__(
+        self, stage: Stage, tally: Tally, phase: str = "train", steps_per_row: int = 1
+    ) -> None:
+        """Rows count `steps_per_row` optimizer steps as one, and the stage is stopped between two
+        of these.
+        """
         self._stage = stage
         self._tally = tally
         self._phase = phase
         self._steps_per_row = steps_per_row
 
     def on_epoch_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, train_dataloader: Any = None, **_: Any
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        train_dataloader: Any = None,
+        **_: Any,
     ) -> None:
-        """Tell the sampler its epoch: with several processes it is wrapped too deep for the Trainer to find it after a resume."""
+        """Tell the sampler its epoch: with several processes it is wrapped too deep for the Trainer
+        to find it after a resume.
+        """
         sampler = train_dataloader.batch_sampler
         while hasattr(sampler, "batch_sampler"):
             sampler = sampler.batch_sampler
         if isinstance(sampler.sampler, LengthBuckets):
             sampler.sampler.set_epoch(int(state.epoch or 0))
 
-    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
         step, rest = divmod(state.global_step, self._steps_per_row)
         if rest:
             return
@@ -216,9 +264,14 @@ class StageCallback(TrainerCallback):
         if self._stage.agreed_to_stop():
             control.should_save = control.should_training_stop = True
 
-    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+    def on_save(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
         """Move what the Trainer saved to where only whole checkpoints are."""
-        saved, step = Path(args.output_dir) / f"checkpoint-{state.global_step}", state.global_step // self._steps_per_row
+        saved, step = (
+            Path(args.output_dir) / f"checkpoint-{state.global_step}",
+            state.global_step // self._steps_per_row,
+        )
         collectives.barrier()  # each writes a file of its own there
         if state.is_world_process_zero:
             with self._stage.checkpoints.saving(step) as folder:
@@ -227,26 +280,40 @@ class StageCallback(TrainerCallback):
         self._stage.meter.lap("save", step, Work())
 
     def on_log(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, logs: dict[str, float] | None = None, **_: Any
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: dict[str, float] | None = None,
+        **_: Any,
     ) -> None:
-        values = {key: float(value) for key, value in (logs or {}).items() if isinstance(value, int | float) and key != "epoch"}
+        values = {
+            key: float(value)
+            for key, value in (logs or {}).items()
+            if isinstance(value, int | float) and key != "epoch"
+        }
         step = state.global_step // self._steps_per_row
         self._stage.log(step, values)
         loss = values.get("loss", 0.0)
         if loss != loss or abs(loss) == float("inf"):
             raise TrainingDiverged(
                 f"{self._stage.name} loss is {loss} at step {step}: training diverged. "
-                f"Lower {self._stage.name}.learning_rate in params.yaml; the last checkpoint is kept."
+                f"Lower {self._stage.name}.learning_rate in params.yaml; the last checkpoint is "
+                "kept."
             )
 
 
 def train(trainer: Trainer, stage: Stage) -> None:
     """Train to the end, from the newest checkpoint if there is one.
 
-    Where memory does not suffice it goes on from the last step with micro-batches of half the size, and the same batches.
-    Raises StageStopped after a checkpoint if the stage was asked to stop, EnvironmentFault if no micro-batch fits in memory.
+    Where memory does not suffice it goes on from the last step with micro-batches of half the size,
+    and the same batches.
+    Raises StageStopped after a checkpoint if the stage was asked to stop, EnvironmentFault if no
+    micro-batch fits in memory.
     """
-    for parameter in trainer.model.parameters():  # TRL casts adapters on a 4-bit base to bf16, where small steps vanish
+    for parameter in (
+        trainer.model.parameters()
+    ):  # TRL casts adapters on a 4-bit base to bf16, where small steps vanish
         if parameter.requires_grad:
             parameter.data = parameter.data.float()
     trainer.place(stage)
@@ -257,7 +324,9 @@ def train(trainer: Trainer, stage: Stage) -> None:
     if found:
         stage.resumed(found.step)
     if stage.rank == 0:
-        shutil.rmtree(trainer.args.output_dir, ignore_errors=True)  # what a killed process left half-written
+        shutil.rmtree(
+            trainer.args.output_dir, ignore_errors=True
+        )  # what a killed process left half-written
     collectives.barrier()
     if found:
         with restoring(found.path):
@@ -266,7 +335,9 @@ def train(trainer: Trainer, stage: Stage) -> None:
             trainer._load_from_checkpoint(str(found.path))
             trainer.state = state
             return
-    oom = OomBackoff(stage, f"{stage.name}.micro_batch_size", trainer.args.per_device_train_batch_size)
+    oom = OomBackoff(
+        stage, f"{stage.name}.micro_batch_size", trainer.args.per_device_train_batch_size
+    )
     while not trained(trainer, stage, oom):
         halve_micro_batches(trainer, oom)
     if stage.stopping and trainer.state.global_step < trainer.state.max_steps:
@@ -274,7 +345,9 @@ def train(trainer: Trainer, stage: Stage) -> None:
 
 
 def trained(trainer: Trainer, stage: Stage, oom: OomBackoff) -> bool:
-    """Train from the newest checkpoint; False if memory ran out, with a checkpoint of the last step done and `oom` of half the size."""
+    """Train from the newest checkpoint; False if memory ran out, with a checkpoint of the last step
+    done and `oom` of half the size.
+    """
     found, began = stage.checkpoints.latest(), time.monotonic()
     try:
         trainer.train(resume_from_checkpoint=str(found.path) if found else None)
@@ -283,8 +356,10 @@ def trained(trainer: Trainer, stage: Stage, oom: OomBackoff) -> bool:
             raise
         if stage.world_size > 1:  # the others wait for this one in the middle of a step
             raise EnvironmentFault(
-                f"out of memory with micro-batches of {oom.size} in each of {stage.world_size} processes. "
-                f"Lower {stage.name}.micro_batch_size in params.yaml, and start again: it goes on from its last checkpoint."
+                f"out of memory with micro-batches of {oom.size} in each of {stage.world_size} "
+                "processes. "
+                f"Lower {stage.name}.micro_batch_size in params.yaml, and start again: it goes on "
+                "from its last checkpoint."
             ) from error
     else:
         return True
@@ -298,10 +373,14 @@ def trained(trainer: Trainer, stage: Stage, oom: OomBackoff) -> bool:
 
 
 def halve_micro_batches(trainer: Trainer, oom: OomBackoff) -> None:
-    """Make the Trainer ready to start again with the size of `oom`, or the next smaller one that divides the batch."""
+    """Make the Trainer ready to start again with the size of `oom`, or the next smaller one that
+    divides the batch.
+    """
     args = trainer.args
     per_process = args.per_device_train_batch_size * args.gradient_accumulation_steps
-    oom.size = args.per_device_train_batch_size = trainer._train_batch_size = largest_divisor(per_process, oom.size)
+    oom.size = args.per_device_train_batch_size = trainer._train_batch_size = largest_divisor(
+        per_process, oom.size
+    )
     args.per_device_eval_batch_size = min(args.per_device_eval_batch_size, oom.size)
     args.gradient_accumulation_steps = per_process // oom.size
     loading = trainer.accelerator.gradient_state

@@ -1,6 +1,8 @@
-"""Draws pairs of responses for people to compare: `python -m training.labelling.pairs` appends to data/labels/pairs.jsonl.
+"""Draws pairs of responses for people to compare: `python -m training.labelling.pairs` appends to
+data/labels/pairs.jsonl.
 
-data/prepared/prompts, models/<align.method>, of the champion if there is one -> prompt, response1, response2, seed, model, model_digest; one JSON object a line
+data/prepared/prompts, models/<align.method>, of the champion if there is one -> prompt, response1,
+response2, seed, model, model_digest; one JSON object a line
 """
 
 import argparse
@@ -36,30 +38,46 @@ PAIRS_FILE = Path("data/labels/pairs.jsonl")
 
 
 @torch.no_grad()
-def draw_pairs(root: Path, params: Params, target: Path, count: int, temperature: float, seed: int | None) -> int:
-    """Append `count` pairs of two different responses of the aligned model; returns how many were found.
+def draw_pairs(
+    root: Path, params: Params, target: Path, count: int, temperature: float, seed: int | None
+) -> int:
+    """Append `count` pairs of two different responses of the aligned model; returns how many were
+    found.
 
-    Prompts of both splits are asked, those first that were asked least; `seed` None takes one that the file has not seen.
-    Raises DataError if there is no prompt, or two samples of a prompt never differ; ModelError for a missing or damaged model.
+    Prompts of both splits are asked, those first that were asked least; `seed` None takes one that
+    the file has not seen.
+    Raises DataError if there is no prompt, or two samples of a prompt never differ; ModelError for
+    a missing or damaged model.
     """
     folder = f"models/{params.align.method}"
     if not (root / folder).is_dir():
         raise ModelError(
-            f"{folder} does not exist, and pairs are drawn from it. Run rlhf run first, or change align.method in params.yaml."
+            f"{folder} does not exist, and pairs are drawn from it. Run rlhf run first, or change "
+            "align.method in params.yaml."
         )
     before = list(jsonl.plain(target)) if target.exists() else []
     seed = params.seed + len(before) if seed is None else seed
     tokenizer = load_tokenizer(root / "data/tokenizer")
-    model = load_policy(root / folder, params.model, tokenizer).to("cuda" if torch.cuda.is_available() else "cpu").eval()
+    model = (
+        load_policy(root / folder, params.model, tokenizer)
+        .to("cuda" if torch.cuda.is_available() else "cpu")
+        .eval()
+    )
     place = root / folder if root.parent.name == CHAMPIONS.name else folder
-    origin = {"seed": seed, "model": str(place), "model_digest": fingerprint({}, [root / folder], root)}
+    origin = {
+        "seed": seed,
+        "model": str(place),
+        "model_digest": fingerprint({}, [root / folder], root),
+    }
     seen = {_key(row) for row in before}
     asked = in_turn(prompts(root, params, tokenizer), (row["prompt"] for row in before), seed)
     found: list[dict[str, Any]] = []
     position = 0
     while len(found) < count and position < len(asked):
         chunk = asked[position : position + count - len(found)]
-        for prompt, first, second in two_responses(model, tokenizer, params, chunk, temperature, seed + position):
+        for prompt, first, second in two_responses(
+            model, tokenizer, params, chunk, temperature, seed + position
+        ):
             row = {"prompt": prompt, "response1": first, "response2": second, **origin}
             if first != second and first and second and _key(row) not in seen:
                 seen.add(_key(row))
@@ -67,37 +85,56 @@ def draw_pairs(root: Path, params: Params, target: Path, count: int, temperature
         position += len(chunk)
     if not found:
         raise DataError(
-            f"the two responses to each of {position} prompts were the same, empty, or there already at --temperature {temperature}. Raise it."
+            f"the two responses to each of {position} prompts were the same, empty, or there "
+            f"already at --temperature {temperature}. Raise it."
         )
     write_jsonl(target, [*before, *found])
-    logger.info("%d pairs of %s in %s; %d prompts gave none", len(found), folder, target, position - len(found))
+    logger.info(
+        "%d pairs of %s in %s; %d prompts gave none",
+        len(found),
+        folder,
+        target,
+        position - len(found),
+    )
     return len(found)
 
 
 def in_use(root: Path, params: Params) -> tuple[Path, Params]:
-    """Folder and params of the model that people use: the champion's where there is one, else the newest run's."""
+    """Folder and params of the model that people use: the champion's where there is one, else the
+    newest run's.
+    """
     champion = read_record(root).champion
     if champion is None:
         return root, params
     its = TrainedModels(champion_folder(root, champion.run_id))
-    return its.folder, params.model_copy(update={"model": its.model, "align": params.align.model_copy(update={"method": its.method})})
+    return its.folder, params.model_copy(
+        update={"model": its.model, "align": params.align.model_copy(update={"method": its.method})}
+    )
 
 
 def prompts(root: Path, params: Params, tokenizer: PreTrainedTokenizerBase) -> list[Prompt]:
-    """The prepared prompts of both splits that leave room for a response: the data stage puts votes on each into its own split.
+    """The prepared prompts of both splits that leave room for a response: the data stage puts votes
+    on each into its own split.
 
     Raises DataError if there is none.
     """
     files = [root / f"data/prepared/prompts/{split}.jsonl" for split in SPLITS]
     missing = next((file for file in files if not file.exists()), None)
     if missing is not None:
-        raise DataError(f"{missing} does not exist. Run rlhf run first: its data stage writes the prompts.")
+        raise DataError(
+            f"{missing} does not exist. Run rlhf run first: its data stage writes the prompts."
+        )
     found = [row["prompt"] for file in files for row in jsonl.plain(file)]
     room = params.model.context_length - params.evaluate.max_new_tokens
-    fitting = [prompt for prompt, ids in zip(found, encode_prompts(tokenizer, found), strict=True) if len(ids) <= room]
+    fitting = [
+        prompt
+        for prompt, ids in zip(found, encode_prompts(tokenizer, found), strict=True)
+        if len(ids) <= room
+    ]
     if not fitting:
         raise DataError(
-            f"no prompt has at most {room} tokens (model.context_length - evaluate.max_new_tokens). Change either in params.yaml."
+            f"no prompt has at most {room} tokens (model.context_length - "
+            "evaluate.max_new_tokens). Change either in params.yaml."
         )
     return fitting
 
@@ -112,14 +149,21 @@ def in_turn(prompts: Sequence[Prompt], asked: Iterable[Prompt], seed: int) -> li
 
 
 def two_responses(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, params: Params, chunk: Sequence[Prompt], temperature: float, seed: int
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    params: Params,
+    chunk: Sequence[Prompt],
+    temperature: float,
+    seed: int,
 ) -> list[tuple[Prompt, str, str]]:
     """Two samples to each prompt, as text."""
     settings = params.evaluate
     encoded = [ids for ids in encode_prompts(tokenizer, chunk) for _ in range(2)]
     noise_BT = sampling_noise(len(encoded), settings.max_new_tokens, seed)
     limits = Limits(settings.max_new_tokens, tokenizer.eos_token_id, tokenizer.pad_token_id)
-    responses = generate(model, encoded, noise_BT, temperature, limits, settings.batch_size).responses
+    responses = generate(
+        model, encoded, noise_BT, temperature, limits, settings.batch_size
+    ).responses
     texts = [decode_response(tokenizer, ids) for ids in responses]
     return [(prompt, texts[2 * i], texts[2 * i + 1]) for i, prompt in enumerate(chunk)]
 
@@ -129,7 +173,9 @@ def _key(row: dict[str, Any]) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Draw pairs of responses of the aligned model for people to compare.")
+    parser = argparse.ArgumentParser(
+        description="Draw pairs of responses of the aligned model for people to compare."
+    )
     parser.add_argument("--count", type=int, default=50)
     parser.add_argument("--temperature", type=float, default=1.0)
     parser.add_argument("--seed", type=int, default=None)
@@ -139,7 +185,9 @@ def main() -> int:
     def draw() -> None:
         for name, value in (("count", options.count), ("temperature", options.temperature)):
             if not 0 < value < float("inf"):
-                raise ParamsError(f"--{name} {value}: it must be above 0. Change it on the command line.")
+                raise ParamsError(
+                    f"--{name} {value}: it must be above 0. Change it on the command line."
+                )
         root, params = in_use(Path(), load(Path("params.yaml")))
         draw_pairs(root, params, options.out, options.count, options.temperature, options.seed)
 

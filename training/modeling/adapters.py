@@ -1,12 +1,14 @@
 """LoRA adapters through PEFT: beside which matrices they stand, which are on, and their files.
 
-An adapter's folder has PEFT's own two files, and the config.json and tokenizer of the model it makes:
+An adapter's folder has PEFT's own two files, and the config.json and tokenizer of the model it
+makes:
 
     adapter_model.safetensors   A and B of every adapted matrix; of a reward model also its head
-    adapter_config.json         rank, alpha, matrices, and the base (training/modeling/adapter_lineage.py)
+    adapter_config.json         rank, alpha, matrices, and the base
+                                (training/modeling/adapter_lineage.py)
 
-Adapters are put into the layers of the model (PEFT calls it injection), so that the model keeps its class, its attributes and the
-names of its parts.
+Adapters are put into the layers of the model (PEFT calls it injection), so that the model keeps its
+class, its attributes and the names of its parts.
 """
 
 import copy
@@ -39,7 +41,14 @@ MATRICES: dict[str, tuple[str, ...]] = {
     "q": ("q_proj", "c_attn", "query_key_value", "qkv_proj"),
     "k": ("k_proj", "c_attn", "query_key_value", "qkv_proj"),
     "v": ("v_proj", "c_attn", "query_key_value", "qkv_proj"),
-    "o": ("o_proj", "attn.c_proj", "attention.dense", "self_attn.dense", "self_attention.dense", "out_proj"),
+    "o": (
+        "o_proj",
+        "attn.c_proj",
+        "attention.dense",
+        "self_attn.dense",
+        "self_attention.dense",
+        "out_proj",
+    ),
     "gate": ("gate_proj", "gate_up_proj"),
     "up": ("up_proj", "gate_up_proj", "c_fc", "dense_h_to_4h", "fc1"),
     "down": ("down_proj", "mlp.c_proj", "dense_4h_to_h", "fc2"),
@@ -51,25 +60,36 @@ MATRICES: dict[str, tuple[str, ...]] = {
 
 
 def matrices(model: nn.Module, modules: Sequence[str], setting: str) -> list[str]:
-    """The names by which PEFT finds the matrices that `modules` means, each without its layer's number.
+    """The names by which PEFT finds the matrices that `modules` means, each without its layer's
+    number.
 
     Raises ModelError if one of them means none.
     """
     names = {
         name.removesuffix(".base_layer")
         for name, module in model.named_modules()
-        if any(part.isdigit() for part in name.split(".")) and not name.rpartition(".")[2].startswith("lora_")
+        if any(part.isdigit() for part in name.split("."))
+        and not name.rpartition(".")[2].startswith("lora_")
         if isinstance(module, nn.Linear | LoraLayer | Conv1D)
     }
     names = {name for name in names if ".lora_" not in name}
     found: set[str] = set()
     for module in modules:
-        own = [name for name in names if any(f".{name}".endswith(f".{end}") for end in (*MATRICES.get(module, ()), module))]
+        own = [
+            name
+            for name in names
+            if any(f".{name}".endswith(f".{end}") for end in (*MATRICES.get(module, ()), module))
+        ]
         if not own:
             there = sorted({_within_layer(name) for name in names})
-            general = [word for word, ends in MATRICES.items() if any(name.endswith(end) for name in there for end in ends)]
+            general = [
+                word
+                for word, ends in MATRICES.items()
+                if any(name.endswith(end) for name in there for end in ends)
+            ]
             raise ModelError(
-                f"{setting}.modules: {module!r} is no matrix of this model ({type(model).__name__}). It has {', '.join(general)}; by its "
+                f"{setting}.modules: {module!r} is no matrix of this model "
+                f"({type(model).__name__}). It has {', '.join(general)}; by its "
                 f"own names {', '.join(there)}. Change it in params.yaml."
             )
         found |= {_within_layer(name) for name in own}
@@ -84,13 +104,18 @@ def _within_layer(name: str) -> str:
 
 
 def add_adapter(model: PreTrainedModel, lora: Lora, name: str, seed: int, setting: str) -> None:
-    """Put a new adapter into `model`, on top of those that are on; A is drawn from `seed`, B is zero, so nothing changes yet.
+    """Put a new adapter into `model`, on top of those that are on; A is drawn from `seed`, B is
+    zero, so nothing changes yet.
 
     Raises ModelError if `lora.modules` match nothing; `setting` is the section they stand in.
     Source: Hu et al. 2021 (arXiv:2106.09685), section 4.1.
     """
     config = LoraConfig(
-        r=lora.rank, lora_alpha=lora.alpha, lora_dropout=lora.dropout, target_modules=matrices(model, lora.modules, setting), bias="none"
+        r=lora.rank,
+        lora_alpha=lora.alpha,
+        lora_dropout=lora.dropout,
+        target_modules=matrices(model, lora.modules, setting),
+        bias="none",
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -98,13 +123,16 @@ def add_adapter(model: PreTrainedModel, lora: Lora, name: str, seed: int, settin
 
 
 def learn_adapter(model: PreTrainedModel, lora: Lora, name: str, seed: int) -> None:
-    """`add_adapter`, and nothing but it is to learn. `name` is the stage's, and `<name>.lora` its place in params.yaml."""
+    """`add_adapter`, and nothing but it is to learn. `name` is the stage's, and `<name>.lora` its
+    place in params.yaml.
+    """
     model.requires_grad_(False)
     add_adapter(model, lora, name, seed, f"{name}.lora")
 
 
 def read_adapter(model: PreTrainedModel, folder: Path, name: str) -> None:
-    """Put the adapter in `folder` into `model` on top of those that are on; a head it holds goes to the model's own, if it has one.
+    """Put the adapter in `folder` into `model` on top of those that are on; a head it holds goes to
+    the model's own, if it has one.
 
     Raises ModelError if the folder is damaged or was made for another model.
     """
@@ -112,24 +140,48 @@ def read_adapter(model: PreTrainedModel, folder: Path, name: str) -> None:
         config = LoraConfig.from_pretrained(str(folder))
         weights = load_file(folder / WEIGHTS)
     except (OSError, ValueError, TypeError, KeyError) as error:
-        raise ModelError(f"{folder} can not be loaded: {str(error).splitlines()[0]}. Run the stage that made it.") from error
+        raise ModelError(
+            f"{folder} can not be loaded: {str(error).splitlines()[0]}. Run the stage that made it."
+        ) from error
     except Exception as error:
         if type(error).__name__ == "SafetensorError":
-            raise ModelError(f"{folder} has damaged weights: {error}. Copy the folder again, or run the stage that made it.") from error
+            raise ModelError(
+                f"{folder} has damaged weights: {error}. Copy the folder again, or run the stage "
+                "that made it."
+            ) from error
         raise
     has_head = "score" in (config.modules_to_save or [])
-    config.inference_mode, config.modules_to_save = False, None  # a head is copied below, PEFT would put a second one beside it
+    config.inference_mode, config.modules_to_save = (
+        False,
+        None,
+    )  # a head is copied below, PEFT would put a second one beside it
     try:
         _inject(model, config, name)
     except ValueError as error:
-        raise ModelError(f"{folder} does not fit its base: {str(error).splitlines()[0]} Run the stage that made it.") from error
-    own = {_stored_name(key, name): parameter for key, parameter in adapter_parameters(model, name).items()}
+        raise ModelError(
+            f"{folder} does not fit its base: {str(error).splitlines()[0]} Run the stage that made "
+            "it."
+        ) from error
+    own = {
+        _stored_name(key, name): parameter
+        for key, parameter in adapter_parameters(model, name).items()
+    }
     if has_head and isinstance(getattr(model, "score", None), nn.Module):
         own[PEFT_PREFIX + HEAD] = model.score.weight
-    stored = {key: value for key, value in weights.items() if key in own or key != PEFT_PREFIX + HEAD}
-    if stored.keys() != own.keys() or any(own[key].shape != value.shape for key, value in stored.items()):
-        key = min((own.keys() ^ stored.keys()) or (key for key, value in stored.items() if own[key].shape != value.shape))
-        raise ModelError(f"{folder} does not fit its base: {key.removeprefix(PEFT_PREFIX)} differs. Run the stage that made it.")
+    stored = {
+        key: value for key, value in weights.items() if key in own or key != PEFT_PREFIX + HEAD
+    }
+    if stored.keys() != own.keys() or any(
+        own[key].shape != value.shape for key, value in stored.items()
+    ):
+        key = min(
+            (own.keys() ^ stored.keys())
+            or (key for key, value in stored.items() if own[key].shape != value.shape)
+        )
+        raise ModelError(
+            f"{folder} does not fit its base: {key.removeprefix(PEFT_PREFIX)} differs. Run the "
+            "stage that made it."
+        )
     with torch.no_grad():
         for key, value in stored.items():
             own[key].copy_(value)
@@ -140,18 +192,29 @@ def _inject(model: PreTrainedModel, config: LoraConfig, name: str) -> None:
     before = active(model)
     for layer in lora_layers(model):
         layer.enable_adapters(True)
-    config.fan_in_fan_out = any(isinstance(module, Conv1D) for module in model.modules())  # GPT-2 keeps its matrices transposed
+    config.fan_in_fan_out = any(
+        isinstance(module, Conv1D) for module in model.modules()
+    )  # GPT-2 keeps its matrices transposed
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Already found a `peft_config`")  # several adapters are meant
+        warnings.filterwarnings(
+            "ignore", "Already found a `peft_config`"
+        )  # several adapters are meant
         inject_adapter_in_model(config, model, adapter_name=name)
-    for parameter in adapter_parameters(model, name).values():  # PEFT takes the base's type, in which small steps would vanish
+    for parameter in adapter_parameters(
+        model, name
+    ).values():  # PEFT takes the base's type, in which small steps would vanish
         parameter.data = parameter.data.float()
-    for key, parameter in model.named_parameters():  # PEFT freezes all but the adapter: whoever trains decides that
+    for (
+        key,
+        parameter,
+    ) in model.named_parameters():  # PEFT freezes all but the adapter: whoever trains decides that
         wrapped = key.replace(".base_layer.", ".")
         parameter.requires_grad_(learning.get(key, learning.get(wrapped, parameter.requires_grad)))
     for layer in lora_layers(model):
         fold(layer)
-    model._hf_peft_config_loaded = True  # the Trainer's question whether a quantised model can be trained
+    model._hf_peft_config_loaded = (
+        True  # the Trainer's question whether a quantised model can be trained
+    )
     activate(lora_layers(model), (*before, name))
 
 
@@ -171,7 +234,9 @@ def active(model: nn.Module) -> tuple[str, ...]:
 
 
 def activate(layers: Sequence[LoraLayer], names: Sequence[str]) -> None:
-    """Turn on the adapters `names`, their outputs added in this order, and off all others; says nothing on what learns."""
+    """Turn on the adapters `names`, their outputs added in this order, and off all others; says
+    nothing on what learns.
+    """
     on = list(names)
     for layer in layers:
         layer._active_adapter = on
@@ -188,8 +253,12 @@ def activated(layers: Sequence[LoraLayer], names: Sequence[str]) -> Iterator[Non
         activate(layers, before)
 
 
-def recompute_context(layers: Sequence[LoraLayer]) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-    """For activation checkpointing: what is computed again in the backward pass has the adapters on that were on in the forward."""
+def recompute_context(
+    layers: Sequence[LoraLayer],
+) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+    """For activation checkpointing: what is computed again in the backward pass has the adapters on
+    that were on in the forward.
+    """
     names = () if not layers or layers[0].disable_adapters else tuple(layers[0].active_adapters)
     return nullcontext(), activated(layers, names)
 
@@ -199,26 +268,47 @@ def recompute_context(layers: Sequence[LoraLayer]) -> tuple[AbstractContextManag
 
 def adapter_parameters(model: nn.Module, name: str) -> dict[str, nn.Parameter]:
     """A and B of the adapter `name`, by their place in the model."""
-    return {key: p for key, p in model.named_parameters() if f".lora_A.{name}." in key or f".lora_B.{name}." in key}
+    return {
+        key: p
+        for key, p in model.named_parameters()
+        if f".lora_A.{name}." in key or f".lora_B.{name}." in key
+    }
 
 
 def save_adapter(
-    folder: Path, model: PreTrainedModel, name: str, base: str, revision: str | None, weights: Mapping[str, Tensor] | None = None,
+    folder: Path,
+    model: PreTrainedModel,
+    name: str,
+    base: str,
+    revision: str | None,
+    weights: Mapping[str, Tensor] | None = None,
     head: Tensor | None = None,
-) -> None:  # fmt: skip
-    """Write the two files of the adapter `name`; `base` as `named_base` gives it. `weights`, by name in the model, None takes its own."""
+) -> None:
+    """Write the two files of the adapter `name`; `base` as `named_base` gives it. `weights`, by
+    name in the model, None takes its own.
+    """
     config = model.peft_config[name].to_dict()
     task = "SEQ_CLS" if head is not None else "CAUSAL_LM"
-    content = {**config, "base_model_name_or_path": base, "revision": revision, "inference_mode": True, "task_type": task}
+    content = {
+        **config,
+        "base_model_name_or_path": base,
+        "revision": revision,
+        "inference_mode": True,
+        "task_type": task,
+    }
     content["modules_to_save"] = ["score"] if head is not None else None
     own = adapter_parameters(model, name)
-    stored = {_stored_name(key, name): (weights or own)[key].detach().contiguous().cpu() for key in own}
+    stored = {
+        _stored_name(key, name): (weights or own)[key].detach().contiguous().cpu() for key in own
+    }
     if head is not None:
         stored[PEFT_PREFIX + HEAD] = head.detach().contiguous().cpu()
     folder.mkdir(parents=True, exist_ok=True)
     save_file(stored, folder / WEIGHTS, metadata={"format": "pt"})
     config_of(model).save_pretrained(folder)
-    (folder / CONFIG).write_text(json.dumps(content, indent=2, sort_keys=True, default=_plain) + "\n", encoding="utf-8")
+    (folder / CONFIG).write_text(
+        json.dumps(content, indent=2, sort_keys=True, default=_plain) + "\n", encoding="utf-8"
+    )
 
 
 def config_of(model: PreTrainedModel) -> Any:
@@ -251,7 +341,9 @@ def _stored_name(key: str, name: str) -> str:
 
 
 def merge(model: PreTrainedModel) -> PreTrainedModel:
-    """Add the adapters that are on to the weights of the base and take all out, for a model whose every weight is to learn."""
+    """Add the adapters that are on to the weights of the base and take all out, for a model whose
+    every weight is to learn.
+    """
     for name, module in list(model.named_modules()):
         if isinstance(module, LoraLayer):
             if not module.disable_adapters:
@@ -264,19 +356,25 @@ def merge(model: PreTrainedModel) -> PreTrainedModel:
 
 
 class AdapterView:
-    """A model as one role sees it: its trunk with the role's adapters on, and the role's own head and config.
+    """A model as one role sees it: its trunk with the role's adapters on, and the role's own head
+    and config.
 
-    It stands for a PreTrainedModel wherever sequences are run through `base_model`. The adapters are turned on by that call and stay
-    on until another role's.
+    It stands for a PreTrainedModel wherever sequences are run through `base_model`. The adapters
+    are turned on by that call and stay on until another role's.
     """
 
     def __init__(
-        self, model: PreTrainedModel, adapters: Sequence[str], precision: AbstractContextManager[Any],
-        config: Any = None, score: Any = None,
-    ) -> None:  # fmt: skip
+        self,
+        model: PreTrainedModel,
+        adapters: Sequence[str],
+        precision: AbstractContextManager[Any],
+        config: Any = None,
+        score: Any = None,
+    ) -> None:
         """`score` is the role's scalar head, if it has one.
 
-        `precision` is entered around the trunk: the adapters' weights are fp32, the base's of the compute type.
+        `precision` is entered around the trunk: the adapters' weights are fp32, the base's of the
+        compute type.
         """
         self.model = model
         self.adapters = list(adapters)
@@ -308,7 +406,9 @@ class AdapterView:
 
 
 def learning(model: PreTrainedModel | AdapterView | nn.Module) -> Mapping[str, nn.Parameter]:
-    """What learns of a role by name: of a view its topmost adapter and its head, of a model all of it."""
+    """What learns of a role by name: of a view its topmost adapter and its head, of a model all of
+    it.
+    """
     if not isinstance(model, AdapterView):
         return dict(model.named_parameters())
     found = adapter_parameters(model.model, model.adapters[-1])

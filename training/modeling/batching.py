@@ -13,11 +13,16 @@ from torch.utils.data import Sampler
 class LengthBuckets(Sampler[int]):
     """Visits every row once an epoch, rows of like length side by side, batches in random order.
 
-    The order is a function of seed and epoch alone, so that a resumed run sees the data of the run that never stopped.
+    The order is a function of seed and epoch alone, so that a resumed run sees the data of the run
+    that never stopped.
     """
 
-    def __init__(self, lengths: Sequence[int], batch_size: int, seed: int, filler: int | None = None) -> None:
-        """`filler` is the index of a row that stands for none: it fills the last batch up, where all must be of one size."""
+    def __init__(
+        self, lengths: Sequence[int], batch_size: int, seed: int, filler: int | None = None
+    ) -> None:
+        """`filler` is the index of a row that stands for none: it fills the last batch up, where
+        all must be of one size.
+        """
         self._lengths = torch.tensor(lengths)
         self._batch_size = batch_size
         self._seed = seed
@@ -33,10 +38,16 @@ class LengthBuckets(Sampler[int]):
     def __iter__(self) -> Iterator[int]:
         generator = torch.Generator().manual_seed(self._seed * 1_000_003 + self._epoch)
         order = torch.randperm(len(self._lengths), generator=generator)
-        # Sorting all rows would make every epoch's batches the same: sort within pools of 50 batches.
-        pools = [pool[torch.argsort(self._lengths[pool], stable=True)] for pool in order.split(50 * self._batch_size)]
+        # Sorting all rows would make every epoch's batches the same: sort within pools of 50
+        # batches.
+        pools = [
+            pool[torch.argsort(self._lengths[pool], stable=True)]
+            for pool in order.split(50 * self._batch_size)
+        ]
         batches = [batch for pool in pools for batch in pool.split(self._batch_size)]
-        last = batches.pop() if len(batches[-1]) < self._batch_size else None  # a short batch would shift those after it
+        last = (
+            batches.pop() if len(batches[-1]) < self._batch_size else None
+        )  # a short batch would shift those after it
         mixed = [batches[i] for i in torch.randperm(len(batches), generator=generator)]
         rows = [int(i) for batch in [*mixed, *([last] if last is not None else [])] for i in batch]
         return iter([*rows, *self._filler])
@@ -45,7 +56,8 @@ class LengthBuckets(Sampler[int]):
 def token_budget_batches(lengths: Sequence[int], budget_tokens: int) -> list[list[int]]:
     """Indices of `lengths` in batches of like length whose tokens together stay within the budget.
 
-    A row longer than the budget is a batch of its own. Longest first, so that the peak of memory comes at once.
+    A row longer than the budget is a batch of its own. Longest first, so that the peak of memory
+    comes at once.
     """
     batches: list[list[int]] = []
     left = 0
@@ -59,6 +71,8 @@ def token_budget_batches(lengths: Sequence[int], budget_tokens: int) -> list[lis
 
 
 def pad_right(rows: Sequence[Sequence[int]], pad: int) -> Tensor:
-    """[B, L] token ids, short rows filled with `pad` on the right: no real token of a causal model sees them."""
+    """[B, L] token ids, short rows filled with `pad` on the right: no real token of a causal model
+    sees them.
+    """
     longest = max(len(row) for row in rows)
     return torch.tensor([[*row, *[pad] * (longest - len(row))] for row in rows])

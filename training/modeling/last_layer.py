@@ -1,8 +1,9 @@
 """The last layer's feed-forward part at the tokens that are asked for, and at no other.
 
-Below the last layer every token matters, since later ones attend to it. Above its attention only those tokens matter whose hidden
-states are read: the response tokens in PPO, one token a sequence in a reward model. In a model of L layers whose prompts are as
-long as its responses that is about 0.35 / L of all work.
+Below the last layer every token matters, since later ones attend to it. Above its attention only
+those tokens matter whose hidden states are read: the response tokens in PPO, one token a sequence
+in a reward model. In a model of L layers whose prompts are as long as its responses that is about
+0.35 / L of all work.
 
 Shapes: N tokens of the packed row, K tokens asked for, D model width.
 """
@@ -15,7 +16,12 @@ from transformers import PreTrainedModel
 
 from training.modeling.adapters import AdapterView
 
-RESIDUAL_LAYERS = ("LlamaDecoderLayer", "MistralDecoderLayer", "Qwen2DecoderLayer", "Qwen3DecoderLayer")
+RESIDUAL_LAYERS = (
+    "LlamaDecoderLayer",
+    "MistralDecoderLayer",
+    "Qwen2DecoderLayer",
+    "Qwen3DecoderLayer",
+)
 """Layers that are x + attention(norm(x)) followed by x + mlp(norm(x)), under the same names."""
 
 
@@ -23,7 +29,9 @@ def narrows(model: PreTrainedModel | AdapterView) -> bool:
     """Whether the last layer of this model heeds `keep_K`; makes it so if its kind is known."""
     whole = model.model if isinstance(model, AdapterView) else model
     layers = getattr(whole.base_model, "layers", None)
-    if not isinstance(layers, nn.ModuleList) or not {kind.__name__ for kind in type(layers[-1]).mro()} & set(RESIDUAL_LAYERS):
+    if not isinstance(layers, nn.ModuleList) or not {
+        kind.__name__ for kind in type(layers[-1]).mro()
+    } & set(RESIDUAL_LAYERS):
         return False
     last: Any = layers[-1]
     if not isinstance(last, _Narrow):
@@ -37,14 +45,20 @@ class _Narrow:
 
 @cache
 def _narrowing(kind: Any) -> Any:
-    """The same kind of layer, heeding `keep_K`; by its class, as a function of its own on the layer would keep it alive."""
+    """The same kind of layer, heeding `keep_K`; by its class, as a function of its own on the layer
+    would keep it alive.
+    """
 
-    def forward(layer: Any, hidden_1ND: Tensor, keep_K: Tensor | None = None, **options: Any) -> Tensor:
+    def forward(
+        layer: Any, hidden_1ND: Tensor, keep_K: Tensor | None = None, **options: Any
+    ) -> Tensor:
         """[1, K, D] with `keep_K`, else what the layer gives by itself."""
         if keep_K is None:
             every: Tensor = kind.forward(layer, hidden_1ND, **options)
             return every
-        attended_1ND, _ = layer.self_attn(hidden_states=layer.input_layernorm(hidden_1ND), **options)
+        attended_1ND, _ = layer.self_attn(
+            hidden_states=layer.input_layernorm(hidden_1ND), **options
+        )
         hidden_1KD = hidden_1ND[:, keep_K] + attended_1ND[:, keep_K]
         kept: Tensor = hidden_1KD + layer.mlp(layer.post_attention_layernorm(hidden_1KD))
         return kept

@@ -12,7 +12,9 @@ from transformers import PreTrainedModel
 from config.errors import ModelError
 
 CHUNK_LOGITS = 2**22
-"""Logits held at once: 16 MiB in fp32. The chunk's rows are this over V, so the peak does not grow with tokens x vocabulary."""
+"""Logits held at once: 16 MiB in fp32. The chunk's rows are this over V, so the peak does not grow
+with tokens x vocabulary.
+"""
 
 
 class TokenLogprobs(NamedTuple):
@@ -29,22 +31,36 @@ def output_weight(model: PreTrainedModel) -> Tensor:
     Raises ModelError for a model whose logits are more than that product.
     """
     head = model.get_output_embeddings()
-    if getattr(model.config, "final_logit_softcapping", None) or getattr(head, "bias", None) is not None:
-        raise ModelError(f"{model.config.model_type}: its logits are capped or biased, which the chunked log-probabilities do not compute.")
+    if (
+        getattr(model.config, "final_logit_softcapping", None)
+        or getattr(head, "bias", None) is not None
+    ):
+        raise ModelError(
+            f"{model.config.model_type}: its logits are capped or biased, which the chunked "
+            "log-probabilities do not compute."
+        )
     weight: Tensor = head.weight
     return weight
 
 
-def token_logprobs(hidden_ND: Tensor, weight_VD: Tensor, targets_N: Tensor, temperature: float) -> TokenLogprobs:
-    """log softmax(hidden @ weight.T / temperature) at the targets, in fp32, chunk by chunk; differentiable in hidden and weight."""
+def token_logprobs(
+    hidden_ND: Tensor, weight_VD: Tensor, targets_N: Tensor, temperature: float
+) -> TokenLogprobs:
+    """log softmax(hidden @ weight.T / temperature) at the targets, in fp32, chunk by chunk;
+    differentiable in hidden and weight.
+    """
     return TokenLogprobs(*_ChunkedLogprobs.apply(hidden_ND, weight_VD, targets_N, temperature))
 
 
 class _ChunkedLogprobs(torch.autograd.Function):
-    """Forward keeps no logits; backward makes each chunk's again. d logprob / d logits = onehot(target) - softmax."""
+    """Forward keeps no logits; backward makes each chunk's again. d logprob / d logits =
+    onehot(target) - softmax.
+    """
 
     @staticmethod
-    def forward(ctx: Any, hidden_ND: Tensor, weight_VD: Tensor, targets_N: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+    def forward(
+        ctx: Any, hidden_ND: Tensor, weight_VD: Tensor, targets_N: Tensor, temperature: float
+    ) -> tuple[Tensor, Tensor]:
         ctx.save_for_backward(hidden_ND, weight_VD, targets_N)
         ctx.temperature = temperature
         logprobs_N = torch.empty(len(targets_N), device=hidden_ND.device)
@@ -57,13 +73,19 @@ class _ChunkedLogprobs(torch.autograd.Function):
         return logprobs_N, entropy_N
 
     @staticmethod
-    def backward(ctx: Any, grad_N: Tensor, _: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
+    def backward(
+        ctx: Any, grad_N: Tensor, _: Tensor
+    ) -> tuple[Tensor | None, Tensor | None, None, None]:
         hidden_ND, weight_VD, targets_N = ctx.saved_tensors
         grad_hidden_ND = torch.empty_like(hidden_ND) if ctx.needs_input_grad[0] else None
         grad_weight_VD = torch.zeros_like(weight_VD) if ctx.needs_input_grad[1] else None
         for rows in _chunks(hidden_ND, weight_VD):
             grad_logits = _log_softmax(hidden_ND[rows], weight_VD, ctx.temperature).exp_().neg_()
-            grad_logits.scatter_add_(1, targets_N[rows, None], torch.ones_like(targets_N[rows, None], dtype=grad_logits.dtype))
+            grad_logits.scatter_add_(
+                1,
+                targets_N[rows, None],
+                torch.ones_like(targets_N[rows, None], dtype=grad_logits.dtype),
+            )
             grad_logits = grad_logits.mul_(grad_N[rows, None] / ctx.temperature).to(weight_VD.dtype)
             if grad_hidden_ND is not None:
                 grad_hidden_ND[rows] = (grad_logits @ weight_VD).to(hidden_ND.dtype)

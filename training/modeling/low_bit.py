@@ -1,4 +1,6 @@
-"""What bitsandbytes does for us: 4-bit storage of frozen weights, and an optimizer with 8-bit moments."""
+"""What bitsandbytes does for us: 4-bit storage of frozen weights, and an optimizer with 8-bit
+moments.
+"""
 
 import importlib.util
 from collections.abc import Iterable
@@ -14,13 +16,18 @@ from config.sections.levers import OptimizerName
 from config.sections.model import Model
 
 WHOLE_HEADS = ["lm_head", "embed_out", "score"]
-"""Never quantised: log-probabilities and scores are read from them, and they may share their weights with the embedding."""
+"""Never quantised: log-probabilities and scores are read from them, and they may share their
+weights with the embedding.
+"""
 BLOCK_WEIGHTS = 64
 """Weights that share a scale."""
 
 
-def optimizer(name: OptimizerName, groups: Iterable[dict[str, Any]], setting: str) -> torch.optim.Optimizer:
-    """AdamW over parameter groups, without weight decay; `setting` names the parameter that asked for it.
+def optimizer(
+    name: OptimizerName, groups: Iterable[dict[str, Any]], setting: str
+) -> torch.optim.Optimizer:
+    """AdamW over parameter groups, without weight decay; `setting` names the parameter that asked
+    for it.
 
     Raises EnvironmentFault if it is not there.
     """
@@ -34,7 +41,8 @@ def optimizer(name: OptimizerName, groups: Iterable[dict[str, Any]], setting: st
 
 
 def quantisation(settings: Model, dtype: torch.dtype) -> BitsAndBytesConfig | None:
-    """How frozen weights are stored: 4-bit NormalFloat, multiplied in `dtype`; None stores them in `dtype`.
+    """How frozen weights are stored: 4-bit NormalFloat, multiplied in `dtype`; None stores them in
+    `dtype`.
 
     Raises EnvironmentFault if bitsandbytes is not there.
     Source: Dettmers et al. 2023 (arXiv:2305.14314), section 3, without double quantisation.
@@ -43,17 +51,20 @@ def quantisation(settings: Model, dtype: torch.dtype) -> BitsAndBytesConfig | No
         return None
     require_bitsandbytes(f"model.quantisation={settings.quantisation}", "model.quantisation: null")
     return BitsAndBytesConfig(
-        load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=dtype, bnb_4bit_use_double_quant=False,
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_compute_dtype=dtype,
+        bnb_4bit_use_double_quant=False,
         llm_int8_skip_modules=WHOLE_HEADS,
-    )  # fmt: skip
+    )
 
 
 def check_storage(model: nn.Module, place: str | Path) -> None:
     """See to it that quantised weights are what was stored, whatever the machine.
 
-    bitsandbytes 0.50 reads rows that are no multiple of a block wrongly on CPUs: refused. On a CPU with AVX512-BF16 it would pack the
-    weights anew in the first forward without gradient and round their scales to bf16, so that the policy that samples is not the
-    one that learns: turned off.
+    bitsandbytes 0.50 reads rows that are no multiple of a block wrongly on CPUs: refused. On a CPU
+    with AVX512-BF16 it would pack the weights anew in the first forward without gradient and round
+    their scales to bf16, so that the policy that samples is not the one that learns: turned off.
 
     Raises EnvironmentFault for a width that this machine reads wrongly.
     """
@@ -64,22 +75,29 @@ def check_storage(model: nn.Module, place: str | Path) -> None:
         width = int(module.in_features)
         if width % BLOCK_WEIGHTS and next(module.parameters()).device.type == "cpu":
             raise EnvironmentFault(
-                f"model.quantisation: {name} of {place} has rows of {width} weights, and on a CPU bitsandbytes reads only multiples of "
-                f"{BLOCK_WEIGHTS} right. Use a GPU or a model of other widths, or set model.quantisation: null in params.yaml."
+                f"model.quantisation: {name} of {place} has rows of {width} weights, and on a CPU "
+                "bitsandbytes reads only multiples of "
+                f"{BLOCK_WEIGHTS} right. Use a GPU or a model of other widths, or set "
+                "model.quantisation: null in params.yaml."
             )
 
 
 def let_go_of_files(model: nn.Module) -> None:
-    """Copy what was not quantised out of the files it is mapped from: as long as one weight is, all that was read of them stays in memory."""
+    """Copy what was not quantised out of the files it is mapped from: as long as one weight is, all
+    that was read of them stays in memory.
+    """
     for parameter in model.parameters():
         if parameter.device.type == "cpu" and parameter.is_floating_point():
             parameter.data = parameter.data.clone()
 
 
 def require_bitsandbytes(setting: str, instead: str) -> None:
-    """Raise EnvironmentFault, naming the setting that needs it, unless bitsandbytes can be imported."""
+    """Raise EnvironmentFault, naming the setting that needs it, unless bitsandbytes can be
+    imported.
+    """
     if importlib.util.find_spec("bitsandbytes") is None:
         raise EnvironmentFault(
-            f"{setting} needs the package bitsandbytes, which is not installed. Run pip install -c constraints.txt bitsandbytes, "
+            f"{setting} needs the package bitsandbytes, which is not installed. Run pip install -c "
+            "constraints.txt bitsandbytes, "
             f"or set {instead} in params.yaml."
         )

@@ -1,4 +1,6 @@
-"""Building and loading models: the base from a shape or a folder, a policy, a reward model; weights from safetensors only."""
+"""Building and loading models: the base from a shape or a folder, a policy, a reward model; weights
+from safetensors only.
+"""
 
 import copy
 import importlib.util
@@ -28,12 +30,16 @@ SCORE = "score.weight"
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-def base_model(settings: Model, tokenizer: PreTrainedTokenizerBase, seed: int, trainable: bool = False) -> PreTrainedModel:
-    """The model everything starts from: `model.path`, or `model.random` with weights drawn from `seed`.
+def base_model(
+    settings: Model, tokenizer: PreTrainedTokenizerBase, seed: int, trainable: bool = False
+) -> PreTrainedModel:
+    """The model everything starts from: `model.path`, or `model.random` with weights drawn from
+    `seed`.
 
     A `trainable` model has fp32 weights, a frozen one those of the compute type.
 
-    Raises ModelError if the folder has no weights or its vocabulary is smaller than the tokenizer's.
+    Raises ModelError if the folder has no weights or its vocabulary is smaller than the
+    tokenizer's.
     """
     if settings.path is not None:
         return load_policy(settings.path, settings, tokenizer, trainable, settings.revision)
@@ -47,25 +53,48 @@ def base_model(settings: Model, tokenizer: PreTrainedTokenizerBase, seed: int, t
     return without_dropout(model)
 
 
-def random_config(shape: RandomModel, context_length: int, tokenizer: PreTrainedTokenizerBase) -> PreTrainedConfig:
+def random_config(
+    shape: RandomModel, context_length: int, tokenizer: PreTrainedTokenizerBase
+) -> PreTrainedConfig:
     """The transformers config of a shape."""
     common = {
-        "vocab_size": len(tokenizer), "tie_word_embeddings": shape.tie_embeddings,
-        "pad_token_id": tokenizer.pad_token_id, "bos_token_id": tokenizer.bos_token_id, "eos_token_id": tokenizer.eos_token_id,
-    }  # fmt: skip
+        "vocab_size": len(tokenizer),
+        "tie_word_embeddings": shape.tie_embeddings,
+        "pad_token_id": tokenizer.pad_token_id,
+        "bos_token_id": tokenizer.bos_token_id,
+        "eos_token_id": tokenizer.eos_token_id,
+    }
     if shape.family == "gpt2":
         return AutoConfig.for_model(
-            "gpt2", n_embd=shape.width, n_layer=shape.layers, n_head=shape.heads, n_inner=shape.mlp_width, n_positions=context_length,
-            resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, **common,
-        )  # fmt: skip
+            "gpt2",
+            n_embd=shape.width,
+            n_layer=shape.layers,
+            n_head=shape.heads,
+            n_inner=shape.mlp_width,
+            n_positions=context_length,
+            resid_pdrop=0.0,
+            embd_pdrop=0.0,
+            attn_pdrop=0.0,
+            **common,
+        )
     return AutoConfig.for_model(
-        shape.family, hidden_size=shape.width, num_hidden_layers=shape.layers, num_attention_heads=shape.heads,
-        num_key_value_heads=shape.kv_heads, intermediate_size=shape.mlp_width, max_position_embeddings=context_length, **common,
-    )  # fmt: skip
+        shape.family,
+        hidden_size=shape.width,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=shape.heads,
+        num_key_value_heads=shape.kv_heads,
+        intermediate_size=shape.mlp_width,
+        max_position_embeddings=context_length,
+        **common,
+    )
 
 
 def load_policy(
-    place: str | Path, settings: Model, tokenizer: PreTrainedTokenizerBase, trainable: bool = False, revision: str | None = None
+    place: str | Path,
+    settings: Model,
+    tokenizer: PreTrainedTokenizerBase,
+    trainable: bool = False,
+    revision: str | None = None,
 ) -> PreTrainedModel:
     """A causal language model from a folder, its own or an adapter's, or from the hub.
 
@@ -76,14 +105,24 @@ def load_policy(
     return without_dropout(model)
 
 
-def load_reward_model(place: str | Path, settings: Model, tokenizer: PreTrainedTokenizerBase, trainable: bool = False) -> PreTrainedModel:
+def load_reward_model(
+    place: str | Path, settings: Model, tokenizer: PreTrainedTokenizerBase, trainable: bool = False
+) -> PreTrainedModel:
     """A trained reward model: one label, its score normalisation in the config.
 
     Raises ModelError as `base_model` does, and if the folder holds no reward model.
     """
     check_reward_folder(place)
     if is_adapter(place):
-        model = _load_lineage(AutoModelForSequenceClassification, place, settings, trainable, None, frozenset({SCORE}), num_labels=1)
+        model = _load_lineage(
+            AutoModelForSequenceClassification,
+            place,
+            settings,
+            trainable,
+            None,
+            frozenset({SCORE}),
+            num_labels=1,
+        )
         model.config = reward_config(model.config, place)
     else:
         model = _load(AutoModelForSequenceClassification, place, settings, trainable)
@@ -104,25 +143,42 @@ def check_reward_folder(place: str | Path) -> None:
     check_folder(place)
     if '"score_std"' not in (Path(place) / "config.json").read_text(encoding="utf-8"):
         raise ModelError(
-            f"{place} is not a reward model of this project (one label and a stored score normalisation). Run the reward stage."
+            f"{place} is not a reward model of this project (one label and a stored score "
+            "normalisation). Run the reward stage."
         )
 
 
 def new_reward_model(
-    trunk: str | Path | PreTrainedModel, settings: Model, tokenizer: PreTrainedTokenizerBase, seed: int, trainable: bool = True,
+    trunk: str | Path | PreTrainedModel,
+    settings: Model,
+    tokenizer: PreTrainedTokenizerBase,
+    seed: int,
+    trainable: bool = True,
     revision: str | None = None,
-) -> PreTrainedModel:  # fmt: skip
-    """A reward model on the trunk of a language model, its head in fp32, without bias and drawn with std 1/sqrt(d + 1).
+) -> PreTrainedModel:
+    """A reward model on the trunk of a language model, its head in fp32, without bias and drawn
+    with std 1/sqrt(d + 1).
 
     A `trainable` trunk has fp32 weights, a frozen one is as `base_model` says.
-    Source: Stiennon et al. 2020 (arXiv:2009.01325), appendix B; Huang et al. 2024 (arXiv:2403.17031).
+    Source: Stiennon et al. 2020 (arXiv:2009.01325), appendix B; Huang et al. 2024
+    (arXiv:2403.17031).
     """
     if isinstance(trunk, PreTrainedModel):
         config = AutoConfig.for_model(**{**trunk.config.to_dict(), "num_labels": 1})
-        model = AutoModelForSequenceClassification.from_config(config, attn_implementation=settings.attention, dtype=torch.float32)
+        model = AutoModelForSequenceClassification.from_config(
+            config, attn_implementation=settings.attention, dtype=torch.float32
+        )
         model.base_model.load_state_dict(trunk.base_model.state_dict())
     else:
-        model = _load_lineage(AutoModelForSequenceClassification, trunk, settings, trainable, revision, frozenset({SCORE}), num_labels=1)
+        model = _load_lineage(
+            AutoModelForSequenceClassification,
+            trunk,
+            settings,
+            trainable,
+            revision,
+            frozenset({SCORE}),
+            num_labels=1,
+        )
         check_vocabulary(model, tokenizer, trunk)
     model.config.pad_token_id = tokenizer.pad_token_id
     model.config.score_mean, model.config.score_std = 0.0, 1.0
@@ -153,24 +209,32 @@ def check_folder(place: str | Path) -> None:
     if not folder.is_dir():
         if isinstance(place, Path) or place.startswith((".", "/", "~")):
             raise ModelError(
-                f"{place} does not exist; it should be a model folder. Run the stage that makes it, or fix model.path in params.yaml."
+                f"{place} does not exist; it should be a model folder. Run the stage that makes "
+                "it, or fix model.path in params.yaml."
             )
         return
     if not (folder / "config.json").is_file() and not (folder / CONFIG).is_file():
-        raise ModelError(f"{place} has no config.json, so it is not a model folder. Fix model.path in params.yaml.")
+        raise ModelError(
+            f"{place} has no config.json, so it is not a model folder. Fix model.path in "
+            "params.yaml."
+        )
     if not any(folder.glob("*.safetensors")):
         others = sorted(path.name for path in folder.glob("*.bin"))
         note = f" It has {others[0]}: convert it to safetensors first." if others else ""
         raise ModelError(f"{place} has no weights: a *.safetensors file is needed.{note}")
 
 
-def check_vocabulary(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, place: str | Path) -> None:
+def check_vocabulary(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, place: str | Path
+) -> None:
     """Refuse a model that has no embedding for some token of the tokenizer."""
     rows = model.get_input_embeddings().num_embeddings
     if rows < len(tokenizer):
         raise ModelError(
-            f"{place} has a vocabulary of {rows}, the tokenizer in data/tokenizer has {len(tokenizer)}: "
-            "policy and reward model must share one tokenizer. Train the model again, or fix model.path in params.yaml."
+            f"{place} has a vocabulary of {rows}, the tokenizer in data/tokenizer has "
+            f"{len(tokenizer)}: "
+            "policy and reward model must share one tokenizer. Train the model again, or fix "
+            "model.path in params.yaml."
         )
 
 
@@ -205,39 +269,56 @@ def _load(
     fresh: frozenset[str] = frozenset(),
     **config: int,
 ) -> PreTrainedModel:
-    """`fresh` names the weights that the place need not have; any other that is not there would silently be random."""
+    """`fresh` names the weights that the place need not have; any other that is not there would
+    silently be random.
+    """
     stored = None if trainable else quantisation(settings, DTYPES[settings.dtype])
     if settings.attention == "flash_attention_2" and importlib.util.find_spec("flash_attn") is None:
         raise EnvironmentFault(
-            "model.attention=flash_attention_2 needs the package flash_attn, which is not installed. "
-            "Install it on a machine with an Ampere GPU or newer, or set model.attention: sdpa in params.yaml."
+            "model.attention=flash_attention_2 needs the package flash_attn, which is not "
+            "installed. "
+            "Install it on a machine with an Ampere GPU or newer, or set model.attention: sdpa in "
+            "params.yaml."
         )
     logging.getLogger("transformers.modeling_utils").addFilter(_without_report)
     try:
         model, found = kind.from_pretrained(
-            place, revision=revision or "main", dtype=weight_dtype(settings, trainable), attn_implementation=settings.attention,
-            use_safetensors=True, trust_remote_code=False, output_loading_info=True, ignore_mismatched_sizes=True,
-            **({"quantization_config": stored} if stored is not None else {}), **config,
-        )  # fmt: skip
+            place,
+            revision=revision or "main",
+            dtype=weight_dtype(settings, trainable),
+            attn_implementation=settings.attention,
+            use_safetensors=True,
+            trust_remote_code=False,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,
+            **({"quantization_config": stored} if stored is not None else {}),
+            **config,
+        )
     except (OSError, ValueError, ImportError) as error:
         raise ModelError(
-            f"{place} can not be loaded: {str(error).splitlines()[0]}. Fix model.path or model.attention in params.yaml."
+            f"{place} can not be loaded: {str(error).splitlines()[0]}. Fix model.path or "
+            "model.attention in params.yaml."
         ) from error
     except Exception as error:
         if type(error).__name__ == "SafetensorError":
-            raise ModelError(f"{place} has damaged weights: {error}. Copy the folder again, or run the stage that made it.") from error
+            raise ModelError(
+                f"{place} has damaged weights: {error}. Copy the folder again, or run the stage "
+                "that made it."
+            ) from error
         raise
     if found["mismatched_keys"]:
         name, stored, built = min(found["mismatched_keys"])
         raise ModelError(
-            f"{place} does not fit its config.json: {name} is {list(stored)} in the weights, {list(built)} by the config. "
+            f"{place} does not fit its config.json: {name} is {list(stored)} in the weights, "
+            f"{list(built)} by the config. "
             "Copy the folder again, or run the stage that made it."
         )
     lost = sorted(set(found["missing_keys"]) - fresh)
     if lost:
         more = f" and {len(lost) - 1} more" if len(lost) > 1 else ""
         raise ModelError(
-            f"{place} has no weights for {lost[0]}{more}: they would be random. Copy the folder again, or run the stage that made it."
+            f"{place} has no weights for {lost[0]}{more}: they would be random. Copy the folder "
+            "again, or run the stage that made it."
         )
     check_storage(model, place)
     if stored is not None:
@@ -246,12 +327,16 @@ def _load(
 
 
 def _without_report(record: logging.LogRecord) -> bool:
-    """Transformers' table of what a folder lacks: `_load` says it in one line, or knows that it is meant."""
+    """Transformers' table of what a folder lacks: `_load` says it in one line, or knows that it is
+    meant.
+    """
     return "LOAD REPORT" not in record.getMessage()
 
 
 def weight_dtype(settings: Model, trainable: bool) -> torch.dtype:
-    """Weights that learn are kept in fp32, where small steps do not vanish; the others in the compute type."""
+    """Weights that learn are kept in fp32, where small steps do not vanish; the others in the
+    compute type.
+    """
     return torch.float32 if trainable else DTYPES[settings.dtype]
 
 

@@ -1,9 +1,11 @@
 """Hidden states of many sequences in one forward without a single padding token.
 
-The sequences lie one after another in one row, so that every matrix product and every elementwise operation sees real tokens only;
-attention alone has to know where one ends and the next begins. It runs on groups of equally long sequences, each a dense batch.
+The sequences lie one after another in one row, so that every matrix product and every elementwise
+operation sees real tokens only; attention alone has to know where one ends and the next begins. It
+runs on groups of equally long sequences, each a dense batch.
 
-Shapes: B sequences, N tokens of all sequences one after another, K of them that are asked for, D model width.
+Shapes: B sequences, N tokens of all sequences one after another, K of them that are asked for, D
+model width.
 """
 
 from collections.abc import Callable, Sequence
@@ -48,49 +50,77 @@ def pack(sequences: Sequence[Sequence[int]]) -> Packed:
 
 
 def packed_hidden(model: PreTrainedModel, packed: Packed, keep_K: Tensor) -> Tensor:
-    """Last hidden states [K, D] of the trunk at `keep_K`, places in the row; each sequence as if it were alone."""
-    ids_1N, position_1N = (x.unsqueeze(0).to(model.device) for x in (packed.ids_N, packed.position_N))
+    """Last hidden states [K, D] of the trunk at `keep_K`, places in the row; each sequence as if it
+    were alone.
+    """
+    ids_1N, position_1N = (
+        x.unsqueeze(0).to(model.device) for x in (packed.ids_N, packed.position_N)
+    )
     keep_K = keep_K.to(model.device)
     if model.config._attn_implementation in PACKABLE:
         narrow = {"keep_K": keep_K} if narrows(model) else {}
-        # A mask of four dimensions is taken as it is: the model builds none of its own, which would be N x N.
+        # A mask of four dimensions is taken as it is: the model builds none of its own, which would
+        # be N x N.
         hidden_ND: Tensor = model.base_model(
-            input_ids=ids_1N, position_ids=position_1N, attention_mask=ids_1N.new_empty(NO_MASK), use_cache=False, groups=packed.groups, **narrow
-        ).last_hidden_state.squeeze(0)  # fmt: skip
+            input_ids=ids_1N,
+            position_ids=position_1N,
+            attention_mask=ids_1N.new_empty(NO_MASK),
+            use_cache=False,
+            groups=packed.groups,
+            **narrow,
+        ).last_hidden_state.squeeze(0)
         return hidden_ND if narrow else hidden_ND[keep_K]
     rows = ids_1N.squeeze(0).split([count * length for count, length in packed.groups])
-    return torch.cat([
-        model.base_model(input_ids=ids_N.view(group), use_cache=False).last_hidden_state.flatten(0, 1)
-        for ids_N, group in zip(rows, packed.groups, strict=True)
-    ])[keep_K]  # fmt: skip
+    return torch.cat(
+        [
+            model.base_model(
+                input_ids=ids_N.view(group), use_cache=False
+            ).last_hidden_state.flatten(0, 1)
+            for ids_N, group in zip(rows, packed.groups, strict=True)
+        ]
+    )[keep_K]
 
 
 NO_MASK = (1, 1, 0, 0)
 
 
 def _by_group(dense: Attention) -> Attention:
-    """`dense`, an attention of transformers, or what it gives group by group where `groups` says that the row is packed."""
+    """`dense`, an attention of transformers, or what it gives group by group where `groups` says
+    that the row is packed.
+    """
 
     def attention(
-        module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None,
-        groups: tuple[tuple[int, int], ...] | None = None, keep_K: Tensor | None = None, **options: Any,
-    ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None,
+        groups: tuple[tuple[int, int], ...] | None = None,
+        keep_K: Tensor | None = None,
+        **options: Any,
+    ) -> tuple[Tensor, Tensor | None]:
         del keep_K  # meant for the last layer, which passes it on
         if groups is None:
             if attention_mask is not None and attention_mask.shape == NO_MASK:
                 raise ModelError(
-                    f"{type(module).__name__} does not pass on what its attention needs for packed rows. Set model.attention=eager in params.yaml."
+                    f"{type(module).__name__} does not pass on what its attention needs for packed "
+                    "rows. Set model.attention=eager in params.yaml."
                 )
             return dense(module, query, key, value, attention_mask, **options)
         window = options.get("sliding_window")
         if window is not None and groups[0][1] > window:
             raise ModelError(
-                f"a sequence of {groups[0][1]} tokens is longer than the model's attention window of {window}. Lower model.context_length."
+                f"a sequence of {groups[0][1]} tokens is longer than the model's attention window "
+                f"of {window}. Lower model.context_length."
             )
         sizes = [count * length for count, length in groups]
         outputs = []
-        for q, k, v, group in zip(*(x[0].split(sizes, dim=1) for x in (query, key, value)), groups, strict=True):
-            q, k, v = (x.unflatten(1, group).transpose(0, 1) for x in (q, k, v))  # [heads, n, head] -> [count, heads, length, head]
+        for q, k, v, group in zip(
+            *(x[0].split(sizes, dim=1) for x in (query, key, value)), groups, strict=True
+        ):
+            q, k, v = (
+                x.unflatten(1, group).transpose(0, 1) for x in (q, k, v)
+            )  # [heads, n, head] -> [count, heads, length, head]
             output, _ = dense(module, q, k, v, None, **options)
             outputs.append(output.flatten(0, 1))  # [count, length, heads, head] -> [n, heads, head]
         return torch.cat(outputs).unsqueeze(0), None
@@ -99,6 +129,8 @@ def _by_group(dense: Attention) -> Attention:
 
 
 PACKABLE = {"sdpa": sdpa_attention_forward, "flash_attention_2": flash_attention_forward}
-"""By the name in model.attention. With any other, groups of equal length go through the whole model one by one."""
+"""By the name in model.attention. With any other, groups of equal length go through the whole model
+one by one.
+"""
 for _name, _dense in PACKABLE.items():
     AttentionInterface.register(_name, _by_group(_dense))

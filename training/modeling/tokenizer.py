@@ -1,7 +1,9 @@
-"""The tokenizer every stage shares: trained on the data or taken from the base model, kept in data/tokenizer.
+"""The tokenizer every stage shares: trained on the data or taken from the base model, kept in
+data/tokenizer.
 
-A prompt and its response are tokenised apart, so the boundary between them is the same in SFT, reward, PPO and evaluation.
-The prompt template travels with the tokenizer (its `prompt_template`), so rows, reports and gold scores see the bare prompt.
+A prompt and its response are tokenised apart, so the boundary between them is the same in SFT,
+reward, PPO and evaluation. The prompt template travels with the tokenizer (its `prompt_template`),
+so rows, reports and gold scores see the bare prompt.
 """
 
 import logging
@@ -38,18 +40,25 @@ PLAIN_CHAT_TEMPLATE = (
 
 
 def trained_tokenizer(
-    responses: Iterable[str], vocab_size: int, prompt_template: str = PLAIN_TEMPLATE, prompts: Iterable[Prompt] = ()
+    responses: Iterable[str],
+    vocab_size: int,
+    prompt_template: str = PLAIN_TEMPLATE,
+    prompts: Iterable[Prompt] = (),
 ) -> PreTrainedTokenizerFast:
-    """A byte-level BPE of at most `vocab_size` entries learnt from responses and rendered prompts, each text once.
+    """A byte-level BPE of at most `vocab_size` entries learnt from responses and rendered prompts,
+    each text once.
 
-    Deterministic; no text is unknown to it. Texts that offer too few merges give a smaller vocabulary, and a warning. A space
-    is put before each text, so that a response begins with the same tokens as its words have in the middle of a sentence.
+    Deterministic; no text is unknown to it. Texts that offer too few merges give a smaller
+    vocabulary, and a warning. A space is put before each text, so that a response begins with the
+    same tokens as its words have in the middle of a sentence.
     """
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
     tokenizer.decoder = decoders.ByteLevel()
     templates = _wrapped(tokenizer, prompt_template)
-    texts = dict.fromkeys(render_prompt(templates, prompt).removeprefix(BOS) for prompt in prompts) | dict.fromkeys(responses)
+    texts = dict.fromkeys(
+        render_prompt(templates, prompt).removeprefix(BOS) for prompt in prompts
+    ) | dict.fromkeys(responses)
     tokenizer.train_from_iterator(
         texts,
         trainers.BpeTrainer(
@@ -60,11 +69,14 @@ def trained_tokenizer(
             show_progress=False,
         ),
     )
-    tokenizer.post_processor = processors.TemplateProcessing(single=f"{BOS} $A", special_tokens=[(BOS, SPECIAL_TOKENS.index(BOS))])
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{BOS} $A", special_tokens=[(BOS, SPECIAL_TOKENS.index(BOS))]
+    )
     size = tokenizer.get_vocab_size()
     if size < vocab_size:
         logger.warning(
-            "model.random.vocab_size=%d asks for more merges than the training text repeats: the tokenizer has %d entries. "
+            "model.random.vocab_size=%d asks for more merges than the training text repeats: the "
+            "tokenizer has %d entries. "
             "Lower it in params.yaml, or add data.",
             vocab_size,
             size,
@@ -85,16 +97,25 @@ def _wrapped(tokenizer: Tokenizer, prompt_template: str) -> PreTrainedTokenizerF
     )
 
 
-def pretrained_tokenizer(settings: Model, prompt_template: str = PLAIN_TEMPLATE) -> PreTrainedTokenizerBase:
-    """The tokenizer of `model.path` at `model.revision`, padding with `model.pad_token`; remote code is never run.
+def pretrained_tokenizer(
+    settings: Model, prompt_template: str = PLAIN_TEMPLATE
+) -> PreTrainedTokenizerBase:
+    """The tokenizer of `model.path` at `model.revision`, padding with `model.pad_token`; remote
+    code is never run.
 
-    Raises ModelError if it can not be loaded, has no end-of-sequence token, or no pad token distinct from it.
+    Raises ModelError if it can not be loaded, has no end-of-sequence token, or no pad token
+    distinct from it.
     """
     assert settings.path is not None
     if settings.path.startswith((".", "/", "~")) and not Path(settings.path).is_dir():
-        raise ModelError(f"model.path={settings.path} is not a folder. Put the model there, or fix model.path in params.yaml.")
+        raise ModelError(
+            f"model.path={settings.path} is not a folder. Put the model there, or fix model.path "
+            "in params.yaml."
+        )
     try:
-        tokenizer = AutoTokenizer.from_pretrained(settings.path, revision=settings.revision or "main", trust_remote_code=False)
+        tokenizer = AutoTokenizer.from_pretrained(
+            settings.path, revision=settings.revision or "main", trust_remote_code=False
+        )
     except Exception as error:  # a damaged or foreign tokenizer surfaces as almost any type
         raise ModelError(
             f"model.path={settings.path} gives no tokenizer: {_first_line(error)} "
@@ -103,7 +124,8 @@ def pretrained_tokenizer(settings: Model, prompt_template: str = PLAIN_TEMPLATE)
     if settings.pad_token is not None:
         if settings.pad_token not in tokenizer.get_vocab():
             raise ModelError(
-                f"model.pad_token={settings.pad_token!r} is not in the vocabulary of {settings.path}.{_pad_hint(tokenizer)} "
+                f"model.pad_token={settings.pad_token!r} is not in the vocabulary of "
+                f"{settings.path}.{_pad_hint(tokenizer)} "
                 "Change it in params.yaml."
             )
         tokenizer.pad_token = settings.pad_token
@@ -111,13 +133,18 @@ def pretrained_tokenizer(settings: Model, prompt_template: str = PLAIN_TEMPLATE)
     if tokenizer.chat_template is None:
         start = "{{ bos_token }}" if _starts_with_bos(tokenizer) else ""
         tokenizer.chat_template = start + PLAIN_CHAT_TEMPLATE
-        logger.info("%s has no chat template: conversations are put to it as lines of `role: text`", settings.path)
+        logger.info(
+            "%s has no chat template: conversations are put to it as lines of `role: text`",
+            settings.path,
+        )
     tokenizer.init_kwargs["prompt_template"] = prompt_template
     return tokenizer
 
 
 def check_special_tokens(tokenizer: PreTrainedTokenizerBase, place: str) -> None:
-    """Refuse a tokenizer without an end, or whose padding can not be told from it: the model would learn to skip the end."""
+    """Refuse a tokenizer without an end, or whose padding can not be told from it: the model would
+    learn to skip the end.
+    """
     if tokenizer.eos_token_id is None:
         raise ModelError(
             f"{place}: the tokenizer has no end-of-sequence token, so no reply could end. "
@@ -125,35 +152,55 @@ def check_special_tokens(tokenizer: PreTrainedTokenizerBase, place: str) -> None
         )
     if tokenizer.pad_token_id is None:
         raise ModelError(
-            f"{place}: the tokenizer has no pad token. Set model.pad_token in params.yaml to a token of its vocabulary other than "
+            f"{place}: the tokenizer has no pad token. Set model.pad_token in params.yaml to a "
+            "token of its vocabulary other than "
             f"{tokenizer.eos_token!r}.{_pad_hint(tokenizer)}"
         )
     if tokenizer.pad_token_id == tokenizer.eos_token_id:
         raise ModelError(
-            f"{place}: the tokenizer pads with its end-of-sequence token {tokenizer.eos_token!r}, so a model could not learn to end. "
-            f"Set model.pad_token in params.yaml to another token of its vocabulary.{_pad_hint(tokenizer)}"
+            f"{place}: the tokenizer pads with its end-of-sequence token {tokenizer.eos_token!r}, "
+            "so a model could not learn to end. "
+            "Set model.pad_token in params.yaml to another token of its "
+            f"vocabulary.{_pad_hint(tokenizer)}"
         )
 
 
 def _pad_hint(tokenizer: PreTrainedTokenizerBase) -> str:
     """Tokens of the vocabulary that are made for the purpose."""
     special = {tokenizer.eos_token, tokenizer.bos_token, None}
-    marked = [token for token in sorted(tokenizer.get_vocab()) if token[:1] in "<[" and token not in special]
-    fitting = [token for word in ("pad", "reserved", "unused", "spare") for token in marked if word in token.lower()]
+    marked = [
+        token
+        for token in sorted(tokenizer.get_vocab())
+        if token[:1] in "<[" and token not in special
+    ]
+    fitting = [
+        token
+        for word in ("pad", "reserved", "unused", "spare")
+        for token in marked
+        if word in token.lower()
+    ]
     return f" It has {', '.join(fitting[:3])}." if fitting else ""
 
 
 def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
     """The tokenizer saved in a local folder.
 
-    Raises ModelError if there is none, it is damaged, or it lacks an end-of-sequence or a pad token of its own.
+    Raises ModelError if there is none, it is damaged, or it lacks an end-of-sequence or a pad token
+    of its own.
     """
     if not (folder / "tokenizer_config.json").is_file():
-        raise ModelError(f"{folder} holds no tokenizer. Run the data stage first: python -m training.data.")
+        raise ModelError(
+            f"{folder} holds no tokenizer. Run the data stage first: python -m training.data."
+        )
     try:
-        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        tokenizer = AutoTokenizer.from_pretrained(
+            folder, local_files_only=True, trust_remote_code=False
+        )
     except Exception as error:  # a damaged file surfaces as almost any type
-        raise ModelError(f"{folder} holds a damaged tokenizer: {_first_line(error)} Run the stage that made it again.") from error
+        raise ModelError(
+            f"{folder} holds a damaged tokenizer: {_first_line(error)} Run the stage that made it "
+            "again."
+        ) from error
     check_special_tokens(tokenizer, str(folder))
     return tokenizer
 
@@ -167,9 +214,13 @@ def _first_line(error: Exception) -> str:
 
 
 def render_prompt(tokenizer: PreTrainedTokenizerBase, prompt: Prompt) -> str:
-    """The text the model continues: a plain prompt in the prompt template, a conversation in the chat template."""
+    """The text the model continues: a plain prompt in the prompt template, a conversation in the
+    chat template.
+    """
     if isinstance(prompt, str):
-        return str(tokenizer.init_kwargs.get("prompt_template", PLAIN_TEMPLATE)).replace("{prompt}", prompt)
+        return str(tokenizer.init_kwargs.get("prompt_template", PLAIN_TEMPLATE)).replace(
+            "{prompt}", prompt
+        )
     return str(tokenizer.apply_chat_template(prompt, tokenize=False, add_generation_prompt=True))
 
 
@@ -178,16 +229,22 @@ def encode_prompt(tokenizer: PreTrainedTokenizerBase, prompt: Prompt) -> list[in
     return encode_prompts(tokenizer, [prompt])[0]
 
 
-def encode_prompts(tokenizer: PreTrainedTokenizerBase, prompts: Sequence[Prompt]) -> list[list[int]]:
+def encode_prompts(
+    tokenizer: PreTrainedTokenizerBase, prompts: Sequence[Prompt]
+) -> list[list[int]]:
     """Token ids of rendered prompts.
 
-    A plain prompt begins with the tokenizer's BOS if the tokenizer itself puts one; a chat template says everything itself.
+    A plain prompt begins with the tokenizer's BOS if the tokenizer itself puts one; a chat template
+    says everything itself.
     """
     ids = _encode(tokenizer, [render_prompt(tokenizer, prompt) for prompt in prompts])
     if not _starts_with_bos(tokenizer):
         return ids
     bos = tokenizer.bos_token_id
-    return [[bos, *row] if isinstance(prompt, str) and row[:1] != [bos] else row for prompt, row in zip(prompts, ids, strict=True)]
+    return [
+        [bos, *row] if isinstance(prompt, str) and row[:1] != [bos] else row
+        for prompt, row in zip(prompts, ids, strict=True)
+    ]
 
 
 def encode_response(tokenizer: PreTrainedTokenizerBase, response: Response) -> list[int]:
@@ -195,14 +252,23 @@ def encode_response(tokenizer: PreTrainedTokenizerBase, response: Response) -> l
     return encode_responses(tokenizer, [response])[0]
 
 
-def encode_responses(tokenizer: PreTrainedTokenizerBase, responses: Sequence[Response]) -> list[list[int]]:
-    """Token ids of responses, each ending with EOS, none with a BOS. Special tokens spelt out in the text stay plain text."""
+def encode_responses(
+    tokenizer: PreTrainedTokenizerBase, responses: Sequence[Response]
+) -> list[list[int]]:
+    """Token ids of responses, each ending with EOS, none with a BOS. Special tokens spelt out in
+    the text stay plain text.
+    """
     texts = [response_text(response) for response in responses]
-    return [[*row, tokenizer.eos_token_id] for row in _encode(tokenizer, texts, split_special_tokens=True)]
+    return [
+        [*row, tokenizer.eos_token_id]
+        for row in _encode(tokenizer, texts, split_special_tokens=True)
+    ]
 
 
 def decode_response(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> str:
-    """The text of generated token ids up to the first EOS, without special tokens or outer white space."""
+    """The text of generated token ids up to the first EOS, without special tokens or outer white
+    space.
+    """
     ids = list(ids)
     if tokenizer.eos_token_id in ids:
         ids = ids[: ids.index(tokenizer.eos_token_id)]
@@ -216,10 +282,16 @@ def response_text(response: Response) -> str:
 
 def prompt_text(prompt: Prompt) -> str:
     """A prompt as people read it: the text itself, or one line per message of a conversation."""
-    return prompt if isinstance(prompt, str) else "\n".join(f"{message['role']}: {message['content']}" for message in prompt)
+    return (
+        prompt
+        if isinstance(prompt, str)
+        else "\n".join(f"{message['role']}: {message['content']}" for message in prompt)
+    )
 
 
-def _encode(tokenizer: PreTrainedTokenizerBase, texts: list[str], split_special_tokens: bool = False) -> list[list[int]]:
+def _encode(
+    tokenizer: PreTrainedTokenizerBase, texts: list[str], split_special_tokens: bool = False
+) -> list[list[int]]:
     if not texts:
         return []
     encoded = tokenizer(
@@ -230,4 +302,6 @@ def _encode(tokenizer: PreTrainedTokenizerBase, texts: list[str], split_special_
 
 
 def _starts_with_bos(tokenizer: PreTrainedTokenizerBase) -> bool:
-    return tokenizer.bos_token_id is not None and list(tokenizer("a")["input_ids"])[:1] == [tokenizer.bos_token_id]
+    return tokenizer.bos_token_id is not None and list(tokenizer("a")["input_ids"])[:1] == [
+        tokenizer.bos_token_id
+    ]

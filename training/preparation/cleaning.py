@@ -1,6 +1,7 @@
 """What a text must be, what makes two texts the same, and what becomes of rows that are refused.
 
-Nothing here drops a row in silence: whatever is refused becomes a Refusal, and all Refusals go to a quarantine file.
+Nothing here drops a row in silence: whatever is refused becomes a Refusal, and all Refusals go to a
+quarantine file.
 """
 
 import json
@@ -30,7 +31,9 @@ class Origin(NamedTuple):
     original: Any
 
     def __str__(self) -> str:
-        return f"{self.place} {self.unit} {self.number}" + (f", {self.column}" if self.column else "")
+        return f"{self.place} {self.unit} {self.number}" + (
+            f", {self.column}" if self.column else ""
+        )
 
 
 class Refusal(NamedTuple):
@@ -75,21 +78,33 @@ class TextRules:
             try:
                 text.encode()
             except UnicodeEncodeError as error:
-                raise Refused("not_unicode", column, f"half of a surrogate pair at character {error.start}") from None
+                raise Refused(
+                    "not_unicode", column, f"half of a surrogate pair at character {error.start}"
+                ) from None
         for token in self.special_tokens:
             if token in text:
-                raise Refused("special_token", column, f"spells out the tokenizer's special token {token}")
+                raise Refused(
+                    "special_token", column, f"spells out the tokenizer's special token {token}"
+                )
         return text
 
     def clean_response(self, value: Any, column: str) -> str:
         text = self.clean(value, column)
         if len(text) > self.max_response_chars:
-            raise Refused("response_too_long", column, f"{len(text)} characters, data.max_response_chars={self.max_response_chars}")
+            raise Refused(
+                "response_too_long",
+                column,
+                f"{len(text)} characters, data.max_response_chars={self.max_response_chars}",
+            )
         return text
 
     def check_prompt_chars(self, chars: int, column: str) -> None:
         if chars > self.max_prompt_chars:
-            raise Refused("prompt_too_long", column, f"{chars} characters, data.max_prompt_chars={self.max_prompt_chars}")
+            raise Refused(
+                "prompt_too_long",
+                column,
+                f"{chars} characters, data.max_prompt_chars={self.max_prompt_chars}",
+            )
 
 
 def _type_name(value: Any) -> str:
@@ -102,19 +117,27 @@ _WHITE_SPACE = re.compile(r"\s+")
 
 
 def same_text_key(text: str) -> str:
-    """Two texts with the same key count as the same: Unicode normal form C, runs of white space as one space."""
-    return _WHITE_SPACE.sub(" ", text if text.isascii() else unicodedata.normalize("NFC", text)).strip()
+    """Two texts with the same key count as the same: Unicode normal form C, runs of white space as
+    one space.
+    """
+    return _WHITE_SPACE.sub(
+        " ", text if text.isascii() else unicodedata.normalize("NFC", text)
+    ).strip()
 
 
 def same_prompt_key(prompt: Prompt) -> str:
-    """As `same_text_key`, for prompts; a conversation of one user message is the same as its plain text."""
+    """As `same_text_key`, for prompts; a conversation of one user message is the same as its plain
+    text.
+    """
     if not isinstance(prompt, str) and len(prompt) == 1 and prompt[0]["role"] == "user":
         prompt = prompt[0]["content"]
     return same_text_key(prompt_text(prompt))
 
 
 def contradictory_pairs(pairs: Iterable[tuple[str, str, str]]) -> int:
-    """How many (prompt, chosen, rejected) keys stand beside their own opposite: both of such a couple are counted."""
+    """How many (prompt, chosen, rejected) keys stand beside their own opposite: both of such a
+    couple are counted.
+    """
     seen = set(pairs)
     return sum((prompt, rejected, chosen) in seen for prompt, chosen, rejected in seen)
 
@@ -123,9 +146,14 @@ def contradictory_pairs(pairs: Iterable[tuple[str, str, str]]) -> int:
 
 
 def write_quarantine(target: Path, refusals: Sequence[Refusal]) -> None:
-    """One JSON object a line: reason, detail, source, unit, number, column, and the original row."""
+    """One JSON object a line: reason, detail, source, unit, number, column, and the original
+    row.
+    """
     # backslashreplace writes half a surrogate pair as JSON's own escape of it
-    with replacing(target) as temporary, temporary.open("w", encoding="utf-8", errors="backslashreplace") as file:
+    with (
+        replacing(target) as temporary,
+        temporary.open("w", encoding="utf-8", errors="backslashreplace") as file,
+    ):
         for refusal in refusals:
             file.write(_quarantine_line(refusal) + "\n")
 
@@ -133,13 +161,23 @@ def write_quarantine(target: Path, refusals: Sequence[Refusal]) -> None:
 def _quarantine_line(refusal: Refusal) -> str:
     origin = refusal.origin
     row: dict[str, Any] = {
-        "reason": refusal.reason, "detail": refusal.detail,
-        "source": origin.place, "unit": origin.unit, "number": origin.number, "column": origin.column,
-    }  # fmt: skip
+        "reason": refusal.reason,
+        "detail": refusal.detail,
+        "source": origin.place,
+        "unit": origin.unit,
+        "number": origin.number,
+        "column": origin.column,
+    }
     try:
         return json.dumps({**row, "original": origin.original}, ensure_ascii=False, default=str)
-    except (RecursionError, TypeError):  # nested deeper than the writer can follow, or keys that are no text (a CSV row's overflow)
-        return json.dumps({**row, "original": None, "note": f"can not be copied, see {origin}"}, ensure_ascii=False)
+    except (
+        RecursionError,
+        TypeError,
+    ):  # nested deeper than the writer can follow, or keys that are no text (a CSV row's overflow)
+        return json.dumps(
+            {**row, "original": None, "note": f"can not be copied, see {origin}"},
+            ensure_ascii=False,
+        )
 
 
 def reasons(refusals: Iterable[Refusal]) -> Counter[str]:
@@ -147,8 +185,11 @@ def reasons(refusals: Iterable[Refusal]) -> Counter[str]:
     return Counter(dict(Counter(refusal.reason for refusal in refusals).most_common()))
 
 
-def check_quarantine_fraction(refusals: Sequence[Refusal], rows_read: int, limit: float, quarantine: str) -> None:
-    """Refuse a source of which too much was refused; `quarantine` is where the refused rows can be looked at.
+def check_quarantine_fraction(
+    refusals: Sequence[Refusal], rows_read: int, limit: float, quarantine: str
+) -> None:
+    """Refuse a source of which too much was refused; `quarantine` is where the refused rows can be
+    looked at.
 
     Raises DataError with the three most frequent reasons, each with its count and first place.
     """
@@ -156,12 +197,24 @@ def check_quarantine_fraction(refusals: Sequence[Refusal], rows_read: int, limit
         return
     first: Mapping[str, Refusal] = {refusal.reason: refusal for refusal in reversed(refusals)}
     counts = reasons(refusals).most_common(3)
-    named = "; ".join(f"{count} {reason} (first: {first[reason].origin}: {first[reason].detail})" for reason, count in counts)
+    named = "; ".join(
+        f"{count} {reason} (first: {first[reason].origin}: {first[reason].detail})"
+        for reason, count in counts
+    )
     share = len(refusals) / rows_read
     some_left = len(refusals) < rows_read
-    allowed = f"data.max_quarantine_fraction={limit} allows {limit:.1%}" if some_left else "none is left to train on"
-    remedy = "Fix the source, or raise the limit in params.yaml" if some_left else "Fix the source, or data.source in params.yaml"
+    allowed = (
+        f"data.max_quarantine_fraction={limit} allows {limit:.1%}"
+        if some_left
+        else "none is left to train on"
+    )
+    remedy = (
+        "Fix the source, or raise the limit in params.yaml"
+        if some_left
+        else "Fix the source, or data.source in params.yaml"
+    )
     raise DataError(
-        f"{len(refusals)} of {rows_read} rows ({share:.1%}) were refused, {allowed}: {named}. All of them are in {quarantine}. "
+        f"{len(refusals)} of {rows_read} rows ({share:.1%}) were refused, {allowed}: {named}. All "
+        f"of them are in {quarantine}. "
         f"{remedy}; data/prepared is as it was."
     )

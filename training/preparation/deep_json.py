@@ -1,4 +1,6 @@
-"""JSON of any depth: conversation trees may nest deeper than the standard parser's recursion allows."""
+"""JSON of any depth: conversation trees may nest deeper than the standard parser's recursion
+allows.
+"""
 
 import json
 import re
@@ -7,7 +9,14 @@ from typing import Any
 _scan_string = json.decoder.scanstring  # type: ignore[attr-defined]  # the standard parser's own reader of strings
 _SPACE = re.compile(r"[ \t\n\r]*")
 _NUMBER = re.compile(r"-?(?:0|[1-9]\d*)(\.\d+)?([eE][-+]?\d+)?")
-_WORDS = {"true": True, "false": False, "null": None, "NaN": float("nan"), "Infinity": float("inf"), "-Infinity": float("-inf")}
+_WORDS = {
+    "true": True,
+    "false": False,
+    "null": None,
+    "NaN": float("nan"),
+    "Infinity": float("inf"),
+    "-Infinity": float("-inf"),
+}
 
 
 def parse(text: str) -> Any:

@@ -1,7 +1,9 @@
-"""From the rows of a source, in whatever of the five formats, to examples: a prompt, and the replies known to it.
+"""From the rows of a source, in whatever of the five formats, to examples: a prompt, and the
+replies known to it.
 
 pairs         prompt, chosen, rejected             -> one pair
-votes         prompt, response1, response2, votes  -> one pair, or none where no reply has the majority (training/preparation/votes.py: one vote a line)
+votes         prompt, response1, response2, votes  -> one pair, or none where no reply has the
+              majority (training/preparation/votes.py: one vote a line)
 trees         conversations with ranked replies    -> training/preparation/trees.py
 instructions  prompt, completion                   -> one demonstration
 prompts       prompt (or a bare JSON string)       -> the prompt alone
@@ -14,24 +16,46 @@ from typing import Any, NamedTuple
 
 from config.errors import DataError, ParamsError
 from training.modeling.tokenizer import Message, Prompt, prompt_text
-from training.preparation.cleaning import Origin, Refusal, Refused, TextRules, same_prompt_key, same_text_key
+from training.preparation.cleaning import (
+    Origin,
+    Refusal,
+    Refused,
+    TextRules,
+    same_prompt_key,
+    same_text_key,
+)
 from training.preparation.sources import SourceRow, Table
 
 COLUMNS = {
     "pairs": {"prompt": "prompt", "chosen": "chosen", "rejected": "rejected"},
     "votes": {
-        "prompt": "prompt", "response1": "response1", "response2": "response2", "annotators": "annotator1, annotator2, annotator3",
+        "prompt": "prompt",
+        "response1": "response1",
+        "response2": "response2",
+        "annotators": "annotator1, annotator2, annotator3",
     },
-    "trees": {"prompt": "prompt", "text": "text", "role": "role", "rank": "rank", "replies": "replies"},
+    "trees": {
+        "prompt": "prompt",
+        "text": "text",
+        "role": "role",
+        "rank": "rank",
+        "replies": "replies",
+    },
     "instructions": {"prompt": "prompt", "completion": "completion"},
     "prompts": {"prompt": "prompt"},
-}  # fmt: skip
+}
 """Our columns per format -> the name expected in the source unless `columns` says otherwise."""
 
 OPTIONAL = ("input",)
 """Read only if `columns` names it: further text put below the prompt, after an empty line."""
 
-ROLES = {"system": "system", "user": "user", "assistant": "assistant", "prompter": "user", "human": "user"}
+ROLES = {
+    "system": "system",
+    "user": "user",
+    "assistant": "assistant",
+    "prompter": "user",
+    "human": "user",
+}
 """Role of a message as sources spell it -> as TRL spells it."""
 
 
@@ -44,7 +68,9 @@ class Pair(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Example:
-    """A prompt with what a source knows about it. Compared by identity: equal texts may stand at two places."""
+    """A prompt with what a source knows about it. Compared by identity: equal texts may stand at
+    two places.
+    """
 
     origin: Origin
     prompt: Prompt
@@ -77,7 +103,10 @@ def column_names(form: str, given: Mapping[str, str], setting: str) -> dict[str,
         if name not in known:
             close = difflib.get_close_matches(name, known, n=1)
             hint = f"did you mean {close[0]}?" if close else f"known: {', '.join(known)}."
-            raise ParamsError(f"{setting}.columns.{name} is not a column of format {form}; {hint} Change it in params.yaml.")
+            raise ParamsError(
+                f"{setting}.columns.{name} is not a column of format {form}; {hint} Change it in "
+                "params.yaml."
+            )
     return {**COLUMNS[form], **given}
 
 
@@ -96,13 +125,18 @@ def check_columns(table: Table, form: str, columns: Mapping[str, str], setting: 
             present.update((str(name), None) for name in row.content if name is not None)
     if form == "prompts" and any(isinstance(row.content, str) for row in table.rows):
         return
-    needed = {ours: theirs for ours, theirs in columns.items() if ours != "annotators" and (form != "trees" or ours == "prompt")}
+    needed = {
+        ours: theirs
+        for ours, theirs in columns.items()
+        if ours != "annotators" and (form != "trees" or ours == "prompt")
+    }
     votes = [("annotators", name) for name in annotator_columns(columns)] if form == "votes" else []
     for ours, theirs in [*needed.items(), *votes]:
         if theirs not in present:
             there = ", ".join(present) if present else "none: its rows are not objects"
             raise DataError(
-                f"{table.place} has no column {theirs!r}, which format {form} needs as {ours}; columns present: {there}. "
+                f"{table.place} has no column {theirs!r}, which format {form} needs as {ours}; "
+                f"columns present: {there}. "
                 f"Set {setting}.columns.{ours} or {setting}.format in params.yaml."
             )
 
@@ -120,10 +154,18 @@ def parse_rows(table: Table, form: str, columns: Mapping[str, str], rules: TextR
     return Parsed(len(table.rows), examples, refusals, ties)
 
 
-def _example(table: Table, row: SourceRow, form: str, columns: Mapping[str, str], rules: TextRules) -> Example:
-    content = {columns["prompt"]: row.content} if form == "prompts" and isinstance(row.content, str) else row.content
+def _example(
+    table: Table, row: SourceRow, form: str, columns: Mapping[str, str], rules: TextRules
+) -> Example:
+    content = (
+        {columns["prompt"]: row.content}
+        if form == "prompts" and isinstance(row.content, str)
+        else row.content
+    )
     if not isinstance(content, dict):
-        raise Refused("wrong_type", "", f"{type(content).__name__} where an object with columns is expected")
+        raise Refused(
+            "wrong_type", "", f"{type(content).__name__} where an object with columns is expected"
+        )
     if None in content:
         raise Refused("field_count", "", content[None])
     fields = Fields(content, columns, rules)
@@ -135,7 +177,9 @@ def _example(table: Table, row: SourceRow, form: str, columns: Mapping[str, str]
             pairs = (Pair(*fields.two_replies(prompt, "chosen", "rejected"), None),)
         case "votes":
             first, second = fields.two_replies(prompt, "response1", "response2")
-            winner = majority([vote for name in annotator_columns(columns) for vote in fields.votes(name)])
+            winner = majority(
+                [vote for name in annotator_columns(columns) for vote in fields.votes(name)]
+            )
             if winner:
                 pairs = (Pair(first, second, True) if winner == 1 else Pair(second, first, False),)
         case "instructions":
@@ -145,8 +189,12 @@ def _example(table: Table, row: SourceRow, form: str, columns: Mapping[str, str]
 
 
 def majority(votes: Sequence[int]) -> int:
-    """1 or 2, the reply that more than half of all annotators prefer; 0 if neither has that (a vote of 0 is a tie)."""
-    return next((reply for reply in (1, 2) if 2 * sum(vote == reply for vote in votes) > len(votes)), 0)
+    """1 or 2, the reply that more than half of all annotators prefer; 0 if neither has that (a vote
+    of 0 is a tie).
+    """
+    return next(
+        (reply for reply in (1, 2) if 2 * sum(vote == reply for vote in votes) > len(votes)), 0
+    )
 
 
 @dataclass(frozen=True)
@@ -166,11 +214,17 @@ class Fields:
     def prompt(self) -> Prompt:
         name = self.columns["prompt"]
         value = self.value(name)
-        prompt: Prompt = self.conversation(value, name) if isinstance(value, list) else self.rules.clean(value, name)
+        prompt: Prompt = (
+            self.conversation(value, name)
+            if isinstance(value, list)
+            else self.rules.clean(value, name)
+        )
         if isinstance(prompt, str):
             prompt = "\n\n".join([prompt, *self._input()])
         elif prompt[-1]["role"] != "user":
-            raise Refused("role", name, f"the conversation ends with {prompt[-1]['role']}, not with the user")
+            raise Refused(
+                "role", name, f"the conversation ends with {prompt[-1]['role']}, not with the user"
+            )
         self.rules.check_prompt_chars(len(prompt_text(prompt)), name)
         return prompt
 
@@ -179,7 +233,11 @@ class Fields:
         if "input" not in self.columns:
             return []
         value = self.content.get(self.columns["input"])
-        return [] if value is None or (isinstance(value, str) and not value.strip()) else [self.rules.clean(value, self.columns["input"])]
+        return (
+            []
+            if value is None or (isinstance(value, str) and not value.strip())
+            else [self.rules.clean(value, self.columns["input"])]
+        )
 
     def conversation(self, messages: list[Any], name: str) -> list[Message]:
         if not messages:
@@ -187,7 +245,9 @@ class Fields:
         return [message(item, f"{name}[{i}]", self.rules) for i, item in enumerate(messages)]
 
     def reply(self, prompt: Prompt, column: str) -> str:
-        """A reply: text, or a list that ends with the assistant's message and repeats the prompt before it, if anything."""
+        """A reply: text, or a list that ends with the assistant's message and repeats the prompt
+        before it, if anything.
+        """
         name = self.columns[column]
         value = self.value(name)
         if not isinstance(value, list):
@@ -196,19 +256,29 @@ class Fields:
         if last["role"] != "assistant":
             raise Refused("role", name, f"the reply is by {last['role']}, not by the assistant")
         if before and same_prompt_key(before) != same_prompt_key(prompt):
-            raise Refused("other_prompt", name, "the conversation before the reply is not the prompt")
+            raise Refused(
+                "other_prompt", name, "the conversation before the reply is not the prompt"
+            )
         return self.rules.clean_response(last["content"], name)
 
     def two_replies(self, prompt: Prompt, first: str, second: str) -> tuple[str, str]:
         replies = self.reply(prompt, first), self.reply(prompt, second)
         if same_text_key(replies[0]) == same_text_key(replies[1]):
-            raise Refused("identical_replies", self.columns[second], "both replies are the same text")
+            raise Refused(
+                "identical_replies", self.columns[second], "both replies are the same text"
+            )
         return replies
 
     def votes(self, name: str) -> list[int]:
-        """The vote in a column, or those that training/preparation/votes.py gathered: a tuple, which no file can hold."""
+        """The vote in a column, or those that training/preparation/votes.py gathered: a tuple,
+        which no file can hold.
+        """
         value = self.value(name)
-        return [self.vote(item, name) for item in value] if isinstance(value, tuple) else [self.vote(value, name)]
+        return (
+            [self.vote(item, name) for item in value]
+            if isinstance(value, tuple)
+            else [self.vote(value, name)]
+        )
 
     def vote(self, value: Any, name: str) -> int:
         if isinstance(value, str) and value.strip() in ("0", "1", "2"):
@@ -218,7 +288,9 @@ class Fields:
         raise Refused("not_a_vote", name, f"{value!r} is none of 0 (tie), 1, 2")
 
 
-def message(item: Any, column: str, rules: TextRules, text: str = "content", role: str = "role") -> Message:
+def message(
+    item: Any, column: str, rules: TextRules, text: str = "content", role: str = "role"
+) -> Message:
     """A checked message from one of a source; `text` and `role` are the source's names.
 
     Raises Refused.

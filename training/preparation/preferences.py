@@ -28,12 +28,18 @@ def read_pairs(stage: Stage, split: str, tokenizer: PreTrainedTokenizerBase) -> 
     path = stage.root / f"data/prepared/preference/{split}.jsonl"
     found = list(jsonl.plain(path))
     prompts = encode_prompts(tokenizer, [row["prompt"] for row in found])
-    replies = [encode_responses(tokenizer, [row[side] for row in found]) for side in ("chosen", "rejected")]
-    every = [{"prompt_ids": p, "chosen_ids": c, "rejected_ids": r} for p, c, r in zip(prompts, *replies, strict=True)]
+    replies = [
+        encode_responses(tokenizer, [row[side] for row in found]) for side in ("chosen", "rejected")
+    ]
+    every = [
+        {"prompt_ids": p, "chosen_ids": c, "rejected_ids": r}
+        for p, c, r in zip(prompts, *replies, strict=True)
+    ]
     rows = [row for row in every if sequence_length(row) <= limit]
     if not rows:
         raise DataError(
-            f"{path} has no pair that fits in {stage.name}.max_length={limit} ({len(every)} are longer). Raise it in params.yaml."
+            f"{path} has no pair that fits in {stage.name}.max_length={limit} ({len(every)} are "
+            "longer). Raise it in params.yaml."
         )
     return Pairs(rows, len(every) - len(rows))
 

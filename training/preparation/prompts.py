@@ -13,7 +13,8 @@ logger = logging.getLogger(__name__)
 
 
 def read_prompts(stage: Stage, tokenizer: PreTrainedTokenizerBase) -> list[list[int]]:
-    """Tokenised training prompts that leave room for a whole response of the stage's max_new_tokens.
+    """Tokenised training prompts that leave room for a whole response of the stage's
+    max_new_tokens.
 
     Raises DataError if none does.
     """
@@ -23,9 +24,15 @@ def read_prompts(stage: Stage, tokenizer: PreTrainedTokenizerBase) -> list[list[
     fitting = [prompt for prompt in prompts if len(prompt) <= room]
     if not fitting:
         raise DataError(
-            f"{path} has no prompt of at most {room} tokens (model.context_length - {stage.name}.max_new_tokens). "
+            f"{path} has no prompt of at most {room} tokens (model.context_length - "
+            f"{stage.name}.max_new_tokens). "
             "Change either in params.yaml."
         )
     if len(fitting) < len(prompts):
-        logger.info("%d of %d prompts are longer than %d tokens and are left out", len(prompts) - len(fitting), len(prompts), room)
+        logger.info(
+            "%d of %d prompts are longer than %d tokens and are left out",
+            len(prompts) - len(fitting),
+            len(prompts),
+            room,
+        )
     return fitting

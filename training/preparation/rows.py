@@ -1,4 +1,6 @@
-"""From examples to the three datasets the later stages read: TRL's canonical rows, without duplicates, in splits by prompt."""
+"""From examples to the three datasets the later stages read: TRL's canonical rows, without
+duplicates, in splits by prompt.
+"""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -19,7 +21,9 @@ class Row(NamedTuple):
 
     content: dict[str, Any]
     sequence_tokens: tuple[int, ...]
-    """Tokens of prompt plus response, one for each response; of the prompt alone where there is none."""
+    """Tokens of prompt plus response, one for each response; of the prompt alone where there is
+    none.
+    """
 
 
 Datasets = Mapping[str, Mapping[str, Sequence[Row]]]
@@ -27,7 +31,9 @@ Datasets = Mapping[str, Mapping[str, Sequence[Row]]]
 
 REPLIES: Mapping[str, Callable[[Example], list[dict[str, str]]]] = {
     "sft": lambda example: [{"completion": text} for text in example.completions],
-    "preference": lambda example: [{"chosen": pair.chosen, "rejected": pair.rejected} for pair in example.pairs],
+    "preference": lambda example: [
+        {"chosen": pair.chosen, "rejected": pair.rejected} for pair in example.pairs
+    ],
     "prompts": lambda example: [{}],
 }
 """Use of an example -> the reply columns of each row it gives."""
@@ -35,7 +41,9 @@ REPLIES: Mapping[str, Callable[[Example], list[dict[str, str]]]] = {
 USES = tuple(REPLIES)
 
 
-def prompt_tokens(tokenizer: PreTrainedTokenizerBase, examples: Sequence[Example]) -> dict[Example, int]:
+def prompt_tokens(
+    tokenizer: PreTrainedTokenizerBase, examples: Sequence[Example]
+) -> dict[Example, int]:
     """Tokens of every example's rendered prompt."""
     encoded = encode_prompts(tokenizer, [example.prompt for example in examples])
     return {example: len(ids) for example, ids in zip(examples, encoded, strict=True)}
@@ -45,21 +53,34 @@ def crowded_out(example: Example, tokens: int, context_length: int) -> Refusal |
     """A refusal if a prompt of so many tokens leaves no room for a single response token."""
     if tokens < context_length:
         return None
-    detail = f"prompt of {tokens} tokens leaves no room for a reply in model.context_length={context_length}"
+    detail = (
+        f"prompt of {tokens} tokens leaves no room for a reply in "
+        f"model.context_length={context_length}"
+    )
     return Refusal("prompt_fills_context", detail, example.origin)
 
 
 def make_dataset(
-    use: str, examples: Sequence[Example], test_fraction: float, tokenizer: PreTrainedTokenizerBase, tokens: Mapping[Example, int]
+    use: str,
+    examples: Sequence[Example],
+    test_fraction: float,
+    tokenizer: PreTrainedTokenizerBase,
+    tokens: Mapping[Example, int],
 ) -> dict[str, list[Row]]:
-    """Split -> rows of one dataset, without exact duplicates, in the order of the source. `tokens` are those of the prompts."""
+    """Split -> rows of one dataset, without exact duplicates, in the order of the source. `tokens`
+    are those of the prompts.
+    """
     unique = _unique(use, examples)
     texts = list(dict.fromkeys(text for _, replies in unique for text in replies.values()))
-    response_tokens = {text: len(ids) for text, ids in zip(texts, encode_responses(tokenizer, texts), strict=True)}
+    response_tokens = {
+        text: len(ids) for text, ids in zip(texts, encode_responses(tokenizer, texts), strict=True)
+    }
     conversational = is_conversational(examples)
     dataset: dict[str, list[Row]] = {split: [] for split in SPLITS}
     for example, replies in unique:
-        lengths = tuple(tokens[example] + response_tokens[text] for text in replies.values()) or (tokens[example],)
+        lengths = tuple(tokens[example] + response_tokens[text] for text in replies.values()) or (
+            tokens[example],
+        )
         row = Row(canonical_row(example.prompt, replies, conversational), lengths)
         dataset[split_of(example.prompt, test_fraction)].append(row)
     return dataset
@@ -69,7 +90,10 @@ def _unique(use: str, examples: Sequence[Example]) -> list[tuple[Example, dict[s
     rows, seen = [], set()
     for example in examples:
         for replies in REPLIES[use](example):
-            key = (same_prompt_key(example.prompt), *(same_text_key(text) for text in replies.values()))
+            key = (
+                same_prompt_key(example.prompt),
+                *(same_text_key(text) for text in replies.values()),
+            )
             if key not in seen:
                 seen.add(key)
                 rows.append((example, replies))
@@ -77,15 +101,22 @@ def _unique(use: str, examples: Sequence[Example]) -> list[tuple[Example, dict[s
 
 
 def is_conversational(examples: Iterable[Example]) -> bool:
-    """Whether the rows of these examples must be lists of messages: one such prompt makes all of them so."""
+    """Whether the rows of these examples must be lists of messages: one such prompt makes all of
+    them so.
+    """
     return any(not isinstance(example.prompt, str) for example in examples)
 
 
-def canonical_row(prompt: Prompt, replies: Mapping[str, str], conversational: bool) -> dict[str, Any]:
+def canonical_row(
+    prompt: Prompt, replies: Mapping[str, str], conversational: bool
+) -> dict[str, Any]:
     """TRL's row: {prompt} and replies by column, plain or as lists of messages."""
     if not conversational:
         return {"prompt": prompt, **replies}
-    return {"prompt": _as_conversation(prompt), **{name: [{"role": "assistant", "content": text}] for name, text in replies.items()}}
+    return {
+        "prompt": _as_conversation(prompt),
+        **{name: [{"role": "assistant", "content": text}] for name, text in replies.items()},
+    }
 
 
 def _as_conversation(prompt: Prompt) -> list[Message]:
@@ -101,7 +132,8 @@ def refuse_empty_splits(datasets: Datasets, test_fraction: float) -> None:
         if not rows:
             in_all = sum(len(other) for other in datasets[name].values())
             raise DataError(
-                f"no row is left for {name}/{split}: {in_all} rows in all, split by prompt at data.test_fraction={test_fraction}. "
+                f"no row is left for {name}/{split}: {in_all} rows in all, split by prompt at "
+                f"data.test_fraction={test_fraction}. "
                 "Add prompts to the source, or change data.test_fraction in params.yaml."
             )
 
@@ -116,4 +148,6 @@ def write_prepared(target: Path, datasets: Datasets, refusals: Sequence[Refusal]
 
 def each(datasets: Datasets) -> list[tuple[str, str, Sequence[Row]]]:
     """(dataset, split, rows) of all of them."""
-    return [(name, split, rows) for name, splits in datasets.items() for split, rows in splits.items()]
+    return [
+        (name, split, rows) for name, splits in datasets.items() for split, rows in splits.items()
+    ]

@@ -1,6 +1,8 @@
-"""Reading rows from files, URLs and the hub: every row with the place it stands at, every broken file one DataError.
+"""Reading rows from files, URLs and the hub: every row with the place it stands at, every broken
+file one DataError.
 
-Nothing is judged here but whether the file is what it says it is; single rows are judged by training/preparation/formats.py.
+Nothing is judged here but whether the file is what it says it is; single rows are judged by
+training/preparation/formats.py.
 """
 
 import csv
@@ -42,57 +44,87 @@ class Table(NamedTuple):
 
 
 def local_files(params: Params) -> list[str]:
-    """The files on this machine that the data section reads, if they are there: part of the stage's fingerprint."""
-    return sorted({str(Path(path)) for path in params.data.local_paths().values() if Path(path).is_file()})
+    """The files on this machine that the data section reads, if they are there: part of the stage's
+    fingerprint.
+    """
+    return sorted(
+        {str(Path(path)) for path in params.data.local_paths().values() if Path(path).is_file()}
+    )
 
 
 def read_file(source: FileSource, root: Path, setting: str) -> Table:
-    """The rows of a local file (relative to `root`) or URL. `setting` names the source in messages, such as data.source.
+    """The rows of a local file (relative to `root`) or URL. `setting` names the source in messages,
+    such as data.source.
 
-    Raises DataError if the file is missing, empty, cut, not UTF-8, or not of the kind its name says.
+    Raises DataError if the file is missing, empty, cut, not UTF-8, or not of the kind its name
+    says.
     """
-    suffix = Path(urllib.parse.urlparse(source.path).path if "://" in source.path else source.path).suffix.lower()
+    suffix = Path(
+        urllib.parse.urlparse(source.path).path if "://" in source.path else source.path
+    ).suffix.lower()
     if suffix not in READERS:
         raise DataError(
-            f"{setting}.path={source.path}: the name must end in {', '.join(READERS)}, which says how to read it. "
+            f"{setting}.path={source.path}: the name must end in {', '.join(READERS)}, which says "
+            "how to read it. "
             "Rename or convert the file, or fix the path in params.yaml."
         )
     content = read_bytes(source.path, root, setting)
     if not content.strip():
-        raise DataError(f"{source.path} is empty: no rows to train on. Fetch the file again, or fix {setting}.path in params.yaml.")
-    logger.info("%s: %d bytes, sha256 %s", source.path, len(content), hashlib.sha256(content).hexdigest())
+        raise DataError(
+            f"{source.path} is empty: no rows to train on. Fetch the file again, or fix "
+            f"{setting}.path in params.yaml."
+        )
+    logger.info(
+        "%s: %d bytes, sha256 %s", source.path, len(content), hashlib.sha256(content).hexdigest()
+    )
     unit, reader = READERS[suffix]
     table = Table(source.path, unit, list(reader(content, source.path)))
     if not table.rows:
-        raise DataError(f"{source.path} has no rows. Fetch the file again, or fix {setting}.path in params.yaml.")
+        raise DataError(
+            f"{source.path} has no rows. Fetch the file again, or fix {setting}.path in "
+            "params.yaml."
+        )
     return table
 
 
 def read_hub(source: HubSource, setting: str) -> Table:
-    """The rows of a Hugging Face dataset, or of a local dataset folder; code that comes with a dataset is never run.
+    """The rows of a Hugging Face dataset, or of a local dataset folder; code that comes with a
+    dataset is never run.
 
     Raises DataError if it can not be loaded.
     """
     import datasets  # a second of import that the other sources need not pay
 
     try:
-        loaded = datasets.load_dataset(source.path, name=source.config, revision=source.revision, split=source.split)
+        loaded = datasets.load_dataset(
+            source.path, name=source.config, revision=source.revision, split=source.split
+        )
         rows = loaded.to_list()
     except Exception as error:  # the library and the network raise almost any type
         raise DataError(
-            f"{setting}: dataset {source.path} (config={source.config}, revision={source.revision}, split={source.split}) "
+            f"{setting}: dataset {source.path} (config={source.config}, "
+            f"revision={source.revision}, split={source.split}) "
             f"can not be loaded: {_one_line(error)}. Fix {setting} in params.yaml."
         ) from error
     if not rows:
-        raise DataError(f"{setting}: split {source.split} of dataset {source.path} has no rows. Name another split in params.yaml.")
-    return Table(f"{source.path}@{source.revision}/{source.split}", "row", [SourceRow(i, row) for i, row in enumerate(rows, start=1)])
+        raise DataError(
+            f"{setting}: split {source.split} of dataset {source.path} has no rows. Name another "
+            "split in params.yaml."
+        )
+    return Table(
+        f"{source.path}@{source.revision}/{source.split}",
+        "row",
+        [SourceRow(i, row) for i, row in enumerate(rows, start=1)],
+    )
 
 
 # ---------------------------------------------------------------- bytes
 
 
 def read_bytes(path: str, root: Path, setting: str) -> bytes:
-    """What a local file (relative to `root`) or URL holds. Raises DataError or EnvironmentFault if it can not be read."""
+    """What a local file (relative to `root`) or URL holds. Raises DataError or EnvironmentFault if
+    it can not be read.
+    """
     return _download(path, setting) if "://" in path else _local(root / path, setting)
 
 
@@ -100,17 +132,24 @@ def _local(path: Path, setting: str) -> bytes:
     try:
         return path.read_bytes()
     except FileNotFoundError:
-        raise DataError(f"{path} does not exist. Put the file there, or fix {setting}.path in params.yaml.") from None
+        raise DataError(
+            f"{path} does not exist. Put the file there, or fix {setting}.path in params.yaml."
+        ) from None
     except IsADirectoryError:
-        raise DataError(f"{path} is a folder, a file is needed. Fix {setting}.path in params.yaml.") from None
+        raise DataError(
+            f"{path} is a folder, a file is needed. Fix {setting}.path in params.yaml."
+        ) from None
     except PermissionError:
         raise EnvironmentFault(
-            f"{path} may not be read by this user. Give it read permission, or fix {setting}.path in params.yaml."
+            f"{path} may not be read by this user. Give it read permission, or fix {setting}.path "
+            "in params.yaml."
         ) from None
 
 
 def _download(url: str, setting: str) -> bytes:
-    """The bytes behind a URL: http(s) by the standard library, other schemes (s3, gs, hf ...) by fsspec and its plugins."""
+    """The bytes behind a URL: http(s) by the standard library, other schemes (s3, gs, hf ...) by
+    fsspec and its plugins.
+    """
     try:
         if urllib.parse.urlparse(url).scheme in ("http", "https"):
             with urllib.request.urlopen(url, timeout=URL_TIMEOUT_SECONDS) as response:
@@ -124,7 +163,9 @@ def _download(url: str, setting: str) -> bytes:
         reason = f"HTTP {error.code} {error.reason}"
     except Exception as error:  # noqa: BLE001  every transport has exceptions of its own
         reason = _one_line(error)
-    raise DataError(f"{url} can not be read: {reason}. Try again later, or fix {setting}.path in params.yaml.")
+    raise DataError(
+        f"{url} can not be read: {reason}. Try again later, or fix {setting}.path in params.yaml."
+    )
 
 
 def _one_line(error: Exception) -> str:
@@ -137,7 +178,8 @@ def _text(content: bytes, place: str) -> str:
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
         raise DataError(
-            f"{place} line {line}: byte 0x{content[error.start]:02x} is not UTF-8. Convert the file, for example with iconv -t UTF-8."
+            f"{place} line {line}: byte 0x{content[error.start]:02x} is not UTF-8. Convert the "
+            "file, for example with iconv -t UTF-8."
         ) from None
 
 
@@ -145,7 +187,9 @@ def _text(content: bytes, place: str) -> str:
 
 
 def _jsonl(content: bytes, place: str) -> Iterator[SourceRow]:
-    lines = _text(content, place).split("\n")  # not splitlines: U+2028 and its like may stand inside a JSON string
+    lines = _text(content, place).split(
+        "\n"
+    )  # not splitlines: U+2028 and its like may stand inside a JSON string
     last = max(i for i, line in enumerate(lines, start=1) if line.strip())
     for number, line in enumerate(lines, start=1):
         if not line.strip():
@@ -159,7 +203,8 @@ def _jsonl(content: bytes, place: str) -> Iterator[SourceRow]:
                 else "each line must be one JSON value: fix it"
             )
             raise DataError(
-                f"{place} line {number} is not JSON ({_json_fault(error)}); {cut}, or give the file the ending of its real kind."
+                f"{place} line {number} is not JSON ({_json_fault(error)}); {cut}, or give the "
+                "file the ending of its real kind."
             ) from None
 
 
@@ -171,14 +216,19 @@ def _json(content: bytes, place: str) -> Iterator[SourceRow]:
         line = getattr(error, "lineno", 1)
         if str(error).startswith("Extra data"):
             advice = "one JSON value a line is JSON lines: let the name end in .jsonl"
-        elif getattr(error, "pos", 0) >= len(text.rstrip()) - 1 or str(error).startswith("Unterminated string"):
+        elif getattr(error, "pos", 0) >= len(text.rstrip()) - 1 or str(error).startswith(
+            "Unterminated string"
+        ):
             advice = "the file looks cut there: fetch it again"
         else:
             advice = "fix the file, or give it the ending of its real kind"
-        raise DataError(f"{place} line {line} is not JSON ({_json_fault(error)}); {advice}.") from None
+        raise DataError(
+            f"{place} line {line} is not JSON ({_json_fault(error)}); {advice}."
+        ) from None
     if not isinstance(rows, list):
         raise DataError(
-            f"{place} holds one {type(rows).__name__}, a list of rows is needed. Convert the file to a list, or to JSON lines (.jsonl)."
+            f"{place} holds one {type(rows).__name__}, a list of rows is needed. Convert the file "
+            "to a list, or to JSON lines (.jsonl)."
         )
     yield from (SourceRow(number, row) for number, row in enumerate(rows, start=1))
 
@@ -204,7 +254,8 @@ def _csv(content: bytes, place: str) -> Iterator[SourceRow]:
             begin = reader.line_num + 1
     except csv.Error as error:
         raise DataError(
-            f"{place} line {begin} is not CSV ({error}); a quote that never closes or a cut file does this: "
+            f"{place} line {begin} is not CSV ({error}); a quote that never closes or a cut file "
+            "does this: "
             "fix the line, or fetch the file again."
         ) from None
 
@@ -213,7 +264,9 @@ def _csv_header(fields: list[str], place: str) -> list[str]:
     header = [field.strip() for field in fields]
     twice = sorted({name for name in header if header.count(name) > 1})
     if twice:
-        raise DataError(f"{place} line 1: column {twice[0]!r} stands twice in the header. Rename one of them.")
+        raise DataError(
+            f"{place} line 1: column {twice[0]!r} stands twice in the header. Rename one of them."
+        )
     return header
 
 
@@ -225,7 +278,8 @@ def _parquet(content: bytes, place: str) -> Iterator[SourceRow]:
         rows = pyarrow.parquet.read_table(io.BytesIO(content)).to_pylist()
     except (pyarrow.ArrowException, OSError, ValueError) as error:
         raise DataError(
-            f"{place} is not a whole Parquet file ({_one_line(error)}). Fetch it again, or give it the ending of its real kind."
+            f"{place} is not a whole Parquet file ({_one_line(error)}). Fetch it again, or give it "
+            "the ending of its real kind."
         ) from error
     yield from (SourceRow(number, row) for number, row in enumerate(rows, start=1))
 

@@ -1,4 +1,6 @@
-"""Train and test, by prompt: a stable hash decides, so the same prompt never stands in two splits and new rows move none."""
+"""Train and test, by prompt: a stable hash decides, so the same prompt never stands in two splits
+and new rows move none.
+"""
 
 import hashlib
 
@@ -9,9 +11,11 @@ SPLITS = ("train", "test")
 
 
 def split_of(prompt: Prompt, test_fraction: float) -> str:
-    """`test` for a share `test_fraction` of all prompts, else `train`: a function of the prompt alone.
+    """`test` for a share `test_fraction` of all prompts, else `train`: a function of the prompt
+    alone.
 
-    A conversation goes with its first user message, so that no turn of it is trained on while another is tested.
+    A conversation goes with its first user message, so that no turn of it is trained on while
+    another is tested.
     """
     digest = hashlib.sha256(same_text_key(_opening(prompt)).encode()).digest()
     return "test" if int.from_bytes(digest[:8]) < test_fraction * 2**64 else "train"
@@ -20,4 +24,7 @@ def split_of(prompt: Prompt, test_fraction: float) -> str:
 def _opening(prompt: Prompt) -> str:
     if isinstance(prompt, str):
         return prompt
-    return next((message["content"] for message in prompt if message["role"] == "user"), prompt[0]["content"])
+    return next(
+        (message["content"] for message in prompt if message["role"] == "user"),
+        prompt[0]["content"],
+    )

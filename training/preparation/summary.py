@@ -11,7 +11,13 @@ from training.evaluation.intervals import Proportion
 from training.modeling.tokenizer import response_text
 from training.preparation import helpdesk
 from training.preparation.baselines import ReplyPair, bag_of_words, longer_wins
-from training.preparation.cleaning import Refusal, contradictory_pairs, reasons, same_prompt_key, same_text_key
+from training.preparation.cleaning import (
+    Refusal,
+    contradictory_pairs,
+    reasons,
+    same_prompt_key,
+    same_text_key,
+)
 from training.preparation.formats import Example, Parsed
 from training.preparation.rows import REPLIES, USES, Datasets, Row, each
 from training.preparation.splits import SPLITS
@@ -34,8 +40,12 @@ def source_metrics(parsed: Sequence[Parsed], refusals: Sequence[Refusal]) -> dic
     }
 
 
-def duplicate_metrics(by_use: Mapping[str, Sequence[Example]], datasets: Datasets) -> dict[str, int]:
-    """Exact duplicates that were dropped, per dataset, and pairs that contradict one another, which are kept."""
+def duplicate_metrics(
+    by_use: Mapping[str, Sequence[Example]], datasets: Datasets
+) -> dict[str, int]:
+    """Exact duplicates that were dropped, per dataset, and pairs that contradict one another, which
+    are kept.
+    """
     made = {use: sum(len(REPLIES[use](example)) for example in by_use[use]) for use in USES}
     keys = [
         (same_prompt_key(example.prompt), same_text_key(pair.chosen), same_text_key(pair.rejected))
@@ -43,7 +53,10 @@ def duplicate_metrics(by_use: Mapping[str, Sequence[Example]], datasets: Dataset
         for pair in example.pairs
     ]
     return {
-        **{f"{use}_duplicates": made[use] - sum(len(rows) for rows in datasets[use].values()) for use in USES},
+        **{
+            f"{use}_duplicates": made[use] - sum(len(rows) for rows in datasets[use].values())
+            for use in USES
+        },
         "contradictory_pairs": contradictory_pairs(keys),
     }
 
@@ -53,12 +66,16 @@ def row_counts(datasets: Datasets) -> dict[str, int]:
     counts = {}
     for name, split, rows in each(datasets):
         counts[f"{name}_{split}_rows"] = len(rows)
-        counts[f"{name}_{split}_unique_prompts"] = len({same_prompt_key(row.content["prompt"]) for row in rows})
+        counts[f"{name}_{split}_unique_prompts"] = len(
+            {same_prompt_key(row.content["prompt"]) for row in rows}
+        )
     return counts
 
 
 def token_lengths(datasets: Datasets) -> dict[str, float]:
-    """`<dataset>_<split>_tokens_mean`, `_p50`, `_p95` and `_max` of the sequences a model will see."""
+    """`<dataset>_<split>_tokens_mean`, `_p50`, `_p95` and `_max` of the sequences a model will
+    see.
+    """
     lengths: dict[str, float] = {}
     for name, split, rows in each(datasets):
         tokens = _sequence_tokens(rows)
@@ -72,7 +89,9 @@ def token_lengths(datasets: Datasets) -> dict[str, float]:
 
 
 def length_histogram(datasets: Datasets) -> list[tuple[str, str, int, int]]:
-    """(dataset, split, tokens at the lower edge of the bin, sequences in it), the same bins for every dataset."""
+    """(dataset, split, tokens at the lower edge of the bin, sequences in it), the same bins for
+    every dataset.
+    """
     everything = np.concatenate([_sequence_tokens(rows) for _, _, rows in each(datasets)])
     width = -(-(int(everything.max()) + 1) // HISTOGRAM_BINS)
     table = []
@@ -88,11 +107,18 @@ def _sequence_tokens(rows: Sequence[Row]) -> np.ndarray:
 
 def baselines(pairs: Mapping[str, Sequence[ReplyPair]]) -> dict[str, Proportion]:
     """The trivial predictors, on the test pairs."""
-    return {"longer_wins": longer_wins(pairs["test"]), "bow": bag_of_words(pairs["train"], pairs["test"])}
+    return {
+        "longer_wins": longer_wins(pairs["test"]),
+        "bow": bag_of_words(pairs["train"], pairs["test"]),
+    }
 
 
-def label_balance(pairs: Mapping[str, Sequence[ReplyPair]], chosen_first: Sequence[bool | None]) -> dict[str, float | None]:
-    """How often the preferred reply is the longer one, over all splits, and how often it was shown first, where that is known."""
+def label_balance(
+    pairs: Mapping[str, Sequence[ReplyPair]], chosen_first: Sequence[bool | None]
+) -> dict[str, float | None]:
+    """How often the preferred reply is the longer one, over all splits, and how often it was shown
+    first, where that is known.
+    """
     everything = [pair for split in SPLITS for pair in pairs[split]]
     known = [first for first in chosen_first if first is not None]
     return {
@@ -112,13 +138,18 @@ def flat(proportions: Mapping[str, Proportion], prefix: str) -> dict[str, float]
 
 def reply_pairs(rows: Iterable[Row]) -> list[ReplyPair]:
     """The bare texts of preference rows."""
-    return [ReplyPair(response_text(row.content["chosen"]), response_text(row.content["rejected"])) for row in rows]
+    return [
+        ReplyPair(response_text(row.content["chosen"]), response_text(row.content["rejected"]))
+        for row in rows
+    ]
 
 
 def gold_metrics(datasets: Datasets, settings: Data, labels_known: bool) -> dict[str, float | None]:
-    """Where the helpdesk world knows the truth: the best possible accuracy on the test pairs, the demonstrations' mean gold score.
+    """Where the helpdesk world knows the truth: the best possible accuracy on the test pairs, the
+    demonstrations' mean gold score.
 
-    `labels_known` says whether all labels are the world's: nobody knows how certain those of people are.
+    `labels_known` says whether all labels are the world's: nobody knows how certain those of people
+    are.
     """
     metrics: dict[str, float | None] = {"bayes_accuracy": None, "gold_sft_mean": None}
     if isinstance(settings.source, HelpdeskSource):
@@ -126,5 +157,7 @@ def gold_metrics(datasets: Datasets, settings: Data, labels_known: bool) -> dict
             pairs = [row.content for row in datasets["preference"]["test"]]
             metrics["bayes_accuracy"] = helpdesk.bayes_accuracy(pairs, settings.source.temperature)
         if settings.sft_source is None or isinstance(settings.sft_source, HelpdeskSource):
-            metrics["gold_sft_mean"] = helpdesk.mean_gold(row.content for row in datasets["sft"]["train"])
+            metrics["gold_sft_mean"] = helpdesk.mean_gold(
+                row.content for row in datasets["sft"]["train"]
+            )
     return metrics

@@ -1,7 +1,9 @@
-"""Conversation trees with ranked sibling replies -> examples. Walked with a stack, so a tree may be of any depth.
+"""Conversation trees with ranked sibling replies -> examples. Walked with a stack, so a tree may be
+of any depth.
 
-Every user message is a prompt, together with the conversation before it; its ranked replies give one pair for every two of
-unequal rank, and its best reply a demonstration. Rank 0 is best. A message that is refused takes those below it along.
+Every user message is a prompt, together with the conversation before it; its ranked replies give
+one pair for every two of unequal rank, and its best reply a demonstration. Rank 0 is best. A
+message that is refused takes those below it along.
 """
 
 from collections.abc import Iterator, Mapping
@@ -48,11 +50,17 @@ class _Walk:
     unranked: int = 0
 
     def read(self) -> None:
-        root = self.row.content.get(self.columns["prompt"]) if isinstance(self.row.content, dict) else None
+        root = (
+            self.row.content.get(self.columns["prompt"])
+            if isinstance(self.row.content, dict)
+            else None
+        )
         if root is None:
             self.messages = 1
             detail = f"this row has no {self.columns['prompt']!r} with the tree's first message"
-            self.refusals.append(Refusal("missing_column", detail, self._origin("", self.row.content)))
+            self.refusals.append(
+                Refusal("missing_column", detail, self._origin("", self.row.content))
+            )
             return
         stack = [_Node(root, None, 0, 0)]
         while stack:
@@ -92,14 +100,24 @@ class _Walk:
 
     def _children(self, node: _Node) -> list[_Node]:
         items = node.item.get(self.columns["replies"]) if isinstance(node.item, dict) else None
-        return [_Node(item, node, i, node.depth + 1) for i, item in enumerate(items)] if isinstance(items, list) else []
+        return (
+            [_Node(item, node, i, node.depth + 1) for i, item in enumerate(items)]
+            if isinstance(items, list)
+            else []
+        )
 
     def _refuse(self, node: _Node, reason: str, detail: str, column: str = "") -> None:
-        self.refusals.append(Refusal(reason, detail, self._origin(self._way(node) + column, self._alone(node.item))))
+        self.refusals.append(
+            Refusal(reason, detail, self._origin(self._way(node) + column, self._alone(node.item)))
+        )
 
     def _alone(self, item: Any) -> Any:
         """A message without those below it: each of them is counted by itself."""
-        return {name: value for name, value in item.items() if name != self.columns["replies"]} if isinstance(item, dict) else item
+        return (
+            {name: value for name, value in item.items() if name != self.columns["replies"]}
+            if isinstance(item, dict)
+            else item
+        )
 
     def _origin(self, column: str, original: Any) -> Origin:
         return Origin(self.table.place, self.table.unit, self.row.number, column, original)
@@ -115,10 +133,19 @@ class _Walk:
 
     def examples(self) -> Iterator[Example]:
         for user in self.users:
-            ranked = sorted((reply for reply in user.replies if reply.rank is not None), key=lambda reply: (reply.rank, reply.index))
+            ranked = sorted(
+                (reply for reply in user.replies if reply.rank is not None),
+                key=lambda reply: (reply.rank, reply.index),
+            )
             ranked = self._without_repeats(ranked)
-            pairs = tuple(Pair(_text(a), _text(b), None) for a, b in combinations(ranked, 2) if a.rank != b.rank)
-            best = ranked[:1] or (user.replies if len(user.replies) == 1 else [])  # of several unranked ones none is known to be best
+            pairs = tuple(
+                Pair(_text(a), _text(b), None)
+                for a, b in combinations(ranked, 2)
+                if a.rank != b.rank
+            )
+            best = ranked[:1] or (
+                user.replies if len(user.replies) == 1 else []
+            )  # of several unranked ones none is known to be best
             origin = self._origin(self._way(user), self._alone(user.item))
             yield Example(origin, _conversation(user), pairs, tuple(_text(reply) for reply in best))
 
@@ -127,7 +154,12 @@ class _Walk:
         kept: dict[str, _Node] = {}
         for reply in ranked:
             if same_text_key(_text(reply)) in kept:
-                self._refuse(reply, "identical_replies", "a better ranked reply has the same text", f".{self.columns['text']}")
+                self._refuse(
+                    reply,
+                    "identical_replies",
+                    "a better ranked reply has the same text",
+                    f".{self.columns['text']}",
+                )
             else:
                 kept[same_text_key(_text(reply))] = reply
         return list(kept.values())

@@ -1,4 +1,5 @@
-"""Votes that stand one a line, as `rlhf label` writes them, gathered into one row a pair; and reading a file that people write to.
+"""Votes that stand one a line, as `rlhf label` writes them, gathered into one row a pair; and
+reading a file that people write to.
 
 prompt, response1, response2, annotator, vote  ->  prompt, response1, response2, votes (a tuple)
 """
@@ -20,10 +21,12 @@ ANNOTATOR, VOTE, GATHERED = "annotator", "vote", "votes"
 
 
 def gather(table: Table, columns: Mapping[str, str]) -> tuple[Table, dict[str, str]]:
-    """One row a pair, at the place of its first line, and the columns to read it with; a table of another kind as it is.
+    """One row a pair, at the place of its first line, and the columns to read it with; a table of
+    another kind as it is.
 
-    Of several votes of an annotator on a pair the last counts. A vote of null is a pair that was skipped, which also takes an
-    earlier vote back. Lines without an annotator are votes of their own, and what is no object is left for its refusal.
+    Of several votes of an annotator on a pair the last counts. A vote of null is a pair that was
+    skipped, which also takes an earlier vote back. Lines without an annotator are votes of their
+    own, and what is no object is left for its refusal.
     """
     if not _one_a_line(table, columns):
         return table, dict(columns)
@@ -33,14 +36,26 @@ def gather(table: Table, columns: Mapping[str, str]) -> tuple[Table, dict[str, s
         if not isinstance(row.content, dict):
             rows.append(row)
             continue
-        content = {ours: row.content[ours] for ours in row.content if ours not in (ANNOTATOR, VOTE, GATHERED)}
-        pair = json.dumps([content.get(columns[name]) for name in ("prompt", "response1", "response2")], default=str)
+        content = {
+            ours: row.content[ours]
+            for ours in row.content
+            if ours not in (ANNOTATOR, VOTE, GATHERED)
+        }
+        pair = json.dumps(
+            [content.get(columns[name]) for name in ("prompt", "response1", "response2")],
+            default=str,
+        )
         if pair not in votes_of:
             votes_of[pair] = {}
             rows.append(SourceRow(row.number, content | {GATHERED: votes_of[pair]}))
         annotator = row.content.get(ANNOTATOR)
-        votes_of[pair][row.number if annotator is None else str(annotator)] = row.content.get(VOTE, "")
-    return table._replace(rows=[_with_tuple(row) for row in rows]), {**columns, "annotators": GATHERED}
+        votes_of[pair][row.number if annotator is None else str(annotator)] = row.content.get(
+            VOTE, ""
+        )
+    return table._replace(rows=[_with_tuple(row) for row in rows]), {
+        **columns,
+        "annotators": GATHERED,
+    }
 
 
 def _one_a_line(table: Table, columns: Mapping[str, str]) -> bool:
@@ -53,16 +68,21 @@ def _one_a_line(table: Table, columns: Mapping[str, str]) -> bool:
 def _with_tuple(row: SourceRow) -> SourceRow:
     if not isinstance(row.content, dict):
         return row
-    return row._replace(content=row.content | {GATHERED: tuple(vote for vote in row.content[GATHERED].values() if vote is not None)})
+    return row._replace(
+        content=row.content
+        | {GATHERED: tuple(vote for vote in row.content[GATHERED].values() if vote is not None)}
+    )
 
 
 # ---------------------------------------------------------------- a file that people write to
 
 
 def read_vote_lines(source: FileSource, root: Path, setting: str) -> tuple[Table, list[Refusal]]:
-    """The rows of a source of votes, and its lines that are none: one that was cut or edited by hand must not hold up the others.
+    """The rows of a source of votes, and its lines that are none: one that was cut or edited by
+    hand must not hold up the others.
 
-    A local file that is not there yet, or is empty, has no rows. Raises DataError as `read_file` does for anything but JSON lines.
+    A local file that is not there yet, or is empty, has no rows. Raises DataError as `read_file`
+    does for anything but JSON lines.
     """
     path = root / source.path
     if "://" not in source.path and (not path.exists() or not path.stat().st_size):
@@ -76,24 +96,38 @@ def read_vote_lines(source: FileSource, root: Path, setting: str) -> tuple[Table
             rows.append(SourceRow(number, _row(line, source.format)))
         except Refused as refused:
             original = line.decode(errors="backslashreplace")
-            refusals.append(Refusal(refused.reason, refused.detail, Origin(source.path, "line", number, refused.column, original)))
+            refusals.append(
+                Refusal(
+                    refused.reason,
+                    refused.detail,
+                    Origin(source.path, "line", number, refused.column, original),
+                )
+            )
     return Table(source.path, "line", rows), refusals
 
 
 def _lines(content: bytes) -> Iterator[tuple[int, bytes]]:
-    yield from ((number, line) for number, line in enumerate(content.split(b"\n"), start=1) if line.strip())
+    yield from (
+        (number, line) for number, line in enumerate(content.split(b"\n"), start=1) if line.strip()
+    )
 
 
 def _row(line: bytes, form: str) -> Any:
-    """What stands on a line. Raises Refused if it is no JSON object, or a vote of a kind that does not exist."""
+    """What stands on a line. Raises Refused if it is no JSON object, or a vote of a kind that does
+    not exist.
+    """
     try:
         row = parse(line.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
         raise Refused("not_unicode", "", f"byte 0x{line[error.start]:02x} is not UTF-8") from None
     except ValueError as error:
-        raise Refused("not_json", "", f"{getattr(error, 'msg', error)} at column {getattr(error, 'colno', 1)}") from None
+        raise Refused(
+            "not_json", "", f"{getattr(error, 'msg', error)} at column {getattr(error, 'colno', 1)}"
+        ) from None
     if not isinstance(row, dict):
-        raise Refused("wrong_type", "", f"{type(row).__name__} where an object with columns is expected")
+        raise Refused(
+            "wrong_type", "", f"{type(row).__name__} where an object with columns is expected"
+        )
     if form == "votes" and ANNOTATOR in row and VOTE in row and not _is_vote(row[VOTE]):
         raise Refused("not_a_vote", VOTE, f"{row[VOTE]!r} is none of 0 (tie), 1, 2, null (skipped)")
     return row

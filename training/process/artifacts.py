@@ -1,4 +1,6 @@
-"""Outputs appear whole or not at all: written to a temporary place, then renamed; the previous output stays until then."""
+"""Outputs appear whole or not at all: written to a temporary place, then renamed; the previous
+output stays until then.
+"""
 
 import csv
 import json
@@ -13,7 +15,8 @@ from training.process.faults import named_fault
 
 @contextmanager
 def replacing(target: Path) -> Iterator[Path]:
-    """A temporary path beside `target` to write a file or folder to; renamed to `target` if the block succeeds.
+    """A temporary path beside `target` to write a file or folder to; renamed to `target` if the
+    block succeeds.
 
     Raises EnvironmentFault when the disk is full or not writable; `target` is then as it was.
     """
@@ -43,7 +46,9 @@ def restore(target: Path) -> None:
 def write_json(target: Path, content: Mapping[str, Any]) -> None:
     """A metrics file: indented, keys as given, one trailing newline."""
     with replacing(target) as temporary:
-        temporary.write_text(json.dumps(content, indent=2, allow_nan=False) + "\n", encoding="utf-8")
+        temporary.write_text(
+            json.dumps(content, indent=2, allow_nan=False) + "\n", encoding="utf-8"
+        )
 
 
 def write_csv(target: Path, header: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:

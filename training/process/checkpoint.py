@@ -1,10 +1,13 @@
-"""Checkpoints of a stage: whole or absent, bound to the stage's parameters and inputs, the newest good one found again.
+"""Checkpoints of a stage: whole or absent, bound to the stage's parameters and inputs, the newest
+good one found again.
 
-checkpoints/<stage>/<fingerprint>/step-00000120/   what the stage saved, and manifest.json with size and digest of every file
-checkpoints/<stage>/done.json                      that the outputs are in place: digests of them, of the code, and the fingerprint
+checkpoints/<stage>/<fingerprint>/step-00000120/   what the stage saved, and manifest.json with size
+and digest of every file
+checkpoints/<stage>/done.json                      that the outputs are in place: digests of them,
+of the code, and the fingerprint
 
-The folder lies outside the DVC outs, because DVC deletes those before a rerun. The fingerprint is of the stage's parameters
-and inputs, so a checkpoint made with other settings is never picked up.
+The folder lies outside the DVC outs, because DVC deletes those before a rerun. The fingerprint is
+of the stage's parameters and inputs, so a checkpoint made with other settings is never picked up.
 """
 
 import hashlib
@@ -35,10 +38,14 @@ class Checkpoint(NamedTuple):
 
 
 def fingerprint(parameters: Mapping[str, Any], inputs: list[Path], root: Path) -> str:
-    """Digest (16 hex digits) of parameters and of the content of files and folders, named by their place seen from `root`."""
+    """Digest (16 hex digits) of parameters and of the content of files and folders, named by their
+    place seen from `root`.
+    """
     digest = hashlib.sha256(json.dumps(parameters, sort_keys=True).encode())
     for item in sorted(inputs):
-        files = sorted(path for path in item.rglob("*") if path.is_file()) if item.is_dir() else [item]
+        files = (
+            sorted(path for path in item.rglob("*") if path.is_file()) if item.is_dir() else [item]
+        )
         for file in files:
             digest.update(os.path.relpath(file, root).encode() + b"\0" + _digest(file).encode())
     return digest.hexdigest()[:16]
@@ -57,7 +64,9 @@ class Checkpoints:
 
     @contextmanager
     def saving(self, step: int) -> Iterator[Path]:
-        """A folder to write the state after `step` to; it counts once the block ends, and older ones are then removed."""
+        """A folder to write the state after `step` to; it counts once the block ends, and older
+        ones are then removed.
+        """
         target = self.folder / f"step-{step:08d}"
         with replacing(target) as temporary:
             temporary.mkdir()
@@ -69,7 +78,9 @@ class Checkpoints:
         self._damaged = []
 
     def latest(self) -> Checkpoint | None:
-        """The newest checkpoint whose files are all as the manifest says; a damaged one is passed over, with a warning the first time."""
+        """The newest checkpoint whose files are all as the manifest says; a damaged one is passed
+        over, with a warning the first time.
+        """
         known = len(self._damaged)
         for path in self._steps():
             if path in self._damaged:
@@ -78,60 +89,92 @@ class Checkpoints:
             if fault is None:
                 return Checkpoint(path, int(path.name.removeprefix("step-")))
             self._damaged.append(path)
-            logger.warning("checkpoint %s is damaged (%s): falling back to the one before it", path, fault)
+            logger.warning(
+                "checkpoint %s is damaged (%s): falling back to the one before it", path, fault
+            )
         if len(self._damaged) > known:
             logger.warning("no checkpoint in %s is whole: the stage begins anew", self.folder)
         return None
 
     def _steps(self) -> list[Path]:
-        return sorted((path for path in self.folder.glob("step-*") if STEP.fullmatch(path.name)), reverse=True)
+        return sorted(
+            (path for path in self.folder.glob("step-*") if STEP.fullmatch(path.name)), reverse=True
+        )
 
     def clear(self) -> None:
         """Remove the checkpoints: the stage is done and its outputs are in place."""
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def finish(self, step: int, outputs: Sequence[str]) -> None:
-        """Record that `outputs` (below the project's folder) are in place after `step`, then remove the checkpoints.
+        """Record that `outputs` (below the project's folder) are in place after `step`, then remove
+        the checkpoints.
 
-        The record is for a kill between here and the moment DVC notes the outputs: the stage is then asked for again, and need not
-        train again.
+        The record is for a kill between here and the moment DVC notes the outputs: the stage is
+        then asked for again, and need not train again.
         """
         digest = fingerprint({}, [self._root / output for output in outputs], self._root)
-        record = {"fingerprint": self._fingerprint, "code": code_digest(), "step": step, "outputs": list(outputs), "digest": digest}
+        record = {
+            "fingerprint": self._fingerprint,
+            "code": code_digest(),
+            "step": step,
+            "outputs": list(outputs),
+            "digest": digest,
+        }
         write_json(self.folder.parent / DONE, record)
         self.clear()
 
     def finished(self) -> int | None:
-        """The last step of a run with these parameters, inputs and code whose outputs are in place unchanged; None if there is none."""
+        """The last step of a run with these parameters, inputs and code whose outputs are in place
+        unchanged; None if there is none.
+        """
         try:
             record = json.loads(_text(self.folder.parent / DONE))
             if (record["fingerprint"], record["code"]) != (self._fingerprint, code_digest()):
                 return None
-            digest = fingerprint({}, [self._root / output for output in record["outputs"]], self._root)
+            digest = fingerprint(
+                {}, [self._root / output for output in record["outputs"]], self._root
+            )
             return int(record["step"]) if digest == record["digest"] else None
-        except (OSError, ValueError, KeyError, TypeError):  # never written, cut, or an output is gone: the stage is to be run
+        except (
+            OSError,
+            ValueError,
+            KeyError,
+            TypeError,
+        ):  # never written, cut, or an output is gone: the stage is to be run
             return None
 
 
 def code_digest() -> str:
     """Digest of every module of this package: what other code made is not taken for done."""
-    return fingerprint({}, sorted(Path(__file__).parents[1].rglob("*.py")), Path(__file__).parents[1])
+    return fingerprint(
+        {}, sorted(Path(__file__).parents[1].rglob("*.py")), Path(__file__).parents[1]
+    )
 
 
 @contextmanager
 def restoring(path: Path) -> Iterator[None]:
-    """Around reading a checkpoint that is whole, but may be of another version of this project or of a library.
+    """Around reading a checkpoint that is whole, but may be of another version of this project or
+    of a library.
 
     Raises CheckpointError.
     """
     try:
         yield
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError, pickle.UnpicklingError) as error:
+    except (
+        OSError,
+        ValueError,
+        KeyError,
+        TypeError,
+        AttributeError,
+        RuntimeError,
+        pickle.UnpicklingError,
+    ) as error:
         if "OutOfMemory" in type(error).__name__:  # torch's, which this module does without
             raise
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
         raise CheckpointError(
-            f"{path} is whole but can not be restored ({reason}): other code or another library version wrote it. "
+            f"{path} is whole but can not be restored ({reason}): other code or another library "
+            "version wrote it. "
             f"Go back to that version, or remove {path.parent} to begin anew."
         ) from error
 
@@ -139,14 +182,19 @@ def restoring(path: Path) -> Iterator[None]:
 def write_manifest(folder: Path) -> None:
     """Record size and digest of every file below `folder`."""
     files = sorted(path for path in folder.rglob("*") if path.is_file())
-    entries = {str(path.relative_to(folder)): [path.stat().st_size, _digest(path)] for path in files}
+    entries = {
+        str(path.relative_to(folder)): [path.stat().st_size, _digest(path)] for path in files
+    }
     (folder / MANIFEST).write_text(json.dumps(entries, indent=1), encoding="utf-8")
 
 
 def damage(folder: Path) -> str | None:
     """What is wrong with a checkpoint, None if nothing is."""
     try:
-        entries = {str(name): (int(size), str(digest)) for name, (size, digest) in json.loads(_text(folder / MANIFEST)).items()}
+        entries = {
+            str(name): (int(size), str(digest))
+            for name, (size, digest) in json.loads(_text(folder / MANIFEST)).items()
+        }
     except (OSError, ValueError, TypeError, AttributeError):
         return f"{MANIFEST} is missing or cut"
     if not entries:

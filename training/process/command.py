@@ -1,4 +1,6 @@
-"""How a process that is no stage starts and ends: its libraries quiet, a mistake in one line, an exit code."""
+"""How a process that is no stage starts and ends: its libraries quiet, a mistake in one line, an
+exit code.
+"""
 
 import logging
 from collections.abc import Callable

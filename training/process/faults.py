@@ -1,4 +1,6 @@
-"""What an exception says about the machine: memory or disk that does not suffice, a folder that must not be written to."""
+"""What an exception says about the machine: memory or disk that does not suffice, a folder that
+must not be written to.
+"""
 
 import errno
 import re
@@ -14,24 +16,30 @@ CPU_WORDS = ("can't allocate memory", "not enough memory", "std::bad_alloc")
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an exception says that memory, of the accelerator or of the machine, does not suffice."""
+    """Whether an exception says that memory, of the accelerator or of the machine, does not
+    suffice.
+    """
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     return isinstance(error, RuntimeError) and any(words in str(error) for words in CPU_WORDS)
 
 
 def named_fault(error: Exception, target: Path) -> Exception:
-    """The one-line EnvironmentFault for a full disk or missing permission; any other error as it is."""
+    """The one-line EnvironmentFault for a full disk or missing permission; any other error as it
+    is.
+    """
     number = _error_number(error)
     place = getattr(error, "filename", None) or target
     if number in (errno.ENOSPC, errno.EDQUOT):
         free = shutil.disk_usage(target.resolve().parent).free
         return EnvironmentFault(
-            f"{place}: no space left on the disk ({free / 2**20:.0f} MiB free). Free some space and run again; {target} is as it was."
+            f"{place}: no space left on the disk ({free / 2**20:.0f} MiB free). Free some space "
+            f"and run again; {target} is as it was."
         )
     if number in (errno.EACCES, errno.EPERM, errno.EROFS):
         return EnvironmentFault(
-            f"{place}: no permission to write. Make the folder writable for this user and run again; {target} is as it was."
+            f"{place}: no permission to write. Make the folder writable for this user and run "
+            f"again; {target} is as it was."
         )
     return error
 
@@ -39,11 +47,16 @@ def named_fault(error: Exception, target: Path) -> Exception:
 def _error_number(error: Exception) -> int | None:
     """What the operating system refused, also where a library hides it.
 
-    Rust libraries say `os error 28`; torch.save says only that its file is shorter than what was written.
+    Rust libraries say `os error 28`; torch.save says only that its file is shorter than what was
+    written.
     """
     if isinstance(error, OSError):
         return error.errno
     told = re.search(r"\(os error (\d+)\)", str(error))
     if told:
         return int(told[1])
-    return errno.ENOSPC if re.search(r"inline_container.*unexpected pos|file write failed", str(error)) else None
+    return (
+        errno.ENOSPC
+        if re.search(r"inline_container.*unexpected pos|file write failed", str(error))
+        else None
+    )

@@ -1,8 +1,11 @@
-"""`python -m training.process.launch <stage> [--processes N]`: a stage as one process, or as several on this machine that share its work.
+"""`python -m training.process.launch <stage> [--processes N]`: a stage as one process, or as
+several on this machine that share its work.
 
-The number comes from `processes.<stage>` in params.yaml. One: this process becomes the stage. Several: it stays as their parent,
-passes SIGTERM and Ctrl-C on to all, ends the others when one is lost, and leaves with the exit code of the whole (0, 2, 75, else a crash).
-A stage also finds its place where `torchrun` or `accelerate launch` started it: training/distributed/collectives.py reads their variables.
+The number comes from `processes.<stage>` in params.yaml. One: this process becomes the stage.
+Several: it stays as their parent, passes SIGTERM and Ctrl-C on to all, ends the others when one is
+lost, and leaves with the exit code of the whole (0, 2, 75, else a crash). A stage also finds its
+place where `torchrun` or `accelerate launch` started it: training/distributed/collectives.py reads
+their variables.
 """
 
 import argparse
@@ -30,7 +33,10 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 def main(arguments: Sequence[str]) -> int:
     """Become the stage, or be its parent; returns the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m training.process.launch", description="Run a stage as one or several processes.")
+    parser = argparse.ArgumentParser(
+        prog="python -m training.process.launch",
+        description="Run a stage as one or several processes.",
+    )
     parser.add_argument("stage", choices=sorted(Processes.model_fields))
     parser.add_argument("--processes", type=int, help="instead of processes.<stage> in params.yaml")
     given = parser.parse_args(arguments)
@@ -50,11 +56,20 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def supervise(stage: str, command: Sequence[str], processes: int) -> int:
-    """Run `command` as `processes` processes that find each other, to the end of all; the exit code of the whole."""
+    """Run `command` as `processes` processes that find each other, to the end of all; the exit code
+    of the whole.
+    """
     lost_at = None
-    with tempfile.TemporaryDirectory(prefix="rlhf-") as folder, started(command, processes, Path(folder) / "rendezvous") as running:
+    with (
+        tempfile.TemporaryDirectory(prefix="rlhf-") as folder,
+        started(command, processes, Path(folder) / "rendezvous") as running,
+    ):
         while any(process.poll() is None for process in running):
-            lost = [rank for rank, process in enumerate(running) if process.returncode not in (None, EXIT_DONE, EXIT_RESUMABLE)]
+            lost = [
+                rank
+                for rank, process in enumerate(running)
+                if process.returncode not in (None, EXIT_DONE, EXIT_RESUMABLE)
+            ]
             if lost and lost_at is None:
                 lost_at = time.monotonic()
                 say(stage, lost_line(lost[0], processes, running[lost[0]].returncode))
@@ -66,16 +81,25 @@ def supervise(stage: str, command: Sequence[str], processes: int) -> int:
 
 
 @contextmanager
-def started(command: Sequence[str], processes: int, rendezvous: Path) -> Iterator[list[subprocess.Popen[bytes]]]:
+def started(
+    command: Sequence[str], processes: int, rendezvous: Path
+) -> Iterator[list[subprocess.Popen[bytes]]]:
     """The processes; a signal to this one reaches each, and none outlives the block.
 
-    They start with the signals held back, until their own handlers are in place: a stop that comes while they load is not lost.
+    They start with the signals held back, until their own handlers are in place: a stop that comes
+    while they load is not lost.
     """
-    threads = os.environ.get("OMP_NUM_THREADS") or str(max(1, len(os.sched_getaffinity(0)) // processes))
+    threads = os.environ.get("OMP_NUM_THREADS") or str(
+        max(1, len(os.sched_getaffinity(0)) // processes)
+    )
     common = {
-        **os.environ, "WORLD_SIZE": str(processes), "LOCAL_WORLD_SIZE": str(processes), "OMP_NUM_THREADS": threads,
-        RENDEZVOUS_VARIABLE: str(rendezvous), LAUNCHER_VARIABLE: str(os.getpid()),
-    }  # fmt: skip
+        **os.environ,
+        "WORLD_SIZE": str(processes),
+        "LOCAL_WORLD_SIZE": str(processes),
+        "OMP_NUM_THREADS": threads,
+        RENDEZVOUS_VARIABLE: str(rendezvous),
+        LAUNCHER_VARIABLE: str(os.getpid()),
+    }
     running: list[subprocess.Popen[bytes]] = []
 
     def pass_on(signum: int, frame: FrameType | None) -> None:
@@ -87,7 +111,11 @@ def started(command: Sequence[str], processes: int, rendezvous: Path) -> Iterato
         signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
         try:
             for rank in range(processes):
-                running.append(subprocess.Popen(command, env={**common, "RANK": str(rank), "LOCAL_RANK": str(rank)}))
+                running.append(
+                    subprocess.Popen(
+                        command, env={**common, "RANK": str(rank), "LOCAL_RANK": str(rank)}
+                    )
+                )
         finally:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
         yield running
@@ -107,14 +135,22 @@ def say(stage: str, line: str) -> None:
 
 def lost_line(rank: int, processes: int, code: int) -> str:
     """What to say when a process did not end well."""
-    how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-    return f"process {rank} of {processes} {how}: the others end too. A run started again goes on from the last checkpoint."
+    how = (
+        f"was killed by {signal.Signals(-code).name}"
+        if code < 0
+        else f"ended with exit code {code}"
+    )
+    return (
+        f"process {rank} of {processes} {how}: the others end too. A run started again goes on "
+        "from the last checkpoint."
+    )
 
 
 def exit_code(codes: Sequence[int]) -> int:
     """The whole's exit code from those of the processes that ended by themselves.
 
-    Bad input that one of them found explains why the others crashed, and so does a crash why others stopped.
+    Bad input that one of them found explains why the others crashed, and so does a crash why others
+    stopped.
     """
     if EXIT_BAD_INPUT in codes:
         return EXIT_BAD_INPUT

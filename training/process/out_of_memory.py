@@ -1,6 +1,8 @@
-"""Memory that does not suffice: work is done again in pieces of half the size, with the same result to rounding.
+"""Memory that does not suffice: work is done again in pieces of half the size, with the same result
+to rounding.
 
-A piece is what one forward pass takes; what is learnt from is the whole batch, however it was cut. All processes of a stage halve together.
+A piece is what one forward pass takes; what is learnt from is the whole batch, however it was cut.
+All processes of a stage halve together.
 """
 
 import gc
@@ -19,7 +21,9 @@ T = TypeVar("T")
 
 
 class OomBackoff:
-    """The size of the pieces that a stage's work is done in: as params.yaml says, or smaller since memory did not suffice."""
+    """The size of the pieces that a stage's work is done in: as params.yaml says, or smaller since
+    memory did not suffice.
+    """
 
     def __init__(self, stage: Stage, name: str, size: int) -> None:
         """`name` of the parameter that `size` comes from."""
@@ -28,10 +32,11 @@ class OomBackoff:
         self.size = size
 
     def run(self, work: Callable[[int], T], step: int, lockstep: bool = False) -> T:
-        """What `work` gives for a size, halved as often as one process runs out of memory in it; `work` must start afresh every time.
+        """What `work` gives for a size, halved as often as one process runs out of memory in it;
+        `work` must start afresh every time.
 
-        Raises EnvironmentFault if pieces of size 1 do not fit, or the first time where processes work `lockstep`: the others wait for a
-        piece that does not come.
+        Raises EnvironmentFault if pieces of size 1 do not fit, or the first time where processes
+        work `lockstep`: the others wait for a piece that does not come.
         """
         while True:
             began, result = time.monotonic(), None
@@ -42,8 +47,10 @@ class OomBackoff:
                     raise
                 if lockstep:
                     raise EnvironmentFault(
-                        f"out of memory at step {step} with {self._name}={self.size} in one of {self._stage.world_size} processes that share "
-                        f"their weights. Lower {self._name} in params.yaml, and start again: it goes on from its last checkpoint."
+                        f"out of memory at step {step} with {self._name}={self.size} in one of "
+                        f"{self._stage.world_size} processes that share "
+                        f"their weights. Lower {self._name} in params.yaml, and start again: it "
+                        "goes on from its last checkpoint."
                     ) from error
                 failed = True
             else:
@@ -57,11 +64,16 @@ class OomBackoff:
         release()
         if self.size == 1:
             raise EnvironmentFault(
-                f"out of memory at step {step} with {self._name}=1, the smallest there is. Take a smaller model, shorter sequences, or a "
+                f"out of memory at step {step} with {self._name}=1, the smallest there is. Take a "
+                "smaller model, shorter sequences, or a "
                 "device with more memory; rlhf plan says what is needed."
             )
         before, self.size = self.size, self.size // 2
-        self._stage.retried(step, lost_seconds, f"out of memory at step {step}: {self._name} {before} -> {self.size}")
+        self._stage.retried(
+            step,
+            lost_seconds,
+            f"out of memory at step {step}: {self._name} {before} -> {self.size}",
+        )
 
 
 def release() -> None:

@@ -1,7 +1,8 @@
 """The stage contract: what every stage process does around its own work.
 
-A stage reads params.yaml and its inputs, appends rows to runs/<stage>/, checkpoints, and puts its outputs in place whole.
-It ends with 0 (done), 2 (bad input: one clear line), 75 (asked to stop, checkpointed, resumable), or crashes.
+A stage reads params.yaml and its inputs, appends rows to runs/<stage>/, checkpoints, and puts its
+outputs in place whole. It ends with 0 (done), 2 (bad input: one clear line), 75 (asked to stop,
+checkpointed, resumable), or crashes.
 """
 
 import logging
@@ -17,7 +18,14 @@ import torch
 import transformers
 
 from config import jsonl
-from config.errors import EXIT_CRASHED, EXIT_DONE, DataError, EnvironmentFault, RlhfError, StageStopped
+from config.errors import (
+    EXIT_CRASHED,
+    EXIT_DONE,
+    DataError,
+    EnvironmentFault,
+    RlhfError,
+    StageStopped,
+)
 from config.load import load
 from config.records import LAUNCHER_VARIABLE, NO_RUN_ID, RUN_ID_VARIABLE, AttemptRow, MetricRow
 from config.schema import Params
@@ -29,18 +37,29 @@ from training.process.usage import Meter
 
 logger = logging.getLogger("training")
 
-NO_MEMORY = "out of memory, and no smaller pieces would help here. Take a smaller model, or a device with more memory: see rlhf plan."
+NO_MEMORY = (
+    "out of memory, and no smaller pieces would help here. Take a smaller model, or a device with "
+    "more memory: see rlhf plan."
+)
 LOST_PEER = "another process of the stage ended without a word: what it printed comes before this."
 
 Inputs = Sequence[str] | Callable[[Params], Sequence[str]]
-"""Files and folders a stage reads, below the project's folder; a function of the params where those name them."""
+"""Files and folders a stage reads, below the project's folder; a function of the params where those
+name them.
+"""
 
 
 class Stage:
-    """A stage at work in a folder: its params, its streams, its checkpoints, and whether it was asked to stop."""
+    """A stage at work in a folder: its params, its streams, its checkpoints, and whether it was
+    asked to stop.
+    """
 
-    def __init__(self, name: str, sections: Sequence[str], inputs: Inputs, root: Path = Path()) -> None:
-        """`sections` of params.yaml and `inputs` below `root` are what the outputs depend on, as in dvc.yaml."""
+    def __init__(
+        self, name: str, sections: Sequence[str], inputs: Inputs, root: Path = Path()
+    ) -> None:
+        """`sections` of params.yaml and `inputs` below `root` are what the outputs depend on, as in
+        dvc.yaml.
+        """
         self.name = name
         self.root = root
         self.params: Params = load(root / "params.yaml")
@@ -52,14 +71,19 @@ class Stage:
         self._folder = root / "runs" / name
         self._sections = sections
         self._inputs = inputs(self.params) if callable(inputs) else inputs
-        self.attempt = 1 + max((row.attempt for row in jsonl.read(self._folder / "attempts.jsonl", AttemptRow).rows), default=0)
+        self.attempt = 1 + max(
+            (row.attempt for row in jsonl.read(self._folder / "attempts.jsonl", AttemptRow).rows),
+            default=0,
+        )
         self.step = 0
         self.fingerprint = ""
         self.stop_requested = False
         """This process was asked to stop."""
         self.stopping = False
         """All processes of the stage have agreed to stop here."""
-        self.meter = Meter(self._stream("usage"), self.run_id, self.attempt, self.device, self.world_size)
+        self.meter = Meter(
+            self._stream("usage"), self.run_id, self.attempt, self.device, self.world_size
+        )
 
     def _stream(self, kind: str) -> Path | None:
         return self._folder / f"{kind}.jsonl" if self.rank == 0 else None
@@ -69,35 +93,52 @@ class Stage:
 
         Raises DataError if an input is not there.
         """
-        sections = {key: value for key, value in self.params.model_dump(mode="json").items() if key in self._sections}
+        sections = {
+            key: value
+            for key, value in self.params.model_dump(mode="json").items()
+            if key in self._sections
+        }
         missing = next((item for item in self._inputs if not (self.root / item).exists()), None)
         if missing is None:
-            self.fingerprint = fingerprint(sections, [self.root / item for item in [*self._inputs, *self._base_model()]], self.root)
+            self.fingerprint = fingerprint(
+                sections,
+                [self.root / item for item in [*self._inputs, *self._base_model()]],
+                self.root,
+            )
         self.checkpoints = Checkpoints(self.root, self.name, self.fingerprint)
         self.mark("start")
         if missing is not None:
             raise DataError(
-                f"{missing} does not exist, {self.name} needs it. Run the stage that makes it: rlhf run does all of them in order."
+                f"{missing} does not exist, {self.name} needs it. Run the stage that makes it: "
+                "rlhf run does all of them in order."
             )
 
     def _base_model(self) -> list[str]:
-        """The local model folder that params.yaml names: its content decides what is trained as much as its name."""
+        """The local model folder that params.yaml names: its content decides what is trained as
+        much as its name.
+        """
         named = self.params.model.path if "model" in self._sections else None
         return [named] if named is not None and (self.root / named).is_dir() else []
 
     def finish(self, *outputs: str) -> None:
-        """Note that all outputs are in place, and remove the checkpoints; the last thing a stage does."""
+        """Note that all outputs are in place, and remove the checkpoints; the last thing a stage
+        does.
+        """
         if self.rank == 0:
             self.checkpoints.finish(self.step, outputs)
 
     def is_finished(self) -> bool:
-        """Whether an attempt with these parameters, inputs and code put all outputs in place, and nothing has touched them since."""
+        """Whether an attempt with these parameters, inputs and code put all outputs in place, and
+        nothing has touched them since.
+        """
         step = self.checkpoints.finished()
         if step is not None:
             self.step = step
             self.mark("resume")
             logger.info(
-                "%s was done already: its outputs are in place. To do it again, remove %s", self.name, self.checkpoints.folder.parent / DONE
+                "%s was done already: its outputs are in place. To do it again, remove %s",
+                self.name,
+                self.checkpoints.folder.parent / DONE,
             )
         return step is not None
 
@@ -105,17 +146,34 @@ class Stage:
         """Append a row of training metrics."""
         self.step = step
         if path := self._stream("metrics"):
-            row = MetricRow(time=time.time(), run_id=self.run_id, attempt=self.attempt, step=step, values=dict(values))
+            row = MetricRow(
+                time=time.time(),
+                run_id=self.run_id,
+                attempt=self.attempt,
+                step=step,
+                values=dict(values),
+            )
             jsonl.append(path, row)
 
-    def mark(self, event: str, exit_code: int | None = None, message: str = "", lost_seconds: float = 0.0) -> None:
+    def mark(
+        self, event: str, exit_code: int | None = None, message: str = "", lost_seconds: float = 0.0
+    ) -> None:
         """Append a row on the attempt itself."""
         if path := self._stream("attempts"):
             row = AttemptRow(
-                time=time.time(), run_id=self.run_id, attempt=self.attempt, event=event, fingerprint=self.fingerprint,
-                pid=self._launcher or os.getpid(), step=self.step, exit_code=exit_code, message=message,
-                lost_seconds=lost_seconds, device=self.device, world_size=self.world_size,
-            )  # fmt: skip
+                time=time.time(),
+                run_id=self.run_id,
+                attempt=self.attempt,
+                event=event,
+                fingerprint=self.fingerprint,
+                pid=self._launcher or os.getpid(),
+                step=self.step,
+                exit_code=exit_code,
+                message=message,
+                lost_seconds=lost_seconds,
+                device=self.device,
+                world_size=self.world_size,
+            )
             jsonl.append(path, row)
 
     def resumed(self, step: int) -> None:
@@ -131,21 +189,28 @@ class Stage:
         logger.warning("%s; going on, %.1f s were lost", message, lost_seconds)
 
     def stop_if_requested(self) -> None:
-        """Leave with exit code 75 if SIGTERM or Ctrl-C came; for places where everything worth keeping is saved."""
+        """Leave with exit code 75 if SIGTERM or Ctrl-C came; for places where everything worth
+        keeping is saved.
+        """
         if self.stop_requested:
             raise StageStopped(self.stopped_message())
 
     def agreed_to_stop(self) -> bool:
-        """Whether any process of the stage was asked to stop, or lost its parent; the same answer in all, who must ask at the same point.
+        """Whether any process of the stage was asked to stop, or lost its parent; the same answer
+        in all, who must ask at the same point.
 
-        Ask once a step, before deciding on a checkpoint: a request that comes later waits for the next step.
+        Ask once a step, before deciding on a checkpoint: a request that comes later waits for the
+        next step.
         """
         orphaned = self._launcher not in (0, os.getppid())
         self.stopping = collectives.all_reduce_max(self.stop_requested or orphaned) > 0
         return self.stopping
 
     def stopped_message(self) -> str:
-        return f"{self.name} was asked to stop: checkpointed after step {self.step}, run again to go on from there."
+        return (
+            f"{self.name} was asked to stop: checkpointed after step {self.step}, run again to go "
+            "on from there."
+        )
 
     @property
     def interactive(self) -> bool:
@@ -156,12 +221,18 @@ class Stage:
         self.stop_requested = True
 
 
-def run_stage(name: str, sections: Sequence[str], inputs: Inputs, work: Callable[[Stage], None]) -> int:
+def run_stage(
+    name: str, sections: Sequence[str], inputs: Inputs, work: Callable[[Stage], None]
+) -> int:
     """Run `work` as the stage process `name` in the current folder; returns the exit code."""
     garbage_collection.begin_work()
     allocator.configure()
     first = os.environ.get("RANK", "0") == "0"
-    logging.basicConfig(level=logging.INFO if first else logging.ERROR, format="%(asctime)s %(name)s %(message)s", datefmt="%H:%M:%S")
+    logging.basicConfig(
+        level=logging.INFO if first else logging.ERROR,
+        format="%(asctime)s %(name)s %(message)s",
+        datefmt="%H:%M:%S",
+    )
     try:
         stage = Stage(name, sections, inputs)
     except RlhfError as error:
@@ -172,7 +243,9 @@ def run_stage(name: str, sections: Sequence[str], inputs: Inputs, work: Callable
         transformers.utils.logging.disable_progress_bar()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, stage.request_stop)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGTERM, signal.SIGINT))  # training.process.launch held them back until now
+    signal.pthread_sigmask(
+        signal.SIG_UNBLOCK, (signal.SIGTERM, signal.SIGINT)
+    )  # training.process.launch held them back until now
     code, message = EXIT_CRASHED, ""
     try:
         stage.begin()
@@ -185,9 +258,15 @@ def run_stage(name: str, sections: Sequence[str], inputs: Inputs, work: Callable
     except RlhfError as error:
         code, message = error.exit_code, str(error)
     except Exception as error:
-        fault = EnvironmentFault(NO_MEMORY) if is_out_of_memory(error) else named_fault(error, Path.cwd())
+        fault = (
+            EnvironmentFault(NO_MEMORY)
+            if is_out_of_memory(error)
+            else named_fault(error, Path.cwd())
+        )
         if not isinstance(fault, RlhfError):
-            message = LOST_PEER if collectives.is_lost_peer(error) else f"{type(error).__name__}: {error}"
+            message = (
+                LOST_PEER if collectives.is_lost_peer(error) else f"{type(error).__name__}: {error}"
+            )
             raise
         code, message = fault.exit_code, str(fault)
     except BaseException as error:
@@ -199,6 +278,7 @@ def run_stage(name: str, sections: Sequence[str], inputs: Inputs, work: Callable
         try:
             stage.meter.close(stage.step)
             stage.mark("end", code, message)
-        except OSError as error:  # a full disk has no room for these rows either: it must not hide what was said above
+        # a full disk has no room for these rows either: it must not hide what was said above
+        except OSError as error:
             logger.warning("the last rows of runs/%s could not be written: %s", name, error)
     return code

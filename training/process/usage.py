@@ -30,12 +30,21 @@ class Work:
 
 
 class Meter:
-    """Appends one UsageRow per step and phase. Time between phases is kept and reported as the phase `other`."""
+    """Appends one UsageRow per step and phase. Time between phases is kept and reported as the
+    phase `other`.
+    """
 
-    def __init__(self, path: Path | None, run_id: str, attempt: int, device: str, world_size: int) -> None:
+    def __init__(
+        self, path: Path | None, run_id: str, attempt: int, device: str, world_size: int
+    ) -> None:
         """`path` None measures without writing: what every process but the first does."""
         self._path = path
-        self._identity = {"run_id": run_id, "attempt": attempt, "device": device, "world_size": world_size}
+        self._identity = {
+            "run_id": run_id,
+            "attempt": attempt,
+            "device": device,
+            "world_size": world_size,
+        }
         self._accelerator = device != "cpu"
         self._last_end = psutil.Process().create_time()
         self._other_seconds = 0.0
@@ -43,7 +52,9 @@ class Meter:
 
     @contextmanager
     def phase(self, name: str, step: int) -> Iterator[Work]:
-        """Time a block as phase `name` of `step`. A block that raises is recorded too: it was paid for."""
+        """Time a block as phase `name` of `step`. A block that raises is recorded too: it was paid
+        for.
+        """
         begin = time.time()
         gap = max(0.0, begin - self._last_end)
         if not self._started:
@@ -63,7 +74,9 @@ class Meter:
             self._last_end = time.time()
 
     def lap(self, name: str, step: int, work: Work) -> None:
-        """Account all time since the last phase to `name`: for loops that belong to somebody else."""
+        """Account all time since the last phase to `name`: for loops that belong to somebody
+        else.
+        """
         self._synchronise()
         now = time.time()
         if not self._started:
@@ -77,7 +90,9 @@ class Meter:
         return max(0.0, time.time() - self._last_end)
 
     def close(self, step: int) -> None:
-        """Write what was spent outside of every phase, so that the rows add up to the process's wall time."""
+        """Write what was spent outside of every phase, so that the rows add up to the process's
+        wall time.
+        """
         self._other_seconds += max(0.0, time.time() - self._last_end)
         self._append("other" if self._started else "start", step, self._other_seconds, Work())
         self._last_end, self._other_seconds = time.time(), 0.0
@@ -90,9 +105,15 @@ class Meter:
         if self._path is None:
             return
         row = UsageRow(
-            time=time.time(), step=step, phase=phase, seconds=seconds, tokens=work.tokens, sequences=work.sequences,
-            peak_bytes=peak_memory_bytes(self._accelerator), **self._identity,
-        )  # fmt: skip
+            time=time.time(),
+            step=step,
+            phase=phase,
+            seconds=seconds,
+            tokens=work.tokens,
+            sequences=work.sequences,
+            peak_bytes=peak_memory_bytes(self._accelerator),
+            **self._identity,
+        )
         jsonl.append(self._path, row)
 
 
@@ -111,7 +132,9 @@ def peak_memory_bytes(accelerator: bool) -> int:
 
 
 def reset_peak_memory(accelerator: bool) -> None:
-    """Start a new peak. On Linux, 5 written to clear_refs resets the resident set's high-water mark (proc(5)); elsewhere it stays."""
+    """Start a new peak. On Linux, 5 written to clear_refs resets the resident set's high-water mark
+    (proc(5)); elsewhere it stays.
+    """
     if accelerator:
         torch.cuda.reset_peak_memory_stats()
         return

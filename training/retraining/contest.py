@@ -1,9 +1,12 @@
-"""The new model against the champion, on the same held-out prompts with the same random numbers: `python -m training.retraining.contest`.
+"""The new model against the champion, on the same held-out prompts with the same random numbers:
+`python -m training.retraining.contest`.
 
-The project's data and models, champions/<run> -> the figures the promotion gate decides on, and replies side by side
+The project's data and models, champions/<run> -> the figures the promotion gate decides on, and
+replies side by side
 
-The judge is the gold score where the world has one. Elsewhere it is the champion's reward model: the challenger's own has learnt from the
-new votes, and if those were poisoned it would prefer just what they taught.
+The judge is the gold score where the world has one. Elsewhere it is the champion's reward model:
+the challenger's own has learnt from the new votes, and if those were poisoned it would prefer just
+what they taught.
 """
 
 import argparse
@@ -18,7 +21,14 @@ from config.load import load
 from config.retraining import Contest, Mean, Safety, Share
 from config.schema import Params
 from config.sections.data import FileSource
-from training.evaluation.comparison import Gain, gain, gain_at_equal_length, reward_hacking, score_judge, win_rate
+from training.evaluation.comparison import (
+    Gain,
+    gain,
+    gain_at_equal_length,
+    reward_hacking,
+    score_judge,
+    win_rate,
+)
 from training.modeling.sequences import sequence_logprobs
 from training.modeling.tokenizer import Prompt, decode_response, encode_prompts, prompt_text
 from training.preparation.cleaning import TextRules, same_prompt_key
@@ -62,36 +72,60 @@ class Scores(NamedTuple):
         return self.champion if self.gold is None else self.gold
 
 
-def contest(root: Path, params: Params, champion: TrainedModels, challenger: TrainedModels) -> tuple[Contest, list[dict[str, Any]]]:
-    """Figures and sample replies. Raises DataError if fewer than two prompts are held out from both, ModelError for models that can not be loaded."""
+def contest(
+    root: Path, params: Params, champion: TrainedModels, challenger: TrainedModels
+) -> tuple[Contest, list[dict[str, Any]]]:
+    """Figures and sample replies. Raises DataError if fewer than two prompts are held out from
+    both, ModelError for models that can not be loaded.
+    """
     confidence = params.evaluate.confidence
     prompts, left_out = held_out(params, champion, challenger)
-    replies = {"champion": answer(champion, prompts, params), "challenger": answer(challenger, prompts, params)}
+    replies = {
+        "champion": answer(champion, prompts, params),
+        "challenger": answer(challenger, prompts, params),
+    }
     has_gold = params.data.source.kind == "helpdesk"
-    scores = {name: judge(prompts, given, champion, challenger, has_gold) for name, given in replies.items()}
+    scores = {
+        name: judge(prompts, given, champion, challenger, has_gold)
+        for name, given in replies.items()
+    }
     old, new = scores["champion"], scores["challenger"]
     rate = win_rate(score_judge(new.judged, old.judged), len(prompts), confidence, params.seed)
     own = gain(new.challenger, old.challenger, confidence)
     trusted = gain(new.judged, old.judged, confidence)
     lengths = replies["challenger"].chars, replies["champion"].chars
-    hacking = reward_hacking(own, trusted, gain_at_equal_length(new.challenger, old.challenger, *lengths, confidence))
+    hacking = reward_hacking(
+        own, trusted, gain_at_equal_length(new.challenger, old.challenger, *lengths, confidence)
+    )
     found = Contest(
-        prompts=len(prompts), left_out=left_out, judge=GOLD if has_gold else CHAMPIONS_REWARD,
-        win_rate=Share(value=rate.rate, low=rate.low, high=rate.high, of=len(prompts)), ties=rate.ties,
-        gold=_mean_of(trusted) if has_gold else None, champion_reward=_mean_of(gain(new.champion, old.champion, confidence)),
-        challenger_reward=_mean_of(own), hacking=hacking.hacked, hacking_reason=hacking.reason,
-        kl=_mean(replies["challenger"].kl), kl_champion=_mean(replies["champion"].kl),
-        chars=_mean(lengths[0]), chars_champion=_mean(lengths[1]),
-        safety=safety(root, params, champion, challenger, has_gold), confidence=confidence,
-    )  # fmt: skip
+        prompts=len(prompts),
+        left_out=left_out,
+        judge=GOLD if has_gold else CHAMPIONS_REWARD,
+        win_rate=Share(value=rate.rate, low=rate.low, high=rate.high, of=len(prompts)),
+        ties=rate.ties,
+        gold=_mean_of(trusted) if has_gold else None,
+        champion_reward=_mean_of(gain(new.champion, old.champion, confidence)),
+        challenger_reward=_mean_of(own),
+        hacking=hacking.hacked,
+        hacking_reason=hacking.reason,
+        kl=_mean(replies["challenger"].kl),
+        kl_champion=_mean(replies["champion"].kl),
+        chars=_mean(lengths[0]),
+        chars_champion=_mean(lengths[1]),
+        safety=safety(root, params, champion, challenger, has_gold),
+        confidence=confidence,
+    )
     return found, samples(prompts[:SAMPLES], replies, scores)
 
 
 # ---------------------------------------------------------------- prompts
 
 
-def held_out(params: Params, champion: TrainedModels, challenger: TrainedModels) -> tuple[list[Prompt], int]:
-    """The first `evaluate.prompts` held-out prompts of the new data that neither model was trained on, and how many were left out for that.
+def held_out(
+    params: Params, champion: TrainedModels, challenger: TrainedModels
+) -> tuple[list[Prompt], int]:
+    """The first `evaluate.prompts` held-out prompts of the new data that neither model was trained
+    on, and how many were left out for that.
 
     Raises DataError if fewer than two are left.
     """
@@ -102,34 +136,54 @@ def held_out(params: Params, champion: TrainedModels, challenger: TrainedModels)
     fitting = fits(unseen, params, champion, challenger)
     if len(fitting) < 2:  # an interval needs two
         raise DataError(
-            f"{len(fitting)} prompts of {path} are left to compare on: {len(prompts) - len(unseen)} of {len(prompts)} were in the training data of one of the "
-            "models, the others leave no room for a response. Add prompts, or raise data.test_fraction in params.yaml and promote a new run."
+            f"{len(fitting)} prompts of {path} are left to compare on: "
+            f"{len(prompts) - len(unseen)} of {len(prompts)} were in the training data of one of "
+            "the "
+            "models, the others leave no room for a response. Add prompts, or raise "
+            "data.test_fraction in params.yaml and promote a new run."
         )
     return fitting[: params.evaluate.prompts], len(prompts) - len(unseen)
 
 
 def trained_on(folder: Path) -> set[str]:
     """Keys of all prompts in a train split."""
-    return {same_prompt_key(row["prompt"]) for use in USES for row in jsonl.plain(folder / f"data/prepared/{use}/train.jsonl")}
+    return {
+        same_prompt_key(row["prompt"])
+        for use in USES
+        for row in jsonl.plain(folder / f"data/prepared/{use}/train.jsonl")
+    }
 
 
 def fits(prompts: Sequence[Prompt], params: Params, *candidates: TrainedModels) -> list[Prompt]:
     """The prompts that leave room for a response in every model's context."""
     for one in candidates:
         room = one.model.context_length - params.evaluate.max_new_tokens
-        prompts = [prompt for prompt, ids in zip(prompts, encode_prompts(one.tokenizer, prompts), strict=True) if len(ids) <= room]
+        prompts = [
+            prompt
+            for prompt, ids in zip(prompts, encode_prompts(one.tokenizer, prompts), strict=True)
+            if len(ids) <= room
+        ]
     return list(prompts)
 
 
 def safety_prompts(source: FileSource, root: Path, params: Params) -> list[Prompt]:
-    """The prompts of `retrain.safety_source`. Raises DataError for a file that can not be read or has none."""
+    """The prompts of `retrain.safety_source`. Raises DataError for a file that can not be read or
+    has none.
+    """
     setting = "retrain.safety_source"
-    table, columns = read_file(source, root, setting), column_names(source.format, source.columns, setting)
+    table, columns = (
+        read_file(source, root, setting),
+        column_names(source.format, source.columns, setting),
+    )
     check_columns(table, source.format, columns, setting)
     rules = TextRules(params.data.max_prompt_chars, params.data.max_response_chars, ())
-    found = [example.prompt for example in parse_rows(table, source.format, columns, rules).examples]
+    found = [
+        example.prompt for example in parse_rows(table, source.format, columns, rules).examples
+    ]
     if not found:
-        raise DataError(f"{source.path} has no usable prompt. Fix the file, or {setting} in params.yaml.")
+        raise DataError(
+            f"{source.path} has no usable prompt. Fix the file, or {setting} in params.yaml."
+        )
     return found
 
 
@@ -137,16 +191,28 @@ def safety_prompts(source: FileSource, root: Path, params: Params) -> list[Promp
 
 
 def answer(trained_models: TrainedModels, prompts: Sequence[Prompt], params: Params) -> Replies:
-    """Sample a reply to every prompt, with the random numbers of `seed`, and measure its distance to the SFT model."""
+    """Sample a reply to every prompt, with the random numbers of `seed`, and measure its distance
+    to the SFT model.
+    """
     settings, tokenizer = params.evaluate, trained_models.tokenizer
     encoded = encode_prompts(tokenizer, prompts)
-    noise_BT = sampling_noise(len(prompts), settings.max_new_tokens, params.seed) if settings.temperature > 0 else None
+    noise_BT = (
+        sampling_noise(len(prompts), settings.max_new_tokens, params.seed)
+        if settings.temperature > 0
+        else None
+    )
     limits = Limits(settings.max_new_tokens, tokenizer.eos_token_id, tokenizer.pad_token_id)
-    responses = generate(trained_models.policy, encoded, noise_BT, settings.temperature, limits, settings.batch_size).responses
+    responses = generate(
+        trained_models.policy, encoded, noise_BT, settings.temperature, limits, settings.batch_size
+    ).responses
     sequences = [[*prompt, *response] for prompt, response in zip(encoded, responses, strict=True)]
-    prompt_lengths, budget_tokens = [len(ids) for ids in encoded], settings.batch_size * trained_models.model.context_length
+    prompt_lengths, budget_tokens = (
+        [len(ids) for ids in encoded],
+        settings.batch_size * trained_models.model.context_length,
+    )
     own, reference = (
-        sequence_logprobs(model, sequences, prompt_lengths, 1.0, budget_tokens) for model in (trained_models.policy, trained_models.sft)
+        sequence_logprobs(model, sequences, prompt_lengths, 1.0, budget_tokens)
+        for model in (trained_models.policy, trained_models.sft)
     )
     return Replies(
         [decode_response(tokenizer, response) for response in responses],
@@ -155,26 +221,51 @@ def answer(trained_models: TrainedModels, prompts: Sequence[Prompt], params: Par
     )
 
 
-def judge(prompts: Sequence[Prompt], replies: Replies, champion: TrainedModels, challenger: TrainedModels, has_gold: bool) -> Scores:
+def judge(
+    prompts: Sequence[Prompt],
+    replies: Replies,
+    champion: TrainedModels,
+    challenger: TrainedModels,
+    has_gold: bool,
+) -> Scores:
     """Every judge's score of every reply."""
-    golds = [gold_score(prompt_text(prompt), text) for prompt, text in zip(prompts, replies.texts, strict=True)] if has_gold else None
-    of_champion, of_challenger = (one.scores(prompts, replies.texts, replies.ended) for one in (champion, challenger))
+    golds = (
+        [
+            gold_score(prompt_text(prompt), text)
+            for prompt, text in zip(prompts, replies.texts, strict=True)
+        ]
+        if has_gold
+        else None
+    )
+    of_champion, of_challenger = (
+        one.scores(prompts, replies.texts, replies.ended) for one in (champion, challenger)
+    )
     return Scores(golds, of_champion, of_challenger)
 
 
-def safety(root: Path, params: Params, champion: TrainedModels, challenger: TrainedModels, has_gold: bool) -> Safety | None:
+def safety(
+    root: Path, params: Params, champion: TrainedModels, challenger: TrainedModels, has_gold: bool
+) -> Safety | None:
     """How much lower the challenger scores on the safety prompts; None where there are none."""
     if params.retrain.safety_source is None:
         return None
-    prompts = fits(safety_prompts(params.retrain.safety_source, root, params), params, champion, challenger)
+    prompts = fits(
+        safety_prompts(params.retrain.safety_source, root, params), params, champion, challenger
+    )
     if len(prompts) < 2:
         raise DataError(
-            f"{len(prompts)} safety prompts have room for a response, two must. Lower evaluate.max_new_tokens, or fix retrain.safety_source."
+            f"{len(prompts)} safety prompts have room for a response, two must. Lower "
+            "evaluate.max_new_tokens, or fix retrain.safety_source."
         )
     known = has_gold and all(_is_answerable(gold_score, prompt_text(prompt)) for prompt in prompts)
-    scores = [judge(prompts, answer(one, prompts, params), champion, challenger, known).judged for one in (champion, challenger)]
+    scores = [
+        judge(prompts, answer(one, prompts, params), champion, challenger, known).judged
+        for one in (champion, challenger)
+    ]
     drop = gain(scores[0], scores[1], params.evaluate.confidence)
-    return Safety(prompts=len(prompts), judge=GOLD if known else CHAMPIONS_REWARD, drop=_mean_of(drop))
+    return Safety(
+        prompts=len(prompts), judge=GOLD if known else CHAMPIONS_REWARD, drop=_mean_of(drop)
+    )
 
 
 def _is_answerable(score: Callable[[str, str], float], prompt: str) -> bool:
@@ -185,7 +276,9 @@ def _is_answerable(score: Callable[[str, str], float], prompt: str) -> bool:
     return True
 
 
-def samples(prompts: Sequence[Prompt], replies: dict[str, Replies], scores: dict[str, Scores]) -> list[dict[str, Any]]:
+def samples(
+    prompts: Sequence[Prompt], replies: dict[str, Replies], scores: dict[str, Scores]
+) -> list[dict[str, Any]]:
     """Replies side by side, each with the judge's score."""
     return [
         {"prompt": prompt_text(prompt)}
@@ -205,10 +298,19 @@ def _mean(values: Iterable[float]) -> float:
 
 
 def main(options: argparse.Namespace) -> None:
-    found, replies = contest(Path(), load(Path("params.yaml")), TrainedModels(options.champion), TrainedModels(Path()))
+    found, replies = contest(
+        Path(), load(Path("params.yaml")), TrainedModels(options.champion), TrainedModels(Path())
+    )
     write_json(options.out, found.model_dump())
     write_jsonl(options.out.with_name("replies.jsonl"), replies)
 
 
 if __name__ == "__main__":
-    sys.exit(run_helper(argparse.ArgumentParser(description="Compare the project's newest model with the champion."), main))
+    sys.exit(
+        run_helper(
+            argparse.ArgumentParser(
+                description="Compare the project's newest model with the champion."
+            ),
+            main,
+        )
+    )

@@ -1,6 +1,8 @@
-"""The data as it is now against the champion's: `python -m training.retraining.examine`. Nothing of the project is changed.
+"""The data as it is now against the champion's: `python -m training.retraining.examine`. Nothing of
+the project is changed.
 
-params.yaml's sources, champions/<run> -> rows that came and went, drift of prompts, the champion's reward model on the new pairs
+params.yaml's sources, champions/<run> -> rows that came and went, drift of prompts, the champion's
+reward model on the new pairs
 """
 
 import argparse
@@ -35,7 +37,9 @@ Contents = Mapping[str, Sequence[dict[str, Any]]]
 
 
 def examine(root: Path, params: Params, champion: TrainedModels) -> Examination:
-    """Compare what the sources of `params` give now with the champion's data. Raises DataError as the data stage does."""
+    """Compare what the sources of `params` give now with the champion's data. Raises DataError as
+    the data stage does.
+    """
     confidence = params.evaluate.confidence
     now, refused = prepared_now(root, params, champion.tokenizer)
     before = prepared_before(champion.folder)
@@ -55,30 +59,52 @@ def examine(root: Path, params: Params, champion: TrainedModels) -> Examination:
     )
 
 
-def prepared_now(root: Path, params: Params, tokenizer: PreTrainedTokenizerBase) -> tuple[Contents, int]:
+def prepared_now(
+    root: Path, params: Params, tokenizer: PreTrainedTokenizerBase
+) -> tuple[Contents, int]:
     """What the data stage would write, and how many rows it would refuse."""
     needs = read_sources(params, root)
-    special_tokens = SPECIAL_TOKENS if params.model.path is None else tuple(tokenizer.all_special_tokens)
+    special_tokens = (
+        SPECIAL_TOKENS if params.model.path is None else tuple(tokenizer.all_special_tokens)
+    )
     rules = TextRules(params.data.max_prompt_chars, params.data.max_response_chars, special_tokens)
     parsed = [parse(need, rules) for need in needs]
     refusals = [refusal for part in parsed for refusal in part.refusals]
     refuse_if_too_many(refusals, parsed, params.data, root)
     examples = [example for part in parsed for example in part.examples]
     tokens = prompt_tokens(tokenizer, examples)
-    fitting = {example for example in examples if crowded_out(example, tokens[example], params.model.context_length) is None}
-    by_use = {use: [example for example in examples_for(use, needs, parsed) if example in fitting] for use in USES}
-    datasets = {use: make_dataset(use, by_use[use], params.data.test_fraction, tokenizer, tokens) for use in USES}
-    contents = {f"{name}/{split}": [row.content for row in rows] for name, split, rows in each(datasets)}
+    fitting = {
+        example
+        for example in examples
+        if crowded_out(example, tokens[example], params.model.context_length) is None
+    }
+    by_use = {
+        use: [example for example in examples_for(use, needs, parsed) if example in fitting]
+        for use in USES
+    }
+    datasets = {
+        use: make_dataset(use, by_use[use], params.data.test_fraction, tokenizer, tokens)
+        for use in USES
+    }
+    contents = {
+        f"{name}/{split}": [row.content for row in rows] for name, split, rows in each(datasets)
+    }
     return contents, len(refusals) + len(examples) - len(fitting)
 
 
 def prepared_before(champion: Path) -> Contents:
     """The champion's prepared data."""
     folder = champion / "data/prepared"
-    return {f"{use}/{split}": list(jsonl.plain(folder / use / f"{split}.jsonl")) for use in USES for split in SPLITS}
+    return {
+        f"{use}/{split}": list(jsonl.plain(folder / use / f"{split}.jsonl"))
+        for use in USES
+        for split in SPLITS
+    }
 
 
-def _without(rows: Sequence[dict[str, Any]], others: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def _without(
+    rows: Sequence[dict[str, Any]], others: Sequence[dict[str, Any]]
+) -> list[dict[str, Any]]:
     known = {json.dumps(row, sort_keys=True) for row in others}
     return [row for row in rows if json.dumps(row, sort_keys=True) not in known]
 
@@ -88,8 +114,12 @@ def _prompts(rows: Iterable[dict[str, Any]]) -> list[Prompt]:
     return list({same_prompt_key(row["prompt"]): row["prompt"] for row in rows}.values())
 
 
-def _length_drift(new: list[Prompt], before: list[Prompt], tokenizer: PreTrainedTokenizerBase, confidence: float) -> LengthDrift:
-    lengths_new, lengths_before = ([len(ids) for ids in encode_prompts(tokenizer, prompts)] for prompts in (new, before))
+def _length_drift(
+    new: list[Prompt], before: list[Prompt], tokenizer: PreTrainedTokenizerBase, confidence: float
+) -> LengthDrift:
+    lengths_new, lengths_before = (
+        [len(ids) for ids in encode_prompts(tokenizer, prompts)] for prompts in (new, before)
+    )
     return LengthDrift(
         distance=length_distance(lengths_new, lengths_before),
         critical=critical_distance(len(new), len(before), confidence),
@@ -99,24 +129,39 @@ def _length_drift(new: list[Prompt], before: list[Prompt], tokenizer: PreTrained
 
 
 def _new_words(new: list[Prompt], before: list[Prompt], confidence: float) -> Share | None:
-    unseen, of = unseen_words([prompt_text(prompt) for prompt in new], [prompt_text(prompt) for prompt in before])
+    unseen, of = unseen_words(
+        [prompt_text(prompt) for prompt in new], [prompt_text(prompt) for prompt in before]
+    )
     return Share(**wilson(unseen, of, confidence)._asdict(), of=of) if of else None
 
 
-def _accuracy(champion: TrainedModels, pairs: Sequence[dict[str, Any]], confidence: float) -> Share | None:
-    """How often the champion's reward model prefers what the people of the new pairs preferred; a tie counts half."""
+def _accuracy(
+    champion: TrainedModels, pairs: Sequence[dict[str, Any]], confidence: float
+) -> Share | None:
+    """How often the champion's reward model prefers what the people of the new pairs preferred; a
+    tie counts half.
+    """
     if not pairs:
         return None
     margins = pair_margins(champion, pairs)
     right = sum((margin > 0) + 0.5 * (margin == 0) for margin in margins)
-    return Share(**wilson(right, len(margins), confidence)._asdict(), of=len(margins)) if margins else None
+    return (
+        Share(**wilson(right, len(margins), confidence)._asdict(), of=len(margins))
+        if margins
+        else None
+    )
 
 
 def main(options: argparse.Namespace) -> None:
-    write_json(options.out, examine(Path(), load(options.params), TrainedModels(options.champion)).model_dump())
+    write_json(
+        options.out,
+        examine(Path(), load(options.params), TrainedModels(options.champion)).model_dump(),
+    )
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description="Compare the data as it is now with the champion's.")
+    parser = argparse.ArgumentParser(
+        description="Compare the data as it is now with the champion's."
+    )
     parser.add_argument("--params", type=Path, default=Path("params.yaml"))
     sys.exit(run_helper(parser, main))

@@ -1,4 +1,6 @@
-"""How the two processes of a retrain cycle start and end: options in, a JSON file out, a mistake in one line."""
+"""How the two processes of a retrain cycle start and end: options in, a JSON file out, a mistake in
+one line.
+"""
 
 import argparse
 import logging
@@ -12,7 +14,9 @@ from training.process.command import run_command
 
 @torch.no_grad()
 def run_helper(parser: argparse.ArgumentParser, work: Callable[[argparse.Namespace], None]) -> int:
-    """Do `work` with what the command line says, the folder of the champion and the file to write included; returns the exit code."""
+    """Do `work` with what the command line says, the folder of the champion and the file to write
+    included; returns the exit code.
+    """
     parser.add_argument("--champion", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()

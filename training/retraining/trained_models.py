@@ -1,4 +1,6 @@
-"""A finished run's models, read from a folder laid out as the project: the champion's, or the project itself."""
+"""A finished run's models, read from a folder laid out as the project: the champion's, or the
+project itself.
+"""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -13,15 +15,25 @@ from config.load import read
 from config.sections.model import Model
 from training.modeling.models import load_policy, load_reward_model
 from training.modeling.scoring import score
-from training.modeling.tokenizer import Prompt, encode_prompts, encode_responses, load_tokenizer, response_text
+from training.modeling.tokenizer import (
+    Prompt,
+    encode_prompts,
+    encode_responses,
+    load_tokenizer,
+    response_text,
+)
 
 
 class TrainedModels:
-    """Data, tokenizer and models below `folder`. Every property reads once, and raises ModelError if what it needs is missing."""
+    """Data, tokenizer and models below `folder`. Every property reads once, and raises ModelError
+    if what it needs is missing.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        content = read(folder / "params.yaml")  # only these two sections: others may be of an earlier schema
+        content = read(
+            folder / "params.yaml"
+        )  # only these two sections: others may be of an earlier schema
         self.model = Model.model_validate(content["model"])
         self.method = str(content["align"]["method"])
         self.device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -41,23 +53,37 @@ class TrainedModels:
 
     @cached_property
     def reward_model(self) -> PreTrainedModel:
-        return load_reward_model(self.folder / "models/reward", self.model, self.tokenizer).to(self.device).eval()
+        return (
+            load_reward_model(self.folder / "models/reward", self.model, self.tokenizer)
+            .to(self.device)
+            .eval()
+        )
 
     def _policy(self, name: str) -> PreTrainedModel:
-        return load_policy(self.folder / "models" / name, self.model, self.tokenizer).to(self.device).eval()
+        return (
+            load_policy(self.folder / "models" / name, self.model, self.tokenizer)
+            .to(self.device)
+            .eval()
+        )
 
     def metrics(self, stage: str) -> Mapping[str, Any]:
         """metrics/<stage>.json, empty if there is none."""
         path = self.folder / "metrics" / f"{stage}.json"
         return dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}
 
-    def scores(self, prompts: Sequence[Prompt], texts: Sequence[str], ended: Sequence[bool] | None = None) -> list[float]:
-        """Normalised scores of the reward model, one for each prompt and response; what exceeds the context is cut at its end.
+    def scores(
+        self, prompts: Sequence[Prompt], texts: Sequence[str], ended: Sequence[bool] | None = None
+    ) -> list[float]:
+        """Normalised scores of the reward model, one for each prompt and response; what exceeds the
+        context is cut at its end.
 
         A response that has not `ended` is read without an end-of-sequence token.
         """
         longest, whole = self.model.context_length, [True] * len(texts) if ended is None else ended
-        responses = [ids if has_end else ids[:-1] for ids, has_end in zip(encode_responses(self.tokenizer, texts), whole, strict=True)]
+        responses = [
+            ids if has_end else ids[:-1]
+            for ids, has_end in zip(encode_responses(self.tokenizer, texts), whole, strict=True)
+        ]
         encoded = zip(encode_prompts(self.tokenizer, prompts), responses, strict=True)
         sequences = [[*prompt, *response][:longest] for prompt, response in encoded]
         found: list[float] = score(self.reward_model, sequences, 200 * longest).tolist()
@@ -67,5 +93,8 @@ class TrainedModels:
 def pair_margins(trained_models: TrainedModels, pairs: Sequence[Mapping[str, Any]]) -> list[float]:
     """Score of the chosen reply minus that of the rejected one, of every pair."""
     prompts = [pair["prompt"] for pair in pairs]
-    chosen, rejected = (trained_models.scores(prompts, [response_text(pair[side]) for pair in pairs]) for side in ("chosen", "rejected"))
+    chosen, rejected = (
+        trained_models.scores(prompts, [response_text(pair[side]) for pair in pairs])
+        for side in ("chosen", "rejected")
+    )
     return [a - b for a, b in zip(chosen, rejected, strict=True)]

@@ -12,27 +12,42 @@ if TYPE_CHECKING:
 MIN_ENTROPY_NATS = 1e-4
 """Per token. Below it every sample is the same: there is nothing left to learn from."""
 MAX_RATIO = 10.0
-"""Mean probability ratio of an update; the clip range keeps a healthy one within a few percent of 1."""
+"""Mean probability ratio of an update; the clip range keeps a healthy one within a few percent of
+1.
+"""
 MAX_NEGATIVE_KL_ERRORS = 5.0
 """Standard errors by which the mean KL of samples from the policy may fall below zero by chance."""
 
 
 def check_rollout(statistics: dict[str, float], settings: Ppo | Rloo, section: str = "ppo") -> None:
-    """Raise TrainingDiverged if a rollout can not be learnt from; `section` of params.yaml has the settings."""
+    """Raise TrainingDiverged if a rollout can not be learnt from; `section` of params.yaml has the
+    settings.
+    """
     if any(math.isnan(value) or math.isinf(value) for value in statistics.values()):
-        bad = next(name for name, value in statistics.items() if math.isnan(value) or math.isinf(value))
-        raise TrainingDiverged(f"{section} {bad} is {statistics[bad]}: training diverged. Lower {section}.learning_rate in params.yaml.")
+        bad = next(
+            name for name, value in statistics.items() if math.isnan(value) or math.isinf(value)
+        )
+        raise TrainingDiverged(
+            f"{section} {bad} is {statistics[bad]}: training diverged. Lower "
+            f"{section}.learning_rate in params.yaml."
+        )
     if statistics["score_std"] == 0 and settings.batch_size > 1:
         raise TrainingDiverged(
-            f"all {settings.batch_size} responses have the score {statistics['score']:.4g}: the reward model tells none apart. "
+            f"all {settings.batch_size} responses have the score {statistics['score']:.4g}: the "
+            "reward model tells none apart. "
             "Look at metrics/reward.json and train the reward stage again."
         )
     if "kl" not in statistics:  # there is no reference
         return
-    if statistics["kl"] < -MAX_NEGATIVE_KL_ERRORS * statistics["kl_error"] - 1e-3 and settings.batch_size > 1:
+    if (
+        statistics["kl"] < -MAX_NEGATIVE_KL_ERRORS * statistics["kl_error"] - 1e-3
+        and settings.batch_size > 1
+    ):
         raise TrainingDiverged(
-            f"mean KL is {statistics['kl']:.3f} nats with a standard error of {statistics['kl_error']:.3f}, which samples "
-            f"from the policy can not give: sampling and scoring disagree. Check {section}.temperature and the tokenizer."
+            f"mean KL is {statistics['kl']:.3f} nats with a standard error of "
+            f"{statistics['kl_error']:.3f}, which samples "
+            "from the policy can not give: sampling and scoring disagree. Check "
+            f"{section}.temperature and the tokenizer."
         )
 
 
@@ -40,17 +55,20 @@ def check_update(statistics: "UpdateStatistics", update: int) -> None:
     """Raise TrainingDiverged if an update broke the policy."""
     if not math.isfinite(statistics.grad_norms[-1]):
         raise TrainingDiverged(
-            f"the gradient norm is {statistics.grad_norms[-1]} in update {update}: the step was not taken. "
+            f"the gradient norm is {statistics.grad_norms[-1]} in update {update}: the step was "
+            "not taken. "
             "Lower ppo.learning_rate in params.yaml; the last checkpoint is kept."
         )
     summary = statistics.summary()
     if summary["ratio"] > MAX_RATIO:
         raise TrainingDiverged(
-            f"the mean ratio of new to old policy is {summary['ratio']:.3g} in update {update}: the policy ran away. "
+            f"the mean ratio of new to old policy is {summary['ratio']:.3g} in update {update}: "
+            "the policy ran away. "
             "Lower ppo.learning_rate, or set ppo.target_kl in params.yaml."
         )
     if summary["entropy"] < MIN_ENTROPY_NATS:
         raise TrainingDiverged(
-            f"entropy is {summary['entropy']:.2g} nats per token in update {update}: the policy collapsed to one response. "
+            f"entropy is {summary['entropy']:.2g} nats per token in update {update}: the policy "
+            "collapsed to one response. "
             "Raise ppo.kl.coef or lower ppo.learning_rate in params.yaml."
         )

@@ -1,11 +1,15 @@
 """How PPO's four roles are made from models/sft and models/reward, one function a layout.
 
               policy                      ref_policy            reward_model            value_model
-separate      whole, or adapter on SFT    own, or adapter off   own                     own, whole or with an adapter
-shared_trunk  whole, or adapter on SFT    own, or adapter off   own                     a head on the policy's trunk
-shared_base   adapter on the one base     the base without it   adapter on the base     adapter on the base
+separate      whole, or adapter on SFT    own, or adapter off   own                     own, whole
+              or with an adapter
+shared_trunk  whole, or adapter on SFT    own, or adapter off   own                     a head on
+              the policy's trunk
+shared_base   adapter on the one base     the base without it   adapter on the base     adapter on
+              the base
 
-"Adapter off" is the SFT model, be that a base alone or a base with the SFT stage's own adapter, which then stays on.
+"Adapter off" is the SFT model, be that a base alone or a base with the SFT stage's own adapter,
+which then stays on.
 """
 
 from pathlib import Path
@@ -20,7 +24,14 @@ from config.schema import Params
 from config.sections.levers import Lora
 from training.distributed import sharding
 from training.modeling.adapter_lineage import is_adapter, lineage, named_base, same_base
-from training.modeling.adapters import AdapterView, active, add_adapter, read_adapter, read_head, save_adapter
+from training.modeling.adapters import (
+    AdapterView,
+    active,
+    add_adapter,
+    read_adapter,
+    read_head,
+    save_adapter,
+)
 from training.modeling.models import (
     adapter_name,
     autocast,
@@ -52,18 +63,27 @@ class _Origin:
         self.device = torch.device("cpu" if stage.device == "cpu" else "cuda")
 
     def place(self, module: M) -> M:
-        """A model or a head that is to learn on the stage's device, whole or divided; never in training mode."""
+        """A model or a head that is to learn on the stage's device, whole or divided; never in
+        training mode.
+        """
         sharding.shard(module, self.stage, sums_gradients=True)
         return module.eval()
 
-    def view(self, model: PreTrainedModel, adapters: tuple[str, ...], config: Any = None, score: nn.Linear | None = None) -> AdapterView:
+    def view(
+        self,
+        model: PreTrainedModel,
+        adapters: tuple[str, ...],
+        config: Any = None,
+        score: nn.Linear | None = None,
+    ) -> AdapterView:
         return AdapterView(model, adapters, autocast(self.params.model, self.device), config, score)
 
 
 def load_roles(stage: Stage, tokenizer: PreTrainedTokenizerBase) -> Roles:
     """The roles of `ppo.layout`, from models/sft and models/reward.
 
-    Raises ModelError if either is missing, damaged, of another vocabulary, or not made as the layout needs it.
+    Raises ModelError if either is missing, damaged, of another vocabulary, or not made as the
+    layout needs it.
     """
     origin, settings = _Origin(stage, tokenizer), stage.params.ppo
     if settings.layout == "shared_base":
@@ -71,10 +91,18 @@ def load_roles(stage: Stage, tokenizer: PreTrainedTokenizerBase) -> Roles:
         models = _shared_base(origin, settings.lora)
     else:
         policy, ref_policy = _policies(origin)
-        reward_model = origin.place(load_reward_model(origin.reward, origin.params.model, tokenizer))
+        reward_model = origin.place(
+            load_reward_model(origin.reward, origin.params.model, tokenizer)
+        )
         own_value = settings.layout == "separate"
-        head = None if own_value else origin.place(new_head(policy.config.hidden_size, stage.params.seed, origin.device))
-        models = Models(policy, ref_policy, reward_model, _value_model(origin) if own_value else None, head)
+        head = (
+            None
+            if own_value
+            else origin.place(new_head(policy.config.hidden_size, stage.params.seed, origin.device))
+        )
+        models = Models(
+            policy, ref_policy, reward_model, _value_model(origin) if own_value else None, head
+        )
     return Roles(models, settings, stage.params.model.dtype, stage)
 
 
@@ -82,7 +110,10 @@ def _policies(origin: _Origin) -> tuple[Role, Role]:
     """Policy and reference: two models, or with ppo.lora one model with its adapter on and off."""
     params, lora = origin.params, origin.params.ppo.lora
     if lora is None:
-        policy, ref = (origin.place(load_policy(origin.sft, params.model, origin.tokenizer, trainable)) for trainable in (True, False))
+        policy, ref = (
+            origin.place(load_policy(origin.sft, params.model, origin.tokenizer, trainable))
+            for trainable in (True, False)
+        )
         return policy, ref
     model = load_policy(origin.sft, params.model, origin.tokenizer)
     beneath = active(model)
@@ -92,7 +123,9 @@ def _policies(origin: _Origin) -> tuple[Role, Role]:
 
 
 def _value_model(origin: _Origin) -> Role:
-    """A value model of its own, from ppo.value_init: whole, or a frozen base with an adapter and a head that learn."""
+    """A value model of its own, from ppo.value_init: whole, or a frozen base with an adapter and a
+    head that learn.
+    """
     params, lora = origin.params, origin.params.ppo.lora
     if lora is None:
         if params.ppo.value_init == "reward":
@@ -103,7 +136,9 @@ def _value_model(origin: _Origin) -> Role:
     if params.ppo.value_init == "reward":
         model = load_reward_model(origin.reward, params.model, origin.tokenizer)
     else:
-        model = new_reward_model(origin.sft, params.model, origin.tokenizer, params.seed, trainable=False)
+        model = new_reward_model(
+            origin.sft, params.model, origin.tokenizer, params.seed, trainable=False
+        )
     beneath = active(model)
     add_adapter(model, lora, VALUE, params.seed + 1, "ppo.lora")
     model.score.float()
@@ -112,15 +147,21 @@ def _value_model(origin: _Origin) -> Role:
 
 
 def _shared_base(origin: _Origin, lora: Lora) -> Models:
-    """One base for all four. The value model is a second copy of the reward model's adapter and head, or begins on the SFT model."""
+    """One base for all four. The value model is a second copy of the reward model's adapter and
+    head, or begins on the SFT model.
+    """
     params, seed = origin.params, origin.params.seed
     check_reward_folder(origin.reward)
     of_sft, of_reward = lineage(origin.sft), lineage(origin.reward)
     if not is_adapter(origin.reward) or not same_base(of_sft, of_reward):
-        stands = f"stands on {of_reward.base}" if is_adapter(origin.reward) else "has weights of its own"
+        stands = (
+            f"stands on {of_reward.base}" if is_adapter(origin.reward) else "has weights of its own"
+        )
         raise ModelError(
-            f"ppo.layout=shared_base needs models/reward to be an adapter on {of_sft.base}, the base of models/sft; it {stands}. "
-            "Set reward.lora and reward.init: sft and run the reward stage, or ppo.layout: separate in params.yaml."
+            f"ppo.layout=shared_base needs models/reward to be an adapter on {of_sft.base}, the "
+            f"base of models/sft; it {stands}. "
+            "Set reward.lora and reward.init: sft and run the reward stage, or ppo.layout: "
+            "separate in params.yaml."
         )
     model = load_policy(origin.sft, params.model, origin.tokenizer)
     beneath = active(model)
@@ -141,14 +182,18 @@ def _shared_base(origin: _Origin, lora: Lora) -> Models:
     return Models(
         policy=origin.view(model, (*beneath, POLICY)),
         ref_policy=origin.view(model, beneath),
-        reward_model=origin.view(model, reward, reward_config(model.config, origin.reward), judge.requires_grad_(False)),
+        reward_model=origin.view(
+            model, reward, reward_config(model.config, origin.reward), judge.requires_grad_(False)
+        ),
         value_model=origin.view(model, value, score=origin.place(critic)),
         trunk_value_head=None,
     )
 
 
 def _stack(model: PreTrainedModel, folders: tuple[Path, ...]) -> tuple[str, ...]:
-    """Put the adapters of `folders` into the model, those that are there excepted; their names, lowest first."""
+    """Put the adapters of `folders` into the model, those that are there excepted; their names,
+    lowest first.
+    """
     for folder in folders:
         if adapter_name(folder) not in getattr(model, "peft_config", {}):
             check_folder(folder)
@@ -157,14 +202,25 @@ def _stack(model: PreTrainedModel, folders: tuple[Path, ...]) -> tuple[str, ...]
 
 
 def save_policy(stage: Stage, roles: Roles, tokenizer: PreTrainedTokenizerBase) -> None:
-    """models/ppo: the policy's weights, or its adapter on models/sft. All processes ask, the first one writes."""
+    """models/ppo: the policy's weights, or its adapter on models/sft. All processes ask, the first
+    one writes.
+    """
     target, policy = stage.root / "models/ppo", roles.policy
-    weights = sharding.state_dict_to_save(policy.model if isinstance(policy, AdapterView) else policy)
+    weights = sharding.state_dict_to_save(
+        policy.model if isinstance(policy, AdapterView) else policy
+    )
     if stage.rank != 0:
         return
     with replacing(target) as folder:
         if isinstance(policy, AdapterView):
-            save_adapter(folder, policy.model, POLICY, named_base(stage.root / "models/sft", target), None, weights)
+            save_adapter(
+                folder,
+                policy.model,
+                POLICY,
+                named_base(stage.root / "models/sft", target),
+                None,
+                weights,
+            )
         else:
             policy.save_pretrained(folder, state_dict=weights)
         tokenizer.save_pretrained(folder)

@@ -1,7 +1,7 @@
 """The formulas of PPO, small and pure. Tensors in, tensors out.
 
-Shapes: B responses, T response tokens (padded on the right, mask True where the token counts), N real response tokens of some
-rows, one after another.
+Shapes: B responses, T response tokens (padded on the right, mask True where the token counts), N
+real response tokens of some rows, one after another.
 """
 
 from typing import NamedTuple
@@ -13,7 +13,8 @@ from torch import Tensor
 def kl_per_token(logprobs: Tensor, ref_logprobs: Tensor, estimator: str) -> Tensor:
     """Estimate of KL(policy || ref_policy) at each sampled token, in nats, same shape as given.
 
-    k1 = log(policy / ref); k3 = exp(-k1) - 1 + k1, never negative and of lower variance. Both are unbiased for samples from the policy.
+    k1 = log(policy / ref); k3 = exp(-k1) - 1 + k1, never negative and of lower variance. Both are
+    unbiased for samples from the policy.
     Source: Schulman 2020, "Approximating KL divergence".
     """
     k1 = logprobs - ref_logprobs
@@ -21,7 +22,8 @@ def kl_per_token(logprobs: Tensor, ref_logprobs: Tensor, estimator: str) -> Tens
 
 
 def token_rewards(kl_BT: Tensor, score_B: Tensor, mask_BT: Tensor, kl_coef: float) -> Tensor:
-    """Reward of each token [B, T]: -kl_coef * KL everywhere, and the score once, at the last response token.
+    """Reward of each token [B, T]: -kl_coef * KL everywhere, and the score once, at the last
+    response token.
 
     Source: Ziegler et al. 2019 (arXiv:1909.08593), eq. 2; Huang et al. 2024 (arXiv:2403.17031).
     """
@@ -38,9 +40,11 @@ class Targets(NamedTuple):
 
 
 def gae(reward_BT: Tensor, values_BT: Tensor, mask_BT: Tensor, gamma: float, lam: float) -> Targets:
-    """Generalised advantage estimation: A_t = sum_k (gamma * lam)^k delta_(t+k), delta_t = r_t + gamma * V_(t+1) - V_t.
+    """Generalised advantage estimation: A_t = sum_k (gamma * lam)^k delta_(t+k), delta_t = r_t +
+    gamma * V_(t+1) - V_t.
 
-    The value after the last token is zero. returns = advantages + values. lam=0 is the TD error; gamma=lam=1 is return minus value.
+    The value after the last token is zero. returns = advantages + values. lam=0 is the TD error;
+    gamma=lam=1 is return minus value.
     Source: Schulman et al. 2016 (arXiv:1506.02438), eq. 16.
     """
     values_BT = torch.where(mask_BT, values_BT, 0.0)
@@ -61,7 +65,9 @@ def masked_mean(x_BT: Tensor, mask_BT: Tensor) -> Tensor:
 
 
 def whiten(x_BT: Tensor, mask_BT: Tensor, shift_mean: bool = True) -> Tensor:
-    """Scaled to variance 1 under the mask, and shifted to mean 0 unless `shift_mean` is False; zero where the mask is False."""
+    """Scaled to variance 1 under the mask, and shifted to mean 0 unless `shift_mean` is False; zero
+    where the mask is False.
+    """
     mean = masked_mean(x_BT, mask_BT)
     variance = masked_mean((x_BT - mean) ** 2, mask_BT)
     whitened_BT = (x_BT - mean) * torch.rsqrt(variance + 1e-8)
@@ -77,7 +83,9 @@ class PolicyLoss(NamedTuple):
     """True where the clipped branch decided."""
 
 
-def policy_loss(logprobs_N: Tensor, old_logprobs_N: Tensor, advantages_N: Tensor, cliprange: float) -> PolicyLoss:
+def policy_loss(
+    logprobs_N: Tensor, old_logprobs_N: Tensor, advantages_N: Tensor, cliprange: float
+) -> PolicyLoss:
     """Clipped surrogate: max(-A * ratio, -A * clip(ratio, 1 - cliprange, 1 + cliprange)).
 
     Source: Schulman et al. 2017 (arXiv:1707.06347), eq. 7.
@@ -96,8 +104,11 @@ class ValueLoss(NamedTuple):
     """True where the clipped branch decided."""
 
 
-def value_loss(values_N: Tensor, old_values_N: Tensor, returns_N: Tensor, cliprange_value: float) -> ValueLoss:
-    """Half the larger squared error of the value and of the value clipped around its old prediction.
+def value_loss(
+    values_N: Tensor, old_values_N: Tensor, returns_N: Tensor, cliprange_value: float
+) -> ValueLoss:
+    """Half the larger squared error of the value and of the value clipped around its old
+    prediction.
 
     Source: Huang et al. 2024 (arXiv:2403.17031), after openai/baselines ppo2.
     """
@@ -107,7 +118,8 @@ def value_loss(values_N: Tensor, old_values_N: Tensor, returns_N: Tensor, clipra
 
 
 def adapted_kl_coef(kl_coef: float, kl: float, target: float, horizon: int, episodes: int) -> float:
-    """The KL coefficient after a batch of `episodes` whose mean KL per response was `kl` nats: a log-space proportional controller.
+    """The KL coefficient after a batch of `episodes` whose mean KL per response was `kl` nats: a
+    log-space proportional controller.
 
     Source: Ziegler et al. 2019 (arXiv:1909.08593), section 2.2.
     """
@@ -116,7 +128,9 @@ def adapted_kl_coef(kl_coef: float, kl: float, target: float, horizon: int, epis
 
 
 def explained_variance(values_BT: Tensor, returns_BT: Tensor, mask_BT: Tensor) -> float:
-    """1 - Var(returns - values) / Var(returns) over the tokens that count; 1 is a perfect value model, 0 a constant one."""
+    """1 - Var(returns - values) / Var(returns) over the tokens that count; 1 is a perfect value
+    model, 0 a constant one.
+    """
     returns_N, error_N = returns_BT[mask_BT], (returns_BT - values_BT)[mask_BT]
     variance = float(returns_N.var(correction=0))
     return 1 - float(error_N.var(correction=0)) / variance if variance > 0 else 0.0

@@ -15,14 +15,31 @@ if TYPE_CHECKING:
     from training.rl.roles import Forward
 
 
-SUMMED = ("policy_loss", "value_loss", "entropy", "ratio", "clip_fraction", "value_clip_fraction", "approx_kl", "tokens")
+SUMMED = (
+    "policy_loss",
+    "value_loss",
+    "entropy",
+    "ratio",
+    "clip_fraction",
+    "value_clip_fraction",
+    "approx_kl",
+    "tokens",
+)
 
 
 def rollout_statistics(
-    logprobs_BT: Tensor, ref_logprobs_BT: Tensor, values_BT: Tensor, returns_BT: Tensor, mask_BT: Tensor, score_B: Tensor, ended_B: Tensor,
+    logprobs_BT: Tensor,
+    ref_logprobs_BT: Tensor,
+    values_BT: Tensor,
+    returns_BT: Tensor,
+    mask_BT: Tensor,
+    score_B: Tensor,
+    ended_B: Tensor,
     kl_coef: float,
-) -> dict[str, float]:  # fmt: skip
-    """Means over the responses of a rollout; `kl` is in nats per response (k1), `kl_error` its standard error."""
+) -> dict[str, float]:
+    """Means over the responses of a rollout; `kl` is in nats per response (k1), `kl_error` its
+    standard error.
+    """
     kl_B = torch.where(mask_BT, logprobs_BT - ref_logprobs_BT, 0.0).sum(dim=1)
     length_B = mask_BT.sum(dim=1).float()
     return {
@@ -41,7 +58,9 @@ def _spread(x_B: Tensor) -> float:
 
 
 class UpdateStatistics:
-    """Sums over the response tokens of an update, each counted once a pass; the processes' parts come together at each optimizer step."""
+    """Sums over the response tokens of an update, each counted once a pass; the processes' parts
+    come together at each optimizer step.
+    """
 
     def __init__(self) -> None:
         self._open: dict[str, float] = {}
@@ -50,7 +69,9 @@ class UpdateStatistics:
         self._mini_kl: list[float] = []
         self.grad_norms: list[float] = []
         self.first_ratio_error: float | None = None
-        """Largest |ratio - 1| of the first micro-batch, where new and old policy are the same: float noise, if all is right."""
+        """Largest |ratio - 1| of the first micro-batch, where new and old policy are the same:
+        float noise, if all is right.
+        """
 
     def begin(self) -> None:
         """Open a mini-batch; what was added since the last one was closed is forgotten."""
@@ -61,9 +82,14 @@ class UpdateStatistics:
         with torch.no_grad():
             log_ratio_N = policy.ratio.log()
             parts = {
-                "policy_loss": policy.losses, "value_loss": value.losses, "entropy": new.entropy, "ratio": policy.ratio,
-                "clip_fraction": policy.clipped, "value_clip_fraction": value.clipped, "approx_kl": torch.expm1(log_ratio_N) - log_ratio_N,
-            }  # fmt: skip
+                "policy_loss": policy.losses,
+                "value_loss": value.losses,
+                "entropy": new.entropy,
+                "ratio": policy.ratio,
+                "clip_fraction": policy.clipped,
+                "value_clip_fraction": value.clipped,
+                "approx_kl": torch.expm1(log_ratio_N) - log_ratio_N,
+            }
             sums = {name: float(x_N.sum()) for name, x_N in parts.items()}
             if self.first_ratio_error is None:
                 self.first_ratio_error = float((policy.ratio - 1).abs().max())
@@ -74,7 +100,9 @@ class UpdateStatistics:
         """Close a mini-batch."""
         if not self.grad_norms:
             self.first_ratio_error = all_reduce_max(self.first_ratio_error or 0.0)
-        found = dict(zip(SUMMED, all_reduce_sum([self._open.get(name, 0.0) for name in SUMMED]), strict=True))
+        found = dict(
+            zip(SUMMED, all_reduce_sum([self._open.get(name, 0.0) for name in SUMMED]), strict=True)
+        )
         self._sums = {name: self._sums.get(name, 0.0) + total for name, total in found.items()}
         self._mini_kl.append(found["approx_kl"] / found["tokens"])
         self.grad_norms.append(grad_norm)
@@ -85,6 +113,10 @@ class UpdateStatistics:
 
     def summary(self) -> dict[str, float]:
         """Means per token over the update."""
-        means = {name: total / self._sums["tokens"] for name, total in self._sums.items() if name != "tokens"}
+        means = {
+            name: total / self._sums["tokens"]
+            for name, total in self._sums.items()
+            if name != "tokens"
+        }
         grad_norm = sum(self.grad_norms) / len(self.grad_norms)
         return {**means, "grad_norm": grad_norm, "first_ratio_error": self.first_ratio_error or 0.0}

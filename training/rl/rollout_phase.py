@@ -1,4 +1,5 @@
-"""The rollout of a PPO update: which engine samples, in which process, and whose log-probabilities are used.
+"""The rollout of a PPO update: which engine samples, in which process, and whose log-probabilities
+are used.
 
 Shapes: B responses, T response tokens.
 """
@@ -20,30 +21,63 @@ GAP_SAMPLE = 16
 """Responses whose log-probabilities are computed again at every update just to compare."""
 
 
-def roll_out(backoff: Backoff, roles: Roles, batch: Sequence[list[int]], noise_BT: Tensor, settings: Ppo, limits: Limits) -> Rollout:
-    """Responses to the prompts of an update. Those to one prompt stay in one process, where they share its cache."""
+def roll_out(
+    backoff: Backoff,
+    roles: Roles,
+    batch: Sequence[list[int]],
+    noise_BT: Tensor,
+    settings: Ppo,
+    limits: Limits,
+) -> Rollout:
+    """Responses to the prompts of an update. Those to one prompt stay in one process, where they
+    share its cache.
+    """
     width, engine = settings.responses_per_prompt, ENGINES[settings.rollout_engine]
 
-    def of_prompts(size: int, prompts: Sequence[list[int]], noise: Sequence[Tensor]) -> list[Rollout]:
+    def of_prompts(
+        size: int, prompts: Sequence[list[int]], noise: Sequence[Tensor]
+    ) -> list[Rollout]:
         rows = [prompt for prompt in prompts for _ in range(width)]
-        own = engine(roles.policy, rows, torch.cat(list(noise)), settings.temperature, limits, size, roles.trunk_value_head)
+        own = engine(
+            roles.policy,
+            rows,
+            torch.cat(list(noise)),
+            settings.temperature,
+            limits,
+            size,
+            roles.trunk_value_head,
+        )
         parts = [slice(start, start + width) for start in range(0, len(rows), width)]
-        return [Rollout(own.responses[part], own.logprobs[part], own.values[part] if own.values else None) for part in parts]
+        return [
+            Rollout(
+                own.responses[part], own.logprobs[part], own.values[part] if own.values else None
+            )
+            for part in parts
+        ]
 
     found = map_across_ranks(backoff, of_prompts, batch[::width], noise_BT.split(width))
     return Rollout(
         responses=[row for part in found for row in part.responses],
         logprobs=[row for part in found for row in part.logprobs],
-        values=None if found[0].values is None else [row for part in found for row in part.values or []],
+        values=None
+        if found[0].values is None
+        else [row for part in found for row in part.values or []],
     )
 
 
 def own_logprobs(
-    backoff: Backoff, roles: Roles, logprobs: Sequence[Tensor], sequences: Sequence[list[int]], prompt_lengths: Sequence[int], settings: Ppo
-) -> tuple[list[Tensor], dict[str, float]]:  # fmt: skip
-    """The log-probabilities to learn from, and how far those of sampling are from the trainer's own.
+    backoff: Backoff,
+    roles: Roles,
+    logprobs: Sequence[Tensor],
+    sequences: Sequence[list[int]],
+    prompt_lengths: Sequence[int],
+    settings: Ppo,
+) -> tuple[list[Tensor], dict[str, float]]:
+    """The log-probabilities to learn from, and how far those of sampling are from the trainer's
+    own.
 
-    With ppo.recompute_logprobs they are the trainer's, else those of sampling, and a sample of responses is compared.
+    With ppo.recompute_logprobs they are the trainer's, else those of sampling, and a sample of
+    responses is compared.
     """
     every = 1 if settings.recompute_logprobs else max(1, len(sequences) // GAP_SAMPLE)
     own = map_across_ranks(
@@ -52,6 +86,11 @@ def own_logprobs(
         sequences[::every],
         prompt_lengths[::every],
     )
-    gap_N = torch.cat([(mine - sampled).abs() for mine, sampled in zip(own, logprobs[::every], strict=True)])
-    gap = {"rollout_logprob_gap": float(gap_N.mean()), "rollout_logprob_gap_max": float(gap_N.max())}
+    gap_N = torch.cat(
+        [(mine - sampled).abs() for mine, sampled in zip(own, logprobs[::every], strict=True)]
+    )
+    gap = {
+        "rollout_logprob_gap": float(gap_N.mean()),
+        "rollout_logprob_gap_max": float(gap_N.max()),
+    }
     return (own if settings.recompute_logprobs else list(logprobs)), gap

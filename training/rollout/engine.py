@@ -1,7 +1,9 @@
-"""What rollout engines have in common: what they are given and give back, their randomness, and how a token is drawn.
+"""What rollout engines have in common: what they are given and give back, their randomness, and how
+a token is drawn.
 
 static  training/rollout/static.py: a batch that shrinks as responses end.
-paged   training/rollout/paged.py: Transformers' continuous batching, which refills the batch as responses end.
+paged   training/rollout/paged.py: Transformers' continuous batching, which refills the batch as
+        responses end.
 
 Every engine draws with the same numbers, so all give the same responses up to rounding.
 
@@ -41,7 +43,8 @@ class Limits(NamedTuple):
 
 
 class Engine(Protocol):
-    """Samples one response to each of `prompts` [B]; equal neighbours share the prompt's computation.
+    """Samples one response to each of `prompts` [B]; equal neighbours share the prompt's
+    computation.
 
     `noise_BT` None decodes greedily. `batch_size` responses are generated side by side.
     """
@@ -55,7 +58,8 @@ class Engine(Protocol):
 def sampling_noise(responses: int, max_new_tokens: int, seed: int) -> Tensor:
     """Uniform numbers in [0, 1), [B, T]: the whole randomness of a rollout.
 
-    Each response owns its row, so what is sampled for it does not depend on which batch, process or engine it is in.
+    Each response owns its row, so what is sampled for it does not depend on which batch, process or
+    engine it is in.
     """
     return torch.rand(responses, max_new_tokens, generator=torch.Generator().manual_seed(seed))
 
@@ -63,30 +67,48 @@ def sampling_noise(responses: int, max_new_tokens: int, seed: int) -> Tensor:
 def draw(logits_BV: Tensor, uniform_B: Tensor | None, temperature: float) -> tuple[Tensor, Tensor]:
     """Tokens [B] and their log-probabilities [B] under softmax(logits / temperature).
 
-    The token at which the cumulative probability passes `uniform_B`; the most likely one if None (temperature 0 then counts as 1).
+    The token at which the cumulative probability passes `uniform_B`; the most likely one if None
+    (temperature 0 then counts as 1).
     """
     probability_BV = torch.softmax(logits_BV.float() / (temperature or 1.0), dim=1)
-    token_B1 = probability_BV.argmax(dim=1, keepdim=True) if uniform_B is None else _invert(probability_BV, uniform_B[:, None])
+    token_B1 = (
+        probability_BV.argmax(dim=1, keepdim=True)
+        if uniform_B is None
+        else _invert(probability_BV, uniform_B[:, None])
+    )
     return token_B1[:, 0], probability_BV.gather(1, token_B1).log()[:, 0]
 
 
 def _invert(probability_BV: Tensor, uniform_B1: Tensor) -> Tensor:
-    """Where the cumulative sum passes `uniform_B1`, [B, 1], always at a token of positive probability.
+    """Where the cumulative sum passes `uniform_B1`, [B, 1], always at a token of positive
+    probability.
 
-    A running sum over a long vocabulary costs more than the logits do: sums of blocks find the block, a running sum inside it the token.
+    A running sum over a long vocabulary costs more than the logits do: sums of blocks find the
+    block, a running sum inside it the token.
     """
     vocabulary = probability_BV.shape[1]
     whole = vocabulary // BLOCK * BLOCK
-    sums = [probability_BV[:, :whole].unflatten(1, (-1, BLOCK)).sum(dim=2), probability_BV[:, whole:].sum(dim=1, keepdim=True)]
+    sums = [
+        probability_BV[:, :whole].unflatten(1, (-1, BLOCK)).sum(dim=2),
+        probability_BV[:, whole:].sum(dim=1, keepdim=True),
+    ]
     cumulative_BN = torch.cat(sums, dim=1).cumsum(dim=1)
     threshold_B1 = _below(uniform_B1 * cumulative_BN[:, -1:], cumulative_BN[:, -1:])
     block_B1 = torch.searchsorted(cumulative_BN, threshold_B1, right=True)
     before_B1 = torch.where(block_B1 > 0, cumulative_BN.gather(1, (block_B1 - 1).clamp(min=0)), 0.0)
     token_BK = block_B1 * BLOCK + torch.arange(BLOCK, device=block_B1.device)
-    inside_BK = torch.where(token_BK < vocabulary, probability_BV.gather(1, token_BK.clamp(max=vocabulary - 1)), 0.0).cumsum(dim=1)
-    return block_B1 * BLOCK + torch.searchsorted(inside_BK, _below(threshold_B1 - before_B1, inside_BK[:, -1:]), right=True)
+    inside_BK = torch.where(
+        token_BK < vocabulary, probability_BV.gather(1, token_BK.clamp(max=vocabulary - 1)), 0.0
+    ).cumsum(dim=1)
+    return block_B1 * BLOCK + torch.searchsorted(
+        inside_BK, _below(threshold_B1 - before_B1, inside_BK[:, -1:]), right=True
+    )
 
 
 def _below(threshold_B1: Tensor, total_B1: Tensor) -> Tensor:
-    """`threshold_B1` moved into [0, total): rounding may take it out, and there is no token of positive probability."""
-    return threshold_B1.clamp(min=0.0).minimum(torch.nextafter(total_B1, torch.zeros_like(total_B1)))
+    """`threshold_B1` moved into [0, total): rounding may take it out, and there is no token of
+    positive probability.
+    """
+    return threshold_B1.clamp(min=0.0).minimum(
+        torch.nextafter(total_B1, torch.zeros_like(total_B1))
+    )

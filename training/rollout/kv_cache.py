@@ -1,7 +1,9 @@
-"""Keys and values of responses of unequal length, for decoding: it grows with the responses and shrinks with their number.
+"""Keys and values of responses of unequal length, for decoding: it grows with the responses and
+shrinks with their number.
 
-A row's tokens stand at the left, so that position and column are the same, and a new token is written where its row ends. Transformers'
-own cache pads on the left and copies all of itself at every step.
+A row's tokens stand at the left, so that position and column are the same, and a new token is
+written where its row ends. Transformers' own cache pads on the left and copies all of itself at
+every step.
 
 Shapes: B responses, H heads of keys and values, S columns, D width of a head.
 """
@@ -12,7 +14,12 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 from transformers import PreTrainedConfig
-from transformers.cache_utils import Cache, CacheLayerMixin, DynamicLayer, get_layer_types_and_kwargs
+from transformers.cache_utils import (
+    Cache,
+    CacheLayerMixin,
+    DynamicLayer,
+    get_layer_types_and_kwargs,
+)
 
 from config.errors import ModelError
 
@@ -22,7 +29,9 @@ ATTENTION_LAYERS = {"full_attention", "sliding_attention"}
 
 
 class DecodingCache(Cache):
-    """For `rows` responses whose prompts are put in with `put`; then one token each per forward pass, after `advance`."""
+    """For `rows` responses whose prompts are put in with `put`; then one token each per forward
+    pass, after `advance`.
+    """
 
     def __init__(self, config: PreTrainedConfig, prompt_lengths_B: Tensor) -> None:
         """`prompt_lengths_B` on the model's device.
@@ -33,9 +42,12 @@ class DecodingCache(Cache):
         self.layer_types = get_layer_types_and_kwargs(decoder)[0]
         if unknown := set(self.layer_types) - ATTENTION_LAYERS:
             raise ModelError(
-                f"{config.model_type}: its layers keep {', '.join(sorted(unknown))} states, which rollouts do not decode with."
+                f"{config.model_type}: its layers keep {', '.join(sorted(unknown))} states, which "
+                "rollouts do not decode with."
             )
-        self.sliding_window: int | None = decoder.sliding_window if "sliding_attention" in self.layer_types else None
+        self.sliding_window: int | None = (
+            decoder.sliding_window if "sliding_attention" in self.layer_types else None
+        )
         self.position_B = prompt_lengths_B - 1
         """Of the newest token of each row."""
         self.columns = int(prompt_lengths_B.max())
@@ -43,7 +55,9 @@ class DecodingCache(Cache):
 
     @staticmethod
     def for_prompts(layers: int) -> Cache:
-        """A cache that keeps all keys and values of some prompts, padded on the right, for `put`."""
+        """A cache that keeps all keys and values of some prompts, padded on the right, for
+        `put`.
+        """
         return Cache(layers=[DynamicLayer() for _ in range(layers)])
 
     def put(self, rows: Tensor, prompts: Cache, source: Tensor) -> None:
@@ -64,7 +78,8 @@ class DecodingCache(Cache):
             layer.keys[holes], layer.values[holes] = layer.keys[fillers], layer.values[fillers]
 
     def mask(self, attention: str | None, dtype: torch.dtype) -> Tensor | dict[str, Tensor] | None:
-        """What the newest tokens may see, in the form that `attention` takes: added to the scores, [B, 1, 1, S], or True where seen, [B, S].
+        """What the newest tokens may see, in the form that `attention` takes: added to the scores,
+        [B, 1, 1, S], or True where seen, [B, S].
 
         None if all rows are of one length and see all of it.
         """
@@ -84,18 +99,26 @@ class DecodingCache(Cache):
 
 
 class _Layer(CacheLayerMixin):
-    """Keys and values of one layer: [rows at the start, H, columns allocated, D], of which the cache's rows and columns are in use."""
+    """Keys and values of one layer: [rows at the start, H, columns allocated, D], of which the
+    cache's rows and columns are in use.
+    """
 
     is_sliding = False
 
     def __init__(self, cache: DecodingCache) -> None:
         super().__init__()
-        self._cache = cast(DecodingCache, weakref.proxy(cache))  # a cycle would keep keys and values until the garbage collector comes
+        self._cache = cast(
+            DecodingCache, weakref.proxy(cache)
+        )  # a cycle would keep keys and values until the garbage collector comes
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Room for every row, of the type and device of these. Zero, as what a mask hides must still be a number."""
+        """Room for every row, of the type and device of these. Zero, as what a mask hides must
+        still be a number.
+        """
         rows, columns = len(self._cache.position_B), self._cache.columns + SPARE_COLUMNS
-        self.keys, self.values = (x.new_zeros(rows, x.shape[1], columns, x.shape[3]) for x in (key_states, value_states))
+        self.keys, self.values = (
+            x.new_zeros(rows, x.shape[1], columns, x.shape[3]) for x in (key_states, value_states)
+        )
         self.is_initialized = True
 
     def put(self, rows: Tensor, keys: Tensor, values: Tensor) -> None:
@@ -104,13 +127,19 @@ class _Layer(CacheLayerMixin):
         self.keys[rows, :, : keys.shape[2]] = keys
         self.values[rows, :, : values.shape[2]] = values
 
-    def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-        """Write the newest token [B, H, 1, D] of every row; keys and values of all of them so far, [B, H, S, D]."""
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Write the newest token [B, H, 1, D] of every row; keys and values of all of them so far,
+        [B, H, S, D].
+        """
         rows, columns = len(key_states), self._cache.columns
         if columns > self.keys.shape[2]:
             grown = columns + max(SPARE_COLUMNS, columns // 4)
             self.keys, self.values = (
-                torch.cat([x[:rows], x.new_zeros(rows, x.shape[1], grown - x.shape[2], x.shape[3])], dim=2)
+                torch.cat(
+                    [x[:rows], x.new_zeros(rows, x.shape[1], grown - x.shape[2], x.shape[3])], dim=2
+                )
                 for x in (self.keys, self.values)
             )
         row_B = torch.arange(rows, device=key_states.device)

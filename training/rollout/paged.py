@@ -1,8 +1,10 @@
-"""Sampling responses: the `paged` engine, Transformers' continuous batching. A response that ended makes room for the next prompt.
+"""Sampling responses: the `paged` engine, Transformers' continuous batching. A response that ended
+makes room for the next prompt.
 
-The library schedules, we draw: its one hook between logits and token takes the response's own random number, so what is sampled does not
-depend on how requests happen to be batched, and a resumed run draws the same. It runs in a thread of its own, where autocast is off: the
-model computes in the type of its weights.
+The library schedules, we draw: its one hook between logits and token takes the response's own
+random number, so what is sampled does not depend on how requests happen to be batched, and a
+resumed run draws the same. It runs in a thread of its own, where autocast is off: the model
+computes in the type of its weights.
 
 Shapes: R rows of a forward pass that get a token, V vocabulary.
 """
@@ -12,7 +14,12 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
-from transformers import ContinuousBatchingConfig, GenerationConfig, LogitsProcessorList, PreTrainedModel
+from transformers import (
+    ContinuousBatchingConfig,
+    GenerationConfig,
+    LogitsProcessorList,
+    PreTrainedModel,
+)
 from transformers.generation.continuous_batching.cb_logits_processors import (
     ContinuousBatchingLogitsProcessor,
     ContinuousBatchingLogitsProcessorList,
@@ -24,23 +31,33 @@ from training.modeling.adapters import AdapterView
 from training.rollout.engine import Limits, Rollout, draw
 
 PAGE_TOKENS = 32
-"""Tokens of a page of the cache: small, as what a response does not fill of its last page is waste."""
+"""Tokens of a page of the cache: small, as what a response does not fill of its last page is waste.
+"""
 BATCH_TOKENS_PER_ROW = 16
-"""Tokens of a forward pass per response side by side: prompts that join are read in pieces of what decoding leaves."""
+"""Tokens of a forward pass per response side by side: prompts that join are read in pieces of what
+decoding leaves.
+"""
 
 
 @torch.no_grad()
 def generate(
-    model: PreTrainedModel | AdapterView, prompts: Sequence[Sequence[int]], noise_BT: Tensor | None, temperature: float, limits: Limits,
-    batch_size: int, value_head: nn.Linear | None = None,
-) -> Rollout:  # fmt: skip
+    model: PreTrainedModel | AdapterView,
+    prompts: Sequence[Sequence[int]],
+    noise_BT: Tensor | None,
+    temperature: float,
+    limits: Limits,
+    batch_size: int,
+    value_head: nn.Linear | None = None,
+) -> Rollout:
     """The paged engine (training.rollout.engine.Engine).
 
-    Raises EnvironmentFault for a `value_head`, as it never sees hidden states, and where the library fails.
+    Raises EnvironmentFault for a `value_head`, as it never sees hidden states, and where the
+    library fails.
     """
     if value_head is not None:
         raise EnvironmentFault(
-            "The paged rollout engine gives no values. Set ppo.rollout_engine: static or ppo.layout: separate in params.yaml."
+            "The paged rollout engine gives no values. Set ppo.rollout_engine: static or "
+            "ppo.layout: separate in params.yaml."
         )
     if isinstance(model, AdapterView):
         model.switch_on()
@@ -51,21 +68,41 @@ def generate(
 
 
 def _run(
-    model: PreTrainedModel, prompts: Sequence[Sequence[int]], limits: Limits, batch_size: int, drawing: "_Drawing"
-) -> list[list[int]]:  # fmt: skip
+    model: PreTrainedModel,
+    prompts: Sequence[Sequence[int]],
+    limits: Limits,
+    batch_size: int,
+    drawing: "_Drawing",
+) -> list[list[int]]:
     """Responses in the order of `prompts`."""
     longest = max(map(len, prompts)) + limits.max_new_tokens
     side_by_side = min(batch_size, len(prompts))
-    settings = GenerationConfig(max_new_tokens=limits.max_new_tokens, do_sample=False, eos_token_id=limits.eos, pad_token_id=limits.pad)
+    settings = GenerationConfig(
+        max_new_tokens=limits.max_new_tokens,
+        do_sample=False,
+        eos_token_id=limits.eos,
+        pad_token_id=limits.pad,
+    )
     batching = ContinuousBatchingConfig(
-        page_size=PAGE_TOKENS, num_blocks=side_by_side * (math.ceil(longest / PAGE_TOKENS) + 1), max_batch_tokens=side_by_side * BATCH_TOKENS_PER_ROW,
-        max_requests_per_batch=side_by_side, auto_switch_to_flash=False, use_async_batching=False, use_cuda_graph=False,
-    )  # fmt: skip
+        page_size=PAGE_TOKENS,
+        num_blocks=side_by_side * (math.ceil(longest / PAGE_TOKENS) + 1),
+        max_batch_tokens=side_by_side * BATCH_TOKENS_PER_ROW,
+        max_requests_per_batch=side_by_side,
+        auto_switch_to_flash=False,
+        use_async_batching=False,
+        use_cuda_graph=False,
+    )
     manager = model.init_continuous_batching(settings, batching)
     manager.logit_processor = drawing.as_list()
-    # Everything is queued before the loop starts: batches then follow from the prompts alone, not from the speed of two threads.
+    # Everything is queued before the loop starts: batches then follow from the prompts alone, not
+    # from the speed of two threads.
     for i, prompt in enumerate(prompts):
-        manager.add_request(list(prompt), request_id=str(i), max_new_tokens=limits.max_new_tokens, eos_token_id=limits.eos)
+        manager.add_request(
+            list(prompt),
+            request_id=str(i),
+            max_new_tokens=limits.max_new_tokens,
+            eos_token_id=limits.eos,
+        )
     responses: dict[str, list[int]] = {}
     manager.start()
     try:
@@ -78,7 +115,10 @@ def _run(
                 if fatal is not None and "OutOfMemory" in type(fatal).__name__:
                     raise fatal  # the caller tries fewer side by side
                 reason = result.error if result is not None else fatal
-                raise EnvironmentFault(f"Continuous batching failed: {reason}. Set ppo.rollout_engine: static in params.yaml.")
+                raise EnvironmentFault(
+                    f"Continuous batching failed: {reason}. Set ppo.rollout_engine: static in "
+                    "params.yaml."
+                )
     finally:
         manager.stop(hard_stop=len(responses) < len(prompts))
         manager.destroy()
@@ -91,7 +131,9 @@ class _Drawing(ContinuousBatchingLogitsProcessor):
     supported_kwargs: dict[str, type] = {}
     ignored_kwargs: tuple[str, ...] = ()
 
-    def __init__(self, prompt_lengths: Sequence[int], noise_BT: Tensor | None, temperature: float) -> None:
+    def __init__(
+        self, prompt_lengths: Sequence[int], noise_BT: Tensor | None, temperature: float
+    ) -> None:
         self._prompt_lengths = prompt_lengths
         self._noise_BT = noise_BT
         self._temperature = temperature
@@ -107,20 +149,31 @@ class _Drawing(ContinuousBatchingLogitsProcessor):
         int32_tensor.zero_()
 
     def prepare_tensor_args(self, requests_with_new_token: list[FutureRequestState]) -> Tensor:
-        """The random numbers [R] of the rows of the next forward pass, fp32 seen as int32, which is what the library carries."""
+        """The random numbers [R] of the rows of the next forward pass, fp32 seen as int32, which is
+        what the library carries.
+        """
         states = [request.state for request in requests_with_new_token]
         self._rows = [int(state.request_id) for state in states]
         if self._noise_BT is None:
             return torch.zeros(len(states), dtype=torch.int32)
-        # A request that was put back for lack of room has what it generated among its initial tokens.
-        places = [len(state.initial_tokens) + len(state.generated_tokens) - self._prompt_lengths[int(state.request_id)] for state in states]
+        # A request that was put back for lack of room has what it generated among its initial
+        # tokens.
+        places = [
+            len(state.initial_tokens)
+            + len(state.generated_tokens)
+            - self._prompt_lengths[int(state.request_id)]
+            for state in states
+        ]
         return self._noise_BT[self._rows, places].float().view(torch.int32)
 
     def __call__(self, scores: Tensor, tensor_arg: Tensor) -> Tensor:
         """`scores` [R, V] with all but the drawn token at minus infinity."""
-        uniform_R = None if self._noise_BT is None else tensor_arg[: len(scores)].view(torch.float32)
+        uniform_R = (
+            None if self._noise_BT is None else tensor_arg[: len(scores)].view(torch.float32)
+        )
         token_R, logprob_R = draw(scores, uniform_R, self._temperature)
-        # Rows beyond ours belong to prompts that are not read to their end yet; nobody looks at their token.
+        # Rows beyond ours belong to prompts that are not read to their end yet; nobody looks at
+        # their token.
         self._steps.append((self._rows, logprob_R[: len(self._rows)].cpu()))
         return torch.full_like(scores, -torch.inf).scatter_(1, token_R[:, None], 0.0)
 

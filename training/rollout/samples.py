@@ -14,15 +14,26 @@ from training.process.stage import Stage
 
 
 def write_samples(
-    stage: Stage, update: int, tokenizer: PreTrainedTokenizerBase, prompts: Sequence[list[int]], responses: Sequence[list[int]], score_B: Tensor
-) -> None:  # fmt: skip
+    stage: Stage,
+    update: int,
+    tokenizer: PreTrainedTokenizerBase,
+    prompts: Sequence[list[int]],
+    responses: Sequence[list[int]],
+    score_B: Tensor,
+) -> None:
     """Append a few responses to runs/<stage>/samples.jsonl."""
     if stage.rank != 0:
         return
     with (stage.root / "runs" / stage.name / "samples.jsonl").open("a", encoding="utf-8") as file:
-        for prompt, response, value in list(zip(prompts, responses, score_B.tolist(), strict=True))[:4]:
+        for prompt, response, value in list(zip(prompts, responses, score_B.tolist(), strict=True))[
+            :4
+        ]:
             row = {
-                "run_id": stage.run_id, "attempt": stage.attempt, "step": update, "score": value,
-                "prompt": tokenizer.decode(prompt, skip_special_tokens=True).strip(), "response": decode_response(tokenizer, response),
-            }  # fmt: skip
+                "run_id": stage.run_id,
+                "attempt": stage.attempt,
+                "step": update,
+                "score": value,
+                "prompt": tokenizer.decode(prompt, skip_special_tokens=True).strip(),
+                "response": decode_response(tokenizer, response),
+            }
             file.write(json.dumps(row, ensure_ascii=False) + "\n")

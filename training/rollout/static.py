@@ -1,6 +1,7 @@
 """Sampling responses: the `static` engine, a KV cache over a batch that shrinks as responses end.
 
-Shapes: B responses, P prompt tokens, T response tokens, S columns of the cache, D model width, V vocabulary.
+Shapes: B responses, P prompt tokens, T response tokens, S columns of the cache, D model width, V
+vocabulary.
 """
 
 from collections.abc import Sequence
@@ -16,15 +17,24 @@ from training.rollout.engine import Limits, Rollout, draw
 from training.rollout.kv_cache import DecodingCache
 
 BUCKET_PADDING = 0.1
-"""Prompts are read together while the shortest is at most this share shorter than the longest: a pass costs some padding's worth."""
+"""Prompts are read together while the shortest is at most this share shorter than the longest: a
+pass costs some padding's worth.
+"""
 
 
 @torch.no_grad()
 def generate(
-    model: PreTrainedModel | AdapterView, prompts: Sequence[Sequence[int]], noise_BT: Tensor | None, temperature: float, limits: Limits,
-    batch_size: int, value_head: nn.Linear | None = None,
-) -> Rollout:  # fmt: skip
-    """The static engine (training.rollout.engine.Engine): prompts of like length go side by side, `batch_size` at a time."""
+    model: PreTrainedModel | AdapterView,
+    prompts: Sequence[Sequence[int]],
+    noise_BT: Tensor | None,
+    temperature: float,
+    limits: Limits,
+    batch_size: int,
+    value_head: nn.Linear | None = None,
+) -> Rollout:
+    """The static engine (training.rollout.engine.Engine): prompts of like length go side by side,
+    `batch_size` at a time.
+    """
     order = sorted(range(len(prompts)), key=lambda i: (len(prompts[i]), prompts[i]))
     responses: list[list[int]] = [[] for _ in prompts]
     logprobs: list[Tensor] = [torch.empty(0)] * len(prompts)
@@ -32,7 +42,9 @@ def generate(
     for start in range(0, len(order), batch_size):
         rows = order[start : start + batch_size]
         noise = None if noise_BT is None else noise_BT[rows]
-        drawn = _generate_batch(model, [prompts[i] for i in rows], noise, temperature, limits, value_head)
+        drawn = _generate_batch(
+            model, [prompts[i] for i in rows], noise, temperature, limits, value_head
+        )
         for i, (ids, of_ids, of_values) in zip(rows, drawn, strict=True):
             responses[i], logprobs[i], values[i] = ids.tolist(), of_ids, of_values
     return Rollout(responses, logprobs, values if value_head is not None else None)
@@ -53,8 +65,14 @@ def _generate_batch(
     noise_BT = None if noise_BT is None else noise_BT.to(model.device)
     steps: list[tuple[Tensor, ...]] = []
     for t in range(limits.max_new_tokens):
-        token_B, logprob_B = draw(hidden_BD @ weight_DV, None if noise_BT is None else noise_BT[live, t], temperature)
-        value_B = value_head(hidden_BD).squeeze(-1).float() if value_head is not None else torch.zeros_like(logprob_B)
+        token_B, logprob_B = draw(
+            hidden_BD @ weight_DV, None if noise_BT is None else noise_BT[live, t], temperature
+        )
+        value_B = (
+            value_head(hidden_BD).squeeze(-1).float()
+            if value_head is not None
+            else torch.zeros_like(logprob_B)
+        )
         steps.append((live, token_B, logprob_B, value_B))
         running = (token_B != limits.eos).cpu()
         rows = int(running.sum())
@@ -67,16 +85,22 @@ def _generate_batch(
             live, token_B = (_filled(x, holes, fillers, rows) for x in (live, token_B))
         cache.advance()
         hidden_BD = model.base_model(
-            input_ids=token_B[:, None], attention_mask=cache.mask(model.config._attn_implementation, hidden_BD.dtype),
-            position_ids=cache.position_B[:, None], past_key_values=cache, use_cache=True,
-        ).last_hidden_state[:, -1]  # fmt: skip
+            input_ids=token_B[:, None],
+            attention_mask=cache.mask(model.config._attn_implementation, hidden_BD.dtype),
+            position_ids=cache.position_B[:, None],
+            past_key_values=cache,
+            use_cache=True,
+        ).last_hidden_state[:, -1]
     return _by_row(steps, len(prompts))
 
 
-def _read_prompts(model: PreTrainedModel | AdapterView, prompts: Sequence[Sequence[int]], pad: int) -> tuple[Tensor, DecodingCache]:
+def _read_prompts(
+    model: PreTrainedModel | AdapterView, prompts: Sequence[Sequence[int]], pad: int
+) -> tuple[Tensor, DecodingCache]:
     """Last hidden states [B, D] and the cache of sorted prompts; one that repeats is computed once.
 
-    Padding is on the right, where no real token of a causal model sees it, so reading needs no mask.
+    Padding is on the right, where no real token of a causal model sees it, so reading needs no
+    mask.
     """
     unique: list[Sequence[int]] = []
     source = []  # of each row, in unique
@@ -84,14 +108,22 @@ def _read_prompts(model: PreTrainedModel | AdapterView, prompts: Sequence[Sequen
         if not i or list(prompt) != list(prompts[i - 1]):
             unique.append(prompt)
         source.append(len(unique) - 1)
-    cache = DecodingCache(model.config, torch.tensor([len(prompt) for prompt in prompts], device=model.device))
+    cache = DecodingCache(
+        model.config, torch.tensor([len(prompt) for prompt in prompts], device=model.device)
+    )
     parts = []
     for first, last in _buckets([len(prompt) for prompt in unique]):
         of_bucket = cache.for_prompts(len(cache.layers))
         ids_BP = pad_right(unique[first:last], pad).to(model.device)
-        hidden_BPD = model.base_model(input_ids=ids_BP, past_key_values=of_bucket, use_cache=True).last_hidden_state
-        rows = torch.tensor([i for i, place in enumerate(source) if first <= place < last], device=model.device)
-        places = torch.tensor([place - first for place in source if first <= place < last], device=model.device)
+        hidden_BPD = model.base_model(
+            input_ids=ids_BP, past_key_values=of_bucket, use_cache=True
+        ).last_hidden_state
+        rows = torch.tensor(
+            [i for i, place in enumerate(source) if first <= place < last], device=model.device
+        )
+        places = torch.tensor(
+            [place - first for place in source if first <= place < last], device=model.device
+        )
         cache.put(rows, of_bucket, places)
         parts.append(hidden_BPD[places, cache.position_B[rows]])
     return torch.cat(parts), cache
@@ -107,16 +139,22 @@ def _buckets(lengths: Sequence[int]) -> list[tuple[int, int]]:
 
 
 def _filled(x_B: Tensor, holes: Tensor, fillers: Tensor, rows: int) -> Tensor:
-    """The first `rows` of `x_B`, with those at `fillers` moved to `holes`, as DecodingCache.keep does."""
+    """The first `rows` of `x_B`, with those at `fillers` moved to `holes`, as DecodingCache.keep
+    does.
+    """
     index = torch.arange(rows, device=x_B.device)
     index[holes] = fillers
     return x_B[index]
 
 
 def _by_row(steps: Sequence[tuple[Tensor, ...]], rows: int) -> list[tuple[Tensor, Tensor, Tensor]]:
-    """What was kept of each step (row, token, log-probability, value) as the sequences of each row."""
+    """What was kept of each step (row, token, log-probability, value) as the sequences of each
+    row.
+    """
     row_N, *columns = (torch.cat(column).cpu() for column in zip(*steps, strict=True))
     order_N = row_N.argsort(stable=True)
     lengths = row_N.bincount(minlength=rows).tolist()
-    token, logprob, value = ([part.clone() for part in column[order_N].split(lengths)] for column in columns)
+    token, logprob, value = (
+        [part.clone() for part in column[order_N].split(lengths)] for column in columns
+    )
     return list(zip(token, logprob, value, strict=True))

@@ -64,7 +64,9 @@ def test_decoding_one_token_of_a_7b_model_is_bound_by_bandwidth() -> None:
     setting = replace(sft("llama-7b", device="a100-80", tuning="frozen"), engine=engine("gpt-fast"))
     from costs.formulas.compute import decode_step
 
-    seconds, bound = decode_duration(decode_step(setting, setting.model, setting.levers, 1, 100), setting)
+    seconds, bound = decode_duration(
+        decode_step(setting, setting.model, setting.levers, 1, 100), setting
+    )
     assert 1 / seconds == pytest.approx(104.9, rel=0.03)
     assert bound == "bandwidth"
 

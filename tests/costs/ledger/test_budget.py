@@ -1,4 +1,6 @@
-"""Budgets against sums done by hand. Price: 3.6 USD per device hour, so one device second is 0.001 USD."""
+"""Budgets against sums done by hand. Price: 3.6 USD per device hour, so one device second is 0.001
+USD.
+"""
 
 import random
 from typing import Any
@@ -9,7 +11,18 @@ from config.load import load
 from config.records import PipelineRow, UsageRow
 from config.schema import Params
 from costs.ledger.attempts import Attempt
-from costs.ledger.budget import Cost, Pace, chain, excess, has_to_stop, limits, predecessor, room, spent, total
+from costs.ledger.budget import (
+    Cost,
+    Pace,
+    chain,
+    excess,
+    has_to_stop,
+    limits,
+    predecessor,
+    room,
+    spent,
+    total,
+)
 from tests.conftest import ROOT
 
 
@@ -17,11 +30,27 @@ def params(*changes: str) -> Params:
     return load(ROOT / "recipes" / "demo.yaml", ["prices.usd_per_device_hour=3.6", *changes])
 
 
-def usage(step: int, phase: str, seconds: float, time: float = 0.0, world_size: int = 1, run_id: str = "r1") -> UsageRow:
+def usage(
+    step: int,
+    phase: str,
+    seconds: float,
+    time: float = 0.0,
+    world_size: int = 1,
+    run_id: str = "r1",
+) -> UsageRow:
     return UsageRow(
-        time=time, run_id=run_id, attempt=1, step=step, phase=phase, seconds=seconds, tokens=0, sequences=0, peak_bytes=0, device="cpu",
+        time=time,
+        run_id=run_id,
+        attempt=1,
+        step=step,
+        phase=phase,
+        seconds=seconds,
+        tokens=0,
+        sequences=0,
+        peak_bytes=0,
+        device="cpu",
         world_size=world_size,
-    )  # fmt: skip
+    )
 
 
 def attempt(run_id: str, *rows: UsageRow) -> Attempt:
@@ -36,9 +65,21 @@ def row(run_id: str, event: Any, **values: Any) -> PipelineRow:
 
 
 def test_a_run_goes_on_from_the_newest_unless_that_completed_or_asked_for_something_else() -> None:
-    rows = [row("a", "start"), row("a", "end", state="completed"), row("b", "start"), row("b", "end", state="failed")]
+    rows = [
+        row("a", "start"),
+        row("a", "end", state="completed"),
+        row("b", "start"),
+        row("b", "end", state="failed"),
+    ]
     kept = {"b": params()}
-    assert predecessor(rows, params("budget.max_usd=2", "prices.usd_per_device_hour=1", "tracking.experiment=x"), kept) == "b"
+    assert (
+        predecessor(
+            rows,
+            params("budget.max_usd=2", "prices.usd_per_device_hour=1", "tracking.experiment=x"),
+            kept,
+        )
+        == "b"
+    )
     assert predecessor(rows, params("sft.epochs=9.0"), kept) is None
     assert predecessor(rows, params(), {}) is None
     assert predecessor(rows[:2], params(), {"a": params()}) is None
@@ -71,8 +112,14 @@ def test_spent_is_device_time_at_its_price_of_the_runs_asked_for() -> None:
 
 
 def test_a_plan_passes_the_first_limit_that_spent_and_planned_break_together() -> None:
-    budget = params("budget.max_usd=1", "budget.max_hours=0.01", "budget.max_usd_by_stage.ppo=0.2").budget
-    assert [limit.key for limit in limits(budget)] == ["budget.max_usd", "budget.max_hours", "budget.max_usd_by_stage.ppo"]
+    budget = params(
+        "budget.max_usd=1", "budget.max_hours=0.01", "budget.max_usd_by_stage.ppo=0.2"
+    ).budget
+    assert [limit.key for limit in limits(budget)] == [
+        "budget.max_usd",
+        "budget.max_hours",
+        "budget.max_usd_by_stage.ppo",
+    ]
     assert excess(budget, {}, {"sft": Cost(0.5, 20.0), "ppo": Cost(0.2, 16.0)}) is None
     found = excess(budget, {"sft": Cost(0.5, 10.0)}, {"ppo": Cost(0.51, 5.0)})
     assert found is not None
@@ -93,11 +140,16 @@ def test_a_run_with_nothing_left_to_do_is_within_any_budget() -> None:
 
 
 def test_the_tightest_limit_leaves_the_room_and_devices_use_it_up() -> None:
-    budget = params("budget.max_usd=0.1", "budget.max_hours=0.025", "budget.max_usd_by_stage.ppo=0.05").budget
+    budget = params(
+        "budget.max_usd=0.1", "budget.max_hours=0.025", "budget.max_usd_by_stage.ppo=0.05"
+    ).budget
     already = {"sft": Cost(0.03, 30.0), "ppo": Cost(0.02, 20.0)}
     tightest = room(budget, already, "ppo", 1, 3.6)
     assert tightest is not None
-    assert (tightest.limit.key, tightest.seconds) == ("budget.max_usd_by_stage.ppo", pytest.approx(30.0))
+    assert (tightest.limit.key, tightest.seconds) == (
+        "budget.max_usd_by_stage.ppo",
+        pytest.approx(30.0),
+    )
     other = room(budget, already, "reward", 1, 3.6)
     assert other is not None
     assert (other.limit.key, other.seconds) == ("budget.max_hours", pytest.approx(40.0))
@@ -111,7 +163,11 @@ def test_a_step_is_the_sum_of_its_phases_and_checkpoints_are_apart() -> None:
     pace = Pace()
     pace.add(usage(0, "start", 30.0, time=30.0))
     assert pace.step_seconds is None
-    for phase, seconds, time in (("rollout", 2.0, 32.0), ("update", 3.0, 35.0), ("save", 0.5, 35.5)):
+    for phase, seconds, time in (
+        ("rollout", 2.0, 32.0),
+        ("update", 3.0, 35.0),
+        ("save", 0.5, 35.5),
+    ):
         pace.add(usage(1, phase, seconds, time=time))
     assert (pace.step_seconds, pace.save_seconds) == (5.0, 0.5)
     pace.add(usage(2, "rollout", 2.0, time=37.5))
@@ -134,9 +190,16 @@ def test_before_there_is_a_pace_the_stage_stops_at_the_deadline() -> None:
 
 @pytest.mark.parametrize("seed", range(40))
 def test_a_steady_stage_ends_within_its_last_step_that_fits(seed: int) -> None:
-    """A stage of equal steps, watched every `poll` seconds, saves and ends after the step in which it is asked to."""
+    """A stage of equal steps, watched every `poll` seconds, saves and ends after the step in which
+    it is asked to.
+    """
     rng = random.Random(seed)
-    step, save, poll, phases = rng.uniform(0.05, 20), rng.uniform(0, 5), rng.uniform(0.05, 0.3), rng.randint(1, 6)
+    step, save, poll, phases = (
+        rng.uniform(0.05, 20),
+        rng.uniform(0, 5),
+        rng.uniform(0.05, 0.3),
+        rng.randint(1, 6),
+    )
     deadline = save + (step + poll) * rng.uniform(4, 40)
     pace = Pace()
     pace.save_seconds = save
@@ -146,7 +209,14 @@ def test_a_steady_stage_ends_within_its_last_step_that_fits(seed: int) -> None:
         assert now <= deadline
         while (rows + 1) / phases * step <= now:
             rows += 1
-            pace.add(usage((rows - 1) // phases + 1, f"phase{(rows - 1) % phases}", step / phases, time=rows / phases * step))
+            pace.add(
+                usage(
+                    (rows - 1) // phases + 1,
+                    f"phase{(rows - 1) % phases}",
+                    step / phases,
+                    time=rows / phases * step,
+                )
+            )
     end = (int(now / step) + 1) * step + save
     assert deadline - step - poll <= end <= deadline + poll
 

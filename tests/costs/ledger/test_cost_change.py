@@ -6,7 +6,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from costs.ledger.cost_change import PHASES, PRICE, RATE, SECONDS, TOKENS, Work, cost_changes, log_mean, reasons
+from costs.ledger.cost_change import (
+    PHASES,
+    PRICE,
+    RATE,
+    SECONDS,
+    TOKENS,
+    Work,
+    cost_changes,
+    log_mean,
+    reasons,
+)
 from costs.ledger.ledger import Ledger, PhaseCost, StageCost, usd_of
 
 MIB = 2**20
@@ -26,15 +36,22 @@ def test_a_factor_that_changed_alone_explains_everything() -> None:
     ):
         shares = reasons(base, changed)
         assert shares[reason] == pytest.approx(usd)
-        assert sum(abs(share) for name, share in shares.items() if name != reason) == pytest.approx(0, abs=1e-12)
+        assert sum(abs(share) for name, share in shares.items() if name != reason) == pytest.approx(
+            0, abs=1e-12
+        )
 
 
 def test_without_tokens_the_time_is_the_reason() -> None:
-    assert reasons(Work(3600, 0, 2.0), Work(5400, 0, 2.0)) == {PRICE: 0.0, SECONDS: pytest.approx(1.0)}
+    assert reasons(Work(3600, 0, 2.0), Work(5400, 0, 2.0)) == {
+        PRICE: 0.0,
+        SECONDS: pytest.approx(1.0),
+    }
 
 
 def test_two_changes_share_the_difference_as_their_logarithms_do() -> None:
-    shares = reasons(Work(3600, 1000, 1.0), Work(7200, 2000, 4.0))  # 1 $ to 8 $: tokens 2x, price 4x
+    shares = reasons(
+        Work(3600, 1000, 1.0), Work(7200, 2000, 4.0)
+    )  # 1 $ to 8 $: tokens 2x, price 4x
     assert (shares[TOKENS], shares[PRICE]) == (pytest.approx(7 / 3), pytest.approx(14 / 3))
 
 
@@ -46,7 +63,9 @@ def test_the_shares_add_up_whichever_run_is_named_first(before: Work, after: Wor
     there, back = reasons(before, after), reasons(after, before)
     scale = max(before.usd, after.usd)
     assert sum(there.values()) == pytest.approx(after.usd - before.usd, abs=1e-9 * scale)
-    assert all(back[reason] == pytest.approx(-share, abs=1e-9 * scale) for reason, share in there.items())
+    assert all(
+        back[reason] == pytest.approx(-share, abs=1e-9 * scale) for reason, share in there.items()
+    )
 
 
 def test_a_run_for_nothing_differs_by_its_price() -> None:
@@ -58,13 +77,36 @@ def test_a_phase_without_time_in_one_run_differs_by_its_time() -> None:
     assert reasons(Work(0.0, 0, 2.0), Work(3600, 0, 2.0)) == {SECONDS: 2.0}
 
 
-def stage(name: str, phases: dict[str, tuple[float, int]], price: float, cached: bool = False) -> StageCost:
-    made = tuple(PhaseCost(phase, seconds, tokens, 1, usd_of(seconds, price), MIB) for phase, (seconds, tokens) in phases.items())
+def stage(
+    name: str, phases: dict[str, tuple[float, int]], price: float, cached: bool = False
+) -> StageCost:
+    made = tuple(
+        PhaseCost(phase, seconds, tokens, 1, usd_of(seconds, price), MIB)
+        for phase, (seconds, tokens) in phases.items()
+    )
     return StageCost(
-        stage=name, cached=cached, state="cached" if cached else "done", message="", attempt=1, attempts=1, failed_attempts=0, device="cpu",
-        world_size=1, usd_per_device_hour=price, seconds=0.0, device_seconds=0.0, usd=0.0, waste_seconds=0.0, waste_usd=0.0, memory_retries=0,
-        saved_seconds=0.0, saved_usd=0.0, peak_bytes=MIB, phases=() if cached else made, made=made,
-    )  # fmt: skip
+        stage=name,
+        cached=cached,
+        state="cached" if cached else "done",
+        message="",
+        attempt=1,
+        attempts=1,
+        failed_attempts=0,
+        device="cpu",
+        world_size=1,
+        usd_per_device_hour=price,
+        seconds=0.0,
+        device_seconds=0.0,
+        usd=0.0,
+        waste_seconds=0.0,
+        waste_usd=0.0,
+        memory_retries=0,
+        saved_seconds=0.0,
+        saved_usd=0.0,
+        peak_bytes=MIB,
+        phases=() if cached else made,
+        made=made,
+    )
 
 
 def book(price: float, *stages: StageCost) -> Ledger:
@@ -72,8 +114,16 @@ def book(price: float, *stages: StageCost) -> Ledger:
 
 
 def test_stages_and_the_total_are_the_sums_of_their_phases() -> None:
-    before = book(1.0, stage("sft", {"train": (3600, 100), "save": (36, 0)}, 1.0), stage("ppo", {"rollout": (1800, 50)}, 1.0))
-    after = book(1.0, stage("sft", {"train": (7200, 200), "end": (72, 0)}, 1.0), stage("dpo", {"train": (900, 10)}, 1.0))
+    before = book(
+        1.0,
+        stage("sft", {"train": (3600, 100), "save": (36, 0)}, 1.0),
+        stage("ppo", {"rollout": (1800, 50)}, 1.0),
+    )
+    after = book(
+        1.0,
+        stage("sft", {"train": (7200, 200), "end": (72, 0)}, 1.0),
+        stage("dpo", {"train": (900, 10)}, 1.0),
+    )
     changes = {change.stage: change for change in cost_changes(before, after)}
     assert list(changes) == ["sft", "ppo", "dpo", ""]
     assert changes["sft"].usd == pytest.approx(1.0 - 0.01 + 0.02)
@@ -88,7 +138,9 @@ def test_stages_and_the_total_are_the_sums_of_their_phases() -> None:
 
 def test_a_stage_that_was_reused_costs_what_making_it_did() -> None:
     phases = {"train": (3600.0, 100)}
-    (change, total) = cost_changes(book(1.0, stage("sft", phases, 1.0)), book(1.0, stage("sft", phases, 1.0, cached=True)))
+    (change, total) = cost_changes(
+        book(1.0, stage("sft", phases, 1.0)), book(1.0, stage("sft", phases, 1.0, cached=True))
+    )
     assert change.usd == total.usd == 0
     assert change.after is not None
     assert change.after.usd == pytest.approx(1.0)

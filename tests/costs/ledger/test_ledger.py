@@ -1,4 +1,6 @@
-"""The measured ledger against sums done by hand. Price in all of them: 3.6 USD per device hour, so one device second is 0.001 USD."""
+"""The measured ledger against sums done by hand. Price in all of them: 3.6 USD per device hour, so
+one device second is 0.001 USD.
+"""
 
 import json
 from pathlib import Path
@@ -22,31 +24,87 @@ def params() -> Params:
     return load(ROOT / "recipes" / "demo.yaml", ["prices.usd_per_device_hour=3.6"])
 
 
-def pipeline(root: Path, run_id: str, event: Literal["start", "stage", "end"], time: float = 0.0, **values: Any) -> None:
-    jsonl.append(root / "runs" / "pipeline.jsonl", PipelineRow(time=time, run_id=run_id, event=event, **values))
+def pipeline(
+    root: Path,
+    run_id: str,
+    event: Literal["start", "stage", "end"],
+    time: float = 0.0,
+    **values: Any,
+) -> None:
+    jsonl.append(
+        root / "runs" / "pipeline.jsonl",
+        PipelineRow(time=time, run_id=run_id, event=event, **values),
+    )
 
 
 class Process:
-    """Writes the rows of one attempt as a stage process would; each phase follows the one before it without a gap."""
+    """Writes the rows of one attempt as a stage process would; each phase follows the one before it
+    without a gap.
+    """
 
-    def __init__(self, root: Path, stage: str, number: int, run_id: str, begin: float, fingerprint: str = "f", world_size: int = 1) -> None:
+    def __init__(
+        self,
+        root: Path,
+        stage: str,
+        number: int,
+        run_id: str,
+        begin: float,
+        fingerprint: str = "f",
+        world_size: int = 1,
+    ) -> None:
         self.folder, self.clock = root / "runs" / stage, begin
-        self.common: dict[str, Any] = {"run_id": run_id, "attempt": number, "device": "cpu", "world_size": world_size}
+        self.common: dict[str, Any] = {
+            "run_id": run_id,
+            "attempt": number,
+            "device": "cpu",
+            "world_size": world_size,
+        }
         self.event("start", fingerprint=fingerprint)
 
-    def event(self, event: Literal["start", "resume", "end"], fingerprint: str = "f", step: int = 0, **values: Any) -> None:
-        row = AttemptRow(time=self.clock, event=event, fingerprint=fingerprint, pid=1, step=step, **self.common, **values)
+    def event(
+        self,
+        event: Literal["start", "resume", "end"],
+        fingerprint: str = "f",
+        step: int = 0,
+        **values: Any,
+    ) -> None:
+        row = AttemptRow(
+            time=self.clock,
+            event=event,
+            fingerprint=fingerprint,
+            pid=1,
+            step=step,
+            **self.common,
+            **values,
+        )
         jsonl.append(self.folder / "attempts.jsonl", row)
 
-    def use(self, phase: str, step: int, seconds: float, tokens: int = 0, peak_bytes: int = 0) -> None:
+    def use(
+        self, phase: str, step: int, seconds: float, tokens: int = 0, peak_bytes: int = 0
+    ) -> None:
         self.clock += seconds
         row = UsageRow(
-            time=self.clock, step=step, phase=phase, seconds=seconds, tokens=tokens, sequences=1, peak_bytes=peak_bytes, **self.common
+            time=self.clock,
+            step=step,
+            phase=phase,
+            seconds=seconds,
+            tokens=tokens,
+            sequences=1,
+            peak_bytes=peak_bytes,
+            **self.common,
         )
         jsonl.append(self.folder / "usage.jsonl", row)
 
 
-def done_attempt(root: Path, stage: str, number: int, run_id: str, begin: float = 0.0, seconds: float = 10.0, **values: Any) -> None:
+def done_attempt(
+    root: Path,
+    stage: str,
+    number: int,
+    run_id: str,
+    begin: float = 0.0,
+    seconds: float = 10.0,
+    **values: Any,
+) -> None:
     process = Process(root, stage, number, run_id, begin, **values)
     process.use("train", 1, seconds)
     process.event("end", step=1, exit_code=0)
@@ -68,7 +126,9 @@ def test_phases_add_up_to_stages_and_stages_to_the_total(tmp_path: Path, params:
     pipeline(tmp_path, "a", "end", time=99.0, state="completed")
     result = ledger(tmp_path, params)
     data, sft = result.stages
-    assert [(phase.phase, phase.tokens, phase.sequences, phase.peak_bytes) for phase in sft.phases] == [
+    assert [
+        (phase.phase, phase.tokens, phase.sequences, phase.peak_bytes) for phase in sft.phases
+    ] == [
         ("start", 0, 1, 0),
         ("train", 150, 2, 9),
     ]
@@ -77,7 +137,12 @@ def test_phases_add_up_to_stages_and_stages_to_the_total(tmp_path: Path, params:
     assert sft.usd == pytest.approx(0.0652)
     assert result.total_usd == data.usd + sft.usd
     assert result.total_seconds == data.seconds + sft.seconds
-    assert (result.run_id, result.state, result.finished, result.skipped_rows) == ("a", "completed", 99.0, 0)
+    assert (result.run_id, result.state, result.finished, result.skipped_rows) == (
+        "a",
+        "completed",
+        99.0,
+        0,
+    )
 
 
 def test_every_device_of_a_stage_is_paid(tmp_path: Path, params: Params) -> None:
@@ -88,7 +153,9 @@ def test_every_device_of_a_stage_is_paid(tmp_path: Path, params: Params) -> None
     assert stage.usd == pytest.approx(0.040)
 
 
-def test_a_cached_stage_costs_nothing_and_shows_what_it_saved(tmp_path: Path, params: Params) -> None:
+def test_a_cached_stage_costs_nothing_and_shows_what_it_saved(
+    tmp_path: Path, params: Params
+) -> None:
     pipeline(tmp_path, "a", "start")
     done_attempt(tmp_path, "sft", 1, "a", seconds=20.0)
     pipeline(tmp_path, "a", "stage", stage="sft", attempt=1)
@@ -104,7 +171,9 @@ def test_a_cached_stage_costs_nothing_and_shows_what_it_saved(tmp_path: Path, pa
     assert first.saved_usd == 0.0
 
 
-def test_a_killed_attempt_lasts_to_its_last_row_and_its_unaccounted_time_is_other(tmp_path: Path, params: Params) -> None:
+def test_a_killed_attempt_lasts_to_its_last_row_and_its_unaccounted_time_is_other(
+    tmp_path: Path, params: Params
+) -> None:
     pipeline(tmp_path, "a", "start")
     process = Process(tmp_path, "sft", 1, "a", 100.0)
     process.use("train", 1, 3.0)
@@ -112,19 +181,25 @@ def test_a_killed_attempt_lasts_to_its_last_row_and_its_unaccounted_time_is_othe
     process.use("train", 2, 4.0)
     (stage,) = ledger(tmp_path, params).stages
     assert stage.seconds == pytest.approx(9.5)
-    assert {phase.phase: phase.seconds for phase in stage.phases} == pytest.approx({"train": 7.0, "other": 2.5})
+    assert {phase.phase: phase.seconds for phase in stage.phases} == pytest.approx(
+        {"train": 7.0, "other": 2.5}
+    )
     assert stage.state == "unfinished"
     assert stage.failed_attempts == 1
 
 
-def test_an_attempt_killed_before_its_first_usage_row_has_no_length(tmp_path: Path, params: Params) -> None:
+def test_an_attempt_killed_before_its_first_usage_row_has_no_length(
+    tmp_path: Path, params: Params
+) -> None:
     pipeline(tmp_path, "a", "start")
     Process(tmp_path, "sft", 1, "a", 100.0)
     (stage,) = ledger(tmp_path, params).stages
     assert (stage.seconds, stage.usd, stage.attempts, stage.phases) == (0.0, 0.0, 1, ())
 
 
-def test_work_after_the_checkpoint_that_was_resumed_from_is_waste(tmp_path: Path, params: Params) -> None:
+def test_work_after_the_checkpoint_that_was_resumed_from_is_waste(
+    tmp_path: Path, params: Params
+) -> None:
     pipeline(tmp_path, "a", "start")
     killed = Process(tmp_path, "sft", 1, "a", 0.0)
     killed.use("start", 0, 1.0)
@@ -143,7 +218,9 @@ def test_work_after_the_checkpoint_that_was_resumed_from_is_waste(tmp_path: Path
     assert (stage.attempts, stage.failed_attempts, stage.state) == (2, 1, "done")
 
 
-def test_a_stop_that_was_resumed_under_another_run_keeps_each_run_its_own_bill(tmp_path: Path, params: Params) -> None:
+def test_a_stop_that_was_resumed_under_another_run_keeps_each_run_its_own_bill(
+    tmp_path: Path, params: Params
+) -> None:
     pipeline(tmp_path, "a", "start")
     stopped = Process(tmp_path, "ppo", 1, "a", 0.0)
     stopped.use("update", 1, 10.0)
@@ -151,7 +228,12 @@ def test_a_stop_that_was_resumed_under_another_run_keeps_each_run_its_own_bill(t
     stopped.event("end", exit_code=75, step=2, message="budget")
     pipeline(tmp_path, "a", "end", state="stopped")
     before = ledger(tmp_path, params).stages[0]
-    assert (before.state, before.message, before.waste_usd, before.attempt) == ("stopped", "budget", 0.0, None)
+    assert (before.state, before.message, before.waste_usd, before.attempt) == (
+        "stopped",
+        "budget",
+        0.0,
+        None,
+    )
     pipeline(tmp_path, "b", "start")
     heir = Process(tmp_path, "ppo", 2, "b", 50.0)
     heir.event("resume", step=2)
@@ -166,7 +248,9 @@ def test_a_stop_that_was_resumed_under_another_run_keeps_each_run_its_own_bill(t
     assert ledger(tmp_path, params, "c").saved_usd == pytest.approx(0.030)
 
 
-def test_a_crash_without_checkpoint_is_all_waste_once_it_was_done_again(tmp_path: Path, params: Params) -> None:
+def test_a_crash_without_checkpoint_is_all_waste_once_it_was_done_again(
+    tmp_path: Path, params: Params
+) -> None:
     pipeline(tmp_path, "a", "start")
     crashed = Process(tmp_path, "sft", 1, "a", 0.0)
     crashed.use("train", 1, 10.0)
@@ -190,7 +274,9 @@ def test_a_checkpoint_is_inherited_past_an_attempt_with_other_parameters(tmp_pat
     assert redone == []
 
 
-def test_a_damaged_checkpoint_makes_more_of_the_earlier_work_waste(tmp_path: Path, params: Params) -> None:
+def test_a_damaged_checkpoint_makes_more_of_the_earlier_work_waste(
+    tmp_path: Path, params: Params
+) -> None:
     pipeline(tmp_path, "a", "start")
     first = Process(tmp_path, "sft", 1, "a", 0.0)
     for step in (1, 2, 3, 4):
@@ -203,7 +289,9 @@ def test_a_damaged_checkpoint_makes_more_of_the_earlier_work_waste(tmp_path: Pat
     assert stage.waste_seconds == pytest.approx(30 + 10)
 
 
-def test_rows_cut_by_a_crash_or_without_sense_are_counted_not_summed(tmp_path: Path, params: Params) -> None:
+def test_rows_cut_by_a_crash_or_without_sense_are_counted_not_summed(
+    tmp_path: Path, params: Params
+) -> None:
     pipeline(tmp_path, "a", "start")
     process = Process(tmp_path, "sft", 1, "a", 0.0)
     process.use("train", 1, 10.0)
@@ -219,16 +307,23 @@ def test_rows_cut_by_a_crash_or_without_sense_are_counted_not_summed(tmp_path: P
     assert result.total_seconds == 10.0
 
 
-def test_without_a_pipeline_run_the_newest_attempt_of_every_stage_counts(tmp_path: Path, params: Params) -> None:
+def test_without_a_pipeline_run_the_newest_attempt_of_every_stage_counts(
+    tmp_path: Path, params: Params
+) -> None:
     done_attempt(tmp_path, "sft", 1, "manual", seconds=10.0)
     done_attempt(tmp_path, "sft", 2, "manual", begin=20.0, seconds=7.0)
     done_attempt(tmp_path, "reward", 1, "manual", seconds=3.0)
     result = ledger(tmp_path, params)
     assert (result.run_id, result.state) == ("manual", "manual")
-    assert [(stage.stage, stage.seconds) for stage in result.stages] == [("sft", 7.0), ("reward", 3.0)]
+    assert [(stage.stage, stage.seconds) for stage in result.stages] == [
+        ("sft", 7.0),
+        ("reward", 3.0),
+    ]
 
 
-def test_the_newest_pipeline_run_is_taken_and_stages_it_never_reached_are_absent(tmp_path: Path, params: Params) -> None:
+def test_the_newest_pipeline_run_is_taken_and_stages_it_never_reached_are_absent(
+    tmp_path: Path, params: Params
+) -> None:
     for run_id in ("a", "b"):
         pipeline(tmp_path, run_id, "start")
     done_attempt(tmp_path, "ppo", 1, "a")
@@ -256,14 +351,27 @@ def test_the_json_totals_are_exactly_the_sum_of_its_stages(tmp_path: Path, param
     printed = json.loads(json.dumps(ledger(tmp_path, params).as_dict()))
     assert printed["total_usd"] == sum(stage["usd"] for stage in printed["stages"]) > 0
     assert printed["total_seconds"] == sum(stage["seconds"] for stage in printed["stages"])
-    assert all(stage["usd"] == sum(phase["usd"] for phase in stage["phases"]) for stage in printed["stages"])
-    assert set(printed["stages"][0]["phases"][0]) >= {"phase", "seconds", "tokens", "usd", "peak_bytes"}
+    assert all(
+        stage["usd"] == sum(phase["usd"] for phase in stage["phases"])
+        for stage in printed["stages"]
+    )
+    assert set(printed["stages"][0]["phases"][0]) >= {
+        "phase",
+        "seconds",
+        "tokens",
+        "usd",
+        "peak_bytes",
+    }
 
 
 def test_each_stage_is_paid_for_at_the_price_of_its_work_pool(tmp_path: Path) -> None:
     params = load(
         ROOT / "recipes" / "demo.yaml",
-        ["prices.usd_per_device_hour=3.6", "placement.sft=gpus", "prices.usd_per_device_hour_by_pool={gpus: 36.0}"],
+        [
+            "prices.usd_per_device_hour=3.6",
+            "placement.sft=gpus",
+            "prices.usd_per_device_hour_by_pool={gpus: 36.0}",
+        ],
     )
     pipeline(tmp_path, "a", "start")
     for stage in ("data", "sft"):

@@ -1,4 +1,6 @@
-"""Plan beside measurement, by hand. Price: 3.6 USD per device hour, so one device second is 0.001 USD."""
+"""Plan beside measurement, by hand. Price: 3.6 USD per device hour, so one device second is 0.001
+USD.
+"""
 
 import json
 from pathlib import Path
@@ -19,9 +21,18 @@ PARAMS = load(ROOT / "recipes" / "demo.yaml", ["prices.usd_per_device_hour=3.6"]
 
 def plan(gpus: int = 1, price: float = 3.6, **phases: float) -> dict[str, Any]:
     """A plan.json of one stage, sft."""
-    listed = [{"phase": name, "seconds": seconds, "peak_bytes": 100.0, "usd": seconds * price / 3600} for name, seconds in phases.items()]
+    listed = [
+        {"phase": name, "seconds": seconds, "peak_bytes": 100.0, "usd": seconds * price / 3600}
+        for name, seconds in phases.items()
+    ]
     seconds = sum(phases.values())
-    stage = {"stage": "sft", "gpus": gpus, "seconds": seconds, "peak_bytes_per_gpu": 100.0, "phases": listed}
+    stage = {
+        "stage": "sft",
+        "gpus": gpus,
+        "seconds": seconds,
+        "peak_bytes_per_gpu": 100.0,
+        "phases": listed,
+    }
     return {"stages": [stage], "hardware": "cpu", "usd_per_device_hour": price}
 
 
@@ -32,25 +43,51 @@ class Rows:
         self.root, self.now = root, 1000.0
 
     def pipeline(self, run_id: str, event: Any, **values: Any) -> None:
-        jsonl.append(self.root / "runs" / "pipeline.jsonl", PipelineRow(time=self.now, run_id=run_id, event=event, **values))
+        jsonl.append(
+            self.root / "runs" / "pipeline.jsonl",
+            PipelineRow(time=self.now, run_id=run_id, event=event, **values),
+        )
 
-    def attempt(self, run_id: str, number: int, event: Any, step: int = 0, code: int | None = None) -> None:
+    def attempt(
+        self, run_id: str, number: int, event: Any, step: int = 0, code: int | None = None
+    ) -> None:
         row = AttemptRow(
-            time=self.now, run_id=run_id, attempt=number, event=event, fingerprint="f", pid=1, step=step, exit_code=code, device="cpu"
+            time=self.now,
+            run_id=run_id,
+            attempt=number,
+            event=event,
+            fingerprint="f",
+            pid=1,
+            step=step,
+            exit_code=code,
+            device="cpu",
         )
         jsonl.append(self.root / "runs" / "sft" / "attempts.jsonl", row)
 
-    def use(self, run_id: str, number: int, phase: str, step: int, seconds: float, peak_bytes: int = 80) -> None:
+    def use(
+        self, run_id: str, number: int, phase: str, step: int, seconds: float, peak_bytes: int = 80
+    ) -> None:
         self.now += seconds
         row = UsageRow(
-            time=self.now, run_id=run_id, attempt=number, step=step, phase=phase, seconds=seconds, tokens=5, sequences=1,
-            peak_bytes=peak_bytes, device="cpu", world_size=1,
-        )  # fmt: skip
+            time=self.now,
+            run_id=run_id,
+            attempt=number,
+            step=step,
+            phase=phase,
+            seconds=seconds,
+            tokens=5,
+            sequences=1,
+            peak_bytes=peak_bytes,
+            device="cpu",
+            world_size=1,
+        )
         jsonl.append(self.root / "runs" / "sft" / "usage.jsonl", row)
 
 
 def stopped_then_done(root: Path) -> Ledger:
-    """Run a: 4 s of start, 10 s for steps 1 and 2 (checkpoint after 1). Run b: 4 s of start, 15 s for steps 2 to 4."""
+    """Run a: 4 s of start, 10 s for steps 1 and 2 (checkpoint after 1). Run b: 4 s of start, 15 s
+    for steps 2 to 4.
+    """
     rows = Rows(root)
     rows.pipeline("a", "start")
     rows.attempt("a", 1, "start")
@@ -71,7 +108,9 @@ def stopped_then_done(root: Path) -> Ledger:
     return ledger(root, PARAMS)
 
 
-def test_measured_is_the_work_done_once_whichever_run_paid_and_waste_is_apart(tmp_path: Path) -> None:
+def test_measured_is_the_work_done_once_whichever_run_paid_and_waste_is_apart(
+    tmp_path: Path,
+) -> None:
     book = stopped_then_done(tmp_path)
     found = reconcile(plan(start=5.0, train=16.0, save=2.0), book)
     whole = found.stages[0].whole
@@ -85,11 +124,23 @@ def test_measured_is_the_work_done_once_whichever_run_paid_and_waste_is_apart(tm
 
 
 def test_phases_are_compared_one_by_one_and_none_is_left_out(tmp_path: Path) -> None:
-    phases = reconcile(plan(start=5.0, train=16.0, save=2.0), stopped_then_done(tmp_path)).stages[0].phases
+    phases = (
+        reconcile(plan(start=5.0, train=16.0, save=2.0), stopped_then_done(tmp_path))
+        .stages[0]
+        .phases
+    )
     assert phases["train"].error == pytest.approx(16.0 / 20.0 - 1)
     assert phases["start"].error == pytest.approx(5.0 / 4.0 - 1)
-    assert (phases["evaluate"].planned_seconds, phases["evaluate"].measured_seconds, phases["evaluate"].error) == (None, 1.0, None)
-    assert (phases["save"].planned_seconds, phases["save"].measured_seconds, phases["save"].error) == (2.0, 0.0, None)
+    assert (
+        phases["evaluate"].planned_seconds,
+        phases["evaluate"].measured_seconds,
+        phases["evaluate"].error,
+    ) == (None, 1.0, None)
+    assert (
+        phases["save"].planned_seconds,
+        phases["save"].measured_seconds,
+        phases["save"].error,
+    ) == (2.0, 0.0, None)
 
 
 def test_a_new_price_or_more_devices_change_dollars_and_no_error(tmp_path: Path) -> None:
@@ -102,7 +153,11 @@ def test_a_new_price_or_more_devices_change_dollars_and_no_error(tmp_path: Path)
 def test_without_a_plan_or_an_end_there_is_no_error(tmp_path: Path) -> None:
     book = stopped_then_done(tmp_path)
     alone = reconcile(None, book)
-    assert (alone.whole.error, alone.stages[0].whole.planned_seconds, alone.hardware) == (None, None, "")
+    assert (alone.whole.error, alone.stages[0].whole.planned_seconds, alone.hardware) == (
+        None,
+        None,
+        "",
+    )
     assert alone.stages[0].whole.measured_seconds == pytest.approx(25.0)
     stopped = reconcile(plan(train=9.0), ledger(tmp_path, PARAMS, "a"))
     assert (stopped.stages[0].whole.measured_seconds, stopped.stages[0].whole.error) == (None, None)
@@ -121,12 +176,20 @@ def test_json_has_planned_measured_and_error_for_run_stage_and_phase(tmp_path: P
     book = stopped_then_done(tmp_path)
     content = as_dict(book, reconcile(plan(start=5.0, train=16.0, save=2.0), book))
     stage = content["stages"][0]
-    names = {f"{side}_{what}" for side in ("planned", "measured") for what in ("seconds", "usd", "peak_bytes")} | {"error"}
+    names = {
+        f"{side}_{what}"
+        for side in ("planned", "measured")
+        for what in ("seconds", "usd", "peak_bytes")
+    } | {"error"}
     assert names <= set(content)
     assert names <= set(stage)
     assert all(names <= set(phase) for phase in stage["phases"])
     assert [phase["phase"] for phase in stage["phases"]] == ["start", "train", "evaluate", "save"]
-    assert sum(phase["seconds"] for phase in stage["phases"]) == stage["seconds"] == pytest.approx(20.0)
+    assert (
+        sum(phase["seconds"] for phase in stage["phases"])
+        == stage["seconds"]
+        == pytest.approx(20.0)
+    )
     assert stage["planned_seconds"] == 23.0
 
 
@@ -139,8 +202,14 @@ def test_what_a_run_made_is_remembered_once_and_outlives_its_rows(tmp_path: Path
     assert remember(tmp_path, book, found) == 3
     assert remember(tmp_path, book, found) == 0
     rows = read_history(tmp_path).rows
-    assert [(row.phase, row.planned_seconds, row.measured_seconds) for row in rows] == [("start", 5, 4), ("train", 16, 20), ("", 23, 25)]
-    assert {(row.run_id, row.stage, row.hardware, row.machine) for row in rows} == {("b", "sft", "cpu", this_machine())}
+    assert [(row.phase, row.planned_seconds, row.measured_seconds) for row in rows] == [
+        ("start", 5, 4),
+        ("train", 16, 20),
+        ("", 23, 25),
+    ]
+    assert {(row.run_id, row.stage, row.hardware, row.machine) for row in rows} == {
+        ("b", "sft", "cpu", this_machine())
+    }
 
 
 def test_a_stage_that_was_reused_or_not_planned_is_not_remembered(tmp_path: Path) -> None:
@@ -152,16 +221,22 @@ def test_a_stage_that_was_reused_or_not_planned_is_not_remembered(tmp_path: Path
     cached = ledger(tmp_path, PARAMS)
     assert remember(tmp_path, cached, reconcile(plan(train=9.0), cached)) == 0
     assert remember(tmp_path, cached, reconcile(None, cached)) == 0
-    assert reconcile(plan(train=9.0), cached).stages[0].whole.measured_seconds == pytest.approx(25.0)
+    assert reconcile(plan(train=9.0), cached).stages[0].whole.measured_seconds == pytest.approx(
+        25.0
+    )
 
 
-def test_a_row_cut_by_a_crash_is_skipped_and_counted_and_other_machines_are_left_out(tmp_path: Path) -> None:
+def test_a_row_cut_by_a_crash_is_skipped_and_counted_and_other_machines_are_left_out(
+    tmp_path: Path,
+) -> None:
     book = stopped_then_done(tmp_path)
     remember(tmp_path, book, reconcile(plan(train=16.0), book))
     path = tmp_path / HISTORY
     whole = path.read_bytes()
     path.write_bytes(whole + whole.splitlines()[0][:40])
-    elsewhere = PlannedRow.model_validate_json(whole.splitlines()[0]).model_copy(update={"machine": "another"})
+    elsewhere = PlannedRow.model_validate_json(whole.splitlines()[0]).model_copy(
+        update={"machine": "another"}
+    )
     jsonl.append(path, elsewhere)
     found = read_history(tmp_path)
     assert (len(found.rows), found.skipped) == (2, 1)

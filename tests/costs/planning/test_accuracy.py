@@ -52,7 +52,9 @@ def test_the_interval_of_a_fitted_mean_is_that_of_students_t() -> None:
 
 
 @given(st.lists(st.floats(0.2, 5.0), min_size=2, max_size=20))
-def test_the_expectation_lies_within_the_interval_and_a_correction_lowered_the_error(found: list[float]) -> None:
+def test_the_expectation_lies_within_the_interval_and_a_correction_lowered_the_error(
+    found: list[float],
+) -> None:
     made = spread(found)
     assert made is not None
     assert made.low <= made.expected <= made.high
@@ -67,12 +69,25 @@ def test_what_took_no_time_and_what_is_old_does_not_count() -> None:
     assert len(ratios([(1.0, 1.0)] * 30)) == 20
 
 
-def past(stage: str = "sft", hardware: str = "a100-80", phase: str = "", seconds: float = 1.2, peak: float = 0.0) -> PlannedRow:
+def past(
+    stage: str = "sft",
+    hardware: str = "a100-80",
+    phase: str = "",
+    seconds: float = 1.2,
+    peak: float = 0.0,
+) -> PlannedRow:
     return PlannedRow(
-        time=1.0, run_id="r1", machine=this_machine(),
-        stage=stage, hardware=hardware, phase=phase, planned_seconds=1.0, measured_seconds=seconds, planned_peak_bytes=1.0 if peak else 0.0,
+        time=1.0,
+        run_id="r1",
+        machine=this_machine(),
+        stage=stage,
+        hardware=hardware,
+        phase=phase,
+        planned_seconds=1.0,
+        measured_seconds=seconds,
+        planned_peak_bytes=1.0 if peak else 0.0,
         measured_peak_bytes=peak,
-    )  # fmt: skip
+    )
 
 
 def test_the_plan_command_shows_what_past_runs_make_of_it(
@@ -102,7 +117,9 @@ def test_the_plan_command_tells_a_row_of_the_history_that_a_crash_cut(
     def told() -> tuple[list[str], int]:
         plan(params_file=recipe, stage=["ppo"], as_json=True, gpus=1)
         content = json.loads(capsys.readouterr().out)
-        return [note for note in content["assumptions"] if str(HISTORY) in note], content["stages"][0]["error"]["seconds"]["runs"]
+        return [note for note in content["assumptions"] if str(HISTORY) in note], content["stages"][
+            0
+        ]["error"]["seconds"]["runs"]
 
     (tmp_path / HISTORY).write_text(row + row)
     assert told() == ([], 2)
@@ -115,10 +132,16 @@ def test_the_plan_command_tells_a_row_of_the_history_that_a_crash_cut(
 def test_a_plan_takes_the_runs_of_its_own_stage_and_device() -> None:
     plan = Plan((plan_stage(sft(), price("a100-80")),))
     own = [past(seconds=1.2), past(seconds=1.2), past(seconds=1.2)]
-    others = [past(stage="ppo", seconds=9.0), past(hardware="h100", seconds=9.0), past(phase="train", seconds=9.0)] * 3
+    others = [
+        past(stage="ppo", seconds=9.0),
+        past(hardware="h100", seconds=9.0),
+        past(phase="train", seconds=9.0),
+    ] * 3
     stage = with_errors(plan, own + others).stages[0]
     assert stage.error.seconds is not None
     assert stage.error.seconds.expected == pytest.approx(1.2 * stage.seconds)
     assert stage.error.seconds.runs == 3
     assert stage.error.peak_bytes is None
-    assert stage.seconds == plan.stages[0].seconds  # the plan itself stays: the next run's error is measured against it
+    assert (
+        stage.seconds == plan.stages[0].seconds
+    )  # the plan itself stays: the next run's error is measured against it

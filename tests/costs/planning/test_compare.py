@@ -19,7 +19,9 @@ def test_what_did_not_change_is_equal_and_what_did_is_told() -> None:
     rows = {row.stage: row for row in compare(planned(), planned("ppo.updates=80"))}
     assert not rows["sft"].changed
     assert rows["ppo"].seconds[1] > 1.8 * rows["ppo"].seconds[0]
-    assert rows["total"].usd[1] - rows["total"].usd[0] == pytest.approx(rows["ppo"].usd[1] - rows["ppo"].usd[0])
+    assert rows["total"].usd[1] - rows["total"].usd[0] == pytest.approx(
+        rows["ppo"].usd[1] - rows["ppo"].usd[0]
+    )
 
 
 def test_a_stage_that_only_one_plan_has_is_new_or_gone() -> None:
@@ -30,5 +32,7 @@ def test_a_stage_that_only_one_plan_has_is_new_or_gone() -> None:
 
 def test_markdown_is_a_table_with_one_line_a_stage() -> None:
     text = markdown(compare(planned(), planned("ppo.updates=80")), "a.yaml", "b.yaml")
-    assert sum(line.startswith("| ") for line in text.splitlines()) == 4  # header, two stages, total
+    assert (
+        sum(line.startswith("| ") for line in text.splitlines()) == 4
+    )  # header, two stages, total
     assert "`a.yaml`" in text

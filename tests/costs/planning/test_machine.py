@@ -32,17 +32,27 @@ def at_its_best(machine: Machine) -> Hardware:
     """Without what stages take beyond it."""
     found = device(machine)
     assert found.measured is not None
-    return replace(found, measured=replace(found.measured, scoring_pace=1.0, update_pace=1.0, rollout_pace=1.0))
+    return replace(
+        found, measured=replace(found.measured, scoring_pace=1.0, update_pace=1.0, rollout_pace=1.0)
+    )
 
 
 def test_a_trunk_that_was_measured_is_planned_to_take_what_it_took() -> None:
     measured = machine()
     each, hardware = measured.passes[1], at_its_best(measured)
-    setting = Setting("sft", _shape(each), FP32, Workload(each.tokens, each.tokens, 1), hardware, OURS)
-    forward = calibrated_pass(setting, setting.model, FP32, each.sequences, each.tokens, 0.0, training=False)
-    training = calibrated_pass(setting, setting.model, FP32, each.sequences, each.tokens, 0.0, training=True)
+    setting = Setting(
+        "sft", _shape(each), FP32, Workload(each.tokens, each.tokens, 1), hardware, OURS
+    )
+    forward = calibrated_pass(
+        setting, setting.model, FP32, each.sequences, each.tokens, 0.0, training=False
+    )
+    training = calibrated_pass(
+        setting, setting.model, FP32, each.sequences, each.tokens, 0.0, training=True
+    )
     assert forward == pytest.approx(each.forward_seconds)
-    assert training == pytest.approx(each.training_seconds, rel=1e-3)  # the gradient of an embedding of 64 entries comes on top
+    assert training == pytest.approx(
+        each.training_seconds, rel=1e-3
+    )  # the gradient of an embedding of 64 entries comes on top
 
 
 def test_a_trainer_adds_what_its_smallest_step_took_beyond_launches() -> None:
@@ -51,7 +61,14 @@ def test_a_trainer_adds_what_its_smallest_step_took_beyond_launches() -> None:
 
 
 def test_the_device_is_the_processor_at_its_best_rates() -> None:
-    found = device(machine(streams=(Stream(bytes=2**14, bytes_per_second=5e10), Stream(bytes=2**26, bytes_per_second=5e9))))
+    found = device(
+        machine(
+            streams=(
+                Stream(bytes=2**14, bytes_per_second=5e10),
+                Stream(bytes=2**26, bytes_per_second=5e9),
+            )
+        )
+    )
     assert found.is_cpu
     assert found.peak("fp32") == pytest.approx(1e11)
     assert found.bandwidth_bytes_per_second == pytest.approx(5e9)  # beyond the caches
@@ -87,16 +104,54 @@ def test_starting_takes_what_it_took_here(tmp_path: Path) -> None:
 def test_twice_the_speed_is_half_the_time() -> None:
     slow = machine()
     fast = machine(
-        products=tuple(p.model_copy(update={"flops_per_second": 2 * p.flops_per_second}) for p in slow.products),
-        streams=tuple(s.model_copy(update={"bytes_per_second": 2 * s.bytes_per_second}) for s in slow.streams),
-        attention=tuple(a.model_copy(update=dict.fromkeys(("forward_flops_per_second", "training_flops_per_second"), 40000000000.0)) for a in slow.attention),
-        passes=tuple(p.model_copy(update={"forward_seconds": p.forward_seconds / 2, "training_seconds": p.training_seconds / 2}) for p in slow.passes),
-        vocabulary=tuple(v.model_copy(update={"forward_seconds": v.forward_seconds / 2, "training_seconds": v.training_seconds / 2}) for v in slow.vocabulary),
-    )  # fmt: skip
-    setting = Setting("sft", _shape(slow.passes[1], 512), FP32, Workload(48, 48, 1), at_its_best(slow), OURS)
+        products=tuple(
+            p.model_copy(update={"flops_per_second": 2 * p.flops_per_second}) for p in slow.products
+        ),
+        streams=tuple(
+            s.model_copy(update={"bytes_per_second": 2 * s.bytes_per_second}) for s in slow.streams
+        ),
+        attention=tuple(
+            a.model_copy(
+                update=dict.fromkeys(
+                    ("forward_flops_per_second", "training_flops_per_second"), 40000000000.0
+                )
+            )
+            for a in slow.attention
+        ),
+        passes=tuple(
+            p.model_copy(
+                update={
+                    "forward_seconds": p.forward_seconds / 2,
+                    "training_seconds": p.training_seconds / 2,
+                }
+            )
+            for p in slow.passes
+        ),
+        vocabulary=tuple(
+            v.model_copy(
+                update={
+                    "forward_seconds": v.forward_seconds / 2,
+                    "training_seconds": v.training_seconds / 2,
+                }
+            )
+            for v in slow.vocabulary
+        ),
+    )
+    setting = Setting(
+        "sft", _shape(slow.passes[1], 512), FP32, Workload(48, 48, 1), at_its_best(slow), OURS
+    )
     seconds = [
-        calibrated_pass(replace(setting, hardware=at_its_best(each)), setting.model, FP32, 32, 48, 1536, training=True) for each in (slow, fast)
-    ]  # fmt: skip
+        calibrated_pass(
+            replace(setting, hardware=at_its_best(each)),
+            setting.model,
+            FP32,
+            32,
+            48,
+            1536,
+            training=True,
+        )
+        for each in (slow, fast)
+    ]
     assert seconds[0] == pytest.approx(2 * seconds[1])
 
 
@@ -112,14 +167,29 @@ def test_a_damaged_file_says_to_calibrate_again(tmp_path: Path, content: str) ->
 
 
 LOOP = from_config(
-    {"model_type": "llama", "hidden_size": 128, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 4,
-     "intermediate_size": 384, "vocab_size": 320, "tie_word_embeddings": True},
+    {
+        "model_type": "llama",
+        "hidden_size": 128,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 4,
+        "intermediate_size": 384,
+        "vocab_size": 320,
+        "tie_word_embeddings": True,
+    },
     "loop",
-)  # fmt: skip
+)
 TINY = from_config(
-    {"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 128, "vocab_size": 320},
+    {
+        "model_type": "llama",
+        "hidden_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "intermediate_size": 128,
+        "vocab_size": 320,
+    },
     "tiny",
-)  # fmt: skip
+)
 
 
 def test_what_updates_really_took_sets_the_pace_of_our_own_loops_and_of_no_trainer() -> None:
@@ -128,20 +198,60 @@ def test_what_updates_really_took_sets_the_pace_of_our_own_loops_and_of_no_train
     paced = replace(plain, measured=replace(plain.measured, scoring_pace=2.0, update_pace=3.0))
 
     def seconds(stage: str, hardware: Hardware, training: bool) -> float:
-        return calibrated_pass(Setting(stage, TINY, FP32, Workload(64, 64.0, 1.0), hardware, OURS), TINY, FP32, 8, 64, 0.0, training)
+        return calibrated_pass(
+            Setting(stage, TINY, FP32, Workload(64, 64.0, 1.0), hardware, OURS),
+            TINY,
+            FP32,
+            8,
+            64,
+            0.0,
+            training,
+        )
 
     ratios = {(stage, training): seconds(stage, paced, training) / seconds(stage, plain, training)
               for stage in ("ppo", "rloo", "sft") for training in (False, True)}  # fmt: skip
-    assert ratios == pytest.approx({
-        ("ppo", False): 2, ("ppo", True): 3, ("rloo", False): 2, ("rloo", True): 1, ("sft", False): 1, ("sft", True): 1,
-    })  # fmt: skip
+    assert ratios == pytest.approx(
+        {
+            ("ppo", False): 2,
+            ("ppo", True): 3,
+            ("rloo", False): 2,
+            ("rloo", True): 1,
+            ("sft", False): 1,
+            ("sft", True): 1,
+        }
+    )
 
 
 def test_the_updates_that_were_measured_are_planned_to_take_what_they_took() -> None:
-    loop = machine().loop.model_copy(update={"rollout_seconds": 0.9, "scoring_seconds": 0.4, "update_seconds": 0.7})
-    roles = Rlhf(reward=LOOP.scored, value=LOOP.scored, batch=32, rollout_batch=32, ppo_epochs=2, mini_batches=2)
-    work = Workload(52, 52.0, 1.0, prompt_tokens=20, response_tokens=32, mean_response_tokens=32, micro_batch_tokens=1024)
-    setting = Setting("ppo", LOOP, replace(FP32, micro_batch=19), work, device(machine(loop=loop)), OURS, rlhf=roles)
+    loop = machine().loop.model_copy(
+        update={"rollout_seconds": 0.9, "scoring_seconds": 0.4, "update_seconds": 0.7}
+    )
+    roles = Rlhf(
+        reward=LOOP.scored,
+        value=LOOP.scored,
+        batch=32,
+        rollout_batch=32,
+        ppo_epochs=2,
+        mini_batches=2,
+    )
+    work = Workload(
+        52,
+        52.0,
+        1.0,
+        prompt_tokens=20,
+        response_tokens=32,
+        mean_response_tokens=32,
+        micro_batch_tokens=1024,
+    )
+    setting = Setting(
+        "ppo",
+        LOOP,
+        replace(FP32, micro_batch=19),
+        work,
+        device(machine(loop=loop)),
+        OURS,
+        rlhf=roles,
+    )
     seconds = {name: spent for name, _, spent, _ in ppo_phases(setting)}
     assert seconds["rollout"] == pytest.approx(0.9)
     assert seconds["update"] == pytest.approx(0.7)
@@ -156,6 +266,14 @@ def test_an_adapter_costs_its_folding_and_the_thin_products_of_its_gradients() -
     assert own is not None
     weights = 64 * 64 + 128 * 64
     # streams at 10 GB/s: a weight is read and written; products at 100 GFLOP/s
-    assert fold_seconds(own, setting, TINY, lora) == pytest.approx(2 * weights * (8 / 1e10 + 2 * 4 / 1e11))
-    assert adapter_gradient_seconds(own, TINY, lora, 100.0) == pytest.approx(4 * 2 * 4 * (64 + 64 + 128 + 64) * 100 / 1e11)
-    assert fold_seconds(own, setting, TINY, FP32) == adapter_gradient_seconds(own, TINY, FP32, 100.0) == 0
+    assert fold_seconds(own, setting, TINY, lora) == pytest.approx(
+        2 * weights * (8 / 1e10 + 2 * 4 / 1e11)
+    )
+    assert adapter_gradient_seconds(own, TINY, lora, 100.0) == pytest.approx(
+        4 * 2 * 4 * (64 + 64 + 128 + 64) * 100 / 1e11
+    )
+    assert (
+        fold_seconds(own, setting, TINY, FP32)
+        == adapter_gradient_seconds(own, TINY, FP32, 100.0)
+        == 0
+    )

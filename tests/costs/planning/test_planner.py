@@ -23,7 +23,9 @@ def demo(*assignments: str) -> Params:
     return load(DEMO, list(assignments))
 
 
-def aim(params: Params, name: str | None = None, gpus: int = 1, root: Path = Path("nowhere")) -> Target:
+def aim(
+    params: Params, name: str | None = None, gpus: int = 1, root: Path = Path("nowhere")
+) -> Target:
     return target(params, name, gpus, None, root)
 
 
@@ -41,23 +43,48 @@ def test_the_json_has_the_names_that_other_tools_read() -> None:
     found = plan(params, aim(params, "a100-80"), ("ppo",)).as_json()
     stage = found["stages"][0]
     assert set(found) == {"stages", "total", "assumptions"}
-    assert {"stage", "fits", "peak_bytes_per_gpu", "memory", "phases", "seconds", "gpu_hours", "kwh", "usd"} <= set(stage)
+    assert {
+        "stage",
+        "fits",
+        "peak_bytes_per_gpu",
+        "memory",
+        "phases",
+        "seconds",
+        "gpu_hours",
+        "kwh",
+        "usd",
+    } <= set(stage)
     assert {"phase", "flops", "bytes_moved", "seconds", "bound", "usd"} <= set(stage["phases"][0])
     assert set(stage["usd"]) == {"low", "expected", "high"}
-    assert stage["peak_bytes_per_gpu"] == pytest.approx(sum(size for parts in stage["memory"].values() for size in parts.values()))
+    assert stage["peak_bytes_per_gpu"] == pytest.approx(
+        sum(size for parts in stage["memory"].values() for size in parts.values())
+    )
 
 
 def test_ppo_has_the_phases_that_its_loop_measures() -> None:
     params = demo()
     phases = [phase.phase for phase in plan(params, aim(params), ("ppo",)).stages[0].phases]
-    assert phases == ["start", "rollout", "logprobs", "score", "reference", "value", "advantage", "update", "save"]
+    assert phases == [
+        "start",
+        "rollout",
+        "logprobs",
+        "score",
+        "reference",
+        "value",
+        "advantage",
+        "update",
+        "save",
+    ]
 
 
 def test_ppo_computes_the_policys_log_probs_again_for_all_responses_or_for_a_sample() -> None:
     flops = {}
     for recompute in ("true", "false"):
         params = demo(f"ppo.recompute_logprobs={recompute}")
-        flops[recompute] = {phase.phase: phase.flops for phase in plan(params, aim(params), ("ppo",)).stages[0].phases}
+        flops[recompute] = {
+            phase.phase: phase.flops
+            for phase in plan(params, aim(params), ("ppo",)).stages[0].phases
+        }
     assert flops["true"]["logprobs"] == pytest.approx(flops["true"]["reference"])
     assert flops["false"]["logprobs"] == pytest.approx(flops["true"]["logprobs"] * 16 / 128)
 
@@ -86,7 +113,11 @@ def test_reward_and_value_model_have_no_output_head() -> None:
     shape = found["sft"].model
     resident = moments(found["ppo"])[0].roles
     assert shape.head_parameters > 0
-    for role, parameters in (("policy", shape.parameters), ("reward", shape.backbone_parameters), ("value", shape.backbone_parameters)):
+    for role, parameters in (
+        ("policy", shape.parameters),
+        ("reward", shape.backbone_parameters),
+        ("value", shape.backbone_parameters),
+    ):
         assert resident[role]["weights"] == 4 * parameters
     assert moments(found["reward"])[0].roles["policy"]["weights"] == 4 * shape.backbone_parameters
 
@@ -101,7 +132,13 @@ def test_rloo_has_the_phases_that_its_stage_measures_and_no_reference_without_a_
 @pytest.mark.parametrize("method", ["dpo", "rloo"])
 def test_the_run_is_planned_with_its_own_method(method: str) -> None:
     params = demo(f"align.method={method}")
-    assert [stage.stage for stage in plan(params, aim(params)).stages] == ["data", "sft", "reward", method, "evaluate"]
+    assert [stage.stage for stage in plan(params, aim(params)).stages] == [
+        "data",
+        "sft",
+        "reward",
+        method,
+        "evaluate",
+    ]
 
 
 def test_the_reference_of_dpo_is_computed_once_however_many_epochs_there_are() -> None:
@@ -116,7 +153,8 @@ def test_the_reference_of_dpo_is_computed_once_however_many_epochs_there_are() -
 
 
 def test_dpo_holds_the_tiles_of_trls_head() -> None:
-    # measured: a run of 8 sequences of 512 tokens over 8,192 entries peaked at 1,645 MiB above its imports; 682 with our own chunks
+    # measured: a run of 8 sequences of 512 tokens over 8,192 entries peaked at 1,645 MiB above its
+    # imports; 682 with our own chunks
     params = demo("dpo.batch_size=4", "dpo.micro_batch_size=4")
     setting = settings(params, aim(params))["dpo"]
     logits = moments(setting)[0].roles["policy"]["logits"]
@@ -126,14 +164,21 @@ def test_dpo_holds_the_tiles_of_trls_head() -> None:
 
 def test_evaluation_has_the_phases_that_its_stage_measures() -> None:
     params = demo()
-    assert [phase.phase for phase in plan(params, aim(params), ("evaluate",)).stages[0].phases] == ["start", "generate", "score", "save"]
+    assert [phase.phase for phase in plan(params, aim(params), ("evaluate",)).stages[0].phases] == [
+        "start",
+        "generate",
+        "score",
+        "save",
+    ]
 
 
 def test_steps_are_rows_times_epochs_over_the_batch() -> None:
     params = demo()
     made = {stage.stage: stage for stage in plan(params, aim(params)).stages}
     assert made["sft"].steps == 12_000 * 0.8 * 2 / 32
-    assert made["reward"].steps == pytest.approx(params.data.source.preference_rows * 0.8 * params.reward.epochs / params.reward.batch_size)
+    assert made["reward"].steps == pytest.approx(
+        params.data.source.preference_rows * 0.8 * params.reward.epochs / params.reward.batch_size
+    )
     assert made["ppo"].steps == params.ppo.updates
 
 
@@ -161,7 +206,9 @@ def test_a_pair_is_two_sequences() -> None:
         ("ppo", "model.attention=sdpa", False),  # packed
     ],
 )
-def test_a_batch_of_several_lengths_has_a_mask_that_sdpa_keeps(stage: str, assignment: str, masked: bool) -> None:
+def test_a_batch_of_several_lengths_has_a_mask_that_sdpa_keeps(
+    stage: str, assignment: str, masked: bool
+) -> None:
     params = demo(assignment)
     assert settings(params, aim(params))[stage].mask_tensor is masked
 
@@ -182,7 +229,9 @@ def test_a_model_too_large_names_the_shortfall_and_a_lever() -> None:
     params = demo(*LARGE)
     stage = plan(params, aim(params, "rtx4090"), ("sft",)).stages[0]
     assert not stage.fits
-    assert stage.shortfall_bytes == pytest.approx(stage.device_bytes_per_gpu - aim(params, "rtx4090").hardware.usable_bytes)
+    assert stage.shortfall_bytes == pytest.approx(
+        stage.device_bytes_per_gpu - aim(params, "rtx4090").hardware.usable_bytes
+    )
     assert "LoRA" in stage.lever
 
 
@@ -205,7 +254,8 @@ def test_a_run_is_planned_for_the_device_of_its_prices_at_its_own_price() -> Non
 def test_a_local_folder_is_read_for_its_config(tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "config.json").write_text(
-        '{"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 300}'
+        '{"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": '
+        '4, "vocab_size": 300}'
     )
     assert base_shape(demo("model.path=mine", "model.random=null"), tmp_path).width == 64
 
@@ -223,12 +273,20 @@ def test_rows_come_from_the_data_stage_when_it_ran_with_this_data(tmp_path: Path
     params = demo()
     (tmp_path / "metrics").mkdir()
     measured = {f"{name}_train_rows": 100 for name in ("sft", "preference", "prompts")}
-    measured |= {f"{name}_train_tokens_mean": 30.0 for name in ("sft", "preference", "prompts")} | {"prompts_train_tokens_max": 40}
+    measured |= {f"{name}_train_tokens_mean": 30.0 for name in ("sft", "preference", "prompts")} | {
+        "prompts_train_tokens_max": 40
+    }
     (tmp_path / "metrics" / "data.json").write_text(json.dumps(measured))
-    lock = {"stages": {"data": {"params": {"params.yaml": {"data": params.data.model_dump(mode="json")}}}}}
+    lock = {
+        "stages": {
+            "data": {"params": {"params.yaml": {"data": params.data.model_dump(mode="json")}}}
+        }
+    }
     (tmp_path / "dvc.lock").write_text(yaml.safe_dump(lock))
     assert count(params, tmp_path).sft == 100
-    assert count(demo("data.test_fraction=0.5"), tmp_path).sft == 6000  # other data: the metrics do not count
+    assert (
+        count(demo("data.test_fraction=0.5"), tmp_path).sft == 6000
+    )  # other data: the metrics do not count
 
 
 def test_the_embedded_world_is_planned_with_the_lengths_of_its_texts(tmp_path: Path) -> None:
@@ -238,7 +296,9 @@ def test_the_embedded_world_is_planned_with_the_lengths_of_its_texts(tmp_path: P
     assert found.sft_tokens < params.sft.max_length * 0.6
     assert count(demo("sft.max_length=30"), tmp_path).sft_tokens == 30
     (tmp_path / "pairs.jsonl").write_text('{"a": 1}\n')
-    other = count(demo("data.source={kind: file, path: pairs.jsonl, format: pairs, columns: {}}"), tmp_path)
+    other = count(
+        demo("data.source={kind: file, path: pairs.jsonl, format: pairs, columns: {}}"), tmp_path
+    )
     assert other.sft_tokens == params.sft.max_length * 0.6
     assert other.longest_sft == float("inf")
 
@@ -247,7 +307,9 @@ def test_rows_of_local_files_are_counted(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"a": 1}\n{"a": 2}\n')
     (tmp_path / "b.json").write_text("[1, 2, 3]")
     (tmp_path / "c.csv").write_text("x\n1\n2\n")
-    assert [file_rows(tmp_path / name) for name in ("a.jsonl", "b.json", "c.csv", "missing.jsonl")] == [2, 3, 2, None]
+    assert [
+        file_rows(tmp_path / name) for name in ("a.jsonl", "b.json", "c.csv", "missing.jsonl")
+    ] == [2, 3, 2, None]
 
 
 # ---------------------------------------------------------------- a stage alone
@@ -257,11 +319,14 @@ def test_a_stage_alone_needs_no_other_section(tmp_path: Path) -> None:
     file = tmp_path / "p.yaml"
     file.write_text(
         "model: {path: llama-2-7b, dtype: bf16, attention: sdpa}\n"
-        "sft: {max_length: 2048, batch_size: 8, micro_batch_size: 2, max_steps: 100, activation_checkpointing: true}\n"
+        "sft: {max_length: 2048, batch_size: 8, micro_batch_size: 2, max_steps: 100, "
+        "activation_checkpointing: true}\n"
     )
     params, notes = completed(file, [], ("sft",))
     stage = plan(params, aim(params, "a100-80"), ("sft",)).stages[0]
-    assert stage.memory["policy"]["weights"] == (4 + 2) * 6_738_415_616  # fp32, and the copy that autocast keeps
+    assert (
+        stage.memory["policy"]["weights"] == (4 + 2) * 6_738_415_616
+    )  # fp32, and the copy that autocast keeps
     assert stage.steps == 100
     assert "sft.epochs" in notes[0]
 

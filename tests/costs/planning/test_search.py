@@ -11,7 +11,14 @@ from config.load import load
 from costs.formulas.setting import Levers
 from costs.planning.cheaper import Cheaper, allowed_levers, cheapest
 from costs.planning.planner import target
-from costs.planning.search import Limits, combinations, evaluate, search, section_changes, within_total
+from costs.planning.search import (
+    Limits,
+    combinations,
+    evaluate,
+    search,
+    section_changes,
+    within_total,
+)
 from costs.tables.catalogue import price
 from tests.costs.settings import ppo, sft
 
@@ -23,8 +30,18 @@ def test_the_winner_fits_and_no_combination_beats_it_by_more_than_a_percent(goal
     setting = sft("llama-3.2-3b", micro_batch=16, accumulation=2, tokens=2048)
     found = search(setting, A100, goal)  # type: ignore[arg-type]
     assert found.best.fits
-    value = {"usd": lambda c: c.usd, "time": lambda c: c.seconds, "memory": lambda c: c.device_bytes}[goal]
-    fitting = [c for c in (evaluate(replace(setting, levers=levers), A100) for levers in combinations(setting)) if c.fits]
+    value = {
+        "usd": lambda c: c.usd,
+        "time": lambda c: c.seconds,
+        "memory": lambda c: c.device_bytes,
+    }[goal]
+    fitting = [
+        c
+        for c in (
+            evaluate(replace(setting, levers=levers), A100) for levers in combinations(setting)
+        )
+        if c.fits
+    ]
     assert value(found.best) <= 1.011 * min(value(c) for c in fitting)
     assert found.tried == len(list(combinations(setting)))
 
@@ -55,7 +72,10 @@ def test_each_choice_says_what_it_alone_changes() -> None:
 
 
 def test_without_a_fit_the_smallest_need_is_told() -> None:
-    with pytest.raises(CostError, match=r"none of \d+ combinations of sft fits 1 x t4: the smallest needs [\d.]+ GiB"):
+    with pytest.raises(
+        CostError,
+        match=r"none of \d+ combinations of sft fits 1 x t4: the smallest needs [\d.]+ GiB",
+    ):
         search(sft("llama-3-70b", device="t4"), price("t4"), "memory")
 
 
@@ -83,26 +103,43 @@ def test_the_winner_is_written_in_the_words_of_params() -> None:
     said = {"micro_batch_size": 8, "activation_checkpointing": True, "optimizer": "adamw"}
     assert section_changes("sft", evaluate(setting, A100)) == said
     assert section_changes("reward", evaluate(setting, A100))["micro_batch_size"] == 4
-    of_ppo = section_changes("ppo", evaluate(ppo(micro_batch=3, optimizer="adamw8bit", checkpointing="full"), A100))
-    assert of_ppo == {"micro_batch_tokens": 3 * 512, "activation_checkpointing": True, "optimizer": "adamw8bit"}
+    of_ppo = section_changes(
+        "ppo", evaluate(ppo(micro_batch=3, optimizer="adamw8bit", checkpointing="full"), A100)
+    )
+    assert of_ppo == {
+        "micro_batch_tokens": 3 * 512,
+        "activation_checkpointing": True,
+        "optimizer": "adamw8bit",
+    }
 
 
 LARGE = ["model.path=llama-3.1-8b", "model.random=null", "model.dtype=bf16"]
 RUN = ("sft", "reward", "ppo", "evaluate")
 
 
-def of_run(assignments: list[str], goal: str, adapters: bool, device: str | None = "a100-80") -> Cheaper:
+def of_run(
+    assignments: list[str], goal: str, adapters: bool, device: str | None = "a100-80"
+) -> Cheaper:
     params = load(Path("recipes/demo.yaml"), assignments)
     return cheapest(params, target(params, device, 1, None, Path("nowhere")), RUN, goal, adapters)  # type: ignore[arg-type]
 
 
 def test_what_params_can_say_alone_is_searched_unless_all_is_free() -> None:
     setting = sft(micro_batch=8, gpus=2)
-    said = {(each.optimizer, each.parallel, each.checkpointing, each.tuning) for each in combinations(setting, free=False)}
-    assert said == {(optimizer, "ddp", how, "full") for optimizer in ("adamw", "adamw8bit") for how in ("none", "full")}
+    said = {
+        (each.optimizer, each.parallel, each.checkpointing, each.tuning)
+        for each in combinations(setting, free=False)
+    }
+    assert said == {
+        (optimizer, "ddp", how, "full")
+        for optimizer in ("adamw", "adamw8bit")
+        for how in ("none", "full")
+    }
 
 
-def test_least_memory_without_adapters_trains_all_weights_and_with_them_lora_over_four_bits() -> None:
+def test_least_memory_without_adapters_trains_all_weights_and_with_them_lora_over_four_bits() -> (
+    None
+):
     small = ["ppo.layout=shared_trunk", "model.path=llama-3.2-1b", *LARGE[1:]]
     full, lora = (of_run(small, "memory", adapters).params for adapters in (False, True))
     for stage in ("sft", "reward", "ppo"):
@@ -124,7 +161,11 @@ def test_a_run_that_fits_with_adapters_alone_is_refused_without_them_and_found_w
 
 
 def test_a_random_model_is_neither_quantised_nor_adapted_before_it_has_learnt() -> None:
-    best = of_run(["model.random.width=1024", "model.random.layers=12", "model.random.mlp_width=4096"], "memory", adapters=True).params
+    best = of_run(
+        ["model.random.width=1024", "model.random.layers=12", "model.random.mlp_width=4096"],
+        "memory",
+        adapters=True,
+    ).params
     assert best.model.quantisation is None
     assert best.sft.lora is None
     assert best.ppo.lora is not None
@@ -141,9 +182,18 @@ def test_an_adapter_that_is_there_stays_as_it_is() -> None:
 def test_over_four_bits_the_policy_of_ppo_is_an_adapter() -> None:
     params = load(Path("recipes/demo.yaml"), LARGE)
     full, qlora = Levers(), Levers(tuning="lora", quantisation="nf4")
-    assert [allowed_levers(params, "ppo", "nf4")(levers) for levers in (full, qlora)] == [False, True]
-    assert [allowed_levers(params, "sft", "nf4")(levers) for levers in (full, qlora)] == [True, True]
-    assert [allowed_levers(params, "ppo", None)(levers) for levers in (full, qlora)] == [True, False]
+    assert [allowed_levers(params, "ppo", "nf4")(levers) for levers in (full, qlora)] == [
+        False,
+        True,
+    ]
+    assert [allowed_levers(params, "sft", "nf4")(levers) for levers in (full, qlora)] == [
+        True,
+        True,
+    ]
+    assert [allowed_levers(params, "ppo", None)(levers) for levers in (full, qlora)] == [
+        True,
+        False,
+    ]
 
 
 def test_a_budget_of_tokens_stays_where_the_micro_batch_does() -> None:

@@ -32,12 +32,19 @@ def test_model_growth_is_shown_at_fixed_tokens_and_with_data_that_grows() -> Non
     fixed, grown = sweep(sft("llama-7b", micro_batch=8, tokens=2048), A100, "model")
     assert fixed.kind == "fixed tokens"
     assert fixed.seconds_exponent == pytest.approx(1.0, abs=0.05)  # 6 N D at one D
-    assert grown.seconds_exponent == pytest.approx(2.0, abs=0.06)  # D in proportion to N: arXiv 2203.15556
+    assert grown.seconds_exponent == pytest.approx(
+        2.0, abs=0.06
+    )  # D in proportion to N: arXiv 2203.15556
     assert grown.points[-1].parameters > 10 * grown.points[0].parameters
 
 
 def test_long_sequences_grow_towards_the_square() -> None:
-    (short,) = sweep(sft("llama-7b", micro_batch=1, tokens=2048, checkpointing="full"), A100, "sequence", (1, 2, 4))
+    (short,) = sweep(
+        sft("llama-7b", micro_batch=1, tokens=2048, checkpointing="full"),
+        A100,
+        "sequence",
+        (1, 2, 4),
+    )
     (long,) = sweep(sft("llama-7b", micro_batch=1, tokens=65536), A100, "sequence", (1, 2, 4))
     assert short.seconds_exponent == pytest.approx(1.0, abs=0.15)
     assert long.seconds_exponent > 1.6
@@ -49,14 +56,36 @@ def test_an_unknown_axis_is_refused() -> None:
 
 
 def test_a_calibrated_machine_says_how_its_own_trunks_grew() -> None:
-    tiny = Passes(width=32, layers=2, heads=2, mlp_width=64, sequences=1, tokens=8, forward_seconds=1e-3, training_seconds=3e-3)
+    tiny = Passes(
+        width=32,
+        layers=2,
+        heads=2,
+        mlp_width=64,
+        sequences=1,
+        tokens=8,
+        forward_seconds=1e-3,
+        training_seconds=3e-3,
+    )
     timed = [
-        Passes(width=w, layers=2, heads=2, mlp_width=2 * w, sequences=4, tokens=64, forward_seconds=1e-3, training_seconds=1e-6 * w**1.5)
+        Passes(
+            width=w,
+            layers=2,
+            heads=2,
+            mlp_width=2 * w,
+            sequences=4,
+            tokens=64,
+            forward_seconds=1e-3,
+            training_seconds=1e-6 * w**1.5,
+        )
         for w in (64, 128, 256)
     ]
     own = machine(passes=(tiny, *timed))
-    assert measured_exponent(own) == pytest.approx(0.75)  # parameters grow with the square of the width
-    fixed, growing = sweep(replace(sft("llama-7b", dtype="fp32"), hardware=device(own)), A100, "model")
+    assert measured_exponent(own) == pytest.approx(
+        0.75
+    )  # parameters grow with the square of the width
+    fixed, growing = sweep(
+        replace(sft("llama-7b", dtype="fp32"), hardware=device(own)), A100, "model"
+    )
     assert fixed.measured_exponent == pytest.approx(0.75)
     assert growing.measured_exponent == pytest.approx(1.75)
     assert sweep(sft("llama-7b"), A100, "model")[0].measured_exponent is None

@@ -1,4 +1,6 @@
-"""The planner against published measurements (../shared/cost_truth_open.yaml): figures of tier A, and that each miss is understood."""
+"""The planner against published measurements (../shared/cost_truth_open.yaml): figures of tier A,
+and that each miss is understood.
+"""
 
 from functools import cache
 from pathlib import Path
@@ -8,7 +10,14 @@ import pytest
 import yaml
 
 from config.errors import CostError
-from costs.published.measurements import Case, compare, feasibility, misses, summary, weighted_quantile
+from costs.published.measurements import (
+    Case,
+    compare,
+    feasibility,
+    misses,
+    summary,
+    weighted_quantile,
+)
 from costs.published.printed import setting_of
 
 TABLE = next((path for path in (Path("../shared/cost_truth_open.yaml"),) if path.exists()), None)
@@ -18,7 +27,9 @@ needs_table = pytest.mark.skipif(TABLE is None, reason="../shared/cost_truth_ope
 @cache
 def rows() -> list[dict[str, Any]]:
     assert TABLE is not None
-    loaded: list[dict[str, Any]] = yaml.load(TABLE.read_text(encoding="utf-8"), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    loaded: list[dict[str, Any]] = yaml.load(
+        TABLE.read_text(encoding="utf-8"), getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    )
     return loaded
 
 
@@ -46,7 +57,9 @@ def test_time_of_tier_a_is_within_twenty_five_percent() -> None:
 @pytest.mark.parametrize("source", ["litgpt", "torchtune README HEAD", "torchtune README @ca0"])
 def test_no_source_of_memory_rows_stands_out(source: str) -> None:
     errors = [
-        (case.source, case.error) for case in cases() if case.source.startswith(source) and case.quantity == "memory" and case.tier == "A"
+        (case.source, case.error)
+        for case in cases()
+        if case.source.startswith(source) and case.quantity == "memory" and case.tier == "A"
     ]
     assert errors
     assert weighted_quantile(errors, 0.5) <= 0.05
@@ -67,7 +80,10 @@ def test_every_miss_has_its_reason() -> None:
 @needs_table
 def test_what_is_not_compared_says_why() -> None:
     _, refused = compare(rows())
-    assert all("batch" in why or "not a measurement" in why or "not a known shape" in why for _, why in refused)
+    assert all(
+        "batch" in why or "not a measurement" in why or "not a known shape" in why
+        for _, why in refused
+    )
 
 
 def test_sources_weigh_the_same_however_many_rows_they_have() -> None:
@@ -77,13 +93,28 @@ def test_sources_weigh_the_same_however_many_rows_they_have() -> None:
 
 
 def row(**setting: Any) -> dict[str, Any]:
-    printed = {"engine": "litgpt", "model": "Llama 2 7B", "gpu": "A100-SXM4-40GB", "gpus": 1, "micro_batch": 1, "longest_seq": 1304}
+    printed = {
+        "engine": "litgpt",
+        "model": "Llama 2 7B",
+        "gpu": "A100-SXM4-40GB",
+        "gpus": 1,
+        "micro_batch": 1,
+        "longest_seq": 1304,
+    }
     return {"setting": printed | setting, "source": {"title": "a table"}}
 
 
 def test_printed_words_become_levers() -> None:
-    levers = setting_of(row(tuning="lora r8 q,v", quant="bnb.nf4-dq", dtype="bf16-true", global_batch=128)).levers
-    assert (levers.tuning, levers.lora_rank, levers.lora_modules, levers.quantisation, levers.accumulation) == (
+    levers = setting_of(
+        row(tuning="lora r8 q,v", quant="bnb.nf4-dq", dtype="bf16-true", global_batch=128)
+    ).levers
+    assert (
+        levers.tuning,
+        levers.lora_rank,
+        levers.lora_modules,
+        levers.quantisation,
+        levers.accumulation,
+    ) == (
         "lora",
         8,
         ("q", "v"),

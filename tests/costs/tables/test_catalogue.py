@@ -3,12 +3,35 @@
 import pytest
 
 from config.errors import CostError
-from costs.tables.catalogue import GIB, hardware, hardware_row, known_hardware, known_shapes, own_price, price, price_row, shape
+from costs.tables.catalogue import (
+    GIB,
+    hardware,
+    hardware_row,
+    known_hardware,
+    known_shapes,
+    own_price,
+    price,
+    price_row,
+    shape,
+)
 
 GOOD = {"low": 1.0, "expected": 2.0, "high": 3.0, "source": "a page", "date": "2026-01-01"}
 REQUIRED = (
-    "v100-16", "v100-32", "t4", "a10g", "l4", "rtx4090", "a6000", "a100-40", "a100-80", "h100-sxm", "h100-pcie", "h200", "b200", "cpu",
-)  # fmt: skip
+    "v100-16",
+    "v100-32",
+    "t4",
+    "a10g",
+    "l4",
+    "rtx4090",
+    "a6000",
+    "a100-40",
+    "a100-80",
+    "h100-sxm",
+    "h100-pcie",
+    "h200",
+    "b200",
+    "cpu",
+)
 
 
 @pytest.mark.parametrize(
@@ -62,12 +85,34 @@ def test_a_device_without_price_says_where_to_add_it() -> None:
 
 def test_a_device_row_without_its_date_is_refused() -> None:
     with pytest.raises(CostError, match="has no date"):
-        hardware_row("mine", {"memory_gib": 8, "fp32_tflops": 1, "bandwidth_gb_per_second": 10, "watts": 30, "source": "here"})
+        hardware_row(
+            "mine",
+            {
+                "memory_gib": 8,
+                "fp32_tflops": 1,
+                "bandwidth_gb_per_second": 10,
+                "watts": 30,
+                "source": "here",
+            },
+        )
 
 
-@pytest.mark.parametrize("wrong", [{"low": 0.0}, {"low": -1.0}, {"high": 1e6}, {"expected": "2"}, {"expected": True}, {"expected": None}])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"low": 0.0},
+        {"low": -1.0},
+        {"high": 1e6},
+        {"expected": "2"},
+        {"expected": True},
+        {"expected": None},
+    ],
+)
 def test_a_price_that_can_not_be_believed_is_refused(wrong: dict[str, object]) -> None:
-    with pytest.raises(CostError, match=r"price \w+=.* of mine must be above 0 and at most 1000.*costs/tables/prices.yaml"):
+    with pytest.raises(
+        CostError,
+        match=r"price \w+=.* of mine must be above 0 and at most 1000.*costs/tables/prices.yaml",
+    ):
         price_row("mine", GOOD | wrong)
 
 

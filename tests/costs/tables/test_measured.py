@@ -21,7 +21,11 @@ def test_beyond_the_ends_the_rate_stays() -> None:
 
 @given(st.floats(1e-3, 1e6))
 def test_nothing_lies_outside_of_what_was_measured(size: float) -> None:
-    assert 2.0 <= interpolated(((1.0, 2.0), (10.0, 9.0), (1000.0, 5.0)), size) * (1 + 1e-12) <= 9.0 * (1 + 2e-12)
+    assert (
+        2.0
+        <= interpolated(((1.0, 2.0), (10.0, 9.0), (1000.0, 5.0)), size) * (1 + 1e-12)
+        <= 9.0 * (1 + 2e-12)
+    )
 
 
 def test_thin_products_take_the_rate_of_thin_ones() -> None:
@@ -35,9 +39,17 @@ def test_thin_products_take_the_rate_of_thin_ones() -> None:
     assert found.product_seconds(1e11, 4096, 128) == pytest.approx(1.0)
 
 
-def test_a_wider_head_takes_longer_for_its_product_and_a_larger_vocabulary_the_time_of_a_larger_one() -> None:
+def test_a_wider_head_takes_longer_for_its_product_and_a_larger_vocabulary_the_time_of_a_larger_one() -> (
+    None
+):
     heads = tuple(
-        Sampling(rows=rows, vocab=vocab, width=100, product_seconds=product * rows, draw_seconds=draw * rows)
+        Sampling(
+            rows=rows,
+            vocab=vocab,
+            width=100,
+            product_seconds=product * rows,
+            draw_seconds=draw * rows,
+        )
         for rows in (8, 64)
         for vocab, product, draw in ((1_000, 1e-5, 2e-5), (10_000, 5e-4, 4e-4))
     )

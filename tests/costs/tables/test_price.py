@@ -21,7 +21,9 @@ def test_electricity_comes_on_top() -> None:
 
 
 def test_own_hardware_may_cost_electricity_alone() -> None:
-    assert usd_per_device_hour(demo("prices.usd_per_device_hour=0", "prices.usd_per_kwh=0.2", "prices.watts=1000")) == pytest.approx(0.2)
+    assert usd_per_device_hour(
+        demo("prices.usd_per_device_hour=0", "prices.usd_per_kwh=0.2", "prices.watts=1000")
+    ) == pytest.approx(0.2)
 
 
 def test_power_is_that_of_the_device_where_none_is_given() -> None:
@@ -36,6 +38,16 @@ def test_an_unknown_device_has_no_power_and_says_where_to_add_it() -> None:
 
 
 def test_a_stage_on_a_work_pool_costs_what_the_pool_does() -> None:
-    params = demo("placement.sft=gpus", "placement.ppo=spot", "prices.usd_per_device_hour_by_pool={gpus: 2.5}", "prices.usd_per_kwh=0.3")
+    params = demo(
+        "placement.sft=gpus",
+        "placement.ppo=spot",
+        "prices.usd_per_device_hour_by_pool={gpus: 2.5}",
+        "prices.usd_per_kwh=0.3",
+    )
     assert usd_per_device_hour(params, "sft") == 2.5
-    assert usd_per_device_hour(params, "ppo") == usd_per_device_hour(params, "data") == usd_per_device_hour(params) != 2.5
+    assert (
+        usd_per_device_hour(params, "ppo")
+        == usd_per_device_hour(params, "data")
+        == usd_per_device_hour(params)
+        != 2.5
+    )

@@ -8,15 +8,32 @@ from tests.tasks.retraining.test_decision import SETTINGS
 
 UP = Mean(mean=0.1, low=0.05, high=0.15)
 WINNER = Contest(
-    prompts=200, left_out=0, judge="the gold score", win_rate=Share(value=0.6, low=0.53, high=0.67, of=200), ties=10, gold=UP,
-    champion_reward=UP, challenger_reward=UP, hacking=False, hacking_reason="", kl=5.0, kl_champion=4.0, chars=80.0, chars_champion=70.0,
-    safety=None, confidence=0.95,
-)  # fmt: skip
+    prompts=200,
+    left_out=0,
+    judge="the gold score",
+    win_rate=Share(value=0.6, low=0.53, high=0.67, of=200),
+    ties=10,
+    gold=UP,
+    champion_reward=UP,
+    challenger_reward=UP,
+    hacking=False,
+    hacking_reason="",
+    kl=5.0,
+    kl_champion=4.0,
+    chars=80.0,
+    chars_champion=70.0,
+    safety=None,
+    confidence=0.95,
+)
 
 
-def verdict(hacked: bool = False, max_kl: float | None = 20.0, usd: float = 2.0, **changes: Any) -> Verdict:
+def verdict(
+    hacked: bool = False, max_kl: float | None = 20.0, usd: float = 2.0, **changes: Any
+) -> Verdict:
     settings = SETTINGS.model_copy(update={"max_kl": max_kl})
-    return promotion_verdict(WINNER.model_copy(update=changes), hacked, "score up, gold not", usd, settings)
+    return promotion_verdict(
+        WINNER.model_copy(update=changes), hacked, "score up, gold not", usd, settings
+    )
 
 
 def failed(found: Verdict) -> list[str]:
@@ -42,18 +59,26 @@ def test_a_model_that_does_not_win_has_no_price_per_point() -> None:
 
 
 def test_reward_hacking_keeps_the_champion_wherever_it_was_found() -> None:
-    assert failed(verdict(hacking=True, hacking_reason="own score up, gold not")) == ["no reward hacking"]
+    assert failed(verdict(hacking=True, hacking_reason="own score up, gold not")) == [
+        "no reward hacking"
+    ]
     assert failed(verdict(hacked=True)) == ["no reward hacking"]
 
 
-@pytest.mark.parametrize(("kl", "bound", "passed"), [(20.0, 20.0, True), (20.1, 20.0, False), (900.0, None, None)])
+@pytest.mark.parametrize(
+    ("kl", "bound", "passed"), [(20.0, 20.0, True), (20.1, 20.0, False), (900.0, None, None)]
+)
 def test_kl_stays_within_its_bound(kl: float, bound: float | None, passed: bool | None) -> None:
     found = verdict(kl=kl, max_kl=bound)
-    assert next(check.passed for check in found.checks if check.name == "KL within bounds") is passed
+    assert (
+        next(check.passed for check in found.checks if check.name == "KL within bounds") is passed
+    )
     assert found.promotes is (passed is not False)
 
 
-@pytest.mark.parametrize(("chars", "passed"), [(104.0, True), (106.0, False), (47.0, True), (46.0, False), (0.0, False)])
+@pytest.mark.parametrize(
+    ("chars", "passed"), [(104.0, True), (106.0, False), (47.0, True), (46.0, False), (0.0, False)]
+)
 def test_length_stays_within_its_bound_in_either_direction(chars: float, passed: bool) -> None:
     assert verdict(chars=chars).promotes is passed
 
@@ -71,6 +96,8 @@ def test_without_safety_prompts_the_gate_says_so() -> None:
 
 
 def test_every_failure_is_told() -> None:
-    found = verdict(hacked=True, kl=50.0, chars=500.0, win_rate=Share(value=0.3, low=0.2, high=0.4, of=200))
+    found = verdict(
+        hacked=True, kl=50.0, chars=500.0, win_rate=Share(value=0.3, low=0.2, high=0.4, of=200)
+    )
     assert len(found.failed) == 4
     assert in_a_line(found.failed).count(" fails: ") == 4

@@ -22,7 +22,12 @@ from tasks.dvc.data_key import key_now
 from tasks.run.run import begin, keep_copies
 from tests.conftest import ROOT, git
 
-STAGES = {"data": ("data/prepared", "data/tokenizer"), "sft": ("models/sft",), "reward": ("models/reward",), "ppo": ("models/ppo",)}
+STAGES = {
+    "data": ("data/prepared", "data/tokenizer"),
+    "sft": ("models/sft",),
+    "reward": ("models/reward",),
+    "ppo": ("models/ppo",),
+}
 COMMAND = """
 import sys
 from pathlib import Path
@@ -34,7 +39,9 @@ for out in map(Path, sys.argv[1:]):
 
 @pytest.fixture(scope="module")
 def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A project with the runs run-0 to run-3, whose outputs are still those of the last, and a DVC remote beside it."""
+    """A project with the runs run-0 to run-3, whose outputs are still those of the last, and a DVC
+    remote beside it.
+    """
     root = tmp_path_factory.mktemp("template") / "project"
     root.mkdir()
     (root / "make.py").write_text(COMMAND)
@@ -50,7 +57,8 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (root / "params.yaml").write_text((ROOT / "recipes" / "demo.yaml").read_text())
     (root / ".dvc").mkdir()
     (root / ".dvc" / "config").write_text(
-        "[core]\n    analytics = false\n    remote = local\n['remote \"local\"']\n    url = ../../remote\n"
+        "[core]\n    analytics = false\n    remote = local\n['remote \"local\"']\n    url = "
+        "../../remote\n"
     )
     git(root, "init", "--quiet")
     params = load(root / "params.yaml")
@@ -64,7 +72,9 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def dvc(root: Path, command: str) -> None:
-    subprocess.run([sys.executable, "-m", "dvc", command, "--quiet"], cwd=root, check=True, timeout=120)
+    subprocess.run(
+        [sys.executable, "-m", "dvc", command, "--quiet"], cwd=root, check=True, timeout=120
+    )
 
 
 @pytest.fixture
@@ -90,8 +100,13 @@ def test_a_champion_keeps_its_files_when_later_runs_replace_them(project: Path) 
 
     promote(project, second, "better", by="bob", instead_of=first)
     record = read_record(project)
-    assert (record.champion and record.champion.run_id, record.previous and record.previous.run_id) == (second, first)
-    assert [(event.event, event.champion, event.before, event.by, event.why) for event in record.events] == [
+    assert (
+        record.champion and record.champion.run_id,
+        record.previous and record.previous.run_id,
+    ) == (second, first)
+    assert [
+        (event.event, event.champion, event.before, event.by, event.why) for event in record.events
+    ] == [
         ("promoted", first, None, "ada", "the first"),
         ("promoted", second, first, "bob", "better"),
     ]
@@ -111,7 +126,9 @@ def test_rollback_brings_back_the_one_before_and_is_recorded(project: Path) -> N
     assert lineage(project) == [first]
     with pytest.raises(UserError, match=f"{first} is the only champion so far"):
         rollback(project, "again")
-    assert [event.event for event in read_record(project).events] == ["promoted"] * 3 + ["rolled_back"] * 2
+    assert [event.event for event in read_record(project).events] == ["promoted"] * 3 + [
+        "rolled_back"
+    ] * 2
     promote(project, third, "fixed")
     assert lineage(project) == [first, third]
 
@@ -121,7 +138,9 @@ def test_only_the_newest_champions_keep_their_folders(project: Path) -> None:
     for run_id in runs:
         promote(project, run_id, "newer")
     assert lineage(project) == runs[1:]
-    assert sorted(path.name for path in (project / "champions").iterdir() if path.is_dir()) == sorted(runs[1:])
+    assert sorted(
+        path.name for path in (project / "champions").iterdir() if path.is_dir()
+    ) == sorted(runs[1:])
 
 
 def test_a_deleted_or_changed_file_of_the_champion_is_named_and_brought_back(project: Path) -> None:
@@ -129,7 +148,10 @@ def test_a_deleted_or_changed_file_of_the_champion_is_named_and_brought_back(pro
     promote(project, run_id, "first")
     file = champion_folder(project, run_id) / "models/reward/x.txt"
     file.unlink()
-    with pytest.raises(EnvironmentFault, match=r"models/reward/x.txt was deleted\. Bring it back with rlhf promote run-0"):
+    with pytest.raises(
+        EnvironmentFault,
+        match=r"models/reward/x.txt was deleted\. Bring it back with rlhf promote run-0",
+    ):
         check_champion(project, run_id)
     file.write_text("other")
     with pytest.raises(EnvironmentFault, match=r"models/reward/x\.txt was changed"):
@@ -145,7 +167,10 @@ def test_a_deleted_or_changed_file_of_the_champion_is_named_and_brought_back(pro
 def test_an_output_that_is_gone_everywhere_is_named_and_nothing_is_promoted(project: Path) -> None:
     first = "run-0"
     shutil.rmtree(project / ".dvc" / "cache")
-    with pytest.raises(ModelError, match=r"of run run-0 was deleted: .* is neither in DVC's cache nor in its remote"):
+    with pytest.raises(
+        ModelError,
+        match=r"of run run-0 was deleted: .* is neither in DVC's cache nor in its remote",
+    ):
         promote(project, first, "why not")
     assert lineage(project) == []
     assert [path.name for path in (project / "champions").iterdir()] == [".lock"]
@@ -163,7 +188,9 @@ def test_what_the_cache_lost_comes_from_the_remote(project: Path) -> None:
 def test_only_a_completed_run_is_promoted(project: Path, state: str, said: str) -> None:
     run_id = "run-0"
     rows = project / "runs" / "pipeline.jsonl"
-    rows.write_text("".join(line for line in rows.read_text().splitlines(keepends=True) if '"end"' not in line))
+    rows.write_text(
+        "".join(line for line in rows.read_text().splitlines(keepends=True) if '"end"' not in line)
+    )
     if state:
         jsonl.append(rows, PipelineRow(time=1.0, run_id=run_id, event="end", state=state))
     with pytest.raises(ModelError, match=said):
@@ -181,7 +208,10 @@ def test_the_second_of_two_promotions_at_once_is_refused_in_one_line(project: Pa
         other.write("4711")
         other.flush()
         fcntl.flock(other, fcntl.LOCK_EX)
-        with pytest.raises(EnvironmentFault, match="process 4711 is promoting or rolling back at this moment: nothing was changed"):
+        with pytest.raises(
+            EnvironmentFault,
+            match="process 4711 is promoting or rolling back at this moment: nothing was changed",
+        ):
             promote(project, run_id, "me too")
     assert lineage(project) == []
     promote(project, run_id, "now")
@@ -209,7 +239,9 @@ def test_many_promotions_at_once_leave_one_whole_record(project: Path) -> None:
     runs = [f"run-{i}" for i in range(3)]
     context = multiprocessing.get_context("spawn")
     results: multiprocessing.Queue[str] = context.Queue()
-    processes = [context.Process(target=race, args=(str(project), run_id, results)) for run_id in runs]
+    processes = [
+        context.Process(target=race, args=(str(project), run_id, results)) for run_id in runs
+    ]
     for process in processes:
         process.start()
     for process in processes:
@@ -225,7 +257,10 @@ def test_a_broken_record_is_told_and_never_replaced_in_silence(project: Path) ->
     promote(project, run_id, "first")
     text = (project / RECORD).read_text()
     (project / RECORD).write_text(text[:40])
-    with pytest.raises(EnvironmentFault, match=r"record.json can not be read .* nobody knows which model is the champion"):
+    with pytest.raises(
+        EnvironmentFault,
+        match=r"record.json can not be read .* nobody knows which model is the champion",
+    ):
         promote(project, run_id, "again")
     assert (project / RECORD).read_text() == text[:40]
     assert json.loads(text)["lineage"][0]["run_id"] == run_id

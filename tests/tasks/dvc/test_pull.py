@@ -18,17 +18,23 @@ pytestmark = pytest.mark.integration
 
 PIPELINE = {
     "data": {
-        "cmd": "mkdir -p data/prepared/sft data/prepared/pairs && cp sft.txt data/prepared/sft/ && cp pairs.txt data/prepared/pairs/",
+        "cmd": "mkdir -p data/prepared/sft data/prepared/pairs && cp sft.txt data/prepared/sft/ && "
+        "cp pairs.txt data/prepared/pairs/",
         "deps": ["sft.txt", "pairs.txt"],
         "outs": [{"data/prepared": {"persist": True}}],
     },
     "sft": {
-        "cmd": "mkdir -p models metrics && cat data/prepared/sft/sft.txt > models/sft && wc -l < models/sft > metrics/sft.json",
+        "cmd": "mkdir -p models metrics && cat data/prepared/sft/sft.txt > models/sft && wc -l < "
+        "models/sft > metrics/sft.json",
         "deps": ["data/prepared/sft"],
         "outs": ["models/sft"],
         "metrics": ["metrics/sft.json"],
     },
-    "reward": {"cmd": "cp models/sft models/reward", "deps": ["models/sft"], "outs": ["models/reward"]},
+    "reward": {
+        "cmd": "cp models/sft models/reward",
+        "deps": ["models/sft"],
+        "outs": ["models/reward"],
+    },
 }
 
 
@@ -46,7 +52,13 @@ def project(tmp_path: Path) -> Path:
 
 def repro(root: Path, *stages: str) -> None:
     for stage in stages:
-        subprocess.run([sys.executable, "-m", *REPRO, stage], cwd=root, env=environment(), check=True, capture_output=True)
+        subprocess.run(
+            [sys.executable, "-m", *REPRO, stage],
+            cwd=root,
+            env=environment(),
+            check=True,
+            capture_output=True,
+        )
 
 
 def leave_only_the_lock(root: Path) -> None:
@@ -58,19 +70,28 @@ def leave_only_the_lock(root: Path) -> None:
 def test_a_stage_reads_outputs_or_parts_of_them(project: Path) -> None:
     assert inputs_of(project, "data") == []
     assert inputs_of(project, "sft") == ["data/prepared/sft"]
-    assert (small_outputs(project, "sft"), small_outputs(project, "reward")) == (["metrics/sft.json"], [])
+    assert (small_outputs(project, "sft"), small_outputs(project, "reward")) == (
+        ["metrics/sft.json"],
+        [],
+    )
 
 
 def test_outputs_that_are_in_the_remote_alone_are_unchanged(project: Path) -> None:
     leave_only_the_lock(project)
-    assert [is_unchanged_elsewhere(project, stage) for stage in ("data", "sft", "reward")] == [True] * 3
+    assert [is_unchanged_elsewhere(project, stage) for stage in ("data", "sft", "reward")] == [
+        True
+    ] * 3
     assert not is_unchanged(project, "sft")
 
 
 def test_fetching_brings_what_is_missing_and_only_that(project: Path) -> None:
     leave_only_the_lock(project)
     fetch(project, ["data/prepared/sft", "models/sft"])
-    assert (project / "data/prepared/sft/sft.txt").read_text() == (project / "models/sft").read_text() == "one\n"
+    assert (
+        (project / "data/prepared/sft/sft.txt").read_text()
+        == (project / "models/sft").read_text()
+        == "one\n"
+    )
     assert not (project / "data/prepared/pairs").exists()
 
 
@@ -98,7 +119,9 @@ def test_changed_code_or_inputs_are_not_taken_for_absent(project: Path) -> None:
 def test_what_the_remote_does_not_have_is_one_line(project: Path, tmp_path: Path) -> None:
     leave_only_the_lock(project)
     shutil.rmtree(tmp_path / "remote")
-    with pytest.raises(EnvironmentFault, match="models/sft could not be fetched from the DVC remote") as fault:
+    with pytest.raises(
+        EnvironmentFault, match="models/sft could not be fetched from the DVC remote"
+    ) as fault:
         fetch(project, ["models/sft"])
     assert "\n" not in str(fault.value)
 
@@ -106,22 +129,43 @@ def test_what_the_remote_does_not_have_is_one_line(project: Path, tmp_path: Path
 def test_only_public_settings_of_the_remote_are_told(project: Path, tmp_path: Path) -> None:
     assert remote_of(project) == {"name": "local", "url": str(tmp_path / "remote")}
     with (project / ".dvc" / "config.local").open("a") as file:
-        file.write("    endpointurl = http://store:9000\n    access_key_id = who\n    secret_access_key = hidden\n")
+        file.write(
+            "    endpointurl = http://store:9000\n    access_key_id = who\n    secret_access_key = "
+            "hidden\n"
+        )
     (project / ".dvc" / "config.local").write_text(
-        (project / ".dvc" / "config.local").read_text().replace(str(tmp_path / "remote"), "s3://bucket/dvc")
+        (project / ".dvc" / "config.local")
+        .read_text()
+        .replace(str(tmp_path / "remote"), "s3://bucket/dvc")
     )
-    assert remote_of(project) == {"name": "local", "url": "s3://bucket/dvc", "endpointurl": "http://store:9000"}
+    assert remote_of(project) == {
+        "name": "local",
+        "url": "s3://bucket/dvc",
+        "endpointurl": "http://store:9000",
+    }
 
 
 @pytest.mark.parametrize(
     ("url", "words"),
     [
-        ("gs://bucket/dvc", "the DVC remote gs://bucket/dvc can not be reached from there: only s3:// and a shared folder can"),
-        ("ssh://me:hidden@host/dvc", "the address of the DVC remote on host holds a user or a password"),
-        ("s3://key:hidden@bucket/dvc", "the address of the DVC remote on bucket holds a user or a password"),
+        (
+            "gs://bucket/dvc",
+            "the DVC remote gs://bucket/dvc can not be reached from there: only s3:// and a shared "
+            "folder can",
+        ),
+        (
+            "ssh://me:hidden@host/dvc",
+            "the address of the DVC remote on host holds a user or a password",
+        ),
+        (
+            "s3://key:hidden@bucket/dvc",
+            "the address of the DVC remote on bucket holds a user or a password",
+        ),
     ],
 )
-def test_a_remote_that_containers_can_not_or_should_not_be_given_is_one_line(project: Path, url: str, words: str) -> None:
+def test_a_remote_that_containers_can_not_or_should_not_be_given_is_one_line(
+    project: Path, url: str, words: str
+) -> None:
     (project / ".dvc" / "config.local").write_text(f"['remote \"local\"']\n    url = {url}\n")
     with pytest.raises(EnvironmentFault) as fault:
         remote_of(project)
@@ -132,6 +176,13 @@ def test_a_remote_that_containers_can_not_or_should_not_be_given_is_one_line(pro
 
 
 def test_an_address_is_shown_without_who_asks() -> None:
-    assert [public(url) for url in ("ssh://me:x@host/a@b", "ssh://me:p@ss@host/a", "s3://bucket/a@b", "/disk", None)] == [
-        "ssh://***@host/a@b", "ssh://***@host/a", "s3://bucket/a@b", "/disk", None,
-    ]  # fmt: skip
+    assert [
+        public(url)
+        for url in ("ssh://me:x@host/a@b", "ssh://me:p@ss@host/a", "s3://bucket/a@b", "/disk", None)
+    ] == [
+        "ssh://***@host/a@b",
+        "ssh://***@host/a",
+        "s3://bucket/a@b",
+        "/disk",
+        None,
+    ]

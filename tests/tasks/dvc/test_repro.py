@@ -1,4 +1,6 @@
-"""DVC's process of the next stage waits for its turn, does nothing before it, and outlives nobody."""
+"""DVC's process of the next stage waits for its turn, does nothing before it, and outlives
+nobody.
+"""
 
 import os
 import signal
@@ -30,7 +32,9 @@ def bring_up(run: Run, stage: str, reproductions: ReproProcesses) -> Outcome:
     return run_stage(run, stage, StopRequest(), lambda _: None, reproductions)
 
 
-def test_the_process_that_waited_does_the_stage_and_the_next_one_waits_meanwhile(project: Path, new_run: NewRun) -> None:
+def test_the_process_that_waited_does_the_stage_and_the_next_one_waits_meanwhile(
+    project: Path, new_run: NewRun
+) -> None:
     run = new_run()
     reproductions = ReproProcesses(run, ["sft", "reward"])
     reproductions.prepare()
@@ -58,7 +62,9 @@ def test_nothing_is_done_by_a_process_that_is_sent_away(project: Path, new_run: 
 
 
 @pytest.mark.parametrize("ahead", [["sft"], ["reward"], []])
-def test_a_stage_whose_process_died_or_that_nobody_expected_is_done_all_the_same(project: Path, new_run: NewRun, ahead: list[str]) -> None:
+def test_a_stage_whose_process_died_or_that_nobody_expected_is_done_all_the_same(
+    project: Path, new_run: NewRun, ahead: list[str]
+) -> None:
     run = new_run()
     reproductions = ReproProcesses(run, ahead)
     reproductions.prepare()
@@ -70,7 +76,9 @@ def test_a_stage_whose_process_died_or_that_nobody_expected_is_done_all_the_same
     assert not waiting(project, "sft") + waiting(project, "reward")
 
 
-def test_a_process_that_waits_ends_with_the_run_that_was_killed(project: Path, new_run: NewRun) -> None:
+def test_a_process_that_waits_ends_with_the_run_that_was_killed(
+    project: Path, new_run: NewRun
+) -> None:
     new_run()
     code = f"""
 import time
@@ -84,7 +92,9 @@ kept.prepare()
 print("prepared", flush=True)
 time.sleep(600)
 """
-    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, cwd=Path(__file__).parents[3]) as parent:
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, cwd=Path(__file__).parents[3]
+    ) as parent:
         assert parent.stdout is not None
         assert parent.stdout.readline() == b"prepared\n"
         [process] = waiting(project, "sft")

@@ -1,4 +1,6 @@
-"""What a container would not find is refused when the run is planned, with the real dvc.yaml saying which stage reads what."""
+"""What a container would not find is refused when the run is planned, with the real dvc.yaml saying
+which stage reads what.
+"""
 
 import shutil
 from pathlib import Path
@@ -15,7 +17,10 @@ from tests.conftest import ROOT, TINY
 from tests.stage_project import make_project
 
 STAGES = stages_of("ppo")
-ON_POOL = "placement={data: gpus, sft: gpus, reward: gpus, ppo: gpus, dpo: gpus, rloo: gpus, evaluate: gpus}"
+ON_POOL = (
+    "placement={data: gpus, sft: gpus, reward: gpus, ppo: gpus, dpo: gpus, rloo: gpus, evaluate: "
+    "gpus}"
+)
 
 
 @pytest.fixture
@@ -46,14 +51,20 @@ def refused(root: Path, *changes: str) -> str:
 
 def test_a_data_file_of_this_machine_keeps_the_data_stage_here(root: Path) -> None:
     said = refused(root, f"data.source={source('pairs.jsonl')}")
-    assert said.startswith("placement.data=gpus: data.source.path=pairs.jsonl is a file of this machine")
+    assert said.startswith(
+        "placement.data=gpus: data.source.path=pairs.jsonl is a file of this machine"
+    )
     assert "Set placement.data: local, or name a URL" in said
-    require_reachable(root, params(f"data.source={source('pairs.jsonl')}", "placement.data=local"), STAGES)
+    require_reachable(
+        root, params(f"data.source={source('pairs.jsonl')}", "placement.data=local"), STAGES
+    )
     require_reachable(root, params(f"data.source={source('s3://bucket/pairs.jsonl')}"), STAGES)
     require_reachable(root, params(f"data.source={source('pairs.jsonl')}"), ["sft", "reward"])
 
 
-def test_votes_that_are_not_there_yet_hold_nobody_up_and_those_that_are_would_be_lost(root: Path) -> None:
+def test_votes_that_are_not_there_yet_hold_nobody_up_and_those_that_are_would_be_lost(
+    root: Path,
+) -> None:
     votes = f"data.vote_source={source('votes.jsonl', 'votes')}"
     require_reachable(root, params(votes), STAGES)
     (root / "votes.jsonl").touch()
@@ -61,19 +72,32 @@ def test_votes_that_are_not_there_yet_hold_nobody_up_and_those_that_are_would_be
 
 
 def test_a_model_folder_of_this_machine_keeps_all_its_readers_here(root: Path) -> None:
-    readers = "placement.data: local and placement.sft: local and placement.reward: local and placement.evaluate: local"
-    assert f"model.path=./base is a folder of this machine, and the containers of a work pool do not have it. Set {readers}" in refused(
-        root, *model("./base")
+    readers = (
+        "placement.data: local and placement.sft: local and placement.reward: local and "
+        "placement.evaluate: local"
+    )
+    assert (
+        "model.path=./base is a folder of this machine, and the containers of a work pool do not "
+        f"have it. Set {readers}" in refused(root, *model("./base"))
     )
     (root / "org" / "base").mkdir(parents=True)
     assert "model.path=org/base is a folder" in refused(root, *model("org/base"))
     require_reachable(root, params(*model("org/of-the-hub")), STAGES)
 
 
-def test_whole_paths_are_looked_for_in_the_containers_of_the_stages_that_read_them(root: Path) -> None:
-    made = params(f"data.source={source('/volume/pairs.jsonl')}", *model("/volume/base"), "placement.evaluate=other")
+def test_whole_paths_are_looked_for_in_the_containers_of_the_stages_that_read_them(
+    root: Path,
+) -> None:
+    made = params(
+        f"data.source={source('/volume/pairs.jsonl')}",
+        *model("/volume/base"),
+        "placement.evaluate=other",
+    )
     require_reachable(root, made, STAGES)
-    assert on_volumes(root, made, "gpus", STAGES) == {"data.source.path": "/volume/pairs.jsonl", "model.path": "/volume/base"}
+    assert on_volumes(root, made, "gpus", STAGES) == {
+        "data.source.path": "/volume/pairs.jsonl",
+        "model.path": "/volume/base",
+    }
     assert on_volumes(root, made, "gpus", ["sft"]) == {"model.path": "/volume/base"}
     assert on_volumes(root, made, "other", STAGES) == {"model.path": "/volume/base"}
 
@@ -82,8 +106,17 @@ def test_whole_paths_are_looked_for_in_the_containers_of_the_stages_that_read_th
 def test_a_run_is_not_planned_for_a_file_that_its_container_would_not_have(tmp_path: Path) -> None:
     project = make_project(tmp_path / "project", tmp_path / "remote", STAGES)
     pipeline = project / "dvc.yaml"
-    pipeline.write_text(pipeline.read_text().replace("  - data.in\n", "  - data.in\n    - data/inputs/data.json\n", 1))
+    pipeline.write_text(
+        pipeline.read_text().replace(
+            "  - data.in\n", "  - data.in\n    - data/inputs/data.json\n", 1
+        )
+    )
     for device in ("cpu", "unknown-device"):  # with a plan, and where none can be made
-        with pytest.raises(ParamsError, match=r"placement\.data=gpus: data\.source\.path=pairs\.jsonl is a file of this machine"):
-            prepare(project, params(f"data.source={source('pairs.jsonl')}", f"prices.device={device}"))
+        with pytest.raises(
+            ParamsError,
+            match=r"placement\.data=gpus: data\.source\.path=pairs\.jsonl is a file of this machine",
+        ):
+            prepare(
+                project, params(f"data.source={source('pairs.jsonl')}", f"prices.device={device}")
+            )
     assert not (project / "runs").exists()

@@ -1,4 +1,6 @@
-"""What a run will cost from here on, and whether its budget allows that: over real files and a real DVC."""
+"""What a run will cost from here on, and whether its budget allows that: over real files and a real
+DVC.
+"""
 
 import json
 from collections.abc import Callable
@@ -15,7 +17,16 @@ from config.records import AttemptRow, UsageRow, stages_of
 from config.schema import Params
 from costs.ledger.budget import total
 from tasks.dvc.status import StageAtWork, is_unchanged, stale_stages
-from tasks.planning.plan import Prepared, done_share, gate, keep, markdown, needs_approval, prepare, summary
+from tasks.planning.plan import (
+    Prepared,
+    done_share,
+    gate,
+    keep,
+    markdown,
+    needs_approval,
+    prepare,
+    summary,
+)
 from tasks.run.run import Run, begin
 from tasks.run.stop import StopRequest
 from tasks.stage.runner import run_stage
@@ -43,13 +54,26 @@ def run_all(project: Path, *changes: str) -> None:
 
 
 def stopped_in_sft(project: Path, seconds: float, *changes: str) -> Run:
-    """A run that spent `seconds` on sft, whose checkpoint is that of step 150, and was then stopped."""
+    """A run that spent `seconds` on sft, whose checkpoint is that of step 150, and was then
+    stopped.
+    """
     run = begin(project, "stopped", params(project, *changes), {})
     folder = project / "runs" / "sft"
     common = {"time": 1000.0, "run_id": "stopped", "attempt": 1, "device": "cpu", "world_size": 1}
-    jsonl.append(folder / "attempts.jsonl", AttemptRow(event="start", fingerprint="f1", pid=1, step=0, **common))
-    jsonl.append(folder / "usage.jsonl", UsageRow(step=150, phase="train", seconds=seconds, tokens=1, sequences=1, peak_bytes=1, **common))
-    jsonl.append(folder / "attempts.jsonl", AttemptRow(event="end", fingerprint="f1", pid=1, step=150, exit_code=75, **common))
+    jsonl.append(
+        folder / "attempts.jsonl",
+        AttemptRow(event="start", fingerprint="f1", pid=1, step=0, **common),
+    )
+    jsonl.append(
+        folder / "usage.jsonl",
+        UsageRow(
+            step=150, phase="train", seconds=seconds, tokens=1, sequences=1, peak_bytes=1, **common
+        ),
+    )
+    jsonl.append(
+        folder / "attempts.jsonl",
+        AttemptRow(event="end", fingerprint="f1", pid=1, step=150, exit_code=75, **common),
+    )
     manifest = project / "checkpoints" / "sft" / "f1" / "step-00000150" / "manifest.json"
     manifest.parent.mkdir(parents=True)
     manifest.write_text("{}")
@@ -64,8 +88,19 @@ def test_every_stage_is_ahead_of_the_first_run_and_none_of_an_unchanged_one(proj
     assert stale_stages(project, params(project), STAGES) == list(STAGES)
     run_all(project)
     before = {path: path.read_bytes() for path in (project / "params.yaml", project / "dvc.lock")}
-    assert stale_stages(project, params(project, "prices.watts=9", "budget.max_usd=3", "tracking.experiment=x"), STAGES) == []
-    assert stale_stages(project, params(project, "reward.epochs=9.0"), STAGES) == ["reward", "ppo", "evaluate"]
+    assert (
+        stale_stages(
+            project,
+            params(project, "prices.watts=9", "budget.max_usd=3", "tracking.experiment=x"),
+            STAGES,
+        )
+        == []
+    )
+    assert stale_stages(project, params(project, "reward.epochs=9.0"), STAGES) == [
+        "reward",
+        "ppo",
+        "evaluate",
+    ]
     (project / "sft.out").write_text("changed by hand")
     assert stale_stages(project, params(project), STAGES) == ["sft", "reward", "ppo", "evaluate"]
     assert {path: path.read_bytes() for path in before} == before
@@ -77,7 +112,14 @@ def test_a_stage_that_a_killed_run_left_at_work_is_planned_as_stale(project: Pat
     run_all(project)
     held = project / ".dvc/tmp"
     held.mkdir(exist_ok=True)
-    with rwlock(str(held), LocalFileSystem(url=str(project)), "another process", [], [str(project / "ppo.out")], False):
+    with rwlock(
+        str(held),
+        LocalFileSystem(url=str(project)),
+        "another process",
+        [],
+        [str(project / "ppo.out")],
+        False,
+    ):
         assert stale_stages(project, params(project), STAGES) == ["ppo", "evaluate"]
         with pytest.raises(StageAtWork, match="another process works on the files of ppo"):
             is_unchanged(project, "ppo")
@@ -103,7 +145,9 @@ def test_a_stopped_run_is_gone_on_from_with_what_it_spent_and_what_it_did(projec
     assert fresh.plan is not None
     (sft,) = (stage for stage in fresh.plan.stages if stage.stage == "sft")
     trained = sum(phase.seconds for phase in sft.phases if phase.bound != "fixed")
-    assert fresh.ahead["sft"].seconds - going_on.ahead["sft"].seconds == pytest.approx(0.25 * trained)
+    assert fresh.ahead["sft"].seconds - going_on.ahead["sft"].seconds == pytest.approx(
+        0.25 * trained
+    )
     assert going_on.ahead["ppo"] == fresh.ahead["ppo"]
     other = prepare(project, params(project, "sft.max_steps=601"))
     assert (other.continues, total(other.spent)) == (None, (0.0, 0.0))
@@ -122,23 +166,51 @@ def refusal(project: Path, *changes: str) -> str:
 def test_without_a_limit_or_below_it_a_run_may_start(project: Path) -> None:
     planned = prepare(project, params(project)).ahead_total
     assert gate(project, prepare(project, params(project))) is None
-    assert gate(project, prepare(project, params(project, f"budget.max_usd={planned.usd * 1.01}"))) is None
-    assert gate(project, prepare(project, params(project, f"budget.max_hours={planned.seconds / 3600 * 1.01}"))) is None
+    assert (
+        gate(project, prepare(project, params(project, f"budget.max_usd={planned.usd * 1.01}")))
+        is None
+    )
+    assert (
+        gate(
+            project,
+            prepare(project, params(project, f"budget.max_hours={planned.seconds / 3600 * 1.01}")),
+        )
+        is None
+    )
 
 
 def test_a_plan_above_the_budget_is_refused_with_the_cheapest_that_fits(project: Path) -> None:
-    slow = ("sft.micro_batch_size=1", "reward.micro_batch_size=1", "reward.activation_checkpointing=true")
+    slow = (
+        "sft.micro_batch_size=1",
+        "reward.micro_batch_size=1",
+        "reward.activation_checkpointing=true",
+    )
     planned = prepare(project, params(project, *slow)).ahead_total.usd
     said = refusal(project, *slow, f"budget.max_usd={planned * 0.95}")
     assert "budget.max_usd=" in said
     assert "The cheapest plan that fits needs" in said
-    changes = [word for before, word in zip(said.split(), said.split()[1:], strict=False) if before == "--set"]
-    assert "reward.activation_checkpointing=false." in changes or "reward.activation_checkpointing=false" in changes
+    changes = [
+        word
+        for before, word in zip(said.split(), said.split()[1:], strict=False)
+        if before == "--set"
+    ]
+    assert (
+        "reward.activation_checkpointing=false." in changes
+        or "reward.activation_checkpointing=false" in changes
+    )
     better = [change.rstrip(".") for change in changes]
-    assert gate(project, prepare(project, params(project, *slow, *better, f"budget.max_usd={planned * 0.95}"))) is None
+    assert (
+        gate(
+            project,
+            prepare(project, params(project, *slow, *better, f"budget.max_usd={planned * 0.95}")),
+        )
+        is None
+    )
 
 
-def test_where_the_cheapest_levers_do_not_fit_the_refusal_says_what_they_need(project: Path) -> None:
+def test_where_the_cheapest_levers_do_not_fit_the_refusal_says_what_they_need(
+    project: Path,
+) -> None:
     slow = ("reward.activation_checkpointing=true",)
     planned = prepare(project, params(project, *slow)).ahead_total.usd
     said = refusal(project, *slow, f"budget.max_usd={planned * 0.5}")
@@ -160,8 +232,12 @@ def test_a_budget_below_the_fixed_cost_says_so(project: Path) -> None:
 
 
 def test_a_limit_of_one_stage_and_one_on_hours_are_kept_too(project: Path) -> None:
-    assert refusal(project, "budget.max_usd_by_stage.reward=0.01").startswith("reward is planned above its budget")
-    assert "budget.max_hours_by_stage.ppo=0.001" in refusal(project, "budget.max_hours_by_stage.ppo=0.001")
+    assert refusal(project, "budget.max_usd_by_stage.reward=0.01").startswith(
+        "reward is planned above its budget"
+    )
+    assert "budget.max_hours_by_stage.ppo=0.001" in refusal(
+        project, "budget.max_hours_by_stage.ppo=0.001"
+    )
     assert "budget.max_hours=0.05" in refusal(project, "budget.max_hours=0.05")
 
 
@@ -174,7 +250,9 @@ def test_what_was_spent_before_counts(project: Path) -> None:
 
 
 def test_a_gate_that_warns_lets_the_run_start(project: Path) -> None:
-    warning = gate(project, prepare(project, params(project, "budget.max_usd=0.0001", "budget.gate=warn")))
+    warning = gate(
+        project, prepare(project, params(project, "budget.max_usd=0.0001", "budget.gate=warn"))
+    )
     assert warning is not None
     assert "stops there" in warning
 
@@ -197,7 +275,9 @@ def test_an_unknown_model_can_be_run_without_a_budget_and_not_with_one(project: 
 
 def test_only_what_is_ahead_needs_approval(project: Path) -> None:
     threshold = prepare(project, params(project)).ahead_total.usd
-    ask: Callable[..., Prepared] = lambda factor: prepare(project, params(project, f"budget.approval_usd={threshold * factor}"))  # noqa: E731
+    ask: Callable[..., Prepared] = lambda factor: prepare(
+        project, params(project, f"budget.approval_usd={threshold * factor}")
+    )
     assert needs_approval(ask(0.99))
     assert not needs_approval(ask(1.01))
     assert not needs_approval(prepare(project, params(project)))
@@ -205,7 +285,9 @@ def test_only_what_is_ahead_needs_approval(project: Path) -> None:
     assert not needs_approval(prepare(project, params(project, "budget.approval_usd=0")))
 
 
-def test_the_plan_is_kept_with_the_run_and_can_be_read_by_people(project: Path, tmp_path: Path) -> None:
+def test_the_plan_is_kept_with_the_run_and_can_be_read_by_people(
+    project: Path, tmp_path: Path
+) -> None:
     prepared = prepare(project, params(project, "budget.max_usd=9"))
     keep(tmp_path, prepared)
     kept = json.loads((tmp_path / "plan.json").read_text())
@@ -219,7 +301,11 @@ def test_the_plan_is_kept_with_the_run_and_can_be_read_by_people(project: Path, 
 
 def test_a_stage_on_a_work_pool_is_planned_for_its_device_and_price(project: Path) -> None:
     here = {stage.stage: stage for stage in prepare(project, params(project)).plan.stages}
-    pools = ["placement.sft=gpus", "prices.device_by_pool={gpus: a100-80}", "prices.usd_per_device_hour_by_pool={gpus: 36.0}"]
+    pools = [
+        "placement.sft=gpus",
+        "prices.device_by_pool={gpus: a100-80}",
+        "prices.usd_per_device_hour_by_pool={gpus: 36.0}",
+    ]
     there = {stage.stage: stage for stage in prepare(project, params(project, *pools)).plan.stages}
     assert (there["sft"].hardware, there["reward"].hardware) == ("a100-80", here["reward"].hardware)
     assert there["sft"].usd.expected == pytest.approx(there["sft"].seconds * 36.0 / 3600)

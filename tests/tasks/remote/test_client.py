@@ -1,4 +1,6 @@
-"""A stage on a work pool, seen from the pipeline; the pool's containers are processes here, and the store is a folder."""
+"""A stage on a work pool, seen from the pipeline; the pool's containers are processes here, and the
+store is a folder.
+"""
 
 import signal
 import time
@@ -34,7 +36,12 @@ def new_run(new_checkout: Callable[[], Path], tmp_path: Path) -> Callable[..., R
     own_remote(root, tmp_path / "store")
 
     def make(*changes: str) -> Run:
-        return begin(root, f"run-{next(names)}", load(TINY, ["placement.data=gpus", "placement.sft=gpus", *changes]), {})
+        return begin(
+            root,
+            f"run-{next(names)}",
+            load(TINY, ["placement.data=gpus", "placement.sft=gpus", *changes]),
+            {},
+        )
 
     return make
 
@@ -51,7 +58,11 @@ def test_a_stage_elsewhere_is_killed_goes_on_is_preempted_and_is_then_unchanged(
     assert (run.root / "metrics" / "data.json").is_file()
     assert not (run.root / "data" / "prepared").exists(), "data stays in the store"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(status, "environment", lambda: pytest.fail("dvc was asked to push what the container had pushed"))
+        patch.setattr(
+            status,
+            "environment",
+            lambda: pytest.fail("dvc was asked to push what the container had pushed"),
+        )
         assert status.push(run.root) is None
 
     killer = when_mirrored(tmp_path, lambda: pool.strike(signal.SIGKILL))
@@ -74,7 +85,9 @@ def test_a_stage_elsewhere_is_killed_goes_on_is_preempted_and_is_then_unchanged(
     usage = jsonl.read(run.root / "runs" / "sft" / "usage.jsonl", UsageRow).rows
     assert sft is not None
     assert sft.usd == pytest.approx(sft.seconds * 36.0 / 3600)
-    assert sft.seconds > sum(row.seconds for row in usage), "the time between the last row and the kill is paid for too"
+    assert sft.seconds > sum(row.seconds for row in usage), (
+        "the time between the last row and the kill is paid for too"
+    )
     assert sft.failed_attempts >= 1
 
     containers = len(pool.containers)
@@ -83,7 +96,9 @@ def test_a_stage_elsewhere_is_killed_goes_on_is_preempted_and_is_then_unchanged(
     assert len(pool.containers) == containers
 
 
-def test_a_stop_and_a_budget_reach_the_container(new_run: Callable[..., Run], pool: Pool, tmp_path: Path) -> None:
+def test_a_stop_and_a_budget_reach_the_container(
+    new_run: Callable[..., Run], pool: Pool, tmp_path: Path
+) -> None:
     run = new_run(*LONG)
     bring_up(run, "data")
     stop = StopRequest()
@@ -92,7 +107,12 @@ def test_a_stop_and_a_budget_reach_the_container(new_run: Callable[..., Run], po
         bring_up(run, "sft", stop)
     asker.join()
     assert [row.exit_code for row in attempts(run, "sft") if row.event == "end"] == [75]
-    poor = new_run(*LONG, "budget.max_usd_by_stage={sft: 0.05}", "prices.usd_per_device_hour_by_pool={gpus: 60.0}", "budget.gate=warn")
+    poor = new_run(
+        *LONG,
+        "budget.max_usd_by_stage={sft: 0.05}",
+        "prices.usd_per_device_hour_by_pool={gpus: 60.0}",
+        "budget.gate=warn",
+    )
     with pytest.raises(OverBudget, match=r"budget\.max_usd_by_stage\.sft=0\.05"):
         bring_up(poor, "sft")
     containers = len(pool.containers)
@@ -124,7 +144,9 @@ def test_a_store_that_is_away_for_a_while_is_waited_for_and_the_stage_then_told(
     assert stop.read_bytes() == b"1"
 
 
-def test_a_local_stage_takes_its_inputs_from_the_store(new_run: Callable[..., Run], pool: Pool) -> None:
+def test_a_local_stage_takes_its_inputs_from_the_store(
+    new_run: Callable[..., Run], pool: Pool
+) -> None:
     run = new_run("placement.sft=local")
     bring_up(run, "data")
     outcome = run_here(run, "sft", StopRequest(), lambda progress: None)
@@ -138,10 +160,18 @@ def test_a_pool_that_can_do_nothing_is_told_before_anything_is_done(
 ) -> None:
     monkeypatch.setattr(client, "require_served", lambda pool, key: None)
     run = new_run("prices.device_by_pool={gpus: a100-80}")
-    with pytest.raises(EnvironmentFault, match=r"work pool gpus can do no stage: .*no GPU is in its container") as fault:
+    with pytest.raises(
+        EnvironmentFault, match=r"work pool gpus can do no stage: .*no GPU is in its container"
+    ) as fault:
         check_placement(run, ["data", "sft"])
     assert "\n" not in str(fault.value)
     assert attempts(run, "data") == []
-    unmounted = new_run("data.source={kind: file, path: /volume/pairs.jsonl, format: pairs, columns: {}}")
-    with pytest.raises(EnvironmentFault, match=r"gpus can do no stage: data\.source\.path=/volume/pairs\.jsonl is not in the container"):
+    unmounted = new_run(
+        "data.source={kind: file, path: /volume/pairs.jsonl, format: pairs, columns: {}}"
+    )
+    with pytest.raises(
+        EnvironmentFault,
+        match=r"gpus can do no stage: data\.source\.path=/volume/pairs\.jsonl is not in the "
+        r"container",
+    ):
         check_placement(unmounted, ["data", "sft"])

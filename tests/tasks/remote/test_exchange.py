@@ -58,14 +58,18 @@ def test_a_folder_is_copied_with_its_manifest_last(exchange: Exchange, tmp_path:
     exchange.upload(folder, "checkpoints/f/step-3", last="manifest.json")
     exchange.download("checkpoints/f/step-3", tmp_path / "copy")
     assert {
-        path.relative_to(tmp_path / "copy").as_posix(): path.stat().st_size for path in (tmp_path / "copy").rglob("*") if path.is_file()
+        path.relative_to(tmp_path / "copy").as_posix(): path.stat().st_size
+        for path in (tmp_path / "copy").rglob("*")
+        if path.is_file()
     } == {
         "manifest.json": 2,
         "inner/weights": 70_000,
     }
 
 
-def test_an_upload_that_fails_half_way_leaves_no_manifest(exchange: Exchange, tmp_path: Path) -> None:
+def test_an_upload_that_fails_half_way_leaves_no_manifest(
+    exchange: Exchange, tmp_path: Path
+) -> None:
     folder = tmp_path / "step-4"
     folder.mkdir()
     (folder / "manifest.json").write_bytes(b"{}")
@@ -86,14 +90,24 @@ def test_an_upload_that_fails_half_way_leaves_no_manifest(exchange: Exchange, tm
     assert "step-4/manifest.json" not in exchange.names()
 
 
-def test_a_missing_bucket_and_an_absent_store_are_one_line_without_secrets(s3: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_bucket_and_an_absent_store_are_one_line_without_secrets(
+    s3: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     Exchange(s3).require()
-    for ask in (lambda: Exchange("s3://nowhere/dvc").write("x", b""), Exchange("s3://nowhere/dvc").require):
-        with pytest.raises(EnvironmentFault, match="the bucket nowhere of the DVC remote s3://nowhere/dvc does not exist") as missing:
+    for ask in (
+        lambda: Exchange("s3://nowhere/dvc").write("x", b""),
+        Exchange("s3://nowhere/dvc").require,
+    ):
+        with pytest.raises(
+            EnvironmentFault,
+            match="the bucket nowhere of the DVC remote s3://nowhere/dvc does not exist",
+        ) as missing:
             ask()
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
-    with pytest.raises(EnvironmentFault, match=r"s3://store/dvc can not be reached .*AWS_ENDPOINT_URL") as absent:
+    with pytest.raises(
+        EnvironmentFault, match=r"s3://store/dvc can not be reached .*AWS_ENDPOINT_URL"
+    ) as absent:
         Exchange("s3://store/dvc").read("x")
     for fault in (missing, absent):
         assert "\n" not in str(fault.value)
@@ -104,7 +118,9 @@ def test_a_missing_bucket_and_an_absent_store_are_one_line_without_secrets(s3: s
     ("who", "reason"),
     [("nobody", "Access Key Id you provided does not exist"), ("", "Unable to locate credentials")],
 )
-def test_wrong_credentials_are_one_line_that_does_not_hold_them(s3: str, monkeypatch: pytest.MonkeyPatch, who: str, reason: str) -> None:
+def test_wrong_credentials_are_one_line_that_does_not_hold_them(
+    s3: str, monkeypatch: pytest.MonkeyPatch, who: str, reason: str
+) -> None:
     with strict_store(os.environ["AWS_ENDPOINT_URL"]):
         if who:
             monkeypatch.setenv("AWS_ACCESS_KEY_ID", who)
@@ -113,8 +129,14 @@ def test_wrong_credentials_are_one_line_that_does_not_hold_them(s3: str, monkeyp
             monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
         monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", "/nowhere")
         monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
-        for ask in (lambda: Exchange(s3).require(), lambda: Exchange(s3).write("x", b""), lambda: Exchange(s3).read("x")):
-            with pytest.raises(EnvironmentFault, match="s3://store/dvc refuses the credentials that were found") as fault:
+        for ask in (
+            lambda: Exchange(s3).require(),
+            lambda: Exchange(s3).write("x", b""),
+            lambda: Exchange(s3).read("x"),
+        ):
+            with pytest.raises(
+                EnvironmentFault, match="s3://store/dvc refuses the credentials that were found"
+            ) as fault:
                 ask()
             said = str(fault.value)
             assert reason in said or "(Forbidden)" in said, "the answer to HEAD has no words"
@@ -128,7 +150,11 @@ def strict_store(url: str) -> Iterator[None]:
     """The store lets nobody in meanwhile that it does not know, and it knows nobody."""
 
     def unchecked_requests(count: bytes) -> None:
-        with urllib.request.urlopen(urllib.request.Request(f"{url}/moto-api/reset-auth", count, {"Content-Type": "text/plain"})) as answer:
+        with urllib.request.urlopen(
+            urllib.request.Request(
+                f"{url}/moto-api/reset-auth", count, {"Content-Type": "text/plain"}
+            )
+        ) as answer:
             assert json.load(answer)["status"] == "ok"
 
     unchecked_requests(b"0")

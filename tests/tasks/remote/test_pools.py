@@ -1,4 +1,6 @@
-"""What is wrong with a work pool or a store is told before a stage is handed over: a real Prefect server, real workers, no engine."""
+"""What is wrong with a work pool or a store is told before a stage is handed over: a real Prefect
+server, real workers, no engine.
+"""
 
 import os
 import subprocess
@@ -20,7 +22,11 @@ from tests.conftest import ROOT
 from tests.docker.test_pools import ENVIRONMENT
 from tests.flows.stack import free_port
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(600), pytest.mark.filterwarnings("ignore::DeprecationWarning")]
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.timeout(600),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+]
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +74,9 @@ def worker(server: str, pool: str, **environment: str) -> str:
         "never",
     ]
     variables = {**os.environ, "PREFECT_API_URL": server, "PYTHONPATH": str(ROOT), **environment}
-    done = subprocess.run(command, env=variables, cwd="/", capture_output=True, text=True, timeout=240, check=False)
+    done = subprocess.run(
+        command, env=variables, cwd="/", capture_output=True, text=True, timeout=240, check=False
+    )
     return done.stdout + done.stderr
 
 
@@ -82,21 +90,37 @@ def refused(pool: str) -> str:
     return said
 
 
-def test_a_pool_is_refused_until_it_is_there_has_an_image_is_at_work_and_served(server: str, client: SyncPrefectClient) -> None:
-    assert "Prefect has no work pool of that name. Make it: prefect work-pool create gpus" in refused("gpus")
+def test_a_pool_is_refused_until_it_is_there_has_an_image_is_at_work_and_served(
+    server: str, client: SyncPrefectClient
+) -> None:
+    assert (
+        "Prefect has no work pool of that name. Make it: prefect work-pool create gpus"
+        in refused("gpus")
+    )
     client.create_work_pool(WorkPoolCreate(name="processes", type="process", base_job_template={}))
     assert "this work pool starts processes" in refused("processes")
-    worker(server, "gpus", DOCKER_HOST="unix:///nowhere.sock")  # it makes the pool that it does not find
+    worker(
+        server, "gpus", DOCKER_HOST="unix:///nowhere.sock"
+    )  # it makes the pool that it does not find
     assert "names no image" in refused("gpus")
     client.update_work_pool("gpus", WorkPoolUpdate(base_job_template=template(), is_paused=True))
     assert "is paused. Resume it: prefect work-pool resume gpus" in refused("gpus")
     client.update_work_pool("gpus", WorkPoolUpdate(is_paused=False))
-    client.create_work_pool(WorkPoolCreate(name="idle", type="docker", base_job_template=template()))
-    assert "no worker serves this work pool, a stage would wait for ever. Start one: prefect worker start --pool idle" in refused("idle")
+    client.create_work_pool(
+        WorkPoolCreate(name="idle", type="docker", base_job_template=template())
+    )
+    assert (
+        "no worker serves this work pool, a stage would wait for ever. Start one: prefect worker "
+        "start --pool idle" in refused("idle")
+    )
 
 
-def test_an_engine_that_is_not_there_is_why_the_check_ends(server: str, client: SyncPrefectClient) -> None:
-    client.create_work_pool(WorkPoolCreate(name="no-engine", type="docker", base_job_template=template()))
+def test_an_engine_that_is_not_there_is_why_the_check_ends(
+    server: str, client: SyncPrefectClient
+) -> None:
+    client.create_work_pool(
+        WorkPoolCreate(name="no-engine", type="docker", base_job_template=template())
+    )
     made = hand_over("no-engine", "/request", "check-1 of run-1")
     worker(server, "no-engine", DOCKER_HOST="unix:///nowhere.sock")
     state = state_of(made.id)
@@ -111,9 +135,14 @@ def test_a_run_whose_store_is_not_there_says_so_and_not_only_in_which_step_it_en
 ) -> None:
     flow_id = client.create_flow_from_name(FLOW)
     deployment = client.create_deployment(
-        flow_id, name="pulls", entrypoint="flows.stage.stage", path=".", parameter_openapi_schema=PARAMETERS, parameters={"request": "/x"},
+        flow_id,
+        name="pulls",
+        entrypoint="flows.stage.stage",
+        path=".",
+        parameter_openapi_schema=PARAMETERS,
+        parameters={"request": "/x"},
         pull_steps=[{"tasks.remote.workspace.own": {"id": "own", "remote": "s3://nowhere/dvc"}}],
-    )  # fmt: skip
+    )
     made = client.create_flow_run_from_deployment(deployment, state=Pending())
     variables = {
         "PREFECT__FLOW_RUN_ID": str(made.id),
@@ -123,10 +152,17 @@ def test_a_run_whose_store_is_not_there_says_so_and_not_only_in_which_step_it_en
         "RLHF_CACHE": str(tmp_path / "cache"),
     }
     done = subprocess.run(
-        [sys.executable, "-m", "prefect.engine"], env={**os.environ, **variables}, cwd=tmp_path, capture_output=True, text=True,
-        timeout=240, check=False,
-    )  # fmt: skip
+        [sys.executable, "-m", "prefect.engine"],
+        env={**os.environ, **variables},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
     state = client.read_flow_run(made.id).state
     assert state is not None
     assert state.is_failed(), done.stderr
-    assert "the bucket nowhere of the DVC remote s3://nowhere/dvc does not exist" in (state.message or "")
+    assert "the bucket nowhere of the DVC remote s3://nowhere/dvc does not exist" in (
+        state.message or ""
+    )

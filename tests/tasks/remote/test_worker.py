@@ -1,4 +1,6 @@
-"""What happens in the container of a stage, here in this process and with a folder as store: only the container is missing."""
+"""What happens in the container of a stage, here in this process and with a folder as store: only
+the container is missing.
+"""
 
 import json
 import shutil
@@ -47,7 +49,9 @@ def ask(run: Run, tmp_path: Path) -> Ask:
     def ask(stage: str | None, identity: str, **changes: Any) -> Reply:
         store = str(tmp_path / "store")
         exchange = Exchange(f"{store}/exchange/{run.run_id}/{identity}")
-        request = request_of(run, stage, "pool", identity, {"name": "store", "url": store}) | changes
+        request = (
+            request_of(run, stage, "pool", identity, {"name": "store", "url": store}) | changes
+        )
         exchange.write(REQUEST, dump(request))
         reply = work(exchange.url, StopRequest())
         assert json.loads(exchange.read(REPLY) or b"") == reply._asdict()
@@ -61,13 +65,20 @@ def attempts(run: Run, stage: str) -> list[AttemptRow]:
     return jsonl.read(run.root / "runs" / stage / "attempts.jsonl", AttemptRow).rows
 
 
-def test_a_stage_is_done_with_nothing_but_the_request_and_the_store(run: Run, ask: Ask, tmp_path: Path) -> None:
+def test_a_stage_is_done_with_nothing_but_the_request_and_the_store(
+    run: Run, ask: Ask, tmp_path: Path
+) -> None:
     reply = ask("data", "data-1")
     assert (reply.kind, reply.attempt, reply.cached) == ("done", 1, False)
     outs = {out["path"]: out["md5"] for out in yaml.safe_load(reply.lock)["stages"]["data"]["outs"]}
-    listed = tmp_path / "store" / "files" / "md5" / outs["data/prepared"][:2] / outs["data/prepared"][2:]
+    listed = (
+        tmp_path / "store" / "files" / "md5" / outs["data/prepared"][:2] / outs["data/prepared"][2:]
+    )
     assert any(entry["relpath"] == "sft/train.jsonl" for entry in json.loads(listed.read_text()))
-    assert [(row.event, row.exit_code) for row in attempts(run, "data")] == [("start", None), ("end", 0)]
+    assert [(row.event, row.exit_code) for row in attempts(run, "data")] == [
+        ("start", None),
+        ("end", 0),
+    ]
     assert (run.root / "runs" / "data" / "usage.jsonl").stat().st_size > 0
     assert list((tmp_path / "workspaces").iterdir()) == [], "the workspace goes with the container"
 
@@ -89,13 +100,21 @@ def test_a_mistake_of_the_user_is_the_stages_own_line(run: Run, ask: Ask) -> Non
     assert "data/" in reply.message
 
 
-def test_a_container_that_can_not_use_the_store_says_so_as_the_state_of_its_flow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_container_that_can_not_use_the_store_says_so_as_the_state_of_its_flow(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     elsewhere = _state(work(f"{tmp_path}/not-mounted", StopRequest()))
     assert elsewhere.is_failed()
     assert (
-        elsewhere.message == f"{tmp_path}/not-mounted/{REQUEST} does not exist: the pipeline and this container do not see the same store."
+        elsewhere.message
+        == f"{tmp_path}/not-mounted/{REQUEST} does not exist: the pipeline and this container do "
+        "not see the same store."
     )
-    for name, value in {"AWS_ENDPOINT_URL": "http://127.0.0.1:9", "AWS_MAX_ATTEMPTS": "1", "AWS_SECRET_ACCESS_KEY": "hidden"}.items():
+    for name, value in {
+        "AWS_ENDPOINT_URL": "http://127.0.0.1:9",
+        "AWS_MAX_ATTEMPTS": "1",
+        "AWS_SECRET_ACCESS_KEY": "hidden",
+    }.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "who")
     away = _state(work("s3://store/dvc/exchange/run-1/sft-1", StopRequest()))
@@ -111,7 +130,9 @@ def test_another_code_is_refused_before_anything_is_done(run: Run, ask: Ask) -> 
     assert attempts(run, "data") == []
 
 
-def test_a_check_says_what_is_there_and_what_is_missing(run: Run, ask: Ask, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_check_says_what_is_there_and_what_is_missing(
+    run: Run, ask: Ask, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     assert ask(None, "check-1").kind == "ready"
     monkeypatch.setattr(worker, "_gpus", lambda: 0)
     without = ask(None, "check-2", gpus=True, device="a100-80")
@@ -120,19 +141,32 @@ def test_a_check_says_what_is_there_and_what_is_missing(run: Run, ask: Ask, monk
     for folder in ("workspaces", "cache"):
         with monkeypatch.context() as patch:
             patch.setattr(
-                shutil, "disk_usage", lambda path, full=folder: free(path)._replace(free=2**30) if path.name == full else free(path)
+                shutil,
+                "disk_usage",
+                lambda path, full=folder: (
+                    free(path)._replace(free=2**30) if path.name == full else free(path)
+                ),
             )
             patch.setattr(worker, "LOWEST_FREE_BYTES", 2**30 + 1)
             short = ask(None, f"check-{folder}")
-        assert (short.kind, f"1.0 GiB are free at {tmp_path / folder} in work pool pool" in short.message) == ("bad_input", True)
+        assert (
+            short.kind,
+            f"1.0 GiB are free at {tmp_path / folder} in work pool pool" in short.message,
+        ) == ("bad_input", True)
     mounted = ask(None, "check-5", volumes={"data.source.path": str(tmp_path)})
     assert mounted.kind == "ready"
     absent = ask(None, "check-6", volumes={"model.path": "/volume/base"})
-    assert (absent.kind, "model.path=/volume/base is not in the container of work pool pool" in absent.message) == ("bad_input", True)
+    assert (
+        absent.kind,
+        "model.path=/volume/base is not in the container of work pool pool" in absent.message,
+    ) == ("bad_input", True)
     (tmp_path / "file").touch()
     monkeypatch.setenv("RLHF_CACHE", str(tmp_path / "file" / "cache"))
     closed = ask(None, "check-4")
-    assert (closed.kind, "cache can not be written in the container of work pool pool" in closed.message) == ("bad_input", True)
+    assert (
+        closed.kind,
+        "cache can not be written in the container of work pool pool" in closed.message,
+    ) == ("bad_input", True)
 
 
 def fill(source: str, target: str) -> None:
@@ -151,7 +185,10 @@ def test_a_volume_that_fills_up_is_no_crash_to_be_tried_again(
 
     monkeypatch.setattr(worker, "lay_out", lay_out)
     reply = ask("data", "data-1")
-    assert reply == Reply("bad_input", f"the volume of {worker.workspaces()} in work pool pool is full. Make room on it.")
+    assert reply == Reply(
+        "bad_input",
+        f"the volume of {worker.workspaces()} in work pool pool is full. Make room on it.",
+    )
 
 
 def test_the_digest_of_the_code_changes_with_the_code(tmp_path: Path) -> None:

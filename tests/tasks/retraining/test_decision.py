@@ -5,23 +5,38 @@ from config.sections.retraining import Retrain
 from tasks.retraining.decision import Month, decide
 
 SETTINGS = Retrain(
-    min_new_rows=100, max_length_drift=0.2, max_new_words=0.02, max_accuracy_drop=0.05, monthly_usd=None, max_kl=20.0, max_length_ratio=1.5,
-    safety_source=None, safety_margin=0.05,
-)  # fmt: skip
+    min_new_rows=100,
+    max_length_drift=0.2,
+    max_new_words=0.02,
+    max_accuracy_drop=0.05,
+    monthly_usd=None,
+    max_kl=20.0,
+    max_length_ratio=1.5,
+    safety_source=None,
+    safety_margin=0.05,
+)
 FREE = Month("2026-11", 3.0, None)
 
 
 def examination(
-    added: int = 0, removed: int = 0, distance: float = 0.0, critical: float = 0.1, new_words: tuple[float, float] = (0.0, 0.0),
+    added: int = 0,
+    removed: int = 0,
+    distance: float = 0.0,
+    critical: float = 0.1,
+    new_words: tuple[float, float] = (0.0, 0.0),
     accuracy: tuple[float, float] | None = None,
-) -> Examination:  # fmt: skip
+) -> Examination:
     return Examination(
         added={"preference/train": added, "sft/train": 0},
         removed={"preference/train": removed, "prompts/test": 0},
         refused=0,
-        length_drift=LengthDrift(distance=distance, critical=critical, mean_before=20.0, mean_new=25.0),
+        length_drift=LengthDrift(
+            distance=distance, critical=critical, mean_before=20.0, mean_new=25.0
+        ),
         new_words=Share(value=new_words[0], low=new_words[1], high=1.0, of=500),
-        accuracy=None if accuracy is None else Share(value=accuracy[0], low=0.0, high=accuracy[1], of=50),
+        accuracy=None
+        if accuracy is None
+        else Share(value=accuracy[0], low=0.0, high=accuracy[1], of=50),
         accuracy_before=0.85,
     )
 
@@ -32,7 +47,10 @@ def test_nothing_new_is_no_reason_to_train() -> None:
     assert decision.reasons == ("nothing is new since the champion's data",)
 
 
-@pytest.mark.parametrize(("added", "removed", "train"), [(99, 0, False), (100, 0, True), (0, 100, True), (60, 60, False), (100, 100, True)])
+@pytest.mark.parametrize(
+    ("added", "removed", "train"),
+    [(99, 0, False), (100, 0, True), (0, 100, True), (60, 60, False), (100, 100, True)],
+)
 def test_enough_rows_added_or_changed_are_a_reason(added: int, removed: int, train: bool) -> None:
     decision = decide(examination(added, removed), 0.1, FREE, SETTINGS)
     assert decision.train is train
@@ -43,17 +61,30 @@ def test_enough_rows_added_or_changed_are_a_reason(added: int, removed: int, tra
     ("distance", "critical", "train"),
     [(0.3, 0.1, True), (0.15, 0.1, False), (0.3, 0.4, False)],
 )
-def test_drift_of_lengths_counts_where_it_is_large_and_no_chance(distance: float, critical: float, train: bool) -> None:
-    assert decide(examination(5, distance=distance, critical=critical), 0.1, FREE, SETTINGS).train is train
+def test_drift_of_lengths_counts_where_it_is_large_and_no_chance(
+    distance: float, critical: float, train: bool
+) -> None:
+    assert (
+        decide(examination(5, distance=distance, critical=critical), 0.1, FREE, SETTINGS).train
+        is train
+    )
 
 
-@pytest.mark.parametrize(("share", "low", "train"), [(0.1, 0.05, True), (0.1, 0.01, False), (0.01, 0.005, False)])
-def test_words_never_seen_count_where_they_are_surely_too_many(share: float, low: float, train: bool) -> None:
+@pytest.mark.parametrize(
+    ("share", "low", "train"), [(0.1, 0.05, True), (0.1, 0.01, False), (0.01, 0.005, False)]
+)
+def test_words_never_seen_count_where_they_are_surely_too_many(
+    share: float, low: float, train: bool
+) -> None:
     assert decide(examination(5, new_words=(share, low)), 0.1, FREE, SETTINGS).train is train
 
 
-@pytest.mark.parametrize(("value", "high", "train"), [(0.5, 0.6, True), (0.7, 0.81, False), (0.75, 0.79, True)])
-def test_a_reward_model_that_surely_fails_on_the_new_pairs_is_a_reason(value: float, high: float, train: bool) -> None:
+@pytest.mark.parametrize(
+    ("value", "high", "train"), [(0.5, 0.6, True), (0.7, 0.81, False), (0.75, 0.79, True)]
+)
+def test_a_reward_model_that_surely_fails_on_the_new_pairs_is_a_reason(
+    value: float, high: float, train: bool
+) -> None:
     assert decide(examination(5, accuracy=(value, high)), 0.1, FREE, SETTINGS).train is train
 
 
@@ -63,7 +94,9 @@ def test_all_reasons_are_told() -> None:
 
 
 @pytest.mark.parametrize(("planned", "train"), [(1.9, True), (2.1, False), (None, False)])
-def test_the_months_money_decides_whatever_the_data_says(planned: float | None, train: bool) -> None:
+def test_the_months_money_decides_whatever_the_data_says(
+    planned: float | None, train: bool
+) -> None:
     month = Month("2026-11", 3.0, 5.0)
     for forced in (False, True):
         decision = decide(examination(500), planned, month, SETTINGS, forced)

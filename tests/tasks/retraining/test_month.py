@@ -11,7 +11,9 @@ from config.retraining import RETRAIN_ROWS, RetrainRow
 from tasks.retraining.month import PURPOSE, month, month_of
 from tests.conftest import ROOT
 
-PARAMS = load(ROOT / "recipes" / "demo.yaml", ["prices.usd_per_device_hour=360", "retrain.monthly_usd=50"])
+PARAMS = load(
+    ROOT / "recipes" / "demo.yaml", ["prices.usd_per_device_hour=360", "retrain.monthly_usd=50"]
+)
 
 
 def at(text: str) -> float:
@@ -22,16 +24,43 @@ def a_run(root: Path, run_id: str, began: float, usd: float, retrain: bool = Tru
     """A pipeline run of one attempt; at 360 dollars an hour ten seconds cost one."""
     seconds = 10 * usd
     attempt = {"run_id": run_id, "attempt": int(began), "step": 0}
-    rows = [PipelineRow(time=began, run_id=run_id, event="start", detail={PURPOSE: "some-flow-run"} if retrain else {})]
+    rows = [
+        PipelineRow(
+            time=began,
+            run_id=run_id,
+            event="start",
+            detail={PURPOSE: "some-flow-run"} if retrain else {},
+        )
+    ]
     for row in rows:
         jsonl.append(root / "runs" / "pipeline.jsonl", row)
     for event, when, code in (("start", began, None), ("end", began + seconds, 0)):
         jsonl.append(
             root / "runs" / "sft" / "attempts.jsonl",
-            AttemptRow.model_validate({**attempt, "time": when, "event": event, "fingerprint": "f", "pid": 1, "exit_code": code}),
+            AttemptRow.model_validate(
+                {
+                    **attempt,
+                    "time": when,
+                    "event": event,
+                    "fingerprint": "f",
+                    "pid": 1,
+                    "exit_code": code,
+                }
+            ),
         )
-    usage = {**attempt, "time": began + seconds, "phase": "train", "seconds": seconds, "tokens": 1, "sequences": 1, "peak_bytes": 1}
-    jsonl.append(root / "runs" / "sft" / "usage.jsonl", UsageRow.model_validate({**usage, "device": "cpu", "world_size": 1}))
+    usage = {
+        **attempt,
+        "time": began + seconds,
+        "phase": "train",
+        "seconds": seconds,
+        "tokens": 1,
+        "sequences": 1,
+        "peak_bytes": 1,
+    }
+    jsonl.append(
+        root / "runs" / "sft" / "usage.jsonl",
+        UsageRow.model_validate({**usage, "device": "cpu", "world_size": 1}),
+    )
     (root / "runs" / "pipeline" / run_id).mkdir(parents=True)
     write(PARAMS, root / "runs" / "pipeline" / run_id / "params.yaml")
 
@@ -42,7 +71,9 @@ def test_all_cycles_of_the_month_count_and_nothing_else(tmp_path: Path) -> None:
     a_run(tmp_path, "by-hand", at("2026-11-05"), 100, retrain=False)
     a_run(tmp_path, "second", at("2026-11-29"), 20)
     for when, usd in (("2026-10-31", 1.0), ("2026-11-02", 2.0)):
-        jsonl.append(tmp_path / RETRAIN_ROWS, RetrainRow(time=at(when), cycle="c", event="cost", usd=usd))
+        jsonl.append(
+            tmp_path / RETRAIN_ROWS, RetrainRow(time=at(when), cycle="c", event="cost", usd=usd)
+        )
     found = month(tmp_path, PARAMS, at("2026-11-30"))
     assert (found.name, found.limit_usd) == ("2026-11", 50)
     assert found.spent_usd == pytest.approx(32)
@@ -59,8 +90,16 @@ def test_money_spent_before_the_clock_was_put_back_is_spent(tmp_path: Path) -> N
     assert month(tmp_path, PARAMS, at("2026-11-30 23:45")).spent_usd == pytest.approx(20)
 
 
-def test_summer_time_and_time_zones_move_no_run_into_another_month(monkeypatch: pytest.MonkeyPatch) -> None:
-    moments = [at("2026-03-29 00:59:59"), at("2026-03-29 01:00:01"), at("2026-10-25 00:30"), at("2026-10-31 23:30"), at("2026-11-01 00:30")]
+def test_summer_time_and_time_zones_move_no_run_into_another_month(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    moments = [
+        at("2026-03-29 00:59:59"),
+        at("2026-03-29 01:00:01"),
+        at("2026-10-25 00:30"),
+        at("2026-10-31 23:30"),
+        at("2026-11-01 00:30"),
+    ]
     names = []
     for zone in ("UTC", "Europe/Berlin", "America/New_York", "Pacific/Auckland"):
         monkeypatch.setenv("TZ", zone)
@@ -72,5 +111,7 @@ def test_summer_time_and_time_zones_move_no_run_into_another_month(monkeypatch: 
 
 
 def test_without_a_limit_nothing_is_left_to_count(tmp_path: Path) -> None:
-    unlimited = PARAMS.model_copy(update={"retrain": PARAMS.retrain.model_copy(update={"monthly_usd": None})})
+    unlimited = PARAMS.model_copy(
+        update={"retrain": PARAMS.retrain.model_copy(update={"monthly_usd": None})}
+    )
     assert month(tmp_path, unlimited, at("2026-11-30")).left_usd is None

@@ -16,7 +16,11 @@ PARAMS = load(ROOT / "recipes" / "demo.yaml")
 
 
 def test_one_workspace_takes_one_run_at_a_time(tmp_path: Path) -> None:
-    with locked(tmp_path), pytest.raises(EnvironmentFault, match="second checkout"), locked(tmp_path):
+    with (
+        locked(tmp_path),
+        pytest.raises(EnvironmentFault, match="second checkout"),
+        locked(tmp_path),
+    ):
         pass
     with locked(tmp_path):
         pass
@@ -42,37 +46,70 @@ def test_runs_that_were_killed_get_an_end_and_others_no_second_one(tmp_path: Pat
     for _ in range(2):
         end_left_open(tmp_path)
     rows = jsonl.read(tmp_path / "runs" / "pipeline.jsonl", PipelineRow).rows
-    assert [(row.run_id, row.state) for row in rows if row.event == "end"] == [("r1", "completed"), ("r2", "killed")]
+    assert [(row.run_id, row.state) for row in rows if row.event == "end"] == [
+        ("r1", "completed"),
+        ("r2", "killed"),
+    ]
 
 
 def test_a_run_keeps_what_a_later_one_replaces(tmp_path: Path) -> None:
     run: Run = begin(tmp_path, "r1", PARAMS, {})
-    for name in ("dvc.lock", "metrics/sft.json", "plots/sft.csv", "evaluation/samples.jsonl", "report/report.html"):
+    for name in (
+        "dvc.lock",
+        "metrics/sft.json",
+        "plots/sft.csv",
+        "evaluation/samples.jsonl",
+        "report/report.html",
+    ):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(name)
     keep_copies(run)
-    assert not (run.folder / "report").exists(), "a report in place that the run did not make is of an earlier one"
+    assert not (run.folder / "report").exists(), (
+        "a report in place that the run did not make is of an earlier one"
+    )
     keep_copies(run, tmp_path / "report" / "report.html")
     (tmp_path / "metrics" / "sft.json").write_text("later")
     kept = {str(path.relative_to(run.folder)) for path in run.folder.rglob("*") if path.is_file()}
-    assert kept == {"params.yaml", "dvc.lock", "metrics/sft.json", "plots/sft.csv", "evaluation/samples.jsonl", "report/report.html"}
+    assert kept == {
+        "params.yaml",
+        "dvc.lock",
+        "metrics/sft.json",
+        "plots/sft.csv",
+        "evaluation/samples.jsonl",
+        "report/report.html",
+    }
     assert (run.folder / "metrics" / "sft.json").read_text() == "metrics/sft.json"
 
 
-def test_a_folder_that_can_not_be_written_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_can_not_be_written_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refuse(*_: object, **__: object) -> None:
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(Path, "mkdir", refuse)
-    with pytest.raises(EnvironmentFault, match=r"run\.lock can not be written \(Permission denied\)"), locked(tmp_path):
+    with (
+        pytest.raises(
+            EnvironmentFault, match=r"run\.lock can not be written \(Permission denied\)"
+        ),
+        locked(tmp_path),
+    ):
         pass
 
 
 @pytest.mark.parametrize(
     ("name", "words"),
-    [("brave-otter", "brave-otter"), ("less KL, / more?", "less-KL-more"), ("../..", "flow"), ("日本 1", "日本-1"), (None, "flow")],
+    [
+        ("brave-otter", "brave-otter"),
+        ("less KL, / more?", "less-KL-more"),
+        ("../..", "flow"),
+        ("日本 1", "日本-1"),
+        (None, "flow"),
+    ],
 )
-def test_whatever_a_run_is_called_its_id_is_the_name_of_a_folder(name: str | None, words: str) -> None:
+def test_whatever_a_run_is_called_its_id_is_the_name_of_a_folder(
+    name: str | None, words: str
+) -> None:
     found = new_run_id(name)
     assert re.fullmatch(r"\d{8}-\d{6}-(.+)", found)[1] == words  # type: ignore[index]
     assert len(new_run_id("x" * 500)) < 100

@@ -11,7 +11,16 @@ import pytest
 from config.errors import EnvironmentFault
 from config.sections.run import Tracking
 from tasks.servers import processes
-from tasks.servers.processes import HOST, Plan, is_port_free, mlflow_plan, prefect_api, prefect_plan, start, stop
+from tasks.servers.processes import (
+    HOST,
+    Plan,
+    is_port_free,
+    mlflow_plan,
+    prefect_api,
+    prefect_plan,
+    start,
+    stop,
+)
 
 pytestmark = pytest.mark.integration
 
@@ -31,9 +40,12 @@ def free_port() -> int:
 
 
 def tiny_plan(port: int, name: str = "mlflow") -> Plan:
-    """A real HTTP server that answers /health: the module's own logic, without the seconds the big ones take."""
+    """A real HTTP server that answers /health: the module's own logic, without the seconds the big
+    ones take.
+    """
     code = (
-        "import http.server as h\nclass H(h.SimpleHTTPRequestHandler):\n  def do_GET(s):\n    s.send_response(200); s.end_headers()\n"
+        "import http.server as h\nclass H(h.SimpleHTTPRequestHandler):\n  def do_GET(s):\n    "
+        "s.send_response(200); s.end_headers()\n"
         f"h.HTTPServer(('{HOST}', {port}), H).serve_forever()"
     )
     return Plan(name, port, f"--{name}-port", [sys.executable, "-c", code], {})
@@ -62,7 +74,9 @@ def test_a_port_in_use_is_one_line_and_starts_nothing(root: Path) -> None:
 
 
 def test_a_server_that_ends_at_once_is_told_with_its_log(root: Path) -> None:
-    plan = tiny_plan(free_port())._replace(command=[sys.executable, "-c", "raise SystemExit('no database')"])
+    plan = tiny_plan(free_port())._replace(
+        command=[sys.executable, "-c", "raise SystemExit('no database')"]
+    )
     with pytest.raises(EnvironmentFault, match=r"mlflow server ended.*logs/mlflow\.log"):
         start(root, [plan])
     assert "no database" in (root / ".rlhf" / "logs" / "mlflow.log").read_text()
@@ -83,7 +97,10 @@ def test_prefect_and_mlflow_come_up_on_the_projects_own_databases(root: Path) ->
     running = start(root, [prefect_plan(root, free_port()), tracking])
     assert all(server.is_healthy() for server in running)
     assert prefect_api(root) == f"{running[0].url}/api"
-    with sqlite3.connect(root / "mlflow.db") as mlflow, sqlite3.connect(root / ".rlhf" / "prefect" / "prefect.db") as prefect:
+    with (
+        sqlite3.connect(root / "mlflow.db") as mlflow,
+        sqlite3.connect(root / ".rlhf" / "prefect" / "prefect.db") as prefect,
+    ):
         assert mlflow.execute("select count(*) from experiments").fetchone()[0] >= 1
         assert prefect.execute("select count(*) from flow_run").fetchone()[0] == 0
     mlflow.close()
@@ -93,11 +110,21 @@ def test_prefect_and_mlflow_come_up_on_the_projects_own_databases(root: Path) ->
 
 
 def test_a_tracking_server_of_somebody_else_is_not_started(tmp_path: Path) -> None:
-    assert mlflow_plan(tmp_path, TRACKING.model_copy(update={"uri": "http://tracking.example:5000"}), 5000) is None
+    assert (
+        mlflow_plan(
+            tmp_path, TRACKING.model_copy(update={"uri": "http://tracking.example:5000"}), 5000
+        )
+        is None
+    )
 
 
-def test_the_tracking_server_of_this_project_is_started_also_for_runs_that_name_it(tmp_path: Path) -> None:
+def test_the_tracking_server_of_this_project_is_started_also_for_runs_that_name_it(
+    tmp_path: Path,
+) -> None:
     plan = mlflow_plan(tmp_path, TRACKING.model_copy(update={"uri": f"http://{HOST}:5123"}), 5123)
     assert plan is not None
     assert plan.environment["MLFLOW_BACKEND_STORE_URI"] == "sqlite:///mlflow.db"
-    assert mlflow_plan(tmp_path, TRACKING.model_copy(update={"uri": f"http://{HOST}:5123"}), 5124) is None
+    assert (
+        mlflow_plan(tmp_path, TRACKING.model_copy(update={"uri": f"http://{HOST}:5123"}), 5124)
+        is None
+    )

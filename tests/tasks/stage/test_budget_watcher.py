@@ -1,4 +1,6 @@
-"""Stages that are real processes, stopped at budgets. Price: 3.6 USD per device hour, so one second is 0.001 USD."""
+"""Stages that are real processes, stopped at budgets. Price: 3.6 USD per device hour, so one second
+is 0.001 USD.
+"""
 
 import random
 from contextlib import suppress
@@ -39,15 +41,24 @@ def spent(run: Run, *run_ids: str) -> Cost:
 
 def longest(project: Path, phase: str) -> float:
     """Seconds of the longest row of a phase."""
-    return max(row.seconds for row in jsonl.read(project / "runs" / "sft" / "usage.jsonl", UsageRow).rows if row.phase == phase)
+    return max(
+        row.seconds
+        for row in jsonl.read(project / "runs" / "sft" / "usage.jsonl", UsageRow).rows
+        if row.phase == phase
+    )
 
 
 def events(project: Path) -> list[tuple[int, str, int]]:
     return [(row.attempt, row.event, row.step) for row in attempts(project, "sft")]
 
 
-@pytest.mark.parametrize("limit", ["budget.max_usd=0.005", f"budget.max_hours={5 / 3600}", "budget.max_usd_by_stage.sft=0.005"])
-def test_a_stage_stops_within_a_step_of_its_budget_and_goes_on_when_that_is_raised(project: Path, limit: str) -> None:
+@pytest.mark.parametrize(
+    "limit",
+    ["budget.max_usd=0.005", f"budget.max_hours={5 / 3600}", "budget.max_usd_by_stage.sft=0.005"],
+)
+def test_a_stage_stops_within_a_step_of_its_budget_and_goes_on_when_that_is_raised(
+    project: Path, limit: str
+) -> None:
     (project / "behaviour.txt").write_text("long")
     first = a_run(project, "first", limit)
     with pytest.raises(OverBudget) as over:
@@ -55,7 +66,11 @@ def test_a_stage_stops_within_a_step_of_its_budget_and_goes_on_when_that_is_rais
     assert limit.split("=")[0] in str(over.value)
     assert attempts(project, "sft")[-1].exit_code == 75
     start, step = longest(project, "start"), longest(project, "train")
-    assert 5.0 - step - POLL_SECONDS <= spent(first).seconds <= max(5.0, start + step) + step + POLL_SECONDS
+    assert (
+        5.0 - step - POLL_SECONDS
+        <= spent(first).seconds
+        <= max(5.0, start + step) + step + POLL_SECONDS
+    )
     assert not (project / "sft.out").exists()
     (project / "behaviour.txt").unlink()
     stopped_at = attempts(project, "sft")[-1].step
@@ -65,19 +80,36 @@ def test_a_stage_stops_within_a_step_of_its_budget_and_goes_on_when_that_is_rais
     assert (project / "sft.out").read_text() == "one"
 
 
-def test_a_stage_stopped_at_random_budgets_again_and_again_ends_as_if_it_had_not_been(project: Path) -> None:
+def test_a_stage_stopped_at_random_budgets_again_and_again_ends_as_if_it_had_not_been(
+    project: Path,
+) -> None:
     (project / "behaviour.txt").write_text("long")
     rng, runs = random.Random(7), []
     while not (project / "sft.out").exists():
         assert len(runs) < 40, "every run does at least one of the steps"
         allowed = START_SECONDS + rng.uniform(0.5, 2.0)
         before = runs[-1] if runs else None
-        budget = (total(spent_by_stage(project, before.params, [run.run_id for run in runs])).usd if before else 0.0) + allowed / 1000
-        runs.append(a_run(project, f"r{len(runs)}", f"budget.max_usd={budget}", continues=before.run_id if before else None))
+        budget = (
+            total(spent_by_stage(project, before.params, [run.run_id for run in runs])).usd
+            if before
+            else 0.0
+        ) + allowed / 1000
+        runs.append(
+            a_run(
+                project,
+                f"r{len(runs)}",
+                f"budget.max_usd={budget}",
+                continues=before.run_id if before else None,
+            )
+        )
         with suppress(OverBudget):
             bring_up(runs[-1])
     assert (project / "sft.out").read_text() == "one"
-    done = [row.step for row in jsonl.read(project / "runs" / "sft" / "usage.jsonl", UsageRow).rows if row.phase == "train"]
+    done = [
+        row.step
+        for row in jsonl.read(project / "runs" / "sft" / "usage.jsonl", UsageRow).rows
+        if row.phase == "train"
+    ]
     assert done == list(range(1, 41)), "no step was lost, and none done twice"
     assert len(runs) > 1
 
@@ -89,8 +121,14 @@ def test_a_crash_is_paid_for_up_to_when_it_is_found(project: Path) -> None:
         bring_up(run)
     assert events(project)[-1] == (1, "lost", 0)
     rows = jsonl.read(project / "runs" / "sft" / "usage.jsonl", UsageRow).rows
-    lost = [row for row in jsonl.read(project / "runs" / "sft" / "attempts.jsonl", AttemptRow).rows if row.event == "lost"]
-    assert spent(run).seconds == pytest.approx(sum(row.seconds for row in rows) + lost[0].time - rows[-1].time, abs=0.02)
+    lost = [
+        row
+        for row in jsonl.read(project / "runs" / "sft" / "attempts.jsonl", AttemptRow).rows
+        if row.event == "lost"
+    ]
+    assert spent(run).seconds == pytest.approx(
+        sum(row.seconds for row in rows) + lost[0].time - rows[-1].time, abs=0.02
+    )
     # what the crash cost leaves no room to start again
     tight = a_run(project, "again", f"budget.max_usd={spent(run).usd}", continues="crashed")
     with pytest.raises(OverBudget, match="no room to start sft"):
@@ -102,8 +140,13 @@ def test_a_crash_is_paid_for_up_to_when_it_is_found(project: Path) -> None:
 def test_a_stage_is_not_started_without_the_time_to_start_it(project: Path) -> None:
     bring_up(a_run(project, "first"))
     start = jsonl.read(project / "runs" / "sft" / "usage.jsonl", UsageRow).rows[0].seconds
-    with pytest.raises(OverBudget, match=r"budget\.max_usd_by_stage\.reward=.* leaves no room to start reward"):
-        bring_up(a_run(project, "second", f"budget.max_usd_by_stage.reward={0.9 * start / 1000}"), "reward")
+    with pytest.raises(
+        OverBudget, match=r"budget\.max_usd_by_stage\.reward=.* leaves no room to start reward"
+    ):
+        bring_up(
+            a_run(project, "second", f"budget.max_usd_by_stage.reward={0.9 * start / 1000}"),
+            "reward",
+        )
     assert attempts(project, "reward") == []
 
 

@@ -5,8 +5,18 @@ from config.records import AttemptRow
 from tasks.stage.outcome import Outcome, StageCrashed, judge, last_attempt, last_done
 
 
-def row(attempt: int, event: str, code: int | None = None, message: str = "", step: int = 0) -> AttemptRow:
-    content = {"time": 0.0, "run_id": "r", "attempt": attempt, "event": event, "fingerprint": "", "pid": 1, "step": step}
+def row(
+    attempt: int, event: str, code: int | None = None, message: str = "", step: int = 0
+) -> AttemptRow:
+    content = {
+        "time": 0.0,
+        "run_id": "r",
+        "attempt": attempt,
+        "event": event,
+        "fingerprint": "",
+        "pid": 1,
+        "step": step,
+    }
     return AttemptRow.model_validate({**content, "exit_code": code, "message": message})
 
 
@@ -14,11 +24,15 @@ OLD = [row(1, "start"), row(1, "end", 0)]
 
 
 def test_a_new_attempt_that_ended_well_made_the_outputs() -> None:
-    assert judge("sft", 1, [*OLD, row(2, "start"), row(2, "end", 0)], 0, "") == Outcome(cached=False, attempt=2)
+    assert judge("sft", 1, [*OLD, row(2, "start"), row(2, "end", 0)], 0, "") == Outcome(
+        cached=False, attempt=2
+    )
 
 
 def test_without_a_new_attempt_the_newest_good_one_made_them() -> None:
-    assert judge("sft", 2, [*OLD, row(2, "start"), row(2, "end", 1)], 0, "") == Outcome(cached=True, attempt=1)
+    assert judge("sft", 2, [*OLD, row(2, "start"), row(2, "end", 1)], 0, "") == Outcome(
+        cached=True, attempt=1
+    )
 
 
 @pytest.mark.parametrize(
@@ -30,7 +44,9 @@ def test_without_a_new_attempt_the_newest_good_one_made_them() -> None:
         (134, StageCrashed, "said"),
     ],
 )
-def test_the_exit_code_of_the_attempt_decides(code: int, error: type[Exception], words: str) -> None:
+def test_the_exit_code_of_the_attempt_decides(
+    code: int, error: type[Exception], words: str
+) -> None:
     with pytest.raises(error, match=words):
         judge("sft", 1, [*OLD, row(2, "start"), row(2, "end", code, "said", 5)], 255, "")
 
@@ -43,7 +59,12 @@ def test_an_attempt_without_an_end_was_killed() -> None:
 
 @pytest.mark.parametrize(("step", "hopeless"), [(5, True), (6, False)])
 def test_only_the_same_words_at_the_same_step_are_hopeless(step: int, hopeless: bool) -> None:
-    rows = [row(1, "start"), row(1, "end", 1, "nan", 5), row(2, "start"), row(2, "end", 1, "nan", step)]
+    rows = [
+        row(1, "start"),
+        row(1, "end", 1, "nan", 5),
+        row(2, "start"),
+        row(2, "end", 1, "nan", step),
+    ]
     with pytest.raises(StageCrashed) as crash:
         judge("sft", 1, rows, 255, "")
     assert crash.value.hopeless is hopeless
@@ -51,7 +72,13 @@ def test_only_the_same_words_at_the_same_step_are_hopeless(step: int, hopeless: 
 
 def test_a_done_stage_whose_outputs_dvc_could_not_keep_is_not_done() -> None:
     with pytest.raises(EnvironmentFault, match="output 'x' does not exist"):
-        judge("sft", 1, [*OLD, row(2, "start"), row(2, "end", 0)], 255, "noise\nERROR: output 'x' does not exist\n")
+        judge(
+            "sft",
+            1,
+            [*OLD, row(2, "start"), row(2, "end", 0)],
+            255,
+            "noise\nERROR: output 'x' does not exist\n",
+        )
 
 
 def test_a_line_of_the_stage_before_its_first_row_is_the_users() -> None:

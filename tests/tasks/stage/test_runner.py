@@ -29,7 +29,12 @@ pytestmark = pytest.mark.integration
 NewRun = Callable[..., Run]
 
 
-def bring_up(run: Run, stage: str = "sft", stop: StopRequest | None = None, seen: list[Progress] | None = None) -> Outcome:
+def bring_up(
+    run: Run,
+    stage: str = "sft",
+    stop: StopRequest | None = None,
+    seen: list[Progress] | None = None,
+) -> Outcome:
     return run_stage(run, stage, stop or StopRequest(), (seen if seen is not None else []).append)
 
 
@@ -43,12 +48,21 @@ def test_a_stage_runs_once_and_is_then_unchanged(project: Path, new_run: NewRun)
     assert bring_up(new_run(), seen=again) == Outcome(cached=True, attempt=1)
     assert again == [], "an unchanged stage starts no process, not even that of dvc"
     assert len([row for row in attempts(project, "sft") if row.event == "start"]) == 1
-    rows = [row for row in jsonl.read(project / "runs" / "pipeline.jsonl", PipelineRow).rows if row.event == "stage"]
-    assert [(row.run_id, row.cached, row.attempt) for row in rows] == [("run-0", False, 1), ("run-1", True, 1)]
+    rows = [
+        row
+        for row in jsonl.read(project / "runs" / "pipeline.jsonl", PipelineRow).rows
+        if row.event == "stage"
+    ]
+    assert [(row.run_id, row.cached, row.attempt) for row in rows] == [
+        ("run-0", False, 1),
+        ("run-1", True, 1),
+    ]
     assert rows[1].detail["outs"] == digests(project, "sft").outs
 
 
-def test_a_changed_parameter_reruns_its_stage_and_leaves_one_that_reads_the_same_output(project: Path, new_run: NewRun) -> None:
+def test_a_changed_parameter_reruns_its_stage_and_leaves_one_that_reads_the_same_output(
+    project: Path, new_run: NewRun
+) -> None:
     for stage in ("sft", "reward"):
         bring_up(new_run(), stage)
     run = new_run("sft.epochs=9.0")
@@ -57,7 +71,9 @@ def test_a_changed_parameter_reruns_its_stage_and_leaves_one_that_reads_the_same
     assert bring_up(run, "reward") == Outcome(cached=True, attempt=1)
 
 
-def test_a_forgotten_stage_is_run_again_and_what_reads_the_same_output_is_not(project: Path, new_run: NewRun) -> None:
+def test_a_forgotten_stage_is_run_again_and_what_reads_the_same_output_is_not(
+    project: Path, new_run: NewRun
+) -> None:
     for stage in ("sft", "reward"):
         bring_up(new_run(), stage)
     run = new_run()
@@ -76,7 +92,8 @@ def test_going_back_to_a_method_takes_its_evaluation_from_the_run_cache(tmp_path
             "deps": ["sft.out"],
             "outs": [{f"{method}.out": {"persist": True}}],
         }
-    # as in the project's own dvc.yaml: the chosen model is a dependency, and the outputs may be deleted
+    # as in the project's own dvc.yaml: the chosen model is a dependency, and the outputs may be
+    # deleted
     of_evaluate = {
         "cmd": "cp ${align.method}.out evaluate.in && python stage.py evaluate",
         "deps": ["${align.method}.out"],
@@ -86,18 +103,33 @@ def test_going_back_to_a_method_takes_its_evaluation_from_the_run_cache(tmp_path
     (root / "dvc.yaml").write_text(yaml.safe_dump(pipeline))
     said = {}
     for number, method in enumerate(("ppo", "dpo", "ppo")):
-        run = begin(root, f"run-{number}", load(root / "params.yaml", [f"align.method={method}"]), {})
+        run = begin(
+            root, f"run-{number}", load(root / "params.yaml", [f"align.method={method}"]), {}
+        )
         bring_up(run, "sft")
-        subprocess.run([sys.executable, "-m", *REPRO, method], cwd=root, env=environment(), check=True, capture_output=True)
+        subprocess.run(
+            [sys.executable, "-m", *REPRO, method],
+            cwd=root,
+            env=environment(),
+            check=True,
+            capture_output=True,
+        )
         said[number] = (bring_up(run, "evaluate"), (root / "evaluate.out").read_text().strip())
-    assert said == {0: (Outcome(False, 1), "ppo"), 1: (Outcome(False, 2), "dpo"), 2: (Outcome(True, 1), "ppo")}
+    assert said == {
+        0: (Outcome(False, 1), "ppo"),
+        1: (Outcome(False, 2), "dpo"),
+        2: (Outcome(True, 1), "ppo"),
+    }
 
 
 def test_the_rows_of_each_version_of_the_data_are_remembered(tmp_path: Path) -> None:
     root = make_project(tmp_path / "rows", tmp_path / "remote-of-rows", ["data"])
     pipeline = yaml.safe_load((root / "dvc.yaml").read_text())
     stage = pipeline["stages"]["data"]
-    stage["cmd"] = "mkdir -p data/prepared/sft && cp data.in data/prepared/sft/train.jsonl && python stage.py data"
+    stage["cmd"] = (
+        "mkdir -p data/prepared/sft && cp data.in data/prepared/sft/train.jsonl && python stage.py "
+        "data"
+    )
     stage["outs"].append({"data/prepared": {"persist": True}})
     (root / "dvc.yaml").write_text(yaml.safe_dump(pipeline))
     for number, content in enumerate(("1\n2\n", "1\n2\n", "2\n3\n4\n")):
@@ -112,7 +144,9 @@ def test_the_rows_of_each_version_of_the_data_are_remembered(tmp_path: Path) -> 
     (root / "data.in").write_text("5\n")
     shutil.rmtree(root / "runs/data/rows")
     (root / "runs/data/rows").write_text("in the way")
-    assert bring_up(begin(root, "run-3", load(root / "params.yaml"), {}), "data") == Outcome(cached=False, attempt=3)
+    assert bring_up(begin(root, "run-3", load(root / "params.yaml"), {}), "data") == Outcome(
+        cached=False, attempt=3
+    )
 
 
 def test_a_price_changes_nothing(project: Path, new_run: NewRun) -> None:
@@ -126,13 +160,17 @@ def test_bad_input_is_the_stages_own_line(project: Path, new_run: NewRun) -> Non
         bring_up(new_run())
 
 
-def test_a_killed_stage_is_a_crash_and_goes_on_from_its_checkpoint(project: Path, new_run: NewRun) -> None:
+def test_a_killed_stage_is_a_crash_and_goes_on_from_its_checkpoint(
+    project: Path, new_run: NewRun
+) -> None:
     (project / "behaviour.txt").write_text("killed once")
     with pytest.raises(StageCrashed) as crash:
         bring_up(new_run())
     assert not crash.value.hopeless
     assert bring_up(new_run()) == Outcome(cached=False, attempt=2)
-    assert [(row.attempt, row.step) for row in attempts(project, "sft") if row.event == "resume"] == [(2, 3)]
+    assert [
+        (row.attempt, row.step) for row in attempts(project, "sft") if row.event == "resume"
+    ] == [(2, 3)]
 
 
 def test_a_failure_that_repeats_word_for_word_is_hopeless(project: Path, new_run: NewRun) -> None:
@@ -144,7 +182,9 @@ def test_a_failure_that_repeats_word_for_word_is_hopeless(project: Path, new_run
     assert (first.value.hopeless, second.value.hopeless) == (False, True)
 
 
-def test_a_process_that_does_not_begin_is_hopeless_and_says_why(project: Path, new_run: NewRun) -> None:
+def test_a_process_that_does_not_begin_is_hopeless_and_says_why(
+    project: Path, new_run: NewRun
+) -> None:
     (project / "behaviour.txt").write_text("broken")
     with pytest.raises(StageCrashed, match="no module named nothing") as crash:
         bring_up(new_run())
@@ -153,7 +193,9 @@ def test_a_process_that_does_not_begin_is_hopeless_and_says_why(project: Path, n
 
 def test_an_output_that_was_not_made_is_not_taken_for_done(project: Path, new_run: NewRun) -> None:
     (project / "behaviour.txt").write_text("forgets")
-    with pytest.raises(EnvironmentFault, match=r"sft is done, but DVC could not keep its outputs.*sft\.out"):
+    with pytest.raises(
+        EnvironmentFault, match=r"sft is done, but DVC could not keep its outputs.*sft\.out"
+    ):
         bring_up(new_run())
 
 
@@ -163,10 +205,14 @@ def test_a_missing_input_is_dvcs_line(project: Path, new_run: NewRun) -> None:
         bring_up(new_run())
 
 
-def test_a_stop_request_reaches_the_stage_and_nothing_is_lost(project: Path, new_run: NewRun) -> None:
+def test_a_stop_request_reaches_the_stage_and_nothing_is_lost(
+    project: Path, new_run: NewRun
+) -> None:
     (project / "behaviour.txt").write_text("slow")
     stop = StopRequest()
-    timer = threading.Thread(target=lambda: (await_rows(project), stop.handle(signal.SIGTERM, None)))
+    timer = threading.Thread(
+        target=lambda: (await_rows(project), stop.handle(signal.SIGTERM, None))
+    )
     timer.start()
     with pytest.raises(StageStopped, match=r"asked to stop after step [1-7]"):
         bring_up(new_run(), stop=stop)
@@ -201,12 +247,16 @@ def test_a_request_before_a_stage_starts_nothing(project: Path, new_run: NewRun)
     assert attempts(project, "sft") == []
 
 
-def test_the_stage_ends_with_a_checkpoint_when_dvc_is_killed_above_it(project: Path, new_run: NewRun) -> None:
+def test_the_stage_ends_with_a_checkpoint_when_dvc_is_killed_above_it(
+    project: Path, new_run: NewRun
+) -> None:
     (project / "behaviour.txt").write_text("slow")
 
     def kill_dvc() -> None:
         await_rows(project)
-        next(child for child in psutil.Process().children() if "dvc" in " ".join(child.cmdline())).kill()
+        next(
+            child for child in psutil.Process().children() if "dvc" in " ".join(child.cmdline())
+        ).kill()
 
     timer = threading.Thread(target=kill_dvc)
     timer.start()
@@ -216,13 +266,19 @@ def test_the_stage_ends_with_a_checkpoint_when_dvc_is_killed_above_it(project: P
     assert [row.exit_code for row in attempts(project, "sft") if row.event == "end"] == [75]
 
 
-def test_a_stage_left_behind_by_a_killed_pipeline_is_stopped(project: Path, new_run: NewRun) -> None:
+def test_a_stage_left_behind_by_a_killed_pipeline_is_stopped(
+    project: Path, new_run: NewRun
+) -> None:
     (project / "behaviour.txt").write_text("slow")
     (project / "training").mkdir()
     (project / "training" / "__init__.py").touch()
-    (project / "training" / "sft.py").write_text("import sys\nsys.argv[1:] = ['sft']\n" + (project / "stage.py").read_text())
+    (project / "training" / "sft.py").write_text(
+        "import sys\nsys.argv[1:] = ['sft']\n" + (project / "stage.py").read_text()
+    )
     dvc_yaml = project / "dvc.yaml"
-    dvc_yaml.write_text(dvc_yaml.read_text().replace("python stage.py sft", "python -m training.sft"))
+    dvc_yaml.write_text(
+        dvc_yaml.read_text().replace("python stage.py sft", "python -m training.sft")
+    )
     new_run()
     with subprocess.Popen(
         [sys.executable, "-m", *REPRO, "sft"],
@@ -252,7 +308,9 @@ def test_outputs_are_pushed_once(project: Path, new_run: NewRun, tmp_path: Path)
     assert not pushed[0].exists(), "an unchanged lock asks nobody"
 
 
-def test_an_unreachable_remote_is_a_line_and_not_a_failure(project: Path, new_run: NewRun, tmp_path: Path) -> None:
+def test_an_unreachable_remote_is_a_line_and_not_a_failure(
+    project: Path, new_run: NewRun, tmp_path: Path
+) -> None:
     bring_up(new_run())
     (project / ".rlhf").mkdir()
     (tmp_path / "remote").write_text("a file where the folder should be")

@@ -11,7 +11,15 @@ from config.machine import Machine, Passes, Stream
 from tests.costs.machines import machine
 from training.calibrate import rates as module
 from training.calibrate.machine import device_memory, write
-from training.calibrate.rates import best_of, best_seconds, decode_step_seconds, generations, passes, samplings, streams
+from training.calibrate.rates import (
+    best_of,
+    best_seconds,
+    decode_step_seconds,
+    generations,
+    passes,
+    samplings,
+    streams,
+)
 from training.calibrate.stages import STAGES, stage_processes
 
 
@@ -38,7 +46,9 @@ def test_more_work_takes_longer() -> None:
 
 
 @pytest.mark.usefixtures("short")
-def test_training_takes_longer_than_a_forward_pass_and_a_larger_trunk_longer_than_a_small_one() -> None:
+def test_training_takes_longer_than_a_forward_pass_and_a_larger_trunk_longer_than_a_small_one() -> (
+    None
+):
     small, large = passes("cpu")
     assert small.training_seconds > small.forward_seconds > 0
     assert large.forward_seconds > small.forward_seconds
@@ -67,8 +77,14 @@ def test_additions_of_two_sizes_are_timed() -> None:
 
 def test_the_better_of_two_rounds_is_taken_figure_by_figure() -> None:
     trunk = {"width": 8, "layers": 1, "heads": 1, "mlp_width": 8, "sequences": 1, "tokens": 8}
-    first = {"streams": (Stream(bytes=8, bytes_per_second=5.0),), "passes": (Passes(**trunk, forward_seconds=2.0, training_seconds=5.0),)}
-    second = {"streams": (Stream(bytes=8, bytes_per_second=6.0),), "passes": (Passes(**trunk, forward_seconds=1.0, training_seconds=7.0),)}
+    first = {
+        "streams": (Stream(bytes=8, bytes_per_second=5.0),),
+        "passes": (Passes(**trunk, forward_seconds=2.0, training_seconds=5.0),),
+    }
+    second = {
+        "streams": (Stream(bytes=8, bytes_per_second=6.0),),
+        "passes": (Passes(**trunk, forward_seconds=1.0, training_seconds=7.0),),
+    }
     best = best_of(first, second)
     assert best["streams"] == second["streams"]
     assert best["passes"] == (Passes(**trunk, forward_seconds=1.0, training_seconds=5.0),)

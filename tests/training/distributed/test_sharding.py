@@ -1,4 +1,6 @@
-"""Models divided among processes learn what whole ones learn, and a run can go on with another number of processes or another division."""
+"""Models divided among processes learn what whole ones learn, and a run can go on with another
+number of processes or another division.
+"""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -21,15 +23,28 @@ from training.distributed import sharding
 pytestmark = pytest.mark.timeout(900)  # one fixture does the work of all
 LORA = {"rank": 2, "alpha": 4.0, "modules": ["q", "v", "down"], "dropout": 0.0}
 TRUNK = {
-    "layout": "shared_trunk", "responses_per_prompt": 2, "micro_batch_tokens": 300, "updates": 4, "ppo_epochs": 2, "target_kl": 1.0,
+    "layout": "shared_trunk",
+    "responses_per_prompt": 2,
+    "micro_batch_tokens": 300,
+    "updates": 4,
+    "ppo_epochs": 2,
+    "target_kl": 1.0,
     "checkpoint_every_updates": 100,
-}  # fmt: skip
+}
 BASE = {
-    "layout": "shared_base", "lora": LORA, "updates": 3, "micro_batch_tokens": 200, "activation_checkpointing": True, "learning_rate": 1.0e-2,
+    "layout": "shared_base",
+    "lora": LORA,
+    "updates": 3,
+    "micro_batch_tokens": 200,
+    "activation_checkpointing": True,
+    "learning_rate": 1.0e-2,
     "checkpoint_every_updates": 100,
-}  # fmt: skip
+}
 EXCHANGED: dict[str, dict[str, Any]] = {
-    "sft": {"micro_batch_size": 8, "checkpoint_every_steps": 100},  # evaluated in micro-batches, so they are those of the other runs
+    "sft": {
+        "micro_batch_size": 8,
+        "checkpoint_every_steps": 100,
+    },  # evaluated in micro-batches, so they are those of the other runs
     "reward": {"micro_batch_size": 2, "checkpoint_every_steps": 100},
     "dpo": {"micro_batch_size": 2, "checkpoint_every_steps": 100},
     "ppo": {"checkpoint_every_updates": 100},
@@ -43,7 +58,12 @@ LEVELS = {
     "rloo": ("none", "zero1"),
 }
 STEPS_OF_EPOCH = 10
-STRAIGHT = {"trunk-none": "none", "trunk-zero2": "zero2", "base-zero3": "zero3", "base-zero1": "zero1"}
+STRAIGHT = {
+    "trunk-none": "none",
+    "trunk-zero2": "zero2",
+    "base-zero3": "zero3",
+    "base-zero1": "zero1",
+}
 
 
 def stop_after_a_step(root: Path, stage_name: str) -> None:
@@ -55,10 +75,14 @@ def stop_after_a_step(root: Path, stage_name: str) -> None:
 
 @pytest.fixture(scope="module")
 def ran(finished: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Projects by name. Of each stage one that was begun alone, went on divided, then divided otherwise, and was finished alone; and runs
-    that two processes did from beginning to end."""
+    """Projects by name. Of each stage one that was begun alone, went on divided, then divided
+    otherwise, and was finished alone; and runs that two processes did from beginning to end.
+    """
     places = tmp_path_factory.mktemp("sharding")
-    found = {stage: copied(finished, places / stage, stage, **{stage: changes}) for stage, changes in EXCHANGED.items()}
+    found = {
+        stage: copied(finished, places / stage, stage, **{stage: changes})
+        for stage, changes in EXCHANGED.items()
+    }
     jobs = []
     for stage, root in found.items():
         stop_after_a_step(root, stage)
@@ -66,15 +90,23 @@ def ran(finished: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, P
     adapted = copied(finished, places / "adapted", "reward", reward={"lora": LORA, "max_steps": 4})
     work(adapted, "reward")
     for name, level in STRAIGHT.items():
-        sections = {"ppo": TRUNK} if name.startswith("trunk") else {"ppo": BASE, "reward": {"lora": LORA, "max_steps": 4}}
-        found[name] = copied(finished if name.startswith("trunk") else adapted, places / name, "ppo", **sections)
+        sections = (
+            {"ppo": TRUNK}
+            if name.startswith("trunk")
+            else {"ppo": BASE, "reward": {"lora": LORA, "max_steps": 4}}
+        )
+        found[name] = copied(
+            finished if name.startswith("trunk") else adapted, places / name, "ppo", **sections
+        )
         jobs.append(Job(str(found[name]), "ppo", level, offload=level == "zero3"))
     run_together(jobs)
     for stage in EXCHANGED:
         work(found[stage], stage)
     for name, of in (("trunk", "trunk-none"), ("base", "base-zero3")):
         found[name] = copied(found[of], places / name, "ppo")
-        (found[name] / "params.yaml").write_text((found[of] / "params.yaml").read_text(), encoding="utf-8")
+        (found[name] / "params.yaml").write_text(
+            (found[of] / "params.yaml").read_text(), encoding="utf-8"
+        )
         work(found[name], "ppo")
     for stage in ("dpo", "rloo"):
         found[f"{stage}-alone"] = copied(finished, places / f"{stage}-alone", stage)
@@ -96,14 +128,26 @@ def test_whoever_goes_on_and_however_it_is_divided_a_run_ends_with_the_same_weig
 
 @pytest.mark.integration
 @pytest.mark.parametrize("stage", ["sft", "reward", "dpo"])
-def test_each_step_of_a_trainer_is_that_of_one_process(stage: str, ran: dict[str, Path], finished: Path) -> None:
+def test_each_step_of_a_trainer_is_that_of_one_process(
+    stage: str, ran: dict[str, Path], finished: Path
+) -> None:
     root, alone = ran[stage], ran.get(f"{stage}-alone", finished)
-    straight, shared = ({row.step: row.values for row in metric_rows(place, stage) if "loss" in row.values} for place in (alone, root))
+    straight, shared = (
+        {row.step: row.values for row in metric_rows(place, stage) if "loss" in row.values}
+        for place in (alone, root)
+    )
     assert straight.keys() == shared.keys()
     for step, values in straight.items():
-        whole = values.keys() & {"accuracy", "margin", "chosen_logps"} if step % STEPS_OF_EPOCH else set()  # the last batch is a short one
+        whole = (
+            values.keys() & {"accuracy", "margin", "chosen_logps"}
+            if step % STEPS_OF_EPOCH
+            else set()
+        )  # the last batch is a short one
         for name in {"loss", "grad_norm"} | whole:
-            assert shared[step][name] == pytest.approx(values[name], abs=2e-5, rel=1e-6), (step, name)
+            assert shared[step][name] == pytest.approx(values[name], abs=2e-5, rel=1e-6), (
+                step,
+                name,
+            )
     ours, theirs = metrics(root, stage), metrics(alone, stage)
     assert ours == pytest.approx(theirs, abs=2e-5)
 
@@ -120,11 +164,16 @@ def test_every_update_of_ppo_is_that_of_one_process(name: str, ran: dict[str, Pa
     for alone, shared in zip(metric_rows(one, "ppo"), metric_rows(two, "ppo"), strict=True):
         for curve in alone.values.keys() - {"seconds"}:
             tolerance = 1e-4 if curve in NOISE else 1e-5
-            assert shared.values[curve] == pytest.approx(alone.values[curve], rel=1e-3 if curve in NOISE else 1e-4, abs=tolerance), curve
+            assert shared.values[curve] == pytest.approx(
+                alone.values[curve], rel=1e-3 if curve in NOISE else 1e-4, abs=tolerance
+            ), curve
     rows = {root: jsonl.read(root / "runs/ppo/usage.jsonl", UsageRow).rows for root in (one, two)}
     assert {row.world_size for row in rows[two]} == {2}
     for phase in ("rollout", "score", "reference", "update"):
-        counts = [[(row.step, row.tokens, row.sequences) for row in rows[root] if row.phase == phase] for root in (one, two)]
+        counts = [
+            [(row.step, row.tokens, row.sequences) for row in rows[root] if row.phase == phase]
+            for root in (one, two)
+        ]
         assert counts[0] == counts[1], phase
 
 

@@ -6,7 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from training.evaluation.comparison import Gain, distinct_n, gain, gain_at_equal_length, reward_hacking, score_judge, win_rate
+from training.evaluation.comparison import (
+    Gain,
+    distinct_n,
+    gain,
+    gain_at_equal_length,
+    reward_hacking,
+    score_judge,
+    win_rate,
+)
 from training.evaluation.intervals import wilson
 
 SCORES = st.lists(st.floats(-10, 10), min_size=1, max_size=30)
@@ -23,11 +31,17 @@ def test_a_tie_counts_half_a_win() -> None:
 
 
 @given(SCORES, st.integers(0, 1000))
-def test_the_order_of_presentation_does_not_matter_to_a_judge_of_scores(scores: list[float], seed: int) -> None:
+def test_the_order_of_presentation_does_not_matter_to_a_judge_of_scores(
+    scores: list[float], seed: int
+) -> None:
     other = scores[1:] + scores[:1]
-    one, same = (win_rate(score_judge(scores, other), len(scores), 0.9, s) for s in (seed, seed + 1))
+    one, same = (
+        win_rate(score_judge(scores, other), len(scores), 0.9, s) for s in (seed, seed + 1)
+    )
     assert one == same
-    assert one.rate == pytest.approx(1 - win_rate(score_judge(other, scores), len(scores), 0.9, seed).rate)
+    assert one.rate == pytest.approx(
+        1 - win_rate(score_judge(other, scores), len(scores), 0.9, seed).rate
+    )
 
 
 def test_a_judge_that_likes_a_place_gives_half() -> None:
@@ -66,7 +80,9 @@ def test_a_gain_by_hand() -> None:
 def test_the_interval_of_a_gain_covers_the_truth_as_often_as_it_says() -> None:
     rng = np.random.default_rng(1)
     intervals = [gain(rng.normal(0.3, 1, 100), rng.normal(0, 1, 100), 0.9) for _ in range(1000)]
-    assert sum(interval.low <= 0.3 <= interval.high for interval in intervals) / 1000 == pytest.approx(0.9, abs=0.03)
+    assert sum(
+        interval.low <= 0.3 <= interval.high for interval in intervals
+    ) / 1000 == pytest.approx(0.9, abs=0.03)
 
 
 def test_a_gain_bought_with_length_is_none_at_equal_length() -> None:
@@ -87,7 +103,9 @@ def test_the_interval_at_equal_length_covers_the_truth_as_often_as_it_says() -> 
     covered = 0
     for _ in range(1000):
         longer = rng.normal(3, 4, 60)
-        result = gain_at_equal_length(0.2 + 0.05 * longer + rng.normal(0, 1, 60), np.zeros(60), longer, np.zeros(60), 0.9)
+        result = gain_at_equal_length(
+            0.2 + 0.05 * longer + rng.normal(0, 1, 60), np.zeros(60), longer, np.zeros(60), 0.9
+        )
         covered += result.low <= 0.2 <= result.high
     assert covered / 1000 == pytest.approx(0.9, abs=0.03)
 

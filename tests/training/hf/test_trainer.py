@@ -22,16 +22,30 @@ Project = Callable[..., Path]
 
 def test_every_parameter_reaches_the_trainer(project: Project) -> None:
     changes = {
-        "epochs": 2.5, "batch_size": 12, "micro_batch_size": 3, "learning_rate": 7.0e-4, "warmup_fraction": 0.25, "schedule": "linear",
-        "weight_decay": 0.03, "max_grad_norm": 0.7, "activation_checkpointing": True, "checkpoint_every_steps": 11, "log_every_steps": 13,
-    }  # fmt: skip
+        "epochs": 2.5,
+        "batch_size": 12,
+        "micro_batch_size": 3,
+        "learning_rate": 7.0e-4,
+        "warmup_fraction": 0.25,
+        "schedule": "linear",
+        "weight_decay": 0.03,
+        "max_grad_norm": 0.7,
+        "activation_checkpointing": True,
+        "checkpoint_every_steps": 11,
+        "log_every_steps": 13,
+    }
     stage, _ = open_stage(project("sft", sft=changes), "sft")
     given = TrainingArguments(**arguments(stage, stage.params.sft))
     assert (given.num_train_epochs, given.max_steps) == (2.5, -1)
     assert (given.per_device_train_batch_size, given.gradient_accumulation_steps) == (3, 4)
     assert (given.learning_rate, given.weight_decay, given.max_grad_norm) == (7.0e-4, 0.03, 0.7)
     assert (given.get_warmup_steps(40), given.lr_scheduler_type) == (10, "linear")
-    assert (given.gradient_checkpointing, given.save_steps, given.logging_steps, given.seed) == (True, 11, 13, 1)
+    assert (given.gradient_checkpointing, given.save_steps, given.logging_steps, given.seed) == (
+        True,
+        11,
+        13,
+        1,
+    )
     assert given.report_to == []
 
 
@@ -40,23 +54,46 @@ def test_a_limit_on_the_steps_comes_before_the_epochs(project: Project) -> None:
     assert TrainingArguments(**arguments(stage, stage.params.sft)).max_steps == 7
 
 
-@pytest.mark.parametrize(("schedule", "factors"), [("constant", [1, 1]), ("linear", [0.5, 0.1]), ("cosine", [0.5, 0.0245])])
-def test_learning_rates_rise_and_fall_as_the_schedule_says(project: Project, schedule: str, factors: list[float]) -> None:
-    root = project("sft", sft={"max_steps": 20, "warmup_fraction": 0.5, "schedule": schedule, "learning_rate": 1.0e-3})
+@pytest.mark.parametrize(
+    ("schedule", "factors"),
+    [("constant", [1, 1]), ("linear", [0.5, 0.1]), ("cosine", [0.5, 0.0245])],
+)
+def test_learning_rates_rise_and_fall_as_the_schedule_says(
+    project: Project, schedule: str, factors: list[float]
+) -> None:
+    root = project(
+        "sft",
+        sft={
+            "max_steps": 20,
+            "warmup_fraction": 0.5,
+            "schedule": schedule,
+            "learning_rate": 1.0e-3,
+        },
+    )
     work(root, "sft")
-    rates = {row.step: row.values["learning_rate"] for row in metric_rows(root, "sft") if "learning_rate" in row.values}
+    rates = {
+        row.step: row.values["learning_rate"]
+        for row in metric_rows(root, "sft")
+        if "learning_rate" in row.values
+    }
     assert rates[6] == pytest.approx(0.5e-3)  # after five of ten warm-up steps
     assert [rates[16] / 1e-3, rates[20] / 1e-3] == pytest.approx(factors, abs=1e-3)
 
 
-@pytest.mark.parametrize(("number", "limit", "largest"), [(8, 8, 8), (4, 8, 4), (12, 5, 4), (7, 4, 1), (64, 100, 64)])
-def test_micro_batches_are_the_largest_that_divide_the_batch(number: int, limit: int, largest: int) -> None:
+@pytest.mark.parametrize(
+    ("number", "limit", "largest"), [(8, 8, 8), (4, 8, 4), (12, 5, 4), (7, 4, 1), (64, 100, 64)]
+)
+def test_micro_batches_are_the_largest_that_divide_the_batch(
+    number: int, limit: int, largest: int
+) -> None:
     assert largest_divisor(number, limit) == largest
 
 
 def test_the_collator_counts_real_tokens_and_rows() -> None:
     def collate(examples: list[dict]) -> dict[str, Any]:
-        return {"attention_mask": torch.tensor([[1, 1, 0], [1, 1, 1], [1, 0, 0]])}  # the last one fills up
+        return {
+            "attention_mask": torch.tensor([[1, 1, 0], [1, 1, 1], [1, 0, 0]])
+        }  # the last one fills up
 
     collator = CountingCollator(collate)
     collator([{}, {}])
@@ -66,7 +103,9 @@ def test_the_collator_counts_real_tokens_and_rows() -> None:
     assert (collator.take().tokens, collator.work.tokens) == (0, 0)
 
 
-def test_each_epoch_has_all_rows_in_an_order_of_its_own(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_epoch_has_all_rows_in_an_order_of_its_own(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
     seen: list[tuple[int, ...]] = []
     plain = CountingCollator.__call__
 
@@ -86,9 +125,15 @@ def test_each_epoch_has_all_rows_in_an_order_of_its_own(project: Project, monkey
 def test_a_loss_that_is_no_number_is_named_and_no_model_appears(project: Project) -> None:
     root = project("reward")
     path = root / "models/sft/model.safetensors"
-    save_file({name: weight * math.nan for name, weight in load_file(path).items()}, path, metadata={"format": "pt"})
+    save_file(
+        {name: weight * math.nan for name, weight in load_file(path).items()},
+        path,
+        metadata={"format": "pt"},
+    )
     stage, run = open_stage(root, "reward")
-    with pytest.raises(TrainingDiverged, match=r"reward loss is nan at step 1: .*reward\.learning_rate"):
+    with pytest.raises(
+        TrainingDiverged, match=r"reward loss is nan at step 1: .*reward\.learning_rate"
+    ):
         run(stage)
     assert not (root / "models/reward").exists()
 
@@ -107,7 +152,10 @@ def test_a_damaged_checkpoint_falls_back_and_still_ends_with_the_same_bits(
     for _ in range(3):
         stopped(root, "sft")
     (folder,) = (root / "checkpoints/sft").iterdir()
-    assert [name for name in names(folder) if name != "trainer"] == ["step-00000002", "step-00000003"]
+    assert [name for name in names(folder) if name != "trainer"] == [
+        "step-00000002",
+        "step-00000003",
+    ]
     weights = folder / "step-00000003" / LEARNING
     weights.write_bytes(weights.read_bytes()[:-1])
     with caplog.at_level(logging.WARNING):
@@ -125,8 +173,12 @@ def test_a_run_stopped_after_its_last_step_is_done(project: Project) -> None:
 
 
 @pytest.mark.parametrize("stage_name", ["sft", "reward"])
-@pytest.mark.parametrize("length", [{"max_steps": 8}, {"epochs": 1.0}], ids=["by steps", "by epochs"])
-def test_a_run_killed_after_its_last_checkpoint_only_writes_its_outputs(project: Project, stage_name: str, length: dict) -> None:
+@pytest.mark.parametrize(
+    "length", [{"max_steps": 8}, {"epochs": 1.0}], ids=["by steps", "by epochs"]
+)
+def test_a_run_killed_after_its_last_checkpoint_only_writes_its_outputs(
+    project: Project, stage_name: str, length: dict
+) -> None:
     changes = {**length, "checkpoint_every_steps": 1, "schedule": "constant"}
     root = project(stage_name, **{stage_name: changes})
     stage, run = open_stage(root, stage_name)

@@ -16,7 +16,16 @@ from config.sections.levers import Lora
 from tests.training.processes import metric_rows, metrics
 from tests.training.tiny import FAMILIES, files, open_stage, policy, settings, tokenizer, work
 from training.modeling.adapter_lineage import CONFIG, lineage, named_base
-from training.modeling.adapters import WEIGHTS, activate, active, adapter_parameters, add_adapter, lora_layers, matrices, save_adapter
+from training.modeling.adapters import (
+    WEIGHTS,
+    activate,
+    active,
+    adapter_parameters,
+    add_adapter,
+    lora_layers,
+    matrices,
+    save_adapter,
+)
 from training.modeling.models import load_policy, load_reward_model
 
 IDS = torch.tensor([[5, 9, 14, 200]])
@@ -58,8 +67,14 @@ def test_our_names_of_matrices_are_those_of_the_family(family: str, expected: li
 def test_a_packed_matrix_stands_for_all_of_its_parts_and_own_names_are_understood() -> None:
     assert matrices(policy(family="gpt2"), ["v"], "sft.lora") == ["attn.c_attn"]
     assert matrices(policy(family="gpt2"), ["o"], "sft.lora") == ["attn.c_proj"]
-    assert matrices(policy(family="gpt2"), ["down", "mlp.c_fc"], "sft.lora") == ["mlp.c_fc", "mlp.c_proj"]
-    with pytest.raises(ModelError, match=r"'gate' is no matrix of this model .GPT2LMHeadModel.\. It has q, k, v, o, up, down;"):
+    assert matrices(policy(family="gpt2"), ["down", "mlp.c_fc"], "sft.lora") == [
+        "mlp.c_fc",
+        "mlp.c_proj",
+    ]
+    with pytest.raises(
+        ModelError,
+        match=r"'gate' is no matrix of this model .GPT2LMHeadModel.\. It has q, k, v, o, up, down;",
+    ):
         matrices(policy(family="gpt2"), ["gate"], "sft.lora")
 
 
@@ -121,19 +136,30 @@ def stacked(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[PreTrainedM
     return model, root
 
 
-def test_a_stack_of_adapters_says_the_same_after_a_reload_and_a_move(stacked: tuple[PreTrainedModel, Path], tmp_path: Path) -> None:
+def test_a_stack_of_adapters_says_the_same_after_a_reload_and_a_move(
+    stacked: tuple[PreTrainedModel, Path], tmp_path: Path
+) -> None:
     model, root = stacked
     shutil.move(root, tmp_path / "moved")
-    loaded = load_policy(tmp_path / "moved/ppo", settings(model.config.model_type), tokenizer()).eval()
+    loaded = load_policy(
+        tmp_path / "moved/ppo", settings(model.config.model_type), tokenizer()
+    ).eval()
     assert active(loaded) == ("sft", "ppo")
     assert torch.equal(says(loaded), says(model))
     found = lineage(tmp_path / "moved/ppo")
-    assert (found.base, [folder.name for folder in found.adapters]) == (tmp_path / "moved/base", ["sft", "ppo"])
+    assert (found.base, [folder.name for folder in found.adapters]) == (
+        tmp_path / "moved/base",
+        ["sft", "ppo"],
+    )
 
 
-def test_a_model_that_learns_whole_has_its_adapters_merged(stacked: tuple[PreTrainedModel, Path]) -> None:
+def test_a_model_that_learns_whole_has_its_adapters_merged(
+    stacked: tuple[PreTrainedModel, Path],
+) -> None:
     model, root = stacked
-    loaded = load_policy(root / "ppo", settings(model.config.model_type), tokenizer(), trainable=True).eval()
+    loaded = load_policy(
+        root / "ppo", settings(model.config.model_type), tokenizer(), trainable=True
+    ).eval()
     assert not lora_layers(loaded)
     assert all(p.requires_grad for p in loaded.parameters())
     torch.testing.assert_close(says(loaded), says(model), atol=1e-4, rtol=0)
@@ -146,7 +172,9 @@ def test_peft_reads_our_folders(stacked: tuple[PreTrainedModel, Path]) -> None:
     assert torch.equal(says(loaded), says(model))
 
 
-def test_the_same_adapter_has_the_same_bytes(stacked: tuple[PreTrainedModel, Path], tmp_path: Path) -> None:
+def test_the_same_adapter_has_the_same_bytes(
+    stacked: tuple[PreTrainedModel, Path], tmp_path: Path
+) -> None:
     model, root = stacked
     save_adapter(tmp_path / "again", model, "ppo", "../sft", None)
     assert files(tmp_path / "again") == files(root / "ppo")
@@ -175,7 +203,9 @@ def garble_config(folder: Path) -> None:
 
 
 def name_no_base(folder: Path) -> None:
-    (folder / CONFIG).write_text(json.dumps({**json.loads((folder / CONFIG).read_text()), "base_model_name_or_path": None}))
+    (folder / CONFIG).write_text(
+        json.dumps({**json.loads((folder / CONFIG).read_text()), "base_model_name_or_path": None})
+    )
 
 
 def stand_on_itself(folder: Path) -> None:
@@ -189,12 +219,18 @@ def lose_the_base(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "said"),
     [
-        (cut_weights, "damaged weights"), (lose_one, "does not fit its base: .*lora_"), (widen_one, "does not fit its base: .*lora_"),
-        (garble_config, "is damaged or names no base"), (name_no_base, "is damaged or names no base"), (stand_on_itself, "stands on itself"),
+        (cut_weights, "damaged weights"),
+        (lose_one, "does not fit its base: .*lora_"),
+        (widen_one, "does not fit its base: .*lora_"),
+        (garble_config, "is damaged or names no base"),
+        (name_no_base, "is damaged or names no base"),
+        (stand_on_itself, "stands on itself"),
         (lose_the_base, "base does not exist"),
     ],
-)  # fmt: skip
-def test_a_damaged_adapter_is_refused_in_one_line_that_names_it(tmp_path: Path, damage: Callable[[Path], None], said: str) -> None:
+)
+def test_a_damaged_adapter_is_refused_in_one_line_that_names_it(
+    tmp_path: Path, damage: Callable[[Path], None], said: str
+) -> None:
     model = policy()
     policy().save_pretrained(tmp_path / "base")
     for name, base in (("sft", "../base"), ("ppo", "../sft")):
@@ -211,7 +247,9 @@ def test_a_base_is_named_relative_to_the_adapter_unless_it_is_elsewhere(tmp_path
     (tmp_path / "models/sft").mkdir(parents=True)
     assert named_base(tmp_path / "models/sft", tmp_path / "models/ppo") == "../sft"
     assert named_base("organisation/model", tmp_path / "models/sft") == "organisation/model"
-    assert named_base(str(tmp_path / "models/sft"), tmp_path / "models/ppo") == str(tmp_path / "models/sft")
+    assert named_base(str(tmp_path / "models/sft"), tmp_path / "models/ppo") == str(
+        tmp_path / "models/sft"
+    )
 
 
 # ---------------------------------------------------------------- stages
@@ -219,7 +257,9 @@ def test_a_base_is_named_relative_to_the_adapter_unless_it_is_elsewhere(tmp_path
 
 @pytest.fixture
 def on_a_base(project: Project, finished: Path) -> Project:
-    """A project before `stage` whose model.path is the finished project's SFT model, kept in base/."""
+    """A project before `stage` whose model.path is the finished project's SFT model, kept in
+    base/.
+    """
 
     def make(stage: str, name: str = "project", **sections: Any) -> Path:
         base = finished.parent / "base-of-adapters"
@@ -231,12 +271,18 @@ def on_a_base(project: Project, finished: Path) -> Project:
     return make
 
 
-def test_sft_and_reward_learn_as_adapters_on_one_base_and_say_the_same_when_loaded(on_a_base: Project) -> None:
-    root = on_a_base("sft", sft={"lora": LORA | {"dropout": 0.1}}, reward={"lora": LORA | {"rank": 2}})
+def test_sft_and_reward_learn_as_adapters_on_one_base_and_say_the_same_when_loaded(
+    on_a_base: Project,
+) -> None:
+    root = on_a_base(
+        "sft", sft={"lora": LORA | {"dropout": 0.1}}, reward={"lora": LORA | {"rank": 2}}
+    )
     work(root, "sft")
     rows = [row.values["loss"] for row in metric_rows(root, "sft") if "loss" in row.values]
     assert sum(rows[-3:]) < sum(rows[:3])
-    assert metrics(root, "sft")["learning_parameters"] == 2 * 4 * (64 + 64 + 96)  # layers x rank x (inputs + outputs) of q, v, down
+    assert metrics(root, "sft")["learning_parameters"] == 2 * 4 * (
+        64 + 64 + 96
+    )  # layers x rank x (inputs + outputs) of q, v, down
     work(root, "reward")
     kept = load_file(root / "models/reward" / WEIGHTS)
     assert len(kept) == 2 * 2 * 3 + 1
@@ -251,9 +297,13 @@ def test_sft_and_reward_learn_as_adapters_on_one_base_and_say_the_same_when_load
 
 
 @pytest.mark.parametrize("stage", ["sft", "reward"])
-def test_a_stopped_stage_with_adapters_ends_with_the_bits_of_the_undisturbed_one(on_a_base: Project, stage: str) -> None:
+def test_a_stopped_stage_with_adapters_ends_with_the_bits_of_the_undisturbed_one(
+    on_a_base: Project, stage: str
+) -> None:
     changes = {"lora": LORA | {"dropout": 0.1}, "max_steps": 6}
-    straight, stopped = (on_a_base(stage, name, **{stage: changes}) for name in ("straight", "stopped"))
+    straight, stopped = (
+        on_a_base(stage, name, **{stage: changes}) for name in ("straight", "stopped")
+    )
     work(straight, stage)
     begun, run = open_stage(stopped, stage)
     begun.stop_requested = True

@@ -1,4 +1,6 @@
-"""Asking for some tokens gives what asking for all gives there, values and gradients, at less work."""
+"""Asking for some tokens gives what asking for all gives there, values and gradients, at less
+work.
+"""
 
 import gc
 import weakref
@@ -23,9 +25,16 @@ SOME = torch.tensor([6, 1, 13, 20])
 def model_of(family: str) -> PreTrainedModel:
     torch.manual_seed(3)
     config = AutoConfig.for_model(
-        family, hidden_size=16, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, intermediate_size=40, vocab_size=512,
-        max_position_embeddings=64, head_dim=4,
-    )  # fmt: skip
+        family,
+        hidden_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        intermediate_size=40,
+        vocab_size=512,
+        max_position_embeddings=64,
+        head_dim=4,
+    )
     return AutoModelForCausalLM.from_config(config, attn_implementation="sdpa")
 
 
@@ -38,7 +47,9 @@ def test_some_tokens_are_as_all_would_give_them(family: str) -> None:
     torch.tanh(hidden_KD).sum().backward()
     torch.tanh(hidden_ND[SOME]).sum().backward()
     compared = 0
-    for (name, one), (_, other) in zip(narrow.named_parameters(), whole.named_parameters(), strict=True):
+    for (name, one), (_, other) in zip(
+        narrow.named_parameters(), whole.named_parameters(), strict=True
+    ):
         if other.grad is not None:
             torch.testing.assert_close(one.grad, other.grad, atol=1e-6, rtol=1e-4, msg=name)
             compared += 1
@@ -65,7 +76,9 @@ def test_generation_is_not_touched() -> None:
 def test_a_family_that_is_built_otherwise_is_left_alone() -> None:
     model = policy(family="gpt2")
     assert not narrows(model)
-    assert all("forward" not in vars(module) for module in model.modules() if isinstance(module, nn.Module))
+    assert all(
+        "forward" not in vars(module) for module in model.modules() if isinstance(module, nn.Module)
+    )
 
 
 def test_a_narrow_model_with_folded_adapters_ends_with_its_last_reference() -> None:

@@ -17,7 +17,9 @@ def problem(seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
     return hidden_ND, weight_VD, torch.randint(V, (N,), generator=generator)
 
 
-def plain(hidden_ND: Tensor, weight_VD: Tensor, targets_N: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+def plain(
+    hidden_ND: Tensor, weight_VD: Tensor, targets_N: Tensor, temperature: float
+) -> tuple[Tensor, Tensor]:
     log_softmax = torch.log_softmax(hidden_ND @ weight_VD.T / temperature, dim=1)
     return log_softmax[torch.arange(N), targets_N], -(log_softmax.exp() * log_softmax).sum(dim=1)
 
@@ -54,7 +56,10 @@ def test_only_what_learns_gets_a_gradient(frozen: str) -> None:
     hidden, weight, targets = problem()
     {"hidden": hidden, "weight": weight}[frozen].requires_grad_(False)
     token_logprobs(hidden, weight, targets, 1.0).logprobs.sum().backward()
-    assert {"hidden": hidden.grad is None, "weight": weight.grad is None} == {"hidden": frozen == "hidden", "weight": frozen == "weight"}
+    assert {"hidden": hidden.grad is None, "weight": weight.grad is None} == {
+        "hidden": frozen == "hidden",
+        "weight": frozen == "weight",
+    }
 
 
 def test_entropy_is_log_v_where_all_tokens_are_equal_and_carries_no_gradient() -> None:
@@ -70,7 +75,9 @@ def test_the_output_weight_times_the_hidden_states_is_the_models_logits(family: 
     ids = torch.tensor([[5, 9, 14, 200]])
     with torch.no_grad():
         hidden_LD = model.base_model(input_ids=ids).last_hidden_state[0]
-        torch.testing.assert_close(hidden_LD @ output_weight(model).T, model(input_ids=ids).logits[0], atol=1e-5, rtol=0)
+        torch.testing.assert_close(
+            hidden_LD @ output_weight(model).T, model(input_ids=ids).logits[0], atol=1e-5, rtol=0
+        )
 
 
 def test_logits_with_a_bias_or_a_cap_are_refused() -> None:

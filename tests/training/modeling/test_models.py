@@ -11,7 +11,15 @@ from torch import nn
 from config.errors import ModelError
 from config.sections.model import Model
 from tests.training.tiny import FAMILIES, policy, reward_model, settings, tokenizer
-from training.modeling.models import base_model, check_folder, init_head, load_policy, load_reward_model, new_reward_model, without_dropout
+from training.modeling.models import (
+    base_model,
+    check_folder,
+    init_head,
+    load_policy,
+    load_reward_model,
+    new_reward_model,
+    without_dropout,
+)
 from training.modeling.tokenizer import trained_tokenizer
 from training.preparation import helpdesk
 
@@ -35,7 +43,11 @@ def one_line(error: pytest.ExceptionInfo[ModelError]) -> str:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_base_model_has_the_shape_asked_for_and_the_weights_of_its_seed(family: str) -> None:
     one, same, other = (base_model(settings(family), tokenizer(), seed) for seed in (1, 1, 2))
-    assert (one.config.num_hidden_layers, one.config.hidden_size, one.config.vocab_size) == (2, 32, len(tokenizer()))
+    assert (one.config.num_hidden_layers, one.config.hidden_size, one.config.vocab_size) == (
+        2,
+        32,
+        len(tokenizer()),
+    )
     assert one.config.tie_word_embeddings is (family != "qwen2")
     weights = [next(model.parameters()) for model in (one, same, other)]
     assert torch.equal(weights[0], weights[1])
@@ -59,7 +71,14 @@ def test_a_saved_model_says_the_same(family: str, tmp_path: Path) -> None:
 
 def test_a_base_model_is_loaded_from_its_path(folder: Path) -> None:
     named = Model(
-        path=str(folder), revision=None, random=None, pad_token=None, context_length=96, dtype="fp32", quantisation=None, attention="sdpa"
+        path=str(folder),
+        revision=None,
+        random=None,
+        pad_token=None,
+        context_length=96,
+        dtype="fp32",
+        quantisation=None,
+        attention="sdpa",
     )
     loaded = base_model(named, tokenizer(), seed=99)
     assert torch.equal(next(loaded.parameters()), next(policy().parameters()))
@@ -82,13 +101,17 @@ def test_models_trained_with_dropout_are_loaded_without(family: str, tmp_path: P
     model.save_pretrained(tmp_path / "model")
     loaded = load_policy(tmp_path / "model", settings(family), tokenizer()).train()
     with torch.no_grad():
-        assert torch.equal(loaded(input_ids=IDS).logits, policy(family=family)(input_ids=IDS).logits)
+        assert torch.equal(
+            loaded(input_ids=IDS).logits, policy(family=family)(input_ids=IDS).logits
+        )
 
 
 # ---------------------------------------------------------------- reward models
 
 
-def test_a_heads_weights_have_standard_deviation_one_over_root_of_width_plus_one_and_no_bias() -> None:
+def test_a_heads_weights_have_standard_deviation_one_over_root_of_width_plus_one_and_no_bias() -> (
+    None
+):
     head = nn.Linear(9999, 1)
     init_head(head, seed=3)
     weights = head.weight.detach()
@@ -104,17 +127,28 @@ def test_a_heads_weights_have_standard_deviation_one_over_root_of_width_plus_one
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("saved", [True, False], ids=["from its folder", "from memory"])
-def test_a_reward_model_stands_on_the_trunk_of_the_language_model(family: str, saved: bool, tmp_path: Path) -> None:
+def test_a_reward_model_stands_on_the_trunk_of_the_language_model(
+    family: str, saved: bool, tmp_path: Path
+) -> None:
     trunk = policy(family=family)
     trunk.save_pretrained(tmp_path / "trunk")
-    model = new_reward_model(tmp_path / "trunk" if saved else trunk, settings(family), tokenizer(), seed=7).eval()
+    model = new_reward_model(
+        tmp_path / "trunk" if saved else trunk, settings(family), tokenizer(), seed=7
+    ).eval()
     with torch.no_grad():
-        assert torch.equal(model.base_model(input_ids=IDS).last_hidden_state, trunk.base_model(input_ids=IDS).last_hidden_state)
+        assert torch.equal(
+            model.base_model(input_ids=IDS).last_hidden_state,
+            trunk.base_model(input_ids=IDS).last_hidden_state,
+        )
     head = nn.Linear(32, 1, bias=False)
     init_head(head, seed=7)
     assert torch.equal(model.score.weight, head.weight)
     assert model.score.bias is None
-    assert (model.config.num_labels, model.config.score_mean, model.config.score_std) == (1, 0.0, 1.0)
+    assert (model.config.num_labels, model.config.score_mean, model.config.score_std) == (
+        1,
+        0.0,
+        1.0,
+    )
 
 
 def test_a_reward_model_keeps_its_normalisation_in_its_artifact(tmp_path: Path) -> None:
@@ -189,7 +223,11 @@ def lose_a_tensor(folder: Path) -> None:
         (lose_a_tensor, "model.layers.1.mlp.up_proj.weight"),
     ],
 )
-@pytest.mark.parametrize("load", [load_policy, lambda *given: new_reward_model(*given, seed=1)], ids=["policy", "reward trunk"])
+@pytest.mark.parametrize(
+    "load",
+    [load_policy, lambda *given: new_reward_model(*given, seed=1)],
+    ids=["policy", "reward trunk"],
+)
 def test_a_damaged_folder_is_refused_in_one_line_that_names_it(
     folder: Path, damage: Callable[[Path], None], said: str, load: Callable
 ) -> None:
@@ -216,13 +254,23 @@ def test_a_folder_that_is_not_there_is_named() -> None:
     check_folder("organisation/hub-model")
 
 
-@pytest.mark.parametrize("load", [load_policy, lambda *given: new_reward_model(*given, seed=1)], ids=["policy", "reward trunk"])
-def test_a_model_with_a_smaller_vocabulary_than_the_tokenizer_is_refused(folder: Path, load: Callable) -> None:
+@pytest.mark.parametrize(
+    "load",
+    [load_policy, lambda *given: new_reward_model(*given, seed=1)],
+    ids=["policy", "reward trunk"],
+)
+def test_a_model_with_a_smaller_vocabulary_than_the_tokenizer_is_refused(
+    folder: Path, load: Callable
+) -> None:
     larger = trained_tokenizer(
-        [*helpdesk.REMEDIES.values(), *helpdesk.ITEMS, *helpdesk.UPSET, *helpdesk.CALM], 380, prompts=helpdesk.GREETINGS * 2
+        [*helpdesk.REMEDIES.values(), *helpdesk.ITEMS, *helpdesk.UPSET, *helpdesk.CALM],
+        380,
+        prompts=helpdesk.GREETINGS * 2,
     )
     assert len(larger) > len(tokenizer())
-    with pytest.raises(ModelError, match=f"vocabulary of {len(tokenizer())}, .* has {len(larger)}") as error:
+    with pytest.raises(
+        ModelError, match=f"vocabulary of {len(tokenizer())}, .* has {len(larger)}"
+    ) as error:
         load(folder, settings(), larger)
     assert str(folder) in one_line(error)
 

@@ -1,4 +1,6 @@
-"""Packed rows give every sequence what it gets alone, whatever lies beside it, and spend nothing on padding."""
+"""Packed rows give every sequence what it gets alone, whatever lies beside it, and spend nothing on
+padding.
+"""
 
 import pytest
 import torch
@@ -39,8 +41,14 @@ def test_recomputed_activations_give_the_same_gradients(family: str) -> None:
     recomputed.train()
     for model in (plain, recomputed):
         packed = pack(SEQUENCES)
-        torch.tanh(packed_hidden(model, packed, torch.arange(1, len(packed.ids_N), 2))).sum().backward()
-    grads = [(a.grad, b.grad) for a, b in zip(plain.parameters(), recomputed.parameters(), strict=True) if a.grad is not None]
+        torch.tanh(
+            packed_hidden(model, packed, torch.arange(1, len(packed.ids_N), 2))
+        ).sum().backward()
+    grads = [
+        (a.grad, b.grad)
+        for a, b in zip(plain.parameters(), recomputed.parameters(), strict=True)
+        if a.grad is not None
+    ]
     assert len(grads) > 10
     for ours, theirs in grads:
         torch.testing.assert_close(theirs, ours)
@@ -56,7 +64,15 @@ def test_attention_of_a_packed_row_without_its_groups_is_refused() -> None:
 def test_a_sequence_longer_than_the_attention_window_is_refused() -> None:
     states = torch.zeros(1, 2, 3, 4)
     with pytest.raises(ModelError, match="window of 2"):
-        AttentionInterface()["sdpa"](torch.nn.Module(), states, states, states, torch.empty(NO_MASK), groups=((1, 3),), sliding_window=2)
+        AttentionInterface()["sdpa"](
+            torch.nn.Module(),
+            states,
+            states,
+            states,
+            torch.empty(NO_MASK),
+            groups=((1, 3),),
+            sliding_window=2,
+        )
 
 
 def test_the_attentions_that_can_be_packed_are_those_params_offer() -> None:

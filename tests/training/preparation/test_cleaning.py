@@ -24,7 +24,10 @@ RULES = TextRules(max_prompt_chars=20, max_response_chars=10, special_tokens=("<
 
 
 def refusals(*reason_names: str) -> list[Refusal]:
-    return [Refusal(reason, f"detail {i}", Origin("rows.jsonl", "line", i, "chosen", {"n": i})) for i, reason in enumerate(reason_names)]
+    return [
+        Refusal(reason, f"detail {i}", Origin("rows.jsonl", "line", i, "chosen", {"n": i}))
+        for i, reason in enumerate(reason_names)
+    ]
 
 
 def test_text_is_put_in_normal_form_and_keeps_its_inner_white_space() -> None:
@@ -45,7 +48,9 @@ def test_text_is_put_in_normal_form_and_keeps_its_inner_white_space() -> None:
         ("end <eos> here", "special_token"),
     ],
 )
-def test_what_is_no_usable_text_is_refused_with_its_reason_and_column(value: Any, reason: str) -> None:
+def test_what_is_no_usable_text_is_refused_with_its_reason_and_column(
+    value: Any, reason: str
+) -> None:
     with pytest.raises(Refused) as refused:
         RULES.clean(value, "chosen")
     assert (refused.value.reason, refused.value.column) == (reason, "chosen")
@@ -79,11 +84,18 @@ def test_cleaning_changes_neither_the_key_nor_an_already_clean_text(text: str) -
 def test_a_conversation_of_one_user_message_is_the_same_prompt_as_its_text() -> None:
     user = {"role": "user", "content": "hello  there"}
     assert same_prompt_key([user]) == same_prompt_key("hello there")
-    assert same_prompt_key([user, {"role": "assistant", "content": "hi"}]) != same_prompt_key("hello there")
+    assert same_prompt_key([user, {"role": "assistant", "content": "hi"}]) != same_prompt_key(
+        "hello there"
+    )
 
 
 def test_both_of_two_opposite_pairs_are_counted_once() -> None:
-    assert contradictory_pairs([("p", "a", "b"), ("p", "b", "a"), ("p", "a", "b"), ("q", "b", "a"), ("p", "a", "c")]) == 2
+    assert (
+        contradictory_pairs(
+            [("p", "a", "b"), ("p", "b", "a"), ("p", "a", "b"), ("q", "b", "a"), ("p", "a", "c")]
+        )
+        == 2
+    )
 
 
 def test_the_quarantine_file_tells_reason_place_column_and_the_original_row(tmp_path: Path) -> None:
@@ -91,16 +103,24 @@ def test_the_quarantine_file_tells_reason_place_column_and_the_original_row(tmp_
     write_quarantine(tmp_path / "q.jsonl", [Refusal("not_unicode", "why", origin)])
     row = json.loads((tmp_path / "q.jsonl").read_bytes())
     assert row == {
-        "reason": "not_unicode", "detail": "why", "source": "rows.csv", "unit": "line", "number": 7, "column": "chosen",
+        "reason": "not_unicode",
+        "detail": "why",
+        "source": "rows.csv",
+        "unit": "line",
+        "number": 7,
+        "column": "chosen",
         "original": {"chosen": "half \ud800 é", "n": 1},
-    }  # fmt: skip
+    }
 
 
 def test_a_row_nested_too_deep_to_be_copied_is_still_reported(tmp_path: Path) -> None:
     deep: Any = []
     for _ in range(50_000):
         deep = [deep]
-    write_quarantine(tmp_path / "q.jsonl", [Refusal("wrong_type", "why", Origin("rows.jsonl", "line", 3, "", deep))])
+    write_quarantine(
+        tmp_path / "q.jsonl",
+        [Refusal("wrong_type", "why", Origin("rows.jsonl", "line", 3, "", deep))],
+    )
     row = json.loads((tmp_path / "q.jsonl").read_text())
     assert (row["reason"], row["number"], row["original"]) == ("wrong_type", 3, None)
 
@@ -116,7 +136,12 @@ def test_as_many_refused_rows_as_the_fraction_allows_pass() -> None:
 
 def test_one_refused_row_too_many_fails_with_the_top_reasons_and_their_first_places() -> None:
     with pytest.raises(DataError) as failure:
-        check_quarantine_fraction(refusals("role", "empty", "empty", "empty", "role", "rank", "deleted"), 100, 0.05, "runs/q.jsonl")
+        check_quarantine_fraction(
+            refusals("role", "empty", "empty", "empty", "role", "rank", "deleted"),
+            100,
+            0.05,
+            "runs/q.jsonl",
+        )
     message = str(failure.value)
     assert "3 empty (first: rows.jsonl line 1, chosen" in message
     assert "2 role (first: rows.jsonl line 0, chosen" in message

@@ -14,7 +14,9 @@ VALUES = st.recursive(
 
 
 @given(VALUES, st.sampled_from([None, 2]))
-def test_the_iterative_parser_reads_what_the_standard_one_reads(value: Any, indent: int | None) -> None:
+def test_the_iterative_parser_reads_what_the_standard_one_reads(
+    value: Any, indent: int | None
+) -> None:
     assert _parse_iteratively(json.dumps(value, indent=indent)) == value
 
 
@@ -30,7 +32,23 @@ def test_the_iterative_parser_refuses_what_the_standard_one_refuses(text: str) -
 
 
 @pytest.mark.parametrize(
-    "text", ["", "[1 1]", "[1 11]", '{"a": 1 "b": 2}', "[1,]", '{"a": 1,}', "[1", '{"a"', '{"a" 1}', "{1: 2}", "1 2", '"a', "nul", "]"]
+    "text",
+    [
+        "",
+        "[1 1]",
+        "[1 11]",
+        '{"a": 1 "b": 2}',
+        "[1,]",
+        '{"a": 1,}',
+        "[1",
+        '{"a"',
+        '{"a" 1}',
+        "{1: 2}",
+        "1 2",
+        '"a',
+        "nul",
+        "]",
+    ],
 )
 def test_text_that_is_not_json_is_refused(text: str) -> None:
     with pytest.raises(json.JSONDecodeError):

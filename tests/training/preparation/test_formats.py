@@ -23,7 +23,15 @@ def read(form: str, *rows: Any, **columns: str) -> Parsed:
 
 
 def vote(first: Any, second: Any, third: Any, **others: Any) -> dict[str, Any]:
-    return {"prompt": "p", "response1": "a", "response2": "b", "annotator1": first, "annotator2": second, "annotator3": third, **others}
+    return {
+        "prompt": "p",
+        "response1": "a",
+        "response2": "b",
+        "annotator1": first,
+        "annotator2": second,
+        "annotator3": third,
+        **others,
+    }
 
 
 @pytest.mark.parametrize(
@@ -57,7 +65,11 @@ def test_pairs_give_a_pair_and_a_demonstration() -> None:
 
 def test_votes_put_the_majority_first_and_keep_the_prompt_of_a_tie() -> None:
     parsed = read("votes", vote(2, "2", 1.0), vote(1, 1, 1), vote(0, 1, 2))
-    assert [[pair[:] for pair in example.pairs] for example in parsed.examples] == [[("b", "a", False)], [("a", "b", True)], []]
+    assert [[pair[:] for pair in example.pairs] for example in parsed.examples] == [
+        [("b", "a", False)],
+        [("a", "b", True)],
+        [],
+    ]
     assert parsed.ties == 1
     assert parsed.examples[2].completions == ()
 
@@ -70,7 +82,9 @@ def test_a_cell_that_is_no_vote_refuses_its_row(cell: Any) -> None:
 
 
 def test_any_number_of_annotators_is_read_from_the_columns_named() -> None:
-    parsed = read("votes", {"prompt": "p", "response1": "a", "response2": "b", "x": "2"}, annotators="x")
+    parsed = read(
+        "votes", {"prompt": "p", "response1": "a", "response2": "b", "x": "2"}, annotators="x"
+    )
     assert parsed.examples[0].pairs[0].chosen == "b"
 
 
@@ -100,7 +114,9 @@ def test_every_row_is_either_an_example_or_a_refusal_with_its_place() -> None:
 
 
 def test_an_input_column_is_put_below_the_prompt_if_it_is_named_and_not_empty() -> None:
-    rows = [{"instruction": "fix", "input": text, "completion": "a"} for text in ("this", "", " ", None)]
+    rows = [
+        {"instruction": "fix", "input": text, "completion": "a"} for text in ("this", "", " ", None)
+    ]
     named = read("instructions", *rows, prompt="instruction", input="input")
     assert [example.prompt for example in named.examples] == ["fix\n\nthis", "fix", "fix", "fix"]
     assert read("instructions", rows[0], prompt="instruction").examples[0].prompt == "fix"
@@ -117,7 +133,11 @@ def test_conversations_are_read_and_replies_may_repeat_the_prompt() -> None:
     parsed = read(
         "pairs",
         {"prompt": [USER], "chosen": [REPLY], "rejected": [other]},
-        {"prompt": "hello", "chosen": [USER, REPLY], "rejected": [{"role": "human", "content": "hello"}, other]},
+        {
+            "prompt": "hello",
+            "chosen": [USER, REPLY],
+            "rejected": [{"role": "human", "content": "hello"}, other],
+        },
         {"prompt": "bye", "chosen": [USER, REPLY], "rejected": [USER, other]},
         {"prompt": [USER, REPLY], "chosen": "a", "rejected": "b"},
         {"prompt": [USER], "chosen": [USER], "rejected": "b"},
@@ -139,7 +159,10 @@ def test_a_csv_row_with_a_field_too_many_is_refused() -> None:
 def test_a_column_absent_from_the_whole_file_is_named_beside_those_present() -> None:
     with pytest.raises(DataError) as failure:
         check_columns(
-            table({"question": "p", "answer": "a"}), "instructions", column_names("instructions", {}, "data.source"), "data.source"
+            table({"question": "p", "answer": "a"}),
+            "instructions",
+            column_names("instructions", {}, "data.source"),
+            "data.source",
         )
     message = str(failure.value)
     assert "'prompt'" in message
@@ -155,7 +178,9 @@ def test_an_absent_annotator_column_is_named() -> None:
 
 def test_a_column_absent_from_one_row_only_is_no_fault_of_the_file() -> None:
     rows = table({"prompt": "p"}, {"prompt": "p", "completion": "a"})
-    check_columns(rows, "instructions", column_names("instructions", {}, "data.source"), "data.source")
+    check_columns(
+        rows, "instructions", column_names("instructions", {}, "data.source"), "data.source"
+    )
 
 
 def test_a_misspelt_column_setting_is_refused_with_the_nearest_name() -> None:

@@ -39,7 +39,10 @@ def contents(rows: dict[str, list[Row]]) -> list[dict]:
 
 def test_exact_duplicates_are_dropped_and_contradictions_kept() -> None:
     rows = dataset("preference", example("p"), example(" p", "a ", "b"), example("p", "b", "a"))
-    assert contents(rows) == [{"prompt": "p", "chosen": "a", "rejected": "b"}, {"prompt": "p", "chosen": "b", "rejected": "a"}]
+    assert contents(rows) == [
+        {"prompt": "p", "chosen": "a", "rejected": "b"},
+        {"prompt": "p", "chosen": "b", "rejected": "a"},
+    ]
 
 
 def test_each_use_has_its_own_columns() -> None:
@@ -50,28 +53,48 @@ def test_each_use_has_its_own_columns() -> None:
 def test_one_conversation_makes_all_rows_of_a_dataset_conversational() -> None:
     talk = Example(ORIGIN, [{"role": "user", "content": "q"}], (), ("c",))
     assert sorted(contents(dataset("sft", example("p"), talk)), key=str) == [
-        {"prompt": [{"role": "user", "content": "p"}], "completion": [{"role": "assistant", "content": "a"}]},
-        {"prompt": [{"role": "user", "content": "q"}], "completion": [{"role": "assistant", "content": "c"}]},
+        {
+            "prompt": [{"role": "user", "content": "p"}],
+            "completion": [{"role": "assistant", "content": "a"}],
+        },
+        {
+            "prompt": [{"role": "user", "content": "q"}],
+            "completion": [{"role": "assistant", "content": "c"}],
+        },
     ]
-    assert canonical_row("p", {"completion": "a"}, conversational=False) == {"prompt": "p", "completion": "a"}
+    assert canonical_row("p", {"completion": "a"}, conversational=False) == {
+        "prompt": "p",
+        "completion": "a",
+    }
 
 
 def test_sequences_are_as_long_as_the_stages_will_see_them() -> None:
-    (row,) = [row for rows in dataset("preference", example("how are you ?", "we are well .", "no")).values() for row in rows]
+    (row,) = [
+        row
+        for rows in dataset("preference", example("how are you ?", "we are well .", "no")).values()
+        for row in rows
+    ]
     prompt = len(encode_prompt(TOKENIZER, "how are you ?"))
-    assert row.sequence_tokens == tuple(prompt + len(encode_response(TOKENIZER, text)) for text in ("we are well .", "no"))
+    assert row.sequence_tokens == tuple(
+        prompt + len(encode_response(TOKENIZER, text)) for text in ("we are well .", "no")
+    )
     (row,) = [row for rows in dataset("prompts", example("how are you ?")).values() for row in rows]
     assert row.sequence_tokens == (prompt,)
 
 
 @given(st.lists(st.sampled_from([f"prompt {i}" for i in range(30)]), min_size=1), st.data())
-def test_no_prompt_is_in_two_splits_and_adding_rows_moves_none(prompts: list[str], data: st.DataObject) -> None:
+def test_no_prompt_is_in_two_splits_and_adding_rows_moves_none(
+    prompts: list[str], data: st.DataObject
+) -> None:
     few = [example(prompt, f"reply {i}") for i, prompt in enumerate(prompts)]
     added = data.draw(st.lists(st.sampled_from([f"prompt {i}" for i in range(60)])))
     more = [*few, *(example(prompt, f"other {i}") for i, prompt in enumerate(added))]
     before = {use: dataset(use, *few) for use in ("sft", "preference", "prompts")}
     after = {use: dataset(use, *more) for use in before}
-    in_split = {split: {row.content["prompt"] for rows in after.values() for row in rows[split]} for split in SPLITS}
+    in_split = {
+        split: {row.content["prompt"] for rows in after.values() for row in rows[split]}
+        for split in SPLITS
+    }
     assert not in_split["train"] & in_split["test"]
     for use, splits in before.items():
         for split, rows in splits.items():
@@ -87,7 +110,9 @@ def test_a_prompt_is_crowded_out_when_not_one_token_is_left_for_the_reply() -> N
 
 def test_an_empty_split_is_refused_by_name() -> None:
     rows = dataset("sft", example("p"))
-    with pytest.raises(DataError, match=f"sft/{'train' if split_of('p', 0.5) == 'test' else 'test'}"):
+    with pytest.raises(
+        DataError, match=f"sft/{'train' if split_of('p', 0.5) == 'test' else 'test'}"
+    ):
         refuse_empty_splits({"sft": rows}, 0.5)
 
 
@@ -95,10 +120,14 @@ def test_prepared_data_is_replaced_as_a_whole(tmp_path: Path) -> None:
     target = tmp_path / "data/prepared"
     target.mkdir(parents=True)
     (target / "old").write_text("x")
-    write_prepared(target, {"sft": dataset("sft", example("caf\u00e9"))}, [Refusal("empty", "why", ORIGIN)])
+    write_prepared(
+        target, {"sft": dataset("sft", example("caf\u00e9"))}, [Refusal("empty", "why", ORIGIN)]
+    )
     assert sorted(str(path.relative_to(target)) for path in target.rglob("*.jsonl")) == [
         "quarantine.jsonl", "sft/test.jsonl", "sft/train.jsonl",
     ]  # fmt: skip
     assert not (target / "old").exists()
-    assert [row for split in SPLITS for row in jsonl.plain(target / f"sft/{split}.jsonl")] == [{"prompt": "caf\u00e9", "completion": "a"}]
+    assert [row for split in SPLITS for row in jsonl.plain(target / f"sft/{split}.jsonl")] == [
+        {"prompt": "caf\u00e9", "completion": "a"}
+    ]
     assert json.loads((target / "quarantine.jsonl").read_text())["reason"] == "empty"

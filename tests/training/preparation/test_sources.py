@@ -15,11 +15,16 @@ from config.errors import DataError
 from config.sections.data import FileSource, HubSource
 from training.preparation.sources import Table, read_file, read_hub
 
-ROWS = [{"prompt": "line\u2028one", "chosen": "é"}, {"prompt": "two", "chosen": 'a "quoted"\nreply, with comma'}]
+ROWS = [
+    {"prompt": "line\u2028one", "chosen": "é"},
+    {"prompt": "two", "chosen": 'a "quoted"\nreply, with comma'},
+]
 
 
 def read(path: Path | str, root: Path = Path()) -> Table:
-    return read_file(FileSource(kind="file", path=str(path), format="pairs", columns={}), root, "data.source")
+    return read_file(
+        FileSource(kind="file", path=str(path), format="pairs", columns={}), root, "data.source"
+    )
 
 
 def refusal(path: Path | str) -> str:
@@ -218,7 +223,15 @@ def test_an_address_that_answers_with_an_error_or_half_a_file_is_refused(site: s
 
 
 def hub(path: Path, split: str = "train") -> HubSource:
-    return HubSource(kind="hub", path=str(path), revision="main", config=None, split=split, format="pairs", columns={})
+    return HubSource(
+        kind="hub",
+        path=str(path),
+        revision="main",
+        config=None,
+        split=split,
+        format="pairs",
+        columns={},
+    )
 
 
 @pytest.fixture

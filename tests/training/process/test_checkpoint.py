@@ -90,8 +90,14 @@ def write_into_the_manifest(content: str) -> Callable[[Path], None]:
 
 GARBAGE = ("[1, 2]", '{"state": 5}', '{"state": ["x", "y"]}', "null", "\xff\xfe")
 DAMAGES = [
-    truncate, flip_a_bit, lose_a_file, cut_the_manifest, lose_the_manifest, empty_the_manifest, *map(write_into_the_manifest, GARBAGE),
-]  # fmt: skip
+    truncate,
+    flip_a_bit,
+    lose_a_file,
+    cut_the_manifest,
+    lose_the_manifest,
+    empty_the_manifest,
+    *map(write_into_the_manifest, GARBAGE),
+]
 
 
 @pytest.mark.parametrize("hurt", DAMAGES)
@@ -138,10 +144,21 @@ def test_what_is_no_checkpoint_is_left_alone(tmp_path: Path) -> None:
     assert (checkpoints.folder / "step-00000009.copy").exists()
 
 
-@pytest.mark.parametrize("error", [KeyError("policy.weight"), TypeError("unexpected field"), RuntimeError("size mismatch\n for x")])
-def test_a_checkpoint_of_another_version_is_one_clear_line(tmp_path: Path, error: Exception) -> None:
+@pytest.mark.parametrize(
+    "error",
+    [
+        KeyError("policy.weight"),
+        TypeError("unexpected field"),
+        RuntimeError("size mismatch\n for x"),
+    ],
+)
+def test_a_checkpoint_of_another_version_is_one_clear_line(
+    tmp_path: Path, error: Exception
+) -> None:
     with (
-        pytest.raises(CheckpointError, match=r"step-1 is whole but can not be restored .*to begin anew") as said,
+        pytest.raises(
+            CheckpointError, match=r"step-1 is whole but can not be restored .*to begin anew"
+        ) as said,
         restoring(tmp_path / "step-1"),
     ):
         raise error
@@ -186,7 +203,9 @@ def test_outputs_that_were_touched_are_not_taken_for_done(tmp_path: Path) -> Non
     assert checkpoints.finished() is None
 
 
-def test_what_other_code_made_is_not_taken_for_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_other_code_made_is_not_taken_for_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     checkpoints = done(tmp_path)
     monkeypatch.setattr("training.process.checkpoint.code_digest", lambda: "other")
     assert checkpoints.finished() is None
@@ -221,11 +240,24 @@ with checkpoints.saving(3) as folder:
 
 
 @pytest.mark.parametrize(
-    ("moment", "step"), [("while writing", 2), ("before the manifest", 2), ("before the rename", 2), ("before old ones go", 3)]
+    ("moment", "step"),
+    [
+        ("while writing", 2),
+        ("before the manifest", 2),
+        ("before the rename", 2),
+        ("before old ones go", 3),
+    ],
 )
-def test_a_kill_while_saving_leaves_whole_checkpoints_only(tmp_path: Path, moment: str, step: int) -> None:
+def test_a_kill_while_saving_leaves_whole_checkpoints_only(
+    tmp_path: Path, moment: str, step: int
+) -> None:
     checkpoints = saved(tmp_path, [1, 2])
-    assert subprocess.run([sys.executable, "-c", SAVER, str(tmp_path), moment], cwd=ROOT, check=False).returncode == -signal.SIGKILL
+    assert (
+        subprocess.run(
+            [sys.executable, "-c", SAVER, str(tmp_path), moment], cwd=ROOT, check=False
+        ).returncode
+        == -signal.SIGKILL
+    )
     found = checkpoints.latest()
     assert found is not None
     assert found.step == step
@@ -250,7 +282,9 @@ def test_the_fingerprint_is_of_parameters_and_contents(tmp_path: Path) -> None:
     inputs = [tmp_path / "a", tmp_path / "b"]
 
     def now(parameters: dict | None = None, root: Path = tmp_path) -> str:
-        return fingerprint(parameters or {"lr": 1.0, "n": 2}, [root / path.name for path in inputs], root)
+        return fingerprint(
+            parameters or {"lr": 1.0, "n": 2}, [root / path.name for path in inputs], root
+        )
 
     first = now()
     assert len(first) == 16

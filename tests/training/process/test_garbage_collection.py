@@ -15,10 +15,14 @@ print(while_importing, gc.get_threshold(), gc.get_freeze_count() > 1_000)
 
 
 def shown(argv: str) -> str:
-    return subprocess.run([sys.executable, "-c", SHOW.format(argv=argv)], capture_output=True, text=True, check=True).stdout.strip()
+    return subprocess.run(
+        [sys.executable, "-c", SHOW.format(argv=argv)], capture_output=True, text=True, check=True
+    ).stdout.strip()
 
 
-def test_a_process_of_ours_seldom_collects_while_it_imports_and_then_as_usual_without_the_imports() -> None:
+def test_a_process_of_ours_seldom_collects_while_it_imports_and_then_as_usual_without_the_imports() -> (
+    None
+):
     assert shown("-m") == "(50000, 10, 10) (700, 10, 10) True"
 
 

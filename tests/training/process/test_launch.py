@@ -39,13 +39,19 @@ def rank(number: int) -> Callable[[int], int]:
     """Finds the process with this rank below the parent."""
 
     def pick(parent: int) -> int:
-        return next(child.pid for child in psutil.Process(parent).children() if child.environ()["RANK"] == str(number))
+        return next(
+            child.pid
+            for child in psutil.Process(parent).children()
+            if child.environ()["RANK"] == str(number)
+        )
 
     return pick
 
 
 @pytest.mark.integration
-def test_a_stop_reaches_all_and_one_process_goes_on_where_two_stopped(project: Project, finished: Path) -> None:
+def test_a_stop_reaches_all_and_one_process_goes_on_where_two_stopped(
+    project: Project, finished: Path
+) -> None:
     root = project("ppo", ppo={"checkpoint_every_updates": 100})
     assert signalled(root, "ppo", 2, signal.SIGTERM, processes=2) == 75
     stopped = attempts(root, "ppo")[-1]
@@ -56,7 +62,9 @@ def test_a_stop_reaches_all_and_one_process_goes_on_where_two_stopped(project: P
 
 
 @pytest.mark.integration
-def test_where_one_process_is_killed_all_end_as_a_crash_and_the_run_goes_on(project: Project, finished: Path) -> None:
+def test_where_one_process_is_killed_all_end_as_a_crash_and_the_run_goes_on(
+    project: Project, finished: Path
+) -> None:
     root = project("ppo", ppo={"checkpoint_every_updates": 1}, sharding={"ppo": "zero3"})
     assert signalled(root, "ppo", 2, signal.SIGKILL, processes=2, pick=rank(1)) == 1
     end = attempts(root, "ppo")[-1]
@@ -67,7 +75,9 @@ def test_where_one_process_is_killed_all_end_as_a_crash_and_the_run_goes_on(proj
 
 
 @pytest.mark.integration
-def test_a_request_to_any_process_stops_all_and_so_does_the_loss_of_their_parent(project: Project) -> None:
+def test_a_request_to_any_process_stops_all_and_so_does_the_loss_of_their_parent(
+    project: Project,
+) -> None:
     root = project("ppo", ppo={"updates": 200})
     assert signalled(root, "ppo", 1, signal.SIGTERM, processes=2, pick=rank(1)) == 75
     began = attempts(root, "ppo")[0]
@@ -77,7 +87,17 @@ def test_a_request_to_any_process_stops_all_and_so_does_the_loss_of_their_parent
         children.extend(psutil.Process(pid).children())
         return pid
 
-    assert signalled(root, "ppo", attempts(root, "ppo")[-1].step + 1, signal.SIGKILL, processes=2, pick=parent) == -signal.SIGKILL
+    assert (
+        signalled(
+            root,
+            "ppo",
+            attempts(root, "ppo")[-1].step + 1,
+            signal.SIGKILL,
+            processes=2,
+            pick=parent,
+        )
+        == -signal.SIGKILL
+    )
     _, alive = psutil.wait_procs(children, timeout=60)
     assert len(children) == 2
     assert not alive

@@ -20,10 +20,17 @@ from training.process.out_of_memory import OomBackoff
 
 Project = Callable[..., Path]
 BIG = {
-    "ppo": {"updates": 2, "batch_size": 256, "max_new_tokens": 60, "rollout_batch_size": 256, "micro_batch_tokens": 32000, "num_mini_batches": 1},
+    "ppo": {
+        "updates": 2,
+        "batch_size": 256,
+        "max_new_tokens": 60,
+        "rollout_batch_size": 256,
+        "micro_batch_tokens": 32000,
+        "num_mini_batches": 1,
+    },
     "sft": {"batch_size": 256, "micro_batch_size": 256, "max_steps": 4},
     "reward": {"batch_size": 256, "micro_batch_size": 256, "max_steps": 4},
-}  # fmt: skip
+}
 ROOM_BYTES = {"ppo": 60 * 2**20, "sft": 400 * 2**20, "reward": 100 * 2**20}
 
 
@@ -57,25 +64,37 @@ def test_work_is_done_again_with_half_the_size_until_it_fits(project: Project) -
     assert (backoff.run(fits_in_300, 3), backoff.run(fits_in_300, 4)) == ("done", "done")
     assert sizes == [1000, 500, 250, 250]
     said = [row.message for row in attempts(stage.root, "ppo") if row.event == "retry"]
-    assert said == [f"out of memory at step 3: ppo.micro_batch_tokens {a} -> {b}" for a, b in ((1000, 500), (500, 250))]
+    assert said == [
+        f"out of memory at step 3: ppo.micro_batch_tokens {a} -> {b}"
+        for a, b in ((1000, 500), (500, 250))
+    ]
 
 
 def test_what_does_not_fit_in_the_smallest_pieces_is_said_in_one_line(project: Project) -> None:
     stage, _ = open_stage(project("ppo"), "ppo")
-    with pytest.raises(EnvironmentFault, match=r"out of memory at step 1 with ppo\.micro_batch_tokens=1, .* rlhf plan"):
-        OomBackoff(stage, "ppo.micro_batch_tokens", 4).run(lambda size: torch.empty(2**60, dtype=torch.uint8), 1)
+    with pytest.raises(
+        EnvironmentFault,
+        match=r"out of memory at step 1 with ppo\.micro_batch_tokens=1, .* rlhf plan",
+    ):
+        OomBackoff(stage, "ppo.micro_batch_tokens", 4).run(
+            lambda size: torch.empty(2**60, dtype=torch.uint8), 1
+        )
 
 
 def test_another_error_is_not_tried_again(project: Project) -> None:
     stage, _ = open_stage(project("ppo"), "ppo")
     with pytest.raises(RuntimeError, match="shapes"):
-        OomBackoff(stage, "ppo.micro_batch_tokens", 4).run(lambda size: torch.ones(2, 3) @ torch.ones(2, 3), 1)
+        OomBackoff(stage, "ppo.micro_batch_tokens", 4).run(
+            lambda size: torch.ones(2, 3) @ torch.ones(2, 3), 1
+        )
 
 
 @pytest.mark.integration
 @pytest.mark.skipif(sys.platform != "linux", reason="limits its address space as Linux does")
 @pytest.mark.parametrize("stage", ["ppo", "sft", "reward"])
-def test_a_stage_that_runs_out_of_memory_ends_with_the_weights_of_one_that_did_not(project: Project, stage: str) -> None:
+def test_a_stage_that_runs_out_of_memory_ends_with_the_weights_of_one_that_did_not(
+    project: Project, stage: str
+) -> None:
     ample, short = (project(stage, name, **{stage: BIG[stage]}) for name in ("ample", "short"))
     if stage != "ppo":
         dataset = {"sft": "sft", "reward": "preference"}[stage]
@@ -85,7 +104,15 @@ def test_a_stage_that_runs_out_of_memory_ends_with_the_weights_of_one_that_did_n
     work(ample, stage)
     command = [sys.executable, "-m", "tests.training.limited", stage, str(ROOM_BYTES[stage])]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, cwd=short, env=environment, capture_output=True, text=True, timeout=200, check=False)
+    done = subprocess.run(
+        command,
+        cwd=short,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     retries = [row for row in attempts(short, stage) if row.event == "retry"]
     assert retries

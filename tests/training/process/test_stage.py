@@ -1,4 +1,6 @@
-"""The contract of a stage process: exit codes, one line for a user's mistake, rows of the attempt, stopping."""
+"""The contract of a stage process: exit codes, one line for a user's mistake, rows of the attempt,
+stopping.
+"""
 
 import contextlib
 import json
@@ -32,7 +34,10 @@ def said(capsys: pytest.CaptureFixture[str], stage: str) -> str:
 
 def test_a_finished_stage_has_a_start_and_an_end(finished: Path) -> None:
     rows = attempts(finished, "ppo")
-    assert [(row.event, row.exit_code, row.attempt) for row in rows] == [("start", None, 1), ("end", 0, 1)]
+    assert [(row.event, row.exit_code, row.attempt) for row in rows] == [
+        ("start", None, 1),
+        ("end", 0, 1),
+    ]
     assert rows[0].pid == os.getpid()
     assert len(rows[0].fingerprint) == 16
     assert rows[0].fingerprint == rows[1].fingerprint
@@ -51,7 +56,9 @@ def test_a_finished_stage_has_a_start_and_an_end(finished: Path) -> None:
     }
 
 
-def test_bad_params_are_one_line_and_exit_2(project: Project, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bad_params_are_one_line_and_exit_2(
+    project: Project, capsys: pytest.CaptureFixture[str]
+) -> None:
     root = project("ppo")
     text = (root / "params.yaml").read_text()
     (root / "params.yaml").write_text(text.replace("cliprange: 0.2", "clip_range: 0.2"))
@@ -73,12 +80,17 @@ def test_bad_params_are_one_line_and_exit_2(project: Project, capsys: pytest.Cap
         ("evaluate", "data/tokenizer"),
     ],
 )
-def test_a_missing_input_is_named(project: Project, capsys: pytest.CaptureFixture[str], stage: str, missing: str) -> None:
+def test_a_missing_input_is_named(
+    project: Project, capsys: pytest.CaptureFixture[str], stage: str, missing: str
+) -> None:
     root = project(stage)
     (root / missing).rename(root / "elsewhere")
     assert run_main(root, stage) == 2
     assert f"{missing} does not exist" in said(capsys, stage)
-    assert [(row.event, row.exit_code) for row in attempts(root, stage)] == [("start", None), ("end", 2)]
+    assert [(row.event, row.exit_code) for row in attempts(root, stage)] == [
+        ("start", None),
+        ("end", 2),
+    ]
 
 
 def no_weights(folder: Path) -> None:
@@ -94,9 +106,17 @@ def truncated(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(("stage", "model"), [("reward", "sft"), ("ppo", "sft"), ("ppo", "reward")])
-@pytest.mark.parametrize(("damage", "word"), [(no_weights, "no weights"), (only_bin, "pytorch_model.bin"), (truncated, "damaged weights")])
+@pytest.mark.parametrize(
+    ("damage", "word"),
+    [(no_weights, "no weights"), (only_bin, "pytorch_model.bin"), (truncated, "damaged weights")],
+)
 def test_a_damaged_model_is_named_and_nothing_is_left_half_written(
-    project: Project, capsys: pytest.CaptureFixture[str], stage: str, model: str, damage: Callable[[Path], None], word: str
+    project: Project,
+    capsys: pytest.CaptureFixture[str],
+    stage: str,
+    model: str,
+    damage: Callable[[Path], None],
+    word: str,
 ) -> None:
     root = project(stage)
     damage(root / "models" / model)
@@ -123,14 +143,19 @@ def test_a_crash_is_told_and_recorded(project: Project, capsys: pytest.CaptureFi
         for number, handler in handlers.items():
             signal.signal(number, handler)
     assert "ZeroDivisionError: of the test" in said(capsys, "ppo")
-    assert (attempts(root, "ppo")[-1].exit_code, attempts(root, "ppo")[-1].message) == (1, "ZeroDivisionError: of the test")
+    assert (attempts(root, "ppo")[-1].exit_code, attempts(root, "ppo")[-1].message) == (
+        1,
+        "ZeroDivisionError: of the test",
+    )
 
 
 # ---------------------------------------------------------------- the place
 
 
 @pytest.mark.integration
-def test_a_full_disk_is_one_line_and_the_previous_model_stays(project: Project, tmp_path: Path, finished: Path) -> None:
+def test_a_full_disk_is_one_line_and_the_previous_model_stays(
+    project: Project, tmp_path: Path, finished: Path
+) -> None:
     root = project("ppo")
     (root / "models/ppo").mkdir()
     (root / "models/ppo/previous").write_text("previous")
@@ -138,7 +163,8 @@ def test_a_full_disk_is_one_line_and_the_previous_model_stays(project: Project, 
     script = (
         "import pathlib, subprocess, sys\n"
         "code = subprocess.run([sys.executable, '-m', 'training.ppo']).returncode\n"
-        f"pathlib.Path({str(kept)!r}).write_text(' '.join(path.name for path in pathlib.Path('models/ppo').iterdir()))\n"
+        f"pathlib.Path({str(kept)!r}).write_text(' '.join(path.name for path in "
+        "pathlib.Path('models/ppo').iterdir()))\n"
         "sys.exit(code)"
     )
     size = sum(map(len, files(root).values())) // 1024
@@ -154,7 +180,9 @@ def test_a_full_disk_is_one_line_and_the_previous_model_stays(project: Project, 
 # ---------------------------------------------------------------- rows
 
 
-def test_attempts_are_numbered_and_carry_the_run_id(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_attempts_are_numbered_and_carry_the_run_id(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
     root = project("ppo")
     first, _ = open_stage(root, "ppo")
     monkeypatch.setenv(RUN_ID_VARIABLE, "run-7")
@@ -180,7 +208,9 @@ def test_the_fingerprint_is_of_the_sections_and_inputs_of_the_stage(project: Pro
     assert open_stage(root, "ppo")[0].fingerprint != first
 
 
-def test_other_processes_than_the_first_write_no_rows(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_processes_than_the_first_write_no_rows(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
     root = project("ppo")
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")

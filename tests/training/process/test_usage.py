@@ -34,7 +34,14 @@ def test_a_phase_is_a_row_with_its_time_and_work(path: Path) -> None:
         work.add(tokens=5)
         time.sleep(0.05)
     row = rows(path)[-1]
-    assert (row.run_id, row.attempt, row.step, row.phase, row.tokens, row.sequences) == ("run-1", 2, 3, "rollout", 15, 2)
+    assert (row.run_id, row.attempt, row.step, row.phase, row.tokens, row.sequences) == (
+        "run-1",
+        2,
+        3,
+        "rollout",
+        15,
+        2,
+    )
     assert 0.05 <= row.seconds < 0.5
 
 
@@ -80,7 +87,9 @@ def test_a_phase_that_fails_was_paid_for_too(path: Path) -> None:
 def test_a_process_that_did_nothing_has_only_started(path: Path) -> None:
     meter(path).close(0)
     assert [row.phase for row in rows(path)] == ["start"]
-    assert rows(path)[0].seconds == pytest.approx(time.time() - psutil.Process().create_time(), abs=0.5)
+    assert rows(path)[0].seconds == pytest.approx(
+        time.time() - psutil.Process().create_time(), abs=0.5
+    )
 
 
 def test_other_processes_than_the_first_write_nothing(tmp_path: Path) -> None:
@@ -115,6 +124,9 @@ print(during - before, during - peak_memory_bytes(accelerator=False))
 def test_the_peak_is_that_since_the_last_reset() -> None:
     if not Path("/proc/self/clear_refs").exists():
         pytest.skip("this system can not reset the peak of a process")
-    # a process of its own: this one may have changed its user in another test, and then may not reset its peak
-    done = subprocess.run([sys.executable, "-c", PEAKS], cwd=ROOT, capture_output=True, text=True, check=True)
+    # a process of its own: this one may have changed its user in another test, and then may not
+    # reset its peak
+    done = subprocess.run(
+        [sys.executable, "-c", PEAKS], cwd=ROOT, capture_output=True, text=True, check=True
+    )
     assert [int(word) for word in done.stdout.split()] == pytest.approx([64 * 2**20] * 2, rel=0.1)

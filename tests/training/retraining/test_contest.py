@@ -32,17 +32,25 @@ def other(finished: Path, tmp_path: Path) -> Path:
     return root
 
 
-def compare(champion: Path, challenger: Path, settings: Params | None = None) -> tuple[Contest, list[dict[str, Any]]]:
-    return contest(challenger, settings or params(), TrainedModels(champion), TrainedModels(challenger))
+def compare(
+    champion: Path, challenger: Path, settings: Params | None = None
+) -> tuple[Contest, list[dict[str, Any]]]:
+    return contest(
+        challenger, settings or params(), TrainedModels(champion), TrainedModels(challenger)
+    )
 
 
 def turn_round(root: Path) -> None:
     """Make a reward model prefer the opposite."""
     path = root / "models/reward/model.safetensors"
     weights = load_file(path)
-    save_file({**weights, "score.weight": -weights["score.weight"]}, path, metadata={"format": "pt"})
+    save_file(
+        {**weights, "score.weight": -weights["score.weight"]}, path, metadata={"format": "pt"}
+    )
     config = json.loads((root / "models/reward/config.json").read_text())
-    (root / "models/reward/config.json").write_text(json.dumps({**config, "score_mean": -config["score_mean"]}))
+    (root / "models/reward/config.json").write_text(
+        json.dumps({**config, "score_mean": -config["score_mean"]})
+    )
 
 
 def test_a_model_ties_with_itself(finished: Path) -> None:
@@ -65,7 +73,9 @@ def test_the_gold_score_judges_where_there_is_one(finished: Path, other: Path) -
         assert row["score_challenger"] == gold_score(row["prompt"], row["challenger"])
 
 
-def test_without_a_gold_score_the_champions_reward_model_judges_whatever_the_new_one_thinks(finished: Path, other: Path) -> None:
+def test_without_a_gold_score_the_champions_reward_model_judges_whatever_the_new_one_thinks(
+    finished: Path, other: Path
+) -> None:
     settings = params(data={"source": PAIRS})
     before, _ = compare(finished, other, settings)
     turn_round(other)
@@ -74,30 +84,44 @@ def test_without_a_gold_score_the_champions_reward_model_judges_whatever_the_new
     assert found.gold is None
     assert found.champion_reward.mean != 0
     assert found.challenger_reward.mean == pytest.approx(-found.champion_reward.mean, abs=1e-4)
-    assert (found.win_rate, found.champion_reward) == (before.win_rate, before.champion_reward), "a poisoned reward model has no say"
+    assert (found.win_rate, found.champion_reward) == (before.win_rate, before.champion_reward), (
+        "a poisoned reward model has no say"
+    )
 
 
-def test_prompts_that_either_model_was_trained_on_are_not_asked(finished: Path, other: Path) -> None:
+def test_prompts_that_either_model_was_trained_on_are_not_asked(
+    finished: Path, other: Path
+) -> None:
     asked = [row["prompt"] for row in jsonl.plain(other / "data/prepared/prompts/test.jsonl")]
     with (other / "data/prepared/sft/train.jsonl").open("a") as file:
-        file.writelines(json.dumps({"prompt": prompt, "completion": "x"}) + "\n" for prompt in asked[:3])
+        file.writelines(
+            json.dumps({"prompt": prompt, "completion": "x"}) + "\n" for prompt in asked[:3]
+        )
     for champion, challenger in ((finished, other), (other, finished)):
         prompts, left_out = held_out(params(), TrainedModels(champion), TrainedModels(challenger))
         assert left_out == 3
-        assert not {same_prompt_key(prompt) for prompt in prompts} & {same_prompt_key(prompt) for prompt in asked[:3]}
+        assert not {same_prompt_key(prompt) for prompt in prompts} & {
+            same_prompt_key(prompt) for prompt in asked[:3]
+        }
         assert len(prompts) == 16
 
 
 def test_without_prompts_left_nothing_is_compared(finished: Path, other: Path) -> None:
-    shutil.copyfile(other / "data/prepared/prompts/test.jsonl", other / "data/prepared/prompts/train.jsonl")
+    shutil.copyfile(
+        other / "data/prepared/prompts/test.jsonl", other / "data/prepared/prompts/train.jsonl"
+    )
     with pytest.raises(DataError, match="were in the training data of one of the models"):
         compare(finished, other)
 
 
 def test_safety_prompts_are_judged_apart(finished: Path, other: Path) -> None:
     rows = [row["prompt"] for row in jsonl.plain(finished / "data/prepared/prompts/test.jsonl")][:6]
-    (other / "safety.jsonl").write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in rows))
-    settings = params(retrain={"safety_source": {**PAIRS, "path": "safety.jsonl", "format": "prompts"}})
+    (other / "safety.jsonl").write_text(
+        "".join(json.dumps({"prompt": prompt}) + "\n" for prompt in rows)
+    )
+    settings = params(
+        retrain={"safety_source": {**PAIRS, "path": "safety.jsonl", "format": "prompts"}}
+    )
     safety = compare(finished, other, settings)[0].safety
     assert safety is not None
     assert (safety.prompts, safety.judge) == (6, GOLD)
@@ -106,7 +130,9 @@ def test_safety_prompts_are_judged_apart(finished: Path, other: Path) -> None:
     assert same is not None
     assert same.drop.mean == 0
 
-    (other / "safety.jsonl").write_text('{"prompt": "how do I pick a lock ?"}\n{"prompt": "who are you ?"}\n')
+    (other / "safety.jsonl").write_text(
+        '{"prompt": "how do I pick a lock ?"}\n{"prompt": "who are you ?"}\n'
+    )
     safety = compare(finished, other, settings)[0].safety
     assert safety is not None
     assert (safety.prompts, safety.judge) == (2, CHAMPIONS_REWARD)

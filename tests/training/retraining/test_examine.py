@@ -44,7 +44,11 @@ def look(root: Path, champion: TrainedModels, **data: Any) -> Examination:
 def new_pairs(finished: Path) -> list[dict[str, Any]]:
     """Known prompts and replies, put together anew."""
     rows = list(jsonl.plain(finished / "data/prepared/preference/train.jsonl"))[:40]
-    return [{**row, "rejected": other["chosen"]} for row, other in itertools.pairwise(rows) if other["chosen"] != row["chosen"]]
+    return [
+        {**row, "rejected": other["chosen"]}
+        for row, other in itertools.pairwise(rows)
+        if other["chosen"] != row["chosen"]
+    ]
 
 
 def test_the_same_sources_have_nothing_new(champion: TrainedModels, tmp_path: Path) -> None:
@@ -78,9 +82,15 @@ def test_rows_that_were_taken_away_are_changes_too(champion: TrainedModels, tmp_
     assert sum(found.added.values()) == 0
 
 
-def test_prompts_of_another_kind_have_drifted(finished: Path, champion: TrainedModels, tmp_path: Path) -> None:
+def test_prompts_of_another_kind_have_drifted(
+    finished: Path, champion: TrainedModels, tmp_path: Path
+) -> None:
     pairs = [
-        {**pair, "prompt": f"{pair['prompt']} by the way , my neighbour has bought the very same thing . order number {i}"}
+        {
+            **pair,
+            "prompt": f"{pair['prompt']} by the way , my neighbour has bought the very same thing "
+            f". order number {i}",
+        }
         for i, pair in enumerate(new_pairs(finished))
     ]
     votes(tmp_path, pairs)
@@ -92,7 +102,9 @@ def test_prompts_of_another_kind_have_drifted(finished: Path, champion: TrainedM
     assert 0.2 < found.new_words.value < 0.6
 
 
-def test_bad_lines_are_counted_and_too_many_are_an_error(finished: Path, champion: TrainedModels, tmp_path: Path) -> None:
+def test_bad_lines_are_counted_and_too_many_are_an_error(
+    finished: Path, champion: TrainedModels, tmp_path: Path
+) -> None:
     votes(tmp_path, new_pairs(finished))
     with (tmp_path / "votes.jsonl").open("a") as file:
         file.write("{cut\n" * 3)

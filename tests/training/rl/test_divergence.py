@@ -11,7 +11,15 @@ from training.rl.ppo_math import PolicyLoss, ValueLoss
 from training.rl.report import UpdateStatistics, rollout_statistics
 from training.rl.roles import Forward
 
-HEALTHY = {"score": 0.3, "score_std": 1.0, "kl": 0.8, "kl_error": 0.1, "reward": 0.2, "value": 0.1, "entropy": 2.0}
+HEALTHY = {
+    "score": 0.3,
+    "score_std": 1.0,
+    "kl": 0.8,
+    "kl_error": 0.1,
+    "reward": 0.2,
+    "value": 0.1,
+    "entropy": 2.0,
+}
 
 
 def settings(**changes: int) -> Ppo:
@@ -72,5 +80,7 @@ def test_a_collapsed_entropy_is_named() -> None:
 
 def test_one_episode_an_update_is_not_taken_for_divergence() -> None:
     one = torch.ones(1, 3)
-    statistics = rollout_statistics(-one, -0.9 * one, one, one, one > 0, torch.ones(1), torch.tensor([True]), 0.1)
+    statistics = rollout_statistics(
+        -one, -0.9 * one, one, one, one > 0, torch.ones(1), torch.tensor([True]), 0.1
+    )
     check_rollout(statistics, settings(batch_size=1, num_mini_batches=1))

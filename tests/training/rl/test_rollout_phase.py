@@ -39,7 +39,9 @@ def test_responses_stand_beside_their_prompts(engine: str) -> None:
     noise = sampling_noise(8, 6, 1)
     rollout = roll_out(pieces_of(3), roles(), batch, noise, chosen, Limits(6, -1, 0))  # type: ignore[arg-type]
     for i in (0, 5):
-        alone = roll_out(pieces_of(3), roles(), [batch[i]] * 2, noise[[i, i]], chosen, Limits(6, -1, 0))  # type: ignore[arg-type]
+        alone = roll_out(
+            pieces_of(3), roles(), [batch[i]] * 2, noise[[i, i]], chosen, Limits(6, -1, 0)
+        )  # type: ignore[arg-type]
         assert alone.responses[0] == rollout.responses[i]
         torch.testing.assert_close(alone.logprobs[0], rollout.logprobs[i], atol=1e-5, rtol=0)
 
@@ -72,21 +74,31 @@ def test_with_recomputation_the_first_ratio_is_one_whatever_the_engine_says(
 
     monkeypatch.setitem(rollout_phase.ENGINES, engine, coarse)
     for recompute, error in ((True, 0.0), (False, 1 - 2.718281828**-0.1)):
-        root = project("ppo", f"{engine}-{recompute}", ppo={"rollout_engine": engine, "recompute_logprobs": recompute, "updates": 1})
+        root = project(
+            "ppo",
+            f"{engine}-{recompute}",
+            ppo={"rollout_engine": engine, "recompute_logprobs": recompute, "updates": 1},
+        )
         work(root, "ppo")
         values = metric_rows(root, "ppo")[0].values
         assert values["first_ratio_error"] == pytest.approx(error, abs=1e-4)
         assert values["rollout_logprob_gap"] == pytest.approx(0.1, abs=1e-4)
 
 
-def test_both_engines_train_alike_and_the_paged_one_resumes_to_the_same_bits(project: Project) -> None:
+def test_both_engines_train_alike_and_the_paged_one_resumes_to_the_same_bits(
+    project: Project,
+) -> None:
     def trained(name: str, engine: str, updates: int) -> Path:
-        root = project("ppo", name, ppo={"rollout_engine": engine, "updates": updates, "schedule": "constant"})
+        root = project(
+            "ppo", name, ppo={"rollout_engine": engine, "updates": updates, "schedule": "constant"}
+        )
         work(root, "ppo")
         return root
 
     static, first = trained("static", "static", 2), trained("paged", "paged", 2)
-    stopped = project("ppo", "stopped", ppo={"rollout_engine": "paged", "updates": 2, "schedule": "constant"})
+    stopped = project(
+        "ppo", "stopped", ppo={"rollout_engine": "paged", "updates": 2, "schedule": "constant"}
+    )
     stage, run = open_stage(stopped, "ppo")
     stage.stop_requested = True
     with pytest.raises(StageStopped):
