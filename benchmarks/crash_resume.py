@@ -140,8 +140,7 @@ def finished(root: Path, stage: str, start: str) -> float:
     _, status = os.waitpid(begin(root, stage, start), 0)
     if os.waitstatus_to_exitcode(status) != 0:
         sys.exit(
-            f"{stage} "
-            f"failed:\n{(root / 'runs' / stage / 'log.txt').read_text(encoding='utf-8')[-2000:]}"
+            f"{stage} failed:\n{(root / 'runs' / stage / 'log.txt').read_text('utf-8')[-2000:]}"
         )
     return time.monotonic() - began
 
@@ -160,7 +159,7 @@ def killed(root: Path, stage: str, start: str, after_seconds: float, watch: "Wat
                 if os.waitstatus_to_exitcode(status) != 0:
                     sys.exit(
                         f"{stage} "
-                        f"failed:\n{(root / 'runs' / stage / 'log.txt').read_text(encoding='utf-8')[-2000:]}"
+                        f"failed:\n{(root / 'runs' / stage / 'log.txt').read_text('utf-8')[-2000:]}"
                     )
                 return False
             watch.look()

@@ -15,7 +15,7 @@ def compare(
         list[str] | None,
         typer.Argument(
             metavar="[RUN]...",
-            help="Runs by id, or last, last-1, ...: the first is what the others are compared with.",
+            help="Runs by id, or last, last-1, ...: the others are compared with the first.",
         ),
     ] = None,
     as_json: Annotated[

@@ -10,7 +10,8 @@ import yaml
 from tests.conftest import ROOT, git, own_remote
 
 STAGE = '''
-"""A stage by the contract: rows, checkpoint, SIGTERM, atomic output. `behaviour.txt` says what goes wrong."""
+"""A stage by the contract: rows, checkpoint, SIGTERM, atomic output.
+`behaviour.txt` says what goes wrong."""
 import os, signal, sys, time
 from pathlib import Path
 import psutil
@@ -24,7 +25,8 @@ stop = []
 for number in (signal.SIGTERM, signal.SIGINT):
     signal.signal(number, lambda *_: stop.append(1))
 run_id = os.environ["RLHF_RUN_ID"]
-attempt = 1 + max((row.attempt for row in jsonl.read(folder / "attempts.jsonl", AttemptRow).rows), default=0)
+rows = jsonl.read(folder / "attempts.jsonl", AttemptRow).rows
+attempt = 1 + max((row.attempt for row in rows), default=0)
 step = int(checkpoint.read_text()) if checkpoint.exists() else 0
 
 last = psutil.Process().create_time()
@@ -33,14 +35,16 @@ def use(step, phase, tokens=0):
     """All time since the last row, as a stage's meter accounts for it."""
     global last
     now = time.time()
-    row = UsageRow(time=now, run_id=run_id, attempt=attempt, step=step, phase=phase, seconds=now - last, tokens=tokens, sequences=1,
-                   peak_bytes=1, device="cpu", world_size=1)
+    row = UsageRow(time=now, run_id=run_id, attempt=attempt, step=step, phase=phase,
+                   seconds=now - last, tokens=tokens, sequences=1, peak_bytes=1,
+                   device="cpu", world_size=1)
     jsonl.append(folder / "usage.jsonl", row)
     last = now
 
 def mark(event, code=None, message=""):
-    row = AttemptRow(time=time.time(), run_id=run_id, attempt=attempt, event=event, fingerprint="f", pid=os.getpid(), step=step,
-                     exit_code=code, message=message, device="cpu")
+    row = AttemptRow(time=time.time(), run_id=run_id, attempt=attempt, event=event,
+                     fingerprint="f", pid=os.getpid(), step=step, exit_code=code,
+                     message=message, device="cpu")
     jsonl.append(folder / "attempts.jsonl", row)
 
 if behaviour == "broken":
@@ -62,7 +66,8 @@ while step < steps:
     step += 1
     use(step, "train", tokens=10)
     values = {"loss": 1 / step}
-    jsonl.append(folder / "metrics.jsonl", MetricRow(time=time.time(), run_id=run_id, attempt=attempt, step=step, values=values))
+    row = MetricRow(time=time.time(), run_id=run_id, attempt=attempt, step=step, values=values)
+    jsonl.append(folder / "metrics.jsonl", row)
     checkpoint.parent.mkdir(exist_ok=True)
     checkpoint.write_text(str(step))
     if behaviour == "killed once" and attempt == 1 and step == 3:

@@ -101,7 +101,10 @@ def _write_credentials(environment: Mapping[str, str]) -> None:
             f"{' and '.join(missing)} are not set. Set S3_ACCESS_KEY and S3_SECRET_KEY in "
             "docker/.env."
         )
-    text = f"[default]\naws_access_key_id = {environment['AWS_ACCESS_KEY_ID']}\naws_secret_access_key = {environment['AWS_SECRET_ACCESS_KEY']}\n"
+    text = (
+        f"[default]\naws_access_key_id = {environment['AWS_ACCESS_KEY_ID']}\n"
+        f"aws_secret_access_key = {environment['AWS_SECRET_ACCESS_KEY']}\n"
+    )
     temporary = CREDENTIALS.with_name(".aws.new")
     temporary.unlink(missing_ok=True)
     temporary.touch(mode=0o400)

@@ -16,7 +16,13 @@ def import_votes(file: str, form: str, columns: Mapping[str, str]) -> None:
     `labelling.intake.take_in` does.
     """
     found = take_in(Path.cwd(), Path(file), form, columns)
-    text = f"# {found.imported} votes imported\n\n{found.unchanged} of `{file}` were in `{found.votes}` already, or replaced in the same file.\n"
+    text = (
+        f"# {found.imported} votes imported\n\n{found.unchanged} of `{file}` were in "
+        f"`{found.votes}` already, or replaced in the same file.\n"
+    )
     if found.refused:
-        text += f"\n{found.refused} entries were refused: {found.reasons}. All of them are in `{found.quarantine}`.\n"
+        text += (
+            f"\n{found.refused} entries were refused: {found.reasons}. "
+            f"All of them are in `{found.quarantine}`.\n"
+        )
     create_markdown_artifact(text, key="votes", description=f"Votes taken from {file}")

@@ -69,7 +69,10 @@ def measured_markdown(stage: str, root: Path) -> str:
     """Past runs of the stage beside their plans."""
     runs = measured_runs(root, stage)
     if not runs:
-        return f"# No run made {stage} yet\n\nRuns of this checkout on this machine are listed here, planned beside measured.\n"
+        return (
+            f"# No run made {stage} yet\n\n"
+            "Runs of this checkout on this machine are listed here, planned beside measured.\n"
+        )
     rows = "\n".join(
         f"| {run.run_id} | {run.parameters:,.4g} | {duration(run.planned_seconds)} | "
         f"{duration(run.measured_seconds)} "

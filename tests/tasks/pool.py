@@ -19,7 +19,10 @@ from config.records import AttemptRow
 from tasks.run.run import Run
 from tests.conftest import ROOT
 
-CONTAINER = "import sys; from tasks.remote.worker import work; from tasks.run.stop import on_signals\nwith on_signals() as stop: work(sys.argv[1], stop)"
+CONTAINER = (
+    "import sys; from tasks.remote.worker import work; from tasks.run.stop import on_signals\n"
+    "with on_signals() as stop: work(sys.argv[1], stop)"
+)
 LONG = ("sft.epochs=100.0", "sft.max_steps=600", "sft.checkpoint_every_steps=20")
 
 

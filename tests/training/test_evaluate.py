@@ -228,7 +228,7 @@ def like_a_close(reply: str, rng: random.Random) -> tuple[str, str]:
 
 
 @pytest.mark.parametrize(("taste", "hacked"), [(like_a_filler, True), (like_a_close, False)])
-def test_ppo_against_a_broken_reward_model_is_reported_as_hacking_and_against_a_sound_one_it_raises_the_gold_score(
+def test_ppo_against_a_broken_reward_model_is_hacking_and_a_sound_one_raises_gold(
     demonstrated: Path,
     tmp_path: Path,
     taste: Callable[[str, random.Random], tuple[str, str]],

@@ -14,7 +14,8 @@ class Without:
     def __init__(self, finder):
         self.finder = finder
     def find_spec(self, name, path=None, target=None):
-        return None if name.split(".")[0] in {"prefect", "mlflow", "dvc"} else self.finder.find_spec(name, path, target)
+        hidden = name.split(".")[0] in {"prefect", "mlflow", "dvc"}
+        return None if hidden else self.finder.find_spec(name, path, target)
     def __getattr__(self, name):
         return getattr(self.finder, name)
 

@@ -113,9 +113,8 @@ def recording(request: pytest.FixtureRequest) -> Recording:
         metadata = {
             name: json.loads(text) for name, text in file.metadata().items() if text.startswith("{")
         }
-        return Recording(
-            request.param, {name: file.get_tensor(name) for name in file.keys()}, metadata
-        )
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        return Recording(request.param, tensors, metadata)
 
 
 def roles(recording: Recording, policy: str, value_model: str) -> Roles:

@@ -29,9 +29,8 @@ logger = logging.getLogger(__name__)
 def measure() -> Machine:
     """Everything, with a line of progress for each part."""
     began = time.perf_counter()
-    device = (
-        torch.accelerator.current_accelerator().type if torch.accelerator.is_available() else "cpu"
-    )  # type: ignore[union-attr]
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    device = accelerator.type if accelerator else "cpu"
 
     def tell(part: str) -> None:
         logger.info("%5.1f s  %s", time.perf_counter() - began, part)

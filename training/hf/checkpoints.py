@@ -50,9 +50,8 @@ class LearningCheckpoints:
     def create_optimizer(self, *arguments: Any) -> torch.optim.Optimizer:
         assert self.stage is not None
         if self.optimizer is None:
-            self.optimizer = sharding.shard_optimizer(
-                super().create_optimizer(*arguments), self.stage
-            )  # type: ignore[misc]
+            created = super().create_optimizer(*arguments)  # type: ignore[misc]
+            self.optimizer = sharding.shard_optimizer(created, self.stage)
         made: torch.optim.Optimizer = self.optimizer
         return made
 

@@ -50,9 +50,15 @@ class Engine(Protocol):
     """
 
     def __call__(
-        self, model: PreTrainedModel | AdapterView, prompts: Sequence[Sequence[int]], noise_BT: Tensor | None, temperature: float, limits: Limits,
-        batch_size: int, value_head: nn.Linear | None = None,
-    ) -> Rollout: ...  # fmt: skip
+        self,
+        model: PreTrainedModel | AdapterView,
+        prompts: Sequence[Sequence[int]],
+        noise_BT: Tensor | None,
+        temperature: float,
+        limits: Limits,
+        batch_size: int,
+        value_head: nn.Linear | None = None,
+    ) -> Rollout: ...
 
 
 def sampling_noise(responses: int, max_new_tokens: int, seed: int) -> Tensor:

@@ -299,9 +299,11 @@ def test_rows_cut_by_a_crash_or_without_sense_are_counted_not_summed(
     with (tmp_path / "runs" / "sft" / "usage.jsonl").open("ab") as file:
         file.write(b'{"time": 3, "run_')
     process.use("train", 2, -5.0)
-    endless = '{"time":9,"run_id":"a","attempt":1,"step":3,"phase":"train","seconds":Infinity,"tokens":0,"sequences":0,"peak_bytes":0,'
+    endless = '{"time":9,"run_id":"a","attempt":1,"step":3,"phase":"train","seconds":Infinity,'
     with (tmp_path / "runs" / "sft" / "usage.jsonl").open("a") as lines:
-        lines.write(endless + '"device":"cpu","world_size":1}\n')
+        lines.write(
+            endless + '"tokens":0,"sequences":0,"peak_bytes":0,"device":"cpu","world_size":1}\n'
+        )
     result = ledger(tmp_path, params)
     assert result.skipped_rows == 3
     assert result.total_seconds == 10.0

@@ -39,9 +39,7 @@ def test_thin_products_take_the_rate_of_thin_ones() -> None:
     assert found.product_seconds(1e11, 4096, 128) == pytest.approx(1.0)
 
 
-def test_a_wider_head_takes_longer_for_its_product_and_a_larger_vocabulary_the_time_of_a_larger_one() -> (
-    None
-):
+def test_a_wider_head_and_a_larger_vocabulary_take_longer() -> None:
     heads = tuple(
         Sampling(
             rows=rows,

@@ -114,7 +114,7 @@ def test_a_run_is_not_planned_for_a_file_that_its_container_would_not_have(tmp_p
     for device in ("cpu", "unknown-device"):  # with a plan, and where none can be made
         with pytest.raises(
             ParamsError,
-            match=r"placement\.data=gpus: data\.source\.path=pairs\.jsonl is a file of this machine",
+            match=r"placement\.data=gpus: data\.source\.path=pairs\.jsonl is a file of this",
         ):
             prepare(
                 project, params(f"data.source={source('pairs.jsonl')}", f"prices.device={device}")

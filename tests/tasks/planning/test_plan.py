@@ -3,7 +3,6 @@ DVC.
 """
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -275,9 +274,10 @@ def test_an_unknown_model_can_be_run_without_a_budget_and_not_with_one(project: 
 
 def test_only_what_is_ahead_needs_approval(project: Path) -> None:
     threshold = prepare(project, params(project)).ahead_total.usd
-    ask: Callable[..., Prepared] = lambda factor: prepare(
-        project, params(project, f"budget.approval_usd={threshold * factor}")
-    )
+
+    def ask(factor: float) -> Prepared:
+        return prepare(project, params(project, f"budget.approval_usd={threshold * factor}"))
+
     assert needs_approval(ask(0.99))
     assert not needs_approval(ask(1.01))
     assert not needs_approval(prepare(project, params(project)))

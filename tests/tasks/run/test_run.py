@@ -27,7 +27,10 @@ def test_one_workspace_takes_one_run_at_a_time(tmp_path: Path) -> None:
 
 
 def test_the_lock_of_a_killed_run_is_free(tmp_path: Path) -> None:
-    code = f"import os\nfrom pathlib import Path\nfrom tasks.run.run import locked\nwith locked(Path({str(tmp_path)!r})): os.kill(os.getpid(), 9)"
+    code = (
+        "import os\nfrom pathlib import Path\nfrom tasks.run.run import locked\n"
+        f"with locked(Path({str(tmp_path)!r})): os.kill(os.getpid(), 9)"
+    )
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == -9
     with locked(tmp_path):
         pass

@@ -195,7 +195,8 @@ def test_sft_and_reward_learn_on_four_bits_with_adapters_in_fp32(
 
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"])
 def test_ppo_learns_in_half_precision_with_adapters_in_fp32(
-    lora_project: Project, dtype: str
+    lora_project: Project,  # noqa: F811
+    dtype: str,
 ) -> None:
     root = lora_project(model={"dtype": dtype}, updates=2, batch_size=4, rollout_batch_size=4)
     stage, _ = open_stage(root, "ppo")

@@ -20,9 +20,7 @@ def shown(argv: str) -> str:
     ).stdout.strip()
 
 
-def test_a_process_of_ours_seldom_collects_while_it_imports_and_then_as_usual_without_the_imports() -> (
-    None
-):
+def test_a_process_of_ours_seldom_collects_while_it_imports() -> None:
     assert shown("-m") == "(50000, 10, 10) (700, 10, 10) True"
 
 
