@@ -1,8 +1,8 @@
 """The params that a run was made with, read from the run's own copy."""
 
 from pathlib import Path
-from typing import Any
 
+from config.compose import compose
 from config.errors import ParamsError
 from config.load import load, override, read, validate
 from config.records import kept_folder
@@ -24,27 +24,9 @@ def kept_params(root: Path, run_id: str, overrides: list[str] | None = None) -> 
             raise
         try:
             return validate(
-                override(_filled(read(path), read(root / "params.yaml")), overrides or []),
+                override(compose(read(root / "params.yaml"), read(path)), overrides or []),
                 str(path),
             )
         except ParamsError:
             pass
         raise  # what is wrong with the copy itself
-
-
-def _filled(own: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
-    """`own`, with the keys that only `other` has, section by section; a section of another kind
-    gives nothing.
-    """
-    filled = dict(own)
-    for key, value in other.items():
-        mine = own.get(key)
-        if key not in own:
-            filled[key] = value
-        elif (
-            isinstance(mine, dict)
-            and isinstance(value, dict)
-            and mine.get("kind") == value.get("kind")
-        ):
-            filled[key] = _filled(mine, value)
-    return filled

@@ -8,6 +8,7 @@ import yaml
 from pydantic import ValidationError
 
 from config.atomic_file import write_atomically
+from config.compose import EXTENDS, base_path, compose
 from config.errors import ParamsError
 from config.schema import Params
 
@@ -22,7 +23,29 @@ def load(path: Path, overrides: list[str] | None = None) -> Params:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """The mapping in a YAML file."""
+    """The mapping in a YAML file, laid over the file that its `extends` names, if it names one.
+
+    Raises ParamsError if a file is missing or broken, or files extend each other in a circle.
+    """
+    chain = [path]
+    content = _mapping(path)
+    while EXTENDS in content:
+        name = content.pop(EXTENDS)
+        if not isinstance(name, str) or not name:
+            raise ParamsError(
+                f"extends={name!r} in {chain[-1]}: the name of a params file beside it is needed, "
+                "such as base."
+            )
+        base = base_path(chain[-1], name)
+        if base.resolve() in [each.resolve() for each in chain]:
+            circle = " -> ".join(each.name for each in [*chain, base])
+            raise ParamsError(f"{circle} extend each other. Let one of them be whole.")
+        chain.append(base)
+        content = compose(_mapping(base), content)
+    return content
+
+
+def _mapping(path: Path) -> dict[str, Any]:
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
     except FileNotFoundError:

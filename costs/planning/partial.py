@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from config.compose import compose, lacking
 from config.errors import ParamsError
 from config.load import override, read, validate
 from config.schema import Params
@@ -31,31 +32,12 @@ def completed(
                 f"{path} has no section {stage}, so --stage {stage} has nothing to plan. Add the "
                 "section."
             )
-    filled: list[str] = []
-    whole = _fill(content, read(DEMO), "", filled)
+    demo = read(DEMO)
+    filled = list(lacking(demo, content))
+    whole = compose(demo, content)
     _fit_model(whole, content)
     note = f"not in {path.name}, taken from recipes/demo.yaml: {', '.join(filled)}"
     return validate(whole, str(path)), (note,) if filled else ()
-
-
-def _fill(
-    content: Mapping[str, Any], base: Mapping[str, Any], place: str, filled: list[str]
-) -> dict[str, Any]:
-    """`content` over `base`, section by section; `filled` gets the names of what came from the
-    base.
-    """
-    result = dict(content)
-    for key, value in base.items():
-        if key not in content:
-            filled.append(f"{place}{key}")
-            result[key] = value
-        elif (
-            isinstance(value, Mapping)
-            and isinstance(content[key], Mapping)
-            and key not in ("source", "random")
-        ):
-            result[key] = _fill(content[key], value, f"{place}{key}.", filled)
-    return result
 
 
 def _fit_model(whole: dict[str, Any], content: Mapping[str, Any]) -> None:
