@@ -43,11 +43,11 @@ def test_a_measurement_that_fails_leaves_the_last_one(
     project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = (project / MACHINE_FILE).read_text()
-    (
-        project / "training"
-    ).mkdir()  # a package of that name in the folder hides ours from `python -m`
-    (project / "training" / "__init__.py").write_text("")
-    (project / "training" / "machine.py").write_text("raise SystemExit(3)\n")
+    # a package of that name in the folder hides ours from `python -m`
+    (project / "training" / "calibrate").mkdir(parents=True)
+    for package in ("training", "training/calibrate"):
+        (project / package / "__init__.py").write_text("")
+    (project / "training" / "calibrate" / "machine.py").write_text("raise SystemExit(3)\n")
     with pytest.raises(EnvironmentFault, match="exit code 3"):
         calibrate(as_json=False)
     assert (project / MACHINE_FILE).read_text() == before

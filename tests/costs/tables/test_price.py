@@ -33,7 +33,7 @@ def test_power_is_that_of_the_device_where_none_is_given() -> None:
 
 
 def test_an_unknown_device_has_no_power_and_says_where_to_add_it() -> None:
-    with pytest.raises(CostError, match=r"'z9'.*costs/hardware\.yaml"):
+    with pytest.raises(CostError, match=r"'z9'.*costs/tables/hardware\.yaml"):
         usd_per_device_hour(demo("prices.device=z9", "prices.usd_per_kwh=0.2"))
 
 
