@@ -73,10 +73,10 @@ class Pipeline:
         run: Run,
         stop: StopRequest,
         shipper: Shipper,
-        journey: RunProgress,
+        run_progress: RunProgress,
         ahead: Sequence[str],
     ) -> None:
-        self.run, self.stop, self.shipper, self.run_progress = run, stop, shipper, journey
+        self.run, self.stop, self.shipper, self.run_progress = run, stop, shipper, run_progress
         self.ahead = ahead
         """Stages that will have to be done."""
         self.reproductions = ReproProcesses(
@@ -342,11 +342,11 @@ class _Observer:
     def __call__(self, progress: Progress) -> None:
         self.progress = progress
         self._pipeline.display.show(progress)
-        journey, board = self._pipeline.run_progress, self._pipeline.progress_artifacts
-        whole = journey.look(progress)
-        board.show("run", whole.fraction, journey.words(whole, progress.stage))
+        run_progress, artifacts = self._pipeline.run_progress, self._pipeline.progress_artifacts
+        state = run_progress.look(progress)
+        artifacts.show("run", state.fraction, run_progress.words(state, progress.stage))
         if progress.fraction is not None:
-            board.show(progress.stage, progress.fraction, line(progress))
+            artifacts.show(progress.stage, progress.fraction, line(progress))
 
     def last_line(self, stage: str, outcome: Outcome) -> str:
         if outcome.cached or self.progress is None:

@@ -61,7 +61,7 @@ def shard(module: nn.Module, stage: Stage, sums_gradients: bool = False) -> None
     """Put a model on the stage's device: whole, or of zero2 and zero3 this process's share.
 
     Gradients are means over the processes, as in DDP, or `sums_gradients`. Which parameters learn
-    may still change, until `settle`.
+    may still change, until `set_root_modules`.
     """
     device = "cpu" if stage.device == "cpu" else "cuda"
     if not shards_weights(stage):

@@ -35,18 +35,19 @@ DOOMED = """
 import sys
 from pathlib import Path
 from config.load import load
-from tasks import placement, signs
-from tasks.remote.client import run_placed
+from tasks.remote import client, heartbeat
+from tasks.remote.client import run_remote
 from tasks.run.run import begin
 from tasks.run.stop import StopRequest
 from tests.tasks.pool import Pool
 
-folder, signs.EVERY_SECONDS, signs.SILENCE_SECONDS = Path(sys.argv[1]), 0.5, float(sys.argv[2])
+folder = Path(sys.argv[1])
+heartbeat.EVERY_SECONDS, heartbeat.SILENCE_SECONDS = 0.5, float(sys.argv[2])
 pool = Pool(folder)
-placement.hand_over, placement.state_of = pool.hand_over, pool.state_of
+client.hand_over, client.state_of = pool.hand_over, pool.state_of
 run = begin(Path.cwd(), "doomed", load(Path("params.yaml")), {})
 for stage in ("data", "sft"):
-    run_placed(run, stage, "gpus", StopRequest(), lambda progress: None)
+    run_remote(run, stage, "gpus", StopRequest(), lambda progress: None)
 """
 """A pipeline in a process of its own, to be killed. Its containers outlive it."""
 

@@ -12,9 +12,9 @@ ROOT = Path(__file__).parents[3]
 MIB = 2**20
 PLACE = """
 import psutil, training, torch
-from training import heap
+from training.process import allocator
 if {settled}:
-    heap.settle()
+    allocator.configure()
 def held():
     return psutil.Process().memory_info().rss
 torch.ones(2**22)  # freed: glibc raises its limit to these 16 MiB
@@ -64,11 +64,11 @@ before = held()
 def beside_the_living():
     return held() - before - len(living) * 2**19
 churn(16)
-heap.give_back()
+allocator.release_free_memory()
 print(beside_the_living())
 churn(128)
 print(beside_the_living())
-heap.give_back()
+allocator.release_free_memory()
 print(beside_the_living())
 """
     few, left, given_back = said(code, settled=True)

@@ -79,7 +79,7 @@ def test_rows_and_tables_hold_what_they_were_given(tmp_path: Path) -> None:
 WRITER = """
 import os, signal, sys
 from pathlib import Path
-from training import artifacts
+from training.process import artifacts
 real, at, calls = Path.rename, int(sys.argv[2]), 0
 def rename(self, target):
     global calls

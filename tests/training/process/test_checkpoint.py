@@ -223,7 +223,7 @@ def test_a_damaged_record_is_not_taken_for_done(tmp_path: Path, content: str) ->
 SAVER = """
 import os, signal, sys
 from pathlib import Path
-from training import checkpoint
+from training.process import checkpoint
 checkpoints = checkpoint.Checkpoints(Path(sys.argv[1]), "ppo", "f")
 moment = sys.argv[2]
 if moment == "before the manifest":

@@ -8,8 +8,8 @@ import gc, sys
 sys.argv[0] = {argv!r}
 import training
 while_importing = gc.get_threshold()
-from training import collector
-collector.begin_work()
+from training.process import garbage_collection
+garbage_collection.begin_work()
 print(while_importing, gc.get_threshold(), gc.get_freeze_count() > 1_000)
 """
 
