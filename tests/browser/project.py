@@ -4,13 +4,14 @@ import json
 import os
 import re
 import shutil
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from tests.support.ports import free_port
 
 PATIENCE_SECONDS = 1800.0
 """For a run of any recipe that --recipe may name."""
@@ -70,9 +71,3 @@ def _pages(said: str) -> dict[str, str]:
     return pages | {
         name: url for url, name in re.findall(r"^Form +(\S+) +\(([\w/-]+)", said, re.MULTILINE)
     }
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

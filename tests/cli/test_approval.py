@@ -10,7 +10,7 @@ import pytest
 
 from config.records import stages_of
 from tests.conftest import ROOT
-from tests.stage_project import make_project
+from tests.support.stage_project import make_project
 
 STAGES = stages_of("ppo")
 

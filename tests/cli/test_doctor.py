@@ -7,7 +7,7 @@ import pytest
 from cli import doctor
 from cli.doctor import Finding
 from tests.conftest import ROOT
-from tests.stage_project import make_project
+from tests.support.stage_project import make_project
 
 
 def levels(findings: list[Finding]) -> list[tuple[str, str]]:

@@ -5,7 +5,6 @@ of its own, gone afterwards.
 import json
 import os
 import secrets
-import socket
 import subprocess
 import time
 import urllib.error
@@ -16,6 +15,7 @@ from typing import Any
 import boto3
 
 from tests.conftest import ROOT
+from tests.support.ports import free_port
 
 PROJECT = "rlhf-test"
 TINY = "tests/e2e/tiny.yaml"
@@ -56,12 +56,6 @@ def has_engine() -> bool:
         )
     except (OSError, subprocess.TimeoutExpired):
         return False
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def build_images() -> dict[str, str]:

@@ -5,7 +5,6 @@ cloned.
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -22,6 +21,7 @@ from config.records import AttemptRow, MetricRow, PipelineRow, UsageRow, stages_
 from config.schema import Params
 from tasks.servers.processes import prefect_plan, start, stop
 from tests.conftest import ROOT, git, own_remote
+from tests.support.ports import free_port
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200)]
 
@@ -93,12 +93,6 @@ def checkout(new_checkout: Callable[[], Path]) -> Iterator[Checkout]:
         yield made
     finally:
         stop(made.root)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def await_process_of(

@@ -22,7 +22,7 @@ from config.sections.data import HelpdeskSource
 from labelling.votes import VOTES_FILE, Pair, Vote, append
 from tasks.servers.processes import prefect_plan, start, stop
 from tests.conftest import ROOT
-from tests.e2e.test_pipeline import free_port
+from tests.support.ports import free_port
 from training.preparation.cleaning import same_prompt_key
 from training.preparation.helpdesk import generate, read_case, reply
 

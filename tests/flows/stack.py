@@ -4,7 +4,6 @@ starts them, on ports of their own.
 
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -22,7 +21,8 @@ from prefect.settings import PREFECT_API_URL, temporary_settings
 from config.records import stages_of
 from tasks.servers.processes import HOST, Server, servers
 from tests.conftest import ROOT
-from tests.stage_project import make_project
+from tests.support.ports import free_port
+from tests.support.stage_project import make_project
 
 PATIENCE_SECONDS = 240.0
 """For what takes seconds on an idle machine."""
@@ -139,9 +139,3 @@ def stack(folder: Path, *options: str) -> Iterator[Stack]:
 
 def environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        return int(probe.getsockname()[1])

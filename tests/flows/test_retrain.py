@@ -21,7 +21,7 @@ from config.records import stages_of
 from config.retraining import RETRAIN_ROWS, RetrainRow
 from flows.retrain import retrain
 from tasks.dvc.data_key import key_now
-from tests.stage_project import make_project
+from tests.support.stage_project import make_project
 
 pytestmark = [
     pytest.mark.integration,

@@ -31,7 +31,7 @@ from config.load import load
 from config.records import AttemptRow, PipelineRow, stages_of
 from flows.rlhf import rlhf
 from tests.conftest import ROOT
-from tests.stage_project import make_project
+from tests.support.stage_project import make_project
 
 pytestmark = [
     pytest.mark.integration,

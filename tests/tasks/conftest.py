@@ -8,8 +8,8 @@ from moto.server import ThreadedMotoServer
 from config.load import load
 from tasks.remote import client
 from tasks.run.run import Run, begin
-from tests.flows.stack import free_port
-from tests.stage_project import make_project
+from tests.support.ports import free_port
+from tests.support.stage_project import make_project
 from tests.tasks.pool import Pool
 
 

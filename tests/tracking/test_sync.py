@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +18,7 @@ from config.records import AttemptRow, MetricRow, PipelineRow, UsageRow
 from config.retraining import RETRAIN_FOLDER, RETRAIN_ROWS, RetrainRow
 from config.schema import Params
 from tests.conftest import ROOT
+from tests.support.ports import free_port
 from tests.tasks.champions.test_promotion_gate import WINNER
 from tracking import sync as module
 from tracking.cursor import cursor_path
@@ -455,16 +455,10 @@ def test_stages_started_by_hand_are_tracked_too(root: Path, params: Params) -> N
     assert history(root, "manual/ppo/1", "ppo/score") == SCORES
 
 
-def closed_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 def test_an_unreachable_mlflow_is_one_line_and_the_rows_are_shipped_later(
     root: Path, params: Params
 ) -> None:
-    uri = f"http://127.0.0.1:{closed_port()}"
+    uri = f"http://127.0.0.1:{free_port()}"
     away = params.model_copy(update={"tracking": params.tracking.model_copy(update={"uri": uri})})
     Story(root, away).whole()
     with pytest.raises(EnvironmentFault, match=r"rlhf report --sync") as fault:

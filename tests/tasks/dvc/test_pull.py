@@ -12,7 +12,7 @@ from config.errors import EnvironmentFault
 from tasks.dvc.pull import fetch, inputs_of, is_unchanged_elsewhere, remote_of, small_outputs
 from tasks.dvc.repro import REPRO
 from tasks.dvc.status import environment, is_unchanged, public, push
-from tests.stage_project import make_project
+from tests.support.stage_project import make_project
 
 pytestmark = pytest.mark.integration
 

@@ -14,7 +14,7 @@ from config.schema import Params
 from tasks.planning.placement_check import on_volumes, require_reachable
 from tasks.planning.plan import prepare
 from tests.conftest import ROOT, TINY
-from tests.stage_project import make_project
+from tests.support.stage_project import make_project
 
 STAGES = stages_of("ppo")
 ON_POOL = (

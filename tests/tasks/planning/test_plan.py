@@ -29,7 +29,7 @@ from tasks.planning.plan import (
 from tasks.run.run import Run, begin
 from tasks.run.stop import StopRequest
 from tasks.stage.runner import run_stage
-from tests.stage_project import make_project
+from tests.support.stage_project import make_project
 
 pytestmark = pytest.mark.integration
 

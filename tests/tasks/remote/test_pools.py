@@ -20,7 +20,7 @@ from tasks.remote.pools import FLOW, PARAMETERS, hand_over, require_served, stat
 from tasks.servers.processes import HOST, prefect_plan, start, stop
 from tests.conftest import ROOT
 from tests.docker.test_pools import ENVIRONMENT
-from tests.flows.stack import free_port
+from tests.support.ports import free_port
 
 pytestmark = [
     pytest.mark.integration,

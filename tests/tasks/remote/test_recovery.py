@@ -28,7 +28,7 @@ from tasks.remote.worker import REPLY, REQUEST, STOP, Reply
 from tasks.run.run import Run, begin, end_left_open
 from tasks.run.stop import StopRequest
 from tests.conftest import ROOT, TINY, own_remote
-from tests.stage_project import make_project
+from tests.support.stage_project import make_project
 from tests.tasks.pool import LONG, Pool, attempts, when_mirrored
 
 DOOMED = """

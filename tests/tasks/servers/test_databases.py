@@ -18,7 +18,7 @@ from config.errors import EnvironmentFault
 from config.sections.run import Tracking
 from tasks.servers.databases import ensure_databases, prefect_url
 from tasks.servers.processes import HOST, mlflow_plan, prefect_plan, start, stop
-from tests.flows.stack import free_port
+from tests.support.ports import free_port
 
 WITH_PASSWORD = "guest"
 """A user whom the server asks for a password."""

@@ -21,6 +21,7 @@ from tasks.servers.processes import (
     start,
     stop,
 )
+from tests.support.ports import free_port
 
 pytestmark = pytest.mark.integration
 
@@ -31,12 +32,6 @@ TRACKING = Tracking(uri="sqlite:///mlflow.db", experiment="e", registered_model=
 def root(tmp_path: Path) -> Iterator[Path]:
     yield tmp_path
     stop(tmp_path)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        return int(probe.getsockname()[1])
 
 
 def tiny_plan(port: int, name: str = "mlflow") -> Plan:

@@ -23,7 +23,7 @@ from tasks.run.stop import StopRequest
 from tasks.stage.outcome import Outcome, StageCrashed
 from tasks.stage.progress import Progress, attempts
 from tasks.stage.runner import run_stage, stop_orphans
-from tests.stage_project import make_project
+from tests.support.stage_project import make_project
 
 pytestmark = pytest.mark.integration
 NewRun = Callable[..., Run]
