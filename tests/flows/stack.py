@@ -138,7 +138,7 @@ def stack(folder: Path, *options: str) -> Iterator[Stack]:
 
 
 def environment() -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    return {**os.environ, "PYTHONPATH": str(ROOT)}
 
 
 def free_port() -> int:
