@@ -277,11 +277,15 @@ def compare(answers: dict[str, Answers], confidence: float, seed: int) -> dict[s
     equal_length = gain_at_equal_length(
         aligned.rewards, sft.rewards, aligned.lengths, sft.lengths, confidence
     )
-    verdict = reward_hacking(proxy, gold, equal_length)
+    verdict = reward_hacking(proxy, gold, equal_length, len(sft.texts))
     metrics |= {
         "kl": _mean(aligned.kl),
         "reward_hacking": verdict.hacked,
         "reward_hacking_reason": verdict.reason,
+        "reward_hacking_prompts_needed": verdict.prompts_needed,
+        "gold_gain": gold and gold.mean,
+        "gold_gain_low": gold and gold.low,
+        "gold_gain_high": gold and gold.high,
         "reward_gain": proxy.mean,
         "reward_gain_low": proxy.low,
         "reward_gain_high": proxy.high,

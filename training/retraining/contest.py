@@ -95,7 +95,10 @@ def contest(
     trusted = gain(new.judged, old.judged, confidence)
     lengths = replies["challenger"].chars, replies["champion"].chars
     hacking = reward_hacking(
-        own, trusted, gain_at_equal_length(new.challenger, old.challenger, *lengths, confidence)
+        own,
+        trusted,
+        gain_at_equal_length(new.challenger, old.challenger, *lengths, confidence),
+        len(prompts),
     )
     found = Contest(
         prompts=len(prompts),
@@ -108,6 +111,7 @@ def contest(
         challenger_reward=_mean_of(own),
         hacking=hacking.hacked,
         hacking_reason=hacking.reason,
+        hacking_prompts_needed=hacking.prompts_needed,
         kl=_mean(replies["challenger"].kl),
         kl_champion=_mean(replies["champion"].kl),
         chars=_mean(lengths[0]),
