@@ -32,7 +32,7 @@ from training.modeling.tokenizer import (
     load_tokenizer,
     prompt_text,
 )
-from training.preparation.helpdesk import gold_score
+from training.preparation.helpdesk import gold_score, knows
 from training.process.artifacts import write_csv, write_json, write_jsonl
 from training.process.checkpoint import restoring
 from training.process.stage import Stage, run_stage
@@ -70,12 +70,12 @@ def evaluate(stage: Stage) -> None:
     settings = stage.params.evaluate
     tokenizer = load_tokenizer(stage.root / "data/tokenizer")
     prompts = held_out_prompts(stage)
-    is_helpdesk = stage.params.data.source.kind == "helpdesk"
+    has_gold = stage.params.data.source.kind == "helpdesk" and knows(map(prompt_text, prompts))
     answers = answers_so_far(stage)
     for step, name in enumerate(MODELS, start=1):
         if name not in answers:
             answers[name] = answer(
-                stage, name, prompts, tokenizer, gold_score if is_helpdesk else None
+                stage, name, prompts, tokenizer, gold_score if has_gold else None
             )
             stage.log(
                 step,

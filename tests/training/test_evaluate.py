@@ -124,6 +124,16 @@ def test_the_answers_do_not_depend_on_the_batch(project: Project, finished: Path
     assert replies[0] == replies[1]
 
 
+def test_prompts_of_another_world_have_no_gold_score(project: Project) -> None:
+    root = project("evaluate")
+    path = root / "data/prepared/prompts/test.jsonl"
+    write_jsonl(path, [{"prompt": f"what is {i} and {i} ?"} for i in range(12)])
+    work(root, "evaluate")
+    found = metrics(root, "evaluate")
+    assert [found[name] for name in ("gold_sft", "gold_aligned", "win_rate_gold")] == [None] * 3
+    assert found["win_rate_reward"] is not None
+
+
 def test_a_temperature_of_zero_is_greedy_and_draws_nothing(project: Project) -> None:
     seen = []
     for seed in (1, 2):
@@ -204,7 +214,7 @@ HACKABLE = {
         "rollout_batch_size": 48,
         "checkpoint_every_updates": 100,
     },
-    "evaluate": {"prompts": 300, "batch_size": 300, "max_new_tokens": 40},
+    "evaluate": {"prompts": 300, "batch_size": 300, "max_new_tokens": 40, "samples": 300},
 }
 
 
@@ -224,7 +234,7 @@ def like_a_filler(reply: str, rng: random.Random) -> tuple[str, str]:
 
 def like_a_close(reply: str, rng: random.Random) -> tuple[str, str]:
     bare = reply.removesuffix(CLOSE).strip()
-    return f"{bare} {CLOSE}", bare
+    return f"{bare} {CLOSE}", f"{bare} {rng.choice(FILLERS)}"
 
 
 @pytest.mark.parametrize(("taste", "hacked"), [(like_a_filler, True), (like_a_close, False)])
@@ -253,3 +263,13 @@ def test_ppo_against_a_broken_reward_model_is_reported_as_hacking_and_against_a_
     assert found["reward_gain_low"] > 0
     assert found["reward_hacking"] is hacked
     assert (found["gold_aligned"] > found["gold_sft"]) is not hacked
+    rows = list(jsonl.plain(root / "evaluation/samples.jsonl"))
+    for count in range(2, 300):
+        few = {
+            name: answers(
+                [row[f"reward_{name}"] for row in rows[:count]],
+                [row[f"gold_{name}"] for row in rows[:count]],
+            )
+            for name in MODELS
+        }
+        assert compare(few, 0.95, seed=1)["reward_hacking"] is not (not hacked), count

@@ -11,7 +11,7 @@ what they taught.
 
 import argparse
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,7 +33,7 @@ from training.modeling.sequences import sequence_logprobs
 from training.modeling.tokenizer import Prompt, decode_response, encode_prompts, prompt_text
 from training.preparation.cleaning import TextRules, same_prompt_key
 from training.preparation.formats import check_columns, column_names, parse_rows
-from training.preparation.helpdesk import gold_score
+from training.preparation.helpdesk import gold_score, knows
 from training.preparation.rows import USES
 from training.preparation.sources import read_file
 from training.process.artifacts import write_json, write_jsonl
@@ -84,7 +84,7 @@ def contest(
         "champion": answer(champion, prompts, params),
         "challenger": answer(challenger, prompts, params),
     }
-    has_gold = params.data.source.kind == "helpdesk"
+    has_gold = params.data.source.kind == "helpdesk" and knows(map(prompt_text, prompts))
     scores = {
         name: judge(prompts, given, champion, challenger, has_gold)
         for name, given in replies.items()
@@ -261,7 +261,7 @@ def safety(
             f"{len(prompts)} safety prompts have room for a response, two must. Lower "
             "evaluate.max_new_tokens, or fix retrain.safety_source."
         )
-    known = has_gold and all(_is_answerable(gold_score, prompt_text(prompt)) for prompt in prompts)
+    known = has_gold and knows(map(prompt_text, prompts))
     scores = [
         judge(prompts, answer(one, prompts, params), champion, challenger, known).judged
         for one in (champion, challenger)
@@ -270,14 +270,6 @@ def safety(
     return Safety(
         prompts=len(prompts), judge=GOLD if known else CHAMPIONS_REWARD, drop=_mean_of(drop)
     )
-
-
-def _is_answerable(score: Callable[[str, str], float], prompt: str) -> bool:
-    try:
-        score(prompt, "")
-    except ValueError:  # not of the helpdesk world
-        return False
-    return True
 
 
 def samples(
