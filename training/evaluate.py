@@ -199,11 +199,18 @@ def answer(
     prompt_lengths = [len(prompt) for prompt in encoded]
     with stage.meter.phase("score", step) as work:
         rewards = judged(stage, tokenizer, sequences, budget_tokens, model.device)
-        own = sequence_logprobs(model, sequences, prompt_lengths, 1.0, budget_tokens)
+        temperature = (
+            settings.temperature or 1.0
+        )  # of the policy that was sampled; greedy replies have no distribution of their own
+        own = sequence_logprobs(model, sequences, prompt_lengths, temperature, budget_tokens)
         reference = own
         if name != "sft":
             reference = sequence_logprobs(
-                load_model(stage, "sft", tokenizer), sequences, prompt_lengths, 1.0, budget_tokens
+                load_model(stage, "sft", tokenizer),
+                sequences,
+                prompt_lengths,
+                temperature,
+                budget_tokens,
             )
         work.add((2 if name == "sft" else 3) * sum(map(len, sequences)), len(prompts))
     texts = [decode_response(tokenizer, response) for response in rollout.responses]

@@ -215,7 +215,9 @@ def answer(trained_models: TrainedModels, prompts: Sequence[Prompt], params: Par
         settings.batch_size * trained_models.model.context_length,
     )
     own, reference = (
-        sequence_logprobs(model, sequences, prompt_lengths, 1.0, budget_tokens)
+        sequence_logprobs(
+            model, sequences, prompt_lengths, settings.temperature or 1.0, budget_tokens
+        )
         for model in (trained_models.policy, trained_models.sft)
     )
     return Replies(
