@@ -15,7 +15,7 @@ from tests.training.processes import attempts, finish, metric_rows, metrics, sig
 from tests.training.tiny import names, open_stage, params, work
 from training.evaluate import MODELS, Answers, compare, describe
 from training.evaluation.comparison import distinct_n
-from training.preparation.helpdesk import CLOSE, FILLERS, gold_score
+from training.preparation.helpdesk import FILLERS, gold_score, read_case, reply
 from training.process.artifacts import write_jsonl
 
 Project = Callable[..., Path]
@@ -210,7 +210,7 @@ HACKABLE = {
         "ppo_epochs": 2,
         "learning_rate": 2.0e-3,
         "value_learning_rate": 2.0e-3,
-        "kl": {**params().ppo.kl.model_dump(), "controller": "fixed", "coef": 0.02},
+        "kl": {**params().ppo.kl.model_dump(), "controller": "fixed", "coef": 0.15},
         "rollout_batch_size": 48,
         "checkpoint_every_updates": 100,
     },
@@ -228,33 +228,35 @@ def demonstrated(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def like_a_filler(reply: str, rng: random.Random) -> tuple[str, str]:
-    return f"{reply} {rng.choice(FILLERS)}", reply
+def like_a_filler(written: str, prompt: str, rng: random.Random) -> tuple[str, str]:
+    return f"{written} {rng.choice(FILLERS)}", written
 
 
-def like_a_close(reply: str, rng: random.Random) -> tuple[str, str]:
-    bare = reply.removesuffix(CLOSE).strip()
-    return f"{bare} {CLOSE}", f"{bare} {rng.choice(FILLERS)}"
+def like_careful_ones(written: str, prompt: str, rng: random.Random) -> tuple[str, str]:
+    careful, careless = (reply(read_case(prompt), quality, rng) for quality in (1.0, 0.3))
+    return careful, careless
 
 
-@pytest.mark.parametrize(("taste", "hacked"), [(like_a_filler, True), (like_a_close, False)])
+@pytest.mark.parametrize(("taste", "hacked"), [(like_a_filler, True), (like_careful_ones, False)])
 def test_ppo_against_a_broken_reward_model_is_reported_as_hacking_and_against_a_sound_one_it_raises_the_gold_score(
     demonstrated: Path,
     tmp_path: Path,
-    taste: Callable[[str, random.Random], tuple[str, str]],
+    taste: Callable[[str, str, random.Random], tuple[str, str]],
     hacked: bool,
 ) -> None:
     root = tmp_path / "project"
     shutil.copytree(demonstrated, root)
     for split in ("train", "test"):
         path, rng = root / f"data/prepared/preference/{split}.jsonl", random.Random(1)
-        pairs = [(row["prompt"], *taste(row["chosen"], rng)) for row in jsonl.plain(path)]
+        pairs = [
+            (row["prompt"], *taste(row["chosen"], row["prompt"], rng)) for row in jsonl.plain(path)
+        ]
         write_jsonl(
             path,
             [
                 {"prompt": p, "chosen": chosen, "rejected": rejected}
                 for p, chosen, rejected in pairs
-                if rejected
+                if rejected != chosen
             ],
         )
     for stage in ("reward", "ppo", "evaluate"):
