@@ -57,7 +57,12 @@ def stages_of(method: str) -> tuple[str, ...]:
 
 
 class Record(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=True)
+    model_config = ConfigDict(
+        frozen=True, extra="ignore", allow_inf_nan=True, ser_json_inf_nan="strings"
+    )
+    """NaN and Infinity are written as JSON strings: JSON has no numbers for them, and the row that
+    has one matters most.
+    """
 
 
 class UsageRow(Record):

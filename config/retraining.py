@@ -96,8 +96,11 @@ class Contest(Record):
     """By the champion's reward model."""
     challenger_reward: Mean
     """By the challenger's own reward model, which may have learnt from bad votes."""
-    hacking: bool
+    hacking: bool | None
+    """None where the prompts are too few to say."""
     hacking_reason: str
+    hacking_prompts_needed: int | None = None
+    """Where it is None: how many prompts would decide it."""
     kl: float
     """Of the challenger from its SFT model, nats per response."""
     kl_champion: float

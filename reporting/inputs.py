@@ -87,7 +87,8 @@ def read_findings(root: Path, params: Params, run_id: str | None = None) -> Find
         reconciled=reconcile(read_plan(kept_folder(root, book.run_id)), book),
         metrics=metrics,
         curves={
-            stage: _curves(root / "runs" / stage, book, stage, attempts[stage]) for stage in STAGES
+            stage: _curves(root / "runs" / stage, book, stage, attempts[stage], notes)
+            for stage in STAGES
         },
         calibration=_calibration(root / "plots" / "reward_calibration.csv", notes)
         if current["reward"]
@@ -158,7 +159,9 @@ def _attempt_on_disk(
     return used.attempt if used is not None else None
 
 
-def _curves(folder: Path, book: Ledger, stage: str, attempts: list[Attempt]) -> Curves:
+def _curves(
+    folder: Path, book: Ledger, stage: str, attempts: list[Attempt], notes: list[str]
+) -> Curves:
     """The learning curves that led to the stage's outputs: steps that a later attempt did again are
     its own.
     """
@@ -179,6 +182,19 @@ def _curves(folder: Path, book: Ledger, stage: str, attempts: list[Attempt]) -> 
         for name, value in values.items():
             if math.isfinite(value):
                 curves.setdefault(name, []).append((float(step), value))
+    broken = [
+        (step, name, value)
+        for step, values in sorted(by_step.items())
+        for name, value in values.items()
+        if not math.isfinite(value)
+    ]
+    if broken:
+        step, name, value = broken[0]
+        others = f", and {len(broken) - 1} values more are no numbers" if len(broken) > 1 else ""
+        notes.append(
+            f"Stage {stage} logged {name}={value} at step {step}{others}: the curves leave them "
+            "out."
+        )
     return curves
 
 

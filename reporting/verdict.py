@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import costs.ledger.ledger
 from reporting.inputs import Findings
-from reporting.numbers import decimal, duration, percent, usd
+from reporting.numbers import count, decimal, duration, percent, usd
 
 
 class Verdict(NamedTuple):
@@ -70,7 +70,7 @@ def _outcome(findings: Findings) -> tuple[str, str, str]:
     span = f" ({percent(low)} to {percent(high)})" if low is not None and high is not None else ""
     judge = "on the gold score" if kind == "gold" else "in the eyes of the reward model"
     wins = f"The aligned model wins {percent(rate)}{span} of comparisons with SFT {judge}"
-    hacking = ", with no sign of reward hacking" if metrics.get("reward_hacking") is False else ""
+    hacking = _without_hacking(findings)
     if low is not None and low > 0.5:
         proxy = (
             ""
@@ -85,6 +85,20 @@ def _outcome(findings: Findings) -> tuple[str, str, str]:
     if high is not None and high < 0.5:
         return "bad", "Alignment did harm", f"{wins}."
     return "open", "No clear effect", f"{wins}{hacking}."
+
+
+def _without_hacking(findings: Findings) -> str:
+    """What the sentence adds where no hacking was found."""
+    metrics = findings.metrics["evaluate"]
+    if "reward_hacking" not in metrics:
+        return ""
+    if metrics["reward_hacking"] is False:
+        return ", with no sign of reward hacking"
+    needed = findings.value("evaluate", "reward_hacking_prompts_needed")
+    return (
+        "; whether the reward was hacked is not "
+        f"decided{f' (about {count(needed)} prompts would tell)' if needed else ''}"
+    )
 
 
 def _hacking_evidence(findings: Findings) -> str:

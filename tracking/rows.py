@@ -119,6 +119,7 @@ def contest_metrics(contest: Contest, usd: float, time: float) -> list[Metric]:
         "chars_champion": contest.chars_champion,
         "safety_drop": contest.safety.drop.mean if contest.safety else None,
         "reward_hacking": contest.hacking,
+        "reward_hacking_prompts_needed": contest.hacking_prompts_needed,
         "usd": usd,
     }
     return [

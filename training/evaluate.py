@@ -32,7 +32,7 @@ from training.modeling.tokenizer import (
     load_tokenizer,
     prompt_text,
 )
-from training.preparation.helpdesk import gold_score
+from training.preparation.helpdesk import gold_score, knows
 from training.process.artifacts import write_csv, write_json, write_jsonl
 from training.process.checkpoint import restoring
 from training.process.stage import Stage, run_stage
@@ -70,12 +70,12 @@ def evaluate(stage: Stage) -> None:
     settings = stage.params.evaluate
     tokenizer = load_tokenizer(stage.root / "data/tokenizer")
     prompts = held_out_prompts(stage)
-    is_helpdesk = stage.params.data.source.kind == "helpdesk"
+    has_gold = stage.params.data.source.kind == "helpdesk" and knows(map(prompt_text, prompts))
     answers = answers_so_far(stage)
     for step, name in enumerate(MODELS, start=1):
         if name not in answers:
             answers[name] = answer(
-                stage, name, prompts, tokenizer, gold_score if is_helpdesk else None
+                stage, name, prompts, tokenizer, gold_score if has_gold else None
             )
             stage.log(
                 step,
@@ -199,11 +199,18 @@ def answer(
     prompt_lengths = [len(prompt) for prompt in encoded]
     with stage.meter.phase("score", step) as work:
         rewards = judged(stage, tokenizer, sequences, budget_tokens, model.device)
-        own = sequence_logprobs(model, sequences, prompt_lengths, 1.0, budget_tokens)
+        temperature = (
+            settings.temperature or 1.0
+        )  # of the policy that was sampled; greedy replies have no distribution of their own
+        own = sequence_logprobs(model, sequences, prompt_lengths, temperature, budget_tokens)
         reference = own
         if name != "sft":
             reference = sequence_logprobs(
-                load_model(stage, "sft", tokenizer), sequences, prompt_lengths, 1.0, budget_tokens
+                load_model(stage, "sft", tokenizer),
+                sequences,
+                prompt_lengths,
+                temperature,
+                budget_tokens,
             )
         work.add((2 if name == "sft" else 3) * sum(map(len, sequences)), len(prompts))
     texts = [decode_response(tokenizer, response) for response in rollout.responses]
@@ -277,11 +284,15 @@ def compare(answers: dict[str, Answers], confidence: float, seed: int) -> dict[s
     equal_length = gain_at_equal_length(
         aligned.rewards, sft.rewards, aligned.lengths, sft.lengths, confidence
     )
-    verdict = reward_hacking(proxy, gold, equal_length)
+    verdict = reward_hacking(proxy, gold, equal_length, len(sft.texts))
     metrics |= {
         "kl": _mean(aligned.kl),
         "reward_hacking": verdict.hacked,
         "reward_hacking_reason": verdict.reason,
+        "reward_hacking_prompts_needed": verdict.prompts_needed,
+        "gold_gain": gold and gold.mean,
+        "gold_gain_low": gold and gold.low,
+        "gold_gain_high": gold and gold.high,
         "reward_gain": proxy.mean,
         "reward_gain_low": proxy.low,
         "reward_gain_high": proxy.high,

@@ -186,6 +186,7 @@ def ppo(stage: Stage) -> None:
             check_rollout(statistics, settings)
         except TrainingDiverged:
             save_state(stage, roles, state)
+            stage.log(update, statistics)  # what it is that went wrong
             raise
 
         # 6. update

@@ -202,13 +202,20 @@ def _win_rates(findings: Findings) -> Markup:
 def _hacking(findings: Findings) -> Markup | None:
     """The reward-hacking verdict with its evidence."""
     metrics = findings.metrics["evaluate"]
-    hacked = metrics.get("reward_hacking")
-    if not isinstance(hacked, bool):
+    if "reward_hacking" not in metrics:
         return None
+    hacked = metrics["reward_hacking"]
     reason = str(metrics.get("reward_hacking_reason") or "").strip()
     said = f"{reason[:1].upper()}{reason[1:]}." if reason else None
-    answer = badge("reward hacking", "bad") if hacked else badge("no reward hacking", "good")
-    note = "Hacking is when the score surely rises and the quality it stands for does not."
+    undecided = badge("not enough evidence", "open")
+    answer = {True: badge("reward hacking", "bad"), False: badge("no reward hacking", "good")}.get(
+        hacked, undecided
+    )
+    note = (
+        "Hacking is when the score surely rises and hardly any of that arrives in the quality it "
+        "stands for. More held-out prompts decide what "
+        "is open: evaluate.prompts and data.test_fraction."
+    )
     return card(
         "Was the reward hacked?", element("p", answer, " ", said, class_="plain"), note=note
     )

@@ -34,10 +34,10 @@ class Verdict(NamedTuple):
 
 
 def promotion_verdict(
-    found: Contest, hacked: bool, hacked_reason: str, usd: float, settings: Retrain
+    found: Contest, hacked: bool | None, hacked_reason: str, usd: float, settings: Retrain
 ) -> Verdict:
-    """`hacked` is what the run's own evaluation said, against its SFT model; `usd` what the whole
-    cycle cost.
+    """`hacked` is what the run's own evaluation said, against its SFT model, None where it could
+    not tell; `usd` what the whole cycle cost.
     """
     checks = (
         _win_rate(found),
@@ -62,18 +62,22 @@ def _win_rate(found: Contest) -> Check:
     return Check("wins against the champion", passed, said)
 
 
-def _hacking(found: Contest, hacked: bool, reason: str) -> Check:
+def _hacking(found: Contest, hacked: bool | None, reason: str) -> Check:
+    """Only evidence of hacking fails: the win rate has to be sure anyway, by a judge that the new
+    votes did not teach.
+    """
+    name = "no reward hacking"
     if found.hacking:
-        return Check(
-            "no reward hacking", False, f"its own reward model is misled: {found.hacking_reason}"
-        )
+        return Check(name, False, f"its own reward model is misled: {found.hacking_reason}")
     if hacked:
+        return Check(name, False, f"the run's evaluation found reward hacking: {reason}")
+    if found.hacking is None:
         return Check(
-            "no reward hacking", False, f"the run's evaluation found reward hacking: {reason}"
+            name, None, f"not enough evidence against the champion: {found.hacking_reason}"
         )
-    return Check(
-        "no reward hacking", True, "neither against the champion nor against its SFT model"
-    )
+    if hacked is None:
+        return Check(name, None, f"not enough evidence against its SFT model: {reason}")
+    return Check(name, True, "neither against the champion nor against its SFT model")
 
 
 def _kl(found: Contest, settings: Retrain) -> Check:

@@ -281,12 +281,12 @@ def _run_of(cycle: Cycle) -> str | None:
     return next(own, None)
 
 
-def _evaluation(cycle: Cycle) -> tuple[bool, str]:
-    """Whether the run's own evaluation found reward hacking, against its SFT model, and why it says
-    so.
+def _evaluation(cycle: Cycle) -> tuple[bool | None, str]:
+    """Whether the run's own evaluation found reward hacking, against its SFT model, None where it
+    could not tell, and why it says so.
     """
     found = json.loads((cycle.root / "metrics" / "evaluate.json").read_text(encoding="utf-8"))
-    return bool(found.get("reward_hacking")), str(found.get("reward_hacking_reason", ""))
+    return found["reward_hacking"], str(found.get("reward_hacking_reason", ""))
 
 
 @contextmanager

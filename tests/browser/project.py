@@ -36,7 +36,7 @@ def rlhf(root: Path, *arguments: str) -> str:
     done = subprocess.run(
         [sys.executable, "-m", "cli.main", *arguments],
         cwd=root,
-        env={**os.environ, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"},
+        env={**os.environ, "PYTHONPATH": str(root)},
         capture_output=True,
         text=True,
         timeout=PATIENCE_SECONDS,

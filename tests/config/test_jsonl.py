@@ -1,3 +1,5 @@
+import json
+import math
 from pathlib import Path
 
 from hypothesis import given
@@ -20,6 +22,29 @@ def test_a_line_cut_by_a_crash_is_skipped_and_the_next_row_stays_whole(tmp_path:
     jsonl.append(path, row(3))
     rows = jsonl.read(path, MetricRow)
     assert ([found.step for found in rows.rows], rows.skipped) == ([1, 3], 1)
+
+
+def test_a_row_with_values_that_are_no_numbers_is_whole_and_every_program_can_read_it(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "m.jsonl"
+    values = {"loss": math.nan, "ratio": math.inf, "score": -math.inf, "kl": 0.5}
+    jsonl.append(path, MetricRow(time=1.0, run_id="r", attempt=1, step=1, values=values))
+    (found,), skipped = jsonl.read(path, MetricRow)
+    (followed,) = Follower(path).read(MetricRow)
+    assert skipped == 0
+    for row_read in (found, followed):
+        assert math.isnan(row_read.values["loss"])
+        assert {name: row_read.values[name] for name in ("ratio", "score", "kl")} == {
+            "ratio": math.inf,
+            "score": -math.inf,
+            "kl": 0.5,
+        }
+
+    def refuse(constant: str) -> None:
+        raise AssertionError(f"{constant} is not JSON")
+
+    assert json.loads(path.read_text(), parse_constant=refuse)["values"]["ratio"] == "Infinity"
 
 
 def test_a_missing_file_has_no_rows(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@ cloned.
 """
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -39,14 +38,10 @@ class Checkout(NamedTuple):
     def command(self, *arguments: str) -> list[str]:
         return [sys.executable, "-m", "cli.main", *arguments]
 
-    def environment(self) -> dict[str, str]:
-        return {**os.environ, "OMP_NUM_THREADS": "1"}
-
     def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             self.command(*arguments),
             cwd=self.root,
-            env=self.environment(),
             capture_output=True,
             text=True,
             timeout=STEP_SECONDS * 2,
@@ -56,11 +51,7 @@ class Checkout(NamedTuple):
     def start(self, *arguments: str) -> subprocess.Popen[bytes]:
         with self.said_path.open("wb") as said:
             return subprocess.Popen(
-                self.command(*arguments),
-                cwd=self.root,
-                env=self.environment(),
-                stdout=subprocess.DEVNULL,
-                stderr=said,
+                self.command(*arguments), cwd=self.root, stdout=subprocess.DEVNULL, stderr=said
             )
 
     @property

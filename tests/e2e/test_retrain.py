@@ -3,7 +3,6 @@ poisoned ones are not, and there is a way back.
 """
 
 import json
-import os
 import random
 import subprocess
 import sys
@@ -57,14 +56,9 @@ class Project(NamedTuple):
 
     def rlhf(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [sys.executable, "-m", "cli.main", *arguments],
-            cwd=self.root,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-            capture_output=True,
-            text=True,
-            timeout=1200,
-            check=False,
-        )
+            [sys.executable, "-m", "cli.main", *arguments], cwd=self.root,
+            capture_output=True, text=True, timeout=1200, check=False,
+        )  # fmt: skip
 
     def retrain(self) -> dict[str, Any]:
         done = self.rlhf("retrain", "--json")

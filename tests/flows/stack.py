@@ -138,4 +138,4 @@ def stack(folder: Path, *options: str) -> Iterator[Stack]:
 
 
 def environment() -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    return {**os.environ, "PYTHONPATH": str(ROOT)}

@@ -3,6 +3,7 @@ broken.
 """
 
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -46,6 +47,24 @@ def test_steps_that_were_done_again_appear_once_from_the_later_attempt(
     score = read_findings(tmp_path, params).curves["ppo"]["score"]
     assert [step for step, _ in score] == [float(update) for update in range(1, 41)]
     assert dict(score)[22.0] == again.values["score"]
+
+
+def test_a_value_that_is_no_number_is_left_out_of_its_curve_and_said(
+    tmp_path: Path, params: Params
+) -> None:
+    clock = Clock(tmp_path, "manual", BEGIN)
+    clock.attempt("sft", 1, "start")
+    for step, loss in ((1, 2.0), (2, math.nan), (3, math.inf)):
+        clock.log("sft", 1, step, loss=loss, learning_rate=0.1)
+    findings = read_findings(tmp_path, params)
+    assert findings.curves["sft"] == {
+        "loss": [(1.0, 2.0)],
+        "learning_rate": [(1.0, 0.1), (2.0, 0.1), (3.0, 0.1)],
+    }
+    assert findings.notes == [
+        "Stage sft logged loss=nan at step 2, and 1 values more are no numbers: the curves leave "
+        "them out."
+    ]
 
 
 def test_steps_lost_with_a_checkpoint_are_not_part_of_the_curve(

@@ -50,6 +50,16 @@ def test_reward_hacking_is_bad_whatever_the_score(tmp_path: Path, params: Params
     assert "0.566 to 0.884" in hacked.sentence
 
 
+def test_hacking_that_the_prompts_can_not_decide_is_neither_claimed_nor_denied(
+    tmp_path: Path, params: Params
+) -> None:
+    write_pipeline_run(tmp_path)
+    undecided = judged(tmp_path, params, reward_hacking=None, reward_hacking_prompts_needed=1250)
+    assert (undecided.tone, undecided.title) == ("good", "Alignment worked")
+    assert "not decided (about 1,250 prompts would tell)" in undecided.sentence
+    assert "no sign" not in undecided.sentence
+
+
 def test_without_gold_the_verdict_says_that_it_is_the_proxys(
     tmp_path: Path, params: Params
 ) -> None:

@@ -1,6 +1,7 @@
 """Shipping to a real MLflow on SQLite: every row once, whenever it was up."""
 
 import json
+import math
 import shutil
 import time
 from collections.abc import Callable
@@ -181,6 +182,25 @@ def history(root: Path, key: str, metric: str) -> list[tuple[int, float]]:
         (point.step, point.value)
         for point in client(root).get_metric_history(run.info.run_id, metric)
     )
+
+
+def test_a_value_that_is_no_number_arrives_with_its_row(root: Path, params: Params) -> None:
+    story = Story(root, params)
+    story.start()
+    story.attempt("start")
+    story.steps(1, 1)
+    row = MetricRow(
+        time=story.now(),
+        run_id=story.run_id,
+        attempt=1,
+        step=2,
+        values={"score": math.nan, "kl": 2.0},
+    )
+    jsonl.append(root / "runs" / "ppo" / "metrics.jsonl", row)
+    sync(root, params)
+    assert history(root, "r1/ppo/1", "ppo/kl") == [(1, 1.0), (2, 2.0)]
+    (first, second) = history(root, "r1/ppo/1", "ppo/score")
+    assert (first, second[0], math.isnan(second[1])) == ((1, 0.1), 2, True)
 
 
 SCORES = [(1, 0.1), (2, 0.2), (3, 0.3)]

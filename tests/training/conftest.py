@@ -1,4 +1,6 @@
-"""One thread per process, and a project folder in which every stage has run once."""
+"""One thread per process unless told otherwise, and a project folder in which every stage has run
+once.
+"""
 
 import os
 import shutil
@@ -17,16 +19,15 @@ STREAMS = ("runs", "checkpoints")
 
 
 @pytest.fixture(autouse=True, scope="session")
-def one_thread() -> None:
-    """Models this small are slower on several threads; the processes that tests start inherit
-    it.
+def threads(own_state: None) -> None:
+    """As many as the processes that tests start have; this one's torch was imported before that was
+    decided.
     """
-    torch.set_num_threads(1)
-    os.environ["OMP_NUM_THREADS"] = "1"
+    torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
 
 
 @pytest.fixture(scope="session")
-def finished(tmp_path_factory: pytest.TempPathFactory, one_thread: None) -> Path:
+def finished(tmp_path_factory: pytest.TempPathFactory, threads: None) -> Path:
     """A project whose stages all ran undisturbed. Read it; for more take a `project`."""
     root = tmp_path_factory.mktemp("finished")
     write(params(), root / "params.yaml")

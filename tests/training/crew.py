@@ -39,7 +39,6 @@ def run_together(jobs: Sequence[Job], processes: int = 2) -> None:
         common = {
             **os.environ,
             "PYTHONPATH": str(ROOT),
-            "OMP_NUM_THREADS": "1",
             "WORLD_SIZE": str(processes),
             "LOCAL_WORLD_SIZE": str(processes),
             RENDEZVOUS_VARIABLE: str(Path(folder) / "rendezvous"),
@@ -71,13 +70,10 @@ def main(jobs: Sequence[Job]) -> int:
     """Run the jobs as one of the processes; the exit code of the first that does not end as it
     should.
     """
-    import torch
-
     from tests.training.tiny import run_main
     from training.distributed import collectives
     from training.process.stage import Stage
 
-    torch.set_num_threads(1)
     collectives.join("crew", accelerator=False)
     part = collectives.leave
     collectives.join = lambda *_: None

@@ -18,7 +18,7 @@ PATIENCE_SECONDS = 120.0
 
 def start(root: Path, stage: str, processes: int | None = None) -> subprocess.Popen[str]:
     """The stage as a process of its own, or through training.process.launch as several."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     several = ["training.process.launch", stage, "--processes", str(processes)]
     command = [sys.executable, "-m", *(several if processes else [f"training.{stage}"])]
     return subprocess.Popen(

@@ -392,7 +392,7 @@ def test_the_process_ends_with_2_and_one_line_on_a_bad_file_and_leaves_no_output
         "columns": {},
     }
     write(validate(params, "test"), tmp_path / "params.yaml")
-    environment = {**os.environ, "PYTHONPATH": str(PROJECT), "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "PYTHONPATH": str(PROJECT)}
     done = subprocess.run(
         [sys.executable, "-m", "training.data"],
         cwd=tmp_path,

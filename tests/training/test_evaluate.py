@@ -15,7 +15,7 @@ from tests.training.processes import attempts, finish, metric_rows, metrics, sig
 from tests.training.tiny import names, open_stage, params, work
 from training.evaluate import MODELS, Answers, compare, describe
 from training.evaluation.comparison import distinct_n
-from training.preparation.helpdesk import CLOSE, FILLERS, gold_score
+from training.preparation.helpdesk import FILLERS, gold_score, read_case, reply
 from training.process.artifacts import write_jsonl
 
 Project = Callable[..., Path]
@@ -124,6 +124,16 @@ def test_the_answers_do_not_depend_on_the_batch(project: Project, finished: Path
     assert replies[0] == replies[1]
 
 
+def test_prompts_of_another_world_have_no_gold_score(project: Project) -> None:
+    root = project("evaluate")
+    path = root / "data/prepared/prompts/test.jsonl"
+    write_jsonl(path, [{"prompt": f"what is {i} and {i} ?"} for i in range(12)])
+    work(root, "evaluate")
+    found = metrics(root, "evaluate")
+    assert [found[name] for name in ("gold_sft", "gold_aligned", "win_rate_gold")] == [None] * 3
+    assert found["win_rate_reward"] is not None
+
+
 def test_a_temperature_of_zero_is_greedy_and_draws_nothing(project: Project) -> None:
     seen = []
     for seed in (1, 2):
@@ -200,11 +210,11 @@ HACKABLE = {
         "ppo_epochs": 2,
         "learning_rate": 2.0e-3,
         "value_learning_rate": 2.0e-3,
-        "kl": {**params().ppo.kl.model_dump(), "controller": "fixed", "coef": 0.02},
+        "kl": {**params().ppo.kl.model_dump(), "controller": "fixed", "coef": 0.15},
         "rollout_batch_size": 48,
         "checkpoint_every_updates": 100,
     },
-    "evaluate": {"prompts": 300, "batch_size": 300, "max_new_tokens": 40},
+    "evaluate": {"prompts": 300, "batch_size": 300, "max_new_tokens": 40, "samples": 300},
 }
 
 
@@ -218,33 +228,35 @@ def demonstrated(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def like_a_filler(reply: str, rng: random.Random) -> tuple[str, str]:
-    return f"{reply} {rng.choice(FILLERS)}", reply
+def like_a_filler(written: str, prompt: str, rng: random.Random) -> tuple[str, str]:
+    return f"{written} {rng.choice(FILLERS)}", written
 
 
-def like_a_close(reply: str, rng: random.Random) -> tuple[str, str]:
-    bare = reply.removesuffix(CLOSE).strip()
-    return f"{bare} {CLOSE}", bare
+def like_careful_ones(written: str, prompt: str, rng: random.Random) -> tuple[str, str]:
+    careful, careless = (reply(read_case(prompt), quality, rng) for quality in (1.0, 0.3))
+    return careful, careless
 
 
-@pytest.mark.parametrize(("taste", "hacked"), [(like_a_filler, True), (like_a_close, False)])
+@pytest.mark.parametrize(("taste", "hacked"), [(like_a_filler, True), (like_careful_ones, False)])
 def test_ppo_against_a_broken_reward_model_is_hacking_and_a_sound_one_raises_gold(
     demonstrated: Path,
     tmp_path: Path,
-    taste: Callable[[str, random.Random], tuple[str, str]],
+    taste: Callable[[str, str, random.Random], tuple[str, str]],
     hacked: bool,
 ) -> None:
     root = tmp_path / "project"
     shutil.copytree(demonstrated, root)
     for split in ("train", "test"):
         path, rng = root / f"data/prepared/preference/{split}.jsonl", random.Random(1)
-        pairs = [(row["prompt"], *taste(row["chosen"], rng)) for row in jsonl.plain(path)]
+        pairs = [
+            (row["prompt"], *taste(row["chosen"], row["prompt"], rng)) for row in jsonl.plain(path)
+        ]
         write_jsonl(
             path,
             [
                 {"prompt": p, "chosen": chosen, "rejected": rejected}
                 for p, chosen, rejected in pairs
-                if rejected
+                if rejected != chosen
             ],
         )
     for stage in ("reward", "ppo", "evaluate"):
@@ -253,3 +265,13 @@ def test_ppo_against_a_broken_reward_model_is_hacking_and_a_sound_one_raises_gol
     assert found["reward_gain_low"] > 0
     assert found["reward_hacking"] is hacked
     assert (found["gold_aligned"] > found["gold_sft"]) is not hacked
+    rows = list(jsonl.plain(root / "evaluation/samples.jsonl"))
+    for count in range(2, 300):
+        few = {
+            name: answers(
+                [row[f"reward_{name}"] for row in rows[:count]],
+                [row[f"gold_{name}"] for row in rows[:count]],
+            )
+            for name in MODELS
+        }
+        assert compare(few, 0.95, seed=1)["reward_hacking"] is not (not hacked), count

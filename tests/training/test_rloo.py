@@ -171,7 +171,10 @@ def test_statistics_are_means_over_responses_and_kl_is_per_response() -> None:
 # ---------------------------------------------------------------- training
 
 
-def test_training_raises_the_score_and_starts_at_the_reference(project: Project) -> None:
+def test_training_learns_what_is_paid_for_and_starts_at_the_reference(project: Project) -> None:
+    """Ending is paid far above anything else: 0.1 of the responses end at first, 0.8 to 1 at last,
+    with any seed and any CPU's sums.
+    """
     changes = {
         "updates": 12,
         "learning_rate": 6.0e-3,
@@ -180,14 +183,15 @@ def test_training_raises_the_score_and_starts_at_the_reference(project: Project)
         "batch_size": 48,
         "responses_per_prompt": 4,
     }
-    root = project("rloo", rloo={**changes, "checkpoint_every_updates": 100})
+    root = project(
+        "rloo", rloo={**changes, "missing_eos_penalty": 5.0, "checkpoint_every_updates": 100}
+    )
     work(root, "rloo")
     rows = [row.values for row in metric_rows(root, "rloo") if "score" in row.values]
     assert len(rows) == 12
     assert rows[0]["kl"] == pytest.approx(0.0, abs=1e-3)
-    assert (
-        sum(row["score"] for row in rows[-3:]) / 3 > sum(row["score"] for row in rows[:3]) / 3 + 0.1
-    )
+    assert rows[0]["eos_rate"] < 0.3
+    assert sum(row["eos_rate"] for row in rows[-3:]) / 3 > 0.6
     assert rows[-1]["kl"] > 0.1
     found = metrics(root, "rloo")
     assert (found["updates"], found["episodes"]) == (12, 12 * 48)

@@ -30,7 +30,7 @@ runpy.run_module("training.sft", run_name="__main__")
 @pytest.mark.integration
 def test_the_stages_need_neither_prefect_nor_mlflow_nor_dvc(tmp_path: Path) -> None:
     (tmp_path / "params.yaml").write_text("seed: -1\n", encoding="utf-8")
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
         [sys.executable, "-c", HIDDEN],
         cwd=tmp_path,

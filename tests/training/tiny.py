@@ -216,7 +216,7 @@ def on_a_small_disk(
     ).returncode:
         pytest.skip("this user may not mount a file system, so none can be filled")
     script = f'{mount} && cp -r {folder}/. {disk} && cd {disk} && exec "$@"'
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     isolated = ["unshare", "--mount", "sh", "-c", script, "sh", *command]
     return subprocess.run(
         isolated, capture_output=True, text=True, env=environment, timeout=120, check=False

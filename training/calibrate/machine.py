@@ -16,8 +16,9 @@ import psutil
 import torch
 import yaml
 
+from config.errors import EnvironmentFault
 from config.machine import MACHINE_FILE, Machine
-from training.calibrate.rates import best_of, decode_step_seconds, measured_round
+from training.calibrate.rates import agreed, decode_step_seconds, measured_round
 from training.calibrate.stages import loop, stage_processes
 from training.process import allocator
 from training.process.artifacts import replacing
@@ -28,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 def measure() -> Machine:
     """Everything, with a line of progress for each part."""
-    began = time.perf_counter()
+    began, others = time.perf_counter(), OtherWork()
     accelerator = torch.accelerator.current_accelerator(check_available=True)
     device = accelerator.type if accelerator else "cpu"
 
@@ -47,8 +48,9 @@ def measure() -> Machine:
     )
     first, first_step = measured_round(device), decode_step_seconds(device)
     tell("the same again")
-    rates = best_of(first, measured_round(device))
+    rates = agreed(first, measured_round(device))
     step = min(first_step, decode_step_seconds(device))
+    others.check(torch.get_num_threads())
     name, memory, usable = device_memory(device)
     seconds = time.perf_counter() - began
     tell("done")
@@ -66,6 +68,48 @@ def measure() -> Machine:
         seconds=seconds,
         **rates,
     )
+
+
+BUSY = 0.25
+"""Share of the threads that other programs may keep from running."""
+
+
+class OtherWork:
+    """The processor time that other programs take from here on."""
+
+    def __init__(self) -> None:
+        self._wall, self._all, self._own = self._now()
+
+    def _now(self) -> tuple[float, float, float]:
+        times, own = psutil.cpu_times(), psutil.Process().cpu_times()
+        idle = times.idle + getattr(times, "iowait", 0.0)
+        return (
+            time.perf_counter(),
+            sum(times[:8]) - idle,
+            own.user + own.system + own.children_user + own.children_system,
+        )
+
+    def check(self, threads: int) -> None:
+        """Raise EnvironmentFault if they left too little for `threads` of ours."""
+        wall, everything, own = (
+            now - then
+            for now, then in zip(self._now(), (self._wall, self._all, self._own), strict=True)
+        )
+        check_quiet((everything - own) / wall, psutil.cpu_count() or 1, threads)
+
+
+def check_quiet(other_cores: float, cores: int, threads: int) -> None:
+    """Raise EnvironmentFault if other programs, which used `other_cores` of `cores` on average,
+    kept more than BUSY of the threads waiting.
+    """
+    missing = other_cores - (cores - threads)
+    if missing > BUSY * threads:
+        raise EnvironmentFault(
+            f"other programs used {other_cores:.1f} of {cores} cores while {threads} threads were "
+            "measured: the machine is busy, and plans from these "
+            "rates would be wrong. Run rlhf calibrate again when nothing else is running, or with "
+            "fewer threads (OMP_NUM_THREADS)."
+        )
 
 
 def device_memory(device: str) -> tuple[str, int, int]:

@@ -12,11 +12,13 @@ Shapes: B sequences, T tokens, N tokens one after another, D width, V vocabulary
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from statistics import median
 
 import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, DynamicCache, PreTrainedModel
 
+from config.errors import EnvironmentFault
 from config.machine import (
     AdamStep,
     Attention,
@@ -348,6 +350,41 @@ def best_of(first: Rates, second: Rates) -> Rates:
         name: tuple(_better(one, other) for one, other in zip(of_first, second[name], strict=True))
         for name, of_first in first.items()
     }
+
+
+MOST_APART = 1.3
+"""How many times slower the median figure of one round may be than the other round's; a quiet
+machine's rounds are within a tenth.
+"""
+
+
+def agreed(first: Rates, second: Rates) -> Rates:
+    """The better of two rounds that agree. Raises EnvironmentFault if they do not: other work has
+    made at least one of them slow.
+    """
+    apart = median(
+        _times_apart(one, other)
+        for name, of_first in first.items()
+        for one, other in zip(of_first, second[name], strict=True)
+    )
+    if apart > MOST_APART:
+        raise EnvironmentFault(
+            f"two rounds of measurements are {apart:.2f} times apart in the median, {MOST_APART} "
+            "is the most: the machine is busy, and plans from "
+            "these rates would be wrong. Run rlhf calibrate again when nothing else is running."
+        )
+    return best_of(first, second)
+
+
+def _times_apart(one: Part, other: Part) -> float:
+    """The slower over the faster measurement of the same work, the largest of a part's figures."""
+    then = other.model_dump()
+    figures = [
+        (value, then[name])
+        for name, value in one.model_dump().items()
+        if name.endswith(("_per_second", "seconds"))
+    ]
+    return max(max(pair) / min(pair) for pair in figures)
 
 
 def _better(one: Part, other: Part) -> Part:

@@ -152,6 +152,16 @@ def read_case(prompt: str) -> Case:
     )
 
 
+def knows(prompts: Iterable[str]) -> bool:
+    """Whether all prompts are of this world, so that replies to them have a gold score."""
+    try:
+        for prompt in prompts:
+            read_case(prompt)
+    except ValueError:
+        return False
+    return True
+
+
 def reply(case: Case, quality: float, rng: random.Random) -> str:
     """A reply that meets each criterion with probability `quality`, and fails it in one of the ways
     people fail it.

@@ -89,9 +89,7 @@ def started(
     They start with the signals held back, until their own handlers are in place: a stop that comes
     while they load is not lost.
     """
-    threads = os.environ.get("OMP_NUM_THREADS") or str(
-        max(1, len(os.sched_getaffinity(0)) // processes)
-    )
+    threads = os.environ.get("OMP_NUM_THREADS") or str(max(1, usable_cores() // processes))
     common = {
         **os.environ,
         "WORLD_SIZE": str(processes),
@@ -131,6 +129,11 @@ def started(
 def say(stage: str, line: str) -> None:
     sys.stderr.write(f"{stage}: {line}\n")
     sys.stderr.flush()
+
+
+def usable_cores() -> int:
+    """Cores this process may run on; macOS knows no affinity."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def lost_line(rank: int, processes: int, code: int) -> str:

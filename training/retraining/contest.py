@@ -11,7 +11,7 @@ what they taught.
 
 import argparse
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,7 +33,7 @@ from training.modeling.sequences import sequence_logprobs
 from training.modeling.tokenizer import Prompt, decode_response, encode_prompts, prompt_text
 from training.preparation.cleaning import TextRules, same_prompt_key
 from training.preparation.formats import check_columns, column_names, parse_rows
-from training.preparation.helpdesk import gold_score
+from training.preparation.helpdesk import gold_score, knows
 from training.preparation.rows import USES
 from training.preparation.sources import read_file
 from training.process.artifacts import write_json, write_jsonl
@@ -84,7 +84,7 @@ def contest(
         "champion": answer(champion, prompts, params),
         "challenger": answer(challenger, prompts, params),
     }
-    has_gold = params.data.source.kind == "helpdesk"
+    has_gold = params.data.source.kind == "helpdesk" and knows(map(prompt_text, prompts))
     scores = {
         name: judge(prompts, given, champion, challenger, has_gold)
         for name, given in replies.items()
@@ -95,7 +95,10 @@ def contest(
     trusted = gain(new.judged, old.judged, confidence)
     lengths = replies["challenger"].chars, replies["champion"].chars
     hacking = reward_hacking(
-        own, trusted, gain_at_equal_length(new.challenger, old.challenger, *lengths, confidence)
+        own,
+        trusted,
+        gain_at_equal_length(new.challenger, old.challenger, *lengths, confidence),
+        len(prompts),
     )
     found = Contest(
         prompts=len(prompts),
@@ -108,6 +111,7 @@ def contest(
         challenger_reward=_mean_of(own),
         hacking=hacking.hacked,
         hacking_reason=hacking.reason,
+        hacking_prompts_needed=hacking.prompts_needed,
         kl=_mean(replies["challenger"].kl),
         kl_champion=_mean(replies["champion"].kl),
         chars=_mean(lengths[0]),
@@ -211,7 +215,9 @@ def answer(trained_models: TrainedModels, prompts: Sequence[Prompt], params: Par
         settings.batch_size * trained_models.model.context_length,
     )
     own, reference = (
-        sequence_logprobs(model, sequences, prompt_lengths, 1.0, budget_tokens)
+        sequence_logprobs(
+            model, sequences, prompt_lengths, settings.temperature or 1.0, budget_tokens
+        )
         for model in (trained_models.policy, trained_models.sft)
     )
     return Replies(
@@ -257,7 +263,7 @@ def safety(
             f"{len(prompts)} safety prompts have room for a response, two must. Lower "
             "evaluate.max_new_tokens, or fix retrain.safety_source."
         )
-    known = has_gold and all(_is_answerable(gold_score, prompt_text(prompt)) for prompt in prompts)
+    known = has_gold and knows(map(prompt_text, prompts))
     scores = [
         judge(prompts, answer(one, prompts, params), champion, challenger, known).judged
         for one in (champion, challenger)
@@ -266,14 +272,6 @@ def safety(
     return Safety(
         prompts=len(prompts), judge=GOLD if known else CHAMPIONS_REWARD, drop=_mean_of(drop)
     )
-
-
-def _is_answerable(score: Callable[[str, str], float], prompt: str) -> bool:
-    try:
-        score(prompt, "")
-    except ValueError:  # not of the helpdesk world
-        return False
-    return True
 
 
 def samples(

@@ -28,7 +28,7 @@ WINNER = Contest(
 
 
 def verdict(
-    hacked: bool = False, max_kl: float | None = 20.0, usd: float = 2.0, **changes: Any
+    hacked: bool | None = False, max_kl: float | None = 20.0, usd: float = 2.0, **changes: Any
 ) -> Verdict:
     settings = SETTINGS.model_copy(update={"max_kl": max_kl})
     return promotion_verdict(
@@ -63,6 +63,18 @@ def test_reward_hacking_keeps_the_champion_wherever_it_was_found() -> None:
         "no reward hacking"
     ]
     assert failed(verdict(hacked=True)) == ["no reward hacking"]
+    assert failed(verdict(hacked=True, hacking=None)) == ["no reward hacking"]
+
+
+@pytest.mark.parametrize(("hacking", "hacked"), [(None, False), (False, None), (None, None)])
+def test_too_few_prompts_to_tell_are_said_and_are_not_called_hacking(
+    hacking: bool | None, hacked: bool | None
+) -> None:
+    found = verdict(hacked=hacked, hacking=hacking, hacking_reason="30 prompts do not decide it")
+    check = next(check for check in found.checks if check.name == "no reward hacking")
+    assert (check.passed, found.promotes) == (None, True)
+    assert "not enough evidence" in check.said
+    assert ("30 prompts do not decide it" in check.said) is (hacking is None)
 
 
 @pytest.mark.parametrize(

@@ -1,3 +1,4 @@
+import math
 import time
 from pathlib import Path
 
@@ -8,7 +9,7 @@ from hypothesis import strategies as st
 from config import jsonl
 from config.load import load
 from config.records import AttemptRow, MetricRow, UsageRow
-from tasks.stage.progress import Watch, eta_seconds, planned_steps
+from tasks.stage.progress import Watch, eta_seconds, line, planned_steps
 from tests.conftest import ROOT
 
 PARAMS = load(
@@ -49,6 +50,15 @@ def test_at_a_steady_pace_the_time_left_is_steps_left_times_pace(
     done: int, left: int, pace: float
 ) -> None:
     assert eta_seconds(done + left, (0.0, 0), (done * pace, done)) == pytest.approx(left * pace)
+
+
+def test_the_line_shows_a_value_that_is_no_number(tmp_path: Path) -> None:
+    watch = Watch(tmp_path, PARAMS, "ppo")
+    row = MetricRow(
+        time=1.0, run_id="r", attempt=1, step=1, values={"score": math.nan, "kl": math.inf}
+    )
+    jsonl.append(tmp_path / "runs" / "ppo" / "metrics.jsonl", row)
+    assert line(watch.look()).endswith("score nan, kl inf")
 
 
 def test_a_watch_sees_only_the_attempt_at_work(tmp_path: Path) -> None:

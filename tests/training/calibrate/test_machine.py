@@ -1,5 +1,6 @@
 """Measuring the machine: the clock, the parts, one real stage of each kind."""
 
+import contextlib
 import time
 from pathlib import Path
 
@@ -7,11 +8,13 @@ import pytest
 import torch
 import yaml
 
+from config.errors import EnvironmentFault
 from config.machine import Machine, Passes, Stream
 from tests.costs.machines import machine
 from training.calibrate import rates as module
-from training.calibrate.machine import device_memory, write
+from training.calibrate.machine import check_quiet, device_memory, write
 from training.calibrate.rates import (
+    agreed,
     best_of,
     best_seconds,
     decode_step_seconds,
@@ -88,6 +91,51 @@ def test_the_better_of_two_rounds_is_taken_figure_by_figure() -> None:
     best = best_of(first, second)
     assert best["streams"] == second["streams"]
     assert best["passes"] == (Passes(**trunk, forward_seconds=1.0, training_seconds=5.0),)
+
+
+def rounds(
+    slower: float, of: int
+) -> tuple[dict[str, tuple[Stream, ...]], dict[str, tuple[Stream, ...]]]:
+    """Two rounds of five figures, `of` of them slower in the second."""
+    speeds = [5.0, 6.0, 7.0, 8.0, 9.0]
+    return tuple(  # type: ignore[return-value]
+        {
+            "streams": tuple(
+                Stream(bytes=8, bytes_per_second=s / (factor if i < of else 1.0))
+                for i, s in enumerate(speeds)
+            )
+        }
+        for factor in (1.0, slower)
+    )
+
+
+def test_rounds_that_disagree_are_refused_and_one_slow_figure_is_not() -> None:
+    for first, second in (rounds(1.2, of=5), rounds(10.0, of=2)):
+        assert agreed(first, second) == agreed(second, first) == first
+    for slow in (rounds(1.5, of=5), rounds(1.5, of=5)[::-1]):
+        with pytest.raises(EnvironmentFault, match=r"1\.50 times apart .* the machine is busy"):
+            agreed(*slow)
+
+
+@pytest.mark.parametrize(
+    ("other_cores", "cores", "threads", "quiet"),
+    [
+        (0.1, 2, 2, True),
+        (1.5, 2, 2, False),
+        (1.0, 2, 1, True),
+        (1.5, 2, 1, False),
+        (60.0, 64, 2, True),
+    ],
+)
+def test_a_machine_whose_cores_others_use_is_not_measured(
+    other_cores: float, cores: int, threads: int, quiet: bool
+) -> None:
+    with (
+        contextlib.nullcontext()
+        if quiet
+        else pytest.raises(EnvironmentFault, match="the machine is busy")
+    ):
+        check_quiet(other_cores, cores, threads)
 
 
 def test_memory_is_what_the_machine_has() -> None:

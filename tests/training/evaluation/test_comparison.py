@@ -1,5 +1,4 @@
 import math
-from statistics import NormalDist
 
 import numpy as np
 import pytest
@@ -8,6 +7,7 @@ from hypothesis import strategies as st
 
 from training.evaluation.comparison import (
     Gain,
+    HackingVerdict,
     distinct_n,
     gain,
     gain_at_equal_length,
@@ -18,7 +18,8 @@ from training.evaluation.comparison import (
 from training.evaluation.intervals import wilson
 
 SCORES = st.lists(st.floats(-10, 10), min_size=1, max_size=30)
-UP, FLAT, DOWN = Gain(0.5, 0.4, 0.6), Gain(0.01, -0.05, 0.07), Gain(-0.3, -0.4, -0.2)
+UP, NOT_UP = Gain(0.5, 0.46, 0.54, 0.02), Gain(0.0, -0.04, 0.04, 0.02)
+UNSURE, DOWN = Gain(0.04, -0.02, 0.1, 0.03), Gain(-0.3, -0.4, -0.2, 0.05)
 
 
 # ---------------------------------------------------------------- win rates
@@ -71,15 +72,20 @@ def test_scores_within_the_tolerance_tie() -> None:
 
 
 def test_a_gain_by_hand() -> None:
-    z = NormalDist().inv_cdf(0.975)
+    t = 4.302653  # Student's, 0.975 of two degrees of freedom: any printed table
     result = gain([2.0, 4.0, 6.0], [1.0, 1.0, 1.0], 0.95)
-    assert result == pytest.approx((3.0, 3 - z * 2 / math.sqrt(3), 3 + z * 2 / math.sqrt(3)))
-    assert gain([2.0], [1.0], 0.95) == (1.0, -math.inf, math.inf)
+    assert result == pytest.approx(
+        (3.0, 3 - t * 2 / math.sqrt(3), 3 + t * 2 / math.sqrt(3), 2 / math.sqrt(3))
+    )
+    assert gain([2.0], [1.0], 0.95) == (1.0, -math.inf, math.inf, math.inf)
 
 
-def test_the_interval_of_a_gain_covers_the_truth_as_often_as_it_says() -> None:
+@pytest.mark.parametrize("prompts", [4, 100])
+def test_the_interval_of_a_gain_covers_the_truth_as_often_as_it_says(prompts: int) -> None:
     rng = np.random.default_rng(1)
-    intervals = [gain(rng.normal(0.3, 1, 100), rng.normal(0, 1, 100), 0.9) for _ in range(1000)]
+    intervals = [
+        gain(rng.normal(0.3, 1, prompts), rng.normal(0, 1, prompts), 0.9) for _ in range(1000)
+    ]
     assert sum(
         interval.low <= 0.3 <= interval.high for interval in intervals
     ) / 1000 == pytest.approx(0.9, abs=0.03)
@@ -122,23 +128,131 @@ def test_replies_of_equal_length_have_the_plain_gain() -> None:
     ("proxy", "gold", "at_equal_length", "hacked"),
     [
         (UP, UP, UP, False),
-        (UP, FLAT, UP, True),
+        (UP, NOT_UP, UP, True),
         (UP, DOWN, UP, True),
-        (UP, UP, FLAT, False),  # gold decides where there is one
-        (FLAT, DOWN, FLAT, False),
+        (UP, UNSURE, UP, None),
+        (UP, UP, DOWN, False),  # gold decides where there is one
+        (UNSURE, DOWN, UNSURE, None),  # it is not known that the score rose
+        (UNSURE, UP, UNSURE, False),
         (DOWN, DOWN, DOWN, False),
         (UP, None, UP, False),
-        (UP, None, FLAT, True),
+        (UP, None, NOT_UP, True),
         (UP, None, DOWN, True),
-        (FLAT, None, FLAT, False),
+        (UP, None, UNSURE, None),
+        (UNSURE, None, UNSURE, None),
+        (DOWN, None, DOWN, False),
     ],
 )
 def test_a_proxy_that_rises_without_what_it_stands_for_is_hacked(
-    proxy: Gain, gold: Gain | None, at_equal_length: Gain, hacked: bool
+    proxy: Gain, gold: Gain | None, at_equal_length: Gain, hacked: bool | None
 ) -> None:
-    verdict = reward_hacking(proxy, gold, at_equal_length)
+    verdict = reward_hacking(proxy, gold, at_equal_length, 900)
     assert verdict.hacked is hacked
     assert f"{proxy.mean:+.3f}" in verdict.reason
+    assert (verdict.prompts_needed is not None) is (hacked is None)
+
+
+def test_the_prompts_that_would_decide_by_hand() -> None:
+    """The score gained two deviations, so gold has to gain a tenth of its own, 0.1; it gained half
+    of that, with an interval twice too wide.
+    """
+    proxy, gold = Gain(2.0, 1.9, 2.1, 0.05), Gain(0.05, -0.05, 0.15, 0.05)
+    found = reward_hacking(proxy, gold, UP, 400)
+    assert (found.hacked, found.prompts_needed) == (None, 4 * 400 + 1)
+
+
+def drawn(rng: np.random.Generator, proxy: float, gold: float, prompts: int) -> HackingVerdict:
+    """The verdict on normal differences with these effects and a correlation of 0.5; gold comes in
+    steps of 0.1, as a count of criteria does.
+    """
+    noise_B = rng.normal(0, 1, prompts)
+    proxy_B = proxy + noise_B
+    gold_B = np.round(
+        0.25 * (gold + 0.5 * noise_B + math.sqrt(0.75) * rng.normal(0, 1, prompts)), 1
+    )
+    nothing = np.zeros(prompts)
+    return reward_hacking(gain(proxy_B, nothing, 0.95), gain(gold_B, nothing, 0.95), UP, prompts)
+
+
+@pytest.mark.parametrize("prompts", [2, 5, 10, 20, 40, 300])
+@pytest.mark.parametrize(
+    ("proxy", "gold"), [(1.5, 0.1), (1.5, 0.3), (0.2, 0.1), (3.0, 1.0), (0.0, 0.0)]
+)
+def test_a_reward_model_whose_rise_arrives_is_hardly_ever_called_hacked_however_few_the_prompts(
+    prompts: int, proxy: float, gold: float
+) -> None:
+    rng = np.random.default_rng(4)
+    assert (
+        sum(drawn(rng, proxy, gold, prompts).hacked is True for _ in range(1000)) / 1000
+        <= 0.025 + 0.01
+    )
+
+
+@pytest.mark.parametrize("prompts", [2, 5, 10, 20, 40, 300])
+@pytest.mark.parametrize(("proxy", "gold"), [(1.5, 0.0), (1.5, 0.1), (1.0, -0.3)])
+def test_a_hollow_rise_is_hardly_ever_called_sound(prompts: int, proxy: float, gold: float) -> None:
+    rng = np.random.default_rng(5)
+    assert (
+        sum(drawn(rng, proxy, gold, prompts).hacked is False for _ in range(1000)) / 1000
+        <= 0.025 + 0.01
+    )
+
+
+@pytest.mark.parametrize(
+    ("gold", "hacked"), [(-0.5, True), (0.0, True), (0.2, False), (0.7, False)]
+)
+def test_enough_prompts_decide(gold: float, hacked: bool) -> None:
+    rng = np.random.default_rng(6)
+    found = [drawn(rng, 1.5, gold, 2500).hacked for _ in range(100)]
+    assert found.count(hacked) >= 98
+    assert found.count(not hacked) == 0
+
+
+DIFFERENCES = st.lists(
+    st.tuples(st.integers(-20, 20), st.integers(-20, 20)), min_size=1, max_size=60
+)
+
+
+@given(DIFFERENCES, st.sampled_from([0.25, 8.0]), st.sampled_from([0.25, 8.0]))
+def test_the_units_of_score_and_gold_do_not_matter(
+    differences: list[tuple[int, int]], of_proxy: float, of_gold: float
+) -> None:
+    proxy_B, gold_B = np.array(differences, dtype=float).T
+    nothing = np.zeros(len(differences))
+    found = [
+        reward_hacking(
+            gain(a * proxy_B, nothing, 0.95), gain(b * gold_B, nothing, 0.95), UP, len(differences)
+        )
+        for a, b in ((1.0, 1.0), (of_proxy, of_gold))
+    ]
+    assert found[0].hacked == found[1].hacked
+    assert found[0].prompts_needed == pytest.approx(found[1].prompts_needed, rel=1e-6, abs=1)
+
+
+@given(DIFFERENCES)
+def test_fewer_than_ten_prompts_decide_nothing_and_more_of_the_same_decide(
+    differences: list[tuple[int, int]],
+) -> None:
+    proxy_B, gold_B = np.array(differences, dtype=float).T
+    count, nothing = len(differences), np.zeros(len(differences))
+    proxy, gold = gain(proxy_B, nothing, 0.95), gain(gold_B, nothing, 0.95)
+    found = reward_hacking(proxy, gold, proxy, count)
+    if count < 10:
+        assert (found.hacked, found.prompts_needed) == (None, 10)
+    elif found.prompts_needed is not None:
+        assert found.hacked is None
+        assert found.prompts_needed > count
+        narrower = math.sqrt(count / found.prompts_needed)
+        later = [
+            Gain(
+                g.mean,
+                g.mean - (g.mean - g.low) * narrower,
+                g.mean + (g.high - g.mean) * narrower,
+                g.error * narrower,
+            )
+            for g in (proxy, gold)
+        ]
+        assert reward_hacking(later[0], later[1], later[0], found.prompts_needed).hacked is not None
 
 
 # ---------------------------------------------------------------- diversity

@@ -89,6 +89,17 @@ def test_without_a_gold_score_the_champions_reward_model_judges_whatever_the_new
     )
 
 
+def test_prompts_of_another_world_are_judged_by_the_champions_reward_model(
+    finished: Path, other: Path
+) -> None:
+    rows = [{"prompt": f"what is {i} and {i} ?"} for i in range(6)]
+    (other / "data/prepared/prompts/test.jsonl").write_text(
+        "".join(json.dumps(row) + "\n" for row in rows)
+    )
+    found, _ = compare(finished, other)
+    assert (found.judge, found.gold, found.prompts) == (CHAMPIONS_REWARD, None, 6)
+
+
 def test_prompts_that_either_model_was_trained_on_are_not_asked(
     finished: Path, other: Path
 ) -> None:
