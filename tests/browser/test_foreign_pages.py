@@ -8,9 +8,10 @@ import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, NamedTuple
+from urllib.parse import urlsplit
 
 import pytest
-from playwright.sync_api import Page, sync_playwright
+from playwright.sync_api import Page, expect, sync_playwright
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.actions import WorkPoolCreate
 from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary_settings
@@ -81,6 +82,7 @@ class Target(NamedTuple):
 
     client: SyncPrefectClient
     port: int
+    key: str
     ids: list[str]
     """Of the deployment and its flow: the attacker has guessed them."""
 
@@ -109,7 +111,7 @@ def target(
             deployment = client.create_deployment(
                 flow, name="known", entrypoint="x.py:flow", work_pool_name="cpu"
             )
-            yield Target(client, port, [str(deployment), str(flow)])
+            yield Target(client, port, api_key(root), [str(deployment), str(flow)])
     finally:
         stop(root)
 
@@ -205,3 +207,14 @@ def test_another_page_can_not_show_ours_in_a_frame(
     )
     assert shown is None
     assert page.frames[1].url == "chrome-error://chromewebdata/"
+
+
+def test_our_own_pages_ask_nobody_else(target: Target, page: Page) -> None:
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(urlsplit(request.url).netloc))
+    page.goto(f"http://{HOST}:{target.port}/api/health")
+    page.evaluate("key => localStorage.setItem('prefect-password', btoa(key))", target.key)
+    page.goto(f"http://{HOST}:{target.port}/v2/deployments")
+    expect(page.get_by_role("link", name="known")).to_be_visible()
+    page.wait_for_timeout(3000)
+    assert {host for host in asked if host} == {f"{HOST}:{target.port}"}
