@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from config.errors import CostError, EnvironmentFault, RlhfError
 from config.schema import Params
 from tasks.servers.prefect_settings import settings
-from tasks.servers.processes import prefect_api
+from tasks.servers.processes import prefect_api, start_temporary
 
 if TYPE_CHECKING:
     from prefect.client.schemas.objects import State
@@ -27,9 +27,10 @@ def run_flow(
     what the flow failed with.
     """
     plan_first(root, params, yes)
-    os.environ.update(settings(root, prefect_api(root)))
-    if "PREFECT_API_URL" not in os.environ:
-        print("Starting a temporary Prefect server ...", file=sys.stderr, flush=True)
+    if "PREFECT_API_URL" in os.environ:  # a server that the user has named
+        os.environ.update(settings(root, None))
+    else:
+        os.environ.update(settings(root, prefect_api(root) or _temporary(root)))
     try:
         state = start()
     except RuntimeError as error:
@@ -40,6 +41,11 @@ def run_flow(
     if state.is_failed() or state.is_crashed():
         raise reason(state)
     return state
+
+
+def _temporary(root: Path) -> str:
+    print("Starting a temporary Prefect server ...", file=sys.stderr, flush=True)
+    return start_temporary(root)
 
 
 def plan_first(root: Path, params: Params, yes: bool) -> None:

@@ -131,6 +131,14 @@ def up(
             "promotions.",
         ),
     ] = None,
+    no_auth: Annotated[
+        bool,
+        typer.Option(
+            "--no-auth",
+            help="Prefect asks for no key: only where every user of this machine may run commands "
+            "as you.",
+        ),
+    ] = False,
 ) -> None:
     """Start the Prefect and MLflow servers and a worker in the background, and put the forms of
     prefect.yaml into the Prefect UI.
@@ -142,7 +150,7 @@ def up(
         return
     from cli.servers import up as start
 
-    start(prefect_port, mlflow_port, open_page, notify)
+    start(prefect_port, mlflow_port, open_page, notify, no_auth)
 
 
 @app.command()

@@ -10,12 +10,13 @@ from rich.console import Console
 
 from cli.project import chosen_params, project_root, this_command
 from config import jsonl
-from config.errors import ParamsError
+from config.errors import EnvironmentFault, ParamsError
 from config.records import PipelineRow
-from tasks.servers.prefect_settings import settings
+from tasks.servers.prefect_settings import api_key, own_server, settings
 from tasks.servers.processes import (
     WORKER,
     Server,
+    asks_for_key,
     is_postgresql,
     log_path,
     mlflow_plan,
@@ -34,7 +35,9 @@ if TYPE_CHECKING:
     from tasks.deployment.deployments import Deployed
 
 
-def up(prefect_port: int, mlflow_port: int, open_page: str | None, notify: str | None) -> None:
+def up(
+    prefect_port: int, mlflow_port: int, open_page: str | None, notify: str | None, no_auth: bool
+) -> None:
     """Start both servers, deploy the flows, start the worker, and print where to look. Raises
     EnvironmentFault for a taken port.
     """
@@ -43,27 +46,40 @@ def up(prefect_port: int, mlflow_port: int, open_page: str | None, notify: str |
     root = project_root()
     params = chosen_params(root, None, [])
     console = Console(highlight=False, soft_wrap=True)
+    with_key = not no_auth
     plans = [
         plan
         for plan in (
-            prefect_plan(root, prefect_port, params.tracking),
+            prefect_plan(root, prefect_port, params.tracking, with_key),
             mlflow_plan(root, params.tracking, mlflow_port),
         )
         if plan
     ]
     if is_postgresql(params.tracking.uri):
         from tasks.servers.databases import (
-            ensure_databases,
-        )  # its libraries take half a second to import
+            ensure_databases,  # its libraries take half a second to import
+        )
 
         for name in ensure_databases(params.tracking.uri):
             console.print(f"Created the database {name}.", markup=False)
     console.print("Starting the servers ..." if not servers(root) else "Looking at the servers ...")
     running = start(root, plans)
+    prefect = next(server for server in running if server.name == "prefect")
+    asked = asks_for_key(root, prefect)
+    if no_auth and asked:
+        raise EnvironmentFault(
+            f"the Prefect server on {prefect.url} asks for its key. Stop it with {this_command()} "
+            "down, then --no-auth again."
+        )
     found = pages(root, params, running)
     for name, url in found.items():
         console.print(f"{NAMES[name]:<8} {url}", markup=False)
-    deployed = _work(root, next(server for server in running if server.name == "prefect"), notify)
+    if asked:
+        console.print(
+            f"{'Key':<8} {api_key(root)}   (Prefect's pages ask for it once in each browser)",
+            markup=False,
+        )
+    deployed = _work(root, prefect, notify)
     for each in deployed:
         console.print(
             f"{'Form':<8} {each.url}/run   "
@@ -81,7 +97,7 @@ def up(prefect_port: int, mlflow_port: int, open_page: str | None, notify: str |
 def _work(root: Path, prefect: Server, notify: str | None) -> list["Deployed"]:
     """Deploy the flows and start the worker that runs them."""
     api = f"{prefect.url}/api"
-    os.environ.update(settings(root, api) | {"PREFECT_API_URL": api})
+    os.environ.update(settings(root, api) | own_server(root, api))
     # Prefect takes over a second to import, and reads its settings when it is
     from tasks.deployment.deployments import (
         POOL,
@@ -134,7 +150,7 @@ def status(as_json: bool) -> None:
     root = project_root()
     api = prefect_api(root)
     if api and not as_json:
-        os.environ.update(settings(root, api) | {"PREFECT_API_URL": api})
+        os.environ.update(settings(root, api) | own_server(root, api))
         _end_zombies(root)
     rows: list[PipelineRow] = jsonl.read(root / "runs" / "pipeline.jsonl", PipelineRow).rows
     newest = rows[-1] if rows else None

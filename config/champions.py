@@ -17,6 +17,7 @@ from pydantic import ValidationError
 
 from config.atomic_file import write_atomically
 from config.errors import EnvironmentFault
+from config.names import inner_name
 from config.records import Record
 
 CHAMPIONS = Path("champions")
@@ -96,4 +97,4 @@ def write_record(root: Path, record: ChampionRecord) -> None:
 
 
 def champion_folder(root: Path, run_id: str) -> Path:
-    return root / CHAMPIONS / run_id
+    return root / CHAMPIONS / inner_name(run_id, "run id")

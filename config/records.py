@@ -16,6 +16,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
+from config.names import inner_name
+
 METHODS = ("ppo", "dpo", "rloo")
 """The alignment stages, of which a run has the one that `align.method` names."""
 
@@ -48,7 +50,7 @@ def kept_folder(root: Path, run_id: str) -> Path:
     """Where a pipeline run keeps its own copies: params.yaml, dvc.lock, metrics, samples, plan,
     report.
     """
-    return root / "runs" / "pipeline" / run_id
+    return root / "runs" / "pipeline" / inner_name(run_id, "run id")
 
 
 def stages_of(method: str) -> tuple[str, ...]:

@@ -146,7 +146,9 @@ def _handler(session: Session) -> type[BaseHTTPRequestHandler]:
         def do_GET(self) -> None:
             asked = urllib.parse.urlsplit(self.path)
             query = dict(urllib.parse.parse_qsl(asked.query))
-            match asked.path:
+            match asked.path if self._is_ours() else None:
+                case None:
+                    self._refuse()
                 case "/":
                     self._page()
                 case "/api/next":
@@ -187,10 +189,7 @@ def _handler(session: Session) -> type[BaseHTTPRequestHandler]:
         def _answer(self, work: Callable[[], dict[str, Any]] | None) -> None:
             """What `work` gives, or the user's mistake in one line."""
             if not self._is_ours():
-                self._json(
-                    HTTPStatus.FORBIDDEN,
-                    {"error": "this address is not the one that the page was opened under."},
-                )
+                self._refuse()
             elif work is None:
                 self._json(HTTPStatus.NOT_FOUND, {"error": f"{self.path[:100]} takes no votes."})
             else:
@@ -200,6 +199,12 @@ def _handler(session: Session) -> type[BaseHTTPRequestHandler]:
                     self._json(HTTPStatus.INSUFFICIENT_STORAGE, {"error": str(error)})
                 except (UserError, ValueError) as error:
                     self._json(HTTPStatus.BAD_REQUEST, {"error": str(error)})
+
+        def _refuse(self) -> None:
+            self._json(
+                HTTPStatus.FORBIDDEN,
+                {"error": "this address is not the one that the page was opened under."},
+            )
 
         def _is_ours(self) -> bool:
             """Whether the request names this server: a foreign site that resolves to this address,

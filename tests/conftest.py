@@ -68,6 +68,7 @@ def own_state(tmp_path_factory: pytest.TempPathFactory) -> None:
     for name in (
         "PREFECT_API_URL",
         "PREFECT_API_KEY",
+        "PREFECT_API_AUTH_STRING",
         "PREFECT_PROFILE",
         "MLFLOW_TRACKING_URI",
         "MLFLOW_RUN_ID",

@@ -7,6 +7,7 @@ from pydantic import Field, model_validator
 
 from config.errors import ParamsError
 from config.sections.base import Fraction, Positive, Section
+from config.urls import secret_of, unreadable
 
 
 class HelpdeskSource(Section):
@@ -144,7 +145,7 @@ class Data(Section):
         return self
 
     @model_validator(mode="after")
-    def _no_secret(self) -> "Data":
+    def _urls(self) -> "Data":
         for setting, source in self.sources().items():
             named = (
                 re.findall(r"(\w+)://([^/]*:[^/]*)@([^/:]*)", source.path)
@@ -160,6 +161,18 @@ class Data(Section):
                     "libraries find credentials in the files and variables of their own, such as "
                     "AWS_SHARED_CREDENTIALS_FILE."
                 )
+            if not isinstance(source, FileSource) or not source.is_url:
+                continue
+            secret, reason = secret_of(source.path), unreadable(source.path)
+            if secret is not None:
+                raise ParamsError(
+                    f"data.{setting}.path has {secret}, and params are kept and shown in many "
+                    "places. Put the value in a variable of the "
+                    "environment whose name starts with RLHF_DATA_, and name that in its place: "
+                    "${RLHF_DATA_TOKEN}."
+                )
+            if reason is not None:
+                raise ParamsError(f"data.{setting}.path={source.path} {reason}, in params.yaml.")
         return self
 
     @model_validator(mode="after")

@@ -19,6 +19,7 @@ from config.champions import CHAMPIONS, FILES, champion_folder
 from config.errors import EnvironmentFault, ModelError
 from config.kept import kept_params
 from config.records import kept_folder, stages_of
+from tasks.remote.exchange import inside
 
 ADAPTER_CONFIG = "adapter_config.json"
 
@@ -118,7 +119,9 @@ def _content(stores: list[Any], out: Out, run_id: str) -> Iterator[tuple[str, st
         return
     store = _holder(stores, out, run_id, out.digest)
     with store.fs.open(store.oid_to_path(out.digest), "r") as listing:
-        yield from ((entry["relpath"], entry["md5"]) for entry in json.load(listing))
+        yield from (
+            (inside(entry["relpath"], out.digest), entry["md5"]) for entry in json.load(listing)
+        )
 
 
 def _fetch(stores: list[Any], out: Out, run_id: str, digest: str, place: Path) -> None:

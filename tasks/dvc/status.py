@@ -51,8 +51,8 @@ def repo_about(root: Path, stage: str) -> Iterator[Any]:
     not tell.
     """
     from dvc.exceptions import (
-        DvcException,
-    )  # imported late: half a second that a stopped or refused run need not pay
+        DvcException,  # imported late: half a second that a stopped or refused run need not pay
+    )
     from dvc.lock import LockError
     from dvc.repo import Repo
 
@@ -173,9 +173,13 @@ def forget(root: Path, stage: str) -> None:
 def environment(**extra: str) -> dict[str, str]:
     """For child processes: this interpreter's folder comes first, so that `python` in dvc.yaml is
     this one.
+
+    The key of Prefect's server is kept from them: a stage reads data and models of others, and asks
+    the server nothing.
     """
+    own = {name: value for name, value in os.environ.items() if name != "PREFECT_API_AUTH_STRING"}
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
-    return {**os.environ, "PATH": path, "PYTHONUNBUFFERED": "1", "DVC_NO_ANALYTICS": "1", **extra}
+    return {**own, "PATH": path, "PYTHONUNBUFFERED": "1", "DVC_NO_ANALYTICS": "1", **extra}
 
 
 class Digests(NamedTuple):

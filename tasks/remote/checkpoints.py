@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from config.errors import EnvironmentFault
+from config.names import inner_name
 from tasks.dvc.pull import OUTSIDE
 from tasks.dvc.status import value_at, yaml_of
 from tasks.remote.exchange import Exchange
@@ -67,14 +68,14 @@ class CheckpointStore:
         )
         if not fingerprint:
             return
-        place = f"{self._place}/{fingerprint}"
+        place = f"{self._place}/{inner_name(fingerprint, 'fingerprint')}"
         whole = [
             name.split("/")[0]
             for name in self._store.below(place).names()
             if name.endswith(f"/{MANIFEST}")
         ]
         if whole:
-            newest = max(whole)
+            newest = inner_name(max(whole), "checkpoint")
             self._store.download(f"{place}/{newest}", self._root / place / newest)
 
     def remove(self) -> None:
@@ -82,7 +83,7 @@ class CheckpointStore:
         for fingerprint in {
             row.fingerprint for row in attempts(self._root, self._stage) if row.fingerprint
         }:
-            self._store.remove(f"{self._place}/{fingerprint}")
+            self._store.remove(f"{self._place}/{inner_name(fingerprint, 'fingerprint')}")
         self._store.remove(self._by_inputs)
 
 

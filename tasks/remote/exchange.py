@@ -15,7 +15,7 @@ of the machine.
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from errno import ENOSPC
 from itertools import groupby
 from pathlib import Path
@@ -98,7 +98,7 @@ class Exchange:
         """Copy a folder from here."""
         with StoreFaults(self.url):
             for file in self.below(name).names():
-                target = folder / file
+                target = folder / inside(file, self.url)
                 target.parent.mkdir(parents=True, exist_ok=True)
                 self._files.get_file(f"{self._root}/{name}/{file}", str(target))
 
@@ -258,18 +258,18 @@ def files_of(root: Path, names: Sequence[str]) -> dict[str, str]:
 
 
 def put_files(root: Path, files: dict[str, str]) -> None:
-    for name, text in _inside(files):
-        path = root / name
+    for name, text in files.items():
+        path = root / inside(name, "a request")
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
 
 
-def _inside(files: dict[str, str]) -> Iterator[tuple[str, str]]:
-    """Names come over a wire: none may lead out of the folder."""
-    for name, text in files.items():
-        if Path(name).is_absolute() or ".." in Path(name).parts:
-            raise EnvironmentFault(
-                f"a request names {name}, which is outside of the project: it was not made by this "
-                "program."
-            )
-        yield name, text
+def inside(name: str, who: str) -> str:
+    """`name`, a path that comes over a wire. Raises EnvironmentFault if it leads out of the folder
+    that it is for.
+    """
+    if Path(name).is_absolute() or ".." in Path(name).parts:
+        raise EnvironmentFault(
+            f"{who} names {name}, which is outside of the project: it was not made by this program."
+        )
+    return name

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 from config.errors import EnvironmentFault, RlhfError, StageStopped, UserError
 from config.load import load
+from config.names import inner_name
 from tasks.dvc.pull import fetch, inputs_of
 from tasks.dvc.status import push
 from tasks.remote import heartbeat
@@ -185,7 +186,7 @@ def _gpus() -> int:
 
 
 def _stage(request: dict[str, Any], exchange: Exchange, stop: StopRequest) -> Reply:
-    stage = request["stage"]
+    stage = inner_name(request["stage"], "stage of a request")
 
     def on_silence() -> None:
         logger.warning(
@@ -230,7 +231,7 @@ def _workspace(request: dict[str, Any]) -> Iterator[Path]:
     """A folder with the code, the files of the request and the store as DVC remote; gone
     afterwards.
     """
-    root = workspaces() / request["id"]
+    root = workspaces() / inner_name(request["id"], "id of a request")
     shutil.rmtree(root, ignore_errors=True)
     lay_out(root, request["remote"])
     put_files(root, request["files"])

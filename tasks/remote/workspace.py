@@ -7,6 +7,7 @@ from typing import Any
 from uuid import UUID
 
 from config.errors import EnvironmentFault
+from config.names import inner_name
 from tasks.remote.exchange import Exchange
 from tasks.run.code_version import FILES, HOME, PACKAGES
 
@@ -64,7 +65,7 @@ def own(remote: str) -> dict[str, Any]:
     """
     from prefect.runtime import flow_run  # asks the server, which a stage's container need not
 
-    root = workspaces() / str(flow_run.id)
+    root = workspaces() / inner_name(str(flow_run.id), "flow run")
     shutil.rmtree(root, ignore_errors=True)
     try:
         lay_out(root, {"name": "store", "url": remote})

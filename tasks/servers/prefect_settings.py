@@ -2,17 +2,20 @@
 of `rlhf up` if there is one.
 
 They are environment variables because Prefect reads them when it is imported; set them before
-importing `flows`.
+importing `flows`. So is the key of the server: other users can read the commands of a process, not
+its environment.
+
+.rlhf/prefect.key    what the server asks for, readable by its user alone; whoever has it may run
+                     any command as that user
 """
 
 import os
+import secrets
+from contextlib import suppress
 from pathlib import Path
 
 from config.errors import EnvironmentFault
 from tasks.run.run import STATE_FOLDER
-
-STARTUP_TIMEOUT_SECONDS = 120
-"""The temporary server takes 4 s on a fast machine, and more than Prefect's 20 s on a busy one."""
 
 
 def home(root: Path) -> Path:
@@ -23,6 +26,9 @@ def home(root: Path) -> Path:
     """
     folder = (root / STATE_FOLDER / "prefect").resolve()
     try:
+        folder.parent.mkdir(
+            mode=0o700, parents=True, exist_ok=True
+        )  # the database knows the addresses of webhooks
         folder.mkdir(parents=True, exist_ok=True)  # Prefect does not make the folders above it
     except OSError as error:
         raise EnvironmentFault(
@@ -31,22 +37,70 @@ def home(root: Path) -> Path:
     return folder
 
 
+def api_key(root: Path) -> str:
+    """The key of this project's Prefect server, made if need be.
+
+    Raises EnvironmentFault if other users could read it, or it can not be written.
+    """
+    path = home(root).parent / "prefect.key"
+    try:
+        if not path.exists():
+            _write_key(path)
+        mode = path.stat().st_mode & 0o777
+        if mode & 0o077:
+            raise EnvironmentFault(
+                f"{path} has mode {mode:o}: other users of this machine can read it. Stop the "
+                "servers with rlhf down and remove the file; "
+                "rlhf up makes a new key."
+            )
+        return path.read_text(encoding="ascii").strip()
+    except OSError as error:
+        raise EnvironmentFault(
+            f"{path} can not be used ({error.strerror}). Make it readable for this user, or remove "
+            "it."
+        ) from None
+
+
+def _write_key(path: Path) -> None:
+    """A new key, unless another process has made one meanwhile; nobody sees half of it."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with os.fdopen(
+            os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="ascii"
+        ) as file:
+            file.write(secrets.token_urlsafe(24))
+        with suppress(FileExistsError):
+            path.hardlink_to(temporary)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def own_server(root: Path, api_url: str) -> dict[str, str]:
+    """What a process needs to talk to a server of this project."""
+    return {"PREFECT_API_URL": api_url, "PREFECT_API_AUTH_STRING": api_key(root)}
+
+
 def settings(root: Path, api_url: str | None) -> dict[str, str]:
-    """Environment of a process that runs flows; `api_url` None starts a temporary server. What the
-    user has set stays.
+    """Environment of a process that runs flows, on our server at `api_url` if there is one. What
+    the user has set stays.
+
+    A server that the user has named is never sent our key.
     """
     wanted = {
         "PREFECT_HOME": str(home(root)),
-        "PREFECT_SERVER_ALLOW_EPHEMERAL_MODE": "true",
-        "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": str(STARTUP_TIMEOUT_SECONDS),
+        # Prefect's own temporary server lets everybody in; ours is in tasks/servers/processes.py
+        "PREFECT_SERVER_ALLOW_EPHEMERAL_MODE": "false",
         "PREFECT_LOGGING_EXTRA_LOGGERS": "tasks,tracking",
         # we tell the user ourselves, in one line and without traceback
         "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "CRITICAL",
         **without_telemetry(),
     }
-    if api_url:
-        wanted["PREFECT_API_URL"] = api_url
-    return {key: value for key, value in wanted.items() if key not in os.environ}
+    wanted = {key: value for key, value in wanted.items() if key not in os.environ}
+    return (
+        wanted | own_server(root, api_url)
+        if api_url and "PREFECT_API_URL" not in os.environ
+        else wanted
+    )
 
 
 def without_telemetry() -> dict[str, str]:

@@ -5,6 +5,8 @@ again, stop.
 .rlhf/logs/<name>.log  what it prints
 """
 
+import atexit
+import base64
 import json
 import os
 import signal
@@ -17,6 +19,7 @@ import urllib.request
 import warnings
 from collections.abc import Sequence
 from contextlib import suppress
+from http import HTTPStatus
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,13 +28,16 @@ import psutil
 from config.errors import EnvironmentFault
 from config.sections.run import Tracking
 from tasks.run.run import STATE_FOLDER
-from tasks.servers.prefect_settings import home, settings, without_telemetry
+from tasks.servers.prefect_server import HOST as HOST
+from tasks.servers.prefect_server import own_origins
+from tasks.servers.prefect_settings import api_key, home, own_server, settings, without_telemetry
 
-HOST = "127.0.0.1"
 START_TIMEOUT_SECONDS = 300.0
-"""10 s on an idle machine; the first start creates the databases, and a busy machine takes minutes.
+"""10 s on an idle machine; the first start creates the databases, and a busy machine takes
+minutes.
 """
 STOP_TIMEOUT_SECONDS = 20.0
+REQUEST_TIMEOUT_SECONDS = 60.0
 RUN_PATIENCE_SECONDS = 600.0
 """For a run that the worker has at work: its stage finishes the step and writes a checkpoint."""
 POLL_SECONDS = 2
@@ -41,6 +47,7 @@ HEARTBEAT_SECONDS = 30
 less.
 """
 WORKER = "worker"
+WITHOUT_PAGES = {"PREFECT_UI_ENABLED": "false", "PREFECT__SERVER_EPHEMERAL": "1"}
 OWN_TRACKING_URI = "sqlite:///mlflow.db"
 """Where MLflow's server keeps what runs tell it whose tracking.uri is that server."""
 
@@ -93,11 +100,15 @@ class Plan(NamedTuple):
     environment: dict[str, str]
 
 
-def prefect_plan(root: Path, port: int, tracking: Tracking | None = None) -> Plan:
+def prefect_plan(
+    root: Path, port: int, tracking: Tracking | None = None, with_key: bool = True
+) -> Plan:
     """The Prefect server on the project's database; its pages must be told the port, or they call
     4200 and stay empty.
 
-    Where `tracking.uri` names a PostgreSQL, Prefect's database is there too.
+    It answers its own pages and whoever has the key: its API starts commands. Without key: every
+    user of this machine, and no other page. Where `tracking.uri` names a PostgreSQL, Prefect's
+    database is there too.
     """
     api = f"http://{HOST}:{port}/api"
     environment = {
@@ -105,26 +116,25 @@ def prefect_plan(root: Path, port: int, tracking: Tracking | None = None) -> Pla
         "PREFECT_API_URL": api,
         "PREFECT_SERVER_UI_API_URL": api,
         "PREFECT_LOGGING_LEVEL": "WARNING",
+        "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": ",".join(own_origins(port)),
+        "PREFECT_SERVER_CSRF_PROTECTION_ENABLED": "true",
         **without_telemetry(),
     }
+    if with_key:
+        environment["PREFECT_SERVER_API_AUTH_STRING"] = api_key(root)
     if tracking is not None and is_postgresql(tracking.uri):
         from tasks.servers.databases import (
-            prefect_url,
-        )  # its libraries take half a second to import
+            prefect_url,  # its libraries take half a second to import
+        )
 
         environment["PREFECT_SERVER_DATABASE_CONNECTION_URL"] = prefect_url(tracking.uri)
-    command = [
-        sys.executable,
-        "-m",
+    return Plan(
         "prefect",
-        "server",
-        "start",
-        "--host",
-        HOST,
-        "--port",
-        str(port),
-    ]
-    return Plan("prefect", port, "--prefect-port", command, environment)
+        port,
+        "--prefect-port",
+        [sys.executable, "-m", "tasks.servers.prefect_server", str(port)],
+        environment,
+    )
 
 
 def mlflow_plan(root: Path, tracking: Tracking, port: int) -> Plan | None:
@@ -168,7 +178,7 @@ def worker_plan(root: Path, api: str, pool: str) -> Plan:
     port = _any_free_port()
     environment = {
         **settings(root, api),
-        "PREFECT_API_URL": api,
+        **own_server(root, api),
         "PREFECT_HOME": str(home(root)),
         "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "INFO",
         "PREFECT_WORKER_QUERY_SECONDS": str(POLL_SECONDS),
@@ -243,6 +253,81 @@ def prefect_api(root: Path) -> str | None:
     """API of the running Prefect server of this project, None if there is none that answers."""
     found = next((server for server in servers(root) if server.name == "prefect"), None)
     return f"{found.url}/api" if found and found.is_healthy() else None
+
+
+def start_temporary(root: Path) -> str:
+    """A Prefect server for this process, without pages; returns its API. It ends with this process,
+    however that ends.
+
+    Raises EnvironmentFault if it does not come up.
+    """
+    port = _any_free_port()
+    plan = prefect_plan(root, port)
+    path = log_path(root, "temporary")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("ab") as log:
+        process = subprocess.Popen(
+            [*plan.command, "--temporary"],
+            cwd=root,
+            env={**os.environ, **plan.environment, **WITHOUT_PAGES},
+            stdin=subprocess.PIPE,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,  # Ctrl-C is for the run, which still has to report its end
+        )
+    atexit.register(
+        _end_temporary, process
+    )  # before Prefect is imported, so after what it sends at its end
+    server = Server(plan.name, process.pid, psutil.Process(process.pid).create_time(), port)
+    deadline = time.monotonic() + START_TIMEOUT_SECONDS
+    while not server.is_healthy():
+        dead = process.poll() is not None
+        if dead or time.monotonic() > deadline:
+            raise EnvironmentFault(
+                "the temporary Prefect server "
+                f"{'ended' if dead else f'did not answer within {START_TIMEOUT_SECONDS:.0f} s'}. "
+                f"Why is in {path}."
+            )
+        time.sleep(0.1)
+    return f"{server.url}/api"
+
+
+def _end_temporary(process: "subprocess.Popen[bytes]") -> None:
+    assert process.stdin is not None
+    process.stdin.close()
+    try:
+        process.wait(STOP_TIMEOUT_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def asks_for_key(root: Path, server: Server) -> bool:
+    """Whether a running Prefect server wants the key; one that was started with --no-auth does not.
+
+    Raises EnvironmentFault if it wants another one than this project's.
+    """
+    if _status(server, None) != HTTPStatus.UNAUTHORIZED:
+        return False
+    if _status(server, api_key(root)) == HTTPStatus.UNAUTHORIZED:
+        raise EnvironmentFault(
+            f"the Prefect server on {server.url} was started with another key. Stop it with rlhf "
+            "down, then rlhf up again."
+        )
+    return True
+
+
+def _status(server: Server, key: str | None) -> int:
+    """How the server answers a question that needs the key."""
+    request = urllib.request.Request(f"{server.url}/api/admin/version")
+    if key is not None:
+        request.add_header("Authorization", f"Basic {base64.b64encode(key.encode()).decode()}")
+    try:
+        with urllib.request.urlopen(request, timeout=REQUEST_TIMEOUT_SECONDS) as answer:
+            return int(answer.status)
+    except urllib.error.HTTPError as error:
+        error.close()
+        return error.code
 
 
 def log_path(root: Path, name: str) -> Path:

@@ -22,6 +22,8 @@ class Project(NamedTuple):
     root: Path
     pages: dict[str, str]
     """What `rlhf up` says where to look: Prefect, MLflow, and each form by its deployment."""
+    key: str
+    """What Prefect's pages ask for."""
 
     def rlhf(self, *arguments: str) -> str:
         return rlhf(self.root, *arguments)
@@ -61,7 +63,9 @@ def project(root: Path, recipe: Path) -> Iterator[Project]:
         said = rlhf(
             root, "up", "--prefect-port", str(free_port()), "--mlflow-port", str(free_port())
         )
-        yield Project(root, _pages(said))
+        key = re.search(r"^Key +(\S+)", said, re.MULTILINE)
+        assert key is not None, said
+        yield Project(root, _pages(said), key[1])
     finally:
         rlhf(root, "down")
 

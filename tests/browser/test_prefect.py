@@ -4,6 +4,7 @@ read.
 
 import json
 from collections.abc import Callable
+from urllib.parse import urlsplit
 
 import pytest
 from playwright.sync_api import Locator, Page, expect
@@ -30,10 +31,25 @@ def field(page: Page, *names: str) -> Locator:
     return place.locator("input").first
 
 
+def sign_in(page: Page, stack: Project) -> None:
+    """Give the key that `rlhf up` printed, in a page of its own: Prefect's scripts fail until they
+    have it.
+    """
+    asking = page.context.new_page()
+    asking.goto(stack.pages["rlhf/rlhf"])
+    asking.locator("input[type=password]").fill(stack.key)
+    asking.keyboard.press("Enter")
+    expect(field(asking, "Ppo", "Kl", "Coef")).to_be_visible()
+    asking.close()
+
+
 def test_a_run_is_started_from_the_form_and_shows_its_result(
     stack: Project, page: Page, picture: Callable[[Page, str], None]
 ) -> None:
-    page.goto(f"{stack.pages['rlhf/rlhf']}")
+    sign_in(page, stack)
+    asked: set[str] = set()
+    page.on("request", lambda request: asked.add(urlsplit(request.url).netloc))
+    page.goto(stack.pages["rlhf/rlhf"])
     coefficient = field(page, "Ppo", "Kl", "Coef")
     expect(coefficient).to_have_value("0.05")
     page.locator(".p-label", has_text="Run Name").locator("input").first.fill(
@@ -58,6 +74,7 @@ def test_a_run_is_started_from_the_form_and_shows_its_result(
     expect(page.get_by_text("what it cost, and what it bought")).to_be_visible()
     page.wait_for_function("document.querySelector(\"img[src^='data:']\")?.naturalWidth > 100")
     picture(page, "prefect-result")
+    assert asked <= {urlsplit(stack.pages["Prefect"]).netloc, ""}, "a page of ours asks nobody else"
     (_, newest) = (
         json.loads(line)
         for line in (stack.root / "runs/pipeline.jsonl").read_text().splitlines()[-2:]

@@ -60,6 +60,30 @@ def test_sections_are_frozen_and_refuse_unknown_keys_and_conversions() -> None:
             r"data\.source\.path names a password before data\.example",
         ),
         (
+            "data.source={kind: file, path: "
+            "'https://data.example/x.jsonl?X-Amz-Signature=hunter2', format: pairs, columns: {}}",
+            r"data\.source\.path has a value of 'X-Amz-Signature' in its query, .* RLHF_DATA_",
+        ),
+        (
+            "data.source={kind: file, path: 'https://hunter2@data.example/x.jsonl', format: pairs, "
+            "columns: {}}",
+            r"data\.source\.path has a login before data\.example",
+        ),
+        (
+            "data.source={kind: file, path: "
+            "'https://data.example/x.jsonl?t=hunter2hunter2hunter2', format: pairs, columns: {}}",
+            r"data\.source\.path has a value of 't' in its query",
+        ),
+        (
+            "data.vote_source={kind: file, path: 'file:///etc/x.jsonl', format: votes, columns: {}}",
+            r"data\.vote_source\.path=file:///etc/x\.jsonl has the scheme file",
+        ),
+        (
+            "data.source={kind: file, path: 'simplecache::s3://b/x.jsonl', format: pairs, columns: "
+            "{}}",
+            r"data\.source\.path=.* chains one address to another",
+        ),
+        (
             "tracking.uri=postgresql://me:hunter2@db/mlflow",
             r"tracking\.uri holds a password \(postgresql://me:\*\*\*@db",
         ),
@@ -83,6 +107,7 @@ def test_a_price_or_budget_that_can_not_be_meant_is_one_line(change: str, words:
     with pytest.raises(ParamsError, match=words) as refused:
         load(ROOT / "recipes" / "demo.yaml", [change])
     assert "\n" not in str(refused.value)
+    assert "hunter2" not in str(refused.value)
 
 
 def test_a_day_needs_no_quotes() -> None:
@@ -206,6 +231,8 @@ def test_adapters_on_the_sft_model_are_accepted_in_every_layout() -> None:
         "abfs://rows@account.dfs.core.windows.net/x.jsonl",
         "github://owner:repository@main/x.jsonl",
         "s3://b/x@1:2.jsonl",
+        "https://data.example/x.jsonl?download=true&revision=0123456789abcdef0123456789abcdef01234567",
+        "https://data.example/x.jsonl?sig=${RLHF_DATA_SIGNATURE}&x-ms-token=v1.${RLHF_DATA_A}",
     ],
 )
 def test_an_address_whose_at_sign_is_no_login_is_taken(path: str) -> None:

@@ -16,9 +16,10 @@ from uuid import UUID
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterFlowRunId
 from prefect.client.schemas.objects import FlowRun
-from prefect.settings import PREFECT_API_URL, temporary_settings
+from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary_settings
 
 from config.records import stages_of
+from tasks.servers.prefect_settings import api_key
 from tasks.servers.processes import HOST, Server, servers
 from tests.conftest import ROOT
 from tests.support.ports import free_port
@@ -125,10 +126,8 @@ def stack(folder: Path, *options: str) -> Iterator[Stack]:
     shutil.copytree(ROOT / "recipes", root / "recipes")
     prefect, mlflow = free_port(), free_port()
     ports = ("--prefect-port", str(prefect), "--mlflow-port", str(mlflow))
-    with (
-        temporary_settings({PREFECT_API_URL: f"http://{HOST}:{prefect}/api"}),
-        get_client(sync_client=True) as client,
-    ):
+    ours = {PREFECT_API_URL: f"http://{HOST}:{prefect}/api", PREFECT_API_AUTH_STRING: api_key(root)}
+    with temporary_settings(ours), get_client(sync_client=True) as client:
         made = Stack(root, client, ports)
         try:
             made.up(*options)

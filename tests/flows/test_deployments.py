@@ -17,6 +17,7 @@ from config.errors import ParamsError
 from config.load import load
 from config.records import PipelineRow
 from tasks.run.run import locked
+from tasks.servers.prefect_settings import api_key
 from tasks.servers.processes import servers
 from tests.conftest import ROOT
 from tests.flows.stack import Stack, stack
@@ -146,6 +147,19 @@ def test_the_schedule_of_retraining_is_off_and_stays_as_somebody_switched_it(up:
     (schedule,) = up.client.read_deployment_schedules(deployment.id)
     assert (schedule.active, schedule.schedule.cron) == (True, "0 4 * * 1")  # type: ignore[union-attr]
     assert "(retrain/retrain, on a schedule)" in printed
+
+
+def test_the_key_is_printed_and_kept_in_its_file_alone(up: Stack) -> None:
+    key = api_key(up.root)
+    assert f"Key      {key} " in up.up()
+    running = [process for server in servers(up.root) for process in family(server.pid)]
+    assert not [process for process in running if key in " ".join(process.cmdline())]
+    kept = {
+        path.relative_to(up.root).as_posix()
+        for path in up.root.rglob("*")
+        if path.is_file() and key.encode() in path.read_bytes()
+    }
+    assert kept == {".rlhf/prefect.key"}
 
 
 def test_down_leaves_no_process(up: Stack) -> None:

@@ -141,7 +141,8 @@ def test_other_sites_can_neither_read_nor_vote(port: int, files: tuple[Path, Pat
         "pair": ask(port, "/api/next?annotator=ada")[1]["pair"]["key"],
         "choice": "left",
     }
-    assert ask(port, "/api/next?annotator=ada", Host=f"example.org:{port}")[0] == 403
+    for path in ("/", "/nothing", "/api/next?annotator=ada"):
+        assert ask(port, path, Host=f"example.org:{port}")[0] == 403
     assert ask(port, "/api/vote", body, Origin="http://example.org")[0] == 403
     assert ask(port, "/api/vote", body, Content_Type="text/plain")[0] == 400
     assert not files[1].exists()

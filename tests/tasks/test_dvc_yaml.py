@@ -20,6 +20,7 @@ PLUMBING = {
         "artifacts",
         "checkpoint",
         "collector",
+        "download",
         "faults",
         "heap",
         "out_of_memory",

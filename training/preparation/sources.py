@@ -9,9 +9,7 @@ import csv
 import hashlib
 import io
 import logging
-import urllib.error
 import urllib.parse
-import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,10 +18,9 @@ from config.errors import DataError, EnvironmentFault
 from config.schema import Params
 from config.sections.data import FileSource, HubSource
 from training.preparation.deep_json import parse
+from training.preparation.download import download
 
 logger = logging.getLogger(__name__)
-
-URL_TIMEOUT_SECONDS = 60
 
 
 class SourceRow(NamedTuple):
@@ -125,7 +122,7 @@ def read_bytes(path: str, root: Path, setting: str) -> bytes:
     """What a local file (relative to `root`) or URL holds. Raises DataError or EnvironmentFault if
     it can not be read.
     """
-    return _download(path, setting) if "://" in path else _local(root / path, setting)
+    return download(path, setting) if "://" in path else _local(root / path, setting)
 
 
 def _local(path: Path, setting: str) -> bytes:
@@ -144,28 +141,6 @@ def _local(path: Path, setting: str) -> bytes:
             f"{path} may not be read by this user. Give it read permission, or fix {setting}.path "
             "in params.yaml."
         ) from None
-
-
-def _download(url: str, setting: str) -> bytes:
-    """The bytes behind a URL: http(s) by the standard library, other schemes (s3, gs, hf ...) by
-    fsspec and its plugins.
-    """
-    try:
-        if urllib.parse.urlparse(url).scheme in ("http", "https"):
-            with urllib.request.urlopen(url, timeout=URL_TIMEOUT_SECONDS) as response:
-                return bytes(response.read())
-        import fsspec  # type: ignore[import-untyped]
-
-        with fsspec.open(url, "rb") as file:
-            return bytes(file.read())
-    except urllib.error.HTTPError as error:
-        error.close()
-        reason = f"HTTP {error.code} {error.reason}"
-    except Exception as error:  # noqa: BLE001  every transport has exceptions of its own
-        reason = _one_line(error)
-    raise DataError(
-        f"{url} can not be read: {reason}. Try again later, or fix {setting}.path in params.yaml."
-    )
 
 
 def _one_line(error: Exception) -> str:

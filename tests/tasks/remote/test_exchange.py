@@ -171,3 +171,16 @@ def test_a_request_can_write_only_inside_the_project(tmp_path: Path) -> None:
     for name in ("../outside", "/tmp/outside"):
         with pytest.raises(EnvironmentFault, match="outside of the project"):
             put_files(root, {name: ""})
+
+
+def test_what_a_store_lists_can_be_written_only_inside_the_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Exchange(str(tmp_path / "store"))
+    store.write("a/b", b"1")
+    monkeypatch.setattr(
+        Exchange, "names", lambda self: ["b", "../../outside"]
+    )  # S3 takes such a key
+    with pytest.raises(EnvironmentFault, match="outside of the project"):
+        store.download("a", tmp_path / "here" / "inner")
+    assert not (tmp_path / "outside").exists()

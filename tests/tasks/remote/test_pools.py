@@ -12,11 +12,12 @@ from typing import Any
 import pytest
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.actions import WorkPoolCreate, WorkPoolUpdate
-from prefect.settings import PREFECT_API_URL, temporary_settings
+from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary_settings
 from prefect.states import Pending
 
 from config.errors import EnvironmentFault
 from tasks.remote.pools import FLOW, PARAMETERS, hand_over, require_served, state_of
+from tasks.servers.prefect_settings import api_key
 from tasks.servers.processes import HOST, prefect_plan, start, stop
 from tests.conftest import ROOT
 from tests.docker.test_pools import ENVIRONMENT
@@ -36,7 +37,11 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     url = f"http://{HOST}:{port}/api"
     try:
         start(root, [prefect_plan(root, port)])
-        with temporary_settings({PREFECT_API_URL: url}):
+        with (
+            temporary_settings({PREFECT_API_URL: url, PREFECT_API_AUTH_STRING: api_key(root)}),
+            pytest.MonkeyPatch.context() as patch,
+        ):
+            patch.setenv("PREFECT_API_AUTH_STRING", api_key(root))
             yield url
     finally:
         stop(root)

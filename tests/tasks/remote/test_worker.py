@@ -202,3 +202,15 @@ def test_the_digest_of_the_code_changes_with_the_code(tmp_path: Path) -> None:
     assert code_digest(tmp_path) == before
     (tmp_path / "training" / "x.py").write_text("2\n")
     assert code_digest(tmp_path) != before
+
+
+@pytest.mark.parametrize("identity", ["../precious", "", "."])
+def test_a_request_removes_nothing_outside_of_its_own_folder(
+    ask: Ask, tmp_path: Path, identity: str
+) -> None:
+    for folder in (tmp_path / "precious", tmp_path / "workspaces"):
+        folder.mkdir()
+        (folder / "file").write_text("kept")
+    reply = ask("sft", "sft-1", id=identity)
+    assert (reply.kind, "can not name a folder" in reply.message) == ("bad_input", True)
+    assert [path.read_text() for path in tmp_path.glob("*/file")] == ["kept", "kept"]

@@ -2,6 +2,7 @@ import csv
 import functools
 import http.server
 import json
+import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,8 +12,9 @@ import pyarrow  # type: ignore[import-untyped]
 import pyarrow.parquet  # type: ignore[import-untyped]
 import pytest
 
-from config.errors import DataError
+from config.errors import DataError, EnvironmentFault
 from config.sections.data import FileSource, HubSource
+from training.preparation.download import download
 from training.preparation.sources import Table, read_file, read_hub
 
 ROWS = [
@@ -184,13 +186,27 @@ class _Server(http.server.SimpleHTTPRequestHandler):
         pass
 
     def do_GET(self) -> None:
-        if self.path != "/cut.jsonl":
+        name, _, query = self.path.partition("?")
+        if name == "/to.jsonl":
+            self.send_response(302)
+            self.send_header("Location", query)
+            self.end_headers()
+        elif name == "/secret.jsonl" and query != "sig=hunter2":
+            self.send_error(403, f"not with {query}")
+        elif name == "/secret.jsonl":
+            self.path = "/a.jsonl"
             super().do_GET()
-            return
-        self.send_response(200)
-        self.send_header("Content-Length", "1000")
-        self.end_headers()
-        self.wfile.write(b'{"a": 1}\n')
+        elif name == "/endless.jsonl":
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(b"1\n" * 10_000)
+        elif name == "/cut.jsonl":
+            self.send_response(200)
+            self.send_header("Content-Length", "1000")
+            self.end_headers()
+            self.wfile.write(b'{"a": 1}\n')
+        else:
+            super().do_GET()
 
 
 @pytest.fixture
@@ -210,9 +226,104 @@ def test_a_url_is_read_by_the_ending_of_its_path(tmp_path: Path, site: str) -> N
     assert contents(read(f"{site}/a.jsonl?download=true")) == ROWS[:1]
 
 
-def test_other_schemes_are_read_too(tmp_path: Path) -> None:
+def test_a_url_names_no_file_of_this_machine_and_no_chain(tmp_path: Path) -> None:
     write(tmp_path / "a.jsonl", json.dumps(ROWS[0]))
-    assert contents(read(f"file://{tmp_path}/a.jsonl")) == ROWS[:1]
+    for url in (
+        f"file://{tmp_path}/a.jsonl",
+        f"local://{tmp_path}/a.jsonl",
+        f"FILE://{tmp_path}/a.jsonl",
+        f"simplecache::file://{tmp_path}/a.jsonl",
+        f"dir://a.jsonl::file://{tmp_path}",
+        "memory://a.jsonl",
+        "reference://a.jsonl",
+    ):
+        assert "data.source.path" in refusal(url)
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "169.254.169.254",
+        "2852039166",
+        "0xa9fea9fe",
+        "169.254.170.2",
+        "[::ffff:169.254.169.254]",
+        "[64:ff9b::a9fe:a9fe]",
+        "[fd00:ec2::254]",
+        "[fe80::1]",
+        "100.100.100.200",
+        "168.63.129.16",
+    ],
+)
+def test_the_address_of_a_clouds_credentials_is_not_asked(host: str) -> None:
+    assert "tell a machine its credentials" in refusal(f"http://{host}/latest/meta-data/x.json")
+
+
+def test_a_name_that_resolves_to_such_an_address_is_not_asked(
+    monkeypatch: pytest.MonkeyPatch, site: str
+) -> None:
+    real, asked = socket.getaddrinfo, []
+
+    def resolve(host: str, *arguments: Any, **options: Any) -> Any:
+        asked.append(host)
+        # as a name server of an attacker: another answer when it is asked again
+        named = {
+            "rows.example": "169.254.169.254",
+            "twice.example": "127.0.0.1" if asked.count(host) == 1 else "169.254.169.254",
+        }
+        return real(named.get(host, host), *arguments, **options)
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
+    port = site.rsplit(":", 1)[1]
+    for name in ("rows.example", "twice.example"):
+        assert "tell a machine its credentials" in refusal(f"http://{name}:{port}/a.jsonl")
+
+
+def test_a_redirect_is_checked_as_the_request_was(tmp_path: Path, site: str) -> None:
+    write(tmp_path / "a.jsonl", json.dumps(ROWS[0]))
+    assert contents(read(f"{site}/to.jsonl?{site}/a.jsonl")) == ROWS[:1]
+    assert "tell a machine its credentials" in refusal(
+        f"{site}/to.jsonl?http://169.254.169.254/a.jsonl"
+    )
+    for target in (
+        f"file://{tmp_path}/a.jsonl",
+        "ftp://127.0.0.1/a.jsonl?sig=hunter2",
+        "gopher://127.0.0.1/a?sig=hunter2",
+    ):
+        assert (
+            "hunter2"
+            not in refusal(f"{site}/to.jsonl?{target}")
+            .split("to.jsonl?")[1]
+            .partition(":")[2]
+            .partition(" ")[2]
+        )
+
+
+def test_a_source_larger_than_allowed_is_refused_told_so_or_not(
+    tmp_path: Path, site: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path / "a.jsonl", json.dumps(ROWS[0]))
+    size = (tmp_path / "a.jsonl").stat().st_size
+    assert download(f"{site}/a.jsonl", "data.source", size) == (tmp_path / "a.jsonl").read_bytes()
+    for name in ("a.jsonl", "endless.jsonl"):
+        with pytest.raises(DataError, match=f"larger than {size - 1} bytes.*MAX_BYTES"):
+            download(f"{site}/{name}", "data.source", size - 1)
+
+
+def test_a_secret_of_the_environment_is_sent_and_never_told(
+    tmp_path: Path, site: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    write(tmp_path / "a.jsonl", json.dumps(ROWS[0]))
+    url = f"{site}/secret.jsonl?sig=${{RLHF_DATA_SIGNATURE}}"
+    with pytest.raises(EnvironmentFault, match="RLHF_DATA_SIGNATURE, which is not set"):
+        read(url)
+    monkeypatch.setenv("RLHF_DATA_SIGNATURE", "hunter2")
+    with caplog.at_level("INFO"):
+        table = read(url)
+    assert contents(table) == ROWS[:1]
+    assert (table.place, "hunter2" in caplog.text) == (url, False)
+    monkeypatch.setenv("RLHF_DATA_SIGNATURE", "hunter3 hunter3")
+    assert "hunter3" not in refusal(url), "the server's own words repeat it"
 
 
 def test_an_address_that_answers_with_an_error_or_half_a_file_is_refused(site: str) -> None:

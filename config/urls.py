@@ -1,0 +1,104 @@
+"""URLs in params: which may be read, and how they name a secret without holding it.
+
+Params are copied: to runs/, Prefect, MLflow, the store, the report. A URL that needs a signature or
+a token therefore names a variable of the environment,
+`https://data.example/rows.jsonl?sig=${RLHF_DATA_SIGNATURE}`, which is put in where the URL is read
+and nowhere else. Other variables can not be named: params of a stranger would send them away.
+"""
+
+import os
+import re
+import urllib.parse
+
+from config.errors import EnvironmentFault
+
+REMOTE_SCHEMES = (
+    "http",
+    "https",
+    "s3",
+    "s3a",
+    "gs",
+    "gcs",
+    "az",
+    "abfs",
+    "abfss",
+    "hf",
+    "github",
+    "oss",
+    "oci",
+    "sftp",
+    "ssh",
+)
+"""Everything else that fsspec knows reads this machine, or unpacks, caches or chains what it
+reads.
+"""
+IPV6 = re.compile(r"\[[0-9A-Fa-f:.]+\]")
+VARIABLE = re.compile(r"\$\{(RLHF_DATA_\w+)\}")
+SECRET_NAME = re.compile(
+    r"sig|token|key|secret|pass|pwd|auth|cred|policy|session|jwt|code|hmac|^x-(amz|goog|ms)-",
+    re.IGNORECASE,
+)
+LONG_VALUE = re.compile(r"[\w+/=~%-]{20,}")
+PLAIN_NAMES = ("revision", "ref", "commit", "version", "versionid")
+"""Of values that are long and no secret."""
+
+
+def unreadable(url: str) -> str | None:
+    """Why a URL is not read, for a message that names it before; None if it may be."""
+    scheme = url.partition("://")[0].lower()
+    if "::" in IPV6.sub("", url):
+        return (
+            "chains one address to another with ::, which can name files of this machine. Download "
+            "it, and name the local file"
+        )
+    if scheme not in REMOTE_SCHEMES:
+        return (
+            f"has the scheme {scheme}, and URLs are read by {', '.join(REMOTE_SCHEMES)}. Name a "
+            "file of this machine by its plain path"
+        )
+    return None
+
+
+def secret_of(url: str) -> str | None:
+    """What in a URL is, or looks like, a secret, without its value; None if nothing does."""
+    for login, host in re.findall(r"https?://([^/?#]*)@([^/:?#]*)", url):
+        if not VARIABLE.fullmatch(login.rpartition(":")[2]):
+            return f"a login before {host}"
+    parts = urllib.parse.urlsplit(url)
+    for given in (part for text in (parts.query, parts.fragment) for part in text.split("&")):
+        name, _, value = given.partition("=") if "=" in given else ("", "", given)
+        bare = VARIABLE.sub("", value)
+        named = bare == value and value and SECRET_NAME.search(name)
+        if name.lower() not in PLAIN_NAMES and (named or LONG_VALUE.fullmatch(bare)):
+            return f"a value of {name!r} in its query"
+    return None
+
+
+def with_secrets(url: str) -> str:
+    """The URL with the variables that it names put in. Raises EnvironmentFault if one is not
+    set.
+    """
+
+    def value(match: "re.Match[str]") -> str:
+        found = os.environ.get(match[1])
+        if not found:
+            raise EnvironmentFault(
+                f"{url} names {match[1]}, which is not set. Set it in the environment of rlhf, or "
+                "of rlhf up."
+            )
+        return found
+
+    return VARIABLE.sub(value, url)
+
+
+def without_secrets(text: str) -> str:
+    """`text` with the values of all such variables replaced by their names: for what a library says
+    of a URL.
+    """
+    held = {
+        value: name for name, value in os.environ.items() if name.startswith("RLHF_DATA_") and value
+    }
+    for value in sorted(held, key=len, reverse=True):
+        for shown in (value, urllib.parse.quote(value, safe=""), urllib.parse.unquote(value)):
+            text = text.replace(shown, f"${{{held[value]}}}")
+    return text

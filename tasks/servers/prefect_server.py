@@ -1,0 +1,141 @@
+"""Prefect's server in a process of ours, which answers requests under its own address from its own
+pages only.
+
+Prefect checks a key and a CSRF token, but not under which name it is asked: a page whose name
+resolves to 127.0.0.1 (DNS rebinding) has its origin. `python -m tasks.servers.prefect_server PORT`
+listens on the loopback address; what the server knows else is in its environment, see
+`tasks.servers.processes.prefect_plan`. With `--temporary` it is the temporary server of a command,
+and ends with its input.
+"""
+
+import argparse
+import os
+import signal
+import sys
+import threading
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+
+HOST = "127.0.0.1"
+NAMES = (HOST, "localhost")
+"""How people call this machine in their browser."""
+GRACE_SECONDS = 5
+"""For requests that are being answered when the server is told to stop; pages in a browser would
+hold it for ever.
+"""
+
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+Application = Callable[[Message, Receive, Send], Awaitable[None]]
+
+
+def own_origins(port: int) -> list[str]:
+    return [f"http://{name}:{port}" for name in NAMES]
+
+
+class OwnAddressOnly:
+    """An ASGI application that refuses requests for another Host or from another Origin before the
+    application within sees them.
+
+    Answers carry a policy with which a browser loads nothing from elsewhere (Prefect's pages
+    measure their users) and shows no page of this server inside of another site's.
+    """
+
+    def __init__(self, within: Application, port: int) -> None:
+        self._within = within
+        self._origins = {origin.encode() for origin in own_origins(port)}
+        self._hosts = {origin.removeprefix(b"http://") for origin in self._origins}
+        sources = " ".join(f"{name}:{port}" for name in NAMES)
+        policy = (
+            "default-src 'self' 'unsafe-inline' 'unsafe-eval' data: blob:; connect-src 'self' "
+            f"{sources}; frame-ancestors 'none'; form-action 'self'"
+        )
+        self._headers = [
+            (b"content-security-policy", policy.encode()),
+            (b"referrer-policy", b"same-origin"),
+            (b"x-content-type-options", b"nosniff"),
+            (b"x-frame-options", b"DENY"),
+        ]
+
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        if scope["type"] not in ("http", "websocket"):  # start and end of the application
+            await self._within(scope, receive, send)
+        elif not self._is_ours(scope["headers"]):
+            await self._refuse(scope, send)
+        else:
+            await self._within(scope, receive, self._with_headers(send))
+
+    def _is_ours(self, headers: list[tuple[bytes, bytes]]) -> bool:
+        """Whether the request names this server, and comes from its own pages or from no page."""
+        hosts = [value for name, value in headers if name == b"host"]
+        origins = [value for name, value in headers if name == b"origin"]
+        return (
+            len(hosts) == 1
+            and hosts[0] in self._hosts
+            and all(origin in self._origins for origin in origins)
+        )
+
+    async def _refuse(self, scope: Message, send: Send) -> None:
+        if scope["type"] == "websocket":
+            await send(
+                {"type": "websocket.close", "code": 1008}
+            )  # before it was accepted: answered with 403
+            return
+        said = (
+            f"This server answers as {' or '.join(sorted(host.decode() for host in self._hosts))}, "
+            "to its own pages only."
+        )
+        headers = [
+            (b"content-type", b"text/plain; charset=utf-8"),
+            (b"content-length", str(len(said)).encode()),
+            *self._headers,
+        ]
+        await send({"type": "http.response.start", "status": 403, "headers": headers})
+        await send({"type": "http.response.body", "body": said.encode()})
+
+    def _with_headers(self, send: Send) -> Send:
+        async def sending(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message.get("headers", []), *self._headers]
+            await send(message)
+
+        return sending
+
+
+def end_with_input() -> None:
+    """Stop this process once whoever started it has closed its input, or is gone: also if it was
+    killed.
+    """
+
+    def wait() -> None:
+        sys.stdin.buffer.read()
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=wait, daemon=True).start()
+
+
+def main() -> None:
+    import uvicorn  # these take two seconds
+    from prefect.server.api.server import create_app
+    from prefect.settings import get_current_settings
+
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("port", type=int)
+    parser.add_argument(
+        "--temporary", action="store_true", help="end when standard input is closed"
+    )
+    given = parser.parse_args()
+    if given.temporary:
+        end_with_input()
+    api = get_current_settings().server.api
+    uvicorn.run(
+        OwnAddressOnly(create_app(final=True), given.port),
+        host=HOST, port=given.port, log_level="warning", timeout_keep_alive=api.keepalive_timeout,
+        timeout_graceful_shutdown=GRACE_SECONDS,
+        ws_ping_interval=api.websocket_ping_interval, ws_ping_timeout=api.websocket_ping_timeout,
+    )  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

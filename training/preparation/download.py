@@ -1,0 +1,210 @@
+"""Reading a URL that params name: bounded in size, and never the address where a cloud tells a
+machine its credentials.
+
+A redirect, or a name that resolves to such an address, is the same request: each is checked, and
+the address that was checked is the one that is asked.
+"""
+
+import http.client
+import ipaddress
+import socket
+import ssl
+import urllib.error
+import urllib.parse
+import urllib.request
+from http import HTTPStatus
+from typing import IO, Any
+
+from config.errors import DataError, EnvironmentFault
+from config.urls import unreadable, with_secrets, without_secrets
+
+TIMEOUT_SECONDS = 60
+MAX_BYTES = 4 * 2**30
+"""Of one source: it is held in memory."""
+CHUNK_BYTES = 2**20
+MAX_REASON_CHARS = 300
+METADATA = tuple(
+    ipaddress.ip_network(each)
+    for each in (
+        "169.254.0.0/16",
+        "fe80::/10",
+        "fd00:ec2::/32",
+        "fd20:ce::/32",
+        "100.100.100.200/32",
+        "168.63.129.16/32",
+        "192.0.0.192/32",
+    )
+)
+"""Where clouds tell a machine its credentials: all that is link-local, and what AWS, Google,
+Alibaba, Azure and Oracle use beside it.
+"""
+
+NAT64 = ipaddress.ip_network("64:ff9b::/96")
+
+
+class Refused(Exception):
+    """A request that is not made, or an answer that is not read; the text says why."""
+
+
+def download(url: str, setting: str, max_bytes: int | None = None) -> bytes:
+    """What a URL holds: http(s) by the standard library, stores (s3, gs, hf ...) by fsspec and its
+    plugins.
+
+    `setting` names the source in messages, such as data.source. Raises DataError, EnvironmentFault
+    if it names a variable that is not set.
+    """
+    most = MAX_BYTES if max_bytes is None else max_bytes
+    target = with_secrets(url)
+    reason = unreadable(target)
+    if reason is not None:
+        raise DataError(f"{setting}.path={url} {reason}, in params.yaml.")
+    try:
+        if urllib.parse.urlsplit(target).scheme.lower() in ("http", "https"):
+            with _opener().open(target, timeout=TIMEOUT_SECONDS) as response:
+                return _read(response, most, int(response.headers.get("Content-Length") or 0))
+        import fsspec  # type: ignore[import-untyped]
+
+        with fsspec.open(target, "rb") as file:
+            return _read(file, most, 0)
+    except EnvironmentFault:
+        raise
+    except urllib.error.HTTPError as error:
+        error.close()
+        reason = f"HTTP {error.code}" + (
+            f" {error.reason}"
+            if error.code >= HTTPStatus.BAD_REQUEST
+            else ", to where nothing is read"
+        )
+    except Exception as error:  # noqa: BLE001  every transport has exceptions of its own
+        reason = str(error) or type(error).__name__
+    reason = " ".join(without_secrets(reason).split()).rstrip(".")[:MAX_REASON_CHARS]
+    raise DataError(
+        f"{url} can not be read: {reason}. Try again later, or fix {setting}.path in params.yaml."
+    )
+
+
+def _read(file: IO[bytes], most: int, announced: int) -> bytes:
+    chunks: list[bytes] = []
+    size = 0
+    while max(size, announced) <= most:
+        chunk = file.read(CHUNK_BYTES)
+        if not chunk:
+            if size < announced:
+                raise Refused(f"it ended after {size} of {announced} bytes")
+            return b"".join(chunks)
+        chunks.append(chunk)
+        size += len(chunk)
+    raise Refused(
+        f"it is larger than {most} bytes, the most that is read from a URL (MAX_BYTES in "
+        "training/preparation/download.py)"
+    )
+
+
+def _opener() -> urllib.request.OpenerDirector:
+    """http and https alone: the usual opener also reads files and ftp."""
+    opener = urllib.request.OpenerDirector()
+    for handler in (
+        _Targets(),
+        urllib.request.ProxyHandler(),
+        _Http(),
+        _Https(context=ssl.create_default_context()),
+        _Redirects(),
+        urllib.request.HTTPDefaultErrorHandler(),
+        urllib.request.HTTPErrorProcessor(),
+        urllib.request.UnknownHandler(),
+    ):
+        opener.add_handler(handler)
+    return opener
+
+
+def _require_allowed(host: str, address: str) -> None:
+    ip = ipaddress.ip_address(address.partition("%")[0])
+    inner = [ip]
+    if isinstance(ip, ipaddress.IPv6Address):
+        low = ipaddress.IPv4Address(int(ip) & 0xFFFFFFFF)
+        inner += [ip.ipv4_mapped or ip, low if ip in NAT64 else ip, ip.sixtofour or ip]
+    if any(each in network for each in inner for network in METADATA):
+        raise Refused(f"{host} is the address {ip}, where clouds tell a machine its credentials")
+
+
+def _addresses(host: str, port: int) -> list[str]:
+    if ":" in host:  # one of IPv6, which the resolver of a machine without it refuses
+        return [host]
+    return list(
+        dict.fromkeys(
+            str(found[4][0]) for found in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        )
+    )
+
+
+def _connect(
+    address: tuple[str, int], timeout: float | None = None, source_address: Any = None
+) -> socket.socket:
+    """A connection to the first address of a host that answers; all of them are checked first."""
+    host, port = address
+    found = _addresses(host, port)
+    for each in found:
+        _require_allowed(host, each)
+    for each in found[:-1]:
+        try:
+            return socket.create_connection((each, port), timeout, source_address)
+        except OSError:
+            continue
+    return socket.create_connection((found[-1], port), timeout, source_address)
+
+
+class _Connection(http.client.HTTPConnection):
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._create_connection = _connect
+
+
+class _SecureConnection(http.client.HTTPSConnection):
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._create_connection = _connect
+
+
+class _Http(urllib.request.HTTPHandler):
+    def http_open(self, req: urllib.request.Request) -> http.client.HTTPResponse:
+        return self.do_open(_Connection, req)
+
+
+class _Https(urllib.request.HTTPSHandler):
+    def https_open(self, req: urllib.request.Request) -> http.client.HTTPResponse:
+        return self.do_open(_SecureConnection, req, context=self._context)  # type: ignore[attr-defined]
+
+
+class _Targets(urllib.request.BaseHandler):
+    """Checks the host of every request, redirected ones too: behind a proxy the connection is to
+    the proxy.
+    """
+
+    handler_order = 100
+
+    def http_request(self, request: urllib.request.Request) -> urllib.request.Request:
+        parts = urllib.parse.urlsplit(request.full_url)
+        host = parts.hostname or ""
+        try:
+            found = _addresses(host, parts.port or 80)
+        except OSError:  # only the proxy knows it, or nobody: then the connection says so
+            return request
+        for each in found:
+            _require_allowed(host, each)
+        return request
+
+    https_request = http_request
+
+
+class _Redirects(urllib.request.HTTPRedirectHandler):
+    """Only to http(s), and never from https to http. Where to is not told: it may be signed."""
+
+    def redirect_request(
+        self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str
+    ) -> urllib.request.Request | None:
+        before, after = (
+            urllib.parse.urlsplit(each).scheme.lower() for each in (req.full_url, newurl)
+        )
+        if after not in ("http", "https") or (before, after) == ("https", "http"):
+            raise Refused(f"it redirects from {before} to {after}")
+        return super().redirect_request(req, fp, code, msg, headers, newurl)
