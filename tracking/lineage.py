@@ -2,6 +2,7 @@
 a run.
 """
 
+import hashlib
 import json
 import os
 from collections.abc import Mapping
@@ -66,7 +67,8 @@ def register(
     An adapter is logged with the bases of this project that it stands on, each by its place in the
     project, so that the names it has for them hold; the version's tag `rlhf.model_folder` says
     which of the folders is the model. Content that is registered already gets no second version. A
-    model that a later run has replaced can not be logged any more.
+    model that a later run has replaced, or whose files are others than dvc.lock says, can not be
+    logged any more.
     """
     client, name = connection.client, params.tracking.registered_model
     path = f"models/{params.align.method}"
@@ -77,11 +79,9 @@ def register(
     if version is None:
         places = model_folders(root, path)
         for place in places:
-            stage = Path(place).name
-            if (
-                out_digest(root / "dvc.lock", stage, place)
-                != out_digest(folder / "dvc.lock", stage, place)
-                or not (root / place).is_dir()
+            made = out_digest(folder / "dvc.lock", Path(place).name, place)
+            if not (root / place).is_dir() or (
+                made is not None and content_digest(root / place) != made
             ):
                 return {
                     "rlhf.model": f"not registered: {place} was replaced before this run was "
@@ -140,6 +140,22 @@ def out_digest(lock: Path, stage: str, path: str) -> str | None:
     content: dict[str, Any] = yaml.safe_load(lock.read_text(encoding="utf-8"))
     outs = content.get("stages", {}).get(stage, {}).get("outs", [])
     return next((out.get("md5") for out in outs if out["path"] == path), None)
+
+
+def content_digest(folder: Path) -> str:
+    """The digest that DVC gives the files of a folder as they are now: the MD5 of their sorted
+    list, with .dir.
+    """
+    files = sorted(
+        (path.relative_to(folder).as_posix(), path) for path in folder.rglob("*") if path.is_file()
+    )
+    listed = [{"md5": _md5(path), "relpath": name} for name, path in files]
+    return f"{hashlib.md5(json.dumps(listed).encode(), usedforsecurity=False).hexdigest()}.dir"
+
+
+def _md5(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
 
 
 def version_of(connection: Connection, name: str, digest: str) -> str | None:

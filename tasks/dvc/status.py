@@ -19,6 +19,7 @@ from config.errors import EnvironmentFault
 from config.inputs import outdated_digests
 from config.schema import Params
 from config.sections.run import LOCAL
+from tasks.dvc.lock_digests import changes_by_lock
 from tasks.run.run import STATE_FOLDER
 
 
@@ -51,8 +52,8 @@ def repo_about(root: Path, stage: str) -> Iterator[Any]:
     not tell.
     """
     from dvc.exceptions import (
-        DvcException,
-    )  # imported late: half a second that a stopped or refused run need not pay
+        DvcException,  # imported late: half a second that a stopped or refused run need not pay
+    )
     from dvc.lock import LockError
     from dvc.repo import Repo
 
@@ -95,7 +96,7 @@ def stale_stages(root: Path, params: Params, stages: Sequence[str]) -> list[str]
             and set(named) == set(recorded)
             and all(value_at(wanted, key) == value for key, value in recorded.items())
         )
-        if not same or reads & changing or _changed_files(root, stage, absent_is_fine=elsewhere):
+        if not same or reads & changing or _changed_files(root, stage, by_lock=elsewhere):
             stale.append(stage)
             changing |= {
                 str(out if isinstance(out, str) else next(iter(out)))
@@ -113,17 +114,14 @@ def value_at(params: Mapping[str, Any], dotted: str) -> Any:
     return node
 
 
-def _changed_files(root: Path, stage: str, absent_is_fine: bool = False) -> bool:
-    """Whether DVC finds anything changed but parameters; data that is in the remote alone may count
-    as unchanged.
+def _changed_files(root: Path, stage: str, by_lock: bool = False) -> bool:
+    """Whether DVC finds anything changed but parameters; `by_lock`: outputs are what dvc.lock says,
+    wherever they lie.
     """
     try:
         with repo_about(root, stage) as repo:
-            counted = [
-                change
-                for change in changes(repo, root, stage)
-                if not (absent_is_fine and is_only_absent(change))
-            ]
+            found = changes(repo, root, stage)
+            counted = changes_by_lock(repo, root, stage, found) if by_lock else found
     except StageAtWork:
         return True
     files = [
@@ -135,27 +133,6 @@ def _changed_files(root: Path, stage: str, absent_is_fine: bool = False) -> bool
         if path != "params.yaml"
     ]
     return bool(files) or any(isinstance(change, str) for change in counted)
-
-
-ABSENT = ("deleted", "not in cache")
-"""What DVC says of data that is not here."""
-
-
-def is_only_absent(change: Any) -> bool:
-    """Whether nothing but data is missing here, such as {'changed outs': {'models/sft':
-    'deleted'}}.
-    """
-    if not isinstance(change, dict):
-        return False
-    items = [
-        (path, state)
-        for paths in change.values()
-        if isinstance(paths, dict)
-        for path, state in paths.items()
-    ]
-    return bool(items) and all(
-        state in ABSENT and not path.endswith((".py", ".yaml")) for path, state in items
-    )
 
 
 def forget(root: Path, stage: str) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from config.errors import EnvironmentFault
-from tasks.dvc.pull import OUTSIDE
+from tasks.dvc.lock_digests import OUTSIDE
 from tasks.dvc.status import value_at, yaml_of
 from tasks.remote.exchange import Exchange
 from tasks.stage.progress import attempts

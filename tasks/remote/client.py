@@ -110,9 +110,11 @@ def remote_stages(run: Run) -> list[str]:
 def fetch_aligned(run: Run) -> None:
     """Bring the model that the run is about, to be registered; with adapters also what they stand
     on.
+
+    Raises EnvironmentFault if the remote does not give it.
     """
     method = run.params.align.method
-    if method in remote_stages(run):
+    if remote_stages(run):
         folders = [
             f"models/{method}",
             *(["models/sft"] if getattr(run.params, method).lora is not None else []),

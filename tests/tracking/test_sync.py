@@ -22,13 +22,15 @@ from tests.conftest import ROOT
 from tests.tasks.champions.test_promotion_gate import WINNER
 from tracking import sync as module
 from tracking.cursor import cursor_path
-from tracking.lineage import model_folders
+from tracking.lineage import content_digest, model_folders
 from tracking.shipper import Shipper
 from tracking.sync import sync
 
 pytestmark = pytest.mark.integration
 
 DIGEST = "0123456789abcdef0123456789abcdef.dir"
+MODEL_DIGEST = "c34277cb8ccdf6e5ddd319496567fac2.dir"
+"""What DVC gives a folder with the file config.json that holds {}."""
 
 
 @pytest.fixture(scope="session")
@@ -138,10 +140,13 @@ class Story:
                 ),
             )
 
-    def model(self, digest: str = DIGEST) -> None:
-        (self.root / "models" / "ppo").mkdir(parents=True, exist_ok=True)
-        (self.root / "models" / "ppo" / "config.json").write_text("{}")
-        lock = {"stages": {"ppo": {"outs": [{"path": "models/ppo", "md5": digest}]}}}
+    def model(self, config: str = "{}") -> None:
+        folder = self.root / "models" / "ppo"
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "config.json").write_text(config)
+        lock = {
+            "stages": {"ppo": {"outs": [{"path": "models/ppo", "md5": content_digest(folder)}]}}
+        }
         for place in (self.root, self.root / "runs" / "pipeline" / self.run_id):
             (place / "dvc.lock").write_text(yaml.safe_dump(lock))
 
@@ -216,7 +221,7 @@ def test_a_run_arrives_with_parent_child_params_results_and_model(
     }
     assert (version.run_id, version.tags["dvc.digest"], version.tags["git.commit"]) == (
         parent.info.run_id,
-        DIGEST,
+        MODEL_DIGEST,
         "abc",
     )
     assert {item.path for item in client(root).list_artifacts(parent.info.run_id)} >= {
@@ -393,10 +398,10 @@ def test_what_a_retrain_cycle_found_stands_with_the_run_that_it_compared(
 
 def test_the_same_model_gets_no_second_version_and_another_does(root: Path, params: Params) -> None:
     Story(root, params).whole()
-    for run_id, digest in (("r2", DIGEST), ("r3", "f" * 32 + ".dir")):
+    for run_id, config in (("r2", "{}"), ("r3", '{"another": "model"}')):
         story = Story(root, params, run_id)
         story.start()
-        story.model(digest)
+        story.model(config)
         story.end()
         sync(root, params)
     versions = client(root).search_model_versions(f"name = '{params.tracking.registered_model}'")
@@ -409,8 +414,7 @@ def test_a_model_that_was_replaced_before_it_could_be_shipped_is_said_to_be(
     root: Path, params: Params
 ) -> None:
     Story(root, params).whole()
-    lock = {"stages": {"ppo": {"outs": [{"path": "models/ppo", "md5": "another"}]}}}
-    (root / "dvc.lock").write_text(yaml.safe_dump(lock))
+    (root / "models" / "ppo" / "config.json").write_text('{"another": "model"}')
     sync(root, params)
     assert runs(root)["r1"].data.tags["rlhf.model"].startswith("not registered")
     assert client(root).search_registered_models() == []
