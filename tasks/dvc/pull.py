@@ -17,12 +17,12 @@ from tasks.dvc.lock_digests import (
     outs_by_path,
 )
 from tasks.dvc.status import changes, default_remote, environment, error_line, public, repo_about
+from tasks.run.transient import fault, kind_of
 
 LARGE = ("data/", "models/")
 """Outputs that stay in the store until somebody reads them; the others are numbers and texts for
 reports.
 """
-PULL_TIMEOUT_SECONDS = 3600.0
 PUBLIC_OPTIONS = ("endpointurl", "region")
 """Settings of a remote that are no secret; a container finds its credentials by itself."""
 
@@ -96,36 +96,32 @@ def small_outputs(root: Path, stage: str) -> list[str]:
 
 
 def fetch(root: Path, paths: Sequence[str]) -> None:
-    """Bring what is not there, or is another than dvc.lock has. Raises EnvironmentFault if the
-    remote does not give it.
+    """Bring what is not there, or is another than dvc.lock has.
+
+    Raises TransientFault, EnvironmentFault or UnknownFault if the remote does not give it: see
+    tasks/run/transient.py.
     """
     missing = _not_as_locked(root, paths)
     if not missing:
         return
     # forced: what a stage made before is replaced, as the stage itself would have done here
-    command = [sys.executable, "-m", "dvc", "pull", "--quiet", "--force", *missing]
-    try:
-        done = subprocess.run(
-            command,
-            cwd=root,
-            env=environment(),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=PULL_TIMEOUT_SECONDS,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        raise EnvironmentFault(
-            f"dvc pull of {', '.join(missing)} took more than {PULL_TIMEOUT_SECONDS:.0f} s and was "
-            "given up."
-        ) from None
+    command = [sys.executable, "-m", "dvc", "pull", "--force", *missing]
+    done = subprocess.run(
+        command,
+        cwd=root,
+        env=environment(),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     if done.returncode:
         reason = error_line(done.stderr) or f"exit code {done.returncode}."
-        raise EnvironmentFault(
+        said = (
             f"{', '.join(missing)} could not be fetched from the DVC remote "
             f"{public(default_remote(root))}: {reason}"
         )
+        raise fault(kind_of(done.stderr), said)
 
 
 def _not_as_locked(root: Path, paths: Sequence[str]) -> list[str]:
