@@ -15,7 +15,7 @@ from mlflow.exceptions import MlflowException
 from mlflow.protos.databricks_pb2 import RESOURCE_ALREADY_EXISTS, ErrorCode
 
 from config.schema import Params
-from tracking.client import Connection
+from tracking.client import Connection, log_folder
 
 CHALLENGER = "challenger"
 ADAPTER_CONFIG = "adapter_config.json"
@@ -50,7 +50,7 @@ def datasets(
 def log_evidence(connection: Connection, run_id: str, folder: Path) -> None:
     """The run's own copies: params.yaml, dvc.lock, metrics, plots, report."""
     if folder.is_dir():
-        connection.client.log_artifacts(run_id, str(folder))
+        log_folder(connection, run_id, folder)
 
 
 def register(
@@ -106,8 +106,8 @@ def register_folder(
     """
     client, places = connection.client, model_folders(root, path)
     for place in places:
-        client.log_artifacts(
-            run_id, str(root / place), f"model/{place}" if len(places) > 1 else "model"
+        log_folder(
+            connection, run_id, root / place, f"model/{place}" if len(places) > 1 else "model"
         )
     tags = {**tags, **({"rlhf.model_folder": path} if len(places) > 1 else {})}
     _ensure_registered_model(connection, name)
