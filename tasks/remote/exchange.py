@@ -27,6 +27,7 @@ from config.atomic_file import write_atomically
 from config.errors import EnvironmentFault
 from tasks.run.transient import fault, kind_of
 
+REQUEST, REPLY = "request.json", "reply.json"
 PATIENT = {"connect_timeout": 10, "read_timeout": 60}
 
 

@@ -24,7 +24,7 @@ from tasks.dvc.pull import fetch, inputs_of
 from tasks.dvc.status import send_outputs
 from tasks.remote import heartbeat
 from tasks.remote.checkpoints import CheckpointStore
-from tasks.remote.exchange import Exchange, Sender, dump, files_of, put_files
+from tasks.remote.exchange import REPLY, REQUEST, Exchange, Sender, dump, files_of, put_files
 from tasks.remote.heartbeat import heartbeats
 from tasks.remote.workspace import cache, lay_out, workspaces
 from tasks.run.code_version import code_digest
@@ -36,7 +36,7 @@ from tasks.stage.runner import run_stage
 
 logger = logging.getLogger(__name__)
 
-REQUEST, REPLY, STOP = "request.json", "reply.json", "stop"
+STOP = "stop"
 ROWS = ("attempts.jsonl", "usage.jsonl", "metrics.jsonl", "samples.jsonl", "log.txt")
 """Files of runs/<stage>/ that the pipeline follows."""
 ROWS_EVERY_SECONDS = 1.0
@@ -215,7 +215,7 @@ def _stage(
     run = Run(root, request["run_id"], load(root / "params.yaml"))
     store = Exchange(request["remote"]["url"])
     persist(lambda: fetch(root, inputs_of(root, stage)), lambda: stop.made)
-    mirror = CheckpointStore(root, stage, store)
+    mirror = CheckpointStore(root, stage, store, run.run_id)
     persist(mirror.restore, lambda: stop.made)
     with _couriers(root, stage, exchange, mirror, stop):
         outcome = run_stage(run, stage, stop, lambda progress: None)

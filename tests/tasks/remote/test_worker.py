@@ -22,8 +22,8 @@ from config.schema import Params
 from flows.stage import _state
 from tasks.remote import worker
 from tasks.remote.checkpoints import CheckpointStore
-from tasks.remote.exchange import Exchange, Receiver, dump
-from tasks.remote.worker import REPLY, REQUEST, Reply, request_of, work
+from tasks.remote.exchange import REPLY, REQUEST, Exchange, Receiver, dump
+from tasks.remote.worker import Reply, request_of, work
 from tasks.run.code_version import code_digest
 from tasks.run.run import Run, begin
 from tasks.run.stop import StopRequest
