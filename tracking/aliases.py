@@ -9,7 +9,7 @@ from mlflow.exceptions import MlflowException
 
 from config.champions import RECORD, Champion, champion_folder, read_record
 from config.schema import Params
-from tracking.client import Connection
+from tracking.client import Connection, is_deleted
 from tracking.lineage import register_folder, version_of
 
 ALIASES = ("champion", "previous")
@@ -45,7 +45,12 @@ def _version(
 ) -> str | None:
     found = version_of(connection, name, entry.model_digest)
     folder = champion_folder(root, entry.run_id)
-    if found is not None or entry.run_id not in runs or not folder.is_dir():
+    if (
+        found is not None
+        or entry.run_id not in runs
+        or not folder.is_dir()
+        or is_deleted(connection, runs[entry.run_id])
+    ):
         return found
     tags = {"rlhf.run_id": entry.run_id}
     return register_folder(

@@ -9,20 +9,29 @@ from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
 from mlflow import MlflowClient
-from mlflow.entities import Metric, Param, RunTag
+from mlflow.entities import DatasetInput, LifecycleStage, Metric, Param, RunTag
 from mlflow.exceptions import MlflowException
-from mlflow.protos.databricks_pb2 import RESOURCE_ALREADY_EXISTS, ErrorCode
+from mlflow.protos.databricks_pb2 import RESOURCE_ALREADY_EXISTS, RESOURCE_DOES_NOT_EXIST, ErrorCode
 
 from config.errors import EnvironmentFault
 from config.sections.run import Tracking
+
+logger = logging.getLogger(__name__)
 
 METRICS_PER_CALL = 1000
 PARAMS_PER_CALL = 100
 PARAM_CHARS = 6000
 """Limits of MLflow's log_batch and of a parameter's value."""
 
+TIMEOUT_VARIABLE = "MLFLOW_HTTP_REQUEST_TIMEOUT"
+TIMEOUT_SECONDS, UPLOAD_TIMEOUT_SECONDS = 10, 3600
+"""For an answer. A server that keeps artifacts elsewhere says nothing after a file has come until
+the other place has it.
+"""
+
 KEY_TAG = "rlhf.key"
-"""Tag that names what an MLflow run stands for, so that it is found again and never created twice.
+"""Tag that names what an MLflow run stands for, so that it is found again and never created
+twice.
 """
 
 GUIDE = """\
@@ -72,7 +81,7 @@ def connect(root: Path, tracking: Tracking) -> Connection:
     which takes many seconds.
     """
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
-    os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
+    os.environ.setdefault(TIMEOUT_VARIABLE, str(TIMEOUT_SECONDS))
     for noisy in ("mlflow", "alembic"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
     uri = resolved_uri(root, tracking.uri)
@@ -130,6 +139,57 @@ def ensure_run(
     return str(run.info.run_id)
 
 
+def is_deleted(connection: Connection, run_id: str) -> bool:
+    """Whether somebody has deleted a run in MLflow, or even removed it from its database."""
+    try:
+        return str(connection.client.get_run(run_id).info.lifecycle_stage) == LifecycleStage.DELETED
+    except MlflowException as error:
+        if error.error_code == ErrorCode.Name(RESOURCE_DOES_NOT_EXIST):
+            return True
+        raise
+
+
+@contextmanager
+def unless_deleted(connection: Connection, run_id: str) -> Iterator[None]:
+    """What the block ships to a run that was deleted in MLflow is left out, so that the rows of all
+    others go on.
+    """
+    try:
+        yield
+    except MlflowException:
+        if not is_deleted(connection, run_id):
+            raise
+        logger.info("run %s was deleted in MLflow: what is new of it is not shipped", run_id)
+
+
+@contextmanager
+def uploading() -> Iterator[None]:
+    """Wait longer for an answer meanwhile, as it comes only when a whole file is where the server
+    keeps it.
+    """
+    before = os.environ.get(TIMEOUT_VARIABLE)
+    os.environ[TIMEOUT_VARIABLE] = str(max(int(before or 0), UPLOAD_TIMEOUT_SECONDS))
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[TIMEOUT_VARIABLE]
+        else:
+            os.environ[TIMEOUT_VARIABLE] = before
+
+
+def log_inputs(connection: Connection, run_id: str, inputs: Sequence[DatasetInput]) -> None:
+    """Datasets that a run has read or made."""
+    with unless_deleted(connection, run_id):
+        connection.client.log_inputs(run_id, list(inputs))
+
+
+def log_folder(connection: Connection, run_id: str, folder: Path, place: str | None = None) -> None:
+    """All files of a folder as artifacts, however large they are."""
+    with uploading(), unless_deleted(connection, run_id):
+        connection.client.log_artifacts(run_id, str(folder), place)
+
+
 def log(
     connection: Connection,
     run_id: str,
@@ -137,17 +197,20 @@ def log(
     params: Sequence[tuple[str, str]] = (),
     tags: Mapping[str, str] | None = None,
 ) -> None:
-    """Metrics, parameters and tags in as few calls as MLflow's limits allow."""
+    """Metrics, parameters and tags in as few calls as MLflow's limits allow; nothing if the run was
+    deleted in MLflow.
+    """
     client = connection.client
-    for begin in range(0, len(metrics), METRICS_PER_CALL):
-        client.log_batch(run_id, metrics=metrics[begin : begin + METRICS_PER_CALL])
-    for begin in range(0, len(params), PARAMS_PER_CALL):
-        client.log_batch(
-            run_id,
-            params=[
-                Param(key, value[:PARAM_CHARS])
-                for key, value in params[begin : begin + PARAMS_PER_CALL]
-            ],
-        )
-    if tags:
-        client.log_batch(run_id, tags=[RunTag(key, value) for key, value in tags.items()])
+    with unless_deleted(connection, run_id):
+        for begin in range(0, len(metrics), METRICS_PER_CALL):
+            client.log_batch(run_id, metrics=metrics[begin : begin + METRICS_PER_CALL])
+        for begin in range(0, len(params), PARAMS_PER_CALL):
+            client.log_batch(
+                run_id,
+                params=[
+                    Param(key, value[:PARAM_CHARS])
+                    for key, value in params[begin : begin + PARAMS_PER_CALL]
+                ],
+            )
+        if tags:
+            client.log_batch(run_id, tags=[RunTag(key, value) for key, value in tags.items()])

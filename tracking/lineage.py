@@ -2,6 +2,7 @@
 a run.
 """
 
+import hashlib
 import json
 import os
 from collections.abc import Mapping
@@ -14,7 +15,7 @@ from mlflow.exceptions import MlflowException
 from mlflow.protos.databricks_pb2 import RESOURCE_ALREADY_EXISTS, ErrorCode
 
 from config.schema import Params
-from tracking.client import Connection
+from tracking.client import Connection, log_folder
 
 CHALLENGER = "challenger"
 ADAPTER_CONFIG = "adapter_config.json"
@@ -49,7 +50,7 @@ def datasets(
 def log_evidence(connection: Connection, run_id: str, folder: Path) -> None:
     """The run's own copies: params.yaml, dvc.lock, metrics, plots, report."""
     if folder.is_dir():
-        connection.client.log_artifacts(run_id, str(folder))
+        log_folder(connection, run_id, folder)
 
 
 def register(
@@ -66,7 +67,8 @@ def register(
     An adapter is logged with the bases of this project that it stands on, each by its place in the
     project, so that the names it has for them hold; the version's tag `rlhf.model_folder` says
     which of the folders is the model. Content that is registered already gets no second version. A
-    model that a later run has replaced can not be logged any more.
+    model that a later run has replaced, or whose files are others than dvc.lock says, can not be
+    logged any more.
     """
     client, name = connection.client, params.tracking.registered_model
     path = f"models/{params.align.method}"
@@ -77,11 +79,9 @@ def register(
     if version is None:
         places = model_folders(root, path)
         for place in places:
-            stage = Path(place).name
-            if (
-                out_digest(root / "dvc.lock", stage, place)
-                != out_digest(folder / "dvc.lock", stage, place)
-                or not (root / place).is_dir()
+            made = out_digest(folder / "dvc.lock", Path(place).name, place)
+            if not (root / place).is_dir() or (
+                made is not None and content_digest(root / place) != made
             ):
                 return {
                     "rlhf.model": f"not registered: {place} was replaced before this run was "
@@ -106,8 +106,8 @@ def register_folder(
     """
     client, places = connection.client, model_folders(root, path)
     for place in places:
-        client.log_artifacts(
-            run_id, str(root / place), f"model/{place}" if len(places) > 1 else "model"
+        log_folder(
+            connection, run_id, root / place, f"model/{place}" if len(places) > 1 else "model"
         )
     tags = {**tags, **({"rlhf.model_folder": path} if len(places) > 1 else {})}
     _ensure_registered_model(connection, name)
@@ -140,6 +140,22 @@ def out_digest(lock: Path, stage: str, path: str) -> str | None:
     content: dict[str, Any] = yaml.safe_load(lock.read_text(encoding="utf-8"))
     outs = content.get("stages", {}).get(stage, {}).get("outs", [])
     return next((out.get("md5") for out in outs if out["path"] == path), None)
+
+
+def content_digest(folder: Path) -> str:
+    """The digest that DVC gives the files of a folder as they are now: the MD5 of their sorted
+    list, with .dir.
+    """
+    files = sorted(
+        (path.relative_to(folder).as_posix(), path) for path in folder.rglob("*") if path.is_file()
+    )
+    listed = [{"md5": _md5(path), "relpath": name} for name, path in files]
+    return f"{hashlib.md5(json.dumps(listed).encode(), usedforsecurity=False).hexdigest()}.dir"
+
+
+def _md5(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
 
 
 def version_of(connection: Connection, name: str, digest: str) -> str | None:

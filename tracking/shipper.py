@@ -4,6 +4,8 @@ training up.
 
 import logging
 import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 from config.errors import EnvironmentFault
@@ -18,7 +20,13 @@ class Shipper:
     EVERY_SECONDS = 3.0
     RETRY_SECONDS = 15.0
 
-    def __init__(self, root: Path, params: Params, run_id: str) -> None:
+    def __init__(
+        self, root: Path, params: Params, run_id: str, persist_seconds: float = 0.0
+    ) -> None:
+        """`persist_seconds`: how long an MLflow that is away at the end is tried again, where
+        nobody can ship the rest later.
+        """
+        self._persist_seconds = persist_seconds
         self._root, self._params, self._run_id = root, params, run_id
         self._finish = threading.Event()
         self._thread = threading.Thread(target=self._work, name="mlflow", daemon=True)
@@ -34,27 +42,33 @@ class Shipper:
         """Ship what is left, from now on: no more rows come. Returns at once."""
         self._finish.set()
 
-    def finish(self, patience_seconds: float) -> str | None:
-        """Ship what is left, and wait for it; returns in one line why not all of it arrived, None
-        if it did.
+    def finish(self, give_up: Callable[[], bool]) -> str | None:
+        """Ship what is left, and wait for it as long as a pass is at work: a large model takes its
+        time, and each request has a limit.
+
+        Returns in one line why not all of it arrived, None if it did.
         """
         self.end()
-        self._thread.join(patience_seconds)
+        while self._thread.is_alive() and not give_up():
+            self._thread.join(0.2)
         if self.done:
             return None
         return self.fault or (
-            f"MLflow at tracking.uri={self._params.tracking.uri} is slow: not all rows were "
-            f"shipped within {patience_seconds:.0f} s. "
+            f"MLflow at tracking.uri={self._params.tracking.uri} has not taken all rows and models "
+            "yet, and somebody asked not to wait. "
             "Run rlhf report --sync to ship the rest; nothing is lost."
         )
 
     def _work(self) -> None:
         from tracking.sync import (
-            sync,
-        )  # MLflow takes over a second to import: here, beside the data stage
+            sync,  # MLflow takes over a second to import: here, beside the data stage
+        )
 
+        ended_at: float | None = None
         while True:
             last = self._finish.is_set()
+            if last and ended_at is None:
+                ended_at = time.monotonic()
             try:
                 sync(self._root, self._params, at_work=None if last else self._run_id)
                 self.fault, self.done = None, last
@@ -62,6 +76,9 @@ class Shipper:
                 if self.fault is None:
                     logger.warning("%s", error)
                 self.fault = str(error)
-            if last:
+            if ended_at is None:
+                self._finish.wait(self.RETRY_SECONDS if self.fault else self.EVERY_SECONDS)
+            elif self.done or time.monotonic() - ended_at >= self._persist_seconds:
                 return
-            self._finish.wait(self.RETRY_SECONDS if self.fault else self.EVERY_SECONDS)
+            else:
+                time.sleep(self.RETRY_SECONDS)

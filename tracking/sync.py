@@ -35,7 +35,16 @@ from costs.ledger.ledger import ledger
 from costs.ledger.reconcile import read_plan, reconcile
 from costs.tables.price import kwh, usd_per_device_hour
 from tracking.aliases import bring_in_line, record_digest
-from tracking.client import Connection, connect, ensure_run, log, named_faults
+from tracking.client import (
+    Connection,
+    connect,
+    ensure_run,
+    is_deleted,
+    log,
+    log_inputs,
+    named_faults,
+    unless_deleted,
+)
 from tracking.cursor import Cursor, cursor_path, exclusive, load, save
 from tracking.labels import (
     CHANGED_TAG,
@@ -152,17 +161,24 @@ class Shipment:
                 for path, digest in row.detail.get("outs", {}).items()
                 if path.startswith("data/")
             }
-            self._connection.client.log_inputs(parent, datasets(prepared, origin, "prepared"))
+            log_inputs(self._connection, parent, datasets(prepared, origin, "prepared"))
         child = self._cursor.runs.get(f"{row.run_id}/{row.stage}/{row.attempt}")
         read = row.detail.get("deps", {})
         if child and read and not row.cached:
-            self._connection.client.log_inputs(child, datasets(read, origin, row.stage))
+            log_inputs(self._connection, child, datasets(read, origin, row.stage))
 
     def _end_run(self, row: PipelineRow) -> None:
         """Results, evidence, the model, and an end to everything of this run that still shows as
         running.
         """
         run_id, folder = self._parent(row.run_id, row.time), kept_folder(self._root, row.run_id)
+        if not is_deleted(self._connection, run_id):
+            self._ship_results(row, run_id, folder)
+        for key in [key for key in self._cursor.open if key.startswith(f"{row.run_id}/")]:
+            self._close(key, "KILLED", row.time)
+        self._close(row.run_id, STATUS.get(row.state, "FAILED"), row.time)
+
+    def _ship_results(self, row: PipelineRow, run_id: str, folder: Path) -> None:
         params = self._params_of(row.run_id)
         results = {stage: _read_json(folder / "metrics" / f"{stage}.json") for stage in STAGES}
         book = ledger(self._root, params, row.run_id)
@@ -184,9 +200,6 @@ class Shipment:
                 run_id,
                 tags=register(self._connection, run_id, self._root, params, folder, tags),
             )
-        for key in [key for key in self._cursor.open if key.startswith(f"{row.run_id}/")]:
-            self._close(key, "KILLED", row.time)
-        self._close(row.run_id, STATUS.get(row.state, "FAILED"), row.time)
 
     def _params_of(self, run_id: str) -> Params:
         """The run's own params: its prices are part of its rows, and must be the same if they are
@@ -338,9 +351,9 @@ class Shipment:
         return self._cursor.runs[key]
 
     def _close(self, key: str, status: str, time: float) -> None:
-        self._connection.client.set_terminated(
-            self._cursor.runs[key], status, end_time=round(time * 1000)
-        )
+        run_id = self._cursor.runs[key]
+        with unless_deleted(self._connection, run_id):
+            self._connection.client.set_terminated(run_id, status, end_time=round(time * 1000))
         if key in self._cursor.open:
             self._cursor.open.remove(key)
 

@@ -10,6 +10,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
@@ -17,6 +18,7 @@ import yaml
 
 from config.champions import CHAMPIONS, FILES, champion_folder
 from config.errors import EnvironmentFault, ModelError
+from config.inputs import MODEL_DIGESTS, digest_files
 from config.kept import kept_params
 from config.records import kept_folder, stages_of
 from tasks.remote.exchange import inside
@@ -37,17 +39,7 @@ def run_outs(root: Path, run_id: str) -> dict[str, Out]:
 
     Raises ModelError if the run kept no dvc.lock, or did not come so far.
     """
-    kept = kept_folder(root, run_id)
-    try:
-        stages: dict[str, Any] = yaml.safe_load((kept / "dvc.lock").read_text(encoding="utf-8"))[
-            "stages"
-        ]
-    except (OSError, KeyError, TypeError, yaml.YAMLError):
-        raise ModelError(
-            f"{kept}/dvc.lock is not there or can not be read, so the outputs of run {run_id} are "
-            "not known. Name another run."
-        ) from None
-    method = run_method(root, run_id)
+    stages, method = _kept_stages(root, run_id), run_method(root, run_id)
     wanted = {
         "data/prepared": "data",
         "data/tokenizer": "data",
@@ -70,6 +62,20 @@ def run_outs(root: Path, run_id: str) -> dict[str, Out]:
     return found
 
 
+def _kept_stages(root: Path, run_id: str) -> dict[str, Any]:
+    """What the run's own dvc.lock says of its stages. Raises ModelError if it kept none that can be
+    read.
+    """
+    kept = kept_folder(root, run_id)
+    try:
+        return dict(yaml.safe_load((kept / "dvc.lock").read_text(encoding="utf-8"))["stages"])
+    except (OSError, KeyError, TypeError, ValueError, yaml.YAMLError):
+        raise ModelError(
+            f"{kept}/dvc.lock is not there or can not be read, so the outputs of run {run_id} are "
+            "not known. Name another run."
+        ) from None
+
+
 def run_method(root: Path, run_id: str) -> str:
     """What aligned the model of a run. Raises ParamsError if its params.yaml is gone or of another
     schema.
@@ -77,9 +83,30 @@ def run_method(root: Path, run_id: str) -> str:
     return kept_params(root, run_id).align.method
 
 
+@contextmanager
+def gathered(root: Path, run_id: str, target: Path) -> Iterator[Path]:
+    """The folder `target` with the run's outputs, whatever the project's own folders hold by now;
+    it is gone afterwards. Raises as `gather` does, and EnvironmentFault if it can not be written.
+    """
+    shutil.rmtree(target, ignore_errors=True)
+    try:
+        try:
+            target.mkdir(parents=True)
+            gather(root, run_id, target)
+        except OSError as error:
+            raise EnvironmentFault(
+                f"{target} can not be written ({error.strerror}). Make room and try again."
+            ) from error
+        yield target
+    finally:
+        shutil.rmtree(target, ignore_errors=True)
+
+
 def gather(root: Path, run_id: str, target: Path) -> None:
-    """Fill `target` with the run's outputs, metrics and params. Raises ModelError if an output is
-    gone everywhere.
+    """Fill `target` with the run's outputs, metrics and params.
+
+    Raises ModelError if an output is gone everywhere, or if metrics or the base of an adapter are
+    not those of the run any more.
     """
     from dvc.repo import Repo  # imported late, as everywhere: half a second
 
@@ -87,14 +114,47 @@ def gather(root: Path, run_id: str, target: Path) -> None:
     with Repo(str(root)) as repo:
         for out in outs.values():
             _materialise(repo, out, run_id, target / out.path)
-    _add_bases(root, target)
-    kept = kept_folder(root, run_id)
+    if _add_bases(root, target):
+        _require_base(root, run_id)
+    kept, made = kept_folder(root, run_id), _made_by(_kept_stages(root, run_id))
     shutil.copyfile(kept / "params.yaml", target / "params.yaml")
     (target / "metrics").mkdir(exist_ok=True)
     for metrics in (kept / "metrics").glob("*.json"):
+        if made.get(f"metrics/{metrics.name}", _md5(metrics)) != _md5(metrics):
+            raise ModelError(
+                f"{metrics} was changed: it is not what run {run_id} made. Name another run, or "
+                "make it again (rlhf run)."
+            )
         shutil.copyfile(metrics, target / "metrics" / metrics.name)
     digests = {str(PurePosixPath(path.relative_to(target))): _md5(path) for path in _files(target)}
     (target / FILES).write_text(json.dumps(digests, indent=1) + "\n", encoding="utf-8")
+
+
+def _made_by(stages: Mapping[str, Any]) -> dict[str, str]:
+    """Path -> digest of all outputs in a dvc.lock."""
+    return {
+        out["path"]: out["md5"]
+        for entry in stages.values()
+        for out in entry.get("outs", [])
+        if "md5" in out
+    }
+
+
+def _require_base(root: Path, run_id: str) -> None:
+    """Raise ModelError unless the base model, which DVC does not keep, is the one that the run's
+    data stage saw.
+    """
+    deps = _kept_stages(root, run_id).get("data", {}).get("deps", [])
+    seen = next((dep.get("md5") for dep in deps if dep["path"] == str(MODEL_DIGESTS)), None)
+    params = kept_params(root, run_id)
+    now = hashlib.md5(
+        digest_files(root, params)[MODEL_DIGESTS].encode(), usedforsecurity=False
+    ).hexdigest()
+    if seen is not None and seen != now:
+        raise ModelError(
+            f"model.path={params.model.path} was changed since run {run_id}, whose adapters stand "
+            "on it. Put it back."
+        )
 
 
 def _materialise(repo: Any, out: Out, run_id: str, target: Path) -> None:
@@ -144,10 +204,13 @@ def _holder(stores: list[Any], out: Out, run_id: str, digest: str) -> Any:
     return found
 
 
-def _add_bases(root: Path, target: Path) -> None:
+def _add_bases(root: Path, target: Path) -> bool:
     """Folders of the project, outside of DVC, that an adapter stands on: its name for them is
     relative, so they come along.
+
+    Returns whether there are any.
     """
+    added = False
     waiting = sorted(target.glob(f"models/*/{ADAPTER_CONFIG}"))
     while waiting:
         config = waiting.pop()
@@ -160,11 +223,13 @@ def _add_bases(root: Path, target: Path) -> None:
             or not (root / place).is_dir()
         ):
             continue
+        added = True
         for file in _files(root / place):
             copy = target / place / file.relative_to(root / place)
             copy.parent.mkdir(parents=True, exist_ok=True)
             _link(file, copy)
         waiting += [inner for inner in (target / place / ADAPTER_CONFIG,) if inner.exists()]
+    return added
 
 
 def _link(source: Path, target: Path) -> None:

@@ -9,25 +9,20 @@ from pathlib import Path
 from typing import Any
 
 from config.errors import EnvironmentFault
-from tasks.dvc.status import (
-    changes,
-    default_remote,
-    environment,
-    error_line,
-    is_only_absent,
-    public,
-    repo_about,
+from tasks.dvc.lock_digests import (
+    changes_by_lock,
+    is_copy,
+    is_locked_content,
+    load_stage,
+    outs_by_path,
 )
+from tasks.dvc.status import changes, default_remote, environment, error_line, public, repo_about
+from tasks.run.transient import fault, kind_of
 
 LARGE = ("data/", "models/")
 """Outputs that stay in the store until somebody reads them; the others are numbers and texts for
 reports.
 """
-OUTSIDE = "inputs"
-"""The stage whose outputs are digests of what is outside of the project; they travel with the
-request.
-"""
-PULL_TIMEOUT_SECONDS = 3600.0
 PUBLIC_OPTIONS = ("endpointurl", "region")
 """Settings of a remote that are no secret; a container finds its credentials by itself."""
 
@@ -82,11 +77,9 @@ def inputs_of(root: Path, stage: str) -> list[str]:
     from dvc.repo import Repo
 
     with Repo(str(root)) as repo:
-        made = _outs(repo)
+        made = outs_by_path(repo)
         return [
-            _place(root, dep)
-            for dep in _stage(repo, root, stage).deps
-            if (owner := _owner(made, dep)) and owner.stage.name != OUTSIDE
+            _place(root, dep) for dep in load_stage(repo, root, stage).deps if is_copy(made, dep)
         ]
 
 
@@ -97,94 +90,55 @@ def small_outputs(root: Path, stage: str) -> list[str]:
     with Repo(str(root)) as repo:
         return [
             path
-            for out in _stage(repo, root, stage).outs
+            for out in load_stage(repo, root, stage).outs
             if not (path := _place(root, out)).startswith(LARGE)
         ]
 
 
 def fetch(root: Path, paths: Sequence[str]) -> None:
-    """Bring what is not there, as dvc.lock has it. Raises EnvironmentFault if the remote does not
-    give it.
+    """Bring what is not there, or is another than dvc.lock has.
+
+    Raises TransientFault, EnvironmentFault or UnknownFault if the remote does not give it: see
+    tasks/run/transient.py.
     """
-    missing = [path for path in paths if not (root / path).exists()]
+    missing = _not_as_locked(root, paths)
     if not missing:
         return
-    command = [sys.executable, "-m", "dvc", "pull", "--quiet", *missing]
-    try:
-        done = subprocess.run(
-            command,
-            cwd=root,
-            env=environment(),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=PULL_TIMEOUT_SECONDS,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        raise EnvironmentFault(
-            f"dvc pull of {', '.join(missing)} took more than {PULL_TIMEOUT_SECONDS:.0f} s and was "
-            "given up."
-        ) from None
+    # forced: what a stage made before is replaced, as the stage itself would have done here
+    command = [sys.executable, "-m", "dvc", "pull", "--force", *missing]
+    done = subprocess.run(
+        command,
+        cwd=root,
+        env=environment(),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     if done.returncode:
         reason = error_line(done.stderr) or f"exit code {done.returncode}."
-        raise EnvironmentFault(
+        said = (
             f"{', '.join(missing)} could not be fetched from the DVC remote "
             f"{public(default_remote(root))}: {reason}"
         )
+        raise fault(kind_of(done.stderr), said)
+
+
+def _not_as_locked(root: Path, paths: Sequence[str]) -> list[str]:
+    from dvc.repo import Repo
+
+    if not paths:
+        return []
+    with Repo(str(root)) as repo:
+        return [path for path in paths if not is_locked_content(repo, str(root.resolve() / path))]
 
 
 def is_unchanged_elsewhere(root: Path, stage: str) -> bool:
-    """As `tasks.dvc.status.is_unchanged`, where outputs may be in the remote alone: what is missing
-    here counts as what dvc.lock says.
+    """As `tasks.dvc.status.is_unchanged`, where outputs may be in the remote alone: they are what
+    dvc.lock says, here and in what read them.
     """
     with repo_about(root, stage) as repo:
-        return all(map(is_only_absent, changes(repo, root, stage))) and _reads_what_is_locked(
-            repo, root, stage
-        )
-
-
-def _reads_what_is_locked(repo: Any, root: Path, stage: str) -> bool:
-    """Whether each input's digest, when the stage was done, is that of the output it comes from
-    today; folders are looked into.
-    """
-    made = _outs(repo)
-    for dep in _stage(repo, root, stage).deps:
-        owner = _owner(made, dep)
-        if owner is None or Path(dep.fs_path).exists() or not owner.hash_info:
-            continue
-        now = owner.hash_info if dep.fs_path == owner.fs_path else _part(owner, dep.fs_path)
-        if now is None or now.value != dep.hash_info.value:
-            return False
-    return True
-
-
-def _part(owner: Any, path: str) -> Any:
-    """Digest of what is at `path` in a folder; its list of files, not the files, is brought from
-    the remote if need be.
-    """
-    tree = owner.get_obj(filter_info=path)
-    if tree is None:
-        owner.get_dir_cache()
-        tree = owner.get_obj(filter_info=path)
-    return tree.hash_info if tree is not None else None
-
-
-def _stage(repo: Any, root: Path, stage: str) -> Any:
-    return repo.stage.load_one(path=str(root.resolve() / "dvc.yaml"), name=stage)
-
-
-def _outs(repo: Any) -> dict[str, Any]:
-    """Path -> output of any stage."""
-    return {out.fs_path: out for stage in repo.index.stages for out in stage.outs}
-
-
-def _owner(made: dict[str, Any], dep: Any) -> Any:
-    """The output that an input is, or is a part of; None for code and parameters."""
-    path = Path(dep.fs_path)
-    return next(
-        (made[str(parent)] for parent in (path, *path.parents) if str(parent) in made), None
-    )
+        return not changes_by_lock(repo, root, stage, changes(repo, root, stage))
 
 
 def _place(root: Path, item: Any) -> str:

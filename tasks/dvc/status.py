@@ -3,6 +3,7 @@ the remote.
 """
 
 import hashlib
+import json
 import os
 import re
 import subprocess
@@ -19,7 +20,9 @@ from config.errors import EnvironmentFault
 from config.inputs import outdated_digests
 from config.schema import Params
 from config.sections.run import LOCAL
+from tasks.dvc.lock_digests import changes_by_lock
 from tasks.run.run import STATE_FOLDER
+from tasks.run.transient import fault, kind_of
 
 
 class StageAtWork(EnvironmentFault):
@@ -95,7 +98,7 @@ def stale_stages(root: Path, params: Params, stages: Sequence[str]) -> list[str]
             and set(named) == set(recorded)
             and all(value_at(wanted, key) == value for key, value in recorded.items())
         )
-        if not same or reads & changing or _changed_files(root, stage, absent_is_fine=elsewhere):
+        if not same or reads & changing or _changed_files(root, stage, by_lock=elsewhere):
             stale.append(stage)
             changing |= {
                 str(out if isinstance(out, str) else next(iter(out)))
@@ -113,17 +116,14 @@ def value_at(params: Mapping[str, Any], dotted: str) -> Any:
     return node
 
 
-def _changed_files(root: Path, stage: str, absent_is_fine: bool = False) -> bool:
-    """Whether DVC finds anything changed but parameters; data that is in the remote alone may count
-    as unchanged.
+def _changed_files(root: Path, stage: str, by_lock: bool = False) -> bool:
+    """Whether DVC finds anything changed but parameters; `by_lock`: outputs are what dvc.lock says,
+    wherever they lie.
     """
     try:
         with repo_about(root, stage) as repo:
-            counted = [
-                change
-                for change in changes(repo, root, stage)
-                if not (absent_is_fine and is_only_absent(change))
-            ]
+            found = changes(repo, root, stage)
+            counted = changes_by_lock(repo, root, stage, found) if by_lock else found
     except StageAtWork:
         return True
     files = [
@@ -135,27 +135,6 @@ def _changed_files(root: Path, stage: str, absent_is_fine: bool = False) -> bool
         if path != "params.yaml"
     ]
     return bool(files) or any(isinstance(change, str) for change in counted)
-
-
-ABSENT = ("deleted", "not in cache")
-"""What DVC says of data that is not here."""
-
-
-def is_only_absent(change: Any) -> bool:
-    """Whether nothing but data is missing here, such as {'changed outs': {'models/sft':
-    'deleted'}}.
-    """
-    if not isinstance(change, dict):
-        return False
-    items = [
-        (path, state)
-        for paths in change.values()
-        if isinstance(paths, dict)
-        for path, state in paths.items()
-    ]
-    return bool(items) and all(
-        state in ABSENT and not path.endswith((".py", ".yaml")) for path, state in items
-    )
 
 
 def forget(root: Path, stage: str) -> None:
@@ -216,50 +195,70 @@ def yaml_of(path: Path) -> dict[str, Any]:
     return content if isinstance(content, dict) else {}
 
 
-def push(root: Path, timeout_seconds: float = 600, stage: str | None = None) -> str | None:
-    """Send new outputs (of `stage`, or all) to the default remote; returns in one line why it could
-    not, None if all is there or there is no remote.
-
-    What was pushed is remembered by the digest of dvc.lock, so that an unchanged run asks nobody.
+def push(root: Path, stage: str | None = None) -> str | None:
+    """As `send_outputs`; returns in one line why it could not, None if all is there or there is no
+    remote.
     """
-    lock, marker = root / "dvc.lock", root / STATE_FOLDER / "pushed"
-    if not lock.exists() or default_remote(root) is None:
-        return None
-    digest = hashlib.sha256(lock.read_bytes()).hexdigest()
-    if marker.exists() and marker.read_text() == digest:
-        return None
-    command = [sys.executable, "-m", "dvc", "push", "--quiet", *([stage] if stage else [])]
     try:
-        done = subprocess.run(
-            command,
-            cwd=root,
-            env=environment(),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=timeout_seconds,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        return (
-            f"dvc push took more than {timeout_seconds:.0f} s and was given up. Run dvc push to "
-            "send the outputs to the remote."
-        )
-    if done.returncode:
-        return (
-            f"dvc push failed: {_last_error(done.stderr)} The run is complete here; run dvc push "
-            "to send its outputs to the remote."
-        )
-    if stage is None:
-        note_pushed(root)
+        send_outputs(root, stage)
+    except EnvironmentFault as met:
+        return str(met)
     return None
 
 
+def send_outputs(root: Path, stage: str | None = None) -> None:
+    """Send new outputs (of `stage`, or all) to the default remote, if there is one; it takes as
+    long as it takes.
+
+    What was pushed is remembered by the digest of dvc.lock and by the remote, so that an unchanged
+    run asks nobody.
+    Raises TransientFault, EnvironmentFault or UnknownFault: see tasks/run/transient.py.
+    """
+    lock, marker = root / "dvc.lock", root / STATE_FOLDER / "pushed"
+    if not lock.exists() or default_remote(root) is None:
+        return
+    if marker.exists() and marker.read_text() == _pushed(root):
+        return
+    command = [sys.executable, "-m", "dvc", "push", *([stage] if stage else [])]
+    done = subprocess.run(
+        command,
+        cwd=root,
+        env=environment(),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        reason = (
+            f"dvc push failed: {_last_error(done.stderr)} The run is complete here; run dvc push "
+            "to send its outputs to the remote."
+        )
+        raise fault(kind_of(done.stderr), reason)
+    if stage is None:
+        note_pushed(root)
+
+
 def note_pushed(root: Path) -> None:
-    """Remember that all that dvc.lock names is in the remote."""
+    """Remember that all that dvc.lock names is in the default remote."""
     marker = root / STATE_FOLDER / "pushed"
     marker.parent.mkdir(exist_ok=True)
-    marker.write_text(hashlib.sha256((root / "dvc.lock").read_bytes()).hexdigest())
+    marker.write_text(_pushed(root))
+
+
+def _pushed(root: Path) -> str:
+    """Names a dvc.lock and the remote that has its outputs: its address, and the store that this
+    address is of.
+    """
+    from dvc.config import Config
+
+    config = Config(str(root / ".dvc"))
+    remote = config["remote"][config["core"]["remote"]]
+    where = [
+        str(remote["url"]),
+        str(remote.get("endpointurl") or os.environ.get("AWS_ENDPOINT_URL", "")),
+    ]
+    return hashlib.sha256(json.dumps(where).encode() + (root / "dvc.lock").read_bytes()).hexdigest()
 
 
 def default_remote(root: Path) -> str | None:

@@ -59,8 +59,10 @@ STOPPED, OVER_BUDGET = "Stopped", "OverBudget"
 """States of a run, and of the stage at work, that was asked to stop or has reached its budget:
 resumable.
 """
-SHIPPING_PATIENCE_SECONDS = 60.0
-"""At the end of a run: the first time, MLflow may still be creating its database."""
+SHIPPING_PERSISTENCE_SECONDS = 1800.0
+"""How long an MLflow that is away at the end of a run is tried again, where the run's workspace is
+looked at by nobody later.
+"""
 BOARD_PATIENCE_SECONDS = 5.0
 """For the last progress to be shown."""
 
@@ -102,7 +104,9 @@ def pipeline_run(prepared: Prepared) -> Iterator[Pipeline]:
         stop_orphans(root, Display().say)
         run = begin(root, new_run_id(flow_run.name), params, _detail(root, prepared))
         keep(run.folder, prepared)
-        shipper = Shipper(root, params, run.run_id)
+        shipper = Shipper(
+            root, params, run.run_id, SHIPPING_PERSISTENCE_SECONDS if is_own(root) else 0.0
+        )
         shipper.start()
         ahead = tuple(prepared.ahead) if prepared.plan else stages_of(params.align.method)
         pipeline = Pipeline(
@@ -207,12 +211,19 @@ def _remember(run: Run) -> None:
 
 
 def _send(pipeline: Pipeline) -> None:
-    """Outputs to the DVC remote, the last rows to MLflow meanwhile; neither can fail the run."""
+    """Outputs to the DVC remote, the last rows and the model to MLflow meanwhile; neither can fail
+    the run, and a (further) request to stop ends the waiting.
+    """
+    asked = pipeline.stop.requests
+
+    def give_up() -> bool:
+        return pipeline.stop.requests > asked
+
     pipeline.shipper.end()
     for fault in (
         push(pipeline.run.root),
         _leave_lock(pipeline.run.root),
-        pipeline.shipper.finish(SHIPPING_PATIENCE_SECONDS),
+        pipeline.shipper.finish(give_up),
     ):
         if fault:
             logger.warning("%s", fault)

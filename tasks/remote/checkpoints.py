@@ -1,90 +1,165 @@
 """Checkpoints of placed stages in the store: for another container to go on from, also in a
 workspace that knows of no earlier attempt.
 
-checkpoints/<stage>/<fingerprint>/step-*/   the newest two, each whole once its manifest is there
-checkpoints/<stage>/by-inputs/<digest>      the fingerprint that an attempt with these parameters
-                                            and inputs had
+checkpoints/<stage>/<fingerprint>/<run>/step-*/   the newest two of each run, each whole once its
+manifest is there
+checkpoints/<stage>/by-inputs/<digest>/<run>      the fingerprint that a run's attempt with these
+parameters and inputs had
+
+Each run writes below its own name alone: two of the same parameters may be at work at once.
 """
 
 import hashlib
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from config.errors import EnvironmentFault
 from config.names import inner_name
-from tasks.dvc.pull import OUTSIDE
+from tasks.dvc.lock_digests import OUTSIDE
 from tasks.dvc.status import value_at, yaml_of
-from tasks.remote.exchange import Exchange
+from tasks.remote.exchange import REPLY, REQUEST, Exchange
+from tasks.remote.heartbeat import CONTAINER
 from tasks.stage.progress import attempts
 
 MANIFEST = "manifest.json"
 KEPT = 2
 
 
+class Found(NamedTuple):
+    """Checkpoints of a run in the store."""
+
+    steps: tuple[str, ...]
+    """Names of the whole ones, oldest first."""
+    fingerprint: str
+    run_id: str
+
+
 class CheckpointStore:
     """The checkpoints of one stage in a workspace, and those in the store."""
 
-    def __init__(self, root: Path, stage: str, store: Exchange) -> None:
-        self._root, self._stage, self._store = root, stage, store
-        self._sent: set[str] = set()
-        self._named: set[str] = set()
+    def __init__(self, root: Path, stage: str, store: Exchange, run_id: str) -> None:
+        self._root, self._stage, self._store, self._run_id = root, stage, store, run_id
         self._place = f"checkpoints/{stage}"
         self._by_inputs = f"{self._place}/by-inputs/{inputs_digest(root, stage)}"
+        self._in_store: set[tuple[str, str]] = set()
+        """(fingerprint, step) that need not be sent."""
+        self._own: dict[str, list[str]] = {}
+        """Fingerprint -> steps that the store has of this run."""
+        self._adopted: Found | None = None
+        """What another run left, and this one goes on from."""
+        self._signs_of_adopted: dict[str, bytes | None] = {}
 
     def send(self) -> None:
-        """Copy checkpoints that are whole to the store, and leave only the newest there."""
+        """Copy checkpoints that are whole and not there yet to the store, and leave only the newest
+        of this run there.
+        """
         for manifest in sorted((self._root / self._place).glob(f"*/step-*/{MANIFEST}")):
-            folder = manifest.parent
-            name = f"{self._place}/{folder.parent.name}/{folder.name}"
-            if name in self._sent:
+            step, fingerprint = manifest.parent.name, manifest.parent.parent.name
+            if (fingerprint, step) in self._in_store:
                 continue
             try:
-                self._store.upload(folder, name, last=MANIFEST)
+                self._store.upload(
+                    manifest.parent,
+                    f"{self._prefix(fingerprint, self._run_id)}/{step}",
+                    last=MANIFEST,
+                )
             except (EnvironmentFault, FileNotFoundError):
-                if folder.exists():
+                if manifest.parent.exists():
                     raise
                 continue  # a newer one has taken its place meanwhile
-            self._sent.add(name)
-            self._name(folder.parent.name)
-            of_same = sorted(
-                other for other in self._sent if other.rsplit("/", 1)[0] == name.rsplit("/", 1)[0]
-            )
-            for old in of_same[:-KEPT]:
-                self._store.remove(old)
-
-    def _name(self, fingerprint: str) -> None:
-        if fingerprint not in self._named:
-            self._store.write(self._by_inputs, fingerprint.encode())
-            self._named.add(fingerprint)
+            self._in_store.add((fingerprint, step))
+            own = self._own.setdefault(fingerprint, [])
+            own.append(step)
+            self._store.write(f"{self._by_inputs}/{self._run_id}", fingerprint.encode())
+            while len(own) > KEPT:
+                self._store.remove(f"{self._prefix(fingerprint, self._run_id)}/{own.pop(0)}")
 
     def restore(self) -> None:
-        """Bring the newest checkpoint made from these parameters and inputs, else of the stage's
-        last attempt; whether it fits, the stage decides by its fingerprint.
+        """Bring the newest checkpoints that a run made from these parameters and inputs, else those
+        of the stage's last attempt; whether they fit, and which of them are undamaged, the stage
+        decides.
         """
-        rows = attempts(self._root, self._stage)
-        fingerprint = (self._store.read(self._by_inputs) or b"").decode() or (
-            rows[-1].fingerprint if rows else ""
-        )
-        if not fingerprint:
+        found = self._newest()
+        if found is None:
             return
-        place = f"{self._place}/{inner_name(fingerprint, 'fingerprint')}"
-        whole = [
-            name.split("/")[0]
-            for name in self._store.below(place).names()
-            if name.endswith(f"/{MANIFEST}")
-        ]
-        if whole:
-            newest = inner_name(max(whole), "checkpoint")
-            self._store.download(f"{place}/{newest}", self._root / place / newest)
+        for step in found.steps[-KEPT:]:
+            step = inner_name(step, "checkpoint")
+            target = self._root / self._place / found.fingerprint / step
+            self._store.download(f"{self._prefix(found.fingerprint, found.run_id)}/{step}", target)
+            self._in_store.add((found.fingerprint, step))
+        if found.run_id == self._run_id:
+            self._own[found.fingerprint] = list(found.steps)
+        else:
+            self._adopted, self._signs_of_adopted = found, self._signs(found.run_id)
 
     def remove(self) -> None:
-        """The stage is done: its checkpoints have done their work."""
-        for fingerprint in {
-            row.fingerprint for row in attempts(self._root, self._stage) if row.fingerprint
+        """The stage is done: its checkpoints have done their work, also those of earlier runs of
+        its checkout, and of one that it went on from unless that is still at work.
+        """
+        done = {
+            (row.fingerprint, row.run_id)
+            for row in attempts(self._root, self._stage)
+            if row.fingerprint
+        }
+        done |= {(fingerprint, self._run_id) for fingerprint in self._own}
+        if self._adopted is not None and not self._is_at_work(self._adopted.run_id):
+            done.add((self._adopted.fingerprint, self._adopted.run_id))
+        there = {tuple(name.split("/")[:2]) for name in self._store.below(self._place).names()}
+        for fingerprint, run_id in done & there:
+            self._store.remove(self._prefix(fingerprint, run_id))
+        for run_id in set(self._store.below(self._by_inputs).names()) & {
+            run_id for _, run_id in done
         }:
-            self._store.remove(f"{self._place}/{inner_name(fingerprint, 'fingerprint')}")
-        self._store.remove(self._by_inputs)
+            self._store.remove(f"{self._by_inputs}/{run_id}")
+
+    def _prefix(self, fingerprint: str, run_id: str) -> str:
+        fingerprint = inner_name(fingerprint, "fingerprint")
+        return f"{self._place}/{fingerprint}/{inner_name(run_id, 'run id')}"
+
+    def _newest(self) -> Found | None:
+        """Of all runs with these inputs, that which came furthest; its own one where it came as
+        far.
+        """
+        named = self._store.below(self._by_inputs)
+        owners = {
+            (content.decode(), run_id)
+            for run_id in named.names()
+            if (content := named.read(run_id))
+        }
+        rows = [row for row in attempts(self._root, self._stage) if row.fingerprint]
+        last = {(rows[-1].fingerprint, rows[-1].run_id)} if rows else set()
+        found = self._whole(owners) or self._whole(last)
+        return max(found, key=lambda one: (one.steps[-1], one.run_id == self._run_id), default=None)
+
+    def _whole(self, owners: set[tuple[str, str]]) -> list[Found]:
+        """What the store has of each (fingerprint, run), if that is anything whole."""
+        found = []
+        for fingerprint, run_id in sorted(owners):
+            names = self._store.below(self._prefix(fingerprint, run_id)).names()
+            steps = tuple(
+                sorted(name.split("/")[0] for name in names if name.endswith(f"/{MANIFEST}"))
+            )
+            if steps:
+                found.append(Found(steps, fingerprint, run_id))
+        return found
+
+    def _signs(self, run_id: str) -> dict[str, bytes | None]:
+        """Exchange of each container of a run that has not replied yet -> its last sign of life."""
+        exchanges = self._store.below(f"exchange/{run_id}")
+        names = exchanges.names()
+        asked = {name.rpartition("/")[0] for name in names if name.endswith(f"/{REQUEST}")}
+        return {
+            name: exchanges.read(f"{name}/{CONTAINER}")
+            for name in asked
+            if f"{name}/{REPLY}" not in names
+        }
+
+    def _is_at_work(self, run_id: str) -> bool:
+        """Whether a container of another run has given a sign since this one began."""
+        return any(
+            sign != self._signs_of_adopted.get(name) for name, sign in self._signs(run_id).items()
+        )
 
 
 def inputs_digest(root: Path, stage: str) -> str:

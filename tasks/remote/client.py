@@ -5,29 +5,28 @@ take the new dvc.lock.
 import logging
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import httpx
 
-from config.atomic_file import write_atomically
 from config.errors import EnvironmentFault, StageStopped, UserError
 from config.records import stages_of
 from config.sections.run import LOCAL
 from tasks.dvc.pull import fetch, inputs_of, is_unchanged_elsewhere, remote_of, small_outputs
 from tasks.dvc.repro import ReproProcesses
-from tasks.dvc.status import note_pushed, push
+from tasks.dvc.status import send_outputs
 from tasks.planning.placement_check import on_volumes
 from tasks.remote import heartbeat
-from tasks.remote.exchange import Exchange, Receiver, dump
+from tasks.remote.exchange import REPLY, REQUEST, Exchange, Receiver, dump
 from tasks.remote.heartbeat import PIPELINE, Heartbeat
 from tasks.remote.pools import hand_over, require_served, state_of
-from tasks.remote.recovery import ask_to_stop, recover_abandoned
-from tasks.remote.worker import REPLY, REQUEST, STOP, Reply, request_of
+from tasks.remote.recovery import ask_to_stop, clear, recover_abandoned, take_lock
+from tasks.remote.worker import STOP, Reply, request_of
 from tasks.run.run import Run
 from tasks.run.stop import StopRequest
+from tasks.run.transient import kind_of, persist
 from tasks.stage.budget_watcher import BudgetWatch
 from tasks.stage.outcome import Outcome, StageCrashed
 from tasks.stage.progress import Watch
@@ -49,6 +48,8 @@ PREEMPTIONS = 20
 crash.
 """
 
+Result = TypeVar("Result")
+
 
 def place_of(run: Run, stage: str) -> str:
     """`local`, or the work pool that the stage is placed on."""
@@ -61,9 +62,7 @@ def run_remote(run: Run, stage: str, pool: str, stop: StopRequest, observe: Obse
 
     Raises UserError, StageStopped, OverBudget, StageCrashed.
     """
-    lock = recover_abandoned(run, stage, stop)
-    if lock is not None:
-        _take_lock(run.root, lock)
+    _patiently(lambda: recover_abandoned(run, stage, stop), stop)
     if stop.made:
         raise StageStopped(
             f"Asked to stop before {stage}: everything up to there is kept, run again to go on "
@@ -73,8 +72,15 @@ def run_remote(run: Run, stage: str, pool: str, stop: StopRequest, observe: Obse
         outcome = Outcome(cached=True, attempt=None)
     else:
         outcome = _in_containers(run, stage, pool, stop, observe)
-    fetch(run.root, small_outputs(run.root, stage))
+    _patiently(lambda: fetch(run.root, small_outputs(run.root, stage)), stop)
     return record(run, stage, outcome)
+
+
+def _patiently(action: Callable[[], Result], stop: StopRequest) -> Result:
+    """Do what the store is needed for before or after a stage; one that is away for a while is no
+    fault.
+    """
+    return persist(action, lambda: stop.made, STORE_PATIENCE_SECONDS)
 
 
 def run_here(
@@ -96,9 +102,9 @@ def run_here(
     if not remote_stages(run):
         return run_stage(run, stage, stop, observe, reproductions)
     if not stop.made and is_unchanged_elsewhere(run.root, stage):
-        fetch(run.root, small_outputs(run.root, stage))
+        _patiently(lambda: fetch(run.root, small_outputs(run.root, stage)), stop)
         return record(run, stage, Outcome(cached=True, attempt=None))
-    fetch(run.root, inputs_of(run.root, stage))
+    _patiently(lambda: fetch(run.root, inputs_of(run.root, stage)), stop)
     return run_stage(run, stage, stop, observe, reproductions)
 
 
@@ -110,9 +116,11 @@ def remote_stages(run: Run) -> list[str]:
 def fetch_aligned(run: Run) -> None:
     """Bring the model that the run is about, to be registered; with adapters also what they stand
     on.
+
+    Raises EnvironmentFault if the remote does not give it.
     """
     method = run.params.align.method
-    if method in remote_stages(run):
+    if remote_stages(run):
         folders = [
             f"models/{method}",
             *(["models/sft"] if getattr(run.params, method).lora is not None else []),
@@ -124,25 +132,34 @@ def _in_containers(
     run: Run, stage: str, pool: str, stop: StopRequest, observe: Observer
 ) -> Outcome:
     """In one container, or in as many as are taken away meanwhile."""
-    fault = push(run.root)
-    if fault:
-        raise EnvironmentFault(f"{stage} is placed on {pool} and can not get its inputs: {fault}")
+    try:
+        _patiently(lambda: send_outputs(run.root), stop)
+    except EnvironmentFault as fault:
+        raise EnvironmentFault(
+            f"{stage} is placed on {pool} and can not get its inputs: {fault}"
+        ) from None
     for _ in range(PREEMPTIONS):
         BudgetWatch(run, stage).refuse_without_room()
-        placed = RemoteStage(run, stage, pool)
+        placed = _patiently(
+            lambda: RemoteStage(run, stage, pool), stop
+        )  # what fails is the request: it comes before the hand-over
         reply = placed.follow(stop, observe)
         if reply.kind != "stopped" or stop.made or placed.budget.reached is not None:
             break
         logger.warning(
             "%s was taken away from its container: %s Going on in a new one.", stage, reply.message
         )
-    return _judge(stage, placed, reply, stop)
+        placed.close()
+    try:
+        return _judge(stage, placed, reply, stop)
+    finally:
+        placed.close()
 
 
 def _judge(stage: str, placed: "RemoteStage", reply: Reply, stop: StopRequest) -> Outcome:
     match reply.kind:
         case "done":
-            _take_lock(placed.run.root, reply.lock)
+            take_lock(placed.run.root, reply.lock)
             return Outcome(cached=reply.cached, attempt=reply.attempt)
         case "bad_input":
             raise UserError(reply.message)
@@ -152,15 +169,6 @@ def _judge(stage: str, placed: "RemoteStage", reply: Reply, stop: StopRequest) -
             raise StageStopped(reply.message)
         case _:
             raise StageCrashed(reply.message, reply.hopeless)
-
-
-def _take_lock(root: Path, lock: str) -> None:
-    write_atomically(root / "dvc.lock", lock)
-    note_pushed(
-        root
-        # what was here was pushed before the stage was handed over, and its container has pushed
-        # the rest
-    )
 
 
 class RemoteStage:
@@ -206,13 +214,19 @@ class RemoteStage:
             with suppress(EnvironmentFault):  # else it hears of our end by our silence
                 self._exchange.write(STOP, b"1")
             raise
-        self._receiver.receive()
+        # it has ended: its rows and its reply are waited for as long as it takes
+        persist(self._receiver.receive, lambda: stop.made)
         observe(watch.look())
-        reply = self._reply()
+        reply = persist(self._reply, lambda: stop.made)
         if watch.attempt is not None and watch.attempt.event != "end":
             note_loss(self.run, self._stage, watch.attempt)
-        self._exchange.remove("")
         return reply
+
+    def close(self) -> None:
+        """Remove what was exchanged, once the reply has been acted upon: a run that is killed
+        before finds it again.
+        """
+        clear(self._exchange)
 
     def _exchange_news(self, stop: StopRequest, watch: Watch) -> None:
         """Take its rows, show that we are there, pass on a request to stop. A store that is away
@@ -241,7 +255,7 @@ class RemoteStage:
                 raise EnvironmentFault(self._never_began(CHECK_PATIENCE_SECONDS))
             time.sleep(POLL_SECONDS)
         reply = self._reply()
-        self._exchange.remove("")
+        self.close()
         if reply.kind != "ready":
             raise EnvironmentFault(f"work pool {self._pool} can do no stage: {reply.message}")
         return reply.message
@@ -253,6 +267,8 @@ class RemoteStage:
             try:
                 self._state = state_of(self._flow_run.id)
             except httpx.HTTPError as error:
+                if kind_of(error) != "transient":
+                    raise
                 logger.warning(
                     "the Prefect server does not answer (%s): asking again", type(error).__name__
                 )

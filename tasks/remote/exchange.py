@@ -25,13 +25,15 @@ import fsspec  # type: ignore[import-untyped]
 
 from config.atomic_file import write_atomically
 from config.errors import EnvironmentFault
+from tasks.run.transient import fault, kind_of
 
+REQUEST, REPLY = "request.json", "reply.json"
 PATIENT = {"connect_timeout": 10, "read_timeout": 60}
 
 
 class Exchange:
-    """A folder on S3 or on a disk that both sides reach. Every method raises EnvironmentFault if
-    the store can not be reached.
+    """A folder on S3 or on a disk that both sides reach. Every method raises TransientFault if the
+    store can not be reached, and EnvironmentFault for what somebody has to correct.
     """
 
     def __init__(self, url: str) -> None:
@@ -129,7 +131,7 @@ class StoreFaults:
             return
         if isinstance(error, OSError) and error.errno == ENOSPC and "://" in self._url:
             return  # the disk here
-        raise EnvironmentFault(store_fault(self._url, error)) from None
+        raise fault(kind_of(error), store_fault(self._url, error)) from None
 
 
 def store_fault(url: str, error: Exception) -> str:

@@ -11,12 +11,14 @@ import time
 from pathlib import Path
 
 from config import jsonl
+from config.atomic_file import write_atomically
+from config.errors import EnvironmentFault
 from config.records import PipelineRow
 from tasks.dvc.pull import remote_of
-from tasks.dvc.status import default_remote
-from tasks.remote.exchange import Exchange, Receiver
+from tasks.dvc.status import default_remote, note_pushed
+from tasks.remote.exchange import REPLY, REQUEST, Exchange, Receiver
 from tasks.remote.heartbeat import CONTAINER, GONE_SECONDS, HeartbeatMonitor
-from tasks.remote.worker import REPLY, REQUEST, STOP, Reply
+from tasks.remote.worker import STOP, Reply
 from tasks.run.run import Run
 from tasks.run.stop import StopRequest
 from tasks.stage.progress import Display
@@ -40,18 +42,41 @@ def ask_to_stop(run: Run) -> None:
 def recover_abandoned(run: Run, stage: str, stop: StopRequest) -> str | None:
     """Ask what is left of `stage` to stop, wait for that, and take its rows.
 
-    Returns the dvc.lock of one that came to its end meanwhile, if nothing has changed the lock here
-    since; None otherwise.
+    Takes and returns the dvc.lock of one that came to its end meanwhile, if nothing has changed the
+    lock here since; None otherwise.
     Raises EnvironmentFault if the store can not be reached.
     """
     lock = None
     for left, of in _left(run):
         if of == stage:
             reply = _end(run.root, stage, left, stop)
-            lock = _usable_lock(run.root, left, reply) or lock
+            usable = _usable_lock(run.root, left, reply)
+            if usable is not None:
+                take_lock(run.root, usable)
+                lock = usable
             if reply is not None or not stop.made:
-                left.remove("")
+                clear(left)  # not before the lock is here: there is no other copy of it
     return lock
+
+
+def take_lock(root: Path, lock: str) -> None:
+    """Put the dvc.lock in place that a stage in a container came back with."""
+    write_atomically(root / "dvc.lock", lock)
+    note_pushed(
+        root
+        # what was here was pushed before the stage was handed over, and its container has pushed
+        # the rest
+    )
+
+
+def clear(exchange: Exchange) -> None:
+    """Remove what two sides have exchanged. That can not fail a stage: what stays there is only
+    litter.
+    """
+    try:
+        exchange.remove("")
+    except EnvironmentFault as met:
+        logger.warning("what was exchanged stays at %s: %s", exchange.url, met)
 
 
 def _left(run: Run) -> list[tuple[Exchange, str]]:

@@ -14,7 +14,7 @@ import subprocess
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,21 +22,22 @@ from config.errors import EnvironmentFault, RlhfError, StageStopped, UserError
 from config.load import load
 from config.names import inner_name
 from tasks.dvc.pull import fetch, inputs_of
-from tasks.dvc.status import push
+from tasks.dvc.status import send_outputs
 from tasks.remote import heartbeat
 from tasks.remote.checkpoints import CheckpointStore
-from tasks.remote.exchange import Exchange, Sender, dump, files_of, put_files
+from tasks.remote.exchange import REPLY, REQUEST, Exchange, Sender, dump, files_of, put_files
 from tasks.remote.heartbeat import heartbeats
 from tasks.remote.workspace import cache, lay_out, workspaces
 from tasks.run.code_version import code_digest
 from tasks.run.run import Run
 from tasks.run.stop import StopRequest
+from tasks.run.transient import TransientFault, UnknownFault, persist
 from tasks.stage.outcome import Outcome, StageCrashed
 from tasks.stage.runner import run_stage
 
 logger = logging.getLogger(__name__)
 
-REQUEST, REPLY, STOP = "request.json", "reply.json", "stop"
+STOP = "stop"
 ROWS = ("attempts.jsonl", "usage.jsonl", "metrics.jsonl", "samples.jsonl", "log.txt")
 """Files of runs/<stage>/ that the pipeline follows."""
 ROWS_EVERY_SECONDS = 1.0
@@ -70,6 +71,9 @@ class Reply(NamedTuple):
 def work(url: str, stop: StopRequest) -> Reply:
     """Do what the request at `url` asks for, and put the reply beside it; of a store that can not
     be used only the flow's state can tell.
+
+    What the stage leaves is cleared away after its reply is in the store, so that none that is done
+    can be lost.
     """
     try:
         exchange = Exchange(url)
@@ -79,21 +83,28 @@ def work(url: str, stop: StopRequest) -> Reply:
                 f"{url}/{REQUEST} does not exist: the pipeline and this container do not see the "
                 "same store."
             )
-        reply = _answer(json.loads(content), exchange, stop)
-        exchange.write(REPLY, dump(reply._asdict()))
+        with ExitStack() as afterwards:
+            reply = _answer(json.loads(content), exchange, stop, afterwards)
+            persist(lambda: exchange.write(REPLY, dump(reply._asdict())), lambda: stop.insisted)
     except EnvironmentFault as fault:
         return Reply("bad_input", str(fault))
     return reply
 
 
-def _answer(request: dict[str, Any], exchange: Exchange, stop: StopRequest) -> Reply:
+def _answer(
+    request: dict[str, Any], exchange: Exchange, stop: StopRequest, afterwards: ExitStack
+) -> Reply:
     try:
         _same_code(request)
         if request["stage"] is None:
             return _check(request)
-        return _stage(request, exchange, stop)
+        return _stage(request, exchange, stop, afterwards)
     except StageStopped as stopped:
         return Reply("stopped", str(stopped))
+    except TransientFault as fault:
+        return Reply("stopped" if stop.made else "crashed", str(fault))
+    except UnknownFault as fault:
+        return Reply("crashed", str(fault))
     except UserError as error:
         return Reply("bad_input", str(error))
     except StageCrashed as crash:
@@ -185,7 +196,9 @@ def _gpus() -> int:
     return len(listed.stdout.splitlines()) if listed.returncode == 0 else 0
 
 
-def _stage(request: dict[str, Any], exchange: Exchange, stop: StopRequest) -> Reply:
+def _stage(
+    request: dict[str, Any], exchange: Exchange, stop: StopRequest, afterwards: ExitStack
+) -> Reply:
     stage = inner_name(request["stage"], "stage of a request")
 
     def on_silence() -> None:
@@ -196,34 +209,65 @@ def _stage(request: dict[str, Any], exchange: Exchange, stop: StopRequest) -> Re
         )
         stop.requests = max(stop.requests, 1)
 
-    with (
-        heartbeats(exchange, request["sign_seconds"], request["silence_seconds"], on_silence),
-        _workspace(request) as root,
-    ):
-        run = Run(root, request["run_id"], load(root / "params.yaml"))
-        store = Exchange(request["remote"]["url"])
-        fetch(root, inputs_of(root, stage))
-        mirror = CheckpointStore(root, stage, store)
-        mirror.restore()
-        with _couriers(root, stage, exchange, mirror, stop):
-            outcome = run_stage(run, stage, stop, lambda progress: None)
-        return _done(run, stage, outcome, store.url, mirror)
+    afterwards.enter_context(
+        heartbeats(exchange, request["sign_seconds"], request["silence_seconds"], on_silence)
+    )
+    root = afterwards.enter_context(_workspace(request))
+    run = Run(root, request["run_id"], load(root / "params.yaml"))
+    store = Exchange(request["remote"]["url"])
+    persist(lambda: fetch(root, inputs_of(root, stage)), lambda: stop.made)
+    mirror = CheckpointStore(root, stage, store, run.run_id)
+    persist(mirror.restore, lambda: stop.made)
+    with _couriers(root, stage, exchange, mirror, stop):
+        outcome = run_stage(run, stage, stop, lambda progress: None)
+    return _done(run, stage, outcome, exchange, mirror, stop, afterwards)
 
 
-def _done(run: Run, stage: str, outcome: Outcome, remote: str, mirror: CheckpointStore) -> Reply:
-    """The outputs to the remote; the checkpoints have done their work."""
-    fault = push(run.root, stage=stage)
-    if fault:
-        raise EnvironmentFault(
-            f"{stage} is done, but its outputs could not be sent to {remote}: {fault}"
-        )
-    mirror.remove()
+def _done(
+    run: Run,
+    stage: str,
+    outcome: Outcome,
+    exchange: Exchange,
+    mirror: CheckpointStore,
+    stop: StopRequest,
+    afterwards: ExitStack,
+) -> Reply:
+    """The outputs to the remote, however long that takes; then the checkpoints have done their
+    work.
+    """
+
+    def give_up() -> bool:
+        return stop.made or _asked(exchange) > 0
+
+    try:
+        persist(lambda: send_outputs(run.root, stage), give_up)
+    except EnvironmentFault as met:
+        raise type(met)(
+            f"{stage} is done, but its outputs could not be sent: {met} It goes on from its last "
+            "checkpoint."
+        ) from None
+    afterwards.callback(_clear, mirror)
     return Reply(
         "done",
         attempt=outcome.attempt,
         cached=outcome.cached,
         lock=(run.root / "dvc.lock").read_text(encoding="utf-8"),
     )
+
+
+def _clear(mirror: CheckpointStore) -> None:
+    try:
+        mirror.remove()
+    except EnvironmentFault as met:
+        logger.warning("checkpoints of a stage that is done stay in the store: %s", met)
+
+
+def _asked(exchange: Exchange) -> int:
+    """How often the pipeline has asked to stop, as far as it can be heard."""
+    try:
+        return int(exchange.read(STOP) or 0)
+    except EnvironmentFault:
+        return 0
 
 
 @contextmanager
@@ -272,8 +316,11 @@ def _couriers(
         ended.set()
         for thread in threads:
             thread.join()
-        sender.send()
-        mirror.send()
+        for send in (sender.send, mirror.send):
+            try:
+                persist(send, lambda: stop.insisted)
+            except EnvironmentFault as met:  # it must not take the place of how the stage ended
+                logger.warning("%s", met)
 
 
 def _every(seconds: float, ended: threading.Event, task: Callable[[], None]) -> None:

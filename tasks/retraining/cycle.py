@@ -28,7 +28,7 @@ from config.load import write
 from config.records import PipelineRow
 from config.retraining import RETRAIN_FOLDER, RETRAIN_ROWS, Contest, Examination, RetrainRow
 from config.schema import Params
-from tasks.champions.files import check_champion
+from tasks.champions.files import check_champion, gathered
 from tasks.champions.promotion_gate import Verdict, in_a_line, promotion_verdict
 from tasks.champions.registry import promote, require_champion, tell_mlflow
 from tasks.dvc.data_key import key_now
@@ -209,15 +209,27 @@ def is_trained(cycle: Cycle, state: State[Any]) -> bool:
 def wins(cycle: Cycle) -> bool:
     """Compare the new model with the champion; if it does not pass the gate, the cycle has ended
     with the champion kept.
+
+    Both are folders of their own, by the digests of their runs: the checkout may be another run's
+    by now.
     """
     assert cycle.champion is not None
-    folder = check_champion(cycle.root, cycle.champion.run_id)
+    assert cycle.run_id is not None
+    champion = check_champion(cycle.root, cycle.champion.run_id)
     target = cycle.folder / "contest.json"
-    cycle.helper("contest", "--champion", str(folder), "--out", str(target))
+    with gathered(cycle.root, cycle.run_id, cycle.folder / "challenger") as challenger:
+        cycle.helper(
+            "contest",
+            "--champion",
+            str(champion),
+            "--challenger",
+            str(challenger),
+            "--out",
+            str(target),
+        )
+        evaluation = _evaluation(challenger)
     cycle.contest = Contest.model_validate_json(target.read_bytes())
-    cycle.verdict = promotion_verdict(
-        cycle.contest, *_evaluation(cycle), cycle.usd, cycle.params.retrain
-    )
+    cycle.verdict = promotion_verdict(cycle.contest, *evaluation, cycle.usd, cycle.params.retrain)
     if not cycle.verdict.promotes:
         cycle.end(
             "kept", f"the champion {cycle.champion.run_id} stays: {in_a_line(cycle.verdict.failed)}"
@@ -281,11 +293,11 @@ def _run_of(cycle: Cycle) -> str | None:
     return next(own, None)
 
 
-def _evaluation(cycle: Cycle) -> tuple[bool | None, str]:
+def _evaluation(challenger: Path) -> tuple[bool | None, str]:
     """Whether the run's own evaluation found reward hacking, against its SFT model, None where it
     could not tell, and why it says so.
     """
-    found = json.loads((cycle.root / "metrics" / "evaluate.json").read_text(encoding="utf-8"))
+    found = json.loads((challenger / "metrics" / "evaluate.json").read_text(encoding="utf-8"))
     return found["reward_hacking"], str(found.get("reward_hacking_reason", ""))
 
 

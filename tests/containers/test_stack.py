@@ -87,9 +87,7 @@ def tiny(*changes: str) -> dict[str, Any]:
 
 
 def kill_at_work(stack: Stack, stage: str, flow_runs: list[str]) -> str:
-    """Kill the first container of a stage once those of all runs can be gone on from, as a
-    checkpoint in the store does not say whose it is.
-    """
+    """Kill the first container of a stage once those of all runs can be gone on from."""
     deadline = time.monotonic() + RUN_SECONDS
     while time.monotonic() < deadline:
         found = stack.stage_containers(stage)

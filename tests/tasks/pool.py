@@ -86,7 +86,7 @@ def when_mirrored(folder: Path, action: Callable[[], None]) -> threading.Thread:
 
     def wait() -> None:
         deadline = time.monotonic() + 600
-        while not list((folder / "store" / "checkpoints").glob("sft/*/step-*/manifest.json")):
+        while not list((folder / "store" / "checkpoints").glob("sft/*/*/step-*/manifest.json")):
             assert time.monotonic() < deadline
             time.sleep(0.1)
         action()

@@ -1,5 +1,7 @@
 """Champion and previous in a real registry, in line with the record."""
 
+import hashlib
+import json
 from pathlib import Path
 
 import pytest
@@ -12,14 +14,24 @@ from tracking.sync import sync
 __all__ = ["empty_database", "params", "root"]
 pytestmark = pytest.mark.integration
 
-DIGESTS = [f"{number}" * 32 + ".dir" for number in range(1, 4)]
+CONFIGS = [json.dumps({"number": number}) for number in range(1, 4)]
 NAME = "helpdesk-assistant"
+
+
+def md5(text: str) -> str:
+    return hashlib.md5(text.encode(), usedforsecurity=False).hexdigest()
+
+
+DIGESTS = [
+    f"{md5(json.dumps([{'md5': md5(config), 'relpath': 'config.json'}]))}.dir" for config in CONFIGS
+]
+"""As DVC has them."""
 
 
 def a_run(root: Path, params: Params, number: int) -> str:
     story = Story(root, params, f"r{number}")
     story.start()
-    story.model(DIGESTS[number - 1])
+    story.model(CONFIGS[number - 1])
     story.pipeline("end", state="completed")
     return story.run_id
 

@@ -1,8 +1,11 @@
 """Shipping to a real MLflow on SQLite: every row once, whenever it was up."""
 
+import http.server
 import json
 import math
+import os
 import shutil
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -22,14 +25,17 @@ from tests.conftest import ROOT
 from tests.support.ports import free_port
 from tests.tasks.champions.test_promotion_gate import WINNER
 from tracking import sync as module
+from tracking.client import Connection, log_folder
 from tracking.cursor import cursor_path
-from tracking.lineage import model_folders
+from tracking.lineage import content_digest, model_folders
 from tracking.shipper import Shipper
 from tracking.sync import sync
 
 pytestmark = pytest.mark.integration
 
 DIGEST = "0123456789abcdef0123456789abcdef.dir"
+MODEL_DIGEST = "c34277cb8ccdf6e5ddd319496567fac2.dir"
+"""What DVC gives a folder with the file config.json that holds {}."""
 
 
 @pytest.fixture(scope="session")
@@ -139,10 +145,13 @@ class Story:
                 ),
             )
 
-    def model(self, digest: str = DIGEST) -> None:
-        (self.root / "models" / "ppo").mkdir(parents=True, exist_ok=True)
-        (self.root / "models" / "ppo" / "config.json").write_text("{}")
-        lock = {"stages": {"ppo": {"outs": [{"path": "models/ppo", "md5": digest}]}}}
+    def model(self, config: str = "{}") -> None:
+        folder = self.root / "models" / "ppo"
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "config.json").write_text(config)
+        lock = {
+            "stages": {"ppo": {"outs": [{"path": "models/ppo", "md5": content_digest(folder)}]}}
+        }
         for place in (self.root, self.root / "runs" / "pipeline" / self.run_id):
             (place / "dvc.lock").write_text(yaml.safe_dump(lock))
 
@@ -236,7 +245,7 @@ def test_a_run_arrives_with_parent_child_params_results_and_model(
     }
     assert (version.run_id, version.tags["dvc.digest"], version.tags["git.commit"]) == (
         parent.info.run_id,
-        DIGEST,
+        MODEL_DIGEST,
         "abc",
     )
     assert {item.path for item in client(root).list_artifacts(parent.info.run_id)} >= {
@@ -413,10 +422,10 @@ def test_what_a_retrain_cycle_found_stands_with_the_run_that_it_compared(
 
 def test_the_same_model_gets_no_second_version_and_another_does(root: Path, params: Params) -> None:
     Story(root, params).whole()
-    for run_id, digest in (("r2", DIGEST), ("r3", "f" * 32 + ".dir")):
+    for run_id, config in (("r2", "{}"), ("r3", '{"another": "model"}')):
         story = Story(root, params, run_id)
         story.start()
-        story.model(digest)
+        story.model(config)
         story.end()
         sync(root, params)
     versions = client(root).search_model_versions(f"name = '{params.tracking.registered_model}'")
@@ -429,8 +438,7 @@ def test_a_model_that_was_replaced_before_it_could_be_shipped_is_said_to_be(
     root: Path, params: Params
 ) -> None:
     Story(root, params).whole()
-    lock = {"stages": {"ppo": {"outs": [{"path": "models/ppo", "md5": "another"}]}}}
-    (root / "dvc.lock").write_text(yaml.safe_dump(lock))
+    (root / "models" / "ppo" / "config.json").write_text('{"another": "model"}')
     sync(root, params)
     assert runs(root)["r1"].data.tags["rlhf.model"].startswith("not registered")
     assert client(root).search_registered_models() == []
@@ -512,22 +520,112 @@ def test_the_background_shipper_ships_while_it_runs_and_the_rest_at_the_end(
         time.sleep(0.05)
     story.steps(2, 3)
     story.end()
-    assert background.finish(30) is None
+    assert background.finish(lambda: time.monotonic() > deadline) is None
     assert history(root, "r1/ppo/1", "ppo/score") == SCORES
     assert runs(root)["r1"].info.status == "FINISHED"
 
 
-def test_the_background_shipper_never_waits_longer_than_it_may(
+def test_the_background_shipper_waits_for_a_long_pass_until_somebody_gives_up(
     root: Path,
     params: Params,
     shipper: Callable[[Path, Params], Shipper],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(module, "sync", lambda *_, **__: time.sleep(2))
-    background = shipper(root, params)
+    shipped = threading.Event()
+    monkeypatch.setattr(module, "sync", lambda *_, **__: shipped.wait(60))
+    background, asked = shipper(root, params), iter([False] * 3 + [True] * 9)
     background.start()
-    began = time.monotonic()
-    fault = background.finish(0.2)
-    assert time.monotonic() - began < 1
+    fault = background.finish(lambda: next(asked))
     assert fault is not None
     assert "rlhf report --sync" in fault
+    shipped.set()
+    assert background.finish(lambda: False) is None
+
+
+@pytest.mark.parametrize("persist_seconds", [0.0, 60.0])
+def test_an_mlflow_that_is_away_at_the_end_is_tried_again_where_nobody_can_later(
+    root: Path, params: Params, monkeypatch: pytest.MonkeyPatch, persist_seconds: float
+) -> None:
+    def sync_later(*arguments: Any, **named: Any) -> int:
+        if next(away, None) is not None:
+            raise EnvironmentFault("MLflow is away")
+        return sync(*arguments, **named)
+
+    Story(root, params).whole()
+    away = iter(range(3))
+    monkeypatch.setattr(module, "sync", sync_later)
+    background = Shipper(root, params, "r1", persist_seconds)
+    background.RETRY_SECONDS = 0.1
+    background.end()
+    background.start()
+    assert background.finish(lambda: False) == (None if persist_seconds else "MLflow is away")
+    assert ("r1" in runs(root)) is (persist_seconds > 0)
+
+
+class SlowStore(http.server.BaseHTTPRequestHandler):
+    """Takes an artifact, and answers only when it is where it is kept."""
+
+    def do_PUT(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        time.sleep(3)
+        self.send_response(200)
+        self.end_headers()
+
+    def log_message(self, *_: Any) -> None: ...
+
+
+def test_an_artifact_whose_server_takes_its_time_to_keep_it_arrives(
+    root: Path, params: Params, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "1")
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "weights").write_bytes(b"0" * 1000)
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), SlowStore) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        place = f"http://127.0.0.1:{server.server_port}/api/2.0/mlflow-artifacts/artifacts"
+        experiment = client(root).create_experiment("slow", artifact_location=place)
+        connection = Connection(client(root), experiment)
+        log_folder(
+            connection,
+            connection.client.create_run(experiment).info.run_id,
+            tmp_path / "model",
+            "model",
+        )
+        server.shutdown()
+    assert os.environ["MLFLOW_HTTP_REQUEST_TIMEOUT"] == "1"
+
+
+@pytest.mark.parametrize("purged", [False, True])
+def test_a_run_that_was_deleted_in_mlflow_does_not_hold_the_others_up(
+    root: Path, params: Params, purged: bool
+) -> None:
+    deleted = Story(root, params)
+    deleted.start()
+    deleted.attempt("start")
+    deleted.steps(1, 1)
+    sync(root, params)
+    for key in ("r1", "r1/ppo/1"):
+        run_id = runs(root)[key].info.run_id
+        client(root).delete_run(run_id)
+        if purged:
+            client(root)._tracking_client.store._hard_delete_run(run_id)
+    deleted.steps(2, 3)
+    deleted.attempt("end", code=0)
+    deleted.pipeline(
+        "stage", stage="data", cached=True, attempt=4, detail={"outs": {"data/prepared": DIGEST}}
+    )
+    deleted.pipeline(
+        "stage", stage="ppo", attempt=1, detail={"outs": {}, "deps": {"models/sft": "f" * 32}}
+    )
+    deleted.model()
+    deleted.end()
+    other = Story(root, params, "r2")
+    other.started(1_900_000_000.0)
+    other.steps(1, 3)
+    other.end()
+    sync(root, params)
+    assert sync(root, params) == 0
+    assert set(runs(root)) == {"r2", "r2/ppo/1"}
+    assert runs(root)["r2"].info.status == "FINISHED"
+    assert client(root).search_registered_models() == []

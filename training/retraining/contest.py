@@ -1,8 +1,8 @@
 """The new model against the champion, on the same held-out prompts with the same random numbers:
 `python -m training.retraining.contest`.
 
-The project's data and models, champions/<run> -> the figures the promotion gate decides on, and
-replies side by side
+Data and models of both, a folder each as champions/<run> -> the figures the promotion gate decides
+on, and replies side by side
 
 The judge is the gold score where the world has one. Elsewhere it is the champion's reward model:
 the challenger's own has learnt from the new votes, and if those were poisoned it would prefer just
@@ -296,19 +296,15 @@ def _mean(values: Iterable[float]) -> float:
 
 
 def main(options: argparse.Namespace) -> None:
+    params = load(options.challenger / "params.yaml")
     found, replies = contest(
-        Path(), load(Path("params.yaml")), TrainedModels(options.champion), TrainedModels(Path())
+        Path(), params, TrainedModels(options.champion), TrainedModels(options.challenger)
     )
     write_json(options.out, found.model_dump())
     write_jsonl(options.out.with_name("replies.jsonl"), replies)
 
 
 if __name__ == "__main__":
-    sys.exit(
-        run_helper(
-            argparse.ArgumentParser(
-                description="Compare the project's newest model with the champion."
-            ),
-            main,
-        )
-    )
+    parser = argparse.ArgumentParser(description="Compare the model of a run with the champion.")
+    parser.add_argument("--challenger", type=Path, required=True)
+    sys.exit(run_helper(parser, main))

@@ -1,11 +1,13 @@
 """Promotions and rollbacks on a project whose outputs are a few bytes, in a real DVC cache."""
 
 import fcntl
+import hashlib
 import json
 import multiprocessing
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -14,13 +16,17 @@ import yaml
 from config import jsonl
 from config.champions import RECORD, champion_folder, read_record
 from config.errors import EnvironmentFault, ModelError, UserError
-from config.load import load
-from config.records import PipelineRow
+from config.inputs import MODEL_DIGESTS, digest_files
+from config.load import load, write
+from config.records import PipelineRow, kept_folder
 from tasks.champions.files import check_champion
 from tasks.champions.registry import KEPT, promote, require_champion, rollback
 from tasks.dvc.data_key import key_now
+from tasks.retraining import cycle as retrain
+from tasks.retraining.cycle import Cycle
 from tasks.run.run import begin, keep_copies
 from tests.conftest import ROOT, git
+from tests.tasks.champions.test_promotion_gate import WINNER
 
 STAGES = {
     "data": ("data/prepared", "data/tokenizer"),
@@ -34,6 +40,8 @@ from pathlib import Path
 for out in map(Path, sys.argv[1:]):
     out.mkdir(parents=True, exist_ok=True)
     (out / "x.txt").write_text(Path("in.txt").read_text() + str(out))
+    if out.name == "ppo":
+        (out / "adapter_config.json").write_text('{"base_model_name_or_path": "../../base/small"}')
 """
 
 
@@ -48,7 +56,10 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
     stages = {
         name: {
             "cmd": f"{sys.executable} make.py {' '.join(outs)}",
-            "deps": ["in.txt", *(["data/inputs/data.json"] if name == "data" else [])],
+            "deps": [
+                "in.txt",
+                *(["data/inputs/data.json", "data/inputs/model.json"] if name == "data" else []),
+            ],
             "outs": [{out: {"persist": True}} for out in outs],
         }
         for name, outs in STAGES.items()
@@ -81,6 +92,12 @@ def dvc(root: Path, command: str) -> None:
 def project(template: Path, tmp_path: Path) -> Path:
     shutil.copytree(template, tmp_path / "project")
     return tmp_path / "project"
+
+
+def a_base(root: Path, content: str) -> None:
+    """Put a local model at base/small, which the aligned model is an adapter on."""
+    (root / "base/small").mkdir(parents=True, exist_ok=True)
+    (root / "base/small/config.json").write_text(content)
 
 
 def lineage(root: Path) -> list[str]:
@@ -264,3 +281,78 @@ def test_a_broken_record_is_told_and_never_replaced_in_silence(project: Path) ->
         promote(project, run_id, "again")
     assert (project / RECORD).read_text() == text[:40]
     assert json.loads(text)["lineage"][0]["run_id"] == run_id
+
+
+# ---------------------------------------------------------------- evidence of a retrain cycle
+
+
+def a_cycle(root: Path, run_id: str) -> Cycle:
+    """A cycle whose run has completed, with the champion run-0; another run has replaced the
+    checkout's outputs since.
+    """
+    promote(root, "run-0", "first")
+    for folder, hacked in ((root, True), (kept_folder(root, run_id), False)):
+        (folder / "metrics").mkdir(exist_ok=True)
+        (folder / "metrics/evaluate.json").write_text(json.dumps({"reward_hacking": hacked}))
+    cycle = Cycle(root, load(root / "params.yaml"), None)
+    cycle.champion, cycle.run_id = require_champion(root), run_id
+    return cycle
+
+
+def test_a_contest_judges_the_run_it_is_about_whatever_the_checkout_holds_by_then(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    judged = {}
+
+    def run_helper(
+        root: Path, params: object, name: str, arguments: Sequence[str], log: Path
+    ) -> float:
+        given = dict(zip(arguments[::2], map(Path, arguments[1::2]), strict=True))
+        judged.update(
+            {
+                side: (given[f"--{side}"] / "models/ppo/x.txt").read_text()
+                for side in ("champion", "challenger")
+            }
+        )
+        given["--out"].write_text(WINNER.model_dump_json())
+        return 0.0
+
+    monkeypatch.setattr(retrain, "run_helper", run_helper)
+    cycle = a_cycle(project, "run-1")
+    assert retrain.wins.fn(cycle), "the evaluation of the run itself found no reward hacking"
+    assert (project / "models/ppo/x.txt").read_text() == "3 models/ppo"
+    assert judged == {"champion": "0 models/ppo", "challenger": "1 models/ppo"}
+    assert [path.name for path in cycle.folder.iterdir()] == ["contest.json"]
+
+
+def test_an_evaluation_that_is_not_the_runs_own_is_refused(project: Path) -> None:
+    cycle = a_cycle(project, "run-1")
+    lock = kept_folder(project, "run-1") / "dvc.lock"
+    content = yaml.safe_load(lock.read_text())
+    content["stages"]["evaluate"] = {"outs": [{"path": "metrics/evaluate.json", "md5": "0" * 32}]}
+    lock.write_text(yaml.safe_dump(content))
+    with pytest.raises(
+        ModelError, match=r"metrics/evaluate\.json was changed: it is not what run run-1 made"
+    ):
+        retrain.wins.fn(cycle)
+
+
+def test_an_adapter_whose_base_was_changed_since_its_run_is_refused(project: Path) -> None:
+    a_base(project, "one")
+    params = load(project / "params.yaml", ["model.path=base/small", "model.random=null"])
+    lock = kept_folder(project, "run-1") / "dvc.lock"
+    content = yaml.safe_load(lock.read_text())
+    (dep,) = (
+        dep for dep in content["stages"]["data"]["deps"] if dep["path"] == "data/inputs/model.json"
+    )
+    dep["md5"] = hashlib.md5(
+        digest_files(project, params)[MODEL_DIGESTS].encode(), usedforsecurity=False
+    ).hexdigest()
+    lock.write_text(yaml.safe_dump(content))
+    write(params, kept_folder(project, "run-1") / "params.yaml")
+    promote(project, "run-1", "as it was")
+    assert (champion_folder(project, "run-1") / "base/small/config.json").read_text() == "one"
+    shutil.rmtree(champion_folder(project, "run-1"))
+    a_base(project, "another")
+    with pytest.raises(ModelError, match=r"model\.path=base/small was changed since run run-1"):
+        promote(project, "run-1", "again")

@@ -9,9 +9,12 @@ import pytest
 import yaml
 
 from config.errors import EnvironmentFault
+from config.load import load
+from tasks.dvc import pull
 from tasks.dvc.pull import fetch, inputs_of, is_unchanged_elsewhere, remote_of, small_outputs
 from tasks.dvc.repro import REPRO
-from tasks.dvc.status import environment, is_unchanged, public, push
+from tasks.dvc.status import environment, is_unchanged, public, push, stale_stages
+from tests.conftest import ROOT
 from tests.support.stage_project import make_project
 
 pytestmark = pytest.mark.integration
@@ -186,3 +189,50 @@ def test_an_address_is_shown_without_who_asks() -> None:
         "/disk",
         None,
     ]
+
+
+def done_elsewhere(root: Path, *stages: str) -> None:
+    """Stages are done again in another place with the same remote; here only dvc.lock changes, as
+    after a placed stage.
+    """
+    elsewhere = root.with_name("elsewhere")
+    shutil.copytree(root, elsewhere)
+    repro(elsewhere, *stages)
+    assert push(elsewhere) is None
+    shutil.copyfile(elsewhere / "dvc.lock", root / "dvc.lock")
+    shutil.rmtree(elsewhere)
+
+
+def test_files_of_an_earlier_run_give_way_to_what_dvc_lock_has(project: Path) -> None:
+    (project / "sft.txt").write_text("one\ntwo\n")
+    done_elsewhere(project, "data", "sft")
+    (project / "data/prepared/sft/left-over.txt").write_text("of an earlier run")
+    wanted = ["models/sft", "metrics/sft.json", "data/prepared/sft"]
+    fetch(project, wanted)
+    assert (
+        (project / "models/sft").read_text()
+        == (project / "data/prepared/sft/sft.txt").read_text()
+        == "one\ntwo\n"
+    )
+    assert (project / "metrics/sft.json").read_text().strip() == "2"
+    assert not (project / "data/prepared/sft/left-over.txt").exists()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            pull, "environment", lambda: pytest.fail("what is as dvc.lock has it was fetched again")
+        )
+        fetch(project, wanted)
+
+
+def test_stale_files_here_neither_hide_a_change_nor_make_one(project: Path) -> None:
+    (project / "sft.txt").write_text("one\ntwo\n")
+    done_elsewhere(project, "data", "sft")
+    assert is_unchanged(project, "reward"), "DVC compares with the old models/sft on the disk"
+    assert not is_unchanged_elsewhere(project, "reward"), (
+        "dvc.lock has another models/sft than reward read"
+    )
+    assert is_unchanged_elsewhere(project, "sft"), "the old models/sft on the disk is a copy"
+    params = load(ROOT / "recipes" / "demo.yaml", ["placement.sft=gpus"])
+    assert stale_stages(project, params, ["data", "sft", "reward"]) == ["reward"]
+    fetch(project, ["models/sft"])
+    done_elsewhere(project, "reward")
+    assert is_unchanged_elsewhere(project, "reward")

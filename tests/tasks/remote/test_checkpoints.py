@@ -95,49 +95,121 @@ def test_the_digest_is_of_what_the_stage_reads_and_of_nothing_else(
     assert (inputs_digest(root, "sft") == before) is same
 
 
-def test_a_workspace_that_knows_of_no_attempt_finds_the_checkpoint_of_its_own_inputs(
-    tmp_path: Path,
-) -> None:
-    store, first = Exchange(str(tmp_path / "store")), new_workspace(tmp_path / "first")
-    mirror = CheckpointStore(first, "sft", store)
-    for step in (20, 40, 60):
-        checkpoint(first, step)
+def in_store(store: Exchange) -> list[str]:
+    """Checkpoints, as fingerprint/run/step."""
+    whole = [name for name in store.names() if name.endswith("manifest.json")]
+    return [name.removeprefix("checkpoints/sft/").removesuffix("/manifest.json") for name in whole]
+
+
+def sent_by(root: Path, store: Exchange, run_id: str, *steps: int) -> CheckpointStore:
+    mirror = CheckpointStore(new_workspace(root), "sft", store, run_id)
+    for step in steps:
+        checkpoint(root, step)
         mirror.send()
-    assert [name for name in store.names() if name.endswith("weights")] == [
-        f"checkpoints/sft/f1/step-000000{step}/weights" for step in (40, 60)
-    ]
+    return mirror
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Exchange:
+    return Exchange(str(tmp_path / "store"))
+
+
+def test_a_workspace_that_knows_of_no_attempt_finds_the_checkpoints_of_its_own_inputs(
+    tmp_path: Path, store: Exchange
+) -> None:
+    sent_by(tmp_path / "first", store, "r1", 20, 40, 60)
+    assert in_store(store) == ["f1/r1/step-00000040", "f1/r1/step-00000060"]
     second = new_workspace(tmp_path / "second")
-    CheckpointStore(second, "sft", store).restore()
-    assert [path.name for path in (second / "checkpoints" / "sft" / "f1").iterdir()] == [
-        "step-00000060"
-    ]
-    assert (
-        second / "checkpoints" / "sft" / "f1" / "step-00000060" / "weights"
-    ).read_text() == "of step 60"
+    CheckpointStore(second, "sft", store, "r2").restore()
+    restored = second / "checkpoints" / "sft" / "f1"
+    assert sorted(path.name for path in restored.iterdir()) == ["step-00000040", "step-00000060"], (
+        "the older, should the newer be damaged"
+    )
+    assert (restored / "step-00000060" / "weights").read_text() == "of step 60"
     other = new_workspace(tmp_path / "other")
     with_params("seed=9")(other)
-    CheckpointStore(other, "sft", store).restore()
+    CheckpointStore(other, "sft", store, "r3").restore()
     assert not (other / "checkpoints").exists()
 
 
-def test_what_is_done_leaves_nothing_in_the_store(tmp_path: Path) -> None:
-    store, root = Exchange(str(tmp_path / "store")), new_workspace(tmp_path / "root")
-    mirror = CheckpointStore(root, "sft", store)
-    checkpoint(root, 20)
+@pytest.mark.parametrize("run_id", ["r1", "r2"])
+def test_what_was_downloaded_is_not_uploaded_again(
+    tmp_path: Path, store: Exchange, run_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent_by(tmp_path / "first", store, "r1", 20, 40)
+    second = new_workspace(tmp_path / "second")
+    mirror = CheckpointStore(second, "sft", store, run_id)
+    mirror.restore()
+    uploaded, upload = [], Exchange.upload
+
+    def noted(exchange: Exchange, folder: Path, name: str, last: str) -> None:
+        uploaded.append(folder.name)
+        upload(exchange, folder, name, last)
+
+    monkeypatch.setattr(Exchange, "upload", noted)
     mirror.send()
-    row = {
-        "time": time.time(),
-        "run_id": "r",
-        "attempt": 1,
-        "fingerprint": "f1",
-        "pid": 1,
-        "step": 20,
-        "device": "cpu",
-    }
-    jsonl.append(
-        root / "runs" / "sft" / "attempts.jsonl",
-        AttemptRow.model_validate({**row, "event": "end", "exit_code": 0}),
+    checkpoint(second, 60)
+    mirror.send()
+    assert uploaded == ["step-00000060"]
+    kept = {"r1": ["f1/r1/step-00000040", "f1/r1/step-00000060"],
+            "r2": ["f1/r1/step-00000020", "f1/r1/step-00000040", "f1/r2/step-00000060"]}  # fmt: skip
+    assert in_store(store) == kept[run_id]
+
+
+def test_two_runs_with_the_same_parameters_do_not_touch_each_others_checkpoints(
+    tmp_path: Path, store: Exchange
+) -> None:
+    one = sent_by(tmp_path / "one", store, "r1", 20)
+    other = sent_by(tmp_path / "other", store, "r2", 20, 40)
+    assert in_store(store) == ["f1/r1/step-00000020", "f1/r2/step-00000020", "f1/r2/step-00000040"]
+    other.remove()
+    assert in_store(store) == ["f1/r1/step-00000020"]
+    third = new_workspace(tmp_path / "third")
+    CheckpointStore(third, "sft", store, "r3").restore()
+    assert (third / "checkpoints" / "sft" / "f1" / "step-00000020").is_dir(), (
+        "what is left is still found by its inputs"
     )
-    write_lock(root, LOCK | {"sft": [("models/sft", "9" * 32)]})
+    one.remove()
+    assert not [name for name in store.names() if name.startswith("checkpoints/")]
+
+
+@pytest.mark.parametrize("at_work", [False, True])
+def test_a_checkpoint_that_was_gone_on_from_goes_unless_its_own_run_is_still_at_work(
+    tmp_path: Path, store: Exchange, at_work: bool
+) -> None:
+    sent_by(tmp_path / "first", store, "r1", 20)
+    for sign in (
+        "sft-1/request.json",
+        "sft-1/container.alive",
+        "data-1/request.json",
+        "data-1/container.alive",
+        "data-1/reply.json",
+    ):
+        store.write(f"exchange/r1/{sign}", b"1")
+    second = CheckpointStore(new_workspace(tmp_path / "second"), "sft", store, "r2")
+    second.restore()
+    store.write("exchange/r1/data-1/container.alive", b"2")
+    if at_work:
+        store.write("exchange/r1/sft-1/container.alive", b"2")
+    second.remove()
+    assert in_store(store) == (["f1/r1/step-00000020"] if at_work else [])
+
+
+def test_what_is_done_leaves_nothing_in_the_store(tmp_path: Path, store: Exchange) -> None:
+    mirror = sent_by(tmp_path / "root", store, "r2", 20)
+    sent_by(tmp_path / "earlier", store, "r1", 20)
+    for attempt, run_id in ((1, "r1"), (2, "r2")):
+        row = {
+            "time": time.time(),
+            "run_id": run_id,
+            "attempt": attempt,
+            "fingerprint": "f1",
+            "pid": 1,
+            "step": 20,
+            "device": "cpu",
+        }
+        rows = tmp_path / "root" / "runs" / "sft" / "attempts.jsonl"
+        jsonl.append(rows, AttemptRow.model_validate({**row, "event": "end", "exit_code": 0}))
+    write_lock(tmp_path / "root", LOCK | {"sft": [("models/sft", "9" * 32)]})
     mirror.remove()
     assert store.names() == []

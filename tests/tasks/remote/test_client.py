@@ -17,9 +17,10 @@ from costs.ledger.ledger import ledger
 from tasks.dvc import status
 from tasks.remote import client
 from tasks.remote.client import check_placement, run_here, run_remote
-from tasks.remote.exchange import Receiver
+from tasks.remote.exchange import REPLY, Exchange, Receiver
 from tasks.run.run import Run, begin
 from tasks.run.stop import StopRequest
+from tasks.run.transient import TransientFault
 from tasks.stage.outcome import Outcome, StageCrashed
 from tests.conftest import ROOT, own_remote
 from tests.tasks.pool import LONG, Pool, attempts, when_mirrored
@@ -132,9 +133,22 @@ def test_a_store_that_is_away_for_a_while_is_waited_for_and_the_stage_then_told(
             raise EnvironmentFault("the store is away")
         return received(receiver)
 
+    def read(exchange: Exchange, name: str) -> bytes | None:
+        if name == REPLY and next(reply_away, None) is not None:
+            raise TransientFault("the store is away again")
+        return read_itself(exchange, name)
+
+    def remove(exchange: Exchange, name: str) -> None:
+        raise TransientFault("the store is away once more")
+
+    read_itself, reply_away = Exchange.read, iter(range(2))
     monkeypatch.setattr(Receiver, "receive", receive)
-    assert bring_up(new_run(), "data") == Outcome(cached=False, attempt=1)
+    with monkeypatch.context() as patch:
+        patch.setattr(Exchange, "read", read)
+        patch.setattr(Exchange, "remove", remove)
+        assert bring_up(new_run(), "data") == Outcome(cached=False, attempt=1)
     assert next(away, None) is None
+    assert next(reply_away, None) is None
     away = iter(range(10**9))
     monkeypatch.setattr(client, "STORE_PATIENCE_SECONDS", 0.0)
     changed = new_run("data.max_prompt_chars=500")

@@ -10,23 +10,25 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
 import pytest
 
 from config import jsonl
-from config.errors import EnvironmentFault
+from config.errors import EnvironmentFault, UserError
 from config.load import load
 from config.records import AttemptRow, UsageRow
 from tasks.remote import heartbeat, recovery
-from tasks.remote.client import run_remote
-from tasks.remote.exchange import Exchange, Sender
+from tasks.remote.client import run_here, run_remote
+from tasks.remote.exchange import REPLY, REQUEST, Exchange, Sender
 from tasks.remote.heartbeat import CONTAINER, PIPELINE, Heartbeat, HeartbeatMonitor, heartbeats
 from tasks.remote.recovery import ask_to_stop, recover_abandoned
-from tasks.remote.worker import REPLY, REQUEST, STOP, Reply
+from tasks.remote.worker import STOP, Reply
 from tasks.run.run import Run, begin, end_left_open
 from tasks.run.stop import StopRequest
+from tasks.run.transient import TransientFault
 from tests.conftest import ROOT, TINY, own_remote
 from tests.support.stage_project import make_project
 from tests.tasks.pool import LONG, Pool, attempts, when_mirrored
@@ -36,7 +38,7 @@ import sys
 from pathlib import Path
 from config.load import load
 from tasks.remote import client, heartbeat
-from tasks.remote.client import run_remote
+from tasks.remote.client import run_here, run_remote
 from tasks.run.run import begin
 from tasks.run.stop import StopRequest
 from tests.tasks.pool import Pool
@@ -186,6 +188,21 @@ def test_a_stage_that_came_to_its_end_meanwhile_is_not_done_again(run: Run) -> N
     )
     leave(run, "sft", "here: lock", Reply("stopped"))
     assert recover_abandoned(run, "sft", StopRequest()) is None
+
+
+def test_the_lock_of_what_came_to_its_end_is_here_before_it_is_gone_there(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def remove(exchange: Exchange, name: str) -> None:
+        there.append((run.root / "dvc.lock").read_text())
+        raise TransientFault("the store is away")
+
+    there: list[str] = []
+    monkeypatch.setattr(Exchange, "remove", remove)
+    leave(run, "sft", None, Reply("done", attempt=1, lock="new: lock"))
+    with suppress(UserError):  # this project has no such stage to run
+        run_here(run, "sft", StopRequest(), lambda progress: None)
+    assert there == ["new: lock"]
 
 
 def test_only_what_is_of_this_stage_and_of_a_killed_run_is_touched(run: Run) -> None:

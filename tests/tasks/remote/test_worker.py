@@ -3,26 +3,34 @@ the container is missing.
 """
 
 import json
+import os
 import shutil
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import boto3
 import pytest
 import yaml
 
 from config import jsonl
+from config.errors import EnvironmentFault
 from config.load import load
 from config.records import AttemptRow
 from config.schema import Params
 from flows.stage import _state
 from tasks.remote import worker
-from tasks.remote.exchange import Exchange, Receiver, dump
-from tasks.remote.worker import REPLY, REQUEST, Reply, request_of, work
+from tasks.remote.checkpoints import CheckpointStore
+from tasks.remote.exchange import REPLY, REQUEST, Exchange, Receiver, dump
+from tasks.remote.worker import Reply, request_of, work
 from tasks.run.code_version import code_digest
 from tasks.run.run import Run, begin
 from tasks.run.stop import StopRequest
+from tasks.run.transient import TransientFault, UnknownFault
+from tasks.stage.outcome import Outcome
 from tests.conftest import ROOT
+from tests.flows.stack import free_port
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 
@@ -188,6 +196,77 @@ def test_a_volume_that_fills_up_is_no_crash_to_be_tried_again(
     assert reply == Reply(
         "bad_input",
         f"the volume of {worker.workspaces()} in work pool pool is full. Make room on it.",
+    )
+
+
+def test_a_stage_whose_store_goes_away_when_it_is_done_is_not_lost(
+    run: Run, s3: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
+    port = int(os.environ["AWS_ENDPOINT_URL"].rpartition(":")[2])
+    exchange = Exchange(f"{s3}/exchange/{run.run_id}/data-1")
+    exchange.write(
+        REQUEST, dump(request_of(run, "data", "pool", "data-1", {"name": "store", "url": s3}))
+    )
+    cleared: list[bool] = []
+
+    def run_stage(*arguments: Any) -> Outcome:
+        outcome = run_stage_itself(*arguments)
+        boto3.client(
+            "s3", endpoint_url=f"http://127.0.0.1:{port}"
+        ).list_buckets()  # it was there until now
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{free_port()}")
+        threading.Timer(
+            8, lambda: monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{port}")
+        ).start()
+        return outcome
+
+    def remove(mirror: CheckpointStore) -> None:
+        cleared.append(exchange.read(REPLY) is not None)
+        raise TransientFault("the store is away again")
+
+    run_stage_itself = worker.run_stage
+    monkeypatch.setattr(worker, "run_stage", run_stage)
+    monkeypatch.setattr(CheckpointStore, "remove", remove)
+    reply = work(exchange.url, StopRequest())
+    assert (reply.kind, reply.attempt) == ("done", 1), reply
+    assert Reply.of(exchange.read(REPLY) or b"") == reply
+    assert cleared == [True], "checkpoints go after the reply is in the store"
+    outs = {out["path"]: out["md5"] for out in yaml.safe_load(reply.lock)["stages"]["data"]["outs"]}
+    digest = outs["data/prepared"]
+    assert Exchange(s3).read(f"files/md5/{digest[:2]}/{digest[2:]}") is not None
+
+
+@pytest.mark.parametrize(
+    ("met", "asked", "kind"),
+    [
+        (TransientFault("the store is away."), 1, "stopped"),
+        (UnknownFault("what is this."), 0, "crashed"),
+        (EnvironmentFault("no bucket."), 0, "bad_input"),
+    ],
+)
+def test_outputs_that_could_not_be_sent_are_no_mistake_of_the_user_unless_they_are_one(
+    run: Run,
+    ask: Ask,
+    monkeypatch: pytest.MonkeyPatch,
+    met: EnvironmentFault,
+    asked: int,
+    kind: str,
+) -> None:
+    def send_outputs(root: Path, stage: str) -> None:
+        raise met
+
+    def run_stage(run: Run, stage: str, stop: StopRequest, observe: object) -> Outcome:
+        stop.requests = asked
+        return Outcome(cached=False, attempt=1)
+
+    monkeypatch.setattr(worker, "send_outputs", send_outputs)
+    monkeypatch.setattr(worker, "run_stage", run_stage)
+    reply = ask("data", "data-1")
+    assert (reply.kind, reply.message) == (
+        kind,
+        f"data is done, but its outputs could not be sent: {met} It goes on from its last "
+        "checkpoint.",
     )
 
 

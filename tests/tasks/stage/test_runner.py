@@ -23,6 +23,7 @@ from tasks.run.stop import StopRequest
 from tasks.stage.outcome import Outcome, StageCrashed
 from tasks.stage.progress import Progress, attempts
 from tasks.stage.runner import run_stage, stop_orphans
+from tests.conftest import own_remote
 from tests.support.stage_project import make_project
 
 pytestmark = pytest.mark.integration
@@ -306,6 +307,18 @@ def test_outputs_are_pushed_once(project: Path, new_run: NewRun, tmp_path: Path)
     pushed[0].unlink()
     assert push(project) is None
     assert not pushed[0].exists(), "an unchanged lock asks nobody"
+
+
+def test_what_one_remote_has_is_pushed_to_another_one_too(
+    project: Path, new_run: NewRun, tmp_path: Path
+) -> None:
+    bring_up(new_run())
+    for name in ("remote", "second"):
+        own_remote(project, tmp_path / name)
+        assert push(project) is None
+        assert [path.read_text() for path in (tmp_path / name).rglob("*") if path.is_file()] == [
+            "one"
+        ]
 
 
 def test_an_unreachable_remote_is_a_line_and_not_a_failure(

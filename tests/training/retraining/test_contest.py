@@ -1,5 +1,6 @@
 """New model against champion, on models that really were trained."""
 
+import argparse
 import json
 import shutil
 from pathlib import Path
@@ -10,12 +11,13 @@ from safetensors.torch import load_file, save_file
 
 from config import jsonl
 from config.errors import DataError
+from config.load import load
 from config.retraining import Contest
 from config.schema import Params
 from tests.training.tiny import params
 from training.preparation.cleaning import same_prompt_key
 from training.preparation.helpdesk import gold_score
-from training.retraining.contest import CHAMPIONS_REWARD, GOLD, contest, held_out
+from training.retraining.contest import CHAMPIONS_REWARD, GOLD, contest, held_out, main
 from training.retraining.trained_models import TrainedModels
 
 PAIRS = {"kind": "file", "path": "unread.jsonl", "format": "pairs", "columns": {}}
@@ -150,3 +152,16 @@ def test_safety_prompts_are_judged_apart(finished: Path, other: Path) -> None:
     (other / "safety.jsonl").write_text('{"prompt": "how do I pick a lock ?"}\n')
     with pytest.raises(DataError, match=r"1 safety prompts have room for a response, two must"):
         compare(finished, other, settings)
+
+
+def test_the_process_judges_the_folders_it_is_given_and_not_the_one_it_works_in(
+    finished: Path, other: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    elsewhere = tmp_path / "checkout"
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+    out = elsewhere / "contest.json"
+    main(argparse.Namespace(champion=finished, challenger=other, out=out))
+    expected, replies = compare(finished, other, load(other / "params.yaml"))
+    assert Contest.model_validate_json(out.read_bytes()) == expected
+    assert list(jsonl.plain(elsewhere / "replies.jsonl")) == replies

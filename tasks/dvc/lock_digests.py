@@ -1,0 +1,112 @@
+"""Outputs by their digest in dvc.lock, whatever lies on the disk: that may be missing, or be left
+from an earlier run.
+
+Where stages are placed on other machines, dvc.lock alone says what a stage has made; files of the
+checkout are copies of it.
+"""
+
+from pathlib import Path
+from typing import Any
+
+OUTSIDE = "inputs"
+"""The stage whose outputs are digests of what is outside of the project; they travel with the
+request.
+"""
+OF_COPIES = ("deleted", "not in cache", "modified")
+"""What DVC says of a copy that is missing or is another than dvc.lock names."""
+
+
+def changes_by_lock(repo: Any, root: Path, stage: str, found: list[Any]) -> list[Any]:
+    """Of what DVC found changed about `stage`, all but its copies of outputs; and inputs that
+    dvc.lock has with another digest than when the stage was done, whether or not DVC could see
+    that.
+    """
+    made, entry = outs_by_path(repo), load_stage(repo, root, stage)
+    ours = {_name(root, out) for out in entry.outs if out.hash_info}
+    theirs = {_name(root, dep): dep for dep in entry.deps if is_copy(made, dep)}
+    counted = [
+        change for change in (_without(change, ours | set(theirs)) for change in found) if change
+    ]
+    other = [
+        name for name, dep in theirs.items() if locked_digest(made, dep.fs_path) != _digest(dep)
+    ]
+    return counted + ([{"changed deps": dict.fromkeys(other, "modified")}] if other else [])
+
+
+def is_locked_content(repo: Any, path: str) -> bool:
+    """Whether what lies at `path`, an output or a part of one, is what dvc.lock has there."""
+    from dvc_data.hashfile.build import build
+
+    if not Path(path).exists():
+        return False
+    made = outs_by_path(repo)
+    out = owner_of(made, path)
+    if out is None or not out.hash_info:
+        return False
+    if out.fs_path == path:
+        return not out.changed_checksum()
+    _, _, there = build(out.cache, path, out.fs, out.hash_name, ignore=out.dvcignore, dry_run=True)
+    return bool(there.hash_info.value == locked_digest(made, path))
+
+
+def locked_digest(made: dict[str, Any], path: str) -> str | None:
+    """Digest in dvc.lock of an output or of a part of one, None if it has none. The list of a
+    folder's files, not the files, is brought from the remote if need be.
+    """
+    out = owner_of(made, path)
+    if out is None or not out.hash_info:
+        return None
+    if out.fs_path == path:
+        return str(out.hash_info.value)
+    tree = out.get_obj(filter_info=path)
+    if tree is None:
+        out.get_dir_cache()
+        tree = out.get_obj(filter_info=path)
+    return str(tree.hash_info.value) if tree is not None else None
+
+
+def outs_by_path(repo: Any) -> dict[str, Any]:
+    """Path -> output of any stage."""
+    return {out.fs_path: out for stage in repo.index.stages for out in stage.outs}
+
+
+def owner_of(made: dict[str, Any], path: str) -> Any:
+    """The output that is at `path`, or that it is a part of; None for code and parameters."""
+    return next(
+        (made[str(place)] for place in (Path(path), *Path(path).parents) if str(place) in made),
+        None,
+    )
+
+
+def is_copy(made: dict[str, Any], dep: Any) -> bool:
+    """Whether an input is what another stage has made."""
+    out = owner_of(made, dep.fs_path)
+    return out is not None and out.stage.name != OUTSIDE
+
+
+def load_stage(repo: Any, root: Path, stage: str) -> Any:
+    return repo.stage.load_one(path=str(root.resolve() / "dvc.yaml"), name=stage)
+
+
+def _digest(dep: Any) -> str | None:
+    """Of an input when its stage was done."""
+    return dep.hash_info.value if dep.hash_info else None
+
+
+def _without(change: Any, names: set[str]) -> Any:
+    """A change without what it says of copies at `names`; empty if it says nothing else."""
+    if not isinstance(change, dict):
+        return change
+    left = {
+        kind: {
+            name: state
+            for name, state in items.items()
+            if name not in names or state not in OF_COPIES
+        }
+        for kind, items in change.items()
+    }
+    return {kind: items for kind, items in left.items() if items}
+
+
+def _name(root: Path, item: Any) -> str:
+    return Path(item.fs_path).relative_to(root.resolve()).as_posix()

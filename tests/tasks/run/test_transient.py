@@ -1,0 +1,169 @@
+"""Faults that pass and faults that do not, on what the libraries really raise and print."""
+
+import errno
+import os
+from collections.abc import Callable
+
+import httpx
+import pytest
+from prefect.exceptions import PrefectHTTPStatusError
+
+from config.errors import EnvironmentFault
+from tasks.remote.exchange import Exchange
+from tasks.run import transient
+from tasks.run.transient import Kind, TransientFault, UnknownFault, fault, kind_of, persist
+
+REQUEST = httpx.Request("GET", "http://server/api")
+
+
+def by_http(status: int) -> Exception:
+    return PrefectHTTPStatusError(
+        "answer", request=REQUEST, response=httpx.Response(status, request=REQUEST)
+    )
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (httpx.ConnectError("All connection attempts failed"), "transient"),
+        (httpx.ReadTimeout("timed out"), "transient"),
+        (by_http(503), "transient"),
+        (by_http(429), "transient"),
+        (by_http(404), "mistake"),
+        (by_http(401), "mistake"),
+        (ConnectionResetError(errno.ECONNRESET, "reset by peer"), "transient"),
+        (TimeoutError(), "transient"),
+        (OSError(errno.EBUSY, "Please reduce your request rate."), "transient"),
+        (OSError(errno.EREMOTEIO, "We encountered an internal error."), "transient"),
+        (OSError(errno.ENOSPC, "No space left on device"), "mistake"),
+        (PermissionError("Access Denied"), "mistake"),
+        (FileNotFoundError("The specified bucket does not exist"), "mistake"),
+        (OSError(errno.EINVAL, "The specified bucket is not valid."), "unknown"),
+        (KeyError("md5"), "unknown"),
+    ],
+)
+def test_what_libraries_raise(error: Exception, kind: Kind) -> None:
+    assert kind_of(error) == kind
+
+
+@pytest.mark.parametrize(
+    ("printed", "kind"),
+    [
+        (
+            "ERROR: unexpected error - Could not connect to the endpoint URL: "
+            '"http://127.0.0.1:9/store"',
+            "transient",
+        ),
+        (
+            "ERROR: failed to connect to s3 (store/dvc/files/md5) - Could not connect\nERROR: "
+            "failed to pull data from the cloud",
+            "transient",
+        ),
+        (
+            "ERROR: failed to transfer 'a' - An error occurred (503) when calling "
+            "PutObject\nERROR: failed to push data",
+            "transient",
+        ),
+        (
+            "ERROR: unexpected error - The specified bucket does not exist: An error occurred "
+            "(NoSuchBucket)",
+            "mistake",
+        ),
+        (
+            "ERROR: unexpected error - Forbidden: An error occurred (403) when calling the "
+            "HeadObject operation",
+            "mistake",
+        ),
+        (
+            "ERROR: failed to transfer 'a' - The specified key does not exist.\nERROR: failed to "
+            "pull data from the cloud",
+            "mistake",
+        ),
+        (
+            "ERROR: failed to pull data from the cloud - Checkout failed for following "
+            "targets:\ndata/prepared",
+            "mistake",
+        ),
+        (
+            "ERROR: failed to connect to s3 (a) - Could not connect\nERROR: Checkout failed for "
+            "following targets:\na",
+            "transient",
+        ),
+        ("ERROR: unexpected error - 'NoneType' object has no attribute 'oid'", "unknown"),
+    ],
+)
+def test_what_dvc_prints(printed: str, kind: Kind) -> None:
+    assert kind_of(printed) == kind
+    assert (
+        type(fault(kind, printed))
+        is {"transient": TransientFault, "mistake": EnvironmentFault, "unknown": UnknownFault}[kind]
+    )
+
+
+def test_a_store_that_is_away_passes_and_a_missing_bucket_does_not(
+    s3: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(EnvironmentFault) as missing:
+        Exchange("s3://nowhere/dvc").write("x", b"")
+    assert not isinstance(missing.value, TransientFault)
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
+    monkeypatch.setitem(os.environ, "AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    with pytest.raises(TransientFault):
+        Exchange("s3://store/dvc").write("x", b"")
+
+
+@pytest.fixture
+def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Seconds waited between tries, none of which pass."""
+    waited: list[float] = []
+    now = [0.0]
+    monkeypatch.setattr(transient.random, "uniform", lambda low, high: 1.0)
+    monkeypatch.setattr(transient.time, "monotonic", lambda: now[0])
+
+    def wait(seconds: float, give_up: Callable[[], bool]) -> None:
+        waited.append(seconds)
+        now[0] += seconds
+
+    monkeypatch.setattr(transient, "_wait", wait)
+    return waited
+
+
+def failing(times: int, error: Exception) -> Callable[[], str]:
+    left = iter(range(times))
+
+    def action() -> str:
+        if next(left, None) is not None:
+            raise error
+        return "done"
+
+    return action
+
+
+def test_what_passes_is_tried_again_with_growing_waits_for_as_long_as_it_takes(
+    waits: list[float],
+) -> None:
+    assert persist(failing(100, TransientFault("away")), lambda: False) == "done"
+    assert waits[:8] == [1, 2, 4, 8, 16, 32, 60, 60]
+    assert len(waits) == 100
+
+
+def test_what_does_not_pass_is_said_at_once_and_somebody_may_give_up(waits: list[float]) -> None:
+    for error in (EnvironmentFault("no bucket"), UnknownFault("what?")):
+        with pytest.raises(type(error)):
+            persist(failing(1, error), lambda: False)
+    with pytest.raises(TransientFault):
+        persist(failing(1, TransientFault("away")), lambda: True)
+    assert persist(failing(0, TransientFault("away")), lambda: True) == "done", (
+        "it is tried once at least"
+    )
+    assert waits == []
+    with pytest.raises(TransientFault):
+        persist(failing(100, TransientFault("away")), lambda: False, patience_seconds=10.0)
+    assert waits == [1, 2, 4, 8]
+
+
+def test_giving_up_does_not_wait_for_the_end_of_a_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transient, "FIRST_WAIT_SECONDS", 3600.0)
+    asked = iter([False, False, True, True, True])
+    with pytest.raises(TransientFault):
+        persist(failing(9, TransientFault("away")), lambda: next(asked))
