@@ -94,6 +94,7 @@ def reward(stage: Stage) -> None:
     weights = state_dict_to_save(model)
     if stage.rank != 0:
         return
+    stage.check_params()
     with stage.meter.phase("save", trainer.state.global_step):
         with replacing(stage.root / "models/reward") as folder:
             if settings.lora is None:

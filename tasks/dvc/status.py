@@ -7,7 +7,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import yaml
 
 from config.atomic_file import write_atomically
+from config.differences import value_at
 from config.errors import EnvironmentFault
 from config.inputs import outdated_digests
 from config.schema import Params
@@ -51,8 +52,8 @@ def repo_about(root: Path, stage: str) -> Iterator[Any]:
     not tell.
     """
     from dvc.exceptions import (
-        DvcException,
-    )  # imported late: half a second that a stopped or refused run need not pay
+        DvcException,  # imported late: half a second that a stopped or refused run need not pay
+    )
     from dvc.lock import LockError
     from dvc.repo import Repo
 
@@ -103,14 +104,6 @@ def stale_stages(root: Path, params: Params, stages: Sequence[str]) -> list[str]
                 for out in pipeline[stage].get(kind, [])
             }
     return stale
-
-
-def value_at(params: Mapping[str, Any], dotted: str) -> Any:
-    """The value of a key such as `data.source.kind`."""
-    node: Any = params
-    for key in dotted.split("."):
-        node = node.get(key) if isinstance(node, Mapping) else None
-    return node
 
 
 def _changed_files(root: Path, stage: str, absent_is_fine: bool = False) -> bool:

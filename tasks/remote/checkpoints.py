@@ -11,9 +11,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+from config.differences import value_at
 from config.errors import EnvironmentFault
 from tasks.dvc.pull import OUTSIDE
-from tasks.dvc.status import value_at, yaml_of
+from tasks.dvc.status import yaml_of
 from tasks.remote.exchange import Exchange
 from tasks.stage.progress import attempts
 

@@ -18,6 +18,7 @@ from config.records import stages_of
 from config.sections.run import LOCAL
 from tasks.dvc.pull import fetch, inputs_of, is_unchanged_elsewhere, remote_of, small_outputs
 from tasks.dvc.repro import ReproProcesses
+from tasks.dvc.same_params import require_same_params
 from tasks.dvc.status import note_pushed, push
 from tasks.planning.placement_check import on_volumes
 from tasks.remote import heartbeat
@@ -61,6 +62,7 @@ def run_remote(run: Run, stage: str, pool: str, stop: StopRequest, observe: Obse
 
     Raises UserError, StageStopped, OverBudget, StageCrashed.
     """
+    require_same_params(run, stage)
     lock = recover_abandoned(run, stage, stop)
     if lock is not None:
         _take_lock(run.root, lock)
@@ -87,6 +89,7 @@ def run_here(
     """As `tasks.stage.runner.run_stage`, where other stages may be placed elsewhere: what they made
     is then in the remote alone.
     """
+    require_same_params(run, stage)
     try:
         recover_abandoned(run, stage, stop)  # an earlier run may have placed it
     except EnvironmentFault as fault:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from config.errors import EnvironmentFault, RlhfError, StageStopped, UserError
+from config.load import dump as dump_params
 from config.load import load
 from tasks.dvc.pull import fetch, inputs_of
 from tasks.dvc.status import push
@@ -303,7 +304,6 @@ def request_of(
     """
     device = run.params.prices.device_by_pool.get(pool)
     files = [
-        "params.yaml",
         "dvc.lock",
         "data/inputs/data.json",
         "data/inputs/model.json",
@@ -321,5 +321,7 @@ def request_of(
         "sign_seconds": heartbeat.EVERY_SECONDS,
         "silence_seconds": heartbeat.SILENCE_SECONDS,
         "gpus": device is not None and device != "cpu",
-        "files": files_of(run.root, files) if stage else {},
+        "files": files_of(run.root, files) | {"params.yaml": dump_params(run.params)}
+        if stage
+        else {},
     }

@@ -18,6 +18,7 @@ from config.errors import StageStopped
 from config.records import STAGES, AttemptRow, PipelineRow
 from reporting.row_digests import PREPARED, keep_row_digests
 from tasks.dvc.repro import ReproProcesses, is_repro_process, log_path
+from tasks.dvc.same_params import require_recorded_params
 from tasks.dvc.status import digests, is_unchanged
 from tasks.run.run import Run
 from tasks.run.stop import StopRequest
@@ -128,6 +129,7 @@ def _reproduce(
         if budget.reached is not None and not stop.made:
             raise budget.over(str(stopped)) from None
         raise
+    require_recorded_params(run, stage)
     # DVC has recorded the outputs: a forced rerun shall compute, not find them done
     (run.root / "checkpoints" / stage / "done.json").unlink(missing_ok=True)
     return outcome

@@ -3,6 +3,7 @@ else.
 """
 
 import ast
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -95,3 +96,8 @@ def test_the_default_remote_is_the_same_for_every_checkout_of_a_user() -> None:
     config = (ROOT / ".dvc" / "config").read_text()
     assert "url = ~/.cache/" in config
     assert "analytics = false" in config
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_stage_watches_the_params_that_dvc_records(stage: str) -> None:
+    assert list(import_module(f"training.{stage}").SECTIONS) == PIPELINE["stages"][stage]["params"]

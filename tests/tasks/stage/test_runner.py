@@ -10,20 +10,22 @@ from pathlib import Path
 import psutil
 import pytest
 import yaml
+from tests.support.stage_project import make_project
 
 from config import jsonl
-from config.errors import EnvironmentFault, StageStopped, UserError
+from config.errors import EnvironmentFault, ParamsError, StageStopped, UserError
 from config.load import load
 from config.records import PipelineRow
 from reporting.row_digests import Change, data_version, read_row_digests, row_change
 from tasks.dvc.repro import REPRO
 from tasks.dvc.status import digests, environment, forget, is_unchanged, push
+from tasks.remote.client import run_here
 from tasks.run.run import Run, begin
 from tasks.run.stop import StopRequest
 from tasks.stage.outcome import Outcome, StageCrashed
 from tasks.stage.progress import Progress, attempts
 from tasks.stage.runner import run_stage, stop_orphans
-from tests.stage_project import make_project
+from tests.conftest import git
 
 pytestmark = pytest.mark.integration
 NewRun = Callable[..., Run]
@@ -147,6 +149,66 @@ def test_the_rows_of_each_version_of_the_data_are_remembered(tmp_path: Path) -> 
     assert bring_up(begin(root, "run-3", load(root / "params.yaml"), {}), "data") == Outcome(
         cached=False, attempt=3
     )
+
+
+def edit_epochs(project: Path, epochs: float) -> None:
+    content = yaml.safe_load((project / "params.yaml").read_text())
+    content["sft"]["epochs"] = epochs
+    (project / "params.yaml").write_text(yaml.safe_dump(content))
+
+
+def test_params_edited_between_two_stages_are_refused_also_where_a_stage_would_be_unchanged(
+    project: Path, new_run: NewRun
+) -> None:
+    bring_up(new_run())
+    before = load(project / "params.yaml").sft.epochs
+    run = new_run("sft.epochs=9.0")
+    edit_epochs(project, before)
+    assert is_unchanged(project, "sft")
+    with pytest.raises(ParamsError, match=f"sft.epochs 9.0 -> {before}"):
+        run_here(run, "sft", StopRequest(), lambda progress: None)
+    edit_epochs(project, 9.0)
+    assert run_here(run, "sft", StopRequest(), lambda progress: None) == Outcome(
+        cached=False, attempt=2
+    )
+
+
+def test_params_edited_just_before_dvc_reads_them_are_not_recorded_for_what_others_made(
+    project: Path, new_run: NewRun
+) -> None:
+    pipeline = yaml.safe_load((project / "dvc.yaml").read_text())
+    pipeline["stages"]["sft"]["cmd"] += " && cp edited.yaml params.yaml"
+    (project / "dvc.yaml").write_text(yaml.safe_dump(pipeline))
+    run = new_run()
+    content = yaml.safe_load((project / "params.yaml").read_text())
+    content["sft"]["epochs"] = 9.0
+    (project / "edited.yaml").write_text(yaml.safe_dump(content))
+    with pytest.raises(ParamsError, match=r"-> 9\.0"):
+        bring_up(run)
+    assert "sft" not in (yaml.safe_load((project / "dvc.lock").read_text()) or {}).get("stages", {})
+    assert not is_unchanged(project, "sft")
+
+
+def test_a_failed_experiment_of_dvc_beside_a_run_is_refused_by_the_next_stage(
+    project: Path, new_run: NewRun
+) -> None:
+    run = new_run()
+    bring_up(run)
+    git(project, "add", "--all")
+    git(project, "commit", "--quiet", "--message=start")
+    (project / "behaviour.txt").write_text("bad input")
+    command = [sys.executable, "-m", "dvc", "exp", "run", "--set-param", "reward.epochs=9.0"]
+    done = subprocess.run(
+        command,
+        cwd=project,
+        env=environment(RLHF_RUN_ID="experiment"),
+        check=False,
+        capture_output=True,
+    )
+    assert done.returncode
+    assert load(project / "params.yaml").reward.epochs == 9.0
+    with pytest.raises(ParamsError, match=r"reward\.epochs"):
+        run_here(run, "reward", StopRequest(), lambda progress: None)
 
 
 def test_a_price_changes_nothing(project: Path, new_run: NewRun) -> None:
