@@ -18,7 +18,11 @@ if TYPE_CHECKING:
 
 
 def run_flow(
-    root: Path, params: Params, yes: bool, start: "Callable[[], State[Any]]"
+    root: Path,
+    params: Params,
+    yes: bool,
+    start: "Callable[[], State[Any]]",
+    recipe: Path | None = None,
 ) -> "State[Any]":
     """Plan first, then `start`, which imports a flow and runs it; returns the state of a run that
     was done or stopped.
@@ -26,7 +30,7 @@ def run_flow(
     Raises CostError if it was not to be started, EnvironmentFault if Prefect can not run it, and
     what the flow failed with.
     """
-    plan_first(root, params, yes)
+    plan_first(root, params, yes, recipe)
     os.environ.update(settings(root, prefect_api(root)))
     if "PREFECT_API_URL" not in os.environ:
         print("Starting a temporary Prefect server ...", file=sys.stderr, flush=True)
@@ -42,12 +46,15 @@ def run_flow(
     return state
 
 
-def plan_first(root: Path, params: Params, yes: bool) -> None:
-    """Say what the run will cost; refuse it above the budget, and ask where it needs approval.
-    Raises CostError.
+def plan_first(root: Path, params: Params, yes: bool, recipe: Path | None = None) -> None:
+    """Say what the run will cost and how its params differ from the recipe (None: the nearest);
+    refuse it above the budget, and ask where it needs approval. Raises CostError.
     """
     from tasks.planning.plan import gate, needs_approval, prepare, summary
+    from tasks.run.recipe import differs_from_recipe
 
+    if differs := differs_from_recipe(root, params, recipe):
+        print(differs, file=sys.stderr)
     prepared = prepare(root, params)
     for line in summary(prepared):
         print(line, file=sys.stderr)

@@ -19,6 +19,7 @@ from config.load import validate
 from config.schema import Params
 from reporting.numbers import usd
 from tasks.planning.plan import Prepared, gate, markdown, needs_approval, prepare
+from tasks.run.recipe import differs_from_recipe
 from tasks.ui.events import run_event
 
 logger = logging.getLogger(__name__)
@@ -41,6 +42,8 @@ def plan(params: Params) -> Prepared:
     budget.
     """
     root = Path.cwd()
+    if differs := differs_from_recipe(root, params, None):
+        logger.info("%s", differs)
     prepared = prepare(root, params)
     create_markdown_artifact(
         markdown(prepared), key="plan", description="What the run will cost from here on"

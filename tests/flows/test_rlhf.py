@@ -24,6 +24,7 @@ from prefect.client.schemas.filters import (
 )
 from prefect.settings import PREFECT_API_URL
 from prefect.testing.utilities import prefect_test_harness
+from tests.support.stage_project import make_project
 
 from config import jsonl
 from config.errors import CostError, UserError
@@ -31,7 +32,6 @@ from config.load import load
 from config.records import AttemptRow, PipelineRow, stages_of
 from flows.rlhf import rlhf
 from tests.conftest import ROOT
-from tests.stage_project import make_project
 
 pytestmark = [
     pytest.mark.integration,
@@ -97,7 +97,9 @@ def test_every_stage_is_a_task_and_an_unchanged_one_is_cached(project: Path) -> 
 
 def test_bad_input_fails_the_flow_at_once_with_the_stages_line(project: Path) -> None:
     (project / "behaviour.txt").write_text("bad input")
-    state = run(project)
+    before = (project / "params.yaml").read_bytes()
+    state = run(project, "seed=99")
+    assert (project / "params.yaml").read_bytes() == before, "what it asked for does not stick"
     assert state.is_failed()
     error = state.result(raise_on_failure=False)
     assert isinstance(error, UserError)

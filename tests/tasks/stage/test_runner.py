@@ -1,3 +1,4 @@
+import json
 import shutil
 import signal
 import subprocess
@@ -25,7 +26,7 @@ from tasks.run.stop import StopRequest
 from tasks.stage.outcome import Outcome, StageCrashed
 from tasks.stage.progress import Progress, attempts
 from tasks.stage.runner import run_stage, stop_orphans
-from tests.conftest import git
+from tests.conftest import ROOT, git
 
 pytestmark = pytest.mark.integration
 NewRun = Callable[..., Run]
@@ -209,6 +210,40 @@ def test_a_failed_experiment_of_dvc_beside_a_run_is_refused_by_the_next_stage(
     assert load(project / "params.yaml").reward.epochs == 9.0
     with pytest.raises(ParamsError, match=r"reward\.epochs"):
         run_here(run, "reward", StopRequest(), lambda progress: None)
+
+
+@pytest.mark.parametrize(
+    ("figures", "unchanged"), [({"rows_quarantined": 9}, True), ({"bayes_accuracy": 0.8}, False)]
+)
+def test_a_stage_that_reads_some_figures_of_another_is_redone_for_those_alone(
+    project: Path, new_run: NewRun, figures: dict[str, float], unchanged: bool
+) -> None:
+    read = next(
+        item
+        for item in yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"]["reward"]["params"]
+        if isinstance(item, dict)
+    )
+    pipeline = yaml.safe_load((project / "dvc.yaml").read_text())
+    pipeline["stages"]["sft"] |= {
+        "cmd": "cp metrics.in metrics/data.json && python stage.py sft",
+        "metrics": ["metrics/data.json"],
+    }
+    pipeline["stages"]["sft"]["deps"].append("metrics.in")
+    pipeline["stages"]["reward"]["params"].append(read)
+    (project / "dvc.yaml").write_text(yaml.safe_dump(pipeline))
+    before = {
+        "rows_quarantined": 1,
+        "bayes_accuracy": None,
+        "baseline_longer_wins": 0.5,
+        "baseline_bow": 0.6,
+    }
+    (project / "metrics").mkdir()
+    for content in (before, before | figures):
+        (project / "metrics.in").write_text(json.dumps(content))
+        run = new_run()
+        assert not bring_up(run).cached
+        made = bring_up(run, "reward")
+    assert made.cached == unchanged
 
 
 def test_a_price_changes_nothing(project: Path, new_run: NewRun) -> None:
