@@ -10,6 +10,10 @@ from config.records import PipelineRow
 
 RUN_LOCK = Path(".rlhf") / "run.lock"
 """Held while a run is at work; the system releases it however the process ends."""
+APPROVAL_PATIENCE_SECONDS = 7 * 24 * 3600
+"""A run that nobody approves of in a week fails; while it waits it holds no lock, and has no
+rows.
+"""
 
 
 def run_at_work(root: Path) -> str | None:

@@ -29,7 +29,7 @@ from tasks.remote.exchange import Exchange, Sender, dump, files_of, put_files
 from tasks.remote.heartbeat import heartbeats
 from tasks.remote.workspace import cache, lay_out, workspaces
 from tasks.run.code_version import code_digest
-from tasks.run.run import Run
+from tasks.run.run import Run, locked
 from tasks.run.stop import StopRequest
 from tasks.stage.outcome import Outcome, StageCrashed
 from tasks.stage.runner import run_stage
@@ -236,7 +236,8 @@ def _workspace(request: dict[str, Any]) -> Iterator[Path]:
     lay_out(root, request["remote"])
     put_files(root, request["files"])
     try:
-        yield root
+        with locked(root):  # rlhf clean leaves alone what somebody works in
+            yield root
     finally:
         shutil.rmtree(root, ignore_errors=True)
 

@@ -153,8 +153,7 @@ def _watched(
                 _pass_on(stop, process.pid, watch.pid, asked)
             time.sleep(POLL_SECONDS)
     except BaseException:
-        _signal_group(process.pid, signal.SIGKILL)
-        process.wait()
+        _let_checkpoint(process, watch)
         raise
     watch.look()
     if watch.pid is not None:
@@ -163,6 +162,20 @@ def _watched(
     if watch.attempt is not None and watch.attempt.event != "end":
         note_loss(run, stage, watch.attempt)
     return process.returncode
+
+
+def _let_checkpoint(process: "subprocess.Popen[bytes]", watch: Watch) -> None:
+    """What went wrong here shall not cost the stage its work: it is asked to stop as by anybody,
+    and killed only if it does not.
+    """
+    watch.look()
+    asked: set[tuple[int, int]] = set()
+    _pass_on(StopRequest(), process.pid, watch.pid, asked)
+    try:
+        process.wait(ORPHAN_PATIENCE_SECONDS)
+    finally:
+        _signal_group(process.pid, signal.SIGKILL)
+        process.wait()
 
 
 def note_loss(run: Run, stage: str, attempt: AttemptRow) -> None:

@@ -215,12 +215,46 @@ def test_a_run_that_a_server_starts_above_the_threshold_waits_until_somebody_res
     assert ends(project) == ["completed"]
 
 
+CYCLE = """
+from pathlib import Path
+from prefect import flow, tags
+from config.load import validate
+from flows.rlhf import rlhf
+from tasks.planning.gate import approval
+from tasks.retraining.month import PURPOSE
+from tasks.planning.plan import prepare
+
+@flow(name="cycle", persist_result=False)
+def cycle(params: dict):
+    approval(prepare(Path(), validate(params, "test")))
+    with tags(PURPOSE):
+        return rlhf(validate(params, "test"), return_state=True)
+"""
+"""As the flow retrain does it, without the champion."""
+
+
+def test_a_retrain_cycle_that_was_approved_is_not_asked_about_its_run_again(project: Path) -> None:
+    (project / "cycle.py").write_text(CYCLE)
+    with served(project, "cycle", "cycle"), get_client(sync_client=True) as client:
+        params = load(project / "params.yaml", ["budget.approval_usd=0.001"]).model_dump(
+            mode="json"
+        )
+        deployment = client.read_deployment_by_name("cycle/tested")
+        flow_run = client.create_flow_run_from_deployment(
+            deployment.id, parameters={"params": params}
+        )
+        await_state(client, flow_run.id, "Paused")
+        client.resume_flow_run(flow_run.id)
+        await_state(client, flow_run.id, "Completed")
+    assert ends(project) == ["completed"]
+
+
 @contextmanager
-def served(project: Path) -> Iterator[None]:
-    """The flow as a deployment, served from the project's folder by a process of its own."""
+def served(project: Path, module: str = "flows.rlhf", flow: str = "rlhf") -> Iterator[None]:
+    """A flow as a deployment, served from the project's folder by a process of its own."""
     code = (
-        "from flows.rlhf import rlhf\nfrom prefect.flows import EntrypointType\n"
-        "rlhf.serve(name='tested', entrypoint_type=EntrypointType.MODULE_PATH, "
+        f"from {module} import {flow} as served\nfrom prefect.flows import EntrypointType\n"
+        "served.serve(name='tested', entrypoint_type=EntrypointType.MODULE_PATH, "
         "print_starting_message=False)"
     )
     environment = {
@@ -237,7 +271,11 @@ def served(project: Path) -> Iterator[None]:
     try:
         deadline = time.monotonic() + 120
         with get_client(sync_client=True) as client:
-            while not [found for found in client.read_deployments() if found.name == "tested"]:
+            while not [
+                found
+                for found in client.read_deployments()
+                if found.name == "tested" and found.entrypoint == f"{module}.{flow}"
+            ]:
                 assert process.poll() is None, log.read_text()
                 assert time.monotonic() < deadline, log.read_text()
                 time.sleep(0.3)

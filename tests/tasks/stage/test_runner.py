@@ -1,4 +1,5 @@
 import json
+import os
 import shutil
 import signal
 import subprocess
@@ -6,6 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -24,7 +26,7 @@ from tasks.remote.client import run_here
 from tasks.run.run import Run, begin
 from tasks.run.stop import StopRequest
 from tasks.stage.outcome import Outcome, StageCrashed
-from tasks.stage.progress import Progress, attempts
+from tasks.stage.progress import Display, Progress, attempts
 from tasks.stage.runner import run_stage, stop_orphans
 from tests.conftest import ROOT, git
 
@@ -249,6 +251,38 @@ def test_a_stage_that_reads_some_figures_of_another_is_redone_for_those_alone(
 def test_a_price_changes_nothing(project: Path, new_run: NewRun) -> None:
     bring_up(new_run())
     assert bring_up(new_run("prices.usd_per_device_hour=3.0")).cached
+
+
+def test_a_progress_line_that_nobody_reads_any_more_ends_no_stage(
+    project: Path, new_run: NewRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w", buffering=1) as broken:
+        monkeypatch.setattr(sys, "stderr", broken)
+        display = Display()
+        display.LINE_EVERY_SECONDS = 0.0
+        assert run_stage(new_run(), "sft", StopRequest(), display.show) == Outcome(
+            cached=False, attempt=1
+        )
+        monkeypatch.undo()
+        with suppress(BrokenPipeError):
+            broken.close()
+
+
+def test_an_error_beside_a_stage_lets_it_checkpoint(project: Path, new_run: NewRun) -> None:
+    (project / "behaviour.txt").write_text("slow")
+
+    def observe(progress: Progress) -> None:
+        if progress.step >= 2:
+            raise ZeroDivisionError("of the test")
+
+    with pytest.raises(ZeroDivisionError):
+        run_stage(new_run(), "sft", StopRequest(), observe)
+    assert [(row.event, row.exit_code) for row in attempts(project, "sft")] == [
+        ("start", None),
+        ("end", 75),
+    ]
 
 
 def test_bad_input_is_the_stages_own_line(project: Path, new_run: NewRun) -> None:
