@@ -26,6 +26,7 @@ from costs.ledger.ledger import ledger
 from costs.ledger.reconcile import read_plan, reconcile
 from reporting.build import build_report, build_summary
 from reporting.numbers import duration, usd
+from tasks.deployment.alive import shown_alive
 from tasks.dvc.repro import ReproProcesses
 from tasks.dvc.status import default_remote, public, push
 from tasks.pipeline.run_progress import RunProgress
@@ -106,7 +107,12 @@ def pipeline_run(prepared: Prepared) -> Iterator[Pipeline]:
     deployment waits for another one that is at work here; any other raises EnvironmentFault.
     """
     root, params = Path.cwd(), prepared.params
-    with on_signals() as stop, locked(root, _patience(stop) if deployment.id else None):
+    served = [flow_run.id, flow_run.parent_flow_run_id] if deployment.id else []
+    with (
+        on_signals() as stop,
+        shown_alive(served),
+        locked(root, _patience(stop) if deployment.id else None),
+    ):
         end_left_open(root)
         stop_orphans(root, Display().say)
         before = (root / "params.yaml").read_bytes() if (root / "params.yaml").exists() else None

@@ -24,7 +24,7 @@ from tasks.planning.placement_check import on_volumes
 from tasks.remote import heartbeat
 from tasks.remote.exchange import Exchange, Receiver, dump
 from tasks.remote.heartbeat import PIPELINE, Heartbeat
-from tasks.remote.pools import hand_over, require_served, state_of
+from tasks.remote.pools import hand_over, require_served, state_of, withdraw
 from tasks.remote.recovery import ask_to_stop, recover_abandoned
 from tasks.remote.worker import REPLY, REQUEST, STOP, Reply, request_of
 from tasks.run.run import Run
@@ -202,6 +202,8 @@ class RemoteStage:
             while not self._ended():
                 self._exchange_news(stop, watch)
                 observe(watch.look())
+                if stop.made and self._is_waiting():
+                    return self._withdrawn()
                 if watch.attempt is None and time.monotonic() - began > START_PATIENCE_SECONDS:
                     raise EnvironmentFault(self._never_began(START_PATIENCE_SECONDS))
                 time.sleep(POLL_SECONDS)
@@ -216,6 +218,22 @@ class RemoteStage:
             note_loss(self.run, self._stage, watch.attempt)
         self._exchange.remove("")
         return reply
+
+    def _is_waiting(self) -> bool:
+        """Nothing runs yet that could hear a request to stop: no worker has taken it, or its
+        machine or image is still awaited.
+        """
+        return self._state is not None and (self._state.is_scheduled() or self._state.is_pending())
+
+    def _withdrawn(self) -> Reply:
+        """What starts all the same finds no request, and ends."""
+        withdraw(self._flow_run.id)
+        self._exchange.remove("")
+        return Reply(
+            "stopped",
+            f"{self._stage} was asked to stop before its container began: run again to go on from "
+            "there.",
+        )
 
     def _exchange_news(self, stop: StopRequest, watch: Watch) -> None:
         """Take its rows, show that we are there, pass on a request to stop. A store that is away

@@ -23,6 +23,7 @@ from prefect.client.schemas.filters import (
     TaskRunFilterFlowRunId,
 )
 from prefect.settings import PREFECT_API_URL
+from prefect.states import Crashed
 from prefect.testing.utilities import prefect_test_harness
 from tests.support.stage_project import make_project
 
@@ -31,6 +32,7 @@ from config.errors import CostError, UserError
 from config.load import load
 from config.records import AttemptRow, PipelineRow, stages_of
 from flows.rlhf import rlhf
+from tasks.deployment.zombies import ZOMBIE
 from tests.conftest import ROOT
 
 pytestmark = [
@@ -211,6 +213,29 @@ def test_a_run_that_a_server_starts_above_the_threshold_waits_until_somebody_res
         assert [plan.key for plan in plans] == ["plan"]
         assert "| ppo |" in plans[0].data
         client.resume_flow_run(flow_run.id)
+        await_state(client, flow_run.id, "Completed")
+    assert ends(project) == ["completed"]
+
+
+def test_a_live_run_that_was_taken_for_a_zombie_says_that_it_is_alive(project: Path) -> None:
+    (project / "behaviour.txt").write_text("long")
+    with served(project), get_client(sync_client=True) as client:
+        params = load(project / "params.yaml").model_dump(mode="json")
+        deployment = client.read_deployment_by_name("rlhf/tested")
+        flow_run = client.create_flow_run_from_deployment(
+            deployment.id, parameters={"params": params}
+        )
+        deadline = time.monotonic() + 180
+        while not (project / "runs" / "data" / "usage.jsonl").exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.3)
+        client.set_flow_run_state(flow_run.id, Crashed(name=ZOMBIE), force=True)
+        while (state := client.read_flow_run(flow_run.id).state) is None or state.name == ZOMBIE:
+            assert time.monotonic() < deadline, "it was left for dead"
+            time.sleep(0.3)
+        assert state.name == "Running"
+        assert ends(project) == [], "it is at work"
+        (project / "behaviour.txt").write_text("")
         await_state(client, flow_run.id, "Completed")
     assert ends(project) == ["completed"]
 

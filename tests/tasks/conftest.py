@@ -4,12 +4,12 @@ from pathlib import Path
 import boto3
 import pytest
 from moto.server import ThreadedMotoServer
+from tests.support.ports import free_port
+from tests.support.stage_project import make_project
 
 from config.load import load
 from tasks.remote import client
 from tasks.run.run import Run, begin
-from tests.flows.stack import free_port
-from tests.stage_project import make_project
 from tests.tasks.pool import Pool
 
 
@@ -38,6 +38,7 @@ def pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pool]:
     made = Pool(tmp_path)
     monkeypatch.setattr(client, "hand_over", made.hand_over)
     monkeypatch.setattr(client, "state_of", made.state_of)
+    monkeypatch.setattr(client, "withdraw", made.withdraw)
     monkeypatch.setattr(client, "STATE_EVERY_SECONDS", 0.5)
     yield made
     for container in made.containers:

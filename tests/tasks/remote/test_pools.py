@@ -14,13 +14,14 @@ from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.actions import WorkPoolCreate, WorkPoolUpdate
 from prefect.settings import PREFECT_API_URL, temporary_settings
 from prefect.states import Pending
+from tests.support.ports import free_port
 
 from config.errors import EnvironmentFault
-from tasks.remote.pools import FLOW, PARAMETERS, hand_over, require_served, state_of
+from tasks.deployment.automations import end_silent_runs, zombie_automation
+from tasks.remote.pools import FLOW, PARAMETERS, hand_over, require_served, state_of, withdraw
 from tasks.servers.processes import HOST, prefect_plan, start, stop
 from tests.conftest import ROOT
 from tests.docker.test_pools import ENVIRONMENT
-from tests.flows.stack import free_port
 
 pytestmark = [
     pytest.mark.integration,
@@ -128,6 +129,25 @@ def test_an_engine_that_is_not_there_is_why_the_check_ends(
     assert "Could not connect to Docker" in state.message
     flow_run = client.read_flow_run(made.id)
     assert flow_run.parameters == {"request": "/request"}
+
+
+def test_the_server_ends_silent_runs_once_it_was_told_and_no_second_time(
+    server: str, client: SyncPrefectClient
+) -> None:
+    for _ in range(2):
+        end_silent_runs(client)
+    assert [found.name for found in client.read_automations()] == [zombie_automation().name]
+
+
+def test_a_stage_that_no_worker_has_begun_is_withdrawn(
+    server: str, client: SyncPrefectClient
+) -> None:
+    client.create_work_pool(
+        WorkPoolCreate(name="idle", type="docker", base_job_template=template())
+    )
+    made = hand_over("idle", "/request", "data-1 of run-1")
+    withdraw(made.id)
+    assert state_of(made.id).is_cancelled()
 
 
 def test_a_run_whose_store_is_not_there_says_so_and_not_only_in_which_step_it_ended(
