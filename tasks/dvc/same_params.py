@@ -3,11 +3,14 @@ the file under a run.
 """
 
 from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
 
 from config.differences import differences, in_a_line, sections_of
 from config.errors import ParamsError
 from config.load import load
-from tasks.dvc.status import forget, yaml_of
+from tasks.dvc.status import forget, repo_about, yaml_of
 from tasks.run.run import Run
 
 
@@ -33,21 +36,29 @@ def require_recorded_params(run: Run, stage: str) -> None:
 
     Raises ParamsError.
     """
-    recorded = (
-        yaml_of(run.root / "dvc.lock")
-        .get("stages", {})
-        .get(stage, {})
-        .get("params", {})
-        .get("params.yaml", {})
-    )
+    entry = yaml_of(run.root / "dvc.lock").get("stages", {}).get(stage, {})
+    recorded = entry.get("params", {}).get("params.yaml", {})
     found = differences(sections_of(run.params, _keys(run, stage)), recorded)
     if found:
         forget(run.root, stage)
+        _forget_in_run_cache(run.root, stage, entry)
         raise ParamsError(
             f"params.yaml changed in the moment in which DVC recorded {stage}: {in_a_line(found)}. "
             "The record is removed. "
             "Put the old value back and run again: what was made is found done."
         )
+
+
+def _forget_in_run_cache(root: Path, stage: str, entry: dict[str, Any]) -> None:
+    """DVC would else bring the outputs back for these params, should they ever be asked for."""
+    with repo_about(root, stage) as repo:
+        folder = Path(repo.stage_cache.cache_dir)
+    for file in folder.glob("*/*/*"):
+        content = yaml_of(file)
+        if all(content.get(key) == entry.get(key) for key in ("cmd", "params")):
+            file.unlink()
+            with suppress(OSError):  # others are in it; an empty folder makes DVC stumble
+                file.parent.rmdir()
 
 
 def _keys(run: Run, stage: str) -> Sequence[str]:

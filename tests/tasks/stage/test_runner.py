@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -176,11 +177,15 @@ def test_params_edited_between_two_stages_are_refused_also_where_a_stage_would_b
     )
 
 
+@pytest.mark.parametrize(
+    "outs", [[{"sft.out": {"persist": True}}], ["sft.out"]], ids=["persist", "in the run cache"]
+)
 def test_params_edited_just_before_dvc_reads_them_are_not_recorded_for_what_others_made(
-    project: Path, new_run: NewRun
+    project: Path, new_run: NewRun, outs: list[Any]
 ) -> None:
     pipeline = yaml.safe_load((project / "dvc.yaml").read_text())
     pipeline["stages"]["sft"]["cmd"] += " && cp edited.yaml params.yaml"
+    pipeline["stages"]["sft"]["outs"] = outs
     (project / "dvc.yaml").write_text(yaml.safe_dump(pipeline))
     run = new_run()
     content = yaml.safe_load((project / "params.yaml").read_text())
@@ -190,6 +195,7 @@ def test_params_edited_just_before_dvc_reads_them_are_not_recorded_for_what_othe
         bring_up(run)
     assert "sft" not in (yaml.safe_load((project / "dvc.lock").read_text()) or {}).get("stages", {})
     assert not is_unchanged(project, "sft")
+    assert bring_up(new_run("sft.epochs=9.0")) == Outcome(cached=False, attempt=2)
 
 
 def test_a_failed_experiment_of_dvc_beside_a_run_is_refused_by_the_next_stage(
