@@ -18,7 +18,11 @@ if TYPE_CHECKING:
 
 
 def run_flow(
-    root: Path, params: Params, yes: bool, start: "Callable[[], State[Any]]"
+    root: Path,
+    params: Params,
+    yes: bool,
+    start: "Callable[[], State[Any]]",
+    recipe: Path | None = None,
 ) -> "State[Any]":
     """Plan first, then `start`, which imports a flow and runs it; returns the state of a run that
     was done or stopped.
@@ -26,7 +30,7 @@ def run_flow(
     Raises CostError if it was not to be started, EnvironmentFault if Prefect can not run it, and
     what the flow failed with.
     """
-    plan_first(root, params, yes)
+    plan_first(root, params, yes, recipe)
     if "PREFECT_API_URL" in os.environ:  # a server that the user has named
         os.environ.update(settings(root, None))
     else:
@@ -48,12 +52,15 @@ def _temporary(root: Path) -> str:
     return start_temporary(root)
 
 
-def plan_first(root: Path, params: Params, yes: bool) -> None:
-    """Say what the run will cost; refuse it above the budget, and ask where it needs approval.
-    Raises CostError.
+def plan_first(root: Path, params: Params, yes: bool, recipe: Path | None = None) -> None:
+    """Say what the run will cost and how its params differ from the recipe (None: the nearest);
+    refuse it above the budget, and ask where it needs approval. Raises CostError.
     """
     from tasks.planning.plan import gate, needs_approval, prepare, summary
+    from tasks.run.recipe import differs_from_recipe
 
+    if differs := differs_from_recipe(root, params, recipe):
+        print(differs, file=sys.stderr)
     prepared = prepare(root, params)
     for line in summary(prepared):
         print(line, file=sys.stderr)

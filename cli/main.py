@@ -179,6 +179,27 @@ def status(as_json: AsJson = False) -> None:
 
 
 @app.command()
+def clean(
+    older_than: Annotated[
+        float,
+        typer.Option("--older-than", metavar="DAYS", help="What was last written before goes."),
+    ] = 14.0,
+    max_gib: Annotated[
+        float | None,
+        typer.Option("--max-gib", metavar="GIB", help="The oldest go too until this suffices."),
+    ] = None,
+    yes: Annotated[
+        bool, typer.Option("--yes", "-y", help="Remove it; else it is only shown.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Remove old workspaces and checkpoints, never the champion's nor what a run at work holds."""
+    from cli.clean import clean as remove_old
+
+    remove_old(older_than, max_gib, yes, as_json)
+
+
+@app.command()
 def doctor(as_json: AsJson = False) -> None:
     """Check what a run needs: versions, device, disk, ports, params, data. Each problem comes with
     what fixes it.

@@ -29,7 +29,7 @@ def run_pipeline(recipe: Path | None, overrides: list[str], yes: bool, as_json: 
     """
     root = project_root()
     params = chosen_params(root, recipe, overrides)
-    state = run_flow(root, params, yes, lambda: _start(params))
+    state = run_flow(root, params, yes, lambda: _start(params), recipe)
     if as_json:
         print(json.dumps(result(root, params), indent=2))
     else:
@@ -42,8 +42,8 @@ def run_pipeline(recipe: Path | None, overrides: list[str], yes: bool, as_json: 
 
 def _start(params: Params) -> "State[Any]":
     from flows.rlhf import (
-        rlhf,
-    )  # Prefect takes over a second to import, and reads its settings when it is
+        rlhf,  # Prefect takes over a second to import, and reads its settings when it is
+    )
 
     return rlhf(params, return_state=True)
 

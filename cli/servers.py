@@ -10,6 +10,7 @@ from rich.console import Console
 
 from cli.project import chosen_params, project_root, this_command
 from config import jsonl
+from config.at_work import run_at_work
 from config.errors import EnvironmentFault, ParamsError
 from config.records import PipelineRow
 from tasks.servers.prefect_settings import api_key, own_server, settings
@@ -154,6 +155,7 @@ def status(as_json: bool) -> None:
         _end_zombies(root)
     rows: list[PipelineRow] = jsonl.read(root / "runs" / "pipeline.jsonl", PipelineRow).rows
     newest = rows[-1] if rows else None
+    at_work = run_at_work(root)
     shown: dict[str, Any] = {
         "servers": [
             {**server._asdict(), "url": server.url, "healthy": server.is_healthy()}
@@ -161,7 +163,7 @@ def status(as_json: bool) -> None:
         ],
         "run": {
             "run_id": newest.run_id,
-            "state": newest.state if newest.event == "end" else "at work, or killed",
+            "state": newest.state if newest.event == "end" else "running" if at_work else "killed",
         }
         if newest
         else None,

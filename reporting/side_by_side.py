@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from config.differences import flat
 from costs.ledger.cost_change import CostChange, cost_changes
 from reporting.inputs import Findings
 from reporting.numbers import decimal, percent
@@ -139,19 +140,11 @@ def param_differences(contents: Sequence[Mapping[str, Any]]) -> Iterator[ParamDi
     """The dotted keys whose values are not the same in all of the mappings, in the order of the
     files.
     """
-    flat = [dict(_flat(content)) for content in contents]
-    for key in dict.fromkeys(key for one in flat for key in one):
-        values = tuple(one.get(key, ABSENT_PARAM) for one in flat)
+    listed = [dict(flat(content)) for content in contents]
+    for key in dict.fromkeys(key for one in listed for key in one):
+        values = tuple(one.get(key, ABSENT_PARAM) for one in listed)
         if any(value != values[0] for value in values):
             yield ParamDifference(key, values)
-
-
-def _flat(content: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in content.items():
-        if isinstance(value, Mapping) and value:
-            yield from _flat(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
 
 
 def data_differences(sides: Sequence[Side]) -> Iterator[SplitDifference]:

@@ -32,14 +32,18 @@ def bill(findings: Findings) -> str:
     book = findings.ledger
     if not book.stages:
         return "What it cost was not recorded here."
-    if book.state not in ("stopped", "failed", "killed") and all(
+    if book.state not in ("running", "stopped", "failed", "killed") and all(
         stage.cached for stage in book.stages
     ):
         return (
             "Nothing had changed: every stage was reused at no cost, which saved "
             f"{usd(book.saved_usd)}."
         )
-    waste = f", {usd(book.waste_usd)} of it wasted on work done twice" if book.waste_usd > 0 else ""
+    waste = (
+        f", {usd(book.waste_usd)} of it for work that was lost or done again"
+        if book.waste_usd > 0
+        else ""
+    )
     saved = f"; unchanged stages saved {usd(book.saved_usd)}" if book.saved_usd > 0 else ""
     return (
         f"The run took {duration(book.total_seconds)} and cost {usd(book.total_usd)}{waste}{saved}."
@@ -67,9 +71,24 @@ def _outcome(findings: Findings) -> tuple[str, str, str]:
         return "bad", "Reward hacking", f"{_hacking_evidence(findings)}."
     if rate is None:
         return "open", "Not compared", "The aligned model was not compared with the SFT model."
-    span = f" ({percent(low)} to {percent(high)})" if low is not None and high is not None else ""
+    ties, prompts = (
+        findings.value("evaluate", f"ties_{kind}"),
+        findings.value("evaluate", "prompts"),
+    )
     judge = "on the gold score" if kind == "gold" else "in the eyes of the reward model"
-    wins = f"The aligned model wins {percent(rate)}{span} of comparisons with SFT {judge}"
+    if ties and ties == prompts:
+        return (
+            "open",
+            "No clear effect",
+            f"The aligned model and SFT tie on each of the {count(ties)} prompts {judge}.",
+        )
+    span = f" ({percent(low)} to {percent(high)})" if low is not None and high is not None else ""
+    tied = (
+        f", {count(ties)} ties of {count(prompts)} counted as half a win each"
+        if ties and prompts
+        else ""
+    )
+    wins = f"The aligned model wins {percent(rate)}{span} of comparisons with SFT {judge}{tied}"
     hacking = _without_hacking(findings)
     if low is not None and low > 0.5:
         proxy = (
@@ -125,6 +144,11 @@ def _why_not_evaluated(findings: Findings) -> str:
         ),
         None,
     )
+    if findings.ledger.state == costs.ledger.ledger.RUNNING:
+        return (
+            f"The run is at work{f' in stage {last.stage}' if last else ''}: there is no "
+            "evaluation yet."
+        )
     if last is None:
         return "This run has no evaluation, so it can not be said whether alignment worked."
     said = f": {last.message}" if last.message else ""

@@ -134,6 +134,7 @@ def data(stage: Stage) -> None:
             "vocab_size": len(tokenizer),
         }
     stage.stop_if_requested()
+    stage.check_params()
     # 5. everything in place
     with stage.meter.phase("write", 0):
         write_prepared(root / "data/prepared", datasets, refusals)

@@ -126,6 +126,7 @@ def dpo(stage: Stage) -> None:
     weights = state_dict_to_save(model)
     if stage.rank != 0:
         return
+    stage.check_params()
     with stage.meter.phase("save", step):
         with replacing(stage.root / "models/dpo") as folder:
             if settings.lora is None:

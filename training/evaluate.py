@@ -39,7 +39,7 @@ from training.process.stage import Stage, run_stage
 from training.rollout.engine import Limits, sampling_noise
 from training.rollout.static import generate
 
-SECTIONS = ("seed", "model", "align", "evaluate")
+SECTIONS = ("seed", "model", "align", "evaluate", "data.source.kind")
 MODELS = ("base", "sft", "aligned")
 
 
@@ -87,6 +87,7 @@ def evaluate(stage: Stage) -> None:
             )
             save_answers(stage, step, answers)
             stage.stop_if_requested()
+    stage.check_params()
     with stage.meter.phase("compare", len(MODELS)):
         write_json(
             stage.root / "metrics/evaluate.json",

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from config.errors import StageStopped, TrainingDiverged
+from config.errors import TrainingDiverged
 from config.sections.online import Ppo
 from training.distributed.collectives import (
     all_reduce_gradients,
@@ -250,7 +250,7 @@ def ppo(stage: Stage) -> None:
             with phase("save", update):
                 save_state(stage, roles, state)
         if stage.stopping:
-            raise StageStopped(stage.stopped_message())
+            raise stage.stopped()
         if state.ended:
             logger.info(
                 "ppo.max_kl=%s is passed at update %d: training ends here", settings.max_kl, update
@@ -320,6 +320,7 @@ def write_outputs(
     """Put models/ppo, plots/ppo.csv and metrics/ppo.json in place; the metrics are means over the
     last five updates.
     """
+    stage.check_params()
     save_policy(stage, roles, tokenizer)
     if stage.rank != 0:
         return

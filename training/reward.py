@@ -37,6 +37,8 @@ from training.process.stage import Stage, run_stage
 
 SECTIONS = ("seed", "model", "reward")
 INPUTS = ("data/prepared/preference", "data/tokenizer", "models/sft", "metrics/data.json")
+OF_DATA = ("bayes_accuracy", "baseline_longer_wins", "baseline_bow")
+"""What it reads of metrics/data.json, and DVC compares."""
 NORMALISATION_PAIRS = 2000
 """Training pairs whose scores give the mean and standard deviation: the error of the mean is then
 1/60 of a deviation.
@@ -94,6 +96,7 @@ def reward(stage: Stage) -> None:
     weights = state_dict_to_save(model)
     if stage.rank != 0:
         return
+    stage.check_params()
     with stage.meter.phase("save", trainer.state.global_step):
         with replacing(stage.root / "models/reward") as folder:
             if settings.lora is None:
@@ -220,9 +223,7 @@ def data_limits(path: Path) -> dict[str, Any]:
     and the trivial baselines.
     """
     found = json.loads(path.read_text(encoding="utf-8"))
-    return {
-        name: found[name] for name in ("bayes_accuracy", "baseline_longer_wins", "baseline_bow")
-    }
+    return {name: found[name] for name in OF_DATA}
 
 
 if __name__ == "__main__":

@@ -90,6 +90,7 @@ def rloo(stage: Stage) -> None:
     updates = trainer.state.global_step // steps_per_update(settings)
     if stage.rank != 0:
         return
+    stage.check_params()
     with stage.meter.phase("save", updates):
         with replacing(stage.root / "models/rloo") as folder:
             if settings.lora is None:

@@ -67,6 +67,7 @@ def sft(stage: Stage) -> None:
     weights = state_dict_to_save(trainer.model)
     if stage.rank != 0:
         return
+    stage.check_params()
     with stage.meter.phase("save", trainer.state.global_step):
         with replacing(stage.root / "models/sft") as folder:
             if settings.lora is None:

@@ -14,16 +14,20 @@ costs/tables/price.py.
 """
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from config import jsonl
+from config.at_work import run_at_work
 from config.errors import CostError
 from config.records import NO_RUN_ID, STAGES, PipelineRow, UsageRow
 from config.schema import Params
 from costs.ledger.attempts import Attempt, read_attempts, retry_seconds, split_usage
 from costs.tables.price import usd_per_device_hour
+
+RUNNING = "running"
+"""State of a run that is at work now, and of its stage."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +47,7 @@ class StageCost:
     cached: bool
     """No process of this stage ran in this run: DVC found its outputs still good."""
     state: str
-    """cached, done, stopped (resumable), failed, or unfinished (killed, or still running)."""
+    """cached, done, running, stopped (resumable), failed, or unfinished (killed)."""
     message: str
     """What the last attempt said when it failed or stopped."""
     attempt: int | None
@@ -80,8 +84,8 @@ class StageCost:
 class Ledger:
     run_id: str
     state: str
-    """completed, failed, stopped, over_budget; unfinished if the run left no `end` row; manual for
-    stages started by hand.
+    """completed, failed, stopped, over_budget, killed; without an `end` row running, or unfinished
+    if nobody works at it; manual for stages started by hand.
     """
     started: float | None
     """Seconds since the epoch of the run's first row."""
@@ -190,9 +194,23 @@ def ledger(root: Path, params: Params, run_id: str | None = None) -> Ledger:
             "rlhf run"
         )
     end = next((row for row in reversed(rows) if row.event == "end"), None)
+    running = bool(rows) and end is None and run_at_work(root) == chosen
+    if running:
+        stages = [
+            replace(stage, state=RUNNING) if stage.state == "unfinished" else stage
+            for stage in stages
+        ]
     return Ledger(
         run_id=chosen,
-        state=("manual" if not rows else end.state or "completed" if end else "unfinished"),
+        state=(
+            "manual"
+            if not rows
+            else end.state or "completed"
+            if end
+            else RUNNING
+            if running
+            else "unfinished"
+        ),
         started=rows[0].time if rows else None,
         finished=end.time if end else None,
         usd_per_device_hour=usd_per_device_hour(params),

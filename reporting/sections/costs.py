@@ -15,6 +15,7 @@ STATE_TONES = {
     "cached": "quiet",
     "stopped": "open",
     "unfinished": "open",
+    "running": "open",
     "failed": "bad",
 }
 PHASES = {

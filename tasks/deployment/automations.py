@@ -94,13 +94,18 @@ def automate(client: SyncPrefectClient, webhook_url: str | None) -> None:
     if webhook_url is not None:
         Webhook(url=webhook_url).save(WEBHOOK, overwrite=True)
     block = _webhook_id(client)
-    _put(client, zombie_automation(), switch=None)
+    end_silent_runs(client)
     for notice in NOTICES:
         _put(
             client,
             _notice_automation(notice, block),
             switch=True if webhook_url is not None else None,
         )
+
+
+def end_silent_runs(client: SyncPrefectClient) -> None:
+    """Make the automation on runs without a sign of life alone, or bring it up to date."""
+    _put(client, zombie_automation(), switch=None)
 
 
 def zombie_automation() -> AutomationCore:

@@ -22,6 +22,7 @@ from prefect.workers.process import ProcessWorker
 from config.errors import EnvironmentFault, RlhfError
 from config.load import load
 from config.schema import Params
+from tasks.deployment.automations import end_silent_runs
 from tasks.remote.exchange import StoreFaults
 from tasks.run.code_version import HOME
 
@@ -39,8 +40,8 @@ parameter or a log.
 
 
 def set_up(environment: Mapping[str, str]) -> None:
-    """Bucket, credentials, pools and deployment of the stack that `environment` describes. Raises
-    EnvironmentFault, ParamsError.
+    """Bucket, credentials, pools, deployment and the end of silent runs, of the stack that
+    `environment` describes. Raises EnvironmentFault, ParamsError.
     """
     _write_credentials(environment)
     _make_bucket(environment["RLHF_REMOTE"])
@@ -49,6 +50,7 @@ def set_up(environment: Mapping[str, str]) -> None:
         _pool(client, CONTAINERS, "docker", container_template(environment, gpus=False))
         _pool(client, GPU_CONTAINERS, "docker", container_template(environment, gpus=True))
         _deploy(client, environment)
+        end_silent_runs(client)
 
 
 def container_template(environment: Mapping[str, str], gpus: bool) -> dict[str, Any]:

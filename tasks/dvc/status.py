@@ -8,7 +8,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import yaml
 
 from config.atomic_file import write_atomically
+from config.differences import value_at
 from config.errors import EnvironmentFault
 from config.inputs import outdated_digests
 from config.schema import Params
@@ -106,14 +107,6 @@ def stale_stages(root: Path, params: Params, stages: Sequence[str]) -> list[str]
                 for out in pipeline[stage].get(kind, [])
             }
     return stale
-
-
-def value_at(params: Mapping[str, Any], dotted: str) -> Any:
-    """The value of a key such as `data.source.kind`."""
-    node: Any = params
-    for key in dotted.split("."):
-        node = node.get(key) if isinstance(node, Mapping) else None
-    return node
 
 
 def _changed_files(root: Path, stage: str, by_lock: bool = False) -> bool:

@@ -17,6 +17,7 @@ from prefect.client.schemas.objects import State, TaskRun
 from prefect.runtime import deployment, flow_run
 from prefect.states import Cancelled, Completed
 
+from config.differences import in_a_line
 from config.errors import EnvironmentFault, OverBudget, RlhfError, StageStopped, UserError
 from config.records import METHODS, stages_of
 from config.sections.run import LOCAL
@@ -25,6 +26,7 @@ from costs.ledger.ledger import ledger
 from costs.ledger.reconcile import read_plan, reconcile
 from reporting.build import build_report, build_summary
 from reporting.numbers import duration, usd
+from tasks.deployment.alive import shown_alive
 from tasks.dvc.repro import ReproProcesses
 from tasks.dvc.status import default_remote, public, push
 from tasks.pipeline.run_progress import RunProgress
@@ -39,7 +41,15 @@ from tasks.remote.client import (
 )
 from tasks.remote.workspace import is_own, keep_lock
 from tasks.retraining.month import PURPOSE
-from tasks.run.run import Run, begin, end_left_open, keep_copies, locked, new_run_id
+from tasks.run.run import (
+    Run,
+    begin,
+    end_left_open,
+    keep_copies,
+    locked,
+    new_run_id,
+    put_params_back,
+)
 from tasks.run.stop import StopRequest, on_signals
 from tasks.servers.processes import servers
 from tasks.stage.outcome import Outcome, StageCrashed
@@ -99,9 +109,15 @@ def pipeline_run(prepared: Prepared) -> Iterator[Pipeline]:
     deployment waits for another one that is at work here; any other raises EnvironmentFault.
     """
     root, params = Path.cwd(), prepared.params
-    with on_signals() as stop, locked(root, _patience(stop) if deployment.id else None):
+    served = [flow_run.id, flow_run.parent_flow_run_id] if deployment.id else []
+    with (
+        on_signals() as stop,
+        shown_alive(served),
+        locked(root, _patience(stop) if deployment.id else None),
+    ):
         end_left_open(root)
         stop_orphans(root, Display().say)
+        before = (root / "params.yaml").read_bytes() if (root / "params.yaml").exists() else None
         run = begin(root, new_run_id(flow_run.name), params, _detail(root, prepared))
         keep(run.folder, prepared)
         shipper = Shipper(
@@ -122,6 +138,7 @@ def pipeline_run(prepared: Prepared) -> Iterator[Pipeline]:
             _end(pipeline, "over_budget" if over else "stopped", str(stopped))
         except BaseException as error:
             _end(pipeline, "failed", f"{type(error).__name__}: {error}")
+            _put_params_back(pipeline, before)
             raise
         else:
             _bring_model(pipeline)
@@ -130,6 +147,20 @@ def pipeline_run(prepared: Prepared) -> Iterator[Pipeline]:
             _tell(pipeline, "finished", "")
         finally:
             pipeline.reproductions.close()
+
+
+def _put_params_back(pipeline: Pipeline, before: bytes | None) -> None:
+    """It must not hide why the run failed."""
+    try:
+        undone = put_params_back(pipeline.run, before)
+    except (OSError, RlhfError) as error:
+        logger.warning("whether params.yaml is to be put back can not be told: %s", error)
+        return
+    if undone:
+        pipeline.display.say(
+            "params.yaml is what it was before this run, which did not get past its data: without "
+            f"{in_a_line(undone)}"
+        )
 
 
 def _patience(stop: StopRequest) -> Callable[[str], bool]:

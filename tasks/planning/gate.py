@@ -13,18 +13,20 @@ from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import FlowRun, State
 from prefect.flow_runs import pause_flow_run
 from prefect.runtime import deployment
+from prefect.runtime import flow_run as this_run
 
+from config.at_work import APPROVAL_PATIENCE_SECONDS
 from config.errors import CostError, ParamsError
 from config.load import validate
 from config.schema import Params
 from reporting.numbers import usd
 from tasks.planning.plan import Prepared, gate, markdown, needs_approval, prepare
+from tasks.retraining.month import PURPOSE
+from tasks.run.recipe import differs_from_recipe
 from tasks.ui.events import run_event
 
 logger = logging.getLogger(__name__)
 
-APPROVAL_PATIENCE_SECONDS = 7 * 24 * 3600
-"""A run that nobody approves of in a week fails."""
 APPROVAL_POLL_SECONDS = 5
 
 
@@ -41,6 +43,8 @@ def plan(params: Params) -> Prepared:
     budget.
     """
     root = Path.cwd()
+    if differs := differs_from_recipe(root, params, None):
+        logger.info("%s", differs)
     prepared = prepare(root, params)
     create_markdown_artifact(
         markdown(prepared), key="plan", description="What the run will cost from here on"
@@ -52,10 +56,12 @@ def plan(params: Params) -> Prepared:
 
 
 def approval(prepared: Prepared) -> None:
-    """Pause a run that a server started, above `budget.approval_usd`, until somebody resumes it;
-    `rlhf run` has asked by itself.
+    """Pause a run that a server started, above `budget.approval_usd`, until somebody resumes it.
+
+    `rlhf run` has asked by itself, and so has the retrain cycle that a run belongs to.
     """
-    if deployment.id is None or not needs_approval(prepared):
+    of_a_cycle = this_run.parent_flow_run_id is not None and PURPOSE in (this_run.tags or [])
+    if deployment.id is None or of_a_cycle or not needs_approval(prepared):
         return
     planned, threshold = prepared.ahead_total.usd, prepared.params.budget.approval_usd
     logger.warning(

@@ -14,10 +14,11 @@ import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from config.differences import value_at
 from config.errors import EnvironmentFault
 from config.names import inner_name
 from tasks.dvc.lock_digests import OUTSIDE
-from tasks.dvc.status import value_at, yaml_of
+from tasks.dvc.status import yaml_of
 from tasks.remote.exchange import REPLY, REQUEST, Exchange
 from tasks.remote.heartbeat import CONTAINER
 from tasks.stage.progress import attempts

@@ -16,12 +16,13 @@ from config.records import stages_of
 from config.sections.run import LOCAL
 from tasks.dvc.pull import fetch, inputs_of, is_unchanged_elsewhere, remote_of, small_outputs
 from tasks.dvc.repro import ReproProcesses
+from tasks.dvc.same_params import require_same_params
 from tasks.dvc.status import send_outputs
 from tasks.planning.placement_check import on_volumes
 from tasks.remote import heartbeat
 from tasks.remote.exchange import REPLY, REQUEST, Exchange, Receiver, dump
 from tasks.remote.heartbeat import PIPELINE, Heartbeat
-from tasks.remote.pools import hand_over, require_served, state_of
+from tasks.remote.pools import hand_over, require_served, state_of, withdraw
 from tasks.remote.recovery import ask_to_stop, clear, recover_abandoned, take_lock
 from tasks.remote.worker import STOP, Reply, request_of
 from tasks.run.run import Run
@@ -62,6 +63,7 @@ def run_remote(run: Run, stage: str, pool: str, stop: StopRequest, observe: Obse
 
     Raises UserError, StageStopped, OverBudget, StageCrashed.
     """
+    require_same_params(run, stage)
     _patiently(lambda: recover_abandoned(run, stage, stop), stop)
     if stop.made:
         raise StageStopped(
@@ -93,6 +95,7 @@ def run_here(
     """As `tasks.stage.runner.run_stage`, where other stages may be placed elsewhere: what they made
     is then in the remote alone.
     """
+    require_same_params(run, stage)
     try:
         recover_abandoned(run, stage, stop)  # an earlier run may have placed it
     except EnvironmentFault as fault:
@@ -207,6 +210,8 @@ class RemoteStage:
             while not self._ended():
                 self._exchange_news(stop, watch)
                 observe(watch.look())
+                if stop.made and self._is_waiting():
+                    return self._withdrawn()
                 if watch.attempt is None and time.monotonic() - began > START_PATIENCE_SECONDS:
                     raise EnvironmentFault(self._never_began(START_PATIENCE_SECONDS))
                 time.sleep(POLL_SECONDS)
@@ -227,6 +232,22 @@ class RemoteStage:
         before finds it again.
         """
         clear(self._exchange)
+
+    def _is_waiting(self) -> bool:
+        """Nothing runs yet that could hear a request to stop: no worker has taken it, or its
+        machine or image is still awaited.
+        """
+        return self._state is not None and (self._state.is_scheduled() or self._state.is_pending())
+
+    def _withdrawn(self) -> Reply:
+        """What starts all the same finds no request, and ends."""
+        withdraw(self._flow_run.id)
+        self._exchange.remove("")
+        return Reply(
+            "stopped",
+            f"{self._stage} was asked to stop before its container began: run again to go on from "
+            "there.",
+        )
 
     def _exchange_news(self, stop: StopRequest, watch: Watch) -> None:
         """Take its rows, show that we are there, pass on a request to stop. A store that is away

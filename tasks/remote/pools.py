@@ -9,6 +9,7 @@ from prefect import get_client
 from prefect.client.schemas.objects import FlowRun, WorkerStatus
 from prefect.deployments import run_deployment
 from prefect.exceptions import ObjectNotFound
+from prefect.states import Cancelling
 
 from config.errors import EnvironmentFault
 
@@ -96,6 +97,14 @@ def hand_over(pool: str, request: str, name: str) -> FlowRun:
     )
     assert isinstance(made, FlowRun)
     return made
+
+
+def withdraw(flow_run: UUID) -> None:
+    """Cancel a flow run that was handed over; its worker removes what it has begun to start."""
+    with get_client(sync_client=True) as client:
+        client.set_flow_run_state(
+            flow_run, Cancelling(message="The pipeline was asked to stop before this began.")
+        )
 
 
 def state_of(flow_run: UUID) -> Any:

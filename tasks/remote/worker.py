@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from config.errors import EnvironmentFault, RlhfError, StageStopped, UserError
+from config.load import dump as dump_params
 from config.load import load
 from config.names import inner_name
 from tasks.dvc.pull import fetch, inputs_of
@@ -29,7 +30,7 @@ from tasks.remote.exchange import REPLY, REQUEST, Exchange, Sender, dump, files_
 from tasks.remote.heartbeat import heartbeats
 from tasks.remote.workspace import cache, lay_out, workspaces
 from tasks.run.code_version import code_digest
-from tasks.run.run import Run
+from tasks.run.run import Run, locked
 from tasks.run.stop import StopRequest
 from tasks.run.transient import TransientFault, UnknownFault, persist
 from tasks.stage.outcome import Outcome, StageCrashed
@@ -280,7 +281,8 @@ def _workspace(request: dict[str, Any]) -> Iterator[Path]:
     lay_out(root, request["remote"])
     put_files(root, request["files"])
     try:
-        yield root
+        with locked(root):  # rlhf clean leaves alone what somebody works in
+            yield root
     finally:
         shutil.rmtree(root, ignore_errors=True)
 
@@ -351,7 +353,6 @@ def request_of(
     """
     device = run.params.prices.device_by_pool.get(pool)
     files = [
-        "params.yaml",
         "dvc.lock",
         "data/inputs/data.json",
         "data/inputs/model.json",
@@ -369,5 +370,7 @@ def request_of(
         "sign_seconds": heartbeat.EVERY_SECONDS,
         "silence_seconds": heartbeat.SILENCE_SECONDS,
         "gpus": device is not None and device != "cpu",
-        "files": files_of(run.root, files) if stage else {},
+        "files": files_of(run.root, files) | {"params.yaml": dump_params(run.params)}
+        if stage
+        else {},
     }

@@ -17,9 +17,12 @@ from pathlib import Path
 from typing import Any
 
 from config import jsonl
+from config.at_work import RUN_LOCK
+from config.atomic_file import write_atomically
+from config.differences import Difference, differences
 from config.errors import EnvironmentFault
 from config.inputs import write_digests
-from config.load import write
+from config.load import load, read, write
 from config.records import PipelineRow, kept_folder, stages_of
 from config.schema import Params
 from tasks.run.locks import lock_file
@@ -69,6 +72,22 @@ def begin(root: Path, run_id: str, params: Params, detail: dict[str, Any]) -> Ru
     return run
 
 
+def put_params_back(run: Run, before: bytes | None) -> list[Difference]:
+    """Give params.yaml back what it held `before` a run that did not get past its data: what it
+    asked for shall not stick in later runs.
+
+    Returns what that undoes; nothing is done once the data stage has passed, or if somebody has
+    edited the file since.
+    """
+    path = run.root / "params.yaml"
+    rows: list[PipelineRow] = jsonl.read(run.root / "runs" / "pipeline.jsonl", PipelineRow).rows
+    passed = any(row.run_id == run.run_id and row.event == "stage" for row in rows)
+    if before is None or passed or path.read_bytes() == before or load(path) != run.params:
+        return []
+    write_atomically(path, before)
+    return differences(read(path), run.params.model_dump(mode="json"))
+
+
 def end_left_open(root: Path) -> None:
     """Write the end of runs that were killed; whoever holds the workspace knows that none of them
     is alive.
@@ -111,7 +130,7 @@ def locked(root: Path, wait: Callable[[str], bool] | None = None) -> Iterator[No
     Raises EnvironmentFault if another run holds it and nobody wants to wait, or if the folder is
     not writable.
     """
-    with lock_file(root / STATE_FOLDER / "run.lock", wait) as holder:
+    with lock_file(root / RUN_LOCK, wait) as holder:
         if holder is not None:
             raise EnvironmentFault(
                 f"process {holder} is running the pipeline in {root}, one at a time can. "

@@ -6,6 +6,7 @@ import math
 import sys
 import time
 from collections import deque
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -209,5 +210,9 @@ class Display:
 
     @staticmethod
     def _write(text: str) -> None:
-        sys.stderr.write(text)
-        sys.stderr.flush()
+        """A terminal that was closed, a pipe whose reader has gone or a full disk under a log ends
+        no training.
+        """
+        with suppress(OSError):
+            sys.stderr.write(text)
+            sys.stderr.flush()

@@ -18,6 +18,7 @@ from config.errors import StageStopped
 from config.records import STAGES, AttemptRow, PipelineRow
 from reporting.row_digests import PREPARED, keep_row_digests
 from tasks.dvc.repro import ReproProcesses, is_repro_process, log_path
+from tasks.dvc.same_params import require_recorded_params
 from tasks.dvc.status import digests, is_unchanged
 from tasks.run.run import Run
 from tasks.run.stop import StopRequest
@@ -128,6 +129,7 @@ def _reproduce(
         if budget.reached is not None and not stop.made:
             raise budget.over(str(stopped)) from None
         raise
+    require_recorded_params(run, stage)
     # DVC has recorded the outputs: a forced rerun shall compute, not find them done
     (run.root / "checkpoints" / stage / "done.json").unlink(missing_ok=True)
     return outcome
@@ -151,8 +153,7 @@ def _watched(
                 _pass_on(stop, process.pid, watch.pid, asked)
             time.sleep(POLL_SECONDS)
     except BaseException:
-        _signal_group(process.pid, signal.SIGKILL)
-        process.wait()
+        _let_checkpoint(process, watch)
         raise
     watch.look()
     if watch.pid is not None:
@@ -161,6 +162,20 @@ def _watched(
     if watch.attempt is not None and watch.attempt.event != "end":
         note_loss(run, stage, watch.attempt)
     return process.returncode
+
+
+def _let_checkpoint(process: "subprocess.Popen[bytes]", watch: Watch) -> None:
+    """What went wrong here shall not cost the stage its work: it is asked to stop as by anybody,
+    and killed only if it does not.
+    """
+    watch.look()
+    asked: set[tuple[int, int]] = set()
+    _pass_on(StopRequest(), process.pid, watch.pid, asked)
+    try:
+        process.wait(ORPHAN_PATIENCE_SECONDS)
+    finally:
+        _signal_group(process.pid, signal.SIGKILL)
+        process.wait()
 
 
 def note_loss(run: Run, stage: str, attempt: AttemptRow) -> None:

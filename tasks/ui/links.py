@@ -1,5 +1,6 @@
 """Where to look at a run: its pages in Prefect and MLflow."""
 
+import os
 from pathlib import Path
 
 from config import jsonl
@@ -12,6 +13,11 @@ NAMES = {"prefect": "Prefect", "mlflow": "MLflow", "report": "Report"}
 """How people write them."""
 
 DEFAULT_PORTS = {"prefect": 4200, "mlflow": 5000}
+
+PREFECT_UI_VARIABLE, MLFLOW_UI_VARIABLE = "PREFECT_UI_URL", "RLHF_MLFLOW_UI_URL"
+"""Environment variables with the addresses of the pages as people reach them, where programs have
+others: in containers.
+"""
 
 REPORT_ARTIFACT = "report/report.html"
 """The report among the artifacts of the MLflow run."""
@@ -35,15 +41,14 @@ def pages(
     flow_run = start.detail.get("prefect.flow_run_id") if start else None
     cursor = load(cursor_path(root, params.tracking.uri))
     tracked = cursor.runs.get(start.run_id) if start else None
-    mlflow = (
+    own = (
         params.tracking.uri
         if params.tracking.uri.startswith("http")
         else f"http://{HOST}:{ports['mlflow']}"
     )
-    found = {
-        "prefect": f"http://{HOST}:{ports['prefect']}"
-        + (f"/runs/flow-run/{flow_run}" if flow_run else "")
-    }
+    mlflow = os.environ.get(MLFLOW_UI_VARIABLE, own).rstrip("/")
+    prefect = os.environ.get(PREFECT_UI_VARIABLE, f"http://{HOST}:{ports['prefect']}").rstrip("/")
+    found = {"prefect": prefect + (f"/runs/flow-run/{flow_run}" if flow_run else "")}
     # MLflow opens as a tool for traces of language model applications unless it is told otherwise
     runs = (
         f"{mlflow}/#/experiments/{cursor.experiment_id}/runs"

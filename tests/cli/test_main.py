@@ -7,6 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from config import jsonl
+from config.records import PipelineRow
+from tasks.run.run import locked
 from tests.conftest import ROOT
 
 HEAVY = {"torch", "prefect", "mlflow", "dvc", "transformers", "matplotlib", "pandas"}
@@ -70,6 +73,22 @@ def test_a_refused_run_leaves_params_yaml_alone(tmp_path: Path) -> None:
     assert rlhf("run", "--set", "sft.epochs=-1", cwd=tmp_path).returncode == 2
     assert (tmp_path / "params.yaml").read_text() == before
     assert not (tmp_path / "runs").exists()
+
+
+def test_status_tells_a_run_at_work_from_one_that_was_killed(tmp_path: Path) -> None:
+    (tmp_path / "dvc.yaml").write_text("stages: {}\n")
+    jsonl.append(
+        tmp_path / "runs" / "pipeline.jsonl", PipelineRow(time=0.0, run_id="a", event="start")
+    )
+    with locked(tmp_path):
+        assert json.loads(rlhf("status", "--json", cwd=tmp_path).stdout)["run"] == {
+            "run_id": "a",
+            "state": "running",
+        }
+    assert json.loads(rlhf("status", "--json", cwd=tmp_path).stdout)["run"] == {
+        "run_id": "a",
+        "state": "killed",
+    }
 
 
 def test_status_of_a_fresh_checkout(tmp_path: Path) -> None:

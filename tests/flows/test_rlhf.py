@@ -23,6 +23,7 @@ from prefect.client.schemas.filters import (
     TaskRunFilterFlowRunId,
 )
 from prefect.settings import PREFECT_API_URL
+from prefect.states import Crashed
 from prefect.testing.utilities import prefect_test_harness
 
 from config import jsonl
@@ -30,6 +31,7 @@ from config.errors import CostError, UserError
 from config.load import load
 from config.records import AttemptRow, PipelineRow, stages_of
 from flows.rlhf import rlhf
+from tasks.deployment.zombies import ZOMBIE
 from tests.conftest import ROOT
 from tests.support.stage_project import make_project
 
@@ -97,7 +99,9 @@ def test_every_stage_is_a_task_and_an_unchanged_one_is_cached(project: Path) -> 
 
 def test_bad_input_fails_the_flow_at_once_with_the_stages_line(project: Path) -> None:
     (project / "behaviour.txt").write_text("bad input")
-    state = run(project)
+    before = (project / "params.yaml").read_bytes()
+    state = run(project, "seed=99")
+    assert (project / "params.yaml").read_bytes() == before, "what it asked for does not stick"
     assert state.is_failed()
     error = state.result(raise_on_failure=False)
     assert isinstance(error, UserError)
@@ -213,12 +217,69 @@ def test_a_run_that_a_server_starts_above_the_threshold_waits_until_somebody_res
     assert ends(project) == ["completed"]
 
 
+def test_a_live_run_that_was_taken_for_a_zombie_says_that_it_is_alive(project: Path) -> None:
+    (project / "behaviour.txt").write_text("long")
+    with served(project), get_client(sync_client=True) as client:
+        params = load(project / "params.yaml").model_dump(mode="json")
+        deployment = client.read_deployment_by_name("rlhf/tested")
+        flow_run = client.create_flow_run_from_deployment(
+            deployment.id, parameters={"params": params}
+        )
+        deadline = time.monotonic() + 180
+        while not (project / "runs" / "data" / "usage.jsonl").exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.3)
+        client.set_flow_run_state(flow_run.id, Crashed(name=ZOMBIE), force=True)
+        while (state := client.read_flow_run(flow_run.id).state) is None or state.name == ZOMBIE:
+            assert time.monotonic() < deadline, "it was left for dead"
+            time.sleep(0.3)
+        assert state.name == "Running"
+        assert ends(project) == [], "it is at work"
+        (project / "behaviour.txt").write_text("")
+        await_state(client, flow_run.id, "Completed")
+    assert ends(project) == ["completed"]
+
+
+CYCLE = """
+from pathlib import Path
+from prefect import flow, tags
+from config.load import validate
+from flows.rlhf import rlhf
+from tasks.planning.gate import approval
+from tasks.retraining.month import PURPOSE
+from tasks.planning.plan import prepare
+
+@flow(name="cycle", persist_result=False)
+def cycle(params: dict):
+    approval(prepare(Path(), validate(params, "test")))
+    with tags(PURPOSE):
+        return rlhf(validate(params, "test"), return_state=True)
+"""
+"""As the flow retrain does it, without the champion."""
+
+
+def test_a_retrain_cycle_that_was_approved_is_not_asked_about_its_run_again(project: Path) -> None:
+    (project / "cycle.py").write_text(CYCLE)
+    with served(project, "cycle", "cycle"), get_client(sync_client=True) as client:
+        params = load(project / "params.yaml", ["budget.approval_usd=0.001"]).model_dump(
+            mode="json"
+        )
+        deployment = client.read_deployment_by_name("cycle/tested")
+        flow_run = client.create_flow_run_from_deployment(
+            deployment.id, parameters={"params": params}
+        )
+        await_state(client, flow_run.id, "Paused")
+        client.resume_flow_run(flow_run.id)
+        await_state(client, flow_run.id, "Completed")
+    assert ends(project) == ["completed"]
+
+
 @contextmanager
-def served(project: Path) -> Iterator[None]:
-    """The flow as a deployment, served from the project's folder by a process of its own."""
+def served(project: Path, module: str = "flows.rlhf", flow: str = "rlhf") -> Iterator[None]:
+    """A flow as a deployment, served from the project's folder by a process of its own."""
     code = (
-        "from flows.rlhf import rlhf\nfrom prefect.flows import EntrypointType\n"
-        "rlhf.serve(name='tested', entrypoint_type=EntrypointType.MODULE_PATH, "
+        f"from {module} import {flow} as served\nfrom prefect.flows import EntrypointType\n"
+        "served.serve(name='tested', entrypoint_type=EntrypointType.MODULE_PATH, "
         "print_starting_message=False)"
     )
     environment = {
@@ -235,7 +296,11 @@ def served(project: Path) -> Iterator[None]:
     try:
         deadline = time.monotonic() + 120
         with get_client(sync_client=True) as client:
-            while not [found for found in client.read_deployments() if found.name == "tested"]:
+            while not [
+                found
+                for found in client.read_deployments()
+                if found.name == "tested" and found.entrypoint == f"{module}.{flow}"
+            ]:
                 assert process.poll() is None, log.read_text()
                 assert time.monotonic() < deadline, log.read_text()
                 time.sleep(0.3)

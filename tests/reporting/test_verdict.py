@@ -11,6 +11,7 @@ from config.schema import Params
 from reporting.inputs import read_findings
 from reporting.key_figures import key_figure
 from reporting.verdict import Verdict, verdict
+from tasks.run.run import locked
 from tests.reporting.plausible_run import BEGIN, Clock, write_cached_run, write_pipeline_run
 
 
@@ -80,6 +81,55 @@ def test_a_run_that_failed_says_where_and_why(tmp_path: Path, params: Params) ->
     assert failed.tone == "open"
     assert "stage sft (failed: loss is nan)" in failed.sentence
     assert "36 s and cost $0.0010" in failed.sentence
+
+
+def test_a_run_at_work_is_not_told_as_ended_and_one_that_was_killed_not_as_at_work(
+    tmp_path: Path, params: Params
+) -> None:
+    clock = Clock(tmp_path, "a", BEGIN)
+    clock.pipeline("start")
+    clock.attempt("ppo", 1, "start")
+    clock.use("ppo", 1, "train", 1, 36.0)
+    with locked(tmp_path):
+        running = read_findings(tmp_path, params)
+        assert running.ledger.state == running.ledger.stages[-1].state == "running"
+        assert verdict(running).sentence.startswith(
+            "The run is at work in stage ppo: there is no evaluation yet."
+        )
+    killed = read_findings(tmp_path, params)
+    assert killed.ledger.state == "unfinished"
+    assert "ended in stage ppo" in verdict(killed).sentence
+
+
+def test_a_failed_stage_was_not_done_twice(tmp_path: Path, params: Params) -> None:
+    for run_id, number in (("a", 1), ("b", 2)):
+        clock = Clock(tmp_path, run_id, BEGIN + 100 * number)
+        clock.pipeline("start")
+        clock.attempt("data", number, "start")
+        clock.use("data", number, "read", 0, 36.0)
+        clock.attempt("data", number, "end", exit_code=2, message="no such file")
+        clock.pipeline("end", state="failed")
+    sentence = verdict(read_findings(tmp_path, params, "a")).sentence
+    assert "twice" not in sentence
+    assert "$0.0010 of it for work that was lost or done again" in sentence
+
+
+def test_ties_are_named(tmp_path: Path, params: Params) -> None:
+    write_pipeline_run(tmp_path)
+    some = judged(
+        tmp_path,
+        params,
+        win_rate_gold=0.5,
+        win_rate_gold_low=0.3,
+        win_rate_gold_high=0.7,
+        ties_gold=15,
+        prompts=16,
+    )
+    assert "15 ties of 16" in some.sentence
+    every = judged(tmp_path, params, ties_gold=16)
+    assert (every.tone, every.title) == ("open", "No clear effect")
+    assert "wins" not in every.sentence
+    assert "tie on each of the 16 prompts on the gold score" in every.sentence
 
 
 def test_the_bill_of_an_unchanged_run_is_what_it_saved(tmp_path: Path, params: Params) -> None:

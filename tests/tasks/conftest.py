@@ -38,6 +38,7 @@ def pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pool]:
     made = Pool(tmp_path)
     monkeypatch.setattr(client, "hand_over", made.hand_over)
     monkeypatch.setattr(client, "state_of", made.state_of)
+    monkeypatch.setattr(client, "withdraw", made.withdraw)
     monkeypatch.setattr(client, "STATE_EVERY_SECONDS", 0.5)
     yield made
     for container in made.containers:

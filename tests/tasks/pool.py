@@ -12,7 +12,7 @@ from types import SimpleNamespace
 from uuid import uuid4
 
 import psutil
-from prefect.states import Completed, Crashed, Running
+from prefect.states import Completed, Crashed, Pending, Running
 
 from config import jsonl
 from config.records import AttemptRow
@@ -34,8 +34,13 @@ class Pool:
     def __init__(self, folder: Path) -> None:
         self.containers: list[subprocess.Popen[bytes]] = []
         self._folder = folder
+        self.is_full = False
+        """No machine is free: what is handed over stays Pending."""
+        self.withdrawn: list[object] = []
 
     def hand_over(self, pool: str, request: str, name: str) -> SimpleNamespace:
+        if self.is_full:
+            return SimpleNamespace(id=uuid4())
         variables = {
             "RLHF_WORKSPACES": str(self._folder / "workspaces"),
             "RLHF_CACHE": str(self._folder / "cache"),
@@ -53,7 +58,12 @@ class Pool:
             )
         return SimpleNamespace(id=uuid4())
 
+    def withdraw(self, flow_run: object) -> None:
+        self.withdrawn.append(flow_run)
+
     def state_of(self, flow_run: object) -> object:
+        if self.is_full:
+            return Pending()
         match self.containers[-1].poll():
             case None:
                 return Running()

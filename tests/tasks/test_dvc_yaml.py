@@ -3,6 +3,7 @@ else.
 """
 
 import ast
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -69,7 +70,9 @@ def test_a_stage_depends_on_the_code_that_decides_its_numbers(stage: str) -> Non
 
 @pytest.mark.parametrize("stage", STAGES)
 def test_no_stage_depends_on_prices_or_tracking(stage: str) -> None:
-    sections = {name.split(".")[0] for name in PIPELINE["stages"][stage]["params"]}
+    sections = {
+        name.split(".")[0] for name in PIPELINE["stages"][stage]["params"] if isinstance(name, str)
+    }
     assert not sections & {"processes", "sharding", "prices", "tracking"}
     assert "seed" in sections
 
@@ -96,3 +99,17 @@ def test_the_default_remote_is_the_same_for_every_checkout_of_a_user() -> None:
     config = (ROOT / ".dvc" / "config").read_text()
     assert "url = ~/.cache/" in config
     assert "analytics = false" in config
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_stage_watches_the_params_that_dvc_records(stage: str) -> None:
+    assert list(import_module(f"training.{stage}").SECTIONS) == [
+        key for key in PIPELINE["stages"][stage]["params"] if isinstance(key, str)
+    ]
+
+
+def test_the_reward_model_depends_on_what_it_reads_of_the_datas_metrics() -> None:
+    assert {"metrics/data.json": list(import_module("training.reward").OF_DATA)} in PIPELINE[
+        "stages"
+    ]["reward"]["params"]
+    assert "metrics/data.json" not in PIPELINE["stages"]["reward"]["deps"]

@@ -22,7 +22,7 @@ from transformers import (
     TrainingArguments,
 )
 
-from config.errors import EnvironmentFault, ParamsError, StageStopped, TrainingDiverged
+from config.errors import EnvironmentFault, ParamsError, TrainingDiverged
 from config.sections.offline import Optimisation
 from config.sections.online import Rloo
 from training.distributed import collectives
@@ -341,7 +341,7 @@ def train(trainer: Trainer, stage: Stage) -> None:
     while not trained(trainer, stage, oom):
         halve_micro_batches(trainer, oom)
     if stage.stopping and trainer.state.global_step < trainer.state.max_steps:
-        raise StageStopped(stage.stopped_message())
+        raise stage.stopped()
 
 
 def trained(trainer: Trainer, stage: Stage, oom: OomBackoff) -> bool:

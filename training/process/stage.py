@@ -18,16 +18,25 @@ import torch
 import transformers
 
 from config import jsonl
+from config.differences import Watched, in_a_line, sections_of
 from config.errors import (
     EXIT_CRASHED,
     EXIT_DONE,
     DataError,
     EnvironmentFault,
+    ParamsError,
     RlhfError,
     StageStopped,
 )
 from config.load import load
-from config.records import LAUNCHER_VARIABLE, NO_RUN_ID, RUN_ID_VARIABLE, AttemptRow, MetricRow
+from config.records import (
+    LAUNCHER_VARIABLE,
+    NO_RUN_ID,
+    RUN_ID_VARIABLE,
+    AttemptRow,
+    MetricRow,
+    kept_folder,
+)
 from config.schema import Params
 from training.distributed import collectives
 from training.process import allocator, garbage_collection
@@ -71,6 +80,10 @@ class Stage:
         self._folder = root / "runs" / name
         self._sections = sections
         self._inputs = inputs(self.params) if callable(inputs) else inputs
+        kept = kept_folder(root, self.run_id) / "params.yaml"
+        self._params_file = Watched(
+            root / "params.yaml", load(kept) if kept.exists() else self.params, sections
+        )
         self.attempt = 1 + max(
             (row.attempt for row in jsonl.read(self._folder / "attempts.jsonl", AttemptRow).rows),
             default=0,
@@ -91,13 +104,10 @@ class Stage:
     def begin(self) -> None:
         """Announce the attempt, and find out which checkpoints are its own.
 
-        Raises DataError if an input is not there.
+        Raises DataError if an input is not there, ParamsError if the run it belongs to began with
+        other params.
         """
-        sections = {
-            key: value
-            for key, value in self.params.model_dump(mode="json").items()
-            if key in self._sections
-        }
+        sections = sections_of(self.params, self._sections)
         missing = next((item for item in self._inputs if not (self.root / item).exists()), None)
         if missing is None:
             self.fingerprint = fingerprint(
@@ -112,6 +122,7 @@ class Stage:
                 f"{missing} does not exist, {self.name} needs it. Run the stage that makes it: "
                 "rlhf run does all of them in order."
             )
+        self.check_params()
 
     def _base_model(self) -> list[str]:
         """The local model folder that params.yaml names: its content decides what is trained as
@@ -188,26 +199,56 @@ class Stage:
         self.mark("retry", message=message, lost_seconds=lost_seconds)
         logger.warning("%s; going on, %.1f s were lost", message, lost_seconds)
 
+    def check_params(self) -> None:
+        """Refuse to go on if params.yaml says otherwise than at the start: DVC would record what it
+        says now for what was made with the old values. Ask before outputs are put in place.
+
+        Raises ParamsError.
+        """
+        if found := self._params_file.differences():
+            raise ParamsError(
+                f"params.yaml changed while {self.name} was at work: {in_a_line(found)}. The "
+                "record would name values that did not make the "
+                f"result, so none is recorded, and checkpoints are kept up to step {self.step}. "
+                "Put the old value back and run again to go on, "
+                "or run again to begin with the new one."
+            )
+
+    def _params_changed(self) -> bool:
+        """While somebody writes params.yaml it may be unreadable: the next look tells."""
+        try:
+            return bool(self._params_file.differences())
+        except ParamsError:
+            return False
+
     def stop_if_requested(self) -> None:
-        """Leave with exit code 75 if SIGTERM or Ctrl-C came; for places where everything worth
+        """Leave if SIGTERM or Ctrl-C came or params.yaml changed; for places where everything worth
         keeping is saved.
         """
-        if self.stop_requested:
-            raise StageStopped(self.stopped_message())
+        if self.stop_requested or self._params_changed():
+            raise self.stopped()
 
     def agreed_to_stop(self) -> bool:
-        """Whether any process of the stage was asked to stop, or lost its parent; the same answer
-        in all, who must ask at the same point.
+        """Whether any process of the stage was asked to stop, lost its parent or found params.yaml
+        changed; the same answer in all, who must ask at the same point.
 
         Ask once a step, before deciding on a checkpoint: a request that comes later waits for the
         next step.
         """
         orphaned = self._launcher not in (0, os.getppid())
-        self.stopping = collectives.all_reduce_max(self.stop_requested or orphaned) > 0
+        self.stopping = (
+            collectives.all_reduce_max(self.stop_requested or orphaned or self._params_changed())
+            > 0
+        )
         return self.stopping
 
-    def stopped_message(self) -> str:
-        return (
+    def stopped(self) -> StageStopped:
+        """What to raise once everything is saved. Raises ParamsError instead if it is params.yaml
+        that the stage stops for.
+        """
+        if not self.stop_requested:
+            self.check_params()
+        return StageStopped(
             f"{self.name} was asked to stop: checkpointed after step {self.step}, run again to go "
             "on from there."
         )
@@ -253,6 +294,7 @@ def run_stage(
         torch.manual_seed(stage.params.seed)
         if not stage.is_finished():
             work(stage)
+        stage.check_params()
         code = EXIT_DONE
         collectives.leave()
     except RlhfError as error:

@@ -3,6 +3,7 @@ store is a folder.
 """
 
 import signal
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -49,6 +50,21 @@ def new_run(new_checkout: Callable[[], Path], tmp_path: Path) -> Callable[..., R
 
 def bring_up(run: Run, stage: str, stop: StopRequest | None = None) -> Outcome:
     return run_remote(run, stage, "gpus", stop or StopRequest(), lambda progress: None)
+
+
+def test_a_stop_is_heard_while_a_container_is_awaited(
+    new_run: Callable[..., Run], pool: Pool, tmp_path: Path
+) -> None:
+    pool.is_full = True
+    stop = StopRequest()
+    run = new_run()
+    asker = threading.Timer(3.0, lambda: stop.handle(signal.SIGINT, None))
+    asker.start()
+    with pytest.raises(StageStopped, match="before its container began"):
+        bring_up(run, "data", stop)
+    asker.join()
+    assert len(pool.withdrawn) == 1
+    assert not list((tmp_path / "store" / "exchange").rglob("*.json"))
 
 
 def test_a_stage_elsewhere_is_killed_goes_on_is_preempted_and_is_then_unchanged(

@@ -16,7 +16,8 @@ from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary
 from prefect.states import Pending
 
 from config.errors import EnvironmentFault
-from tasks.remote.pools import FLOW, PARAMETERS, hand_over, require_served, state_of
+from tasks.deployment.automations import end_silent_runs, zombie_automation
+from tasks.remote.pools import FLOW, PARAMETERS, hand_over, require_served, state_of, withdraw
 from tasks.servers.prefect_settings import api_key
 from tasks.servers.processes import HOST, prefect_plan, start, stop
 from tests.conftest import ROOT
@@ -133,6 +134,25 @@ def test_an_engine_that_is_not_there_is_why_the_check_ends(
     assert "Could not connect to Docker" in state.message
     flow_run = client.read_flow_run(made.id)
     assert flow_run.parameters == {"request": "/request"}
+
+
+def test_the_server_ends_silent_runs_once_it_was_told_and_no_second_time(
+    server: str, client: SyncPrefectClient
+) -> None:
+    for _ in range(2):
+        end_silent_runs(client)
+    assert [found.name for found in client.read_automations()] == [zombie_automation().name]
+
+
+def test_a_stage_that_no_worker_has_begun_is_withdrawn(
+    server: str, client: SyncPrefectClient
+) -> None:
+    client.create_work_pool(
+        WorkPoolCreate(name="idle", type="docker", base_job_template=template())
+    )
+    made = hand_over("idle", "/request", "data-1 of run-1")
+    withdraw(made.id)
+    assert state_of(made.id).is_cancelled()
 
 
 def test_a_run_whose_store_is_not_there_says_so_and_not_only_in_which_step_it_ended(

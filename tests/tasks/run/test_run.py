@@ -7,9 +7,17 @@ import pytest
 
 from config import jsonl
 from config.errors import EnvironmentFault
-from config.load import load
+from config.load import load, write
 from config.records import PipelineRow
-from tasks.run.run import Run, begin, end_left_open, keep_copies, locked, new_run_id
+from tasks.run.run import (
+    Run,
+    begin,
+    end_left_open,
+    keep_copies,
+    locked,
+    new_run_id,
+    put_params_back,
+)
 from tests.conftest import ROOT
 
 PARAMS = load(ROOT / "recipes" / "demo.yaml")
@@ -41,6 +49,30 @@ def test_a_run_begins_with_complete_params_and_a_row(tmp_path: Path) -> None:
     assert load(tmp_path / "params.yaml") == PARAMS == load(run.folder / "params.yaml")
     (row,) = jsonl.read(tmp_path / "runs" / "pipeline.jsonl", PipelineRow).rows
     assert (row.run_id, row.event, row.detail) == ("r1", "start", {"git.commit": "abc"})
+
+
+def test_what_a_run_that_failed_in_its_data_asked_for_does_not_stick(tmp_path: Path) -> None:
+    text = (ROOT / "recipes" / "demo.yaml").read_bytes()
+    (tmp_path / "params.yaml").write_bytes(text)
+    failed = begin(tmp_path, "r1", PARAMS.model_copy(update={"seed": 7}), {})
+    assert load(tmp_path / "params.yaml").seed == 7
+    assert [str(one) for one in put_params_back(failed, text)] == [f"seed {PARAMS.seed} -> 7"]
+    assert (tmp_path / "params.yaml").read_bytes() == text, "comments and all"
+
+
+def test_what_a_run_asked_for_stays_once_its_data_are_prepared_or_somebody_has_edited_the_file(
+    tmp_path: Path,
+) -> None:
+    text = (ROOT / "recipes" / "demo.yaml").read_bytes()
+    (tmp_path / "params.yaml").write_bytes(text)
+    passed = begin(tmp_path, "r1", PARAMS.model_copy(update={"seed": 7}), {})
+    passed.record("stage", stage="data", state="completed")
+    assert put_params_back(passed, text) == []
+    assert load(tmp_path / "params.yaml").seed == 7
+    edited = begin(tmp_path, "r2", PARAMS.model_copy(update={"seed": 8}), {})
+    write(PARAMS.model_copy(update={"seed": 9}), tmp_path / "params.yaml")
+    assert put_params_back(edited, text) == []
+    assert load(tmp_path / "params.yaml").seed == 9
 
 
 def test_runs_that_were_killed_get_an_end_and_others_no_second_one(tmp_path: Path) -> None:

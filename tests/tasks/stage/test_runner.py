@@ -1,3 +1,5 @@
+import json
+import os
 import shutil
 import signal
 import subprocess
@@ -5,25 +7,28 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 import yaml
 
 from config import jsonl
-from config.errors import EnvironmentFault, StageStopped, UserError
+from config.errors import EnvironmentFault, ParamsError, StageStopped, UserError
 from config.load import load
 from config.records import PipelineRow
 from reporting.row_digests import Change, data_version, read_row_digests, row_change
 from tasks.dvc.repro import REPRO
 from tasks.dvc.status import digests, environment, forget, is_unchanged, push
+from tasks.remote.client import run_here
 from tasks.run.run import Run, begin
 from tasks.run.stop import StopRequest
 from tasks.stage.outcome import Outcome, StageCrashed
-from tasks.stage.progress import Progress, attempts
+from tasks.stage.progress import Display, Progress, attempts
 from tasks.stage.runner import run_stage, stop_orphans
-from tests.conftest import own_remote
+from tests.conftest import ROOT, git, own_remote
 from tests.support.stage_project import make_project
 
 pytestmark = pytest.mark.integration
@@ -150,9 +155,140 @@ def test_the_rows_of_each_version_of_the_data_are_remembered(tmp_path: Path) -> 
     )
 
 
+def edit_epochs(project: Path, epochs: float) -> None:
+    content = yaml.safe_load((project / "params.yaml").read_text())
+    content["sft"]["epochs"] = epochs
+    (project / "params.yaml").write_text(yaml.safe_dump(content))
+
+
+def test_params_edited_between_two_stages_are_refused_also_where_a_stage_would_be_unchanged(
+    project: Path, new_run: NewRun
+) -> None:
+    bring_up(new_run())
+    before = load(project / "params.yaml").sft.epochs
+    run = new_run("sft.epochs=9.0")
+    edit_epochs(project, before)
+    assert is_unchanged(project, "sft")
+    with pytest.raises(ParamsError, match=f"sft.epochs 9.0 -> {before}"):
+        run_here(run, "sft", StopRequest(), lambda progress: None)
+    edit_epochs(project, 9.0)
+    assert run_here(run, "sft", StopRequest(), lambda progress: None) == Outcome(
+        cached=False, attempt=2
+    )
+
+
+@pytest.mark.parametrize(
+    "outs", [[{"sft.out": {"persist": True}}], ["sft.out"]], ids=["persist", "in the run cache"]
+)
+def test_params_edited_just_before_dvc_reads_them_are_not_recorded_for_what_others_made(
+    project: Path, new_run: NewRun, outs: list[Any]
+) -> None:
+    pipeline = yaml.safe_load((project / "dvc.yaml").read_text())
+    pipeline["stages"]["sft"]["cmd"] += " && cp edited.yaml params.yaml"
+    pipeline["stages"]["sft"]["outs"] = outs
+    (project / "dvc.yaml").write_text(yaml.safe_dump(pipeline))
+    run = new_run()
+    content = yaml.safe_load((project / "params.yaml").read_text())
+    content["sft"]["epochs"] = 9.0
+    (project / "edited.yaml").write_text(yaml.safe_dump(content))
+    with pytest.raises(ParamsError, match=r"-> 9\.0"):
+        bring_up(run)
+    assert "sft" not in (yaml.safe_load((project / "dvc.lock").read_text()) or {}).get("stages", {})
+    assert not is_unchanged(project, "sft")
+    assert bring_up(new_run("sft.epochs=9.0")) == Outcome(cached=False, attempt=2)
+
+
+def test_a_failed_experiment_of_dvc_beside_a_run_is_refused_by_the_next_stage(
+    project: Path, new_run: NewRun
+) -> None:
+    run = new_run()
+    bring_up(run)
+    git(project, "add", "--all")
+    git(project, "commit", "--quiet", "--message=start")
+    (project / "behaviour.txt").write_text("bad input")
+    command = [sys.executable, "-m", "dvc", "exp", "run", "--set-param", "reward.epochs=9.0"]
+    done = subprocess.run(
+        command,
+        cwd=project,
+        env=environment(RLHF_RUN_ID="experiment"),
+        check=False,
+        capture_output=True,
+    )
+    assert done.returncode
+    assert load(project / "params.yaml").reward.epochs == 9.0
+    with pytest.raises(ParamsError, match=r"reward\.epochs"):
+        run_here(run, "reward", StopRequest(), lambda progress: None)
+
+
+@pytest.mark.parametrize(
+    ("figures", "unchanged"), [({"rows_quarantined": 9}, True), ({"bayes_accuracy": 0.8}, False)]
+)
+def test_a_stage_that_reads_some_figures_of_another_is_redone_for_those_alone(
+    project: Path, new_run: NewRun, figures: dict[str, float], unchanged: bool
+) -> None:
+    read = next(
+        item
+        for item in yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"]["reward"]["params"]
+        if isinstance(item, dict)
+    )
+    pipeline = yaml.safe_load((project / "dvc.yaml").read_text())
+    pipeline["stages"]["sft"] |= {
+        "cmd": "cp metrics.in metrics/data.json && python stage.py sft",
+        "metrics": ["metrics/data.json"],
+    }
+    pipeline["stages"]["sft"]["deps"].append("metrics.in")
+    pipeline["stages"]["reward"]["params"].append(read)
+    (project / "dvc.yaml").write_text(yaml.safe_dump(pipeline))
+    before = {
+        "rows_quarantined": 1,
+        "bayes_accuracy": None,
+        "baseline_longer_wins": 0.5,
+        "baseline_bow": 0.6,
+    }
+    (project / "metrics").mkdir()
+    for content in (before, before | figures):
+        (project / "metrics.in").write_text(json.dumps(content))
+        run = new_run()
+        assert not bring_up(run).cached
+        made = bring_up(run, "reward")
+    assert made.cached == unchanged
+
+
 def test_a_price_changes_nothing(project: Path, new_run: NewRun) -> None:
     bring_up(new_run())
     assert bring_up(new_run("prices.usd_per_device_hour=3.0")).cached
+
+
+def test_a_progress_line_that_nobody_reads_any_more_ends_no_stage(
+    project: Path, new_run: NewRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w", buffering=1) as broken:
+        monkeypatch.setattr(sys, "stderr", broken)
+        display = Display()
+        display.LINE_EVERY_SECONDS = 0.0
+        assert run_stage(new_run(), "sft", StopRequest(), display.show) == Outcome(
+            cached=False, attempt=1
+        )
+        monkeypatch.undo()
+        with suppress(BrokenPipeError):
+            broken.close()
+
+
+def test_an_error_beside_a_stage_lets_it_checkpoint(project: Path, new_run: NewRun) -> None:
+    (project / "behaviour.txt").write_text("slow")
+
+    def observe(progress: Progress) -> None:
+        if progress.step >= 2:
+            raise ZeroDivisionError("of the test")
+
+    with pytest.raises(ZeroDivisionError):
+        run_stage(new_run(), "sft", StopRequest(), observe)
+    assert [(row.event, row.exit_code) for row in attempts(project, "sft")] == [
+        ("start", None),
+        ("end", 75),
+    ]
 
 
 def test_bad_input_is_the_stages_own_line(project: Path, new_run: NewRun) -> None:

@@ -11,10 +11,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
 from config import jsonl
-from config.errors import StageStopped
-from config.records import RUN_ID_VARIABLE, UsageRow
+from config.errors import ParamsError, StageStopped
+from config.records import RUN_ID_VARIABLE, STAGES, UsageRow
 from tests.training.processes import attempts, finish, metric_rows, metrics, start
 from tests.training.tiny import files, on_a_small_disk, open_stage, run_main
 from training.process.stage import Stage, run_stage
@@ -249,6 +250,84 @@ def test_ctrl_c_is_a_resumable_stop(project: Project, finished: Path) -> None:
     finish(root, "evaluate")
     assert metrics(root, "evaluate")["prompts"] == 33
     assert [row.exit_code for row in attempts(root, "evaluate") if row.event == "end"] == [75, 0]
+
+
+# ---------------------------------------------------------------- params.yaml is edited meanwhile
+
+
+def edit(root: Path, old: str, new: str) -> None:
+    text = (root / "params.yaml").read_text()
+    assert old in text
+    (root / "params.yaml").write_text(text.replace(old, new))
+
+
+@pytest.mark.integration
+def test_params_edited_meanwhile_stop_the_stage_and_it_goes_on_once_they_are_back(
+    project: Project, finished: Path
+) -> None:
+    root = project("ppo")
+    process = start(root, "ppo")
+    try:
+        while not metric_rows(root, "ppo"):
+            assert process.poll() is None, process.communicate()[1]
+        edit(root, "cliprange: 0.2", "cliprange: 0.3")
+        error = process.communicate(timeout=60)[1]
+    finally:
+        process.kill()
+        process.wait()
+    assert process.returncode == 2
+    assert "ppo.cliprange 0.2 -> 0.3" in error
+    assert not (root / "models/ppo").exists()
+    edit(root, "cliprange: 0.3", "cliprange: 0.2")
+    finish(root, "ppo")
+    assert files(root / "models/ppo") == files(finished / "models/ppo")
+    assert [row.event for row in attempts(root, "ppo")] == [
+        "start",
+        "end",
+        "start",
+        "resume",
+        "end",
+    ]
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("content", [None, "seed: ["], ids=["another seed", "unreadable"])
+def test_no_output_is_put_in_place_once_params_are_others(
+    project: Project, stage: str, content: str | None
+) -> None:
+    root = project(stage)
+    before = files(root / "models") | files(root / "data/tokenizer")
+    begun, run = open_stage(root, stage)
+    if content is None:
+        edit(root, f"seed: {begun.params.seed}", f"seed: {begun.params.seed + 1}")
+    else:
+        (root / "params.yaml").write_text(content)
+    with torch.set_grad_enabled(stage != "evaluate"), pytest.raises(ParamsError):
+        run(begun)
+    assert not (root / f"metrics/{stage}.json").exists()
+    assert files(root / "models") | files(root / "data/tokenizer") == before
+
+
+def test_other_sections_may_be_edited_meanwhile(project: Project) -> None:
+    root = project("ppo")
+    stage, _ = open_stage(root, "ppo")
+    edit(root, "usd_per_device_hour: 0.1", "usd_per_device_hour: 0.2")
+    stage.check_params()
+
+
+def test_a_stage_refuses_params_that_its_run_did_not_begin_with(
+    project: Project, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = project("ppo")
+    kept = root / "runs/pipeline/run-1/params.yaml"
+    kept.parent.mkdir(parents=True)
+    kept.write_text((root / "params.yaml").read_text())
+    monkeypatch.setenv(RUN_ID_VARIABLE, "run-1")
+    edit(root, "cliprange: 0.2", "cliprange: 0.3")
+    assert run_main(root, "ppo") == 2
+    assert "ppo.cliprange 0.2 -> 0.3" in said(capsys, "ppo")
+    assert not (root / "models/ppo").exists()
 
 
 def test_a_stage_needs_no_orchestrator(finished: Path) -> None:

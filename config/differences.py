@@ -1,0 +1,84 @@
+"""What differs between two params, and whether params.yaml still says what somebody began with.
+
+DVC reads params.yaml again when a stage's process has ended, and records what it then says as what
+the outputs were made with.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from config.load import load
+from config.schema import Params
+
+ABSENT = "absent"
+MOST_NAMED = 4
+
+
+class Difference(NamedTuple):
+    key: str
+    """Dotted, as in data.source.path."""
+    before: Any
+    after: Any
+
+    def __str__(self) -> str:
+        return f"{self.key} {self.before} -> {self.after}"
+
+
+def flat(content: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Dotted keys and values of nested sections."""
+    for key, value in content.items():
+        if isinstance(value, Mapping) and value:
+            yield from flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Difference]:
+    """Keys whose values are not the same in both, in the order of the files."""
+    old, new = dict(flat(before)), dict(flat(after))
+    found = (Difference(key, old.get(key, ABSENT), new.get(key, ABSENT)) for key in {**old, **new})
+    return [one for one in found if one.before != one.after]
+
+
+def in_a_line(found: Sequence[Difference], most: int = MOST_NAMED) -> str:
+    """`seed 1 -> 2, sft.epochs 2.0 -> 3.0 and 5 more`."""
+    more = f" and {len(found) - most} more" if len(found) > most else ""
+    return ", ".join(str(one) for one in found[:most]) + more
+
+
+def sections_of(params: Params, sections: Sequence[str]) -> dict[str, Any]:
+    """The named sections, or dotted keys of them, as they stand in the file."""
+    content = params.model_dump(mode="json")
+    return {key: value_at(content, key) for key in sections}
+
+
+def value_at(content: Mapping[str, Any], dotted: str) -> Any:
+    """The value of a key such as `data.source.kind`."""
+    node: Any = content
+    for key in dotted.split("."):
+        node = node.get(key) if isinstance(node, Mapping) else None
+    return node
+
+
+class Watched:
+    """A params.yaml that is to say of `sections` what `began` says, as long as somebody works with
+    that.
+    """
+
+    def __init__(self, path: Path, began: Params, sections: Sequence[str]) -> None:
+        self._path, self._sections = path, sections
+        self._began = sections_of(began, sections)
+        self._seen: tuple[int, int, int] | None = None
+        self._found: list[Difference] = []
+
+    def differences(self) -> list[Difference]:
+        """What the file says otherwise now; it is read only if it was written since. Raises
+        ParamsError if it can not be read.
+        """
+        status = self._path.stat() if self._path.exists() else None
+        seen = (status.st_mtime_ns, status.st_size, status.st_ino) if status else None
+        if seen is None or seen != self._seen:
+            self._found = differences(self._began, sections_of(load(self._path), self._sections))
+            self._seen = seen
+        return self._found

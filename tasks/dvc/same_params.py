@@ -1,0 +1,70 @@
+"""Whether params.yaml, and what DVC recorded of it, are what the run began with: nobody may edit
+the file under a run.
+"""
+
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from config.differences import differences, in_a_line, sections_of
+from config.errors import ParamsError
+from config.load import load
+from tasks.dvc.status import forget, repo_about, yaml_of
+from tasks.run.run import Run
+
+
+def require_same_params(run: Run, stage: str) -> None:
+    """Before `stage` starts or is found unchanged. Raises ParamsError if params.yaml says otherwise
+    than the run's own copy.
+    """
+    keys = _keys(run, stage)
+    found = differences(
+        sections_of(run.params, keys), sections_of(load(run.root / "params.yaml"), keys)
+    )
+    if found:
+        raise ParamsError(
+            f"params.yaml changed since the run {run.run_id} began: {in_a_line(found)}, which "
+            f"{stage} reads. "
+            "Put the old value back and run again to go on, or run again to begin with the new one."
+        )
+
+
+def require_recorded_params(run: Run, stage: str) -> None:
+    """After DVC has recorded `stage`: it reads params.yaml once more when the process has ended.
+    What it recorded of others is forgotten.
+
+    Raises ParamsError.
+    """
+    entry = yaml_of(run.root / "dvc.lock").get("stages", {}).get(stage, {})
+    recorded = entry.get("params", {}).get("params.yaml", {})
+    found = differences(sections_of(run.params, _keys(run, stage)), recorded)
+    if found:
+        forget(run.root, stage)
+        _forget_in_run_cache(run.root, stage, entry)
+        raise ParamsError(
+            f"params.yaml changed in the moment in which DVC recorded {stage}: {in_a_line(found)}. "
+            "The record is removed. "
+            "Put the old value back and run again: what was made is found done."
+        )
+
+
+def _forget_in_run_cache(root: Path, stage: str, entry: dict[str, Any]) -> None:
+    """DVC would else bring the outputs back for these params, should they ever be asked for."""
+    with repo_about(root, stage) as repo:
+        folder = Path(repo.stage_cache.cache_dir)
+    for file in folder.glob("*/*/*"):
+        content = yaml_of(file)
+        if all(content.get(key) == entry.get(key) for key in ("cmd", "params")):
+            file.unlink()
+            with suppress(OSError):  # others are in it; an empty folder makes DVC stumble
+                file.parent.rmdir()
+
+
+def _keys(run: Run, stage: str) -> Sequence[str]:
+    """What dvc.yaml has the stage read of params.yaml."""
+    return [
+        key
+        for key in yaml_of(run.root / "dvc.yaml")["stages"][stage].get("params", [])
+        if isinstance(key, str)
+    ]

@@ -1,0 +1,153 @@
+"""What runs left behind and nobody needs any more: workspaces of runs and stages, and checkpoints,
+by age and size.
+
+Never the champion's, and never what a run holds that is at work. A run's rows, reports and kept
+copies stay; DVC's cache is `dvc gc`'s.
+"""
+
+import os
+import shutil
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import psutil
+
+from config import jsonl
+from config.at_work import APPROVAL_PATIENCE_SECONDS, RUN_LOCK, is_held
+from config.champions import read_record
+from config.errors import EnvironmentFault
+from config.records import STAGES, PipelineRow
+from tasks.run.locks import lock_file
+from tasks.stage.progress import attempts
+
+RUN_AT_WORK, CHAMPIONS_OWN, MAY_WAIT = (
+    "a run is at work in it",
+    "it is the champion's",
+    "its run may wait for approval",
+)
+
+
+@dataclass(frozen=True)
+class Leftover:
+    """A workspace, or the checkpoints of one attempt of a stage."""
+
+    kind: str
+    """workspace or checkpoints."""
+    path: Path
+    workspace: Path
+    """Whose lock a run at work holds."""
+    size_bytes: int
+    age_seconds: float
+    """Since anything in it was written."""
+    kept_because: str
+    """Empty if it may go."""
+    goes: bool = False
+
+
+def leftovers(root: Path, workspaces: Path, now: float | None = None) -> list[Leftover]:
+    """All there are: below the folder of the workspaces, and the checkpoints of the project at
+    `root`. Nothing is changed.
+    """
+    now = time.time() if now is None else now
+    champions = {entry.run_id for entry in read_record(root).lineage}
+    folders = [path for path in _folders(workspaces) if path.resolve() != root.resolve()]
+    found = [
+        _leftover("workspace", path, path, now, _why_workspace_stays(path, champions, now))
+        for path in folders
+    ]
+    for stage in STAGES:
+        in_use = _fingerprints_in_use(root, stage, champions)
+        for path in _folders(root / "checkpoints" / stage):
+            why = RUN_AT_WORK if is_held(root / RUN_LOCK) else in_use.get(path.name, "")
+            found.append(_leftover("checkpoints", path, root, now, why))
+    return found
+
+
+def chosen(
+    found: Sequence[Leftover], older_than_seconds: float, max_bytes: int | None
+) -> list[Leftover]:
+    """`found`, with what goes: all above the age, then the oldest until `max_bytes` suffice for
+    what is left; oldest first.
+    """
+    oldest_first = sorted(found, key=lambda one: -one.age_seconds)
+    left, judged = sum(one.size_bytes for one in found), []
+    for one in oldest_first:
+        goes = not one.kept_because and (
+            one.age_seconds > older_than_seconds or (max_bytes is not None and left > max_bytes)
+        )
+        left -= one.size_bytes if goes else 0
+        judged.append(replace(one, goes=goes))
+    return judged
+
+
+def remove(one: Leftover) -> bool:
+    """Remove it while holding its workspace's lock; False if a run has begun there since. Raises
+    EnvironmentFault.
+    """
+    with lock_file(one.workspace / RUN_LOCK) as holder:
+        if holder is not None:
+            return False
+        try:
+            shutil.rmtree(one.path)
+        except OSError as error:
+            raise EnvironmentFault(
+                f"{one.path} can not be removed ({error.strerror}). Remove it as the user who made "
+                "it, or make it writable."
+            ) from None
+    return True
+
+
+def _folders(parent: Path) -> list[Path]:
+    """Folders directly in it; a link leads elsewhere and is nobody's leftover."""
+    return (
+        sorted(path for path in parent.iterdir() if path.is_dir() and not path.is_symlink())
+        if parent.is_dir()
+        else []
+    )
+
+
+def _why_workspace_stays(folder: Path, champions: set[str], now: float) -> str:
+    if is_held(folder / RUN_LOCK):
+        return RUN_AT_WORK
+    rows: list[PipelineRow] = jsonl.read(folder / "runs" / "pipeline.jsonl", PipelineRow).rows
+    if read_record(folder).lineage or champions & {row.run_id for row in rows}:
+        return CHAMPIONS_OWN
+    if not rows and now - folder.stat().st_mtime < APPROVAL_PATIENCE_SECONDS:
+        return MAY_WAIT
+    return ""
+
+
+def _fingerprints_in_use(root: Path, stage: str, champions: set[str]) -> dict[str, str]:
+    """Fingerprint -> why its checkpoints stay."""
+    rows = attempts(root, stage)
+    used = {row.fingerprint: CHAMPIONS_OWN for row in rows if row.run_id in champions}
+    if rows and rows[-1].event != "end" and psutil.pid_exists(rows[-1].pid):
+        used[rows[-1].fingerprint] = f"{stage} is at work (process {rows[-1].pid})"
+    return used
+
+
+def _leftover(kind: str, path: Path, workspace: Path, now: float, kept_because: str) -> Leftover:
+    statuses = list(_statuses(path))
+    newest = max((status.st_mtime for status in statuses), default=now)
+    return Leftover(
+        kind,
+        path,
+        workspace,
+        sum(status.st_size for status in statuses),
+        max(0.0, now - newest),
+        kept_because,
+    )
+
+
+def _statuses(folder: Path) -> Iterator[os.stat_result]:
+    """Of the folder and every file below; what goes meanwhile is left out."""
+    yield folder.stat()
+    for path in folder.rglob("*"):
+        try:
+            status = path.lstat()
+        except OSError:
+            continue
+        if not path.is_dir() or path.is_symlink():
+            yield status

@@ -1,0 +1,45 @@
+"""How params.yaml differs from the recipe it came from: said at each start, since a `--set` stays
+in the file.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from config.differences import Difference, differences, in_a_line
+from config.load import read
+from config.schema import Params
+
+MOST_NAMED = 8
+
+
+def differs_from_recipe(root: Path, params: Params, recipe: Path | None) -> str | None:
+    """`params.yaml: seed 1 -> 2`, with the recipe's value first; None if nothing differs or there
+    is no recipe.
+
+    Without `recipe` it is the one of recipes/ with the fewest differences.
+    """
+    wanted = params.model_dump(mode="json")
+    files = [recipe] if recipe is not None else sorted((root / "recipes").glob("*.yaml"))
+    found: list[tuple[int, str, list[Difference]]] = []
+    for file in files:
+        against = differences(read(file) if recipe is not None else _quickly(file), wanted)
+        found.append(
+            (
+                len(against),
+                str(file.relative_to(root) if file.is_relative_to(root) else file),
+                against,
+            )
+        )
+    if not found or min(found)[0] == 0:
+        return None
+    _, name, against = min(found)
+    return f"params.yaml: {in_a_line(against, MOST_NAMED)} (recipe: {name})"
+
+
+def _quickly(file: Path) -> dict[str, Any]:
+    """With libyaml where it is there: all recipes in a tenth of a second."""
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    content = yaml.load(file.read_text(encoding="utf-8"), Loader=loader)
+    return content if isinstance(content, dict) else {}

@@ -1,0 +1,168 @@
+import json
+import os
+import time
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from cli.main import app
+from config import jsonl
+from config.champions import Champion, ChampionRecord, Event, write_record
+from config.records import AttemptRow, PipelineRow
+from tasks.pipeline.clean import (
+    CHAMPIONS_OWN,
+    MAY_WAIT,
+    RUN_AT_WORK,
+    Leftover,
+    chosen,
+    leftovers,
+    remove,
+)
+from tasks.run.run import locked
+
+DAY = 24 * 3600.0
+NOW = time.time()
+
+
+def workspace(folder: Path, name: str, days: float, run_id: str = "", size: int = 1000) -> Path:
+    """A workspace last written `days` ago; with a run if it has an id."""
+    root = folder / name
+    (root / "models").mkdir(parents=True)
+    (root / "models" / "weights").write_bytes(b"x" * size)
+    if run_id:
+        jsonl.append(
+            root / "runs" / "pipeline.jsonl", PipelineRow(time=NOW, run_id=run_id, event="start")
+        )
+    aged(root, days)
+    return root
+
+
+def checkpoint(root: Path, stage: str, fingerprint: str, days: float) -> Path:
+    folder = root / "checkpoints" / stage / fingerprint
+    (folder / "step-00000001").mkdir(parents=True)
+    (folder / "step-00000001" / "state").write_bytes(b"x" * 1000)
+    aged(folder, days)
+    return folder
+
+
+def aged(folder: Path, days: float) -> None:
+    for path in [folder, *folder.rglob("*")]:
+        os.utime(path, (NOW - days * DAY, NOW - days * DAY))
+
+
+def champion(root: Path, run_id: str) -> None:
+    entry = Champion(run_id=run_id, method="ppo", model_digest="m", data_version="d", data_key="k")
+    event = Event(time=1.0, event="promoted", champion=run_id, before=None, by="test", why="test")
+    write_record(root, ChampionRecord(lineage=(entry,), events=(event,)))
+
+
+def attempt(root: Path, stage: str, fingerprint: str, run_id: str, event: str, pid: int) -> None:
+    row = {
+        "time": NOW,
+        "run_id": run_id,
+        "attempt": 1,
+        "event": event,
+        "fingerprint": fingerprint,
+        "pid": pid,
+        "step": 1,
+    }
+    jsonl.append(root / "runs" / stage / "attempts.jsonl", AttemptRow.model_validate(row))
+
+
+def names(found: list[Leftover]) -> dict[str, str]:
+    return {one.path.name: one.kept_because for one in found}
+
+
+def test_what_is_old_goes_and_what_is_young_stays(tmp_path: Path) -> None:
+    root, folder = tmp_path / "project", tmp_path / "workspaces"
+    old, young = workspace(folder, "old", 20, "r1"), workspace(folder, "young", 2, "r2")
+    gone, fresh = checkpoint(root, "sft", "aaaa", 20), checkpoint(root, "ppo", "bbbb", 2)
+    judged = chosen(leftovers(root, folder), 14 * DAY, None)
+    assert {one.path for one in judged if one.goes} == {gone, old}
+    assert all(remove(one) for one in judged if one.goes)
+    assert [path.exists() for path in (old, gone, young, fresh)] == [False, False, True, True]
+
+
+def test_above_the_size_the_oldest_go_first(tmp_path: Path) -> None:
+    folder = tmp_path / "workspaces"
+    for name, days in (("a", 3), ("b", 2), ("c", 1)):
+        workspace(folder, name, days, f"r-{name}", size=1_000_000)
+    judged = chosen(leftovers(tmp_path, folder), 14 * DAY, 2_500_000)
+    assert [(one.path.name, one.goes) for one in judged] == [
+        ("a", True),
+        ("b", False),
+        ("c", False),
+    ]
+
+
+def test_what_a_run_at_work_or_the_champion_has_never_goes(tmp_path: Path) -> None:
+    root, folder = tmp_path / "project", tmp_path / "workspaces"
+    root.mkdir()
+    champion(root, "best")
+    running, best, _ = (
+        workspace(folder, name, 99, run)
+        for name, run in (("running", "r1"), ("best", "best"), ("other", "r2"))
+    )
+    own = workspace(folder, "own", 99, "r3")
+    champion(own, "r3")
+    workspace(folder, "paused", 6)
+    for fingerprint in ("alive", "dead", "best"):
+        checkpoint(root, "sft", fingerprint, 99)
+    attempt(root, "sft", "best", "best", "end", 1)
+    attempt(root, "sft", "alive", "manual", "start", os.getpid())
+    aged(own, 99)
+    with locked(running):
+        found = leftovers(root, folder)
+        assert names(found) == {
+            "best": CHAMPIONS_OWN,
+            "other": "",
+            "own": CHAMPIONS_OWN,
+            "paused": MAY_WAIT,
+            "running": RUN_AT_WORK,
+            "alive": f"sft is at work (process {os.getpid()})",
+            "dead": "",
+        }
+        assert {one.path.name for one in chosen(found, 0.0, 0) if one.goes} == {"other", "dead"}
+    with locked(root):
+        assert {one.kept_because for one in leftovers(root, tmp_path / "nowhere")} == {RUN_AT_WORK}
+    assert best.exists()
+
+
+def test_a_run_that_began_since_keeps_its_workspace(tmp_path: Path) -> None:
+    found = workspace(tmp_path / "workspaces", "a", 99, "r1")
+    (one,) = chosen(leftovers(tmp_path, tmp_path / "workspaces"), 0.0, None)
+    with locked(found):
+        assert not remove(one)
+    assert (found / "models" / "weights").exists()
+
+
+def test_the_command_shows_first_and_removes_when_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root, folder = tmp_path / "project", tmp_path / "workspaces"
+    workspace(folder, "old", 20, "r1")
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (folder / "link").symlink_to(elsewhere)
+    root.mkdir()
+    (root / "dvc.yaml").write_text("stages: {}\n")
+    monkeypatch.chdir(root)
+    monkeypatch.setenv("RLHF_WORKSPACES", str(folder))
+
+    def rlhf(*options: str) -> dict:
+        said = CliRunner().invoke(app, ["clean", "--json", *options], catch_exceptions=False)
+        return dict(json.loads(said.stdout))
+
+    shown = rlhf()
+    assert (
+        shown["dry_run"],
+        shown["removed_bytes"],
+        [item["goes"] for item in shown["items"]],
+    ) == (True, 0, [True])
+    assert (folder / "old").exists()
+    done = rlhf("--yes")
+    assert done["removed_bytes"] == shown["going_bytes"] > 1000
+    assert not (folder / "old").exists()
+    assert elsewhere.exists()
+    assert rlhf("--older-than", "0")["items"] == []
