@@ -20,6 +20,8 @@ from tasks.champions.files import check_champion
 from tasks.champions.registry import KEPT, promote, require_champion, rollback
 from tasks.dvc.data_key import key_now
 from tasks.run.run import begin, keep_copies
+from tasks.stage.outcome import Outcome
+from tasks.stage.runner import record
 from tests.conftest import ROOT, git
 
 STAGES = {
@@ -66,6 +68,8 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (root / "in.txt").write_text(f"{number} ")
         run = begin(root, f"run-{number}", params, {})
         dvc(root, "repro")
+        for stage in STAGES:
+            record(run, stage, Outcome(cached=False, attempt=None))
         run.record("end", state="completed")
         keep_copies(run)
     return root
