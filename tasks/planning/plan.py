@@ -65,7 +65,7 @@ def prepare(root: Path, params: Params) -> Prepared:
     Raises ParamsError if a stage is placed where a file that it reads is not.
     """
     rows = jsonl.read(root / "runs" / "pipeline.jsonl", PipelineRow).rows
-    before = predecessor(rows, params, _kept_params(root, rows))
+    before = predecessor(rows, params, lambda run_id: _kept_params(root, run_id))
     so_far = spent_by_stage(root, params, chain(rows, before))
     try:
         aim = target(params, None, 1, None, root)
@@ -121,13 +121,12 @@ def _whole_plan(params: Params, aim: Target) -> Plan:
     )
 
 
-def _kept_params(root: Path, rows: list[PipelineRow]) -> dict[str, Params]:
-    """The params of the newest run, if it kept them and they are of today's schema."""
-    newest = rows[-1].run_id if rows else ""
+def _kept_params(root: Path, run_id: str) -> Params | None:
+    """The params of a run, if it kept them and they are of today's schema."""
     try:
-        return {newest: kept_params(root, newest)} if newest else {}
+        return kept_params(root, run_id)
     except ParamsError:
-        return {}
+        return None
 
 
 def spent_by_stage(root: Path, params: Params, run_ids: list[str]) -> dict[str, Cost]:

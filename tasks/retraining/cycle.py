@@ -87,9 +87,12 @@ class Cycle:
         """Run `python -m training.<name>`, and put what it cost down. Raises UserError with the
         process's own line.
         """
-        usd = run_helper(self.root, self.params, name, arguments, self.folder / "log.txt")
-        self.usd += usd
-        self.record("cost", usd=usd, detail={"process": name})
+
+        def charge(usd: float) -> None:
+            self.usd += usd
+            self.record("cost", usd=usd, detail={"process": name})
+
+        run_helper(self.root, self.params, name, arguments, self.folder / "log.txt", charge)
 
     def end(self, outcome: str, said: str, state: State[Any] | None = None) -> None:
         """Say how it ended: in a line, as a row, and as an artifact of the Prefect UI."""
