@@ -128,7 +128,7 @@ def _in_containers(
     if fault:
         raise EnvironmentFault(f"{stage} is placed on {pool} and can not get its inputs: {fault}")
     for _ in range(PREEMPTIONS):
-        BudgetWatch(run, stage).refuse_without_room()
+        BudgetWatch(run, stage, local=False).refuse_without_room()
         placed = RemoteStage(run, stage, pool)
         reply = placed.follow(stop, observe)
         if reply.kind != "stopped" or stop.made or placed.budget.reached is not None:
@@ -192,7 +192,7 @@ class RemoteStage:
         leaves without a reply is a crash.
         """
         assert self._stage is not None
-        self.budget = BudgetWatch(self.run, self._stage)
+        self.budget = BudgetWatch(self.run, self._stage, local=False)
         watch = Watch(self.run.root, self.run.params, self._stage)
         began = time.monotonic()
         try:
