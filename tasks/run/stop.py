@@ -1,5 +1,6 @@
-"""Ctrl-C, SIGTERM and a cancelled flow are one thing: a request to stop, which the stage at work
-answers with a checkpoint.
+"""Ctrl-C, SIGTERM, a lost terminal and a cancelled flow are one thing: a request to stop.
+
+The stage at work answers it with a checkpoint.
 """
 
 import signal
@@ -7,6 +8,8 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class StopRequest:
@@ -25,21 +28,27 @@ class StopRequest:
         return self.requests > 1
 
     def handle(self, signum: int, frame: FrameType | None) -> None:
-        self.requests += 1
+        if (
+            signum == signal.SIGHUP
+        ):  # a terminal that goes away says so more than once, and insists on nothing
+            self.requests = max(1, self.requests)
+        else:
+            self.requests += 1
 
 
 @contextmanager
 def on_signals() -> Iterator[StopRequest]:
-    """A request that SIGINT and SIGTERM make while the block runs. In a thread other than the main
-    one no signal arrives.
+    """A request that SIGINT, SIGTERM and SIGHUP make while the block runs; what nohup ignores stays
+    ignored.
+
+    In a thread other than the main one no signal arrives.
     """
     request = StopRequest()
     if threading.current_thread() is not threading.main_thread():
         yield request
         return
-    before = {
-        number: signal.signal(number, request.handle) for number in (signal.SIGINT, signal.SIGTERM)
-    }
+    caught = [number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, request.handle) for number in caught}
     try:
         yield request
     finally:

@@ -6,6 +6,7 @@ import math
 import sys
 import time
 from collections import deque
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -227,5 +228,6 @@ class Display:
 
     @staticmethod
     def _write(text: str) -> None:
-        sys.stderr.write(text)
-        sys.stderr.flush()
+        with suppress(OSError):  # the terminal is gone: that nobody reads is no reason to end
+            sys.stderr.write(text)
+            sys.stderr.flush()

@@ -1,4 +1,7 @@
+import os
+import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -10,7 +13,7 @@ from config.load import load
 from config.records import AttemptRow, MetricRow, UsageRow
 from tasks.run.run import Run
 from tasks.stage.budget_watcher import BudgetWatch
-from tasks.stage.progress import Watch, eta_seconds, planned_steps
+from tasks.stage.progress import Display, Watch, eta_seconds, planned_steps
 from tests.conftest import ROOT
 
 PARAMS = load(
@@ -133,3 +136,16 @@ def test_what_waits_in_a_queue_costs_nothing_and_clocks_are_not_compared(tmp_pat
     jsonl.append(folder / "usage.jsonl", usage)
     assert watch.look().seconds >= 40.0, "loading before its first word is paid for"
     assert budget.has_to_stop(watch)
+
+
+def test_a_terminal_that_is_gone_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    reader, writer = os.openpty()
+    with os.fdopen(writer, "w") as terminal:
+        monkeypatch.setattr(sys, "stderr", terminal)
+        display = Display()
+        display.say("at work")
+        os.close(reader)
+        display.say("nobody reads this")
+        monkeypatch.undo()
+        with suppress(OSError):
+            terminal.close()

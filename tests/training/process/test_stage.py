@@ -6,16 +6,18 @@ import contextlib
 import json
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pytest
 
 from config import jsonl
 from config.errors import StageStopped
-from config.records import RUN_ID_VARIABLE, UsageRow
-from tests.training.processes import attempts, finish, metric_rows, metrics, start
+from config.records import PIPELINE_VARIABLE, RUN_ID_VARIABLE, UsageRow
+from tests.training.processes import attempts, finish, metric_rows, metrics, signalled, start
 from tests.training.tiny import files, on_a_small_disk, open_stage, run_main
 from training.process.stage import Stage, run_stage
 
@@ -249,6 +251,32 @@ def test_ctrl_c_is_a_resumable_stop(project: Project, finished: Path) -> None:
     finish(root, "evaluate")
     assert metrics(root, "evaluate")["prompts"] == 33
     assert [row.exit_code for row in attempts(root, "evaluate") if row.event == "end"] == [75, 0]
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("processes", [None, 2])
+def test_a_stage_whose_pipeline_was_killed_checkpoints_and_ends(
+    project: Project, monkeypatch: pytest.MonkeyPatch, processes: int | None
+) -> None:
+    """Nobody watches its budget any more."""
+    root = project("ppo", ppo={"updates": 500, "checkpoint_every_updates": 1000})
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]) as pipeline:
+        try:
+            created = psutil.Process(pipeline.pid).create_time()
+            monkeypatch.setenv(PIPELINE_VARIABLE, f"{pipeline.pid}:{created}")
+            code = signalled(root, "ppo", 2, signal.SIGKILL, processes, pick=lambda _: pipeline.pid)
+        finally:
+            pipeline.kill()
+    assert code == 75
+    end = attempts(root, "ppo")[-1]
+    assert (end.event, end.exit_code) == ("end", 75)
+    assert end.step < 500
+
+
+@pytest.mark.integration
+def test_a_stage_whose_terminal_is_lost_checkpoints_and_ends(project: Project) -> None:
+    root = project("ppo", ppo={"updates": 500, "checkpoint_every_updates": 1000})
+    assert signalled(root, "ppo", 2, signal.SIGHUP) == 75
 
 
 def test_a_stage_needs_no_orchestrator(finished: Path) -> None:
