@@ -6,6 +6,8 @@ run and the unfinished runs that it goes on from. Limits on hours are on the wal
 stages.
 """
 
+import hashlib
+import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -97,6 +99,18 @@ def same_results(first: Params, second: Params) -> bool:
     return first.model_dump(exclude=set(FREE_SECTIONS)) == second.model_dump(
         exclude=set(FREE_SECTIONS)
     )
+
+
+def results_key(params: Params) -> str:
+    """Digest of all that results depend on: equal for params that `same_results` finds equal."""
+    text = json.dumps(params.model_dump(mode="json", exclude=set(FREE_SECTIONS)), sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def added(first: Mapping[str, Cost], second: Mapping[str, Cost]) -> dict[str, Cost]:
+    """Stage -> the sum of two costs."""
+    stages = dict.fromkeys([*first, *second])
+    return {stage: first.get(stage, NOTHING).plus(second.get(stage, NOTHING)) for stage in stages}
 
 
 def chain(rows: Sequence[PipelineRow], run_id: str | None) -> list[str]:

@@ -9,9 +9,9 @@ from config import jsonl
 from config.errors import OverBudget
 from config.records import STAGES, PipelineRow
 from costs.ledger.attempts import read_attempts
-from costs.ledger.budget import Limit, Room, chain, has_to_stop, room, total
+from costs.ledger.budget import Limit, Room, has_to_stop, room, total
 from costs.tables.price import usd_per_device_hour
-from tasks.planning.plan import spent_by_stage
+from tasks.planning.plan import spent_by_runs
 from tasks.retraining.decision import Month
 from tasks.retraining.month import PURPOSE, month
 from tasks.run.run import Run
@@ -30,7 +30,7 @@ class BudgetWatch:
         self._run, self._stage, self._local = run, stage, local
         self._price = usd_per_device_hour(run.params, stage)
         rows: list[PipelineRow] = jsonl.read(run.root / "runs" / "pipeline.jsonl", PipelineRow).rows
-        self._spent = spent_by_stage(run.root, run.params, chain(rows, run.run_id))
+        self._spent = spent_by_runs(run.root, run.params, rows, run.run_id)
         self._asked_at = time.time()
         self._month: Month | None = None
         """Of a run that a retrain cycle started: what the month's cycles have cost before this
