@@ -43,6 +43,7 @@ from tasks.remote.workspace import Unfinished, is_own, keep_lock, keep_unfinishe
 from tasks.retraining.month import PURPOSE
 from tasks.run.run import Run, begin, end_left_open, keep_copies, locked, new_run_id
 from tasks.run.stop import StopRequest, on_signals
+from tasks.servers.prefect_server import hang_up, is_gone
 from tasks.servers.processes import servers
 from tasks.stage.outcome import Outcome, StageCrashed
 from tasks.stage.progress import Display, Progress, line
@@ -169,6 +170,9 @@ def _tell(pipeline: Pipeline, state: RunEvent, message: str) -> None:
     Prefect says to that, the run has ended.
     """
     run = pipeline.run
+    if deployment.id is None and is_gone():
+        hang_up()
+        return
     pipeline.progress_artifacts.close(BOARD_PATIENCE_SECONDS)
     try:
         judged, book = told(run)

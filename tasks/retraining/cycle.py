@@ -41,6 +41,7 @@ from tasks.retraining.page import Page, markdown
 from tasks.retraining.process import run_helper
 from tasks.run.locks import lock_file
 from tasks.run.run import STATE_FOLDER, locked, new_run_id
+from tasks.run.stop import as_interrupts
 from tasks.stage.progress import Display
 from tasks.ui.events import model_event
 
@@ -133,7 +134,8 @@ def retraining(params: Params) -> Iterator[Cycle]:
         cycle = Cycle(root, params, at_work)
         cycle.record("begin")
         try:
-            yield cycle
+            with as_interrupts():
+                yield cycle
         except BaseException as error:
             cycle.end(
                 "failed", f"{type(error).__name__}: {error}" if not str(error) else str(error)

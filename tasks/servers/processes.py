@@ -29,7 +29,8 @@ from tasks.servers.prefect_settings import home, settings, without_telemetry
 
 HOST = "127.0.0.1"
 START_TIMEOUT_SECONDS = 300.0
-"""10 s on an idle machine; the first start creates the databases, and a busy machine takes minutes.
+"""10 s on an idle machine; the first start creates the databases, and a busy machine takes
+minutes.
 """
 STOP_TIMEOUT_SECONDS = 20.0
 RUN_PATIENCE_SECONDS = 600.0
@@ -109,8 +110,8 @@ def prefect_plan(root: Path, port: int, tracking: Tracking | None = None) -> Pla
     }
     if tracking is not None and is_postgresql(tracking.uri):
         from tasks.servers.databases import (
-            prefect_url,
-        )  # its libraries take half a second to import
+            prefect_url,  # its libraries take half a second to import
+        )
 
         environment["PREFECT_SERVER_DATABASE_CONNECTION_URL"] = prefect_url(tracking.uri)
     command = [
@@ -317,15 +318,34 @@ def _await_health(root: Path, server: Server, deadline: float, started: Sequence
 
 
 def runs_at_work(root: Path) -> list[psutil.Process]:
-    """The processes of the runs that a worker started in this checkout; they may have outlived
-    it.
+    """The processes of runs in this checkout: of a worker, which they may have outlived, or of a
+    terminal.
     """
     found = []
     for process in psutil.process_iter():
         with suppress(psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
-            if "prefect.engine" in process.cmdline() and Path(process.cwd()) == root.resolve():
+            if is_run(process.cmdline()) and Path(process.cwd()) == root.resolve():
                 found.append(process)
     return found
+
+
+def is_run(command: Sequence[str]) -> bool:
+    """Whether a command line is that of a flow run: a worker's, or `rlhf run` and `rlhf
+    retrain`.
+    """
+    if "prefect.engine" in command:
+        return True
+    program = next(
+        (
+            i
+            for i, word in enumerate(command[:4])
+            if word == "cli.main" or Path(word).name == "rlhf"
+        ),
+        None,
+    )
+    return program is not None and any(
+        word in ("run", "retrain") for word in command[program + 1 : program + 2]
+    )
 
 
 def _let_runs_end(root: Path) -> None:
