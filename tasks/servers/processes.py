@@ -356,7 +356,17 @@ def _let_runs_end(root: Path) -> None:
     for run in runs:
         with suppress(psutil.NoSuchProcess):
             run.send_signal(signal.SIGTERM)
-    psutil.wait_procs(runs, timeout=RUN_PATIENCE_SECONDS)
+    deadline = time.monotonic() + RUN_PATIENCE_SECONDS
+    while any(map(_is_at_work, runs)) and time.monotonic() < deadline:
+        time.sleep(0.2)
+
+
+def _is_at_work(process: psutil.Process) -> bool:
+    """Not one that has ended and whose parent does not ask for it."""
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def _end(server: Server) -> None:
