@@ -1,7 +1,9 @@
 """`rlhf run`: the pipeline in this process, then what it cost and where to look."""
 
 import json
+import os
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,18 +36,48 @@ def run_pipeline(recipe: Path | None, overrides: list[str], yes: bool, as_json: 
         print(json.dumps(result(root, params), indent=2))
     else:
         show(root, params)
+    code = EXIT_DONE
     if state.is_cancelled():
         print(f"rlhf: {state.message}", file=sys.stderr)
-        return EXIT_RESUMABLE
-    return EXIT_DONE
+        code = EXIT_RESUMABLE
+    _end_without_server(code)
+    return code
+
+
+def _end_without_server(code: int) -> None:
+    """Where the server is gone, end now: Prefect's threads would try for minutes to send it what is
+    left.
+    """
+    from tasks.servers.lost_server import is_gone
+
+    if is_gone():
+        print(
+            "warning: the Prefect server is gone, its pages do not show how this run ended.",
+            file=sys.stderr,
+        )
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
 
 
 def _start(params: Params) -> "State[Any]":
     from flows.rlhf import (
         rlhf,  # Prefect takes over a second to import, and reads its settings when it is
     )
+    from tasks.run.stop import on_signals
+    from tasks.servers.lost_server import recorded_state
 
-    return rlhf(params, return_state=True)
+    began = time.time()
+    try:
+        with on_signals(
+            interactive=False
+        ):  # a SIGTERM that comes just after the end undoes nothing
+            return rlhf(params, return_state=True)
+    except Exception:  # what the flow raises is in its state: this is Prefect's own
+        state = recorded_state(Path.cwd(), began)
+        if state is None:
+            raise
+        return state
 
 
 def result(root: Path, params: Params) -> dict[str, Any]:

@@ -17,7 +17,10 @@ def compose(base: Mapping[str, Any], overlay: Mapping[str, Any]) -> dict[str, An
     composed = dict(base)
     for key, value in overlay.items():
         under = base.get(key)
-        composed[key] = compose(under, value) if _merges(under, value) else value
+        if isinstance(under, Mapping) and isinstance(value, Mapping) and _same_kind(under, value):
+            composed[key] = compose(under, value)
+        else:
+            composed[key] = value
     return composed
 
 
@@ -26,13 +29,13 @@ def lacking(base: Mapping[str, Any], overlay: Mapping[str, Any], place: str = ""
     for key, under in base.items():
         if key not in overlay:
             yield f"{place}{key}"
-        elif _merges(under, overlay[key]):
-            yield from lacking(under, overlay[key], f"{place}{key}.")
+            continue
+        value = overlay[key]
+        if isinstance(under, Mapping) and isinstance(value, Mapping) and _same_kind(under, value):
+            yield from lacking(under, value, f"{place}{key}.")
 
 
-def _merges(under: Any, value: Any) -> bool:
-    if not isinstance(under, Mapping) or not isinstance(value, Mapping):
-        return False
+def _same_kind(under: Mapping[str, Any], value: Mapping[str, Any]) -> bool:
     return "kind" not in value or under.get("kind") == value["kind"]
 
 

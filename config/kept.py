@@ -1,12 +1,18 @@
-"""The params that a run was made with, read from the run's own copy."""
+"""What a run kept of its own: its params, the stages that it completed, copies of small outputs."""
 
+import hashlib
+from collections.abc import Mapping
 from pathlib import Path
 
+from config import jsonl
 from config.compose import compose
 from config.errors import ParamsError
 from config.load import load, override, read, validate
-from config.records import kept_folder
+from config.records import PipelineRow, kept_folder
 from config.schema import Params
+
+Outs = Mapping[str, str]
+"""Path of a stage's output -> DVC's digest of it."""
 
 
 def kept_params(root: Path, run_id: str, overrides: list[str] | None = None) -> Params:
@@ -30,3 +36,35 @@ def kept_params(root: Path, run_id: str, overrides: list[str] | None = None) -> 
         except ParamsError:
             pass
         raise  # what is wrong with the copy itself
+
+
+def completed_stages(root: Path, run_id: str) -> dict[str, Outs]:
+    """The stages that a run made or reused, each with its outputs as dvc.lock had them then.
+
+    What else lies in the workspace is of other runs.
+    """
+    rows: list[PipelineRow] = jsonl.read(root / "runs" / "pipeline.jsonl", PipelineRow).rows
+    return {
+        row.stage: row.detail.get("outs", {})
+        for row in rows
+        if (row.run_id, row.event) == (run_id, "stage")
+    }
+
+
+def own_file(root: Path, run_id: str, path: str, digest: str | None) -> Path | None:
+    """The file at `path` as a run left it: its copy or what is in place, whichever has `digest`.
+
+    Without DVC's digest only the copy is known to be the run's. None if neither is.
+    """
+    copy, current = kept_folder(root, run_id) / path, root / path
+    if digest is None:
+        return copy if copy.is_file() else None
+    return next(
+        (file for file in (copy, current) if file.is_file() and file_digest(file) == digest), None
+    )
+
+
+def file_digest(path: Path) -> str:
+    """As DVC has it in dvc.lock: the MD5 of the bytes."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()

@@ -29,6 +29,11 @@ file.
 RUN_ID_VARIABLE = "RLHF_RUN_ID"
 """Environment variable that hands the pipeline run's id to the stage process."""
 
+PIPELINE_VARIABLE = "RLHF_PIPELINE"
+"""Environment variable with `pid:create_time` of the process that follows a stage and its
+budget.
+"""
+
 LAUNCHER_VARIABLE = "RLHF_LAUNCHER_PID"
 """Environment variable with the process id of the parent of a stage's several processes: it passes
 signals on to all of them.

@@ -12,6 +12,7 @@ from typing import Any
 
 from config import jsonl
 from config.errors import CostError
+from config.kept import Outs, completed_stages, own_file
 from config.records import STAGES, MetricRow, PipelineRow, kept_folder
 from config.schema import Params
 from costs.ledger.attempts import Attempt, read_attempts
@@ -25,6 +26,9 @@ Curves = Mapping[str, list[tuple[float, float]]]
 
 NO_RUN = "none"
 """Ledger.state of outputs without any record of how they were made, as after `dvc pull`."""
+REPLACED = (
+    "of this run is not known: what is in place is of another run, and this one kept no copy."
+)
 
 
 @dataclass(frozen=True)
@@ -66,21 +70,22 @@ def read_findings(root: Path, params: Params, run_id: str | None = None) -> Find
     notes: list[str] = []
     book = _ledger(root, params, run_id)
     attempts = {stage: read_attempts(root / "runs" / stage)[0] for stage in STAGES}
-    pipeline = jsonl.read(root / "runs" / "pipeline.jsonl", PipelineRow).rows
-    places = {
-        stage: _place(stage, root, book, _attempt_on_disk(stage, pipeline, attempts[stage]), notes)
-        for stage in STAGES
-    }
-    metrics = {
-        stage: _read_json(place / "metrics" / f"{stage}.json", notes) if place else {}
-        for stage, place in places.items()
-    }
-    current = {stage: place == root for stage, place in places.items()}
+    outputs = _Outputs(root, book, attempts)
     if book.skipped_rows:
         notes.append(
             f"{book.skipped_rows} rows below runs/ were cut by a crash or make no sense: they are "
             "missing from the sums."
         )
+    metrics = {
+        stage: _read_json(outputs.find(stage, f"metrics/{stage}.json"), notes) for stage in STAGES
+    }
+    calibration = _calibration(outputs.find("reward", "plots/reward_calibration.csv"), notes)
+    samples = _read_samples(outputs.find("evaluate", "evaluation/samples.jsonl"), notes)
+    plots = {
+        f"data_{name}": outputs.find("data", f"plots/data_{name}.csv")
+        for name in ("baselines", "lengths")
+    }
+    notes += [f"{paths[0]} {REPLACED}" for paths in outputs.unknown.values()]
     return Findings(
         params=params,
         ledger=book,
@@ -90,18 +95,9 @@ def read_findings(root: Path, params: Params, run_id: str | None = None) -> Find
             stage: _curves(root / "runs" / stage, book, stage, attempts[stage], notes)
             for stage in STAGES
         },
-        calibration=_calibration(root / "plots" / "reward_calibration.csv", notes)
-        if current["reward"]
-        else [],
-        samples=_read_samples(samples / "evaluation" / "samples.jsonl", notes)
-        if (samples := places["evaluate"])
-        else [],
-        plots={
-            path.stem: _read_csv(path, notes)
-            for path in sorted((root / "plots").glob("data_*.csv"))
-        }
-        if current["data"]
-        else {},
+        calibration=calibration,
+        samples=samples,
+        plots={name: _read_csv(path, notes) for name, path in plots.items() if path},
         notes=notes,
     )
 
@@ -115,33 +111,46 @@ def _ledger(root: Path, params: Params, run_id: str | None) -> Ledger:
         return Ledger(NO_RUN, NO_RUN, None, None, usd_per_device_hour(params), (), 0)
 
 
-def _place(
-    stage: str, root: Path, book: Ledger, on_disk: int | None, notes: list[str]
-) -> Path | None:
-    """The folder that holds the stage's results in this run; None if it has none.
+class _Outputs:
+    """Where the results of a run are: its kept copies, or what is in place if that is its own."""
 
-    The outputs of attempt `on_disk` may be of an earlier run, if this one did not come so far, or
-    of a later one: then only the copies that the run kept are its own.
-    """
-    if book.state == NO_RUN:
-        return root
-    entry = book.stage(stage)
-    if entry is None or entry.state not in ("done", "cached"):
-        return None
-    if entry.attempt is None or on_disk is None or entry.attempt == on_disk:
-        return root
-    copies = kept_folder(root, book.run_id)
-    since = (
-        f"Stage {stage} has been brought to attempt {on_disk} since, this run used attempt "
-        f"{entry.attempt}"
-    )
-    if not (copies / "metrics" / f"{stage}.json").exists():
-        notes.append(f"{since}: its results are not shown.")
-        return None
-    notes.append(
-        f"{since}: of its results only the metrics and samples that the run kept are shown."
-    )
-    return copies
+    def __init__(self, root: Path, book: Ledger, attempts: Mapping[str, list[Attempt]]) -> None:
+        self._root, self._book, self._attempts = root, book, attempts
+        self._pipeline: list[PipelineRow] = jsonl.read(
+            root / "runs" / "pipeline.jsonl", PipelineRow
+        ).rows
+        self._completed: Mapping[str, Outs] = completed_stages(root, book.run_id)
+        self.unknown: dict[str, list[str]] = {}
+        """Completed stage -> what was looked for of it and is nowhere as the run left it."""
+
+    def find(self, stage: str, path: str) -> Path | None:
+        """The run's file at `path`, an output of `stage`; None if it has none or that is not
+        known.
+        """
+        if self._book.state == NO_RUN:
+            return self._root / path
+        digest = self._completed.get(stage, {}).get(path)
+        found = (
+            own_file(self._root, self._book.run_id, path, digest)
+            if stage in self._completed
+            else None
+        )
+        if found is None and digest is None and self._is_in_place(stage):
+            found = self._root / path
+        if (
+            found is None
+            and stage in self._completed
+            and (digest is not None or path.startswith("metrics/"))
+        ):
+            self.unknown.setdefault(stage, []).append(path)
+        return found
+
+    def _is_in_place(self, stage: str) -> bool:
+        """Whether the attempt that made this run's outputs is the one whose are in place now."""
+        entry = self._book.stage(stage)
+        if entry is None or entry.state not in ("done", "cached") or entry.attempt is None:
+            return False
+        return entry.attempt == _attempt_on_disk(stage, self._pipeline, self._attempts[stage])
 
 
 def _attempt_on_disk(
@@ -162,16 +171,24 @@ def _attempt_on_disk(
 def _curves(
     folder: Path, book: Ledger, stage: str, attempts: list[Attempt], notes: list[str]
 ) -> Curves:
-    """The learning curves that led to the stage's outputs: steps that a later attempt did again are
-    its own.
+    """The learning curves that led to the stage's outputs: steps done again are the later
+    attempt's.
+
+    Empty for outputs whose attempt is not known.
     """
     entry = book.stage(stage)
     if entry is None:
         return {}
+    own = (
+        attempt.number
+        for attempt in attempts
+        if attempt.run_id == book.run_id or book.state == "manual"
+    )
+    last = entry.attempt if entry.attempt is not None else max(own, default=0)
     rows = jsonl.read(folder / "metrics.jsonl", MetricRow).rows
     by_step: dict[int, dict[str, float]] = {}
     for attempt in attempts:
-        if entry.attempt is not None and attempt.number > entry.attempt:
+        if attempt.number > last:
             break
         by_step = {step: values for step, values in by_step.items() if step <= attempt.resumed_step}
         for row in rows:
@@ -198,7 +215,9 @@ def _curves(
     return curves
 
 
-def _read_json(path: Path, notes: list[str]) -> Metrics:
+def _read_json(path: Path | None, notes: list[str]) -> Metrics:
+    if path is None:
+        return {}
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -222,7 +241,9 @@ def _read_csv(path: Path, notes: list[str]) -> list[Mapping[str, str]]:
         return []
 
 
-def _calibration(path: Path, notes: list[str]) -> list[tuple[float, float, int]]:
+def _calibration(path: Path | None, notes: list[str]) -> list[tuple[float, float, int]]:
+    if path is None:
+        return []
     try:
         bins = [
             (float(row["confidence"]), float(row["accuracy"]), int(float(row["count"])))
@@ -237,7 +258,9 @@ def _calibration(path: Path, notes: list[str]) -> list[tuple[float, float, int]]
     return [row for row in bins if row[2] > 0 and math.isfinite(row[0]) and math.isfinite(row[1])]
 
 
-def _read_samples(path: Path, notes: list[str]) -> list[Mapping[str, Any]]:
+def _read_samples(path: Path | None, notes: list[str]) -> list[Mapping[str, Any]]:
+    if path is None:
+        return []
     try:
         return [row for row in jsonl.plain(path) if isinstance(row, dict)]
     except FileNotFoundError:

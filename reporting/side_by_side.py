@@ -270,12 +270,7 @@ def _notes(sides: Sequence[Side]) -> Iterator[str]:
                 f"Run {side.run_id} is {side.findings.ledger.state}: what it did not come to is "
                 "missing here."
             )
-        # which results of a run lie where is no matter here, what could not be read is
-        yield from (
-            f"Run {side.run_id}: {note}"
-            for note in side.findings.notes
-            if "only the metrics and samples" not in note
-        )
+        yield from (f"Run {side.run_id}: {note}" for note in side.findings.notes)
 
 
 # ---------------------------------------------------------------- JSON

@@ -19,7 +19,7 @@ from pydantic import ValidationError
 
 from config import jsonl
 from config.errors import EXIT_DONE, EXIT_RESUMABLE, RlhfError
-from config.kept import kept_params
+from config.kept import completed_stages, kept_params, own_file
 from config.records import (
     NO_RUN_ID,
     STAGES,
@@ -180,7 +180,7 @@ class Shipment:
 
     def _ship_results(self, row: PipelineRow, run_id: str, folder: Path) -> None:
         params = self._params_of(row.run_id)
-        results = {stage: _read_json(folder / "metrics" / f"{stage}.json") for stage in STAGES}
+        results = self._results(row.run_id)
         book = ledger(self._root, params, row.run_id)
         metrics = (
             final_metrics(results, row.time)
@@ -200,6 +200,15 @@ class Shipment:
                 run_id,
                 tags=register(self._connection, run_id, self._root, params, folder, tags),
             )
+
+    def _results(self, run_id: str) -> dict[str, dict[str, Any]]:
+        """The metrics of the stages that the run completed; empty for all others."""
+        results: dict[str, dict[str, Any]] = {stage: {} for stage in STAGES}
+        for stage, outs in completed_stages(self._root, run_id).items():
+            name = f"metrics/{stage}.json"
+            path = own_file(self._root, run_id, name, outs.get(name))
+            results[stage] = json.loads(path.read_text(encoding="utf-8")) if path else {}
+        return results
 
     def _params_of(self, run_id: str) -> Params:
         """The run's own params: its prices are part of its rows, and must be the same if they are
@@ -356,7 +365,3 @@ class Shipment:
             self._connection.client.set_terminated(run_id, status, end_time=round(time * 1000))
         if key in self._cursor.open:
             self._cursor.open.remove(key)
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}

@@ -6,7 +6,9 @@ run and the unfinished runs that it goes on from. Limits on hours are on the wal
 stages.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from config.records import PipelineRow, UsageRow
@@ -70,22 +72,26 @@ def total(costs: Mapping[str, Cost], stage: str | None = None) -> Cost:
 
 
 def predecessor(
-    rows: Sequence[PipelineRow], params: Params, params_of: Mapping[str, Params]
+    rows: Sequence[PipelineRow], params: Params, params_of: Callable[[str], Params | None]
 ) -> str | None:
-    """The run that a new one with `params` goes on from: the newest, if it did not complete and
-    asked for the same results.
+    """The run that a new one with `params` goes on from: the newest that asked for the same results
+    and was not completed.
 
-    params_of  run id -> the params it kept, where they can still be read
+    A run that went on from it and completed has completed it too; runs for other results in between
+    change nothing.
+
+    params_of  run id -> the params it kept, None where they can not be read any more
     """
-    if not rows:
-        return None
-    newest = rows[-1].run_id
-    if any(
-        row.run_id == newest and row.event == "end" and row.state == "completed" for row in rows
-    ):
-        return None
-    kept = params_of.get(newest)
-    return newest if kept is not None and same_results(kept, params) else None
+    completed = {row.run_id for row in rows if row.event == "end" and row.state == "completed"}
+    done = {run_id for last in completed for run_id in chain(rows, last)}
+    for run_id in dict.fromkeys(row.run_id for row in reversed(rows)):
+        if (
+            run_id not in done
+            and (kept := params_of(run_id)) is not None
+            and same_results(kept, params)
+        ):
+            return run_id
+    return None
 
 
 def same_results(first: Params, second: Params) -> bool:
@@ -93,6 +99,18 @@ def same_results(first: Params, second: Params) -> bool:
     return first.model_dump(exclude=set(FREE_SECTIONS)) == second.model_dump(
         exclude=set(FREE_SECTIONS)
     )
+
+
+def results_key(params: Params) -> str:
+    """Digest of all that results depend on: equal for params that `same_results` finds equal."""
+    text = json.dumps(params.model_dump(mode="json", exclude=set(FREE_SECTIONS)), sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def added(first: Mapping[str, Cost], second: Mapping[str, Cost]) -> dict[str, Cost]:
+    """Stage -> the sum of two costs."""
+    stages = dict.fromkeys([*first, *second])
+    return {stage: first.get(stage, NOTHING).plus(second.get(stage, NOTHING)) for stage in stages}
 
 
 def chain(rows: Sequence[PipelineRow], run_id: str | None) -> list[str]:

@@ -148,8 +148,8 @@ def _total(works: Iterable[Work | None]) -> Work | None:
     known = [work for work in works if work is not None]
     if not known:
         return None
-    return Work(
-        sum(work.device_seconds for work in known),
-        sum(work.tokens for work in known),
-        known[0].usd_per_device_hour,
-    )
+    seconds, usd = sum(work.device_seconds for work in known), sum(work.usd for work in known)
+    price = (
+        usd * 3600 / seconds if seconds else known[0].usd_per_device_hour
+    )  # stages may have prices of their own
+    return Work(seconds, sum(work.tokens for work in known), price)

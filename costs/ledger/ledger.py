@@ -227,7 +227,7 @@ def _stage_of_run(
         return _cost(name, own, attempts, price)
     if row is None:
         return None
-    made = _makers(row.attempt, attempts) if row.cached else []
+    made = _makers(row.attempt, attempts) if row.cached and row.attempt is not None else []
     useful = [usage for attempt, later in made for usage in split_usage(attempt, later)[0]]
     return StageCost(
         stage=name,
@@ -254,13 +254,9 @@ def _stage_of_run(
     )
 
 
-def _makers(number: int | None, attempts: list[Attempt]) -> list[tuple[Attempt, list[Attempt]]]:
-    """The attempts that made the outputs of attempt `number` (None: of the newest that was done),
-    each with those after it.
-    """
-    done = [
-        i for i, attempt in enumerate(attempts) if attempt.done and number in (None, attempt.number)
-    ]
+def _makers(number: int, attempts: list[Attempt]) -> list[tuple[Attempt, list[Attempt]]]:
+    """The attempts that made the outputs of attempt `number`, each with those after it."""
+    done = [i for i, attempt in enumerate(attempts) if attempt.done and attempt.number == number]
     if not done:
         return []
     last = done[-1]

@@ -16,7 +16,9 @@ from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 
-from config.records import RUN_ID_VARIABLE
+import psutil
+
+from config.records import PIPELINE_VARIABLE, RUN_ID_VARIABLE
 from tasks.dvc.status import environment
 from tasks.run.run import Run
 
@@ -69,16 +71,16 @@ class ReproProcesses:
     def _started(self, stage: str) -> "subprocess.Popen[bytes]":
         path = log_path(self._run.root, stage)
         path.parent.mkdir(parents=True, exist_ok=True)
+        own = {
+            RUN_ID_VARIABLE: self._run.run_id,
+            PIPELINE_VARIABLE: f"{os.getpid()}:{psutil.Process().create_time()}",
+        }
         with path.open("ab") as log:
             return subprocess.Popen(
-                [sys.executable, "-m", "tasks.dvc.repro", *REPRO, stage],
-                cwd=self._run.root,
-                env=environment(**{RUN_ID_VARIABLE: self._run.run_id}),
-                stdin=subprocess.PIPE,
-                stdout=log,
-                stderr=subprocess.STDOUT,
+                [sys.executable, "-m", "tasks.dvc.repro", *REPRO, stage], cwd=self._run.root,
+                env=environment(**own), stdin=subprocess.PIPE, stdout=log, stderr=subprocess.STDOUT,
                 start_new_session=True,
-            )
+            )  # fmt: skip
 
 
 def log_path(root: Path, stage: str) -> Path:

@@ -17,10 +17,12 @@ from prefect.client.schemas.objects import State, TaskRun
 from prefect.runtime import deployment, flow_run
 from prefect.states import Cancelled, Completed
 
+from config import jsonl
 from config.differences import in_a_line
 from config.errors import EnvironmentFault, OverBudget, RlhfError, StageStopped, UserError
-from config.records import METHODS, stages_of
+from config.records import METHODS, PipelineRow, stages_of
 from config.sections.run import LOCAL
+from costs.ledger.budget import results_key
 from costs.ledger.history import remember
 from costs.ledger.ledger import ledger
 from costs.ledger.reconcile import read_plan, reconcile
@@ -30,7 +32,7 @@ from tasks.deployment.alive import shown_alive
 from tasks.dvc.repro import ReproProcesses
 from tasks.dvc.status import default_remote, public, push
 from tasks.pipeline.run_progress import RunProgress
-from tasks.planning.plan import Prepared, keep
+from tasks.planning.plan import ELSEWHERE, Prepared, keep, spent_by_runs
 from tasks.remote.client import (
     check_placement,
     fetch_aligned,
@@ -39,7 +41,7 @@ from tasks.remote.client import (
     run_here,
     run_remote,
 )
-from tasks.remote.workspace import is_own, keep_lock
+from tasks.remote.workspace import Unfinished, is_own, keep_lock, keep_unfinished
 from tasks.retraining.month import PURPOSE
 from tasks.run.run import (
     Run,
@@ -51,6 +53,7 @@ from tasks.run.run import (
     put_params_back,
 )
 from tasks.run.stop import StopRequest, on_signals
+from tasks.servers.lost_server import hang_up, is_gone
 from tasks.servers.processes import servers
 from tasks.stage.outcome import Outcome, StageCrashed
 from tasks.stage.progress import Display, Progress, line
@@ -202,6 +205,9 @@ def _tell(pipeline: Pipeline, state: RunEvent, message: str) -> None:
     Prefect says to that, the run has ended.
     """
     run = pipeline.run
+    if deployment.id is None and is_gone():
+        hang_up()
+        return
     pipeline.progress_artifacts.close(BOARD_PATIENCE_SECONDS)
     try:
         judged, book = told(run)
@@ -253,7 +259,7 @@ def _send(pipeline: Pipeline) -> None:
     pipeline.shipper.end()
     for fault in (
         push(pipeline.run.root),
-        _leave_lock(pipeline.run.root),
+        _leave_for_next(pipeline.run),
         pipeline.shipper.finish(give_up),
     ):
         if fault:
@@ -261,15 +267,27 @@ def _send(pipeline: Pipeline) -> None:
             pipeline.display.say(f"warning: {fault}")
 
 
-def _leave_lock(root: Path) -> str | None:
-    """For the next run, where each has a workspace of its own; returns in one line why it could
-    not.
+def _leave_for_next(run: Run) -> str | None:
+    """dvc.lock, and what is spent on results that are not complete, where each run has a workspace
+    of its own.
+
+    Returns in one line why it could not.
     """
-    remote = default_remote(root)
-    if remote is None or not is_own(root):
+    remote = default_remote(run.root)
+    if remote is None or not is_own(run.root):
         return None
+    rows: list[PipelineRow] = jsonl.read(run.root / "runs" / "pipeline.jsonl", PipelineRow).rows
+    completed = any(
+        (row.run_id, row.event, row.state) == (run.run_id, "end", "completed") for row in rows
+    )
     try:
-        keep_lock(root, remote)
+        keep_lock(run.root, remote)
+        spent = (
+            None
+            if completed
+            else Unfinished(run.run_id, spent_by_runs(run.root, run.params, rows, run.run_id))
+        )
+        keep_unfinished(remote, results_key(run.params), spent)
     except EnvironmentFault as fault:
         return str(fault)
     return None
@@ -282,6 +300,7 @@ def _detail(root: Path, prepared: Prepared) -> dict[str, Any]:
         "dvc.remote": public(default_remote(root)),
         "git.commit": _git(root, "rev-parse", "HEAD"),
         "prefect.flow_run_id": flow_run.id,
+        ELSEWHERE: dict(prepared.spent_elsewhere),
         PURPOSE: flow_run.parent_flow_run_id if PURPOSE in (flow_run.tags or []) else None,
     }
     if found["git.commit"]:

@@ -16,7 +16,18 @@ from config.kept import kept_params
 from config.records import STAGES, PipelineRow, stages_of
 from config.schema import Params
 from costs.ledger.attempts import read_attempts
-from costs.ledger.budget import Cost, Excess, chain, excess, limits, predecessor, spent, total
+from costs.ledger.budget import (
+    Cost,
+    Excess,
+    added,
+    chain,
+    excess,
+    limits,
+    predecessor,
+    results_key,
+    spent,
+    total,
+)
 from costs.ledger.reconcile import PLAN_FILE
 from costs.planning.cheaper import cheapest
 from costs.planning.planner import Target, target
@@ -25,12 +36,16 @@ from costs.planning.plans import Plan, StagePlan
 from costs.tables.catalogue import hardware, own_price
 from costs.tables.price import pool_of, usd_per_device_hour
 from reporting.numbers import duration, usd
-from tasks.dvc.status import stale_stages
+from tasks.dvc.status import default_remote, stale_stages
 from tasks.planning.placement_check import require_reachable
+from tasks.remote.workspace import Unfinished, is_own, read_unfinished
 from tasks.stage.progress import planned_steps
 
 WORTH_TELLING = 0.01
 """Levers that save a smaller share than this are no advice."""
+
+ELSEWHERE = "spent_elsewhere"
+"""Key of a run's first row: stage -> what earlier workspaces spent for the same results."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +57,8 @@ class Prepared:
     """The unfinished run that this one goes on from."""
     spent: Mapping[str, Cost]
     """Stage -> what that run, and those before it, spent."""
+    spent_elsewhere: Mapping[str, Cost]
+    """The part of that which no row of this workspace tells of."""
     aim: Target | None
     plan: Plan | None
     """None where nothing can be planned."""
@@ -65,8 +82,12 @@ def prepare(root: Path, params: Params) -> Prepared:
     Raises ParamsError if a stage is placed where a file that it reads is not.
     """
     rows = jsonl.read(root / "runs" / "pipeline.jsonl", PipelineRow).rows
-    before = predecessor(rows, params, _kept_params(root, rows))
+    before = predecessor(rows, params, lambda run_id: _kept_params(root, run_id))
     so_far = spent_by_stage(root, params, chain(rows, before))
+    elsewhere = _unfinished(root, params) if before is None else None
+    if elsewhere is not None:
+        before, so_far = elsewhere.run_id, added(so_far, elsewhere.spent)
+    there = elsewhere.spent if elsewhere is not None else {}
     try:
         aim = target(params, None, 1, None, root)
         plan = _whole_plan(params, aim)
@@ -74,7 +95,7 @@ def prepare(root: Path, params: Params) -> Prepared:
         if limits(params.budget) or params.budget.approval_usd is not None:
             raise
         require_reachable(root, params, stages_of(params.align.method))
-        return Prepared(params, before, so_far, None, None, str(error), {}, Cost(0.0, 0.0))
+        return Prepared(params, before, so_far, there, None, None, str(error), {}, Cost(0.0, 0.0))
     stale = stale_stages(root, params, [stage.stage for stage in plan.stages])
     require_reachable(root, params, stale)
     shares = {stage: done_share(root, params, stage) if before else 0.0 for stage in stale}
@@ -84,6 +105,7 @@ def prepare(root: Path, params: Params) -> Prepared:
         params,
         before,
         so_far,
+        there,
         aim,
         plan,
         "",
@@ -121,13 +143,20 @@ def _whole_plan(params: Params, aim: Target) -> Plan:
     )
 
 
-def _kept_params(root: Path, rows: list[PipelineRow]) -> dict[str, Params]:
-    """The params of the newest run, if it kept them and they are of today's schema."""
-    newest = rows[-1].run_id if rows else ""
+def _unfinished(root: Path, params: Params) -> Unfinished | None:
+    """What a run in an earlier workspace has left unfinished, where each run has a workspace of its
+    own.
+    """
+    remote = default_remote(root) if is_own(root) else None
+    return read_unfinished(remote, results_key(params)) if remote else None
+
+
+def _kept_params(root: Path, run_id: str) -> Params | None:
+    """The params of a run, if it kept them and they are of today's schema."""
     try:
-        return {newest: kept_params(root, newest)} if newest else {}
+        return kept_params(root, run_id)
     except ParamsError:
-        return {}
+        return None
 
 
 def spent_by_stage(root: Path, params: Params, run_ids: list[str]) -> dict[str, Cost]:
@@ -138,6 +167,20 @@ def spent_by_stage(root: Path, params: Params, run_ids: list[str]) -> dict[str, 
         )
         for stage in STAGES
     }
+
+
+def spent_by_runs(
+    root: Path, params: Params, rows: list[PipelineRow], run_id: str
+) -> dict[str, Cost]:
+    """What each stage cost in a run and those that it goes on from, in earlier workspaces too."""
+    runs = chain(rows, run_id)
+    here = spent_by_stage(root, params, runs)
+    for row in rows:
+        if row.event == "start" and row.run_id in runs:
+            here = added(
+                here, {stage: Cost(*cost) for stage, cost in row.detail.get(ELSEWHERE, {}).items()}
+            )
+    return here
 
 
 def done_share(root: Path, params: Params, stage: str) -> float:

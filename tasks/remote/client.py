@@ -142,10 +142,9 @@ def _in_containers(
             f"{stage} is placed on {pool} and can not get its inputs: {fault}"
         ) from None
     for _ in range(PREEMPTIONS):
-        BudgetWatch(run, stage).refuse_without_room()
-        placed = _patiently(
-            lambda: RemoteStage(run, stage, pool), stop
-        )  # what fails is the request: it comes before the hand-over
+        BudgetWatch(run, stage, local=False).refuse_without_room()
+        # what fails is the request: it comes before the hand-over
+        placed = _patiently(lambda: RemoteStage(run, stage, pool), stop)
         reply = placed.follow(stop, observe)
         if reply.kind != "stopped" or stop.made or placed.budget.reached is not None:
             break
@@ -203,7 +202,7 @@ class RemoteStage:
         leaves without a reply is a crash.
         """
         assert self._stage is not None
-        self.budget = BudgetWatch(self.run, self._stage)
+        self.budget = BudgetWatch(self.run, self._stage, local=False)
         watch = Watch(self.run.root, self.run.params, self._stage)
         began = time.monotonic()
         try:

@@ -1,13 +1,15 @@
 """A folder of its own for a run or a stage in a container: the code, a DVC remote, nothing else."""
 
+import json
 import os
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import UUID
 
 from config.errors import EnvironmentFault
 from config.names import inner_name
+from costs.ledger.budget import Cost
 from tasks.remote.exchange import Exchange
 from tasks.run.code_version import FILES, HOME, PACKAGES
 
@@ -15,6 +17,8 @@ NEWEST_LOCK = "locks/{name}/dvc.lock"
 """Below the DVC remote: what the newest run left, so that a new workspace knows which outputs are
 good.
 """
+UNFINISHED = "locks/{name}/unfinished/{key}.json"
+"""Beside it: what runs that asked for the same results, and did not complete them, have spent."""
 DEPLOYED = "rlhf"
 """Runs from the deployment share their locks under this name."""
 
@@ -101,3 +105,33 @@ def keep_lock(root: Path, remote: str) -> None:
     lock = root / "dvc.lock"
     if lock.exists():
         Exchange(remote).write(NEWEST_LOCK.format(name=DEPLOYED), lock.read_bytes())
+
+
+class Unfinished(NamedTuple):
+    """What is known in a new workspace of the run that it goes on from."""
+
+    run_id: str
+    spent: dict[str, Cost]
+    """Stage -> what that run, and those before it, spent."""
+
+
+def read_unfinished(remote: str, key: str) -> Unfinished | None:
+    """What `keep_unfinished` left. Raises EnvironmentFault if the store can not be reached."""
+    content = Exchange(remote).read(UNFINISHED.format(name=DEPLOYED, key=key))
+    if content is None:
+        return None
+    found = json.loads(content)
+    return Unfinished(
+        found["run_id"], {stage: Cost(*cost) for stage, cost in found["spent"].items()}
+    )
+
+
+def keep_unfinished(remote: str, key: str, unfinished: Unfinished | None) -> None:
+    """For the next run with the same results `key`; None once they are complete. Raises
+    EnvironmentFault as well.
+    """
+    store, place = Exchange(remote), UNFINISHED.format(name=DEPLOYED, key=key)
+    if unfinished is None:
+        store.remove(place)
+    else:
+        store.write(place, json.dumps(unfinished._asdict()).encode())

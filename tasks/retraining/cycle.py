@@ -41,6 +41,7 @@ from tasks.retraining.page import Page, markdown
 from tasks.retraining.process import run_helper
 from tasks.run.locks import lock_file
 from tasks.run.run import STATE_FOLDER, locked, new_run_id
+from tasks.run.stop import as_interrupts
 from tasks.stage.progress import Display
 from tasks.ui.events import model_event
 
@@ -87,9 +88,12 @@ class Cycle:
         """Run `python -m training.<name>`, and put what it cost down. Raises UserError with the
         process's own line.
         """
-        usd = run_helper(self.root, self.params, name, arguments, self.folder / "log.txt")
-        self.usd += usd
-        self.record("cost", usd=usd, detail={"process": name})
+
+        def charge(usd: float) -> None:
+            self.usd += usd
+            self.record("cost", usd=usd, detail={"process": name})
+
+        run_helper(self.root, self.params, name, arguments, self.folder / "log.txt", charge)
 
     def end(self, outcome: str, said: str, state: State[Any] | None = None) -> None:
         """Say how it ended: in a line, as a row, and as an artifact of the Prefect UI."""
@@ -130,7 +134,8 @@ def retraining(params: Params) -> Iterator[Cycle]:
         cycle = Cycle(root, params, at_work)
         cycle.record("begin")
         try:
-            yield cycle
+            with as_interrupts():
+                yield cycle
         except BaseException as error:
             cycle.end(
                 "failed", f"{type(error).__name__}: {error}" if not str(error) else str(error)

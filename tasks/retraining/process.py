@@ -5,7 +5,7 @@ on.
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from config.errors import EXIT_BAD_INPUT, RlhfError, UserError
@@ -15,13 +15,27 @@ from costs.tables.price import usd_per_device_hour
 from tasks.dvc.status import environment
 
 
-def run_helper(root: Path, params: Params, name: str, arguments: Sequence[str], log: Path) -> float:
-    """Run `python -m training.<name>` in the project; returns what its time on one device cost, in
-    US dollars.
+def run_helper(
+    root: Path,
+    params: Params,
+    name: str,
+    arguments: Sequence[str],
+    log: Path,
+    charge: Callable[[float], None],
+) -> None:
+    """Run `python -m training.<name>` in the project, and `charge` what it cost in US dollars,
+    however it ends.
 
     Raises UserError with its line where it ends with exit code 2, RlhfError for any other failure.
     """
     began = time.monotonic()
+    try:
+        _run(root, name, arguments, log)
+    finally:
+        charge(usd_of(time.monotonic() - began, usd_per_device_hour(params)))
+
+
+def _run(root: Path, name: str, arguments: Sequence[str], log: Path) -> None:
     log.parent.mkdir(parents=True, exist_ok=True)
     done = subprocess.run(
         [sys.executable, "-m", f"training.retraining.{name}", *arguments],
@@ -43,4 +57,3 @@ def run_helper(root: Path, params: Params, name: str, arguments: Sequence[str], 
             f"training.retraining.{name} failed with exit code {done.returncode}: {last}. All it "
             f"printed is in {log}."
         )
-    return usd_of(time.monotonic() - began, usd_per_device_hour(params))

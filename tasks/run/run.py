@@ -16,12 +16,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from config import jsonl
 from config.at_work import RUN_LOCK
 from config.atomic_file import write_atomically
 from config.differences import Difference, differences
 from config.errors import EnvironmentFault
 from config.inputs import write_digests
+from config.kept import completed_stages
 from config.load import load, read, write
 from config.records import PipelineRow, kept_folder, stages_of
 from config.schema import Params
@@ -102,23 +105,41 @@ def end_left_open(root: Path) -> None:
 
 
 def keep_copies(run: Run, report: Path | None = None) -> None:
-    """Keep what a later run will replace: lock, metrics of the stages, data of the plots, sample
-    replies, the run's own report.
+    """Keep what a later run will replace, of the stages that this run completed, and its report.
 
-    Each copy is whole or not there.
+    That is dvc.lock, metrics, data of the plots and sample replies; outputs of other stages in the
+    workspace are of other runs. Each copy is whole or not there.
     """
-    metrics = [
-        run.root / "metrics" / f"{stage}.json" for stage in stages_of(run.params.align.method)
-    ]
-    plots = sorted((run.root / "plots").glob("*.csv"))
-    samples = run.root / "evaluation" / "samples.jsonl"
-    for source in [run.root / "dvc.lock", *([report] if report else []), *metrics, *plots, samples]:
+    completed = completed_stages(run.root, run.run_id)
+    outs = {
+        path
+        for stage in completed.values()
+        for path in stage
+        if not path.startswith(("data/", "models/"))
+    }
+    for source in [*([report] if report else []), *(run.root / path for path in sorted(outs))]:
         if source.is_file():
             target = run.folder / source.relative_to(run.root)
             target.parent.mkdir(parents=True, exist_ok=True)
             temporary = target.with_name(f".{target.name}.new")
             shutil.copyfile(source, temporary)
             temporary.replace(target)
+    _keep_lock(run, set(stages_of(run.params.align.method)) - completed.keys())
+
+
+def _keep_lock(run: Run, foreign: set[str]) -> None:
+    """Keep dvc.lock without the stages `foreign`, which earlier runs made."""
+    lock = run.root / "dvc.lock"
+    if not lock.is_file():
+        return
+    text = lock.read_text(encoding="utf-8")
+    content = yaml.safe_load(text)
+    if foreign & content.get("stages", {}).keys():
+        content["stages"] = {
+            stage: entry for stage, entry in content["stages"].items() if stage not in foreign
+        }
+        text = yaml.safe_dump(content, sort_keys=False)
+    write_atomically(run.folder / "dvc.lock", text)
 
 
 @contextmanager

@@ -1,5 +1,6 @@
-"""Ctrl-C, SIGTERM and a cancelled flow are one thing: a request to stop, which the stage at work
-answers with a checkpoint.
+"""Ctrl-C, SIGTERM, a lost terminal and a cancelled flow are one thing: a request to stop.
+
+The stage at work answers it with a checkpoint.
 """
 
 import signal
@@ -7,6 +8,8 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class StopRequest:
@@ -25,23 +28,54 @@ class StopRequest:
         return self.requests > 1
 
     def handle(self, signum: int, frame: FrameType | None) -> None:
-        self.requests += 1
+        if (
+            signum == signal.SIGHUP
+        ):  # a terminal that goes away says so more than once, and insists on nothing
+            self.requests = max(1, self.requests)
+        else:
+            self.requests += 1
 
 
 @contextmanager
-def on_signals() -> Iterator[StopRequest]:
-    """A request that SIGINT and SIGTERM make while the block runs. In a thread other than the main
-    one no signal arrives.
+def on_signals(interactive: bool = True) -> Iterator[StopRequest]:
+    """A request that SIGINT, SIGTERM and SIGHUP make while the block runs; what nohup ignores stays
+    ignored.
+
+    Blocks within one another share the request. `interactive` False leaves Ctrl-C as it is.
+    In a thread other than the main one no signal arrives.
     """
-    request = StopRequest()
+    outer = getattr(signal.getsignal(signal.SIGTERM), "__self__", None)
+    request = outer if isinstance(outer, StopRequest) else StopRequest()
     if threading.current_thread() is not threading.main_thread():
         yield request
         return
-    before = {
-        number: signal.signal(number, request.handle) for number in (signal.SIGINT, signal.SIGTERM)
-    }
+    wanted = SIGNALS if interactive else (signal.SIGTERM, signal.SIGHUP)
+    caught = [number for number in wanted if signal.getsignal(number) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, request.handle) for number in caught}
     try:
         yield request
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+@contextmanager
+def as_interrupts() -> Iterator[None]:
+    """SIGTERM and SIGHUP are Ctrl-C while the block runs, where they would else end the process at
+    once.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    unhandled = [
+        number
+        for number in (signal.SIGTERM, signal.SIGHUP)
+        if signal.getsignal(number) is signal.SIG_DFL
+    ]
+    for number in unhandled:
+        signal.signal(number, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        for number in unhandled:
+            signal.signal(number, signal.SIG_DFL)

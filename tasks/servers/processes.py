@@ -402,15 +402,34 @@ def _await_health(root: Path, server: Server, deadline: float, started: Sequence
 
 
 def runs_at_work(root: Path) -> list[psutil.Process]:
-    """The processes of the runs that a worker started in this checkout; they may have outlived
-    it.
+    """The processes of runs in this checkout: of a worker, which they may have outlived, or of a
+    terminal.
     """
     found = []
     for process in psutil.process_iter():
         with suppress(psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
-            if "prefect.engine" in process.cmdline() and Path(process.cwd()) == root.resolve():
+            if is_run(process.cmdline()) and Path(process.cwd()) == root.resolve():
                 found.append(process)
     return found
+
+
+def is_run(command: Sequence[str]) -> bool:
+    """Whether a command line is that of a flow run: a worker's, or `rlhf run` and `rlhf
+    retrain`.
+    """
+    if "prefect.engine" in command:
+        return True
+    program = next(
+        (
+            i
+            for i, word in enumerate(command[:4])
+            if word == "cli.main" or Path(word).name == "rlhf"
+        ),
+        None,
+    )
+    return program is not None and any(
+        word in ("run", "retrain") for word in command[program + 1 : program + 2]
+    )
 
 
 def _let_runs_end(root: Path) -> None:
@@ -421,7 +440,17 @@ def _let_runs_end(root: Path) -> None:
     for run in runs:
         with suppress(psutil.NoSuchProcess):
             run.send_signal(signal.SIGTERM)
-    psutil.wait_procs(runs, timeout=RUN_PATIENCE_SECONDS)
+    deadline = time.monotonic() + RUN_PATIENCE_SECONDS
+    while any(map(_is_at_work, runs)) and time.monotonic() < deadline:
+        time.sleep(0.2)
+
+
+def _is_at_work(process: psutil.Process) -> bool:
+    """Not one that has ended and whose parent does not ask for it."""
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def _end(server: Server) -> None:

@@ -9,35 +9,64 @@ from config import jsonl
 from config.errors import OverBudget
 from config.records import STAGES, PipelineRow
 from costs.ledger.attempts import read_attempts
-from costs.ledger.budget import Limit, chain, has_to_stop, room, total
+from costs.ledger.budget import Limit, Room, has_to_stop, room, total
 from costs.tables.price import usd_per_device_hour
-from tasks.planning.plan import spent_by_stage
+from tasks.planning.plan import spent_by_runs
+from tasks.retraining.decision import Month
+from tasks.retraining.month import PURPOSE, month
 from tasks.run.run import Run
 from tasks.stage.progress import Watch
+
+MONTHLY = "retrain.monthly_usd"
 
 
 class BudgetWatch:
     """The budget of one stage process, from before it starts until it ends."""
 
-    def __init__(self, run: Run, stage: str) -> None:
-        self._run, self._stage = run, stage
+    def __init__(self, run: Run, stage: str, local: bool = True) -> None:
+        """`local`: the process is of this machine; a container waits in a queue first, its pids are
+        its own.
+        """
+        self._run, self._stage, self._local = run, stage, local
         self._price = usd_per_device_hour(run.params, stage)
-        rows = jsonl.read(run.root / "runs" / "pipeline.jsonl", PipelineRow).rows
-        self._spent = spent_by_stage(run.root, run.params, chain(rows, run.run_id))
+        rows: list[PipelineRow] = jsonl.read(run.root / "runs" / "pipeline.jsonl", PipelineRow).rows
+        self._spent = spent_by_runs(run.root, run.params, rows, run.run_id)
         self._asked_at = time.time()
+        self._month: Month | None = None
+        """Of a run that a retrain cycle started: what the month's cycles have cost before this
+        process.
+        """
+        if any(row.run_id == run.run_id and row.detail.get(PURPOSE) for row in rows):
+            self._month = month(run.root, run.params, self._asked_at)
         self._process: tuple[int, float] | None = None
         self.reached: Limit | None = None
         """The limit that ended the stage."""
 
     def refuse_without_room(self) -> None:
         """Raise OverBudget if the stage could not even start within the budget."""
-        left = room(self._run.params.budget, self._spent, self._stage, 1, self._price)
+        left = self._room(1)
         if left is not None and left.seconds <= self._start_seconds():
             limit, used = left.limit, left.limit.part(total(self._spent, left.limit.stage))
+            if limit.key == MONTHLY and self._month is not None:
+                used = self._month.spent_usd
             raise OverBudget(
                 f"{limit.key}={limit.value:g} leaves no room to start {self._stage}: {used:.4g} "
                 f"{limit.unit} are spent. {_go_on(limit)}"
             )
+
+    def _room(self, world_size: int) -> Room | None:
+        """What the tightest limit leaves, in wall seconds: of the run's budget, or of the
+        month's.
+        """
+        found = [room(self._run.params.budget, self._spent, self._stage, world_size, self._price)]
+        if (
+            self._month is not None
+            and self._month.limit_usd is not None
+            and self._month.left_usd is not None
+        ):
+            limit = Limit(MONTHLY, self._month.limit_usd, "USD", None)
+            found.append(Room(self._month.left_usd / (world_size * self._price / 3600), limit))
+        return min((each for each in found if each is not None), default=None)
 
     def _start_seconds(self) -> float:
         """What starting took the last time: of this stage, else of the slowest other; 0 if none
@@ -60,16 +89,9 @@ class BudgetWatch:
         the wall time.
         """
         if self.reached is None and watch.attempt is not None and watch.pid is not None:
-            left = room(
-                self._run.params.budget,
-                self._spent,
-                self._stage,
-                watch.attempt.world_size,
-                self._price,
-            )
-            if left is not None and has_to_stop(
-                watch.pace, time.time(), self._began(watch.pid) + left.seconds
-            ):
+            left = self._room(watch.attempt.world_size)
+            began = self._began(watch.pid) if self._local else watch.began
+            if left is not None and has_to_stop(watch.pace, time.time(), began + left.seconds):
                 self.reached = left.limit
         return self.reached is not None
 

@@ -107,7 +107,9 @@ class Watch:
         """The newest row on the attempt at work; it has the process's id."""
         self.pace = Pace()
         """How long steps and checkpoints take."""
-        self._began = time.time()
+        self._started: AttemptRow | None = None
+        self._started_seen = 0.0
+        self._start_usage: UsageRow | None = None
         self._step = 0
         self._values: dict[str, float] = {}
         self._moments: deque[tuple[float, int]] = deque()
@@ -119,13 +121,29 @@ class Watch:
         """
         return self.attempt.pid if self.attempt and self.attempt.event != "end" else None
 
+    @property
+    def began(self) -> float:
+        """When the process at work began, by this machine's clock (its rows may be of another's).
+
+        Now, before there is one: what waits in a queue costs nothing yet.
+        """
+        if self._started is None:
+            return time.time()
+        started, usage = self._started, self._start_usage
+        loading = max(0.0, started.time - (usage.time - usage.seconds)) if usage else 0.0
+        return self._started_seen - loading
+
     def look(self) -> Progress:
         """Read what has come."""
         for attempt in self._attempts.read(AttemptRow):
             self.attempt = attempt
             self._step = attempt.step
+            if attempt.event == "start":
+                self._started, self._started_seen, self._start_usage = attempt, time.time(), None
         for usage in self._usage.read(UsageRow):
             self.pace.add(usage)
+            if usage.phase == "start":
+                self._start_usage = usage
             if usage.step > self._step:
                 self._step = usage.step
                 self._moments.append((usage.time, usage.step))
@@ -136,7 +154,7 @@ class Watch:
             self._moments.popleft()
         for metric in self._metrics.read(MetricRow):
             self._values = metric.values
-        seconds = time.time() - self._began
+        seconds = max(0.0, time.time() - self.began)
         world_size = self.attempt.world_size if self.attempt else 1
         return Progress(
             stage=self._stage,

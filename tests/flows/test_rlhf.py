@@ -128,7 +128,10 @@ def test_a_failure_that_repeats_is_not_tried_for_ever(project: Path) -> None:
     assert task_states(state) == {"plan": ("Completed", 1), "data": ("Failed", 2)}
 
 
-def test_sigterm_ends_the_flow_in_the_state_stopped(project: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_to_stop_ends_the_flow_in_the_state_stopped(
+    project: Path, number: signal.Signals
+) -> None:
     (project / "behaviour.txt").write_text("slow")
     usage = project / "runs" / "data" / "usage.jsonl"
 
@@ -136,7 +139,7 @@ def test_sigterm_ends_the_flow_in_the_state_stopped(project: Path) -> None:
         deadline = time.monotonic() + 60
         while not usage.exists() and time.monotonic() < deadline:
             time.sleep(0.02)
-        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), number)
 
     asking = threading.Thread(target=ask)
     asking.start()

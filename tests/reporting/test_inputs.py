@@ -10,11 +10,18 @@ import pytest
 
 from config import jsonl
 from config.errors import CostError
+from config.kept import file_digest
 from config.load import load
 from config.records import AttemptRow, MetricRow, kept_folder
 from config.schema import Params
 from reporting.inputs import NO_RUN, finite, read_findings
-from tests.reporting.plausible_run import BEGIN, Clock, write_cached_run, write_pipeline_run
+from tests.reporting.plausible_run import (
+    BEGIN,
+    Clock,
+    write_cached_run,
+    write_json,
+    write_pipeline_run,
+)
 from tests.reporting.two_runs import write_two_runs
 
 FIRST, SECOND = "20261121-120000-a1b2", "20261121-130000-c3d4"
@@ -115,6 +122,54 @@ def test_results_replaced_by_a_later_run_come_from_the_copy_the_run_kept(
     (kept / "sft.json").write_text('{"eval_loss": 0.5}')
     assert read_findings(tmp_path, params, FIRST).value("sft", "eval_loss") == 0.5
     assert read_findings(tmp_path, params).value("sft", "eval_loss") == 9.0
+
+
+def test_a_stage_that_was_made_outside_is_read_by_its_digest_or_not_known(
+    tmp_path: Path, params: Params
+) -> None:
+    """Its attempt is not recorded here, and the next run has put other outputs in place."""
+
+    def restored(run_id: str, time: float, loss: float) -> None:
+        write_json(tmp_path / "metrics/sft.json", {"eval_loss": loss})
+        clock = Clock(tmp_path, run_id, time)
+        clock.pipeline("start")
+        outs = {"metrics/sft.json": file_digest(tmp_path / "metrics/sft.json")}
+        clock.pipeline("stage", stage="sft", cached=True, attempt=None, detail={"outs": outs})
+        clock.pipeline("end", state="completed")
+
+    hand = Clock(tmp_path, "manual", BEGIN)
+    hand.attempt("sft", 1, "start")
+    hand.use("sft", 1, "train", 1, 90.0)
+    hand.log("sft", 1, 1, loss=3.0)
+    hand.attempt("sft", 1, "end", exit_code=0)
+    restored(FIRST, BEGIN + 100, 0.5)
+    assert read_findings(tmp_path, params, FIRST).value("sft", "eval_loss") == 0.5
+    restored(SECOND, BEGIN + 200, 9.0)
+    first, second = read_findings(tmp_path, params, FIRST), read_findings(tmp_path, params, SECOND)
+    assert (first.metrics["sft"], second.value("sft", "eval_loss")) == ({}, 9.0)
+    assert (len(first.notes), second.notes) == (1, [])
+    assert first.curves["sft"] == {}, "whose curve that is nobody knows"
+    assert first.ledger.saved_usd == 0.0, "nor what it had cost"
+    write_json(kept_folder(tmp_path, FIRST) / "metrics/sft.json", {"eval_loss": 0.5})
+    assert read_findings(tmp_path, params, FIRST).value("sft", "eval_loss") == 0.5
+    write_json(kept_folder(tmp_path, FIRST) / "metrics/sft.json", {"eval_loss": 0.6})
+    assert read_findings(tmp_path, params, FIRST).metrics["sft"] == {}, (
+        "a copy that was changed is not the run's"
+    )
+
+
+def test_the_curve_of_a_run_that_failed_ends_with_its_own_attempts(
+    tmp_path: Path, params: Params
+) -> None:
+    for run_id, number, steps in ((FIRST, 1, (1, 2)), (SECOND, 2, (1, 2, 3))):
+        clock = Clock(tmp_path, run_id, BEGIN + 1000 * number)
+        clock.pipeline("start")
+        clock.attempt("sft", number, "start")
+        for step in steps:
+            clock.log("sft", number, step, loss=float(number))
+        clock.attempt("sft", number, "end", exit_code=1)
+        clock.pipeline("end", state="failed")
+    assert read_findings(tmp_path, params, FIRST).curves["sft"]["loss"] == [(1.0, 1.0), (2.0, 1.0)]
 
 
 def test_samples_of_an_earlier_run_come_from_its_copy(tmp_path: Path, params: Params) -> None:

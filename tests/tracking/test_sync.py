@@ -182,6 +182,7 @@ class Story:
             detail={"outs": {"models/ppo": DIGEST}, "deps": {"models/sft": "f" * 32}},
         )
         self.model()
+        self.pipeline("stage", stage="evaluate", cached=True, attempt=1)
         self.end()
 
 
@@ -253,6 +254,27 @@ def test_a_run_arrives_with_parent_child_params_results_and_model(
         "metrics",
         "model",
     }
+
+
+def test_a_run_that_failed_has_no_results_of_another(root: Path, params: Params) -> None:
+    """The copies are those that an earlier version kept of whatever lay in the workspace."""
+    story = Story(root, params)
+    story.start()
+    story.pipeline(
+        "stage",
+        stage="data",
+        cached=True,
+        attempt=4,
+        detail={"outs": {"metrics/data.json": "another digest"}},
+    )
+    story.end("failed")
+    (root / "runs/pipeline/r1/metrics/data.json").write_text('{"rows_read": 7}')
+    sync(root, params)
+    found = runs(root)["r1"]
+    assert found.info.status == "FAILED"
+    assert [
+        name for name in found.data.metrics if name.startswith(("eval/", "ppo/", "data/"))
+    ] == []
 
 
 def test_whole_runs_are_found_named_described_and_say_what_they_changed(

@@ -28,7 +28,7 @@ from config.sections.processes import Processes
 POLL_SECONDS = 0.1
 GRACE_SECONDS = 30.0
 """What the others get to notice by themselves that one process is lost, before they are ended."""
-SIGNALS = (signal.SIGTERM, signal.SIGINT)
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -104,7 +104,11 @@ def started(
         for process in running:
             process.send_signal(signal.SIGTERM)
 
-    before = {number: signal.signal(number, pass_on) for number in SIGNALS}
+    before = {
+        number: signal.signal(number, pass_on)
+        for number in SIGNALS
+        if signal.getsignal(number) is not signal.SIG_IGN
+    }
     try:
         signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
         try:

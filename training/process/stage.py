@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 
+import psutil
 import torch
 import transformers
 
@@ -32,6 +33,7 @@ from config.load import load
 from config.records import (
     LAUNCHER_VARIABLE,
     NO_RUN_ID,
+    PIPELINE_VARIABLE,
     RUN_ID_VARIABLE,
     AttemptRow,
     MetricRow,
@@ -77,6 +79,7 @@ class Stage:
         self.world_size = int(os.environ.get("WORLD_SIZE", "1"))
         self.device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
         self._launcher = int(os.environ.get(LAUNCHER_VARIABLE, "0"))
+        self._pipeline = os.environ.get(PIPELINE_VARIABLE)
         self._folder = root / "runs" / name
         self._sections = sections
         self._inputs = inputs(self.params) if callable(inputs) else inputs
@@ -222,10 +225,10 @@ class Stage:
             return False
 
     def stop_if_requested(self) -> None:
-        """Leave if SIGTERM or Ctrl-C came or params.yaml changed; for places where everything worth
-        keeping is saved.
+        """Leave if asked to stop, orphaned, or params.yaml changed; for places where everything
+        worth keeping is saved.
         """
-        if self.stop_requested or self._params_changed():
+        if self.stop_requested or self.orphaned or self._params_changed():
             raise self.stopped()
 
     def agreed_to_stop(self) -> bool:
@@ -235,12 +238,17 @@ class Stage:
         Ask once a step, before deciding on a checkpoint: a request that comes later waits for the
         next step.
         """
-        orphaned = self._launcher not in (0, os.getppid())
-        self.stopping = (
-            collectives.all_reduce_max(self.stop_requested or orphaned or self._params_changed())
-            > 0
-        )
+        wanted = self.stop_requested or self.orphaned or self._params_changed()
+        self.stopping = collectives.all_reduce_max(wanted) > 0
         return self.stopping
+
+    @property
+    def orphaned(self) -> bool:
+        """Whether the launcher, or the pipeline that watches the budget, is gone."""
+        if self._launcher not in (0, os.getppid()):
+            return True
+        pid, _, created = (self._pipeline or "").partition(":")
+        return bool(pid) and not is_alive(int(pid), float(created))
 
     def stopped(self) -> StageStopped:
         """What to raise once everything is saved. Raises ParamsError instead if it is params.yaml
@@ -260,6 +268,29 @@ class Stage:
 
     def request_stop(self, signum: int, frame: FrameType | None) -> None:
         self.stop_requested = True
+
+
+def is_alive(pid: int, created: float) -> bool:
+    """Whether the process `pid` that was created at `created`, seconds since the epoch, still
+    runs.
+    """
+    try:
+        process = psutil.Process(pid)
+        return (
+            abs(process.create_time() - created) < 1.0 and process.status() != psutil.STATUS_ZOMBIE
+        )
+    except psutil.NoSuchProcess:
+        return False
+
+
+def stop_signals() -> tuple[signal.Signals, ...]:
+    """What asks a stage to stop. SIGHUP of a lost terminal too, unless nohup has it ignored."""
+    ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    return (
+        (signal.SIGTERM, signal.SIGINT)
+        if ignored
+        else (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+    )
 
 
 def run_stage(
@@ -282,10 +313,10 @@ def run_stage(
         return error.exit_code
     if not stage.interactive:
         transformers.utils.logging.disable_progress_bar()
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in stop_signals():
         signal.signal(number, stage.request_stop)
     signal.pthread_sigmask(
-        signal.SIG_UNBLOCK, (signal.SIGTERM, signal.SIGINT)
+        signal.SIG_UNBLOCK, stop_signals()
     )  # training.process.launch held them back until now
     code, message = EXIT_CRASHED, ""
     try:

@@ -76,14 +76,38 @@ def test_a_run_goes_on_from_the_newest_unless_that_completed_or_asked_for_someth
         predecessor(
             rows,
             params("budget.max_usd=2", "prices.usd_per_device_hour=1", "tracking.experiment=x"),
-            kept,
+            kept.get,
         )
         == "b"
     )
-    assert predecessor(rows, params("sft.epochs=9.0"), kept) is None
-    assert predecessor(rows, params(), {}) is None
-    assert predecessor(rows[:2], params(), {"a": params()}) is None
-    assert predecessor([], params(), {}) is None
+    assert predecessor(rows, params("sft.epochs=9.0"), kept.get) is None
+    assert predecessor(rows, params(), {}.get) is None
+    assert predecessor(rows[:2], params(), {"a": params()}.get) is None
+    assert predecessor([], params(), {}.get) is None
+
+
+def test_runs_for_other_results_in_between_do_not_reset_the_budget() -> None:
+    """a was stopped; b and c asked for something else; d goes on from a, and completes it."""
+    kept = {
+        "a": params(),
+        "b": params("seed=9"),
+        "c": params("seed=9"),
+        "d": params(),
+        "e": params(),
+    }
+    rows = [row("a", "start"), row("a", "end", state="over_budget")]
+    rows += [
+        row("b", "start"),
+        row("b", "end", state="completed"),
+        row("c", "start"),
+        row("c", "end", state="stopped"),
+    ]
+    assert predecessor(rows, params(), kept.get) == "a"
+    assert predecessor(rows, params("seed=9"), kept.get) == "c"
+    rows += [row("d", "start", detail={"continues": "a"}), row("d", "end", state="stopped")]
+    assert predecessor(rows, params(), kept.get) == "d"
+    rows += [row("e", "start", detail={"continues": "d"}), row("e", "end", state="completed")]
+    assert predecessor(rows, params(), kept.get) is None
 
 
 def test_a_chain_of_runs_is_followed_back_and_ends() -> None:

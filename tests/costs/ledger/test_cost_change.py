@@ -144,3 +144,17 @@ def test_a_stage_that_was_reused_costs_what_making_it_did() -> None:
     assert change.usd == total.usd == 0
     assert change.after is not None
     assert change.after.usd == pytest.approx(1.0)
+
+
+def test_the_total_of_stages_with_prices_of_their_own_is_the_sum_of_what_they_cost() -> None:
+    """An hour at 1 USD beside an hour at 10 USD are 11 USD, not 2."""
+    hour = {"train": (3600.0, 100)}
+    before = book(1.0, stage("sft", hour, 1.0), stage("ppo", hour, 10.0))
+    after = book(1.0, stage("sft", hour, 1.0), stage("ppo", {"train": (7200.0, 200)}, 10.0))
+    total = cost_changes(before, after)[-1]
+    assert (total.before, total.after) == (
+        Work(7200.0, 200, pytest.approx(5.5)),
+        Work(10800.0, 300, pytest.approx(7.0)),
+    )
+    assert total.usd == pytest.approx(10.0)
+    assert sum(total.reasons.values()) == pytest.approx(total.usd)

@@ -25,6 +25,8 @@ from tasks.dvc.data_key import key_now
 from tasks.retraining import cycle as retrain
 from tasks.retraining.cycle import Cycle
 from tasks.run.run import begin, keep_copies
+from tasks.stage.outcome import Outcome
+from tasks.stage.runner import record
 from tests.conftest import ROOT, git
 from tests.tasks.champions.test_promotion_gate import WINNER
 
@@ -77,6 +79,8 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (root / "in.txt").write_text(f"{number} ")
         run = begin(root, f"run-{number}", params, {})
         dvc(root, "repro")
+        for stage in STAGES:
+            record(run, stage, Outcome(cached=False, attempt=None))
         run.record("end", state="completed")
         keep_copies(run)
     return root

@@ -4,8 +4,11 @@ import pytest
 
 from config import jsonl
 from config.champions import Champion
+from config.errors import UserError
+from config.load import load
 from config.retraining import RETRAIN_ROWS, RetrainRow
-from tasks.retraining.cycle import nothing_new
+from tasks.retraining.cycle import Cycle, nothing_new
+from tests.conftest import ROOT
 
 CHAMPION = Champion(run_id="r1", method="ppo", model_digest="m", data_version="d", data_key="old")
 
@@ -44,3 +47,22 @@ def test_data_that_a_trained_model_was_decided_on_is_not_tried_again(
     reason = nothing_new(tmp_path, CHAMPION, "new")
     assert (reason is not None) is tried
     assert not tried or f"which ended as {outcome} (so it is)" in str(reason)
+
+
+@pytest.mark.integration
+def test_a_helper_that_fails_is_paid_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process of the cycle that takes a while and then finds its input missing."""
+    (tmp_path / "training").mkdir()
+    (tmp_path / "training" / "examine.py").write_text(
+        "import sys, time\ntime.sleep(0.5)\nsys.exit(print('votes.csv is gone', file=sys.stderr) "
+        "or 2)"
+    )
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    params = load(ROOT / "recipes" / "demo.yaml", ["prices.usd_per_device_hour=720"])
+    cycle = Cycle(tmp_path, params, None)
+    with pytest.raises(UserError, match="votes"):
+        cycle.helper("examine")
+    (row,) = jsonl.read(tmp_path / RETRAIN_ROWS, RetrainRow).rows
+    assert (row.event, row.detail) == ("cost", {"process": "examine"})
+    assert row.usd >= 0.1, "half a second at 0.2 USD"
+    assert cycle.usd == row.usd

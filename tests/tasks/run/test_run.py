@@ -4,6 +4,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 from config import jsonl
 from config.errors import EnvironmentFault
@@ -89,8 +90,11 @@ def test_runs_that_were_killed_get_an_end_and_others_no_second_one(tmp_path: Pat
 
 def test_a_run_keeps_what_a_later_one_replaces(tmp_path: Path) -> None:
     run: Run = begin(tmp_path, "r1", PARAMS, {})
+    outs = {
+        "sft": ["models/sft", "metrics/sft.json", "plots/sft.csv"],
+        "evaluate": ["evaluation/samples.jsonl"],
+    }
     for name in (
-        "dvc.lock",
         "metrics/sft.json",
         "plots/sft.csv",
         "evaluation/samples.jsonl",
@@ -98,6 +102,9 @@ def test_a_run_keeps_what_a_later_one_replaces(tmp_path: Path) -> None:
     ):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(name)
+    (tmp_path / "dvc.lock").write_text("stages: {}\n")
+    for stage, paths in outs.items():
+        run.record("stage", stage=stage, detail={"outs": dict.fromkeys(paths, "digest")})
     keep_copies(run)
     assert not (run.folder / "report").exists(), (
         "a report in place that the run did not make is of an earlier one"
@@ -114,6 +121,35 @@ def test_a_run_keeps_what_a_later_one_replaces(tmp_path: Path) -> None:
         "report/report.html",
     }
     assert (run.folder / "metrics" / "sft.json").read_text() == "metrics/sft.json"
+
+
+def test_a_run_that_failed_keeps_nothing_of_stages_that_it_did_not_complete(tmp_path: Path) -> None:
+    for name in (
+        "metrics/data.json",
+        "metrics/ppo.json",
+        "plots/ppo.csv",
+        "evaluation/samples.jsonl",
+    ):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("of an earlier run")
+    lock = {
+        "schema": "2.0",
+        "stages": {name: {"cmd": name} for name in ("inputs", "data", "ppo", "dpo", "evaluate")},
+    }
+    (tmp_path / "dvc.lock").write_text(yaml.safe_dump(lock))
+    run = begin(tmp_path, "r2", PARAMS, {})
+    run.record(
+        "stage", stage="data", detail={"outs": {"data/prepared": "1.dir", "metrics/data.json": "2"}}
+    )
+    run.record("end", state="failed")
+    keep_copies(run)
+    kept = {str(path.relative_to(run.folder)) for path in run.folder.rglob("*") if path.is_file()}
+    assert kept == {"params.yaml", "dvc.lock", "metrics/data.json"}
+    assert set(yaml.safe_load((run.folder / "dvc.lock").read_text())["stages"]) == {
+        "inputs",
+        "data",
+        "dpo",
+    }
 
 
 def test_a_folder_that_can_not_be_written_is_named(

@@ -3,6 +3,7 @@ is 0.001 USD.
 """
 
 import random
+import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -12,8 +13,10 @@ from config import jsonl
 from config.errors import OverBudget
 from config.load import load
 from config.records import AttemptRow, UsageRow
+from config.retraining import RETRAIN_ROWS, RetrainRow
 from costs.ledger.budget import Cost, total
 from tasks.planning.plan import spent_by_stage
+from tasks.retraining.month import PURPOSE
 from tasks.run.run import Run, begin
 from tasks.run.stop import StopRequest
 from tasks.stage.outcome import StageCrashed
@@ -159,3 +162,23 @@ def test_an_unchanged_stage_costs_nothing_whatever_the_budget(project: Path) -> 
     bring_up(a_run(project, "first"))
     bring_up(a_run(project, "second", "budget.max_usd=0.0000001"))
     assert len([event for event in events(project) if event[1] == "start"]) == 1
+
+
+def test_the_months_money_stops_a_run_of_a_retrain_cycle_while_it_works(project: Path) -> None:
+    (project / "behaviour.txt").write_text("long")
+    params = load(
+        project / "params.yaml", ["prices.usd_per_device_hour=3.6", "retrain.monthly_usd=0.105"]
+    )
+    spent_before = RetrainRow(time=time.time(), cycle="c", event="cost", usd=0.1)
+    jsonl.append(project / RETRAIN_ROWS, spent_before)
+    cycle = begin(project, "cycle", params, {PURPOSE: "a-flow-run"})
+    with pytest.raises(OverBudget, match=r"retrain\.monthly_usd=0\.105 is reached"):
+        bring_up(cycle)
+    assert attempts(project, "sft")[-1].exit_code == 75
+    start, step = longest(project, "start"), longest(project, "train")
+    assert spent(cycle).seconds <= max(5.0, start + step) + step + POLL_SECONDS
+    with pytest.raises(OverBudget, match=r"retrain\.monthly_usd=0\.105 leaves no room"):
+        bring_up(begin(project, "next-cycle", params, {PURPOSE: "another"}))
+    (project / "behaviour.txt").unlink()
+    bring_up(begin(project, "by-hand", params, {}))
+    assert (project / "sft.out").exists()

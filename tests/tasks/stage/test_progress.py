@@ -1,5 +1,8 @@
 import math
+import os
+import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -9,7 +12,9 @@ from hypothesis import strategies as st
 from config import jsonl
 from config.load import load
 from config.records import AttemptRow, MetricRow, UsageRow
-from tasks.stage.progress import Watch, eta_seconds, line, planned_steps
+from tasks.run.run import Run
+from tasks.stage.budget_watcher import BudgetWatch
+from tasks.stage.progress import Display, Watch, eta_seconds, line, planned_steps
 from tests.conftest import ROOT
 
 PARAMS = load(
@@ -108,3 +113,49 @@ def test_a_watch_sees_only_the_attempt_at_work(tmp_path: Path) -> None:
     )
     watch.look()
     assert watch.pid is None
+
+
+def test_what_waits_in_a_queue_costs_nothing_and_clocks_are_not_compared(tmp_path: Path) -> None:
+    """A container whose clock is an hour off, and whose process id is that of some process here."""
+    folder = tmp_path / "runs" / "ppo"
+    run = Run(tmp_path, "r", load(ROOT / "recipes" / "demo.yaml", ["budget.max_hours=0.01"]))
+    watch, budget = Watch(tmp_path, run.params, "ppo"), BudgetWatch(run, "ppo", local=False)
+    budget._asked_at -= 3600.0  # it was handed over an hour ago
+    assert watch.look().usd == pytest.approx(0.0, abs=1e-6)
+    assert not budget.has_to_stop(watch)
+    there = time.time() - 3600.0
+    start = AttemptRow(
+        run_id="r", time=there, attempt=1, event="start", fingerprint="", pid=1, step=0
+    )
+    jsonl.append(folder / "attempts.jsonl", start)
+    assert watch.look().seconds < 30.0
+    assert not budget.has_to_stop(watch), "0.01 h are 36 s"
+    usage = UsageRow(
+        run_id="r",
+        attempt=1,
+        step=0,
+        phase="start",
+        time=there + 1.0,
+        seconds=41.0,
+        tokens=0,
+        sequences=0,
+        peak_bytes=1,
+        device="cpu",
+        world_size=1,
+    )
+    jsonl.append(folder / "usage.jsonl", usage)
+    assert watch.look().seconds >= 40.0, "loading before its first word is paid for"
+    assert budget.has_to_stop(watch)
+
+
+def test_a_terminal_that_is_gone_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    reader, writer = os.openpty()
+    with os.fdopen(writer, "w") as terminal:
+        monkeypatch.setattr(sys, "stderr", terminal)
+        display = Display()
+        display.say("at work")
+        os.close(reader)
+        display.say("nobody reads this")
+        monkeypatch.undo()
+        with suppress(OSError):
+            terminal.close()

@@ -6,17 +6,19 @@ import contextlib
 import json
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 
 from config import jsonl
 from config.errors import ParamsError, StageStopped
-from config.records import RUN_ID_VARIABLE, STAGES, UsageRow
-from tests.training.processes import attempts, finish, metric_rows, metrics, start
+from config.records import PIPELINE_VARIABLE, RUN_ID_VARIABLE, STAGES, UsageRow
+from tests.training.processes import attempts, finish, metric_rows, metrics, signalled, start
 from tests.training.tiny import files, on_a_small_disk, open_stage, run_main
 from training.process.stage import Stage, run_stage
 
@@ -328,6 +330,32 @@ def test_a_stage_refuses_params_that_its_run_did_not_begin_with(
     assert run_main(root, "ppo") == 2
     assert "ppo.cliprange 0.2 -> 0.3" in said(capsys, "ppo")
     assert not (root / "models/ppo").exists()
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("processes", [None, 2])
+def test_a_stage_whose_pipeline_was_killed_checkpoints_and_ends(
+    project: Project, monkeypatch: pytest.MonkeyPatch, processes: int | None
+) -> None:
+    """Nobody watches its budget any more."""
+    root = project("ppo", ppo={"updates": 500, "checkpoint_every_updates": 1000})
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]) as pipeline:
+        try:
+            created = psutil.Process(pipeline.pid).create_time()
+            monkeypatch.setenv(PIPELINE_VARIABLE, f"{pipeline.pid}:{created}")
+            code = signalled(root, "ppo", 2, signal.SIGKILL, processes, pick=lambda _: pipeline.pid)
+        finally:
+            pipeline.kill()
+    assert code == 75
+    end = attempts(root, "ppo")[-1]
+    assert (end.event, end.exit_code) == ("end", 75)
+    assert end.step < 500
+
+
+@pytest.mark.integration
+def test_a_stage_whose_terminal_is_lost_checkpoints_and_ends(project: Project) -> None:
+    root = project("ppo", ppo={"updates": 500, "checkpoint_every_updates": 1000})
+    assert signalled(root, "ppo", 2, signal.SIGHUP) == 75
 
 
 def test_a_stage_needs_no_orchestrator(finished: Path) -> None:
