@@ -65,10 +65,8 @@ def reward(stage: Stage) -> None:
     )
     trainer.loss_is_scaled_for_ga = True
     filler = {name: [tokenizer.eos_token_id] for name in ("chosen_ids", "rejected_ids")}
-    trainer.bucket(
-        [max(len(row["chosen_ids"]), len(row["rejected_ids"])) for row in pairs["train"].rows],
-        filler,
-    )
+    lengths = [max(len(row["chosen_ids"]), len(row["rejected_ids"])) for row in pairs["train"].rows]
+    trainer.bucket(lengths, filler, settings)
     train(trainer, stage)
     model = trainer.model.eval()
     step = trainer.state.global_step
