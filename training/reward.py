@@ -57,7 +57,9 @@ def reward(stage: Stage) -> None:
     collator = CountingCollator(DataCollatorForPreference(pad_token_id=tokenizer.pad_token_id))
     trainer = BucketedRewardTrainer(
         model=model,
-        args=RewardConfig(**arguments(stage, settings), max_length=None),
+        args=RewardConfig(
+            **arguments(stage, settings), max_length=None, disable_dropout=False
+        ),  # the model has none but its adapter's
         data_collator=collator,
         train_dataset=Dataset.from_list(pairs["train"].rows),
         processing_class=tokenizer,

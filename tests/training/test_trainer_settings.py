@@ -51,7 +51,7 @@ USUAL: dict[str, Any] = {
     "schedule": "cosine",
     "weight_decay": 0.0,
     "adam_beta2": 0.98,
-    "max_grad_norm": 1.0,
+    "max_grad_norm": 100.0,
     "activation_checkpointing": False,
     "checkpoint_every_steps": 100,
     "log_every_steps": 1,
