@@ -61,6 +61,8 @@ SIZES = [
     "sft.checkpoint_every_steps=3",
     "reward.checkpoint_every_steps=3",
     "ppo.checkpoint_every_updates=2",
+    "sft.epochs=9.0",
+    "reward.epochs=9.0",
     "ppo.kl.controller=adaptive",
     "ppo.kl.horizon=200",
 ]

@@ -39,6 +39,11 @@ LAUNCHER_VARIABLE = "RLHF_LAUNCHER_PID"
 signals on to all of them.
 """
 
+FAULTS_VARIABLE = "RLHF_FAULTS"
+"""Folder in which each process of a stage leaves the line that says why it ended, in a file named
+by its rank, for their parent to print.
+"""
+FAULT_SUFFIX = ".fault"
 RENDEZVOUS_VARIABLE = "RLHF_RENDEZVOUS"
 """Environment variable with the file through which a stage's several processes find each other."""
 

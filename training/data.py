@@ -29,6 +29,7 @@ from training.preparation.rows import (
     USES,
     crowded_out,
     each,
+    in_one_form,
     make_dataset,
     prompt_tokens,
     refuse_empty_splits,
@@ -80,6 +81,12 @@ def data(stage: Stage) -> None:
         parsed = [parse(need, rules) for need in needs]
         refusals = [refusal for part in parsed for refusal in part.refusals]
         refuse_if_too_many(refusals, parsed, params.data, root)
+        formed = in_one_form(
+            [part.examples for part in parsed], [not need.teaches_tokens for need in needs]
+        )
+        parsed = [
+            part._replace(examples=examples) for part, examples in zip(parsed, formed, strict=True)
+        ]
         work.add(sequences=sum(part.rows_read for part in parsed))
     stage.stop_if_requested()
     # 3. the tokenizer, the prompts that leave no room for a response, and the three datasets

@@ -114,10 +114,8 @@ def dpo(stage: Stage) -> None:
         "chosen_ids": [tokenizer.eos_token_id],
         "rejected_ids": [tokenizer.eos_token_id],
     }
-    trainer.bucket(
-        [sequence_length(row) for row in pairs["train"].rows],
-        {**filler, "ref_chosen_logps": 0.0, "ref_rejected_logps": 0.0},
-    )
+    filler |= {"ref_chosen_logps": 0.0, "ref_rejected_logps": 0.0}
+    trainer.bucket([sequence_length(row) for row in pairs["train"].rows], filler, settings)
     train(trainer, stage)
     model, step = trainer.model.eval(), trainer.state.global_step
     with stage.meter.phase("evaluate", step) as work, unsharded(model):

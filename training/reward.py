@@ -59,7 +59,9 @@ def reward(stage: Stage) -> None:
     collator = CountingCollator(DataCollatorForPreference(pad_token_id=tokenizer.pad_token_id))
     trainer = BucketedRewardTrainer(
         model=model,
-        args=RewardConfig(**arguments(stage, settings), max_length=None),
+        args=RewardConfig(
+            **arguments(stage, settings), max_length=None, disable_dropout=False
+        ),  # the model has none but its adapter's
         data_collator=collator,
         train_dataset=Dataset.from_list(pairs["train"].rows),
         processing_class=tokenizer,
@@ -67,10 +69,8 @@ def reward(stage: Stage) -> None:
     )
     trainer.loss_is_scaled_for_ga = True
     filler = {name: [tokenizer.eos_token_id] for name in ("chosen_ids", "rejected_ids")}
-    trainer.bucket(
-        [max(len(row["chosen_ids"]), len(row["rejected_ids"])) for row in pairs["train"].rows],
-        filler,
-    )
+    lengths = [max(len(row["chosen_ids"]), len(row["rejected_ids"])) for row in pairs["train"].rows]
+    trainer.bucket(lengths, filler, settings)
     train(trainer, stage)
     model = trainer.model.eval()
     step = trainer.state.global_step

@@ -57,7 +57,7 @@ def sft(stage: Stage) -> None:
         callbacks=[StageCallback(stage, collator)],
     )
     filler = {"input_ids": [tokenizer.eos_token_id], "labels": [IGNORED]}
-    trainer.bucket([len(ids) for ids in trainer.train_dataset["input_ids"]], filler)
+    trainer.bucket([len(ids) for ids in trainer.train_dataset["input_ids"]], filler, settings)
     train(trainer, stage)
     collator.take()
     with stage.meter.phase("evaluate", trainer.state.global_step) as work:

@@ -124,7 +124,9 @@ def build_trainer(job: dict[str, Any], folder: Path, accelerator: bool) -> Timed
     reward_model = normalised(
         AutoModelForSequenceClassification.from_pretrained(job["reward"], **loading)
     )
-    value_model = AutoModelForSequenceClassification.from_pretrained(job["reward"], **loading)
+    value_model = normalised(
+        AutoModelForSequenceClassification.from_pretrained(job["reward"], **loading)
+    )
     if lora is not None:
         inject_adapter_in_model(lora, value_model)
         value_model.score.requires_grad_(True)

@@ -1,5 +1,6 @@
 """Stages that learn from rows: supervised fine-tuning, reward model, DPO."""
 
+import math
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
@@ -16,7 +17,8 @@ class Optimisation(Section):
     optimizer: OptimizerName = Field(description=OPTIMIZER)
     epochs: Annotated[float, Field(gt=0)] = Field(description="Passes over the training data.")
     max_steps: Positive | None = Field(
-        description="Stop after this many optimizer steps; null trains all epochs."
+        description="Stop after this many optimizer steps, if the epochs have not ended before; "
+        "null trains all epochs."
     )
     batch_size: Positive = Field(
         description="Sequences (sft) or pairs (reward, dpo) per optimizer step, over all processes."
@@ -46,6 +48,13 @@ class Optimisation(Section):
     )
     checkpoint_every_steps: Positive = Field(description="Steps between checkpoints.")
     log_every_steps: Positive = Field(description="Steps between metric rows.")
+
+    def optimizer_steps(self, rows: int) -> int:
+        """Steps on `rows` training rows: those of all epochs, a last short batch of each included,
+        at most max_steps.
+        """
+        steps = math.ceil(math.ceil(rows / self.batch_size) * self.epochs)
+        return steps if self.max_steps is None else min(steps, self.max_steps)
 
 
 class Sft(Optimisation):

@@ -28,7 +28,8 @@ from costs.tables.price import usd_per_device_hour as own_rate
 from costs.tables.shapes import ModelShape, from_config
 
 NORMALISATION_PAIRS = 2000
-"""Training pairs that the reward stage scores once more, for the mean and deviation of its scores.
+"""Training pairs that the reward stage scores once more, for the mean and deviation of its
+scores.
 """
 GAP_SAMPLE = 16
 """Of training/rl/rollout_phase.py, which this package can not import."""
@@ -220,11 +221,8 @@ def response_tokens(rows: Rows, longest: int) -> float:
 
 
 def _steps(rows: float, section: Any) -> float:
-    return (
-        float(section.max_steps)
-        if section.max_steps
-        else max(1.0, rows * section.epochs / section.batch_size)
-    )
+    steps = max(1.0, rows * section.epochs / section.batch_size)
+    return steps if section.max_steps is None else min(steps, float(section.max_steps))
 
 
 def _sft(params: Params, aim: Target, rows: Rows, model: ModelShape) -> Setting:

@@ -2,7 +2,6 @@
 appends.
 """
 
-import math
 import sys
 import time
 from collections import deque
@@ -61,9 +60,7 @@ def planned_steps(root: Path, params: Params, stage: str) -> int | None:
 
 
 def _optimizer_steps(settings: Optimisation, rows: int | None) -> int | None:
-    if settings.max_steps is not None:
-        return settings.max_steps
-    return math.ceil(math.ceil(rows / settings.batch_size) * settings.epochs) if rows else None
+    return settings.optimizer_steps(rows) if rows else settings.max_steps
 
 
 def _rows(root: Path, dataset: str) -> int | None:

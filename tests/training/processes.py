@@ -16,10 +16,18 @@ from tests.training.tiny import ROOT
 PATIENCE_SECONDS = 120.0
 
 
-def start(root: Path, stage: str, processes: int | None = None) -> subprocess.Popen[str]:
-    """The stage as a process of its own, or through training.process.launch as several."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    several = ["training.process.launch", stage, "--processes", str(processes)]
+def start(
+    root: Path,
+    stage: str,
+    processes: int | None = None,
+    module: str = "training.process.launch",
+    **more: str,
+) -> subprocess.Popen[str]:
+    """The stage as a process of its own, or through training.process.launch as several; `more` is
+    put into the environment.
+    """
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), **more}
+    several = [module, stage, "--processes", str(processes)]
     command = [sys.executable, "-m", *(several if processes else [f"training.{stage}"])]
     return subprocess.Popen(
         command,

@@ -19,6 +19,7 @@ from training.modeling.tokenizer import (
     encode_prompt,
     encode_response,
     load_tokenizer,
+    prompt_text,
     render_prompt,
     trained_tokenizer,
 )
@@ -302,6 +303,51 @@ def test_demonstrations_and_prompts_come_from_the_pairs_unless_they_have_a_sourc
     assert metrics["prompts_train_rows"] + metrics["prompts_test_rows"] == 30
 
 
+def talk(text: str) -> list[dict[str, str]]:
+    return [{"role": "user", "content": text}]
+
+
+def test_a_prompt_is_rendered_in_one_way_whatever_source_it_came_from(tmp_path: Path) -> None:
+    """Plain pairs beside demonstrations that are conversations: all prompts are conversations
+    then.
+    """
+    pairs = pair_rows()
+    told = jsonl_file(
+        tmp_path / "told.jsonl",
+        [{"prompt": talk(row["prompt"]), "completion": "done"} for row in pairs],
+    )
+    votes = jsonl_file(tmp_path / "votes.jsonl", vote_lines(pairs))
+    run(
+        tmp_path, file_source(jsonl_file(tmp_path / "pairs.jsonl", pairs), "pairs"),
+        sft_source=file_source(told, "instructions"), vote_source=file_source(votes, "votes"),
+    )  # fmt: skip
+    tokenizer = load_tokenizer(tmp_path / "data/tokenizer")
+    rendered: dict[str, set[str]] = {}
+    for dataset in ("sft", "preference", "prompts"):
+        for row in rows(tmp_path, dataset, "train"):
+            assert isinstance(row["prompt"], list)
+            rendered.setdefault(prompt_text(row["prompt"]), set()).add(
+                render_prompt(tokenizer, row["prompt"])
+            )
+    assert len(rendered) > 20
+    assert {len(ways) for ways in rendered.values()} == {1}
+
+
+def test_votes_on_conversations_do_not_change_how_plain_prompts_are_rendered(
+    tmp_path: Path,
+) -> None:
+    pairs = pair_rows()
+    spoken = [{**row, "prompt": talk(row["prompt"])} for row in pairs]
+    votes = jsonl_file(tmp_path / "votes.jsonl", vote_lines(spoken))
+    with pytest.raises(DataError, match="rendered in two ways") as error:
+        run(
+            tmp_path,
+            file_source(jsonl_file(tmp_path / "pairs.jsonl", pairs), "pairs"),
+            vote_source=file_source(votes, "votes"),
+        )
+    assert "\n" not in str(error.value)
+
+
 def test_refused_rows_are_in_the_quarantine_file_and_counted_by_reason(tmp_path: Path) -> None:
     bad = [
         {"prompt": "p", "chosen": True, "rejected": "b"},
@@ -460,4 +506,4 @@ def test_real_trees_demonstrations_and_prompts_come_through(tmp_path: Path) -> N
     assert metrics["sft_train_rows"] + metrics["sft_test_rows"] == 7473 - metrics["sft_duplicates"]
     assert not prompts(tmp_path, "train") & prompts(tmp_path, "test")
     assert isinstance(rows(tmp_path, "preference", "train")[0]["prompt"], list)
-    assert isinstance(rows(tmp_path, "sft", "train")[0]["prompt"], str)
+    assert isinstance(rows(tmp_path, "sft", "train")[0]["prompt"], list)

@@ -163,8 +163,15 @@ def test_a_fresh_value_head_has_small_weights_and_one_from_the_reward_model_its_
     assert from_sft is not None
     assert from_reward is not None
     assert torch.equal(from_sft.score.weight, head.weight)
-    saved = load_file(project("ppo", "saved") / "models/reward/model.safetensors")
-    assert torch.equal(from_reward.score.weight, saved["score.weight"])
+    reward = project("ppo", "saved") / "models/reward"
+    config, saved = (
+        json.loads((reward / "config.json").read_text()),
+        load_file(reward / "model.safetensors"),
+    )
+    assert torch.equal(from_reward.score.weight, saved["score.weight"] / config["score_std"])
+    assert from_reward.score.bias.item() == pytest.approx(
+        -config["score_mean"] / config["score_std"]
+    )
 
 
 def test_a_step_that_is_no_number_is_not_taken(project: Project) -> None:

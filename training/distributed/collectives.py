@@ -7,7 +7,9 @@ everybody and comes out the same everywhere.
 """
 
 import os
+import sys
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -17,7 +19,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_map_only
 
 from config.errors import EnvironmentFault, ParamsError
-from config.records import RENDEZVOUS_VARIABLE
+from config.records import FAULT_SUFFIX, FAULTS_VARIABLE, RENDEZVOUS_VARIABLE
 
 T = TypeVar("T")
 Backoff = Callable[[Callable[[int], Any]], Any]
@@ -185,6 +187,31 @@ def all_reduce_max(value: float) -> float:
     found = torch.tensor(value, dtype=torch.float64)
     dist.all_reduce(found, op=dist.ReduceOp.MAX)
     return float(found)
+
+
+def report_fault(line: str) -> None:
+    """Say why this process ends: through training.process.launch, which says what several found
+    once, or where that is not the parent, itself.
+    """
+    folder, rank = os.environ.get(FAULTS_VARIABLE), os.environ.get("RANK", "0")
+    if folder is None or os.environ.get("WORLD_SIZE", "1") == "1":
+        sys.stderr.write(f"{line}\n" if rank == "0" else f"process {rank}: {line}\n")
+        return
+    unfinished = Path(folder) / f"{rank}.writing"
+    unfinished.write_text(f"{line}\n", encoding="utf-8")
+    unfinished.rename(Path(folder) / f"{rank}{FAULT_SUFFIX}")
+
+
+def fault_of_peer() -> str | None:
+    """The line that another process of the stage left before it ended, if one did."""
+    folder = os.environ.get(FAULTS_VARIABLE)
+    own = f"{os.environ.get('RANK', '0')}{FAULT_SUFFIX}"
+    found = (
+        [path for path in sorted(Path(folder).glob(f"*{FAULT_SUFFIX}")) if path.name != own]
+        if folder
+        else []
+    )
+    return found[0].read_text(encoding="utf-8").rstrip("\n") if found else None
 
 
 def is_lost_peer(error: BaseException) -> bool:

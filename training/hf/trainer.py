@@ -78,8 +78,6 @@ def arguments(stage: Stage, settings: Optimisation) -> dict[str, Any]:
     micro_batch_size = largest_divisor(per_process, settings.micro_batch_size)
     return {
         **trainer_arguments(stage, settings),
-        "num_train_epochs": settings.epochs,
-        "max_steps": settings.max_steps or -1,
         "per_device_train_batch_size": micro_batch_size,
         "per_device_eval_batch_size": settings.micro_batch_size,
         "gradient_accumulation_steps": per_process // micro_batch_size,
@@ -180,11 +178,14 @@ class BucketedData:
     data_collator: Any
     lengths: list[int]
 
-    def bucket(self, lengths: list[int], filler: Mapping[str, Any]) -> None:
+    def bucket(self, lengths: list[int], filler: Mapping[str, Any], settings: Optimisation) -> None:
         """Order the training rows by these `lengths`; `filler` is a row of FILLER_TOKENS tokens
         that nothing is learnt from.
+
+        Their number says how many steps `settings` means.
         """
         self.lengths = lengths
+        self.args.max_steps = settings.optimizer_steps(len(lengths))
         if collectives.world_size() > 1:
             self.train_dataset = concatenate_datasets(
                 [self.train_dataset, Dataset.from_list([dict(filler)])]

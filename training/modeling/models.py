@@ -203,6 +203,18 @@ def init_head(head: nn.Linear, seed: int) -> None:
             head.bias.zero_()
 
 
+def normalised_head(head: nn.Linear, mean: float, std: float) -> nn.Linear:
+    """A head in fp32 that says (w h - mean) / std where `head` says w h: [D] -> [1], with a bias.
+
+    For a value model that begins as the reward model: its returns are sums of normalised scores.
+    """
+    folded = nn.Linear(head.in_features, 1, device=head.weight.device)
+    with torch.no_grad():
+        folded.weight.copy_(head.weight / std)
+        folded.bias.fill_(-mean / std)
+    return folded
+
+
 def check_folder(place: str | Path) -> None:
     """Refuse a local folder without config or safetensors weights, in one line."""
     folder = Path(place)

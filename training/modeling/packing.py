@@ -90,15 +90,10 @@ def _by_group(dense: Attention) -> Attention:
     """
 
     def attention(
-        module: nn.Module,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        attention_mask: Tensor | None,
-        groups: tuple[tuple[int, int], ...] | None = None,
-        keep_K: Tensor | None = None,
-        **options: Any,
-    ) -> tuple[Tensor, Tensor | None]:
+        module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None,
+        groups: tuple[tuple[int, int], ...] | None = None, keep_K: Tensor | None = None,
+        position_ids: Tensor | None = None, **options: Any,
+    ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
         del keep_K  # meant for the last layer, which passes it on
         if groups is None:
             if attention_mask is not None and attention_mask.shape == NO_MASK:
@@ -106,7 +101,9 @@ def _by_group(dense: Attention) -> Attention:
                     f"{type(module).__name__} does not pass on what its attention needs for packed "
                     "rows. Set model.attention=eager in params.yaml."
                 )
-            return dense(module, query, key, value, attention_mask, **options)
+            return dense(
+                module, query, key, value, attention_mask, position_ids=position_ids, **options
+            )
         window = options.get("sliding_window")
         if window is not None and groups[0][1] > window:
             raise ModelError(
@@ -121,6 +118,8 @@ def _by_group(dense: Attention) -> Attention:
             q, k, v = (
                 x.unflatten(1, group).transpose(0, 1) for x in (q, k, v)
             )  # [heads, n, head] -> [count, heads, length, head]
+            # Not `position_ids`, which are those of the whole row: flash attention reads from them
+            # where sequences end.
             output, _ = dense(module, q, k, v, None, **options)
             outputs.append(output.flatten(0, 1))  # [count, length, heads, head] -> [n, heads, head]
         return torch.cat(outputs).unsqueeze(0), None

@@ -3,6 +3,7 @@ duplicates, in splits by prompt.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -98,6 +99,34 @@ def _unique(use: str, examples: Sequence[Example]) -> list[tuple[Example, dict[s
                 seen.add(key)
                 rows.append((example, replies))
     return rows
+
+
+def in_one_form(
+    examples: Sequence[Sequence[Example]], additions: Sequence[bool]
+) -> list[list[Example]]:
+    """The examples of every source with prompts of one form, so that a prompt is rendered in one
+    way wherever it stands.
+
+    One conversation makes the prompts of all sources conversations. `additions` says which sources
+    only add to the others: theirs have to be of the others' form, or would change all that was
+    trained before.
+
+    Raises DataError if one is conversational where the others are plain.
+    """
+    talks = [is_conversational(found) for found in examples]
+    main = any(talk for talk, added in zip(talks, additions, strict=True) if not added)
+    if any(talks) and not main:
+        raise DataError(
+            "data.vote_source has conversations as prompts, the other sources plain text: one "
+            "prompt would be rendered in two ways. "
+            "Give the votes plain prompts, or the other sources conversations."
+        )
+    if not main:
+        return [list(found) for found in examples]
+    return [
+        [replace(example, prompt=_as_conversation(example.prompt)) for example in found]
+        for found in examples
+    ]
 
 
 def is_conversational(examples: Iterable[Example]) -> bool:

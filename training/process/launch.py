@@ -2,10 +2,11 @@
 several on this machine that share its work.
 
 The number comes from `processes.<stage>` in params.yaml. One: this process becomes the stage.
-Several: it stays as their parent, passes SIGTERM and Ctrl-C on to all, ends the others when one is
-lost, and leaves with the exit code of the whole (0, 2, 75, else a crash). A stage also finds its
-place where `torchrun` or `accelerate launch` started it: training/distributed/collectives.py reads
-their variables.
+Several: it stays as their parent, passes SIGTERM and Ctrl-C on to all, prints why one of them
+fails, ends the others then, and leaves with the exit code of the whole (0, 2, 75, else a crash). On
+a machine with several GPUs each process sees only its own: with more in sight, one alone would be
+made to use all. A stage also finds its place where `torchrun` or `accelerate launch` started it:
+training/distributed/collectives.py reads their variables.
 """
 
 import argparse
@@ -22,13 +23,14 @@ from types import FrameType
 
 from config.errors import EXIT_BAD_INPUT, EXIT_CRASHED, EXIT_DONE, EXIT_RESUMABLE, RlhfError
 from config.load import load
-from config.records import LAUNCHER_VARIABLE, RENDEZVOUS_VARIABLE
+from config.records import FAULT_SUFFIX, FAULTS_VARIABLE, LAUNCHER_VARIABLE, RENDEZVOUS_VARIABLE
 from config.sections.processes import Processes
 
 POLL_SECONDS = 0.1
-GRACE_SECONDS = 30.0
+GRACE_SECONDS = 5.0
 """What the others get to notice by themselves that one process is lost, before they are ended."""
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+DEVICE_FILES = Path("/dev")
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -51,7 +53,7 @@ def main(arguments: Sequence[str]) -> int:
         return EXIT_BAD_INPUT
     command = [sys.executable, "-m", f"training.{given.stage}"]
     if processes == 1:
-        os.execv(command[0], command)
+        os.execve(command[0], command, os.environ | own_device(0, 1))
     return supervise(given.stage, command, processes)
 
 
@@ -60,11 +62,13 @@ def supervise(stage: str, command: Sequence[str], processes: int) -> int:
     of the whole.
     """
     lost_at = None
+    said: set[str] = set()
     with (
         tempfile.TemporaryDirectory(prefix="rlhf-") as folder,
-        started(command, processes, Path(folder) / "rendezvous") as running,
+        started(command, processes, Path(folder)) as running,
     ):
         while any(process.poll() is None for process in running):
+            say_faults(Path(folder), said)
             lost = [
                 rank
                 for rank, process in enumerate(running)
@@ -76,15 +80,17 @@ def supervise(stage: str, command: Sequence[str], processes: int) -> int:
             if lost_at is not None and time.monotonic() > lost_at + GRACE_SECONDS:
                 break
             time.sleep(POLL_SECONDS)
+        say_faults(Path(folder), said)
         codes = [process.returncode for process in running if process.returncode is not None]
     return exit_code(codes)
 
 
 @contextmanager
 def started(
-    command: Sequence[str], processes: int, rendezvous: Path
+    command: Sequence[str], processes: int, folder: Path
 ) -> Iterator[list[subprocess.Popen[bytes]]]:
-    """The processes; a signal to this one reaches each, and none outlives the block.
+    """The processes, which meet in `folder` and leave their faults there; a signal to this one
+    reaches each, and none outlives the block.
 
     They start with the signals held back, until their own handlers are in place: a stop that comes
     while they load is not lost.
@@ -95,7 +101,8 @@ def started(
         "WORLD_SIZE": str(processes),
         "LOCAL_WORLD_SIZE": str(processes),
         "OMP_NUM_THREADS": threads,
-        RENDEZVOUS_VARIABLE: str(rendezvous),
+        RENDEZVOUS_VARIABLE: str(folder / "rendezvous"),
+        FAULTS_VARIABLE: str(folder),
         LAUNCHER_VARIABLE: str(os.getpid()),
     }
     running: list[subprocess.Popen[bytes]] = []
@@ -113,9 +120,11 @@ def started(
         signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
         try:
             for rank in range(processes):
+                own = own_device(rank, processes)
+                local = "0" if own else str(rank)
                 running.append(
                     subprocess.Popen(
-                        command, env={**common, "RANK": str(rank), "LOCAL_RANK": str(rank)}
+                        command, env={**common, "RANK": str(rank), "LOCAL_RANK": local, **own}
                     )
                 )
         finally:
@@ -128,6 +137,37 @@ def started(
             process.wait()
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def own_device(rank: int, processes: int) -> dict[str, str]:
+    """What lets a process see one GPU alone; nothing where there is none, or fewer than processes,
+    which the stage itself refuses.
+    """
+    devices = visible_devices()
+    return {"CUDA_VISIBLE_DEVICES": devices[rank]} if len(devices) >= processes else {}
+
+
+def visible_devices() -> list[str]:
+    """The NVIDIA GPUs that a process started from here sees, as CUDA_VISIBLE_DEVICES names them;
+    found without torch, which takes seconds.
+    """
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if named is None:
+        return [str(i) for i, _ in enumerate(DEVICE_FILES.glob("nvidia[0-9]*"))]
+    devices = [device.strip() for device in named.split(",")]
+    return devices[
+        : next((i for i, device in enumerate(devices) if device in ("", "-1")), len(devices))
+    ]
+
+
+def say_faults(folder: Path, said: set[str]) -> None:
+    """Print what the processes left there, each line once: bad input is found by all of them."""
+    for path in sorted(folder.glob(f"*{FAULT_SUFFIX}")):
+        line = path.read_text(encoding="utf-8")
+        if line not in said:
+            said.add(line)
+            sys.stderr.write(line)
+            sys.stderr.flush()
 
 
 def say(stage: str, line: str) -> None:

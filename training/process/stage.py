@@ -308,8 +308,7 @@ def run_stage(
     try:
         stage = Stage(name, sections, inputs)
     except RlhfError as error:
-        if first:
-            print(f"{name}: {error}", file=sys.stderr)
+        collectives.report_fault(f"{name}: {error}")
         return error.exit_code
     if not stage.interactive:
         transformers.utils.logging.disable_progress_bar()
@@ -336,18 +335,22 @@ def run_stage(
             if is_out_of_memory(error)
             else named_fault(error, Path.cwd())
         )
-        if not isinstance(fault, RlhfError):
+        peer = collectives.fault_of_peer() if collectives.is_lost_peer(error) else None
+        if isinstance(fault, RlhfError):
+            code, message = fault.exit_code, str(fault)
+        elif peer is not None:
+            message = peer.removeprefix(f"{name}: ")
+        else:
             message = (
                 LOST_PEER if collectives.is_lost_peer(error) else f"{type(error).__name__}: {error}"
             )
             raise
-        code, message = fault.exit_code, str(fault)
     except BaseException as error:
         message = f"{type(error).__name__}: {error}"
         raise
     finally:
-        if message and stage.rank == 0:
-            print(f"{name}: {message}", file=sys.stderr)
+        if message:
+            collectives.report_fault(f"{name}: {message}")
         try:
             stage.meter.close(stage.step)
             stage.mark("end", code, message)

@@ -41,6 +41,7 @@ from training.modeling.models import (
     load_reward_model,
     new_head,
     new_reward_model,
+    normalised_head,
     reward_config,
 )
 from training.process.artifacts import replacing
@@ -130,18 +131,22 @@ def _value_model(origin: _Origin) -> Role:
     if lora is None:
         if params.ppo.value_init == "reward":
             model = load_reward_model(origin.reward, params.model, origin.tokenizer, trainable=True)
+            model.score = normalised_head(
+                model.score, model.config.score_mean, model.config.score_std
+            )
         else:
             model = new_reward_model(origin.sft, params.model, origin.tokenizer, params.seed)
         return origin.place(model)
     if params.ppo.value_init == "reward":
         model = load_reward_model(origin.reward, params.model, origin.tokenizer)
+        model.score = normalised_head(model.score, model.config.score_mean, model.config.score_std)
     else:
         model = new_reward_model(
             origin.sft, params.model, origin.tokenizer, params.seed, trainable=False
         )
+        model.score.float()
     beneath = active(model)
     add_adapter(model, lora, VALUE, params.seed + 1, "ppo.lora")
-    model.score.float()
     model = origin.place(model)
     return origin.view(model, (*beneath, VALUE), score=model.score)
 
@@ -176,15 +181,15 @@ def _shared_base(origin: _Origin, lora: Lora) -> Models:
     model = origin.place(model)
     judge = new_head(model.config.hidden_size, seed, origin.device)
     read_head(origin.reward, judge)
-    critic = new_head(model.config.hidden_size, seed, origin.device)
+    config = reward_config(model.config, origin.reward)
     if params.ppo.value_init == "reward":
-        read_head(origin.reward, critic)
+        critic = normalised_head(judge, config.score_mean, config.score_std)
+    else:
+        critic = new_head(model.config.hidden_size, seed, origin.device)
     return Models(
         policy=origin.view(model, (*beneath, POLICY)),
         ref_policy=origin.view(model, beneath),
-        reward_model=origin.view(
-            model, reward, reward_config(model.config, origin.reward), judge.requires_grad_(False)
-        ),
+        reward_model=origin.view(model, reward, config, judge.requires_grad_(False)),
         value_model=origin.view(model, value, score=origin.place(critic)),
         trunk_value_head=None,
     )

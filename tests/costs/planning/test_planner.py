@@ -182,9 +182,13 @@ def test_steps_are_rows_times_epochs_over_the_batch() -> None:
     assert made["ppo"].steps == params.ppo.updates
 
 
-def test_max_steps_wins_over_epochs() -> None:
-    params = demo("sft.max_steps=7")
-    assert plan(params, aim(params), ("sft",)).stages[0].steps == 7
+@pytest.mark.parametrize("stage", ["sft", "reward", "dpo"])
+def test_the_smaller_of_epochs_and_max_steps_is_planned(stage: str) -> None:
+    steps = {}
+    for max_steps in ("null", "7", "100000"):
+        params = demo(f"{stage}.max_steps={max_steps}")
+        steps[max_steps] = plan(params, aim(params), (stage,)).stages[0].steps
+    assert steps["7"] == 7 < steps["null"] == steps["100000"]
 
 
 def test_a_pair_is_two_sequences() -> None:

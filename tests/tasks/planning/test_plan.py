@@ -52,6 +52,9 @@ def run_all(project: Path, *changes: str) -> None:
     run.record("end", state="completed")
 
 
+LONG = ("sft.epochs=100.0", "sft.max_steps=600")
+
+
 def stopped_in_sft(project: Path, seconds: float, *changes: str) -> Run:
     """A run that spent `seconds` on sft, whose checkpoint is that of step 150, and was then
     stopped.
@@ -135,10 +138,10 @@ def test_a_plan_of_what_is_ahead_is_that_of_its_stages(project: Path) -> None:
 
 
 def test_a_stopped_run_is_gone_on_from_with_what_it_spent_and_what_it_did(project: Path) -> None:
-    fresh = prepare(project, params(project, "sft.max_steps=600"))
-    stopped_in_sft(project, 40.0, "sft.max_steps=600")
-    assert done_share(project, params(project, "sft.max_steps=600"), "sft") == 0.25
-    going_on = prepare(project, params(project, "sft.max_steps=600", "budget.max_usd=9"))
+    fresh = prepare(project, params(project, *LONG))
+    stopped_in_sft(project, 40.0, *LONG)
+    assert done_share(project, params(project, *LONG), "sft") == 0.25
+    going_on = prepare(project, params(project, *LONG, "budget.max_usd=9"))
     assert going_on.continues == "stopped"
     assert total(going_on.spent) == pytest.approx((0.040, 40.0))
     assert fresh.plan is not None
@@ -148,7 +151,7 @@ def test_a_stopped_run_is_gone_on_from_with_what_it_spent_and_what_it_did(projec
         0.25 * trained
     )
     assert going_on.ahead["ppo"] == fresh.ahead["ppo"]
-    other = prepare(project, params(project, "sft.max_steps=601"))
+    other = prepare(project, params(project, "sft.epochs=99.0", "sft.max_steps=601"))
     assert (other.continues, total(other.spent)) == (None, (0.0, 0.0))
 
 

@@ -40,6 +40,16 @@ def test_steps_are_rows_by_batch_times_epochs(tmp_path: Path) -> None:
         )
         == 9
     )
+    limited = ["sft.epochs=1.5", "sft.batch_size=4", "sft.micro_batch_size=4"]
+    for max_steps, steps in ((4, 4), (6, 5)):
+        assert (
+            planned_steps(
+                tmp_path,
+                load(ROOT / "recipes" / "demo.yaml", [*limited, f"sft.max_steps={max_steps}"]),
+                "sft",
+            )
+            == steps
+        )
 
 
 def test_the_time_left_goes_by_the_pace_between_two_moments() -> None:

@@ -11,8 +11,10 @@ from transformers import TrainingArguments
 
 from config.errors import StageStopped, TrainingDiverged
 from config.jsonl import read
+from config.load import load
 from config.records import UsageRow
-from tests.training.processes import metric_rows
+from tasks.stage.progress import planned_steps
+from tests.training.processes import metric_rows, metrics
 from tests.training.tiny import files, names, open_stage, work
 from training.hf.checkpoints import LEARNING
 from training.hf.trainer import CountingCollator, arguments, largest_divisor
@@ -22,7 +24,6 @@ Project = Callable[..., Path]
 
 def test_every_parameter_reaches_the_trainer(project: Project) -> None:
     changes = {
-        "epochs": 2.5,
         "batch_size": 12,
         "micro_batch_size": 3,
         "learning_rate": 7.0e-4,
@@ -36,7 +37,6 @@ def test_every_parameter_reaches_the_trainer(project: Project) -> None:
     }
     stage, _ = open_stage(project("sft", sft=changes), "sft")
     given = TrainingArguments(**arguments(stage, stage.params.sft))
-    assert (given.num_train_epochs, given.max_steps) == (2.5, -1)
     assert (given.per_device_train_batch_size, given.gradient_accumulation_steps) == (3, 4)
     assert (given.learning_rate, given.weight_decay, given.max_grad_norm) == (7.0e-4, 0.03, 0.7)
     assert (given.get_warmup_steps(40), given.lr_scheduler_type) == (10, "linear")
@@ -49,9 +49,29 @@ def test_every_parameter_reaches_the_trainer(project: Project) -> None:
     assert given.report_to == []
 
 
-def test_a_limit_on_the_steps_comes_before_the_epochs(project: Project) -> None:
-    stage, _ = open_stage(project("sft", sft={"max_steps": 7}), "sft")
-    assert TrainingArguments(**arguments(stage, stage.params.sft)).max_steps == 7
+@pytest.mark.parametrize(
+    ("epochs", "max_steps", "steps"), [(1.5, None, 15), (1.5, 100, 15), (1.5, 4, 4), (1.5, 15, 15)]
+)
+@pytest.mark.parametrize("stage_name", ["sft", "reward", "dpo"])
+def test_training_ends_with_the_epochs_or_at_max_steps_whichever_comes_first(
+    project: Project, stage_name: str, epochs: float, max_steps: int | None, steps: int
+) -> None:
+    root = project(
+        stage_name,
+        **{stage_name: {"epochs": epochs, "max_steps": max_steps, "checkpoint_every_steps": 100}},
+    )
+    rows = len(
+        (root / f"data/prepared/{'sft' if stage_name == 'sft' else 'preference'}/train.jsonl")
+        .read_text()
+        .splitlines()
+    )
+    assert math.ceil(rows / 8) == 10
+    work(root, stage_name)
+    assert (
+        metrics(root, stage_name)["steps"]
+        == steps
+        == planned_steps(root, load(root / "params.yaml"), stage_name)
+    )
 
 
 @pytest.mark.parametrize(

@@ -2,9 +2,13 @@
 padding.
 """
 
+from itertools import pairwise
+
 import pytest
 import torch
-from transformers import AttentionInterface
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AttentionInterface, modeling_flash_attention_utils
 
 from config.errors import ModelError
 from tests.training.tiny import FAMILIES, policy, prompts
@@ -32,6 +36,71 @@ def test_hidden_states_are_those_of_each_sequence_alone(family: str, attention: 
     for ids, start in zip(SEQUENCES, packed.start_B.tolist(), strict=True):
         alone = model.base_model(input_ids=torch.tensor([ids])).last_hidden_state[0]
         torch.testing.assert_close(hidden_ND[start : start + len(ids)], alone, atol=1e-5, rtol=0)
+
+
+def flash(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    causal: bool = False,
+    softmax_scale: float | None = None,
+    dropout_p: float = 0.0,
+) -> Tensor:
+    """What the package's flash_attn_func gives, [B, L, H, D]."""
+    heads = (x.transpose(1, 2) for x in (q, k, v))
+    return scaled_dot_product_attention(
+        *heads, is_causal=causal, scale=softmax_scale, enable_gqa=True
+    ).transpose(1, 2)
+
+
+def flash_varlen(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    causal: bool = False,
+    softmax_scale: float | None = None,
+    dropout_p: float = 0.0,
+) -> Tensor:
+    """flash_attn_varlen_func, [N, H, D]; it refuses what the kernel would read beyond its memory
+    for.
+    """
+    for ends, longest, tokens in (
+        (cu_seqlens_q, max_seqlen_q, len(q)),
+        (cu_seqlens_k, max_seqlen_k, len(k)),
+    ):
+        assert int(ends[-1]) == tokens, "an illegal access"
+        assert longest == int(ends.diff().max())
+    ends = cu_seqlens_q.tolist()
+    pieces = [slice(start, end) for start, end in pairwise(ends)]
+    return torch.cat(
+        [flash(q[None, p], k[None, p], v[None, p], causal, softmax_scale)[0] for p in pieces]
+    )
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2"])
+def test_flash_attention_is_asked_for_each_sequence_of_a_row(
+    family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Through Transformers' own preparation, with kernels that check what they are handed; groups
+    of one sequence and of several.
+    """
+    functions = (flash, flash_varlen, None, None, None)
+    monkeypatch.setattr(modeling_flash_attention_utils, "_loaded_implementation", None)
+    monkeypatch.setattr(modeling_flash_attention_utils, "_lazy_imports", lambda *_, **__: functions)
+    model = policy(family=family)
+    expected = [
+        model.base_model(input_ids=torch.tensor([ids])).last_hidden_state[0] for ids in SEQUENCES
+    ]
+    model.config._attn_implementation = "flash_attention_2"
+    packed = pack(SEQUENCES)
+    assert {count for count, length in packed.groups if length > 1} == {1, 2}
+    hidden_ND = packed_hidden(model, packed, torch.arange(len(packed.ids_N)))
+    for alone, start in zip(expected, packed.start_B.tolist(), strict=True):
+        torch.testing.assert_close(hidden_ND[start : start + len(alone)], alone, atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

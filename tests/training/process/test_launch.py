@@ -1,6 +1,9 @@
 """Real processes that are stopped, killed and exchanged for one."""
 
+import os
 import signal
+import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,7 +13,8 @@ import pytest
 from tests.training.distributed.test_collectives import largest_difference
 from tests.training.processes import attempts, signalled, start
 from tests.training.tiny import work
-from training.process.launch import exit_code, main
+from training.process import launch
+from training.process.launch import GRACE_SECONDS, exit_code, main
 from training.process.stage import LOST_PEER
 
 Project = Callable[..., Path]
@@ -119,6 +123,104 @@ def test_bad_input_is_said_once_and_passed_on(project: Project) -> None:
     assert process.returncode == 2
     assert "ppo: models/sft has no weights: a *.safetensors file is needed." in said.splitlines()
     assert said.count("has no weights") == 1
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("at_step", [None, 1], ids=["before they meet", "while they work"])
+def test_what_only_another_process_finds_is_said_at_once_and_ends_all(
+    project: Project, at_step: int | None
+) -> None:
+    """Its first process works on, or waits for the other, and has nothing to say."""
+    root = project("ppo", ppo={"updates": 200})
+    environment = {"FAIL_IN_RANK": "1", "FAIL_AT_STEP": str(at_step or 0)}
+    process = start(root, "ppo", processes=2, module="tests.training.failing", **environment)
+    assert process.stderr is not None
+    try:
+        lines = []
+        for line in process.stderr:
+            lines.append(line.rstrip())
+            if "only here" in line:
+                heard = time.monotonic()
+        process.wait(timeout=60)
+    finally:
+        process.kill()
+        process.wait()
+    assert process.returncode == 2
+    assert lines.count("ppo: the disk of this process is full, and only here.") == 1
+    assert time.monotonic() - heard < GRACE_SECONDS + 15
+    assert not any("Traceback" in line for line in lines)
+    if at_step:
+        end = attempts(root, "ppo")[-1]
+        assert (end.event, end.exit_code, end.message) == (
+            "end",
+            1,
+            "the disk of this process is full, and only here.",
+        )
+
+
+@pytest.mark.parametrize(
+    ("visible", "processes", "given"),
+    [
+        (None, 1, ["0"]),
+        (None, 4, ["0", "1", "2", "3"]),
+        ("2,3", 1, ["2"]),
+        ("GPU-a, GPU-b", 2, ["GPU-a", "GPU-b"]),
+        ("1,-1,0", 1, ["1"]),
+        ("", 1, [None]),
+        (None, 5, [None] * 5),
+        ("3", 2, [None] * 2),
+    ],
+)
+def test_each_process_sees_its_own_gpu_alone(
+    visible: str | None,
+    processes: int,
+    given: list[str | None],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """On a machine with four; too few are left as they are, for the stage to refuse."""
+    for name in ("nvidia0", "nvidia1", "nvidia2", "nvidia3", "nvidiactl", "nvidia-uvm"):
+        (tmp_path / name).touch()
+    monkeypatch.setattr(launch, "DEVICE_FILES", tmp_path)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    show = [sys.executable, "-c", SHOW, str(tmp_path)]
+    with launch.started(show, processes, tmp_path) as running:
+        for process in running:
+            assert process.wait(timeout=60) == 0
+    seen = [(tmp_path / f"seen-{rank}").read_text().split("|") for rank in range(processes)]
+    restricted = given[0] is not None
+    assert [devices for devices, _ in seen] == [
+        device if device is not None else str(visible) for device in given
+    ]
+    assert [local for _, local in seen] == [
+        "0" if restricted else str(rank) for rank in range(processes)
+    ]
+
+
+SHOW = (
+    "import os, sys; e = os.environ; "
+    "open(f'{sys.argv[1]}/seen-{e[\"RANK\"]}', "
+    "'w').write(f'{e.get(\"CUDA_VISIBLE_DEVICES\")}|{e[\"LOCAL_RANK\"]}')"
+)
+
+
+def test_a_stage_that_is_one_process_sees_one_gpu(
+    project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(project("sft"))
+    (tmp_path / "nvidia0").touch()
+    (tmp_path / "nvidia1").touch()
+    monkeypatch.setattr(launch, "DEVICE_FILES", tmp_path)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    became: list[dict[str, str]] = []
+    monkeypatch.setattr(
+        os, "execve", lambda program, command, environment: became.append(environment)
+    )
+    monkeypatch.setattr(launch, "supervise", lambda *_: 0)
+    main(["sft", "--processes", "1"])
+    assert [(one["CUDA_VISIBLE_DEVICES"], "LOCAL_RANK" in one) for one in became] == [("0", False)]
 
 
 def test_a_number_of_processes_below_one_is_refused(

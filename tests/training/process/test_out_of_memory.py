@@ -28,8 +28,8 @@ BIG = {
         "micro_batch_tokens": 32000,
         "num_mini_batches": 1,
     },
-    "sft": {"batch_size": 256, "micro_batch_size": 256, "max_steps": 4},
-    "reward": {"batch_size": 256, "micro_batch_size": 256, "max_steps": 4},
+    "sft": {"batch_size": 256, "micro_batch_size": 256, "epochs": 4.0},
+    "reward": {"batch_size": 256, "micro_batch_size": 256, "epochs": 4.0},
 }
 ROOM_BYTES = {"ppo": 60 * 2**20, "sft": 400 * 2**20, "reward": 100 * 2**20}
 

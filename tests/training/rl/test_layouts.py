@@ -94,10 +94,10 @@ def storages(model: nn.Module) -> dict[int, int]:
 def test_only_adapters_and_heads_learn(lora_project: Project, layout: str) -> None:
     roles = roles_in(lora_project(layout=layout))
     names = set(roles.trainable())
-    assert all(
-        ".lora_A." in name or ".lora_B." in name or name in ("value.score.weight", "value.weight")
-        for name in names
+    heads = (
+        {"value.weight"} if layout == "shared_trunk" else {"value.score.weight", "value.score.bias"}
     )
+    assert {name for name in names if ".lora_A." not in name and ".lora_B." not in name} == heads
     assert (
         sum(name.startswith("policy.") for name in names) == 2 * 2 * 3
     )  # A and B, layers, modules
@@ -170,27 +170,38 @@ def test_scores_are_those_of_the_reward_models_folder(lora_project: Project, lay
 
 
 @pytest.mark.parametrize("value_init", ["reward", "sft"])
-@pytest.mark.parametrize("layout", ["separate", "shared_base"])
-def test_the_value_model_starts_as_it_is_told(
-    lora_project: Project, layout: str, value_init: str
+@pytest.mark.parametrize(
+    ("layout", "lora"), [("separate", False), ("separate", True), ("shared_base", True)]
+)
+def test_the_value_model_starts_on_the_scale_of_the_rewards(
+    lora_project: Project, layout: str, lora: bool, value_init: str
 ) -> None:
-    roles = roles_in(lora_project(layout=layout, value_init=value_init))
+    """The reward model's normalised score, which the returns are made of, wherever a response might
+    end: or a fresh head.
+    """
+    root = lora_project(layout=layout, value_init=value_init, lora=LORA if lora else None)
+    other_normalisation(root)
+    roles = roles_in(root)
     last = [
         roles.values([ids], [len(ids) - 1], params(**sections({"layout": layout})).ppo)[0]
         for ids in SEQUENCES
     ]
-    config = roles.reward_model.config
     assert roles.value_model is not None
-    before_last = (
-        score(roles.reward_model, [ids[:-1] for ids in SEQUENCES], 4096) * config.score_std
-        + config.score_mean
-    )
+    before_last = score(roles.reward_model, [ids[:-1] for ids in SEQUENCES], 4096)
     gap = float((torch.cat(last) - before_last).abs().max())
     assert (gap < 1e-5) is (value_init == "reward")
     if value_init == "sft":
         assert float(roles.value_model.score.weight.detach().std()) == pytest.approx(
             1 / math.sqrt(33), rel=0.35
         )
+
+
+def other_normalisation(root: Path) -> None:
+    """Let the reward model's scores have a mean and a deviation that nobody takes for 0 and 1."""
+    path = root / "models/reward/config.json"
+    path.write_text(
+        json.dumps(json.loads(path.read_text()) | {"score_mean": 3.0, "score_std": 0.25})
+    )
 
 
 # ---------------------------------------------------------------- forwards
@@ -319,7 +330,7 @@ def test_a_stopped_run_on_the_shared_base_ends_with_the_bits_of_the_undisturbed_
         with pytest.raises(StageStopped):
             run(stage)
         saved = load_file(stage.checkpoints.latest().path / "trainable.safetensors")  # type: ignore[union-attr]
-        assert len(saved) == 25  # two adapters and a head: nothing frozen
+        assert len(saved) == 26  # two adapters, and the head's weight and bias: nothing frozen
     work(stopped, "ppo")
     assert files(stopped / "models/ppo") == files(straight / "models/ppo")
     assert metrics(stopped, "ppo") == metrics(straight, "ppo")
