@@ -16,9 +16,10 @@ from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 
-from config.records import RUN_ID_VARIABLE
+from config.records import CHANGED_CODE_VARIABLE, RUN_ID_VARIABLE
 from tasks.dvc.status import environment
 from tasks.run.run import Run
+from tasks.stage.changed_code import policy
 
 REPRO = ("dvc", "repro", "--single-item")
 """What `dvc repro` of a stage has in its command line, started ahead or by hand."""
@@ -73,7 +74,9 @@ class ReproProcesses:
             return subprocess.Popen(
                 [sys.executable, "-m", "tasks.dvc.repro", *REPRO, stage],
                 cwd=self._run.root,
-                env=environment(**{RUN_ID_VARIABLE: self._run.run_id}),
+                env=environment(
+                    **{RUN_ID_VARIABLE: self._run.run_id, CHANGED_CODE_VARIABLE: policy()}
+                ),
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=subprocess.STDOUT,

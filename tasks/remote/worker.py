@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 from config.errors import EnvironmentFault, RlhfError, StageStopped, UserError
 from config.load import load
+from config.records import CHANGED_CODE_VARIABLE
 from tasks.dvc.pull import fetch, inputs_of
 from tasks.dvc.status import push
 from tasks.remote import heartbeat
@@ -30,6 +31,7 @@ from tasks.remote.workspace import cache, lay_out, workspaces
 from tasks.run.code_version import code_digest
 from tasks.run.run import Run
 from tasks.run.stop import StopRequest
+from tasks.stage.changed_code import policy
 from tasks.stage.outcome import Outcome, StageCrashed
 from tasks.stage.runner import run_stage
 
@@ -186,6 +188,7 @@ def _gpus() -> int:
 
 def _stage(request: dict[str, Any], exchange: Exchange, stop: StopRequest) -> Reply:
     stage = request["stage"]
+    os.environ[CHANGED_CODE_VARIABLE] = request["changed_code"]
 
     def on_silence() -> None:
         logger.warning(
@@ -313,6 +316,7 @@ def request_of(
         "id": identity,
         "run_id": run.run_id,
         "stage": stage,
+        "changed_code": policy(),
         "pool": pool,
         "code": code_digest(),
         "remote": remote,
