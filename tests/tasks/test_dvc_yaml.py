@@ -25,6 +25,7 @@ PLUMBING = {
         "out_of_memory",
         "processes",
         "sharding",
+        "shards",
         "stage",
         "usage",
         "zero1",

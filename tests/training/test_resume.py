@@ -184,7 +184,7 @@ def test_a_checkpoint_that_another_version_wrote_is_one_clear_line(
     stage: str, interrupted: Callable, tmp_path: Path
 ) -> None:
     root, (_, newest) = interrupted(stage, tmp_path / "project")
-    weights = next(newest.glob("*.safetensors"))
+    weights = next(newest.glob("weights/*.safetensors"))
     tensors = load_file(weights)
     save_file({name: torch.zeros(3, 5) for name in tensors}, weights, metadata={"format": "pt"})
     (newest / MANIFEST).unlink()

@@ -27,7 +27,8 @@ from typing import Any, NamedTuple
 
 from config.errors import CheckpointError
 from config.stage_code import CODE, changed_code
-from training.process.artifacts import replacing, write_json
+from training.distributed import collectives
+from training.process.artifacts import replacing, temporary_of, write_json
 
 logger = logging.getLogger(__name__)
 
@@ -79,13 +80,20 @@ class Checkpoints:
 
     @contextmanager
     def saving(self, step: int) -> Iterator[Path]:
-        """A folder to write the state after `step` to; it counts once the block ends, and older
-        ones are then removed.
+        """A folder to write the state after `step` to; it counts once the block ends in all
+        processes, and older ones are then removed.
         """
         target = self.folder / f"step-{step:08d}"
+        if collectives.rank() > 0:
+            collectives.barrier()
+            yield temporary_of(target)
+            collectives.barrier()
+            return
         with replacing(target) as temporary:
             temporary.mkdir()
+            collectives.barrier()
             yield temporary
+            collectives.barrier()
             (temporary / CODE).write_text(json.dumps(self._code, indent=1), encoding="utf-8")
             write_manifest(temporary)
         bad = [path for path in self._passed_over if path != target]
@@ -96,7 +104,12 @@ class Checkpoints:
     def latest(self) -> Checkpoint | None:
         """The newest checkpoint whose files are all as the manifest says; a damaged one is passed
         over, with a warning the first time.
+
+        All processes ask, and the first one reads.
         """
+        return collectives.of_first(self._latest)
+
+    def _latest(self) -> Checkpoint | None:
         known = len(self._passed_over)
         for path in self._steps():
             if path in self._passed_over:

@@ -3,9 +3,10 @@ several on this machine that share its work.
 
 The number comes from `processes.<stage>` in params.yaml. One: this process becomes the stage.
 Several: it stays as their parent, passes SIGTERM and Ctrl-C on to all, ends the others when one is
-lost, and leaves with the exit code of the whole (0, 2, 75, else a crash). A stage also finds its
-place where `torchrun` or `accelerate launch` started it: training/distributed/collectives.py reads
-their variables.
+lost, and leaves with the exit code of the whole (0, 2, 75, else a crash). Where one ran out of
+memory in the middle of a step, all are started again, and take smaller pieces
+(training/process/out_of_memory.py). A stage also finds its place where `torchrun` or `accelerate
+launch` started it: training/distributed/collectives.py reads their variables.
 """
 
 import argparse
@@ -20,9 +21,17 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
-from config.errors import EXIT_BAD_INPUT, EXIT_CRASHED, EXIT_DONE, EXIT_RESUMABLE, RlhfError
+from config import jsonl
+from config.errors import (
+    EXIT_BAD_INPUT,
+    EXIT_CRASHED,
+    EXIT_DONE,
+    EXIT_RESUMABLE,
+    EXIT_SMALLER_PIECES,
+    RlhfError,
+)
 from config.load import load
-from config.records import LAUNCHER_VARIABLE, RENDEZVOUS_VARIABLE
+from config.records import LAUNCHER_VARIABLE, RENDEZVOUS_VARIABLE, AttemptRow
 from config.sections.processes import Processes
 
 POLL_SECONDS = 0.1
@@ -56,13 +65,30 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def supervise(stage: str, command: Sequence[str], processes: int) -> int:
+    """Run `command` as `processes` processes that find each other, to the end of all, again as long
+    as they ask for it; the exit code of the whole.
+    """
+    stops: list[int] = []
+    while (code := supervise_once(stage, command, processes, stops)) == EXIT_SMALLER_PIECES:
+        note_loss(stage)
+        if stops:
+            return EXIT_RESUMABLE
+        say(
+            stage,
+            "memory did not suffice in one of its processes: all start again from the last "
+            "checkpoint, in smaller pieces.",
+        )
+    return code
+
+
+def supervise_once(stage: str, command: Sequence[str], processes: int, stops: list[int]) -> int:
     """Run `command` as `processes` processes that find each other, to the end of all; the exit code
-    of the whole.
+    of the whole. Signals go to `stops` too.
     """
     lost_at = None
     with (
         tempfile.TemporaryDirectory(prefix="rlhf-") as folder,
-        started(command, processes, Path(folder) / "rendezvous") as running,
+        started(command, processes, Path(folder) / "rendezvous", stops) as running,
     ):
         while any(process.poll() is None for process in running):
             lost = [
@@ -72,7 +98,8 @@ def supervise(stage: str, command: Sequence[str], processes: int) -> int:
             ]
             if lost and lost_at is None:
                 lost_at = time.monotonic()
-                say(stage, lost_line(lost[0], processes, running[lost[0]].returncode))
+                if running[lost[0]].returncode != EXIT_SMALLER_PIECES:
+                    say(stage, lost_line(lost[0], processes, running[lost[0]].returncode))
             if lost_at is not None and time.monotonic() > lost_at + GRACE_SECONDS:
                 break
             time.sleep(POLL_SECONDS)
@@ -82,7 +109,7 @@ def supervise(stage: str, command: Sequence[str], processes: int) -> int:
 
 @contextmanager
 def started(
-    command: Sequence[str], processes: int, rendezvous: Path
+    command: Sequence[str], processes: int, rendezvous: Path, stops: list[int]
 ) -> Iterator[list[subprocess.Popen[bytes]]]:
     """The processes; a signal to this one reaches each, and none outlives the block.
 
@@ -103,6 +130,7 @@ def started(
     running: list[subprocess.Popen[bytes]] = []
 
     def pass_on(signum: int, frame: FrameType | None) -> None:
+        stops.append(signum)
         for process in running:
             process.send_signal(signal.SIGTERM)
 
@@ -126,6 +154,14 @@ def started(
             process.wait()
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def note_loss(stage: str) -> None:
+    """Where the first process was ended without a word, its attempt is paid for up to now."""
+    path = Path("runs") / stage / "attempts.jsonl"
+    rows: list[AttemptRow] = jsonl.read(path, AttemptRow).rows
+    if rows and rows[-1].event != "end":
+        jsonl.append(path, rows[-1].model_copy(update={"event": "lost", "time": time.time()}))
 
 
 def say(stage: str, line: str) -> None:
@@ -154,6 +190,8 @@ def exit_code(codes: Sequence[int]) -> int:
     """
     if EXIT_BAD_INPUT in codes:
         return EXIT_BAD_INPUT
+    if EXIT_SMALLER_PIECES in codes:
+        return EXIT_SMALLER_PIECES
     if any(code not in (EXIT_DONE, EXIT_RESUMABLE) for code in codes):
         return EXIT_CRASHED
     return EXIT_RESUMABLE if EXIT_RESUMABLE in codes else EXIT_DONE

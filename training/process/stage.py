@@ -147,7 +147,7 @@ class Stage:
         """Whether an attempt with these parameters, inputs and code put all outputs in place, and
         nothing has touched them since.
         """
-        step = self.checkpoints.finished()
+        step = collectives.of_first(self.checkpoints.finished)
         if step is not None:
             self.step = step
             self.mark("resume")
