@@ -1,7 +1,7 @@
 """`python -m tests.training.short_of_memory STAGE TOKENS`: a stage whose second process can not
 allocate more in the middle of a forward pass.
 
-The allocation that fails is a real one, in the second layer of a pass with gradient over more than
+The allocation that fails is a real one, in the first layer of a pass with gradient over more than
 so many tokens, padding included.
 """
 
@@ -21,7 +21,7 @@ def fail_above(most_tokens: int) -> None:
 
     def short(self: Any, hidden_states: torch.Tensor, *arguments: Any, **named: Any) -> Any:
         tokens = hidden_states.shape[0] * hidden_states.shape[1]
-        if torch.is_grad_enabled() and self.self_attn.layer_idx == 1 and tokens > most_tokens:
+        if torch.is_grad_enabled() and self.self_attn.layer_idx == 0 and tokens > most_tokens:
             torch.empty(2**60, dtype=torch.uint8)
         return forward(self, hidden_states, *arguments, **named)
 
