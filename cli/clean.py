@@ -9,7 +9,7 @@ from rich.table import Table
 from cli.project import project_root, this_command
 from config.errors import UserError
 from tasks.pipeline.clean import Leftover, chosen, leftovers, remove
-from tasks.remote.workspace import workspaces
+from tasks.run.workspace import workspaces
 
 DAY_SECONDS = 24 * 3600.0
 GIB = 2**30

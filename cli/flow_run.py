@@ -4,17 +4,20 @@ that is up, or on a temporary one.
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from config.errors import CostError, EnvironmentFault, RlhfError
+from config.errors import CheckpointError, CostError, EnvironmentFault, RlhfError
+from config.records import CHANGED_CODE_VARIABLE, CONTINUE, RESTART
 from config.schema import Params
 from tasks.servers.prefect_settings import settings
 from tasks.servers.processes import prefect_api, start_temporary
 
 if TYPE_CHECKING:
     from prefect.client.schemas.objects import State
+
+    from tasks.run.changed_code import ChangedCode
 
 
 def run_flow(
@@ -57,11 +60,15 @@ def plan_first(root: Path, params: Params, yes: bool, recipe: Path | None = None
     refuse it above the budget, and ask where it needs approval. Raises CostError.
     """
     from tasks.planning.plan import gate, needs_approval, prepare, summary
+    from tasks.run.changed_code import is_answered
     from tasks.run.recipe import differs_from_recipe
 
     if differs := differs_from_recipe(root, params, recipe):
         print(differs, file=sys.stderr)
     prepared = prepare(root, params)
+    if prepared.changed and not is_answered() and not yes and sys.stdin.isatty():
+        os.environ[CHANGED_CODE_VARIABLE] = _asked(prepared.changed)
+        prepared = prepare(root, params)
     for line in summary(prepared):
         print(line, file=sys.stderr)
     warning = gate(root, prepared)
@@ -81,6 +88,27 @@ def plan_first(root: Path, params: Params, yes: bool, recipe: Path | None = None
     print(f"{above}. Start the run? [y/N] ", file=sys.stderr, end="", flush=True)
     if sys.stdin.readline().strip().lower() not in ("y", "yes"):
         raise CostError(f"{above}: not approved, nothing was started.")
+
+
+def _asked(changed: "Sequence[ChangedCode]") -> str:
+    """What somebody at the terminal wants of checkpoints that other code made. Raises
+    CheckpointError without an answer.
+    """
+    for one in changed:
+        print(one, file=sys.stderr)
+    print(
+        "Go on from there, or start over? [c]ontinue, [r]estart: ",
+        file=sys.stderr,
+        end="",
+        flush=True,
+    )
+    words = sys.stdin.readline().strip().lower()
+    for answer in (CONTINUE, RESTART):
+        if words and answer.startswith(words):
+            return answer
+    raise CheckpointError(
+        f"{changed[0]} Nothing was started. Say --changed-code {CONTINUE} or {RESTART}."
+    )
 
 
 def reason(state: "State[Any]") -> RlhfError:

@@ -43,6 +43,14 @@ Overrides = Annotated[
 AsJson = Annotated[
     bool, typer.Option("--json", help="Print one JSON object for programs instead of a table.")
 ]
+ChangedCode = Annotated[
+    str | None,
+    typer.Option(
+        metavar="continue|restart",
+        help="What to do with a checkpoint that other code made; without it, asks on a terminal, "
+        "else restarts.",
+    ),
+]
 
 
 @app.command()
@@ -54,13 +62,14 @@ def run(
         typer.Option("--yes", "-y", help="Start without asking, also above budget.approval_usd."),
     ] = False,
     as_json: AsJson = False,
+    changed_code: ChangedCode = None,
 ) -> None:
     """Run the pipeline: data, sft, reward, ppo (or dpo, rloo), evaluate, report. Only what changed
     is done again.
     """
     from cli.run import run_pipeline
 
-    raise typer.Exit(run_pipeline(recipe, overrides or [], yes, as_json))
+    raise typer.Exit(run_pipeline(recipe, overrides or [], yes, as_json, changed_code))
 
 
 @app.command()

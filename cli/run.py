@@ -13,7 +13,7 @@ from cli.flow_run import run_flow
 from cli.project import chosen_params, project_root, this_command
 from cli.report import run_json, stage_table
 from config.errors import EXIT_DONE, EXIT_RESUMABLE
-from config.records import kept_folder
+from config.records import CHANGED_CODE_VARIABLE, kept_folder
 from config.schema import Params
 from reporting.build import REPORT
 from reporting.inputs import read_findings
@@ -25,10 +25,18 @@ if TYPE_CHECKING:
     from prefect.client.schemas.objects import State
 
 
-def run_pipeline(recipe: Path | None, overrides: list[str], yes: bool, as_json: bool) -> int:
+def run_pipeline(
+    recipe: Path | None,
+    overrides: list[str],
+    yes: bool,
+    as_json: bool,
+    changed_code: str | None = None,
+) -> int:
     """Plan the run, then run the flow and print the result; returns the exit code. Raises RlhfError
     for what the user can fix and for a crash.
     """
+    if changed_code is not None:
+        os.environ[CHANGED_CODE_VARIABLE] = changed_code
     root = project_root()
     params = chosen_params(root, recipe, overrides)
     state = run_flow(root, params, yes, lambda: _start(params), recipe)

@@ -8,6 +8,8 @@ RlhfError                 anything this project raises on purpose
 │   ├── CheckpointError   a checkpoint that can not be used
 │   ├── EnvironmentFault  disk, permission, port, a missing library or device
 │   └── CostError         an unknown price, GPU or architecture; a plan that can not be made
+├── SmallerPieces         exit 76: out of memory where processes share a step; all start again in
+                          smaller pieces
 ├── TrainingDiverged      exit 1: NaN, collapsed entropy, exploding ratio ...; a checkpoint is kept
 └── StageStopped          exit 75: asked to stop, checkpointed, can be resumed
     └── OverBudget        the same, because a limit of `budget` is reached
@@ -18,6 +20,10 @@ EXIT_CRASHED = 1
 EXIT_BAD_INPUT = 2
 EXIT_RESUMABLE = 75
 """EX_TEMPFAIL of sysexits.h: try again later."""
+EXIT_SMALLER_PIECES = 76
+"""Memory did not suffice in one of several processes: training.process.launch starts all of them
+again, which then take smaller pieces.
+"""
 
 
 class RlhfError(Exception):
@@ -54,6 +60,14 @@ class EnvironmentFault(UserError):
 
 class CostError(UserError):
     """An unknown price, GPU or architecture, or a plan that can not be made."""
+
+
+class SmallerPieces(RlhfError):
+    """Out of memory in the middle of a step that several processes take together: all have to start
+    again, in smaller pieces.
+    """
+
+    exit_code = EXIT_SMALLER_PIECES
 
 
 class TrainingDiverged(RlhfError):

@@ -47,6 +47,14 @@ FAULT_SUFFIX = ".fault"
 RENDEZVOUS_VARIABLE = "RLHF_RENDEZVOUS"
 """Environment variable with the file through which a stage's several processes find each other."""
 
+CHANGED_CODE_VARIABLE = "RLHF_CHANGED_CODE"
+"""Environment variable that says what a stage does with a checkpoint that other code made: CONTINUE
+or RESTART.
+"""
+
+CONTINUE, RESTART = "continue", "restart"
+"""Go on from a checkpoint that other code made, or begin anew."""
+
 SUMMARY, PICTURE = "summary.md", "key.svg"
 """A run in a few lines of markdown, and the picture that they show by this name: in
 runs/pipeline/<run_id>/.

@@ -18,7 +18,7 @@ from tasks.retraining.cycle import (
     wait_for_approval,
     wins,
 )
-from tasks.retraining.month import PURPOSE
+from tasks.run.month import PURPOSE
 
 
 @flow(name="retrain", persist_result=False, validate_parameters=False)

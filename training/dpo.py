@@ -109,7 +109,7 @@ def dpo(stage: Stage) -> None:
     trainer.loss_is_scaled_for_ga = True
     if settings.loss == "ipo":
         trainer.filler_loss = 1 / (2 * settings.beta) ** 2
-    filler = {
+    filler: dict[str, Any] = {
         "prompt_ids": [],
         "chosen_ids": [tokenizer.eos_token_id],
         "rejected_ids": [tokenizer.eos_token_id],

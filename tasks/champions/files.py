@@ -21,7 +21,7 @@ from config.errors import EnvironmentFault, ModelError
 from config.inputs import MODEL_DIGESTS, digest_files
 from config.kept import kept_params
 from config.records import kept_folder, stages_of
-from tasks.remote.exchange import inside
+from tasks.run.exchange import inside
 
 ADAPTER_CONFIG = "adapter_config.json"
 

@@ -23,8 +23,8 @@ from config.errors import EnvironmentFault, RlhfError
 from config.load import load
 from config.schema import Params
 from tasks.deployment.automations import end_silent_runs
-from tasks.remote.exchange import StoreFaults
 from tasks.run.code_version import HOME
+from tasks.run.exchange import StoreFaults
 
 logger = logging.getLogger(__name__)
 
@@ -162,7 +162,7 @@ def _deploy(client: Any, environment: Mapping[str, str]) -> None:
         "what changed since the last run is done again.",
         job_variables={"command": "python -m prefect.engine", "working_dir": str(HOME)},
         pull_steps=[
-            {"tasks.remote.workspace.own": {"id": "own", "remote": environment["RLHF_REMOTE"]}},
+            {"tasks.run.workspace.own": {"id": "own", "remote": environment["RLHF_REMOTE"]}},
             {
                 "prefect.deployments.steps.set_working_directory": {
                     "directory": "{{ own.directory }}"

@@ -18,8 +18,9 @@ from pathlib import Path
 
 import psutil
 
-from config.records import PIPELINE_VARIABLE, RUN_ID_VARIABLE
+from config.records import CHANGED_CODE_VARIABLE, PIPELINE_VARIABLE, RUN_ID_VARIABLE
 from tasks.dvc.status import environment
+from tasks.run.changed_code import policy
 from tasks.run.run import Run
 
 REPRO = ("dvc", "repro", "--single-item")
@@ -74,13 +75,18 @@ class ReproProcesses:
         own = {
             RUN_ID_VARIABLE: self._run.run_id,
             PIPELINE_VARIABLE: f"{os.getpid()}:{psutil.Process().create_time()}",
+            CHANGED_CODE_VARIABLE: policy(),
         }
         with path.open("ab") as log:
             return subprocess.Popen(
-                [sys.executable, "-m", "tasks.dvc.repro", *REPRO, stage], cwd=self._run.root,
-                env=environment(**own), stdin=subprocess.PIPE, stdout=log, stderr=subprocess.STDOUT,
+                [sys.executable, "-m", "tasks.dvc.repro", *REPRO, stage],
+                cwd=self._run.root,
+                env=environment(**own),
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=subprocess.STDOUT,
                 start_new_session=True,
-            )  # fmt: skip
+            )
 
 
 def log_path(root: Path, stage: str) -> Path:

@@ -41,8 +41,7 @@ from tasks.remote.client import (
     run_here,
     run_remote,
 )
-from tasks.remote.workspace import Unfinished, is_own, keep_lock, keep_unfinished
-from tasks.retraining.month import PURPOSE
+from tasks.run.month import PURPOSE
 from tasks.run.run import (
     Run,
     begin,
@@ -53,6 +52,7 @@ from tasks.run.run import (
     put_params_back,
 )
 from tasks.run.stop import StopRequest, on_signals
+from tasks.run.workspace import Unfinished, is_own, keep_lock, keep_unfinished
 from tasks.servers.lost_server import hang_up, is_gone
 from tasks.servers.processes import servers
 from tasks.stage.outcome import Outcome, StageCrashed

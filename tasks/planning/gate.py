@@ -21,7 +21,7 @@ from config.load import validate
 from config.schema import Params
 from reporting.numbers import usd
 from tasks.planning.plan import Prepared, gate, markdown, needs_approval, prepare
-from tasks.retraining.month import PURPOSE
+from tasks.run.month import PURPOSE
 from tasks.run.recipe import differs_from_recipe
 from tasks.ui.events import run_event
 

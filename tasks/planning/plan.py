@@ -13,7 +13,7 @@ from config import jsonl
 from config.atomic_file import write_atomically
 from config.errors import CostError, ParamsError
 from config.kept import kept_params
-from config.records import STAGES, PipelineRow, stages_of
+from config.records import CONTINUE, RESTART, STAGES, PipelineRow, stages_of
 from config.schema import Params
 from costs.ledger.attempts import read_attempts
 from costs.ledger.budget import (
@@ -38,7 +38,13 @@ from costs.tables.price import pool_of, usd_per_device_hour
 from reporting.numbers import duration, usd
 from tasks.dvc.status import default_remote, stale_stages
 from tasks.planning.placement_check import require_reachable
-from tasks.remote.workspace import Unfinished, is_own, read_unfinished
+from tasks.run.changed_code import (
+    ChangedCode,
+    changed_since_checkpoint,
+    newest_checkpoint,
+    policy,
+)
+from tasks.run.workspace import Unfinished, is_own, read_unfinished
 from tasks.stage.progress import planned_steps
 
 WORTH_TELLING = 0.01
@@ -68,6 +74,10 @@ class Prepared:
     """Stage -> what it will cost from here on, by the plan; unchanged stages are not in it."""
     fixed: Cost
     """The part of that which no lever changes: starting processes, reading data."""
+    changed: tuple[ChangedCode, ...] = ()
+    """Checkpoints that other code made. Where the policy is to start over, `ahead` counts that
+    in.
+    """
 
     @property
     def ahead_total(self) -> Cost:
@@ -98,7 +108,13 @@ def prepare(root: Path, params: Params) -> Prepared:
         return Prepared(params, before, so_far, there, None, None, str(error), {}, Cost(0.0, 0.0))
     stale = stale_stages(root, params, [stage.stage for stage in plan.stages])
     require_reachable(root, params, stale)
-    shares = {stage: done_share(root, params, stage) if before else 0.0 for stage in stale}
+    found = [changed_since_checkpoint(root, params, stage) for stage in stale if before]
+    changed = tuple(one for one in found if one is not None)
+    anew = {one.stage for one in changed} if policy() == RESTART else set()
+    shares = {
+        stage: done_share(root, params, stage) if before and stage not in anew else 0.0
+        for stage in stale
+    }
     planned = {stage.stage: stage for stage in plan.stages if stage.stage in stale}
     ahead = {name: _ahead(stage, shares[name]) for name, stage in planned.items()}
     return Prepared(
@@ -111,6 +127,7 @@ def prepare(root: Path, params: Params) -> Prepared:
         "",
         ahead,
         total({name: _fixed(stage) for name, stage in planned.items()}),
+        changed,
     )
 
 
@@ -189,11 +206,8 @@ def done_share(root: Path, params: Params, stage: str) -> float:
     steps = planned_steps(root, params, stage)
     if not attempts or not steps:
         return 0.0
-    folders = (root / "checkpoints" / stage / (attempts[-1].fingerprint or "none")).glob(
-        "step-*/manifest.json"
-    )
-    newest = max((int(path.parent.name.removeprefix("step-")) for path in folders), default=0)
-    return min(1.0, newest / steps)
+    found = newest_checkpoint(root, stage, attempts)
+    return min(1.0, found[1] / steps) if found else 0.0
 
 
 def _ahead(stage: StagePlan, done: float) -> Cost:
@@ -223,10 +237,17 @@ def gate(root: Path, prepared: Prepared) -> str | None:
     found = excess(prepared.params.budget, prepared.spent, prepared.ahead)
     if found is None:
         return None
-    said = _said(found)
+    said = " ".join([*_started_over(prepared), _said(found)])
     if prepared.params.budget.gate == "warn":
         return f"{said} budget.gate is warn: the run starts, and stops there."
     raise CostError(f"{said} {_advice(root, prepared, found)}")
+
+
+def _started_over(prepared: Prepared) -> list[str]:
+    """Which stages start over because their code has changed, and how not to."""
+    if not prepared.changed or policy() == CONTINUE:
+        return []
+    return [*map(str, prepared.changed), f"To go on instead: --changed-code {CONTINUE}."]
 
 
 def _said(found: Excess) -> str:
@@ -311,6 +332,8 @@ def summary(prepared: Prepared) -> list[str]:
             f"Goes on from run {prepared.continues}, which spent {usd(before.usd)} and "
             f"{duration(before.seconds)}."
         )
+    done = "Going on from it." if policy() == CONTINUE else "Starting over."
+    lines += [f"warning: {one} {done}" for one in prepared.changed]
     for stage in prepared.plan.stages:
         if not stage.fits and stage.stage in prepared.ahead:
             lack = stage.shortfall_bytes / 2**30
@@ -342,6 +365,7 @@ def markdown(prepared: Prepared) -> str:
     spent_line = (
         f"Spent by the runs it goes on from: {usd(before.usd)}.\n\n" if before.seconds else ""
     )
+    spent_line += "".join(f"{one} Decided: {policy()}.\n\n" for one in prepared.changed)
     assumed = "\n".join(f"- {line}" for line in prepared.plan.assumptions)
     return (
         f"# Planned: {usd(cost.usd)}, {duration(cost.seconds)}\n\n{spent_line}"

@@ -19,8 +19,8 @@ from config.errors import EnvironmentFault
 from config.names import inner_name
 from tasks.dvc.lock_digests import OUTSIDE
 from tasks.dvc.status import yaml_of
-from tasks.remote.exchange import REPLY, REQUEST, Exchange
 from tasks.remote.heartbeat import CONTAINER
+from tasks.run.exchange import REPLY, REQUEST, Exchange
 from tasks.stage.progress import attempts
 
 MANIFEST = "manifest.json"

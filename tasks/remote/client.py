@@ -20,11 +20,11 @@ from tasks.dvc.same_params import require_same_params
 from tasks.dvc.status import send_outputs
 from tasks.planning.placement_check import on_volumes
 from tasks.remote import heartbeat
-from tasks.remote.exchange import REPLY, REQUEST, Exchange, Receiver, dump
 from tasks.remote.heartbeat import PIPELINE, Heartbeat
 from tasks.remote.pools import hand_over, require_served, state_of, withdraw
 from tasks.remote.recovery import ask_to_stop, clear, recover_abandoned, take_lock
 from tasks.remote.worker import STOP, Reply, request_of
+from tasks.run.exchange import REPLY, REQUEST, Exchange, Receiver, dump
 from tasks.run.run import Run
 from tasks.run.stop import StopRequest
 from tasks.run.transient import kind_of, persist

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from config.errors import EnvironmentFault
-from tasks.remote.exchange import Exchange
+from tasks.run.exchange import Exchange
 
 PIPELINE, CONTAINER = "pipeline.alive", "container.alive"
 EVERY_SECONDS = 10.0

@@ -16,9 +16,9 @@ from config.errors import EnvironmentFault
 from config.records import PipelineRow
 from tasks.dvc.pull import remote_of
 from tasks.dvc.status import default_remote, note_pushed
-from tasks.remote.exchange import REPLY, REQUEST, Exchange, Receiver
 from tasks.remote.heartbeat import CONTAINER, GONE_SECONDS, HeartbeatMonitor
 from tasks.remote.worker import STOP, Reply
+from tasks.run.exchange import REPLY, REQUEST, Exchange, Receiver
 from tasks.run.run import Run
 from tasks.run.stop import StopRequest
 from tasks.stage.progress import Display

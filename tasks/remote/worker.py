@@ -22,17 +22,19 @@ from config.errors import EnvironmentFault, RlhfError, StageStopped, UserError
 from config.load import dump as dump_params
 from config.load import load
 from config.names import inner_name
+from config.records import CHANGED_CODE_VARIABLE
 from tasks.dvc.pull import fetch, inputs_of
 from tasks.dvc.status import send_outputs
 from tasks.remote import heartbeat
 from tasks.remote.checkpoints import CheckpointStore
-from tasks.remote.exchange import REPLY, REQUEST, Exchange, Sender, dump, files_of, put_files
 from tasks.remote.heartbeat import heartbeats
-from tasks.remote.workspace import cache, lay_out, workspaces
+from tasks.run.changed_code import policy
 from tasks.run.code_version import code_digest
+from tasks.run.exchange import REPLY, REQUEST, Exchange, Sender, dump, files_of, put_files
 from tasks.run.run import Run, locked
 from tasks.run.stop import StopRequest
 from tasks.run.transient import TransientFault, UnknownFault, persist
+from tasks.run.workspace import cache, lay_out, workspaces
 from tasks.stage.outcome import Outcome, StageCrashed
 from tasks.stage.runner import run_stage
 
@@ -201,6 +203,7 @@ def _stage(
     request: dict[str, Any], exchange: Exchange, stop: StopRequest, afterwards: ExitStack
 ) -> Reply:
     stage = inner_name(request["stage"], "stage of a request")
+    os.environ[CHANGED_CODE_VARIABLE] = request["changed_code"]
 
     def on_silence() -> None:
         logger.warning(
@@ -362,6 +365,7 @@ def request_of(
         "id": identity,
         "run_id": run.run_id,
         "stage": stage,
+        "changed_code": policy(),
         "pool": pool,
         "code": code_digest(),
         "remote": remote,

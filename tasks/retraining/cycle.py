@@ -36,10 +36,10 @@ from tasks.dvc.status import forget
 from tasks.planning.gate import approval
 from tasks.planning.plan import Prepared, prepare
 from tasks.retraining.decision import Decision, decide
-from tasks.retraining.month import PURPOSE, month, run_usd
 from tasks.retraining.page import Page, markdown
 from tasks.retraining.process import run_helper
 from tasks.run.locks import lock_file
+from tasks.run.month import PURPOSE, month, run_usd
 from tasks.run.run import STATE_FOLDER, locked, new_run_id
 from tasks.run.stop import as_interrupts
 from tasks.stage.progress import Display

@@ -7,19 +7,7 @@ from typing import NamedTuple
 from config.retraining import Examination
 from config.sections.retraining import Retrain
 from reporting.numbers import percent, usd
-
-
-class Month(NamedTuple):
-    """Money of the calendar month (UTC)."""
-
-    name: str
-    """Such as 2026-11."""
-    spent_usd: float
-    limit_usd: float | None
-
-    @property
-    def left_usd(self) -> float | None:
-        return None if self.limit_usd is None else self.limit_usd - self.spent_usd
+from tasks.run.month import Month
 
 
 class Decision(NamedTuple):

@@ -12,8 +12,7 @@ from costs.ledger.attempts import read_attempts
 from costs.ledger.budget import Limit, Room, has_to_stop, room, total
 from costs.tables.price import usd_per_device_hour
 from tasks.planning.plan import spent_by_runs
-from tasks.retraining.decision import Month
-from tasks.retraining.month import PURPOSE, month
+from tasks.run.month import PURPOSE, Month, month
 from tasks.run.run import Run
 from tasks.stage.progress import Watch
 

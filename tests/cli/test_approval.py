@@ -11,6 +11,7 @@ import pytest
 from config.records import stages_of
 from tests.conftest import ROOT
 from tests.support.stage_project import make_project
+from tests.tasks.planning.test_plan import depend_on_code, stopped_in_sft
 
 STAGES = stages_of("ppo")
 
@@ -90,4 +91,46 @@ def test_on_a_terminal_approval_is_asked_for(
         os.close(terminal)
     assert done.returncode == code
     assert "Start the run? [y/N]" in done.stderr
+    assert said in done.stdout + done.stderr
+
+
+ASK_ABOUT_CODE = (
+    "import os\nfrom pathlib import Path\nfrom cli.flow_run import plan_first\nfrom config.load "
+    "import load\n"
+    "plan_first(Path(), load(Path('params.yaml'), ['prices.usd_per_device_hour=3.6']), "
+    "False)\nprint(os.environ['RLHF_CHANGED_CODE'])"
+)
+
+
+@pytest.mark.parametrize(
+    ("answer", "code", "said"),
+    [("c", 0, "continue"), ("restart", 0, "restart"), ("", 1, "Nothing was started")],
+)
+def test_on_a_terminal_it_is_asked_what_to_do_with_a_checkpoint_of_other_code(
+    project: Path, answer: str, code: int, said: str
+) -> None:
+    stopped_in_sft(project, 100.0)
+    depend_on_code(project)
+    keyboard, terminal = pty.openpty()
+    environment = {name: value for name, value in os.environ.items() if name != "RLHF_CHANGED_CODE"}
+    try:
+        os.write(keyboard, f"{answer}\n".encode())
+        done = subprocess.run(
+            [sys.executable, "-c", ASK_ABOUT_CODE],
+            cwd=project,
+            env={**environment, "PYTHONPATH": str(ROOT)},
+            stdin=terminal,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+    finally:
+        os.close(keyboard)
+        os.close(terminal)
+    assert done.returncode == code
+    assert (
+        "sft: other code made the checkpoint after step 150: stage.py changed since." in done.stderr
+    )
+    assert "Starting over costs 1 min 40 s and $0.10 again" in done.stderr
     assert said in done.stdout + done.stderr

@@ -249,7 +249,7 @@ from prefect import flow, tags
 from config.load import validate
 from flows.rlhf import rlhf
 from tasks.planning.gate import approval
-from tasks.retraining.month import PURPOSE
+from tasks.run.month import PURPOSE
 from tasks.planning.plan import prepare
 
 @flow(name="cycle", persist_result=False)

@@ -27,6 +27,7 @@ PLUMBING = {
         "out_of_memory",
         "processes",
         "sharding",
+        "shards",
         "stage",
         "usage",
         "zero1",

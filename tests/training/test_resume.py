@@ -15,7 +15,8 @@ from safetensors.torch import load_file, save_file
 from config import jsonl
 from config.errors import CheckpointError, StageStopped
 from config.load import write
-from config.records import UsageRow
+from config.records import CHANGED_CODE_VARIABLE, UsageRow
+from config.stage_code import CODE
 from tests.tasks.test_dvc_yaml import PIPELINE as DVC
 from tests.training.conftest import PIPELINE
 from tests.training.processes import attempts
@@ -183,7 +184,7 @@ def test_a_checkpoint_that_another_version_wrote_is_one_clear_line(
     stage: str, interrupted: Callable, tmp_path: Path
 ) -> None:
     root, (_, newest) = interrupted(stage, tmp_path / "project")
-    weights = next(newest.glob("*.safetensors"))
+    weights = next(newest.glob("weights/*.safetensors"))
     tensors = load_file(weights)
     save_file({name: torch.zeros(3, 5) for name in tensors}, weights, metadata={"format": "pt"})
     (newest / MANIFEST).unlink()
@@ -193,6 +194,75 @@ def test_a_checkpoint_that_another_version_wrote_is_one_clear_line(
         run(opened)
     assert "\n" not in str(said.value)
     assert not (root / "models" / stage).exists()
+
+
+# ---------------------------------------------------------------- checkpoints of other code
+
+
+def change_the_code(checkpoints: list[Path]) -> None:
+    """As if an earlier training/rl/ppo_math.py had made the checkpoints."""
+    for checkpoint in checkpoints:
+        before = json.loads((checkpoint / CODE).read_text())
+        assert "training/rl/ppo_math.py" in before
+        (checkpoint / CODE).write_text(json.dumps(before | {"training/rl/ppo_math.py": "0" * 64}))
+        (checkpoint / MANIFEST).unlink()
+        write_manifest(checkpoint)
+
+
+def test_a_checkpoint_of_other_code_is_refused_unless_somebody_says_what_to_do(
+    interrupted: Callable,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv(CHANGED_CODE_VARIABLE, raising=False)
+    root, checkpoints = interrupted("ppo", tmp_path / "project")
+    change_the_code(checkpoints)
+    assert run_main(root, "ppo") == 2
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("ppo: ")]
+    usage = jsonl.read(root / "runs/ppo/usage.jsonl", UsageRow).rows
+    spent = sum(row.seconds for row in usage if 1 <= row.step <= 3 and row.phase != "other")
+    assert "checkpoint after step 3: training/rl/ppo_math.py changed since" in line
+    assert f"takes the {spent:.0f} s again" in line
+    assert f"{CHANGED_CODE_VARIABLE}=continue or restart" in line
+    assert not (root / "models/ppo").exists()
+
+
+@pytest.mark.parametrize(("answer", "resumed"), [("continue", [3]), ("restart", [])])
+def test_what_somebody_says_of_a_checkpoint_of_other_code_is_done(
+    answer: str,
+    resumed: list[int],
+    interrupted: Callable,
+    finished: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv(CHANGED_CODE_VARIABLE, answer)
+    root, checkpoints = interrupted("ppo", tmp_path / "project")
+    change_the_code(checkpoints)
+    before = len(attempts(root, "ppo"))
+    assert run_main(root, "ppo") == 0
+    found = [row for row in attempts(root, "ppo")[before:] if row.event == "resume"]
+    assert [row.step for row in found] == resumed
+    assert all("training/rl/ppo_math.py" in row.message for row in found)
+    assert (
+        made_by(root, "ppo") == made_by(finished, "ppo") or answer == "continue"
+    )  # its rows are of more attempts
+
+
+def test_a_run_that_starts_over_removes_what_other_code_left(
+    interrupted: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(CHANGED_CODE_VARIABLE, "restart")
+    root, checkpoints = interrupted("ppo", tmp_path / "project")
+    change_the_code(checkpoints)
+    stage, run = open_stage(root, "ppo")
+    stage.settle_changed_code()
+    stage.stop_requested = True
+    with pytest.raises(StageStopped):
+        run(stage)
+    assert names(checkpoints[0].parent) == ["step-00000001"]
+    assert open_stage(root, "ppo")[0].checkpoints.latest() is not None
 
 
 # ---------------------------------------------------------------- done, but nobody took note

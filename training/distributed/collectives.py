@@ -171,6 +171,17 @@ def all_gather(value: T) -> list[T]:
     return found
 
 
+def of_first(work: Callable[[], T]) -> T:
+    """What `work` gives in the first process, which alone does it. It must not raise: the others
+    would wait.
+    """
+    if world_size() == 1:
+        return work()
+    found = [work() if rank() == 0 else None]
+    dist.broadcast_object_list(found)
+    return found[0]  # type: ignore[return-value] # what the first process sent
+
+
 def all_reduce_sum(values: Sequence[float]) -> list[float]:
     """Each of `values` summed over the processes."""
     if world_size() == 1:

@@ -183,25 +183,6 @@ def state_dict_to_save(module: nn.Module) -> dict[str, Tensor] | None:
     return gather_state_dict(module.state_dict(keep_vars=True) if whole else learning)
 
 
-@torch.no_grad()
-def copy_into(parameter: Tensor, value: Tensor) -> None:
-    """Copy whole weights into a parameter, or this process's share into a divided one.
-
-    Raises ValueError if they are of another shape.
-    """
-    if parameter.shape != value.shape:
-        raise ValueError(
-            f"a tensor of shape {list(value.shape)} does not fit where {list(parameter.shape)} is "
-            "needed"
-        )
-    if not isinstance(parameter, DTensor):
-        parameter.copy_(value)
-        return
-    local, chunks = parameter.to_local(), value.chunk(collectives.world_size())
-    if local.numel():
-        local.copy_(chunks[collectives.rank()])
-
-
 # ---------------------------------------------------------------- optimizer
 
 
@@ -216,53 +197,6 @@ def shard_optimizer(optimizer: torch.optim.Optimizer, stage: Stage) -> torch.opt
     taken = inspect.signature(type(optimizer)).parameters
     options = {name: value for name, value in optimizer.defaults.items() if name in taken}
     return SharedOptimizer(optimizer.param_groups, type(optimizer), **options)
-
-
-def gather_optimizer_state(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """The state_dict of an optimizer that is not divided, in the first process; {} in the others,
-    who must ask as well.
-    """
-    if hasattr(optimizer, "consolidate_state_dict"):
-        optimizer.consolidate_state_dict(to=0)
-        return optimizer.state_dict() if collectives.rank() == 0 else {}
-    content = optimizer.state_dict()
-    state: dict[int, dict[str, Any]] = {}
-    for index, of_parameter in content["state"].items():
-        whole = {
-            name: value.full_tensor() if isinstance(value, DTensor) else value
-            for name, value in of_parameter.items()
-        }
-        if collectives.rank() == 0:
-            state[index] = {
-                name: value.cpu() if isinstance(of_parameter[name], DTensor) else value
-                for name, value in whole.items()
-            }
-    return {**content, "state": state} if collectives.rank() == 0 else {}
-
-
-def load_optimizer_state(optimizer: torch.optim.Optimizer, content: dict[str, Any]) -> None:
-    """Put what `full_optimizer_state` gave into an optimizer, however that is divided."""
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    state = {
-        index: {k: _share(parameters[index], v) for k, v in of.items()}
-        for index, of in content["state"].items()
-    }
-    optimizer.load_state_dict({**content, "state": state})
-
-
-def _share(parameter: Tensor, value: Any) -> Any:
-    """Of a value for each weight of a divided parameter this process's share; anything else as it
-    is.
-    """
-    if (
-        not isinstance(parameter, DTensor)
-        or not isinstance(value, Tensor)
-        or value.shape != parameter.shape
-    ):
-        return value
-    share = torch.zeros_like(parameter)
-    copy_into(share, value)
-    return share
 
 
 def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float) -> Tensor:

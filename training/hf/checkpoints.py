@@ -1,5 +1,5 @@
 """Where the model of a Hugging Face Trainer is, whole or divided, and what its checkpoints hold:
-the same files, however it is divided.
+each process's share of what learns.
 
 A run can therefore go on with another number of processes, and with another `sharding`.
 """
@@ -8,21 +8,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import TrainingArguments
 
-from training.distributed import sharding
+from training.distributed import sharding, shards
 from training.process.stage import Stage
 
-LEARNING = "learning.safetensors"
-OPTIMIZER, SCHEDULER = "optimizer.pt", "scheduler.pt"
-"""The Trainer's own names."""
+SCHEDULER = "scheduler.pt"
+"""The Trainer's own name."""
 
 
 class LearningCheckpoints:
     """Mixed into a Trainer: puts the model in place as `sharding` says. Checkpoints hold the part
-    of it that learns, whole.
+    of it that learns.
     """
 
     args: TrainingArguments
@@ -60,31 +58,31 @@ class LearningCheckpoints:
         self._save(output_dir)
 
     def _save(self, output_dir: str | None = None, state_dict: dict | None = None) -> None:
-        weights = sharding.gather_state_dict(sharding.learning_parameters(self.model))
-        if not self.args.should_save:
-            return
         folder = Path(output_dir or str(self.args.output_dir))
-        folder.mkdir(parents=True, exist_ok=True)
-        save_file(weights, folder / LEARNING)
+        shards.save_tensors(folder / shards.WEIGHTS, sharding.learning_parameters(self.model))
 
     def _load_from_checkpoint(
         self, resume_from_checkpoint: str, model: nn.Module | None = None
     ) -> None:
-        weights = load_file(Path(resume_from_checkpoint) / LEARNING)
-        for name, parameter in sharding.learning_parameters(self.model).items():
-            sharding.copy_into(parameter, weights[name])
+        shards.load_tensors(
+            Path(resume_from_checkpoint) / shards.WEIGHTS, sharding.learning_parameters(self.model)
+        )
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
-        state = sharding.gather_optimizer_state(self.optimizer.optimizer)
+        learning = sharding.learning_parameters(self.model)
+        shards.save_optimizer(
+            Path(output_dir) / shards.OPTIMIZER, self.optimizer.optimizer, learning
+        )
         if self.args.should_save:
-            torch.save(state, Path(output_dir) / OPTIMIZER)
             torch.save(self.lr_scheduler.state_dict(), Path(output_dir) / SCHEDULER)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         if checkpoint is not None:
-            state, schedule = (
-                torch.load(Path(checkpoint) / name, map_location="cpu", weights_only=True)
-                for name in (OPTIMIZER, SCHEDULER)
+            learning = sharding.learning_parameters(self.model)
+            shards.load_optimizer(
+                Path(checkpoint) / shards.OPTIMIZER, self.optimizer.optimizer, learning
             )
-            sharding.load_optimizer_state(self.optimizer.optimizer, state)
+            schedule = torch.load(
+                Path(checkpoint) / SCHEDULER, map_location="cpu", weights_only=True
+            )
             self.lr_scheduler.load_state_dict(schedule)

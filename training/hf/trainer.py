@@ -274,8 +274,8 @@ class StageCallback(TrainerCallback):
             state.global_step // self._steps_per_row,
         )
         collectives.barrier()  # each writes a file of its own there
-        if state.is_world_process_zero:
-            with self._stage.checkpoints.saving(step) as folder:
+        with self._stage.checkpoints.saving(step) as folder:
+            if state.is_world_process_zero:
                 folder.rmdir()
                 saved.rename(folder)
         self._stage.meter.lap("save", step, Work())
@@ -339,6 +339,8 @@ def train(trainer: Trainer, stage: Stage) -> None:
     oom = OomBackoff(
         stage, f"{stage.name}.micro_batch_size", trainer.args.per_device_train_batch_size
     )
+    if oom.size < trainer.args.per_device_train_batch_size:
+        halve_micro_batches(trainer, oom)
     while not trained(trainer, stage, oom):
         halve_micro_batches(trainer, oom)
     if stage.stopping and trainer.state.global_step < trainer.state.max_steps:
@@ -356,12 +358,7 @@ def trained(trainer: Trainer, stage: Stage, oom: OomBackoff) -> bool:
         if not is_out_of_memory(error):
             raise
         if stage.world_size > 1:  # the others wait for this one in the middle of a step
-            raise EnvironmentFault(
-                f"out of memory with micro-batches of {oom.size} in each of {stage.world_size} "
-                "processes. "
-                f"Lower {stage.name}.micro_batch_size in params.yaml, and start again: it goes on "
-                "from its last checkpoint."
-            ) from error
+            oom.start_again(trainer.state.global_step + 1, error)
     else:
         return True
     lost_seconds = min(stage.meter.unaccounted_seconds(), time.monotonic() - began)

@@ -20,7 +20,7 @@ def replacing(target: Path) -> Iterator[Path]:
 
     Raises EnvironmentFault when the disk is full or not writable; `target` is then as it was.
     """
-    temporary = target.with_name(f".{target.name}.new")
+    temporary = temporary_of(target)
     with _named_faults(target):
         restore(target)
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -31,6 +31,11 @@ def replacing(target: Path) -> Iterator[Path]:
             _remove(temporary)
             raise
         _swap(temporary, target)
+
+
+def temporary_of(target: Path) -> Path:
+    """Where `replacing` has what is written."""
+    return target.with_name(f".{target.name}.new")
 
 
 def restore(target: Path) -> None:

@@ -1,13 +1,16 @@
 """Checkpoints of a stage: whole or absent, bound to the stage's parameters and inputs, the newest
 good one found again.
 
-checkpoints/<stage>/<fingerprint>/step-00000120/   what the stage saved, and manifest.json with size
-and digest of every file
+checkpoints/<stage>/<fingerprint>/step-00000120/   what the stage saved, code.json with the digests
+of the code that made it, and
+                                                   manifest.json with size and digest of every file
 checkpoints/<stage>/done.json                      that the outputs are in place: digests of them,
 of the code, and the fingerprint
 
 The folder lies outside the DVC outs, because DVC deletes those before a rerun. The fingerprint is
 of the stage's parameters and inputs, so a checkpoint made with other settings is never picked up.
+The code is not in it: whether to go on from what other code made is for the user to say
+(`Stage.settle_changed_code`).
 """
 
 import hashlib
@@ -23,7 +26,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from config.errors import CheckpointError
-from training.process.artifacts import replacing, write_json
+from config.stage_code import CODE, changed_code
+from training.distributed import collectives
+from training.process.artifacts import replacing, temporary_of, write_json
 
 logger = logging.getLogger(__name__)
 
@@ -54,47 +59,85 @@ def fingerprint(parameters: Mapping[str, Any], inputs: list[Path], root: Path) -
 class Checkpoints:
     """The checkpoints of one stage at one fingerprint."""
 
-    def __init__(self, root: Path, stage: str, fingerprint: str, keep: int = 2) -> None:
+    def __init__(
+        self,
+        root: Path,
+        stage: str,
+        fingerprint: str,
+        keep: int = 2,
+        code: Mapping[str, str] | None = None,
+    ) -> None:
+        """`code` is the digest of each file that decides the stage's numbers."""
         self.folder = root / "checkpoints" / stage / fingerprint
         self._root = root
         self._fingerprint = fingerprint
         self._keep = keep
-        self._damaged: list[Path] = []
-        """Passed over by `latest`: they take no place among those that are kept."""
+        self._code = code or {}
+        self._passed_over: list[Path] = []
+        """By `latest`, as damaged or made by other code: they take no place among those that are
+        kept.
+        """
 
     @contextmanager
     def saving(self, step: int) -> Iterator[Path]:
-        """A folder to write the state after `step` to; it counts once the block ends, and older
-        ones are then removed.
+        """A folder to write the state after `step` to; it counts once the block ends in all
+        processes, and older ones are then removed.
         """
         target = self.folder / f"step-{step:08d}"
+        if collectives.rank() > 0:
+            collectives.barrier()
+            yield temporary_of(target)
+            collectives.barrier()
+            return
         with replacing(target) as temporary:
             temporary.mkdir()
+            collectives.barrier()
             yield temporary
+            collectives.barrier()
+            (temporary / CODE).write_text(json.dumps(self._code, indent=1), encoding="utf-8")
             write_manifest(temporary)
-        bad = [path for path in self._damaged if path != target]
+        bad = [path for path in self._passed_over if path != target]
         for old in [*bad, *[path for path in self._steps() if path not in bad][self._keep :]]:
             shutil.rmtree(old, ignore_errors=True)
-        self._damaged = []
+        self._passed_over = []
 
     def latest(self) -> Checkpoint | None:
         """The newest checkpoint whose files are all as the manifest says; a damaged one is passed
         over, with a warning the first time.
+
+        All processes ask, and the first one reads.
         """
-        known = len(self._damaged)
+        return collectives.of_first(self._latest)
+
+    def _latest(self) -> Checkpoint | None:
+        known = len(self._passed_over)
         for path in self._steps():
-            if path in self._damaged:
+            if path in self._passed_over:
                 continue
             fault = damage(path)
             if fault is None:
                 return Checkpoint(path, int(path.name.removeprefix("step-")))
-            self._damaged.append(path)
+            self._passed_over.append(path)
             logger.warning(
                 "checkpoint %s is damaged (%s): falling back to the one before it", path, fault
             )
-        if len(self._damaged) > known:
+        if len(self._passed_over) > known:
             logger.warning("no checkpoint in %s is whole: the stage begins anew", self.folder)
         return None
+
+    def changed_code(self, checkpoint: Checkpoint) -> list[str]:
+        """Files that decide the stage's numbers and have changed since the checkpoint was made."""
+        return changed_code(checkpoint.path, self._code)
+
+    def pass_over_other_code(self) -> None:
+        """Go on from no checkpoint that other code made; they are removed when the next one is
+        saved.
+        """
+        self._passed_over += [
+            path
+            for path in self._steps()
+            if path not in self._passed_over and changed_code(path, self._code)
+        ]
 
     def _steps(self) -> list[Path]:
         return sorted(

@@ -3,10 +3,12 @@ several on this machine that share its work.
 
 The number comes from `processes.<stage>` in params.yaml. One: this process becomes the stage.
 Several: it stays as their parent, passes SIGTERM and Ctrl-C on to all, prints why one of them
-fails, ends the others then, and leaves with the exit code of the whole (0, 2, 75, else a crash). On
-a machine with several GPUs each process sees only its own: with more in sight, one alone would be
-made to use all. A stage also finds its place where `torchrun` or `accelerate launch` started it:
-training/distributed/collectives.py reads their variables.
+fails, ends the others then, and leaves with the exit code of the whole (0, 2, 75, else a crash).
+Where one ran out of memory in the middle of a step, all are started again, and take smaller pieces
+(training/process/out_of_memory.py). On a machine with several GPUs each process sees only its own:
+with more in sight, one alone would be made to use all. A stage also finds its place where
+`torchrun` or `accelerate launch` started it: training/distributed/collectives.py reads their
+variables.
 """
 
 import argparse
@@ -21,9 +23,23 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
-from config.errors import EXIT_BAD_INPUT, EXIT_CRASHED, EXIT_DONE, EXIT_RESUMABLE, RlhfError
+from config import jsonl
+from config.errors import (
+    EXIT_BAD_INPUT,
+    EXIT_CRASHED,
+    EXIT_DONE,
+    EXIT_RESUMABLE,
+    EXIT_SMALLER_PIECES,
+    RlhfError,
+)
 from config.load import load
-from config.records import FAULT_SUFFIX, FAULTS_VARIABLE, LAUNCHER_VARIABLE, RENDEZVOUS_VARIABLE
+from config.records import (
+    FAULT_SUFFIX,
+    FAULTS_VARIABLE,
+    LAUNCHER_VARIABLE,
+    RENDEZVOUS_VARIABLE,
+    AttemptRow,
+)
 from config.sections.processes import Processes
 
 POLL_SECONDS = 0.1
@@ -58,14 +74,31 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def supervise(stage: str, command: Sequence[str], processes: int) -> int:
+    """Run `command` as `processes` processes that find each other, to the end of all, again as long
+    as they ask for it; the exit code of the whole.
+    """
+    stops: list[int] = []
+    while (code := supervise_once(stage, command, processes, stops)) == EXIT_SMALLER_PIECES:
+        note_loss(stage)
+        if stops:
+            return EXIT_RESUMABLE
+        say(
+            stage,
+            "memory did not suffice in one of its processes: all start again from the last "
+            "checkpoint, in smaller pieces.",
+        )
+    return code
+
+
+def supervise_once(stage: str, command: Sequence[str], processes: int, stops: list[int]) -> int:
     """Run `command` as `processes` processes that find each other, to the end of all; the exit code
-    of the whole.
+    of the whole. Signals go to `stops` too.
     """
     lost_at = None
     said: set[str] = set()
     with (
         tempfile.TemporaryDirectory(prefix="rlhf-") as folder,
-        started(command, processes, Path(folder)) as running,
+        started(command, processes, Path(folder), stops) as running,
     ):
         while any(process.poll() is None for process in running):
             say_faults(Path(folder), said)
@@ -76,7 +109,8 @@ def supervise(stage: str, command: Sequence[str], processes: int) -> int:
             ]
             if lost and lost_at is None:
                 lost_at = time.monotonic()
-                say(stage, lost_line(lost[0], processes, running[lost[0]].returncode))
+                if running[lost[0]].returncode != EXIT_SMALLER_PIECES:
+                    say(stage, lost_line(lost[0], processes, running[lost[0]].returncode))
             if lost_at is not None and time.monotonic() > lost_at + GRACE_SECONDS:
                 break
             time.sleep(POLL_SECONDS)
@@ -87,7 +121,7 @@ def supervise(stage: str, command: Sequence[str], processes: int) -> int:
 
 @contextmanager
 def started(
-    command: Sequence[str], processes: int, folder: Path
+    command: Sequence[str], processes: int, folder: Path, stops: list[int]
 ) -> Iterator[list[subprocess.Popen[bytes]]]:
     """The processes, which meet in `folder` and leave their faults there; a signal to this one
     reaches each, and none outlives the block.
@@ -108,6 +142,7 @@ def started(
     running: list[subprocess.Popen[bytes]] = []
 
     def pass_on(signum: int, frame: FrameType | None) -> None:
+        stops.append(signum)
         for process in running:
             process.send_signal(signal.SIGTERM)
 
@@ -170,6 +205,14 @@ def say_faults(folder: Path, said: set[str]) -> None:
             sys.stderr.flush()
 
 
+def note_loss(stage: str) -> None:
+    """Where the first process was ended without a word, its attempt is paid for up to now."""
+    path = Path("runs") / stage / "attempts.jsonl"
+    rows: list[AttemptRow] = jsonl.read(path, AttemptRow).rows
+    if rows and rows[-1].event != "end":
+        jsonl.append(path, rows[-1].model_copy(update={"event": "lost", "time": time.time()}))
+
+
 def say(stage: str, line: str) -> None:
     sys.stderr.write(f"{stage}: {line}\n")
     sys.stderr.flush()
@@ -201,6 +244,8 @@ def exit_code(codes: Sequence[int]) -> int:
     """
     if EXIT_BAD_INPUT in codes:
         return EXIT_BAD_INPUT
+    if EXIT_SMALLER_PIECES in codes:
+        return EXIT_SMALLER_PIECES
     if any(code not in (EXIT_DONE, EXIT_RESUMABLE) for code in codes):
         return EXIT_CRASHED
     return EXIT_RESUMABLE if EXIT_RESUMABLE in codes else EXIT_DONE

@@ -2,22 +2,33 @@
 to rounding.
 
 A piece is what one forward pass takes; what is learnt from is the whole batch, however it was cut.
-All processes of a stage halve together.
+All processes of a stage halve together: where they meet after the work, all do it again; where one
+fails in the middle of a step that all take together, the others wait in it for ever, so it leaves
+the smaller size beside the checkpoints, and all processes start again with that
+(training/process/launch.py).
 """
 
 import gc
+import json
+import logging
 import time
 from collections.abc import Callable
-from typing import TypeVar
+from pathlib import Path
+from typing import NoReturn, TypeVar
 
 import torch
 
-from config.errors import EnvironmentFault
+from config.errors import EnvironmentFault, SmallerPieces
 from training.distributed import collectives
+from training.process.artifacts import write_json
 from training.process.faults import is_out_of_memory
 from training.process.stage import Stage
 
+logger = logging.getLogger(__name__)
+
 T = TypeVar("T")
+PIECES = "pieces.json"
+"""Beside the checkpoints."""
 
 
 class OomBackoff:
@@ -30,12 +41,28 @@ class OomBackoff:
         self._stage = stage
         self._name = name
         self.size = size
+        left = self._left().get(name, size)
+        if left < size:
+            self.size = left
+            stage.mark("retry", message=f"after an attempt out of memory: {name} {size} -> {left}")
+
+    def _left(self) -> dict[str, int]:
+        """Sizes that an attempt of as many processes left when one of them ran out of memory."""
+        try:
+            found = json.loads(self._path.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return {}
+        return dict(found["sizes"]) if found["processes"] == self._stage.world_size else {}
+
+    @property
+    def _path(self) -> Path:
+        return self._stage.checkpoints.folder / PIECES
 
     def run(self, work: Callable[[int], T], step: int, lockstep: bool = False) -> T:
         """What `work` gives for a size, halved as often as one process runs out of memory in it;
         `work` must start afresh every time.
 
-        Raises EnvironmentFault if pieces of size 1 do not fit, or the first time where processes
+        Raises EnvironmentFault if pieces of size 1 do not fit, and SmallerPieces where processes
         work `lockstep`: the others wait for a piece that does not come.
         """
         while True:
@@ -46,12 +73,7 @@ class OomBackoff:
                 if not is_out_of_memory(error):
                     raise
                 if lockstep:
-                    raise EnvironmentFault(
-                        f"out of memory at step {step} with {self._name}={self.size} in one of "
-                        f"{self._stage.world_size} processes that share "
-                        f"their weights. Lower {self._name} in params.yaml, and start again: it "
-                        "goes on from its last checkpoint."
-                    ) from error
+                    self.start_again(step, error)
                 failed = True
             else:
                 failed = False
@@ -59,21 +81,63 @@ class OomBackoff:
                 return result  # type: ignore[return-value] # it is what work gave
             self.halve(step, time.monotonic() - began)
 
+    def start_again(self, step: int, error: BaseException) -> NoReturn:
+        """Have all processes start again with half the size, from the last checkpoint. Raises
+        SmallerPieces, EnvironmentFault without a half.
+        """
+        release()
+        if self.size == 1:
+            raise self._smallest(step)
+        half = self.size // 2
+        sizes = {**self._left(), self._name: half}
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        write_json(self._path, {"processes": self._stage.world_size, "sizes": sizes})
+        raise SmallerPieces(
+            f"out of memory at step {step} in one of {self._stage.world_size} processes: "
+            f"{self._name} {self.size} -> {half}. "
+            "All start again from the last checkpoint."
+        ) from error
+
+    def _smallest(self, step: int) -> EnvironmentFault:
+        return EnvironmentFault(
+            f"out of memory at step {step} with {self._name}=1, the smallest there is. Take a "
+            "smaller model, shorter sequences, or a "
+            "device with more memory; rlhf plan says what is needed."
+        )
+
     def halve(self, step: int, lost_seconds: float) -> None:
         """Go on with half the size, and record it. Raises EnvironmentFault if there is no half."""
         release()
         if self.size == 1:
-            raise EnvironmentFault(
-                f"out of memory at step {step} with {self._name}=1, the smallest there is. Take a "
-                "smaller model, shorter sequences, or a "
-                "device with more memory; rlhf plan says what is needed."
-            )
+            raise self._smallest(step)
         before, self.size = self.size, self.size // 2
         self._stage.retried(
             step,
             lost_seconds,
             f"out of memory at step {step}: {self._name} {before} -> {self.size}",
         )
+
+
+def halving(work: Callable[[int], T], size: int, name: str) -> T:
+    """What `work` gives for `size`, halved as often as memory does not suffice: for a process that
+    is no stage.
+
+    Raises EnvironmentFault if a size of 1 does not fit.
+    """
+    while True:
+        try:
+            return work(size)
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            if size == 1:
+                raise EnvironmentFault(
+                    f"out of memory with {name}: 1, the smallest there is. Take a device with more "
+                    "memory."
+                ) from error
+        release()
+        logger.warning("out of memory: %s %d -> %d", name, size, size // 2)
+        size //= 2
 
 
 def release() -> None:

@@ -18,11 +18,13 @@ import psutil
 import torch
 import transformers
 
+import training
 from config import jsonl
 from config.differences import Watched, in_a_line, sections_of
 from config.errors import (
     EXIT_CRASHED,
     EXIT_DONE,
+    CheckpointError,
     DataError,
     EnvironmentFault,
     ParamsError,
@@ -31,15 +33,20 @@ from config.errors import (
 )
 from config.load import load
 from config.records import (
+    CHANGED_CODE_VARIABLE,
+    CONTINUE,
     LAUNCHER_VARIABLE,
     NO_RUN_ID,
     PIPELINE_VARIABLE,
+    RESTART,
     RUN_ID_VARIABLE,
     AttemptRow,
     MetricRow,
+    UsageRow,
     kept_folder,
 )
 from config.schema import Params
+from config.stage_code import some, stage_code
 from training.distributed import collectives
 from training.process import allocator, garbage_collection
 from training.process.checkpoint import DONE, Checkpoints, fingerprint
@@ -93,6 +100,8 @@ class Stage:
         )
         self.step = 0
         self.fingerprint = ""
+        self._resume_note = ""
+        """Which code has changed since the checkpoint that this attempt goes on from."""
         self.stop_requested = False
         """This process was asked to stop."""
         self.stopping = False
@@ -118,7 +127,8 @@ class Stage:
                 [self.root / item for item in [*self._inputs, *self._base_model()]],
                 self.root,
             )
-        self.checkpoints = Checkpoints(self.root, self.name, self.fingerprint)
+        code = stage_code(Path(training.__path__[0]).parent, self.name)
+        self.checkpoints = Checkpoints(self.root, self.name, self.fingerprint, code=code)
         self.mark("start")
         if missing is not None:
             raise DataError(
@@ -145,7 +155,7 @@ class Stage:
         """Whether an attempt with these parameters, inputs and code put all outputs in place, and
         nothing has touched them since.
         """
-        step = self.checkpoints.finished()
+        step = collectives.of_first(self.checkpoints.finished)
         if step is not None:
             self.step = step
             self.mark("resume")
@@ -155,6 +165,63 @@ class Stage:
                 self.checkpoints.folder.parent / DONE,
             )
         return step is not None
+
+    def settle_changed_code(self) -> None:
+        """Where other code made the newest checkpoint: go on from it or begin anew, as the
+        environment or the terminal says.
+
+        Raises CheckpointError if nobody says it.
+        """
+        found = self.checkpoints.latest()
+        changed = self.checkpoints.changed_code(found) if found else []
+        if found is None or not changed:
+            return
+        seconds = self._seconds_to(found.step)
+        said = (
+            f"other code made the checkpoint after step {found.step}: {some(changed)} changed "
+            "since. "
+            f"Starting over takes the {seconds:.0f} s again that were measured up to there."
+        )
+        answer = os.environ.get(CHANGED_CODE_VARIABLE) or self._asked(said)
+        if answer == RESTART:
+            self.checkpoints.pass_over_other_code()
+            logger.warning("%s starts over: %s", self.name, said)
+        elif answer == CONTINUE:
+            self._resume_note = f"with changed code: {some(changed, len(changed))}"
+        else:
+            raise CheckpointError(
+                f"{said} Say {CHANGED_CODE_VARIABLE}={CONTINUE} or {RESTART}; to rlhf run, "
+                f"--changed-code {CONTINUE} or {RESTART}."
+            )
+
+    def _asked(self, said: str) -> str:
+        """What somebody at a terminal answers, "" if nobody is there."""
+        if self.world_size > 1 or not (sys.stdin.isatty() and sys.stderr.isatty()):
+            return ""
+        print(
+            f"{self.name}: {said} Go on from it, or start over? [c]ontinue, [r]estart: ",
+            file=sys.stderr,
+            end="",
+            flush=True,
+        )
+        words = sys.stdin.readline().strip().lower()
+        return next(
+            (answer for answer in (CONTINUE, RESTART) if words and answer.startswith(words)), ""
+        )
+
+    def _seconds_to(self, step: int) -> float:
+        """What the work up to `step` took, done once: of each step and phase the last row of the
+        attempts with this fingerprint.
+        """
+        events = jsonl.read(self._folder / "attempts.jsonl", AttemptRow).rows
+        own = {row.attempt for row in events if row.fingerprint == self.fingerprint}
+        rows = jsonl.read(self._folder / "usage.jsonl", UsageRow).rows
+        last = {
+            (row.step, row.phase): row.seconds
+            for row in rows
+            if row.attempt in own and 1 <= row.step <= step
+        }
+        return sum(last.values())
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         """Append a row of training metrics."""
@@ -193,7 +260,7 @@ class Stage:
     def resumed(self, step: int) -> None:
         """Tell that a checkpoint was found and work goes on after `step`."""
         self.step = step
-        self.mark("resume")
+        self.mark("resume", message=self._resume_note)
         logger.info("%s goes on from its checkpoint after step %d", self.name, step)
 
     def retried(self, step: int, lost_seconds: float, message: str) -> None:
@@ -323,6 +390,7 @@ def run_stage(
         collectives.join(name, stage.device != "cpu")
         torch.manual_seed(stage.params.seed)
         if not stage.is_finished():
+            stage.settle_changed_code()
             work(stage)
         stage.check_params()
         code = EXIT_DONE

@@ -4,6 +4,8 @@
 Data and models of both, a folder each as champions/<run> -> the figures the promotion gate decides
 on, and replies side by side
 
+Six models take part, each side's policy, SFT model and reward model; one is in memory at a time.
+
 The judge is the gold score where the world has one. Elsewhere it is the champion's reward model:
 the challenger's own has learnt from the new votes, and if those were poisoned it would prefer just
 what they taught.
@@ -11,9 +13,11 @@ what they taught.
 
 import argparse
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from torch import Tensor
 
 from config import jsonl
 from config.errors import DataError
@@ -37,6 +41,7 @@ from training.preparation.helpdesk import gold_score, knows
 from training.preparation.rows import USES
 from training.preparation.sources import read_file
 from training.process.artifacts import write_json, write_jsonl
+from training.process.out_of_memory import halving
 from training.retraining.helper import run_helper
 from training.retraining.trained_models import TrainedModels
 from training.rollout.engine import Limits, sampling_noise
@@ -85,10 +90,7 @@ def contest(
         "challenger": answer(challenger, prompts, params),
     }
     has_gold = params.data.source.kind == "helpdesk" and knows(map(prompt_text, prompts))
-    scores = {
-        name: judge(prompts, given, champion, challenger, has_gold)
-        for name, given in replies.items()
-    }
+    scores = judge(prompts, replies, champion, challenger, has_gold)
     old, new = scores["champion"], scores["challenger"]
     rate = win_rate(score_judge(new.judged, old.judged), len(prompts), confidence, params.seed)
     own = gain(new.challenger, old.challenger, confidence)
@@ -206,20 +208,35 @@ def answer(trained_models: TrainedModels, prompts: Sequence[Prompt], params: Par
         else None
     )
     limits = Limits(settings.max_new_tokens, tokenizer.eos_token_id, tokenizer.pad_token_id)
-    responses = generate(
-        trained_models.policy, encoded, noise_BT, settings.temperature, limits, settings.batch_size
-    ).responses
+    responses = halving(
+        lambda size: (
+            generate(
+                trained_models.policy, encoded, noise_BT, settings.temperature, limits, size
+            ).responses
+        ),
+        settings.batch_size,
+        "evaluate.batch_size",
+    )
     sequences = [[*prompt, *response] for prompt, response in zip(encoded, responses, strict=True)]
     prompt_lengths, budget_tokens = (
         [len(ids) for ids in encoded],
         settings.batch_size * trained_models.model.context_length,
     )
-    own, reference = (
-        sequence_logprobs(
-            model, sequences, prompt_lengths, settings.temperature or 1.0, budget_tokens
-        )
-        for model in (trained_models.policy, trained_models.sft)
-    )
+
+    temperature = settings.temperature or 1.0
+
+    def logprobs(role: str) -> list[Tensor]:
+        """Under a model that nothing here keeps."""
+
+        def pieces(size: int) -> list[Tensor]:
+            return sequence_logprobs(
+                getattr(trained_models, role), sequences, prompt_lengths, temperature, size
+            )
+
+        return halving(pieces, budget_tokens, "tokens at once")
+
+    own, reference = logprobs("policy"), logprobs("sft")
+    trained_models.release()
     return Replies(
         [decode_response(tokenizer, response) for response in responses],
         [response[-1] == limits.eos for response in responses],
@@ -229,24 +246,26 @@ def answer(trained_models: TrainedModels, prompts: Sequence[Prompt], params: Par
 
 def judge(
     prompts: Sequence[Prompt],
-    replies: Replies,
+    replies: Mapping[str, Replies],
     champion: TrainedModels,
     challenger: TrainedModels,
     has_gold: bool,
-) -> Scores:
+) -> dict[str, Scores]:
     """Every judge's score of every reply."""
-    golds = (
-        [
-            gold_score(prompt_text(prompt), text)
-            for prompt, text in zip(prompts, replies.texts, strict=True)
-        ]
+    texts = {name: given.texts for name, given in replies.items()}
+    golds = {
+        name: [gold_score(prompt_text(a), b) for a, b in zip(prompts, of, strict=True)]
         if has_gold
         else None
-    )
-    of_champion, of_challenger = (
-        one.scores(prompts, replies.texts, replies.ended) for one in (champion, challenger)
-    )
-    return Scores(golds, of_champion, of_challenger)
+        for name, of in texts.items()
+    }
+    found = []
+    for one in (champion, challenger):
+        found.append(
+            {name: one.scores(prompts, given.texts, given.ended) for name, given in replies.items()}
+        )
+        one.release()
+    return {name: Scores(golds[name], found[0][name], found[1][name]) for name in replies}
 
 
 def safety(
@@ -264,11 +283,12 @@ def safety(
             "evaluate.max_new_tokens, or fix retrain.safety_source."
         )
     known = has_gold and knows(map(prompt_text, prompts))
-    scores = [
-        judge(prompts, answer(one, prompts, params), champion, challenger, known).judged
-        for one in (champion, challenger)
-    ]
-    drop = gain(scores[0], scores[1], params.evaluate.confidence)
+    replies = {
+        "champion": answer(champion, prompts, params),
+        "challenger": answer(challenger, prompts, params),
+    }
+    scores = judge(prompts, replies, champion, challenger, known)
+    drop = gain(scores["champion"].judged, scores["challenger"].judged, params.evaluate.confidence)
     return Safety(
         prompts=len(prompts), judge=GOLD if known else CHAMPIONS_REWARD, drop=_mean_of(drop)
     )

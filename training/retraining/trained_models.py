@@ -3,7 +3,7 @@ project itself.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -22,11 +22,13 @@ from training.modeling.tokenizer import (
     load_tokenizer,
     response_text,
 )
+from training.process import out_of_memory
+from training.process.out_of_memory import halving
 
 
 class TrainedModels:
-    """Data, tokenizer and models below `folder`. Every property reads once, and raises ModelError
-    if what it needs is missing.
+    """Data, tokenizer and models below `folder`, of which it holds one at a time. Properties raise
+    ModelError if what they need is missing.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -37,34 +39,43 @@ class TrainedModels:
         self.model = Model.model_validate(content["model"])
         self.method = str(content["align"]["method"])
         self.device = "cuda" if torch.cuda.is_available() else "cpu"
+        self._held: tuple[str, PreTrainedModel] | None = None
 
     @cached_property
     def tokenizer(self) -> PreTrainedTokenizerBase:
         return load_tokenizer(self.folder / "data/tokenizer")
 
-    @cached_property
+    @property
     def policy(self) -> PreTrainedModel:
         """The aligned model."""
-        return self._policy(self.method)
+        return self._hold(self.method, self._policy)
 
-    @cached_property
+    @property
     def sft(self) -> PreTrainedModel:
-        return self._policy("sft")
+        return self._hold("sft", self._policy)
 
-    @cached_property
+    @property
     def reward_model(self) -> PreTrainedModel:
-        return (
-            load_reward_model(self.folder / "models/reward", self.model, self.tokenizer)
-            .to(self.device)
-            .eval()
+        return self._hold(
+            "reward",
+            lambda name: load_reward_model(
+                self.folder / "models" / name, self.model, self.tokenizer
+            ),
         )
+
+    def release(self) -> None:
+        """Let go of the model it holds."""
+        self._held = None
+        out_of_memory.release()
+
+    def _hold(self, name: str, load: Callable[[str], PreTrainedModel]) -> PreTrainedModel:
+        if self._held is None or self._held[0] != name:
+            self.release()
+            self._held = name, load(name).to(self.device).eval()
+        return self._held[1]
 
     def _policy(self, name: str) -> PreTrainedModel:
-        return (
-            load_policy(self.folder / "models" / name, self.model, self.tokenizer)
-            .to(self.device)
-            .eval()
-        )
+        return load_policy(self.folder / "models" / name, self.model, self.tokenizer)
 
     def metrics(self, stage: str) -> Mapping[str, Any]:
         """metrics/<stage>.json, empty if there is none."""
@@ -86,8 +97,11 @@ class TrainedModels:
         ]
         encoded = zip(encode_prompts(self.tokenizer, prompts), responses, strict=True)
         sequences = [[*prompt, *response][:longest] for prompt, response in encoded]
-        found: list[float] = score(self.reward_model, sequences, 200 * longest).tolist()
-        return found
+        return halving(
+            lambda size: score(self.reward_model, sequences, size).tolist(),
+            200 * longest,
+            "tokens scored at once",
+        )
 
 
 def pair_margins(trained_models: TrainedModels, pairs: Sequence[Mapping[str, Any]]) -> list[float]:

@@ -8,10 +8,7 @@ to be kept.
 import json
 from dataclasses import asdict, dataclass
 
-import torch
-from safetensors.torch import load_file, save_file
-
-from training.distributed import sharding
+from training.distributed import shards
 from training.process.checkpoint import restoring
 from training.process.stage import Stage
 from training.rl.roles import Roles
@@ -28,22 +25,17 @@ class PpoState:
 
 
 def save_state(stage: Stage, roles: Roles, state: PpoState) -> None:
-    """Checkpoint weights, optimizer and state after `state.update`, whole however they are divided:
-    all processes ask, the first one writes.
+    """Checkpoint weights, optimizer and state after `state.update`: all processes ask, and each
+    writes its share.
     """
-    weights, moments = (
-        sharding.gather_state_dict(roles.trainable()),
-        sharding.gather_optimizer_state(roles.optimizer),
-    )
-    if stage.rank != 0:
-        return
     with stage.checkpoints.saving(state.update) as folder:
-        save_file(weights, folder / "trainable.safetensors")
-        torch.save(moments, folder / "optimizer.pt")
-        (folder / "loss_scale.json").write_text(
-            json.dumps(roles.scaler.state_dict()), encoding="utf-8"
-        )
-        (folder / "state.json").write_text(json.dumps(asdict(state)), encoding="utf-8")
+        shards.save_tensors(folder / shards.WEIGHTS, roles.trainable())
+        shards.save_optimizer(folder / shards.OPTIMIZER, roles.optimizer, roles.trainable())
+        if stage.rank == 0:
+            (folder / "loss_scale.json").write_text(
+                json.dumps(roles.scaler.state_dict()), encoding="utf-8"
+            )
+            (folder / "state.json").write_text(json.dumps(asdict(state)), encoding="utf-8")
 
 
 def load_state(stage: Stage, roles: Roles) -> PpoState:
@@ -56,13 +48,8 @@ def load_state(stage: Stage, roles: Roles) -> PpoState:
     if found is None:
         return PpoState(update=0, episodes=0, kl_coef=stage.params.ppo.kl.coef)
     with restoring(found.path):
-        saved = load_file(found.path / "trainable.safetensors")
-        for name, parameter in roles.trainable().items():
-            sharding.copy_into(parameter, saved[name])
-        sharding.load_optimizer_state(
-            roles.optimizer,
-            torch.load(found.path / "optimizer.pt", map_location="cpu", weights_only=True),
-        )
+        shards.load_tensors(found.path / shards.WEIGHTS, roles.trainable())
+        shards.load_optimizer(found.path / shards.OPTIMIZER, roles.optimizer, roles.trainable())
         roles.scaler.load_state_dict(
             json.loads((found.path / "loss_scale.json").read_text(encoding="utf-8"))
         )

@@ -6,14 +6,16 @@ import json
 from pathlib import Path
 
 import pytest
+import yaml
 from dvc.fs import LocalFileSystem
 from dvc.rwlock import rwlock
 
 from config import jsonl
-from config.errors import CostError
+from config.errors import CostError, ParamsError
 from config.load import load
-from config.records import AttemptRow, UsageRow, stages_of
+from config.records import CHANGED_CODE_VARIABLE, AttemptRow, UsageRow, stages_of
 from config.schema import Params
+from config.stage_code import CODE
 from costs.ledger.budget import total
 from tasks.dvc.status import StageAtWork, is_unchanged, stale_stages
 from tasks.planning.plan import (
@@ -313,3 +315,62 @@ def test_a_stage_on_a_work_pool_is_planned_for_its_device_and_price(project: Pat
     assert (there["sft"].hardware, there["reward"].hardware) == ("a100-80", here["reward"].hardware)
     assert there["sft"].usd.expected == pytest.approx(there["sft"].seconds * 36.0 / 3600)
     assert there["reward"].usd == here["reward"].usd
+
+
+# ---------------------------------------------------------------- checkpoints of other code
+
+
+STEPS = "sft.max_steps=300"
+
+
+def depend_on_code(project: Path) -> None:
+    """sft depends on stage.py, which is another one now than when its checkpoint was made."""
+    pipeline = yaml.safe_load((project / "dvc.yaml").read_text())
+    pipeline["stages"]["sft"]["deps"].append("stage.py")
+    (project / "dvc.yaml").write_text(yaml.safe_dump(pipeline))
+    checkpoint = project / "checkpoints/sft/f1/step-00000150"
+    (checkpoint / CODE).write_text(json.dumps({"stage.py": "0" * 64}))
+
+
+def test_where_code_has_changed_a_run_is_planned_to_start_over_and_says_so(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(CHANGED_CODE_VARIABLE, raising=False)
+    stopped_in_sft(project, 100.0, STEPS)
+    as_it_was = prepare(project, params(project, STEPS))
+    depend_on_code(project)
+    over = prepare(project, params(project, STEPS))
+    (changed,) = over.changed
+    assert (changed.stage, changed.step, changed.files) == ("sft", 150, ["stage.py"])
+    assert changed.cost == pytest.approx((100 / 3600 * 3.6, 100.0))
+    assert over.plan is not None
+    (sft,) = (stage for stage in over.plan.stages if stage.stage == "sft")
+    trained = sum(phase.seconds for phase in sft.phases if phase.bound != "fixed")
+    assert over.ahead["sft"].seconds - as_it_was.ahead["sft"].seconds == pytest.approx(trained / 2)
+    assert any(
+        "stage.py changed since" in line and "Starting over." in line for line in summary(over)
+    )
+    monkeypatch.setenv(CHANGED_CODE_VARIABLE, "continue")
+    on = prepare(project, params(project, STEPS))
+    assert on.ahead == as_it_was.ahead
+    assert any("Going on from it." in line for line in summary(on))
+    monkeypatch.setenv(CHANGED_CODE_VARIABLE, "maybe")
+    with pytest.raises(ParamsError, match="RLHF_CHANGED_CODE=maybe must be continue or restart"):
+        prepare(project, params(project, STEPS))
+
+
+def test_starting_over_needs_its_budget(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(CHANGED_CODE_VARIABLE, raising=False)
+    stopped_in_sft(project, 100.0, STEPS)
+    limit = total(prepare(project, params(project, STEPS)).ahead).usd + 0.1 + 0.001
+    bounded = params(project, STEPS, f"budget.max_usd={limit}")
+    assert gate(project, prepare(project, bounded)) is None
+    depend_on_code(project)
+    with pytest.raises(
+        CostError,
+        match=r"stage\.py changed since.*To go on instead: --changed-code continue.*max_usd",
+    ) as said:
+        gate(project, prepare(project, bounded))
+    assert "\n" not in str(said.value)
+    monkeypatch.setenv(CHANGED_CODE_VARIABLE, "continue")
+    assert gate(project, prepare(project, bounded)) is None

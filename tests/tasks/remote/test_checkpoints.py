@@ -14,7 +14,7 @@ from config import jsonl
 from config.load import load, write
 from config.records import AttemptRow
 from tasks.remote.checkpoints import CheckpointStore, inputs_digest
-from tasks.remote.exchange import Exchange
+from tasks.run.exchange import Exchange
 from tests.conftest import ROOT, TINY
 
 LOCK = {

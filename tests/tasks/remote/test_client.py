@@ -18,7 +18,7 @@ from costs.ledger.ledger import ledger
 from tasks.dvc import status
 from tasks.remote import client
 from tasks.remote.client import check_placement, run_here, run_remote
-from tasks.remote.exchange import REPLY, Exchange, Receiver
+from tasks.run.exchange import REPLY, Exchange, Receiver
 from tasks.run.run import Run, begin
 from tasks.run.stop import StopRequest
 from tasks.run.transient import TransientFault

@@ -22,10 +22,10 @@ from config.load import load
 from config.records import AttemptRow, UsageRow
 from tasks.remote import heartbeat, recovery
 from tasks.remote.client import run_here, run_remote
-from tasks.remote.exchange import REPLY, REQUEST, Exchange, Sender
 from tasks.remote.heartbeat import CONTAINER, PIPELINE, Heartbeat, HeartbeatMonitor, heartbeats
 from tasks.remote.recovery import ask_to_stop, recover_abandoned
 from tasks.remote.worker import STOP, Reply
+from tasks.run.exchange import REPLY, REQUEST, Exchange, Sender
 from tasks.run.run import Run, begin, end_left_open
 from tasks.run.stop import StopRequest
 from tasks.run.transient import TransientFault

@@ -22,9 +22,9 @@ from config.schema import Params
 from flows.stage import _state
 from tasks.remote import worker
 from tasks.remote.checkpoints import CheckpointStore
-from tasks.remote.exchange import REPLY, REQUEST, Exchange, Receiver, dump
 from tasks.remote.worker import Reply, request_of, work
 from tasks.run.code_version import code_digest
+from tasks.run.exchange import REPLY, REQUEST, Exchange, Receiver, dump
 from tasks.run.run import Run, begin
 from tasks.run.stop import StopRequest
 from tasks.run.transient import TransientFault, UnknownFault

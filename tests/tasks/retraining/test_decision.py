@@ -2,7 +2,8 @@ import pytest
 
 from config.retraining import Examination, LengthDrift, Share
 from config.sections.retraining import Retrain
-from tasks.retraining.decision import Month, decide
+from tasks.retraining.decision import decide
+from tasks.run.month import Month
 
 SETTINGS = Retrain(
     min_new_rows=100,

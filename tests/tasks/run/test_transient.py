@@ -9,8 +9,8 @@ import pytest
 from prefect.exceptions import PrefectHTTPStatusError
 
 from config.errors import EnvironmentFault
-from tasks.remote.exchange import Exchange
 from tasks.run import transient
+from tasks.run.exchange import Exchange
 from tasks.run.transient import Kind, TransientFault, UnknownFault, fault, kind_of, persist
 
 REQUEST = httpx.Request("GET", "http://server/api")

@@ -16,7 +16,7 @@ from config.records import AttemptRow, UsageRow
 from config.retraining import RETRAIN_ROWS, RetrainRow
 from costs.ledger.budget import Cost, total
 from tasks.planning.plan import spent_by_stage
-from tasks.retraining.month import PURPOSE
+from tasks.run.month import PURPOSE
 from tasks.run.run import Run, begin
 from tasks.run.stop import StopRequest
 from tasks.stage.outcome import StageCrashed

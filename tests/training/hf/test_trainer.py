@@ -16,7 +16,7 @@ from config.records import UsageRow
 from tasks.stage.progress import planned_steps
 from tests.training.processes import metric_rows, metrics
 from tests.training.tiny import files, names, open_stage, work
-from training.hf.checkpoints import LEARNING
+from training.distributed.shards import WEIGHTS
 from training.hf.trainer import CountingCollator, arguments, largest_divisor
 
 Project = Callable[..., Path]
@@ -176,11 +176,11 @@ def test_a_damaged_checkpoint_falls_back_and_still_ends_with_the_same_bits(
         "step-00000002",
         "step-00000003",
     ]
-    weights = folder / "step-00000003" / LEARNING
+    weights = next((folder / "step-00000003" / WEIGHTS).glob("*.safetensors"))
     weights.write_bytes(weights.read_bytes()[:-1])
     with caplog.at_level(logging.WARNING):
         work(root, "sft")
-    assert any(f"{LEARNING} has" in record.getMessage() for record in caplog.records)
+    assert any(f"{weights.name} has" in record.getMessage() for record in caplog.records)
     assert files(root / "models/sft") == files(finished / "models/sft")
 
 

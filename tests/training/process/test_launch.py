@@ -12,9 +12,9 @@ import pytest
 
 from tests.training.distributed.test_collectives import largest_difference
 from tests.training.processes import attempts, signalled, start
-from tests.training.tiny import work
+from tests.training.tiny import ROOT, work
 from training.process import launch
-from training.process.launch import GRACE_SECONDS, exit_code, main
+from training.process.launch import GRACE_SECONDS, exit_code, main, supervise
 from training.process.stage import LOST_PEER
 
 Project = Callable[..., Path]
@@ -33,6 +33,9 @@ Project = Callable[..., Path]
         ([0, -9], 1),
         ([-15], 1),
         ([3, 0], 1),
+        ([1, 76], 76),
+        ([-9, 76], 76),
+        ([76, 2], 2),
     ],
 )
 def test_the_exit_code_says_what_the_first_cause_was(codes: list[int], whole: int) -> None:
@@ -241,3 +244,57 @@ def test_one_process_becomes_the_stage_itself(project: Project) -> None:
         process.wait()
     assert process.returncode == 0
     assert {row.pid for row in attempts(root, "ppo")} == {process.pid}
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize(
+    ("stage", "level", "most_tokens", "name", "changes"),
+    [
+        (
+            "ppo",
+            "zero3",
+            70,
+            "ppo.micro_batch_tokens",
+            {"micro_batch_tokens": 100, "num_mini_batches": 1, "updates": 2},
+        ),
+        ("sft", "zero2", 130, "sft.micro_batch_size", {"max_steps": 3}),
+    ],
+)
+def test_where_one_process_runs_out_of_memory_in_the_middle_of_a_step_all_go_on_in_smaller_pieces(
+    stage: str,
+    level: str,
+    most_tokens: int,
+    name: str,
+    changes: dict,
+    project: Project,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ample = project(stage, "ample", **{stage: changes})
+    work(ample, stage)
+    root = project(stage, sharding={stage: level}, **{stage: changes})
+    monkeypatch.chdir(root)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    command = [sys.executable, "-m", "tests.training.short_of_memory", stage, str(most_tokens)]
+    assert supervise(stage, command, 2) == 0
+    rows = attempts(root, stage)
+    again = [row for row in rows if row.event == "retry"]
+    assert again
+    assert all(row.message.startswith(f"after an attempt out of memory: {name} ") for row in again)
+    assert [row.exit_code for row in rows if row.event == "end"] == [1] * len(again) + [0]
+    assert {row.world_size for row in rows} == {2}
+    assert largest_difference(root / "models" / stage, ample / "models" / stage) < 2e-6
+    assert not list((root / "checkpoints" / stage).glob("*/pieces.json"))
+
+
+@pytest.mark.integration
+def test_what_does_not_fit_in_the_smallest_pieces_ends_all_with_one_line(
+    project: Project, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    root = project("sft", sft={"micro_batch_size": 2, "max_steps": 2}, sharding={"sft": "zero3"})
+    monkeypatch.chdir(root)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    assert (
+        supervise("sft", [sys.executable, "-m", "tests.training.short_of_memory", "sft", "1"], 2)
+        == 2
+    )
+    assert not (root / "models/sft").exists()

@@ -3,10 +3,12 @@
 import argparse
 import json
 import shutil
+import weakref
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
 
 from config import jsonl
@@ -17,8 +19,10 @@ from config.schema import Params
 from tests.training.tiny import params
 from training.preparation.cleaning import same_prompt_key
 from training.preparation.helpdesk import gold_score
+from training.retraining import trained_models
 from training.retraining.contest import CHAMPIONS_REWARD, GOLD, contest, held_out, main
 from training.retraining.trained_models import TrainedModels
+from training.rollout.static import generate
 
 PAIRS = {"kind": "file", "path": "unread.jsonl", "format": "pairs", "columns": {}}
 """A source without a gold score; a contest does not read it."""
@@ -165,3 +169,41 @@ def test_the_process_judges_the_folders_it_is_given_and_not_the_one_it_works_in(
     expected, replies = compare(finished, other, load(other / "params.yaml"))
     assert Contest.model_validate_json(out.read_bytes()) == expected
     assert list(jsonl.plain(elsewhere / "replies.jsonl")) == replies
+
+
+def test_one_model_at_a_time_is_in_memory(
+    finished: Path, other: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded: list[weakref.ref] = []
+    alive: list[int] = []
+
+    def counted(load: Any) -> Any:
+        def counting(*arguments: Any) -> Any:
+            alive.append(sum(model() is not None for model in loaded))
+            model = load(*arguments)
+            loaded.append(weakref.ref(model))
+            return model
+
+        return counting
+
+    for name in ("load_policy", "load_reward_model"):
+        monkeypatch.setattr(trained_models, name, counted(getattr(trained_models, name)))
+    compare(finished, other)
+    assert alive == [0] * 6
+    assert not any(model() for model in loaded)
+
+
+def test_a_contest_out_of_memory_goes_on_in_smaller_batches_with_the_same_figures(
+    finished: Path, other: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ample, sizes = compare(finished, other), []
+
+    def short(*arguments: Any) -> Any:
+        sizes.append(arguments[5])
+        if arguments[5] > 4:
+            torch.empty(2**60, dtype=torch.uint8)
+        return generate(*arguments)
+
+    monkeypatch.setattr("training.retraining.contest.generate", short)
+    assert compare(finished, other) == ample
+    assert sizes == [16, 8, 4, 16, 8, 4]

@@ -10,8 +10,8 @@ from uuid import UUID
 from config.errors import EnvironmentFault
 from config.names import inner_name
 from costs.ledger.budget import Cost
-from tasks.remote.exchange import Exchange
 from tasks.run.code_version import FILES, HOME, PACKAGES
+from tasks.run.exchange import Exchange
 
 NEWEST_LOCK = "locks/{name}/dvc.lock"
 """Below the DVC remote: what the newest run left, so that a new workspace knows which outputs are

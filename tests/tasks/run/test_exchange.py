@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from config.errors import EnvironmentFault
-from tasks.remote.exchange import Exchange, Receiver, Sender, files_of, put_files
+from tasks.run.exchange import Exchange, Receiver, Sender, files_of, put_files
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")
 

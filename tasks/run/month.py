@@ -7,6 +7,7 @@ future (the clock was put back since) count too: money that was spent is spent.
 
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import NamedTuple
 
 from config import jsonl
 from config.errors import RlhfError
@@ -15,10 +16,22 @@ from config.records import PipelineRow
 from config.retraining import RETRAIN_ROWS, RetrainRow
 from config.schema import Params
 from costs.ledger.ledger import ledger
-from tasks.retraining.decision import Month
 
 PURPOSE = "retrain"
 """Tag of a cycle's pipeline run, and the key of its first row that says so."""
+
+
+class Month(NamedTuple):
+    """Money of the calendar month (UTC)."""
+
+    name: str
+    """Such as 2026-11."""
+    spent_usd: float
+    limit_usd: float | None
+
+    @property
+    def left_usd(self) -> float | None:
+        return None if self.limit_usd is None else self.limit_usd - self.spent_usd
 
 
 def month_of(time: float) -> str:

@@ -8,7 +8,7 @@ from config import jsonl
 from config.load import load, write
 from config.records import AttemptRow, PipelineRow, UsageRow
 from config.retraining import RETRAIN_ROWS, RetrainRow
-from tasks.retraining.month import PURPOSE, month, month_of
+from tasks.run.month import PURPOSE, month, month_of
 from tests.conftest import ROOT
 
 PARAMS = load(

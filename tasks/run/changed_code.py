@@ -1,0 +1,87 @@
+"""Checkpoints that other code made: found before a run starts, so that somebody can say whether to
+go on from them.
+
+RLHF_CHANGED_CODE tells a stage's process the answer. Where nobody gives one, a run starts over, and
+its plan counts that in.
+"""
+
+import os
+from pathlib import Path
+from typing import NamedTuple
+
+from config.errors import ParamsError
+from config.records import CHANGED_CODE_VARIABLE, CONTINUE, RESTART
+from config.schema import Params
+from config.stage_code import changed_code, some, stage_code
+from costs.ledger.attempts import Attempt, read_attempts
+from costs.ledger.budget import Cost
+from costs.tables.price import usd_per_device_hour
+from reporting.numbers import duration, usd
+
+
+class ChangedCode(NamedTuple):
+    """The newest checkpoint of a stage, where other code made it."""
+
+    stage: str
+    step: int
+    files: list[str]
+    """What has changed since."""
+    cost: Cost
+    """Of coming as far again, as measured."""
+
+    def __str__(self) -> str:
+        return (
+            f"{self.stage}: other code made the checkpoint after step {self.step}: "
+            f"{some(self.files)} changed since. "
+            f"Starting over costs {duration(self.cost.seconds)} and {usd(self.cost.usd)} again."
+        )
+
+
+def policy() -> str:
+    """What a stage is to do with such a checkpoint. Raises ParamsError for an answer that there is
+    not.
+    """
+    answer = os.environ.get(CHANGED_CODE_VARIABLE) or RESTART
+    if answer not in (CONTINUE, RESTART):
+        raise ParamsError(f"{CHANGED_CODE_VARIABLE}={answer} must be {CONTINUE} or {RESTART}.")
+    return answer
+
+
+def is_answered() -> bool:
+    return bool(os.environ.get(CHANGED_CODE_VARIABLE))
+
+
+def newest_checkpoint(root: Path, stage: str, attempts: list[Attempt]) -> tuple[Path, int] | None:
+    """The newest whole checkpoint with the fingerprint of the stage's last attempt, and its
+    step.
+    """
+    if not attempts:
+        return None
+    folder = root / "checkpoints" / stage / (attempts[-1].fingerprint or "none")
+    found = [path.parent for path in folder.glob("step-*/manifest.json")]
+    newest = max(found, key=lambda path: path.name, default=None)
+    return (newest, int(newest.name.removeprefix("step-"))) if newest else None
+
+
+def changed_since_checkpoint(root: Path, params: Params, stage: str) -> ChangedCode | None:
+    """None where the stage has no checkpoint, or today's code made it."""
+    attempts, _ = read_attempts(root / "runs" / stage)
+    found = newest_checkpoint(root, stage, attempts)
+    files = changed_code(found[0], stage_code(root, stage)) if found else []
+    if found is None or not files:
+        return None
+    step, own = (
+        found[1],
+        [attempt for attempt in attempts if attempt.fingerprint == attempts[-1].fingerprint],
+    )
+    rows = {
+        (row.step, row.phase): row
+        for attempt in own
+        for row in attempt.usage
+        if 1 <= row.step <= step
+    }.values()
+    seconds = sum(row.seconds for row in rows)
+    device_hours = sum(row.seconds * row.world_size for row in rows) / 3600
+    return ChangedCode(
+        stage, step, files, Cost(device_hours * usd_per_device_hour(params, stage), seconds)
+    )

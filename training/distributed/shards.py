@@ -1,0 +1,162 @@
+"""Weights and optimizer state on disk as safetensors: each process writes its share of them, and
+reads what it needs of all shares.
+
+What is divided is written by whoever has it; what all processes have is written once, by one of
+them. Reading maps the files into memory and copies the slices that this process needs, so a run can
+go on with another number of processes and another `sharding`. Every process must come here, with
+the same names. Source: torch.distributed.checkpoint, in its safetensors format: nothing is
+unpickled.
+"""
+
+import json
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.hf_storage import (
+    HuggingFaceStorageReader,
+    HuggingFaceStorageWriter,
+)
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
+from torch.distributed.tensor import DTensor
+
+from training.distributed import collectives
+
+WEIGHTS, OPTIMIZER = "weights", "optimizer"
+"""Folders in a checkpoint."""
+REST = "rest.json"
+"""Of an optimizer: what is no tensor."""
+
+
+def save_tensors(folder: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Write this process's share of `tensors` to a file of its own in `folder`."""
+    storages: set[int] = set()
+    apart = {}  # safetensors refuses tensors that share memory
+    for name, tensor in tensors.items():
+        place = (
+            (tensor.to_local() if isinstance(tensor, DTensor) else tensor)
+            .untyped_storage()
+            .data_ptr()
+        )
+        apart[name] = tensor.detach().clone() if place in storages else tensor.detach()
+        storages.add(place)
+    with _alone_or_together():
+        save(apart, storage_writer=HuggingFaceStorageWriter(str(folder), save_distributed=True))
+
+
+def load_tensors(folder: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Read `tensors` in place, of a divided one this process's share. Raises ValueError or
+    RuntimeError for another shape or name.
+    """
+    with _alone_or_together():
+        try:
+            load(
+                {name: tensor.detach() for name, tensor in tensors.items()},
+                storage_reader=HuggingFaceStorageReader(str(folder)),
+            )
+        except CheckpointException as error:  # of all processes together, and no Exception
+            reasons = [
+                reason for reason, _ in error.failures.values() if isinstance(reason, Exception)
+            ]
+            if not reasons:
+                raise
+            raise reasons[0] from None
+
+
+def save_optimizer(
+    folder: Path, optimizer: torch.optim.Optimizer, named: Mapping[str, nn.Parameter]
+) -> None:
+    """Write the state of the optimizer of these parameters."""
+    state = {name: _own(optimizer).state.get(parameter, {}) for name, parameter in named.items()}
+    tensors = {
+        f"{name}/{key}": value
+        for name, of in state.items()
+        for key, value in of.items()
+        if isinstance(value, Tensor)
+    }
+    save_tensors(folder, tensors)
+    if collectives.rank() == 0:  # the optimizers that have other values are never divided
+        others = {
+            name: {key: value for key, value in of.items() if not isinstance(value, Tensor)}
+            for name, of in state.items()
+        }
+        groups = [
+            {key: value for key, value in group.items() if key != "params"}
+            for group in optimizer.param_groups
+        ]
+        (folder / REST).write_text(
+            json.dumps({"groups": groups, "values": others}), encoding="utf-8"
+        )
+
+
+def load_optimizer(
+    folder: Path, optimizer: torch.optim.Optimizer, named: Mapping[str, nn.Parameter]
+) -> None:
+    """Put what `save_optimizer` wrote into an optimizer, however that is divided."""
+    rest = json.loads((folder / REST).read_text(encoding="utf-8"))
+    mine = {
+        id(parameter) for group in _own(optimizer).param_groups for parameter in group["params"]
+    }
+    own = {name: parameter for name, parameter in named.items() if id(parameter) in mine}
+    state: dict[str, dict[str, Any]] = {name: dict(rest["values"][name]) for name in own}
+    tensors: dict[str, Tensor] = {}
+    for key, stored in (
+        HuggingFaceStorageReader(str(folder)).read_metadata().state_dict_metadata.items()
+    ):
+        name, field = key.rsplit("/", 1)
+        if name in own and isinstance(stored, TensorStorageMetadata):
+            tensors[key] = state[name][field] = _room(own[name], stored)
+    load_tensors(folder, tensors)
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    index = {id(parameter): i for i, parameter in enumerate(parameters)}
+    groups = (
+        optimizer.state_dict()["param_groups"]
+        if _own(optimizer) is optimizer
+        else _numbered(optimizer.param_groups, index)
+    )
+    merged = [
+        {**group, **_tuples(saved)} for group, saved in zip(groups, rest["groups"], strict=True)
+    ]
+    content = {
+        "state": {index[id(own[name])]: of for name, of in state.items() if of},
+        "param_groups": merged,
+    }
+    optimizer.load_state_dict(content)
+
+
+def _own(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """Of ZeroRedundancyOptimizer the one that holds this process's share."""
+    inner: torch.optim.Optimizer = getattr(optimizer, "optim", optimizer)
+    return inner
+
+
+def _numbered(groups: list[dict[str, Any]], index: Mapping[int, int]) -> list[dict[str, Any]]:
+    return [
+        {**group, "params": [index[id(parameter)] for parameter in group["params"]]}
+        for group in groups
+    ]
+
+
+def _tuples(group: dict[str, Any]) -> dict[str, Any]:
+    """JSON knows no tuples, such as Adam's betas."""
+    return {key: tuple(value) if isinstance(value, list) else value for key, value in group.items()}
+
+
+def _room(parameter: nn.Parameter, stored: TensorStorageMetadata) -> Tensor:
+    """A tensor to read a value of the optimizer's into: divided as its parameter is, if it has a
+    number for each weight.
+    """
+    if stored.size == parameter.shape and stored.properties.dtype == parameter.dtype:
+        return torch.zeros_like(parameter, requires_grad=False)
+    return torch.zeros(stored.size, dtype=stored.properties.dtype)
+
+
+def _alone_or_together() -> warnings.catch_warnings:
+    """A process alone is warned that it is."""
+    return warnings.catch_warnings(action="ignore", category=UserWarning)
