@@ -75,8 +75,8 @@ def test_sections_are_frozen_and_refuse_unknown_keys_and_conversions() -> None:
             r"data\.source\.path has a value of 't' in its query",
         ),
         (
-            "data.vote_source={kind: file, path: 'file:///etc/x.jsonl', format: votes, columns: {}}",
-            r"data\.vote_source\.path=file:///etc/x\.jsonl has the scheme file",
+            "data.vote_source={kind: file, path: 'file:///x.jsonl', format: votes, columns: {}}",
+            r"data\.vote_source\.path=file:///x\.jsonl has the scheme file",
         ),
         (
             "data.source={kind: file, path: 'simplecache::s3://b/x.jsonl', format: pairs, columns: "

@@ -151,8 +151,10 @@ def test_what_was_downloaded_is_not_uploaded_again(
     checkpoint(second, 60)
     mirror.send()
     assert uploaded == ["step-00000060"]
-    kept = {"r1": ["f1/r1/step-00000040", "f1/r1/step-00000060"],
-            "r2": ["f1/r1/step-00000020", "f1/r1/step-00000040", "f1/r2/step-00000060"]}  # fmt: skip
+    kept = {
+        "r1": ["f1/r1/step-00000040", "f1/r1/step-00000060"],
+        "r2": ["f1/r1/step-00000020", "f1/r1/step-00000040", "f1/r2/step-00000060"],
+    }
     assert in_store(store) == kept[run_id]
 
 

@@ -222,7 +222,10 @@ def test_mlflow_refuses_foreign_names_and_origins(up: list[Server]) -> None:
 def test_a_temporary_server_ends_with_whoever_started_it_also_if_that_is_killed(
     tmp_path: Path,
 ) -> None:
-    code = "import pathlib, time\nfrom tasks.servers.processes import start_temporary\nprint(start_temporary(pathlib.Path()), flush=True)\ntime.sleep(600)"
+    code = (
+        "import pathlib, time\nfrom tasks.servers.processes import start_temporary\n"
+        "print(start_temporary(pathlib.Path()), flush=True)\ntime.sleep(600)"
+    )
     asking = subprocess.Popen(
         [sys.executable, "-c", code],
         cwd=tmp_path,
