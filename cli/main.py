@@ -55,8 +55,8 @@ def run(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Run the pipeline: data, sft, reward, ppo (or dpo, rloo), evaluate, report. Only what changed
-    is done again.
+    """Run the pipeline: data, sft, reward, ppo (or rloo, grpo, dpo), evaluate, report. Only what
+    changed is done again.
     """
     from cli.run import run_pipeline
 

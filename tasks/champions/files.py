@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import yaml
 
 from config.champions import CHAMPIONS, FILES, champion_folder
+from config.dvc_stages import locked
 from config.errors import EnvironmentFault, ModelError
 from config.kept import kept_params
 from config.records import kept_folder, stages_of
@@ -38,9 +39,9 @@ def run_outs(root: Path, run_id: str) -> dict[str, Out]:
     """
     kept = kept_folder(root, run_id)
     try:
-        stages: dict[str, Any] = yaml.safe_load((kept / "dvc.lock").read_text(encoding="utf-8"))[
-            "stages"
-        ]
+        lock: dict[str, Any] = {
+            "stages": yaml.safe_load((kept / "dvc.lock").read_text(encoding="utf-8"))["stages"]
+        }
     except (OSError, KeyError, TypeError, yaml.YAMLError):
         raise ModelError(
             f"{kept}/dvc.lock is not there or can not be read, so the outputs of run {run_id} are "
@@ -57,7 +58,7 @@ def run_outs(root: Path, run_id: str) -> dict[str, Out]:
     found = {
         out["path"]: Out(stage, out["path"], out["md5"])
         for stage in stages_of(method)
-        for out in stages.get(stage, {}).get("outs", [])
+        for out in locked(lock, stage).get("outs", [])
         if wanted.get(out["path"]) == stage and "md5" in out
     }
     missing = next((path for path in wanted if path not in found), None)

@@ -12,6 +12,7 @@ from config.errors import EnvironmentFault
 from tasks.dvc.status import (
     changes,
     default_remote,
+    dvc_stage,
     environment,
     error_line,
     is_only_absent,
@@ -85,7 +86,7 @@ def inputs_of(root: Path, stage: str) -> list[str]:
         made = _outs(repo)
         return [
             _place(root, dep)
-            for dep in _stage(repo, root, stage).deps
+            for dep in dvc_stage(repo, root, stage).deps
             if (owner := _owner(made, dep)) and owner.stage.name != OUTSIDE
         ]
 
@@ -97,7 +98,7 @@ def small_outputs(root: Path, stage: str) -> list[str]:
     with Repo(str(root)) as repo:
         return [
             path
-            for out in _stage(repo, root, stage).outs
+            for out in dvc_stage(repo, root, stage).outs
             if not (path := _place(root, out)).startswith(LARGE)
         ]
 
@@ -149,7 +150,7 @@ def _reads_what_is_locked(repo: Any, root: Path, stage: str) -> bool:
     today; folders are looked into.
     """
     made = _outs(repo)
-    for dep in _stage(repo, root, stage).deps:
+    for dep in dvc_stage(repo, root, stage).deps:
         owner = _owner(made, dep)
         if owner is None or Path(dep.fs_path).exists() or not owner.hash_info:
             continue
@@ -168,10 +169,6 @@ def _part(owner: Any, path: str) -> Any:
         owner.get_dir_cache()
         tree = owner.get_obj(filter_info=path)
     return tree.hash_info if tree is not None else None
-
-
-def _stage(repo: Any, root: Path, stage: str) -> Any:
-    return repo.stage.load_one(path=str(root.resolve() / "dvc.yaml"), name=stage)
 
 
 def _outs(repo: Any) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 
+from config.dvc_stages import dvc_name
 from config.records import RUN_ID_VARIABLE
 from tasks.dvc.status import environment
 from tasks.run.run import Run
@@ -71,7 +72,7 @@ class ReproProcesses:
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("ab") as log:
             return subprocess.Popen(
-                [sys.executable, "-m", "tasks.dvc.repro", *REPRO, stage],
+                [sys.executable, "-m", "tasks.dvc.repro", *REPRO, dvc_name(stage)],
                 cwd=self._run.root,
                 env=environment(**{RUN_ID_VARIABLE: self._run.run_id}),
                 stdin=subprocess.PIPE,

@@ -15,8 +15,10 @@ from typing import Any, NamedTuple
 import yaml
 
 from config.atomic_file import write_atomically
+from config.dvc_stages import defined, dvc_name, locked
 from config.errors import EnvironmentFault
 from config.inputs import outdated_digests
+from config.records import METHODS
 from config.schema import Params
 from config.sections.run import LOCAL
 from tasks.run.run import STATE_FOLDER
@@ -40,9 +42,24 @@ def changes(repo: Any, root: Path, stage: str) -> list[Any]:
     """DVC's account of what changed, as in [{'changed outs': {'models/sft': 'deleted'}}, 'changed
     command']; empty if nothing did.
     """
-    # a bare stage name would be looked up in the current folder's dvc.yaml, whatever the repo
-    found = repo.status(targets=[f"{root.resolve() / 'dvc.yaml'}:{stage}"])
+    from dvc.repo import lock_repo
+
+    with lock_repo(repo):
+        found = dvc_stage(repo, root, stage).status()
     return [change for entry in found.values() for change in entry]
+
+
+def dvc_stage(repo: Any, root: Path, stage: str) -> Any:
+    """DVC's own object of a stage; of an alignment method also where params.yaml names another one
+    for now.
+    """
+    from dvc.dvcfile import load_file
+    from dvc.parsing.context import Context
+
+    stages = load_file(repo, str(root.resolve() / "dvc.yaml")).stages
+    if stage in METHODS:
+        stages.resolver.context.merge_update(Context({"align": {"method": stage}}), overwrite=True)
+    return stages[dvc_name(stage)]
 
 
 @contextmanager
@@ -51,8 +68,8 @@ def repo_about(root: Path, stage: str) -> Iterator[Any]:
     not tell.
     """
     from dvc.exceptions import (
-        DvcException,
-    )  # imported late: half a second that a stopped or refused run need not pay
+        DvcException,  # imported late: half a second that a stopped or refused run need not pay
+    )
     from dvc.lock import LockError
     from dvc.repo import Repo
 
@@ -78,7 +95,7 @@ def stale_stages(root: Path, params: Params, stages: Sequence[str]) -> list[str]
     is not known before. So is one that a run which was killed left at work.
     Raises EnvironmentFault if DVC can not tell.
     """
-    pipeline, lock = (yaml_of(root / name).get("stages", {}) for name in ("dvc.yaml", "dvc.lock"))
+    pipeline, lock = defined(root), yaml_of(root / "dvc.lock")
     wanted = params.model_dump(mode="json")
     changing = {str(path) for path in outdated_digests(root, params)}
     stale = []
@@ -86,12 +103,12 @@ def stale_stages(root: Path, params: Params, stages: Sequence[str]) -> list[str]
     for stage in stages:
         if stage not in pipeline:
             continue
-        entry = lock.get(stage)
-        recorded = (entry or {}).get("params", {}).get("params.yaml", {})
-        reads = {item["path"] for item in (entry or {}).get("deps", [])}
+        entry = locked(lock, stage)
+        recorded = entry.get("params", {}).get("params.yaml", {})
+        reads = {item["path"] for item in entry.get("deps", [])}
         named = [key for key in pipeline[stage].get("params", []) if isinstance(key, str)]
         same = (
-            entry is not None
+            bool(entry)
             and set(named) == set(recorded)
             and all(value_at(wanted, key) == value for key, value in recorded.items())
         )
@@ -166,7 +183,7 @@ def forget(root: Path, stage: str) -> None:
     """
     path = root / "dvc.lock"
     content = yaml_of(path)
-    if content.get("stages", {}).pop(stage, None) is not None:
+    if content.get("stages", {}).pop(dvc_name(stage), None) is not None:
         write_atomically(path, yaml.safe_dump(content, sort_keys=False))
 
 
@@ -190,7 +207,7 @@ class Digests(NamedTuple):
 
 def digests(root: Path, stage: str) -> Digests:
     """What dvc.lock says about a stage; nothing if it was never run."""
-    entry = yaml_of(root / "dvc.lock").get("stages", {}).get(stage, {})
+    entry = locked(yaml_of(root / "dvc.lock"), stage)
     outs, deps = (
         {item["path"]: item["md5"] for item in entry.get(kind, []) if "md5" in item}
         for kind in ("outs", "deps")
@@ -224,7 +241,14 @@ def push(root: Path, timeout_seconds: float = 600, stage: str | None = None) -> 
     digest = hashlib.sha256(lock.read_bytes()).hexdigest()
     if marker.exists() and marker.read_text() == digest:
         return None
-    command = [sys.executable, "-m", "dvc", "push", "--quiet", *([stage] if stage else [])]
+    command = [
+        sys.executable,
+        "-m",
+        "dvc",
+        "push",
+        "--quiet",
+        *([dvc_name(stage)] if stage else []),
+    ]
     try:
         done = subprocess.run(
             command,

@@ -11,6 +11,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from config.dvc_stages import defined
 from config.errors import EnvironmentFault
 from tasks.dvc.pull import OUTSIDE
 from tasks.dvc.status import value_at, yaml_of
@@ -93,16 +94,14 @@ def inputs_digest(root: Path, stage: str) -> str:
     Two attempts with one digest have one fingerprint, unless the sections that make it differ; a
     checkpoint that does not fit is passed over.
     """
-    pipeline, lock, params = (
-        yaml_of(root / name) for name in ("dvc.yaml", "dvc.lock", "params.yaml")
-    )
+    lock, params = (yaml_of(root / name) for name in ("dvc.lock", "params.yaml"))
     made = {
         name: entry.get("outs", [])
         for name, entry in lock.get("stages", {}).items()
         if name != OUTSIDE
     }
     outs = {out["path"]: out.get("md5") for each in made.values() for out in each}
-    entry = pipeline["stages"][stage]
+    entry = defined(root)[stage]
     read: dict[str, Any] = {}
     for dep in entry.get("deps", []):
         if dep.endswith(".py"):

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import yaml
+from tests.support.ports import free_port
 
 from config import jsonl
 from config.champions import read_record
@@ -22,7 +23,6 @@ from config.sections.data import HelpdeskSource
 from labelling.votes import VOTES_FILE, Pair, Vote, append
 from tasks.servers.processes import prefect_plan, start, stop
 from tests.conftest import ROOT
-from tests.e2e.test_pipeline import free_port
 from training.preparation.cleaning import same_prompt_key
 from training.preparation.helpdesk import generate, read_case, reply
 
@@ -172,7 +172,7 @@ def test_honest_votes_are_learnt_from_and_the_better_model_is_promoted(project: 
     }  # fmt: skip
     lock = yaml.safe_load((project.root / "dvc.lock").read_text())
     assert project.alias("champion") == next(
-        out["md5"] for out in lock["stages"]["ppo"]["outs"] if out["path"] == "models/ppo"
+        out["md5"] for out in lock["stages"]["align@ppo"]["outs"] if out["path"] == "models/ppo"
     )
     assert project.alias("previous") == record.previous.model_digest
 

@@ -14,12 +14,12 @@ from config.schema import Params
 from tasks.planning.placement_check import on_volumes, require_reachable
 from tasks.planning.plan import prepare
 from tests.conftest import ROOT, TINY
-from tests.stage_project import make_project
+from tests.support.stage_project import make_project
 
 STAGES = stages_of("ppo")
 ON_POOL = (
-    "placement={data: gpus, sft: gpus, reward: gpus, ppo: gpus, dpo: gpus, rloo: gpus, evaluate: "
-    "gpus}"
+    "placement={data: gpus, sft: gpus, reward: gpus, ppo: gpus, dpo: gpus, rloo: gpus, grpo: gpus, "
+    "evaluate: gpus}"
 )
 
 

@@ -1,0 +1,110 @@
+"""A project whose stages are quick scripts that keep the stage contract: what the parent sees of
+them is the real thing.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import yaml
+
+from config.records import METHODS
+from tests.conftest import ROOT, git, own_remote
+
+STAGE = '''
+"""A stage by the contract: rows, checkpoint, SIGTERM, atomic output. `behaviour.txt` says what goes wrong."""
+import os, signal, sys, time
+from pathlib import Path
+import psutil
+from config import jsonl
+from config.records import AttemptRow, MetricRow, UsageRow
+
+name = sys.argv[1]
+folder, checkpoint = Path("runs") / name, Path("checkpoints") / name
+behaviour = Path("behaviour.txt").read_text() if Path("behaviour.txt").exists() else ""
+stop = []
+for number in (signal.SIGTERM, signal.SIGINT):
+    signal.signal(number, lambda *_: stop.append(1))
+run_id = os.environ["RLHF_RUN_ID"]
+attempt = 1 + max((row.attempt for row in jsonl.read(folder / "attempts.jsonl", AttemptRow).rows), default=0)
+step = int(checkpoint.read_text()) if checkpoint.exists() else 0
+
+last = psutil.Process().create_time()
+
+def use(step, phase, tokens=0):
+    """All time since the last row, as a stage's meter accounts for it."""
+    global last
+    now = time.time()
+    row = UsageRow(time=now, run_id=run_id, attempt=attempt, step=step, phase=phase, seconds=now - last, tokens=tokens, sequences=1,
+                   peak_bytes=1, device="cpu", world_size=1)
+    jsonl.append(folder / "usage.jsonl", row)
+    last = now
+
+def mark(event, code=None, message=""):
+    row = AttemptRow(time=time.time(), run_id=run_id, attempt=attempt, event=event, fingerprint="f", pid=os.getpid(), step=step,
+                     exit_code=code, message=message, device="cpu")
+    jsonl.append(folder / "attempts.jsonl", row)
+
+if behaviour == "broken":
+    raise ImportError("no module named nothing")
+mark("start")
+use(0, "start")
+print("at work", flush=True)
+if step:
+    mark("resume")
+if behaviour == "bad input":
+    mark("end", 2, "data/x.json is empty. Fetch it again.")
+    sys.exit(2)
+if behaviour == "diverges":
+    mark("end", 1, "TrainingDiverged: loss is nan at step 3.")
+    sys.exit(1)
+steps = 40 if behaviour == "long" else 8
+while step < steps:
+    time.sleep({"slow": 0.4, "long": 0.2}.get(behaviour, 0.05))
+    step += 1
+    use(step, "train", tokens=10)
+    values = {"loss": 1 / step}
+    jsonl.append(folder / "metrics.jsonl", MetricRow(time=time.time(), run_id=run_id, attempt=attempt, step=step, values=values))
+    checkpoint.parent.mkdir(exist_ok=True)
+    checkpoint.write_text(str(step))
+    if behaviour == "killed once" and attempt == 1 and step == 3:
+        os.kill(os.getpid(), signal.SIGKILL)
+    if stop:
+        use(step, "other")
+        mark("end", 75, f"{name} was asked to stop after step {step}.")
+        sys.exit(75)
+checkpoint.unlink()
+if behaviour != "forgets":
+    Path(f"{name}.out").write_text(Path(f"{name}.in").read_text())
+use(step, "other")
+mark("end", 0)
+'''
+
+
+def make_project(root: Path, remote: Path, stages: Sequence[str]) -> Path:
+    """A checkout with `stages` in a row: the first reads `<stage>.in`, the others what the one
+    before made.
+    """
+    root.mkdir()
+    (root / "stage.py").write_text(STAGE)
+    (root / f"{stages[0]}.in").write_text("one")
+    pipeline: dict = {}
+    for before, stage in zip([None, *stages], stages, strict=False):
+        command = f"python stage.py {stage}"
+        pipeline[stage] = {
+            "cmd": f"cp {before}.out {stage}.in && {command}" if before else command,
+            "deps": [f"{before}.out" if before else f"{stage}.in"],
+            "params": [stage],
+            "outs": [{f"{stage}.out": {"persist": True}}],
+        }
+    for method in [stage for stage in pipeline if stage in METHODS]:
+        pipeline["align"] = {"foreach": ["${align.method}"], "do": pipeline.pop(method)}
+    (root / "dvc.yaml").write_text(yaml.safe_dump({"stages": pipeline}))
+    (root / "params.yaml").write_text((ROOT / "recipes" / "demo.yaml").read_text())
+    (root / ".dvc").mkdir()
+    (root / ".dvc" / "config").write_text(
+        "[core]\n    analytics = false\n    remote = local\n['remote \"local\"']\n    url = "
+        "unused\n"
+    )
+    own_remote(root, remote)
+    git(root, "init", "--quiet")
+    return root
