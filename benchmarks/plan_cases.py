@@ -155,7 +155,7 @@ def _section(rng: random.Random, stage: str, length: int, response: int) -> dict
         case "ppo":
             return _ppo(rng, length, response)
         case "rloo":
-            return _rloo(rng, response)
+            return _rloo(rng, length, response)
         case "evaluate":
             batch = rng.choice((8, 16, 32))
             return {
@@ -202,9 +202,8 @@ def _ppo(rng: random.Random, length: int, response: int) -> dict[str, Any]:
     }
 
 
-def _rloo(rng: random.Random, response: int) -> dict[str, Any]:
+def _rloo(rng: random.Random, length: int, response: int) -> dict[str, Any]:
     batch, mini_batches = rng.choice((8, 16, 32)), rng.choice((1, 2))
-    micro = rng.choice([size for size in (2, 4, 8) if size <= batch // mini_batches])
     return {
         "updates": STEPS,
         "batch_size": batch,
@@ -213,8 +212,10 @@ def _rloo(rng: random.Random, response: int) -> dict[str, Any]:
         "rollout_batch_size": batch,
         "rloo_epochs": rng.choice((1, 2)),
         "num_mini_batches": mini_batches,
-        "micro_batch_size": micro,
         "missing_eos_penalty": 0.0,
+        "micro_batch_tokens": length * rng.choice((1, 2, 4, 8)),
+        "target_kl": None,
+        "max_kl": None,
         "activation_checkpointing": rng.random() < 0.25,
         "learning_rate": 1.0e-5,
         "checkpoint_every_updates": 1000,
@@ -237,11 +238,7 @@ def _passes(case: Case) -> float:
     own = section(case)
     match case.stage:
         case "ppo" | "rloo":
-            return (
-                STEPS
-                * own.batch_size
-                * (3 * (own.ppo_epochs if case.stage == "ppo" else own.rloo_epochs) + 3)
-            )
+            return STEPS * own.batch_size * (3 * own.epochs + 3)
         case "evaluate":
             return ANSWERING_MODELS * own.prompts * 4.0
         case _:
@@ -260,5 +257,7 @@ def _bytes(case: Case) -> float:
     if case.stage == "evaluate":
         return 12.0 * case.shape.parameters
     length, own = case.prompt_tokens[1] + case.response_tokens[1], section(case)
-    tokens = own.micro_batch_tokens if case.stage == "ppo" else length * own.micro_batch_size
+    tokens = (
+        own.micro_batch_tokens if case.stage in ("ppo", "rloo") else length * own.micro_batch_size
+    )
     return 16.0 * case.shape.parameters + 4.0 * tokens * case.shape.layers * 20 * case.shape.width

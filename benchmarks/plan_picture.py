@@ -13,6 +13,7 @@ COLOURS = {
     "ppo": "#ff725c",
     "dpo": "#3ca951",
     "rloo": "#9c6b4e",
+    "grpo": "#97bbf5",
     "evaluate": "#a463f2",
 }
 STYLE = (

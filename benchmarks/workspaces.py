@@ -303,7 +303,10 @@ def _length_overrides(folder: Path) -> list[str]:
                 "dpo.max_length",
             )
         ),
-        *(f"{name}.max_new_tokens={max_new_tokens}" for name in ("ppo", "rloo", "evaluate")),
+        *(
+            f"{name}.max_new_tokens={max_new_tokens}"
+            for name in ("ppo", "rloo", "grpo", "evaluate")
+        ),
     ]
 
 

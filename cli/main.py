@@ -64,8 +64,8 @@ def run(
     as_json: AsJson = False,
     changed_code: ChangedCode = None,
 ) -> None:
-    """Run the pipeline: data, sft, reward, ppo (or dpo, rloo), evaluate, report. Only what changed
-    is done again.
+    """Run the pipeline: data, sft, reward, ppo (or rloo, grpo, dpo), evaluate, report. Only what
+    changed is done again.
     """
     from cli.run import run_pipeline
 

@@ -18,7 +18,10 @@ from pydantic import BaseModel, ConfigDict
 
 from config.names import inner_name
 
-METHODS = ("ppo", "dpo", "rloo")
+SAMPLING_METHODS = ("ppo", "rloo", "grpo")
+"""Alignment stages that learn from what they sample, all in the loop of training/ppo.py."""
+
+METHODS = ("ppo", "dpo", "rloo", "grpo")
 """The alignment stages, of which a run has the one that `align.method` names."""
 
 STAGES = ("data", "sft", "reward", *METHODS, "evaluate")
@@ -96,8 +99,8 @@ class UsageRow(Record):
     attempt: int
     step: int
     phase: str
-    """`start` (imports, loading), then the stage's own phases, `save`, `end`; for ppo and rloo:
-    rollout, score, reference, ...
+    """`start` (imports, loading), then the stage's own phases, `save`, `end`; for ppo, rloo and
+    grpo: rollout, score, reference, ...
     """
     seconds: float
     tokens: int

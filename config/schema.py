@@ -15,7 +15,7 @@ from config.sections.data import Data
 from config.sections.model import Model
 from config.sections.money import Budget, Prices
 from config.sections.offline import Dpo, Reward, Sft
-from config.sections.online import Ppo, Rloo
+from config.sections.online import Grpo, Online, Ppo, Rloo
 from config.sections.processes import WEIGHTS_DIVIDED, Processes, Sharding
 from config.sections.retraining import Retrain
 from config.sections.run import Align, Evaluate, Placement, Tracking
@@ -35,6 +35,7 @@ class Params(Section):
     ppo: Ppo
     dpo: Dpo
     rloo: Rloo
+    grpo: Grpo
     evaluate: Evaluate
     processes: Processes
     sharding: Sharding
@@ -53,6 +54,7 @@ class Params(Section):
             ("ppo.max_new_tokens", self.ppo.max_new_tokens + 1),
             ("dpo.max_length", self.dpo.max_length),
             ("rloo.max_new_tokens", self.rloo.max_new_tokens + 1),
+            ("grpo.max_new_tokens", self.grpo.max_new_tokens + 1),
             ("evaluate.max_new_tokens", self.evaluate.max_new_tokens + 1),
         ):
             if length > limit:
@@ -70,13 +72,6 @@ class Params(Section):
                     f"{name}.batch_size={batch} does not split over processes.{name}={processes}. "
                     "Change either in params.yaml."
                 )
-        mini_batch = self.rloo.batch_size // self.rloo.num_mini_batches
-        if mini_batch % self.processes.rloo:
-            raise ParamsError(
-                f"a mini-batch of {mini_batch} responses (rloo.batch_size / rloo.num_mini_batches) "
-                "does not split over processes.rloo="
-                f"{self.processes.rloo}. Change one of them in params.yaml."
-            )
         if self.sft.packing and self.model.attention != "flash_attention_2":
             raise ParamsError(
                 "sft.packing=true mixes rows in one sequence unless model.attention is "
@@ -87,13 +82,8 @@ class Params(Section):
 
     @model_validator(mode="after")
     def _can_be_divided(self) -> "Params":
-        for stage, section in (
-            ("sft", self.sft),
-            ("reward", self.reward),
-            ("ppo", self.ppo),
-            ("dpo", self.dpo),
-            ("rloo", self.rloo),
-        ):
+        for stage in ("sft", "reward", "ppo", "dpo", "rloo", "grpo"):
+            section = getattr(self, stage)
             level: str = getattr(self.sharding, stage)
             if level != "none" and section.optimizer == "adamw8bit":
                 raise ParamsError(
@@ -115,14 +105,17 @@ class Params(Section):
                     f"sharding.{stage}={level} can not divide. "
                     f"Set model.quantisation: null, or sharding.{stage}: none in params.yaml."
                 )
-        mini_batch = self.ppo.batch_size // self.ppo.num_mini_batches
-        if self.sharding.ppo in WEIGHTS_DIVIDED and mini_batch < self.processes.ppo:
-            raise ParamsError(
-                f"a mini-batch of {mini_batch} episodes (ppo.batch_size / ppo.num_mini_batches) "
-                "has none for some of processes.ppo="
-                f"{self.processes.ppo}, and with sharding.ppo={self.sharding.ppo} all work in "
-                "step. Change one of them in params.yaml."
-            )
+        for loop in (self.ppo, self.rloo, self.grpo):
+            name, mini_batch = loop.method, loop.batch_size // loop.num_mini_batches
+            level, processes = getattr(self.sharding, name), getattr(self.processes, name)
+            if level in WEIGHTS_DIVIDED and mini_batch < processes:
+                raise ParamsError(
+                    f"a mini-batch of {mini_batch} episodes ({name}.batch_size / "
+                    f"{name}.num_mini_batches) has none for some of "
+                    f"processes.{name}={processes}, and with sharding.{name}={level} all work in "
+                    "step. "
+                    "Change one of them in params.yaml."
+                )
         return self
 
     @model_validator(mode="after")
@@ -138,16 +131,18 @@ class Params(Section):
                         "nothing and are in no folder. "
                         f"Set {section}.lora: null, or model.path in params.yaml."
                     )
-        if self.align.method != "ppo":
-            return self
-        if self.model.quantisation is not None and self.ppo.lora is None:
+        method = self.align.method
+        loop = getattr(self, method)
+        if isinstance(loop, Online) and self.model.quantisation is not None and loop.lora is None:
             raise ParamsError(
-                f"model.quantisation={self.model.quantisation} with ppo.lora null: the policy "
-                "would learn from other weights than its "
-                "reference has. Set ppo.lora, or model.quantisation: null in params.yaml."
+                f"model.quantisation={self.model.quantisation} with {method}.lora null: the policy "
+                "would learn from other weights than "
+                f"its reference has. Set {method}.lora, or model.quantisation: null in params.yaml."
             )
-        if self.ppo.layout == "shared_base" and (
-            self.reward.lora is None or (self.reward.init == "base" and self.sft.lora is None)
+        if (
+            method == "ppo"
+            and self.ppo.layout == "shared_base"
+            and (self.reward.lora is None or (self.reward.init == "base" and self.sft.lora is None))
         ):
             raise ParamsError(
                 "ppo.layout=shared_base needs a reward model that is an adapter on the SFT "

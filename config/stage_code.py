@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-import yaml
+from config.dvc_stages import defined
 
 CODE = "code.json"
 """In a checkpoint: digest of each file of the code that made it."""
@@ -18,10 +18,9 @@ def stage_code(home: Path, stage: str) -> dict[str, str]:
     where it does not know the stage.
     """
     try:
-        pipeline = yaml.safe_load((home / "dvc.yaml").read_text(encoding="utf-8"))
+        deps = defined(home).get(stage, {}).get("deps", [])
     except FileNotFoundError:
         return {}
-    deps = pipeline["stages"].get(stage, {}).get("deps", [])
     return {
         path: hashlib.sha256((home / path).read_bytes()).hexdigest()
         for dep in deps

@@ -21,8 +21,8 @@ from tasks.planning.gate import approval, checked, plan, refused
 
 @flow(name="rlhf", persist_result=False, validate_parameters=False, on_failure=[refused])
 def rlhf(params: Params) -> State[Any]:
-    """Plan, data, demonstrations, preferences, PPO (or DPO, RLOO), evaluation, report. Only what
-    changed since the last run is done again.
+    """Plan, data, demonstrations, preferences, PPO (or RLOO, GRPO, DPO), evaluation, report. Only
+    what changed since the last run is done again.
 
     Args:
         params: The whole run; another run needs only what differs to be changed.

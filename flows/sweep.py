@@ -13,7 +13,7 @@ from tasks.ui.scaling import growth, measured
 def sweep(
     params: Params,
     axis: Literal["model", "sequence", "batch", "data", "steps"] = "model",
-    stage: Literal["sft", "reward", "ppo", "dpo", "rloo", "evaluate"] = "sft",
+    stage: Literal["sft", "reward", "ppo", "dpo", "rloo", "grpo", "evaluate"] = "sft",
     hardware: str | None = None,
     gpus: int = 1,
 ) -> None:

@@ -14,6 +14,7 @@ from mlflow.entities import Dataset, DatasetInput, InputTag
 from mlflow.exceptions import MlflowException
 from mlflow.protos.databricks_pb2 import RESOURCE_ALREADY_EXISTS, ErrorCode
 
+from config.dvc_stages import locked
 from config.schema import Params
 from tracking.client import Connection, log_folder
 
@@ -138,8 +139,10 @@ def out_digest(lock: Path, stage: str, path: str) -> str | None:
     if not lock.exists():
         return None
     content: dict[str, Any] = yaml.safe_load(lock.read_text(encoding="utf-8"))
-    outs = content.get("stages", {}).get(stage, {}).get("outs", [])
-    return next((out.get("md5") for out in outs if out["path"] == path), None)
+    return next(
+        (out.get("md5") for out in locked(content, stage).get("outs", []) if out["path"] == path),
+        None,
+    )
 
 
 def content_digest(folder: Path) -> str:

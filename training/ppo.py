@@ -4,6 +4,10 @@ from top to bottom.
 data/prepared/prompts/train.jsonl, models/sft, models/reward -> models/ppo, metrics/ppo.json,
 plots/ppo.csv
 
+RLOO and GRPO (training/rloo.py, training/grpo.py) are the same loop with another estimator of
+advantages and no critic: no value model is loaded, there is no value phase and no value loss, and
+nothing else differs.
+
 Shapes: B responses, P prompt tokens, T response tokens, L tokens of prompt and response, N response
 tokens one after another, D model width. Padding is on the right of [B, T] tensors, and masks are
 True where the token counts.
@@ -18,14 +22,14 @@ import sys
 import time
 from collections.abc import Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from config.errors import TrainingDiverged
-from config.sections.online import Ppo
+from config.sections.online import Online, Ppo
 from training.distributed.collectives import (
     all_reduce_gradients,
     local_indices,
@@ -41,16 +45,15 @@ from training.process.artifacts import write_json
 from training.process.curves import write_curves
 from training.process.out_of_memory import OomBackoff
 from training.process.stage import Stage, run_stage
+from training.rl.advantages import Estimator, equal_groups, ppo_advantages
 from training.rl.divergence import check_rollout, check_update
 from training.rl.layouts import load_roles, save_policy
 from training.rl.ppo_math import (
     adapted_kl_coef,
-    gae,
     kl_per_token,
     policy_loss,
     token_rewards,
     value_loss,
-    whiten,
 )
 from training.rl.report import UpdateStatistics, rollout_statistics
 from training.rl.roles import Roles, in_pieces, whole
@@ -74,19 +77,24 @@ CURVES = (
     "explained_variance",
     "clip_fraction",
     "kl_coef",
+    "grad_norm",
+    "learning_rate",
 )
+OF_A_CRITIC = ("value_loss", "explained_variance")
 
 
-def ppo(stage: Stage) -> None:
-    settings, phase = stage.params.ppo, stage.meter.phase
+def ppo(stage: Stage, estimate: Estimator = ppo_advantages) -> None:
+    """The loop of PPO, RLOO and GRPO; `estimate` is the method's step 5."""
+    settings: Online = getattr(stage.params, stage.name)
+    critic, phase = settings if isinstance(settings, Ppo) else None, stage.meter.phase
     tokenizer = load_tokenizer(stage.root / "data/tokenizer")
     prompts = read_prompts(stage, tokenizer)
     limits = Limits(settings.max_new_tokens, tokenizer.eos_token_id, tokenizer.pad_token_id)
     roles = load_roles(stage, tokenizer)
     state = load_state(stage, roles)
     precision = autocast(stage.params.model, roles.policy.device)
-    oom_rollout = OomBackoff(stage, "ppo.rollout_batch_size", settings.rollout_batch_size)
-    oom = OomBackoff(stage, "ppo.micro_batch_tokens", settings.micro_batch_tokens)
+    oom_rollout = OomBackoff(stage, f"{stage.name}.rollout_batch_size", settings.rollout_batch_size)
+    oom = OomBackoff(stage, f"{stage.name}.micro_batch_tokens", settings.micro_batch_tokens)
 
     while state.update < settings.updates and not state.ended:
         update = state.update + 1
@@ -136,7 +144,7 @@ def ppo(stage: Stage) -> None:
         if settings.score_clip is not None:
             shaped_score_B = shaped_score_B.clamp(-settings.score_clip, settings.score_clip)
 
-        # 3. reference log-probs and values
+        # 3. reference log-probs, and values of a critic
         with phase("reference", update) as work, whole(roles.ref_policy):
             ref_logprobs = map_across_ranks(
                 backoff,
@@ -147,7 +155,8 @@ def ppo(stage: Stage) -> None:
                 prompt_lengths,
             )
             work.add(tokens, len(batch))
-        if rollout.values is None:
+        values = rollout.values
+        if roles.value_model is not None:
             with phase("value", update) as work, precision, whole(roles.value_model):
                 values = map_across_ranks(
                     backoff,
@@ -156,22 +165,16 @@ def ppo(stage: Stage) -> None:
                     prompt_lengths,
                 )
                 work.add(tokens, len(batch))
-        else:
-            values = rollout.values
         logprobs_BT, mask_BT = pad_responses(logprobs)
-        ref_logprobs_BT, values_BT = pad_responses(ref_logprobs)[0], pad_responses(values)[0]
+        ref_logprobs_BT = pad_responses(ref_logprobs)[0]
+        values_BT = pad_responses(values)[0] if values is not None else None
 
         with phase("advantage", update):
             # 4. rewards
             kl_BT = kl_per_token(logprobs_BT, ref_logprobs_BT, settings.kl.estimator)
             reward_BT = token_rewards(kl_BT, shaped_score_B, mask_BT, state.kl_coef)
-            if settings.whiten_rewards:
-                reward_BT = whiten(reward_BT, mask_BT, shift_mean=False)
             # 5. advantages
-            advantages_BT, returns_BT = gae(
-                reward_BT, values_BT, mask_BT, settings.gamma, settings.lam
-            )
-            advantages_BT = whiten(advantages_BT, mask_BT)
+            advantages_BT, returns_BT = estimate(reward_BT, values_BT, mask_BT, settings)
             statistics = rollout_statistics(
                 logprobs_BT,
                 ref_logprobs_BT,
@@ -182,6 +185,10 @@ def ppo(stage: Stage) -> None:
                 ended_B,
                 state.kl_coef,
             )
+            if critic is None:
+                statistics["equal_groups"] = equal_groups(
+                    shaped_score_B, settings.responses_per_prompt
+                )
         try:
             check_rollout(statistics, settings)
         except TrainingDiverged:
@@ -190,7 +197,7 @@ def ppo(stage: Stage) -> None:
             raise
 
         # 6. update
-        update_statistics = UpdateStatistics()
+        update_statistics = UpdateStatistics(critic is not None)
         episodes = Episodes(
             sequences, prompt_lengths, mask_BT, logprobs_BT, values_BT, advantages_BT, returns_BT
         )
@@ -217,7 +224,7 @@ def ppo(stage: Stage) -> None:
                 all_reduce_gradients(roles.trainable().values())
                 update_statistics.step(roles.step(settings.max_grad_norm))
                 work.add(sum(lengths[i] for i in mini_batch), len(mini_batch))
-                check_update(update_statistics, update)
+                check_update(update_statistics, update, stage.name)
 
         # 7. report
         state.update, state.episodes = update, state.episodes + len(batch)
@@ -225,6 +232,7 @@ def ppo(stage: Stage) -> None:
             **statistics,
             **gap,
             **update_statistics.summary(),
+            "learning_rate": roles.optimizer.param_groups[0]["lr"],
             "episodes": state.episodes,
             "seconds": time.monotonic() - began,
         }
@@ -253,12 +261,15 @@ def ppo(stage: Stage) -> None:
             raise stage.stopped()
         if state.ended:
             logger.info(
-                "ppo.max_kl=%s is passed at update %d: training ends here", settings.max_kl, update
+                "%s.max_kl=%s is passed at update %d: training ends here",
+                stage.name,
+                settings.max_kl,
+                update,
             )
 
     with phase("save", state.update):
         write_outputs(stage, roles, state, tokenizer)
-    stage.finish("models/ppo", "metrics/ppo.json", "plots/ppo.csv")
+    stage.finish(f"models/{stage.name}", f"metrics/{stage.name}.json", f"plots/{stage.name}.csv")
 
 
 class Episodes(NamedTuple):
@@ -268,26 +279,24 @@ class Episodes(NamedTuple):
     prompt_lengths: list[int]
     mask: Tensor
     logprobs: Tensor
-    values: Tensor
+    values: Tensor | None
     advantages: Tensor
-    returns: Tensor
+    returns: Tensor | None
 
     def of(self, rows: Sequence[int]) -> "Episodes":
         """Some of them."""
-        tensors = (
-            x_BT[list(rows)]
-            for x_BT in (self.mask, self.logprobs, self.values, self.advantages, self.returns)
-        )
-        return Episodes(
-            [self.sequences[i] for i in rows], [self.prompt_lengths[i] for i in rows], *tensors
-        )
+        columns: list[Any] = [
+            [column[i] for i in rows] for column in (self.sequences, self.prompt_lengths)
+        ]
+        columns += [x_BT[list(rows)] if x_BT is not None else None for x_BT in self[2:]]
+        return Episodes(*columns)
 
 
 def add_gradients(
     roles: Roles,
     episodes: Episodes,
     mini_tokens: int,
-    settings: Ppo,
+    settings: Online,
     precision: torch.autocast,
     statistics: UpdateStatistics,
     micro_batch_tokens: int,
@@ -302,13 +311,21 @@ def add_gradients(
         own = episodes.of(rows)
         with precision:
             new = roles.forward(own.sequences, own.prompt_lengths, settings)
-        old_logprobs_N, old_values_N, advantages_N, returns_N = (
-            x_BT[own.mask].to(new.logprobs.device)
-            for x_BT in (own.logprobs, own.values, own.advantages, own.returns)
+        old_logprobs_N, advantages_N = (
+            x_BT[own.mask].to(new.logprobs.device) for x_BT in (own.logprobs, own.advantages)
         )
         policy = policy_loss(new.logprobs, old_logprobs_N, advantages_N, settings.cliprange)
-        value = value_loss(new.values, old_values_N, returns_N, settings.cliprange_value)
-        loss = (policy.losses.sum() + settings.vf_coef * value.losses.sum()) / mini_tokens
+        total, value = policy.losses.sum(), None
+        if isinstance(settings, Ppo):
+            assert new.values is not None
+            assert own.values is not None
+            assert own.returns is not None
+            old_values_N, returns_N = (
+                x_BT[own.mask].to(new.values.device) for x_BT in (own.values, own.returns)
+            )
+            value = value_loss(new.values, old_values_N, returns_N, settings.cliprange_value)
+            total = total + settings.vf_coef * value.losses.sum()
+        loss = total / mini_tokens
         roles.backward(loss if counts else 0 * loss)
         if counts:
             statistics.add(policy, value, new)
@@ -317,24 +334,25 @@ def add_gradients(
 def write_outputs(
     stage: Stage, roles: Roles, state: PpoState, tokenizer: PreTrainedTokenizerBase
 ) -> None:
-    """Put models/ppo, plots/ppo.csv and metrics/ppo.json in place; the metrics are means over the
-    last five updates.
+    """Put model, plots/<method>.csv and metrics/<method>.json in place; the metrics are means over
+    the last five updates.
     """
     stage.check_params()
     save_policy(stage, roles, tokenizer)
     if stage.rank != 0:
         return
-    history = write_curves(stage, "plots/ppo.csv", CURVES)
+    curves = [name for name in CURVES if name not in OF_A_CRITIC or stage.name == "ppo"]
+    history = write_curves(stage, f"plots/{stage.name}.csv", curves)
     last = history[-5:]
-    metrics = {name: sum(values[name] for values in last) / len(last) for name in CURVES}
+    metrics = {name: sum(values[name] for values in last) / len(last) for name in curves}
     write_json(
-        stage.root / "metrics/ppo.json",
+        stage.root / f"metrics/{stage.name}.json",
         {**metrics, "updates": state.update, "episodes": state.episodes},
     )
 
 
 def choose_prompts(
-    prompts: Sequence[list[int]], settings: Ppo, seed: int, update: int
+    prompts: Sequence[list[int]], settings: Online, seed: int, update: int
 ) -> list[list[int]]:
     """The prompts of an update, each repeated responses_per_prompt times: a pass over all in random
     order, then another.
@@ -351,14 +369,12 @@ def choose_prompts(
     return [prompt for prompt in chosen for _ in range(settings.responses_per_prompt)]
 
 
-def mini_batches(episodes: int, settings: Ppo, seed: int, update: int) -> list[list[int]]:
-    """Episode indices of every optimizer step of an update, a new random order for each of the
-    ppo_epochs.
-    """
+def mini_batches(episodes: int, settings: Online, seed: int, update: int) -> list[list[int]]:
+    """Episode indices of every optimizer step of an update, a new random order for each pass."""
     generator = torch.Generator().manual_seed(seed * 1_000_003 + update)
     size = episodes // settings.num_mini_batches
     orders = [
-        torch.randperm(episodes, generator=generator).tolist() for _ in range(settings.ppo_epochs)
+        torch.randperm(episodes, generator=generator).tolist() for _ in range(settings.epochs)
     ]
     return [order[start : start + size] for order in orders for start in range(0, episodes, size)]
 

@@ -1,6 +1,8 @@
-"""Methods that learn from responses they sample: PPO and RLOO."""
+"""Methods that learn from responses they sample: PPO, RLOO and GRPO, three settings of one loop
+(training/ppo.py).
+"""
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -30,28 +32,18 @@ class Kl(Section):
     )
 
 
-class Ppo(Section):
-    """Proximal policy optimisation of the SFT model against the reward model."""
+class Online(Section):
+    """What the methods of the loop have in common."""
 
-    layout: Literal["separate", "shared_trunk", "shared_base"] = Field(
-        description="separate: policy and value model apart. shared_trunk: a value head on the "
-        "policy's trunk, one forward for both. "
-        "shared_base: one frozen base with adapters for policy, reward and value; the reference is "
-        "the base without them."
-    )
-    value_init: Literal["reward", "sft"] = Field(
-        description="Weights the value model starts from, its head included; not in shared_trunk."
-    )
-    lora: Lora | None = Field(
-        description="Train adapters on the frozen SFT model, for policy and value model alike; "
-        "null trains all weights."
-    )
+    method: ClassVar[str]
+
+    lora: Lora | None = Field(description=LORA)
     optimizer: OptimizerName = Field(description=OPTIMIZER)
     activation_checkpointing: bool = Field(
         description="Recompute activations in the backward pass: less memory, about a third more "
         "time in the update."
     )
-    updates: Positive = Field(description="Rollouts, each followed by ppo_epochs passes over it.")
+    updates: Positive = Field(description="Rollouts, each followed by several passes over it.")
     batch_size: Positive = Field(
         description="Episodes (one response each) per update, over all processes."
     )
@@ -76,7 +68,6 @@ class Ppo(Section):
         "sampling: right even where the engine's numbers "
         "differ (rollout_logprob_gap says how much), for one more forward pass over the rollout."
     )
-    ppo_epochs: Positive = Field(description="Passes over each rollout.")
     num_mini_batches: Positive = Field(
         description="Optimizer steps per pass; must divide the batch."
     )
@@ -84,24 +75,14 @@ class Ppo(Section):
         description="Token budget of one forward and backward pass."
     )
     learning_rate: Rate = Field(description="Adam learning rate of the policy.")
-    value_learning_rate: Rate = Field(
-        description="Adam learning rate of the value model (layout separate) or value head."
-    )
     schedule: Literal["constant", "linear"] = Field(description="Learning rate over the updates.")
     max_grad_norm: Annotated[float, Field(gt=0)] = Field(
         description="Gradient norm is clipped to this."
     )
     kl: Kl = Field(description="KL penalty towards the SFT model.")
-    gamma: Fraction = Field(description="Discount per token.")
-    lam: Fraction = Field(description="GAE lambda.")
     cliprange: Annotated[float, Field(gt=0, lt=1)] = Field(
-        description="Clip range of the policy ratio."
+        description="Clip range of the policy ratio, per token."
     )
-    cliprange_value: Annotated[float, Field(gt=0)] = Field(
-        description="Clip range of the value prediction around its old value."
-    )
-    vf_coef: Annotated[float, Field(ge=0)] = Field(description="Weight of the value loss.")
-    whiten_rewards: bool = Field(description="Scale per-token rewards to unit variance before GAE.")
     missing_eos_penalty: Annotated[float, Field(ge=0)] = Field(
         description="Taken from the score of a response that has no end-of-sequence token."
     )
@@ -119,17 +100,60 @@ class Ppo(Section):
     checkpoint_every_updates: Positive = Field(description="Updates between checkpoints.")
     sample_every_updates: Positive = Field(description="Updates between rows of sample responses.")
 
+    @property
+    def epochs(self) -> int:
+        """Passes over each rollout."""
+        passes: int = getattr(self, f"{self.method}_epochs")
+        return passes
+
     @model_validator(mode="after")
-    def _batches(self) -> "Ppo":
-        splits("ppo", "batch_size", self.batch_size, "num_mini_batches", self.num_mini_batches)
+    def _batches(self) -> "Online":
         splits(
-            "ppo", "batch_size", self.batch_size, "responses_per_prompt", self.responses_per_prompt
+            self.method, "batch_size", self.batch_size, "num_mini_batches", self.num_mini_batches
         )
+        splits(
+            self.method,
+            "batch_size",
+            self.batch_size,
+            "responses_per_prompt",
+            self.responses_per_prompt,
+        )
+        without_dropout(self.method, self.lora)
         return self
+
+
+class Ppo(Online):
+    """Proximal policy optimisation of the SFT model against the reward model."""
+
+    method: ClassVar[str] = "ppo"
+
+    lora: Lora | None = Field(
+        description="Train adapters on the frozen SFT model, for policy and value model alike; "
+        "null trains all weights."
+    )
+    layout: Literal["separate", "shared_trunk", "shared_base"] = Field(
+        description="separate: policy and value model apart. shared_trunk: a value head on the "
+        "policy's trunk, one forward for both. "
+        "shared_base: one frozen base with adapters for policy, reward and value; the reference is "
+        "the base without them."
+    )
+    value_init: Literal["reward", "sft"] = Field(
+        description="Weights the value model starts from, its head included; not in shared_trunk."
+    )
+    ppo_epochs: Positive = Field(description="Passes over each rollout.")
+    value_learning_rate: Rate = Field(
+        description="Adam learning rate of the value model (layout separate) or value head."
+    )
+    gamma: Fraction = Field(description="Discount per token.")
+    lam: Fraction = Field(description="GAE lambda.")
+    cliprange_value: Annotated[float, Field(gt=0)] = Field(
+        description="Clip range of the value prediction around its old value."
+    )
+    vf_coef: Annotated[float, Field(ge=0)] = Field(description="Weight of the value loss.")
+    whiten_rewards: bool = Field(description="Scale per-token rewards to unit variance before GAE.")
 
     @model_validator(mode="after")
     def _adapters(self) -> "Ppo":
-        without_dropout("ppo", self.lora)
         if self.layout == "shared_base" and self.lora is None:
             raise ParamsError(
                 "ppo.layout=shared_base shares one frozen base between adapters, and ppo.lora is "
@@ -149,78 +173,35 @@ class Ppo(Section):
         return self
 
 
-class Rloo(Section):
+Siblings = Annotated[int, Field(ge=2)]
+
+
+class Rloo(Online):
     """REINFORCE leave-one-out of the SFT model against the reward model: the other responses to a
     prompt are the baseline.
     """
 
-    lora: Lora | None = Field(description=LORA)
-    optimizer: OptimizerName = Field(description=OPTIMIZER)
-    updates: Positive = Field(description="Rollouts, each followed by rloo_epochs passes over it.")
-    batch_size: Positive = Field(
-        description="Episodes (one response each) per update, over all processes."
-    )
-    responses_per_prompt: Annotated[int, Field(ge=2)] = Field(
+    method: ClassVar[str] = "rloo"
+
+    responses_per_prompt: Siblings = Field(
         description="Responses drawn from each prompt, each the baseline of the others; must "
         "divide the batch."
     )
-    max_new_tokens: Positive = Field(description="Longest response, in tokens.")
-    temperature: Annotated[float, Field(gt=0)] = Field(
-        description="Sampling temperature, applied to log-probabilities alike."
-    )
-    rollout_batch_size: Positive = Field(description="Responses generated side by side.")
     rloo_epochs: Positive = Field(description="Passes over each rollout.")
-    num_mini_batches: Positive = Field(
-        description="Optimizer steps per pass; must divide the batch."
-    )
-    micro_batch_size: Positive = Field(
-        description="Responses per forward and backward pass; must divide a mini-batch."
-    )
-    learning_rate: Rate = Field(description="Peak learning rate of AdamW.")
-    schedule: Literal["constant", "linear"] = Field(description="Learning rate over the updates.")
-    adam_beta2: Annotated[float, Field(gt=0, lt=1)] = Field(
-        description="AdamW decay of the squared gradient's mean."
-    )
-    max_grad_norm: Annotated[float, Field(gt=0)] = Field(
-        description="Gradient norm is clipped to this."
-    )
-    activation_checkpointing: bool = Field(
-        description="Recompute activations in the backward pass: less memory, about a third more "
-        "time."
-    )
-    beta: Annotated[float, Field(ge=0)] = Field(
-        description="KL coefficient: nats of KL to the SFT model per response are taken from its "
-        "score, times this; 0 needs no reference."
-    )
-    cliprange: Annotated[float, Field(gt=0, lt=1)] = Field(
-        description="Clip range of a response's probability ratio, new over old policy."
-    )
     normalise_advantages: bool = Field(
         description="Scale the advantages of an update to mean 0 and standard deviation 1."
     )
-    missing_eos_penalty: Annotated[float, Field(ge=0)] = Field(
-        description="Taken from the score of a response that has no end-of-sequence token."
-    )
-    score_clip: Annotated[float, Field(gt=0)] | None = Field(
-        description="Clip scores to plus or minus this; null does not clip."
-    )
-    checkpoint_every_updates: Positive = Field(description="Updates between checkpoints.")
-    sample_every_updates: Positive = Field(description="Updates between rows of sample responses.")
 
-    @model_validator(mode="after")
-    def _batches(self) -> "Rloo":
-        splits("rloo", "batch_size", self.batch_size, "num_mini_batches", self.num_mini_batches)
-        splits(
-            "rloo", "batch_size", self.batch_size, "responses_per_prompt", self.responses_per_prompt
-        )
-        mini_batch = self.batch_size // self.num_mini_batches
-        if mini_batch % self.micro_batch_size:
-            raise ParamsError(
-                f"rloo.micro_batch_size={self.micro_batch_size} does not divide a mini-batch of "
-                f"{mini_batch} "
-                f"(rloo.batch_size={self.batch_size} / "
-                f"rloo.num_mini_batches={self.num_mini_batches}). Change one of them in "
-                "params.yaml."
-            )
-        without_dropout("rloo", self.lora)
-        return self
+
+class Grpo(Online):
+    """Group relative policy optimisation: the responses to a prompt are compared with their mean,
+    in units of their deviation.
+    """
+
+    method: ClassVar[str] = "grpo"
+
+    responses_per_prompt: Siblings = Field(
+        description="Responses drawn from each prompt, the group that each is compared with; must "
+        "divide the batch."
+    )
+    grpo_epochs: Positive = Field(description="Passes over each rollout.")

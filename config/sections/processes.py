@@ -25,8 +25,10 @@ class Processes(Section):
     )
     dpo: Positive = Field(description="Processes of stage dpo. Must divide dpo.batch_size.")
     rloo: Positive = Field(
-        description="Processes of stage rloo. Must divide its mini-batches, rloo.batch_size / "
-        "rloo.num_mini_batches."
+        description="Processes of stage rloo: rollouts and mini-batches are divided by tokens."
+    )
+    grpo: Positive = Field(
+        description="Processes of stage grpo: rollouts and mini-batches are divided by tokens."
     )
 
 
@@ -50,7 +52,8 @@ class Sharding(Section):
         "the role at work is whole."
     )
     dpo: Level = Field(description="As for sft.")
-    rloo: Literal["none", "zero1"] = Field(description="As for sft, the optimizer's state at most.")
+    rloo: Level = Field(description="As for ppo, without a value model.")
+    grpo: Level = Field(description="As for ppo, without a value model.")
     offload: bool = Field(
         description="zero2 and zero3: divided weights, gradients and optimizer state wait in the "
         "host's memory; slower. No effect on a CPU."
@@ -58,7 +61,14 @@ class Sharding(Section):
 
     @model_validator(mode="after")
     def _offloads_something(self) -> "Sharding":
-        if self.offload and not {self.sft, self.reward, self.ppo, self.dpo} & set(WEIGHTS_DIVIDED):
+        if self.offload and not {
+            self.sft,
+            self.reward,
+            self.ppo,
+            self.dpo,
+            self.rloo,
+            self.grpo,
+        } & set(WEIGHTS_DIVIDED):
             raise ParamsError(
                 "sharding.offload=true moves divided weights to the host, and no stage divides "
                 "them. "

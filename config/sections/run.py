@@ -12,11 +12,11 @@ from config.sections.base import Positive, Section
 class Align(Section):
     """Which method aligns the SFT model."""
 
-    method: Literal["ppo", "dpo", "rloo"] = Field(
+    method: Literal["ppo", "dpo", "rloo", "grpo"] = Field(
         description="Alignment method; names the stage that is run and whose model is evaluated. "
         "ppo: policy and critic. "
-        "rloo: policy gradient without a critic. dpo: on the preference pairs alone, without "
-        "sampling."
+        "rloo, grpo: the same loop without a critic, several responses to each prompt. dpo: on the "
+        "preference pairs alone, without sampling."
     )
 
 
@@ -55,6 +55,7 @@ class Placement(Section):
     ppo: Place = Field(description=PLACED)
     dpo: Place = Field(description=PLACED)
     rloo: Place = Field(description=PLACED)
+    grpo: Place = Field(description=PLACED)
     evaluate: Place = Field(description=PLACED)
 
     def of(self, stage: str) -> str:

@@ -5,8 +5,7 @@ shared_base   one base with three adapters: policy, reward and value; ref is the
               adapter off
 shared_trunk  the value model is a head on the policy's trunk: one forward and backward pass for
               both
-RLOO and GRPO have no value model; their baseline is the mean of the other responses to the same
-prompt.
+RLOO and GRPO are the same loop, always `separate`, without a value model.
 """
 
 from dataclasses import replace
@@ -152,17 +151,10 @@ def _passes(setting: Setting, sequences: float) -> tuple[float, float]:
     return float(passes), sequences / passes
 
 
-def packs_update(setting: Setting) -> bool:
-    """Whether the update's passes are packed too: RLOO and GRPO learn in TRL's trainer, whose rows
-    are padded.
-    """
-    return setting.engine.packs and setting.stage == "ppo"
-
-
 def _update_passes(setting: Setting, mini_batch: float) -> tuple[float, float]:
     """(passes, sequences of each) over a mini-batch."""
     micro = float(update_micro_batch(setting))
-    return _passes(setting, mini_batch) if packs_update(setting) else (mini_batch / micro, micro)
+    return _passes(setting, mini_batch) if setting.engine.packs else (mini_batch / micro, micro)
 
 
 def _tokens_in(setting: Setting, whole: bool) -> float:
@@ -191,9 +183,9 @@ def _advantage(setting: Setting, sequences: float) -> PhaseRow:
 def _update(setting: Setting, sequences: float) -> PhaseRow:
     """ppo_epochs over the rollout: policy and, in its own model, value."""
     loop, work, levers = roles_of(setting), setting.workload, setting.levers
-    own = packs_update(setting)
+    own = setting.engine.packs
     each, micro = _update_passes(setting, sequences / loop.mini_batches)
-    tokens = _tokens_in(setting, whole=False) if own else work.padded_tokens or work.mean_tokens
+    tokens = _tokens_in(setting, whole=False) if own else work.mean_tokens
     said = work.mean_response_tokens or work.response_tokens
     read = min(1.0, said / tokens) if own else min(1.0, said / work.mean_tokens)
     counted = replace(
@@ -312,7 +304,7 @@ def _update_moments(setting: Setting, resident: Roles) -> list[Moment]:
     The value model's forward pass comes last, so its backward pass comes first, and its activations
     go first.
     """
-    micro, own = update_micro_batch(setting), packs_update(setting)
+    micro, own = update_micro_batch(setting), setting.engine.packs
     passes, _ = _update_passes(setting, mini_batch(setting))
     counted = setting.with_levers(micro_batch=micro, accumulation=max(1, int(passes)))
     work = setting.workload

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from costs.formulas.activations import layer_kept
 from costs.formulas.memory import Moment, layer_inputs
-from costs.formulas.ppo import mini_batch, packed_sequences, packs_update
+from costs.formulas.ppo import mini_batch, packed_sequences
 from costs.formulas.setting import Setting
 
 IMPORTS_BYTES = 404 * 2**20
@@ -28,7 +28,7 @@ MAPPED_BYTES = 2 * 2**20
 """Blocks from here on are not in the heap: training/process/allocator.py has them mapped and
 unmapped by themselves.
 """
-TRAINER_STAGES = ("sft", "pretrain", "reward", "dpo", "distill", "rloo", "grpo")
+TRAINER_STAGES = ("sft", "pretrain", "reward", "dpo", "distill")
 """Those on TRL's trainers, whose imports take more time and memory."""
 
 
@@ -114,7 +114,7 @@ def pass_tokens(setting: Setting) -> float:
     """Tokens of a pass with gradient. Where rows are packed, the last token of each sequence is
     left out: a tensor just too small to be mapped is as likely as one just large enough.
     """
-    if setting.rlhf is None or not packs_update(setting):
+    if setting.rlhf is None or not setting.engine.packs:
         return setting.micro_batch_tokens
     return packed_sequences(setting, mini_batch(setting)) * (setting.workload.max_tokens - 1)
 

@@ -131,10 +131,6 @@ class Workload:
     mean_response_tokens: float = 0.0
     loss_tokens: float = 1.0
     """Share of the tokens that the loss looks at (completion-only loss: below 1)."""
-    padded_tokens: float = 0.0
-    """Of RLOO: tokens of a sequence in the update, which pads the prompts and the responses of a
-    rollout each to the longest; 0 where `mean_tokens` says it.
-    """
     read_tokens: float = 1.0
     """Share of the tokens whose last hidden state is read, and at which alone the last layer's
     feed-forward part runs where the engine packs rows.

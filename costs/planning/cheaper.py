@@ -8,6 +8,7 @@ from typing import Any
 
 from config.errors import CostError
 from config.load import validate
+from config.records import SAMPLING_METHODS
 from config.schema import Params
 from costs.formulas.setting import Levers
 from costs.planning.planner import Target, settings
@@ -82,7 +83,7 @@ def allowed_levers(
         if levers.tuning == "lora":
             return levers.quantisation == quantisation and not learnt_nothing
         return not (
-            quantisation and stage == "ppo"
+            quantisation and stage in SAMPLING_METHODS
         )  # the policy would learn from other weights than its reference has
 
     return allowed

@@ -5,16 +5,18 @@ read where they are, so that a newer params.yaml is planned with them and an old
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from math import ceil
 from pathlib import Path
 from typing import Any
 
 from config.errors import CostError
-from config.records import STAGES, stages_of
+from config.records import SAMPLING_METHODS, STAGES, stages_of
 from config.schema import Params
 from config.sections.levers import Lora
+from config.sections.online import Online, Ppo
 from costs.formulas.setting import Attention, Levers, Parallel, Rlhf, Setting, Workload
 from costs.planning.data_stage import plan_data
 from costs.planning.machine import this_machine
@@ -277,8 +279,10 @@ def _reward(params: Params, aim: Target, rows: Rows, model: ModelShape) -> Setti
     )
 
 
-def _ppo(params: Params, aim: Target, rows: Rows, model: ModelShape) -> Setting:
-    section = params.ppo
+def _loop(method: str, params: Params, aim: Target, rows: Rows, model: ModelShape) -> Setting:
+    """PPO, RLOO and GRPO: one loop, whose value model is PPO's alone."""
+    section: Online = getattr(params, method)
+    critic = section if isinstance(section, Ppo) else None
     prompt, response = int(rows.longest_prompt), section.max_new_tokens
     said = response_tokens(rows, response)
     mean = rows.prompt_tokens + said
@@ -288,18 +292,20 @@ def _ppo(params: Params, aim: Target, rows: Rows, model: ModelShape) -> Setting:
     levers = replace(
         whole, micro_batch=micro, accumulation=max(1, each // section.num_mini_batches // micro)
     )
-    shared = section.layout == "shared_base" and params.reward.lora is not None
+    shared = (
+        critic is not None and critic.layout == "shared_base" and params.reward.lora is not None
+    )
     judge = replace(levers, **adapter_of(params.reward.lora)) if shared else None
     loop = Rlhf(
-        layout=section.layout,
+        layout=critic.layout if critic else "separate",
         reward=model.scored,
-        value=model.scored if section.layout != "shared_trunk" else None,
+        value=model.scored if critic and critic.layout != "shared_trunk" else None,
         batch=section.batch_size,
         rollout_batch=section.rollout_batch_size,
-        ppo_epochs=section.ppo_epochs,
+        ppo_epochs=section.epochs,
         mini_batches=section.num_mini_batches,
         reward_levers=judge,
-        value_levers=judge if section.value_init == "reward" else None,
+        value_levers=judge if critic and critic.value_init == "reward" else None,
         rescored=section.batch_size
         if section.recompute_logprobs
         else compared_responses(section.batch_size),
@@ -314,7 +320,7 @@ def _ppo(params: Params, aim: Target, rows: Rows, model: ModelShape) -> Setting:
         texts_tokens=rows.prompts * rows.prompt_tokens,
         micro_batch_tokens=float(section.micro_batch_tokens),
     )
-    return Setting("ppo", model, levers, work, aim.hardware, engine("ours"), aim.gpus, rlhf=loop)
+    return Setting(method, model, levers, work, aim.hardware, engine("ours"), aim.gpus, rlhf=loop)
 
 
 def adapter_of(lora: Lora | None) -> dict[str, Any]:
@@ -323,8 +329,8 @@ def adapter_of(lora: Lora | None) -> dict[str, Any]:
 
 
 def compared_responses(batch: int) -> int:
-    """Responses whose log-probs PPO computes again just to compare: every n-th, so that there are
-    GAP_SAMPLE or a few more.
+    """Responses whose log-probs the loop computes again just to compare: every n-th, so that there
+    are GAP_SAMPLE or a few more.
     """
     return ceil(batch / max(1, batch // GAP_SAMPLE))
 
@@ -351,38 +357,6 @@ def _dpo(params: Params, aim: Target, rows: Rows, model: ModelShape) -> Setting:
         masked=True,
     )
     return Setting("dpo", model, levers, work, aim.hardware, engine("ours"), aim.gpus)
-
-
-def _rloo(params: Params, aim: Target, rows: Rows, model: ModelShape) -> Setting:
-    section = params.rloo
-    prompt, response = int(rows.longest_prompt), section.max_new_tokens
-    said = response_tokens(rows, response)
-    mini_batch = section.batch_size // section.num_mini_batches
-    levers = replace(
-        levers_of(params, section.model_dump(), section.micro_batch_size, mini_batch, aim.gpus),
-        loss="fused",
-    )
-    loop = Rlhf(
-        ref=section.beta > 0,
-        reward=model.scored,
-        batch=section.batch_size,
-        rollout_batch=section.rollout_batch_size,
-        ppo_epochs=section.rloo_epochs,
-        mini_batches=section.num_mini_batches,
-    )
-    work = Workload(
-        prompt + response,
-        rows.prompt_tokens + said,
-        section.updates,
-        prompt,
-        response,
-        said,
-        texts_tokens=rows.prompts * rows.prompt_tokens,
-        padded_tokens=min(prompt + response, rows.longest_sft),
-        masked=True,
-        micro_batch_tokens=float(section.micro_batch_size * params.model.context_length),
-    )
-    return Setting("rloo", model, levers, work, aim.hardware, engine("ours"), aim.gpus, rlhf=loop)
 
 
 def _evaluate(params: Params, aim: Target, rows: Rows, model: ModelShape) -> Setting:
@@ -416,11 +390,10 @@ def _evaluate(params: Params, aim: Target, rows: Rows, model: ModelShape) -> Set
     )
 
 
-_SETTINGS = {
+_SETTINGS: dict[str, Callable[[Params, Target, Rows, ModelShape], Setting]] = {
     "sft": _sft,
     "reward": _reward,
-    "ppo": _ppo,
     "dpo": _dpo,
-    "rloo": _rloo,
     "evaluate": _evaluate,
+    **{method: partial(_loop, method) for method in SAMPLING_METHODS},
 }

@@ -12,6 +12,7 @@ from math import log
 from typing import Any, Literal
 
 from config.errors import CostError
+from config.records import SAMPLING_METHODS
 from costs.formulas.memory import device_bytes, peak
 from costs.formulas.setting import Levers, Setting
 from costs.planning.stages import moments, phases
@@ -92,10 +93,8 @@ def micro_batches(setting: Setting) -> list[int]:
 
 
 def step_sequences(setting: Setting) -> int:
-    """Sequences of an optimizer step on one device. A token budget of PPO may hold more than
-    that.
-    """
-    if setting.stage == "ppo" and setting.rlhf is not None:
+    """Sequences of an optimizer step on one device. A token budget may hold more than that."""
+    if setting.stage in SAMPLING_METHODS and setting.rlhf is not None:
         return max(1, int(setting.rlhf.batch / setting.data_parallel / setting.rlhf.mini_batches))
     return setting.levers.micro_batch * setting.levers.accumulation
 
@@ -306,6 +305,6 @@ def section_changes(stage: str, best: Candidate) -> dict[str, Any]:
             "modules": list(levers.lora_modules),
             "dropout": 0.0,
         }
-    if stage == "ppo":
+    if stage in SAMPLING_METHODS:
         return changes | {"micro_batch_tokens": int(best.setting.micro_batch_tokens)}
     return changes | {"micro_batch_size": max(1, levers.micro_batch // pairs)}

@@ -8,6 +8,7 @@ from dataclasses import asdict, replace
 from typing import NamedTuple
 
 from config.errors import CostError
+from config.records import SAMPLING_METHODS
 from costs.formulas.compute import Work, forward_pass, micro_step, optimizer_step
 from costs.formulas.counts import mfu
 from costs.formulas.generation import generation, generation_moment
@@ -56,7 +57,7 @@ def phases(setting: Setting) -> list[Phase]:
     match setting.stage:
         case "sft" | "pretrain" | "reward" | "dpo" | "distill":
             middle = [train_phase(setting), *forward_phases(setting), *held_out_phase(setting)]
-        case "ppo" | "rloo" | "grpo":
+        case stage if stage in SAMPLING_METHODS:
             middle = [Phase(*phase) for phase in ppo_phases(setting)]
         case "evaluate":
             middle = [_generate_phase(setting), *forward_phases(setting)]
@@ -70,7 +71,7 @@ def phases(setting: Setting) -> list[Phase]:
     return [start_phase(setting), *middle, save_phase(setting)]
 
 
-STAGES = (*TRAINING_STAGES, "ppo", "rloo", "grpo", "evaluate", "serve")
+STAGES = (*TRAINING_STAGES, *SAMPLING_METHODS, "evaluate", "serve")
 
 
 def moments(setting: Setting) -> list[Moment]:
@@ -84,7 +85,7 @@ def moments(setting: Setting) -> list[Moment]:
 def tensor_moments(setting: Setting) -> list[Moment]:
     """Every moment's tensors."""
     shape, levers = setting.model, setting.levers
-    if setting.stage in ("ppo", "rloo", "grpo"):
+    if setting.stage in SAMPLING_METHODS:
         return ppo_moments(setting)
     if setting.stage == "evaluate":
         return [
@@ -399,7 +400,7 @@ def phase_peak(held: list[Moment], phase: str) -> float:
 def processed_tokens(setting: Setting) -> float:
     """Tokens that the policy is trained on, or generates, over the whole stage and all devices."""
     levers, work = setting.levers, setting.workload
-    if setting.stage in ("ppo", "rloo", "grpo") and setting.rlhf:
+    if setting.stage in SAMPLING_METHODS and setting.rlhf:
         return work.steps * setting.rlhf.batch * work.mean_tokens
     return (
         work.steps

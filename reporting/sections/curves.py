@@ -2,6 +2,8 @@
 
 from typing import NamedTuple
 
+from config.records import SAMPLING_METHODS
+from config.sections.online import Kl
 from reporting.charts import Reference, Series, line_chart
 from reporting.inputs import Curves, Findings
 from reporting.markup import Markup, element
@@ -113,28 +115,21 @@ DPO = (
     Panel("Learning rate", {"learning_rate": "rate"}),
     Panel("Gradient norm", {"grad_norm": "before clipping"}),
 )
-RLOO = (
-    *(
-        panel
-        for panel in PPO
-        if panel.title
-        in ("Score", "KL to SFT", "Entropy", "Reply length", "Replies that end", "Policy loss")
-    ),
-    Panel(
-        "Clipped ratios",
-        {"clip_fraction": "policy"},
-        "Share of replies at the clip range; far above 20% the steps are too big.",
-        True,
-    ),
+WITHOUT_CRITIC = (
+    *(panel for panel in PPO if panel.title not in ("Explained variance", "Value loss")),
     Panel(
         "Prompts without a lesson",
         {"equal_groups": "equal scores"},
-        "Share of prompts whose replies all have one reward.",
+        "Share of prompts whose replies all have one score.",
         True,
     ),
-    Panel("Gradient norm", {"grad_norm": "before clipping"}),
 )
-METHODS = {"ppo": (PPO, "update"), "dpo": (DPO, "step"), "rloo": (RLOO, "update")}
+METHODS = {
+    "ppo": (PPO, "update"),
+    "dpo": (DPO, "step"),
+    "rloo": (WITHOUT_CRITIC, "update"),
+    "grpo": (WITHOUT_CRITIC, "update"),
+}
 """align.method -> what it logs, and what a row of it is."""
 TONES = ("accent", "second")
 
@@ -195,9 +190,9 @@ def _references(panel: Panel, findings: Findings, stage: str) -> list[Reference]
         and (limit := findings.value("reward", "bayes_accuracy")) is not None
     ):
         return [Reference("best possible", limit)]
-    controller = findings.params.ppo.kl
-    if (stage, panel.title) == ("ppo", "KL to SFT") and controller.controller == "adaptive":
-        return [Reference("target", controller.target)]
+    if stage in SAMPLING_METHODS and panel.title == "KL to SFT":
+        penalty: Kl = getattr(findings.params, stage).kl
+        return [Reference("target", penalty.target)] if penalty.controller == "adaptive" else []
     return []
 
 

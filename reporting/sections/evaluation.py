@@ -4,6 +4,7 @@ each nat of KL.
 
 from collections.abc import Iterator
 
+from config.records import SAMPLING_METHODS
 from reporting.bars import Estimate, estimates
 from reporting.charts import frontier_chart
 from reporting.inputs import Findings, finite
@@ -24,8 +25,8 @@ QUANTITIES = {
 }
 """Metric stems of metrics/evaluate.json, in the order of the table."""
 REMEDIES = {
-    "ppo": "raise ppo.kl.coef, or end earlier with ppo.max_kl or fewer updates",
-    "rloo": "raise rloo.beta, or end earlier with fewer updates",
+    method: f"raise {method}.kl.coef, or end earlier with {method}.max_kl or fewer updates"
+    for method in SAMPLING_METHODS
 }
 """align.method -> what to do against over-optimisation."""
 SHARES = ("eos_rate", "distinct_1", "distinct_2")

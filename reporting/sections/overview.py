@@ -17,6 +17,7 @@ RUN_NAMES = {"manual": "stages started by hand", NO_RUN: "a run that was not rec
 METHODS = {
     "ppo": "SFT, reward model, PPO",
     "rloo": "SFT, reward model, RLOO (no critic)",
+    "grpo": "SFT, reward model, GRPO (no critic)",
     "dpo": "SFT, DPO on the pairs; the reward model only judges",
 }
 """align.method -> how the model was aligned."""

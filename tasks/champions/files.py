@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import yaml
 
 from config.champions import CHAMPIONS, FILES, champion_folder
+from config.dvc_stages import locked
 from config.errors import EnvironmentFault, ModelError
 from config.inputs import MODEL_DIGESTS, digest_files
 from config.kept import kept_params
@@ -39,7 +40,7 @@ def run_outs(root: Path, run_id: str) -> dict[str, Out]:
 
     Raises ModelError if the run kept no dvc.lock, or did not come so far.
     """
-    stages, method = _kept_stages(root, run_id), run_method(root, run_id)
+    lock, method = _kept_lock(root, run_id), run_method(root, run_id)
     wanted = {
         "data/prepared": "data",
         "data/tokenizer": "data",
@@ -50,7 +51,7 @@ def run_outs(root: Path, run_id: str) -> dict[str, Out]:
     found = {
         out["path"]: Out(stage, out["path"], out["md5"])
         for stage in stages_of(method)
-        for out in stages.get(stage, {}).get("outs", [])
+        for out in locked(lock, stage).get("outs", [])
         if wanted.get(out["path"]) == stage and "md5" in out
     }
     missing = next((path for path in wanted if path not in found), None)
@@ -62,13 +63,17 @@ def run_outs(root: Path, run_id: str) -> dict[str, Out]:
     return found
 
 
-def _kept_stages(root: Path, run_id: str) -> dict[str, Any]:
-    """What the run's own dvc.lock says of its stages. Raises ModelError if it kept none that can be
+def _kept_lock(root: Path, run_id: str) -> dict[str, Any]:
+    """The run's own dvc.lock. Raises ModelError if it kept none that can be
     read.
     """
     kept = kept_folder(root, run_id)
     try:
-        return dict(yaml.safe_load((kept / "dvc.lock").read_text(encoding="utf-8"))["stages"])
+        return {
+            "stages": dict(
+                yaml.safe_load((kept / "dvc.lock").read_text(encoding="utf-8"))["stages"]
+            )
+        }
     except (OSError, KeyError, TypeError, ValueError, yaml.YAMLError):
         raise ModelError(
             f"{kept}/dvc.lock is not there or can not be read, so the outputs of run {run_id} are "
@@ -116,7 +121,7 @@ def gather(root: Path, run_id: str, target: Path) -> None:
             _materialise(repo, out, run_id, target / out.path)
     if _add_bases(root, target):
         _require_base(root, run_id)
-    kept, made = kept_folder(root, run_id), _made_by(_kept_stages(root, run_id))
+    kept, made = kept_folder(root, run_id), _made_by(_kept_lock(root, run_id)["stages"])
     shutil.copyfile(kept / "params.yaml", target / "params.yaml")
     (target / "metrics").mkdir(exist_ok=True)
     for metrics in (kept / "metrics").glob("*.json"):
@@ -144,7 +149,7 @@ def _require_base(root: Path, run_id: str) -> None:
     """Raise ModelError unless the base model, which DVC does not keep, is the one that the run's
     data stage saw.
     """
-    deps = _kept_stages(root, run_id).get("data", {}).get("deps", [])
+    deps = locked(_kept_lock(root, run_id), "data").get("deps", [])
     seen = next((dep.get("md5") for dep in deps if dep["path"] == str(MODEL_DIGESTS)), None)
     params = kept_params(root, run_id)
     now = hashlib.md5(

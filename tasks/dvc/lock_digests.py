@@ -8,6 +8,9 @@ checkout are copies of it.
 from pathlib import Path
 from typing import Any
 
+from config.dvc_stages import dvc_name
+from config.records import METHODS
+
 OUTSIDE = "inputs"
 """The stage whose outputs are digests of what is outside of the project; they travel with the
 request.
@@ -21,7 +24,7 @@ def changes_by_lock(repo: Any, root: Path, stage: str, found: list[Any]) -> list
     dvc.lock has with another digest than when the stage was done, whether or not DVC could see
     that.
     """
-    made, entry = outs_by_path(repo), load_stage(repo, root, stage)
+    made, entry = outs_by_path(repo), dvc_stage(repo, root, stage)
     ours = {_name(root, out) for out in entry.outs if out.hash_info}
     theirs = {_name(root, dep): dep for dep in entry.deps if is_copy(made, dep)}
     counted = [
@@ -84,8 +87,17 @@ def is_copy(made: dict[str, Any], dep: Any) -> bool:
     return out is not None and out.stage.name != OUTSIDE
 
 
-def load_stage(repo: Any, root: Path, stage: str) -> Any:
-    return repo.stage.load_one(path=str(root.resolve() / "dvc.yaml"), name=stage)
+def dvc_stage(repo: Any, root: Path, stage: str) -> Any:
+    """DVC's own object of a stage; of an alignment method also where params.yaml names another one
+    for now.
+    """
+    from dvc.dvcfile import load_file
+    from dvc.parsing.context import Context
+
+    stages = load_file(repo, str(root.resolve() / "dvc.yaml")).stages
+    if stage in METHODS:
+        stages.resolver.context.merge_update(Context({"align": {"method": stage}}), overwrite=True)
+    return stages[dvc_name(stage)]
 
 
 def _digest(dep: Any) -> str | None:

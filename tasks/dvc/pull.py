@@ -11,9 +11,9 @@ from typing import Any
 from config.errors import EnvironmentFault
 from tasks.dvc.lock_digests import (
     changes_by_lock,
+    dvc_stage,
     is_copy,
     is_locked_content,
-    load_stage,
     outs_by_path,
 )
 from tasks.dvc.status import changes, default_remote, environment, error_line, public, repo_about
@@ -79,7 +79,7 @@ def inputs_of(root: Path, stage: str) -> list[str]:
     with Repo(str(root)) as repo:
         made = outs_by_path(repo)
         return [
-            _place(root, dep) for dep in load_stage(repo, root, stage).deps if is_copy(made, dep)
+            _place(root, dep) for dep in dvc_stage(repo, root, stage).deps if is_copy(made, dep)
         ]
 
 
@@ -90,7 +90,7 @@ def small_outputs(root: Path, stage: str) -> list[str]:
     with Repo(str(root)) as repo:
         return [
             path
-            for out in load_stage(repo, root, stage).outs
+            for out in dvc_stage(repo, root, stage).outs
             if not (path := _place(root, out)).startswith(LARGE)
         ]
 

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import psutil
 
+from config.dvc_stages import dvc_name
 from config.records import CHANGED_CODE_VARIABLE, PIPELINE_VARIABLE, RUN_ID_VARIABLE
 from tasks.dvc.status import environment
 from tasks.run.changed_code import policy
@@ -79,7 +80,7 @@ class ReproProcesses:
         }
         with path.open("ab") as log:
             return subprocess.Popen(
-                [sys.executable, "-m", "tasks.dvc.repro", *REPRO, stage],
+                [sys.executable, "-m", "tasks.dvc.repro", *REPRO, dvc_name(stage)],
                 cwd=self._run.root,
                 env=environment(**own),
                 stdin=subprocess.PIPE,

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from config.differences import differences, in_a_line, sections_of
+from config.dvc_stages import defined, locked
 from config.errors import ParamsError
 from config.load import load
 from tasks.dvc.status import forget, repo_about, yaml_of
@@ -36,7 +37,7 @@ def require_recorded_params(run: Run, stage: str) -> None:
 
     Raises ParamsError.
     """
-    entry = yaml_of(run.root / "dvc.lock").get("stages", {}).get(stage, {})
+    entry = locked(yaml_of(run.root / "dvc.lock"), stage)
     recorded = entry.get("params", {}).get("params.yaml", {})
     found = differences(sections_of(run.params, _keys(run, stage)), recorded)
     if found:
@@ -63,8 +64,4 @@ def _forget_in_run_cache(root: Path, stage: str, entry: dict[str, Any]) -> None:
 
 def _keys(run: Run, stage: str) -> Sequence[str]:
     """What dvc.yaml has the stage read of params.yaml."""
-    return [
-        key
-        for key in yaml_of(run.root / "dvc.yaml")["stages"][stage].get("params", [])
-        if isinstance(key, str)
-    ]
+    return [key for key in defined(run.root)[stage].get("params", []) if isinstance(key, str)]

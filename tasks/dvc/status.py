@@ -17,11 +17,12 @@ import yaml
 
 from config.atomic_file import write_atomically
 from config.differences import value_at
+from config.dvc_stages import defined, dvc_name, locked
 from config.errors import EnvironmentFault
 from config.inputs import outdated_digests
 from config.schema import Params
 from config.sections.run import LOCAL
-from tasks.dvc.lock_digests import changes_by_lock
+from tasks.dvc.lock_digests import changes_by_lock, dvc_stage
 from tasks.run.run import STATE_FOLDER
 from tasks.run.transient import fault, kind_of
 
@@ -44,8 +45,10 @@ def changes(repo: Any, root: Path, stage: str) -> list[Any]:
     """DVC's account of what changed, as in [{'changed outs': {'models/sft': 'deleted'}}, 'changed
     command']; empty if nothing did.
     """
-    # a bare stage name would be looked up in the current folder's dvc.yaml, whatever the repo
-    found = repo.status(targets=[f"{root.resolve() / 'dvc.yaml'}:{stage}"])
+    from dvc.repo import lock_repo
+
+    with lock_repo(repo):
+        found = dvc_stage(repo, root, stage).status()
     return [change for entry in found.values() for change in entry]
 
 
@@ -82,7 +85,7 @@ def stale_stages(root: Path, params: Params, stages: Sequence[str]) -> list[str]
     is not known before. So is one that a run which was killed left at work.
     Raises EnvironmentFault if DVC can not tell.
     """
-    pipeline, lock = (yaml_of(root / name).get("stages", {}) for name in ("dvc.yaml", "dvc.lock"))
+    pipeline, lock = defined(root), yaml_of(root / "dvc.lock")
     wanted = params.model_dump(mode="json")
     changing = {str(path) for path in outdated_digests(root, params)}
     stale = []
@@ -90,12 +93,12 @@ def stale_stages(root: Path, params: Params, stages: Sequence[str]) -> list[str]
     for stage in stages:
         if stage not in pipeline:
             continue
-        entry = lock.get(stage)
-        recorded = (entry or {}).get("params", {}).get("params.yaml", {})
-        reads = {item["path"] for item in (entry or {}).get("deps", [])}
+        entry = locked(lock, stage)
+        recorded = entry.get("params", {}).get("params.yaml", {})
+        reads = {item["path"] for item in entry.get("deps", [])}
         named = [key for key in pipeline[stage].get("params", []) if isinstance(key, str)]
         same = (
-            entry is not None
+            bool(entry)
             and set(named) == set(recorded)
             and all(value_at(wanted, key) == value for key, value in recorded.items())
         )
@@ -138,7 +141,7 @@ def forget(root: Path, stage: str) -> None:
     """
     path = root / "dvc.lock"
     content = yaml_of(path)
-    if content.get("stages", {}).pop(stage, None) is not None:
+    if content.get("stages", {}).pop(dvc_name(stage), None) is not None:
         write_atomically(path, yaml.safe_dump(content, sort_keys=False))
 
 
@@ -166,7 +169,7 @@ class Digests(NamedTuple):
 
 def digests(root: Path, stage: str) -> Digests:
     """What dvc.lock says about a stage; nothing if it was never run."""
-    entry = yaml_of(root / "dvc.lock").get("stages", {}).get(stage, {})
+    entry = locked(yaml_of(root / "dvc.lock"), stage)
     outs, deps = (
         {item["path"]: item["md5"] for item in entry.get(kind, []) if "md5" in item}
         for kind in ("outs", "deps")
@@ -212,7 +215,7 @@ def send_outputs(root: Path, stage: str | None = None) -> None:
         return
     if marker.exists() and marker.read_text() == _pushed(root):
         return
-    command = [sys.executable, "-m", "dvc", "push", *([stage] if stage else [])]
+    command = [sys.executable, "-m", "dvc", "push", *([dvc_name(stage)] if stage else [])]
     done = subprocess.run(
         command,
         cwd=root,

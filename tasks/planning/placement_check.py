@@ -6,8 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import yaml
-
+from config.dvc_stages import defined
 from config.errors import ParamsError
 from config.inputs import DATA_DIGESTS, MODEL_DIGESTS
 from config.schema import Params
@@ -34,7 +33,7 @@ def require_reachable(root: Path, params: Params, stages: Sequence[str]) -> None
     A whole path may be that of a volume, mounted there and here: the first container of the pool
     looks whether it is, see `on_volumes`.
     """
-    pipeline = _pipeline(root)
+    pipeline = defined(root)
     for item in _outside(root, params):
         readers = [
             stage
@@ -55,7 +54,7 @@ def on_volumes(root: Path, params: Params, pool: str, stages: Sequence[str]) -> 
     """Key -> whole path, of what `stages` on `pool` read from volumes that have to be mounted in
     its containers.
     """
-    pipeline = _pipeline(root)
+    pipeline = defined(root)
     return {
         item.key: item.path
         for item in _outside(root, params)
@@ -74,11 +73,6 @@ def _outside(root: Path, params: Params) -> Iterator[Outside]:
     model = params.model.path
     if model is not None and (model.startswith((".", "/", "~")) or (root / model).is_dir()):
         yield Outside("model.path", model, "folder", MODEL_DIGESTS, "a model of the hub")
-
-
-def _pipeline(root: Path) -> Mapping[str, Any]:
-    """The stages of dvc.yaml."""
-    return dict(yaml.safe_load((root / "dvc.yaml").read_text(encoding="utf-8"))["stages"])
 
 
 def _readers(pipeline: Mapping[str, Any], stands: Path, stages: Sequence[str]) -> list[str]:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from config.differences import value_at
+from config.dvc_stages import defined
 from config.errors import EnvironmentFault
 from config.names import inner_name
 from tasks.dvc.lock_digests import OUTSIDE
@@ -170,16 +171,14 @@ def inputs_digest(root: Path, stage: str) -> str:
     Two attempts with one digest have one fingerprint, unless the sections that make it differ; a
     checkpoint that does not fit is passed over.
     """
-    pipeline, lock, params = (
-        yaml_of(root / name) for name in ("dvc.yaml", "dvc.lock", "params.yaml")
-    )
+    lock, params = (yaml_of(root / name) for name in ("dvc.lock", "params.yaml"))
     made = {
         name: entry.get("outs", [])
         for name, entry in lock.get("stages", {}).items()
         if name != OUTSIDE
     }
     outs = {out["path"]: out.get("md5") for each in made.values() for out in each}
-    entry = pipeline["stages"][stage]
+    entry = defined(root)[stage]
     read: dict[str, Any] = {}
     for dep in entry.get("deps", []):
         if dep.endswith(".py"):

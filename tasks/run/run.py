@@ -22,6 +22,7 @@ from config import jsonl
 from config.at_work import RUN_LOCK
 from config.atomic_file import write_atomically
 from config.differences import Difference, differences
+from config.dvc_stages import dvc_name
 from config.errors import EnvironmentFault
 from config.inputs import write_digests
 from config.kept import completed_stages
@@ -124,7 +125,14 @@ def keep_copies(run: Run, report: Path | None = None) -> None:
             temporary = target.with_name(f".{target.name}.new")
             shutil.copyfile(source, temporary)
             temporary.replace(target)
-    _keep_lock(run, set(stages_of(run.params.align.method)) - completed.keys())
+    _keep_lock(
+        run,
+        {
+            name
+            for stage in set(stages_of(run.params.align.method)) - completed.keys()
+            for name in (dvc_name(stage), stage)
+        },
+    )
 
 
 def _keep_lock(run: Run, foreign: set[str]) -> None:

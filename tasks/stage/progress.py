@@ -11,9 +11,10 @@ from typing import NamedTuple
 
 from config import jsonl
 from config.jsonl import Follower
-from config.records import AttemptRow, MetricRow, UsageRow
+from config.records import SAMPLING_METHODS, AttemptRow, MetricRow, UsageRow
 from config.schema import Params
 from config.sections.offline import Optimisation
+from config.sections.online import Online
 from costs.ledger.budget import Pace
 from costs.ledger.ledger import usd_of
 from costs.tables.price import usd_per_device_hour
@@ -47,12 +48,11 @@ def planned_steps(root: Path, params: Params, stage: str) -> int | None:
             return _optimizer_steps(params.sft, _rows(root, "sft"))
         case "reward":
             return _optimizer_steps(params.reward, _rows(root, "preference"))
-        case "ppo":
-            return params.ppo.updates
+        case method if method in SAMPLING_METHODS:
+            loop: Online = getattr(params, method)
+            return loop.updates
         case "dpo":
             return _optimizer_steps(params.dpo, _rows(root, "preference"))
-        case "rloo":
-            return params.rloo.updates
         case "evaluate":
             return EVALUATED_MODELS
         case _:
@@ -174,9 +174,8 @@ def attempts(root: Path, stage: str) -> list[AttemptRow]:
 SHOWN = {
     "sft": ("loss",),
     "reward": ("loss", "accuracy"),
-    "ppo": ("score", "kl"),
+    **dict.fromkeys(SAMPLING_METHODS, ("score", "kl")),
     "dpo": ("loss", "margin"),
-    "rloo": ("score", "kl"),
     "evaluate": (),
 }
 """Metrics worth a place in the line, per stage."""

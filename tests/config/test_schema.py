@@ -179,12 +179,16 @@ def test_adapters_that_can_not_work_are_one_line_that_names_what_to_change(
     ("changes", "words"),
     [
         (["processes.dpo=3"], r"dpo\.batch_size=\d+ does not split over processes\.dpo=3"),
-        (
-            ["processes.rloo=7"],
-            r"a mini-batch of \d+ responses .* does not split over processes\.rloo=7",
-        ),
         (["sharding.sft=zero4"], r"sharding\.sft='zero4'"),
-        (["sharding.rloo=zero3"], r"sharding\.rloo='zero3'"),
+        (
+            [
+                "sharding.grpo=zero3",
+                "grpo.batch_size=8",
+                "grpo.num_mini_batches=4",
+                "processes.grpo=4",
+            ],
+            r"a mini-batch of 2 episodes .* processes\.grpo=4",
+        ),
         (
             ["sharding.offload=true"],
             r"no stage divides them\. Set a stage of sharding to zero2 or zero3",

@@ -213,7 +213,7 @@ def test_every_row_is_in_mlflow_once(checkout: Checkout) -> None:
             ) == metric_values(checkout, stage, attempt)
     version = client.get_model_version_by_alias("helpdesk-assistant", "challenger")
     lock = yaml.safe_load((checkout.root / "dvc.lock").read_text())
-    model = next(out for out in lock["stages"]["ppo"]["outs"] if out["path"] == "models/ppo")
+    model = next(out for out in lock["stages"]["align@ppo"]["outs"] if out["path"] == "models/ppo")
     assert version.tags["dvc.digest"] == model["md5"]
     assert version.version == "1" or version.version == 1
 

@@ -166,7 +166,7 @@ def test_honest_votes_are_learnt_from_and_the_better_model_is_promoted(project: 
     }  # fmt: skip
     lock = yaml.safe_load((project.root / "dvc.lock").read_text())
     assert project.alias("champion") == next(
-        out["md5"] for out in lock["stages"]["ppo"]["outs"] if out["path"] == "models/ppo"
+        out["md5"] for out in lock["stages"]["align@ppo"]["outs"] if out["path"] == "models/ppo"
     )
     assert project.alias("previous") == record.previous.model_digest
 

@@ -192,7 +192,8 @@ def test_a_curve_of_one_point_is_drawn(tmp_path: Path, params: Params) -> None:
 
 
 @pytest.mark.parametrize(
-    ("method", "remedy"), [("ppo", "raise ppo.kl.coef"), ("rloo", "raise rloo.beta")]
+    ("method", "remedy"),
+    [("ppo", "raise ppo.kl.coef"), ("rloo", "raise rloo.kl.coef"), ("grpo", "raise grpo.kl.coef")],
 )
 def test_score_against_kl_is_told_of_the_method_of_the_run(
     tmp_path: Path, method: str, remedy: str
@@ -210,7 +211,7 @@ def test_score_against_kl_is_told_of_the_method_of_the_run(
         "update 3: KL (nats per reply) 1.00, reward-model score 0.429"
     ]
     assert sum(remedy in text for text in page.texts) == 1
-    assert ("Prompts without a lesson" in page.texts) is (method == "rloo")
+    assert ("Prompts without a lesson" in page.texts) is (method != "ppo")
     assert f"Phases of {method}" in page.texts
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import yaml
 
+from config.records import METHODS
 from tests.conftest import ROOT, git, own_remote
 
 STAGE = '''
@@ -100,6 +101,8 @@ def make_project(root: Path, remote: Path, stages: Sequence[str]) -> Path:
             "params": [stage],
             "outs": [{f"{stage}.out": {"persist": True}}],
         }
+    for method in [stage for stage in pipeline if stage in METHODS]:
+        pipeline["align"] = {"foreach": ["${align.method}"], "do": pipeline.pop(method)}
     (root / "dvc.yaml").write_text(yaml.safe_dump({"stages": pipeline}))
     (root / "params.yaml").write_text((ROOT / "recipes" / "demo.yaml").read_text())
     (root / ".dvc").mkdir()

@@ -8,12 +8,14 @@ from pathlib import Path
 
 import pytest
 import yaml
+from dvc.repo import Repo
 
-from config.records import STAGES
+from config.dvc_stages import defined
+from config.records import METHODS, STAGES
 from config.sections.processes import Processes
 from tests.conftest import ROOT
 
-PIPELINE = yaml.safe_load((ROOT / "dvc.yaml").read_text(encoding="utf-8"))
+PIPELINE = defined(ROOT)
 PLUMBING = {
     f"training/{name}.py"
     for name in (
@@ -65,22 +67,32 @@ def imported(path: Path, found: set[str]) -> set[str]:
 
 @pytest.mark.parametrize("stage", STAGES)
 def test_a_stage_depends_on_the_code_that_decides_its_numbers(stage: str) -> None:
-    code = {dep for dep in PIPELINE["stages"][stage]["deps"] if dep.endswith(".py")}
-    assert code == imported(ROOT / "training" / f"{stage}.py", set()) - PLUMBING
+    code = {dep for dep in PIPELINE[stage]["deps"] if dep.endswith(".py")}
+    together = METHODS if stage in METHODS else (stage,)  # one list for all methods
+    assert (
+        code
+        == set().union(*(imported(ROOT / "training" / f"{name}.py", set()) for name in together))
+        - PLUMBING
+    )
+
+
+def test_all_methods_are_one_stage_that_is_made_for_the_one_in_params_yaml() -> None:
+    align = yaml.safe_load((ROOT / "dvc.yaml").read_text(encoding="utf-8"))["stages"]["align"]
+    assert align["foreach"] == ["${align.method}"]
+    with Repo(str(ROOT)) as repo:
+        assert [stage.name for stage in repo.index.stages if "align" in stage.name] == ["align@ppo"]
 
 
 @pytest.mark.parametrize("stage", STAGES)
 def test_no_stage_depends_on_prices_or_tracking(stage: str) -> None:
-    sections = {
-        name.split(".")[0] for name in PIPELINE["stages"][stage]["params"] if isinstance(name, str)
-    }
+    sections = {name.split(".")[0] for name in PIPELINE[stage]["params"] if isinstance(name, str)}
     assert not sections & {"processes", "sharding", "prices", "tracking"}
     assert "seed" in sections
 
 
 @pytest.mark.parametrize("stage", STAGES)
 def test_a_stage_keeps_its_previous_output_until_it_has_a_new_one(stage: str) -> None:
-    entry = PIPELINE["stages"][stage]
+    entry = PIPELINE[stage]
     if stage != "evaluate":
         assert all(
             settings.get("persist")

@@ -8,10 +8,17 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from config.records import SAMPLING_METHODS
 from training.process.stage import run_stage
 
-LAST_LOADED = {"ppo": "load_state", "sft": "train", "reward": "train"}
-"""What each stage calls when everything is in place."""
+LAST_LOADED = {
+    **dict.fromkeys(SAMPLING_METHODS, ("training.ppo", "load_state")),
+    "sft": ("training.sft", "train"),
+    "reward": ("training.reward", "train"),
+}
+"""What each stage calls when everything is in place, by the module whose name for it is looked
+up.
+"""
 
 
 def limit(more_bytes: int) -> None:
@@ -23,13 +30,15 @@ def limit(more_bytes: int) -> None:
 
 def main(stage: str, more_bytes: int) -> int:
     module: Any = import_module(f"training.{stage}")
-    loaded = getattr(module, LAST_LOADED[stage])
+    place, name = LAST_LOADED[stage]
+    caller: Any = import_module(place)
+    loaded = getattr(caller, name)
 
     def limited(*arguments: Any) -> Any:
         limit(more_bytes)
         return loaded(*arguments)
 
-    setattr(module, LAST_LOADED[stage], limited)
+    setattr(caller, name, limited)
     return run_stage(stage, module.SECTIONS, module.INPUTS, getattr(module, stage))
 
 

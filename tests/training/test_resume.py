@@ -30,7 +30,7 @@ IDLE_PHASES = {"start", "other"}
 
 def outputs(stage: str) -> list[str]:
     """A stage's outputs as dvc.yaml lists them: a path, or a path with its options."""
-    entry = DVC["stages"][stage]
+    entry = DVC[stage]
     return [
         path
         for kind in ("outs", "metrics")

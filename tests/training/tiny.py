@@ -142,7 +142,12 @@ def params(**sections: dict[str, Any]) -> Params:
         "updates": 8,
         "checkpoint_every_updates": 3,
         "rloo_epochs": 2,
-        "micro_batch_size": 4,
+        "learning_rate": 1.0e-3,
+    }
+    content["grpo"] |= {
+        "updates": 8,
+        "checkpoint_every_updates": 3,
+        "grpo_epochs": 2,
         "learning_rate": 1.0e-3,
     }
     for name, section in sections.items():

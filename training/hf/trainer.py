@@ -24,7 +24,6 @@ from transformers import (
 
 from config.errors import EnvironmentFault, ParamsError, TrainingDiverged
 from config.sections.offline import Optimisation
-from config.sections.online import Rloo
 from training.distributed import collectives
 from training.modeling.batching import LengthBuckets
 from training.modeling.low_bit import require_bitsandbytes
@@ -37,7 +36,7 @@ from training.process.usage import Work
 logger = logging.getLogger(__name__)
 
 
-def trainer_arguments(stage: Stage, settings: Optimisation | Rloo) -> dict[str, Any]:
+def trainer_arguments(stage: Stage, settings: Optimisation) -> dict[str, Any]:
     """TrainingArguments that mean the same in every stage.
 
     Raises EnvironmentFault for what this machine can not do.
@@ -91,7 +90,7 @@ def arguments(stage: Stage, settings: Optimisation) -> dict[str, Any]:
     }
 
 
-def trainer_optimizer(stage: Stage, settings: Optimisation | Rloo) -> str:
+def trainer_optimizer(stage: Stage, settings: Optimisation) -> str:
     """The Trainer's name of the optimizer. Raises EnvironmentFault if its library is missing."""
     if settings.optimizer == "adamw":
         return "adamw_torch_fused"
@@ -226,16 +225,9 @@ class BucketedData:
 class StageCallback(TrainerCallback):
     """Ties a Trainer to its Stage."""
 
-    def __init__(
-        self, stage: Stage, tally: Tally, phase: str = "train", steps_per_row: int = 1
-    ) -> None:
-        """Rows count `steps_per_row` optimizer steps as one, and the stage is stopped between two
-        of these.
-        """
+    def __init__(self, stage: Stage, tally: Tally) -> None:
         self._stage = stage
         self._tally = tally
-        self._phase = phase
-        self._steps_per_row = steps_per_row
 
     def on_epoch_begin(
         self,
@@ -257,10 +249,8 @@ class StageCallback(TrainerCallback):
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> None:
-        step, rest = divmod(state.global_step, self._steps_per_row)
-        if rest:
-            return
-        self._stage.meter.lap(self._phase, step, self._tally.take())
+        step = state.global_step
+        self._stage.meter.lap("train", step, self._tally.take())
         self._stage.step = step
         if self._stage.agreed_to_stop():
             control.should_save = control.should_training_stop = True
@@ -269,10 +259,7 @@ class StageCallback(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> None:
         """Move what the Trainer saved to where only whole checkpoints are."""
-        saved, step = (
-            Path(args.output_dir) / f"checkpoint-{state.global_step}",
-            state.global_step // self._steps_per_row,
-        )
+        saved, step = Path(args.output_dir) / f"checkpoint-{state.global_step}", state.global_step
         collectives.barrier()  # each writes a file of its own there
         with self._stage.checkpoints.saving(step) as folder:
             if state.is_world_process_zero:
@@ -293,7 +280,7 @@ class StageCallback(TrainerCallback):
             for key, value in (logs or {}).items()
             if isinstance(value, int | float) and key != "epoch"
         }
-        step = state.global_step // self._steps_per_row
+        step = state.global_step
         self._stage.log(step, values)
         loss = values.get("loss", 0.0)
         if loss != loss or abs(loss) == float("inf"):

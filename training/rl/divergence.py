@@ -1,10 +1,10 @@
-"""Signs that PPO or RLOO has gone wrong, each named with its value and what to change."""
+"""Signs that the loop has gone wrong, each named with its value and what to change."""
 
 import math
 from typing import TYPE_CHECKING
 
 from config.errors import TrainingDiverged
-from config.sections.online import Ppo, Rloo
+from config.sections.online import Online
 
 if TYPE_CHECKING:
     from training.rl.report import UpdateStatistics
@@ -19,10 +19,9 @@ MAX_NEGATIVE_KL_ERRORS = 5.0
 """Standard errors by which the mean KL of samples from the policy may fall below zero by chance."""
 
 
-def check_rollout(statistics: dict[str, float], settings: Ppo | Rloo, section: str = "ppo") -> None:
-    """Raise TrainingDiverged if a rollout can not be learnt from; `section` of params.yaml has the
-    settings.
-    """
+def check_rollout(statistics: dict[str, float], settings: Online) -> None:
+    """Raise TrainingDiverged if a rollout can not be learnt from."""
+    section = settings.method
     if any(math.isnan(value) or math.isinf(value) for value in statistics.values()):
         bad = next(
             name for name, value in statistics.items() if math.isnan(value) or math.isinf(value)
@@ -37,8 +36,6 @@ def check_rollout(statistics: dict[str, float], settings: Ppo | Rloo, section: s
             "reward model tells none apart. "
             "Look at metrics/reward.json and train the reward stage again."
         )
-    if "kl" not in statistics:  # there is no reference
-        return
     if (
         statistics["kl"] < -MAX_NEGATIVE_KL_ERRORS * statistics["kl_error"] - 1e-3
         and settings.batch_size > 1
@@ -51,24 +48,26 @@ def check_rollout(statistics: dict[str, float], settings: Ppo | Rloo, section: s
         )
 
 
-def check_update(statistics: "UpdateStatistics", update: int) -> None:
-    """Raise TrainingDiverged if an update broke the policy."""
+def check_update(statistics: "UpdateStatistics", update: int, section: str = "ppo") -> None:
+    """Raise TrainingDiverged if an update broke the policy; `section` of params.yaml has the
+    settings.
+    """
     if not math.isfinite(statistics.grad_norms[-1]):
         raise TrainingDiverged(
             f"the gradient norm is {statistics.grad_norms[-1]} in update {update}: the step was "
             "not taken. "
-            "Lower ppo.learning_rate in params.yaml; the last checkpoint is kept."
+            f"Lower {section}.learning_rate in params.yaml; the last checkpoint is kept."
         )
     summary = statistics.summary()
     if summary["ratio"] > MAX_RATIO:
         raise TrainingDiverged(
             f"the mean ratio of new to old policy is {summary['ratio']:.3g} in update {update}: "
             "the policy ran away. "
-            "Lower ppo.learning_rate, or set ppo.target_kl in params.yaml."
+            f"Lower {section}.learning_rate, or set {section}.target_kl in params.yaml."
         )
     if summary["entropy"] < MIN_ENTROPY_NATS:
         raise TrainingDiverged(
             f"entropy is {summary['entropy']:.2g} nats per token in update {update}: the policy "
             "collapsed to one response. "
-            "Raise ppo.kl.coef or lower ppo.learning_rate in params.yaml."
+            f"Raise {section}.kl.coef or lower {section}.learning_rate in params.yaml."
         )

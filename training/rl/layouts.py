@@ -1,4 +1,4 @@
-"""How PPO's four roles are made from models/sft and models/reward, one function a layout.
+"""How the roles of the loop are made from models/sft and models/reward, one function a layout.
 
               policy                      ref_policy            reward_model            value_model
 separate      whole, or adapter on SFT    own, or adapter off   own                     own, whole
@@ -8,6 +8,7 @@ shared_trunk  whole, or adapter on SFT    own, or adapter off   own             
 shared_base   adapter on the one base     the base without it   adapter on the base     adapter on
               the base
 
+RLOO and GRPO have the first three of `separate`, and no value model.
 "Adapter off" is the SFT model, be that a base alone or a base with the SFT stage's own adapter,
 which then stays on.
 """
@@ -22,6 +23,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from config.errors import ModelError
 from config.schema import Params
 from config.sections.levers import Lora
+from config.sections.online import Online, Ppo
 from training.distributed import sharding
 from training.modeling.adapter_lineage import is_adapter, lineage, named_base, same_base
 from training.modeling.adapters import (
@@ -59,6 +61,7 @@ class _Origin:
     def __init__(self, stage: Stage, tokenizer: PreTrainedTokenizerBase) -> None:
         self.stage = stage
         self.params: Params = stage.params
+        self.settings: Online = getattr(stage.params, stage.name)
         self.tokenizer = tokenizer
         self.sft, self.reward = stage.root / "models/sft", stage.root / "models/reward"
         self.device = torch.device("cpu" if stage.device == "cpu" else "cuda")
@@ -81,13 +84,16 @@ class _Origin:
 
 
 def load_roles(stage: Stage, tokenizer: PreTrainedTokenizerBase) -> Roles:
-    """The roles of `ppo.layout`, from models/sft and models/reward.
+    """The roles of the stage's method, PPO's as `ppo.layout` says, from models/sft and
+    models/reward.
 
     Raises ModelError if either is missing, damaged, of another vocabulary, or not made as the
     layout needs it.
     """
-    origin, settings = _Origin(stage, tokenizer), stage.params.ppo
-    if settings.layout == "shared_base":
+    origin = _Origin(stage, tokenizer)
+    settings = origin.settings
+    critic = settings if isinstance(settings, Ppo) else None
+    if critic is not None and critic.layout == "shared_base":
         assert settings.lora is not None
         models = _shared_base(origin, settings.lora)
     else:
@@ -95,21 +101,23 @@ def load_roles(stage: Stage, tokenizer: PreTrainedTokenizerBase) -> Roles:
         reward_model = origin.place(
             load_reward_model(origin.reward, origin.params.model, tokenizer)
         )
-        own_value = settings.layout == "separate"
-        head = (
-            None
-            if own_value
-            else origin.place(new_head(policy.config.hidden_size, stage.params.seed, origin.device))
+        value_model = (
+            _value_model(origin) if critic is not None and critic.layout == "separate" else None
         )
-        models = Models(
-            policy, ref_policy, reward_model, _value_model(origin) if own_value else None, head
-        )
+        head = None
+        if critic is not None and critic.layout == "shared_trunk":
+            head = origin.place(
+                new_head(policy.config.hidden_size, stage.params.seed, origin.device)
+            )
+        models = Models(policy, ref_policy, reward_model, value_model, head)
     return Roles(models, settings, stage.params.model.dtype, stage)
 
 
 def _policies(origin: _Origin) -> tuple[Role, Role]:
-    """Policy and reference: two models, or with ppo.lora one model with its adapter on and off."""
-    params, lora = origin.params, origin.params.ppo.lora
+    """Policy and reference: two models, or with the method's lora one model with its adapter on and
+    off.
+    """
+    params, lora = origin.params, origin.settings.lora
     if lora is None:
         policy, ref = (
             origin.place(load_policy(origin.sft, params.model, origin.tokenizer, trainable))
@@ -118,7 +126,7 @@ def _policies(origin: _Origin) -> tuple[Role, Role]:
         return policy, ref
     model = load_policy(origin.sft, params.model, origin.tokenizer)
     beneath = active(model)
-    add_adapter(model, lora, POLICY, params.seed, "ppo.lora")
+    add_adapter(model, lora, POLICY, params.seed, f"{origin.settings.method}.lora")
     model = origin.place(model)
     return origin.view(model, (*beneath, POLICY)), origin.view(model, beneath)
 
@@ -207,10 +215,10 @@ def _stack(model: PreTrainedModel, folders: tuple[Path, ...]) -> tuple[str, ...]
 
 
 def save_policy(stage: Stage, roles: Roles, tokenizer: PreTrainedTokenizerBase) -> None:
-    """models/ppo: the policy's weights, or its adapter on models/sft. All processes ask, the first
-    one writes.
+    """models/<method>: the policy's weights, or its adapter on models/sft. All processes ask, the
+    first one writes.
     """
-    target, policy = stage.root / "models/ppo", roles.policy
+    target, policy = stage.root / "models" / stage.name, roles.policy
     weights = sharding.state_dict_to_save(
         policy.model if isinstance(policy, AdapterView) else policy
     )

@@ -36,7 +36,8 @@ class Targets(NamedTuple):
     """What the update learns from, [B, T], zero where the mask is False."""
 
     advantages: Tensor
-    returns: Tensor
+    returns: Tensor | None
+    """What a critic learns; None without one."""
 
 
 def gae(reward_BT: Tensor, values_BT: Tensor, mask_BT: Tensor, gamma: float, lam: float) -> Targets:

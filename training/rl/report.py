@@ -1,4 +1,4 @@
-"""What PPO says about itself: statistics of a rollout and of an update.
+"""What the loop says about itself: statistics of a rollout and of an update.
 
 Shapes: B responses, T response tokens, N response tokens one after another.
 """
@@ -25,13 +25,14 @@ SUMMED = (
     "approx_kl",
     "tokens",
 )
+OF_A_CRITIC = ("value_loss", "value_clip_fraction")
 
 
 def rollout_statistics(
     logprobs_BT: Tensor,
     ref_logprobs_BT: Tensor,
-    values_BT: Tensor,
-    returns_BT: Tensor,
+    values_BT: Tensor | None,
+    returns_BT: Tensor | None,
     mask_BT: Tensor,
     score_B: Tensor,
     ended_B: Tensor,
@@ -39,17 +40,25 @@ def rollout_statistics(
 ) -> dict[str, float]:
     """Means over the responses of a rollout; `kl` is in nats per response (k1), `kl_error` its
     standard error.
+
+    Without a critic there are no values and no returns to tell about.
     """
     kl_B = torch.where(mask_BT, logprobs_BT - ref_logprobs_BT, 0.0).sum(dim=1)
     length_B = mask_BT.sum(dim=1).float()
-    return {
+    found = {
         "score": float(score_B.mean()), "score_std": _spread(score_B),
         "kl": float(kl_B.mean()), "kl_error": _spread(kl_B) / len(kl_B) ** 0.5, "kl_coef": kl_coef,
         "reward": float((score_B - kl_coef * kl_B).mean()),
         "length": float(length_B.mean()), "eos_rate": float(ended_B.float().mean()),
-        "value": float(values_BT[mask_BT].mean()), "return": float(returns_BT[mask_BT].mean()),
-        "explained_variance": explained_variance(values_BT, returns_BT, mask_BT),
     }  # fmt: skip
+    if values_BT is None or returns_BT is None:
+        return found
+    return {
+        **found,
+        "value": float(values_BT[mask_BT].mean()),
+        "return": float(returns_BT[mask_BT].mean()),
+        "explained_variance": explained_variance(values_BT, returns_BT, mask_BT),
+    }
 
 
 def _spread(x_B: Tensor) -> float:
@@ -62,7 +71,10 @@ class UpdateStatistics:
     come together at each optimizer step.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, critic: bool = True) -> None:
+        self._names = (
+            SUMMED if critic else tuple(name for name in SUMMED if name not in OF_A_CRITIC)
+        )
         self._open: dict[str, float] = {}
         """Of this process's share of the mini-batch at work."""
         self._sums: dict[str, float] = {}
@@ -77,18 +89,21 @@ class UpdateStatistics:
         """Open a mini-batch; what was added since the last one was closed is forgotten."""
         self._open = {}
 
-    def add(self, policy: PolicyLoss, value: ValueLoss, new: "Forward") -> None:
+    def add(self, policy: PolicyLoss, value: ValueLoss | None, new: "Forward") -> None:
         """Account a micro-batch."""
         with torch.no_grad():
             log_ratio_N = policy.ratio.log()
             parts = {
                 "policy_loss": policy.losses,
-                "value_loss": value.losses,
                 "entropy": new.entropy,
                 "ratio": policy.ratio,
                 "clip_fraction": policy.clipped,
-                "value_clip_fraction": value.clipped,
                 "approx_kl": torch.expm1(log_ratio_N) - log_ratio_N,
+                **(
+                    {"value_loss": value.losses, "value_clip_fraction": value.clipped}
+                    if value is not None
+                    else {}
+                ),
             }
             sums = {name: float(x_N.sum()) for name, x_N in parts.items()}
             if self.first_ratio_error is None:
@@ -101,7 +116,11 @@ class UpdateStatistics:
         if not self.grad_norms:
             self.first_ratio_error = all_reduce_max(self.first_ratio_error or 0.0)
         found = dict(
-            zip(SUMMED, all_reduce_sum([self._open.get(name, 0.0) for name in SUMMED]), strict=True)
+            zip(
+                self._names,
+                all_reduce_sum([self._open.get(name, 0.0) for name in self._names]),
+                strict=True,
+            )
         )
         self._sums = {name: self._sums.get(name, 0.0) + total for name, total in found.items()}
         self._mini_kl.append(found["approx_kl"] / found["tokens"])

@@ -1,5 +1,5 @@
-"""The four roles of PPO (policy, ref_policy, reward_model, value_model) at work; `ppo_layouts`
-makes them.
+"""The roles of the loop (policy, ref_policy, reward_model, and PPO's value_model) at work;
+`ppo_layouts` makes them.
 
 Shapes: L tokens of prompt and response, N response tokens one after another, D model width.
 """
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from config.sections.online import Ppo
+from config.sections.online import Online, Ppo
 from training.distributed import sharding
 from training.modeling.adapters import AdapterView, learning, lora_layers, recompute_context
 from training.modeling.logprobs import output_weight, token_logprobs
@@ -40,17 +40,28 @@ class Forward(NamedTuple):
 
     logprobs: Tensor
     entropy: Tensor
-    values: Tensor
+    values: Tensor | None
+    """None without a critic."""
 
 
-def in_pieces(settings: Ppo, micro_batch_tokens: int) -> Ppo:
+def in_pieces(settings: Online, micro_batch_tokens: int) -> Online:
     """The settings with another token budget of a forward pass."""
     return settings.model_copy(update={"micro_batch_tokens": micro_batch_tokens})
 
 
+def learning_rates(settings: Online) -> dict[str, float]:
+    """Of the policy, and of a critic where the method has one, in the order of the optimizer's
+    parameter groups.
+    """
+    return {
+        "policy": settings.learning_rate,
+        **({"value": settings.value_learning_rate} if isinstance(settings, Ppo) else {}),
+    }
+
+
 class Models(NamedTuple):
-    """The roles as their layout has them. Exactly one of `value_model` and `trunk_value_head`
-    (layout shared_trunk) is there.
+    """The roles as their layout has them. PPO has one of `value_model` and `trunk_value_head`
+    (layout shared_trunk), RLOO and GRPO none.
     """
 
     policy: Role
@@ -64,7 +75,7 @@ class Roles:
     """The models of a run and the optimizer of what learns in them."""
 
     def __init__(
-        self, models: Models, settings: Ppo, dtype: str = "fp32", stage: Stage | None = None
+        self, models: Models, settings: Online, dtype: str = "fp32", stage: Stage | None = None
     ) -> None:
         """`dtype` is that of computing: fp16 scales the loss, so that small gradients do not
         vanish.
@@ -75,8 +86,10 @@ class Roles:
             models
         )
         value = models.value_model if models.value_model is not None else models.trunk_value_head
-        assert value is not None
-        self._learning = {"policy": learning(models.policy), "value": learning(value)}
+        self._learning = {
+            "policy": learning(models.policy),
+            **({"value": learning(value)} if value is not None else {}),
+        }
         modules = [
             *{
                 id(module): module
@@ -94,12 +107,11 @@ class Roles:
         """All processes must run the same number of passes with gradient, as each takes part in the
         other's.
         """
-        rates = {"policy": settings.learning_rate, "value": settings.value_learning_rate}
         groups = [
             {"params": list(self._learning[part].values()), "lr": rate}
-            for part, rate in rates.items()
+            for part, rate in learning_rates(settings).items()
         ]
-        self.optimizer = optimizer(settings.optimizer, groups, "ppo.optimizer")
+        self.optimizer = optimizer(settings.optimizer, groups, f"{settings.method}.optimizer")
         if stage is not None:
             self.optimizer = sharding.shard_optimizer(self.optimizer, stage)
         self.scaler = torch.amp.GradScaler(models.policy.device.type, enabled=dtype == "fp16")
@@ -118,7 +130,7 @@ class Roles:
         }
 
     def forward(
-        self, sequences: Sequence[Sequence[int]], prompt_lengths: Sequence[int], settings: Ppo
+        self, sequences: Sequence[Sequence[int]], prompt_lengths: Sequence[int], settings: Online
     ) -> Forward:
         """Log-probs and values of the response tokens, with gradient: one micro-batch."""
         for layer in (
@@ -146,22 +158,23 @@ class Roles:
         return values_N.float()
 
     def _forward(
-        self, sequences: Sequence[Sequence[int]], prompt_lengths: Sequence[int], settings: Ppo
+        self, sequences: Sequence[Sequence[int]], prompt_lengths: Sequence[int], settings: Online
     ) -> Forward:
         hidden_ND = response_hidden(self.policy, sequences, prompt_lengths)
         targets_N = response_targets(sequences, prompt_lengths).to(hidden_ND.device)
         logprobs_N, entropy_N = token_logprobs(
             hidden_ND, output_weight(self.policy), targets_N, settings.temperature
         )
+        values_N = None
         if self.trunk_value_head is not None:
             values_N = self.trunk_value_head(hidden_ND).squeeze(-1).float()
-        else:
+        elif self.value_model is not None:
             values_N = self._values_at(sequences, prompt_lengths)
         return Forward(logprobs_N, entropy_N, values_N)
 
     @torch.no_grad()
     def logprobs(
-        self, sequences: Sequence[Sequence[int]], prompt_lengths: Sequence[int], settings: Ppo
+        self, sequences: Sequence[Sequence[int]], prompt_lengths: Sequence[int], settings: Online
     ) -> list[Tensor]:
         """Log-probs of each response under the policy as the update computes them, in order."""
         return sequence_logprobs(
@@ -174,7 +187,7 @@ class Roles:
 
     @torch.no_grad()
     def ref_logprobs(
-        self, sequences: Sequence[Sequence[int]], prompt_lengths: Sequence[int], settings: Ppo
+        self, sequences: Sequence[Sequence[int]], prompt_lengths: Sequence[int], settings: Online
     ) -> list[Tensor]:
         """Log-probs of each response under the SFT model, in order."""
 
@@ -188,16 +201,18 @@ class Roles:
 
     @torch.no_grad()
     def values(
-        self, sequences: Sequence[Sequence[int]], prompt_lengths: Sequence[int], settings: Ppo
+        self, sequences: Sequence[Sequence[int]], prompt_lengths: Sequence[int], settings: Online
     ) -> list[Tensor]:
         """The value model's prediction before each response token, in order (layout separate)."""
         return per_response(self._values_at, sequences, prompt_lengths, settings.micro_batch_tokens)
 
-    def set_learning_rates(self, settings: Ppo, progress: float) -> None:
+    def set_learning_rates(self, settings: Online, progress: float) -> None:
         """Learning rates at `progress` in [0, 1)."""
         factor = 1 - progress if settings.schedule == "linear" else 1.0
-        self.optimizer.param_groups[0]["lr"] = settings.learning_rate * factor
-        self.optimizer.param_groups[1]["lr"] = settings.value_learning_rate * factor
+        for group, rate in zip(
+            self.optimizer.param_groups, learning_rates(settings).values(), strict=True
+        ):
+            group["lr"] = rate * factor
 
     def backward(self, loss: Tensor) -> None:
         """Add the gradient of a micro-batch's loss."""
@@ -222,7 +237,7 @@ class Roles:
         self.optimizer.zero_grad(set_to_none=True)
         if not is_finite and self.scaler.is_enabled() and self.scaler.get_scale() >= MIN_LOSS_SCALE:
             return 0.0
-        return float(norms[0]) if torch.isfinite(norms[1]) else float(norms[1])
+        return float(norms[0]) if torch.isfinite(norms[-1]) else float(norms[-1])
 
 
 def _module(role: Role | nn.Linear) -> nn.Module:

@@ -1,5 +1,5 @@
-"""The rollout of a PPO update: which engine samples, in which process, and whose log-probabilities
-are used.
+"""The rollout of an update: which engine samples, in which process, and whose log-probabilities are
+used.
 
 Shapes: B responses, T response tokens.
 """
@@ -9,14 +9,14 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from config.sections.online import Ppo
+from config.sections.online import Online
 from training.distributed.collectives import Backoff, map_across_ranks
 from training.rl.roles import Roles, in_pieces
 from training.rollout import paged, static
 from training.rollout.engine import Engine, Limits, Rollout
 
 ENGINES: dict[str, Engine] = {"static": static.generate, "paged": paged.generate}
-"""By ppo.rollout_engine."""
+"""By rollout_engine."""
 GAP_SAMPLE = 16
 """Responses whose log-probabilities are computed again at every update just to compare."""
 
@@ -26,7 +26,7 @@ def roll_out(
     roles: Roles,
     batch: Sequence[list[int]],
     noise_BT: Tensor,
-    settings: Ppo,
+    settings: Online,
     limits: Limits,
 ) -> Rollout:
     """Responses to the prompts of an update. Those to one prompt stay in one process, where they
@@ -71,12 +71,12 @@ def own_logprobs(
     logprobs: Sequence[Tensor],
     sequences: Sequence[list[int]],
     prompt_lengths: Sequence[int],
-    settings: Ppo,
+    settings: Online,
 ) -> tuple[list[Tensor], dict[str, float]]:
     """The log-probabilities to learn from, and how far those of sampling are from the trainer's
     own.
 
-    With ppo.recompute_logprobs they are the trainer's, else those of sampling, and a sample of
+    With recompute_logprobs they are the trainer's, else those of sampling, and a sample of
     responses is compared.
     """
     every = 1 if settings.recompute_logprobs else max(1, len(sequences) // GAP_SAMPLE)

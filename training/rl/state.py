@@ -1,8 +1,8 @@
-"""What a PPO run carries from update to update, besides the weights; written to and read from
-checkpoints.
+"""What a run of PPO, RLOO or GRPO carries from update to update, besides the weights; written to
+and read from checkpoints.
 
-Everything random in PPO is a function of the seed and the update's number, so no random state has
-to be kept.
+Everything random in the loop is a function of the seed and the update's number, so no random state
+has to be kept.
 """
 
 import json
@@ -21,7 +21,7 @@ class PpoState:
     episodes: int
     kl_coef: float
     ended: bool = False
-    """Whether ppo.max_kl was passed."""
+    """Whether the method's max_kl was passed."""
 
 
 def save_state(stage: Stage, roles: Roles, state: PpoState) -> None:
@@ -46,7 +46,7 @@ def load_state(stage: Stage, roles: Roles) -> PpoState:
     """
     found = stage.checkpoints.latest()
     if found is None:
-        return PpoState(update=0, episodes=0, kl_coef=stage.params.ppo.kl.coef)
+        return PpoState(update=0, episodes=0, kl_coef=getattr(stage.params, stage.name).kl.coef)
     with restoring(found.path):
         shards.load_tensors(found.path / shards.WEIGHTS, roles.trainable())
         shards.load_optimizer(found.path / shards.OPTIMIZER, roles.optimizer, roles.trainable())

@@ -132,6 +132,9 @@ class _Layer(CacheLayerMixin):
     ) -> tuple[Tensor, Tensor]:
         """Write the newest token [B, H, 1, D] of every row; keys and values of all of them so far,
         [B, H, S, D].
+
+        Under autocast Transformers' own cache of the prompts has turned low-precision values into
+        the type of the keys.
         """
         rows, columns = len(key_states), self._cache.columns
         if columns > self.keys.shape[2]:
@@ -143,8 +146,8 @@ class _Layer(CacheLayerMixin):
                 for x in (self.keys, self.values)
             )
         row_B = torch.arange(rows, device=key_states.device)
-        self.keys[row_B, :, self._cache.position_B] = key_states[:, :, 0]
-        self.values[row_B, :, self._cache.position_B] = value_states[:, :, 0]
+        self.keys[row_B, :, self._cache.position_B] = key_states[:, :, 0].to(self.keys.dtype)
+        self.values[row_B, :, self._cache.position_B] = value_states[:, :, 0].to(self.values.dtype)
         return self.keys[:rows, :, :columns], self.values[:rows, :, :columns]
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:

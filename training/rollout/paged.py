@@ -31,7 +31,8 @@ from training.modeling.adapters import AdapterView
 from training.rollout.engine import Limits, Rollout, draw
 
 PAGE_TOKENS = 32
-"""Tokens of a page of the cache: small, as what a response does not fill of its last page is waste.
+"""Tokens of a page of the cache: small, as what a response does not fill of its last page is
+waste.
 """
 BATCH_TOKENS_PER_ROW = 16
 """Tokens of a forward pass per response side by side: prompts that join are read in pieces of what
@@ -116,7 +117,7 @@ def _run(
                     raise fatal  # the caller tries fewer side by side
                 reason = result.error if result is not None else fatal
                 raise EnvironmentFault(
-                    f"Continuous batching failed: {reason}. Set ppo.rollout_engine: static in "
+                    f"Continuous batching failed: {reason}. Set rollout_engine: static in "
                     "params.yaml."
                 )
     finally:

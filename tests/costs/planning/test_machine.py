@@ -208,18 +208,16 @@ def test_what_updates_really_took_sets_the_pace_of_our_own_loops_and_of_no_train
             training,
         )
 
-    ratios = {(stage, training): seconds(stage, paced, training) / seconds(stage, plain, training)
-              for stage in ("ppo", "rloo", "sft") for training in (False, True)}  # fmt: skip
-    assert ratios == pytest.approx(
-        {
-            ("ppo", False): 2,
-            ("ppo", True): 3,
-            ("rloo", False): 2,
-            ("rloo", True): 1,
-            ("sft", False): 1,
-            ("sft", True): 1,
-        }
-    )
+    ratios = {
+        (stage, training): seconds(stage, paced, training) / seconds(stage, plain, training)
+        for stage in ("ppo", "rloo", "grpo", "sft")
+        for training in (False, True)
+    }
+    assert ratios == pytest.approx({
+        ("ppo", False): 2, ("ppo", True): 3, ("rloo", False): 2,
+        ("rloo", True): 3,
+        ("grpo", False): 2, ("grpo", True): 3, ("sft", False): 1, ("sft", True): 1,
+    })  # fmt: skip
 
 
 def test_the_updates_that_were_measured_are_planned_to_take_what_they_took() -> None:

@@ -122,14 +122,26 @@ def test_reward_and_value_model_have_no_output_head() -> None:
     assert moments(found["reward"])[0].roles["policy"]["weights"] == 4 * shape.backbone_parameters
 
 
-def test_rloo_has_the_phases_that_its_stage_measures_and_no_reference_without_a_penalty() -> None:
-    for beta, reference in (("0.05", ["reference"]), ("0.0", [])):
-        params = demo(f"rloo.beta={beta}")
-        phases = [phase.phase for phase in plan(params, aim(params), ("rloo",)).stages[0].phases]
-        assert phases == ["start", "rollout", "score", *reference, "advantage", "update", "save"]
+@pytest.mark.parametrize("method", ["rloo", "grpo"])
+def test_without_a_critic_the_phases_are_those_of_ppo_without_values(method: str) -> None:
+    params = demo(f"{method}.kl.coef=0.0", f"{method}.{method}_epochs=3")
+    phases = [phase.phase for phase in plan(params, aim(params), (method,)).stages[0].phases]
+    assert phases == [
+        "start",
+        "rollout",
+        "logprobs",
+        "score",
+        "reference",
+        "advantage",
+        "update",
+        "save",
+    ]
+    setting = settings(params, aim(params))[method]
+    assert setting.rlhf is not None
+    assert (setting.rlhf.value, setting.rlhf.ppo_epochs) == (None, 3)
 
 
-@pytest.mark.parametrize("method", ["dpo", "rloo"])
+@pytest.mark.parametrize("method", ["dpo", "rloo", "grpo"])
 def test_the_run_is_planned_with_its_own_method(method: str) -> None:
     params = demo(f"align.method={method}")
     assert [stage.stage for stage in plan(params, aim(params)).stages] == [
@@ -206,7 +218,7 @@ def test_a_pair_is_two_sequences() -> None:
         ("sft", "sft.micro_batch_size=1", False),
         ("reward", "model.attention=sdpa", True),
         ("dpo", "model.attention=sdpa", True),
-        ("rloo", "model.attention=sdpa", True),
+        ("rloo", "model.attention=sdpa", False),
         ("ppo", "model.attention=sdpa", False),  # packed
     ],
 )

@@ -233,15 +233,26 @@ def test_the_last_layers_feed_forward_runs_at_the_tokens_that_are_read() -> None
     assert eager["score"] == pytest.approx(updates * rows * layers * 300)
 
 
-def test_rloo_pads_in_its_update_alone() -> None:
-    setting = budget(4800.0, stage="rloo")
-    padded = replace(setting, workload=replace(setting.workload, padded_tokens=512.0))
-    before, after = (
-        {phase.name: phase.work.matmul_flops for phase in phases(each)}
-        for each in (setting, padded)
+@pytest.mark.parametrize("method", ["rloo", "grpo"])
+def test_without_a_critic_the_loop_costs_what_ppo_does_less_its_value_model(method: str) -> None:
+    ppo_, other = (
+        {phase.name: phase.work.matmul_flops for phase in phases(budget(4800.0, stage=stage))}
+        for stage in ("ppo", method)
     )
-    assert after["score"] == before["score"]
-    assert after["update"] > 1.5 * before["update"]
+    assert set(ppo_) - set(other) == {"value"}
+    assert {name: other[name] for name in other if name != "update"} == {
+        name: ppo_[name] for name in other if name != "update"
+    }
+    trunk = {
+        phase.name: phase.work.matmul_flops
+        for phase in phases(budget(4800.0, layout="shared_trunk"))
+    }
+    assert other["update"] == trunk["update"] < 0.6 * ppo_["update"]
+    memory = {
+        stage: max(moment.total for moment in moments(budget(4800.0, stage=stage)))
+        for stage in ("ppo", method)
+    }
+    assert memory[method] < 0.7 * memory["ppo"]
 
 
 def test_a_micro_batch_is_no_larger_than_a_mini_batch() -> None:

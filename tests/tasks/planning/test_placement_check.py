@@ -18,8 +18,8 @@ from tests.support.stage_project import make_project
 
 STAGES = stages_of("ppo")
 ON_POOL = (
-    "placement={data: gpus, sft: gpus, reward: gpus, ppo: gpus, dpo: gpus, rloo: gpus, evaluate: "
-    "gpus}"
+    "placement={data: gpus, sft: gpus, reward: gpus, ppo: gpus, dpo: gpus, rloo: gpus, grpo: gpus, "
+    "evaluate: gpus}"
 )
 
 

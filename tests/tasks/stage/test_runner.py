@@ -16,12 +16,13 @@ import pytest
 import yaml
 
 from config import jsonl
+from config.dvc_stages import dvc_name
 from config.errors import EnvironmentFault, ParamsError, StageStopped, UserError
 from config.load import load
 from config.records import PipelineRow
 from reporting.row_digests import Change, data_version, read_row_digests, row_change
 from tasks.dvc.repro import REPRO
-from tasks.dvc.status import digests, environment, forget, is_unchanged, push
+from tasks.dvc.status import digests, environment, forget, is_unchanged, push, stale_stages
 from tasks.remote.client import run_here
 from tasks.run.run import Run, begin
 from tasks.run.stop import StopRequest
@@ -89,43 +90,104 @@ def test_a_forgotten_stage_is_run_again_and_what_reads_the_same_output_is_not(
     assert bring_up(run, "reward") == Outcome(cached=True, attempt=1)
 
 
-def test_going_back_to_a_method_takes_its_evaluation_from_the_run_cache(tmp_path: Path) -> None:
+@pytest.fixture
+def methods(tmp_path: Path) -> Path:
+    """A project whose stage `align` and what it makes are those of the project's own dvc.yaml; each
+    training adds a line to trained.txt.
+    """
     root = make_project(tmp_path / "methods", tmp_path / "remote-of-methods", ["sft", "evaluate"])
     pipeline = yaml.safe_load((root / "dvc.yaml").read_text())
-    for method in ("ppo", "dpo"):
-        pipeline["stages"][method] = {
-            "cmd": f"echo {method} > {method}.out",
-            "deps": ["sft.out"],
-            "outs": [{f"{method}.out": {"persist": True}}],
-        }
+    align = yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"]["align"]
+    align["do"]["cmd"] = "sh align.sh ${item}"
+    align["do"]["deps"] = ["sft.out"]
+    (root / "align.sh").write_text(
+        "echo $1 >> trained.txt && test ! -e broken && mkdir -p models/$1 plots metrics && cat "
+        "sft.out params.yaml > models/$1/weights"
+        " && touch plots/$1.csv && echo {} > metrics/$1.json\n"
+    )
     # as in the project's own dvc.yaml: the chosen model is a dependency, and the outputs may be
     # deleted
     of_evaluate = {
-        "cmd": "cp ${align.method}.out evaluate.in && python stage.py evaluate",
-        "deps": ["${align.method}.out"],
+        "cmd": "echo ${align.method} > evaluate.in && python stage.py evaluate",
+        "deps": ["models/${align.method}"],
         "params": ["align"],
     }
     pipeline["stages"]["evaluate"] |= {**of_evaluate, "outs": ["evaluate.out"]}
+    pipeline["stages"]["align"] = align
     (root / "dvc.yaml").write_text(yaml.safe_dump(pipeline))
+    return root
+
+
+def trained(root: Path) -> list[str]:
+    return (root / "trained.txt").read_text().split()
+
+
+def dvc(root: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "dvc", *arguments]
+    return subprocess.run(
+        command,
+        cwd=root,
+        env=environment(RLHF_RUN_ID="by-hand"),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_going_back_to_a_method_trains_nothing_and_takes_its_evaluation_from_the_run_cache(
+    methods: Path,
+) -> None:
     said = {}
     for number, method in enumerate(("ppo", "dpo", "ppo")):
-        run = begin(
-            root, f"run-{number}", load(root / "params.yaml", [f"align.method={method}"]), {}
-        )
+        wanted = load(methods / "params.yaml", [f"align.method={method}"])
+        assert stale_stages(methods, wanted, [method]) == ([] if number == 2 else [method])
+        run = begin(methods, f"run-{number}", wanted, {})
         bring_up(run, "sft")
+        assert is_unchanged(methods, method) is (number == 2)
         subprocess.run(
-            [sys.executable, "-m", *REPRO, method],
-            cwd=root,
+            [sys.executable, "-m", *REPRO, dvc_name(method)],
+            cwd=methods,
             env=environment(),
             check=True,
             capture_output=True,
         )
-        said[number] = (bring_up(run, "evaluate"), (root / "evaluate.out").read_text().strip())
+        said[number] = (bring_up(run, "evaluate"), (methods / "evaluate.out").read_text().strip())
+        assert digests(methods, method).outs.keys() == {
+            f"models/{method}",
+            f"plots/{method}.csv",
+            f"metrics/{method}.json",
+        }
     assert said == {
         0: (Outcome(False, 1), "ppo"),
         1: (Outcome(False, 2), "dpo"),
         2: (Outcome(True, 1), "ppo"),
     }
+    assert trained(methods) == ["ppo", "dpo"]
+
+
+def test_dvc_itself_trains_only_the_method_that_params_yaml_names(methods: Path) -> None:
+    for method, so_far in (("ppo", ["ppo"]), ("dpo", ["ppo", "dpo"]), ("ppo", ["ppo", "dpo"])):
+        begin(methods, "run-0", load(methods / "params.yaml", [f"align.method={method}"]), {})
+        done = dvc(methods, "repro")
+        assert done.returncode == 0, done.stderr
+        assert trained(methods) == so_far
+    git(methods, "add", "--all")
+    git(methods, "-c", "user.name=a", "-c", "user.email=a@b", "commit", "--quiet", "--message=runs")
+    done = dvc(methods, "exp", "run", "-S", "ppo.learning_rate=1e-4")
+    assert done.returncode == 0, done.stderr
+    assert trained(methods) == ["ppo", "dpo", "ppo"]
+
+
+def test_the_model_stays_as_it_was_where_training_it_again_fails(methods: Path) -> None:
+    begin(methods, "run-0", load(methods / "params.yaml"), {})
+    assert dvc(methods, "repro").returncode == 0
+    before = (methods / "models/ppo/weights").read_bytes()
+    begin(methods, "run-1", load(methods / "params.yaml", ["ppo.learning_rate=1e-4"]), {})
+    (methods / "broken").touch()
+    assert dvc(methods, "repro").returncode != 0
+    assert trained(methods) == ["ppo", "ppo"]
+    assert (methods / "models/ppo/weights").read_bytes() == before
+    assert not is_unchanged(methods, "ppo")
 
 
 def test_the_rows_of_each_version_of_the_data_are_remembered(tmp_path: Path) -> None:

@@ -49,13 +49,15 @@ EXCHANGED: dict[str, dict[str, Any]] = {
     "dpo": {"micro_batch_size": 2, "checkpoint_every_steps": 100},
     "ppo": {"checkpoint_every_updates": 100},
     "rloo": {"checkpoint_every_updates": 100},
+    "grpo": {"checkpoint_every_updates": 100},
 }
 LEVELS = {
     "sft": ("zero3", "zero1"),
     "reward": ("zero2", "zero3"),
     "dpo": ("zero1", "zero3"),
     "ppo": ("zero3", "zero2"),
-    "rloo": ("none", "zero1"),
+    "rloo": ("zero3", "zero1"),
+    "grpo": ("none", "zero2"),
 }
 STEPS_OF_EPOCH = 10
 STRAIGHT = {
@@ -108,7 +110,7 @@ def ran(finished: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, P
             (found[of] / "params.yaml").read_text(), encoding="utf-8"
         )
         work(found[name], "ppo")
-    for stage in ("dpo", "rloo"):
+    for stage in ("dpo", "rloo", "grpo"):
         found[f"{stage}-alone"] = copied(finished, places / f"{stage}-alone", stage)
         work(found[f"{stage}-alone"], stage)
     return found

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from config.errors import EnvironmentFault
+from config.records import SAMPLING_METHODS
 from costs.ledger.attempts import read_attempts, retry_seconds
 from tests.training.distributed.test_collectives import largest_difference
 from tests.training.processes import attempts
@@ -19,19 +20,24 @@ from training.process.faults import is_out_of_memory
 from training.process.out_of_memory import OomBackoff
 
 Project = Callable[..., Path]
-BIG = {
-    "ppo": {
-        "updates": 2,
-        "batch_size": 256,
-        "max_new_tokens": 60,
-        "rollout_batch_size": 256,
-        "micro_batch_tokens": 32000,
-        "num_mini_batches": 1,
-    },
+LOOP = {
+    "updates": 2,
+    "batch_size": 256,
+    "max_new_tokens": 60,
+    "rollout_batch_size": 256,
+    "micro_batch_tokens": 32000,
+    "num_mini_batches": 1,
+}
+BIG: dict[str, dict[str, object]] = {
+    **dict.fromkeys(SAMPLING_METHODS, LOOP),
     "sft": {"batch_size": 256, "micro_batch_size": 256, "epochs": 4.0},
     "reward": {"batch_size": 256, "micro_batch_size": 256, "epochs": 4.0},
 }
-ROOM_BYTES = {"ppo": 60 * 2**20, "sft": 400 * 2**20, "reward": 100 * 2**20}
+ROOM_BYTES = {
+    **dict.fromkeys(SAMPLING_METHODS, 60 * 2**20),
+    "sft": 400 * 2**20,
+    "reward": 100 * 2**20,
+}
 
 
 def failed_allocation() -> BaseException:
@@ -91,12 +97,12 @@ def test_another_error_is_not_tried_again(project: Project) -> None:
 
 @pytest.mark.integration
 @pytest.mark.skipif(sys.platform != "linux", reason="limits its address space as Linux does")
-@pytest.mark.parametrize("stage", ["ppo", "sft", "reward"])
+@pytest.mark.parametrize("stage", [*SAMPLING_METHODS, "sft", "reward"])
 def test_a_stage_that_runs_out_of_memory_ends_with_the_weights_of_one_that_did_not(
     project: Project, stage: str
 ) -> None:
     ample, short = (project(stage, name, **{stage: BIG[stage]}) for name in ("ample", "short"))
-    if stage != "ppo":
+    if stage not in SAMPLING_METHODS:
         dataset = {"sft": "sft", "reward": "preference"}[stage]
         for root in (ample, short):
             rows = root / "data/prepared" / dataset / "train.jsonl"

@@ -1,0 +1,45 @@
+"""What DVC calls our stages: those of all alignment methods are its one stage `align`, made for the
+method that `align.method` names.
+
+our stage     dvc.yaml                            dvc.lock
+sft           sft                                 sft
+ppo           align, with foreach: align.method   align@ppo
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from config.records import METHODS
+
+ALIGN = "align"
+
+
+def dvc_name(stage: str) -> str:
+    """What `dvc repro` and dvc.lock call a stage."""
+    return f"{ALIGN}@{stage}" if stage in METHODS else stage
+
+
+def locked(lock: Mapping[str, Any], stage: str) -> dict[str, Any]:
+    """The entry of a stage in the content of a dvc.lock, empty if it was never run.
+
+    Runs that were kept before the methods became one stage have it by the method's name.
+    """
+    stages = lock.get("stages") or {}
+    return stages.get(dvc_name(stage)) or stages.get(stage) or {}
+
+
+def defined(root: Path) -> dict[str, dict[str, Any]]:
+    """The stages of dvc.yaml by our names, each alignment method with what `align` is for it."""
+    stages: dict[str, dict[str, Any]] = yaml.safe_load(
+        (root / "dvc.yaml").read_text(encoding="utf-8")
+    )["stages"]
+    align = stages.pop(ALIGN, None)
+    if align is not None:
+        template = yaml.safe_dump(align["do"])
+        stages |= {
+            method: yaml.safe_load(template.replace("${item}", method)) for method in METHODS
+        }
+    return stages
