@@ -105,9 +105,8 @@ def _case(name: str, stage: str, rng: random.Random, base: dict[str, Any]) -> Ca
     whole = validate(content | {"ppo": content["ppo"] | {"layout": "separate"}}, name)
     adapters = _adapters(rng, stage, content)
     params = validate(content, name) if adapters else whole
-    said = (
-        (response, response) if stage in ANSWERING else _spread(response, shortest)
-    )  # a policy of random weights never ends
+    # a policy of random weights never ends
+    said = (response, response) if stage in ANSWERING else _spread(response, shortest)
     shape = from_config(random_config(whole), "model.random")
     case = Case(name, stage, params, _spread(prompt, shortest), said, whole.model, shape)
     return case if _flops(case) <= MOST_FLOPS and _bytes(case) >= LEAST_BYTES else None

@@ -224,9 +224,8 @@ def lora_of(params: Params) -> dict[str, Any] | None:
     lora = params.ppo.lora
     if lora is None:
         return None
-    targets = [
-        MATRICES[module][0] if module in MATRICES else module for module in lora.modules
-    ]  # Llama's names
+    # Llama's names
+    targets = [MATRICES[module][0] if module in MATRICES else module for module in lora.modules]
     return {"rank": lora.rank, "alpha": lora.alpha, "dropout": lora.dropout, "targets": targets}
 
 

@@ -88,9 +88,8 @@ def override(content: dict[str, Any], overrides: list[str]) -> dict[str, Any]:
         except (yaml.YAMLError, ValueError):  # ValueError: something like a date that is none
             value = text
         if isinstance(value, str) and _is_number(value):
-            value = float(
-                value
-            )  # YAML takes 1e-5 for text; on the command line it can only be meant as a number
+            # YAML takes 1e-5 for text; on the command line it can only be meant as a number
+            value = float(value)
         content = _set(content, dotted.strip().split("."), value, assignment)
     return content
 

@@ -194,9 +194,8 @@ def _pair(found: SideBySide, i: int) -> Markup:
 
 def _cost_row(change: CostChange, i: int) -> list[object]:
     sides = (change.before, change.after)
-    rates = [
-        side.tokens_per_second if side and change.phase else None for side in sides
-    ]  # a stage's tokens are of several kinds
+    # a stage's tokens are of several kinds
+    rates = [side.tokens_per_second if side and change.phase else None for side in sides]
     return [
         f"\u2003{change.phase}" if change.phase else element("b", change.stage or "total"),
         " → ".join(ABSENT if side is None else duration(side.device_seconds) for side in sides),

@@ -343,9 +343,8 @@ class Shipment:
             for older in [
                 other for other in self._cursor.open if other.startswith(f"{run_id}/{stage}/")
             ]:
-                self._close(
-                    older, "KILLED", time
-                )  # it never said that it ended: one process at a time works at a stage
+                # it never said that it ended: one process at a time works at a stage
+                self._close(older, "KILLED", time)
         name = f"{stage} {'by hand' if run_id == NO_RUN_ID else f'of {nickname(run_id)}'}"
         return self._run(key, name if attempt == 1 else f"{name} (attempt {attempt})", time, tags)
 

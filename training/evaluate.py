@@ -200,9 +200,8 @@ def answer(
     prompt_lengths = [len(prompt) for prompt in encoded]
     with stage.meter.phase("score", step) as work:
         rewards = judged(stage, tokenizer, sequences, budget_tokens, model.device)
-        temperature = (
-            settings.temperature or 1.0
-        )  # of the policy that was sampled; greedy replies have no distribution of their own
+        # of the policy that was sampled; greedy replies have no distribution of their own
+        temperature = settings.temperature or 1.0
         own = sequence_logprobs(model, sequences, prompt_lengths, temperature, budget_tokens)
         reference = own
         if name != "sft":

@@ -81,9 +81,8 @@ def sft(stage: Stage) -> None:
         curve = write_curves(
             stage, "plots/sft.csv", ("loss", "learning_rate", "mean_token_accuracy", "grad_norm")
         )
-        losses = [
-            values["loss"] for values in curve
-        ]  # of every attempt: the Trainer's own mean forgets what came before a resume
+        # of every attempt: the Trainer's own mean forgets what came before a resume
+        losses = [values["loss"] for values in curve]
         metrics = {
             "eval_loss": held_out["eval_loss"],
             "eval_token_accuracy": held_out["eval_mean_token_accuracy"],

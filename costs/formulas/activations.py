@@ -66,13 +66,11 @@ def _norms(shape: ModelShape, levers: Levers, engine: Engine) -> float:
     d, stream = shape.width, _stream_bytes(levers)
     trained = levers.tuning in ("full", "adapter_v2")
     if shape.traits.fused_norm or engine.fused_norm or engine.compiled:
-        inputs = (
-            1 if shape.traits.parallel else shape.norms
-        )  # parallel branches normalise the same tensor
+        # parallel branches normalise the same tensor
+        inputs = 1 if shape.traits.parallel else shape.norms
         return inputs * d * stream + 8 * shape.norms
-    wide = (
-        4.0 if shape.family.startswith("gemma") or engine.wide_norm else _stream_bytes(levers)
-    )  # Gemma multiplies by the weight before casting back
+    # Gemma multiplies by the weight before casting back
+    wide = 4.0 if shape.family.startswith("gemma") or engine.wide_norm else _stream_bytes(levers)
     weighted = wide * d if trained else 0.0
     return shape.norms * (4 * d + weighted + 4)
 
@@ -87,9 +85,8 @@ def _linear_inputs(shape: ModelShape, levers: Levers, engine: Engine) -> float:
     feed_forward = _keeps_input(shape, levers, engine, *up)
     if shape.traits.parallel and shape.norms == 1:
         return d * b * float(attention or feed_forward)
-    copies = (
-        (3 if not shape.traits.packed_qkv else 1, len(up)) if levers.mixed else (1, 1)
-    )  # autocast casts once per linear layer
+    # autocast casts once per linear layer
+    copies = (3 if not shape.traits.packed_qkv else 1, len(up)) if levers.mixed else (1, 1)
     return d * b * (attention * copies[0] + feed_forward * copies[1])
 
 
@@ -100,9 +97,8 @@ def _attention(
     projected = float(_keeps_input(shape, levers, engine, "o"))
     head_norms = (q + k) * (4 + b * (levers.tuning == "full")) if shape.traits.qk_norm else 0.0
     if levers.attention == "eager":
-        cast = (
-            0.0 if b == 4 or shape.family in ("gpt2", "falcon") else 4.0
-        )  # most families take the softmax in fp32 and cast back
+        # most families take the softmax in fp32 and cast back
+        cast = 0.0 if b == 4 or shape.family in ("gpt2", "falcon") else 4.0
         cap = b if shape.family == "gemma2" else 0.0  # the soft cap's tanh
         return 3 * b * q + heads * tokens * (b + cast + cap) + b * q * projected + head_norms
     # Transformers: with a mask grouped queries would take the slow kernel
@@ -114,9 +110,8 @@ def _attention(
         (engine.packed_view or shape.family == "gpt_neox") and not engine.compiled and not repeated
     )
     values = q + 2 * k if whole else keys
-    kept = (
-        b * (q + keys + values) + 4 * heads + head_norms
-    )  # four bytes a head: the logarithm of the softmax sum
+    # four bytes a head: the logarithm of the softmax sum
+    kept = b * (q + keys + values) + 4 * heads + head_norms
     copied = (engine.attention_copy or shape.family in _PARTIAL_ROTARY) and not engine.compiled
     return kept + b * q * (1 + projected * copied)
 

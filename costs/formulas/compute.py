@@ -84,9 +84,8 @@ def micro_step(
         - spared_bytes(shape, levers, setting.engine, spared)
     ) * passes
     if levers.attention == "eager":
-        moved += (
-            shape.layers * shape.heads * sequences * tokens**2 * 30
-        )  # scores, mask, fp32 softmax and its gradient, each read and written
+        # scores, mask, fp32 softmax and its gradient, each read and written
+        moved += shape.layers * shape.heads * sequences * tokens**2 * 30
     moved += logits_traffic(setting, shape, total * loss_tokens)
     reads = held_weight_bytes(shape, levers) * (3.0 if levers.tuning == "full" else 2.0)
     return Work(
@@ -149,12 +148,13 @@ def paged_bytes(setting: Setting, shape: ModelShape, levers: Levers) -> float:
     is offloaded, and of a paged state what does not fit beside the weights.
     """
     if levers.offload_optimizer:
+        # gradients down, weights up
         return (
             2
             * trained_parameters(shape, levers)
             * levers.weight_bytes
             / shards(setting)["optimizer"]
-        )  # gradients down, weights up
+        )
     if not levers.optimizer.startswith("paged"):
         return 0.0
     free = setting.hardware.usable_bytes - weights(setting, shape, levers)

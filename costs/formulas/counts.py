@@ -165,9 +165,8 @@ def launched(setting: Setting, shape: ModelShape, levers: Levers, backward: bool
         engine.lora_ops * adapted + engine.quantised_ops * quantised
     )
     again = forward if backward and levers.checkpointing == "full" else 0.0
-    return (
-        forward * (2.8 if backward else 1.0) + again
-    )  # a backward node launches one to two kernels for each forward one
+    # a backward node launches one to two kernels for each forward one
+    return forward * (2.8 if backward else 1.0) + again
 
 
 def plain_operations(setting: Setting, shape: ModelShape) -> float:

@@ -86,9 +86,8 @@ def adapter_parameters(shape: ModelShape, levers: Levers) -> float:
         )
         return shape.layers * per_layer
     if levers.tuning == "adapter":
-        return max(0, shape.layers - 2) * (
-            10 * shape.width + shape.heads
-        )  # ten prefix tokens and a gate a head from the third layer on
+        # ten prefix tokens and a gate a head from the third layer on
+        return max(0, shape.layers - 2) * (10 * shape.width + shape.heads)
     if levers.tuning == "adapter_v2":
         return shape.layers * (
             2 * sum(o for _, o, _ in shape.matrices.values()) + shape.norms * shape.width
@@ -162,9 +161,8 @@ def weights(setting: Setting, shape: ModelShape, levers: Levers) -> float:
         and levers.tuning == "full"
         and setting.levers.parallel in ("ddp", "zero1", "zero2")
     ):
-        divided += (
-            shape.parameters * levers.dtype_bytes / setting.levers.tensor_parallel
-        )  # autocast keeps a 16-bit copy of each weight it used
+        # autocast keeps a 16-bit copy of each weight it used
+        divided += shape.parameters * levers.dtype_bytes / setting.levers.tensor_parallel
     return divided
 
 
@@ -251,9 +249,8 @@ def activation_bytes(
         stack = layers * kept_per_token(setting, shape, unquadratic, tokens)
     else:
         stack = 0.0 if levers.offload_activations else layers * layer_inputs(levers, shape)
-    ends = (
-        2 * shape.width * levers.dtype_bytes + 4 * shape.width
-    )  # the final norm's input and output
+    # the final norm's input and output
+    ends = 2 * shape.width * levers.dtype_bytes + 4 * shape.width
     spared = 0.0
     if levers.checkpointing != "full":  # a layer that is recomputed keeps its input whole
         kept = layer_kept(shape, levers, setting.engine, tokens, setting.mask_tensor)
@@ -357,9 +354,8 @@ def generating(
     active = 2 * (
         (shape.experts_per_token * shape.expert_width or shape.mlp_width) + 2 * shape.width
     )
-    logits = (
-        sequences * shape.vocab * (b + 8)
-    )  # the logits, fp32 copy and probabilities that sampling makes
+    # the logits, fp32 copy and probabilities that sampling makes
+    logits = sequences * shape.vocab * (b + 8)
     return {
         "kv_cache": kv_cache_bytes(shape, levers.dtype, sequences, tokens, levers.tensor_parallel),
         "activations": sequences * prompt * active * b / levers.tensor_parallel,
@@ -382,9 +378,8 @@ def scoring(
     b = levers.dtype_bytes
     active = 3 * (shape.experts_per_token * shape.expert_width or shape.mlp_width) + 4 * shape.width
     if levers.attention == "eager":
-        active = max(
-            active, 2 * shape.heads * tokens + 4 * shape.width
-        )  # the scores, and what the softmax makes of them
+        # the scores, and what the softmax makes of them
+        active = max(active, 2 * shape.heads * tokens + 4 * shape.width)
     total = sequences * tokens
     logits = 0.0
     if vocabulary:  # those of responses alone, by our own loop whatever trains

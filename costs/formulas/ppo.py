@@ -145,9 +145,8 @@ def _passes(setting: Setting, sequences: float) -> tuple[float, float]:
     passes = max(
         1, ceil(sequences * setting.workload.mean_tokens / setting.micro_batch_tokens - 1e-9)
     )
-    passes = min(
-        passes, max(1, ceil(sequences))
-    )  # a sequence longer than the budget is a micro-batch of its own
+    # a sequence longer than the budget is a micro-batch of its own
+    passes = min(passes, max(1, ceil(sequences)))
     return float(passes), sequences / passes
 
 

@@ -43,9 +43,8 @@ def training_moments(
     recomputed = recomputed_bytes(setting, shape, levers, sequences, tokens)
     work = workspace(setting, shape, levers)
     head = head_gradient(setting, shape, levers) if vocabulary else 0.0
-    chunk_head = (
-        head if setting.loss.chunked else 0.0
-    )  # chunked losses meet the head's gradient while the logits are still there
+    # chunked losses meet the head's gradient while the logits are still there
+    chunk_head = head if setting.loss.chunked else 0.0
     persistent = gradients if levers.accumulation > 1 and not levers.optimizer_in_backward else 0.0
     largest = largest_gradient(setting, shape, levers)
     at_end = min(gradients, largest) if levers.optimizer_in_backward else gradients

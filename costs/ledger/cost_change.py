@@ -149,7 +149,6 @@ def _total(works: Iterable[Work | None]) -> Work | None:
     if not known:
         return None
     seconds, usd = sum(work.device_seconds for work in known), sum(work.usd for work in known)
-    price = (
-        usd * 3600 / seconds if seconds else known[0].usd_per_device_hour
-    )  # stages may have prices of their own
+    # stages may have prices of their own
+    price = usd * 3600 / seconds if seconds else known[0].usd_per_device_hour
     return Work(seconds, sum(work.tokens for work in known), price)

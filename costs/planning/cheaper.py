@@ -82,9 +82,8 @@ def allowed_levers(
     def allowed(levers: Levers) -> bool:
         if levers.tuning == "lora":
             return levers.quantisation == quantisation and not learnt_nothing
-        return not (
-            quantisation and stage in SAMPLING_METHODS
-        )  # the policy would learn from other weights than its reference has
+        # the policy would learn from other weights than its reference has
+        return not (quantisation and stage in SAMPLING_METHODS)
 
     return allowed
 

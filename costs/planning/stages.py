@@ -242,9 +242,10 @@ def save_phase(setting: Setting) -> Phase:
 def step_seconds(setting: Setting) -> Seconds:
     """Seconds of one optimizer step with its accumulation."""
     micro = duration(_micro(setting), setting)
+    # gradients are reduced during the pass
     last = duration(
         _micro(setting) + optimizer_step(setting, setting.model, setting.levers), setting
-    )  # gradients are reduced during the pass
+    )
     own = setting.hardware.measured.trainer_step_seconds if setting.hardware.measured else 0.0
     return Seconds(
         (setting.levers.accumulation - 1) * micro.seconds + last.seconds + own, micro.bound

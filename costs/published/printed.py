@@ -179,10 +179,8 @@ def levers_of(printed: Mapping[str, Any], software: Engine) -> Levers:
     if software.name in ("llm-foundry", "megatron"):
         changes |= {"parallel": "fsdp", "weights_fp32": True, "attention": "flash"}
     if software.name == "megatron":
-        changes |= {
-            "micro_batch": 1,
-            "accumulation": 1,
-        }  # 4M tokens a batch over 2048 devices: one sequence of 2048 each
+        # 4M tokens a batch over 2048 devices: one sequence of 2048 each
+        changes |= {"micro_batch": 1, "accumulation": 1}
     return Levers(**(changes | ladder))
 
 
@@ -264,18 +262,14 @@ def lengths(printed: Mapping[str, Any], levers: Levers) -> tuple[int, float]:
         longest = int(printed["longest_seq"])
         return longest, min(float(longest), padded if alpaca else float(longest))
     if printed.get("cumulative_technique") == "baseline":
-        return (
-            350,
-            padded,
-        )  # not packed: Alpaca rows; the longest of the few batches that the peak was read over
+        # not packed: Alpaca rows; the longest of the few batches that the peak was read over
+        return (350, padded)
     digits = re.search(r"\d+", str(printed.get("seq_len", "")))
     if digits:
         return int(digits.group()), float(digits.group())
     if "recipe default" in str(printed.get("batch", "")) or printed.get("lora_modules"):
-        return (
-            512,
-            padded,
-        )  # torchtune's tutorial and first table: Alpaca rows, not packed, longest row cut near 512
+        # torchtune's tutorial and first table: Alpaca rows, not packed, longest row cut near 512
+        return (512, padded)
     raise CostError("its sequence length is not stated: memory and time depend on it")
 
 

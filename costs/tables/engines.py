@@ -56,9 +56,8 @@ class Loss:
             return empty + vocab * self.host * self._share(vocab, tokens)
         if compiled and self.chunked:
             return vocab * (self.kept + 4 * self._share(vocab, tokens))
-        wide = (
-            1.0 if dtype_bytes <= 2 else 12 / 14
-        )  # at fp32 the upcast copy and its gradient are the same tensors
+        # at fp32 the upcast copy and its gradient are the same tensors
+        wide = 1.0 if dtype_bytes <= 2 else 12 / 14
         return empty + vocab * wide * (self.kept + self.chunked * self._share(vocab, tokens))
 
     def _share(self, vocab: int, tokens: float) -> float:

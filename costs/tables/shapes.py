@@ -293,9 +293,8 @@ class ModelShape:
         """Everything outside of the layers and the output head."""
         per_norm = 2 if self.traits.norm == "layer" else 1
         norms = int(self.final_norm) + int(self.traits.embedding_norm)
-        bert = (
-            7 * self.width + self.width**2 + self.vocab if self.family == "bert" else 0
-        )  # token types, two norms, the head's dense layer and bias
+        # token types, two norms, the head's dense layer and bias
+        bert = 7 * self.width + self.width**2 + self.vocab if self.family == "bert" else 0
         return self.embedding_parameters + norms * per_norm * self.width + bert
 
     @property

@@ -199,9 +199,8 @@ class Receiver:
 
     def receive(self) -> bool:
         """Take what has come; returns whether anything has."""
-        sent = sorted(
-            name for name in self._exchange.names() if re.search(r"\.\d{12}$", name)
-        )  # the offsets are in order
+        # the offsets are in order
+        sent = sorted(name for name in self._exchange.names() if re.search(r"\.\d{12}$", name))
         if self._again:
             self._taken, self._again = self._taken_before(sent), False
         new = [name for name in sent if name not in self._taken]

@@ -149,9 +149,8 @@ def persist(
             ):
                 raise
             logger.warning("%s Trying again in %.0f s.", met, wait_seconds)
-        _wait(
-            wait_seconds * random.uniform(0.8, 1.2), give_up
-        )  # so that many do not come back at once
+        # so that many do not come back at once
+        _wait(wait_seconds * random.uniform(0.8, 1.2), give_up)
         wait_seconds = min(2 * wait_seconds, LONGEST_WAIT_SECONDS)
 
 

@@ -38,9 +38,8 @@ def cache() -> Path:
 def lay_out(root: Path, remote: dict[str, str]) -> None:
     """Copy the code to `root`, and name the remote: its name, URL and public settings."""
     root.mkdir(parents=True)
-    ignored = shutil.ignore_patterns(
-        "config.local", "tmp", "cache"
-    )  # what is compiled goes along: times are kept, so it counts
+    # what is compiled goes along: times are kept, so it counts
+    ignored = shutil.ignore_patterns("config.local", "tmp", "cache")
     for name in (*PACKAGES, ".dvc"):
         shutil.copytree(HOME / name, root / name, ignore=ignored)
     for name in (*FILES, ".dvcignore"):

@@ -78,9 +78,8 @@ class OwnAddressOnly:
 
     async def _refuse(self, scope: Message, send: Send) -> None:
         if scope["type"] == "websocket":
-            await send(
-                {"type": "websocket.close", "code": 1008}
-            )  # before it was accepted: answered with 403
+            # before it was accepted: answered with 403
+            await send({"type": "websocket.close", "code": 1008})
             return
         said = (
             f"This server answers as {' or '.join(sorted(host.decode() for host in self._hosts))}, "

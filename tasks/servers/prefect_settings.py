@@ -26,9 +26,8 @@ def home(root: Path) -> Path:
     """
     folder = (root / STATE_FOLDER / "prefect").resolve()
     try:
-        folder.parent.mkdir(
-            mode=0o700, parents=True, exist_ok=True
-        )  # the database knows the addresses of webhooks
+        # the database knows the addresses of webhooks
+        folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         folder.mkdir(parents=True, exist_ok=True)  # Prefect does not make the folders above it
     except OSError as error:
         raise EnvironmentFault(

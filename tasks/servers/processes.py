@@ -239,9 +239,8 @@ def stop(root: Path) -> list[Server]:
 
     A run at work is asked to stop first, and given the time for its checkpoint.
     """
-    running = sorted(
-        servers(root), key=lambda server: server.name != WORKER
-    )  # its runs end while their server still listens
+    # its runs end while their server still listens
+    running = sorted(servers(root), key=lambda server: server.name != WORKER)
     _let_runs_end(root)
     for server in running:
         _end(server)
@@ -275,9 +274,8 @@ def start_temporary(root: Path) -> str:
             stderr=subprocess.STDOUT,
             start_new_session=True,  # Ctrl-C is for the run, which still has to report its end
         )
-    atexit.register(
-        _end_temporary, process
-    )  # before Prefect is imported, so after what it sends at its end
+    # before Prefect is imported, so after what it sends at its end
+    atexit.register(_end_temporary, process)
     server = Server(plan.name, process.pid, psutil.Process(process.pid).create_time(), port)
     deadline = time.monotonic() + START_TIMEOUT_SECONDS
     while not server.is_healthy():
@@ -373,9 +371,8 @@ def _launch(root: Path, plan: Plan) -> Server:
     path = log_path(root, plan.name)
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("ab") as log, warnings.catch_warnings():
-        warnings.simplefilter(
-            "ignore", ResourceWarning
-        )  # the process outlives this object, and us, on purpose
+        # the process outlives this object, and us, on purpose
+        warnings.simplefilter("ignore", ResourceWarning)
         pid = subprocess.Popen(
             plan.command,
             cwd=root,

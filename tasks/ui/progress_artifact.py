@@ -36,9 +36,8 @@ class ProgressArtifacts:
             threading.Lock(),
             threading.Event(),
         )
-        run: Callable[[Callable[[], None]], None] = (
-            copy_context().run
-        )  # artifacts belong to the flow run of the context
+        # artifacts belong to the flow run of the context
+        run: Callable[[Callable[[], None]], None] = copy_context().run
         self._thread = threading.Thread(
             target=run, args=(self._work,), name="progress", daemon=True
         )

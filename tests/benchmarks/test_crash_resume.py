@@ -138,16 +138,14 @@ def test_what_a_process_was_doing_is_read_from_what_it_left(tmp_path: Path) -> N
     assert doing(tmp_path, "ppo", began, watch) == "starting"
     rows(tmp_path, 1, None, [1])
     assert doing(tmp_path, "ppo", began, watch) == "training"
-    assert (
-        doing(tmp_path, "ppo", time.time() + 60, watch) == "starting"
-    )  # the rows are of an attempt before
+    # the rows are of an attempt before
+    assert doing(tmp_path, "ppo", time.time() + 60, watch) == "starting"
     rows(tmp_path, 2, None, [16])
     assert doing(tmp_path, "ppo", began, watch) == "evaluating"
     put(tmp_path, NEW["models/ppo"])
     assert doing(tmp_path, "ppo", began, watch) == "saving"
     (tmp_path / "checkpoints/ppo/f/.step-00000002.new").mkdir(parents=True)
     assert doing(tmp_path, "ppo", began, watch) == "checkpointing"
-    os.utime(
-        tmp_path / "checkpoints/ppo/f/.step-00000002.new", (began - 60, began - 60)
-    )  # left by an earlier attempt
+    # left by an earlier attempt
+    os.utime(tmp_path / "checkpoints/ppo/f/.step-00000002.new", (began - 60, began - 60))
     assert doing(tmp_path, "ppo", began, watch) == "saving"

@@ -118,9 +118,8 @@ def test_drawing_that_fails_is_one_line_and_keeps_the_pairs(
     project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = PAIRS_FILE.read_bytes()
-    (
-        project / "training"
-    ).mkdir()  # a package of that name in the folder hides ours from `python -m`
+    # a package of that name in the folder hides ours from `python -m`
+    (project / "training").mkdir()
     (project / "training" / "__init__.py").write_text("")
     (project / "training" / "pairs.py").write_text("raise SystemExit(2)\n")
     with pytest.raises(EnvironmentFault, match="exit code 2"):

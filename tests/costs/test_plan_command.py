@@ -76,9 +76,8 @@ def test_a_sweep_gives_an_exponent_for_every_stage_named() -> None:
         run("--sweep", "steps", "--stage", "sft", "--stage", "reward", "--json").stdout
     )
     assert set(found) == {"sft", "reward"}
-    assert found["sft"][0]["seconds_exponent"] == pytest.approx(
-        1.0, abs=0.03
-    )  # the evaluation in the end does not grow
+    # the evaluation in the end does not grow
+    assert found["sft"][0]["seconds_exponent"] == pytest.approx(1.0, abs=0.03)
 
 
 def test_a_comparison_is_markdown_for_a_pull_request(tmp_path: Path) -> None:
@@ -97,9 +96,8 @@ def test_a_published_setting_is_planned_without_params(tmp_path: Path) -> None:
     stage = json.loads(CliRunner().invoke(app, ["--setting", str(file), "--json"]).stdout)[
         "stages"
     ][0]
-    assert stage["peak_bytes_per_gpu"] == pytest.approx(
-        21.30e9, rel=0.02
-    )  # litgpt tutorials/resource-tables.md
+    # litgpt tutorials/resource-tables.md
+    assert stage["peak_bytes_per_gpu"] == pytest.approx(21.30e9, rel=0.02)
 
 
 def test_a_mistake_is_one_line() -> None:

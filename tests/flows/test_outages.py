@@ -206,9 +206,8 @@ def test_servers_that_restart_in_the_middle_of_a_run_lose_nothing(up: Stack) -> 
     await_true(lambda: (up.root / "runs" / "sft" / "usage.jsonl").stat().st_size > size, up)
     up.up()
     assert up.await_end(run).state_name == "Completed"
-    up.rlhf(
-        "report", "--sync"
-    )  # what is left, if MLflow came back after the end; nothing is shipped twice
+    # what is left, if MLflow came back after the end; nothing is shipped twice
+    up.rlhf("report", "--sync")
     name = up.run(run).name
     client = MlflowClient(up.server("mlflow").url)
     run_id = next(

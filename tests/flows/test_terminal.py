@@ -75,12 +75,8 @@ def test_down_lets_a_run_of_a_terminal_checkpoint_before_its_server_goes(
     root = tmp_path / "project"
     (root / "behaviour.txt").write_text("slow")
     with rlhf_run(root, "data") as process:
-        down = [
-            sys.executable,
-            "-m",
-            "cli.main",
-            "down",
-        ]  # in another process: waiting here would reap the run's exit code
+        # in another process: waiting here would reap the run's exit code
+        down = [sys.executable, "-m", "cli.main", "down"]
         subprocess.run(down, cwd=root, env=environment(), check=True, timeout=PATIENCE_SECONDS)
         code = process.wait(PATIENCE_SECONDS)
     printed = (tmp_path / "printed").read_text()

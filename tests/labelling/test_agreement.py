@@ -30,9 +30,8 @@ def test_alpha_is_that_of_the_published_example() -> None:
 
 
 def test_kappa_of_a_table_computed_by_hand() -> None:
-    both = (
-        [(1, 1)] * 20 + [(1, 2)] * 5 + [(2, 1)] * 10 + [(2, 2)] * 15
-    )  # p_o 0.7, p_e 0.5 * 0.6 + 0.5 * 0.4
+    # p_o 0.7, p_e 0.5 * 0.6 + 0.5 * 0.4
+    both = [(1, 1)] * 20 + [(1, 2)] * 5 + [(2, 1)] * 10 + [(2, 2)] * 15
     assert cohen_kappa(both) == pytest.approx(0.4)
 
 

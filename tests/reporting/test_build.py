@@ -68,9 +68,8 @@ def test_the_page_has_every_section_and_a_picture_of_everything(
     assert {section["id"] for section in page.all("section")} == SECTIONS
     assert {link["href"] for link in page.all("a")} == {f"#{name}" for name in SECTIONS}
     pictures = list(page.all("svg"))
-    assert (
-        len(pictures) == 3 + 3 + 12 + 3
-    )  # sft, reward and ppo curves; frontier, calibration, lengths
+    # sft, reward and ppo curves; frontier, calibration, lengths
+    assert len(pictures) == 3 + 3 + 12 + 3
     assert all(picture["role"] == "img" and picture["aria-label"] for picture in pictures)
     frontier = [text for text in page.texts if re.match(r"update \d+: KL", text)]
     assert len(frontier) == 40
@@ -160,9 +159,8 @@ def test_whatever_is_missing_the_page_is_written(
 
 def test_every_single_metric_may_be_null(tmp_path: Path, params: Params) -> None:
     write_pipeline_run(tmp_path)
-    (tmp_path / "runs").rename(
-        tmp_path / "gone-runs"
-    )  # metrics alone: hundreds of rows less to read each time
+    # metrics alone: hundreds of rows less to read each time
+    (tmp_path / "runs").rename(tmp_path / "gone-runs")
     for path in (tmp_path / "metrics").glob("*.json"):
         whole = json.loads(path.read_text())
         for name in whole:

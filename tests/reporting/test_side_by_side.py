@@ -127,9 +127,10 @@ def test_the_costs_differ_by_price_and_tokens(root: Path) -> None:
     assert rollout["after"]["tokens_per_second"] == pytest.approx(
         rollout["before"]["tokens_per_second"], rel=0.1
     )
+    # ln 2 / ln 1.5
     assert rollout["reasons"]["price"] / rollout["reasons"]["tokens"] == pytest.approx(
         1.7095, rel=1e-3
-    )  # ln 2 / ln 1.5
+    )
     total = stages["total"]
     assert total["change_usd"] == pytest.approx(
         sum(change["change_usd"] for name, change in stages.items() if name != "total")

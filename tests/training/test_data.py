@@ -468,11 +468,12 @@ def test_real_votes_come_through_the_recipe(tmp_path: Path) -> None:
     metrics = run(
         tmp_path, source, "votes-cpu", model={"context_length": 1024}, max_quarantine_fraction=0.1
     )
+    # 54 replies, 1 prompt
     assert (
         metrics["rows_read"],
         metrics["quarantined_wrong_type"],
         metrics["quarantined_empty"],
-    ) == (999, 6, 55)  # 54 replies, 1 prompt
+    ) == (999, 6, 55)
     kept = (
         sum(metrics[f"preference_{split}_rows"] for split in ("train", "test"))
         + metrics["preference_duplicates"]

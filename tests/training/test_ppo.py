@@ -155,9 +155,8 @@ def test_a_fresh_value_head_has_small_weights_and_one_from_the_reward_model_its_
     head = roles_in(project("ppo", "trunk", ppo={"layout": "shared_trunk"})).trunk_value_head
     assert head is not None
     assert head.bias is None
-    assert float(head.weight.detach().std()) == pytest.approx(
-        1 / math.sqrt(33), rel=0.35
-    )  # of 32 numbers
+    # of 32 numbers
+    assert float(head.weight.detach().std()) == pytest.approx(1 / math.sqrt(33), rel=0.35)
     from_sft = roles_in(project("ppo", "sft-value", ppo={"value_init": "sft"})).value_model
     from_reward = roles_in(project("ppo", "reward-value")).value_model
     assert from_sft is not None
@@ -243,9 +242,8 @@ def test_an_update_stops_early_where_the_policies_part(project: Project) -> None
         work(root, "ppo")
         rows = jsonl.read(root / "runs/ppo/usage.jsonl", UsageRow).rows
         tokens.append(sum(row.tokens for row in rows if row.phase == "update"))
-    assert (
-        tokens[0] * 4 == tokens[1]
-    )  # the two mini-batches of the first epoch: the second is where the KL is seen
+    # the two mini-batches of the first epoch: the second is where the KL is seen
+    assert tokens[0] * 4 == tokens[1]
 
 
 def test_training_ends_where_the_policy_leaves_the_sft_model_too_far(project: Project) -> None:

@@ -306,9 +306,8 @@ def passes_hold_at_most_these_tokens(watched: Watched, settings: Ppo) -> None:
 
 def layers_run_twice(watched: Watched, settings: Ppo) -> None:
     models = 1 if settings.layout == "shared_trunk" else 2
-    assert watched.layer_calls == 2 * 2 * models * len(
-        watched.tokens
-    )  # layers, again in the backward pass
+    # layers, again in the backward pass
+    assert watched.layer_calls == 2 * 2 * models * len(watched.tokens)
 
 
 def dropout_is_refused(watched: Watched, settings: Ppo) -> None:

@@ -156,9 +156,8 @@ def test_with_every_checkpoint_damaged_a_stage_begins_anew(
     before = len(attempts(root, stage))
     with caplog.at_level(logging.WARNING, "training.process.checkpoint"):
         work(root, stage)
-    assert (
-        len([row for row in caplog.records if row.name == "training.process.checkpoint"]) == 3
-    )  # each of the two, and that none is left
+    # each of the two, and that none is left
+    assert len([row for row in caplog.records if row.name == "training.process.checkpoint"]) == 3
     assert "resume" not in [row.event for row in attempts(root, stage)[before:]]
     assert made_by(root, stage) == made_by(finished, stage)
 
@@ -174,9 +173,8 @@ def test_a_checkpoint_of_another_fingerprint_is_not_picked_up(
     before = len(attempts(root, stage))
     work(root, stage)
     assert "resume" not in [row.event for row in attempts(root, stage)[before:]]
-    assert (
-        len(names(root / "checkpoints" / stage)) == 2
-    )  # that of the other settings, and what says that this one is done
+    # that of the other settings, and what says that this one is done
+    assert len(names(root / "checkpoints" / stage)) == 2
 
 
 @pytest.mark.parametrize("stage", TRAINED)
@@ -245,9 +243,8 @@ def test_what_somebody_says_of_a_checkpoint_of_other_code_is_done(
     found = [row for row in attempts(root, "ppo")[before:] if row.event == "resume"]
     assert [row.step for row in found] == resumed
     assert all("training/rl/ppo_math.py" in row.message for row in found)
-    assert (
-        made_by(root, "ppo") == made_by(finished, "ppo") or answer == "continue"
-    )  # its rows are of more attempts
+    # its rows are of more attempts
+    assert made_by(root, "ppo") == made_by(finished, "ppo") or answer == "continue"
 
 
 def test_a_run_that_starts_over_removes_what_other_code_left(

@@ -225,9 +225,8 @@ def main(stage: str, with_trunks: bool = False) -> int:
     }
     Path(f"{stage}-{OUT}").write_text(json.dumps(noted), encoding="utf-8")
     if with_trunks:
-        from training.calibrate.rates import (
-            pace,
-        )  # late: what a stage does not import must not count as its own
+        # late: what a stage does not import must not count as its own
+        from training.calibrate.rates import pace
 
         Path(TRUNKS_AFTER).write_text(json.dumps(pace()), encoding="utf-8")
     return int(code)

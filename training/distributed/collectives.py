@@ -110,9 +110,8 @@ def map_across_ranks(
     if world_size() == 1:
         return own
     gathered: list[Any] = [None] * world_size()
-    sent = tree_map_only(
-        Tensor, torch.clone, own
-    )  # a view would be sent with all that it is a part of
+    # a view would be sent with all that it is a part of
+    sent = tree_map_only(Tensor, torch.clone, own)
     dist.all_gather_object(gathered, dict(zip(mine, sent, strict=True)))
     found = {i: result for part in gathered for i, result in part.items()}
     return [found[i] for i in range(len(found))]

@@ -82,9 +82,8 @@ def shard(module: nn.Module, stage: Stage, sums_gradients: bool = False) -> None
         divided: Any = fully_shard(part, **options)
         if sums_gradients:
             divided.set_gradient_divide_factor(1.0)
-            divided.set_force_sum_reduction_for_comms(
-                True
-            )  # any other factor than the mean's needs an operation that gloo has not
+            # any other factor than the mean's needs an operation that gloo has not
+            divided.set_force_sum_reduction_for_comms(True)
     divided.keeps_weights = level(stage) == "zero2"
     divided.inside = MethodType(_work_inside, divided)
     register_fsdp_forward_method(divided, "inside")

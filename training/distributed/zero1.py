@@ -8,9 +8,8 @@ from typing import Any
 import torch
 
 with warnings.catch_warnings():
-    warnings.filterwarnings(
-        "ignore", "`torch.jit.script` is deprecated"
-    )  # by others in that package
+    # by others in that package
+    warnings.filterwarnings("ignore", "`torch.jit.script` is deprecated")
     from torch.distributed.optim import ZeroRedundancyOptimizer
 
 

@@ -312,9 +312,8 @@ def train(trainer: Trainer, stage: Stage) -> None:
     if found:
         stage.resumed(found.step)
     if stage.rank == 0:
-        shutil.rmtree(
-            trainer.args.output_dir, ignore_errors=True
-        )  # what a killed process left half-written
+        # what a killed process left half-written
+        shutil.rmtree(trainer.args.output_dir, ignore_errors=True)
     collectives.barrier()
     if found:
         with restoring(found.path):

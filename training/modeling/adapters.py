@@ -151,10 +151,8 @@ def read_adapter(model: PreTrainedModel, folder: Path, name: str) -> None:
             ) from error
         raise
     has_head = "score" in (config.modules_to_save or [])
-    config.inference_mode, config.modules_to_save = (
-        False,
-        None,
-    )  # a head is copied below, PEFT would put a second one beside it
+    # a head is copied below, PEFT would put a second one beside it
+    config.inference_mode, config.modules_to_save = (False, None)
     try:
         _inject(model, config, name)
     except ValueError as error:
@@ -192,13 +190,11 @@ def _inject(model: PreTrainedModel, config: LoraConfig, name: str) -> None:
     before = active(model)
     for layer in lora_layers(model):
         layer.enable_adapters(True)
-    config.fan_in_fan_out = any(
-        isinstance(module, Conv1D) for module in model.modules()
-    )  # GPT-2 keeps its matrices transposed
+    # GPT-2 keeps its matrices transposed
+    config.fan_in_fan_out = any(isinstance(module, Conv1D) for module in model.modules())
     with warnings.catch_warnings():
-        warnings.filterwarnings(
-            "ignore", "Already found a `peft_config`"
-        )  # several adapters are meant
+        # several adapters are meant
+        warnings.filterwarnings("ignore", "Already found a `peft_config`")
         inject_adapter_in_model(config, model, adapter_name=name)
     for parameter in adapter_parameters(
         model, name

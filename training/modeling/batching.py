@@ -45,9 +45,8 @@ class LengthBuckets(Sampler[int]):
             for pool in order.split(50 * self._batch_size)
         ]
         batches = [batch for pool in pools for batch in pool.split(self._batch_size)]
-        last = (
-            batches.pop() if len(batches[-1]) < self._batch_size else None
-        )  # a short batch would shift those after it
+        # a short batch would shift those after it
+        last = batches.pop() if len(batches[-1]) < self._batch_size else None
         mixed = [batches[i] for i in torch.randperm(len(batches), generator=generator)]
         rows = [int(i) for batch in [*mixed, *([last] if last is not None else [])] for i in batch]
         return iter([*rows, *self._filler])

@@ -115,9 +115,8 @@ def _by_group(dense: Attention) -> Attention:
         for q, k, v, group in zip(
             *(x[0].split(sizes, dim=1) for x in (query, key, value)), groups, strict=True
         ):
-            q, k, v = (
-                x.unflatten(1, group).transpose(0, 1) for x in (q, k, v)
-            )  # [heads, n, head] -> [count, heads, length, head]
+            # [heads, n, head] -> [count, heads, length, head]
+            q, k, v = (x.unflatten(1, group).transpose(0, 1) for x in (q, k, v))
             # Not `position_ids`, which are those of the whole row: flash attention reads from them
             # where sequences end.
             output, _ = dense(module, q, k, v, None, **options)

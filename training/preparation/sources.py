@@ -162,9 +162,8 @@ def _text(content: bytes, place: str) -> str:
 
 
 def _jsonl(content: bytes, place: str) -> Iterator[SourceRow]:
-    lines = _text(content, place).split(
-        "\n"
-    )  # not splitlines: U+2028 and its like may stand inside a JSON string
+    # not splitlines: U+2028 and its like may stand inside a JSON string
+    lines = _text(content, place).split("\n")
     last = max(i for i, line in enumerate(lines, start=1) if line.strip())
     for number, line in enumerate(lines, start=1):
         if not line.strip():

@@ -143,9 +143,8 @@ class _Walk:
                 for a, b in combinations(ranked, 2)
                 if a.rank != b.rank
             )
-            best = ranked[:1] or (
-                user.replies if len(user.replies) == 1 else []
-            )  # of several unranked ones none is known to be best
+            # of several unranked ones none is known to be best
+            best = ranked[:1] or (user.replies if len(user.replies) == 1 else [])
             origin = self._origin(self._way(user), self._alone(user.item))
             yield Example(origin, _conversation(user), pairs, tuple(_text(reply) for reply in best))
 

@@ -381,9 +381,8 @@ def run_stage(
         transformers.utils.logging.disable_progress_bar()
     for number in stop_signals():
         signal.signal(number, stage.request_stop)
-    signal.pthread_sigmask(
-        signal.SIG_UNBLOCK, stop_signals()
-    )  # training.process.launch held them back until now
+    # training.process.launch held them back until now
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, stop_signals())
     code, message = EXIT_CRASHED, ""
     try:
         stage.begin()

@@ -33,9 +33,8 @@ class TrainedModels:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        content = read(
-            folder / "params.yaml"
-        )  # only these two sections: others may be of an earlier schema
+        # only these two sections: others may be of an earlier schema
+        content = read(folder / "params.yaml")
         self.model = Model.model_validate(content["model"])
         self.method = str(content["align"]["method"])
         self.device = "cuda" if torch.cuda.is_available() else "cpu"

@@ -107,9 +107,8 @@ class _Layer(CacheLayerMixin):
 
     def __init__(self, cache: DecodingCache) -> None:
         super().__init__()
-        self._cache = cast(
-            DecodingCache, weakref.proxy(cache)
-        )  # a cycle would keep keys and values until the garbage collector comes
+        # a cycle would keep keys and values until the garbage collector comes
+        self._cache = cast(DecodingCache, weakref.proxy(cache))
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Room for every row, of the type and device of these. Zero, as what a mask hides must

@@ -210,9 +210,8 @@ def test_the_separate_layout_holds_four_models_and_the_shared_base_one() -> None
         sum(role["weights"] for role in moments(each)[0].roles.values() if "weights" in role)
         for each in (separate, shared)
     ]
-    assert held[0] == pytest.approx(
-        3 * base, rel=0.06
-    )  # with LoRA the reference is the policy with its adapter off
+    # with LoRA the reference is the policy with its adapter off
+    assert held[0] == pytest.approx(3 * base, rel=0.06)
     assert held[1] == pytest.approx(base, rel=0.06)
 
 
@@ -257,13 +256,11 @@ def test_tensor_parallel_divides_weights() -> None:
 
 def test_a_fused_head_holds_a_tile_on_a_gpu_and_thirty_three_bytes_a_logit_on_a_cpu() -> None:
     fused = loss("fused")
-    assert fused.bytes_per_token(8192, 1024, 4, host=True) == 33 * 8192 + 4 * (
-        32768 - 8192
-    )  # the buffer is as wide for a small vocabulary
+    # the buffer is as wide for a small vocabulary
+    assert fused.bytes_per_token(8192, 1024, 4, host=True) == 33 * 8192 + 4 * (32768 - 8192)
     assert fused.bytes_per_token(8192, 1024, 2) == 2 * 32768
-    assert (
-        fused.bytes_per_token(32768, 8192, 4, host=True) == 33 * 32768 / 2
-    )  # a tile has 4,096 tokens
+    # a tile has 4,096 tokens
+    assert fused.bytes_per_token(32768, 8192, 4, host=True) == 33 * 32768 / 2
 
 
 def fullest(attention: str, checkpointing: bool) -> tuple[float, dict[str, object]]:

@@ -42,9 +42,8 @@ def tiny(tokens: int = 64, width: int = 128, vocab: int = 512, **levers: object)
 def test_the_heap_holds_small_activations_and_maps_large_ones() -> None:
     assert activations_in_heap(tiny(tokens=64)) == 1
     assert activations_in_heap(tiny(tokens=8192)) == 0
-    some = activations_in_heap(
-        tiny(tokens=1024)
-    )  # 2 MiB of the feed-forward part are mapped, 0.5 MiB of all else are not
+    # 2 MiB of the feed-forward part are mapped, 0.5 MiB of all else are not
+    some = activations_in_heap(tiny(tokens=1024))
     assert 0.3 < some < 0.7
 
 
@@ -88,9 +87,8 @@ def test_the_process_is_a_role_that_keeps_what_the_heap_keeps() -> None:
     fixed = TRAINER_IMPORTS_BYTES + TRAINER_RUNTIME_BYTES
     assert rollout.total == pytest.approx(7e6 + fixed + (1 + HEAP_WASTE) * 1e6)
     assert loss.total == pytest.approx(7e6 + 9e6 + fixed + (1 + HEAP_WASTE) * 5e6)
-    assert step.total == pytest.approx(
-        7e6 + fixed + (1 + HEAP_WASTE) * 5e6
-    )  # what the loss had there is free, but not given back
+    # what the loss had there is free, but not given back
+    assert step.total == pytest.approx(7e6 + fixed + (1 + HEAP_WASTE) * 5e6)
 
 
 def test_packed_rows_leave_out_the_last_token_of_each_sequence() -> None:

@@ -77,9 +77,8 @@ def test_accumulation_repeats_the_pass_but_not_the_optimizer() -> None:
 
 
 def test_energy_is_board_power_times_hours() -> None:
-    assert energy_kwh(gpu_hours=82_432, watts=400) == pytest.approx(
-        36_000 / 1.1, rel=0.01
-    )  # arXiv 2302.13971 table 15: 36 MWh with a PUE of 1.1
+    # arXiv 2302.13971 table 15: 36 MWh with a PUE of 1.1
+    assert energy_kwh(gpu_hours=82_432, watts=400) == pytest.approx(36_000 / 1.1, rel=0.01)
 
 
 def test_a_stage_costs_its_devices_times_hours_times_price() -> None:

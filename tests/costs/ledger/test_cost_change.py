@@ -49,9 +49,8 @@ def test_without_tokens_the_time_is_the_reason() -> None:
 
 
 def test_two_changes_share_the_difference_as_their_logarithms_do() -> None:
-    shares = reasons(
-        Work(3600, 1000, 1.0), Work(7200, 2000, 4.0)
-    )  # 1 $ to 8 $: tokens 2x, price 4x
+    # 1 $ to 8 $: tokens 2x, price 4x
+    shares = reasons(Work(3600, 1000, 1.0), Work(7200, 2000, 4.0))
     assert (shares[TOKENS], shares[PRICE]) == (pytest.approx(7 / 3), pytest.approx(14 / 3))
 
 

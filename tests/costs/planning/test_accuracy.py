@@ -142,6 +142,5 @@ def test_a_plan_takes_the_runs_of_its_own_stage_and_device() -> None:
     assert stage.error.seconds.expected == pytest.approx(1.2 * stage.seconds)
     assert stage.error.seconds.runs == 3
     assert stage.error.peak_bytes is None
-    assert (
-        stage.seconds == plan.stages[0].seconds
-    )  # the plan itself stays: the next run's error is measured against it
+    # the plan itself stays: the next run's error is measured against it
+    assert stage.seconds == plan.stages[0].seconds

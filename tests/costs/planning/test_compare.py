@@ -32,7 +32,6 @@ def test_a_stage_that_only_one_plan_has_is_new_or_gone() -> None:
 
 def test_markdown_is_a_table_with_one_line_a_stage() -> None:
     text = markdown(compare(planned(), planned("ppo.updates=80")), "a.yaml", "b.yaml")
-    assert (
-        sum(line.startswith("| ") for line in text.splitlines()) == 4
-    )  # header, two stages, total
+    # header, two stages, total
+    assert sum(line.startswith("| ") for line in text.splitlines()) == 4
     assert "`a.yaml`" in text

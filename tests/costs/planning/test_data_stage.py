@@ -48,9 +48,8 @@ TREES = Rows(
 def test_the_plan_is_within_a_tenth_of_three_measured_data_stages(
     rows: Rows, measured: float
 ) -> None:
-    assert sum(data_seconds(rows, 0.2).values()) == pytest.approx(
-        measured, rel=0.1
-    )  # a tenth: what a machine at work varies by
+    # a tenth: what a machine at work varies by
+    assert sum(data_seconds(rows, 0.2).values()) == pytest.approx(measured, rel=0.1)
 
 
 def test_each_phase_is_that_of_the_helpdesk_run() -> None:
@@ -65,9 +64,8 @@ def test_each_phase_is_that_of_the_helpdesk_run() -> None:
     }
     assert list(found) == list(measured)
     for phase, seconds in measured.items():
-        assert found[phase] == pytest.approx(
-            seconds, rel=0.3, abs=0.1
-        )  # rates shared with two other sources of longer texts
+        # rates shared with two other sources of longer texts
+        assert found[phase] == pytest.approx(seconds, rel=0.3, abs=0.1)
 
 
 def test_devices_that_wait_are_paid_for() -> None:

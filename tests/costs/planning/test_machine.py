@@ -50,9 +50,8 @@ def test_a_trunk_that_was_measured_is_planned_to_take_what_it_took() -> None:
         setting, setting.model, FP32, each.sequences, each.tokens, 0.0, training=True
     )
     assert forward == pytest.approx(each.forward_seconds)
-    assert training == pytest.approx(
-        each.training_seconds, rel=1e-3
-    )  # the gradient of an embedding of 64 entries comes on top
+    # the gradient of an embedding of 64 entries comes on top
+    assert training == pytest.approx(each.training_seconds, rel=1e-3)
 
 
 def test_a_trainer_adds_what_its_smallest_step_took_beyond_launches() -> None:

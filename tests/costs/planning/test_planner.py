@@ -300,9 +300,8 @@ def test_rows_come_from_the_data_stage_when_it_ran_with_this_data(tmp_path: Path
     }
     (tmp_path / "dvc.lock").write_text(yaml.safe_dump(lock))
     assert count(params, tmp_path).sft == 100
-    assert (
-        count(demo("data.test_fraction=0.5"), tmp_path).sft == 6000
-    )  # other data: the metrics do not count
+    # other data: the metrics do not count
+    assert count(demo("data.test_fraction=0.5"), tmp_path).sft == 6000
 
 
 def test_the_embedded_world_is_planned_with_the_lengths_of_its_texts(tmp_path: Path) -> None:
@@ -340,9 +339,8 @@ def test_a_stage_alone_needs_no_other_section(tmp_path: Path) -> None:
     )
     params, notes = completed(file, [], ("sft",))
     stage = plan(params, aim(params, "a100-80"), ("sft",)).stages[0]
-    assert (
-        stage.memory["policy"]["weights"] == (4 + 2) * 6_738_415_616
-    )  # fp32, and the copy that autocast keeps
+    # fp32, and the copy that autocast keeps
+    assert stage.memory["policy"]["weights"] == (4 + 2) * 6_738_415_616
     assert stage.steps == 100
     assert "sft.epochs" in notes[0]
 

@@ -151,9 +151,8 @@ def test_apart_models_keep_both_their_activations_until_the_loss() -> None:
 
     separate, trunk = kept("separate"), kept("shared_trunk")
     assert separate["value"] == pytest.approx(trunk["policy"])
-    assert separate["policy"] == pytest.approx(
-        trunk["policy"], rel=0.1
-    )  # without the layer that is at work
+    # without the layer that is at work
+    assert separate["policy"] == pytest.approx(trunk["policy"], rel=0.1)
     assert "value" not in trunk or not trunk["value"]
 
 
@@ -181,9 +180,10 @@ def test_a_token_budget_is_filled_without_padding() -> None:
     assert operations(budget(4800.0), "score") / operations(
         budget(64 * 300.0), "score"
     ) == pytest.approx(4)
+    # one row a pass at the least
     assert operations(budget(1.0), "score") / operations(
         budget(64 * 300.0), "score"
-    ) == pytest.approx(64)  # one row a pass at the least
+    ) == pytest.approx(64)
 
 
 def test_the_update_fills_its_passes_for_each_mini_batch() -> None:
@@ -193,9 +193,8 @@ def test_the_update_fills_its_passes_for_each_mini_batch() -> None:
     def of_passes(tokens: float) -> float:
         return operations(budget(tokens), "update")
 
-    one = (
-        of_passes(4800.0) - of_passes(9600.0)
-    ) / 8  # two passes a mini-batch against one, in eight mini-batches
+    # two passes a mini-batch against one, in eight mini-batches
+    one = (of_passes(4800.0) - of_passes(9600.0)) / 8
     steps = of_passes(9600.0) - 8 * one
     assert passes(3200.0) == pytest.approx(24)
 
@@ -220,9 +219,8 @@ def test_the_last_layers_feed_forward_runs_at_the_tokens_that_are_read() -> None
     assert done["score"] == pytest.approx(
         updates * rows * (layers * 300 - 2 * shape_.feed_forward_parameters * 299)
     )
-    values = (
-        updates * rows * (layers * 299 - 2 * shape_.feed_forward_parameters * 149)
-    )  # the last token goes in nowhere
+    # the last token goes in nowhere
+    values = updates * rows * (layers * 299 - 2 * shape_.feed_forward_parameters * 149)
     assert done["value"] == pytest.approx(values)
     logits = updates * rows * 2 * shape_.vocab * shape_.width * 150
     assert done["reference"] == pytest.approx(values + logits)

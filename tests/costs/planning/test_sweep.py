@@ -32,9 +32,8 @@ def test_model_growth_is_shown_at_fixed_tokens_and_with_data_that_grows() -> Non
     fixed, grown = sweep(sft("llama-7b", micro_batch=8, tokens=2048), A100, "model")
     assert fixed.kind == "fixed tokens"
     assert fixed.seconds_exponent == pytest.approx(1.0, abs=0.05)  # 6 N D at one D
-    assert grown.seconds_exponent == pytest.approx(
-        2.0, abs=0.06
-    )  # D in proportion to N: arXiv 2203.15556
+    # D in proportion to N: arXiv 2203.15556
+    assert grown.seconds_exponent == pytest.approx(2.0, abs=0.06)
     assert grown.points[-1].parameters > 10 * grown.points[0].parameters
 
 
@@ -80,9 +79,8 @@ def test_a_calibrated_machine_says_how_its_own_trunks_grew() -> None:
         for w in (64, 128, 256)
     ]
     own = machine(passes=(tiny, *timed))
-    assert measured_exponent(own) == pytest.approx(
-        0.75
-    )  # parameters grow with the square of the width
+    # parameters grow with the square of the width
+    assert measured_exponent(own) == pytest.approx(0.75)
     fixed, growing = sweep(
         replace(sft("llama-7b", dtype="fp32"), hardware=device(own)), A100, "model"
     )

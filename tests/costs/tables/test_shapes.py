@@ -95,9 +95,8 @@ def test_named_shapes_have_their_published_parameters(name: str, parameters: int
 
 def test_a_mixture_has_all_experts_but_a_token_meets_two() -> None:
     mixtral = shape("mixtral-8x7b")
-    assert mixtral.parameters == pytest.approx(
-        46.7e9, rel=1e-3
-    )  # arXiv 2401.04088 section 2: 47B, 13B active
+    # arXiv 2401.04088 section 2: 47B, 13B active
+    assert mixtral.parameters == pytest.approx(46.7e9, rel=1e-3)
     assert mixtral.active_parameters == pytest.approx(12.9e9, rel=5e-3)
 
 

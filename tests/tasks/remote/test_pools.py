@@ -105,9 +105,8 @@ def test_a_pool_is_refused_until_it_is_there_has_an_image_is_at_work_and_served(
     )
     client.create_work_pool(WorkPoolCreate(name="processes", type="process", base_job_template={}))
     assert "this work pool starts processes" in refused("processes")
-    worker(
-        server, "gpus", DOCKER_HOST="unix:///nowhere.sock"
-    )  # it makes the pool that it does not find
+    # it makes the pool that it does not find
+    worker(server, "gpus", DOCKER_HOST="unix:///nowhere.sock")
     assert "names no image" in refused("gpus")
     client.update_work_pool("gpus", WorkPoolUpdate(base_job_template=template(), is_paused=True))
     assert "is paused. Resume it: prefect work-pool resume gpus" in refused("gpus")

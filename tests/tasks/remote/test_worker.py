@@ -212,9 +212,8 @@ def test_a_stage_whose_store_goes_away_when_it_is_done_is_not_lost(
 
     def run_stage(*arguments: Any) -> Outcome:
         outcome = run_stage_itself(*arguments)
-        boto3.client(
-            "s3", endpoint_url=f"http://127.0.0.1:{port}"
-        ).list_buckets()  # it was there until now
+        # it was there until now
+        boto3.client("s3", endpoint_url=f"http://127.0.0.1:{port}").list_buckets()
         monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{free_port()}")
         threading.Timer(
             8, lambda: monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{port}")

@@ -178,9 +178,8 @@ def test_what_a_store_lists_can_be_written_only_inside_the_folder(
 ) -> None:
     store = Exchange(str(tmp_path / "store"))
     store.write("a/b", b"1")
-    monkeypatch.setattr(
-        Exchange, "names", lambda self: ["b", "../../outside"]
-    )  # S3 takes such a key
+    # S3 takes such a key
+    monkeypatch.setattr(Exchange, "names", lambda self: ["b", "../../outside"])
     with pytest.raises(EnvironmentFault, match="outside of the project"):
         store.download("a", tmp_path / "here" / "inner")
     assert not (tmp_path / "outside").exists()

@@ -69,9 +69,8 @@ def postgresql() -> Iterator[str]:
     missing = [program for program in PROGRAMS if shutil.which(program) is None]
     if missing or not has_owner():
         pytest.skip(f"no PostgreSQL here: {', '.join(missing) or f'user {OWNER}'} is missing")
-    folder = Path(
-        tempfile.mkdtemp(prefix="rlhf-postgresql-")
-    )  # pytest's own are closed to other users
+    # pytest's own are closed to other users
+    folder = Path(tempfile.mkdtemp(prefix="rlhf-postgresql-"))
     port = free_port()
     try:
         shutil.chown(folder, OWNER)

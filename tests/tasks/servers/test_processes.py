@@ -169,9 +169,8 @@ def test_another_user_of_this_machine_gets_neither_key_nor_answer(
 ) -> None:
     key = up_root / ".rlhf" / "prefect.key"
     for folder in (up_root, *up_root.parents):
-        folder.chmod(
-            folder.stat().st_mode | 0o011
-        )  # what keeps others out is to be ours, not the temporary folder's
+        # what keeps others out is to be ours, not the temporary folder's
+        folder.chmod(folder.stat().st_mode | 0o011)
     assert as_another_user(lambda: up_root.stat().st_uid) == "0"
     assert as_another_user(key.read_text) == "PermissionError"
     assert as_another_user(lambda: ask(up[0], "/api/admin/settings")) == "401"

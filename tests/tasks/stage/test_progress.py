@@ -27,9 +27,8 @@ def test_steps_are_rows_by_batch_times_epochs(tmp_path: Path) -> None:
     path = tmp_path / "data" / "prepared" / "sft" / "train.jsonl"
     path.parent.mkdir(parents=True)
     path.write_text("{}\n" * 10)
-    assert (
-        planned_steps(tmp_path, PARAMS, "sft") == 5
-    )  # ceil(10 / 4) = 3 batches, times 1.5, rounded up
+    # ceil(10 / 4) = 3 batches, times 1.5, rounded up
+    assert planned_steps(tmp_path, PARAMS, "sft") == 5
     assert planned_steps(tmp_path, PARAMS, "ppo") == 7
     assert planned_steps(tmp_path, PARAMS, "rloo") == PARAMS.rloo.updates
     assert planned_steps(tmp_path, PARAMS, "reward") is None
@@ -53,9 +52,8 @@ def test_steps_are_rows_by_batch_times_epochs(tmp_path: Path) -> None:
 
 
 def test_the_time_left_goes_by_the_pace_between_two_moments() -> None:
-    assert eta_seconds(100, (10.0, 20), (16.0, 23)) == pytest.approx(
-        154.0
-    )  # 2 s a step, 77 steps left
+    # 2 s a step, 77 steps left
+    assert eta_seconds(100, (10.0, 20), (16.0, 23)) == pytest.approx(154.0)
     assert eta_seconds(100, (10.0, 20), (10.0, 20)) is None
     assert eta_seconds(20, (10.0, 10), (12.0, 22)) == 0
 

@@ -140,11 +140,12 @@ def test_each_step_of_a_trainer_is_that_of_one_process(
     )
     assert straight.keys() == shared.keys()
     for step, values in straight.items():
+        # the last batch is a short one
         whole = (
             values.keys() & {"accuracy", "margin", "chosen_logps"}
             if step % STEPS_OF_EPOCH
             else set()
-        )  # the last batch is a short one
+        )
         for name in {"loss", "grad_norm"} | whole:
             assert shared[step][name] == pytest.approx(values[name], abs=2e-5, rel=1e-6), (
                 step,

@@ -111,9 +111,8 @@ def test_micro_batches_are_the_largest_that_divide_the_batch(
 
 def test_the_collator_counts_real_tokens_and_rows() -> None:
     def collate(examples: list[dict]) -> dict[str, Any]:
-        return {
-            "attention_mask": torch.tensor([[1, 1, 0], [1, 1, 1], [1, 0, 0]])
-        }  # the last one fills up
+        # the last one fills up
+        return {"attention_mask": torch.tensor([[1, 1, 0], [1, 1, 1], [1, 0, 0]])}
 
     collator = CountingCollator(collate)
     collator([{}, {}])

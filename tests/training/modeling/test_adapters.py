@@ -280,9 +280,8 @@ def test_sft_and_reward_learn_as_adapters_on_one_base_and_say_the_same_when_load
     work(root, "sft")
     rows = [row.values["loss"] for row in metric_rows(root, "sft") if "loss" in row.values]
     assert sum(rows[-3:]) < sum(rows[:3])
-    assert metrics(root, "sft")["learning_parameters"] == 2 * 4 * (
-        64 + 64 + 96
-    )  # layers x rank x (inputs + outputs) of q, v, down
+    # layers x rank x (inputs + outputs) of q, v, down
+    assert metrics(root, "sft")["learning_parameters"] == 2 * 4 * (64 + 64 + 96)
     work(root, "reward")
     kept = load_file(root / "models/reward" / WEIGHTS)
     assert len(kept) == 2 * 2 * 3 + 1

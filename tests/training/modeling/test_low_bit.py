@@ -87,9 +87,8 @@ def test_a_frozen_models_matrices_take_four_bits_and_its_head_and_embedding_none
     kept = dequantize_4bit(packed[name], stored.get_submodule(name).weight.quant_state)
     original = model.get_submodule(name).weight.detach()
     original = original.T if family == "gpt2" else original
-    assert (
-        0.03 < float((kept - original).norm() / original.norm()) < 0.12
-    )  # sixteen levels for a normal distribution
+    # sixteen levels for a normal distribution
+    assert 0.03 < float((kept - original).norm() / original.norm()) < 0.12
 
 
 @pytest.mark.skipif(

@@ -41,18 +41,16 @@ def test_lengths_are_those_of_every_sequence() -> None:
     )
     assert lengths["prompts_train_tokens_mean"] == 5
     assert lengths["prompts_train_tokens_p50"] == 4
-    assert lengths["prompts_train_tokens_p95"] == pytest.approx(
-        5 + 0.85 * 6
-    )  # linear between the last two
+    # linear between the last two
+    assert lengths["prompts_train_tokens_p95"] == pytest.approx(5 + 0.85 * 6)
     assert lengths["prompts_train_tokens_max"] == 11
 
 
 def test_the_histogram_counts_every_sequence_once_in_bins_of_one_width() -> None:
     table = length_histogram(datasets(train=rows(*range(100)), test=rows(59)))
     assert sum(count for _, split, _, count in table if split == "train") == 100
-    assert {count for _, split, tokens, count in table if split == "train" and tokens < 96} == {
-        4
-    }  # 30 bins of 4 hold 0 to 99
+    # 30 bins of 4 hold 0 to 99
+    assert {count for _, split, tokens, count in table if split == "train" and tokens < 96} == {4}
     assert [(tokens, count) for _, split, tokens, count in table if split == "test" and count] == [
         (56, 1)
     ]

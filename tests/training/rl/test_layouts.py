@@ -98,9 +98,8 @@ def test_only_adapters_and_heads_learn(lora_project: Project, layout: str) -> No
         {"value.weight"} if layout == "shared_trunk" else {"value.score.weight", "value.score.bias"}
     )
     assert {name for name in names if ".lora_A." not in name and ".lora_B." not in name} == heads
-    assert (
-        sum(name.startswith("policy.") for name in names) == 2 * 2 * 3
-    )  # A and B, layers, modules
+    # A and B, layers, modules
+    assert sum(name.startswith("policy.") for name in names) == 2 * 2 * 3
     for role in (roles.policy, roles.ref_policy, roles.reward_model, roles.value_model):
         model = role.model if isinstance(role, AdapterView) else role
         learning = (
@@ -148,9 +147,8 @@ def test_the_reference_is_the_sft_model_whatever_the_adapters_learnt(
         sequence_logprobs(sft, SEQUENCES, PROMPT_LENGTHS, chosen.temperature, 4096)
     )
     with torch.no_grad():
-        policy = roles.forward(
-            SEQUENCES, PROMPT_LENGTHS, chosen
-        ).logprobs  # leaves the policy's adapter on
+        # leaves the policy's adapter on
+        policy = roles.forward(SEQUENCES, PROMPT_LENGTHS, chosen).logprobs
     assert torch.equal(torch.cat(roles.ref_logprobs(SEQUENCES, PROMPT_LENGTHS, chosen)), expected)
     assert float((policy - expected).abs().max()) > 0.01
 
@@ -234,9 +232,8 @@ def test_recomputed_activations_give_the_same_gradients_under_the_right_adapters
             lambda t, saved=saved: (saved.append(t.numel()), t)[1], lambda t: t
         ):
             new = roles.forward(SEQUENCES, PROMPT_LENGTHS, params(**sections({})).ppo)
-        activate(
-            lora_layers(roles.policy.model), ()
-        )  # another role at work in between must not matter
+        # another role at work in between must not matter
+        activate(lora_layers(roles.policy.model), ())
         (new.logprobs.sum() + (new.values**2).sum()).backward()
         found.append(({name: p.grad for name, p in roles.trainable().items()}, sum(saved)))
     (kept, kept_size), (recomputed, recomputed_size) = found

@@ -145,9 +145,8 @@ def test_responses_that_ended_leave_the_batch() -> None:
     )
     result = sampled(model, PROMPTS * 4, 48, eos)
     handle.remove()
-    needed = sum(
-        len(response) - 1 for response in result.responses
-    )  # the last token of a response is never fed back
+    # the last token of a response is never fed back
+    needed = sum(len(response) - 1 for response in result.responses)
     assert len({len(response) for response in result.responses}) > 3
     assert sum(slots[-result_steps(result) :]) == needed
 
