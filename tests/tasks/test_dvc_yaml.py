@@ -23,7 +23,7 @@ NUMBERS = ("training/process/curves.py",)
 
 
 def is_plumbing(path: str) -> bool:
-    """Whether changes of a file do not change what a stage computes; dvc.yaml says so at its top."""
+    """Whether changes of a file change nothing that a stage computes: see the top of dvc.yaml."""
     in_room = path.startswith(ROOMS_OF_PLUMBING) and path not in NUMBERS
     return in_room or path in PLUMBING
 
@@ -104,12 +104,12 @@ def test_the_default_remote_is_the_same_for_every_checkout_of_a_user() -> None:
 @pytest.mark.parametrize("stage", STAGES)
 def test_a_stage_watches_the_params_that_dvc_records(stage: str) -> None:
     assert list(import_module(f"training.{stage}").SECTIONS) == [
-        key for key in PIPELINE["stages"][stage]["params"] if isinstance(key, str)
+        key for key in PIPELINE[stage]["params"] if isinstance(key, str)
     ]
 
 
 def test_the_reward_model_depends_on_what_it_reads_of_the_datas_metrics() -> None:
     assert {"metrics/data.json": list(import_module("training.reward").OF_DATA)} in PIPELINE[
-        "stages"
-    ]["reward"]["params"]
+        "reward"
+    ]["params"]
     assert "metrics/data.json" not in PIPELINE["stages"]["reward"]["deps"]
