@@ -15,7 +15,7 @@ from config.errors import EnvironmentFault, ModelError, StageStopped
 from config.sections.levers import Lora
 from tests.training.processes import metric_rows, metrics
 from tests.training.tiny import FAMILIES, files, open_stage, policy, settings, tokenizer, work
-from training.distributed.shards import WEIGHTS
+from training.distributed import shards
 from training.modeling.adapter_lineage import CONFIG, lineage, named_base
 from training.modeling.adapters import (
     WEIGHTS,
@@ -312,8 +312,8 @@ def test_a_stopped_stage_with_adapters_ends_with_the_bits_of_the_undisturbed_one
     saved = begun.checkpoints.latest()
     assert saved is not None
     assert not list(saved.path.glob("model*.safetensors"))
-    shares = [load_file(path) for path in (saved.path / WEIGHTS).glob("*.safetensors")]
-    assert len({name for share in shares for name in share}) == 12 + (stage == "reward")
+    parts = [load_file(path) for path in (saved.path / shards.WEIGHTS).glob("*.safetensors")]
+    assert len({name for part in parts for name in part}) == 12 + (stage == "reward")
     work(stopped, stage)
     assert files(stopped / "models" / stage) == files(straight / "models" / stage)
 
