@@ -10,7 +10,8 @@ unpickled.
 
 import json
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +47,7 @@ def save_tensors(folder: Path, tensors: Mapping[str, Tensor]) -> None:
         )
         apart[name] = tensor.detach().clone() if place in storages else tensor.detach()
         storages.add(place)
-    with _alone_or_together():
+    with _alone_or_together(), _first_reason():
         save(apart, storage_writer=HuggingFaceStorageWriter(str(folder), save_distributed=True))
 
 
@@ -54,19 +55,25 @@ def load_tensors(folder: Path, tensors: Mapping[str, Tensor]) -> None:
     """Read `tensors` in place, of a divided one this process's share. Raises ValueError or
     RuntimeError for another shape or name.
     """
-    with _alone_or_together():
-        try:
-            load(
-                {name: tensor.detach() for name, tensor in tensors.items()},
-                storage_reader=HuggingFaceStorageReader(str(folder)),
-            )
-        except CheckpointException as error:  # of all processes together, and no Exception
-            reasons = [
-                reason for reason, _ in error.failures.values() if isinstance(reason, Exception)
-            ]
-            if not reasons:
-                raise
-            raise reasons[0] from None
+    with _alone_or_together(), _first_reason():
+        load(
+            {name: tensor.detach() for name, tensor in tensors.items()},
+            storage_reader=HuggingFaceStorageReader(str(folder)),
+        )
+
+
+@contextmanager
+def _first_reason() -> Iterator[None]:
+    """Raise what went wrong in a process, such as a full disk, and not torch's collection of it,
+    which is no Exception.
+    """
+    try:
+        yield
+    except CheckpointException as error:
+        reasons = [reason for reason, _ in error.failures.values() if isinstance(reason, Exception)]
+        if not reasons:
+            raise
+        raise reasons[0] from None
 
 
 def save_optimizer(
