@@ -4,6 +4,7 @@ user's own state.
 
 import os
 import shutil
+import signal
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -57,6 +58,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="FILE",
         help="what the runs on those pictures train; takes its time",
     )
+
+
+@pytest.fixture(autouse=True, scope="session")
+def hangups_reach_what_tests_start() -> None:
+    """Also where the suite itself was started with nohup, which what it starts would inherit."""
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 @pytest.fixture(autouse=True, scope="session")
