@@ -91,3 +91,13 @@ def test_the_prompt_of_the_tour_is_held_out_and_its_reply_earns_all_gold() -> No
     )[:2]
     assert split_of(prompt, load(ROOT / "recipes" / "demo.yaml").data.test_fraction) == "test"
     assert gold_score(prompt, reply) == pytest.approx(1.0)
+
+
+def test_every_test_that_the_page_on_correctness_names_exists() -> None:
+    page = (ROOT / "docs" / "correctness.md").read_text(encoding="utf-8")
+    files = set(re.findall(r"`(tests/[\w/]+\.py)", page))
+    assert [name for name in sorted(files) if not (ROOT / name).exists()] == []
+    named = set(re.findall(r"\b(test_\w+)\b(?!\.py)", page))
+    assert len(named) > 40
+    sources = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("*.py"))
+    assert sorted(named - set(re.findall(r"def (test_\w+)", sources))) == []
