@@ -8,13 +8,17 @@ TORCH_INDEX ?=
 TEST_PROCESSES ?= 2
 COMMIT := $(shell git rev-parse HEAD 2>/dev/null)
 
-.PHONY: demo docs test test-containers lint up down images up-docker clean
+.PHONY: demo docs test test-all test-containers lint up down images up-docker clean
 
 demo: $(STAMP)  ## the whole pipeline on the embedded data, from nothing to the report
 	$(BIN)/rlhf run --recipe recipes/demo.yaml
 
-test: $(STAMP)  ## the whole test suite
+test: $(STAMP)  ## the test suite, without what is marked slow
 	$(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
+
+test-all: $(STAMP)  ## with what is marked slow; then the containers, where there is a Docker engine
+	$(BIN)/python -m pytest -m "not containers" --numprocesses $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -m containers tests/containers
 
 test-containers: $(STAMP)  ## builds the images and runs the stack; needs a Docker engine
 	$(BIN)/python -m pytest -m containers tests/containers
