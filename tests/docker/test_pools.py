@@ -42,14 +42,13 @@ def defaults(template: dict[str, Any]) -> dict[str, Any]:
 
 
 def rendered_job(**values: Any) -> dict[str, Any]:
-    """The manifest of the Kubernetes template as the worker makes it, with the command and the
-    environment in Kubernetes' own form.
+    """The manifest of the Kubernetes template as the worker makes it, with the environment in
+    Kubernetes' own form.
     """
     template = json.loads((POOLS / "kubernetes.json").read_text())
     variables = defaults(template) | {"name": "sft"} | values
     job = apply_values(template["job_configuration"], variables)["job_manifest"]
     container = job["spec"]["template"]["spec"]["containers"][0]
-    container["args"] = container["args"].split()
     container["env"] = [{"name": name, "value": value} for name, value in container["env"].items()]
     return dict(job)
 
