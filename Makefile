@@ -8,7 +8,7 @@ TORCH_INDEX ?=
 TEST_PROCESSES ?= 2
 COMMIT := $(shell git rev-parse HEAD 2>/dev/null)
 
-.PHONY: demo docs test test-all test-containers lint up down images up-docker clean
+.PHONY: demo docs lock test test-all test-containers lint up down images up-docker clean
 
 demo: $(STAMP)  ## the whole pipeline on the embedded data, from nothing to the report
 	$(BIN)/rlhf run --recipe recipes/demo.yaml
@@ -44,6 +44,9 @@ up-docker: $(STAMP) images  ## servers, store and workers in containers: docker/
 docs:  ## pages written from the code: docs/params.md, docs/tree.md
 	$(BIN)/python -m config.document
 	$(BIN)/python docs/tree.py
+
+lock: $(STAMP)  ## requirements.lock and requirements-cuda.lock from constraints.txt; needs a package index
+	$(BIN)/python docker/lock.py
 
 clean:  ## remove what runs made; data sources, the environment and the DVC remote stay
 	rm -rf data/prepared data/tokenizer data/inputs models metrics plots evaluation report runs checkpoints .dvc/tmp

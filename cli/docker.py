@@ -11,7 +11,17 @@ from cli.project import project_root, this_command
 from config.errors import EnvironmentFault
 
 COMPOSE, SETTINGS, EXAMPLE = "docker/compose.yaml", "docker/.env", "docker/.env.example"
-SECRETS = ("POSTGRES_PASSWORD", "S3_ACCESS_KEY", "S3_SECRET_KEY")
+SECRETS = (
+    "POSTGRES_PASSWORD",
+    "PREFECT_KEY",
+    "MLFLOW_PASSWORD",
+    "S3_ACCESS_KEY",
+    "S3_SECRET_KEY",
+    "S3_STAGE_ACCESS_KEY",
+    "S3_STAGE_SECRET_KEY",
+    "S3_MLFLOW_ACCESS_KEY",
+    "S3_MLFLOW_SECRET_KEY",
+)
 SHORTEST_SECRET = 8
 UP_TIMEOUT_SECONDS = 900
 
@@ -48,6 +58,7 @@ def up(gpu: bool) -> None:
         "the form that starts a run)"
     )
     print(f"MLflow   http://127.0.0.1:{settings.get('MLFLOW_PORT') or 5000}")
+    print(f"Prefect asks for PREFECT_KEY, MLflow for rlhf and MLFLOW_PASSWORD: {SETTINGS}.")
     print(f"Stop it with {this_command()} down --docker; volumes keep what was made.")
 
 

@@ -32,6 +32,7 @@ PIPELINES = "cpu"
 """Pool of the pipelines: processes of the CPU worker."""
 CONTAINERS, GPU_CONTAINERS = "docker", "docker-gpu"
 """Pools of the stages."""
+COMMAND = "python -m prefect.engine"
 TEMPLATE = HOME / "docker" / "pools" / "docker.json"
 CREDENTIALS = Path("/run/rlhf/aws")
 """A file of a volume that workers and stages mount read-only; nothing secret is in a work pool, a
@@ -46,25 +47,38 @@ def set_up(environment: Mapping[str, str]) -> None:
     _write_credentials(environment)
     _make_bucket(environment["RLHF_REMOTE"])
     with get_client(sync_client=True) as client:
-        _pool(client, PIPELINES, "process", ProcessWorker.get_default_base_job_template())
+        _pool(client, PIPELINES, "process", pipeline_template())
         _pool(client, CONTAINERS, "docker", container_template(environment, gpus=False))
         _pool(client, GPU_CONTAINERS, "docker", container_template(environment, gpus=True))
         _deploy(client, environment)
         end_silent_runs(client)
 
 
+def pipeline_template() -> dict[str, Any]:
+    """The job template of the pipelines' pool: Prefect's own for processes, with a command and a
+    folder that no run can change.
+    """
+    template = ProcessWorker.get_default_base_job_template()
+    template["job_configuration"] |= {"command": COMMAND, "working_dir": str(HOME)}
+    for name in ("command", "working_dir"):
+        del template["variables"]["properties"][name]
+    return template
+
+
 def container_template(environment: Mapping[str, str], gpus: bool) -> dict[str, Any]:
-    """The job template of a pool of stage containers: image, network, volumes, memory; GPUs as
-    device requests.
+    """The job template of a pool of stage containers: image, network, memory as fields; volumes,
+    and GPUs as device requests, in no field.
     """
     template: dict[str, Any] = json.loads(TEMPLATE.read_text(encoding="utf-8"))
+    job = template["job_configuration"]
+    job["volumes"] = [
+        f"{environment['RLHF_CACHE_VOLUME']}:/cache",
+        f"{environment['RLHF_CREDENTIALS_VOLUME']}:{CREDENTIALS.parent}:ro",
+    ]
+    job["networks"] = [environment["RLHF_NETWORK"]]
+    job["network_mode"] = None
     defaults: dict[str, Any] = {
         "image": environment["RLHF_TRAIN_IMAGE"],
-        "networks": [environment["RLHF_NETWORK"]],
-        "volumes": [
-            f"{environment['RLHF_CACHE_VOLUME']}:/cache",
-            f"{environment['RLHF_CREDENTIALS_VOLUME']}:{CREDENTIALS.parent}:ro",
-        ],
         "mem_limit": environment.get("RLHF_STAGE_MEMORY") or None,
         "env": {
             "AWS_SHARED_CREDENTIALS_FILE": str(CREDENTIALS),
@@ -76,10 +90,12 @@ def container_template(environment: Mapping[str, str], gpus: bool) -> dict[str, 
     fields = template["variables"]["properties"]
     for name, value in defaults.items():
         fields[name]["default"] = value
+    for name in ("networks", "network_mode"):
+        del fields[name]
     if gpus:
-        fields["container_create_kwargs"]["default"] |= {
-            "device_requests": [{"Driver": "nvidia", "Count": -1, "Capabilities": [["gpu"]]}]
-        }
+        job["container_create_kwargs"]["device_requests"] = [
+            {"Driver": "nvidia", "Count": -1, "Capabilities": [["gpu"]]}
+        ]
     return template
 
 
@@ -94,18 +110,18 @@ def placed(params: Params, pool: str, tracking_uri: str) -> dict[str, Any]:
 
 
 def _write_credentials(environment: Mapping[str, str]) -> None:
-    """For every container of the stack, readable by the images' user alone."""
+    """The keys of pipelines and stages, readable by the images' user alone."""
     missing = [
-        name for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY") if not environment.get(name)
+        name for name in ("S3_STAGE_ACCESS_KEY", "S3_STAGE_SECRET_KEY") if not environment.get(name)
     ]
     if missing:
         raise EnvironmentFault(
-            f"{' and '.join(missing)} are not set. Set S3_ACCESS_KEY and S3_SECRET_KEY in "
-            "docker/.env."
+            f"{' and '.join(missing)} not set: pipelines and stages have keys of their own, not "
+            "the store's root. Set S3_STAGE_ACCESS_KEY and S3_STAGE_SECRET_KEY in docker/.env."
         )
     text = (
-        f"[default]\naws_access_key_id = {environment['AWS_ACCESS_KEY_ID']}\n"
-        f"aws_secret_access_key = {environment['AWS_SECRET_ACCESS_KEY']}\n"
+        f"[default]\naws_access_key_id = {environment['S3_STAGE_ACCESS_KEY']}\n"
+        f"aws_secret_access_key = {environment['S3_STAGE_SECRET_KEY']}\n"
     )
     temporary = CREDENTIALS.with_name(".aws.new")
     temporary.unlink(missing_ok=True)
@@ -129,16 +145,13 @@ def _make_bucket(remote: str) -> None:
 
 
 def _pool(client: Any, name: str, kind: str, template: dict[str, Any]) -> None:
-    """Pools of containers follow .env at every start; what somebody set in the UI of the others
-    stays.
-    """
+    """Templates follow the code and .env at every start; what else somebody set in the UI stays."""
     try:
         client.read_work_pool(name)
     except ObjectNotFound:
         client.create_work_pool(WorkPoolCreate(name=name, type=kind, base_job_template=template))
         return
-    if kind == "docker":
-        client.update_work_pool(name, WorkPoolUpdate(base_job_template=template))
+    client.update_work_pool(name, WorkPoolUpdate(base_job_template=template))
 
 
 def _deploy(client: Any, environment: Mapping[str, str]) -> None:
@@ -160,7 +173,6 @@ def _deploy(client: Any, environment: Mapping[str, str]) -> None:
         tags=["rlhf", "training"],
         description="Train, align and evaluate a model, each stage in a container of its own. Only "
         "what changed since the last run is done again.",
-        job_variables={"command": "python -m prefect.engine", "working_dir": str(HOME)},
         pull_steps=[
             {"tasks.run.workspace.own": {"id": "own", "remote": environment["RLHF_REMOTE"]}},
             {

@@ -5,7 +5,8 @@ Prefect checks a key and a CSRF token, but not under which name it is asked: a p
 resolves to 127.0.0.1 (DNS rebinding) has its origin. `python -m tasks.servers.prefect_server PORT`
 listens on the loopback address; what the server knows else is in its environment, see
 `tasks.servers.processes.prefect_plan`. With `--temporary` it is the temporary server of a command,
-and ends with its input.
+and ends with its input. In a container it listens on every address of the container, and its
+addresses are named (`--listen 0.0.0.0 --address NAME:PORT ...`).
 """
 
 import argparse
@@ -13,7 +14,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from typing import Any
 
 HOST = "127.0.0.1"
@@ -30,23 +31,27 @@ Send = Callable[[Message], Awaitable[None]]
 Application = Callable[[Message, Receive, Send], Awaitable[None]]
 
 
+def own_addresses(port: int) -> list[str]:
+    return [f"{name}:{port}" for name in NAMES]
+
+
 def own_origins(port: int) -> list[str]:
-    return [f"http://{name}:{port}" for name in NAMES]
+    return [f"http://{address}" for address in own_addresses(port)]
 
 
 class OwnAddressOnly:
     """An ASGI application that refuses requests for another Host or from another Origin before the
-    application within sees them.
+    application within sees them; `addresses` are the `name:port` under which it is asked.
 
     Answers carry a policy with which a browser loads nothing from elsewhere (Prefect's pages
     measure their users) and shows no page of this server inside of another site's.
     """
 
-    def __init__(self, within: Application, port: int) -> None:
+    def __init__(self, within: Application, addresses: Sequence[str]) -> None:
         self._within = within
-        self._origins = {origin.encode() for origin in own_origins(port)}
-        self._hosts = {origin.removeprefix(b"http://") for origin in self._origins}
-        sources = " ".join(f"{name}:{port}" for name in NAMES)
+        self._hosts = {address.encode() for address in addresses}
+        self._origins = {b"http://" + host for host in self._hosts}
+        sources = " ".join(addresses)
         policy = (
             "default-src 'self' 'unsafe-inline' 'unsafe-eval' data: blob:; connect-src 'self' "
             f"{sources}; frame-ancestors 'none'; form-action 'self'"
@@ -124,14 +129,16 @@ def main() -> None:
     parser.add_argument(
         "--temporary", action="store_true", help="end when standard input is closed"
     )
+    parser.add_argument("--listen", default=HOST, help="address of this machine to listen on")
+    parser.add_argument("--address", nargs="+", help="name:port under which the server is asked")
     given = parser.parse_args()
     if given.temporary:
         end_with_input()
     api = get_current_settings().server.api
     uvicorn.run(
-        OwnAddressOnly(create_app(final=True), given.port),
-        host=HOST, port=given.port, log_level="warning", timeout_keep_alive=api.keepalive_timeout,
-        timeout_graceful_shutdown=GRACE_SECONDS,
+        OwnAddressOnly(create_app(final=True), given.address or own_addresses(given.port)),
+        host=given.listen, port=given.port, log_level="warning",
+        timeout_keep_alive=api.keepalive_timeout, timeout_graceful_shutdown=GRACE_SECONDS,
         ws_ping_interval=api.websocket_ping_interval, ws_ping_timeout=api.websocket_ping_timeout,
     )  # fmt: skip
 

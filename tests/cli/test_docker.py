@@ -6,16 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from cli.docker import EXAMPLE, read_settings, require_engine
+from cli.docker import EXAMPLE, SECRETS, read_settings, require_engine
 from config.errors import EnvironmentFault
 from tests.conftest import ROOT
 
-GOOD = {
-    "POSTGRES_PASSWORD": "abcdef123456",
-    "S3_ACCESS_KEY": "abcdef123456",
-    "S3_SECRET_KEY": "abcdef123456",
-    "DOCKER_GROUP": "999",
-}
+GOOD = {**dict.fromkeys(SECRETS, "abcdef123456"), "DOCKER_GROUP": "999"}
 
 
 def settings(folder: Path, **changes: str) -> Path:

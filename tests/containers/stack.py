@@ -2,6 +2,7 @@
 of its own, gone afterwards.
 """
 
+import base64
 import json
 import os
 import secrets
@@ -14,6 +15,7 @@ from typing import Any
 
 import boto3
 
+from cli.docker import SECRETS
 from tests.conftest import ROOT
 from tests.support.ports import free_port
 
@@ -94,10 +96,7 @@ class Stack:
     def __init__(self, images: dict[str, str], folder: Path) -> None:
         ports = [free_port() for _ in range(3)]
         self.prefect, self.mlflow, self.s3 = (f"http://127.0.0.1:{port}" for port in ports)
-        self.secrets = {
-            name: secrets.token_hex(12)
-            for name in ("POSTGRES_PASSWORD", "S3_ACCESS_KEY", "S3_SECRET_KEY")
-        }
+        self.secrets = {name: secrets.token_hex(12) for name in SECRETS}
         host = os.environ.get("DOCKER_HOST", "unix:///var/run/docker.sock").removeprefix("unix://")
         self._settings = folder / "env"
         self._settings.write_text(
@@ -139,7 +138,7 @@ class Stack:
 
     def down(self) -> None:
         for container in docker(
-            "ps", "--all", "--quiet", "--filter", f"network={PROJECT}_stack"
+            "ps", "--all", "--quiet", "--filter", f"network={PROJECT}_stages"
         ).split():
             docker("rm", "--force", container, check=False)
         self.compose("down", "--volumes", "--remove-orphans", "--timeout", "5", check=False)
@@ -147,8 +146,11 @@ class Stack:
     def ask(self, path: str, body: Any = None, method: str | None = None) -> Any:
         """The answer of Prefect's API."""
         data = None if body is None else json.dumps(body).encode()
+        headers = {"Content-Type": "application/json", **self._login()}
+        if data is not None or method not in (None, "GET"):
+            headers |= self._csrf_token()
         request = urllib.request.Request(
-            f"{self.prefect}/api{path}", method=method, headers={"Content-Type": "application/json"}
+            f"{self.prefect}/api{path}", method=method, headers=headers
         )
         for _ in range(ASK_TRIES):
             try:
@@ -165,6 +167,19 @@ class Stack:
             f"Prefect's API did not answer {path} in {ASK_TRIES} tries: "
             f"{self.compose('logs', '--tail', '40', 'prefect', check=False)}"
         )
+
+    def _login(self) -> dict[str, str]:
+        key = base64.b64encode(self.secrets["PREFECT_KEY"].encode()).decode()
+        return {"Authorization": f"Basic {key}"}
+
+    def _csrf_token(self) -> dict[str, str]:
+        client = "tests"
+        request = urllib.request.Request(
+            f"{self.prefect}/api/csrf-token?client={client}", headers=self._login()
+        )
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            token = json.loads(answer.read())["token"]
+        return {"Prefect-Csrf-Client": client, "Prefect-Csrf-Token": token}
 
     def start_run(self, params: dict[str, Any]) -> str:
         """Id of a new run of the deployment, as the form starts it."""

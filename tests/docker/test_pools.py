@@ -42,14 +42,13 @@ def defaults(template: dict[str, Any]) -> dict[str, Any]:
 
 
 def rendered_job(**values: Any) -> dict[str, Any]:
-    """The manifest of the Kubernetes template as the worker makes it, with the command and the
-    environment in Kubernetes' own form.
+    """The manifest of the Kubernetes template as the worker makes it, with the environment in
+    Kubernetes' own form.
     """
     template = json.loads((POOLS / "kubernetes.json").read_text())
     variables = defaults(template) | {"name": "sft"} | values
     job = apply_values(template["job_configuration"], variables)["job_manifest"]
     container = job["spec"]["template"]["spec"]["containers"][0]
-    container["args"] = container["args"].split()
     container["env"] = [{"name": name, "value": value} for name, value in container["env"].items()]
     return dict(job)
 
@@ -98,6 +97,58 @@ def test_the_manifests_are_valid_for_kubernetes() -> None:
     ]  # fmt: skip
     for each in manifests:
         kubernetes_validate.validate(each, KUBERNETES, strict=True)
+
+
+def breaks_restricted(pod: dict[str, Any]) -> set[str]:
+    """What of Pod Security's level `restricted` a pod does not keep.
+
+    Source: https://kubernetes.io/docs/concepts/security/pod-security-standards/, Restricted.
+    """
+    broken = {name for name in ("hostNetwork", "hostPID", "hostIPC") if pod.get(name)}
+    volumes = {kind for volume in pod.get("volumes", []) for kind in volume if kind != "name"}
+    broken |= volumes - {
+        "configMap", "csi", "downwardAPI", "emptyDir", "ephemeral", "persistentVolumeClaim",
+        "projected", "secret",
+    }  # fmt: skip
+    for container in [*pod["containers"], *pod.get("initContainers", [])]:
+        own = container.get("securityContext", {})
+        both = pod.get("securityContext", {}) | own
+        capabilities = own.get("capabilities", {})
+        kept = {
+            "runAsNonRoot": both.get("runAsNonRoot") is True,
+            "runAsUser": both.get("runAsUser") != 0,
+            "seccompProfile": both.get("seccompProfile", {}).get("type")
+            in ("RuntimeDefault", "Localhost"),
+            "allowPrivilegeEscalation": own.get("allowPrivilegeEscalation") is False,
+            "privileged": not own.get("privileged"),
+            "capabilities": capabilities.get("drop") == ["ALL"]
+            and set(capabilities.get("add", [])) <= {"NET_BIND_SERVICE"},
+            "hostPort": not any(port.get("hostPort") for port in container.get("ports", [])),
+        }
+        broken |= {name for name, fine in kept.items() if not fine}
+    return broken
+
+
+def test_worker_and_stage_keep_pod_security_restricted() -> None:
+    manifests = list(yaml.safe_load_all((ROOT / "docker" / "kubernetes.yaml").read_text()))
+    namespace, worker = manifests[0], manifests[-1]["spec"]["template"]["spec"]
+    assert namespace["metadata"]["labels"] == {"pod-security.kubernetes.io/enforce": "restricted"}
+    stage = rendered_job()["spec"]["template"]["spec"]
+    assert (breaks_restricted(worker), breaks_restricted(stage)) == (set(), set())
+    assert stage["automountServiceAccountToken"] is False
+
+
+def test_a_pod_that_says_nothing_is_not_restricted() -> None:
+    assert breaks_restricted({"containers": [{}], "volumes": [{"hostPath": {"path": "/"}}]}) == {
+        "hostPath", "runAsNonRoot", "seccompProfile", "allowPrivilegeEscalation", "capabilities",
+    }  # fmt: skip
+
+
+def test_no_run_can_change_the_command_of_a_job() -> None:
+    template = json.loads((POOLS / "kubernetes.json").read_text())
+    assert "command" not in template["variables"]["properties"]
+    container = rendered_job(command="sh -c evil")["spec"]["template"]["spec"]["containers"][0]
+    assert container["args"] == ["python", "-m", "prefect.engine"]
 
 
 def test_the_form_is_prefilled_with_every_stage_on_the_pool() -> None:

@@ -58,7 +58,8 @@ def template(**defaults: Any) -> dict[str, Any]:
     from tasks.deployment.compose_setup import container_template
 
     made = container_template(ENVIRONMENT, gpus=False)
-    for name, value in {"networks": [], "env": {}, "mem_limit": None, **defaults}.items():
+    made["job_configuration"]["networks"] = []
+    for name, value in {"env": {}, "mem_limit": None, **defaults}.items():
         made["variables"]["properties"][name]["default"] = value
     return made
 
@@ -147,9 +148,9 @@ def test_a_stage_that_no_worker_has_begun_is_withdrawn(
     server: str, client: SyncPrefectClient
 ) -> None:
     client.create_work_pool(
-        WorkPoolCreate(name="idle", type="docker", base_job_template=template())
+        WorkPoolCreate(name="withdrawn", type="docker", base_job_template=template())
     )
-    made = hand_over("idle", "/request", "data-1 of run-1")
+    made = hand_over("withdrawn", "/request", "data-1 of run-1")
     withdraw(made.id)
     assert state_of(made.id).is_cancelled()
 
