@@ -16,6 +16,7 @@ from config.records import UsageRow
 from config.sections.online import Ppo
 from tests.training.processes import killed_stopped_and_resumed, metric_rows, metrics
 from tests.training.tiny import files, names, open_stage, params, prompts, random_responses, work
+from training.distributed import shards
 from training.modeling.tokenizer import load_tokenizer
 from training.ppo import choose_prompts, mini_batches, pad_responses
 from training.preparation.prompts import read_prompts
@@ -435,13 +436,15 @@ def test_a_damaged_checkpoint_falls_back_and_still_ends_with_the_same_bits(
     for _ in range(3):
         stopped_after_one_more_update(stopped)
     newest = max((stopped / "checkpoints/ppo").glob("*/step-*"))
-    optimizer = bytearray((newest / "optimizer.pt").read_bytes())
-    optimizer[len(optimizer) // 2] ^= 255
-    (newest / "optimizer.pt").write_bytes(optimizer)
+    [optimizer] = (newest / shards.OPTIMIZER).glob("*.safetensors")
+    content = bytearray(optimizer.read_bytes())
+    content[len(content) // 2] ^= 255
+    optimizer.write_bytes(content)
     with caplog.at_level(logging.WARNING):
         work(stopped, "ppo")
     assert any(
-        "optimizer.pt is not what was written" in record.getMessage() for record in caplog.records
+        f"{optimizer.name} is not what was written" in record.getMessage()
+        for record in caplog.records
     )
     assert files(stopped / "models/ppo") == files(straight / "models/ppo")
 

@@ -26,6 +26,7 @@ from config.sections.online import Kl, Ppo
 from tests.training.plain_ppo import Outcome, plain_ppo
 from tests.training.processes import metric_rows
 from tests.training.tiny import open_stage, params
+from training.distributed import shards
 from training.rl import rollout_phase
 from training.rl.roles import Roles
 from training.rollout.engine import Rollout
@@ -110,6 +111,7 @@ RUNS: dict[str, dict[str, Any]] = {
         "updates": 3,
     },
 }
+MOMENT = "/exp_avg"
 OFFSET = 0.05
 """Added to the log-probs of sampling: an engine whose numbers differ."""
 
@@ -194,12 +196,10 @@ def left_behind(root: Path) -> Outcome:
         json.loads(line) for line in (root / "runs/ppo/samples.jsonl").read_text().splitlines()
     ]
     newest = max((root / "checkpoints/ppo").glob("*/step-*"))
-    weights = load_file(newest / "trainable.safetensors")
-    kept = torch.load(newest / "optimizer.pt", weights_only=True)
+    weights, state = (stored(newest / folder) for folder in (shards.WEIGHTS, shards.OPTIMIZER))
+    rest = json.loads((newest / shards.OPTIMIZER / shards.REST).read_text())
     moments = {
-        name: state["exp_avg"]
-        for name, state in zip(weights_in_order(root), kept["state"].values(), strict=True)
-        if "exp_avg" in state
+        name.removesuffix(MOMENT): value for name, value in state.items() if name.endswith(MOMENT)
     }
     return Outcome(
         rows=[{key: value for key, value in row.items() if key != "seconds"} for row in rows],
@@ -213,17 +213,17 @@ def left_behind(root: Path) -> Outcome:
         ],
         weights=weights,
         moments=moments,
-        rates=[group["lr"] for group in kept["param_groups"]],
+        rates=[group["lr"] for group in rest["groups"]],
     )
 
 
-def weights_in_order(root: Path) -> list[str]:
-    """Names of what learns, in the order of the optimizer."""
-    from training.modeling.tokenizer import load_tokenizer
-    from training.rl.layouts import load_roles
-
-    stage, _ = open_stage(root, "ppo")
-    return list(load_roles(stage, load_tokenizer(root / "data/tokenizer")).trainable())
+def stored(folder: Path) -> dict[str, Tensor]:
+    """The tensors of a checkpoint's folder, which one process has written."""
+    return {
+        name: tensor
+        for path in folder.glob("*.safetensors")
+        for name, tensor in load_file(path).items()
+    }
 
 
 def plain(root: Path, name: str, **changes: Any) -> Outcome:

@@ -189,7 +189,7 @@ def test_each_process_sees_its_own_gpu_alone(
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     show = [sys.executable, "-c", SHOW, str(tmp_path)]
-    with launch.started(show, processes, tmp_path) as running:
+    with launch.started(show, processes, tmp_path, []) as running:
         for process in running:
             assert process.wait(timeout=60) == 0
     seen = [(tmp_path / f"seen-{rank}").read_text().split("|") for rank in range(processes)]
