@@ -112,4 +112,4 @@ def test_the_reward_model_depends_on_what_it_reads_of_the_datas_metrics() -> Non
     assert {"metrics/data.json": list(import_module("training.reward").OF_DATA)} in PIPELINE[
         "reward"
     ]["params"]
-    assert "metrics/data.json" not in PIPELINE["stages"]["reward"]["deps"]
+    assert "metrics/data.json" not in PIPELINE["reward"]["deps"]

@@ -214,6 +214,7 @@ def plain_ppo(root: Path, params: Params, settings: Ppo) -> Outcome:
                 **{name: float(x.mean()) for name, x in of_update.items()},
                 "approx_kl": float(_approx_kl(of_update["ratio"]).mean()),
                 "grad_norm": sum(norms) / len(norms),
+                "learning_rate": outcome.rates[0],
                 "first_ratio_error": 0.0,
                 "episodes": episodes,
             }

@@ -7,7 +7,7 @@ import multiprocessing
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -309,8 +309,13 @@ def test_a_contest_judges_the_run_it_is_about_whatever_the_checkout_holds_by_the
     judged = {}
 
     def run_helper(
-        root: Path, params: object, name: str, arguments: Sequence[str], log: Path
-    ) -> float:
+        root: Path,
+        params: object,
+        name: str,
+        arguments: Sequence[str],
+        log: Path,
+        charge: Callable[[float], None],
+    ) -> None:
         given = dict(zip(arguments[::2], map(Path, arguments[1::2]), strict=True))
         judged.update(
             {
@@ -319,7 +324,6 @@ def test_a_contest_judges_the_run_it_is_about_whatever_the_checkout_holds_by_the
             }
         )
         given["--out"].write_text(WINNER.model_dump_json())
-        return 0.0
 
     monkeypatch.setattr(retrain, "run_helper", run_helper)
     cycle = a_cycle(project, "run-1")

@@ -84,10 +84,10 @@ def test_a_process_that_waits_ends_with_the_run_that_was_killed(
 import time
 from pathlib import Path
 from config.load import load
-from tasks.dvc.repro import Reproductions
+from tasks.dvc.repro import ReproProcesses
 from tasks.run.run import Run
 root = Path({str(project)!r})
-kept = Reproductions(Run(root, "killed", load(root / "params.yaml")), ["sft"])
+kept = ReproProcesses(Run(root, "killed", load(root / "params.yaml")), ["sft"])
 kept.prepare()
 print("prepared", flush=True)
 time.sleep(600)

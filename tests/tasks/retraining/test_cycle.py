@@ -52,8 +52,9 @@ def test_data_that_a_trained_model_was_decided_on_is_not_tried_again(
 @pytest.mark.integration
 def test_a_helper_that_fails_is_paid_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A process of the cycle that takes a while and then finds its input missing."""
-    (tmp_path / "training").mkdir()
-    (tmp_path / "training" / "examine.py").write_text(
+    room = tmp_path / "training" / "retraining"
+    room.mkdir(parents=True)
+    (room / "examine.py").write_text(
         "import sys, time\ntime.sleep(0.5)\nsys.exit(print('votes.csv is gone', file=sys.stderr) "
         "or 2)"
     )
