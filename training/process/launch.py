@@ -100,7 +100,8 @@ def supervise_once(stage: str, command: Sequence[str], processes: int, stops: li
         tempfile.TemporaryDirectory(prefix="rlhf-") as folder,
         started(command, processes, Path(folder), stops) as running,
     ):
-        while any(process.poll() is None for process in running):
+        # every one is polled: a later process may be the one that has ended
+        while None in [process.poll() for process in running]:
             say_faults(Path(folder), said)
             lost = [
                 rank
