@@ -148,6 +148,7 @@ def test_what_only_another_process_finds_is_said_at_once_and_ends_all(
     finally:
         process.kill()
         process.wait()
+        process.stderr.close()
     assert process.returncode == 2
     assert lines.count("ppo: the disk of this process is full, and only here.") == 1
     assert time.monotonic() - heard < GRACE_SECONDS + 15
