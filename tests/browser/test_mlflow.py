@@ -83,7 +83,7 @@ def test_two_runs_are_found_selected_and_compared_by_cost(
         expect(page.get_by_label("toggle row selection (checked)")).to_have_count(done)
     page.get_by_role("button", name="Compare", exact=True).click()
     expect(page.get_by_text("Comparing 2 Runs")).to_be_visible()
-    page.get_by_text("key.svg", exact=True).click()
+    page.get_by_text("key.svg", exact=True).dispatch_event("click")
     page.wait_for_function(BOTH_PICTURES)
     picture(page, "mlflow-pictures")
     label = page.get_by_role("link", name="cost/usd", exact=True)
