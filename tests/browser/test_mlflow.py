@@ -121,6 +121,7 @@ def test_the_documented_searches_and_metrics_are_there(results: list[dict[str, A
     headings = {
         name for name in documented if any(metric.startswith(f"{name}/") for metric in known)
     }
-    assert documented - headings - known <= {"cost/usd_per_win_rate_point"}, (
-        "without a gain there is no price of it"
-    )
+    assert documented - headings - known <= {
+        "cost/usd_per_win_rate_point",
+        "eval/reward_hacking",
+    }, "without a gain there is no price of it; the tiny run's few prompts decide no hacking"
