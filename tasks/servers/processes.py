@@ -25,6 +25,7 @@ from typing import NamedTuple
 
 import psutil
 
+from config.alive import is_alive
 from config.errors import EnvironmentFault
 from config.sections.run import Tracking
 from tasks.run.run import STATE_FOLDER
@@ -71,16 +72,7 @@ class Server(NamedTuple):
         return f"{self.url}/{'api/health' if self.name == 'prefect' else 'health'}"
 
     def is_alive(self) -> bool:
-        try:
-            process = psutil.Process(self.pid)
-            # a dead process whose parent does not ask for it stays in the table, in containers
-            # mostly
-            return (
-                abs(process.create_time() - self.created) < 1.0
-                and process.status() != psutil.STATUS_ZOMBIE
-            )
-        except psutil.NoSuchProcess:
-            return False
+        return is_alive(self.pid, self.created)
 
     def is_healthy(self) -> bool:
         try:

@@ -14,12 +14,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 
-import psutil
 import torch
 import transformers
 
 import training
 from config import jsonl
+from config.alive import is_alive
 from config.differences import Watched, in_a_line, sections_of
 from config.errors import (
     EXIT_CRASHED,
@@ -335,19 +335,6 @@ class Stage:
 
     def request_stop(self, signum: int, frame: FrameType | None) -> None:
         self.stop_requested = True
-
-
-def is_alive(pid: int, created: float) -> bool:
-    """Whether the process `pid` that was created at `created`, seconds since the epoch, still
-    runs.
-    """
-    try:
-        process = psutil.Process(pid)
-        return (
-            abs(process.create_time() - created) < 1.0 and process.status() != psutil.STATUS_ZOMBIE
-        )
-    except psutil.NoSuchProcess:
-        return False
 
 
 def stop_signals() -> tuple[signal.Signals, ...]:

@@ -27,6 +27,8 @@ pytestmark = pytest.mark.integration
 
 START_SECONDS = 3.0
 """More than these processes take to start on a busy machine."""
+END_SECONDS = 1.5
+"""More than they take to notice a stop, write what they have and end on a busy machine."""
 
 
 def a_run(project: Path, name: str, *changes: str, continues: str | None = None) -> Run:
@@ -69,11 +71,8 @@ def test_a_stage_stops_within_a_step_of_its_budget_and_goes_on_when_that_is_rais
     assert limit.split("=")[0] in str(over.value)
     assert attempts(project, "sft")[-1].exit_code == 75
     start, step = longest(project, "start"), longest(project, "train")
-    assert (
-        5.0 - step - POLL_SECONDS
-        <= spent(first).seconds
-        <= max(5.0, start + step) + step + POLL_SECONDS
-    )
+    assert 5.0 - step - POLL_SECONDS <= spent(first).seconds
+    assert spent(first).seconds <= max(5.0, start + step) + step + POLL_SECONDS + END_SECONDS
     assert not (project / "sft.out").exists()
     (project / "behaviour.txt").unlink()
     stopped_at = attempts(project, "sft")[-1].step
