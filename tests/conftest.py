@@ -61,9 +61,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 @pytest.fixture(autouse=True, scope="session")
-def hangups_reach_what_tests_start() -> None:
-    """Also where the suite itself was started with nohup, which what it starts would inherit."""
+def signals_reach_what_tests_start() -> None:
+    """Also where the suite itself was started with nohup or in the background of a script, which
+    ignore them, and what it starts would inherit that.
+    """
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True, scope="session")
