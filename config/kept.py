@@ -7,7 +7,7 @@ from pathlib import Path
 from config import jsonl
 from config.compose import compose
 from config.errors import ParamsError
-from config.load import load, override, read, validate
+from config.load import load, override, read, validate, without_gone
 from config.records import PipelineRow, kept_folder
 from config.schema import Params
 
@@ -17,10 +17,10 @@ Outs = Mapping[str, str]
 
 def kept_params(root: Path, run_id: str, overrides: list[str] | None = None) -> Params:
     """The params of a past run, after `section.key=value` overrides. What the schema has gained
-    since is taken from the project's params.yaml: the run knew nothing of it.
+    since is taken from the project's params.yaml, the run knew nothing of it; what is gone since is
+    left out.
 
-    Raises ParamsError if the copy is missing or damaged, or names what the schema does not have any
-    more.
+    Raises ParamsError if the copy is missing or damaged, or names what the schema never had.
     """
     path = kept_folder(root, run_id) / "params.yaml"
     try:
@@ -30,7 +30,9 @@ def kept_params(root: Path, run_id: str, overrides: list[str] | None = None) -> 
             raise
         try:
             return validate(
-                override(compose(read(root / "params.yaml"), read(path)), overrides or []),
+                override(
+                    compose(read(root / "params.yaml"), without_gone(read(path))), overrides or []
+                ),
                 str(path),
             )
         except ParamsError:

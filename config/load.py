@@ -12,6 +12,11 @@ from config.compose import EXTENDS, base_path, compose
 from config.errors import ParamsError
 from config.schema import Params
 
+GONE = {
+    "sft.packing": "rows of like length share a batch anyway, so that packing had nothing to save"
+}
+"""Parameters of earlier versions, and why there are none of that name any more."""
+
 
 def load(path: Path, overrides: list[str] | None = None) -> Params:
     """The validated params of a file, after `section.key=value` overrides.
@@ -108,6 +113,18 @@ def _set(node: Any, keys: list[str], value: Any, assignment: str) -> dict[str, A
     }
 
 
+def without_gone(content: dict[str, Any]) -> dict[str, Any]:
+    """`content` without parameters of earlier versions that are gone."""
+    for place in GONE:
+        section, _, name = place.partition(".")
+        if isinstance(content.get(section), dict):
+            content = {
+                **content,
+                section: {key: value for key, value in content[section].items() if key != name},
+            }
+    return content
+
+
 def validate(content: dict[str, Any], origin: str) -> Params:
     """Params from a mapping; `origin` names it in messages."""
     try:
@@ -132,6 +149,8 @@ def _explain(error: ValidationError, content: dict[str, Any], origin: str) -> st
     )
     more = f" ({len(problems) - 1} more)" if len(problems) > 1 else ""
     match first["type"]:
+        case "extra_forbidden" if place in GONE:
+            return f"{place} in {origin} is gone: {GONE[place]}. Delete the line.{more}"
         case "extra_forbidden":
             known = _known_keys(loc[:-1])
             close = difflib.get_close_matches(loc[-1], known, n=1)

@@ -72,12 +72,6 @@ class Params(Section):
                     f"{name}.batch_size={batch} does not split over processes.{name}={processes}. "
                     "Change either in params.yaml."
                 )
-        if self.sft.packing and self.model.attention != "flash_attention_2":
-            raise ParamsError(
-                "sft.packing=true mixes rows in one sequence unless model.attention is "
-                f"flash_attention_2, it is {self.model.attention}. "
-                "Set sft.packing: false in params.yaml."
-            )
         return self
 
     @model_validator(mode="after")

@@ -47,9 +47,7 @@ def sft(stage: Stage) -> None:
     )
     trainer = BucketedSFTTrainer(
         model=model,
-        args=SFTConfig(
-            **arguments(stage, settings), max_length=settings.max_length, packing=settings.packing
-        ),
+        args=SFTConfig(**arguments(stage, settings), max_length=settings.max_length),
         data_collator=collator,
         train_dataset=splits["train"],
         eval_dataset=splits["test"],

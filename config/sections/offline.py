@@ -63,10 +63,6 @@ class Sft(Optimisation):
     max_length: Positive = Field(
         description="Prompt plus completion, in tokens; longer rows are truncated at the end."
     )
-    packing: bool = Field(
-        description="Pack several rows into one sequence (needs flash_attention_2); false buckets "
-        "rows by length."
-    )
 
     @model_validator(mode="after")
     def _batches(self) -> "Sft":

@@ -63,7 +63,6 @@ class Levers:
     attention: Attention = "sdpa"
     loss: str | None = None
     """None takes the engine's own."""
-    packing: bool = False
     parallel: Parallel = "ddp"
     tensor_parallel: int = 1
     offload_optimizer: bool = False

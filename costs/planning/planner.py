@@ -210,7 +210,6 @@ def levers_of(
         accumulation=max(1, batch // (micro_batch * gpus)),
         checkpointing="full" if section.get("activation_checkpointing") else "none",
         attention=ATTENTION[params.model.attention],
-        packing=bool(section.get("packing", False)),
     )
 
 
@@ -232,17 +231,12 @@ def _sft(params: Params, aim: Target, rows: Rows, model: ModelShape) -> Setting:
     levers = levers_of(
         params, section.model_dump(), section.micro_batch_size, section.batch_size, aim.gpus
     )
-    mean = (
-        float(section.max_length) if section.packing else min(rows.sft_tokens, section.max_length)
-    )
-    filled = rows.sft * rows.sft_tokens / section.max_length if section.packing else rows.sft
     levers = replace(levers, loss="fused")
-    longest = section.max_length if section.packing else min(rows.longest_sft, section.max_length)
     texts = (rows.sft + rows.sft_held_out) * rows.sft_tokens
     work = Workload(
-        int(longest),
-        mean,
-        _steps(filled, section),
+        int(min(rows.longest_sft, section.max_length)),
+        min(rows.sft_tokens, section.max_length),
+        _steps(rows.sft, section),
         held_out=rows.sft_held_out,
         texts_tokens=texts,
         masked=True,

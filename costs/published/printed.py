@@ -234,7 +234,7 @@ def _ladder(technique: str) -> dict[str, Any]:
         "qlora",
     ]
     height = rungs.index(technique) if technique in rungs else 0
-    found: dict[str, Any] = {"loss": "chunked" if height >= 3 else "whole", "packing": height >= 1}
+    found: dict[str, Any] = {"loss": "chunked" if height >= 3 else "whole"}
     if height >= 4:
         found["checkpointing"] = "full"
     if height >= 6:

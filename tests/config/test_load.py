@@ -60,6 +60,14 @@ def test_an_assignment_that_names_no_parameter_is_refused(assignment: str) -> No
         override(demo(), [assignment])
 
 
+def test_a_parameter_that_is_gone_is_said_to_be_in_one_line() -> None:
+    with pytest.raises(
+        ParamsError, match=r"^sft\.packing in old\.yaml is gone: .*Delete"
+    ) as caught:
+        validate(override(demo(), ["sft.packing=false"]), "old.yaml")
+    assert "\n" not in str(caught.value)
+
+
 @pytest.mark.parametrize(
     "assignment",
     [
@@ -68,7 +76,6 @@ def test_an_assignment_that_names_no_parameter_is_refused(assignment: str) -> No
         "ppo.responses_per_prompt=7",
         "sft.max_length=97",
         "model.path=there",
-        "sft.packing=true",
     ],
 )
 def test_impossible_combinations_name_both_values_and_the_file(assignment: str) -> None:

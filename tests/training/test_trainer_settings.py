@@ -15,7 +15,6 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
 from config import jsonl
-from config.errors import ParamsError
 from config.load import load, write
 from config.records import UsageRow
 from config.sections.levers import Lora
@@ -31,7 +30,7 @@ PLAIN: dict[str, Callable[..., Outcome]] = {
     "dpo": plain_dpo,
 }
 OWN_USUAL: dict[str, dict[str, Any]] = {
-    "sft": {"max_length": 96, "packing": False},
+    "sft": {"max_length": 96},
     "reward": {"max_length": 96, "init": "sft", "normalise": True},
     "dpo": {"max_length": 96, "beta": 0.1, "loss": "sigmoid", "label_smoothing": 0.0},
 }
@@ -251,16 +250,10 @@ def eight_bits_of_state(run: Done, stage: str) -> None:
     assert run.watched.optimizers == {"bitsandbytes"}
 
 
-def needs_flash_attention(run: Done, stage: str) -> None:
-    with pytest.raises(ParamsError, match=r"sft\.packing=true"):
-        params(sft={"packing": True})
-
-
 OBSERVED: dict[str, Callable[[Done, str], None]] = {
     "micro_batch_size": passes_hold_at_most_these_rows,
     "activation_checkpointing": layers_run_twice,
     "optimizer": eight_bits_of_state,
-    "packing": needs_flash_attention,
 }
 
 
