@@ -3,7 +3,8 @@ which of its work was done again.
 
 Waste is the work of unfinished attempts that had to be done again: the rows of an attempt up to the
 step that every later attempt resumed from are useful, the rest (loading included) is waste. Before
-a later attempt exists nothing was done again, so nothing is waste.
+a later attempt exists nothing was done again, so nothing is waste. Of useful rows, what a step took
+before memory ran out in it is waste too.
 """
 
 import math
@@ -49,6 +50,11 @@ class Attempt:
             return "unfinished"
         return {EXIT_DONE: "done", EXIT_RESUMABLE: "stopped"}.get(self.exit_code, "failed")
 
+    @property
+    def worked(self) -> bool:
+        """Whether it came as far as its first step, found a checkpoint, or is done."""
+        return self.done or self.resumed_step > 0 or any(row.step >= 1 for row in self.usage)
+
     def may_share_checkpoints(self, other: "Attempt") -> bool:
         """Same fingerprint, or one of them was killed before it wrote its own."""
         return (
@@ -80,33 +86,57 @@ def kept_step(attempt: Attempt, later: Sequence[Attempt]) -> float:
     """The last step of `attempt` that no attempt after it had to do again: inf if all its work
     stands, loading included.
 
-    Work up to the step that all later attempts resumed from (until one is done) was kept. If later
-    attempts had other parameters or inputs, and none its own, the work was abandoned.
+    Work up to the step that all later attempts resumed from (until one is done) was kept. Attempts
+    that ended before they did any work redid nothing. If the last that could go on from it is not
+    done, and others with other parameters or inputs came after, the work was abandoned.
     """
-    if attempt.done or not later:
+    after = [other for other in later if other.worked]
+    if attempt.done or not after:
         return math.inf
-    heirs = _until_done(other for other in later if attempt.may_share_checkpoints(other))
-    return min((other.resumed_step for other in heirs), default=0)
+    heirs = _until_done(other for other in after if attempt.may_share_checkpoints(other))
+    if not heirs or (not heirs[-1].done and heirs[-1] is not after[-1]):
+        return 0
+    return min(other.resumed_step for other in heirs)
 
 
 def split_usage(
     attempt: Attempt, later: Sequence[Attempt]
 ) -> tuple[list[UsageRow], list[UsageRow]]:
-    """The rows of `attempt` that were of use, and those whose work was wasted."""
+    """The rows of `attempt` that were of use, and those whose work was wasted. Their seconds add up
+    to the attempt's: a row in which memory did not suffice is divided in two.
+    """
     kept = kept_step(attempt, later)
+    lost = _lost_seconds(attempt)
     useful: list[UsageRow] = []
     redone: list[UsageRow] = []
-    for row in attempt.usage:
-        (useful if kept == math.inf or 1 <= row.step <= kept else redone).append(row)
+    for i, row in enumerate(attempt.usage):
+        if not (kept == math.inf or 1 <= row.step <= kept):
+            redone.append(row)
+        elif seconds := min(lost.get(i, 0.0), row.seconds):
+            useful.append(row.model_copy(update={"seconds": row.seconds - seconds}))
+            again = {"seconds": seconds, "tokens": 0, "sequences": 0}
+            redone.append(row.model_copy(update=again))
+        else:
+            useful.append(row)
     return useful, redone
 
 
-def retry_seconds(attempt: Attempt, later: Sequence[Attempt]) -> float:
-    """What running out of memory cost an attempt, in steps whose work stands: it is part of rows
-    that count as useful.
+def _lost_seconds(attempt: Attempt) -> dict[int, float]:
+    """Index of a row -> the seconds in it that were lost because memory did not suffice.
+
+    Rows of phases do not overlap, so the moment of the retry tells the row; outside of every phase
+    it is `other`. What no row tells of yet is in no sum either.
     """
-    kept = kept_step(attempt, later)
-    return sum((row.lost_seconds for row in attempt.retries if row.step < kept), 0.0)
+    lost: dict[int, float] = {}
+    phases = [(i, row) for i, row in enumerate(attempt.usage) if row.phase != "other"]
+    outside = next((i for i, row in enumerate(attempt.usage) if row.phase == "other"), None)
+    for retry in attempt.retries:
+        index = next(
+            (i for i, row in phases if row.time - row.seconds <= retry.time <= row.time), outside
+        )
+        if index is not None:
+            lost[index] = lost.get(index, 0.0) + retry.lost_seconds
+    return lost
 
 
 def _until_done(attempts: Iterable[Attempt]) -> list[Attempt]:

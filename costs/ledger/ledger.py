@@ -23,7 +23,7 @@ from config.at_work import run_at_work
 from config.errors import CostError
 from config.records import NO_RUN_ID, STAGES, PipelineRow, UsageRow
 from config.schema import Params
-from costs.ledger.attempts import Attempt, read_attempts, retry_seconds, split_usage
+from costs.ledger.attempts import Attempt, read_attempts, split_usage
 from costs.tables.price import usd_per_device_hour
 
 RUNNING = "running"
@@ -280,11 +280,6 @@ def _cost(name: str, own: list[Attempt], attempts: list[Attempt], price: float) 
         if attempt in own
         for row in split_usage(attempt, attempts[i + 1 :])[1]
     ]
-    retried = [
-        (retry_seconds(attempt, attempts[i + 1 :]), attempt.world_size)
-        for i, attempt in enumerate(attempts)
-        if attempt in own
-    ]
     phases = _phases(rows, price)
     newest = own[-1]
     done = next((attempt.number for attempt in reversed(own) if attempt.done), None)
@@ -303,10 +298,8 @@ def _cost(name: str, own: list[Attempt], attempts: list[Attempt], price: float) 
         seconds=sum((phase.seconds for phase in phases), 0.0),
         device_seconds=_device_seconds(rows),
         usd=sum((phase.usd for phase in phases), 0.0),
-        waste_seconds=_seconds(redone) + sum(seconds for seconds, _ in retried),
-        waste_usd=usd_of(
-            _device_seconds(redone) + sum(seconds * devices for seconds, devices in retried), price
-        ),
+        waste_seconds=_seconds(redone),
+        waste_usd=usd_of(_device_seconds(redone), price),
         memory_retries=sum(len(attempt.retries) for attempt in own),
         saved_seconds=0.0,
         saved_usd=0.0,

@@ -38,6 +38,7 @@ from costs.tables.price import pool_of, usd_per_device_hour
 from reporting.numbers import duration, usd
 from tasks.dvc.status import default_remote, stale_stages
 from tasks.planning.placement_check import require_reachable
+from tasks.planning.steps import planned_steps
 from tasks.run.changed_code import (
     ChangedCode,
     changed_since_checkpoint,
@@ -45,7 +46,6 @@ from tasks.run.changed_code import (
     policy,
 )
 from tasks.run.workspace import Unfinished, is_own, read_unfinished
-from tasks.stage.progress import planned_steps
 
 WORTH_TELLING = 0.01
 """Levers that save a smaller share than this are no advice."""

@@ -13,15 +13,11 @@ from config import jsonl
 from config.jsonl import Follower
 from config.records import SAMPLING_METHODS, AttemptRow, MetricRow, UsageRow
 from config.schema import Params
-from config.sections.offline import Optimisation
-from config.sections.online import Online
 from costs.ledger.budget import Pace
 from costs.ledger.ledger import usd_of
 from costs.tables.price import usd_per_device_hour
 from reporting.numbers import duration, usd
-
-EVALUATED_MODELS = 3
-"""evaluate counts a step for each of base, SFT and aligned model."""
+from tasks.planning.steps import planned_steps
 
 
 class Progress(NamedTuple):
@@ -39,36 +35,6 @@ class Progress(NamedTuple):
     @property
     def fraction(self) -> float | None:
         return min(1.0, self.step / self.steps) if self.steps else None
-
-
-def planned_steps(root: Path, params: Params, stage: str) -> int | None:
-    """How many steps the stage will take, None if that can not be known before it ends."""
-    match stage:
-        case "sft":
-            return _optimizer_steps(params.sft, _rows(root, "sft"))
-        case "reward":
-            return _optimizer_steps(params.reward, _rows(root, "preference"))
-        case method if method in SAMPLING_METHODS:
-            loop: Online = getattr(params, method)
-            return loop.updates
-        case "dpo":
-            return _optimizer_steps(params.dpo, _rows(root, "preference"))
-        case "evaluate":
-            return EVALUATED_MODELS
-        case _:
-            return None
-
-
-def _optimizer_steps(settings: Optimisation, rows: int | None) -> int | None:
-    return settings.optimizer_steps(rows) if rows else settings.max_steps
-
-
-def _rows(root: Path, dataset: str) -> int | None:
-    try:
-        with (root / "data" / "prepared" / dataset / "train.jsonl").open("rb") as file:
-            return sum(1 for _ in file)
-    except OSError:
-        return None
 
 
 def eta_seconds(steps: int, first: tuple[float, int], newest: tuple[float, int]) -> float | None:

@@ -349,10 +349,12 @@ def trained(trainer: Trainer, stage: Stage, oom: OomBackoff) -> bool:
         return True
     lost_seconds = min(stage.meter.unaccounted_seconds(), time.monotonic() - began)
     trainer.model.zero_grad(set_to_none=True)
-    if trainer.state.global_step > (found.step if found else 0):
-        trainer._save_checkpoint(trainer.model, None)
-        trainer.callback_handler.on_save(trainer.args, trainer.state, trainer.control)
-    oom.halve(trainer.state.global_step + 1, lost_seconds)
+    try:
+        oom.halve(trainer.state.global_step + 1, lost_seconds)
+    finally:  # no half does not unmake the steps that were done
+        if trainer.state.global_step > (found.step if found else 0):
+            trainer._save_checkpoint(trainer.model, None)
+            trainer.callback_handler.on_save(trainer.args, trainer.state, trainer.control)
     return False
 
 

@@ -4,9 +4,12 @@ one device second is 0.001 USD.
 
 import json
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from config import jsonl
 from config.errors import CostError
@@ -63,7 +66,7 @@ class Process:
 
     def event(
         self,
-        event: Literal["start", "resume", "end"],
+        event: Literal["start", "resume", "retry", "end"],
         fingerprint: str = "f",
         step: int = 0,
         **values: Any,
@@ -94,6 +97,13 @@ class Process:
             **self.common,
         )
         jsonl.append(self.folder / "usage.jsonl", row)
+
+    def out_of_memory(self, phase: str, step: int, lost: float, seconds: float) -> None:
+        """A phase that took `lost` before memory ran out in it, and `seconds` in smaller pieces."""
+        self.clock += lost
+        self.event("retry", step=step - 1, lost_seconds=lost)
+        self.clock -= lost
+        self.use(phase, step, lost + seconds)
 
 
 def done_attempt(
@@ -287,6 +297,127 @@ def test_a_damaged_checkpoint_makes_more_of_the_earlier_work_waste(
         heir.use("train", 4, 10.0)
     (stage,) = ledger(tmp_path, params).stages
     assert stage.waste_seconds == pytest.approx(30 + 10)
+
+
+def test_a_step_done_again_in_smaller_pieces_is_waste_and_no_part_of_what_made_the_outputs(
+    tmp_path: Path, params: Params
+) -> None:
+    pipeline(tmp_path, "a", "start")
+    process = Process(tmp_path, "ppo", 1, "a", 0.0, world_size=2)
+    process.use("update", 1, 10.0)
+    process.out_of_memory("update", 2, 4.0, 10.0)
+    process.event("end", step=2, exit_code=0)
+    pipeline(tmp_path, "a", "stage", stage="ppo", attempt=1)
+    pipeline(tmp_path, "b", "start")
+    pipeline(tmp_path, "b", "stage", stage="ppo", cached=True, attempt=1)
+    (stage,) = ledger(tmp_path, params, "a").stages
+    assert (stage.seconds, stage.waste_seconds, stage.memory_retries) == pytest.approx((24, 4, 1))
+    assert sum(phase.seconds for phase in stage.made) == pytest.approx(20)
+    (reused,) = ledger(tmp_path, params, "b").stages
+    assert reused.saved_seconds == pytest.approx(20)
+    assert reused.saved_usd == pytest.approx(stage.usd - stage.waste_usd)
+
+
+def test_memory_that_ran_out_in_a_step_done_again_is_wasted_once(
+    tmp_path: Path, params: Params
+) -> None:
+    pipeline(tmp_path, "a", "start")
+    killed = Process(tmp_path, "sft", 1, "a", 0.0)
+    killed.use("train", 1, 10.0)
+    killed.clock += 5.0
+    killed.event("retry", step=1, lost_seconds=5.0)  # in no phase: of the row `other`
+    killed.clock += 1.0
+    killed.use("train", 2, 10.0)
+    killed.use("train", 3, 10.0)
+    heir = Process(tmp_path, "sft", 2, "a", 100.0)
+    heir.event("resume", step=2)
+    heir.use("train", 3, 10.0)
+    heir.event("end", exit_code=0, step=3)
+    (stage,) = ledger(tmp_path, params).stages
+    assert stage.seconds == pytest.approx(36 + 10)
+    assert stage.waste_seconds == pytest.approx(6 + 10)
+    assert sum(phase.seconds for phase in stage.made) == pytest.approx(20 + 10)
+
+
+@pytest.mark.parametrize("exit_code", [None, 2])
+def test_an_attempt_that_did_nothing_wastes_nobodys_work(
+    tmp_path: Path, params: Params, exit_code: int | None
+) -> None:
+    pipeline(tmp_path, "a", "start")
+    first = Process(tmp_path, "ppo", 1, "a", 0.0)
+    first.use("update", 1, 10.0)
+    ended = Process(tmp_path, "ppo", 2, "a", 20.0)  # killed while loading, or it had to ask
+    ended.use("start", 0, 3.0)
+    if exit_code is not None:
+        ended.event("end", exit_code=exit_code)
+    assert ledger(tmp_path, params).waste_usd == 0.0
+    heir = Process(tmp_path, "ppo", 3, "a", 40.0)
+    heir.event("resume", step=1)
+    heir.use("update", 2, 10.0)
+    heir.event("end", exit_code=0, step=2)
+    (stage,) = ledger(tmp_path, params).stages
+    assert stage.waste_seconds == pytest.approx(3)
+    assert sum(phase.seconds for phase in stage.made) == pytest.approx(20)
+
+
+def test_work_whose_heir_was_abandoned_was_abandoned_too(tmp_path: Path, params: Params) -> None:
+    pipeline(tmp_path, "a", "start")
+    first = Process(tmp_path, "ppo", 1, "a", 0.0, fingerprint="one")
+    first.use("update", 1, 10.0)
+    second = Process(tmp_path, "ppo", 2, "a", 20.0, fingerprint="one")
+    second.event("resume", fingerprint="one", step=1)
+    second.use("update", 2, 10.0)
+    done_attempt(tmp_path, "ppo", 3, "a", begin=40.0, seconds=7.0, fingerprint="two")
+    (stage,) = ledger(tmp_path, params).stages
+    assert stage.waste_seconds == pytest.approx(20)
+    assert sum(phase.seconds for phase in stage.made) == pytest.approx(7)
+
+
+SECONDS = st.floats(0.01, 100)
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from("fg"),
+            st.integers(0, 3),  # steps that it goes back
+            st.lists(st.tuples(SECONDS, SECONDS, st.booleans()), max_size=4),
+            st.sampled_from([None, 1, 75]),
+        ),
+        max_size=5,
+    ),
+    st.integers(1, 4),
+)
+def test_what_made_the_outputs_and_the_waste_are_all_that_was_paid(
+    attempts: list[tuple[str, int, list[tuple[float, float, bool]], int | None]], devices: int
+) -> None:
+    params = load(ROOT / "recipes" / "demo.yaml", ["prices.usd_per_device_hour=3.6"])
+    reached = {"f": 0, "g": 0}
+    with TemporaryDirectory() as folder:
+        root = Path(folder)
+        pipeline(root, "a", "start")
+        for number, (fingerprint, back, steps, code) in enumerate(
+            [*attempts, ("f", 0, [(1.0, 1.0, False)], 0)], start=1
+        ):
+            process = Process(root, "ppo", number, "a", 10_000.0 * number, fingerprint, devices)
+            process.use("start", 0, 1.0)
+            done = max(0, reached[fingerprint] - back)
+            if done:
+                process.event("resume", fingerprint, step=done)
+            for step, (lost, seconds, fails) in enumerate(steps, start=done + 1):
+                if fails:
+                    process.out_of_memory("update", step, lost, seconds)
+                else:
+                    process.use("update", step, seconds)
+                done = step
+            reached[fingerprint] = done
+            if code is not None:
+                process.event("end", fingerprint, step=done, exit_code=code)
+        (stage,) = ledger(root, params).stages
+    made = sum(phase.seconds for phase in stage.made)
+    assert made + stage.waste_seconds == pytest.approx(stage.seconds)
+    assert sum(phase.usd for phase in stage.made) + stage.waste_usd == pytest.approx(stage.usd)
+    assert sum(phase.usd for phase in stage.phases) == pytest.approx(stage.usd)
 
 
 def test_rows_cut_by_a_crash_or_without_sense_are_counted_not_summed(

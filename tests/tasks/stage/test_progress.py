@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from config import jsonl
 from config.load import load
 from config.records import AttemptRow, MetricRow, UsageRow
+from tasks.planning.steps import planned_steps
 from tasks.run.run import Run
 from tasks.stage.budget_watcher import BudgetWatch
-from tasks.stage.progress import Display, Watch, eta_seconds, line, planned_steps
+from tasks.stage.progress import Display, Watch, eta_seconds, line
 from tests.conftest import ROOT
 
 PARAMS = load(

@@ -13,7 +13,7 @@ from config.errors import StageStopped, TrainingDiverged
 from config.jsonl import read
 from config.load import load
 from config.records import UsageRow
-from tasks.stage.progress import planned_steps
+from tasks.planning.steps import planned_steps
 from tests.training.processes import metric_rows, metrics
 from tests.training.tiny import files, names, open_stage, work
 from training.distributed.shards import WEIGHTS

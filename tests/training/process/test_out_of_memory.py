@@ -12,7 +12,7 @@ import torch
 
 from config.errors import EnvironmentFault
 from config.records import SAMPLING_METHODS
-from costs.ledger.attempts import read_attempts, retry_seconds
+from costs.ledger.attempts import read_attempts, split_usage
 from tests.training.distributed.test_collectives import largest_difference
 from tests.training.processes import attempts
 from tests.training.tiny import ROOT, open_stage, work
@@ -125,5 +125,6 @@ def test_a_stage_that_runs_out_of_memory_ends_with_the_weights_of_one_that_did_n
     assert all("out of memory" in row.message and row.lost_seconds > 0 for row in retries)
     assert largest_difference(ample / "models" / stage, short / "models" / stage) < 5e-6
     (attempt,) = read_attempts(short / "runs" / stage)[0]
-    assert retry_seconds(attempt, []) == pytest.approx(sum(row.lost_seconds for row in retries))
+    lost = sum(row.lost_seconds for row in retries)
+    assert sum(row.seconds for row in split_usage(attempt, [])[1]) == pytest.approx(lost)
     assert resource.getrlimit(resource.RLIMIT_AS)[0] == resource.RLIM_INFINITY

@@ -1,0 +1,41 @@
+"""How many steps a stage will take, from its parameters and the rows that are prepared."""
+
+from pathlib import Path
+
+from config.records import SAMPLING_METHODS
+from config.schema import Params
+from config.sections.offline import Optimisation
+from config.sections.online import Online
+
+EVALUATED_MODELS = 3
+"""evaluate counts a step for each of base, SFT and aligned model."""
+
+
+def planned_steps(root: Path, params: Params, stage: str) -> int | None:
+    """How many steps the stage will take, None if that can not be known before it ends."""
+    match stage:
+        case "sft":
+            return _optimizer_steps(params.sft, _rows(root, "sft"))
+        case "reward":
+            return _optimizer_steps(params.reward, _rows(root, "preference"))
+        case method if method in SAMPLING_METHODS:
+            loop: Online = getattr(params, method)
+            return loop.updates
+        case "dpo":
+            return _optimizer_steps(params.dpo, _rows(root, "preference"))
+        case "evaluate":
+            return EVALUATED_MODELS
+        case _:
+            return None
+
+
+def _optimizer_steps(settings: Optimisation, rows: int | None) -> int | None:
+    return settings.optimizer_steps(rows) if rows else settings.max_steps
+
+
+def _rows(root: Path, dataset: str) -> int | None:
+    try:
+        with (root / "data" / "prepared" / dataset / "train.jsonl").open("rb") as file:
+            return sum(1 for _ in file)
+    except OSError:
+        return None
