@@ -26,14 +26,15 @@ def run_flow(
     yes: bool,
     start: "Callable[[], State[Any]]",
     recipe: Path | None = None,
+    retrain: bool = False,
 ) -> "State[Any]":
     """Plan first, then `start`, which imports a flow and runs it; returns the state of a run that
-    was done or stopped.
+    was done or stopped. Of a `retrain` cycle the contest is planned too.
 
     Raises CostError if it was not to be started, EnvironmentFault if Prefect can not run it, and
     what the flow failed with.
     """
-    plan_first(root, params, yes, recipe)
+    plan_first(root, params, yes, recipe, retrain)
     if "PREFECT_API_URL" in os.environ:  # a server that the user has named
         os.environ.update(settings(root, None))
     else:
@@ -55,10 +56,13 @@ def _temporary(root: Path) -> str:
     return start_temporary(root)
 
 
-def plan_first(root: Path, params: Params, yes: bool, recipe: Path | None = None) -> None:
+def plan_first(
+    root: Path, params: Params, yes: bool, recipe: Path | None = None, retrain: bool = False
+) -> None:
     """Say what the run will cost and how its params differ from the recipe (None: the nearest);
     refuse it above the budget, and ask where it needs approval. Raises CostError.
     """
+    from tasks.planning.contest import with_contest
     from tasks.planning.plan import gate, needs_approval, prepare, summary
     from tasks.run.changed_code import is_answered
     from tasks.run.recipe import differs_from_recipe
@@ -69,9 +73,12 @@ def plan_first(root: Path, params: Params, yes: bool, recipe: Path | None = None
     if prepared.changed and not is_answered() and not yes and sys.stdin.isatty():
         os.environ[CHANGED_CODE_VARIABLE] = _asked(prepared.changed)
         prepared = prepare(root, params)
+    of_run = prepared
+    if retrain:
+        prepared = with_contest(of_run)
     for line in summary(prepared):
         print(line, file=sys.stderr)
-    warning = gate(root, prepared)
+    warning = gate(root, of_run)
     if warning:
         print(f"warning: {warning}", file=sys.stderr)
     if not needs_approval(prepared) or yes:

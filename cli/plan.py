@@ -66,6 +66,10 @@ def plan(
         typer.Option("--usd-per-gpu-hour", help="Your own price, instead of the catalogue's."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    retrain: Annotated[
+        bool,
+        typer.Option("--retrain", help="With the contest that `rlhf retrain` holds after the run."),
+    ] = False,
     html: Annotated[
         Path | None, typer.Option("--html", metavar="FILE", help="Write the breakdown as a page.")
     ] = None,
@@ -129,15 +133,22 @@ def plan(
     if setting is not None:
         show(_setting_plan(setting, usd_per_gpu_hour), as_json, html, setting.name)
         return
+    from config.errors import UserError
     from config.records import stages_of
     from costs.planning.partial import completed
-    from costs.planning.planner import plan as make
+    from costs.planning.planner import plan as run_plan
     from costs.planning.planner import target
 
     stages = tuple(stage or ())
     file = params_file or Path("params.yaml")
     params, notes = completed(file, assignments or [], stages)
     aim = target(params, hardware, gpus, usd_per_gpu_hour, Path())
+    make = _with_contest if retrain else run_plan
+    if retrain and (sweep is not None or optimise is not None):
+        raise UserError(
+            "--retrain shows the contest beside a plan or a comparison, --sweep and --optimise are "
+            "of the run's stages. Leave one of them out."
+        )
     chosen = stages or stages_of(params.align.method)
     if sweep is not None:
         _sweep(params, aim, sweep, stages, as_json)
@@ -162,6 +173,16 @@ def plan(
         note = skipped_note(past.skipped)
         made = _noted(make(params, aim, chosen), (*notes, note) if note else notes)
         show(with_errors(made, past.rows), as_json, html, file.name)
+
+
+def _with_contest(params: "Params", aim: "Target", stages: tuple[str, ...]) -> "Plan":
+    """The plan of the stages, and of the contest after them."""
+    from costs.planning.contest import plan_contest
+    from costs.planning.planner import plan
+    from costs.planning.plans import Plan
+
+    run, contest = plan(params, aim, stages), plan_contest(params, aim)
+    return Plan((*run.stages, contest), run.assumptions)
 
 
 def _noted(made: "Plan", notes: tuple[str, ...]) -> "Plan":

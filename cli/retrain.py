@@ -34,7 +34,7 @@ def retrain_cycle(
 
     root = project_root()
     params = chosen_params(root, recipe, overrides)
-    state = run_flow(root, params, yes, lambda: _start(params, force))
+    state = run_flow(root, params, yes, lambda: _start(params, force), retrain=True)
     ended = _ended(root)
     if as_json:
         print(json.dumps(ended, indent=2))

@@ -115,9 +115,11 @@ class RetrainRow(Record):
     time: float
     """Seconds since the epoch."""
     cycle: str
-    event: Literal["begin", "cost", "end"]
+    event: Literal["begin", "reserved", "cost", "end"]
     usd: float = 0.0
-    """At `cost`: what a process of the cycle cost besides the pipeline run."""
+    """At `cost`: what a process of the cycle cost besides the pipeline run. At `reserved`: what the
+    contest is planned to cost, which the run leaves.
+    """
     run_id: str | None = None
     """At `end`: the pipeline run, if there was one."""
     outcome: str = ""

@@ -17,7 +17,7 @@ from costs.formulas.setting import Levers, Setting
 from costs.tables.measured import CACHE_PASSES, Measured
 from costs.tables.shapes import ModelShape
 
-OWN_STAGES = (*SAMPLING_METHODS, "evaluate")
+OWN_STAGES = (*SAMPLING_METHODS, "evaluate", "contest")
 """Stages whose rollouts and passes without gradient run in loops of our own."""
 
 

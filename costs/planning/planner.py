@@ -22,7 +22,7 @@ from costs.planning.data_stage import plan_data
 from costs.planning.machine import this_machine
 from costs.planning.plans import Plan
 from costs.planning.rows import Rows, count
-from costs.planning.stages import plan_stage
+from costs.planning.stages import EVALUATED, plan_stage
 from costs.tables.catalogue import Hardware, Price, hardware, own_price, price, shape
 from costs.tables.engines import engine
 from costs.tables.price import OWN_DEVICE
@@ -357,6 +357,25 @@ def _evaluate(params: Params, aim: Target, rows: Rows, model: ModelShape) -> Set
     """Base, SFT and aligned model answer the held-out prompts; the reward model scores the
     answers.
     """
+    asked = held_out_prompts(params, rows)
+    return answering("evaluate", params, aim, rows, model, asked, EVALUATED)
+
+
+def held_out_prompts(params: Params, rows: Rows) -> int:
+    """How many prompts models are compared on: as many as there are, `evaluate.prompts` at most."""
+    return int(max(1, min(params.evaluate.prompts, ceil(rows.prompts_held_out))))
+
+
+def answering(
+    stage: str,
+    params: Params,
+    aim: Target,
+    rows: Rows,
+    model: ModelShape,
+    prompts: int,
+    models: int,
+) -> Setting:
+    """`models` of one shape answer `prompts` each, and the answers are read."""
     section = params.evaluate
     prompt, response = int(rows.longest_prompt), section.max_new_tokens
     levers = Levers(
@@ -364,16 +383,16 @@ def _evaluate(params: Params, aim: Target, rows: Rows, model: ModelShape) -> Set
         quantisation=params.model.quantisation,
         dtype=params.model.dtype,
         attention=ATTENTION[params.model.attention],
-        micro_batch=min(section.batch_size, section.prompts),
+        micro_batch=min(section.batch_size, prompts),
     )
-    batches = 3 * ceil(section.prompts / levers.micro_batch / aim.gpus)
+    batches = models * ceil(prompts / levers.micro_batch / aim.gpus)
     said = response_tokens(rows, response)
     work = Workload(
         prompt + response, rows.prompt_tokens + said, batches, prompt, response, said,
         micro_batch_tokens=float(section.batch_size * params.model.context_length),
     )  # fmt: skip
     return Setting(
-        "evaluate",
+        stage,
         model,
         levers,
         work,

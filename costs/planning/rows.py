@@ -49,6 +49,8 @@ class Rows:
     longest_preference: float = float("inf")
     sft_held_out: float = 0.0
     preference_held_out: float = 0.0
+    prompts_held_out: float = float("inf")
+    """Infinite where nobody has counted them."""
     assumptions: tuple[str, ...] = field(default=())
 
 
@@ -80,6 +82,7 @@ def _measured(params: Params, root: Path) -> Rows | None:
             longest_preference=metrics.get("preference_train_tokens_max", float("inf")),
             sft_held_out=metrics.get("sft_test_rows", 0.0),
             preference_held_out=metrics.get("preference_test_rows", 0.0),
+            prompts_held_out=metrics.get("prompts_test_rows", float("inf")),
             assumptions=("rows and lengths as metrics/data.json measured them",),
         )
     except KeyError:
@@ -89,12 +92,12 @@ def _measured(params: Params, root: Path) -> Rows | None:
 def _from_sources(params: Params, root: Path) -> Rows:
     data = params.data
     keep = 1 - data.test_fraction
-    main, notes = _source_rows(data.source, root, "data.source")
+    main, notes = source_rows(data.source, root, "data.source")
     sft, more = (
-        _source_rows(data.sft_source, root, "data.sft_source") if data.sft_source else (main, ())
+        source_rows(data.sft_source, root, "data.sft_source") if data.sft_source else (main, ())
     )
     prompts, most = (
-        _source_rows(data.prompt_source, root, "data.prompt_source")
+        source_rows(data.prompt_source, root, "data.prompt_source")
         if data.prompt_source
         else (main, ())
     )
@@ -121,6 +124,7 @@ def _from_sources(params: Params, root: Path) -> Rows:
         longest_preference=longest_preference,
         sft_held_out=sft["sft"] * data.test_fraction,
         preference_held_out=(main["preference"] + votes) * data.test_fraction,
+        prompts_held_out=prompts["prompts"] * data.test_fraction,
         assumptions=tuple(dict.fromkeys((*notes, *more, *most, of_sft, of_preference, of_prompts))),
     )
 
@@ -138,7 +142,7 @@ def _lengths(source: Source, dataset: str, limit: float) -> tuple[float, float, 
     )
 
 
-def _source_rows(source: Source, root: Path, name: str) -> tuple[dict[str, float], tuple[str, ...]]:
+def source_rows(source: Source, root: Path, name: str) -> tuple[dict[str, float], tuple[str, ...]]:
     """Rows of each dataset that a source yields, and what was assumed for it."""
     if isinstance(source, HelpdeskSource):
         return {

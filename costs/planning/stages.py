@@ -59,7 +59,7 @@ def phases(setting: Setting) -> list[Phase]:
             middle = [train_phase(setting), *forward_phases(setting), *held_out_phase(setting)]
         case stage if stage in SAMPLING_METHODS:
             middle = [Phase(*phase) for phase in ppo_phases(setting)]
-        case "evaluate":
+        case "evaluate" | "contest":
             middle = [_generate_phase(setting), *forward_phases(setting)]
         case "serve":
             middle = [Phase(*phase) for phase in generation(setting, setting.model, setting.levers)]
@@ -71,7 +71,7 @@ def phases(setting: Setting) -> list[Phase]:
     return [start_phase(setting), *middle, save_phase(setting)]
 
 
-STAGES = (*TRAINING_STAGES, *SAMPLING_METHODS, "evaluate", "serve")
+STAGES = (*TRAINING_STAGES, *SAMPLING_METHODS, "evaluate", "contest", "serve")
 
 
 def moments(setting: Setting) -> list[Moment]:
@@ -91,6 +91,11 @@ def tensor_moments(setting: Setting) -> list[Moment]:
         return [
             replace(generation_moment(setting, shape, levers), phase="generate"),
             *judging_moments(setting),
+        ]
+    if setting.stage == "contest":
+        return [
+            replace(generation_moment(setting, shape, levers), phase="generate"),
+            *one_at_a_time(setting),
         ]
     if setting.stage == "serve":
         return [generation_moment(setting, shape, levers)]
@@ -201,6 +206,30 @@ def judging_moments(setting: Setting) -> list[Moment]:
     return [reading("reward", judge, False), reading("ref", shape, True)]
 
 
+def one_at_a_time(setting: Setting) -> list[Moment]:
+    """Log-probs of replies under policy or SFT model, and their scores, each model alone in
+    memory (training/retraining/trained_models.py).
+    """
+    shape, levers, longest = setting.model, setting.levers, setting.workload.max_tokens
+    judge = setting.rlhf.reward if setting.rlhf and setting.rlhf.reward else shape
+    replies = max(1.0, setting.workload.steps * levers.micro_batch)
+    read = max(1.0, min(setting.micro_batch_tokens / longest, replies))
+    context = setting.micro_batch_tokens / levers.micro_batch
+    scored = max(1.0, min(SCORED_AT_ONCE * context / longest, replies))
+    return [
+        Moment(
+            "score",
+            {role: frozen_role(setting, model, levers) | scoring(
+                setting, model, levers, rows, longest, role == "policy"
+            )},
+        )
+        for role, model, rows in (("policy", shape, read), ("reward", judge, scored))
+    ]  # fmt: skip
+
+
+SCORED_AT_ONCE = 200
+"""Contexts full of tokens that a contest scores at once."""
+
 EVALUATED = 3
 """Models that an evaluation asks: base, SFT and aligned."""
 
@@ -217,23 +246,27 @@ def start_phase(setting: Setting) -> Phase:
             for role in (setting.rlhf.reward, setting.rlhf.value, setting.rlhf.teacher)
             if role
         )
-    own = setting.hardware.measured
-    kind = "sft" if setting.stage in TRAINER_STAGES else "ppo"
-    process = own.machine.stages[kind].start_seconds if own else setting.engine.start_seconds
     reading = setting.workload.texts_tokens * TOKENISE_SECONDS
     return Phase(
         "start",
         Work(bytes_moved=loaded),
-        process + reading + loaded / DISK_BYTES_PER_SECOND,
+        process_seconds(setting) + reading + loaded / DISK_BYTES_PER_SECOND,
         "fixed",
     )
+
+
+def process_seconds(setting: Setting) -> float:
+    """What starting the stage's process takes: imports, most of it."""
+    own = setting.hardware.measured
+    kind = "sft" if setting.stage in TRAINER_STAGES else "ppo"
+    return own.machine.stages[kind].start_seconds if own else setting.engine.start_seconds
 
 
 def save_phase(setting: Setting) -> Phase:
     """Writing the trained weights once."""
     saved = (
         0.0
-        if setting.stage in ("evaluate", "serve")
+        if setting.stage in ("evaluate", "contest", "serve")
         else setting.model.parameters * setting.levers.weight_bytes
     )
     return Phase("save", Work(bytes_moved=saved), saved / DISK_BYTES_PER_SECOND, "fixed")
@@ -306,7 +339,9 @@ def forward_phases(setting: Setting) -> list[Phase]:
     shape, name = {
         "dpo": (setting.model, "reference"),
         "distill": (setting.rlhf.teacher if setting.rlhf else None, "teacher"),
-        "evaluate": (setting.rlhf.reward if setting.rlhf else None, "score"),
+        **dict.fromkeys(
+            ("evaluate", "contest"), (setting.rlhf.reward if setting.rlhf else None, "score")
+        ),
     }.get(setting.stage, (None, ""))
     if shape is None:
         return []
@@ -318,14 +353,15 @@ def forward_phases(setting: Setting) -> list[Phase]:
         # and the log-probabilities of the replies under their own and under the SFT model, whose
         # own are both
     ):
-        once = once + forward_pass(
+        contest = setting.stage == "contest"  # both sides' replies, by one side's reward model
+        once = once.times(2 if contest else 1) + forward_pass(
             setting,
             setting.model,
             levers,
             levers.micro_batch,
             work.mean_tokens,
             levers.micro_batch * work.mean_response_tokens,
-        ).times(2 - 1 / EVALUATED)
+        ).times(2 if contest else 2 - 1 / EVALUATED)
     times = work.steps * levers.accumulation
     if setting.stage == "dpo" and work.reference_sequences is not None:
         times = work.reference_sequences / levers.micro_batch
@@ -340,8 +376,13 @@ def plan_stage(setting: Setting, price: Price, find_lever: bool = True) -> Stage
     """The plan of one stage at a price per device-hour. Raises CostError for a stage that has no
     formulas.
     """
-    found = phases(setting)
-    held = moments(setting)
+    return planned(setting, price, phases(setting), moments(setting), find_lever)
+
+
+def planned(
+    setting: Setting, price: Price, found: list[Phase], held: list[Moment], find_lever: bool = True
+) -> StagePlan:
+    """The plan of a stage whose phases and moments of memory are known."""
     highest = peak(held)
     needed = device_bytes(setting, highest.total)
     seconds = sum(phase.seconds for phase in found)

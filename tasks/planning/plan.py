@@ -322,9 +322,10 @@ def summary(prepared: Prepared) -> list[str]:
     if not prepared.ahead:
         return ["Planned: nothing to do, every stage is unchanged."]
     cost = prepared.ahead_total
+    command = "rlhf plan" if prepared.ahead.keys() <= set(STAGES) else "rlhf plan --retrain"
     stages = ", ".join(f"{name} {duration(part.seconds)}" for name, part in prepared.ahead.items())
     lines = [
-        f"Planned: {usd(cost.usd)} and {duration(cost.seconds)} ({stages}). Details: rlhf plan"
+        f"Planned: {usd(cost.usd)} and {duration(cost.seconds)} ({stages}). Details: {command}"
     ]
     before = total(prepared.spent)
     if prepared.continues and before.seconds:

@@ -28,11 +28,13 @@ from config.load import write
 from config.records import PipelineRow
 from config.retraining import RETRAIN_FOLDER, RETRAIN_ROWS, Contest, Examination, RetrainRow
 from config.schema import Params
+from costs.planning.contest import CONTEST
 from tasks.champions.files import check_champion, gathered
 from tasks.champions.promotion_gate import Verdict, in_a_line, promotion_verdict
 from tasks.champions.registry import promote, require_champion, tell_mlflow
 from tasks.dvc.data_key import key_now
 from tasks.dvc.status import forget
+from tasks.planning.contest import with_contest
 from tasks.planning.gate import approval
 from tasks.planning.plan import Prepared, prepare
 from tasks.retraining.decision import Decision, decide
@@ -63,7 +65,7 @@ class Cycle:
         self.data_key: str | None = None
         self.examination: Examination | None = None
         self.prepared: Prepared | None = None
-        """The plan of the training that was decided on."""
+        """The plan of the training that was decided on, and of the contest."""
         self.decision: Decision | None = None
         self.run_id: str | None = None
         self.contest: Contest | None = None
@@ -173,7 +175,7 @@ def is_due(cycle: Cycle, force: bool) -> bool:
     cycle.examination = Examination.model_validate_json(target.read_bytes())
     if cycle.data_key is None and cycle.examination.changed_rows:
         forget(root, "data")  # DVC can not see that a URL or a dataset of the hub has changed
-    cycle.prepared = prepared = prepare(root, params)
+    cycle.prepared = prepared = with_contest(prepare(root, params))
     planned_usd = prepared.ahead_total.usd if prepared.plan is not None else None
     cycle.decision = decide(
         cycle.examination, planned_usd, month(root, params, time.time()), params.retrain, force
@@ -181,6 +183,8 @@ def is_due(cycle: Cycle, force: bool) -> bool:
     if not cycle.decision.train:
         cycle.end("skipped", cycle.decision.reasons[0])
         return False
+    if contest := prepared.ahead.get(CONTEST):
+        cycle.record("reserved", usd=contest.usd)
     cycle.display.say("retrain: " + "; ".join(cycle.decision.reasons))
     return True
 

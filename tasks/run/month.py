@@ -28,10 +28,14 @@ class Month(NamedTuple):
     """Such as 2026-11."""
     spent_usd: float
     limit_usd: float | None
+    reserved_usd: float = 0.0
+    """Planned for the contest of the cycle at work."""
 
     @property
     def left_usd(self) -> float | None:
-        return None if self.limit_usd is None else self.limit_usd - self.spent_usd
+        return (
+            None if self.limit_usd is None else self.limit_usd - self.spent_usd - self.reserved_usd
+        )
 
 
 def month_of(time: float) -> str:
@@ -51,7 +55,18 @@ def month(root: Path, params: Params, now: float) -> Month:
     helpers: list[RetrainRow] = jsonl.read(root / RETRAIN_ROWS, RetrainRow).rows
     spent = sum(run_usd(root, params, run_id) for run_id in runs)
     spent += sum(row.usd for row in helpers if row.event == "cost" and month_of(row.time) >= name)
-    return Month(name, spent, params.retrain.monthly_usd)
+    return Month(name, spent, params.retrain.monthly_usd, _reserved(helpers))
+
+
+def _reserved(rows: list[RetrainRow]) -> float:
+    """What the newest cycle has put aside and not spent yet."""
+    newest = [row for row in rows if row.cycle == rows[-1].cycle]
+    if any(row.event == "end" for row in newest):
+        return 0.0
+    reserved = next((i for i, row in enumerate(newest) if row.event == "reserved"), None)
+    if reserved is None or any(row.event == "cost" for row in newest[reserved:]):
+        return 0.0
+    return newest[reserved].usd
 
 
 def run_usd(root: Path, params: Params, run_id: str) -> float:

@@ -18,6 +18,7 @@ from config.schema import Params
 from config.stage_code import CODE
 from costs.ledger.budget import total
 from tasks.dvc.status import StageAtWork, is_unchanged, stale_stages
+from tasks.planning.contest import with_contest
 from tasks.planning.plan import (
     Prepared,
     done_share,
@@ -315,6 +316,23 @@ def test_a_stage_on_a_work_pool_is_planned_for_its_device_and_price(project: Pat
     assert (there["sft"].hardware, there["reward"].hardware) == ("a100-80", here["reward"].hardware)
     assert there["sft"].usd.expected == pytest.approx(there["sft"].seconds * 36.0 / 3600)
     assert there["reward"].usd == here["reward"].usd
+
+
+def test_a_cycle_is_planned_with_its_contest_and_approved_of_as_a_whole(project: Path) -> None:
+    run = prepare(project, params(project))
+    cycle = with_contest(run)
+    assert run.plan is not None
+    assert cycle.plan is not None
+    contest = cycle.plan.stages[-1]
+    assert (contest.stage, cycle.plan.stages[:-1]) == ("contest", run.plan.stages)
+    assert contest.usd.expected > 0
+    both = run.ahead_total.usd + contest.usd.expected
+    assert cycle.ahead_total.usd == pytest.approx(both)
+    asked = params(project, f"budget.approval_usd={(run.ahead_total.usd + both) / 2}")
+    assert not needs_approval(prepare(project, asked))
+    assert needs_approval(with_contest(prepare(project, asked)))
+    assert "| contest |" in markdown(cycle)
+    assert "contest" in summary(cycle)[0]
 
 
 # ---------------------------------------------------------------- checkpoints of other code

@@ -110,6 +110,27 @@ def test_summer_time_and_time_zones_move_no_run_into_another_month(
     assert names == [["2026-03", "2026-03", "2026-10", "2026-10", "2026-11"]] * 4
 
 
+def test_a_run_leaves_what_its_cycle_has_put_aside_for_the_contest(tmp_path: Path) -> None:
+    def record(cycle: str, event: str, usd: float = 0.0) -> None:
+        row = {"time": at("2026-11-02"), "cycle": cycle, "event": event, "usd": usd}
+        jsonl.append(tmp_path / RETRAIN_ROWS, RetrainRow.model_validate(row))
+
+    def left() -> float | None:
+        return month(tmp_path, PARAMS, at("2026-11-03")).left_usd
+
+    record("killed", "reserved", 40.0)
+    record("c", "begin")
+    record("c", "cost", 1.0)
+    assert left() == pytest.approx(49)
+    record("c", "reserved", 5.0)
+    assert left() == pytest.approx(44)
+    record("c", "cost", 6.0)  # the contest itself
+    assert left() == pytest.approx(43)
+    record("d", "reserved", 5.0)
+    record("d", "end")
+    assert left() == pytest.approx(43)
+
+
 def test_without_a_limit_nothing_is_left_to_count(tmp_path: Path) -> None:
     unlimited = PARAMS.model_copy(
         update={"retrain": PARAMS.retrain.model_copy(update={"monthly_usd": None})}
