@@ -74,8 +74,12 @@ def test_safety_prompts_are_asked_as_well(tmp_path: Path) -> None:
 
 def test_one_model_at_a_time_is_in_memory(tmp_path: Path) -> None:
     large = params(recipe="gpu-80gb")
-    (role,) = contest(large, tmp_path).memory
+    made = contest(large, tmp_path)
+    ((role, parts),) = made.memory.items()
     assert role in ("policy", "reward")
+    assert not {"optimizer", "gradients"} & parts.keys()
+    peaks = {phase.phase: phase.peak_bytes for phase in made.phases}
+    assert min(peaks["generate"], peaks["score"]) > parts["weights"]
     assert len(evaluation(large, tmp_path).memory) == 2
 
 
