@@ -20,6 +20,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from training.calibrate.rates import pace
+from training.process.device import device
 from training.process.stage import run_stage
 from training.process.usage import Meter
 
@@ -97,7 +98,7 @@ def main() -> int:
         else lambda params: module.inputs(params.align.method)
     )
     code = run_stage(options.stage, module.SECTIONS, inputs, getattr(module, options.stage))
-    found["pace"] = pace()
+    found["pace"] = pace(device().type)
     (BENCH / "process.json").write_text(json.dumps(found) + "\n", encoding="utf-8")
     return code
 

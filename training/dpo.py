@@ -86,7 +86,7 @@ def dpo(stage: Stage) -> None:
     )
     if settings.lora is not None:
         learn_adapter(model, settings.lora, "dpo", params.seed)
-    model.to("cpu" if stage.device == "cpu" else "cuda")
+    model.to(stage.placed_on)
     with stage.meter.phase("reference", 0) as work:
         ref = {split: reply_logps(model, pairs[split].rows, stage) for split in pairs}
         add_work(work, [*pairs["train"].rows, *pairs["test"].rows])

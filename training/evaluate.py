@@ -22,7 +22,7 @@ from training.evaluation.comparison import (
     score_judge,
     win_rate,
 )
-from training.modeling.models import base_model, load_policy, load_reward_model
+from training.modeling.models import autocast, base_model, load_policy, load_reward_model
 from training.modeling.scoring import score
 from training.modeling.sequences import sequence_logprobs
 from training.modeling.tokenizer import (
@@ -166,7 +166,7 @@ def load_model(stage: Stage, name: str, tokenizer: PreTrainedTokenizerBase) -> P
             params.model,
             tokenizer,
         )
-    return model.to("cpu" if stage.device == "cpu" else "cuda").eval()
+    return model.to(stage.placed_on).eval()
 
 
 def answer(
@@ -189,7 +189,8 @@ def answer(
         if settings.temperature > 0
         else None
     )
-    with stage.meter.phase("generate", step) as work:
+    precision = autocast(stage.params.model, model.device)
+    with stage.meter.phase("generate", step) as work, precision:
         rollout = generate(
             model, encoded, noise_BT, settings.temperature, limits, settings.batch_size
         )
@@ -198,7 +199,7 @@ def answer(
         [*prompt, *response] for prompt, response in zip(encoded, rollout.responses, strict=True)
     ]
     prompt_lengths = [len(prompt) for prompt in encoded]
-    with stage.meter.phase("score", step) as work:
+    with stage.meter.phase("score", step) as work, precision:
         rewards = judged(stage, tokenizer, sequences, budget_tokens, model.device)
         # of the policy that was sampled; greedy replies have no distribution of their own
         temperature = settings.temperature or 1.0

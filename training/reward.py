@@ -26,7 +26,7 @@ from training.hf.pair_loss import PairLoss
 from training.hf.trainer import BucketedData, CountingCollator, StageCallback, arguments, train
 from training.modeling.adapter_lineage import named_base
 from training.modeling.adapters import learn_adapter, save_adapter
-from training.modeling.models import base_model, new_reward_model
+from training.modeling.models import autocast, base_model, new_reward_model
 from training.modeling.scoring import raw_scores
 from training.modeling.tokenizer import load_tokenizer
 from training.preparation.preferences import Pairs, read_pairs
@@ -77,7 +77,11 @@ def reward(stage: Stage) -> None:
     oom = OomBackoff(
         stage, "tokens scored at once", 4 * settings.micro_batch_size * settings.max_length
     )
-    with stage.meter.phase("evaluate", step) as work, unsharded(model):
+    with (
+        stage.meter.phase("evaluate", step) as work,
+        unsharded(model),
+        autocast(stage.params.model, model.device),
+    ):
         held_out = oom.run(partial(margins, model, pairs["test"].rows), step)
         work.add(
             tokens=sum(len(ids) for row in pairs["test"].rows for ids in row.values()),

@@ -23,6 +23,7 @@ from training.calibrate.stages import loop, stage_processes
 from training.process import allocator
 from training.process.artifacts import replacing
 from training.process.command import run_command
+from training.process.device import device
 
 logger = logging.getLogger(__name__)
 
@@ -30,8 +31,7 @@ logger = logging.getLogger(__name__)
 def measure() -> Machine:
     """Everything, with a line of progress for each part."""
     began, others = time.perf_counter(), OtherWork()
-    accelerator = torch.accelerator.current_accelerator(check_available=True)
-    device = accelerator.type if accelerator else "cpu"
+    measured_on = device().type
 
     def tell(part: str) -> None:
         logger.info("%5.1f s  %s", time.perf_counter() - began, part)
@@ -46,12 +46,12 @@ def measure() -> Machine:
         "matrix products, memory bandwidth, attention, whole models, log-probabilities, decoding, "
         "optimizer"
     )
-    first, first_step = measured_round(device), decode_step_seconds(device)
+    first, first_step = measured_round(measured_on), decode_step_seconds(measured_on)
     tell("the same again")
-    rates = agreed(first, measured_round(device))
-    step = min(first_step, decode_step_seconds(device))
+    rates = agreed(first, measured_round(measured_on))
+    step = min(first_step, decode_step_seconds(measured_on))
     others.check(torch.get_num_threads())
-    name, memory, usable = device_memory(device)
+    name, memory, usable = device_memory(measured_on)
     seconds = time.perf_counter() - began
     tell("done")
     return Machine(

@@ -322,12 +322,12 @@ def decode_step_seconds(device: str) -> float:
 # ---------------------------------------------------------------- rounds
 
 
-def pace() -> list[dict[str, float]]:
+def pace(device: str) -> list[dict[str, float]]:
     """Some trunks as they are at this moment, as JSON has them: how fast the machine is now, beside
     when it was calibrated.
     """
     with torch.enable_grad():
-        return [each.model_dump() for each in passes("cpu", SOME_TRUNKS)]
+        return [each.model_dump() for each in passes(device, SOME_TRUNKS)]
 
 
 def measured_round(device: str) -> Rates:

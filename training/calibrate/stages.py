@@ -225,11 +225,17 @@ def main(stage: str, with_trunks: bool = False) -> int:
     }
     Path(f"{stage}-{OUT}").write_text(json.dumps(noted), encoding="utf-8")
     if with_trunks:
-        # late: what a stage does not import must not count as its own
-        from training.calibrate.rates import pace
-
-        Path(TRUNKS_AFTER).write_text(json.dumps(pace()), encoding="utf-8")
+        write_trunks()
     return int(code)
+
+
+def write_trunks() -> None:
+    """How fast trunks are now, on the device that the stage had."""
+    # late: what a stage does not import must not count as its own
+    from training.calibrate.rates import pace
+    from training.process.device import device
+
+    Path(TRUNKS_AFTER).write_text(json.dumps(pace(device().type)), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -63,9 +63,9 @@ def shard(module: nn.Module, stage: Stage, sums_gradients: bool = False) -> None
     Gradients are means over the processes, as in DDP, or `sums_gradients`. Which parameters learn
     may still change, until `set_root_modules`.
     """
-    device = "cpu" if stage.device == "cpu" else "cuda"
+    device = stage.placed_on.type
     if not shards_weights(stage):
-        module.to(device)
+        module.to(stage.placed_on)
         return
     everybody = dist.group.WORLD
     assert everybody is not None

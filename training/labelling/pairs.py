@@ -28,6 +28,7 @@ from training.preparation.splits import SPLITS
 from training.process.artifacts import write_jsonl
 from training.process.checkpoint import fingerprint
 from training.process.command import run_command
+from training.process.device import device
 from training.retraining.trained_models import TrainedModels
 from training.rollout.engine import Limits, sampling_noise
 from training.rollout.static import generate
@@ -58,11 +59,7 @@ def draw_pairs(
     before = list(jsonl.plain(target)) if target.exists() else []
     seed = params.seed + len(before) if seed is None else seed
     tokenizer = load_tokenizer(root / "data/tokenizer")
-    model = (
-        load_policy(root / folder, params.model, tokenizer)
-        .to("cuda" if torch.cuda.is_available() else "cpu")
-        .eval()
-    )
+    model = load_policy(root / folder, params.model, tokenizer).to(device()).eval()
     place = root / folder if root.parent.name == CHAMPIONS.name else folder
     origin = {
         "seed": seed,

@@ -5,12 +5,12 @@ from safetensors only.
 import copy
 import importlib.util
 import logging
-import math
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from safetensors import safe_open
+from torch import Tensor, nn
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -25,6 +25,7 @@ from config.sections.model import Model, RandomModel
 from training.modeling.adapter_lineage import CONFIG, is_adapter, lineage
 from training.modeling.adapters import merge, read_adapter
 from training.modeling.low_bit import check_storage, let_go_of_files, quantisation
+from training.modeling.score_head import head_of, new_head
 
 SCORE = "score.weight"
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -108,7 +109,8 @@ def load_policy(
 def load_reward_model(
     place: str | Path, settings: Model, tokenizer: PreTrainedTokenizerBase, trainable: bool = False
 ) -> PreTrainedModel:
-    """A trained reward model: one label, its score normalisation in the config.
+    """A trained reward model: one label, its head in fp32 whatever the trunk's weights are in, its
+    score normalisation in the config.
 
     Raises ModelError as `base_model` does, and if the folder holds no reward model.
     """
@@ -126,8 +128,21 @@ def load_reward_model(
         model.config = reward_config(model.config, place)
     else:
         model = _load(AutoModelForSequenceClassification, place, settings, trainable)
+        model.score = head_of(_stored_head(Path(place)), model.device)
     check_vocabulary(model, tokenizer, place)
     return without_dropout(model)
+
+
+def _stored_head(folder: Path) -> Tensor:
+    """The weights [1, D] of the head in a reward model's folder as they were saved: what loads the
+    trunk rounds them to its type.
+    """
+    for path in sorted(folder.glob("*.safetensors")):
+        with safe_open(path, framework="pt") as stored:
+            if SCORE in stored.keys():  # noqa: SIM118 # no mapping
+                weight: Tensor = stored.get_tensor(SCORE)
+                return weight
+    raise ModelError(f"{folder} has no {SCORE}. Run the reward stage.")
 
 
 def reward_config(base: PreTrainedConfig, place: str | Path) -> PreTrainedConfig:
@@ -186,35 +201,6 @@ def new_reward_model(
     return without_dropout(model)
 
 
-def new_head(width: int, seed: int, device: torch.device) -> nn.Linear:
-    """A scalar head in fp32: [D] -> [1], without bias."""
-    head = nn.Linear(width, 1, bias=False, device=device)
-    init_head(head, seed)
-    return head
-
-
-def init_head(head: nn.Linear, seed: int) -> None:
-    """Draw a scalar head's weights with std 1/sqrt(d + 1); no bias."""
-    generator = torch.Generator().manual_seed(seed)
-    weights = torch.randn(head.weight.shape, generator=generator) / math.sqrt(head.in_features + 1)
-    with torch.no_grad():
-        head.weight.copy_(weights)
-        if head.bias is not None:
-            head.bias.zero_()
-
-
-def normalised_head(head: nn.Linear, mean: float, std: float) -> nn.Linear:
-    """A head in fp32 that says (w h - mean) / std where `head` says w h: [D] -> [1], with a bias.
-
-    For a value model that begins as the reward model: its returns are sums of normalised scores.
-    """
-    folded = nn.Linear(head.in_features, 1, device=head.weight.device)
-    with torch.no_grad():
-        folded.weight.copy_(head.weight / std)
-        folded.bias.fill_(-mean / std)
-    return folded
-
-
 def check_folder(place: str | Path) -> None:
     """Refuse a local folder without config or safetensors weights, in one line."""
     folder = Path(place)
@@ -260,7 +246,7 @@ def _load_lineage(
     check_folder(found.base)
     model = _load(kind, found.base, settings, trainable, found.revision, fresh, **config)
     if SCORE in fresh:
-        model.score.float()
+        model.score = head_of(model.score.weight, model.device)
     for adapter in found.adapters:
         check_folder(adapter)
         read_adapter(model, adapter, adapter_name(adapter))

@@ -34,6 +34,5 @@ def raw_scores(
         packed = pack([sequences[i] for i in batch])
         last_B = packed.start_B + torch.tensor([len(sequences[i]) for i in batch]) - 1
         hidden_BD = packed_hidden(reward_model, packed, last_B)
-        head = reward_model.score
-        scores_B[batch] = head(hidden_BD.to(head.weight.dtype)).squeeze(-1).float().cpu()
+        scores_B[batch] = reward_model.score(hidden_BD).squeeze(-1).cpu()
     return scores_B

@@ -50,6 +50,7 @@ from config.stage_code import some, stage_code
 from training.distributed import collectives
 from training.process import allocator, garbage_collection
 from training.process.checkpoint import DONE, Checkpoints, fingerprint
+from training.process.device import device, device_name
 from training.process.faults import is_out_of_memory, named_fault
 from training.process.usage import Meter
 
@@ -84,7 +85,8 @@ class Stage:
         self.run_id = os.environ.get(RUN_ID_VARIABLE, NO_RUN_ID)
         self.rank = int(os.environ.get("RANK", "0"))
         self.world_size = int(os.environ.get("WORLD_SIZE", "1"))
-        self.device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
+        self.placed_on = device()
+        self.device = device_name(self.placed_on)
         self._launcher = int(os.environ.get(LAUNCHER_VARIABLE, "0"))
         self._pipeline = os.environ.get(PIPELINE_VARIABLE)
         self._folder = root / "runs" / name

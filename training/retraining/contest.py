@@ -208,15 +208,16 @@ def answer(trained_models: TrainedModels, prompts: Sequence[Prompt], params: Par
         else None
     )
     limits = Limits(settings.max_new_tokens, tokenizer.eos_token_id, tokenizer.pad_token_id)
-    responses = halving(
-        lambda size: (
-            generate(
-                trained_models.policy, encoded, noise_BT, settings.temperature, limits, size
-            ).responses
-        ),
-        settings.batch_size,
-        "evaluate.batch_size",
-    )
+    with trained_models.precision:
+        responses = halving(
+            lambda size: (
+                generate(
+                    trained_models.policy, encoded, noise_BT, settings.temperature, limits, size
+                ).responses
+            ),
+            settings.batch_size,
+            "evaluate.batch_size",
+        )
     sequences = [[*prompt, *response] for prompt, response in zip(encoded, responses, strict=True)]
     prompt_lengths, budget_tokens = (
         [len(ids) for ids in encoded],
@@ -229,9 +230,9 @@ def answer(trained_models: TrainedModels, prompts: Sequence[Prompt], params: Par
         """Under a model that nothing here keeps."""
 
         def pieces(size: int) -> list[Tensor]:
-            return sequence_logprobs(
-                getattr(trained_models, role), sequences, prompt_lengths, temperature, size
-            )
+            model = getattr(trained_models, role)
+            with trained_models.precision:
+                return sequence_logprobs(model, sequences, prompt_lengths, temperature, size)
 
         return halving(pieces, budget_tokens, "tokens at once")
 

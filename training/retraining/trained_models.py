@@ -13,7 +13,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from config.load import read
 from config.sections.model import Model
-from training.modeling.models import load_policy, load_reward_model
+from training.modeling.models import autocast, load_policy, load_reward_model
 from training.modeling.scoring import score
 from training.modeling.tokenizer import (
     Prompt,
@@ -23,6 +23,7 @@ from training.modeling.tokenizer import (
     response_text,
 )
 from training.process import out_of_memory
+from training.process.device import device
 from training.process.out_of_memory import halving
 
 
@@ -37,7 +38,7 @@ class TrainedModels:
         content = read(folder / "params.yaml")
         self.model = Model.model_validate(content["model"])
         self.method = str(content["align"]["method"])
-        self.device = "cuda" if torch.cuda.is_available() else "cpu"
+        self.device = device()
         self._held: tuple[str, PreTrainedModel] | None = None
 
     @cached_property
@@ -61,6 +62,11 @@ class TrainedModels:
                 self.folder / "models" / name, self.model, self.tokenizer
             ),
         )
+
+    @property
+    def precision(self) -> torch.autocast:
+        """Computes as training did."""
+        return autocast(self.model, self.device)
 
     def release(self) -> None:
         """Let go of the model it holds."""
@@ -96,11 +102,12 @@ class TrainedModels:
         ]
         encoded = zip(encode_prompts(self.tokenizer, prompts), responses, strict=True)
         sequences = [[*prompt, *response][:longest] for prompt, response in encoded]
-        return halving(
-            lambda size: score(self.reward_model, sequences, size).tolist(),
-            200 * longest,
-            "tokens scored at once",
-        )
+        with self.precision:
+            return halving(
+                lambda size: score(self.reward_model, sequences, size).tolist(),
+                200 * longest,
+                "tokens scored at once",
+            )
 
 
 def pair_margins(trained_models: TrainedModels, pairs: Sequence[Mapping[str, Any]]) -> list[float]:

@@ -16,7 +16,6 @@ which then stays on.
 from pathlib import Path
 from typing import Any, TypeVar
 
-import torch
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -41,11 +40,10 @@ from training.modeling.models import (
     check_reward_folder,
     load_policy,
     load_reward_model,
-    new_head,
     new_reward_model,
-    normalised_head,
     reward_config,
 )
+from training.modeling.score_head import new_head, normalised_head
 from training.process.artifacts import replacing
 from training.process.stage import Stage
 from training.rl.roles import Models, Role, Roles
@@ -64,7 +62,7 @@ class _Origin:
         self.settings: Online = getattr(stage.params, stage.name)
         self.tokenizer = tokenizer
         self.sft, self.reward = stage.root / "models/sft", stage.root / "models/reward"
-        self.device = torch.device("cpu" if stage.device == "cpu" else "cuda")
+        self.device = stage.placed_on
 
     def place(self, module: M) -> M:
         """A model or a head that is to learn on the stage's device, whole or divided; never in
@@ -152,7 +150,6 @@ def _value_model(origin: _Origin) -> Role:
         model = new_reward_model(
             origin.sft, params.model, origin.tokenizer, params.seed, trainable=False
         )
-        model.score.float()
     beneath = active(model)
     add_adapter(model, lora, VALUE, params.seed + 1, "ppo.lora")
     model = origin.place(model)

@@ -155,7 +155,7 @@ class Roles:
         model = self.value_model
         assert model is not None
         values_N: Tensor = model.score(response_hidden(model, rows, lengths)).squeeze(-1)
-        return values_N.float()
+        return values_N
 
     def _forward(
         self, sequences: Sequence[Sequence[int]], prompt_lengths: Sequence[int], settings: Online
@@ -167,7 +167,7 @@ class Roles:
         )
         values_N = None
         if self.trunk_value_head is not None:
-            values_N = self.trunk_value_head(hidden_ND).squeeze(-1).float()
+            values_N = self.trunk_value_head(hidden_ND).squeeze(-1)
         elif self.value_model is not None:
             values_N = self._values_at(sequences, prompt_lengths)
         return Forward(logprobs_N, entropy_N, values_N)

@@ -23,7 +23,8 @@ from training.calibrate.rates import (
     samplings,
     streams,
 )
-from training.calibrate.stages import STAGES, stage_processes
+from training.calibrate.stages import STAGES, stage_processes, write_trunks
+from training.process.device import device
 
 
 @pytest.fixture
@@ -150,6 +151,18 @@ def test_what_was_written_is_read_back_whole(tmp_path: Path) -> None:
     write(machine(threads=2), path)
     assert Machine.model_validate(yaml.safe_load(path.read_text())) == machine(threads=2)
     assert [file.name for file in path.parent.iterdir()] == ["hardware.yaml"]
+
+
+@pytest.mark.parametrize("has_gpu", [False, True])
+def test_trunks_are_timed_on_the_device_that_stages_have(
+    has_gpu: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: has_gpu)
+    monkeypatch.setattr(module, "passes", lambda device, _: seen.append(device) or ())
+    monkeypatch.chdir(tmp_path)
+    write_trunks()
+    assert seen == [device().type] == ["cuda" if has_gpu else "cpu"]
 
 
 def test_a_stage_of_each_kind_is_started_and_timed(tmp_path: Path) -> None:

@@ -14,12 +14,12 @@ from tests.training.tiny import FAMILIES, policy, reward_model, settings, tokeni
 from training.modeling.models import (
     base_model,
     check_folder,
-    init_head,
     load_policy,
     load_reward_model,
     new_reward_model,
     without_dropout,
 )
+from training.modeling.score_head import init_head
 from training.modeling.tokenizer import trained_tokenizer
 from training.preparation import helpdesk
 

@@ -15,7 +15,7 @@ from transformers import (
 )
 
 from tests.training.tiny import FAMILIES, policy, prompts, tokenizer
-from training.modeling.models import init_head
+from training.modeling.score_head import init_head
 from training.modeling.sequences import sequence_logprobs
 from training.rollout import kv_cache
 from training.rollout.engine import Limits, Rollout, draw, sampling_noise

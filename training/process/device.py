@@ -1,0 +1,13 @@
+"""The device that a process computes on: an accelerator if there is one, else the CPU."""
+
+import torch
+
+
+def device() -> torch.device:
+    """Where models of this process are put."""
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def device_name(found: torch.device) -> str:
+    """`cpu`, or what the accelerator is called."""
+    return "cpu" if found.type == "cpu" else torch.cuda.get_device_name()
