@@ -148,6 +148,13 @@ def up(
             "as you.",
         ),
     ] = False,
+    mlflow_auth: Annotated[
+        bool,
+        typer.Option(
+            "--mlflow-auth",
+            help="MLflow asks for a name and a password: where others use this machine.",
+        ),
+    ] = False,
 ) -> None:
     """Start the Prefect and MLflow servers and a worker in the background, and put the forms of
     prefect.yaml into the Prefect UI.
@@ -159,7 +166,7 @@ def up(
         return
     from cli.servers import up as start
 
-    start(prefect_port, mlflow_port, open_page, notify, no_auth)
+    start(prefect_port, mlflow_port, open_page, notify, no_auth, mlflow_auth)
 
 
 @app.command()

@@ -12,12 +12,14 @@ from cli.project import chosen_params, project_root, this_command
 from config import jsonl
 from config.at_work import run_at_work
 from config.errors import EnvironmentFault, ParamsError
+from config.login import MLFLOW_KEY, MLFLOW_USER, key
 from config.records import PipelineRow
 from tasks.servers.prefect_settings import api_key, own_server, settings
 from tasks.servers.processes import (
     WORKER,
     Server,
     asks_for_key,
+    asks_for_login,
     is_postgresql,
     log_path,
     mlflow_plan,
@@ -37,7 +39,12 @@ if TYPE_CHECKING:
 
 
 def up(
-    prefect_port: int, mlflow_port: int, open_page: str | None, notify: str | None, no_auth: bool
+    prefect_port: int,
+    mlflow_port: int,
+    open_page: str | None,
+    notify: str | None,
+    no_auth: bool,
+    mlflow_auth: bool,
 ) -> None:
     """Start both servers, deploy the flows, start the worker, and print where to look. Raises
     EnvironmentFault for a taken port.
@@ -52,7 +59,7 @@ def up(
         plan
         for plan in (
             prefect_plan(root, prefect_port, params.tracking, with_key),
-            mlflow_plan(root, params.tracking, mlflow_port),
+            mlflow_plan(root, params.tracking, mlflow_port, mlflow_auth),
         )
         if plan
     ]
@@ -72,12 +79,29 @@ def up(
             f"the Prefect server on {prefect.url} asks for its key. Stop it with {this_command()} "
             "down, then --no-auth again."
         )
+    mlflow = next((server for server in running if server.name == "mlflow"), None)
+    if mlflow_auth and mlflow is None:
+        raise ParamsError(
+            f"--mlflow-auth is for the MLflow server of this project, tracking.uri="
+            f"{params.tracking.uri} is another one. Leave it out: that server has its own login."
+        )
+    login = mlflow is not None and asks_for_login(root, mlflow)
+    if mlflow_auth and mlflow is not None and not login:
+        raise EnvironmentFault(
+            f"the MLflow server on {mlflow.url} asks for no password. Stop it with "
+            f"{this_command()} down, then --mlflow-auth again."
+        )
     found = pages(root, params, running)
     for name, url in found.items():
         console.print(f"{NAMES[name]:<8} {url}", markup=False)
     if asked:
         console.print(
             f"{'Key':<8} {api_key(root)}   (Prefect's pages ask for it once in each browser)",
+            markup=False,
+        )
+    if login:
+        console.print(
+            f"{'Login':<8} {MLFLOW_USER}, {key(root / MLFLOW_KEY)}   (MLflow's pages ask for it)",
             markup=False,
         )
     deployed = _work(root, prefect, notify)

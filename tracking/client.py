@@ -14,6 +14,7 @@ from mlflow.exceptions import MlflowException
 from mlflow.protos.databricks_pb2 import RESOURCE_ALREADY_EXISTS, RESOURCE_DOES_NOT_EXIST, ErrorCode
 
 from config.errors import EnvironmentFault
+from config.login import MLFLOW_KEY, MLFLOW_USER, key, mlflow_password
 from config.sections.run import Tracking
 
 logger = logging.getLogger(__name__)
@@ -28,6 +29,12 @@ TIMEOUT_SECONDS, UPLOAD_TIMEOUT_SECONDS = 10, 3600
 """For an answer. A server that keeps artifacts elsewhere says nothing after a file has come until
 the other place has it.
 """
+
+USER_VARIABLE, PASSWORD_VARIABLE, TOKEN_VARIABLE = (
+    "MLFLOW_TRACKING_USERNAME",
+    "MLFLOW_TRACKING_PASSWORD",
+    "MLFLOW_TRACKING_TOKEN",
+)
 
 KEY_TAG = "rlhf.key"
 """Tag that names what an MLflow run stands for, so that it is found again and never created
@@ -85,6 +92,7 @@ def connect(root: Path, tracking: Tracking) -> Connection:
     for noisy in ("mlflow", "alembic"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
     uri = resolved_uri(root, tracking.uri)
+    log_in(root, uri)
     create_database(uri)
     client = MlflowClient(uri, registry_uri=uri)
     found = client.get_experiment_by_name(tracking.experiment)
@@ -107,6 +115,21 @@ def connect(root: Path, tracking: Tracking) -> Connection:
             "or name another one in params.yaml."
         )
     return Connection(client, found.experiment_id)
+
+
+def log_in(root: Path, uri: str) -> None:
+    """Have MLflow's client send the password of this project's own server to it and to no other.
+    Who has named a login in the environment is not overruled.
+    """
+    if os.environ.get(USER_VARIABLE, MLFLOW_USER) != MLFLOW_USER or TOKEN_VARIABLE in os.environ:
+        return
+    password = mlflow_password(root, uri)
+    if password is not None:
+        os.environ |= {USER_VARIABLE: MLFLOW_USER, PASSWORD_VARIABLE: password}
+    elif (root / MLFLOW_KEY).exists() and os.environ.get(PASSWORD_VARIABLE) == key(
+        root / MLFLOW_KEY
+    ):
+        del os.environ[USER_VARIABLE], os.environ[PASSWORD_VARIABLE]
 
 
 def create_database(uri: str) -> None:

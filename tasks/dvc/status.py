@@ -145,14 +145,17 @@ def forget(root: Path, stage: str) -> None:
         write_atomically(path, yaml.safe_dump(content, sort_keys=False))
 
 
+KEYS = ("PREFECT_API_AUTH_STRING", "MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_TOKEN")
+
+
 def environment(**extra: str) -> dict[str, str]:
     """For child processes: this interpreter's folder comes first, so that `python` in dvc.yaml is
     this one.
 
-    The key of Prefect's server is kept from them: a stage reads data and models of others, and asks
-    the server nothing.
+    The keys of the servers are kept from them: a stage reads data and models of others, and asks
+    the servers nothing.
     """
-    own = {name: value for name, value in os.environ.items() if name != "PREFECT_API_AUTH_STRING"}
+    own = {name: value for name, value in os.environ.items() if name not in KEYS}
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
     return {**own, "PATH": path, "PYTHONUNBUFFERED": "1", "DVC_NO_ANALYTICS": "1", **extra}
 

@@ -10,11 +10,10 @@ its environment.
 """
 
 import os
-import secrets
-from contextlib import suppress
 from pathlib import Path
 
 from config.errors import EnvironmentFault
+from config.login import key
 from tasks.run.run import STATE_FOLDER
 
 
@@ -41,37 +40,7 @@ def api_key(root: Path) -> str:
 
     Raises EnvironmentFault if other users could read it, or it can not be written.
     """
-    path = home(root).parent / "prefect.key"
-    try:
-        if not path.exists():
-            _write_key(path)
-        mode = path.stat().st_mode & 0o777
-        if mode & 0o077:
-            raise EnvironmentFault(
-                f"{path} has mode {mode:o}: other users of this machine can read it. Stop the "
-                "servers with rlhf down and remove the file; "
-                "rlhf up makes a new key."
-            )
-        return path.read_text(encoding="ascii").strip()
-    except OSError as error:
-        raise EnvironmentFault(
-            f"{path} can not be used ({error.strerror}). Make it readable for this user, or remove "
-            "it."
-        ) from None
-
-
-def _write_key(path: Path) -> None:
-    """A new key, unless another process has made one meanwhile; nobody sees half of it."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with os.fdopen(
-            os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="ascii"
-        ) as file:
-            file.write(secrets.token_urlsafe(24))
-        with suppress(FileExistsError):
-            path.hardlink_to(temporary)
-    finally:
-        temporary.unlink(missing_ok=True)
+    return key(home(root).parent / "prefect.key")
 
 
 def own_server(root: Path, api_url: str) -> dict[str, str]:

@@ -27,6 +27,7 @@ import psutil
 
 from config.alive import is_alive
 from config.errors import EnvironmentFault
+from config.login import MLFLOW_KEY, MLFLOW_USER, SERVERS, key
 from config.sections.run import Tracking
 from tasks.run.run import STATE_FOLDER
 from tasks.servers.prefect_server import HOST as HOST
@@ -129,9 +130,9 @@ def prefect_plan(
     )
 
 
-def mlflow_plan(root: Path, tracking: Tracking, port: int) -> Plan | None:
+def mlflow_plan(root: Path, tracking: Tracking, port: int, with_login: bool = False) -> Plan | None:
     """MLflow's pages on the database of `tracking.uri`; None if that is a server already, other
-    than this very one.
+    than this very one. With a login it asks for a name and a password.
     """
     uri = (
         OWN_TRACKING_URI
@@ -144,6 +145,8 @@ def mlflow_plan(root: Path, tracking: Tracking, port: int) -> Plan | None:
         sys.executable, "-m", "mlflow", "server", "--artifacts-destination",
         str(root.resolve() / "mlartifacts"), "--host", HOST, "--port", str(port), "--workers", "1",
     ]  # fmt: skip
+    if with_login:
+        command = [sys.executable, "-m", "tracking.mlflow_server", str(port)]
     # its job runners judge traces of language model applications: four processes that nothing here
     # asks for the URI may hold a password, which everybody could read in a command
     environment = {
@@ -151,6 +154,13 @@ def mlflow_plan(root: Path, tracking: Tracking, port: int) -> Plan | None:
         "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
         **without_telemetry(),
     }
+    if with_login:
+        home(root)  # makes the folder
+        environment |= {
+            "MLFLOW_ARTIFACTS_DESTINATION": str(root.resolve() / "mlartifacts"),
+            "MLFLOW_TRACKING_USERNAME": MLFLOW_USER,
+            "MLFLOW_TRACKING_PASSWORD": key(root / MLFLOW_KEY),
+        }
     return Plan("mlflow", port, "--mlflow-port", command, environment)
 
 
@@ -307,11 +317,28 @@ def asks_for_key(root: Path, server: Server) -> bool:
     return True
 
 
-def _status(server: Server, key: str | None) -> int:
-    """How the server answers a question that needs the key."""
-    request = urllib.request.Request(f"{server.url}/api/admin/version")
-    if key is not None:
-        request.add_header("Authorization", f"Basic {base64.b64encode(key.encode()).decode()}")
+def asks_for_login(root: Path, server: Server) -> bool:
+    """Whether a running MLflow server wants its name and password.
+
+    Raises EnvironmentFault if it wants others than this project's.
+    """
+    path = "/version"
+    if _status(server, None, path) != HTTPStatus.UNAUTHORIZED:
+        return False
+    login = f"{MLFLOW_USER}:{key(root / MLFLOW_KEY)}"
+    if _status(server, login, path) == HTTPStatus.UNAUTHORIZED:
+        raise EnvironmentFault(
+            f"the MLflow server on {server.url} was started with another password. Stop it with "
+            "rlhf down, then rlhf up again."
+        )
+    return True
+
+
+def _status(server: Server, login: str | None, path: str = "/api/admin/version") -> int:
+    """How the server answers a question that needs the key, or name and password."""
+    request = urllib.request.Request(f"{server.url}{path}")
+    if login is not None:
+        request.add_header("Authorization", f"Basic {base64.b64encode(login.encode()).decode()}")
     try:
         with urllib.request.urlopen(request, timeout=REQUEST_TIMEOUT_SECONDS) as answer:
             return int(answer.status)
@@ -325,7 +352,7 @@ def log_path(root: Path, name: str) -> Path:
 
 
 def _state(root: Path) -> Path:
-    return root / STATE_FOLDER / "servers.json"
+    return root / SERVERS
 
 
 def _remember(root: Path, running: Sequence[Server]) -> None:

@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 from config.errors import EnvironmentFault
+from config.login import SERVERS, mlflow_password
 from config.sections.run import Tracking
 from tasks.dvc.status import environment
 from tasks.servers import processes
@@ -24,6 +25,7 @@ from tasks.servers.processes import (
     Plan,
     Server,
     asks_for_key,
+    asks_for_login,
     is_port_free,
     mlflow_plan,
     prefect_api,
@@ -33,6 +35,7 @@ from tasks.servers.processes import (
 )
 from tests.conftest import ROOT
 from tests.support.ports import free_port
+from tracking import client
 
 pytestmark = pytest.mark.integration
 
@@ -140,7 +143,8 @@ def test_our_key_is_not_sent_to_a_server_that_the_user_named(
 
 
 def test_a_stage_does_not_get_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PREFECT_API_AUTH_STRING", "secret")
+    for name in ("PREFECT_API_AUTH_STRING", "MLFLOW_TRACKING_PASSWORD"):
+        monkeypatch.setenv(name, "secret")
     assert "secret" not in environment().values()
 
 
@@ -273,6 +277,42 @@ def test_prefect_and_mlflow_come_up_on_the_projects_own_databases(
     prefect.close()
     stop(root)
     assert prefect_api(root) is None
+
+
+def test_with_a_login_mlflow_answers_who_can_read_the_projects_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in client.USER_VARIABLE, client.PASSWORD_VARIABLE, client.TOKEN_VARIABLE:
+        monkeypatch.setenv(name, "of another test")  # whatever connect() sets is taken back
+        monkeypatch.delenv(name)
+    plan = mlflow_plan(tmp_path, TRACKING, free_port(), with_login=True)
+    assert plan is not None
+    (tmp_path / ".rlhf" / "mlflow.key").stat()
+    try:
+        (server,) = start(tmp_path, [plan])
+        path, asked = "/api/2.0/mlflow/experiments/search", {"max_results": 1}
+        login = {"Authorization": basic(f"rlhf:{mlflow_password(tmp_path, server.url)}")}
+        assert (ask(server, path, asked), ask(server, "/"), ask(server, "/health")) == (
+            401,
+            401,
+            200,
+        )
+        assert (ask(server, path, asked, **login), ask(server, "/", **login)) == (200, 200)
+        assert ask(server, path, asked, **login, Host=f"example.org:{server.port}") == 403
+        assert ask(server, path, asked, **login, Origin="http://example.org") == 403
+        assert asks_for_login(tmp_path, server)
+        own = TRACKING.model_copy(update={"uri": server.url})
+        connection = client.connect(tmp_path, own)
+        assert connection.client.get_experiment(connection.experiment_id).name == own.experiment
+        client.log_in(tmp_path, f"http://tracking.example:{server.port}")
+        assert client.PASSWORD_VARIABLE not in os.environ, "for our own server alone"
+        killed = (tmp_path / SERVERS).read_text()
+    finally:
+        stop(tmp_path)
+    (tmp_path / SERVERS).write_text(killed)
+    client.log_in(tmp_path, server.url)
+    assert client.PASSWORD_VARIABLE not in os.environ, "somebody else's process may listen there"
+    assert (tmp_path / ".rlhf" / "mlflow.key").stat().st_mode & 0o777 == 0o600
 
 
 def test_a_tracking_server_of_somebody_else_is_not_started(tmp_path: Path) -> None:
