@@ -5,37 +5,33 @@ Shapes: N new prompts, B prompts of before.
 
 import math
 import re
-from bisect import bisect_right
 from collections.abc import Iterable, Sequence
+
+from scipy.special import kolmogi
 
 _WORD = re.compile(r"\w+")
 
 
 def length_distance(new: Sequence[int], before: Sequence[int]) -> float:
-    """Kolmogorov-Smirnov: sup over x of |F_new(x) - F_before(x)|, of the two empirical
-    distributions of lengths.
+    """The two-sample Kolmogorov-Smirnov statistic: sup over x of |F_new(x) - F_before(x)|, of the
+    two empirical distributions of lengths.
 
     Raises ValueError if either is empty.
     """
-    if not new or not before:
-        raise ValueError("a distribution needs at least one value")
-    sorted_new, sorted_before = sorted(new), sorted(before)
-    return max(
-        abs(bisect_right(sorted_new, x) / len(new) - bisect_right(sorted_before, x) / len(before))
-        for x in {*sorted_new, *sorted_before}
-    )
+    from scipy.stats import ks_2samp  # imported late: 0.7 s that only a retrain cycle needs
+
+    return float(ks_2samp(new, before, method="asymp").statistic)
 
 
 def critical_distance(new: int, before: int, confidence: float) -> float:
     """The distance that two samples of one distribution exceed with probability 1 - confidence.
 
-    c sqrt((n + m) / (n m)) with c = sqrt(-ln((1 - confidence) / 2) / 2), for large samples; with
-    ties, as lengths have them, it errs on the wide side. Source: Smirnov 1948, Table for estimating
-    the goodness of fit of empirical distributions, Ann. Math. Stat. 19, 279-281.
+    K^-1(1 - confidence) sqrt((n + m) / (n m)) with K the survival function of Kolmogorov's
+    distribution, for large samples; with ties, as lengths have them, it errs on the wide side.
+    Source: Smirnov 1948, Table for estimating the goodness of fit of empirical distributions, Ann.
+    Math. Stat. 19, 279-281.
     """
-    return math.sqrt(-math.log((1 - confidence) / 2) / 2) * math.sqrt(
-        (new + before) / (new * before)
-    )
+    return float(kolmogi(1 - confidence)) * math.sqrt((new + before) / (new * before))
 
 
 def words(text: str) -> list[str]:
