@@ -91,7 +91,7 @@ class Params(Section):
                 raise ParamsError(
                     "model.dtype=fp16 scales the loss by what the gradients of all weights say, "
                     f"and sharding.{stage}={level} divides them. "
-                    f"Set model.dtype: bf16, or sharding.{stage}: zero1 in params.yaml."
+                    f"Set model.dtype: bf16, or sharding.{stage}: none in params.yaml."
                 )
             if self.model.quantisation is not None:
                 raise ParamsError(

@@ -1,8 +1,9 @@
 """In how many processes a stage runs, and what these divide among themselves."""
 
-from typing import Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
+from pydantic_core import PydanticCustomError
 
 from config.errors import ParamsError
 from config.sections.base import Positive, Section
@@ -32,7 +33,15 @@ class Processes(Section):
     )
 
 
-Level = Literal["none", "zero1", "zero2", "zero3"]
+def _present(value: Any) -> Any:
+    if value == "zero1":
+        raise PydanticCustomError(
+            "gone", "is gone; write zero2, which holds less in each process, or none for fp16"
+        )
+    return value
+
+
+Level = Annotated[Literal["none", "zero2", "zero3"], BeforeValidator(_present)]
 WEIGHTS_DIVIDED = ("zero2", "zero3")
 
 
@@ -42,9 +51,9 @@ class Sharding(Section):
     """
 
     sft: Level = Field(
-        description="none: each process holds all. zero1: the optimizer's state is divided. zero2: "
-        "also gradients, and weights between two "
-        "steps. zero3: also weights at work, which are gathered layer by layer (FSDP2)."
+        description="none: each process holds all. zero2: the optimizer's state and gradients are "
+        "divided, and weights between two steps. zero3: also weights at work, which are gathered "
+        "layer by layer (FSDP2)."
     )
     reward: Level = Field(description="As for sft.")
     ppo: Level = Field(

@@ -35,7 +35,7 @@ scores.
 """
 GAP_SAMPLE = 16
 """Of training/rl/rollout_phase.py, which this package can not import."""
-PARALLEL: dict[str, Parallel] = {"none": "ddp", "zero1": "zero1", "zero2": "zero2", "zero3": "fsdp"}
+PARALLEL: dict[str, Parallel] = {"none": "ddp", "zero2": "zero2", "zero3": "fsdp"}
 """By the word in `sharding`."""
 ATTENTION: dict[str, Attention] = {"sdpa": "sdpa", "eager": "eager", "flash_attention_2": "flash"}
 

@@ -136,7 +136,7 @@ def combinations(setting: Setting, adapters: bool = False, free: bool = True) ->
             {"quantisation": quant} for quant in (None, *stores) if quant != levers.quantisation
         ]
     parallels = (
-        ("ddp", "zero1", "zero2", "zero3", "fsdp") if shared and free else (levers.parallel,)
+        ("ddp", "zero2", "zero3", "fsdp") if shared and free else (levers.parallel,)
     )
     optimizers = (
         ("adamw", "adamw8bit", *(("paged_adamw8bit",) if free else ()))

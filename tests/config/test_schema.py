@@ -193,9 +193,10 @@ def test_adapters_that_can_not_work_are_one_line_that_names_what_to_change(
             ["sharding.offload=true"],
             r"no stage divides them\. Set a stage of sharding to zero2 or zero3",
         ),
+        (["sharding.sft=zero1"], r"sharding\.sft='zero1' .* is gone; write zero2"),
         (
-            ["sharding.ppo=zero1", "ppo.optimizer=adamw8bit"],
-            r"ppo\.optimizer=adamw8bit .* sharding\.ppo=zero1 would cut",
+            ["sharding.ppo=zero2", "ppo.optimizer=adamw8bit"],
+            r"ppo\.optimizer=adamw8bit .* sharding\.ppo=zero2 would cut",
         ),
         (
             ["sharding.sft=zero3", "model.dtype=fp16"],

@@ -2,9 +2,8 @@
 params.yaml says; the result is the same.
 
 none    every process holds all
-zero1   the optimizer's state: each process takes the steps of its share of the parameters
-        torch's ZeroRedundancyOptimizer
-zero2   also gradients, and weights between two steps: whole from a step's first forward on
+zero2   the optimizer's state, gradients, and weights between two steps: whole from a step's first
+        forward on
         torch's FSDP2, weights kept
 zero3   also weights at work: each layer's are gathered for its forward and for its backward
         torch's FSDP2
@@ -15,7 +14,6 @@ What looks at weights outside of the model's own forward does so `inside` it, or
 Source: Rajbhandari et al. 2020 (arXiv:1910.02054), section 5; Zhao et al. 2023 (arXiv:2304.11277).
 """
 
-import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -182,20 +180,7 @@ def state_dict_to_save(module: nn.Module) -> dict[str, Tensor] | None:
     return gather_state_dict(module.state_dict(keep_vars=True) if whole else learning)
 
 
-# ---------------------------------------------------------------- optimizer
-
-
-def shard_optimizer(optimizer: torch.optim.Optimizer, stage: Stage) -> torch.optim.Optimizer:
-    """The optimizer as `sharding` says: of zero1 one that keeps the state of this process's share
-    of the parameters alone.
-    """
-    if level(stage) != "zero1":
-        return optimizer
-    from training.distributed.zero1 import SharedOptimizer
-
-    taken = inspect.signature(type(optimizer)).parameters
-    options = {name: value for name, value in optimizer.defaults.items() if name in taken}
-    return SharedOptimizer(optimizer.param_groups, type(optimizer), **options)
+# ---------------------------------------------------------------- gradients
 
 
 def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float) -> Tensor:

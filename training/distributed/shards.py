@@ -80,7 +80,7 @@ def save_optimizer(
     folder: Path, optimizer: torch.optim.Optimizer, named: Mapping[str, nn.Parameter]
 ) -> None:
     """Write the state of the optimizer of these parameters."""
-    state = {name: _own(optimizer).state.get(parameter, {}) for name, parameter in named.items()}
+    state = {name: optimizer.state.get(parameter, {}) for name, parameter in named.items()}
     tensors = {
         f"{name}/{key}": value
         for name, of in state.items()
@@ -107,47 +107,26 @@ def load_optimizer(
 ) -> None:
     """Put what `save_optimizer` wrote into an optimizer, however that is divided."""
     rest = json.loads((folder / REST).read_text(encoding="utf-8"))
-    mine = {
-        id(parameter) for group in _own(optimizer).param_groups for parameter in group["params"]
-    }
-    own = {name: parameter for name, parameter in named.items() if id(parameter) in mine}
-    state: dict[str, dict[str, Any]] = {name: dict(rest["values"][name]) for name in own}
+    state: dict[str, dict[str, Any]] = {name: dict(rest["values"][name]) for name in named}
     tensors: dict[str, Tensor] = {}
     for key, stored in (
         HuggingFaceStorageReader(str(folder)).read_metadata().state_dict_metadata.items()
     ):
         name, field = key.rsplit("/", 1)
-        if name in own and isinstance(stored, TensorStorageMetadata):
-            tensors[key] = state[name][field] = _room(own[name], stored)
+        if name in named and isinstance(stored, TensorStorageMetadata):
+            tensors[key] = state[name][field] = _room(named[name], stored)
     load_tensors(folder, tensors)
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     index = {id(parameter): i for i, parameter in enumerate(parameters)}
-    groups = (
-        optimizer.state_dict()["param_groups"]
-        if _own(optimizer) is optimizer
-        else _numbered(optimizer.param_groups, index)
-    )
+    groups = optimizer.state_dict()["param_groups"]
     merged = [
         {**group, **_tuples(saved)} for group, saved in zip(groups, rest["groups"], strict=True)
     ]
     content = {
-        "state": {index[id(own[name])]: of for name, of in state.items() if of},
+        "state": {index[id(named[name])]: of for name, of in state.items() if of},
         "param_groups": merged,
     }
     optimizer.load_state_dict(content)
-
-
-def _own(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-    """Of ZeroRedundancyOptimizer the one that holds this process's share."""
-    inner: torch.optim.Optimizer = getattr(optimizer, "optim", optimizer)
-    return inner
-
-
-def _numbered(groups: list[dict[str, Any]], index: Mapping[int, int]) -> list[dict[str, Any]]:
-    return [
-        {**group, "params": [index[id(parameter)] for parameter in group["params"]]}
-        for group in groups
-    ]
 
 
 def _tuples(group: dict[str, Any]) -> dict[str, Any]:

@@ -45,14 +45,6 @@ class LearningCheckpoints:
         it.
         """
 
-    def create_optimizer(self, *arguments: Any) -> torch.optim.Optimizer:
-        assert self.stage is not None
-        if self.optimizer is None:
-            created = super().create_optimizer(*arguments)  # type: ignore[misc]
-            self.optimizer = sharding.shard_optimizer(created, self.stage)
-        made: torch.optim.Optimizer = self.optimizer
-        return made
-
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """All processes come here, as all have a part of the weights."""
         self._save(output_dir)

@@ -112,8 +112,6 @@ class Roles:
             for part, rate in learning_rates(settings).items()
         ]
         self.optimizer = optimizer(settings.optimizer, groups, f"{settings.method}.optimizer")
-        if stage is not None:
-            self.optimizer = sharding.shard_optimizer(self.optimizer, stage)
         self.scaler = torch.amp.GradScaler(models.policy.device.type, enabled=dtype == "fp16")
         self._recomputed = (
             _recomputing([models.policy, models.value_model])

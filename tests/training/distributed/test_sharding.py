@@ -52,11 +52,11 @@ EXCHANGED: dict[str, dict[str, Any]] = {
     "grpo": {"checkpoint_every_updates": 100},
 }
 LEVELS = {
-    "sft": ("zero3", "zero1"),
+    "sft": ("zero3", "zero2"),
     "reward": ("zero2", "zero3"),
-    "dpo": ("zero1", "zero3"),
+    "dpo": ("none", "zero3"),
     "ppo": ("zero3", "zero2"),
-    "rloo": ("zero3", "zero1"),
+    "rloo": ("zero3", "none"),
     "grpo": ("none", "zero2"),
 }
 STEPS_OF_EPOCH = 10
@@ -64,7 +64,7 @@ STRAIGHT = {
     "trunk-none": "none",
     "trunk-zero2": "zero2",
     "base-zero3": "zero3",
-    "base-zero1": "zero1",
+    "base-zero2": "zero2",
 }
 
 
