@@ -61,7 +61,7 @@ class Comparison:
     seconds: dict[str, tuple[float, float]]
     slowdown: float
     """Of the machine when this was measured, against when it was calibrated; the measured seconds
-    are divided by it where errors are told.
+    are divided by it where errors are computed.
     """
 
 

@@ -2,7 +2,7 @@
 layouts and levers of one stage each.
 
 A draw is kept if its stage can be measured here in reasonable time and its tensors are large enough
-to be told from the process's own memory; both limits are on the work itself, not on what the
+to stand out from the process's own memory; both limits are on the work itself, not on what the
 planner says about it.
 """
 

@@ -1,5 +1,5 @@
 """`rlhf up --docker` and `rlhf down --docker`: the stack of docker/compose.yaml, with each mistake
-told before anything starts.
+reported before anything starts.
 """
 
 import os

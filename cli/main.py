@@ -136,7 +136,7 @@ def up(
         str | None,
         typer.Option(
             metavar="URL",
-            help="Webhook that is told of runs that finish, fail or reach their budget, and of "
+            help="Webhook that is called for runs that finish, fail or reach their budget, and for "
             "promotions.",
         ),
     ] = None,

@@ -98,7 +98,7 @@ def promote(
     against = f" instead of {before}" if before and before != run_id else ""
     _confirm(f"{_figures(root, run_id)}\nMake {run_id} the champion{against}?", yes)
     record = put_in_place(root, run_id, why or "by hand")
-    _tell(root, record, f"{run_id} is the champion{against}.", as_json)
+    _announce(root, record, f"{run_id} is the champion{against}.", as_json)
 
 
 def rollback(
@@ -114,7 +114,7 @@ def rollback(
     if record.champion is not None and record.previous is not None:
         _confirm(f"Go back from {record.champion.run_id} to {record.previous.run_id}?", yes)
     after = go_back(root, why or "by hand")
-    _tell(
+    _announce(
         root,
         after,
         f"{_champion_id(after)} is the champion again, instead of {_champion_id(record)}.",
@@ -145,7 +145,7 @@ def _figures(root: Path, run_id: str) -> str:
     return f"{judged.title}. {judged.sentence}"
 
 
-def _tell(root: Path, record: ChampionRecord, said: str, as_json: bool) -> None:
+def _announce(root: Path, record: ChampionRecord, said: str, as_json: bool) -> None:
     from tasks.champions.registry import tell_mlflow
 
     fault = tell_mlflow(root, load(root / "params.yaml"))

@@ -108,9 +108,9 @@ def _whole(plan: Plan) -> Markup:
         )
         for i, stage in enumerate(plan.stages)
     ]
-    told = ", ".join(f"{part.name} {part.shown}" for part in parts)
+    description = ", ".join(f"{part.name} {part.shown}" for part in parts)
     share = (
-        card("Share of each stage", strip(parts, f"Share of each stage in the time: {told}"))
+        card("Share of each stage", strip(parts, f"Share of each stage in the time: {description}"))
         if sum(part.size for part in parts)
         else None
     )

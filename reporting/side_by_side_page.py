@@ -144,12 +144,12 @@ def _picture(found: SideBySide, name: str, mark: float | None) -> Markup | None:
         for i, value in enumerate(row.estimates)
         if value is not None
     ]
-    told = ", ".join(f"{dot.name} {dot.shown}" for dot in dots)
+    description = ", ".join(f"{dot.name} {dot.shown}" for dot in dots)
     return card(
         row.metric.title,
         bars.estimates(
             dots,
-            f"{row.metric.title}: {told}",
+            f"{row.metric.title}: {description}",
             0.0,
             1.0,
             mark,

@@ -9,10 +9,10 @@ from reporting.numbers import ABSENT, count, decimal, percent, usd
 from reporting.row_digests import Change
 from reporting.side_by_side import SAME, Estimate, Metric, SideBySide, is_clear
 
-WORTH_TELLING = 0.05
-"""A reason is told if its share is at least this part of the largest one."""
+WORTH_SHOWING = 0.05
+"""A reason is shown if its share is at least this part of the largest one."""
 NEGLIGIBLE_USD = 5e-8
-"""Shares below this are rounding, and told to nobody."""
+"""Shares below this are rounding, and not shown."""
 
 
 def letter(i: int) -> str:
@@ -94,11 +94,11 @@ def why(change: CostChange, name_before: str, name_after: str) -> str:
     if set(change.reasons) == {PHASES}:
         return f"only in {name_after if change.after else name_before}"
     largest = max(abs(share) for share in change.reasons.values())
-    told = sorted(change.reasons.items(), key=lambda item: -abs(item[1]))
+    ranked = sorted(change.reasons.items(), key=lambda item: -abs(item[1]))
     kept = [
         (reason, share)
-        for reason, share in told
-        if abs(share) >= max(WORTH_TELLING * largest, NEGLIGIBLE_USD)
+        for reason, share in ranked
+        if abs(share) >= max(WORTH_SHOWING * largest, NEGLIGIBLE_USD)
     ]
     if len(kept) == 1:
         return _reason(kept[0][0], change)

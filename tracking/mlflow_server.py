@@ -60,7 +60,7 @@ async def _ask(send: Send) -> None:
 
 
 def application(user: str, password: str, database: str, artifacts: str) -> Application:
-    """MLflow's application, its database made or brought up to date, as `mlflow server` does."""
+    """MLflow's application, its database created or migrated, as `mlflow server` does."""
     from mlflow.server import constants
 
     os.environ |= {

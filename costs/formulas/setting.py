@@ -143,8 +143,8 @@ class Workload:
     texts_tokens: float = 0.0
     """Tokens of the texts that are read and tokenised at the start."""
     masked: bool = False
-    """Where sequences of a micro-batch differ in length, attention is told by a mask which tokens
-    are padding.
+    """Where sequences of a micro-batch differ in length, attention gets a mask of the
+    padding.
     """
     reference_sequences: float | None = None
     """Of DPO: sequences whose reference log-probs are computed once, with the weights that training

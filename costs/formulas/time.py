@@ -125,7 +125,7 @@ def _bound(compute: float, device: float, launch: float, exposed: float) -> Boun
 
 
 def energy_kwh(gpu_hours: float, watts: float) -> float:
-    """Board power for the whole time: hours x watts / 1000; cooling and host not counted.
+    """Board power for the whole time: hours x watts / 1000; without cooling and host.
 
     Source: arXiv 2302.13971 section 6, without its PUE.
     """

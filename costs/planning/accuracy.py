@@ -97,8 +97,8 @@ def spread(found: Sequence[float]) -> Spread | None:
     deviation = sqrt(fsum((x - middle) ** 2 for x in logs) / free) * (
         sqrt(1 + 1 / n) if factor != 1.0 else 1.0
     )
-    reach = deviation * (T_90[free - 1] if free <= len(T_90) else T_90_BEYOND)
-    return Spread(exp(middle - reach), factor, exp(middle + reach), n, fsum(map(abs, logs)) / n)
+    half = deviation * (T_90[free - 1] if free <= len(T_90) else T_90_BEYOND)
+    return Spread(exp(middle - half), factor, exp(middle + half), n, fsum(map(abs, logs)) / n)
 
 
 def with_errors(plan: Plan, past: Iterable[PlannedRow]) -> Plan:

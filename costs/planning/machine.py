@@ -25,7 +25,7 @@ from costs.tables.measured import Measured, Points
 from costs.tables.shapes import ModelShape, from_config
 
 CALIBRATED_CPU = "cpu-calibrated"
-"""Its plans are told from those of the table's `cpu`, whose errors are others."""
+"""A name of its own: plans for the table's `cpu` have other errors."""
 OURS = engine("ours")
 FP32 = Levers(dtype="fp32")
 SMALLEST_SHARE = 0.1

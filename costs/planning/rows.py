@@ -173,8 +173,8 @@ def source_rows(source: Source, root: Path, name: str) -> tuple[dict[str, float]
 
 
 def file_rows(path: Path) -> int | None:
-    """Rows of a local file: lines of jsonl and csv, entries of a json list; None where it can not
-    be told cheaply.
+    """Rows of a local file: lines of jsonl and csv, entries of a json list; None where counting
+    them takes reading all of it.
     """
     try:
         if path.suffix == ".jsonl":

@@ -135,9 +135,7 @@ def combinations(setting: Setting, adapters: bool = False, free: bool = True) ->
         tunings += [
             {"quantisation": quant} for quant in (None, *stores) if quant != levers.quantisation
         ]
-    parallels = (
-        ("ddp", "zero2", "zero3", "fsdp") if shared and free else (levers.parallel,)
-    )
+    parallels = ("ddp", "zero2", "zero3", "fsdp") if shared and free else (levers.parallel,)
     optimizers = (
         ("adamw", "adamw8bit", *(("paged_adamw8bit",) if free else ()))
         if levers.tuning != "frozen"

@@ -65,8 +65,10 @@ def _shares(book: Ledger) -> Markup | None:
         Part(stage.stage, stage.seconds, f"{duration(stage.seconds)}, {usd(stage.usd)}", _tone(i))
         for i, stage in enumerate(book.stages)
     ]
-    told = ", ".join(f"{part.name} {part.shown}" for part in parts if part.size)
-    return card("Share of each stage", strip(parts, f"Share of each stage in the time: {told}"))
+    description = ", ".join(f"{part.name} {part.shown}" for part in parts if part.size)
+    return card(
+        "Share of each stage", strip(parts, f"Share of each stage in the time: {description}")
+    )
 
 
 def _stage_table(findings: Findings) -> Markup:

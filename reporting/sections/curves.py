@@ -166,13 +166,13 @@ def _panel(panel: Panel, curves: Curves, findings: Findings, stage: str, step_na
         Series(panel.names[name], curves[name], TONES[i % 2]) for i, name in enumerate(present)
     ]
     shown = percent if panel.shares else decimal
-    told = ", ".join(
+    description = ", ".join(
         f"{s.name} from {shown(s.points[0][1])} to {shown(s.points[-1][1])}" for s in series
     )
     references = _references(panel, findings, stage)
     picture = line_chart(
         series,
-        f"{stage} {panel.title.lower()} by {step_name}: {told}",
+        f"{stage} {panel.title.lower()} by {step_name}: {description}",
         step_name,
         references,
         shares=panel.shares,

@@ -99,17 +99,19 @@ def _quarantine(findings: Findings) -> Markup:
     reasons = _reasons(metrics)
     read, refused = findings.value("data", "rows_read"), findings.value("data", "rows_quarantined")
     share = f" ({percent(refused / read)})" if refused and read else ""
-    told = (
+    description = (
         f"{count(refused)} of {count(read)} rows{share} were refused and kept in "
         "data/prepared/quarantine.jsonl, each with its reason."
     )
     if not reasons:
-        return card("Refused rows", element("p", "None." if refused == 0 else told, class_="plain"))
+        return card(
+            "Refused rows", element("p", "None." if refused == 0 else description, class_="plain")
+        )
     parts = [
         Part(reason, size, count(size), "c5")
         for reason, size in sorted(reasons.items(), key=lambda item: -item[1])
     ]
-    return card("Refused rows", bar_list(parts, "Refused rows by reason"), note=told)
+    return card("Refused rows", bar_list(parts, "Refused rows by reason"), note=description)
 
 
 def _reasons(metrics: Mapping[str, object]) -> dict[str, float]:

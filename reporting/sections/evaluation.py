@@ -78,13 +78,13 @@ def frontier_section(findings: Findings) -> Markup:
             missing(f"The stage {method} logged no score and KL in this run."),
         )
     first, last, best = updates[0], updates[-1], max(updates, key=lambda update: update[2])
-    told = ", ".join(
+    description = ", ".join(
         f"update {update}: KL {decimal(kl)}, score {decimal(score)}"
         for update, kl, score in (first, best, last)
     )
     picture = frontier_chart(
         updates,
-        f"Score against KL over {len(updates)} updates. {told}",
+        f"Score against KL over {len(updates)} updates. {description}",
         "KL (nats per reply)",
         "reward-model score",
     )
@@ -154,14 +154,16 @@ def _scores(kind: str, findings: Findings) -> Markup:
         if kind == "gold"
         else ticks(min(row.value for row in rows), max(row.value for row in rows))
     )
-    told = ", ".join(f"{row.name} {row.shown}" for row in rows)
+    description = ", ".join(f"{row.name} {row.shown}" for row in rows)
     note = (
         "The true quality of a reply in this world, 0 to 1. Training never sees it."
         if kind == "gold"
         else f"What alignment maximises: a stand-in for quality. Axis from {decimal(axis[0])} to "
         f"{decimal(axis[-1])}."
     )
-    return card(name, estimates(rows, f"{name} by model: {told}", axis[0], axis[-1]), note=note)
+    return card(
+        name, estimates(rows, f"{name} by model: {description}", axis[0], axis[-1]), note=note
+    )
 
 
 def _win_rates(findings: Findings) -> Markup:

@@ -47,7 +47,7 @@ def _accuracy(findings: Findings) -> Markup:
             rows.append(Estimate(shown, value, percent(value), tone, low, high))
     if not rows:
         return card("Accuracy", missing("Not measured."))
-    told = ", ".join(f"{row.name} {row.shown}" for row in rows)
+    description = ", ".join(f"{row.name} {row.shown}" for row in rows)
     axis_low = min(0.5, *(row.value if row.low is None else row.low for row in rows))
     note = (
         "How often the reply that people preferred scores higher. Axis from "
@@ -64,7 +64,7 @@ def _accuracy(findings: Findings) -> Markup:
             "Best possible: labels are drawn with noise, so even the true score is not always "
             "right."
         )
-    return card("Accuracy", estimates(rows, f"Accuracy: {told}", axis_low, 1.0), note=note)
+    return card("Accuracy", estimates(rows, f"Accuracy: {description}", axis_low, 1.0), note=note)
 
 
 def _numbers(findings: Findings) -> Markup | None:
@@ -96,7 +96,7 @@ def _calibration(findings: Findings) -> Markup:
     if not findings.calibration:
         return card("Calibration", missing("No calibration was written for this run."))
     ece = findings.value("reward", "ece")
-    told = "; ".join(
+    description = "; ".join(
         f"confidence {decimal(c, 2)}, right {decimal(a, 2)}" for c, a, _ in findings.calibration
     )
     note = (
@@ -107,6 +107,6 @@ def _calibration(findings: Findings) -> Markup:
         note += f"Expected calibration error {decimal(ece)}: the mean distance from that line."
     return card(
         "Calibration",
-        reliability_chart(findings.calibration, f"Reliability diagram: {told}"),
+        reliability_chart(findings.calibration, f"Reliability diagram: {description}"),
         note=note,
     )

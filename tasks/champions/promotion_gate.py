@@ -1,5 +1,5 @@
 """Does the new model replace the champion? A pure function of the contest's figures, every
-condition told with its numbers.
+condition reported with its numbers.
 """
 
 from collections.abc import Sequence

@@ -43,7 +43,7 @@ BODY = (
 
 
 class Notice(NamedTuple):
-    """Something that a webhook is told of."""
+    """Something that a webhook is called for."""
 
     name: str
     events: frozenset[str]

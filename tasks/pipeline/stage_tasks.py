@@ -61,7 +61,7 @@ from tasks.stage.runner import stop_orphans
 from tasks.ui.events import RunEvent, run_event
 from tasks.ui.links import pages
 from tasks.ui.progress_artifact import ProgressArtifacts
-from tasks.ui.summary import markdown, told
+from tasks.ui.summary import markdown, verdict_and_ledger
 from tracking.shipper import Shipper
 
 logger = logging.getLogger(__name__)
@@ -76,7 +76,7 @@ SHIPPING_PERSISTENCE_SECONDS = 1800.0
 """How long an MLflow that is away at the end of a run is tried again, where the run's workspace is
 looked at by nobody later.
 """
-BOARD_PATIENCE_SECONDS = 5.0
+ARTIFACT_PATIENCE_SECONDS = 5.0
 """For the last progress to be shown."""
 
 
@@ -94,7 +94,7 @@ class Pipeline:
         self.run, self.stop, self.shipper, self.run_progress = run, stop, shipper, run_progress
         self.ahead = ahead
         """Stages that will have to be done."""
-        self.reproductions = ReproProcesses(
+        self.repro_processes = ReproProcesses(
             run, [stage for stage in ahead if place_of(run, stage) == LOCAL]
         )
         self.display, self.progress_artifacts = Display(), ProgressArtifacts()
@@ -132,7 +132,7 @@ def pipeline_run(prepared: Prepared) -> Iterator[Pipeline]:
             run, stop, shipper, RunProgress(prepared, stages_of(params.align.method)), ahead
         )
         pipeline.progress_artifacts.start()
-        pipeline.reproductions.prepare()
+        pipeline.repro_processes.prepare()
         try:
             yield pipeline
         except StageStopped as stopped:
@@ -147,9 +147,9 @@ def pipeline_run(prepared: Prepared) -> Iterator[Pipeline]:
             _bring_model(pipeline)
             pipeline.progress_artifacts.show("run", 1.0, "completed")
             _send(pipeline)
-            _tell(pipeline, "finished", "")
+            _announce(pipeline, "finished", "")
         finally:
-            pipeline.reproductions.close()
+            pipeline.repro_processes.close()
 
 
 def _put_params_back(pipeline: Pipeline, before: bytes | None) -> None:
@@ -157,7 +157,7 @@ def _put_params_back(pipeline: Pipeline, before: bytes | None) -> None:
     try:
         undone = put_params_back(pipeline.run, before)
     except (OSError, RlhfError) as error:
-        logger.warning("whether params.yaml is to be put back can not be told: %s", error)
+        logger.warning("whether params.yaml has to be put back is not known: %s", error)
         return
     if undone:
         pipeline.display.say(
@@ -170,11 +170,11 @@ def _patience(stop: StopRequest) -> Callable[[str], bool]:
     """A run that a server started waits for one from the command line, unless it is asked to
     stop.
     """
-    told: set[str] = set()
+    notified: set[str] = set()
 
     def wait(holder: str) -> bool:
-        if holder not in told:
-            told.add(holder)
+        if holder not in notified:
+            notified.add(holder)
             logger.warning(
                 "process %s is running the pipeline in this checkout: waiting for its end", holder
             )
@@ -197,10 +197,10 @@ def _end(pipeline: Pipeline, state: RunEvent, message: str) -> None:
         pipeline.display.say(f"warning: {error}")
     keep_copies(run, pipeline.report)
     _send(pipeline)
-    _tell(pipeline, state, message)
+    _announce(pipeline, state, message)
 
 
-def _tell(pipeline: Pipeline, state: RunEvent, message: str) -> None:
+def _announce(pipeline: Pipeline, state: RunEvent, message: str) -> None:
     """Plan and result as an artifact with links to the pages of the run, and an event; whatever
     Prefect says to that, the run has ended.
     """
@@ -208,11 +208,11 @@ def _tell(pipeline: Pipeline, state: RunEvent, message: str) -> None:
     if deployment.id is None and is_gone():
         hang_up()
         return
-    pipeline.progress_artifacts.close(BOARD_PATIENCE_SECONDS)
+    pipeline.progress_artifacts.close(ARTIFACT_PATIENCE_SECONDS)
     try:
-        judged, book = told(run)
+        judged, ledger = verdict_and_ledger(run)
         run_event(
-            state, run.run_id, message or judged, usd=book.total_usd, seconds=book.total_seconds
+            state, run.run_id, message or judged, usd=ledger.total_usd, seconds=ledger.total_seconds
         )
         links = pages(run.root, run.params, servers(run.root), run.run_id)
         content = markdown(
@@ -373,7 +373,7 @@ def _bring_up_to_date(pipeline: Pipeline, stage: str, observer: "_Observer") -> 
     """Here, or in a container of the work pool that `placement` names."""
     place = place_of(pipeline.run, stage)
     if place == LOCAL:
-        return run_here(pipeline.run, stage, pipeline.stop, observer, pipeline.reproductions)
+        return run_here(pipeline.run, stage, pipeline.stop, observer, pipeline.repro_processes)
     return run_remote(pipeline.run, stage, place, pipeline.stop, observer)
 
 

@@ -74,7 +74,7 @@ def approval(prepared: Prepared) -> None:
 
 def refused(flow: Flow[..., Any], flow_run: FlowRun, state: State[Any]) -> None:
     """Hook of a flow that failed: the event of a run that did not get as far as having an id of its
-    own; the others have told.
+    own; the others have sent theirs.
     """
     error = (
         state.data

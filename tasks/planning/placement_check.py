@@ -1,5 +1,5 @@
-"""Files that only this machine has, and stages that are placed where they are not: told when a run
-is planned.
+"""Files that only this machine has, and stages that are placed where they are not: refused
+when a run is planned.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

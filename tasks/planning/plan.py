@@ -312,7 +312,7 @@ def needs_approval(prepared: Prepared) -> bool:
     return threshold is not None and prepared.ahead_total.usd > threshold
 
 
-# ---------------------------------------------------------------- how it is told and kept
+# ---------------------------------------------------------------- how it is shown and kept
 
 
 def summary(prepared: Prepared) -> list[str]:

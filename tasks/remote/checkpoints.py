@@ -50,7 +50,7 @@ class CheckpointStore:
         """Fingerprint -> steps that the store has of this run."""
         self._adopted: Found | None = None
         """What another run left, and this one goes on from."""
-        self._signs_of_adopted: dict[str, bytes | None] = {}
+        self._heartbeats_of_adopted: dict[str, bytes | None] = {}
 
     def send(self) -> None:
         """Copy checkpoints that are whole and not there yet to the store, and leave only the newest
@@ -93,7 +93,7 @@ class CheckpointStore:
         if found.run_id == self._run_id:
             self._own[found.fingerprint] = list(found.steps)
         else:
-            self._adopted, self._signs_of_adopted = found, self._signs(found.run_id)
+            self._adopted, self._heartbeats_of_adopted = found, self._heartbeats(found.run_id)
 
     def remove(self) -> None:
         """The stage is done: its checkpoints have done their work, also those of earlier runs of
@@ -131,11 +131,11 @@ class CheckpointStore:
         }
         rows = [row for row in attempts(self._root, self._stage) if row.fingerprint]
         last = {(rows[-1].fingerprint, rows[-1].run_id)} if rows else set()
-        found = self._whole(owners) or self._whole(last)
+        found = self._complete(owners) or self._complete(last)
         return max(found, key=lambda one: (one.steps[-1], one.run_id == self._run_id), default=None)
 
-    def _whole(self, owners: set[tuple[str, str]]) -> list[Found]:
-        """What the store has of each (fingerprint, run), if that is anything whole."""
+    def _complete(self, owners: set[tuple[str, str]]) -> list[Found]:
+        """What the store has of each (fingerprint, run), if that is a complete checkpoint."""
         found = []
         for fingerprint, run_id in sorted(owners):
             names = self._store.below(self._prefix(fingerprint, run_id)).names()
@@ -146,8 +146,8 @@ class CheckpointStore:
                 found.append(Found(steps, fingerprint, run_id))
         return found
 
-    def _signs(self, run_id: str) -> dict[str, bytes | None]:
-        """Exchange of each container of a run that has not replied yet -> its last sign of life."""
+    def _heartbeats(self, run_id: str) -> dict[str, bytes | None]:
+        """Exchange of each container of a run that has not replied yet -> its last heartbeat."""
         exchanges = self._store.below(f"exchange/{run_id}")
         names = exchanges.names()
         asked = {name.rpartition("/")[0] for name in names if name.endswith(f"/{REQUEST}")}
@@ -158,9 +158,10 @@ class CheckpointStore:
         }
 
     def _is_at_work(self, run_id: str) -> bool:
-        """Whether a container of another run has given a sign since this one began."""
+        """Whether a container of another run has sent a heartbeat since this one began."""
         return any(
-            sign != self._signs_of_adopted.get(name) for name, sign in self._signs(run_id).items()
+            heartbeat != self._heartbeats_of_adopted.get(name)
+            for name, heartbeat in self._heartbeats(run_id).items()
         )
 
 

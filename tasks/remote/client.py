@@ -90,7 +90,7 @@ def run_here(
     stage: str,
     stop: StopRequest,
     observe: Observer,
-    reproductions: ReproProcesses | None = None,
+    repro_processes: ReproProcesses | None = None,
 ) -> Outcome:
     """As `tasks.stage.runner.run_stage`, where other stages may be placed elsewhere: what they made
     is then in the remote alone.
@@ -103,12 +103,12 @@ def run_here(
             "whether an earlier run has left %s at work can not be seen: %s", stage, fault
         )
     if not remote_stages(run):
-        return run_stage(run, stage, stop, observe, reproductions)
+        return run_stage(run, stage, stop, observe, repro_processes)
     if not stop.made and is_unchanged_elsewhere(run.root, stage):
         _patiently(lambda: fetch(run.root, small_outputs(run.root, stage)), stop)
         return record(run, stage, Outcome(cached=True, attempt=None))
     _patiently(lambda: fetch(run.root, inputs_of(run.root, stage)), stop)
-    return run_stage(run, stage, stop, observe, reproductions)
+    return run_stage(run, stage, stop, observe, repro_processes)
 
 
 def remote_stages(run: Run) -> list[str]:
@@ -193,7 +193,7 @@ class RemoteStage:
         self._flow_run = hand_over(pool, self._exchange.url, f"{self._name} of {run.run_id}")
         self._state: Any = None
         self._asked_at = 0.0
-        self._told_to_stop = 0
+        self._stop_requests_sent = 0
         self._sign = Heartbeat(self._exchange, PIPELINE, heartbeat.EVERY_SECONDS)
         self._heard_at = time.monotonic()
 
@@ -256,9 +256,9 @@ class RemoteStage:
             self._receiver.receive()
             self._sign.show()
             asked = max(stop.requests, int(self.budget.has_to_stop(watch)))
-            if asked > self._told_to_stop:
+            if asked > self._stop_requests_sent:
                 self._exchange.write(STOP, str(asked).encode())
-                self._told_to_stop = asked
+                self._stop_requests_sent = asked
             self._heard_at = time.monotonic()
         except EnvironmentFault as fault:
             if time.monotonic() - self._heard_at > STORE_PATIENCE_SECONDS:

@@ -74,15 +74,15 @@ def heartbeats(
     )
 
     def work() -> None:
-        told = False
+        reported = False
         while not ended.is_set():
             try:
-                if silence.seconds() > silence_seconds and not told:
-                    told = True
+                if silence.seconds() > silence_seconds and not reported:
+                    reported = True
                     on_silence()
                 sign.show()
             except EnvironmentFault:
-                pass  # of a store that is away, the sender of the rows tells
+                pass  # of a store that is away, the sender of the rows warns
             ended.wait(every_seconds)
 
     thread = threading.Thread(target=work, daemon=True)

@@ -34,7 +34,7 @@ def ask_to_stop(run: Run) -> None:
 
     Raises EnvironmentFault if the store can not be reached.
     """
-    for left, _ in _left(run):
+    for left, _ in _exchanges(run):
         if left.read(REPLY) is None:
             left.write(STOP, b"1")
 
@@ -47,7 +47,7 @@ def recover_abandoned(run: Run, stage: str, stop: StopRequest) -> str | None:
     Raises EnvironmentFault if the store can not be reached.
     """
     lock = None
-    for left, of in _left(run):
+    for left, of in _exchanges(run):
         if of == stage:
             reply = _end(run.root, stage, left, stop)
             usable = _usable_lock(run.root, left, reply)
@@ -79,7 +79,7 @@ def clear(exchange: Exchange) -> None:
         logger.warning("what was exchanged stays at %s: %s", exchange.url, met)
 
 
-def _left(run: Run) -> list[tuple[Exchange, str]]:
+def _exchanges(run: Run) -> list[tuple[Exchange, str]]:
     """What earlier runs have left in the store, and the stage of each."""
     earlier = _earlier_runs(run)
     if not earlier or default_remote(run.root) is None:

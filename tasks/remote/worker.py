@@ -332,15 +332,15 @@ def _every(seconds: float, ended: threading.Event, task: Callable[[], None]) -> 
     """A store that is away for a while does not stop the stage: what was not sent goes the next
     time.
     """
-    told = False
+    warned = False
     while not ended.wait(seconds):
         try:
             task()
-            told = False
+            warned = False
         except EnvironmentFault as fault:
-            if not told:
+            if not warned:
                 logger.warning("%s", fault)
-            told = True
+            warned = True
 
 
 def request_of(

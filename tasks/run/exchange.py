@@ -192,7 +192,7 @@ class Receiver:
 
     def __init__(self, folder: Path, exchange: Exchange, again: bool = False) -> None:
         """`again`: another one, which was killed, has taken a part of it; rows hold their time, so
-        the last that it took can be told.
+        the last one that it took is known.
         """
         self._folder, self._exchange, self._again = folder, exchange, again
         self._taken: set[str] = set()

@@ -1,4 +1,4 @@
-"""Faults of stores and servers told apart, here and nowhere else: those that pass by themselves,
+"""Faults of stores and servers classified, here and nowhere else: those that pass by themselves,
 and mistakes that somebody has to correct.
 
 A TransientFault is tried again, with a growing wait and for as long as it takes; a mistake is said

@@ -76,13 +76,13 @@ def own(remote: str) -> dict[str, Any]:
         store.require()
         lock = store.read(NEWEST_LOCK.format(name=DEPLOYED))
     except (EnvironmentFault, OSError) as error:
-        raise _told(str(flow_run.id), f"no workspace could be made at {root}: {error}") from None
+        raise _failed(str(flow_run.id), f"no workspace could be made at {root}: {error}") from None
     if lock:
         (root / "dvc.lock").write_bytes(lock)
     return {"directory": str(root)}
 
 
-def _told(flow_run: str, message: str) -> EnvironmentFault:
+def _failed(flow_run: str, message: str) -> EnvironmentFault:
     """Fail the run with `message`: Prefect itself would only say in which step it ended."""
     from prefect import get_client
     from prefect.states import Failed

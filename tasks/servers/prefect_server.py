@@ -21,7 +21,7 @@ HOST = "127.0.0.1"
 NAMES = (HOST, "localhost")
 """How people call this machine in their browser."""
 GRACE_SECONDS = 5
-"""For requests that are being answered when the server is told to stop; pages in a browser would
+"""For requests that are being answered when the server is asked to stop; pages in a browser would
 hold it for ever.
 """
 

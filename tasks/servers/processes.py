@@ -96,7 +96,7 @@ class Plan(NamedTuple):
 def prefect_plan(
     root: Path, port: int, tracking: Tracking | None = None, with_key: bool = True
 ) -> Plan:
-    """The Prefect server on the project's database; its pages must be told the port, or they call
+    """The Prefect server on the project's database; its pages need the port, or they call
     4200 and stay empty.
 
     It answers its own pages and whoever has the key: its API starts commands. Without key: every

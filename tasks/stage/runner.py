@@ -39,12 +39,12 @@ def run_stage(
     stage: str,
     stop: StopRequest,
     observe: Observer,
-    reproductions: ReproProcesses | None = None,
+    repro_processes: ReproProcesses | None = None,
 ) -> Outcome:
     """Bring the outputs of `stage` up to date; `observe` is called several times a second while its
     process works.
 
-    `reproductions` has its process waiting, or starts one.
+    `repro_processes` has its process waiting, or starts one.
 
     Raises what `tasks.stage.outcome.judge` raises.
     """
@@ -56,7 +56,7 @@ def run_stage(
     if is_unchanged(run.root, stage):
         outcome = Outcome(cached=True, attempt=None)
     else:
-        outcome = _reproduce(run, stage, stop, observe, reproductions or ReproProcesses(run))
+        outcome = _reproduce(run, stage, stop, observe, repro_processes or ReproProcesses(run))
     return record(run, stage, outcome)
 
 
@@ -104,7 +104,7 @@ def maker(root: Path, stage: str, outs: dict[str, str]) -> int | None:
 
 
 def _reproduce(
-    run: Run, stage: str, stop: StopRequest, observe: Observer, reproductions: ReproProcesses
+    run: Run, stage: str, stop: StopRequest, observe: Observer, repro_processes: ReproProcesses
 ) -> Outcome:
     before = last_attempt(attempts(run.root, stage))
     budget = BudgetWatch(run, stage)
@@ -112,7 +112,7 @@ def _reproduce(
     watch = Watch(run.root, run.params, stage)
     path = log_path(run.root, stage)
     said = path.stat().st_size if path.exists() else 0
-    code = _watched(run, stage, reproductions.take(stage), watch, stop, budget, observe)
+    code = _watched(run, stage, repro_processes.take(stage), watch, stop, budget, observe)
     output = path.read_bytes()[said:].decode(errors="replace")
     if stop.insisted:
         raise StageStopped(

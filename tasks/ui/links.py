@@ -49,7 +49,7 @@ def pages(
     mlflow = os.environ.get(MLFLOW_UI_VARIABLE, own).rstrip("/")
     prefect = os.environ.get(PREFECT_UI_VARIABLE, f"http://{HOST}:{ports['prefect']}").rstrip("/")
     found = {"prefect": prefect + (f"/runs/flow-run/{flow_run}" if flow_run else "")}
-    # MLflow opens as a tool for traces of language model applications unless it is told otherwise
+    # MLflow opens as a tool for traces of language model applications unless it is set otherwise
     runs = (
         f"{mlflow}/#/experiments/{cursor.experiment_id}/runs"
         if cursor.experiment_id

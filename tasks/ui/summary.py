@@ -24,8 +24,8 @@ def markdown(run: Run, report: Path | None, links: Mapping[str, str]) -> str:
     return f"{summary(findings, f'data:image/svg+xml;base64,{picture}')}\n{', '.join(where)}\n"
 
 
-def told(run: Run) -> tuple[str, Ledger]:
-    """The verdict in a sentence, and the bill."""
+def verdict_and_ledger(run: Run) -> tuple[str, Ledger]:
+    """The verdict in a sentence, and the ledger."""
     findings = read_findings(run.root, run.params, run.run_id)
     judged = verdict(findings)
     return f"{judged.title}. {judged.sentence}", findings.ledger

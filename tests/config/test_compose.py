@@ -49,7 +49,7 @@ def test_a_recipe_extends_a_file_beside_it_through_several(tmp_path: Path) -> No
         ("extends: absent", "absent.yaml does not exist"),
     ],
 )
-def test_an_extends_that_leads_nowhere_is_told(tmp_path: Path, text: str, message: str) -> None:
+def test_an_extends_that_leads_nowhere_is_reported(tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / "top.yaml").write_text(text)
     with pytest.raises(ParamsError, match=message):
         read(tmp_path / "top.yaml")

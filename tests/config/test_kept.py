@@ -64,6 +64,6 @@ def test_a_copy_that_is_wrong_is_told_by_its_own_mistake(root: Path) -> None:
         kept_params(root, "r1")
 
 
-def test_a_copy_that_is_gone_is_told(root: Path) -> None:
+def test_a_copy_that_is_gone_is_reported(root: Path) -> None:
     with pytest.raises(ParamsError, match="does not exist"):
         kept_params(root, "r1")

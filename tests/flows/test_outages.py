@@ -36,8 +36,8 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def told() -> Iterator[tuple[str, list[dict[str, Any]]]]:
-    """The address of a webhook, and what it was told."""
+def webhook() -> Iterator[tuple[str, list[dict[str, Any]]]]:
+    """The address of a webhook, and what it received."""
     messages: list[dict[str, Any]] = []
 
     class Receiver(BaseHTTPRequestHandler):
@@ -59,9 +59,9 @@ def told() -> Iterator[tuple[str, list[dict[str, Any]]]]:
 
 @pytest.fixture(scope="module")
 def up(
-    tmp_path_factory: pytest.TempPathFactory, told: tuple[str, list[dict[str, Any]]]
+    tmp_path_factory: pytest.TempPathFactory, webhook: tuple[str, list[dict[str, Any]]]
 ) -> Iterator[Stack]:
-    with stack(tmp_path_factory.mktemp("stack"), "--notify", told[0]) as running:
+    with stack(tmp_path_factory.mktemp("stack"), "--notify", webhook[0]) as running:
         yield running
     assert servers(running.root) == []
 
@@ -98,13 +98,13 @@ def ends(up: Stack) -> list[str]:
 
 
 def test_a_run_that_finishes_is_told_with_its_cost(
-    up: Stack, told: tuple[str, list[dict[str, Any]]]
+    up: Stack, webhook: tuple[str, list[dict[str, Any]]]
 ) -> None:
     run = up.await_end(up.start())
     assert run.state_name == "Completed"
-    await_true(lambda: told[1], up)
-    assert [message["event"] for message in told[1]] == ["rlhf.run.finished"]
-    assert told[1][0]["run"].endswith(run.name)
+    await_true(lambda: webhook[1], up)
+    assert [message["event"] for message in webhook[1]] == ["rlhf.run.finished"]
+    assert webhook[1][0]["run"].endswith(run.name)
     shown = up.artifacts(run.id)
     assert float(shown["run"]) == 100
     assert (
@@ -125,7 +125,7 @@ def mlflow_run(up: Stack, name: str) -> Any:
 
 
 def test_a_killed_run_is_ended_and_the_next_one_goes_on(
-    up: Stack, told: tuple[str, list[dict[str, Any]]]
+    up: Stack, webhook: tuple[str, list[dict[str, Any]]]
 ) -> None:
     up.behave("long")
     killed, waiting = up.start(), up.start()
@@ -144,7 +144,7 @@ def test_a_killed_run_is_ended_and_the_next_one_goes_on(
         "the stage that outlived its run checkpointed or finished: nothing is done twice"
     )
     await_true(
-        lambda: any(message["event"] == "prefect.flow-run.Crashed" for message in told[1]), up
+        lambda: any(message["event"] == "prefect.flow-run.Crashed" for message in webhook[1]), up
     )
 
 

@@ -1,4 +1,4 @@
-"""One thread per process unless told otherwise, and a project folder in which every stage has run
+"""One thread per process unless set otherwise, and a project folder in which every stage has run
 once.
 """
 

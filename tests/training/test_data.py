@@ -288,14 +288,14 @@ def test_demonstrations_and_prompts_come_from_the_pairs_unless_they_have_a_sourc
     )
     assert metrics["bayes_accuracy"] is None
 
-    told = jsonl_file(
-        tmp_path / "told.jsonl", [{"q": f"task {i}", "a": f"done {i}"} for i in range(40)]
+    demonstrations = jsonl_file(
+        tmp_path / "demonstrations.jsonl", [{"q": f"task {i}", "a": f"done {i}"} for i in range(40)]
     )
     asked = jsonl_file(tmp_path / "asked.jsonl", [f"what is {i} ?" for i in range(30)])
     metrics = run(
         tmp_path,
         pairs,
-        sft_source=file_source(told, "instructions", prompt="q", completion="a"),
+        sft_source=file_source(demonstrations, "instructions", prompt="q", completion="a"),
         prompt_source=file_source(asked, "prompts"),
     )
     assert metrics["rows_read"] == 130
@@ -312,14 +312,15 @@ def test_a_prompt_is_rendered_in_one_way_whatever_source_it_came_from(tmp_path: 
     then.
     """
     pairs = pair_rows()
-    told = jsonl_file(
-        tmp_path / "told.jsonl",
+    demonstrations = jsonl_file(
+        tmp_path / "demonstrations.jsonl",
         [{"prompt": talk(row["prompt"]), "completion": "done"} for row in pairs],
     )
     votes = jsonl_file(tmp_path / "votes.jsonl", vote_lines(pairs))
     run(
         tmp_path, file_source(jsonl_file(tmp_path / "pairs.jsonl", pairs), "pairs"),
-        sft_source=file_source(told, "instructions"), vote_source=file_source(votes, "votes"),
+        sft_source=file_source(demonstrations, "instructions"),
+        vote_source=file_source(votes, "votes"),
     )  # fmt: skip
     tokenizer = load_tokenizer(tmp_path / "data/tokenizer")
     rendered: dict[str, set[str]] = {}
@@ -398,11 +399,13 @@ def test_a_prompt_that_fills_the_context_is_quarantined_with_its_tokens(tmp_path
 
 
 def test_a_source_that_has_nothing_for_its_dataset_is_refused(tmp_path: Path) -> None:
-    told = jsonl_file(tmp_path / "told.jsonl", [{"prompt": "p", "completion": "a"}])
+    demonstrations = jsonl_file(
+        tmp_path / "demonstrations.jsonl", [{"prompt": "p", "completion": "a"}]
+    )
     with pytest.raises(ParamsError, match=r"data\.source\.format=instructions"):
-        run(tmp_path, file_source(told, "instructions"))
+        run(tmp_path, file_source(demonstrations, "instructions"))
     with pytest.raises(ParamsError, match=r"data\.sft_source\.format=prompts"):
-        run(tmp_path, HELPDESK, sft_source=file_source(told, "prompts"))
+        run(tmp_path, HELPDESK, sft_source=file_source(demonstrations, "prompts"))
 
 
 def test_the_tokenizer_of_a_base_model_is_used_with_the_prompt_template(tmp_path: Path) -> None:

@@ -254,7 +254,7 @@ def test_a_run_that_starts_over_removes_what_other_code_left(
     root, checkpoints = interrupted("ppo", tmp_path / "project")
     change_the_code(checkpoints)
     stage, run = open_stage(root, "ppo")
-    stage.settle_changed_code()
+    stage.resolve_changed_code()
     stage.stop_requested = True
     with pytest.raises(StageStopped):
         run(stage)

@@ -173,7 +173,7 @@ def _of_process(folder: Path, stage: str) -> StageProcess:
     step = median(list(steps.values())[1:])
     start = sum(row.seconds for row in rows if row.phase == "start") * share
     if stage == "sft":
-        start -= step  # a Trainer's first step can not be told from its start
+        start -= step  # a Trainer's first step is part of its start
     return StageProcess(
         imports_seconds=noted["imports_seconds"],
         start_seconds=start,

@@ -94,7 +94,7 @@ def set_root_modules(modules: Iterable[nn.Module]) -> None:
     for module in modules:
         if isinstance(module, FSDPModule):
             run_as_forward([module], lambda: None)
-            _let_go(module)
+            _reshard(module)
 
 
 def _work_inside(module: nn.Module, work: Callable[[], T]) -> T:
@@ -129,14 +129,14 @@ def unsharded(*modules: nn.Module | None) -> Iterator[None]:
     finally:
         for module in divided:
             module.set_reshard_after_forward(not module.keeps_weights)
-            _let_go(module)
+            _reshard(module)
 
 
 def _parts(module: nn.Module) -> list[FSDPModule]:
     return [part for part in module.modules() if isinstance(part, FSDPModule)]
 
 
-def _let_go(module: nn.Module) -> None:
+def _reshard(module: nn.Module) -> None:
     """Free what was gathered, so that parameters are the divided ones again."""
     for part in _parts(module):
         part.reshard()
@@ -163,7 +163,7 @@ def gather_state_dict(named: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def learning_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
     """What learns of a model, by name: of a divided model the divided parameters."""
-    _let_go(module)
+    _reshard(module)
     return {
         name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad
     }

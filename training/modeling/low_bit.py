@@ -82,7 +82,7 @@ def check_storage(model: nn.Module, place: str | Path) -> None:
             )
 
 
-def let_go_of_files(model: nn.Module) -> None:
+def unmap_weight_files(model: nn.Module) -> None:
     """Copy what was not quantised out of the files it is mapped from: as long as one weight is, all
     that was read of them stays in memory.
     """

@@ -24,7 +24,7 @@ from config.errors import EnvironmentFault, ModelError
 from config.sections.model import Model, RandomModel
 from training.modeling.adapter_lineage import CONFIG, is_adapter, lineage
 from training.modeling.adapters import merge, read_adapter
-from training.modeling.low_bit import check_storage, let_go_of_files, quantisation
+from training.modeling.low_bit import check_storage, quantisation, unmap_weight_files
 from training.modeling.score_head import head_of, new_head
 
 SCORE = "score.weight"
@@ -320,7 +320,7 @@ def _load(
         )
     check_storage(model, place)
     if stored is not None:
-        let_go_of_files(model)
+        unmap_weight_files(model)
     return model
 
 

@@ -142,7 +142,7 @@ def pretrained_tokenizer(
 
 
 def check_special_tokens(tokenizer: PreTrainedTokenizerBase, place: str) -> None:
-    """Refuse a tokenizer without an end, or whose padding can not be told from it: the model would
+    """Refuse a tokenizer without an end, or whose padding is the same token: the model would
     learn to skip the end.
     """
     if tokenizer.eos_token_id is None:

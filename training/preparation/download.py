@@ -197,7 +197,7 @@ class _Targets(urllib.request.BaseHandler):
 
 
 class _Redirects(urllib.request.HTTPRedirectHandler):
-    """Only to http(s), and never from https to http. Where to is not told: it may be signed."""
+    """Only to http(s), and never from https to http. The target is not shown: it may be signed."""
 
     def redirect_request(
         self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str

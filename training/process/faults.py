@@ -52,9 +52,9 @@ def _error_number(error: Exception) -> int | None:
     """
     if isinstance(error, OSError):
         return error.errno
-    told = re.search(r"\(os error (\d+)\)", str(error))
-    if told:
-        return int(told[1])
+    match = re.search(r"\(os error (\d+)\)", str(error))
+    if match:
+        return int(match[1])
     return (
         errno.ENOSPC
         if re.search(r"inline_container.*unexpected pos|file write failed", str(error))

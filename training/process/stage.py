@@ -168,7 +168,7 @@ class Stage:
             )
         return step is not None
 
-    def settle_changed_code(self) -> None:
+    def resolve_changed_code(self) -> None:
         """Where other code made the newest checkpoint: go on from it or begin anew, as the
         environment or the terminal says.
 
@@ -378,7 +378,7 @@ def run_stage(
         collectives.join(name, stage.device != "cpu")
         torch.manual_seed(stage.params.seed)
         if not stage.is_finished():
-            stage.settle_changed_code()
+            stage.resolve_changed_code()
             work(stage)
         stage.check_params()
         code = EXIT_DONE

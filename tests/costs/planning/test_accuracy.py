@@ -114,7 +114,7 @@ def test_the_plan_command_tells_a_row_of_the_history_that_a_crash_cut(
     (tmp_path / HISTORY).parent.mkdir()
     row = past(hardware="cpu", stage="ppo").model_dump_json() + "\n"
 
-    def told() -> tuple[list[str], int]:
+    def notes_and_runs() -> tuple[list[str], int]:
         plan(params_file=recipe, stage=["ppo"], as_json=True, gpus=1)
         content = json.loads(capsys.readouterr().out)
         return [note for note in content["assumptions"] if str(HISTORY) in note], content["stages"][
@@ -122,9 +122,9 @@ def test_the_plan_command_tells_a_row_of_the_history_that_a_crash_cut(
         ]["error"]["seconds"]["runs"]
 
     (tmp_path / HISTORY).write_text(row + row)
-    assert told() == ([], 2)
+    assert notes_and_runs() == ([], 2)
     (tmp_path / HISTORY).write_text(row + row[:40] + "\n" + row)
-    notes, runs = told()
+    notes, runs = notes_and_runs()
     assert (len(notes), runs) == (1, 2)
     assert notes[0].startswith("1 row of ")
 

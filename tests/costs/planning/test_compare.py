@@ -15,7 +15,7 @@ def planned(*assignments: str, stages: tuple[str, ...] = ("sft", "ppo")) -> Plan
     return plan(params, target(params, None, 1, None, Path("nowhere")), stages)
 
 
-def test_what_did_not_change_is_equal_and_what_did_is_told() -> None:
+def test_what_did_not_change_is_equal_and_what_did_is_reported() -> None:
     rows = {row.stage: row for row in compare(planned(), planned("ppo.updates=80"))}
     assert not rows["sft"].changed
     assert rows["ppo"].seconds[1] > 1.8 * rows["ppo"].seconds[0]

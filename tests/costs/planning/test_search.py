@@ -71,7 +71,7 @@ def test_each_choice_says_what_it_alone_changes() -> None:
     assert any("does not fit" in choice.reason for choice in choices.values())
 
 
-def test_without_a_fit_the_smallest_need_is_told() -> None:
+def test_without_a_fit_the_smallest_need_is_reported() -> None:
     with pytest.raises(
         CostError,
         match=r"none of \d+ combinations of sft fits 1 x t4: the smallest needs [\d.]+ GiB",
@@ -79,12 +79,12 @@ def test_without_a_fit_the_smallest_need_is_told() -> None:
         search(sft("llama-3-70b", device="t4"), price("t4"), "memory")
 
 
-def test_a_budget_below_everything_is_told() -> None:
+def test_a_budget_below_everything_is_reported() -> None:
     with pytest.raises(CostError, match="Raise --max-usd"):
         search(sft(), A100, "usd", Limits(max_usd=1e-6))
 
 
-def test_a_total_above_the_budget_is_told() -> None:
+def test_a_total_above_the_budget_is_reported() -> None:
     found = search(sft(), A100, "usd")
     within_total([found], Limits(max_usd=found.best.usd, max_hours=found.best.seconds / 3600))
     with pytest.raises(CostError, match="--max-usd"):

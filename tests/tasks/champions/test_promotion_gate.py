@@ -107,7 +107,7 @@ def test_without_safety_prompts_the_gate_says_so() -> None:
     assert verdict().checks[-1].said == "not checked: retrain.safety_source names no safety prompts"
 
 
-def test_every_failure_is_told() -> None:
+def test_every_failure_is_reported() -> None:
     found = verdict(
         hacked=True, kl=50.0, chars=500.0, win_rate=Share(value=0.3, low=0.2, high=0.4, of=200)
     )

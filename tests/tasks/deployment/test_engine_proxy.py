@@ -169,7 +169,7 @@ def test_another_image_is_refused_and_the_stages_own_is_found_and_pulled(
     assert not any("create" in path and body for _, path, body in engine.asked)
 
 
-def test_a_body_that_is_no_request_is_told(client: docker.DockerClient) -> None:
+def test_a_body_that_is_no_request_is_reported(client: docker.DockerClient) -> None:
     for body in ("[", "[]", '{"Image": "train:1", "HostConfig": {"Memory": "x"}}'):
         url = f"{client.api.base_url}/v1.48/containers/create"
         assert client.api.post(url, data=body).status_code == 400

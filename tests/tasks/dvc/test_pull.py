@@ -129,7 +129,7 @@ def test_what_the_remote_does_not_have_is_one_line(project: Path, tmp_path: Path
     assert "\n" not in str(fault.value)
 
 
-def test_only_public_settings_of_the_remote_are_told(project: Path, tmp_path: Path) -> None:
+def test_only_public_settings_of_the_remote_are_reported(project: Path, tmp_path: Path) -> None:
     assert remote_of(project) == {"name": "local", "url": str(tmp_path / "remote")}
     with (project / ".dvc" / "config.local").open("a") as file:
         file.write(

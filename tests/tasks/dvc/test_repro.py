@@ -28,34 +28,34 @@ def waiting(root: Path, stage: str) -> list[psutil.Process]:
     return [process for process in _dvc_processes(root) if process.cmdline()[-1] == stage]
 
 
-def bring_up(run: Run, stage: str, reproductions: ReproProcesses) -> Outcome:
-    return run_stage(run, stage, StopRequest(), lambda _: None, reproductions)
+def bring_up(run: Run, stage: str, repro_processes: ReproProcesses) -> Outcome:
+    return run_stage(run, stage, StopRequest(), lambda _: None, repro_processes)
 
 
 def test_the_process_that_waited_does_the_stage_and_the_next_one_waits_meanwhile(
     project: Path, new_run: NewRun
 ) -> None:
     run = new_run()
-    reproductions = ReproProcesses(run, ["sft", "reward"])
-    reproductions.prepare()
+    repro_processes = ReproProcesses(run, ["sft", "reward"])
+    repro_processes.prepare()
     [early] = waiting(project, "sft")
     assert not attempts(project, "sft")
-    taken = reproductions.take("sft")
+    taken = repro_processes.take("sft")
     assert taken.pid == early.pid
     assert taken.wait() == 0
     assert (project / "sft.out").read_text() == "one"
     assert len(attempts(project, "sft")) == 2  # start and end
     [late] = waiting(project, "reward")
-    assert bring_up(run, "reward", reproductions) == Outcome(cached=False, attempt=1)
+    assert bring_up(run, "reward", repro_processes) == Outcome(cached=False, attempt=1)
     assert not late.is_running()
     assert not waiting(project, "sft") + waiting(project, "reward")
 
 
 def test_nothing_is_done_by_a_process_that_is_sent_away(project: Path, new_run: NewRun) -> None:
-    reproductions = ReproProcesses(new_run(), ["sft"])
-    reproductions.prepare()
+    repro_processes = ReproProcesses(new_run(), ["sft"])
+    repro_processes.prepare()
     assert waiting(project, "sft")
-    reproductions.close()
+    repro_processes.close()
     assert not waiting(project, "sft")
     assert not attempts(project, "sft")
     assert not (project / "sft.out").exists()
@@ -66,13 +66,13 @@ def test_a_stage_whose_process_died_or_that_nobody_expected_is_done_all_the_same
     project: Path, new_run: NewRun, ahead: list[str]
 ) -> None:
     run = new_run()
-    reproductions = ReproProcesses(run, ahead)
-    reproductions.prepare()
+    repro_processes = ReproProcesses(run, ahead)
+    repro_processes.prepare()
     for process in [each for stage in ahead for each in waiting(project, stage)]:
         process.kill()
         process.wait()
-    assert bring_up(run, "sft", reproductions) == Outcome(cached=False, attempt=1)
-    reproductions.close()
+    assert bring_up(run, "sft", repro_processes) == Outcome(cached=False, attempt=1)
+    repro_processes.close()
     assert not waiting(project, "sft") + waiting(project, "reward")
 
 

@@ -137,7 +137,7 @@ def test_a_run_that_began_since_keeps_its_workspace(tmp_path: Path) -> None:
     assert (found / "models" / "weights").exists()
 
 
-def test_the_command_shows_first_and_removes_when_told(
+def test_the_command_shows_first_and_removes_when_confirmed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     root, folder = tmp_path / "project", tmp_path / "workspaces"

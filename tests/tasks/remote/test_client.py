@@ -139,7 +139,7 @@ def test_a_stop_and_a_budget_reach_the_container(
     assert len(pool.containers) == containers, "none is left at work that nobody follows"
 
 
-def test_a_store_that_is_away_for_a_while_is_waited_for_and_the_stage_then_told(
+def test_a_store_that_is_away_for_a_while_is_waited_for_and_the_stage_then_stopped(
     new_run: Callable[..., Run], pool: Pool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     received, away = Receiver.receive, iter(range(3))

@@ -1,5 +1,5 @@
-"""What is wrong with a work pool or a store is told before a stage is handed over: a real Prefect
-server, real workers, no engine.
+"""What is wrong with a work pool or a store is reported before a stage is handed over: a real
+Prefect server, real workers, no engine.
 """
 
 import os

@@ -139,7 +139,7 @@ def test_a_run_that_comes_before_the_stage_has_noticed_lets_it_checkpoint_first(
 
 
 def end_of_the_first_attempt(run: Run) -> AttemptRow:
-    """That it was stopped with a checkpoint, told under the name of the run that was killed."""
+    """That it was stopped with a checkpoint, recorded under the name of the run that was killed."""
     (end,) = (row for row in attempts(run, "sft") if row.event == "end" and row.attempt == 1)
     assert (end.exit_code, end.run_id) == (75, "doomed")
     assert end.step > 0

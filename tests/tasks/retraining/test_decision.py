@@ -89,7 +89,7 @@ def test_a_reward_model_that_surely_fails_on_the_new_pairs_is_a_reason(
     assert decide(examination(5, accuracy=(value, high)), 0.1, FREE, SETTINGS).train is train
 
 
-def test_all_reasons_are_told() -> None:
+def test_all_reasons_are_reported() -> None:
     found = examination(500, distance=0.5, new_words=(0.2, 0.1), accuracy=(0.5, 0.6))
     assert len(decide(found, 0.1, FREE, SETTINGS).reasons) == 4
 

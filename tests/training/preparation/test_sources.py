@@ -310,7 +310,7 @@ def test_a_source_larger_than_allowed_is_refused_told_so_or_not(
             download(f"{site}/{name}", "data.source", size - 1)
 
 
-def test_a_secret_of_the_environment_is_sent_and_never_told(
+def test_a_secret_of_the_environment_is_sent_and_never_shown(
     tmp_path: Path, site: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     write(tmp_path / "a.jsonl", json.dumps(ROWS[0]))
