@@ -8,6 +8,7 @@ training/preparation/formats.py.
 import csv
 import hashlib
 import io
+import json
 import logging
 import urllib.parse
 from collections.abc import Callable, Iterator
@@ -17,7 +18,6 @@ from typing import Any, NamedTuple
 from config.errors import DataError, EnvironmentFault
 from config.schema import Params
 from config.sections.data import FileSource, HubSource
-from training.preparation.deep_json import parse
 from training.preparation.download import download
 
 logger = logging.getLogger(__name__)
@@ -161,6 +161,16 @@ def _text(content: bytes, place: str) -> str:
 # ---------------------------------------------------------------- readers
 
 
+def parse_json(text: str) -> Any:
+    """`json.loads`; what nests deeper than Python's parser goes, some 990 levels (490 replies of a
+    tree), is a json.JSONDecodeError too.
+    """
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise json.JSONDecodeError("it nests too deeply, 990 levels at most", text, 0) from None
+
+
 def _jsonl(content: bytes, place: str) -> Iterator[SourceRow]:
     # not splitlines: U+2028 and its like may stand inside a JSON string
     lines = _text(content, place).split("\n")
@@ -169,7 +179,7 @@ def _jsonl(content: bytes, place: str) -> Iterator[SourceRow]:
         if not line.strip():
             continue
         try:
-            yield SourceRow(number, parse(line))
+            yield SourceRow(number, parse_json(line))
         except ValueError as error:
             cut = (
                 "it is the last, so the file looks cut: fetch it again"
@@ -185,7 +195,7 @@ def _jsonl(content: bytes, place: str) -> Iterator[SourceRow]:
 def _json(content: bytes, place: str) -> Iterator[SourceRow]:
     text = _text(content, place)
     try:
-        rows = parse(text)
+        rows = parse_json(text)
     except ValueError as error:
         line = getattr(error, "lineno", 1)
         if str(error).startswith("Extra data"):

@@ -12,8 +12,7 @@ from typing import Any
 
 from config.sections.data import FileSource
 from training.preparation.cleaning import Origin, Refusal, Refused
-from training.preparation.deep_json import parse
-from training.preparation.sources import SourceRow, Table, read_bytes, read_file
+from training.preparation.sources import SourceRow, Table, parse_json, read_bytes, read_file
 
 logger = logging.getLogger(__name__)
 
@@ -117,7 +116,7 @@ def _row(line: bytes, form: str) -> Any:
     not exist.
     """
     try:
-        row = parse(line.decode("utf-8-sig"))
+        row = parse_json(line.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
         raise Refused("not_unicode", "", f"byte 0x{line[error.start]:02x} is not UTF-8") from None
     except ValueError as error:

@@ -104,12 +104,18 @@ def test_a_relative_path_starts_at_the_project(tmp_path: Path) -> None:
     assert contents(read("a.json", tmp_path)) == ROWS
 
 
-def test_rows_nested_deeper_than_the_standard_parser_allows_are_read(tmp_path: Path) -> None:
-    depth = 5000
-    row = contents(read(write(tmp_path / "a.jsonl", '{"a":' * depth + "1" + "}" * depth)))[0]
-    for _ in range(depth):
-        row = row["a"]
-    assert row == 1
+@pytest.mark.parametrize("name", ["a.jsonl", "a.json"])
+def test_rows_nested_deeper_than_the_parser_goes_are_one_line(tmp_path: Path, name: str) -> None:
+    for depth, read_whole in ((400, True), (5000, False)):
+        nested = '{"a":' * depth + "1" + "}" * depth
+        path = write(tmp_path / name, f"[{nested}]" if name == "a.json" else nested)
+        if read_whole:
+            assert len(contents(read(path))) == 1
+            continue
+        with pytest.raises(
+            DataError, match=r"line 1 is not JSON \(it nests too deeply, 990 levels"
+        ):
+            read(path)
 
 
 # ---------------------------------------------------------------- broken files

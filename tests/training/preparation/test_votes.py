@@ -106,9 +106,9 @@ def votes_file(path: str) -> FileSource:
 def test_a_line_that_was_cut_or_edited_by_hand_is_refused_alone(tmp_path: Path) -> None:
     good = [json.dumps(line(name, 1)).encode() for name in ("ada", "bob", "cyd")]
     other = json.dumps(line("ada", True, "q")).encode()
-    (tmp_path / "votes.jsonl").write_bytes(
-        b"\n".join([good[0], b"{not json", good[1], b"\xff\xfe", b"[1]", other, b"", good[2][:20]])
-    )
+    deep = b"[" * 5000 + b"]" * 5000
+    lines = [good[0], b"{not json", good[1], b"\xff\xfe", b"[1]", other, b"", good[2][:20], deep]
+    (tmp_path / "votes.jsonl").write_bytes(b"\n".join(lines))
     table, refusals = read_vote_lines(votes_file("votes.jsonl"), tmp_path, "data.vote_source")
     assert [(row.number, row.content["annotator"]) for row in table.rows] == [
         (1, "ada"),
@@ -116,6 +116,7 @@ def test_a_line_that_was_cut_or_edited_by_hand_is_refused_alone(tmp_path: Path) 
     ]
     assert [(refusal.origin.number, refusal.reason) for refusal in refusals] == [
         (2, "not_json"), (4, "not_unicode"), (5, "wrong_type"), (6, "not_a_vote"), (8, "not_json"),
+        (9, "not_json"),
     ]  # fmt: skip
     assert refusals[0].origin.original == "{not json"
 
