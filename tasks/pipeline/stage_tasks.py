@@ -29,7 +29,6 @@ from costs.ledger.reconcile import read_plan, reconcile
 from reporting.build import build_report, build_summary
 from reporting.numbers import duration, usd
 from tasks.deployment.alive import shown_alive
-from tasks.dvc.repro import ReproProcesses
 from tasks.dvc.status import default_remote, public, push
 from tasks.pipeline.run_progress import RunProgress
 from tasks.planning.plan import ELSEWHERE, Prepared, keep, spent_by_runs
@@ -94,9 +93,6 @@ class Pipeline:
         self.run, self.stop, self.shipper, self.run_progress = run, stop, shipper, run_progress
         self.ahead = ahead
         """Stages that will have to be done."""
-        self.repro_processes = ReproProcesses(
-            run, [stage for stage in ahead if place_of(run, stage) == LOCAL]
-        )
         self.display, self.progress_artifacts = Display(), ProgressArtifacts()
         self.report: Path | None = None
         self.state: State[Any] = Completed()
@@ -132,7 +128,6 @@ def pipeline_run(prepared: Prepared) -> Iterator[Pipeline]:
             run, stop, shipper, RunProgress(prepared, stages_of(params.align.method)), ahead
         )
         pipeline.progress_artifacts.start()
-        pipeline.repro_processes.prepare()
         try:
             yield pipeline
         except StageStopped as stopped:
@@ -148,8 +143,6 @@ def pipeline_run(prepared: Prepared) -> Iterator[Pipeline]:
             pipeline.progress_artifacts.show("run", 1.0, "completed")
             _send(pipeline)
             _announce(pipeline, "finished", "")
-        finally:
-            pipeline.repro_processes.close()
 
 
 def _put_params_back(pipeline: Pipeline, before: bytes | None) -> None:
@@ -373,7 +366,7 @@ def _bring_up_to_date(pipeline: Pipeline, stage: str, observer: "_Observer") -> 
     """Here, or in a container of the work pool that `placement` names."""
     place = place_of(pipeline.run, stage)
     if place == LOCAL:
-        return run_here(pipeline.run, stage, pipeline.stop, observer, pipeline.repro_processes)
+        return run_here(pipeline.run, stage, pipeline.stop, observer)
     return run_remote(pipeline.run, stage, place, pipeline.stop, observer)
 
 

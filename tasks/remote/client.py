@@ -15,7 +15,6 @@ from config.errors import EnvironmentFault, StageStopped, UserError
 from config.records import stages_of
 from config.sections.run import LOCAL
 from tasks.dvc.pull import fetch, inputs_of, is_unchanged_elsewhere, remote_of, small_outputs
-from tasks.dvc.repro import ReproProcesses
 from tasks.dvc.same_params import require_same_params
 from tasks.dvc.status import send_outputs
 from tasks.planning.placement_check import on_volumes
@@ -90,7 +89,6 @@ def run_here(
     stage: str,
     stop: StopRequest,
     observe: Observer,
-    repro_processes: ReproProcesses | None = None,
 ) -> Outcome:
     """As `tasks.stage.runner.run_stage`, where other stages may be placed elsewhere: what they made
     is then in the remote alone.
@@ -103,12 +101,12 @@ def run_here(
             "whether an earlier run has left %s at work can not be seen: %s", stage, fault
         )
     if not remote_stages(run):
-        return run_stage(run, stage, stop, observe, repro_processes)
+        return run_stage(run, stage, stop, observe)
     if not stop.made and is_unchanged_elsewhere(run.root, stage):
         _patiently(lambda: fetch(run.root, small_outputs(run.root, stage)), stop)
         return record(run, stage, Outcome(cached=True, attempt=None))
     _patiently(lambda: fetch(run.root, inputs_of(run.root, stage)), stop)
-    return run_stage(run, stage, stop, observe, repro_processes)
+    return run_stage(run, stage, stop, observe)
 
 
 def remote_stages(run: Run) -> list[str]:

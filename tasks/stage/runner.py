@@ -17,7 +17,7 @@ from config import jsonl
 from config.errors import StageStopped
 from config.records import STAGES, AttemptRow, PipelineRow
 from reporting.row_digests import PREPARED, keep_row_digests
-from tasks.dvc.repro import ReproProcesses, is_repro_process, log_path
+from tasks.dvc.repro import is_repro_process, log_path, start_repro
 from tasks.dvc.same_params import require_recorded_params
 from tasks.dvc.status import digests, is_unchanged
 from tasks.run.run import Run
@@ -39,12 +39,9 @@ def run_stage(
     stage: str,
     stop: StopRequest,
     observe: Observer,
-    repro_processes: ReproProcesses | None = None,
 ) -> Outcome:
     """Bring the outputs of `stage` up to date; `observe` is called several times a second while its
     process works.
-
-    `repro_processes` has its process waiting, or starts one.
 
     Raises what `tasks.stage.outcome.judge` raises.
     """
@@ -56,7 +53,7 @@ def run_stage(
     if is_unchanged(run.root, stage):
         outcome = Outcome(cached=True, attempt=None)
     else:
-        outcome = _reproduce(run, stage, stop, observe, repro_processes or ReproProcesses(run))
+        outcome = _reproduce(run, stage, stop, observe)
     return record(run, stage, outcome)
 
 
@@ -103,16 +100,14 @@ def maker(root: Path, stage: str, outs: dict[str, str]) -> int | None:
     return made[-1].attempt if made else None
 
 
-def _reproduce(
-    run: Run, stage: str, stop: StopRequest, observe: Observer, repro_processes: ReproProcesses
-) -> Outcome:
+def _reproduce(run: Run, stage: str, stop: StopRequest, observe: Observer) -> Outcome:
     before = last_attempt(attempts(run.root, stage))
     budget = BudgetWatch(run, stage)
     budget.refuse_without_room()
     watch = Watch(run.root, run.params, stage)
     path = log_path(run.root, stage)
     said = path.stat().st_size if path.exists() else 0
-    code = _watched(run, stage, repro_processes.take(stage), watch, stop, budget, observe)
+    code = _watched(run, stage, start_repro(run, stage), watch, stop, budget, observe)
     output = path.read_bytes()[said:].decode(errors="replace")
     if stop.insisted:
         raise StageStopped(

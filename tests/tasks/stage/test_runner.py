@@ -21,7 +21,7 @@ from config.errors import EnvironmentFault, ParamsError, StageStopped, UserError
 from config.load import load
 from config.records import PipelineRow
 from reporting.row_digests import Change, data_version, read_row_digests, row_change
-from tasks.dvc.repro import REPRO
+from tasks.dvc.repro import REPRO, log_path
 from tasks.dvc.status import digests, environment, forget, is_unchanged, push, stale_stages
 from tasks.remote.client import run_here
 from tasks.run.run import Run, begin
@@ -65,6 +65,7 @@ def test_a_stage_runs_once_and_is_then_unchanged(project: Path, new_run: NewRun)
         ("run-1", True, 1),
     ]
     assert rows[1].detail["outs"] == digests(project, "sft").outs
+    assert "Running stage 'sft'" in log_path(project, "sft").read_text()
 
 
 def test_a_changed_parameter_reruns_its_stage_and_leaves_one_that_reads_the_same_output(
