@@ -18,7 +18,8 @@ import torch
 from benchmarks.trl_side.venv import bench_python
 from benchmarks.workspaces import ROOT, Workspace, run_logged, stage_process, write_params
 from config import jsonl
-from config.load import override, validate
+from config.compose import compose
+from config.load import validate
 from config.records import MetricRow, UsageRow
 from config.schema import Params
 from training.modeling.adapters import MATRICES
@@ -82,7 +83,7 @@ class Measurement:
 def ppo_params(workspace: Workspace, overrides: Sequence[str]) -> Params:
     """The workspace's params with `overrides`. Raises ParamsError if the schema refuses them."""
     return validate(
-        override(workspace.params.model_dump(mode="json"), list(overrides)),
+        compose(workspace.params.model_dump(mode="json"), {}, list(overrides)),
         "the benchmark's overrides",
     )
 
@@ -134,7 +135,7 @@ def sft_peak_bytes(
         f"sft.micro_batch_size={rows}",
         "sft.max_steps=2",
     ]
-    write_params(folder, override(params.model_dump(mode="json"), overrides))
+    write_params(folder, compose(params.model_dump(mode="json"), {}, overrides))
     stage_process(folder, "benchmarks.our_side", environment, "sft")
     return _peak_bytes(folder, "sft")
 

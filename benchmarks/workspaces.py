@@ -24,7 +24,8 @@ import yaml
 from transformers import AutoModelForCausalLM
 
 from config import jsonl
-from config.load import override, read, validate
+from config.compose import compose
+from config.load import read, validate
 from config.schema import Params
 from training.modeling.adapters import merge
 from training.modeling.models import load_reward_model
@@ -174,7 +175,7 @@ def prepared(
     for 40M on two cores).
     """
     recipe = read(RECIPE)
-    content = override(recipe, [*size_overrides(size, validate(recipe, str(RECIPE))), *extra])
+    content = compose(recipe, {}, [*size_overrides(size, validate(recipe, str(RECIPE))), *extra])
     return _made(root / name, content, environment)
 
 
@@ -192,7 +193,7 @@ def long_vocabulary(
         f"{stage}.learning_rate={getattr(short.params, stage).learning_rate / 4}"
         for stage in ("sft", "reward")
     ]
-    content = override(short.params.model_dump(mode="json"), overrides)
+    content = compose(short.params.model_dump(mode="json"), {}, overrides)
 
     def extend() -> None:
         tokenizer = load_tokenizer(short.folder / "data/tokenizer")
@@ -221,8 +222,9 @@ def with_adapters(short: Workspace, environment: Mapping[str, str]) -> Workspace
         for stage, section in (("reward", "reward"), ("ppo", "ppo"))
     ]
     rates.append(f"ppo.value_learning_rate={short.params.ppo.value_learning_rate * LORA_RATE}")
-    content = override(
+    content = compose(
         short.params.model_dump(mode="json"),
+        {},
         [f"reward.lora={LORA}", f"ppo.lora={LORA}", "reward.init=sft", *rates],
     )
     params = validate(content, str(folder))
@@ -271,13 +273,13 @@ def _made(
         write_params(folder, content)
         stage_process(folder, "training.data", environment)
         lengths = _length_overrides(folder)
-        write_params(folder, override(content, lengths))
+        write_params(folder, compose(content, {}, lengths))
         for stage in ("sft", "reward"):
             stage_process(folder, f"training.{stage}", environment)
         stamp.write_text(
             json.dumps({"digest": digest, "lengths": lengths}) + "\n", encoding="utf-8"
         )
-    content = override(content, json.loads(stamp.read_text(encoding="utf-8"))["lengths"])
+    content = compose(content, {}, json.loads(stamp.read_text(encoding="utf-8"))["lengths"])
     return Workspace(folder, validate(content, str(folder)))
 
 

@@ -1,19 +1,31 @@
-"""One params file over another: `extends: base` in a recipe, and what an incomplete file lacks.
+"""The one place where params are merged: `extends: base` in a recipe, `--set`, and what an
+incomplete file lacks.
 
 Mappings merge key by key. Everything else replaces: plain values, lists, null, and a mapping of
 another `kind` (the unions of the schema, such as data.source).
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+import yaml
+
+from config.errors import ParamsError
 
 EXTENDS = "extends"
 """The key by which a params file names the one it is laid over: a name beside it, or a path."""
 
 
-def compose(base: Mapping[str, Any], overlay: Mapping[str, Any]) -> dict[str, Any]:
-    """`overlay` over `base`; keys in the base's order, then what only the overlay has."""
+def compose(
+    base: Mapping[str, Any], overlay: Mapping[str, Any], sets: Sequence[str] = ()
+) -> dict[str, Any]:
+    """`overlay` over `base`, then each `section.key=value` of `sets`, whose values are read as YAML
+    and replace; keys in the base's order, then what is new.
+
+    A key that is not in the schema is refused later, by `config.load.validate`. Raises ParamsError
+    for an assignment that is none.
+    """
     composed = dict(base)
     for key, value in overlay.items():
         under = base.get(key)
@@ -21,7 +33,46 @@ def compose(base: Mapping[str, Any], overlay: Mapping[str, Any]) -> dict[str, An
             composed[key] = compose(under, value)
         else:
             composed[key] = value
+    for assignment in sets:
+        dotted, equals, text = assignment.partition("=")
+        if not equals or not dotted.strip():
+            raise ParamsError(
+                f"--set {assignment!r} is not of the form section.key=value, for example --set "
+                "sft.epochs=2."
+            )
+        composed = _set(composed, dotted.strip().split("."), _value(text), assignment)
     return composed
+
+
+def _value(text: str) -> Any:
+    try:
+        value = yaml.safe_load(text) if text else ""
+    except (yaml.YAMLError, ValueError):  # ValueError: something like a date that is none
+        return text
+    # YAML takes 1e-5 for text; on the command line it can only be meant as a number
+    return float(value) if isinstance(value, str) and is_number(value) else value
+
+
+def _set(node: Any, keys: list[str], value: Any, assignment: str) -> dict[str, Any]:
+    if node is None:
+        node = {}
+    if not isinstance(node, dict):
+        raise ParamsError(
+            f"--set {assignment!r} goes below a plain value. Name an existing section.key of "
+            "params.yaml."
+        )
+    return {
+        **node,
+        keys[0]: value if len(keys) == 1 else _set(node.get(keys[0]), keys[1:], value, assignment),
+    }
+
+
+def is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def lacking(base: Mapping[str, Any], overlay: Mapping[str, Any], place: str = "") -> Iterator[str]:

@@ -18,8 +18,8 @@ Written by `python -m config.document` from `config/schema.py` and `config/secti
 compares the two, so change those, not this page.
 
 A `params.yaml` names every key: there are no defaults, because a default in Python would change
-results without DVC noticing. `recipes/demo.yaml` is a complete one. Unknown keys, wrong types and
-impossible combinations are refused in one line that names the
+results without DVC noticing. `recipes/base.yaml` is a complete one, and the other recipes extend
+it. Unknown keys, wrong types and impossible combinations are refused in one line that names the
 value, the rule and the place. Write `1.0e-5`, never `1e-5`: YAML reads the second as text.
 """
 BOUNDS = (("minimum", "≥"), ("exclusiveMinimum", ">"), ("maximum", "≤"), ("exclusiveMaximum", "<"))

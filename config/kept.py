@@ -7,7 +7,7 @@ from pathlib import Path
 from config import jsonl
 from config.compose import compose
 from config.errors import ParamsError
-from config.load import load, override, read, validate, without_gone
+from config.load import load, read, validate, without_gone
 from config.records import PipelineRow, kept_folder
 from config.schema import Params
 
@@ -30,9 +30,7 @@ def kept_params(root: Path, run_id: str, overrides: list[str] | None = None) -> 
             raise
         try:
             return validate(
-                override(
-                    compose(read(root / "params.yaml"), without_gone(read(path))), overrides or []
-                ),
+                compose(read(root / "params.yaml"), without_gone(read(path)), overrides or []),
                 str(path),
             )
         except ParamsError:

@@ -1,5 +1,5 @@
 """A params file of which only one stage is to be planned may leave the rest out: what is missing
-comes from recipes/demo.yaml.
+comes from recipes/base.yaml.
 
 Only plans are made from such a file; a run needs every parameter to be said.
 """
@@ -10,10 +10,10 @@ from typing import Any
 
 from config.compose import compose, lacking
 from config.errors import ParamsError
-from config.load import override, read, validate
+from config.load import read, validate
 from config.schema import Params
 
-DEMO = Path(__file__).parents[2] / "recipes" / "demo.yaml"
+BASE = Path(__file__).parents[2] / "recipes" / "base.yaml"
 
 
 def completed(
@@ -23,7 +23,7 @@ def completed(
 
     Raises ParamsError as config.load does, and where a named stage's own section is missing.
     """
-    content = override(read(path), overrides)
+    content = compose(read(path), {}, overrides)
     if not stages:
         return validate(content, str(path)), ()
     for stage in stages:
@@ -32,11 +32,11 @@ def completed(
                 f"{path} has no section {stage}, so --stage {stage} has nothing to plan. Add the "
                 "section."
             )
-    demo = read(DEMO)
-    filled = list(lacking(demo, content))
-    whole = compose(demo, content)
+    base = read(BASE)
+    filled = list(lacking(base, content))
+    whole = compose(base, content)
     _fit_model(whole, content)
-    note = f"not in {path.name}, taken from recipes/demo.yaml: {', '.join(filled)}"
+    note = f"not in {path.name}, taken from recipes/base.yaml: {', '.join(filled)}"
     return validate(whole, str(path)), (note,) if filled else ()
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from config import jsonl
+from config.load import load, write
 from config.records import PipelineRow
 from tasks.run.run import locked
 from tests.conftest import ROOT
@@ -68,8 +69,8 @@ def test_a_command_outside_of_a_project_says_where_to_go(tmp_path: Path) -> None
 
 def test_a_refused_run_leaves_params_yaml_alone(tmp_path: Path) -> None:
     (tmp_path / "dvc.yaml").write_text("stages: {}\n")
-    before = (ROOT / "recipes" / "demo.yaml").read_text()
-    (tmp_path / "params.yaml").write_text(before)
+    write(load(ROOT / "recipes" / "demo.yaml"), tmp_path / "params.yaml")
+    before = (tmp_path / "params.yaml").read_text()
     assert rlhf("run", "--set", "sft.epochs=-1", cwd=tmp_path).returncode == 2
     assert (tmp_path / "params.yaml").read_text() == before
     assert not (tmp_path / "runs").exists()

@@ -7,7 +7,7 @@ import yaml
 
 from config.errors import ParamsError
 from config.kept import kept_params
-from config.load import load, read
+from config.load import load, read, write
 from config.records import kept_folder
 from tests.conftest import ROOT
 
@@ -16,7 +16,7 @@ RECIPE = ROOT / "recipes" / "demo.yaml"
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    (tmp_path / "params.yaml").write_bytes(RECIPE.read_bytes())
+    write(load(RECIPE), tmp_path / "params.yaml")
     kept_folder(tmp_path, "r1").mkdir(parents=True)
     return tmp_path
 

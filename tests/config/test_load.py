@@ -3,8 +3,10 @@ from pathlib import Path
 import pytest
 import yaml
 
+from config.compose import compose
+from config.differences import flat
 from config.errors import ParamsError
-from config.load import dump, load, override, validate, write
+from config.load import dump, load, read, validate, write
 from config.schema import Params
 from tests.conftest import ROOT
 
@@ -12,7 +14,7 @@ DEMO = ROOT / "recipes" / "demo.yaml"
 
 
 def demo() -> dict:
-    return yaml.safe_load(DEMO.read_text(encoding="utf-8"))
+    return read(DEMO)
 
 
 def test_the_nearest_valid_name_is_offered_for_a_misspelt_key() -> None:
@@ -37,8 +39,9 @@ def test_a_number_that_yaml_reads_as_text_is_explained() -> None:
 
 
 def test_overrides_reach_any_depth_and_keep_their_types() -> None:
-    content = override(
+    content = compose(
         demo(),
+        {},
         [
             "ppo.kl.coef=1e-3",
             "sft.max_steps=7",
@@ -57,14 +60,14 @@ def test_overrides_reach_any_depth_and_keep_their_types() -> None:
 @pytest.mark.parametrize("assignment", ["sft.epochs", "=3", "seed.deeper=1"])
 def test_an_assignment_that_names_no_parameter_is_refused(assignment: str) -> None:
     with pytest.raises(ParamsError):
-        override(demo(), [assignment])
+        compose(demo(), {}, [assignment])
 
 
 def test_a_parameter_that_is_gone_is_said_to_be_in_one_line() -> None:
     with pytest.raises(
         ParamsError, match=r"^sft\.packing in old\.yaml is gone: .*Delete"
     ) as caught:
-        validate(override(demo(), ["sft.packing=false"]), "old.yaml")
+        validate(compose(demo(), {}, ["sft.packing=false"]), "old.yaml")
     assert "\n" not in str(caught.value)
 
 
@@ -80,7 +83,7 @@ def test_a_parameter_that_is_gone_is_said_to_be_in_one_line() -> None:
 )
 def test_impossible_combinations_name_both_values_and_the_file(assignment: str) -> None:
     with pytest.raises(ParamsError, match=r"params\.yaml") as caught:
-        validate(override(demo(), [assignment]), "params.yaml")
+        validate(compose(demo(), {}, [assignment]), "params.yaml")
     assert "\n" not in str(caught.value)
     assert assignment.split("=")[1] in str(caught.value)
 
@@ -105,10 +108,17 @@ def test_an_unchanged_params_file_is_not_written_again(tmp_path: Path) -> None:
 
 def test_comments_stay_in_a_params_file_that_says_the_same(tmp_path: Path) -> None:
     path = tmp_path / "params.yaml"
-    text = DEMO.read_text(encoding="utf-8")
+    text = f"# my own\n{dump(load(DEMO))}"
     path.write_text(text, encoding="utf-8")
     write(load(DEMO), path)
     assert path.read_text(encoding="utf-8") == text
+
+
+def test_a_params_file_that_extends_another_is_written_whole(tmp_path: Path) -> None:
+    path = tmp_path / "params.yaml"
+    path.write_text(f"extends: {DEMO}\n", encoding="utf-8")
+    write(load(path), path)
+    assert yaml.safe_load(path.read_text(encoding="utf-8")) == yaml.safe_load(dump(load(DEMO)))
 
 
 @pytest.mark.parametrize(
@@ -127,3 +137,20 @@ def test_a_broken_file_is_one_line(tmp_path: Path, content: bytes, words: str) -
 )
 def test_every_recipe_is_valid(recipe: Path) -> None:
     assert isinstance(load(recipe), Params)
+
+
+def test_base_is_whole_and_every_other_recipe_is_laid_over_it() -> None:
+    for recipe in (ROOT / "recipes").glob("*.yaml"):
+        chain = [recipe.stem]
+        while name := yaml.safe_load(recipe.with_stem(chain[-1]).read_text()).get("extends"):
+            chain.append(name)
+        assert chain[-1] == "base"
+
+
+def test_a_recipe_says_only_what_differs() -> None:
+    for recipe in (ROOT / "recipes").glob("*.yaml"):
+        own = yaml.safe_load(recipe.read_text(encoding="utf-8"))
+        if "extends" in own:
+            under = dict(flat(read(recipe.with_stem(own.pop("extends")))))
+            same = [key for key, value in flat(own) if under.get(key, ...) == value]
+            assert [key for key in same if not key.endswith(".kind")] == [], recipe.name

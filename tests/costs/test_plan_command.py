@@ -13,7 +13,7 @@ from typer.testing import CliRunner, Result
 
 from cli.plan import plan
 from config.errors import CostError, UserError
-from config.load import load
+from config.load import dump, load
 
 app = typer.Typer()
 app.command()(plan)
@@ -94,7 +94,7 @@ def test_a_sweep_gives_an_exponent_for_every_stage_named() -> None:
 
 def test_a_comparison_is_markdown_for_a_pull_request(tmp_path: Path) -> None:
     other = tmp_path / "other.yaml"
-    other.write_text(Path("recipes/demo.yaml").read_text().replace("updates: 40", "updates: 80"))
+    other.write_text(dump(load(Path("recipes/demo.yaml"), ["ppo.updates=80"])))
     assert "| ppo |" in run("--compare", str(other), "--markdown").stdout
 
 

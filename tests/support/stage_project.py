@@ -7,6 +7,7 @@ from pathlib import Path
 
 import yaml
 
+from config.load import load, write
 from config.records import METHODS
 from tests.conftest import ROOT, git, own_remote
 
@@ -104,7 +105,7 @@ def make_project(root: Path, remote: Path, stages: Sequence[str]) -> Path:
     for method in [stage for stage in pipeline if stage in METHODS]:
         pipeline["align"] = {"foreach": ["${align.method}"], "do": pipeline.pop(method)}
     (root / "dvc.yaml").write_text(yaml.safe_dump({"stages": pipeline}))
-    (root / "params.yaml").write_text((ROOT / "recipes" / "demo.yaml").read_text())
+    write(load(ROOT / "recipes" / "demo.yaml"), root / "params.yaml")
     (root / ".dvc").mkdir()
     (root / ".dvc" / "config").write_text(
         "[core]\n    analytics = false\n    remote = local\n['remote \"local\"']\n    url = "

@@ -21,8 +21,9 @@ import psutil
 import yaml
 
 from config import jsonl
+from config.compose import compose
 from config.errors import ModelError
-from config.load import override, read, validate
+from config.load import read, validate
 from config.machine import Loop, Passes, StageProcess
 from config.records import UsageRow
 from config.sections.data import HelpdeskSource
@@ -189,7 +190,7 @@ def project(folder: Path, overrides: Sequence[str]) -> None:
     from training.preparation import helpdesk
     from training.process.artifacts import write_jsonl
 
-    content = override(read(ROOT / "recipes" / "demo.yaml"), list(overrides))
+    content = compose(read(ROOT / "recipes" / "demo.yaml"), {}, list(overrides))
     content["data"]["source"] |= {"sft_rows": ROWS, "preference_rows": ROWS, "prompt_rows": ROWS}
     params = validate(content, "the params of a calibration")
     (folder / "params.yaml").write_text(yaml.safe_dump(content), encoding="utf-8")

@@ -67,7 +67,7 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for name, outs in STAGES.items()
     }
     (root / "dvc.yaml").write_text(yaml.safe_dump({"stages": stages}))
-    (root / "params.yaml").write_text((ROOT / "recipes" / "demo.yaml").read_text())
+    write(load(ROOT / "recipes" / "demo.yaml"), root / "params.yaml")
     (root / ".dvc").mkdir()
     (root / ".dvc" / "config").write_text(
         "[core]\n    analytics = false\n    remote = local\n['remote \"local\"']\n    url = "

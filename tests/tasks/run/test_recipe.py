@@ -19,9 +19,18 @@ def test_what_was_set_is_named_against_the_nearest_recipe(tmp_path: Path) -> Non
     )
 
 
+def test_a_recipe_is_compared_with_what_it_extends(tmp_path: Path) -> None:
+    shutil.copytree(ROOT / "recipes", tmp_path / "recipes")
+    (tmp_path / "recipes" / "broken.yaml").write_text("a: [")
+    said = differs_from_recipe(
+        tmp_path, load(ROOT / "recipes" / "votes-cpu.yaml", ["seed=9"]), None
+    )
+    assert said == "params.yaml: seed 1 -> 9 (recipe: recipes/votes-cpu.yaml)"
+
+
 def test_against_the_recipe_that_was_named(tmp_path: Path) -> None:
     recipe = tmp_path / "mine.yaml"
-    recipe.write_text(DEMO.read_text().replace("seed: 1", "seed: 5"))
+    recipe.write_text(f"extends: {DEMO}\nseed: 5\n")
     assert differs_from_recipe(ROOT, load(recipe), recipe) is None
     assert (
         differs_from_recipe(ROOT, load(recipe, ["seed=1"]), recipe)

@@ -8,7 +8,7 @@ import yaml
 
 from config import jsonl
 from config.errors import EnvironmentFault
-from config.load import load, write
+from config.load import dump, load, write
 from config.records import PipelineRow
 from tasks.run.run import (
     Run,
@@ -53,7 +53,7 @@ def test_a_run_begins_with_complete_params_and_a_row(tmp_path: Path) -> None:
 
 
 def test_what_a_run_that_failed_in_its_data_asked_for_does_not_stick(tmp_path: Path) -> None:
-    text = (ROOT / "recipes" / "demo.yaml").read_bytes()
+    text = f"# mine\n{dump(PARAMS)}".encode()
     (tmp_path / "params.yaml").write_bytes(text)
     failed = begin(tmp_path, "r1", PARAMS.model_copy(update={"seed": 7}), {})
     assert load(tmp_path / "params.yaml").seed == 7
@@ -64,7 +64,7 @@ def test_what_a_run_that_failed_in_its_data_asked_for_does_not_stick(tmp_path: P
 def test_what_a_run_asked_for_stays_once_its_data_are_prepared_or_somebody_has_edited_the_file(
     tmp_path: Path,
 ) -> None:
-    text = (ROOT / "recipes" / "demo.yaml").read_bytes()
+    text = f"# mine\n{dump(PARAMS)}".encode()
     (tmp_path / "params.yaml").write_bytes(text)
     passed = begin(tmp_path, "r1", PARAMS.model_copy(update={"seed": 7}), {})
     passed.record("stage", stage="data", state="completed")
