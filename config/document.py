@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from config.records import STAGES
 from config.schema import Params
 
 DOCUMENT = Path("docs/params.md")
@@ -28,8 +29,12 @@ SHOWN_ONCE = {
     **dict.fromkeys(
         ("data.vote_source", "retrain.safety_source"), "as `data.source` with `kind: file`, or null"
     ),
+    **dict.fromkeys(
+        (f"where.{stage}" for stage in STAGES),
+        "any keys of `where.default`, or absent",
+    ),
 }
-"""All sources have one shape."""
+"""All sources have one shape, and all stages one kind of place."""
 BAR = r"\|"
 TYPES = {
     "integer": "whole number",

@@ -54,7 +54,7 @@ def read(path: Path) -> dict[str, Any]:
 
 def _mapping(path: Path) -> dict[str, Any]:
     try:
-        content = yaml.load(path.read_text(encoding="utf-8"), Loader=LOADER)
+        content = _parsed(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ParamsError(
             f"{path} does not exist. Run in the project's folder, or name a recipe with --recipe "
@@ -89,6 +89,13 @@ def without_gone(content: dict[str, Any]) -> dict[str, Any]:
                 section: {key: value for key, value in content[section].items() if key != name},
             }
     return content
+
+
+def _parsed(text: str) -> Any:
+    try:
+        return yaml.load(text, Loader=LOADER)
+    except yaml.YAMLError:
+        return yaml.safe_load(text)  # whose message names the line that is wrong, not the last one
 
 
 def validate(content: dict[str, Any], origin: str) -> Params:

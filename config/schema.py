@@ -16,9 +16,9 @@ from config.sections.model import Model
 from config.sections.money import Budget, Prices
 from config.sections.offline import Dpo, Reward, Sft
 from config.sections.online import Grpo, Online, Ppo, Rloo
-from config.sections.processes import WEIGHTS_DIVIDED, Processes, Sharding
 from config.sections.retraining import Retrain
-from config.sections.run import Align, Evaluate, Placement, Tracking
+from config.sections.run import Align, Evaluate, Tracking
+from config.sections.where import SHARED_STAGES, WEIGHTS_DIVIDED, Where
 
 
 class Params(Section):
@@ -37,9 +37,7 @@ class Params(Section):
     rloo: Rloo
     grpo: Grpo
     evaluate: Evaluate
-    processes: Processes
-    sharding: Sharding
-    placement: Placement
+    where: Where
     prices: Prices
     budget: Budget
     retrain: Retrain
@@ -62,52 +60,52 @@ class Params(Section):
                     f"{name}={length} does not fit in model.context_length={limit}. Change either "
                     "in params.yaml."
                 )
-        for name, batch, processes in (
-            ("sft", self.sft.batch_size, self.processes.sft),
-            ("reward", self.reward.batch_size, self.processes.reward),
-            ("dpo", self.dpo.batch_size, self.processes.dpo),
+        for name, batch in (
+            ("sft", self.sft.batch_size),
+            ("reward", self.reward.batch_size),
+            ("dpo", self.dpo.batch_size),
         ):
-            if batch % processes:
+            if batch % self.where.of(name).processes:
                 raise ParamsError(
-                    f"{name}.batch_size={batch} does not split over processes.{name}={processes}. "
-                    "Change either in params.yaml."
+                    f"{name}.batch_size={batch} does not split over "
+                    f"{self.where.said(name, 'processes')}. Change either in params.yaml."
                 )
         return self
 
     @model_validator(mode="after")
     def _can_be_divided(self) -> "Params":
-        for stage in ("sft", "reward", "ppo", "dpo", "rloo", "grpo"):
+        for stage in SHARED_STAGES:
             section = getattr(self, stage)
-            level: str = getattr(self.sharding, stage)
+            level, said = self.where.of(stage).sharding, self.where.said(stage, "sharding")
             if level != "none" and section.optimizer == "adamw8bit":
                 raise ParamsError(
                     f"{stage}.optimizer=adamw8bit keeps its moments in blocks that "
-                    f"sharding.{stage}={level} would cut. "
-                    f"Set {stage}.optimizer: adamw, or sharding.{stage}: none in params.yaml."
+                    f"{said} would cut. "
+                    f"Set {stage}.optimizer: adamw, or where.{stage}.sharding: none in params.yaml."
                 )
             if level not in WEIGHTS_DIVIDED:
                 continue
             if self.model.dtype == "fp16":
                 raise ParamsError(
                     "model.dtype=fp16 scales the loss by what the gradients of all weights say, "
-                    f"and sharding.{stage}={level} divides them. "
-                    f"Set model.dtype: bf16, or sharding.{stage}: none in params.yaml."
+                    f"and {said} divides them. "
+                    f"Set model.dtype: bf16, or where.{stage}.sharding: none in params.yaml."
                 )
             if self.model.quantisation is not None:
                 raise ParamsError(
                     f"model.quantisation={self.model.quantisation} packs weights into bytes that "
-                    f"sharding.{stage}={level} can not divide. "
-                    f"Set model.quantisation: null, or sharding.{stage}: none in params.yaml."
+                    f"{said} can not divide. "
+                    f"Set model.quantisation: null, or where.{stage}.sharding: none in params.yaml."
                 )
         for loop in (self.ppo, self.rloo, self.grpo):
             name, mini_batch = loop.method, loop.batch_size // loop.num_mini_batches
-            level, processes = getattr(self.sharding, name), getattr(self.processes, name)
-            if level in WEIGHTS_DIVIDED and mini_batch < processes:
+            place = self.where.of(name)
+            if place.sharding in WEIGHTS_DIVIDED and mini_batch < place.processes:
                 raise ParamsError(
                     f"a mini-batch of {mini_batch} episodes ({name}.batch_size / "
                     f"{name}.num_mini_batches) has none for some of "
-                    f"processes.{name}={processes}, and with sharding.{name}={level} all work in "
-                    "step. "
+                    f"{self.where.said(name, 'processes')}, and with "
+                    f"{self.where.said(name, 'sharding')} all work in step. "
                     "Change one of them in params.yaml."
                 )
         return self

@@ -1,5 +1,5 @@
 """The flow `stage`: one stage in a container of its own, started by the pipeline on the work pool
-that `placement` names.
+that `where` names.
 """
 
 from typing import Any

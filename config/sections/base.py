@@ -2,9 +2,10 @@
 refused.
 """
 
-from typing import Annotated
+from collections.abc import Callable
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_serializer
 
 from config.errors import ParamsError
 
@@ -13,6 +14,14 @@ class Section(BaseModel):
     """A frozen part of params.yaml: unknown keys and silent conversions are refused."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+class Sparse(Section):
+    """A section of which keys may be absent: None stands for them, and is not written."""
+
+    @model_serializer(mode="wrap")
+    def _present(self, write: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
+        return {key: value for key, value in write(self).items() if value is not None}
 
 
 Fraction = Annotated[float, Field(ge=0, le=1)]

@@ -37,7 +37,7 @@ class Prices(Section):
     )
     device_by_pool: dict[str, str] = Field(
         description="Work pool -> its device, a name of costs/tables/hardware.yaml, for the stages "
-        "that placement puts there; {} plans them for device."
+        "that where puts there; {} plans them for device."
     )
     usd_per_device_hour_by_pool: dict[str, Annotated[float, Field(gt=0, le=1000)]] = Field(
         description="Work pool -> price of one of its devices per hour, in US dollars, electricity "

@@ -1,4 +1,4 @@
-"""What is aligned how, compared how, where, and remembered where."""
+"""What is aligned how, compared how, and remembered where."""
 
 import re
 from typing import Annotated, Literal
@@ -33,34 +33,6 @@ class Evaluate(Section):
         description="Level of every interval."
     )
     samples: Positive = Field(description="Replies shown side by side in the report.")
-
-
-LOCAL = "local"
-"""Placement of a stage that runs beside the pipeline."""
-Place = Annotated[str, Field(min_length=1)]
-PLACED = (
-    "local runs it beside the pipeline; the name of a Prefect work pool runs it there, in a "
-    "container of its own."
-)
-
-
-class Placement(Section):
-    """Where each stage runs. Moving a stage retrains nothing; data travels through the DVC remote,
-    never through the flow.
-    """
-
-    data: Place = Field(description=PLACED)
-    sft: Place = Field(description=PLACED)
-    reward: Place = Field(description=PLACED)
-    ppo: Place = Field(description=PLACED)
-    dpo: Place = Field(description=PLACED)
-    rloo: Place = Field(description=PLACED)
-    grpo: Place = Field(description=PLACED)
-    evaluate: Place = Field(description=PLACED)
-
-    def of(self, stage: str) -> str:
-        """`local`, or the work pool that the stage is placed on."""
-        return str(getattr(self, stage))
 
 
 class Tracking(Section):

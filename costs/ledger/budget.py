@@ -16,7 +16,7 @@ from config.schema import Params
 from config.sections.money import Budget
 from costs.ledger.attempts import Attempt
 
-FREE_SECTIONS = ("budget", "placement", "prices", "processes", "retrain", "sharding", "tracking")
+FREE_SECTIONS = ("budget", "prices", "retrain", "tracking", "where")
 """Sections of params.yaml that no stage's results depend on."""
 
 

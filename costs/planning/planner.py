@@ -49,12 +49,12 @@ class Target:
     gpus: int = 1
     root: Path = Path()
     by_stage: bool = False
-    """Each stage has as many devices as `processes` says, instead of `gpus`."""
+    """Each stage has as many devices as `where` gives it processes, instead of `gpus`."""
 
     def of(self, params: Params, stage: str) -> "Target":
         """What the plan of a stage is for."""
         return (
-            replace(self, gpus=getattr(params.processes, stage, 1), by_stage=False)
+            replace(self, gpus=params.where.of(stage).processes, by_stage=False)
             if self.by_stage
             else self
         )
@@ -132,12 +132,11 @@ def settings(params: Params, aim: Target) -> dict[str, Setting]:
 
 
 def setting_of(params: Params, aim: Target, stage: str, rows: Rows, model: ModelShape) -> Setting:
-    """What is to be planned of a stage that runs a model, divided among its devices as `sharding`
-    says.
-    """
+    """What is to be planned of a stage that runs a model, divided as `where` says."""
     made = _SETTINGS[stage](params, aim.of(params, stage), rows, model)
-    parallel = PARALLEL[getattr(params.sharding, stage, "none")]
-    offloads = params.sharding.offload and parallel in ("zero2", "fsdp")
+    place = params.where.of(stage)
+    parallel = PARALLEL[place.sharding]
+    offloads = place.offload and parallel in ("zero2", "fsdp")
     return made.with_levers(parallel=parallel, offload_optimizer=offloads, offload_weights=offloads)
 
 

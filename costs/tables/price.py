@@ -3,7 +3,7 @@ it where that is paid apart.
 """
 
 from config.schema import Params
-from config.sections.run import LOCAL
+from config.sections.where import LOCAL
 from costs.tables.catalogue import hardware
 
 OWN_DEVICE = "cpu"
@@ -12,7 +12,7 @@ OWN_DEVICE = "cpu"
 
 def pool_of(params: Params, stage: str | None) -> str:
     """The work pool that a stage is placed on; `local` if it runs beside the pipeline."""
-    return str(getattr(params.placement, stage)) if stage is not None else LOCAL
+    return params.where.of(stage).pool if stage is not None else LOCAL
 
 
 def watts(params: Params) -> float:

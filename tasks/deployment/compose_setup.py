@@ -104,7 +104,11 @@ def placed(params: Params, pool: str, tracking_uri: str) -> dict[str, Any]:
     prefilled with.
     """
     content = params.model_dump(mode="json")
-    content["placement"] = dict.fromkeys(content["placement"], pool)
+    where = {stage: {**place} for stage, place in content["where"].items()}
+    for place in where.values():
+        place.pop("pool", None)
+    where["default"]["pool"] = pool
+    content["where"] = where
     content["tracking"]["uri"] = tracking_uri
     return content
 

@@ -20,8 +20,9 @@ from config.differences import value_at
 from config.dvc_stages import defined, dvc_name, locked
 from config.errors import EnvironmentFault
 from config.inputs import outdated_digests
+from config.records import STAGES
 from config.schema import Params
-from config.sections.run import LOCAL
+from config.sections.where import LOCAL
 from tasks.dvc.lock_digests import changes_by_lock, dvc_stage
 from tasks.run.run import STATE_FOLDER
 from tasks.run.transient import fault, kind_of
@@ -89,7 +90,7 @@ def stale_stages(root: Path, params: Params, stages: Sequence[str]) -> list[str]
     wanted = params.model_dump(mode="json")
     changing = {str(path) for path in outdated_digests(root, params)}
     stale = []
-    elsewhere = any(place != LOCAL for place in wanted["placement"].values())
+    elsewhere = any(params.where.of(stage).pool != LOCAL for stage in STAGES)
     for stage in stages:
         if stage not in pipeline:
             continue

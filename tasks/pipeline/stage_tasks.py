@@ -21,7 +21,7 @@ from config import jsonl
 from config.differences import in_a_line
 from config.errors import EnvironmentFault, OverBudget, RlhfError, StageStopped, UserError
 from config.records import METHODS, PipelineRow, stages_of
-from config.sections.run import LOCAL
+from config.sections.where import LOCAL
 from costs.ledger.budget import results_key
 from costs.ledger.history import remember
 from costs.ledger.ledger import ledger
@@ -363,7 +363,7 @@ def stage_task(stage: str) -> Callable[[Pipeline], None]:
 
 
 def _bring_up_to_date(pipeline: Pipeline, stage: str, observer: "_Observer") -> Outcome:
-    """Here, or in a container of the work pool that `placement` names."""
+    """Here, or in a container of the work pool that `where` names."""
     place = place_of(pipeline.run, stage)
     if place == LOCAL:
         return run_here(pipeline.run, stage, pipeline.stop, observer)

@@ -10,7 +10,7 @@ from config.dvc_stages import defined
 from config.errors import ParamsError
 from config.inputs import DATA_DIGESTS, MODEL_DIGESTS
 from config.schema import Params
-from config.sections.run import LOCAL
+from config.sections.where import LOCAL
 
 
 class Outside(NamedTuple):
@@ -38,12 +38,12 @@ def require_reachable(root: Path, params: Params, stages: Sequence[str]) -> None
         readers = [
             stage
             for stage in _readers(pipeline, item.stands, stages)
-            if params.placement.of(stage) != LOCAL
+            if params.where.of(stage).pool != LOCAL
         ]
         if readers and not Path(item.path).is_absolute():
-            settings = " and ".join(f"placement.{stage}: local" for stage in readers)
+            settings = " and ".join(f"where.{stage}.pool: local" for stage in readers)
             raise ParamsError(
-                f"placement.{readers[0]}={params.placement.of(readers[0])}: {item.key}={item.path} "
+                f"{params.where.said(readers[0], 'pool')}: {item.key}={item.path} "
                 f"is a {item.kind} of this machine, and the containers of "
                 f"a work pool do not have it. Set {settings}, or name {item.instead}, or a whole "
                 "path on a volume that is mounted there too."
@@ -60,7 +60,7 @@ def on_volumes(root: Path, params: Params, pool: str, stages: Sequence[str]) -> 
         for item in _outside(root, params)
         if Path(item.path).is_absolute()
         and any(
-            params.placement.of(stage) == pool for stage in _readers(pipeline, item.stands, stages)
+            params.where.of(stage).pool == pool for stage in _readers(pipeline, item.stands, stages)
         )
     }
 

@@ -135,7 +135,7 @@ def _aim_of(params: Params, aim: Target, stage: str) -> Target:
     """The devices of a stage: as many as it has processes, of the work pool that it is placed
     on.
     """
-    aim, pool = replace(aim, gpus=getattr(params.processes, stage, 1)), pool_of(params, stage)
+    aim, pool = replace(aim, gpus=params.where.of(stage).processes), pool_of(params, stage)
     if pool in params.prices.device_by_pool:
         aim = replace(aim, hardware=hardware(params.prices.device_by_pool[pool]))
     if pool in params.prices.usd_per_device_hour_by_pool:

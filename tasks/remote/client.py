@@ -13,7 +13,7 @@ import httpx
 
 from config.errors import EnvironmentFault, StageStopped, UserError
 from config.records import stages_of
-from config.sections.run import LOCAL
+from config.sections.where import LOCAL
 from tasks.dvc.pull import fetch, inputs_of, is_unchanged_elsewhere, remote_of, small_outputs
 from tasks.dvc.same_params import require_same_params
 from tasks.dvc.status import send_outputs
@@ -53,7 +53,7 @@ Result = TypeVar("Result")
 
 def place_of(run: Run, stage: str) -> str:
     """`local`, or the work pool that the stage is placed on."""
-    return run.params.placement.of(stage)
+    return run.params.where.of(stage).pool
 
 
 def run_remote(run: Run, stage: str, pool: str, stop: StopRequest, observe: Observer) -> Outcome:
@@ -319,7 +319,7 @@ def check_placement(run: Run, stages: Sequence[str]) -> None:
     no store, other code.
     """
     places = {
-        place_of(run, stage): f"placement.{stage}"
+        place_of(run, stage): run.params.where.key(stage, "pool")
         for stage in reversed(stages)
         if place_of(run, stage) != LOCAL
     }

@@ -157,7 +157,7 @@ def _check(request: dict[str, Any]) -> Reply:
             raise EnvironmentFault(
                 f"{key}={path} is not in the container of work pool {request['pool']}. Mount its "
                 "volume there under the same path, or set the "
-                "placement of the stages that read it to local."
+                "where.<stage>.pool of the stages that read it to local."
             )
     free = min(_room(folder, request["pool"]) for folder in (workspaces(), cache()))
     return Reply("ready", f"{_gpus()} GPUs, {free / 2**30:.0f} GiB free")

@@ -28,8 +28,8 @@ def differs_from_recipe(root: Path, params: Params, recipe: Path | None) -> str 
             if recipe is not None:
                 raise
             continue  # a recipe that can not be read is nobody's origin
-        name = file.relative_to(root) if file.is_relative_to(root) else file
-        found.append((len(against), str(name), against))
+        place = file.relative_to(root) if file.is_relative_to(root) else file
+        found.append((len(against), str(place), against))
     if not found or min(found)[0] == 0:
         return None
     _, name, against = min(found)

@@ -5,7 +5,8 @@ from config import schema
 from config.errors import ParamsError
 from config.load import load
 from config.schema import Params
-from config.sections.base import Section
+from config.sections.base import Section, Sparse
+from config.sections.where import PlaceOverride, Where
 from tests.conftest import ROOT
 
 
@@ -18,19 +19,22 @@ def sections() -> list[type[BaseModel]]:
 
 
 def test_no_parameter_has_a_default() -> None:
-    assert [
-        f"{section.__name__}.{name}"
-        for section in sections()
-        for name, field in section.model_fields.items()
+    optional = {
+        (section, field.default)
+        for section in [*sections(), PlaceOverride]
+        for field in section.model_fields.values()
         if not field.is_required()
-    ] == []
+    }
+    assert optional == {(Where, None), (PlaceOverride, None)}, (
+        "absent, and taken from no value here"
+    )
 
 
 def test_every_parameter_has_a_description() -> None:
     missing = [
         f"{section.__name__}.{name}"
         for section in sections()
-        if section not in (Section, Params)
+        if section not in (Section, Sparse, Params)
         for name, field in section.model_fields.items()
         if not field.description
     ]
@@ -178,37 +182,45 @@ def test_adapters_that_can_not_work_are_one_line_that_names_what_to_change(
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        (["processes.dpo=3"], r"dpo\.batch_size=\d+ does not split over processes\.dpo=3"),
-        (["sharding.sft=zero4"], r"sharding\.sft='zero4'"),
+        (
+            ["where.dpo.processes=3"],
+            r"dpo\.batch_size=\d+ does not split over where\.dpo\.processes=3",
+        ),
+        (["where.sft.sharding=zero4"], r"where\.sft\.sharding='zero4'"),
         (
             [
-                "sharding.grpo=zero3",
+                "where.grpo.sharding=zero3",
                 "grpo.batch_size=8",
                 "grpo.num_mini_batches=4",
-                "processes.grpo=4",
+                "where.grpo.processes=4",
             ],
-            r"a mini-batch of 2 episodes .* processes\.grpo=4",
+            r"a mini-batch of 2 episodes .* where\.grpo\.processes=4",
         ),
         (
-            ["sharding.offload=true"],
-            r"no stage divides them\. Set a stage of sharding to zero2 or zero3",
+            ["where.default.offload=true"],
+            r"nothing divides them\. Set where\.default\.sharding to zero2 or zero3",
         ),
-        (["sharding.sft=zero1"], r"sharding\.sft='zero1' .* is gone; write zero2"),
+        (["where.sft.sharding=zero1"], r"where\.sft\.sharding='zero1' .* is gone; write zero2"),
         (
-            ["sharding.ppo=zero2", "ppo.optimizer=adamw8bit"],
-            r"ppo\.optimizer=adamw8bit .* sharding\.ppo=zero2 would cut",
+            ["where.ppo.sharding=zero2", "ppo.optimizer=adamw8bit"],
+            r"ppo\.optimizer=adamw8bit .* where\.ppo\.sharding=zero2 would cut",
         ),
         (
-            ["sharding.sft=zero3", "model.dtype=fp16"],
+            ["where.sft.sharding=zero3", "model.dtype=fp16"],
             r"model\.dtype=fp16 .* Set model\.dtype: bf16",
         ),
         (
-            ["sharding.reward=zero2", "model.quantisation=nf4", f"ppo.lora={LORA}"],
-            r"nf4 packs weights into bytes that sharding\.reward=zero2",
+            ["where.reward.sharding=zero2", "model.quantisation=nf4", f"ppo.lora={LORA}"],
+            r"nf4 packs weights into bytes that where\.reward\.sharding=zero2",
         ),
         (
-            ["sharding.ppo=zero3", "ppo.batch_size=8", "ppo.num_mini_batches=4", "processes.ppo=4"],
-            r"a mini-batch of 2 episodes .* processes\.ppo=4",
+            [
+                "where.ppo.sharding=zero3",
+                "ppo.batch_size=8",
+                "ppo.num_mini_batches=4",
+                "where.ppo.processes=4",
+            ],
+            r"a mini-batch of 2 episodes .* where\.ppo\.processes=4",
         ),
     ],
 )

@@ -223,13 +223,13 @@ def test_no_secret_is_in_a_log_a_parameter_or_a_pool(
 @pytest.mark.parametrize(
     ("pool", "words"),
     [
-        ("nowhere", r"placement\.sft=nowhere: Prefect has no work pool of that name"),
-        ("docker-gpu", r"placement\.sft=docker-gpu: no worker serves this work pool"),
+        ("nowhere", r"where\.sft\.pool=nowhere: Prefect has no work pool of that name"),
+        ("docker-gpu", r"where\.sft\.pool=docker-gpu: no worker serves this work pool"),
     ],
 )
 def test_a_wrong_place_is_refused_before_anything_runs(stack: Stack, pool: str, words: str) -> None:
     content = tiny("seed=3", "tracking.experiment=refused")
-    content["placement"]["sft"] = pool
+    content["where"]["sft"] = {"pool": pool}
     state = stack.await_end(stack.start_run(content), 600)
     assert state["type"] == "FAILED"
     assert re.search(words, state["message"]), state["message"]
@@ -244,7 +244,7 @@ def test_an_image_that_is_missing_is_told_before_anything_is_paid_for(stack: Sta
     worker = ["python", "-m", "prefect", "worker", "start", "--pool", "broken", "--type", "docker"]
     stack.compose("run", "--detach", "--no-deps", "docker-worker", *worker)
     content = tiny("seed=4", "tracking.experiment=broken")
-    content["placement"] = dict.fromkeys(content["placement"], "broken")
+    content["where"]["default"]["pool"] = "broken"
     state = stack.await_end(stack.start_run(content), 900)
     assert state["type"] == "FAILED"
     assert "work pool broken can do no stage" in state["message"]

@@ -39,7 +39,7 @@ def test_a_recipe_for_gpus_fits_them_for_the_time_and_money_it_names(
 
 def test_what_is_divided_shrinks_with_the_number_of_devices(tmp_path: Path) -> None:
     def bytes_of(level: str, gpus: int) -> float:
-        params = load(Path("recipes/node-8gpu.yaml"), [f"sharding.sft={level}"])
+        params = load(Path("recipes/node-8gpu.yaml"), [f"where.sft.sharding={level}"])
         return (
             plan(params, target(params, None, gpus, None, tmp_path), ("sft",))
             .stages[0]

@@ -12,6 +12,8 @@ from prefect.utilities.templating import apply_values
 from prefect_docker.worker import DockerWorkerJobConfiguration
 
 from config.load import load
+from config.records import STAGES
+from config.sections.where import Where
 from tasks.deployment.compose_setup import container_template, placed
 from tests.conftest import ROOT
 
@@ -152,6 +154,12 @@ def test_no_run_can_change_the_command_of_a_job() -> None:
 
 
 def test_the_form_is_prefilled_with_every_stage_on_the_pool() -> None:
-    content = placed(load(ROOT / "recipes" / "demo.yaml"), "docker", "http://mlflow:5000")
-    assert set(content["placement"].values()) == {"docker"}
+    content = placed(
+        load(ROOT / "recipes" / "demo.yaml", ["where.sft={pool: mine, processes: 2}"]),
+        "docker",
+        "http://mlflow:5000",
+    )
+    where = Where.model_validate(content["where"])
+    assert {where.of(stage).pool for stage in STAGES} == {"docker"}
+    assert where.of("sft").processes == 2
     assert content["tracking"]["uri"] == "http://mlflow:5000"

@@ -12,7 +12,7 @@ from dvc.repo import Repo
 
 from config.dvc_stages import defined
 from config.records import METHODS, STAGES
-from config.sections.processes import Processes
+from config.sections.where import SHARED_STAGES
 from tests.conftest import ROOT
 
 PIPELINE = defined(ROOT)
@@ -73,7 +73,7 @@ def test_all_methods_are_one_stage_that_is_made_for_the_one_in_params_yaml() -> 
 @pytest.mark.parametrize("stage", STAGES)
 def test_no_stage_depends_on_prices_or_tracking(stage: str) -> None:
     sections = {name.split(".")[0] for name in PIPELINE[stage]["params"] if isinstance(name, str)}
-    assert not sections & {"processes", "sharding", "prices", "tracking"}
+    assert not sections & {"where", "prices", "tracking"}
     assert "seed" in sections
 
 
@@ -89,7 +89,7 @@ def test_a_stage_keeps_its_previous_output_until_it_has_a_new_one(stage: str) ->
     assert [name if isinstance(name, str) else next(iter(name)) for name in entry["metrics"]] == [
         f"metrics/{stage}.json"
     ]
-    launched = stage in Processes.model_fields
+    launched = stage in SHARED_STAGES
     assert entry["cmd"] == (
         f"python -m training.process.launch {stage}" if launched else f"python -m training.{stage}"
     )

@@ -83,7 +83,7 @@ def main(jobs: Sequence[Job]) -> int:
         path = Path(job.root) / "params.yaml"
         if collectives.rank() == 0:
             content = read(path)
-            content["sharding"] |= {job.stage: job.level, "offload": job.offload}
+            content["where"][job.stage] = {"sharding": job.level, "offload": job.offload}
             write(validate(content, "crew"), path)
         collectives.barrier()
 

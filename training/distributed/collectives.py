@@ -44,9 +44,9 @@ def join(stage: str, accelerator: bool) -> None:
         local, devices = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
         if local >= devices:
             raise EnvironmentFault(
-                f"processes.{stage}={processes} needs a GPU for each process, this machine has "
-                f"{devices}. "
-                f"Change processes.{stage} in params.yaml."
+                f"where.{stage}.processes={processes} needs a GPU for each process, this machine "
+                f"has {devices}. "
+                f"Change where.{stage}.processes in params.yaml."
             )
         torch.cuda.set_device(local)
     meeting = os.environ.get(RENDEZVOUS_VARIABLE)

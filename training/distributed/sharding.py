@@ -34,7 +34,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_map_only
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from config.sections.processes import WEIGHTS_DIVIDED
+from config.sections.where import WEIGHTS_DIVIDED
 from training.distributed import collectives
 from training.process.stage import Stage
 
@@ -43,9 +43,7 @@ T = TypeVar("T")
 
 def level(stage: Stage) -> str:
     """How the stage divides its models: `none` for a single process, whatever params.yaml says."""
-    return (
-        str(getattr(stage.params.sharding, stage.name, "none")) if stage.world_size > 1 else "none"
-    )
+    return stage.params.where.of(stage.name).sharding if stage.world_size > 1 else "none"
 
 
 def shards_weights(stage: Stage) -> bool:
@@ -71,7 +69,7 @@ def shard(module: nn.Module, stage: Stage, sums_gradients: bool = False) -> None
         "mesh": DeviceMesh.from_group(everybody, device),
         "reshard_after_forward": level(stage) == "zero3",
     }
-    if stage.params.sharding.offload:
+    if stage.params.where.of(stage.name).offload:
         options["offload_policy"] = CPUOffloadPolicy(pin_memory=device != "cpu")
     for part in [
         *[part for part in module.modules() if isinstance(part, GradientCheckpointingLayer)],

@@ -1,7 +1,7 @@
 """`python -m training.process.launch <stage> [--processes N]`: a stage as one process, or as
 several on this machine that share its work.
 
-The number comes from `processes.<stage>` in params.yaml. One: this process becomes the stage.
+The number comes from `where` in params.yaml. One: this process becomes the stage.
 Several: it stays as their parent, passes SIGTERM and Ctrl-C on to all, prints why one of them
 fails, ends the others then, and leaves with the exit code of the whole (0, 2, 75, else a crash).
 Where one ran out of memory in the middle of a step, all are started again, and take smaller pieces
@@ -40,7 +40,7 @@ from config.records import (
     RENDEZVOUS_VARIABLE,
     AttemptRow,
 )
-from config.sections.processes import Processes
+from config.sections.where import SHARED_STAGES
 
 POLL_SECONDS = 0.1
 GRACE_SECONDS = 5.0
@@ -55,11 +55,11 @@ def main(arguments: Sequence[str]) -> int:
         prog="python -m training.process.launch",
         description="Run a stage as one or several processes.",
     )
-    parser.add_argument("stage", choices=sorted(Processes.model_fields))
-    parser.add_argument("--processes", type=int, help="instead of processes.<stage> in params.yaml")
+    parser.add_argument("stage", choices=sorted(SHARED_STAGES))
+    parser.add_argument("--processes", type=int, help="instead of what where says in params.yaml")
     given = parser.parse_args(arguments)
     try:
-        configured: int = getattr(load(Path("params.yaml")).processes, given.stage)
+        configured = load(Path("params.yaml")).where.of(given.stage).processes
     except RlhfError as error:
         say(given.stage, str(error))
         return error.exit_code

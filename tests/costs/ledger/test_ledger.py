@@ -502,7 +502,7 @@ def test_each_stage_is_paid_for_at_the_price_of_its_work_pool(tmp_path: Path) ->
         ROOT / "recipes" / "demo.yaml",
         [
             "prices.usd_per_device_hour=3.6",
-            "placement.sft=gpus",
+            "where.sft.pool=gpus",
             "prices.usd_per_device_hour_by_pool={gpus: 36.0}",
         ],
     )

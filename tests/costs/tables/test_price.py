@@ -39,8 +39,8 @@ def test_an_unknown_device_has_no_power_and_says_where_to_add_it() -> None:
 
 def test_a_stage_on_a_work_pool_costs_what_the_pool_does() -> None:
     params = demo(
-        "placement.sft=gpus",
-        "placement.ppo=spot",
+        "where.sft.pool=gpus",
+        "where.ppo.pool=spot",
         "prices.usd_per_device_hour_by_pool={gpus: 2.5}",
         "prices.usd_per_kwh=0.3",
     )

@@ -231,7 +231,7 @@ def test_stale_files_here_neither_hide_a_change_nor_make_one(project: Path) -> N
         "dvc.lock has another models/sft than reward read"
     )
     assert is_unchanged_elsewhere(project, "sft"), "the old models/sft on the disk is a copy"
-    params = load(ROOT / "recipes" / "demo.yaml", ["placement.sft=gpus"])
+    params = load(ROOT / "recipes" / "demo.yaml", ["where.sft.pool=gpus"])
     assert stale_stages(project, params, ["data", "sft", "reward"]) == ["reward"]
     fetch(project, ["models/sft"])
     done_elsewhere(project, "reward")

@@ -17,10 +17,7 @@ from tests.conftest import ROOT, TINY
 from tests.support.stage_project import make_project
 
 STAGES = stages_of("ppo")
-ON_POOL = (
-    "placement={data: gpus, sft: gpus, reward: gpus, ppo: gpus, dpo: gpus, rloo: gpus, grpo: gpus, "
-    "evaluate: gpus}"
-)
+ON_POOL = "where.default.pool=gpus"
 
 
 @pytest.fixture
@@ -52,11 +49,11 @@ def refused(root: Path, *changes: str) -> str:
 def test_a_data_file_of_this_machine_keeps_the_data_stage_here(root: Path) -> None:
     said = refused(root, f"data.source={source('pairs.jsonl')}")
     assert said.startswith(
-        "placement.data=gpus: data.source.path=pairs.jsonl is a file of this machine"
+        "where.default.pool=gpus: data.source.path=pairs.jsonl is a file of this machine"
     )
-    assert "Set placement.data: local, or name a URL" in said
+    assert "Set where.data.pool: local, or name a URL" in said
     require_reachable(
-        root, params(f"data.source={source('pairs.jsonl')}", "placement.data=local"), STAGES
+        root, params(f"data.source={source('pairs.jsonl')}", "where.data.pool=local"), STAGES
     )
     require_reachable(root, params(f"data.source={source('s3://bucket/pairs.jsonl')}"), STAGES)
     require_reachable(root, params(f"data.source={source('pairs.jsonl')}"), ["sft", "reward"])
@@ -73,8 +70,8 @@ def test_votes_that_are_not_there_yet_hold_nobody_up_and_those_that_are_would_be
 
 def test_a_model_folder_of_this_machine_keeps_all_its_readers_here(root: Path) -> None:
     readers = (
-        "placement.data: local and placement.sft: local and placement.reward: local and "
-        "placement.evaluate: local"
+        "where.data.pool: local and where.sft.pool: local and where.reward.pool: local and "
+        "where.evaluate.pool: local"
     )
     assert (
         "model.path=./base is a folder of this machine, and the containers of a work pool do not "
@@ -91,7 +88,7 @@ def test_whole_paths_are_looked_for_in_the_containers_of_the_stages_that_read_th
     made = params(
         f"data.source={source('/volume/pairs.jsonl')}",
         *model("/volume/base"),
-        "placement.evaluate=other",
+        "where.evaluate.pool=other",
     )
     require_reachable(root, made, STAGES)
     assert on_volumes(root, made, "gpus", STAGES) == {
@@ -114,7 +111,7 @@ def test_a_run_is_not_planned_for_a_file_that_its_container_would_not_have(tmp_p
     for device in ("cpu", "unknown-device"):  # with a plan, and where none can be made
         with pytest.raises(
             ParamsError,
-            match=r"placement\.data=gpus: data\.source\.path=pairs\.jsonl is a file of this",
+            match=r"where\.default\.pool=gpus: data\.source\.path=pairs\.jsonl is a file of this",
         ):
             prepare(
                 project, params(f"data.source={source('pairs.jsonl')}", f"prices.device={device}")

@@ -308,7 +308,7 @@ def test_the_plan_is_kept_with_the_run_and_can_be_read_by_people(
 def test_a_stage_on_a_work_pool_is_planned_for_its_device_and_price(project: Path) -> None:
     here = {stage.stage: stage for stage in prepare(project, params(project)).plan.stages}
     pools = [
-        "placement.sft=gpus",
+        "where.sft.pool=gpus",
         "prices.device_by_pool={gpus: a100-80}",
         "prices.usd_per_device_hour_by_pool={gpus: 36.0}",
     ]

@@ -41,7 +41,7 @@ def new_run(new_checkout: Callable[[], Path], tmp_path: Path) -> Callable[..., R
         return begin(
             root,
             f"run-{next(names)}",
-            load(TINY, ["placement.data=gpus", "placement.sft=gpus", *changes]),
+            load(TINY, ["where.data.pool=gpus", "where.sft.pool=gpus", *changes]),
             {},
         )
 
@@ -177,7 +177,7 @@ def test_a_store_that_is_away_for_a_while_is_waited_for_and_the_stage_then_stopp
 def test_a_local_stage_takes_its_inputs_from_the_store(
     new_run: Callable[..., Run], pool: Pool
 ) -> None:
-    run = new_run("placement.sft=local")
+    run = new_run("where.sft.pool=local")
     bring_up(run, "data")
     outcome = run_here(run, "sft", StopRequest(), lambda progress: None)
     assert outcome == Outcome(cached=False, attempt=1)

@@ -90,9 +90,9 @@ def worker(server: str, pool: str, **environment: str) -> str:
 def refused(pool: str) -> str:
     """The one line with which a pool is refused."""
     with pytest.raises(EnvironmentFault) as fault:
-        require_served(pool, "placement.sft")
+        require_served(pool, "where.sft.pool")
     said = str(fault.value)
-    assert said.startswith(f"placement.sft={pool}: ")
+    assert said.startswith(f"where.sft.pool={pool}: ")
     assert "\n" not in said
     return said
 

@@ -65,7 +65,7 @@ def killed_pipeline(root: Path, folder: Path, silence_seconds: float) -> list[ps
     """What a pipeline left at work that was killed while its stage sft had sent a checkpoint to the
     store.
     """
-    params = load(TINY, ["placement.data=gpus", "placement.sft=gpus", *LONG])
+    params = load(TINY, ["where.data.pool=gpus", "where.sft.pool=gpus", *LONG])
     (root / "params.yaml").write_text(json.dumps(params.model_dump(mode="json")))
     process = subprocess.Popen(
         [sys.executable, "-c", DOOMED, str(folder), str(silence_seconds)],

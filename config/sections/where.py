@@ -1,0 +1,143 @@
+"""Where each stage runs: in which place, in how many processes, and what these divide."""
+
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, field_validator, model_validator
+from pydantic_core import PydanticCustomError
+
+from config.errors import ParamsError
+from config.records import STAGES
+from config.sections.base import Positive, Section, Sparse
+
+LOCAL = "local"
+"""The pool of a stage that runs beside the pipeline."""
+SINGLE_STAGES = ("data", "evaluate")
+"""Stages that are one process, whatever where.default says."""
+SHARED_STAGES = tuple(stage for stage in STAGES if stage not in SINGLE_STAGES)
+"""Stages whose work several processes can share."""
+DEFAULT = "default"
+
+Pool = Annotated[str, Field(min_length=1)]
+
+
+def _present(value: Any) -> Any:
+    if value == "zero1":
+        raise PydanticCustomError(
+            "gone", "is gone; write zero2, which holds less in each process, or none for fp16"
+        )
+    return value
+
+
+Level = Annotated[Literal["none", "zero2", "zero3"], BeforeValidator(_present)]
+WEIGHTS_DIVIDED = ("zero2", "zero3")
+
+
+class Place(Section):
+    """Where a stage runs that says nothing else."""
+
+    pool: Pool = Field(
+        description="local runs it beside the pipeline; the name of a Prefect work pool runs it "
+        "there, in a container of its own."
+    )
+    processes: Positive = Field(
+        description="Processes that share the stage's work: one per GPU, or several on a CPU. Must "
+        "divide the batch_size of sft, reward and dpo. data and evaluate are always one process."
+    )
+    sharding: Level = Field(
+        description="What the processes divide beside the work, to hold larger models. none: each "
+        "process holds all. zero2: the optimizer's state and gradients are divided, "
+        "and weights between two steps. zero3: also weights at work, which are gathered layer by layer "
+        "(FSDP2). In ppo, rloo and grpo it is all roles; one that samples is whole meanwhile."
+    )
+    offload: bool = Field(
+        description="zero2 and zero3: divided weights, gradients and optimizer state wait in the "
+        "host's memory; slower. No effect on a CPU."
+    )
+
+
+class PlaceOverride(Sparse):
+    """What is different for a stage; an absent key is as in where.default."""
+
+    pool: Pool | None = Field(None, description="As where.default.pool.")
+    processes: Positive | None = Field(None, description="As where.default.processes.")
+    sharding: Level | None = Field(None, description="As where.default.sharding.")
+    offload: bool | None = Field(None, description="As where.default.offload.")
+
+
+OVERRIDE = "What is different for this stage; may be absent."
+
+
+class Where(Sparse):
+    """Where each stage runs. The same result to rounding wherever that is: changing it retrains
+    nothing.
+    """
+
+    default: Place = Field(description="Every stage that says nothing else.")
+    data: PlaceOverride | None = Field(None, description=OVERRIDE)
+    sft: PlaceOverride | None = Field(None, description=OVERRIDE)
+    reward: PlaceOverride | None = Field(None, description=OVERRIDE)
+    ppo: PlaceOverride | None = Field(None, description=OVERRIDE)
+    dpo: PlaceOverride | None = Field(None, description=OVERRIDE)
+    rloo: PlaceOverride | None = Field(None, description=OVERRIDE)
+    grpo: PlaceOverride | None = Field(None, description=OVERRIDE)
+    evaluate: PlaceOverride | None = Field(None, description=OVERRIDE)
+
+    def of(self, stage: str) -> Place:
+        """Where `stage` runs: its own keys over those of the default."""
+        single = {"processes": 1, "sharding": "none", "offload": False}
+        base = single if stage in SINGLE_STAGES else {}
+        return self.default.model_copy(update={**base, **self._own(stage)})
+
+    def key(self, stage: str, name: str) -> str:
+        """`where.ppo.processes`, or `where.default.processes` where the stage has no own value."""
+        return f"where.{stage if name in self._own(stage) else DEFAULT}.{name}"
+
+    def said(self, stage: str, name: str) -> str:
+        """Key and value, for a message: `where.default.processes=8`."""
+        return f"{self.key(stage, name)}={getattr(self.of(stage), name)}"
+
+    def _own(self, stage: str) -> dict[str, Any]:
+        override: PlaceOverride | None = getattr(self, stage)
+        return override.model_dump() if override is not None else {}
+
+    @field_validator(*STAGES)
+    @classmethod
+    def _says_something(cls, override: PlaceOverride | None) -> PlaceOverride | None:
+        return override if override is not None and override.model_dump() else None
+
+    @model_validator(mode="after")
+    def _single_stages(self) -> "Where":
+        for stage in SINGLE_STAGES:
+            for name, only in (("processes", 1), ("sharding", "none"), ("offload", False)):
+                value = self._own(stage).get(name, only)
+                if value != only:
+                    raise ParamsError(
+                        f"where.{stage}.{name}={_written(value)}, and stage {stage} is always one "
+                        f"process. Remove where.{stage}.{name} from params.yaml."
+                    )
+        return self
+
+    @model_validator(mode="after")
+    def _offloads_something(self) -> "Where":
+        for key, divided in self._offloads():
+            if not divided:
+                raise ParamsError(
+                    f"{key}=true moves divided weights to the host, and nothing divides them. "
+                    f"Set {key.replace('offload', 'sharding')} to zero2 or zero3, or {key}: false "
+                    "in params.yaml."
+                )
+        return self
+
+    def _offloads(self) -> Iterator[tuple[str, bool]]:
+        """Each key that says offload, and whether one of its stages divides weights."""
+        divides = {stage: self.of(stage).sharding in WEIGHTS_DIVIDED for stage in SHARED_STAGES}
+        if self.default.offload:
+            yield "where.default.offload", any(divides.values())
+        for stage in SHARED_STAGES:
+            if self._own(stage).get("offload"):
+                yield f"where.{stage}.offload", divides[stage]
+
+
+def _written(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
