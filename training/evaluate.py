@@ -13,7 +13,6 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from config import jsonl
-from config.errors import DataError
 from training.evaluation.comparison import (
     distinct_n,
     gain,
@@ -33,6 +32,7 @@ from training.modeling.tokenizer import (
     prompt_text,
 )
 from training.preparation.helpdesk import gold_score, knows
+from training.preparation.prompts import fitting_prompts, require_prompts
 from training.process.artifacts import write_csv, write_json, write_jsonl
 from training.process.checkpoint import restoring
 from training.process.stage import Stage, run_stage
@@ -115,17 +115,9 @@ def held_out_prompts(stage: Stage) -> list[Prompt]:
     prompts = [row["prompt"] for row in jsonl.plain(path)]
     tokenizer = load_tokenizer(stage.root / "data/tokenizer")
     room = stage.params.model.context_length - stage.params.evaluate.max_new_tokens
-    fitting = [
-        prompt
-        for prompt, ids in zip(prompts, encode_prompts(tokenizer, prompts), strict=True)
-        if len(ids) <= room
-    ]
-    if not fitting:
-        raise DataError(
-            f"{path} has no prompt of at most {room} tokens (model.context_length - "
-            "evaluate.max_new_tokens). Change either in params.yaml."
-        )
-    return fitting[: stage.params.evaluate.prompts]
+    fitting = fitting_prompts(prompts, tokenizer, room)
+    require_prompts(fitting, str(path), room, "evaluate")
+    return [each.prompt for each in fitting[: stage.params.evaluate.prompts]]
 
 
 def save_answers(stage: Stage, step: int, answers: dict[str, Answers]) -> None:

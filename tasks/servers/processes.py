@@ -177,7 +177,7 @@ def worker_plan(root: Path, api: str, pool: str) -> Plan:
     """A worker that starts the runs of a work pool as processes in this checkout; its health is
     asked for on any free port.
     """
-    port = _any_free_port()
+    port = free_port()
     environment = {
         **settings(root, api),
         **own_server(root, api),
@@ -262,7 +262,7 @@ def start_temporary(root: Path) -> str:
 
     Raises EnvironmentFault if it does not come up.
     """
-    port = _any_free_port()
+    port = free_port()
     plan = prefect_plan(root, port)
     path = log_path(root, "temporary")
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -371,7 +371,8 @@ def is_port_free(port: int) -> bool:
     return True
 
 
-def _any_free_port() -> int:
+def free_port() -> int:
+    """A port of the loopback address that was free a moment ago."""
     with socket.socket() as probe:
         probe.bind((HOST, 0))
         return int(probe.getsockname()[1])

@@ -3,7 +3,6 @@ whoever may call it is this user.
 """
 
 import json
-import socket
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -19,7 +18,7 @@ from prefect.workers.process import ProcessWorker
 
 from tasks.servers.prefect_server import HOST
 from tasks.servers.prefect_settings import api_key
-from tasks.servers.processes import prefect_plan, start, stop
+from tasks.servers.processes import free_port, prefect_plan, start, stop
 from tests.browser.conftest import OPTIONS, PATIENCE_MILLISECONDS, START_MILLISECONDS, chromium
 
 pytestmark = [pytest.mark.browser, pytest.mark.integration, pytest.mark.timeout(1200)]
@@ -151,12 +150,6 @@ def other_port() -> Iterator[int]:
         yield server.server_port
         server.shutdown()
         thread.join()
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        return int(probe.getsockname()[1])
 
 
 def got_nothing(said: dict[str, str]) -> bool:

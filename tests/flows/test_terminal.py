@@ -16,7 +16,8 @@ from config import jsonl
 from config.records import AttemptRow, PipelineRow, stages_of
 from tasks.servers.processes import Server, is_run, prefect_plan, start, stop
 from tests.conftest import ROOT
-from tests.flows.stack import environment, free_port
+from tests.flows.stack import environment
+from tests.support.ports import free_port
 from tests.support.stage_project import make_project
 
 PATIENCE_SECONDS = 300.0

@@ -24,6 +24,7 @@ from config.load import load
 from config.schema import Params
 from training.modeling.models import load_policy
 from training.modeling.tokenizer import Prompt, decode_response, encode_prompts, load_tokenizer
+from training.preparation.prompts import fitting_prompts, require_prompts
 from training.preparation.splits import SPLITS
 from training.process.artifacts import write_jsonl
 from training.process.checkpoint import fingerprint
@@ -123,17 +124,9 @@ def prompts(root: Path, params: Params, tokenizer: PreTrainedTokenizerBase) -> l
         )
     found = [row["prompt"] for file in files for row in jsonl.plain(file)]
     room = params.model.context_length - params.evaluate.max_new_tokens
-    fitting = [
-        prompt
-        for prompt, ids in zip(found, encode_prompts(tokenizer, found), strict=True)
-        if len(ids) <= room
-    ]
-    if not fitting:
-        raise DataError(
-            f"no prompt has at most {room} tokens (model.context_length - "
-            "evaluate.max_new_tokens). Change either in params.yaml."
-        )
-    return fitting
+    fitting = fitting_prompts(found, tokenizer, room)
+    require_prompts(fitting, str(files[0].parent), room, "evaluate")
+    return [each.prompt for each in fitting]
 
 
 def in_turn(prompts: Sequence[Prompt], asked: Iterable[Prompt], seed: int) -> list[Prompt]:

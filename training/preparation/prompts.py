@@ -1,15 +1,43 @@
-"""The prompts that a policy answers while it is trained."""
+"""Which prompts a model answers: those that leave room for a whole response in its context."""
 
 import logging
+from collections.abc import Sequence
+from typing import NamedTuple
 
 from transformers import PreTrainedTokenizerBase
 
 from config import jsonl
 from config.errors import DataError
-from training.modeling.tokenizer import encode_prompts
+from training.modeling.tokenizer import Prompt, encode_prompts
 from training.process.stage import Stage
 
 logger = logging.getLogger(__name__)
+
+
+class Encoded(NamedTuple):
+    prompt: Prompt
+    tokens: list[int]
+
+
+def fitting_prompts(
+    prompts: Sequence[Prompt], tokenizer: PreTrainedTokenizerBase, room: int
+) -> list[Encoded]:
+    """The prompts of at most `room` tokens: the model's context less the longest response."""
+    encoded = encode_prompts(tokenizer, prompts)
+    return [
+        Encoded(prompt, tokens)
+        for prompt, tokens in zip(prompts, encoded, strict=True)
+        if len(tokens) <= room
+    ]
+
+
+def require_prompts(fitting: Sequence[Encoded], place: str, room: int, section: str) -> None:
+    """Raise DataError if no prompt of `place` leaves room for `section`'s max_new_tokens."""
+    if not fitting:
+        raise DataError(
+            f"{place} has no prompt of at most {room} tokens (model.context_length - "
+            f"{section}.max_new_tokens). Change either in params.yaml."
+        )
 
 
 def read_prompts(stage: Stage, tokenizer: PreTrainedTokenizerBase) -> list[list[int]]:
@@ -19,15 +47,10 @@ def read_prompts(stage: Stage, tokenizer: PreTrainedTokenizerBase) -> list[list[
     Raises DataError if none does.
     """
     path = stage.root / "data/prepared/prompts/train.jsonl"
+    prompts = [row["prompt"] for row in jsonl.plain(path)]
     room = stage.params.model.context_length - getattr(stage.params, stage.name).max_new_tokens
-    prompts = encode_prompts(tokenizer, [row["prompt"] for row in jsonl.plain(path)])
-    fitting = [prompt for prompt in prompts if len(prompt) <= room]
-    if not fitting:
-        raise DataError(
-            f"{path} has no prompt of at most {room} tokens (model.context_length - "
-            f"{stage.name}.max_new_tokens). "
-            "Change either in params.yaml."
-        )
+    fitting = fitting_prompts(prompts, tokenizer, room)
+    require_prompts(fitting, str(path), room, stage.name)
     if len(fitting) < len(prompts):
         logger.info(
             "%d of %d prompts are longer than %d tokens and are left out",
@@ -35,4 +58,4 @@ def read_prompts(stage: Stage, tokenizer: PreTrainedTokenizerBase) -> list[list[
             len(prompts),
             room,
         )
-    return fitting
+    return [prompt.tokens for prompt in fitting]

@@ -38,6 +38,7 @@ from training.modeling.tokenizer import Prompt, decode_response, encode_prompts,
 from training.preparation.cleaning import TextRules, same_prompt_key
 from training.preparation.formats import check_columns, column_names, parse_rows
 from training.preparation.helpdesk import gold_score, knows
+from training.preparation.prompts import fitting_prompts
 from training.preparation.rows import USES
 from training.preparation.sources import read_file
 from training.process.artifacts import write_json, write_jsonl
@@ -164,11 +165,7 @@ def fits(prompts: Sequence[Prompt], params: Params, *candidates: TrainedModels) 
     """The prompts that leave room for a response in every model's context."""
     for one in candidates:
         room = one.model.context_length - params.evaluate.max_new_tokens
-        prompts = [
-            prompt
-            for prompt, ids in zip(prompts, encode_prompts(one.tokenizer, prompts), strict=True)
-            if len(ids) <= room
-        ]
+        prompts = [each.prompt for each in fitting_prompts(prompts, one.tokenizer, room)]
     return list(prompts)
 
 

@@ -30,7 +30,7 @@ from tasks.run.stop import StopRequest
 from tasks.run.transient import TransientFault, UnknownFault
 from tasks.stage.outcome import Outcome
 from tests.conftest import ROOT
-from tests.flows.stack import free_port
+from tests.support.ports import free_port
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 
