@@ -47,8 +47,8 @@ class Place(Section):
     sharding: Level = Field(
         description="What the processes divide beside the work, to hold larger models. none: each "
         "process holds all. zero2: the optimizer's state and gradients are divided, "
-        "and weights between two steps. zero3: also weights at work, which are gathered layer by layer "
-        "(FSDP2). In ppo, rloo and grpo it is all roles; one that samples is whole meanwhile."
+        "and weights between two steps. zero3: also weights at work, which are gathered layer by "
+        "layer (FSDP2). In ppo, rloo and grpo it is all roles; one that samples is whole meanwhile."
     )
     offload: bool = Field(
         description="zero2 and zero3: divided weights, gradients and optimizer state wait in the "
