@@ -48,6 +48,7 @@ from training.process.stage import Stage, run_stage
 from training.rl.advantages import Estimator, equal_groups, ppo_advantages
 from training.rl.divergence import check_rollout, check_update
 from training.rl.layouts import load_roles, save_policy
+from training.rl.phases import in_phase
 from training.rl.ppo_math import (
     adapted_kl_coef,
     kl_per_token,
@@ -56,7 +57,7 @@ from training.rl.ppo_math import (
     value_loss,
 )
 from training.rl.report import UpdateStatistics, rollout_statistics
-from training.rl.roles import Roles, in_pieces, whole
+from training.rl.roles import Roles, in_pieces
 from training.rl.rollout_phase import own_logprobs, roll_out
 from training.rl.state import PpoState, load_state, save_state
 from training.rollout.engine import Limits, sampling_noise
@@ -86,19 +87,19 @@ OF_A_CRITIC = ("value_loss", "explained_variance")
 def ppo(stage: Stage, estimate: Estimator = ppo_advantages) -> None:
     """The loop of PPO, RLOO and GRPO; `estimate` is the method's step 5."""
     settings: Online = getattr(stage.params, stage.name)
-    critic, phase = settings if isinstance(settings, Ppo) else None, stage.meter.phase
+    critic = settings if isinstance(settings, Ppo) else None
     tokenizer = load_tokenizer(stage.root / "data/tokenizer")
     prompts = read_prompts(stage, tokenizer)
     limits = Limits(settings.max_new_tokens, tokenizer.eos_token_id, tokenizer.pad_token_id)
     roles = load_roles(stage, tokenizer)
     state = load_state(stage, roles)
-    precision = autocast(stage.params.model, roles.policy.device)
     oom_rollout = OomBackoff(stage, f"{stage.name}.rollout_batch_size", settings.rollout_batch_size)
     oom = OomBackoff(stage, f"{stage.name}.micro_batch_tokens", settings.micro_batch_tokens)
 
     while state.update < settings.updates and not state.ended:
         update = state.update + 1
         began = time.monotonic()
+        phase = partial(in_phase, stage, roles, update)
         backoff, rollout_backoff = (
             partial(oom.run, step=update),
             partial(oom_rollout.run, step=update),
@@ -109,11 +110,7 @@ def ppo(stage: Stage, estimate: Estimator = ppo_advantages) -> None:
         noise_BT = sampling_noise(
             len(batch), settings.max_new_tokens, seed=stage.params.seed * 1_000_003 + update
         )
-        with (
-            phase("rollout", update) as work,
-            precision,
-            whole(roles.policy, roles.trunk_value_head),
-        ):
+        with phase("rollout") as work:
             rollout = roll_out(rollout_backoff, roles, batch, noise_BT, settings, limits)
             work.add(
                 tokens=sum(map(len, batch)) + sum(map(len, rollout.responses)), sequences=len(batch)
@@ -124,13 +121,13 @@ def ppo(stage: Stage, estimate: Estimator = ppo_advantages) -> None:
         ]
         lengths = [len(ids) for ids in sequences]
         tokens = sum(lengths)
-        with phase("logprobs", update), precision, whole(roles.policy):
+        with phase("logprobs"):
             logprobs, gap = own_logprobs(
                 backoff, roles, rollout.logprobs, sequences, prompt_lengths, settings
             )
 
         # 2. score
-        with phase("score", update) as work, whole(roles.reward_model):
+        with phase("score") as work:
             score_B = torch.tensor(
                 map_across_ranks(
                     backoff,
@@ -145,7 +142,7 @@ def ppo(stage: Stage, estimate: Estimator = ppo_advantages) -> None:
             shaped_score_B = shaped_score_B.clamp(-settings.score_clip, settings.score_clip)
 
         # 3. reference log-probs, and values of a critic
-        with phase("reference", update) as work, whole(roles.ref_policy):
+        with phase("reference") as work:
             ref_logprobs = map_across_ranks(
                 backoff,
                 lambda size, own, starts: roles.ref_logprobs(
@@ -157,7 +154,7 @@ def ppo(stage: Stage, estimate: Estimator = ppo_advantages) -> None:
             work.add(tokens, len(batch))
         values = rollout.values
         if roles.value_model is not None:
-            with phase("value", update) as work, precision, whole(roles.value_model):
+            with phase("value") as work:
                 values = map_across_ranks(
                     backoff,
                     lambda size, own, starts: roles.values(own, starts, in_pieces(settings, size)),
@@ -169,7 +166,7 @@ def ppo(stage: Stage, estimate: Estimator = ppo_advantages) -> None:
         ref_logprobs_BT = pad_responses(ref_logprobs)[0]
         values_BT = pad_responses(values)[0] if values is not None else None
 
-        with phase("advantage", update):
+        with phase("advantage"):
             # 4. rewards
             kl_BT = kl_per_token(logprobs_BT, ref_logprobs_BT, settings.kl.estimator)
             reward_BT = token_rewards(kl_BT, shaped_score_B, mask_BT, state.kl_coef)
@@ -201,7 +198,7 @@ def ppo(stage: Stage, estimate: Estimator = ppo_advantages) -> None:
         episodes = Episodes(
             sequences, prompt_lengths, mask_BT, logprobs_BT, values_BT, advantages_BT, returns_BT
         )
-        with phase("update", update) as work:
+        with phase("update") as work:
             roles.set_learning_rates(settings, progress=state.update / settings.updates)
             for mini_batch in mini_batches(len(batch), settings, stage.params.seed, update):
                 if (
@@ -217,7 +214,7 @@ def ppo(stage: Stage, estimate: Estimator = ppo_advantages) -> None:
                     episodes.of(own),
                     mini_tokens,
                     settings,
-                    precision,
+                    autocast(stage.params.model, roles.policy.device),
                     update_statistics,
                 )
                 backoff(gradients, lockstep=roles.lockstep)
@@ -255,7 +252,7 @@ def ppo(stage: Stage, estimate: Estimator = ppo_advantages) -> None:
         )
         state.ended = settings.max_kl is not None and statistics["kl"] > settings.max_kl
         if stage.agreed_to_stop() or update % settings.checkpoint_every_updates == 0:
-            with phase("save", update):
+            with phase("save"):
                 save_state(stage, roles, state)
         if stage.stopping:
             raise stage.stopped()
@@ -267,7 +264,7 @@ def ppo(stage: Stage, estimate: Estimator = ppo_advantages) -> None:
                 update,
             )
 
-    with phase("save", state.update):
+    with stage.meter.phase("save", state.update):
         write_outputs(stage, roles, state, tokenizer)
     stage.finish(f"models/{stage.name}", f"metrics/{stage.name}.json", f"plots/{stage.name}.csv")
 

@@ -53,7 +53,8 @@ def test_training_raises_the_score_and_starts_at_the_reference(
     project: Project, method: str
 ) -> None:
     """Responses of three tokens, so that a model that says anything soon finds what the reward
-    model likes: the gain is near 1 with any of three seeds, and the gain asked for a third of it.
+    model likes. The gain is near 1 with the seed of the tiny recipe, and a third of that is asked
+    for; another seed may gain less.
     """
     changes = {
         "updates": 12,
