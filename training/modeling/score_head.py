@@ -1,6 +1,6 @@
 """Scalar heads, of reward and value models, in fp32 whatever the rest of the model is in.
 
-A bf16 number has 8 bits: scores of about 4 would be told apart by 1/64 at best, and responses that
+A bf16 number has 8 bits: scores of about 4 would differ by 1/64 at least, and responses that
 differ by less would tie.
 
 Shapes: D model width.
