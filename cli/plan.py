@@ -258,7 +258,7 @@ def _sweep(
 
     found = settings(params, aim)
     chosen = [stage for stage in stages if stage in found] or ["sft"]
-    growths = {stage: sweep(found[stage], aim.price, axis) for stage in chosen}  # type: ignore[arg-type]
+    growths = {stage: sweep(found[stage], aim.of(params, stage).price, axis) for stage in chosen}  # type: ignore[arg-type]
     if as_json:
         typer.echo(
             json.dumps(
@@ -268,7 +268,8 @@ def _sweep(
         )
         return
     for stage, each in growths.items():
-        typer.echo(f"{stage} on {aim.of(params, stage).gpus} x {aim.hardware.name}")
+        own = aim.of(params, stage)
+        typer.echo(f"{stage} on {own.gpus} x {own.hardware.name}")
         _print(_views().growth_table(each))
 
 

@@ -47,7 +47,7 @@ def cheapest(
             found = {
                 stage: search(
                     setting,
-                    aim.price,
+                    aim.of(params, stage).price,
                     goal,
                     adapters=adapters,
                     free=False,

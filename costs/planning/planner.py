@@ -5,7 +5,7 @@ read where they are, so that a newer params.yaml is planned with them and an old
 """
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from math import ceil
@@ -17,6 +17,7 @@ from config.records import SAMPLING_METHODS, STAGES, stages_of
 from config.schema import Params
 from config.sections.levers import Lora
 from config.sections.online import Online, Ppo
+from config.sections.where import LOCAL
 from costs.formulas.setting import Attention, Levers, Parallel, Rlhf, Setting, Workload
 from costs.planning.data_stage import plan_data
 from costs.planning.machine import this_machine
@@ -25,7 +26,7 @@ from costs.planning.rows import Rows, count
 from costs.planning.stages import EVALUATED, plan_stage
 from costs.tables.catalogue import Hardware, Price, hardware, own_price, price, shape
 from costs.tables.engines import engine
-from costs.tables.price import OWN_DEVICE
+from costs.tables.price import OWN_DEVICE, pool_of
 from costs.tables.price import usd_per_device_hour as own_rate
 from costs.tables.shapes import ModelShape, from_config
 
@@ -51,13 +52,43 @@ class Target:
     by_stage: bool = False
     """Each stage has as many devices as `where` gives it processes, instead of `gpus`."""
 
+    by_pool: bool = False
+    """A stage that is placed on a work pool has that pool's device, and its price."""
+    own_price: bool = False
+    """The price was named apart from params.yaml: it is that of every stage."""
+
     def of(self, params: Params, stage: str) -> "Target":
-        """What the plan of a stage is for."""
-        return (
+        """What the plan of a stage is for. Raises CostError for a pool's unknown device."""
+        aim = (
             replace(self, gpus=params.where.of(stage).processes, by_stage=False)
             if self.by_stage
             else self
         )
+        if not self.by_pool:
+            return aim
+        prices, pool = params.prices, pool_of(params, stage)
+        if pool in prices.device_by_pool:
+            aim = replace(aim, hardware=hardware(prices.device_by_pool[pool]))
+        if pool in prices.usd_per_device_hour_by_pool and not self.own_price:
+            rate = own_price(own_rate(params, stage), prices.source, prices.date)
+            aim = replace(aim, price=rate)
+        return aim
+
+    def assumed(self, params: Params, stage: str) -> tuple[str, ...]:
+        """What a stage's plan takes for its pool's because nobody has named it."""
+        prices, pool = params.prices, pool_of(params, stage)
+        if not self.by_pool or pool == LOCAL:
+            return ()
+        device = () if pool in prices.device_by_pool else (
+            f"{stage} is placed on {pool}, whose device is not known: planned for "
+            f"{self.hardware.name}; name it in prices.device_by_pool",
+        )  # fmt: skip
+        priced = self.own_price or pool in prices.usd_per_device_hour_by_pool
+        return device if priced else (
+            *device,
+            f"{stage} is placed on {pool}, which has no price of its own: that of "
+            "prices.usd_per_device_hour is taken; name it in prices.usd_per_device_hour_by_pool",
+        )  # fmt: skip
 
 
 def target(
@@ -67,7 +98,8 @@ def target(
     (`prices`).
 
     Where neither names a device it is this machine, as `rlhf calibrate` measured it if it did.
-    Without `gpus` each stage has as many as it has processes.
+    Without `gpus` each stage has as many as it has processes; without a named device one that is
+    placed on a work pool has the pool's.
     """
     if gpus is None:
         return replace(target(params, name, 1, usd_per_gpu_hour, root), by_stage=True)
@@ -76,13 +108,15 @@ def target(
     named = name or params.prices.device
     device = hardware(named) if named else this_machine(root) or hardware(OWN_DEVICE)
     if usd_per_gpu_hour is not None:
-        return Target(device, own_price(usd_per_gpu_hour, "command line", "today"), gpus, root)
+        said = own_price(usd_per_gpu_hour, "command line", "today")
+        return Target(device, said, gpus, root, by_pool=name is None, own_price=True)
     if name is None:
         return Target(
             device,
             own_price(own_rate(params), params.prices.source, params.prices.date),
             gpus,
             root,
+            by_pool=True,
         )
     return Target(device, price(device.name), gpus, root)
 
@@ -149,31 +183,41 @@ def plan(params: Params, aim: Target, stages: tuple[str, ...] = ()) -> Plan:
         if stage not in STAGES:
             raise CostError(f"--stage {stage} is not a stage. Known: {', '.join(STAGES)}.")
     rows, model = count(params, aim.root), base_shape(params, aim.root)
-    planned = []
-    for stage in stages or stages_of(params.align.method):
+    planned, chosen = [], stages or stages_of(params.align.method)
+    for stage in chosen:
+        own = aim.of(params, stage)
         if stage == "data":
             planned.append(
                 plan_data(
                     rows,
                     params.data.test_fraction,
-                    aim.hardware,
-                    aim.of(params, stage).gpus,
-                    aim.price,
+                    own.hardware,
+                    own.gpus,
+                    own.price,
                 )
             )
         else:
-            planned.append(plan_stage(setting_of(params, aim, stage, rows, model), aim.price))
-    return Plan(tuple(planned), assumptions(aim, rows))
+            planned.append(plan_stage(setting_of(params, aim, stage, rows, model), own.price))
+    aims = [aim.of(params, stage) for stage in chosen]
+    notes = [note for stage in chosen for note in aim.assumed(params, stage)]
+    return Plan(tuple(planned), (*assumptions(aims, rows), *notes))
 
 
-def assumptions(aim: Target, rows: Rows) -> tuple[str, ...]:
+def assumptions(aims: Sequence[Target], rows: Rows) -> tuple[str, ...]:
     """What the whole plan stands on, for the reader to check."""
-    device, price_ = aim.hardware, aim.price
+    devices = {aim.hardware.name: aim.hardware for aim in aims}.values()
+    prices = dict.fromkeys(aim.price for aim in aims)
     return (
-        f"{device.name}: {device.source}, read {device.date}",
-        f"price {price_.low:g} / {price_.expected:g} / {price_.high:g} USD per device-hour: "
-        f"{price_.source}, read {price_.date}",
-        f"energy at board power, {device.watts:g} W a device, without host and cooling",
+        *(f"{device.name}: {device.source}, read {device.date}" for device in devices),
+        *(
+            f"price {each.low:g} / {each.expected:g} / {each.high:g} USD per device-hour: "
+            f"{each.source}, read {each.date}"
+            for each in prices
+        ),
+        *(
+            f"energy at board power, {device.watts:g} W a device, without host and cooling"
+            for device in devices
+        ),
         "responses assumed as long as the demonstrations, and at most max_new_tokens",
         *rows.assumptions,
     )

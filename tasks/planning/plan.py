@@ -5,7 +5,7 @@ written and nothing is run.
 import json
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +33,7 @@ from costs.planning.cheaper import cheapest
 from costs.planning.planner import Target, target
 from costs.planning.planner import plan as make_plan
 from costs.planning.plans import Plan, StagePlan
-from costs.tables.catalogue import hardware, own_price
-from costs.tables.price import pool_of, usd_per_device_hour
+from costs.tables.price import usd_per_device_hour
 from reporting.numbers import duration, usd
 from tasks.dvc.status import default_remote, stale_stages
 from tasks.planning.placement_check import require_reachable
@@ -99,8 +98,8 @@ def prepare(root: Path, params: Params) -> Prepared:
         before, so_far = elsewhere.run_id, added(so_far, elsewhere.spent)
     there = elsewhere.spent if elsewhere is not None else {}
     try:
-        aim = target(params, None, 1, None, root)
-        plan = _whole_plan(params, aim)
+        aim = target(params, None, None, None, root)
+        plan = make_plan(params, aim)
     except CostError as error:
         if limits(params.budget) or params.budget.approval_usd is not None:
             raise
@@ -128,35 +127,6 @@ def prepare(root: Path, params: Params) -> Prepared:
         ahead,
         total({name: _fixed(stage) for name, stage in planned.items()}),
         changed,
-    )
-
-
-def _aim_of(params: Params, aim: Target, stage: str) -> Target:
-    """The devices of a stage: as many as it has processes, of the work pool that it is placed
-    on.
-    """
-    aim, pool = replace(aim, gpus=params.where.of(stage).processes), pool_of(params, stage)
-    if pool in params.prices.device_by_pool:
-        aim = replace(aim, hardware=hardware(params.prices.device_by_pool[pool]))
-    if pool in params.prices.usd_per_device_hour_by_pool:
-        aim = replace(
-            aim,
-            price=own_price(
-                usd_per_device_hour(params, stage), params.prices.source, params.prices.date
-            ),
-        )
-    return aim
-
-
-def _whole_plan(params: Params, aim: Target) -> Plan:
-    """Every stage on as many devices as it has processes."""
-    each = [
-        make_plan(params, _aim_of(params, aim, stage), (stage,))
-        for stage in stages_of(params.align.method)
-    ]
-    return Plan(
-        tuple(stage for plan in each for stage in plan.stages),
-        tuple(dict.fromkeys(line for plan in each for line in plan.assumptions)),
     )
 
 

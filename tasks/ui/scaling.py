@@ -22,6 +22,7 @@ def growth(params: Params, axis: Axis, stage: str, hardware: str | None, gpus: i
     known = settings(params, aim)
     if stage not in known:
         raise CostError(f"stage={stage} runs no model: choose one of {', '.join(known)}.")
+    aim = aim.of(params, stage)
     found = sweep(known[stage], aim.price, axis)
     create_markdown_artifact(
         growth_markdown(stage, aim, found),
