@@ -33,8 +33,8 @@ RUN_ID_VARIABLE = "RLHF_RUN_ID"
 """Environment variable that hands the pipeline run's id to the stage process."""
 
 PIPELINE_VARIABLE = "RLHF_PIPELINE"
-"""Environment variable with `pid:create_time` of the process that follows a stage and its
-budget.
+"""Environment variable with `pid:created` (config/alive.py) of the process that follows a stage
+and its budget.
 """
 
 LAUNCHER_VARIABLE = "RLHF_LAUNCHER_PID"
@@ -139,6 +139,10 @@ class AttemptRow(Record):
     message: str = ""
     lost_seconds: float = 0.0
     """Of a `retry`: what the work took that was in vain."""
+    lived_seconds: float | None = None
+    """Of a `lost` process: from its creation to when it was last seen alive, by a clock that nobody
+    sets; None where nobody of its machine looked.
+    """
     device: str = ""
     world_size: int = 1
 

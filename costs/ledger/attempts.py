@@ -76,10 +76,9 @@ def read_attempts(folder: Path) -> tuple[list[Attempt], int]:
         grouped.setdefault((event.attempt, event.run_id), ([], []))[0].append(event)
     for row in sound:
         grouped.setdefault((row.attempt, row.run_id), ([], []))[1].append(row)
+    # in the order in which they came: a clock may be set back
     attempts = [_attempt(*rows) for rows in grouped.values()]
-    return sorted(
-        attempts, key=lambda attempt: attempt.begin
-    ), events.skipped + usage.skipped + len(usage.rows) - len(sound)
+    return attempts, events.skipped + usage.skipped + len(usage.rows) - len(sound)
 
 
 def kept_step(attempt: Attempt, later: Sequence[Attempt]) -> float:
@@ -154,7 +153,9 @@ def _attempt(events: list[AttemptRow], usage: list[UsageRow]) -> Attempt:
     end = next((row for row in events if row.event == "end"), None)
     begin = min([row.time for row in events] + [row.time - row.seconds for row in usage])
     last = max([row.time for row in events] + [row.time for row in usage])
-    missing = last - begin - sum(row.seconds for row in usage)
+    lived = next((row.lived_seconds for row in events if row.lived_seconds is not None), None)
+    lasted = last - begin if lived is None else lived
+    missing = lasted - sum(row.seconds for row in usage)
     if end is None and missing > 0:
         usage = [*usage, _unaccounted(known, usage, last, missing)]
     return Attempt(

@@ -197,12 +197,14 @@ class Pace:
         self._steps: dict[int, tuple[float, float]] = {}
         """Step -> (when it began, how long its phases took), the newest few."""
 
-    def add(self, row: UsageRow) -> None:
-        """Take in the next row."""
+    def add(self, row: UsageRow, came: float) -> None:
+        """Take in the next row, which came at that time: its own is of a clock that may be set, or
+        of another machine.
+        """
         if row.phase == "save":
             self.save_seconds = max(self.save_seconds, row.seconds)
         elif row.phase not in ("start", "other") and row.step > 0:
-            began, took = self._steps.get(row.step, (row.time - row.seconds, 0.0))
+            began, took = self._steps.get(row.step, (came - row.seconds, 0.0))
             self._steps[row.step] = (began, took + row.seconds)
             for old in sorted(self._steps)[: -self.REMEMBERED_STEPS]:
                 del self._steps[old]
@@ -228,7 +230,7 @@ def has_to_stop(pace: Pace, now: float, deadline: float) -> bool:
     moment when the budget is used up.
 
     It stops after the step at work: so that has to be the last one that fits, with the checkpoint
-    that follows. Before a pace is known, at the deadline. All times in seconds since the epoch.
+    that follows. Before a pace is known, at the deadline. All times by one clock.
     """
     ends = pace.step_ends(now)
     step = pace.step_seconds

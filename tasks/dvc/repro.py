@@ -6,8 +6,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-import psutil
-
+from config.alive import created
 from config.dvc_stages import dvc_name
 from config.records import CHANGED_CODE_VARIABLE, PIPELINE_VARIABLE, RUN_ID_VARIABLE
 from tasks.dvc.status import environment
@@ -26,7 +25,7 @@ def start_repro(run: Run, stage: str) -> "subprocess.Popen[bytes]":
     path.parent.mkdir(parents=True, exist_ok=True)
     own = {
         RUN_ID_VARIABLE: run.run_id,
-        PIPELINE_VARIABLE: f"{os.getpid()}:{psutil.Process().create_time()}",
+        PIPELINE_VARIABLE: f"{os.getpid()}:{created(os.getpid())}",
         CHANGED_CODE_VARIABLE: policy(),
     }
     with path.open("ab") as log:

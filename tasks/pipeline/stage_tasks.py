@@ -54,6 +54,7 @@ from tasks.run.stop import StopRequest, on_signals
 from tasks.run.workspace import Unfinished, is_own, keep_lock, keep_unfinished
 from tasks.servers.lost_server import hang_up, is_gone
 from tasks.servers.processes import servers
+from tasks.stage.lifetime import note_killed
 from tasks.stage.outcome import Outcome, StageCrashed
 from tasks.stage.progress import Display, Progress, line
 from tasks.stage.runner import stop_orphans
@@ -116,6 +117,7 @@ def pipeline_run(prepared: Prepared) -> Iterator[Pipeline]:
     ):
         end_left_open(root)
         stop_orphans(root, Display().say)
+        note_killed(root)
         before = (root / "params.yaml").read_bytes() if (root / "params.yaml").exists() else None
         run = begin(root, new_run_id(flow_run.name), params, _detail(root, prepared))
         keep(run.folder, prepared)

@@ -11,8 +11,9 @@ from typing import Any, TypeVar
 
 import httpx
 
+from config import jsonl
 from config.errors import EnvironmentFault, StageStopped, UserError
-from config.records import stages_of
+from config.records import AttemptRow, stages_of
 from config.sections.where import LOCAL
 from tasks.dvc.pull import fetch, inputs_of, is_unchanged_elsewhere, remote_of, small_outputs
 from tasks.dvc.same_params import require_same_params
@@ -30,7 +31,7 @@ from tasks.run.transient import kind_of, persist
 from tasks.stage.budget_watcher import BudgetWatch
 from tasks.stage.outcome import Outcome, StageCrashed
 from tasks.stage.progress import Watch
-from tasks.stage.runner import Observer, note_loss, record, run_stage
+from tasks.stage.runner import Observer, record, run_stage
 
 logger = logging.getLogger(__name__)
 
@@ -221,8 +222,13 @@ class RemoteStage:
         observe(watch.look())
         reply = persist(self._reply, lambda: stop.made)
         if watch.attempt is not None and watch.attempt.event != "end":
-            note_loss(self.run, self._stage, watch.attempt)
+            self._note_loss(watch.attempt)
         return reply
+
+    def _note_loss(self, attempt: AttemptRow) -> None:
+        """A container killed without a word is paid for up to now, when its death is seen."""
+        row = attempt.model_copy(update={"event": "lost", "time": time.time()})
+        jsonl.append(self.run.root / "runs" / str(self._stage) / "attempts.jsonl", row)
 
     def close(self) -> None:
         """Remove what was exchanged, once the reply has been acted upon: a run that is killed

@@ -25,7 +25,7 @@ from typing import NamedTuple
 
 import psutil
 
-from config.alive import is_alive
+from config.alive import created, is_alive
 from config.errors import EnvironmentFault
 from config.login import MLFLOW_KEY, MLFLOW_USER, SERVERS, key
 from config.sections.run import Tracking
@@ -60,7 +60,7 @@ class Server(NamedTuple):
     name: str
     pid: int
     created: float
-    """When the process was created: process ids are used again."""
+    """When the process was created, as config/alive.py counts: process ids are used again."""
     port: int
 
     @property
@@ -278,7 +278,7 @@ def start_temporary(root: Path) -> str:
         )
     # before Prefect is imported, so after what it sends at its end
     atexit.register(_end_temporary, process)
-    server = Server(plan.name, process.pid, psutil.Process(process.pid).create_time(), port)
+    server = Server(plan.name, process.pid, created(process.pid), port)
     deadline = time.monotonic() + START_TIMEOUT_SECONDS
     while not server.is_healthy():
         dead = process.poll() is not None
@@ -402,7 +402,7 @@ def _launch(root: Path, plan: Plan) -> Server:
             stderr=subprocess.STDOUT,
             start_new_session=True,
         ).pid
-    return Server(plan.name, pid, psutil.Process(pid).create_time(), plan.port)
+    return Server(plan.name, pid, created(pid), plan.port)
 
 
 def _await_health(root: Path, server: Server, deadline: float, started: Sequence[str]) -> None:

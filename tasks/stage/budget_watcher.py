@@ -6,6 +6,7 @@ from contextlib import suppress
 import psutil
 
 from config import jsonl
+from config.alive import created, now
 from config.errors import OverBudget
 from config.records import STAGES, PipelineRow
 from costs.ledger.attempts import read_attempts
@@ -30,13 +31,13 @@ class BudgetWatch:
         self._price = usd_per_device_hour(run.params, stage)
         rows: list[PipelineRow] = jsonl.read(run.root / "runs" / "pipeline.jsonl", PipelineRow).rows
         self._spent = spent_by_runs(run.root, run.params, rows, run.run_id)
-        self._asked_at = time.time()
+        self._asked_at = now()
         self._month: Month | None = None
         """Of a run that a retrain cycle started: what the month's cycles have cost before this
         process.
         """
         if any(row.run_id == run.run_id and row.detail.get(PURPOSE) for row in rows):
-            self._month = month(run.root, run.params, self._asked_at)
+            self._month = month(run.root, run.params, time.time())
         self._process: tuple[int, float] | None = None
         self.reached: Limit | None = None
         """The limit that ended the stage."""
@@ -90,7 +91,7 @@ class BudgetWatch:
         if self.reached is None and watch.attempt is not None and watch.pid is not None:
             left = self._room(watch.attempt.world_size)
             began = self._began(watch.pid) if self._local else watch.began
-            if left is not None and has_to_stop(watch.pace, time.time(), began + left.seconds):
+            if left is not None and has_to_stop(watch.pace, now(), began + left.seconds):
                 self.reached = left.limit
         return self.reached is not None
 
@@ -99,7 +100,7 @@ class BudgetWatch:
         if self._process is None or self._process[0] != pid:
             began = self._asked_at
             with suppress(psutil.NoSuchProcess):
-                began = max(began, psutil.Process(pid).create_time())
+                began = max(began, created(pid))
             self._process = (pid, began)
         return self._process[1]
 

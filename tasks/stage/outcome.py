@@ -2,6 +2,7 @@
 the command it runs.
 """
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -16,6 +17,10 @@ from config.errors import (
 )
 from config.records import AttemptRow
 from tasks.dvc.status import error_line
+
+KILLED = re.compile(r"exited with -\d+")
+"""What DVC says of a command that a signal has ended."""
+TRACEBACK = "Traceback (most recent call last)"
 
 
 class StageCrashed(RlhfError):
@@ -70,6 +75,8 @@ def judge(
     if not newest:
         return _without_attempt(stage, rows, dvc_exit_code, output, log)
     number = newest[0].attempt
+    if all(row.event == "lost" for row in newest) and _says_why(stage, output):
+        return _without_attempt(stage, rows, dvc_exit_code, output, log)
     end = next((row for row in newest if row.event == "end"), None)
     if end is None:
         raise StageCrashed(
@@ -77,6 +84,11 @@ def judge(
             f"What it printed is in {log}."
         )
     if end.exit_code == EXIT_DONE:
+        if dvc_exit_code and KILLED.search(output):
+            raise StageCrashed(
+                f"{stage}: the process of attempt {number} was killed after its work was done. "
+                f"What it printed is in {log}."
+            )
         if dvc_exit_code:
             reason = error_line(output) or f"dvc repro ended with {dvc_exit_code}."
             raise EnvironmentFault(
@@ -101,16 +113,24 @@ def judge(
     )
 
 
+def _own_line(stage: str, output: str) -> str | None:
+    return next((line for line in output.splitlines() if line.startswith(f"{stage}: ")), None)
+
+
+def _says_why(stage: str, output: str) -> bool:
+    """Whether a process that left no row of its own has printed why it ended."""
+    return _own_line(stage, output) is not None or TRACEBACK in output
+
+
 def _without_attempt(
     stage: str, rows: Sequence[AttemptRow], dvc_exit_code: int, output: str, log: str
 ) -> Outcome:
     """No stage process got as far as its first row."""
     if dvc_exit_code == 0:
         return Outcome(cached=True, attempt=last_done(rows))
-    own = next((line for line in output.splitlines() if line.startswith(f"{stage}: ")), None)
-    if own:
+    if own := _own_line(stage, output):
         raise UserError(own)
-    if "Traceback (most recent call last)" in output:
+    if TRACEBACK in output:
         last = [
             line for line in output.splitlines() if line and not line.startswith((" ", "ERROR: "))
         ][-1]

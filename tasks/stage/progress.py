@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from config import jsonl
+from config.alive import now
 from config.jsonl import Follower
 from config.records import SAMPLING_METHODS, AttemptRow, MetricRow, UsageRow
 from config.schema import Params
@@ -18,6 +19,9 @@ from costs.ledger.ledger import usd_of
 from costs.tables.price import usd_per_device_hour
 from reporting.numbers import duration, usd
 from tasks.planning.steps import planned_steps
+
+MOST_AGE_SECONDS = 2.0
+"""Of a row when it is read: rows are looked for several times a second."""
 
 
 class Progress(NamedTuple):
@@ -86,12 +90,12 @@ class Watch:
 
     @property
     def began(self) -> float:
-        """When the process at work began, by this machine's clock (its rows may be of another's).
+        """When the process at work began, by the clock of config/alive.py.
 
         Now, before there is one: what waits in a queue costs nothing yet.
         """
         if self._started is None:
-            return time.time()
+            return now()
         started, usage = self._started, self._start_usage
         loading = max(0.0, started.time - (usage.time - usage.seconds)) if usage else 0.0
         return self._started_seen - loading
@@ -102,13 +106,15 @@ class Watch:
             self.attempt = attempt
             self._step = attempt.step
             if attempt.event == "start":
-                self._started, self._started_seen, self._start_usage = attempt, time.time(), None
+                self._started, self._started_seen, self._start_usage = attempt, now(), None
         for usage in self._usage.read(UsageRow):
-            self.pace.add(usage)
+            self.pace.add(usage, now() - _age(usage.time))
             if usage.phase == "start":
                 self._start_usage = usage
             if usage.step > self._step:
                 self._step = usage.step
+                if self._moments and usage.time < self._moments[-1][0]:
+                    self._moments.clear()  # the clock was set back
                 self._moments.append((usage.time, usage.step))
         while (
             len(self._moments) > 2
@@ -117,7 +123,7 @@ class Watch:
             self._moments.popleft()
         for metric in self._metrics.read(MetricRow):
             self._values = metric.values
-        seconds = max(0.0, time.time() - self.began)
+        seconds = max(0.0, now() - self.began)
         world_size = self.attempt.world_size if self.attempt else 1
         return Progress(
             stage=self._stage,
@@ -130,6 +136,14 @@ class Watch:
             else None,
             values=self._values,
         )
+
+
+def _age(written: float) -> float:
+    """Seconds since a row was written, by the clock that it names; 0 where that was set meanwhile,
+    or is another machine's.
+    """
+    age = time.time() - written
+    return age if 0 <= age <= MOST_AGE_SECONDS else 0.0
 
 
 def attempts(root: Path, stage: str) -> list[AttemptRow]:

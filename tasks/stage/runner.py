@@ -15,7 +15,7 @@ import psutil
 
 from config import jsonl
 from config.errors import StageStopped
-from config.records import STAGES, AttemptRow, PipelineRow
+from config.records import STAGES, PipelineRow
 from reporting.row_digests import PREPARED, keep_row_digests
 from tasks.dvc.repro import is_repro_process, log_path, start_repro
 from tasks.dvc.same_params import require_recorded_params
@@ -23,6 +23,7 @@ from tasks.dvc.status import digests, is_unchanged
 from tasks.run.run import Run
 from tasks.run.stop import StopRequest
 from tasks.stage.budget_watcher import BudgetWatch
+from tasks.stage.lifetime import Lifetime
 from tasks.stage.outcome import Outcome, judge, last_attempt
 from tasks.stage.progress import Progress, Watch, attempts
 
@@ -141,9 +142,11 @@ def _watched(
 ) -> int:
     """Exit code of `dvc repro`, once it has ended."""
     asked: set[tuple[int, int]] = set()
+    lifetime = Lifetime(run, stage)
     try:
         while process.poll() is None:
             observe(watch.look())
+            lifetime.look(process.pid, watch.attempt)
             if stop.made or budget.has_to_stop(watch):
                 _pass_on(stop, process.pid, watch.pid, asked)
             time.sleep(POLL_SECONDS)
@@ -154,8 +157,7 @@ def _watched(
     if watch.pid is not None:
         _end_left_behind(watch.pid)
         watch.look()
-    if watch.attempt is not None and watch.attempt.event != "end":
-        note_loss(run, stage, watch.attempt)
+    lifetime.end(watch.attempt)
     return process.returncode
 
 
@@ -171,14 +173,6 @@ def _let_checkpoint(process: "subprocess.Popen[bytes]", watch: Watch) -> None:
     finally:
         _signal_group(process.pid, signal.SIGKILL)
         process.wait()
-
-
-def note_loss(run: Run, stage: str, attempt: AttemptRow) -> None:
-    """A process killed without a word is paid for up to now, when its death is seen, and not only
-    up to its last row.
-    """
-    row = attempt.model_copy(update={"event": "lost", "time": time.time()})
-    jsonl.append(run.root / "runs" / stage / "attempts.jsonl", row)
 
 
 def _end_left_behind(pid: int) -> None:

@@ -49,6 +49,9 @@ def mark(event, code=None, message=""):
                      message=message, device="cpu")
     jsonl.append(folder / "attempts.jsonl", row)
 
+if behaviour == "killed early":
+    time.sleep(0.8)
+    os.kill(os.getpid(), signal.SIGKILL)
 if behaviour == "broken":
     raise ImportError("no module named nothing")
 mark("start")

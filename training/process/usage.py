@@ -1,5 +1,6 @@
 """Measures what a stage spends: wall seconds, tokens and peak memory, per step and phase."""
 
+import os
 import resource
 import sys
 import time
@@ -8,10 +9,10 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
 import torch
 
 from config import jsonl
+from config.alive import created, now
 from config.records import UsageRow
 from training.process import allocator
 
@@ -46,7 +47,7 @@ class Meter:
             "world_size": world_size,
         }
         self._accelerator = device != "cpu"
-        self._last_end = psutil.Process().create_time()
+        self._last_end = created(os.getpid())
         self._other_seconds = 0.0
         self._started = False
 
@@ -55,7 +56,7 @@ class Meter:
         """Time a block as phase `name` of `step`. A block that raises is recorded too: it was paid
         for.
         """
-        begin = time.time()
+        begin = now()
         gap = max(0.0, begin - self._last_end)
         if not self._started:
             self._append("start", 0, gap, Work())
@@ -70,32 +71,32 @@ class Meter:
             yield work
         finally:
             self._synchronise()
-            self._append(name, step, time.time() - begin, work)
-            self._last_end = time.time()
+            self._append(name, step, now() - begin, work)
+            self._last_end = now()
 
     def lap(self, name: str, step: int, work: Work) -> None:
         """Account all time since the last phase to `name`: for loops that belong to somebody
         else.
         """
         self._synchronise()
-        now = time.time()
+        at = now()
         if not self._started:
             name, self._started = "start", True
-        self._append(name, step, max(0.0, now - self._last_end), work)
-        self._last_end = now
+        self._append(name, step, max(0.0, at - self._last_end), work)
+        self._last_end = at
         reset_peak_memory(self._accelerator)
 
     def unaccounted_seconds(self) -> float:
         """Since the last phase or lap."""
-        return max(0.0, time.time() - self._last_end)
+        return max(0.0, now() - self._last_end)
 
     def close(self, step: int) -> None:
         """Write what was spent outside of every phase, so that the rows add up to the process's
         wall time.
         """
-        self._other_seconds += max(0.0, time.time() - self._last_end)
+        self._other_seconds += max(0.0, now() - self._last_end)
         self._append("other" if self._started else "start", step, self._other_seconds, Work())
-        self._last_end, self._other_seconds = time.time(), 0.0
+        self._last_end, self._other_seconds = now(), 0.0
 
     def _synchronise(self) -> None:
         if self._accelerator:

@@ -185,16 +185,16 @@ def test_the_tightest_limit_leaves_the_room_and_devices_use_it_up() -> None:
 
 def test_a_step_is_the_sum_of_its_phases_and_checkpoints_are_apart() -> None:
     pace = Pace()
-    pace.add(usage(0, "start", 30.0, time=30.0))
+    pace.add(usage(0, "start", 30.0), came=30.0)
     assert pace.step_seconds is None
     for phase, seconds, time in (
         ("rollout", 2.0, 32.0),
         ("update", 3.0, 35.0),
         ("save", 0.5, 35.5),
     ):
-        pace.add(usage(1, phase, seconds, time=time))
+        pace.add(usage(1, phase, seconds), came=time)
     assert (pace.step_seconds, pace.save_seconds) == (5.0, 0.5)
-    pace.add(usage(2, "rollout", 2.0, time=37.5))
+    pace.add(usage(2, "rollout", 2.0), came=37.5)
     assert pace.step_seconds == 5.0
     assert pace.step_ends(38.0) == pytest.approx(40.5)
     assert pace.step_ends(40.6) == pytest.approx(45.5)
@@ -203,7 +203,7 @@ def test_a_step_is_the_sum_of_its_phases_and_checkpoints_are_apart() -> None:
 def test_a_slow_step_long_ago_is_forgotten() -> None:
     pace = Pace()
     for step, seconds in enumerate((90.0, 1.0, 1.0, 1.0, 1.0, 1.0), start=1):
-        pace.add(usage(step, "train", seconds, time=90.0 + step))
+        pace.add(usage(step, "train", seconds), came=90.0 + step)
     assert pace.step_seconds == 1.0
 
 
@@ -238,8 +238,8 @@ def test_a_steady_stage_ends_within_its_last_step_that_fits(seed: int) -> None:
                     (rows - 1) // phases + 1,
                     f"phase{(rows - 1) % phases}",
                     step / phases,
-                    time=rows / phases * step,
-                )
+                ),
+                came=rows / phases * step,
             )
     end = (int(now / step) + 1) * step + save
     assert deadline - step - poll <= end <= deadline + poll

@@ -66,7 +66,7 @@ class Process:
 
     def event(
         self,
-        event: Literal["start", "resume", "retry", "end"],
+        event: Literal["start", "resume", "retry", "end", "lost"],
         fingerprint: str = "f",
         step: int = 0,
         **values: Any,
@@ -205,6 +205,36 @@ def test_an_attempt_killed_before_its_first_usage_row_has_no_length(
     Process(tmp_path, "sft", 1, "a", 100.0)
     (stage,) = ledger(tmp_path, params).stages
     assert (stage.seconds, stage.usd, stage.attempts, stage.phases) == (0.0, 0.0, 1, ())
+
+
+def test_a_lost_process_is_paid_for_as_long_as_its_parent_saw_it(
+    tmp_path: Path, params: Params
+) -> None:
+    """The clock was put forward by a day while it was at work."""
+    pipeline(tmp_path, "a", "start")
+    process = Process(tmp_path, "sft", 1, "a", 100.0)
+    process.use("train", 1, 3.0)
+    process.clock += 86400.0
+    process.use("train", 2, 4.0)
+    process.event("lost", lived_seconds=8.5)
+    (stage,) = ledger(tmp_path, params).stages
+    assert stage.seconds == pytest.approx(8.5)
+
+
+def test_attempts_are_in_the_order_in_which_they_came_where_the_clock_was_set_back(
+    tmp_path: Path, params: Params
+) -> None:
+    pipeline(tmp_path, "a", "start")
+    killed = Process(tmp_path, "sft", 1, "a", 90000.0)
+    for step in (1, 2, 3):
+        killed.use("train", step, 3.0)
+    again = Process(tmp_path, "sft", 2, "a", 100.0)
+    again.event("resume", step=1)
+    again.use("train", 2, 3.0)
+    again.use("train", 3, 3.0)
+    again.event("end", step=3, exit_code=0)
+    (stage,) = ledger(tmp_path, params).stages
+    assert stage.waste_seconds == pytest.approx(6.0)
 
 
 def test_work_after_the_checkpoint_that_was_resumed_from_is_waste(

@@ -57,6 +57,13 @@ def test_an_attempt_without_an_end_was_killed() -> None:
     assert not crash.value.hopeless
 
 
+def test_a_process_killed_after_its_last_row_is_tried_again() -> None:
+    said = "ERROR: failed to reproduce 'sft': failed to run: python -m x, exited with -9"
+    with pytest.raises(StageCrashed, match="after its work was done") as crash:
+        judge("sft", 1, [*OLD, row(2, "start"), row(2, "end", 0)], 255, said)
+    assert not crash.value.hopeless
+
+
 @pytest.mark.parametrize(("step", "hopeless"), [(5, True), (6, False)])
 def test_only_the_same_words_at_the_same_step_are_hopeless(step: int, hopeless: bool) -> None:
     rows = [

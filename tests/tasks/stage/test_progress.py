@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from config import jsonl
+from config.alive import now
 from config.load import load
 from config.records import AttemptRow, MetricRow, UsageRow
 from tasks.planning.steps import planned_steps
@@ -155,6 +156,29 @@ def test_what_waits_in_a_queue_costs_nothing_and_clocks_are_not_compared(tmp_pat
     jsonl.append(folder / "usage.jsonl", usage)
     assert watch.look().seconds >= 40.0, "loading before its first word is paid for"
     assert budget.has_to_stop(watch)
+
+
+@pytest.mark.parametrize("jump", [-3600.0, 3600.0])
+def test_a_clock_that_is_set_meanwhile_spends_no_budget(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, jump: float
+) -> None:
+    folder, clock = tmp_path / "runs" / "ppo", time.time
+    run = Run(tmp_path, "r", load(ROOT / "recipes" / "demo.yaml", ["budget.max_hours=0.01"]))
+    watch, budget = Watch(tmp_path, run.params, "ppo"), BudgetWatch(run, "ppo")
+    common = {"run_id": "r", "attempt": 1, "pid": os.getpid(), "fingerprint": "", "step": 0}
+    jsonl.append(folder / "attempts.jsonl", AttemptRow(event="start", time=clock(), **common))
+    watch.look()
+    monkeypatch.setattr(time, "time", lambda: clock() + jump)
+    assert 0.0 < watch.look().seconds < 30.0
+    assert not budget.has_to_stop(watch)
+    row = UsageRow(
+        **{"run_id": "r", "attempt": 1, "step": 1, "phase": "update", "time": clock()},
+        **{"seconds": 1.0, "tokens": 0, "sequences": 0, "peak_bytes": 1, "device": "cpu"},
+        world_size=1,
+    )
+    jsonl.append(folder / "usage.jsonl", row)
+    watch.look()
+    assert watch.pace.step_ends(now()) == pytest.approx(now(), abs=2.0)
 
 
 def test_a_terminal_that_is_gone_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -373,6 +373,21 @@ def test_a_killed_stage_is_a_crash_and_goes_on_from_its_checkpoint(
     ] == [(2, 3)]
 
 
+def test_a_stage_killed_before_its_first_row_is_tried_again_and_paid_for(
+    project: Path, new_run: NewRun
+) -> None:
+    (project / "behaviour.txt").write_text("killed early")
+    with pytest.raises(StageCrashed, match="attempt 1 was killed") as crash:
+        bring_up(new_run())
+    assert not crash.value.hopeless
+    (row,) = attempts(project, "sft")
+    assert row.event == "lost"
+    assert row.lived_seconds is not None
+    assert row.lived_seconds > 0.6
+    (project / "behaviour.txt").unlink()
+    assert bring_up(new_run()) == Outcome(cached=False, attempt=2)
+
+
 def test_a_failure_that_repeats_word_for_word_is_hopeless(project: Path, new_run: NewRun) -> None:
     (project / "behaviour.txt").write_text("diverges")
     with pytest.raises(StageCrashed, match="loss is nan") as first:

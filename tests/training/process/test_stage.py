@@ -11,11 +11,11 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-import psutil
 import pytest
 import torch
 
 from config import jsonl
+from config.alive import created
 from config.errors import ParamsError, StageStopped
 from config.records import PIPELINE_VARIABLE, RUN_ID_VARIABLE, STAGES, UsageRow
 from tests.training.processes import attempts, finish, metric_rows, metrics, signalled, start
@@ -341,8 +341,7 @@ def test_a_stage_whose_pipeline_was_killed_checkpoints_and_ends(
     root = project("ppo", ppo={"updates": 500, "checkpoint_every_updates": 1000})
     with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]) as pipeline:
         try:
-            created = psutil.Process(pipeline.pid).create_time()
-            monkeypatch.setenv(PIPELINE_VARIABLE, f"{pipeline.pid}:{created}")
+            monkeypatch.setenv(PIPELINE_VARIABLE, f"{pipeline.pid}:{created(pipeline.pid)}")
             code = signalled(root, "ppo", 2, signal.SIGKILL, processes, pick=lambda _: pipeline.pid)
         finally:
             pipeline.kill()

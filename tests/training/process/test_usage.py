@@ -1,13 +1,14 @@
 import itertools
+import os
 import subprocess
 import sys
 import time
 from pathlib import Path
 
-import psutil
 import pytest
 
 from config import jsonl
+from config.alive import created, now
 from config.records import UsageRow
 from training.process.usage import Meter, Work
 
@@ -53,7 +54,7 @@ def test_the_rows_add_up_to_the_life_of_the_process(path: Path) -> None:
             time.sleep(0.02)
     time.sleep(0.03)
     measured.close(2)
-    lived = time.time() - psutil.Process().create_time()
+    lived = now() - created(os.getpid())
     assert sum(row.seconds for row in rows(path)) == pytest.approx(lived, abs=0.05)
     assert [row.phase for row in rows(path)] == ["start", "work", "work", "other"]
     assert rows(path)[-1].seconds >= 0.05
@@ -87,9 +88,7 @@ def test_a_phase_that_fails_was_paid_for_too(path: Path) -> None:
 def test_a_process_that_did_nothing_has_only_started(path: Path) -> None:
     meter(path).close(0)
     assert [row.phase for row in rows(path)] == ["start"]
-    assert rows(path)[0].seconds == pytest.approx(
-        time.time() - psutil.Process().create_time(), abs=0.5
-    )
+    assert rows(path)[0].seconds == pytest.approx(now() - created(os.getpid()), abs=0.5)
 
 
 def test_other_processes_than_the_first_write_nothing(tmp_path: Path) -> None:
@@ -106,6 +105,21 @@ def test_times_never_go_back(path: Path) -> None:
         with measured.phase("work", step):
             pass
     assert all(a.time <= b.time for a, b in itertools.pairwise(rows(path)))
+
+
+@pytest.mark.parametrize("jump", [-3600.0, 3600.0])
+def test_a_clock_that_is_set_meanwhile_costs_nothing(
+    path: Path, monkeypatch: pytest.MonkeyPatch, jump: float
+) -> None:
+    measured, clock = meter(path), time.time
+    lived, began = now() - created(os.getpid()), time.monotonic()
+    with measured.phase("work", 1):
+        monkeypatch.setattr(time, "time", lambda: clock() + jump)
+        time.sleep(0.02)
+    measured.lap("work", 2, Work())
+    measured.close(2)
+    lived += time.monotonic() - began
+    assert sum(row.seconds for row in rows(path)) == pytest.approx(lived, abs=0.05)
 
 
 PEAKS = """

@@ -1,0 +1,1 @@
+"""What benchmarks/faults.py is made of: the project, the strikes, the witness, the checks."""

@@ -1,0 +1,199 @@
+"""A project on the tiny recipe: run once undisturbed, then put back to where a stage is still to be
+done, again and again.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+
+from config import jsonl
+from config.atomic_file import write_atomically
+from config.dvc_stages import dvc_name
+from config.records import AttemptRow, UsageRow, stages_of
+from tasks.run.code_version import PACKAGES, code_digest
+
+ROOT = Path(__file__).resolve().parents[2]
+RECIPE = ROOT / "tests" / "e2e" / "tiny.yaml"
+STAGES = stages_of("ppo")
+POOL = "elsewhere"
+MARK = "RLHF_FAULTS_MARK"
+"""Environment variable that every process has which a case has started, by whatever way."""
+FOLDERS = (*PACKAGES, ".dvc", "recipes")
+FILES = (
+    ".dvcignore",
+    ".gitignore",
+    "constraints.txt",
+    "dvc.yaml",
+    "params.yaml",
+    "prefect.yaml",
+    "pyproject.toml",
+)
+BUILD_SECONDS = 1200.0
+
+
+class Timeline(NamedTuple):
+    """How a stage's undisturbed process spent its time."""
+
+    start_seconds: float
+    """From its creation to its first row."""
+    rows: int
+    """Of usage.jsonl."""
+
+
+class Project(NamedTuple):
+    """Its folder is the same for every case: MLflow and DVC remember places."""
+
+    folder: Path
+
+    @property
+    def root(self) -> Path:
+        return self.folder / "project"
+
+    @property
+    def remote(self) -> Path:
+        return self.folder / "remote"
+
+    @property
+    def undisturbed(self) -> Path:
+        return self.folder / "undisturbed"
+
+    def environment(self, mark: str) -> dict[str, str]:
+        """Of everything that a case starts: none of the user's own Prefect, MLflow or DVC."""
+        own = {
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith(("PREFECT_", "MLFLOW_", "RLHF_", "AWS_", "DVC_"))
+        }
+        state = self.folder / "state"
+        return own | {
+            "DVC_GLOBAL_CONFIG_DIR": str(state / "dvc-global"),
+            "DVC_SYSTEM_CONFIG_DIR": str(state / "dvc-system"),
+            "DVC_SITE_CACHE_DIR": str(state / "dvc-site"),
+            "DO_NOT_TRACK": "1",
+            "TOKENIZERS_PARALLELISM": "false",
+            "OMP_NUM_THREADS": "1",  # the order of additions, and so the bits
+            MARK: mark,
+        }
+
+    def command(self, *arguments: str) -> list[str]:
+        return [sys.executable, "-m", "cli.main", *arguments]
+
+    # ------------------------------------------------------------ the undisturbed run
+
+    def build(self) -> None:
+        """Run the pipeline undisturbed with the code of this checkout, unless that was done."""
+        about = self.undisturbed / "about.json"
+        if about.exists() and json.loads(about.read_text())["code"] == code_digest(ROOT):
+            return
+        for folder in (self.undisturbed, self.root, self.remote):
+            shutil.rmtree(folder, ignore_errors=True)
+        self._check_out()
+        command = self.command("run", "--yes", "--recipe", str(RECIPE))
+        done = subprocess.run(
+            command,
+            cwd=self.root,
+            env=self.environment("undisturbed"),
+            capture_output=True,
+            text=True,
+            timeout=BUILD_SECONDS,
+            check=False,
+        )
+        if done.returncode:
+            raise SystemExit(f"the undisturbed run failed: {done.stderr[-2000:]}")
+        self.undisturbed.mkdir()
+        for folder in (self.root, self.remote):
+            shutil.copytree(folder, self.undisturbed / folder.name, symlinks=True)
+        timelines = {stage: timeline(self.root, stage)._asdict() for stage in STAGES}
+        found = {"code": code_digest(ROOT), "bits": bits(self.root), "timelines": timelines}
+        write_atomically(about, json.dumps(found, indent=1))
+
+    def _check_out(self) -> None:
+        self.root.mkdir(parents=True)
+        ignored = shutil.ignore_patterns("__pycache__", "config.local", "tmp", "cache")
+        for name in FOLDERS:
+            shutil.copytree(ROOT / name, self.root / name, ignore=ignored)
+        for name in FILES:
+            shutil.copyfile(ROOT / name, self.root / name)
+        identity = ("-c", "user.name=faults", "-c", "user.email=faults@localhost")
+        for arguments in (("init", "-q"), ("add", "-A"), ("commit", "-q", "-m", "start")):
+            subprocess.run(["git", *identity, *arguments], cwd=self.root, check=True)
+        self.point_remote(str(self.remote))
+
+    def point_remote(self, url: str) -> None:
+        (self.root / ".dvc" / "config.local").write_text(
+            f"['remote \"local\"']\n    url = {url}\n", encoding="utf-8"
+        )
+
+    def about(self) -> dict[str, Any]:
+        return dict(json.loads((self.undisturbed / "about.json").read_text()))
+
+    # ------------------------------------------------------------ before a stage
+
+    def put_back(self, stage: str) -> None:
+        """The undisturbed project without the outputs of `stage` and of all after it, here and in
+        the remote.
+        """
+        for folder in (self.root, self.remote):
+            folder.mkdir(exist_ok=True)
+            for child in folder.iterdir():
+                shutil.rmtree(child) if child.is_dir() else child.unlink()
+            shutil.copytree(
+                self.undisturbed / folder.name, folder, symlinks=True, dirs_exist_ok=True
+            )
+        later = STAGES[STAGES.index(stage) :]
+        lock = self.root / "dvc.lock"
+        content = yaml.safe_load(lock.read_text())
+        gone = [content["stages"].pop(dvc_name(name)) for name in later]
+        lock.write_text(yaml.safe_dump(content, sort_keys=False))
+        for out in (out for entry in gone for out in entry["outs"]):
+            path = self.root / out["path"]
+            shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+        kept = self._objects(content["stages"].values())
+        for name in self._objects(gone) - kept:
+            for store in (self.root / ".dvc" / "cache", self.remote):
+                (store / "files" / "md5" / name).unlink(missing_ok=True)
+        shutil.rmtree(self.root / ".dvc" / "cache" / "runs", ignore_errors=True)
+        for name in later:
+            shutil.rmtree(self.root / "checkpoints" / name, ignore_errors=True)
+
+    def _objects(self, entries: Any) -> set[str]:
+        """Where DVC keeps the outputs of some entries of dvc.lock, files of folders included."""
+        digests = {out["md5"] for entry in entries for out in entry["outs"]}
+        for digest in [digest for digest in digests if digest.endswith(".dir")]:
+            listing = self.undisturbed / "remote" / "files" / "md5" / digest[:2] / digest[2:]
+            digests |= {item["md5"] for item in json.loads(listing.read_text())}
+        return {f"{digest[:2]}/{digest[2:]}" for digest in digests}
+
+
+def timeline(root: Path, stage: str) -> Timeline:
+    """From the streams of a stage that ran once."""
+    usage = jsonl.read(root / "runs" / stage / "usage.jsonl", UsageRow).rows
+    return Timeline(sum(row.seconds for row in usage if row.phase == "start"), len(usage))
+
+
+def bits(root: Path) -> dict[str, str]:
+    """Folder of models/ -> SHA-256 over the names and contents of its files."""
+    found = {}
+    for folder in sorted((root / "models").iterdir()):
+        digest = hashlib.sha256()
+        for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+            digest.update(str(path.relative_to(folder)).encode() + b"\0" + path.read_bytes())
+        found[folder.name] = digest.hexdigest()
+    return found
+
+
+def attempts_by_stage(root: Path) -> Counter[str]:
+    """Attempts so far."""
+    rows = {
+        stage: jsonl.read(root / "runs" / stage / "attempts.jsonl", AttemptRow).rows
+        for stage in STAGES
+    }
+    return Counter({stage: len({row.attempt for row in found}) for stage, found in rows.items()})

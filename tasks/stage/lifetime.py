@@ -1,0 +1,139 @@
+"""How long a stage's process has lived, by what its parent sees: paid for also where it was killed
+before its first row, or everything at once.
+
+runs/<stage>/process.json    the process at work, rewritten every second; gone when it has ended
+"""
+
+import json
+import logging
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+import psutil
+
+from config import jsonl
+from config.alive import created, is_alive, now
+from config.atomic_file import write_atomically
+from config.records import STAGES, AttemptRow
+from tasks.run.run import Run
+
+logger = logging.getLogger(__name__)
+
+KEPT_EVERY_SECONDS = 1.0
+
+
+class Life(NamedTuple):
+    run_id: str
+    pid: int
+    created: float
+    """As config/alive.py counts."""
+    seconds: float
+    """Lived, when it was last seen alive."""
+
+
+class Lifetime:
+    """Of the process that `dvc repro` of a stage starts."""
+
+    def __init__(self, run: Run, stage: str) -> None:
+        self._run_id, self._root, self._stage = run.run_id, run.root, stage
+        self._path = process_path(run.root, stage)
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        self._path.unlink(missing_ok=True)
+        self._attempt: int | None = None
+        self._kept_at = 0.0
+        self.life: Life | None = None
+
+    def look(self, dvc: int, attempt: AttemptRow | None) -> None:
+        """Ask several times a second; `attempt` is the newest row of the process, if it has
+        written one.
+        """
+        if attempt is not None and attempt.attempt != self._attempt:
+            if self.life is None or self.life.pid != attempt.pid:
+                self._found(attempt.pid)
+            elif self._attempt is not None:  # several processes were started anew below this one
+                self.life = self.life._replace(created=now(), seconds=0.0)
+            self._attempt = attempt.attempt
+        elif self.life is None:
+            self._found(_child(dvc))
+        if self.life is not None and is_alive(self.life.pid, self.life.created):
+            self.life = self.life._replace(seconds=now() - self.life.created)
+            self._keep(self.life)
+
+    def _found(self, pid: int | None) -> None:
+        if pid is not None:
+            with suppress(psutil.NoSuchProcess):
+                self.life = Life(self._run_id, pid, created(pid), 0.0)
+
+    def _keep(self, life: Life) -> None:
+        """A full disk is no reason to end a stage."""
+        if now() - self._kept_at >= KEPT_EVERY_SECONDS:
+            self._kept_at = now()
+            with suppress(OSError):
+                write_atomically(self._path, json.dumps(life))
+
+    def end(self, last: AttemptRow | None) -> None:
+        """The process has ended, with `last` as its newest row: what it lived is noted, unless it
+        said so itself. Where the disk is full that is left to the next run.
+        """
+        if self.life is not None and (last is None or last.event != "end"):
+            try:
+                note_loss(self._root, self._stage, self.life, time.time(), last)
+            except OSError as error:
+                logger.warning("what %s has cost is noted by the next run: %s", self._stage, error)
+                return
+        self._path.unlink(missing_ok=True)
+
+
+def process_path(root: Path, stage: str) -> Path:
+    return root / "runs" / stage / "process.json"
+
+
+def _child(pid: int) -> int | None:
+    """The process that DVC has started: the stage, or the shell that starts it."""
+    try:
+        return next((child.pid for child in psutil.Process(pid).children()), None)
+    except psutil.NoSuchProcess:
+        return None
+
+
+def note_loss(
+    root: Path, stage: str, life: Life, died: float, last: AttemptRow | None = None
+) -> None:
+    """Append what a process lived that ended without a word; `died` in seconds since the epoch.
+    `last`: its newest row, None if it was killed before its first.
+    """
+    path = root / "runs" / stage / "attempts.jsonl"
+    rows: list[AttemptRow] = jsonl.read(path, AttemptRow).rows
+    number = last.attempt if last else 1 + max((row.attempt for row in rows), default=0)
+    row = AttemptRow(
+        time=died,
+        run_id=life.run_id,
+        attempt=number,
+        event="lost",
+        fingerprint=last.fingerprint if last else "",
+        pid=last.pid if last else life.pid,
+        step=last.step if last else 0,
+        lived_seconds=life.seconds,
+        device=last.device if last else "",
+        world_size=last.world_size if last else 1,
+    )
+    jsonl.append(path, row)
+
+
+def note_killed(root: Path) -> None:
+    """Note what processes lived that were killed together with the run that looked after them. Ask
+    when no run and no stage is at work.
+    """
+    for stage in STAGES:
+        path = process_path(root, stage)
+        try:
+            life, at = Life(*json.loads(path.read_bytes())), path.stat().st_mtime
+        except (OSError, ValueError, TypeError):
+            continue
+        rows = jsonl.read(root / "runs" / stage / "attempts.jsonl", AttemptRow).rows
+        own = [row for row in rows if (row.run_id, row.pid) == (life.run_id, life.pid)]
+        if not any(row.event in ("end", "lost") for row in own):
+            note_loss(root, stage, life, at, own[-1] if own else None)
+        path.unlink()

@@ -1,0 +1,113 @@
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from config import jsonl
+from config.alive import created, now
+from config.load import load
+from config.records import AttemptRow
+from costs.ledger.attempts import read_attempts
+from tasks.run.run import Run
+from tasks.stage import lifetime
+from tasks.stage.lifetime import Lifetime, note_killed, process_path
+from tests.conftest import ROOT
+
+PARENT = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'input()'])"
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    return Run(tmp_path, "r", load(ROOT / "recipes" / "demo.yaml"))
+
+
+@pytest.fixture
+def parent() -> Iterator["subprocess.Popen[bytes]"]:
+    """As DVC with the stage that it has started; ends when its standard input does."""
+    with subprocess.Popen([sys.executable, "-c", PARENT], stdin=subprocess.PIPE) as process:
+        yield process
+
+
+def watched(run: Run, parent: "subprocess.Popen[bytes]", until: float) -> Lifetime:
+    seen = Lifetime(run, "sft")
+    deadline = time.monotonic() + 30.0
+    while seen.life is None or seen.life.seconds < until:
+        assert time.monotonic() < deadline
+        seen.look(parent.pid, None)
+        time.sleep(0.02)
+    return seen
+
+
+def rows(run: Run) -> list[AttemptRow]:
+    return jsonl.read(run.root / "runs" / "sft" / "attempts.jsonl", AttemptRow).rows
+
+
+def test_a_process_that_was_killed_before_its_first_row_is_paid_for(
+    run: Run, parent: "subprocess.Popen[bytes]"
+) -> None:
+    seen = watched(run, parent, 0.5)
+    assert seen.life is not None
+    assert seen.life.pid != parent.pid
+    assert 0.5 <= seen.life.seconds <= now() - created(seen.life.pid)
+    seen.end(None)
+    ((attempt,), _) = read_attempts(run.root / "runs" / "sft")
+    assert (attempt.number, attempt.run_id, attempt.state) == (1, "r", "unfinished")
+    assert sum(row.seconds for row in attempt.usage) == pytest.approx(seen.life.seconds)
+
+
+def test_what_was_killed_with_its_pipeline_is_paid_for_by_the_next_one(
+    run: Run, parent: "subprocess.Popen[bytes]", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lifetime, "KEPT_EVERY_SECONDS", 0.0)
+    seen = watched(run, parent, 0.5)
+    assert seen.life is not None
+    note_killed(run.root)
+    note_killed(run.root)
+    (row,) = rows(run)
+    assert (row.event, row.lived_seconds) == ("lost", pytest.approx(seen.life.seconds))
+    assert not process_path(run.root, "sft").exists()
+
+
+def test_a_process_that_said_that_it_ended_is_not_lost(
+    run: Run, parent: "subprocess.Popen[bytes]", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its pipeline was killed, and it went on."""
+    monkeypatch.setattr(lifetime, "KEPT_EVERY_SECONDS", 0.0)
+    seen = watched(run, parent, 0.1)
+    assert seen.life is not None
+    end = AttemptRow(
+        run_id="r",
+        time=time.time(),
+        attempt=1,
+        event="end",
+        fingerprint="",
+        pid=seen.life.pid,
+        step=3,
+        exit_code=75,
+    )
+    jsonl.append(run.root / "runs" / "sft" / "attempts.jsonl", end)
+    note_killed(run.root)
+    assert [row.event for row in rows(run)] == ["end"]
+    assert not process_path(run.root, "sft").exists()
+
+
+def test_a_stage_that_several_times_starts_anew_below_one_process_is_not_paid_for_twice(
+    run: Run, parent: "subprocess.Popen[bytes]"
+) -> None:
+    seen = watched(run, parent, 0.3)
+    assert seen.life is not None
+    for attempt in (1, 2):
+        start = AttemptRow(
+            run_id="r",
+            time=time.time(),
+            attempt=attempt,
+            event="start",
+            fingerprint="",
+            pid=seen.life.pid,
+            step=0,
+        )
+        seen.look(parent.pid, start)
+    assert seen.life.seconds < 0.2
