@@ -13,9 +13,16 @@ import pytest
 from hypothesis import settings
 
 # A busy machine is not a failure; where a failure holds others up, the examples are the same every
-# time.
-settings.register_profile("project", deadline=None, derandomize="CI" in os.environ)
+# time. `make test-all` asks for the thorough ones.
+for profile, examples in (("project", 30), ("thorough", 200)):
+    settings.register_profile(
+        profile, deadline=None, derandomize="CI" in os.environ, max_examples=examples
+    )
 settings.load_profile("project")
+
+pytest_plugins = ["tests.support.order"]
+if "CI" in os.environ:
+    pytest_plugins.append("tests.support.skips")
 
 ROOT = Path(__file__).parent.parent
 TINY = ROOT / "tests" / "e2e" / "tiny.yaml"
