@@ -1,9 +1,9 @@
 import contextlib
 import csv
+import itertools
 import json
 import os
 import signal
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from config.errors import EnvironmentFault
-from tests.training.tiny import ROOT, files, names, on_a_small_disk
+from tests.support.forked import exit_code_of_fork
+from tests.training.tiny import files, names, on_a_small_disk
 from training.process.artifacts import replacing, restore, write_csv, write_json, write_jsonl
 from training.process.faults import named_fault
 
@@ -76,33 +77,28 @@ def test_rows_and_tables_hold_what_they_were_given(tmp_path: Path) -> None:
         assert list(csv.reader(file)) == [["step", "loss"], ["1", "0.25"], ["2", ""]]
 
 
-WRITER = """
-import os, signal, sys
-from pathlib import Path
-from training.process import artifacts
-real, at, calls = Path.rename, int(sys.argv[2]), 0
-def rename(self, target):
-    global calls
-    calls += 1
-    if calls == at:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return real(self, target)
-Path.rename = rename
-with artifacts.replacing(Path(sys.argv[1])) as folder:
-    folder.mkdir()
-    (folder / "new").write_text("new")
-    if at == 0:
-        os.kill(os.getpid(), signal.SIGKILL)
-"""
+def write_and_die(output: Path, moment: int) -> None:
+    """Replace an output, and be killed before the rename of that number, or while it is written."""
+    rename, calls = Path.rename, itertools.count(1)
+
+    def rename_or_die(path: Path, target: Path) -> Path:
+        if next(calls) == moment:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return rename(path, target)
+
+    Path.rename = rename_or_die  # type: ignore[assignment, method-assign]
+    with replacing(output) as folder:
+        folder.mkdir()
+        (folder / "new").write_text("new")
+        if moment == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
 
 
 @pytest.mark.parametrize(
     "moment", [0, 1, 2], ids=["while writing", "before the first rename", "between the renames"]
 )
 def test_kill_9_at_any_moment_leaves_the_old_or_the_new_output(output: Path, moment: int) -> None:
-    died = subprocess.run(
-        [sys.executable, "-c", WRITER, str(output), str(moment)], cwd=ROOT, check=False
-    ).returncode
+    died = exit_code_of_fork(lambda: write_and_die(output, moment))
     assert died == -signal.SIGKILL
     restore(output)
     assert files(output) == {"old": b"old"}

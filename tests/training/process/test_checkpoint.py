@@ -1,8 +1,8 @@
 import logging
+import os
 import shutil
 import signal
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,7 +10,9 @@ import pytest
 import torch
 
 from config.errors import CheckpointError
-from tests.training.tiny import ROOT, names
+from tests.support.forked import exit_code_of_fork
+from tests.training.tiny import names
+from training.process import checkpoint
 from training.process.checkpoint import DONE, MANIFEST, Checkpoints, damage, fingerprint, restoring
 
 
@@ -220,23 +222,23 @@ def test_a_damaged_record_is_not_taken_for_done(tmp_path: Path, content: str) ->
 
 # ---------------------------------------------------------------- atomic
 
-SAVER = """
-import os, signal, sys
-from pathlib import Path
-from training.process import checkpoint
-checkpoints = checkpoint.Checkpoints(Path(sys.argv[1]), "ppo", "f")
-moment = sys.argv[2]
-if moment == "before the manifest":
-    checkpoint.write_manifest = lambda folder: os.kill(os.getpid(), signal.SIGKILL)
-if moment == "before the rename":
-    Path.replace = lambda self, target: os.kill(os.getpid(), signal.SIGKILL)
-if moment == "before old ones go":
-    checkpoint.shutil.rmtree = lambda *a, **k: os.kill(os.getpid(), signal.SIGKILL)
-with checkpoints.saving(3) as folder:
-    (folder / "state").write_text("after 3")
-    if moment == "while writing":
-        os.kill(os.getpid(), signal.SIGKILL)
-"""
+
+def die(*_: object, **__: object) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def save_and_die(root: Path, moment: str) -> None:
+    """Save the state after step 3, and be killed at a moment of it."""
+    if moment == "before the manifest":
+        checkpoint.write_manifest = die  # type: ignore[assignment]
+    if moment == "before the rename":
+        Path.replace = die  # type: ignore[assignment, method-assign]
+    if moment == "before old ones go":
+        shutil.rmtree = die  # type: ignore[assignment]
+    with Checkpoints(root, "ppo", "f").saving(3) as folder:
+        (folder / "state").write_text("after 3")
+        if moment == "while writing":
+            die()
 
 
 @pytest.mark.parametrize(
@@ -252,12 +254,8 @@ def test_a_kill_while_saving_leaves_whole_checkpoints_only(
     tmp_path: Path, moment: str, step: int
 ) -> None:
     checkpoints = saved(tmp_path, [1, 2])
-    assert (
-        subprocess.run(
-            [sys.executable, "-c", SAVER, str(tmp_path), moment], cwd=ROOT, check=False
-        ).returncode
-        == -signal.SIGKILL
-    )
+    died = exit_code_of_fork(lambda: save_and_die(tmp_path, moment))
+    assert died == -signal.SIGKILL
     found = checkpoints.latest()
     assert found is not None
     assert found.step == step
