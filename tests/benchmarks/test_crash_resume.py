@@ -24,6 +24,7 @@ NEW = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 def test_twenty_kills_across_the_stages_end_with_the_bits_of_the_undisturbed_run() -> None:
     command = [

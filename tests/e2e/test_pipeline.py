@@ -260,6 +260,7 @@ def test_a_stopped_run_is_resumable_and_a_killed_stage_is_tried_again(checkout: 
     assert {row.attempt for row in ends} == {before + 1, before + 2}
 
 
+@pytest.mark.slow
 def test_another_method_runs_its_own_stage_and_going_back_runs_none(checkout: Checkout) -> None:
     before, gold = checkout.starts(), (checkout.root / "metrics/evaluate.json").read_bytes()
     done = checkout.run("run", "--json", "--set", "align.method=dpo")
@@ -277,6 +278,7 @@ def test_another_method_runs_its_own_stage_and_going_back_runs_none(checkout: Ch
     assert (checkout.root / "metrics/evaluate.json").read_bytes() == gold
 
 
+@pytest.mark.slow
 def test_the_two_methods_are_compared(checkout: Checkout) -> None:
     done = checkout.run("compare", "last", "last-1", "--json")
     assert done.returncode == 0, done.stderr

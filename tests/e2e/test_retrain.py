@@ -194,6 +194,7 @@ def test_champion_and_challenger_were_asked_prompts_that_neither_was_trained_on(
     assert not trained & held_out
 
 
+@pytest.mark.slow
 def test_poisoned_votes_are_trained_on_and_not_promoted(project: Project) -> None:
     champion, digest, events = (
         project.champion(),
@@ -219,6 +220,7 @@ def test_poisoned_votes_are_trained_on_and_not_promoted(project: Project) -> Non
     assert "not checked: retrain.safety_source names no safety prompts" in page
 
 
+@pytest.mark.slow
 def test_a_rejected_model_is_not_tried_again_without_news_and_rollback_finds_the_first(
     project: Project,
 ) -> None:

@@ -86,6 +86,7 @@ def test_a_wrong_value_is_refused_in_the_words_of_the_command_line(
     assert not (up.root / "runs" / "pipeline.jsonl").exists()
 
 
+@pytest.mark.slow
 def test_training_runs_go_one_at_a_time_in_the_order_they_came(up: Stack) -> None:
     up.behave("slow")
     runs = [up.start(), up.start(), up.start("label-import/label-import")]
@@ -104,17 +105,6 @@ def test_training_runs_go_one_at_a_time_in_the_order_they_came(up: Stack) -> Non
     assert [row.cached for row in rows if row.event == "stage"] == [False] * 5 + [True] * 5
 
 
-def test_a_sweep_shows_how_cost_grows_beside_what_was_measured(up: Stack) -> None:
-    run = up.await_end(up.start("sweep/sweep", axis="model", stage="ppo"))
-    assert run.state_name == "Completed"
-    shown = up.artifacts(run.id)
-    exponent = re.search(r"time ~ model\^([\d.]+)", shown["growth"])
-    assert exponent is not None
-    assert 0.3 < float(exponent[1]) < 1.5
-    assert shown["measured"].startswith("# ppo as measured")
-    assert len([line for line in shown["measured"].splitlines() if line.startswith("| 20")]) == 1
-
-
 def test_a_deployed_run_waits_for_one_from_the_command_line(up: Stack) -> None:
     with locked(up.root):
         waiting = up.start()
@@ -124,6 +114,17 @@ def test_a_deployed_run_waits_for_one_from_the_command_line(up: Stack) -> None:
             assert time.monotonic() < deadline
             time.sleep(0.2)
     assert up.await_end(waiting).state_name == "Completed"
+
+
+def test_a_sweep_shows_how_cost_grows_beside_what_was_measured(up: Stack) -> None:
+    run = up.await_end(up.start("sweep/sweep", axis="model", stage="ppo"))
+    assert run.state_name == "Completed"
+    shown = up.artifacts(run.id)
+    exponent = re.search(r"time ~ model\^([\d.]+)", shown["growth"])
+    assert exponent is not None
+    assert 0.3 < float(exponent[1]) < 1.5
+    assert shown["measured"].startswith("# ppo as measured")
+    assert len([line for line in shown["measured"].splitlines() if line.startswith("| 20")]) == 1
 
 
 def test_up_again_changes_nothing(up: Stack) -> None:

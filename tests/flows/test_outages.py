@@ -28,6 +28,7 @@ from tests.flows.stack import PATIENCE_SECONDS, Stack, stack
 from tracking.rows import PREFIXES
 
 pytestmark = [
+    pytest.mark.slow,  # one signal, one kill and one stop are in test_rlhf.py
     pytest.mark.integration,
     pytest.mark.timeout(900),
     pytest.mark.filterwarnings("ignore::ResourceWarning"),  # Prefect's own clients

@@ -128,7 +128,9 @@ def test_a_failure_that_repeats_is_not_tried_for_ever(project: Path) -> None:
     assert task_states(state) == {"plan": ("Completed", 1), "data": ("Failed", 2)}
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, pytest.param(signal.SIGHUP, marks=pytest.mark.slow)]
+)
 def test_a_signal_to_stop_ends_the_flow_in_the_state_stopped(
     project: Path, number: signal.Signals
 ) -> None:
@@ -220,6 +222,7 @@ def test_a_run_that_a_server_starts_above_the_threshold_waits_until_somebody_res
     assert ends(project) == ["completed"]
 
 
+@pytest.mark.slow
 def test_a_live_run_that_was_taken_for_a_zombie_says_that_it_is_alive(project: Path) -> None:
     (project / "behaviour.txt").write_text("long")
     with served(project), get_client(sync_client=True) as client:
@@ -261,6 +264,7 @@ def cycle(params: dict):
 """As the flow retrain does it, without the champion."""
 
 
+@pytest.mark.slow
 def test_a_retrain_cycle_that_was_approved_is_not_asked_about_its_run_again(project: Path) -> None:
     (project / "cycle.py").write_text(CYCLE)
     with served(project, "cycle", "cycle"), get_client(sync_client=True) as client:

@@ -56,6 +56,7 @@ def last_row(root: Path) -> PipelineRow:
     return rows[-1]
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 def test_a_run_completes_whatever_becomes_of_the_server(tmp_path: Path, server: Server) -> None:
     root = tmp_path / "project"
@@ -69,6 +70,7 @@ def test_a_run_completes_whatever_becomes_of_the_server(tmp_path: Path, server: 
     assert time.time() - last_row(root).time < 100.0, "Prefect's own retries take 280 s"
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 def test_down_lets_a_run_of_a_terminal_checkpoint_before_its_server_goes(
     tmp_path: Path, server: Server

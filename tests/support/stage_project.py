@@ -2,6 +2,7 @@
 them is the real thing.
 """
 
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -117,3 +118,14 @@ def make_project(root: Path, remote: Path, stages: Sequence[str]) -> Path:
     own_remote(root, remote)
     git(root, "init", "--quiet")
     return root
+
+
+def copy_of(folder: Path, place: Path) -> Path:
+    """A copy in `place` of the checkout `folder`/project, with a copy of its DVC remote in
+    `folder`/remote as its own.
+    """
+    shutil.copytree(folder / "project", place / "project")
+    if (folder / "remote").exists():
+        shutil.copytree(folder / "remote", place / "remote")
+    own_remote(place / "project", place / "remote")
+    return place / "project"

@@ -15,7 +15,7 @@ from tasks.dvc.pull import fetch, inputs_of, is_unchanged_elsewhere, remote_of, 
 from tasks.dvc.repro import REPRO
 from tasks.dvc.status import environment, is_unchanged, public, push, stale_stages
 from tests.conftest import ROOT
-from tests.support.stage_project import make_project
+from tests.support.stage_project import copy_of, make_project
 
 pytestmark = pytest.mark.integration
 
@@ -41,16 +41,23 @@ PIPELINE = {
 }
 
 
-@pytest.fixture
-def project(tmp_path: Path) -> Path:
-    """Stages data, sft and reward, done and pushed."""
-    root = make_project(tmp_path / "project", tmp_path / "remote", ["sft"])
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A project and its remote with the stages data, sft and reward, done and pushed."""
+    folder = tmp_path_factory.mktemp("done")
+    root = make_project(folder / "project", folder / "remote", ["sft"])
     (root / "dvc.yaml").write_text(yaml.safe_dump({"stages": PIPELINE}))
     (root / "sft.txt").write_text("one\n")
     (root / "pairs.txt").write_text("a b\n")
     repro(root, "data", "sft", "reward")
     assert push(root) is None
-    return root
+    return folder
+
+
+@pytest.fixture
+def project(done: Path, tmp_path: Path) -> Path:
+    """A copy of it, with a remote of its own."""
+    return copy_of(done, tmp_path)
 
 
 def repro(root: Path, *stages: str) -> None:

@@ -32,7 +32,7 @@ from tasks.planning.plan import (
 from tasks.run.run import Run, begin
 from tasks.run.stop import StopRequest
 from tasks.stage.runner import run_stage
-from tests.support.stage_project import make_project
+from tests.support.stage_project import copy_of, make_project
 
 pytestmark = pytest.mark.integration
 
@@ -48,11 +48,22 @@ def params(project: Path, *changes: str) -> Params:
     return load(project / "params.yaml", ["prices.usd_per_device_hour=3.6", *changes])
 
 
-def run_all(project: Path, *changes: str) -> None:
-    run = begin(project, "earlier", params(project, *changes), {})
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A project and its remote after a run of all stages."""
+    folder = tmp_path_factory.mktemp("done")
+    root = make_project(folder / "project", folder / "remote", STAGES)
+    run = begin(root, "earlier", params(root), {})
     for stage in STAGES:
         run_stage(run, stage, StopRequest(), lambda _: None)
     run.record("end", state="completed")
+    return folder
+
+
+@pytest.fixture
+def finished(done: Path, tmp_path: Path) -> Path:
+    """A copy of it."""
+    return copy_of(done, tmp_path / "finished")
 
 
 LONG = ("sft.epochs=100.0", "sft.max_steps=600")
@@ -89,9 +100,11 @@ def stopped_in_sft(project: Path, seconds: float, *changes: str) -> Run:
 # ---------------------------------------------------------------- what is still to be done
 
 
-def test_every_stage_is_ahead_of_the_first_run_and_none_of_an_unchanged_one(project: Path) -> None:
+def test_every_stage_is_ahead_of_the_first_run_and_none_of_an_unchanged_one(
+    project: Path, finished: Path
+) -> None:
     assert stale_stages(project, params(project), STAGES) == list(STAGES)
-    run_all(project)
+    project = finished
     before = {path: path.read_bytes() for path in (project / "params.yaml", project / "dvc.lock")}
     assert (
         stale_stages(
@@ -113,8 +126,8 @@ def test_every_stage_is_ahead_of_the_first_run_and_none_of_an_unchanged_one(proj
     assert list(prepared.ahead) == ["sft", "reward", "ppo", "evaluate"]
 
 
-def test_a_stage_that_a_killed_run_left_at_work_is_planned_as_stale(project: Path) -> None:
-    run_all(project)
+def test_a_stage_that_a_killed_run_left_at_work_is_planned_as_stale(finished: Path) -> None:
+    project = finished
     held = project / ".dvc/tmp"
     held.mkdir(exist_ok=True)
     with rwlock(
@@ -278,7 +291,7 @@ def test_an_unknown_model_can_be_run_without_a_budget_and_not_with_one(project: 
 # ---------------------------------------------------------------- approval, and what is kept
 
 
-def test_only_what_is_ahead_needs_approval(project: Path) -> None:
+def test_only_what_is_ahead_needs_approval(project: Path, finished: Path) -> None:
     threshold = prepare(project, params(project)).ahead_total.usd
 
     def ask(factor: float) -> Prepared:
@@ -287,8 +300,7 @@ def test_only_what_is_ahead_needs_approval(project: Path) -> None:
     assert needs_approval(ask(0.99))
     assert not needs_approval(ask(1.01))
     assert not needs_approval(prepare(project, params(project)))
-    run_all(project)
-    assert not needs_approval(prepare(project, params(project, "budget.approval_usd=0")))
+    assert not needs_approval(prepare(finished, params(finished, "budget.approval_usd=0")))
 
 
 def test_the_plan_is_kept_with_the_run_and_can_be_read_by_people(

@@ -90,6 +90,7 @@ def has_each_row_once(root: Path, stage: str) -> bool:
     return len(rows) == len(set(rows))
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 @pytest.mark.timeout(900)
 def test_a_killed_pipelines_stage_stops_by_itself_and_the_next_run_goes_on_from_its_checkpoint(
@@ -113,6 +114,7 @@ def test_a_killed_pipelines_stage_stops_by_itself_and_the_next_run_goes_on_from_
     assert not list((tmp_path / "store" / "exchange").rglob("*.json"))
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 @pytest.mark.timeout(900)
 def test_a_run_that_comes_before_the_stage_has_noticed_lets_it_checkpoint_first(

@@ -117,6 +117,7 @@ def as_owner(*command: str) -> None:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 def test_one_setting_puts_both_servers_on_postgresql(postgresql: str, tmp_path: Path) -> None:
     assert ensure_databases(postgresql) == ["mlflow", "prefect"]

@@ -222,6 +222,7 @@ def test_mlflow_refuses_foreign_names_and_origins(up: list[Server]) -> None:
     assert ask(mlflow, path, asked, Origin="http://example.org") == 403
 
 
+@pytest.mark.slow
 def test_a_temporary_server_ends_with_whoever_started_it_also_if_that_is_killed(
     tmp_path: Path,
 ) -> None:

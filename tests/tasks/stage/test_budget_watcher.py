@@ -59,7 +59,11 @@ def events(project: Path) -> list[tuple[int, str, int]]:
 
 @pytest.mark.parametrize(
     "limit",
-    ["budget.max_usd=0.005", f"budget.max_hours={5 / 3600}", "budget.max_usd_by_stage.sft=0.005"],
+    [
+        "budget.max_usd=0.005",
+        pytest.param(f"budget.max_hours={5 / 3600}", marks=pytest.mark.slow),
+        pytest.param("budget.max_usd_by_stage.sft=0.005", marks=pytest.mark.slow),
+    ],
 )
 def test_a_stage_stops_within_a_step_of_its_budget_and_goes_on_when_that_is_raised(
     project: Path, limit: str
@@ -82,6 +86,7 @@ def test_a_stage_stops_within_a_step_of_its_budget_and_goes_on_when_that_is_rais
     assert (project / "sft.out").read_text() == "one"
 
 
+@pytest.mark.slow
 def test_a_stage_stopped_at_random_budgets_again_and_again_ends_as_if_it_had_not_been(
     project: Path,
 ) -> None:

@@ -165,6 +165,7 @@ def test_trunks_are_timed_on_the_device_that_stages_have(
     assert seen == [device().type] == ["cuda" if has_gpu else "cpu"]
 
 
+@pytest.mark.slow
 def test_a_stage_of_each_kind_is_started_and_timed(tmp_path: Path) -> None:
     found = stage_processes(tmp_path)
     assert set(found) == set(STAGES)

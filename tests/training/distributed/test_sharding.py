@@ -2,7 +2,7 @@
 number of processes or another division.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +60,13 @@ LEVELS = {
     "grpo": ("none", "zero2"),
 }
 STEPS_OF_EPOCH = 10
+
+
+def first_ones(names: Iterable[str], quick: Sequence[str]) -> list[Any]:
+    """Parameters of a test: those that are not among the quick ones are slow."""
+    return [name if name in quick else pytest.param(name, marks=pytest.mark.slow) for name in names]
+
+
 STRAIGHT = {
     "trunk-none": "none",
     "trunk-zero2": "zero2",
@@ -76,14 +83,25 @@ def stop_after_a_step(root: Path, stage_name: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def ran(finished: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def ran(
+    finished: Path, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> dict[str, Path]:
     """Projects by name. Of each stage one that was begun alone, went on divided, then divided
-    otherwise, and was finished alone; and runs that two processes did from beginning to end.
+    otherwise, and was finished alone; and runs that two processes did from beginning to end: those
+    that a test of this session asks for.
     """
+    wanted = {
+        value
+        for item in request.session.items
+        if item.path == request.path and isinstance(item, pytest.Function)
+        for value in (item.callspec.params.values() if hasattr(item, "callspec") else ())
+    }
+    exchanged = [stage for stage in EXCHANGED if stage in wanted]
+    straight = {name: level for name, level in STRAIGHT.items() if name in wanted}
     places = tmp_path_factory.mktemp("sharding")
     found = {
-        stage: copied(finished, places / stage, stage, **{stage: changes})
-        for stage, changes in EXCHANGED.items()
+        stage: copied(finished, places / stage, stage, **{stage: EXCHANGED[stage]})
+        for stage in exchanged
     }
     jobs = []
     for stage, root in found.items():
@@ -91,7 +109,7 @@ def ran(finished: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, P
         jobs += [Job(str(root), stage, level, stops=True) for level in LEVELS[stage]]
     adapted = copied(finished, places / "adapted", "reward", reward={"lora": LORA, "max_steps": 4})
     work(adapted, "reward")
-    for name, level in STRAIGHT.items():
+    for name, level in straight.items():
         sections = (
             {"ppo": TRUNK}
             if name.startswith("trunk")
@@ -102,22 +120,22 @@ def ran(finished: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, P
         )
         jobs.append(Job(str(found[name]), "ppo", level, offload=level == "zero3"))
     run_together(jobs)
-    for stage in EXCHANGED:
+    for stage in exchanged:
         work(found[stage], stage)
-    for name, of in (("trunk", "trunk-none"), ("base", "base-zero3")):
+    for name, of in {name.split("-")[0]: name for name in straight}.items():
         found[name] = copied(found[of], places / name, "ppo")
         (found[name] / "params.yaml").write_text(
             (found[of] / "params.yaml").read_text(), encoding="utf-8"
         )
         work(found[name], "ppo")
-    for stage in ("dpo", "rloo", "grpo"):
+    for stage in [stage for stage in ("dpo", "rloo", "grpo") if stage in exchanged]:
         found[f"{stage}-alone"] = copied(finished, places / f"{stage}-alone", stage)
         work(found[f"{stage}-alone"], stage)
     return found
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize("stage", EXCHANGED)
+@pytest.mark.parametrize("stage", first_ones(EXCHANGED, ["sft", "ppo"]))
 def test_whoever_goes_on_and_however_it_is_divided_a_run_ends_with_the_same_weights(
     stage: str, ran: dict[str, Path], finished: Path
 ) -> None:
@@ -129,7 +147,7 @@ def test_whoever_goes_on_and_however_it_is_divided_a_run_ends_with_the_same_weig
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize("stage", ["sft", "reward", "dpo"])
+@pytest.mark.parametrize("stage", first_ones(["sft", "reward", "dpo"], ["sft"]))
 def test_each_step_of_a_trainer_is_that_of_one_process(
     stage: str, ran: dict[str, Path], finished: Path
 ) -> None:
@@ -156,7 +174,7 @@ def test_each_step_of_a_trainer_is_that_of_one_process(
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize("name", STRAIGHT)
+@pytest.mark.parametrize("name", first_ones(STRAIGHT, ["base-zero3"]))
 def test_every_update_of_ppo_is_that_of_one_process(name: str, ran: dict[str, Path]) -> None:
     one, two = ran[name.split("-")[0]], ran[name]
     files = [next((root / "models/ppo").glob("*.safetensors")) for root in (one, two)]

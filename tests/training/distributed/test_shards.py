@@ -44,6 +44,7 @@ def together(what: str, folder: Path, processes: int) -> list[dict]:
     return [json.loads(out) for out, _ in said]
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 @pytest.mark.skipif(sys.platform != "linux", reason="resets the peak of its memory as Linux does")
 def test_no_process_holds_or_reads_the_whole_of_a_divided_checkpoint(tmp_path: Path) -> None:

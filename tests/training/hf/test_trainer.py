@@ -50,7 +50,13 @@ def test_every_parameter_reaches_the_trainer(project: Project) -> None:
 
 
 @pytest.mark.parametrize(
-    ("epochs", "max_steps", "steps"), [(1.5, None, 15), (1.5, 100, 15), (1.5, 4, 4), (1.5, 15, 15)]
+    ("epochs", "max_steps", "steps"),
+    [
+        (0.5, None, 5),
+        (1.5, 4, 4),
+        pytest.param(1.5, 100, 15, marks=pytest.mark.slow),
+        pytest.param(1.5, 15, 15, marks=pytest.mark.slow),
+    ],
 )
 @pytest.mark.parametrize("stage_name", ["sft", "reward", "dpo"])
 def test_training_ends_with_the_epochs_or_at_max_steps_whichever_comes_first(
@@ -76,7 +82,11 @@ def test_training_ends_with_the_epochs_or_at_max_steps_whichever_comes_first(
 
 @pytest.mark.parametrize(
     ("schedule", "factors"),
-    [("constant", [1, 1]), ("linear", [0.5, 0.1]), ("cosine", [0.5, 0.0245])],
+    [
+        pytest.param("constant", [1, 1], marks=pytest.mark.slow),
+        ("linear", [0.5, 0.1]),
+        ("cosine", [0.5, 0.0245]),
+    ],
 )
 def test_learning_rates_rise_and_fall_as_the_schedule_says(
     project: Project, schedule: str, factors: list[float]
@@ -191,9 +201,14 @@ def test_a_run_stopped_after_its_last_step_is_done(project: Project) -> None:
     assert (root / "models/sft/model.safetensors").exists()
 
 
-@pytest.mark.parametrize("stage_name", ["sft", "reward"])
 @pytest.mark.parametrize(
-    "length", [{"max_steps": 8}, {"epochs": 1.0}], ids=["by steps", "by epochs"]
+    ("stage_name", "length"),
+    [
+        ("sft", {"max_steps": 8}),
+        pytest.param("sft", {"epochs": 1.0}, marks=pytest.mark.slow),
+        pytest.param("reward", {"max_steps": 8}, marks=pytest.mark.slow),
+        ("reward", {"epochs": 1.0}),
+    ],
 )
 def test_a_run_killed_after_its_last_checkpoint_only_writes_its_outputs(
     project: Project, stage_name: str, length: dict
