@@ -131,7 +131,7 @@ def test_two_pipelines_at_once_do_not_mix(runs: dict[str, dict[str, Any]]) -> No
     assert digests["first"] != digests["second"]
     for run in runs.values():
         assert {key.split("/")[0] for key in run["attempts"]} == set(STAGES)
-        assert run["parent"].data.metrics["eval/gold_aligned"] >= 0
+        assert "eval/gold_aligned" in run["parent"].data.metrics
 
 
 def test_a_killed_container_goes_on_in_a_new_one_from_its_checkpoint(

@@ -39,7 +39,8 @@ from transformers import (
 from config.load import load
 from config.sections.online import Ppo
 from training.modeling.scoring import score
-from training.ppo import pad_responses
+from training.ppo import Episodes, add_gradients, pad_responses
+from training.rl.advantages import ppo_advantages
 from training.rl.ppo_math import (
     gae,
     kl_per_token,
@@ -49,6 +50,7 @@ from training.rl.ppo_math import (
     value_loss,
     whiten,
 )
+from training.rl.report import UpdateStatistics
 from training.rl.roles import Models, Roles
 
 ROOT = Path(__file__).parents[2]
@@ -270,6 +272,10 @@ def test_loss_is_that_of_trl(recording: Recording) -> None:
 def test_gradient_of_every_weight_is_that_of_trl(recording: Recording) -> None:
     models = last_roles(recording)
     loss_of_last_step(recording, models)[0].backward()
+    compare_gradients(recording, models)
+
+
+def compare_gradients(recording: Recording, models: Roles) -> None:
     assert models.value_model is not None
     compared = 0
     for role, model in (("policy", models.policy), ("value_model", models.value_model)):
@@ -284,9 +290,11 @@ def test_gradient_of_every_weight_is_that_of_trl(recording: Recording) -> None:
     )
 
 
-def test_without_responses_that_end_early_nothing_needs_translation(recording: Recording) -> None:
-    """In `full` our loop's own lines, as they stand in training/ppo.py, give TRL's loss but for the
-    variance of the whitening.
+def test_without_responses_that_end_early_the_loop_itself_has_trls_gradients(
+    recording: Recording,
+) -> None:
+    """In `full` nothing needs translation but the variance of the whitening: the advantages and the
+    update of training/ppo.py, in micro-batches, give TRL's gradient of every weight.
     """
     if recording.case == "ragged":
         assert with_place_behind_eos(recording) != recording.responses()
@@ -294,29 +302,28 @@ def test_without_responses_that_end_early_nothing_needs_translation(recording: R
     settings, rows = recording.settings, recording["rows"][LAST].tolist()
     sequences, prompt_lengths = joined(recording.prompts(), recording.responses())
     logprobs_BT, mask_BT = pad_responses(recording.per_token("logprobs", recording.lengths()))
-    values_BT = recording["values"]
-    reward_BT = token_rewards(
-        kl_per_token(logprobs_BT, recording["ref_logprobs"], "k1"),
-        recording["scores"],
-        mask_BT,
-        settings.kl.coef,
-    )
-    advantages_BT, returns_BT = gae(reward_BT, values_BT, mask_BT, settings.gamma, settings.lam)
-    advantages_BT = whiten(advantages_BT, mask_BT)
-    new = last_roles(recording).forward(
-        [sequences[i] for i in rows], [prompt_lengths[i] for i in rows], settings
-    )
-    mask, count, mini_tokens = mask_BT[rows], int(mask_BT.sum()), int(mask_BT[rows].sum())
-    unbiased = ((count - 1) / count) ** 0.5
-    policy = policy_loss(
-        new.logprobs,
-        logprobs_BT[rows][mask],
-        unbiased * advantages_BT[rows][mask],
-        settings.cliprange,
-    )
-    value = value_loss(
-        new.values, values_BT[rows][mask], returns_BT[rows][mask], settings.cliprange_value
-    )
-    loss = (policy.losses.sum() + settings.vf_coef * value.losses.sum()) / mini_tokens
-    close(loss.detach(), recording["loss"][LAST])
+    kl_BT = kl_per_token(logprobs_BT, recording["ref_logprobs"], "k1")
+    reward_BT = token_rewards(kl_BT, recording["scores"], mask_BT, settings.kl.coef)
+    advantages_BT, returns_BT = ppo_advantages(reward_BT, recording["values"], mask_BT, settings)
     assert float(masked_mean(advantages_BT, mask_BT)) == pytest.approx(0.0, abs=1e-6)
+    count = int(mask_BT.sum())
+    episodes = Episodes(
+        sequences,
+        prompt_lengths,
+        mask_BT,
+        logprobs_BT,
+        recording["values"],
+        advantages_BT * ((count - 1) / count) ** 0.5,
+        returns_BT,
+    )
+    models = last_roles(recording)
+    add_gradients(
+        models,
+        episodes.of(rows),
+        int(mask_BT[rows].sum()),
+        settings,
+        torch.autocast("cpu", enabled=False),
+        UpdateStatistics(),
+        micro_batch_tokens=max(len(sequences[i]) for i in rows),
+    )
+    compare_gradients(recording, models)
