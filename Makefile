@@ -7,6 +7,7 @@ DEVICE ?= cpu
 TORCH_INDEX ?=
 BASE ?=
 TEST_PROCESSES ?= 2
+TESTED_TOGETHER := --numprocesses $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
 COMMIT := $(shell git rev-parse HEAD 2>/dev/null)
 
 .PHONY: demo docs lock test test-all test-containers lint up down images up-docker clean
@@ -15,10 +16,10 @@ demo: $(STAMP)  ## the whole pipeline on the embedded data, from nothing to the 
 	$(BIN)/rlhf run --recipe recipes/demo.yaml
 
 test: $(STAMP)  ## the test suite, without what is marked slow
-	$(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest $(TESTED_TOGETHER)
 
-test-all: $(STAMP)  ## with what is marked slow; then the containers, where there is a Docker engine
-	$(BIN)/python -m pytest -m "not containers" --numprocesses $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
+test-all: $(STAMP)  ## with what is marked slow and 200 examples a property; then the containers, where there is a Docker engine
+	$(BIN)/python -m pytest -m "not containers" --hypothesis-profile thorough $(TESTED_TOGETHER)
 	$(BIN)/python -m pytest -m containers tests/containers
 
 test-containers: $(STAMP)  ## builds the images and runs the stack; needs a Docker engine

@@ -284,7 +284,11 @@ def test_a_failed_experiment_of_dvc_beside_a_run_is_refused_by_the_next_stage(
 
 
 @pytest.mark.parametrize(
-    ("figures", "unchanged"), [({"rows_quarantined": 9}, True), ({"bayes_accuracy": 0.8}, False)]
+    ("figures", "unchanged"),
+    [
+        pytest.param({"rows_quarantined": 9}, True, marks=pytest.mark.slow),
+        ({"bayes_accuracy": 0.8}, False),
+    ],
 )
 def test_a_stage_that_reads_some_figures_of_another_is_redone_for_those_alone(
     project: Path, new_run: NewRun, figures: dict[str, float], unchanged: bool

@@ -68,6 +68,7 @@ def test_a_stop_reaches_all_and_one_process_goes_on_where_two_stopped(
     assert largest_difference(root / "models/ppo", finished / "models/ppo") < 2e-6
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 def test_where_one_process_is_killed_all_end_as_a_crash_and_the_run_goes_on(
     project: Project, finished: Path
@@ -81,6 +82,7 @@ def test_where_one_process_is_killed_all_end_as_a_crash_and_the_run_goes_on(
     assert largest_difference(root / "models/ppo", finished / "models/ppo") < 2e-6
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 def test_a_request_to_any_process_stops_all_and_so_does_the_loss_of_their_parent(
     project: Project,
@@ -129,7 +131,13 @@ def test_bad_input_is_said_once_and_passed_on(project: Project) -> None:
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize("at_step", [None, 1], ids=["before they meet", "while they work"])
+@pytest.mark.parametrize(
+    "at_step",
+    [
+        pytest.param(None, id="before they meet"),
+        pytest.param(1, id="while they work", marks=pytest.mark.slow),
+    ],
+)
 def test_what_only_another_process_finds_is_said_at_once_and_ends_all(
     project: Project, at_step: int | None
 ) -> None:
@@ -247,6 +255,7 @@ def test_one_process_becomes_the_stage_itself(project: Project) -> None:
     assert {row.pid for row in attempts(root, "ppo")} == {process.pid}
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 @pytest.mark.parametrize(
     ("stage", "level", "most_tokens", "name", "changes"),
@@ -287,6 +296,7 @@ def test_where_one_process_runs_out_of_memory_in_the_middle_of_a_step_all_go_on_
     assert not list((root / "checkpoints" / stage).glob("*/pieces.json"))
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 def test_what_does_not_fit_in_the_smallest_pieces_ends_all_with_one_line(
     project: Project, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]

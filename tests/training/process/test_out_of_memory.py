@@ -97,7 +97,17 @@ def test_another_error_is_not_tried_again(project: Project) -> None:
 
 @pytest.mark.integration
 @pytest.mark.skipif(sys.platform != "linux", reason="limits its address space as Linux does")
-@pytest.mark.parametrize("stage", [*SAMPLING_METHODS, "sft", "reward"])
+@pytest.mark.parametrize(
+    "stage",
+    [
+        "ppo",
+        *(
+            pytest.param(stage, marks=pytest.mark.slow)
+            for stage in (*SAMPLING_METHODS, "sft", "reward")
+            if stage != "ppo"
+        ),
+    ],
+)
 def test_a_stage_that_runs_out_of_memory_ends_with_the_weights_of_one_that_did_not(
     project: Project, stage: str
 ) -> None:
