@@ -168,6 +168,7 @@ def test_what_only_another_process_finds_is_said_at_once_and_ends_all(
             1,
             "the disk of this process is full, and only here.",
         )
+        assert end.step < 200, "the first one did not go on to its last update"
 
 
 @pytest.mark.parametrize(
