@@ -216,10 +216,20 @@ def clean(
 
 
 @app.command()
-def doctor(as_json: AsJson = False) -> None:
+def doctor(
+    as_json: AsJson = False,
+    migrate: Annotated[
+        bool,
+        typer.Option("--migrate", help="Write a params.yaml of an earlier version as it is now."),
+    ] = False,
+) -> None:
     """Check what a run needs: versions, device, disk, ports, params, data. Each problem comes with
     what fixes it.
     """
+    if migrate:
+        from cli.migrate import migrate as migrate_params
+
+        raise typer.Exit(migrate_params())
     from cli.doctor import examine
 
     raise typer.Exit(examine(as_json))

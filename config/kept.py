@@ -7,9 +7,11 @@ from pathlib import Path
 from config import jsonl
 from config.compose import compose
 from config.errors import ParamsError
-from config.load import load, read, validate, without_gone
+from config.load import load, read, validate
+from config.migration import migrated
 from config.records import PipelineRow, kept_folder
 from config.schema import Params
+from config.sections.where import DEFAULT
 
 Outs = Mapping[str, str]
 """Path of a stage's output -> DVC's digest of it."""
@@ -17,8 +19,8 @@ Outs = Mapping[str, str]
 
 def kept_params(root: Path, run_id: str, overrides: list[str] | None = None) -> Params:
     """The params of a past run, after `section.key=value` overrides. What the schema has gained
-    since is taken from the project's params.yaml, the run knew nothing of it; what is gone since is
-    left out.
+    since is taken from the project's params.yaml, the run knew nothing of it; what has moved is
+    read where it stood, what is gone is left out.
 
     Raises ParamsError if the copy is missing or damaged, or names what the schema never had.
     """
@@ -29,10 +31,11 @@ def kept_params(root: Path, run_id: str, overrides: list[str] | None = None) -> 
         if not path.exists():
             raise
         try:
-            return validate(
-                compose(read(root / "params.yaml"), without_gone(read(path)), overrides or []),
-                str(path),
-            )
+            content = migrated(read(path))
+            today = migrated(read(root / "params.yaml"))
+            if "where" in content:  # stages are not where today's are
+                today["where"] = {DEFAULT: today["where"][DEFAULT]}
+            return validate(compose(today, content, overrides or []), str(path))
         except ParamsError:
             pass
         raise  # what is wrong with the copy itself

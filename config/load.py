@@ -10,14 +10,11 @@ from pydantic import ValidationError
 from config.atomic_file import write_atomically
 from config.compose import EXTENDS, base_path, compose, is_number
 from config.errors import ParamsError
+from config.migration import GONE, moved
 from config.schema import Params
 
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 """With libyaml where it is there: a tenth of the time."""
-GONE = {
-    "sft.packing": "rows of like length share a batch anyway, so that packing had nothing to save"
-}
-"""Parameters of earlier versions, and why there are none of that name any more."""
 
 
 def load(path: Path, overrides: list[str] | None = None) -> Params:
@@ -79,18 +76,6 @@ def _mapping(path: Path) -> dict[str, Any]:
     return content
 
 
-def without_gone(content: dict[str, Any]) -> dict[str, Any]:
-    """`content` without parameters of earlier versions that are gone."""
-    for place in GONE:
-        section, _, name = place.partition(".")
-        if isinstance(content.get(section), dict):
-            content = {
-                **content,
-                section: {key: value for key, value in content[section].items() if key != name},
-            }
-    return content
-
-
 def _parsed(text: str) -> Any:
     try:
         return yaml.load(text, Loader=LOADER)
@@ -99,7 +84,12 @@ def _parsed(text: str) -> Any:
 
 
 def validate(content: dict[str, Any], origin: str) -> Params:
-    """Params from a mapping; `origin` names it in messages."""
+    """Params from a mapping; `origin` names it in messages.
+
+    Raises ParamsError with one line, or with one for each section that has moved.
+    """
+    if lines := moved(content, origin):
+        raise ParamsError("\n".join(lines))
     try:
         return Params.model_validate(content)
     except ValidationError as error:

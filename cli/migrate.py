@@ -1,0 +1,40 @@
+"""`rlhf doctor --migrate`: params.yaml of an earlier version, written as it is now."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import yaml
+
+from cli.project import project_root
+from config.atomic_file import write_atomically
+from config.differences import differences
+from config.errors import EXIT_DONE
+from config.load import dump, read, validate
+from config.migration import migrated
+
+
+def migrate() -> int:
+    """Write params.yaml anew, keep the old one beside it, and print what differs; a file that would
+    not be valid is left as it is. Raises ParamsError.
+    """
+    path = project_root() / "params.yaml"
+    old = read(path)
+    new = migrated(old)
+    if new == old:
+        print(f"{path.name} is of this version: nothing to migrate.")
+        return EXIT_DONE
+    params = validate(new, f"the migrated {path.name}")
+    kept = _free(path.with_name(f"{path.name}.bak"))
+    write_atomically(kept, path.read_bytes())
+    write_atomically(path, dump(params))
+    written: Mapping[str, object] = yaml.safe_load(path.read_text(encoding="utf-8"))
+    for one in differences(old, written):
+        print(one)
+    print(f"{path.name} is written anew; the old one, with its comments, is {kept.name}.")
+    return EXIT_DONE
+
+
+def _free(path: Path) -> Path:
+    """The path, or with a number where earlier ones are kept."""
+    numbered = [path, *(path.with_name(f"{path.name}{number}") for number in range(2, 100))]
+    return next(each for each in numbered if not each.exists())

@@ -1,0 +1,81 @@
+"""Params of earlier versions: what has moved, what is gone, and the same as it is written now."""
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+from config.records import STAGES
+from config.sections.where import SHARED_STAGES
+
+GONE = {
+    "sft.packing": "rows of like length share a batch anyway, so that packing had nothing to save"
+}
+"""Parameters of earlier versions, and why there are none of that name any more."""
+MOVED = {
+    "processes": ("processes", SHARED_STAGES),
+    "sharding": ("sharding", SHARED_STAGES),
+    "placement": ("pool", STAGES),
+}
+"""Sections of earlier versions -> the key of `where` that says it now, and the stages they had."""
+
+
+def moved(content: Mapping[str, Any], origin: str) -> list[str]:
+    """A line for each section that has moved: what to write now."""
+    lines = []
+    for section in MOVED:
+        if section in content:
+            where = _where({section: content[section]})
+            now = " and ".join(
+                f"where.{stage}.{key}: {str(value).lower() if isinstance(value, bool) else value}"
+                for stage, place in where.items()
+                for key, value in place.items()
+            )
+            lines.append(
+                f"{section} in {origin} has moved to where: write {now or 'nothing'}, or let rlhf "
+                "doctor --migrate write params.yaml."
+            )
+    return lines
+
+
+def migrated(content: Mapping[str, Any]) -> dict[str, Any]:
+    """`content` as it is written now; as it is if it is of this version."""
+    found = {key: value for key, value in content.items() if key not in MOVED}
+    where = _where(content)
+    if where:
+        under = found.get("where") or {}
+        found["where"] = {
+            stage: {**where.get(stage, {}), **(under.get(stage) or {})}
+            for stage in dict.fromkeys([*where, *under])
+        }
+    for place in GONE:
+        section, _, name = place.partition(".")
+        if isinstance(found.get(section), Mapping):
+            found[section] = {key: value for key, value in found[section].items() if key != name}
+    return found
+
+
+def _where(content: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """The `where` of old sections: what most stages say becomes the default, if all say something.
+
+    Stages that are one process had neither processes nor sharding.
+    """
+    where: dict[str, dict[str, Any]] = {}
+    for section, (name, stages) in MOVED.items():
+        old = content.get(section)
+        if not isinstance(old, Mapping):
+            continue
+        said = {stage: old[stage] for stage in stages if stage in old}
+        if name == "sharding":
+            said = {key: "zero2" if level == "zero1" else level for key, level in said.items()}
+        usual = None
+        if len(said) == len(stages):
+            usual = Counter(map(str, said.values())).most_common(1)[0][0]
+            where.setdefault("default", {})[name] = next(
+                value for value in said.values() if str(value) == usual
+            )
+        for stage, value in said.items():
+            if str(value) != usual:
+                where.setdefault(stage, {})[name] = value
+        if section == "sharding" and "offload" in old:
+            where.setdefault("default", {})["offload"] = old["offload"]
+    return where
