@@ -51,3 +51,18 @@ def test_a_measurement_that_fails_leaves_the_last_one(
     with pytest.raises(EnvironmentFault, match="exit code 3"):
         calibrate(as_json=False)
     assert (project / MACHINE_FILE).read_text() == before
+
+
+def test_a_trainers_start_and_the_loops_are_told_apart(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = machine()
+    stages = {
+        name: made.stages[name].model_copy(update={"start_seconds": seconds})
+        for name, seconds in (("sft", 6.5), ("ppo", 4.5))
+    }
+    (tmp_path / MACHINE_FILE).parent.mkdir()
+    content = made.model_copy(update={"stages": stages}).model_dump(mode="json")
+    (tmp_path / MACHINE_FILE).write_text(yaml.safe_dump(content))
+    show(tmp_path, as_json=False)
+    assert "6.5 s to start a Trainer's stage, 4.5 s another" in capsys.readouterr().out

@@ -166,3 +166,28 @@ def test_an_import_without_a_vote_is_an_error_that_names_the_reason(project: Pat
     with pytest.raises(ParamsError, match="has no ="):
         rlhf("label-import", "export.json", "--format", "argilla", "--column", "prompt")
     assert not VOTES_FILE.exists()
+
+
+def test_what_was_asked_of_new_pairs_reaches_the_process_that_draws_them(project: Path) -> None:
+    said = project / "arguments.json"
+    # a package of that name in the folder hides ours from `python -m`
+    (project / "training" / "labelling").mkdir(parents=True)
+    for package in ("training", "training/labelling"):
+        (project / package / "__init__.py").write_text("")
+    (project / "training" / "labelling" / "pairs.py").write_text(
+        f"import json, sys\nopen({str(said)!r}, 'w').write(json.dumps(sys.argv[1:]))\n"
+        "raise SystemExit(3)\n"
+    )
+    typed = ["label", "--new", "7", "--temperature", "0.5", "--seed", "11"]
+    done = subprocess.run(
+        [sys.executable, "-m", "cli.main", *typed],
+        cwd=project,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, "exit code 3" in done.stderr) == (2, True)
+    assert json.loads(said.read_text()) == [
+        "--count", "7", "--temperature", "0.5", "--seed", "11",
+    ]  # fmt: skip

@@ -12,8 +12,11 @@ import typer
 from typer.testing import CliRunner, Result
 
 from cli.plan import plan
+from config import jsonl
 from config.errors import CostError, UserError
 from config.load import dump, load
+from config.records import PlannedRow
+from costs.ledger.history import HISTORY, this_machine
 
 app = typer.Typer()
 app.command()(plan)
@@ -136,3 +139,64 @@ def test_planning_imports_neither_torch_nor_the_orchestrator(tmp_path: Path) -> 
         cwd=Path.cwd(),
     )
     assert result.stdout.strip() == "[]", result.stderr
+
+
+@pytest.mark.parametrize(
+    ("limit", "words"), [("--max-usd=1e-9", "USD"), ("--max-hours=1e-9", "hours")]
+)
+def test_a_search_above_its_limit_is_refused_in_the_limits_unit(
+    tmp_path: Path, limit: str, words: str
+) -> None:
+    out = tmp_path / "best.yaml"
+    generous = "--max-hours=1e9" if limit.startswith("--max-usd") else "--max-usd=1e9"
+    result = run("--optimise", "usd", "--stage", "sft", limit, generous, "--out", str(out))
+    assert isinstance(result.exception, CostError)
+    assert "1e-09" in str(result.exception)
+    assert words in str(result.exception)
+    assert not out.exists()
+
+
+def test_a_price_on_the_command_line_is_that_of_the_plan_and_of_the_comparison(
+    tmp_path: Path,
+) -> None:
+    other = tmp_path / "other.yaml"
+    other.write_text(dump(load(Path("recipes/demo.yaml"), ["ppo.updates=80"])))
+    own = run("--usd-per-gpu-hour", "5", "--compare", str(other), "--json", "--gpus", "2")
+    plain = run("--compare", str(other), "--json", "--gpus", "2")
+    before = json.loads(run("--json", "--gpus", "2").stdout)
+    after = json.loads(
+        CliRunner().invoke(app, ["--params", str(other), "--json", "--gpus", "2"]).stdout
+    )
+    shown, priced = ({row["stage"]: row for row in json.loads(r.stdout)} for r in (plain, own))
+    for made, i in ((before, 0), (after, 1)):
+        for stage in made["stages"]:
+            assert shown[stage["stage"]]["usd"][i] == pytest.approx(stage["usd"]["expected"])
+            assert priced[stage["stage"]]["usd"][i] == pytest.approx(5 * stage["gpu_hours"])
+    title = run("--compare", str(other), "--markdown").stdout.splitlines()[0]
+    assert title == "### Planned cost: `demo.yaml` to `other.yaml`"
+
+
+def test_what_past_runs_say_is_part_of_the_plan(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = str(Path("recipes/demo.yaml").resolve())
+    monkeypatch.chdir(tmp_path)
+    for number in range(3):
+        row = {
+            "time": 1.0,
+            "run_id": f"r{number}",
+            "machine": this_machine(),
+            "hardware": "cpu",
+            "stage": "sft",
+            "phase": "",
+            "planned_seconds": 10.0,
+            "measured_seconds": 12.0,
+            "planned_peak_bytes": 16.0,
+            "measured_peak_bytes": 16.0,
+        }
+        jsonl.append(tmp_path / HISTORY, PlannedRow.model_validate(row))
+    done = CliRunner().invoke(app, ["--params", recipe, "--json", "--stage", "sft"])
+    (stage,) = json.loads(done.stdout)["stages"]
+    error = stage["error"]["seconds"]
+    assert (error["runs"], error["corrected"]) == (3, True)
+    assert error["expected"] == pytest.approx(1.2 * stage["seconds"])

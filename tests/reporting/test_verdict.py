@@ -10,7 +10,7 @@ from config.load import load
 from config.schema import Params
 from reporting.inputs import read_findings
 from reporting.key_figures import key_figure
-from reporting.verdict import Verdict, verdict
+from reporting.verdict import Verdict, usd_per_win_rate_point, verdict
 from tasks.run.run import locked
 from tests.reporting.plausible_run import BEGIN, Clock, write_cached_run, write_pipeline_run
 
@@ -156,3 +156,32 @@ def test_each_stage_has_its_key_figure(tmp_path: Path, params: Params) -> None:
     assert key_figure("evaluate", {"gold_sft": None, "win_rate_reward": 0.931}) == "win rate 93.1%"
     assert key_figure("dpo", {"accuracy": 0.871, "margin": 1.25}) == "accuracy 87.1%, margin 1.25"
     assert {key_figure(stage, {}) for stage in metrics} == {""}
+
+
+@pytest.mark.parametrize(
+    ("changes", "rate"),
+    [
+        ({"win_rate_gold": 0.75, "win_rate_reward": 0.9}, 0.75),
+        ({"win_rate_gold": None, "win_rate_reward": 0.6}, 0.6),
+        ({"win_rate_gold": 0.5, "win_rate_reward": 0.9}, None),
+        ({"win_rate_gold": None, "win_rate_reward": None}, None),
+    ],
+)
+def test_a_point_is_paid_by_what_making_the_model_cost_on_the_best_evidence(
+    tmp_path: Path, params: Params, changes: dict[str, Any], rate: float | None
+) -> None:
+    write_pipeline_run(tmp_path)
+    judged(tmp_path, params, **changes)
+    findings = read_findings(tmp_path, params)
+    wanted = None if rate is None else findings.ledger.made_usd / (100 * (rate - 0.5))
+    assert usd_per_win_rate_point(findings) == (None if wanted is None else pytest.approx(wanted))
+
+
+def test_a_run_that_has_begun_no_stage_is_said_to_be_at_work(
+    tmp_path: Path, params: Params
+) -> None:
+    clock = Clock(tmp_path, "r", BEGIN)
+    clock.pipeline("start")
+    with locked(tmp_path):
+        sentence = verdict(read_findings(tmp_path, params)).sentence
+    assert sentence.startswith("The run is at work: ")

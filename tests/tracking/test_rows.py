@@ -1,7 +1,23 @@
+from typing import Any
+
 import pytest
+from mlflow.entities import Metric
 
 from config.records import MetricRow, UsageRow
-from tracking.rows import final_metrics, flat_params, metric_name, training_metrics, usage_metrics
+from config.retraining import Contest, Mean, Safety, Share
+from costs.ledger.ledger import Ledger, PhaseCost, StageCost
+from costs.ledger.reconcile import Comparison, Reconciled, StageComparison
+from tracking.rows import (
+    bought_metrics,
+    contest_metrics,
+    cost_metrics,
+    final_metrics,
+    flat_params,
+    metric_name,
+    plan_metrics,
+    training_metrics,
+    usage_metrics,
+)
 
 USAGE = UsageRow(
     time=1000.5,
@@ -60,4 +76,133 @@ def test_params_are_flattened_as_in_params_yaml() -> None:
         "ppo.kl.coef": "0.05",
         "seed": "1",
         "columns": "{}",
+    }
+
+
+def ledger_of_two() -> Ledger:
+    """Two stages on two devices, the second reused."""
+    phase = PhaseCost("train", 40.0, 100, 10, 0.5, 2048)
+    common = {
+        "state": "done",
+        "message": "",
+        "attempt": 1,
+        "attempts": 1,
+        "failed_attempts": 0,
+        "device": "cpu",
+        "world_size": 2,
+        "usd_per_device_hour": 1.0,
+        "memory_retries": 0,
+        "saved_seconds": 0.0,
+        "peak_bytes": 2048,
+    }
+    made = StageCost(
+        stage="sft", cached=False, seconds=1800.0, device_seconds=3600.0, usd=3.0,
+        waste_seconds=1.0, waste_usd=0.25, saved_usd=0.0, phases=(phase,), **common,
+    )  # fmt: skip
+    reused = StageCost(
+        stage="ppo", cached=True, seconds=0.0, device_seconds=0.0, usd=0.0,
+        waste_seconds=0.0, waste_usd=0.0, saved_usd=5.0, phases=(), **common,
+    )  # fmt: skip
+    return Ledger("r", "completed", 0.0, 1.0, 1.0, (made, reused), 0)
+
+
+def values(metrics: list[Metric]) -> dict[str, float]:
+    assert {(metric.timestamp, metric.step) for metric in metrics} == {(9000, 0)}
+    return {metric.key: metric.value for metric in metrics}
+
+
+def test_the_costs_of_a_run_have_their_names_and_units() -> None:
+    assert values(cost_metrics(ledger_of_two(), 9.0)) == {
+        "cost/usd": 3.0,
+        "cost/gpu_hours": 1.0,
+        "cost/waste_usd": 0.25,
+        "cost/saved_usd": 5.0,
+        "cost/seconds": 1800.0,
+        "stage_seconds/sft": 1800.0,
+        "stage_usd/sft": 3.0,
+        "phase_seconds/sft/train": 40.0,
+        "phase_usd/sft/train": 0.5,
+        "stage_seconds/ppo": 0.0,
+        "stage_usd/ppo": 0.0,
+    }
+
+
+@pytest.mark.parametrize(
+    ("evaluated", "bought"),
+    [
+        (
+            {"win_rate_gold": 0.75, "win_rate_reward": 0.9},
+            {"eval/win_rate": 0.75, "cost/usd_per_win_rate_point": pytest.approx(8.0 / 25)},
+        ),
+        (
+            {"win_rate_gold": None, "win_rate_reward": 0.9},
+            {"eval/win_rate": 0.9, "cost/usd_per_win_rate_point": pytest.approx(8.0 / 40)},
+        ),
+        ({"win_rate_reward": 0.5}, {"eval/win_rate": 0.5}),
+        ({}, {}),
+    ],
+)
+def test_what_was_bought_counts_reused_work_and_the_best_evidence(
+    evaluated: dict[str, Any], bought: dict[str, float]
+) -> None:
+    found = values(bought_metrics(evaluated, ledger_of_two(), 9.0))
+    assert found == {"cost/made_usd": 8.0, **bought}
+
+
+def test_every_figure_of_a_contest_is_under_its_name() -> None:
+    def mean(value: float) -> Mean:
+        return Mean(mean=value, low=value - 0.25, high=value + 0.25)
+
+    contest = Contest(
+        prompts=200, left_out=3, judge="gold score",
+        win_rate=Share(value=0.6, low=0.53, high=0.67, of=200), ties=10, gold=mean(0.5),
+        champion_reward=mean(1.0), challenger_reward=mean(2.0), hacking=False, hacking_reason="",
+        hacking_prompts_needed=44, kl=5.0, kl_champion=4.0, chars=80.0, chars_champion=70.0,
+        safety=Safety(prompts=9, judge="gold score", drop=mean(3.0)), confidence=0.95,
+    )  # fmt: skip
+    wanted = {
+        "win_rate": 0.6,
+        "win_rate_low": 0.53,
+        "win_rate_high": 0.67,
+        "prompts": 200.0,
+        "gold_gain": 0.5,
+        "champion_reward_gain": 1.0,
+        "challenger_reward_gain": 2.0,
+        "kl": 5.0,
+        "kl_champion": 4.0,
+        "chars": 80.0,
+        "chars_champion": 70.0,
+        "safety_drop": 3.0,
+        "reward_hacking": 0.0,
+        "reward_hacking_prompts_needed": 44.0,
+        "usd": 7.0,
+    }
+    found = values(contest_metrics(contest, 7.0, 9.0))
+    assert found == {f"contest/{name}": value for name, value in wanted.items()}
+
+
+def test_plans_are_beside_what_was_measured_for_the_run_and_each_stage() -> None:
+    whole, sft = (
+        Comparison(
+            planned_seconds=30.0 * k,
+            measured_seconds=40.0 * k,
+            planned_usd=3.0 * k,
+            measured_usd=4.0 * k,
+            planned_peak_bytes=30.0 * k,
+            measured_peak_bytes=20.0 * k,
+        )
+        for k in (2.0, 1.0)
+    )
+    found = values(plan_metrics(Reconciled((StageComparison("sft", sft, {}),), whole, "cpu"), 6, 9))
+    wanted = {"error_seconds": pytest.approx(-0.25), "error_peak_bytes": pytest.approx(0.5)}
+    assert found == {
+        "cost/kwh": 6.0,
+        **{f"plan/{name}": value for name, value in wanted.items()},
+        **{f"plan/sft/{name}": value for name, value in wanted.items()},
+        "plan/usd": 6.0,
+        "plan/seconds": 60.0,
+        "plan/peak_bytes": 60.0,
+        "plan/sft/usd": 3.0,
+        "plan/sft/seconds": 30.0,
+        "plan/sft/peak_bytes": 30.0,
     }

@@ -14,10 +14,11 @@ from costs.formulas.compute import (
     paged_bytes,
 )
 from costs.formulas.counts import forward_attention_flops, forward_matmul_flops, mfu, training_flops
+from costs.formulas.ppo import ppo_moments
 from costs.formulas.setting import Levers
 from costs.tables.catalogue import shape
 from costs.tables.shapes import from_config
-from tests.costs.settings import ALL_LINEAR, sft
+from tests.costs.settings import ALL_LINEAR, ppo, sft
 
 FIELDS: dict[str, Any] = {
     "hidden_size": 64,
@@ -167,3 +168,24 @@ def test_adapters_add_six_flops_a_parameter_and_token() -> None:
     levers = Levers(tuning="lora", lora_rank=64, lora_modules=ALL_LINEAR)
     bare = 2 * forward_matmul_flops(model, 100)
     assert training_flops(model, levers, 1, 100)[0] - bare == 6 * 159_907_840 * 100
+
+
+def test_the_phases_of_the_loop_hold_logits_where_they_read_words_and_nowhere_else() -> None:
+    setting = ppo()
+    assert setting.rlhf is not None
+    again = replace(setting, rlhf=replace(setting.rlhf, rescored=16))
+    held = {moment.phase: moment.roles for moment in ppo_moments(again)}
+    assert "logprobs" not in {moment.phase for moment in ppo_moments(setting)}
+    assert held["logprobs"]["policy"]["logits"] > 0
+    assert held["reference"]["ref"]["logits"] > 0
+    assert held["score"]["reward"].get("logits", 0.0) == 0.0
+    assert held["value"]["value"].get("logits", 0.0) == 0.0
+
+
+def test_the_states_of_every_role_stay_through_all_phases() -> None:
+    setting = ppo()
+    parameters = setting.model.parameters
+    for moment in ppo_moments(setting):
+        for role in ("policy", "value"):
+            assert moment.roles[role]["optimizer"] > parameters, (moment.phase, role)
+        assert moment.roles["reward"].get("optimizer", 0.0) == 0.0

@@ -3,6 +3,7 @@ USD.
 """
 
 import random
+import re
 from typing import Any
 
 import pytest
@@ -14,11 +15,13 @@ from costs.ledger.attempts import Attempt
 from costs.ledger.budget import (
     Cost,
     Pace,
+    added,
     chain,
     excess,
     has_to_stop,
     limits,
     predecessor,
+    results_key,
     room,
     spent,
     total,
@@ -250,3 +253,22 @@ def test_costs_add_up_over_stages() -> None:
     assert total(costs) == (3.0, 30.0)
     assert total(costs, "ppo") == (2.0, 20.0)
     assert total(costs, "reward") == (0.0, 0.0)
+
+
+def test_the_key_of_results_changes_with_what_they_depend_on_and_with_nothing_else() -> None:
+    key = results_key(params())
+    assert re.fullmatch("[0-9a-f]{16}", key)
+    assert results_key(params("prices.usd_per_device_hour=1.0", "budget.max_usd=5.0")) == key
+    assert results_key(params("seed=2")) != key
+    turned = Params.model_construct(**dict(reversed(list(params().__dict__.items()))))
+    assert results_key(turned) == key, "a file of another order asks for the same"
+
+
+def test_costs_of_a_stage_in_two_places_are_one_cost() -> None:
+    first = {"sft": Cost(1.0, 10.0), "ppo": Cost(2.0, 20.0)}
+    second = {"ppo": Cost(0.5, 7.0), "evaluate": Cost(3.0, 30.0)}
+    assert added(first, second) == {
+        "sft": Cost(1.0, 10.0),
+        "ppo": Cost(2.5, 27.0),
+        "evaluate": Cost(3.0, 30.0),
+    }

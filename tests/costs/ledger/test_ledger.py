@@ -17,7 +17,7 @@ from config.load import load
 from config.records import AttemptRow, PipelineRow, UsageRow
 from config.schema import Params
 from costs.ledger.attempts import read_attempts, split_usage
-from costs.ledger.ledger import ledger, usd_of
+from costs.ledger.ledger import ledger, usd_of, usd_per_win_rate_point
 
 ROOT = Path(__file__).parents[3]
 
@@ -543,3 +543,75 @@ def test_each_stage_is_paid_for_at_the_price_of_its_work_pool(tmp_path: Path) ->
     data, sft = ledger(tmp_path, params).stages
     assert (data.usd, sft.usd) == (pytest.approx(0.01), pytest.approx(0.1))
     assert (data.usd_per_device_hour, sft.usd_per_device_hour) == (3.6, 36.0)
+
+
+@pytest.mark.parametrize(
+    ("made_usd", "win_rate", "wanted"),
+    [(8.0, 0.7, 0.4), (8.0, 0.5, None), (8.0, 0.3, None), (8.0, None, None), (0.0, 0.7, None)],
+)
+def test_a_point_of_win_rate_costs_its_part_of_what_was_made(
+    made_usd: float, win_rate: float | None, wanted: float | None
+) -> None:
+    found = usd_per_win_rate_point(made_usd, win_rate)
+    assert found == (None if wanted is None else pytest.approx(wanted))
+
+
+def test_the_json_has_every_total_under_its_name(tmp_path: Path, params: Params) -> None:
+    pipeline(tmp_path, "a", "start", time=1.0)
+    process = Process(tmp_path, "sft", 1, "a", 0.0)
+    process.use("train", 1, 10.0)  # no checkpoint: done again by the next attempt
+    done_attempt(tmp_path, "sft", 2, "a", begin=20.0, seconds=30.0)
+    pipeline(tmp_path, "a", "end", time=60.0, state="completed")
+    found = ledger(tmp_path, params).as_dict()
+    stages = found.pop("stages")
+    assert found == {
+        "run_id": "a",
+        "state": "completed",
+        "started": 1.0,
+        "finished": 60.0,
+        "usd_per_device_hour": 3.6,
+        "total_seconds": 40.0,
+        "total_usd": pytest.approx(0.04),
+        "waste_usd": pytest.approx(0.01),
+        "saved_usd": 0.0,
+        "skipped_rows": 0,
+    }
+    (stage,) = stages
+    assert (stage["attempts"], stage["failed_attempts"], stage["waste_seconds"]) == (2, 1, 10.0)
+
+
+def test_an_attempt_without_a_step_has_no_peak_and_its_retries_are_those_rows_alone(
+    tmp_path: Path, params: Params
+) -> None:
+    pipeline(tmp_path, "a", "start")
+    process = Process(tmp_path, "sft", 1, "a", 0.0)
+    process.event("retry", message="2", lost_seconds=0.0)
+    stage = ledger(tmp_path, params).stages[0]
+    assert (stage.peak_bytes, stage.memory_retries, stage.seconds) == (0, 1, 0.0)
+
+
+def test_what_rows_do_not_say_of_an_attempt_is_empty(tmp_path: Path) -> None:
+    process = Process(tmp_path, "sft", 1, "a", 0.0, fingerprint="")
+    process.use("train", 1, 1.0)
+    for name in ("attempts", "usage"):
+        path = process.folder / f"{name}.jsonl"
+        text = path.read_text()
+        if name == "attempts":
+            text = text.replace('"device":"cpu"', '"device":""')
+        path.write_text(text)
+    (attempt,), _ = read_attempts(process.folder)
+    assert (attempt.fingerprint, attempt.device) == ("", "cpu")
+
+
+def test_an_attempt_after_the_one_that_made_the_outputs_has_no_part_in_them(
+    tmp_path: Path, params: Params
+) -> None:
+    pipeline(tmp_path, "a", "start")
+    done_attempt(tmp_path, "sft", 1, "a", seconds=20.0)
+    pipeline(tmp_path, "a", "stage", stage="sft", attempt=1)
+    later = Process(tmp_path, "sft", 2, "b", 100.0)
+    later.use("train", 1, 7.0)
+    pipeline(tmp_path, "c", "start")
+    pipeline(tmp_path, "c", "stage", stage="sft", cached=True, attempt=1)
+    (stage,) = ledger(tmp_path, params, "c").stages
+    assert (stage.attempt, stage.saved_seconds) == (1, 20.0)

@@ -11,7 +11,7 @@ import pytest
 from config import jsonl
 from config.load import load
 from config.records import AttemptRow, PipelineRow, PlannedRow, UsageRow
-from costs.ledger.history import HISTORY, read_history, remember, this_machine
+from costs.ledger.history import HISTORY, read_history, remember, skipped_note, this_machine
 from costs.ledger.ledger import Ledger, ledger
 from costs.ledger.reconcile import as_dict, read_plan, reconcile
 from tests.conftest import ROOT
@@ -240,3 +240,25 @@ def test_a_row_cut_by_a_crash_is_skipped_and_counted_and_other_machines_are_left
     jsonl.append(path, elsewhere)
     found = read_history(tmp_path)
     assert (len(found.rows), found.skipped) == (2, 1)
+
+
+@pytest.mark.parametrize(
+    ("skipped", "words"), [(0, None), (1, "1 row of "), (2, "2 rows of "), (7, "7 rows of ")]
+)
+def test_skipped_rows_are_counted_in_words(skipped: int, words: str | None) -> None:
+    said = skipped_note(skipped)
+    assert said is None if words is None else said is not None and said.startswith(words)
+
+
+def test_a_phase_that_was_planned_and_never_began_has_zeros(tmp_path: Path) -> None:
+    rows = Rows(tmp_path)
+    rows.pipeline("a", "start")
+    rows.attempt("a", 1, "start")
+    rows.use("a", 1, "start", 0, 4.0)
+    rows.attempt("a", 1, "end", 1, 0)
+    rows.pipeline("a", "stage", stage="sft", attempt=1, state="completed")
+    book = ledger(tmp_path, PARAMS)
+    found = as_dict(book, reconcile(plan(start=4.0, train=20.0), book))["stages"][0]["phases"]
+    train = next(phase for phase in found if phase["phase"] == "train")
+    measured = ("seconds", "tokens", "sequences", "usd", "peak_bytes", "planned_seconds")
+    assert [train[name] for name in measured] == [0.0, 0, 0, 0.0, 0, 20.0]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from cli.plan import plan
 from config.records import PlannedRow
 from costs.ledger.history import HISTORY, this_machine
-from costs.planning.accuracy import correction, ratios, spread, with_errors
+from costs.planning.accuracy import NEWEST_RUNS, correction, ratios, spread, with_errors
 from costs.planning.plans import Plan
 from costs.planning.stages import plan_stage
 from costs.tables.catalogue import price
@@ -144,3 +144,9 @@ def test_a_plan_takes_the_runs_of_its_own_stage_and_device() -> None:
     assert stage.error.peak_bytes is None
     # the plan itself stays: the next run's error is measured against it
     assert stage.seconds == plan.stages[0].seconds
+
+
+def test_only_the_newest_runs_count() -> None:
+    pairs = [(1.0, 9.0)] * 5 + [(2.0, 3.0)] * NEWEST_RUNS
+    assert ratios(pairs) == [1.5] * NEWEST_RUNS
+    assert ratios([(0.0, 1.0), (1.0, 0.0), (4.0, 2.0)]) == [0.5]

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -9,13 +10,18 @@ import yaml
 from config.errors import CostError
 from config.load import load
 from config.machine import MACHINE_FILE, Machine, Product, Stream
-from costs.formulas.calibrated import adapter_gradient_seconds, calibrated_pass, fold_seconds
+from costs.formulas.calibrated import (
+    adapter_gradient_seconds,
+    calibrated_pass,
+    fold_seconds,
+    table_seconds,
+)
 from costs.formulas.ppo import ppo_phases
 from costs.formulas.setting import Rlhf, Setting, Workload
 from costs.planning.machine import FP32, OURS, _shape, device, rates, this_machine
 from costs.planning.planner import plan, target
 from costs.tables.catalogue import Hardware
-from costs.tables.shapes import from_config
+from costs.tables.shapes import ModelShape, from_config
 from tests.costs.machines import machine
 
 DEMO = Path("recipes/demo.yaml")
@@ -274,3 +280,45 @@ def test_an_adapter_costs_its_folding_and_the_thin_products_of_its_gradients() -
         == adapter_gradient_seconds(own, TINY, FP32, 100.0)
         == 0
     )
+
+
+@pytest.mark.parametrize("vocabulary", [True, False])
+@pytest.mark.parametrize("tied", [True, False])
+def test_the_tables_gradients_are_filled_written_and_added_as_often_as_they_are(
+    tied: bool, vocabulary: bool
+) -> None:
+    own = rates(machine())
+    shape = replace(_shape(machine().passes[1]), tied=tied)
+
+    def fillings(accumulation: int) -> float:
+        levers = replace(FP32, accumulation=accumulation)
+        size = 4.0 * shape.vocab * shape.width
+        return table_seconds(own, shape, levers, vocabulary) / own.addition_seconds(size, size)
+
+    head = 3 if vocabulary else 0
+    pair = 3 if vocabulary and tied else 0
+    assert fillings(1) == pytest.approx(1 + head + pair)
+    # both tables of an untied pair are added to those of earlier micro-batches
+    added = 6 if vocabulary and not tied else 3
+    assert fillings(2) == fillings(8) == pytest.approx(1 + head + pair + added)
+
+
+@pytest.mark.parametrize(("tuning", "training", "pays"), [
+    ("full", True, True), ("full", False, False), ("lora", True, False),
+])  # fmt: skip
+def test_only_training_all_weights_pays_for_the_gradients_of_the_tables(
+    tuning: Any, training: bool, pays: bool
+) -> None:
+    measured = machine()
+    each, hardware = measured.passes[1], at_its_best(measured)
+    levers = replace(FP32, tuning=tuning)
+    small = _shape(each)
+    large = replace(small, vocab=1000 * small.vocab)
+    setting = Setting("sft", small, levers, Workload(8, 8, 1), hardware, OURS)
+
+    def seconds(shape: ModelShape) -> float:
+        return calibrated_pass(setting, shape, levers, 4.0, 8, 0.0, training=training)
+
+    own = rates(measured)
+    tables = table_seconds(own, large, levers, False) - table_seconds(own, small, levers, False)
+    assert seconds(large) - seconds(small) == pytest.approx(tables if pays else 0.0, abs=1e-9)

@@ -388,3 +388,97 @@ def test_a_stage_on_a_work_pool_is_planned_with_its_device_and_price(tmp_path: P
     everywhere = plan(placed, target(placed, "h100-sxm", None, 1.0, tmp_path))
     assert {stage.hardware for stage in everywhere.stages} == {"h100-sxm"}
     assert everywhere.total["usd"]["expected"] == pytest.approx(everywhere.total["gpu_hours"])
+
+
+# ---------------------------------------------------------------- every setting arrives
+
+
+def test_every_setting_of_the_loop_reaches_its_plan() -> None:
+    params = demo(
+        "ppo.batch_size=96", "ppo.num_mini_batches=3", "ppo.rollout_batch_size=24",
+        "ppo.ppo_epochs=5", "ppo.updates=17", "ppo.max_new_tokens=19",
+        "ppo.micro_batch_tokens=777", "ppo.layout=separate",
+    )  # fmt: skip
+    setting = settings(params, aim(params))["ppo"]
+    loop, work = setting.rlhf, setting.workload
+    assert loop is not None
+    assert (loop.batch, loop.mini_batches, loop.rollout_batch, loop.ppo_epochs) == (96, 3, 24, 5)
+    assert (work.steps, work.response_tokens, work.micro_batch_tokens) == (17, 19, 777.0)
+    rows = count(params, Path("nowhere"))
+    assert work.texts_tokens == rows.prompts * rows.prompt_tokens
+    assert work.max_tokens == int(rows.longest_prompt) + 19
+
+
+def test_an_adapter_reaches_the_levers_of_its_stage_alone() -> None:
+    params = load(
+        Path("recipes/demo-lora.yaml"),
+        ["reward.lora={rank: 5, alpha: 10, dropout: 0.25, modules: [k, o]}"],
+    )
+    found = settings(params, aim(params))
+    levers = found["reward"].levers
+    assert (levers.tuning, levers.lora_rank, levers.lora_modules) == ("lora", 5, ("k", "o"))
+    assert levers.lora_dropout
+    assert found["ppo"].levers.lora_rank == params.ppo.lora.rank  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("word", "parallel", "offloads"),
+    [("none", "ddp", False), ("zero2", "zero2", True), ("zero3", "fsdp", True)],
+)
+def test_sharding_of_a_stage_is_its_parallelism_and_offloading_needs_it(
+    word: str, parallel: str, offloads: bool
+) -> None:
+    params = demo()
+    place = params.where.default.model_copy(update={"sharding": word, "offload": True})
+    where = params.where.model_copy(update={"default": place})
+    levers = settings(params.model_copy(update={"where": where}), aim(params))["sft"].levers
+    assert levers.parallel == parallel
+    assert (levers.offload_optimizer, levers.offload_weights) == (offloads, offloads)
+
+
+def test_what_is_read_besides_training_is_counted() -> None:
+    params = demo()
+    rows = count(params, Path("nowhere"))
+    found = settings(params, aim(params))
+    both = rows.preference + rows.preference_held_out
+    assert found["sft"].workload.held_out == rows.sft_held_out
+    assert found["sft"].workload.texts_tokens == (rows.sft + rows.sft_held_out) * rows.sft_tokens
+    # scored once more for mean and deviation: at most 2000 pairs
+    assert found["reward"].workload.held_out == 2 * (rows.preference_held_out + 2000)
+    assert found["reward"].workload.texts_tokens == 2 * both * rows.preference_tokens
+    assert found["dpo"].workload.held_out == 2 * rows.preference_held_out
+    assert found["dpo"].workload.reference_sequences == 2 * both
+
+
+def test_three_models_answer_every_prompt_of_the_evaluation() -> None:
+    params = demo("evaluate.prompts=100", "evaluate.batch_size=32", "evaluate.max_new_tokens=21")
+    work = settings(params, aim(params))["evaluate"].workload
+    assert (work.steps, work.response_tokens) == (3 * 4, 21)
+
+
+def test_measured_rows_have_each_their_own_column(tmp_path: Path) -> None:
+    params = demo()
+    (tmp_path / "metrics").mkdir()
+    measured = {
+        f"{name}_{rest}": float(10 * i + j)
+        for i, name in enumerate(("sft", "preference", "prompts"), 1)
+        for j, rest in enumerate(
+            ("train_rows", "train_tokens_mean", "train_tokens_max", "test_rows")
+        )
+    }
+    (tmp_path / "metrics" / "data.json").write_text(json.dumps(measured))
+    made_with = {"params.yaml": {"data": params.data.model_dump(mode="json")}}
+    (tmp_path / "dvc.lock").write_text(yaml.safe_dump({"stages": {"data": {"params": made_with}}}))
+    rows = count(params, tmp_path)
+    assert (rows.sft, rows.sft_tokens, rows.longest_sft, rows.sft_held_out) == (10, 11, 12, 13)
+    assert (rows.preference, rows.preference_tokens) == (20, 21)
+    assert (rows.longest_preference, rows.preference_held_out) == (22, 23)
+    assert (rows.prompts, rows.prompt_tokens, rows.longest_prompt) == (30, 31, 32)
+
+
+def test_votes_are_pairs_to_learn_from(tmp_path: Path) -> None:
+    (tmp_path / "votes.jsonl").write_text("{}\n" * 50)
+    source = "data.vote_source={kind: file, path: votes.jsonl, format: votes, columns: {}}"
+    without, with_votes = count(demo(), tmp_path), count(demo(source), tmp_path)
+    assert with_votes.preference - without.preference == pytest.approx(50 * 0.8)
+    assert with_votes.preference_held_out - without.preference_held_out == pytest.approx(50 * 0.2)

@@ -113,3 +113,9 @@ def test_every_failure_is_reported() -> None:
     )
     assert len(found.failed) == 4
     assert in_a_line(found.failed).count(" fails: ") == 4
+
+
+def test_the_win_rate_is_said_with_both_ends_of_its_interval() -> None:
+    said = verdict().checks[0].said
+    assert "60.0% against the champion on 200 held-out prompts, by the gold score" in said
+    assert "53.0% to 67.0% is above 50%" in said

@@ -107,3 +107,11 @@ def test_the_months_money_decides_whatever_the_data_says(
 
 def test_a_cycle_that_is_asked_for_needs_no_reason_in_the_data() -> None:
     assert decide(examination(), 0.1, FREE, SETTINGS, forced=True) == (True, ("asked for",))
+
+
+@pytest.mark.parametrize(("spent", "left"), [(3.0, "$7.00 of"), (10.0, "$0 of"), (12.0, "$0 of")])
+def test_what_is_left_of_the_month_is_said_and_is_never_negative(spent: float, left: str) -> None:
+    decision = decide(examination(200), 8.0, Month("2026-11", spent, 10.0), SETTINGS)
+    assert not decision.train
+    assert f"$8.00 are planned and {left} retrain.monthly_usd=10" in decision.reasons[0]
+    assert f"left in 2026-11 (${spent:.2f} are spent)" in decision.reasons[0]

@@ -84,3 +84,16 @@ def test_one_episode_an_update_is_not_taken_for_divergence() -> None:
         -one, -0.9 * one, one, one, one > 0, torch.ones(1), torch.tensor([True]), 0.1
     )
     check_rollout(statistics, settings(batch_size=1, num_mini_batches=1))
+
+
+def test_two_responses_are_enough_to_tell_and_one_is_not() -> None:
+    bad = HEALTHY | {"score_std": 0.0}
+    with pytest.raises(TrainingDiverged, match="all 2 responses"):
+        check_rollout(bad, settings(batch_size=2, num_mini_batches=1))
+    with pytest.raises(TrainingDiverged, match="mean KL"):
+        check_rollout(HEALTHY | {"kl": -0.6}, settings(batch_size=2, num_mini_batches=1))
+    check_rollout(bad | {"kl": -0.6}, settings(batch_size=1, num_mini_batches=1))
+
+
+def test_a_kl_at_its_bound_passes() -> None:
+    check_rollout(HEALTHY | {"kl": -1e-3, "kl_error": 0.0}, settings())

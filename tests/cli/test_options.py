@@ -1,0 +1,94 @@
+"""Every option of every command reaches what does the work, and its exit code comes back."""
+
+import importlib
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+import cli.main
+from config.errors import CostError, ParamsError
+
+COMMANDS: list[tuple[str, str, tuple[Any, ...]]] = [
+    (
+        "run --recipe a.yaml --set b.c=1 --set d.e=2 --yes --json --changed-code restart",
+        "cli.run.run_pipeline",
+        (Path("a.yaml"), ["b.c=1", "d.e=2"], True, True, "restart"),
+    ),
+    ("run", "cli.run.run_pipeline", (None, [], False, False, None)),
+    ("run --yes", "cli.run.run_pipeline", (None, [], True, False, None)),
+    ("run --json", "cli.run.run_pipeline", (None, [], False, True, None)),
+    (
+        "retrain --recipe a.yaml --set b.c=1 --force",
+        "cli.retrain.retrain_cycle",
+        (Path("a.yaml"), ["b.c=1"], True, False, False),
+    ),
+    ("retrain --yes", "cli.retrain.retrain_cycle", (None, [], False, True, False)),
+    ("retrain --json", "cli.retrain.retrain_cycle", (None, [], False, False, True)),
+    ("doctor --json", "cli.doctor.examine", (True,)),
+    ("doctor", "cli.doctor.examine", (False,)),
+    ("calibrate --json", "cli.calibrate.calibrate", (True,)),
+    ("calibrate", "cli.calibrate.calibrate", (False,)),
+    ("up", "cli.servers.up", (4200, 5000, None, None, False, False)),
+    (
+        "up --prefect-port 1 --mlflow-port 2 --open mlflow --notify http://h",
+        "cli.servers.up",
+        (1, 2, "mlflow", "http://h", False, False),
+    ),
+    ("up --no-auth", "cli.servers.up", (4200, 5000, None, None, True, False)),
+    ("up --mlflow-auth", "cli.servers.up", (4200, 5000, None, None, False, True)),
+    ("up --docker", "cli.docker.up", (False,)),
+    ("up --docker --gpu", "cli.docker.up", (True,)),
+    ("down", "cli.servers.down", ()),
+    ("down --docker", "cli.docker.down", ()),
+    ("status --json", "cli.servers.status", (True,)),
+    ("status", "cli.servers.status", (False,)),
+    ("clean", "cli.clean.clean", (14.0, None, False, False)),
+    ("clean --older-than 2 --max-gib 3 --yes", "cli.clean.clean", (2.0, 3.0, True, False)),
+    ("clean --json", "cli.clean.clean", (14.0, None, False, True)),
+]
+OWN_EXIT_CODE = {"run", "retrain", "doctor"}
+
+
+@pytest.mark.parametrize(("typed", "function", "wanted"), COMMANDS, ids=[c[0] for c in COMMANDS])
+def test_what_is_typed_arrives(
+    typed: str, function: str, wanted: tuple[Any, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module, _, name = function.rpartition(".")
+    calls = []
+
+    def record(*arguments: Any) -> int:
+        calls.append(arguments)
+        return 75
+
+    monkeypatch.setattr(importlib.import_module(module), name, record)
+    done = CliRunner().invoke(cli.main.app, typed.split(), catch_exceptions=False)
+    assert calls == [wanted]
+    assert done.exit_code == (75 if typed.split()[0] in OWN_EXIT_CODE else 0)
+
+
+@pytest.mark.parametrize(
+    ("raised", "code", "said"),
+    [
+        (ParamsError("seed=x is no number."), 2, "rlhf: seed=x is no number.\n"),
+        (CostError("too dear."), 2, "rlhf: too dear.\n"),
+        (KeyboardInterrupt(), 130, "rlhf: stopped.\n"),
+    ],
+)
+def test_the_process_ends_with_the_errors_code(
+    raised: BaseException,
+    code: int,
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def fails() -> None:
+        raise raised
+
+    monkeypatch.setattr(sys.modules["cli.main"], "app", fails)
+    with pytest.raises(SystemExit) as ended:
+        cli.main.main()
+    assert ended.value.code == code
+    assert capsys.readouterr().err == said
