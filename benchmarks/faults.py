@@ -254,6 +254,8 @@ def main() -> int:
     parser.add_argument("--only", type=int, nargs="*", help="these cases, whatever was done")
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
+    for number in (signal.SIGINT, signal.SIGTERM):  # either ends what a case has started
+        signal.signal(number, signal.default_int_handler)
     given.folder.mkdir(parents=True, exist_ok=True)
     path = given.folder / f"seed-{given.seed}.jsonl"
     project = Project(given.folder)
