@@ -114,6 +114,7 @@ def test_a_run_at_work_in_the_checkout_is_not_disturbed(project: Path) -> None:
     assert "process 4712 is running the pipeline" in ends(project)[-1].said
 
 
+@pytest.mark.slow
 def test_a_champion_whose_files_were_deleted_is_named(project: Path) -> None:
     a_champion(project, "of other data")
     shutil.rmtree(champion_folder(project, "r1"))

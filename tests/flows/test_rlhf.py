@@ -110,6 +110,7 @@ def test_bad_input_fails_the_flow_at_once_with_the_stages_line(project: Path) ->
     assert ends(project) == ["failed"]
 
 
+@pytest.mark.slow
 def test_a_killed_stage_is_tried_again_and_the_flow_completes(project: Path) -> None:
     (project / "behaviour.txt").write_text("killed once")
     state = run(project)

@@ -166,6 +166,7 @@ def test_going_back_to_a_method_trains_nothing_and_takes_its_evaluation_from_the
     assert trained(methods) == ["ppo", "dpo"]
 
 
+@pytest.mark.slow
 def test_dvc_itself_trains_only_the_method_that_params_yaml_names(methods: Path) -> None:
     for method, so_far in (("ppo", ["ppo"]), ("dpo", ["ppo", "dpo"]), ("ppo", ["ppo", "dpo"])):
         begin(methods, "run-0", load(methods / "params.yaml", [f"align.method={method}"]), {})
@@ -261,6 +262,7 @@ def test_params_edited_just_before_dvc_reads_them_are_not_recorded_for_what_othe
     assert bring_up(new_run("sft.epochs=9.0")) == Outcome(cached=False, attempt=2)
 
 
+@pytest.mark.slow
 def test_a_failed_experiment_of_dvc_beside_a_run_is_refused_by_the_next_stage(
     project: Path, new_run: NewRun
 ) -> None:

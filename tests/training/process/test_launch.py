@@ -115,6 +115,7 @@ def test_a_request_to_any_process_stops_all_and_so_does_the_loss_of_their_parent
     assert end.pid != began.pid
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 def test_bad_input_is_said_once_and_passed_on(project: Project) -> None:
     root = project("ppo")
