@@ -5,13 +5,11 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/installed
 DEVICE ?= cpu
 TORCH_INDEX ?=
+BASE ?=
 TEST_PROCESSES ?= 2
-<<<<<<< HEAD
-TESTED_TOGETHER := --numprocesses $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
-=======
 SEED ?= 1
 MUTANTS ?= 400
->>>>>>> dd5898b (make mutate counts what the tests notice of changes to the pure cores; options, exit codes, columns and settings of plans are tested where they arrive)
+TESTED_TOGETHER := --numprocesses $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
 COMMIT := $(shell git rev-parse HEAD 2>/dev/null)
 
 .PHONY: demo docs lock test test-all test-containers mutate lint up down images up-docker clean
@@ -42,10 +40,11 @@ lint: $(STAMP)  ## style, types, which package may import which, and the images'
 up down: $(STAMP)  ## the Prefect and MLflow servers with their pages
 	$(BIN)/rlhf $@
 
-images:  ## the two images of docker/Dockerfile; DEVICE=cuda for GPUs, TORCH_INDEX= for an index of CPU builds
-	docker build --file docker/Dockerfile --target orchestrator --build-arg COMMIT=$(COMMIT) --tag rlhf-orchestrator:latest .
-	docker build --file docker/Dockerfile --target train --build-arg COMMIT=$(COMMIT) --build-arg DEVICE=$(DEVICE) \
-	  --build-arg TORCH_INDEX=$(TORCH_INDEX) --tag rlhf-train:latest .
+BUILD := docker build --file docker/Dockerfile --build-arg COMMIT=$(COMMIT) $(if $(BASE),--build-arg BASE=$(BASE))
+images:  ## the three images; DEVICE=cuda for GPUs, TORCH_INDEX= for an index of CPU builds, BASE= for another Python image
+	$(BUILD) --target orchestrator --tag rlhf-orchestrator:latest .
+	$(BUILD) --target train --build-arg DEVICE=$(DEVICE) --build-arg TORCH_INDEX=$(TORCH_INDEX) --tag rlhf-train:latest .
+	$(BUILD) --target retrain --build-arg DEVICE=$(DEVICE) --build-arg TORCH_INDEX=$(TORCH_INDEX) --tag rlhf-retrain:latest .
 
 up-docker: $(STAMP) images  ## servers, store and workers in containers: docker/compose.yaml
 	$(BIN)/rlhf up --docker

@@ -36,6 +36,7 @@ def up(gpu: bool) -> None:
     for name, default, target in (
         ("RLHF_ORCHESTRATOR_IMAGE", "rlhf-orchestrator:latest", "orchestrator"),
         ("RLHF_TRAIN_IMAGE", "rlhf-train:latest", "train"),
+        ("RLHF_RETRAIN_IMAGE", "rlhf-retrain:latest", "retrain"),
     ):
         _require_image(settings.get(name) or default, name, target)
     print("Starting the stack ...", flush=True)
@@ -174,6 +175,7 @@ def _awaited(gpu: bool) -> list[str]:
         "prefect",
         "mlflow",
         "cpu-worker",
+        "retrain-worker",
         "docker-worker",
         *(["gpu-worker"] if gpu else []),
     ]

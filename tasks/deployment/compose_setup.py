@@ -1,5 +1,5 @@
-"""Makes the stack of docker/compose.yaml ready once its servers answer: bucket, credentials, work
-pools, the deployment.
+"""Makes the stack of docker/compose.yaml ready once its servers answer: buckets, credentials, work
+pools, deployments.
 
 Run by the service `setup`, again at every start; what is there already stays as it is or is brought
 up to date.
@@ -9,27 +9,38 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
 import fsspec  # type: ignore[import-untyped]
-from prefect.client.orchestration import get_client
-from prefect.client.schemas.actions import WorkPoolCreate, WorkPoolUpdate
+from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.schemas.actions import (
+    DeploymentScheduleCreate,
+    WorkPoolCreate,
+    WorkPoolUpdate,
+)
+from prefect.client.schemas.objects import ConcurrencyOptions
+from prefect.client.schemas.schedules import CronSchedule
 from prefect.exceptions import ObjectNotFound
+from prefect.flows import load_flow_from_entrypoint
+from prefect.utilities.callables import parameter_schema
 from prefect.workers.process import ProcessWorker
 
 from config.errors import EnvironmentFault, RlhfError
 from config.load import load
 from config.schema import Params
 from tasks.deployment.automations import end_silent_runs
+from tasks.deployment.deployments import keep_switches, prefect_file
 from tasks.run.code_version import HOME
 from tasks.run.exchange import StoreFaults
 
 logger = logging.getLogger(__name__)
 
-PIPELINES = "cpu"
-"""Pool of the pipelines: processes of the CPU worker."""
+PIPELINE = "rlhf"
+"""The deployment whose runs have a workspace each; all others work in the project's."""
+PIPELINES, PROJECT_POOL = "cpu", "project"
+"""Pools of processes: of the pipelines, and of what works in the project's workspace."""
 CONTAINERS, GPU_CONTAINERS = "docker", "docker-gpu"
 """Pools of the stages."""
 COMMAND = "python -m prefect.engine"
@@ -41,13 +52,15 @@ parameter or a log.
 
 
 def set_up(environment: Mapping[str, str]) -> None:
-    """Bucket, credentials, pools, deployment and the end of silent runs, of the stack that
+    """Buckets, credentials, pools, deployments and the end of silent runs, of the stack that
     `environment` describes. Raises EnvironmentFault, ParamsError.
     """
     _write_credentials(environment)
-    _make_bucket(environment["RLHF_REMOTE"])
+    for name in ("RLHF_REMOTE", "MLFLOW_ARTIFACTS_DESTINATION"):  # a role each, a bucket each
+        _make_bucket(environment[name])
     with get_client(sync_client=True) as client:
-        _pool(client, PIPELINES, "process", pipeline_template())
+        for pool in (PIPELINES, PROJECT_POOL):
+            _pool(client, pool, "process", pipeline_template())
         _pool(client, CONTAINERS, "docker", container_template(environment, gpus=False))
         _pool(client, GPU_CONTAINERS, "docker", container_template(environment, gpus=True))
         _deploy(client, environment)
@@ -99,15 +112,19 @@ def container_template(environment: Mapping[str, str], gpus: bool) -> dict[str, 
     return template
 
 
-def placed(params: Params, pool: str, tracking_uri: str) -> dict[str, Any]:
-    """`params` with every stage on `pool`, remembered by the stack's MLflow: what the form is
-    prefilled with.
+def placed(
+    params: Params, pool: str, tracking_uri: str, here: Collection[str] = ()
+) -> dict[str, Any]:
+    """`params` with every stage but those of `here` on `pool`, remembered by the stack's MLflow:
+    what a form is prefilled with.
     """
     content = params.model_dump(mode="json")
     where = {stage: {**place} for stage, place in content["where"].items()}
     for place in where.values():
         place.pop("pool", None)
     where["default"]["pool"] = pool
+    for stage in here:
+        where.setdefault(stage, {})["pool"] = "local"
     content["where"] = where
     content["tracking"]["uri"] = tracking_uri
     return content
@@ -158,34 +175,77 @@ def _pool(client: Any, name: str, kind: str, template: dict[str, Any]) -> None:
     client.update_work_pool(name, WorkPoolUpdate(base_job_template=template))
 
 
-def _deploy(client: Any, environment: Mapping[str, str]) -> None:
-    """The flow rlhf, each run in a workspace of its own."""
+def _deploy(client: SyncPrefectClient, environment: Mapping[str, str]) -> None:
+    """The flows of prefect.yaml. A schedule that somebody switched on or off in the UI stays so."""
     recipe = environment.get("RLHF_RECIPE") or "recipes/demo.yaml"
-    params = placed(load(HOME / recipe), CONTAINERS, environment["MLFLOW_TRACKING_URI"])
-    client.create_deployment(
-        client.create_flow_from_name("rlhf"),
-        name="rlhf",
-        work_pool_name=PIPELINES,
-        entrypoint="flows.rlhf.rlhf",
-        path=".",
-        parameters={"params": params},
-        parameter_openapi_schema={
-            "type": "object",
-            "properties": {"params": Params.model_json_schema()},
-        },
-        enforce_parameter_schema=False,
-        tags=["rlhf", "training"],
-        description="Train, align and evaluate a model, each stage in a container of its own. Only "
-        "what changed since the last run is done again.",
-        pull_steps=[
-            {"tasks.run.workspace.own": {"id": "own", "remote": environment["RLHF_REMOTE"]}},
-            {
-                "prefect.deployments.steps.set_working_directory": {
-                    "directory": "{{ own.directory }}"
-                }
-            },
-        ],
+    params = load(HOME / recipe)
+    known = {found.name: found for found in client.read_deployments()}
+    for described in prefect_file(HOME)["deployments"]:
+        name = str(described["name"])
+        remembers = name != PIPELINE
+        options = deployment(described, params, environment)
+        client.create_deployment(
+            client.create_flow_from_name(name),
+            **options,
+            work_pool_name=PROJECT_POOL if remembers else PIPELINES,
+            pull_steps=pull_steps("project" if remembers else "own", environment["RLHF_REMOTE"]),
+        )
+        keep_switches(client, known.get(name))
+
+
+def deployment(
+    described: Mapping[str, Any], params: Params, environment: Mapping[str, str]
+) -> dict[str, Any]:
+    """What Prefect is told of an entry of prefect.yaml, beside its pool and its workspace."""
+    uri = environment["MLFLOW_TRACKING_URI"]
+    # the project's own votes and files are where its worker is, and in no container of a stage
+    here = ("data",) if described["name"] != PIPELINE else ()
+    forms = {"{{ project.params }}": placed(params, CONTAINERS, uri, here)}
+    parameters = {
+        name: forms.get(str(value), value) for name, value in described["parameters"].items()
+    }
+    limit = described.get("concurrency_limit")
+    found: dict[str, Any] = {
+        "name": described["name"],
+        "entrypoint": described["entrypoint"],
+        "path": ".",
+        "parameters": parameters,
+        "parameter_openapi_schema": parameter_schema(
+            load_flow_from_entrypoint(described["entrypoint"])
+        ).model_dump_for_openapi(),
+        "enforce_parameter_schema": False,
+        "tags": described["tags"],
+        "description": described["description"].strip(),
+        "schedules": [schedule(each) for each in described.get("schedules", [])],
+    }
+    if limit:
+        found |= {
+            "concurrency_limit": limit["limit"],
+            "concurrency_options": ConcurrencyOptions(
+                collision_strategy=limit["collision_strategy"]
+            ),
+        }
+    return found
+
+
+def schedule(described: Mapping[str, Any]) -> DeploymentScheduleCreate:
+    return DeploymentScheduleCreate(
+        slug=described["slug"],
+        active=described["active"],
+        schedule=CronSchedule(cron=described["cron"], timezone=described["timezone"]),
     )
+
+
+def pull_steps(workspace: str, remote: str) -> list[dict[str, Any]]:
+    """Where a run works: `own`, new for each, or `project`, which remembers."""
+    return [
+        {f"tasks.run.workspace.{workspace}": {"id": "workspace", "remote": remote}},
+        {
+            "prefect.deployments.steps.set_working_directory": {
+                "directory": "{{ workspace.directory }}"
+            }
+        },
+    ]
 
 
 if __name__ == "__main__":
@@ -195,4 +255,4 @@ if __name__ == "__main__":
     except RlhfError as error:
         sys.stderr.write(f"setup: {error}\n")
         sys.exit(error.exit_code)
-    logger.info("bucket, credentials, work pools and deployment are in place")
+    logger.info("buckets, credentials, work pools and deployments are in place")

@@ -86,14 +86,15 @@ def deploy(root: Path, webhook_url: str | None = None) -> list[Deployed]:
     process name the server.
     Raises EnvironmentFault if Prefect refuses prefect.yaml, ParamsError if its recipe is not valid.
     """
-    content = _prefect_file(root)
+    content = prefect_file(root)
     with get_client(sync_client=True) as client:
         _pool(client)
         before = _existing(client, content)
         wanted = version(root, load(root / _recipe(content)).model_dump(mode="json"))
         if any(found is None or found.version != wanted for found in before.values()):
             _prefect_deploy(root)
-            _keep_switches(client, before)
+            for old in before.values():
+                keep_switches(client, old)
         automate(client, webhook_url)
         return [
             _deployed(client, found)
@@ -115,7 +116,8 @@ def await_worker() -> None:
             time.sleep(0.2)
 
 
-def _prefect_file(root: Path) -> dict[str, Any]:
+def prefect_file(root: Path) -> dict[str, Any]:
+    """What stands in prefect.yaml. Raises EnvironmentFault if it can not be read."""
     path = root / PREFECT_FILE
     try:
         return dict(yaml.safe_load(path.read_text(encoding="utf-8")))
@@ -204,19 +206,16 @@ def _prefect_deploy(root: Path) -> None:
         )
 
 
-def _keep_switches(client: SyncPrefectClient, before: dict[str, DeploymentResponse | None]) -> None:
-    """A new deployment starts with the schedules of prefect.yaml; those that were there before stay
-    on or off as they were.
+def keep_switches(client: SyncPrefectClient, old: DeploymentResponse | None) -> None:
+    """A deployment that was made anew starts with the schedules of prefect.yaml; those that were
+    there before, `old`, stay on or off as they were.
     """
-    for old in before.values():
-        if old is None:
-            continue
-        switched = {schedule.slug: schedule.active for schedule in old.schedules if schedule.slug}
-        for schedule in client.read_deployment_schedules(old.id):
-            if schedule.slug in switched and schedule.active != switched[schedule.slug]:
-                client.update_deployment_schedule(
-                    old.id, schedule.id, active=switched[schedule.slug]
-                )
+    if old is None:
+        return
+    switched = {schedule.slug: schedule.active for schedule in old.schedules if schedule.slug}
+    for schedule in client.read_deployment_schedules(old.id):
+        if schedule.slug in switched and schedule.active != switched[schedule.slug]:
+            client.update_deployment_schedule(old.id, schedule.id, active=switched[schedule.slug])
 
 
 def _deployed(client: SyncPrefectClient, found: DeploymentResponse) -> Deployed:

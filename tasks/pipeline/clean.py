@@ -20,12 +20,14 @@ from config.champions import read_record
 from config.errors import EnvironmentFault
 from config.records import STAGES, PipelineRow
 from tasks.run.locks import lock_file
+from tasks.run.workspace import PROJECT
 from tasks.stage.progress import attempts
 
-RUN_AT_WORK, CHAMPIONS_OWN, MAY_WAIT = (
+RUN_AT_WORK, CHAMPIONS_OWN, MAY_WAIT, REMEMBERS = (
     "a run is at work in it",
     "it is the champion's",
     "its run may wait for approval",
+    "it has the votes and the champions",
 )
 
 
@@ -112,6 +114,8 @@ def _why_workspace_stays(folder: Path, champions: set[str], now: float) -> str:
     if is_held(folder / RUN_LOCK):
         return RUN_AT_WORK
     rows: list[PipelineRow] = jsonl.read(folder / "runs" / "pipeline.jsonl", PipelineRow).rows
+    if folder.name == PROJECT:
+        return REMEMBERS
     if read_record(folder).lineage or champions & {row.run_id for row in rows}:
         return CHAMPIONS_OWN
     if not rows and now - folder.stat().st_mtime < APPROVAL_PATIENCE_SECONDS:

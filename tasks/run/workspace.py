@@ -10,8 +10,9 @@ from uuid import UUID
 from config.errors import EnvironmentFault
 from config.names import inner_name
 from costs.ledger.budget import Cost
-from tasks.run.code_version import FILES, HOME, PACKAGES
+from tasks.run.code_version import FILES, HOME, PACKAGES, code_digest
 from tasks.run.exchange import Exchange
+from tasks.run.locks import lock_file
 
 NEWEST_LOCK = "locks/{name}/dvc.lock"
 """Below the DVC remote: what the newest run left, so that a new workspace knows which outputs are
@@ -21,6 +22,8 @@ UNFINISHED = "locks/{name}/unfinished/{key}.json"
 """Beside it: what runs that asked for the same results, and did not complete them, have spent."""
 DEPLOYED = "rlhf"
 """Runs from the deployment share their locks under this name."""
+PROJECT = "project"
+"""Workspace of the deployments that remember: champions, votes, what the month has cost."""
 
 
 def workspaces() -> Path:
@@ -80,6 +83,55 @@ def own(remote: str) -> dict[str, Any]:
     if lock:
         (root / "dvc.lock").write_bytes(lock)
     return {"directory": str(root)}
+
+
+def project(remote: str) -> dict[str, Any]:
+    """A pull step of a deployment: the one workspace in which champions, votes and the rows of
+    retraining stay from run to run. Its code follows the image's; the rest is never touched.
+
+    Raises EnvironmentFault, which the run then shows as the reason why it failed.
+    """
+    from prefect.runtime import flow_run
+
+    root = workspaces() / PROJECT
+    try:
+        with lock_file(workspaces() / f".{PROJECT}.lock", lambda _: True):
+            bring_code(root, {"name": "store", "url": remote})
+        store = Exchange(remote)
+        store.require()
+        if not (root / "dvc.lock").exists() and (
+            lock := store.read(NEWEST_LOCK.format(name=DEPLOYED))
+        ):
+            (root / "dvc.lock").write_bytes(lock)
+    except (EnvironmentFault, OSError) as error:
+        raise _failed(
+            str(flow_run.id), f"the workspace {root} could not be made ready: {error}"
+        ) from None
+    return {"directory": str(root)}
+
+
+def bring_code(root: Path, remote: dict[str, str]) -> None:
+    """Lay out `root`, or replace its code where it is not the code that runs here."""
+    new = root.with_name(f".{root.name}.new")
+    shutil.rmtree(new, ignore_errors=True)
+    if root.exists() and _has_this_code(root):
+        (root / ".dvc" / "config.local").write_text(_dvc_config(remote), encoding="utf-8")
+        return
+    lay_out(new, remote)
+    if not root.exists():
+        new.rename(root)
+        return
+    for entry in sorted(new.iterdir(), key=lambda path: path.name in FILES):
+        shutil.rmtree(root / entry.name, ignore_errors=True)
+        entry.replace(root / entry.name)
+    shutil.rmtree(new)
+
+
+def _has_this_code(root: Path) -> bool:
+    try:
+        return code_digest(root) == code_digest()
+    except OSError:
+        return False
 
 
 def _failed(flow_run: str, message: str) -> EnvironmentFault:

@@ -5,6 +5,7 @@ of its own, gone afterwards.
 import base64
 import json
 import os
+import re
 import secrets
 import subprocess
 import time
@@ -60,34 +61,71 @@ def has_engine() -> bool:
         return False
 
 
+def status(url: str, login: str = "", host: str = "") -> int:
+    headers = (
+        {"Authorization": f"Basic {base64.b64encode(login.encode()).decode()}"} if login else {}
+    )
+    headers |= {"Host": host} if host else {}
+    try:
+        with urllib.request.urlopen(
+            urllib.request.Request(url, headers=headers), timeout=60
+        ) as answer:
+            return int(answer.status)
+    except urllib.error.HTTPError as error:
+        return error.code
+
+
+def can_be_had(image: str) -> bool:
+    """Whether the engine has it, or a registry that the engine reaches."""
+    return any(
+        subprocess.run(
+            ["docker", *how, image], capture_output=True, timeout=600, check=False
+        ).returncode
+        == 0
+        for how in (("image", "inspect"), ("pull", "--quiet"))
+    )
+
+
+def pinned(path: str, pattern: str) -> str:
+    """The image that a file names with its digest; where that can not be had, what the engine has
+    under the tag.
+    """
+    found = re.search(pattern, (ROOT / path).read_text())
+    assert found, f"{path} pins no {pattern}"
+    return found[1] if can_be_had(found[1]) else found[1].split("@")[0]
+
+
 def build_images() -> dict[str, str]:
-    """Target -> image, and the store's stand-in; layers that are there are used again."""
-    images = {target: f"rlhf-{target}:test" for target in ("orchestrator", "train")}
+    """Name -> image. Layers that are there are used again. The store is built from a package index
+    where its image can not be had.
+    """
+    base = pinned("docker/Dockerfile", r"ARG BASE=(\S+@sha256:\w+)")
+    images = {target: f"rlhf-{target}:test" for target in ("orchestrator", "train", "retrain")}
     for target, image in images.items():
-        docker(
-            "build",
-            "--quiet",
-            "--file",
-            "docker/Dockerfile",
-            "--target",
-            target,
-            "--tag",
-            image,
-            ".",
-            timeout=BUILD_SECONDS,
-        )
-    folder = "tests/containers"
+        _build("docker/Dockerfile", ".", image, base, "--target", target)
+    images["postgres"] = pinned("docker/compose.yaml", r"(postgres:15@sha256:\w+)")
+    images["store"] = pinned("docker/compose.yaml", r"(chrislusf/seaweedfs:\S+@sha256:\w+)")
+    if not can_be_had(images["store"]):
+        images["store"] = "rlhf-store:test"
+        folder = "tests/containers"
+        _build(f"{folder}/store.Dockerfile", folder, images["store"], base)
+    return {**images, "base": base}
+
+
+def _build(file: str, context: str, image: str, base: str, *options: str) -> None:
     docker(
         "build",
         "--quiet",
         "--file",
-        f"{folder}/store.Dockerfile",
+        file,
         "--tag",
-        "rlhf-store:test",
-        folder,
+        image,
+        "--build-arg",
+        f"BASE={base}",
+        *options,
+        context,
         timeout=BUILD_SECONDS,
     )
-    return {**images, "store": "rlhf-store:test"}
 
 
 class Stack:
@@ -107,8 +145,10 @@ class Stack:
                     "DOCKER_GROUP": Path(host).stat().st_gid,
                     "DOCKER_SOCKET": host,
                     "S3_IMAGE": images["store"],
+                    "POSTGRES_IMAGE": images["postgres"],
                     "RLHF_ORCHESTRATOR_IMAGE": images["orchestrator"],
                     "RLHF_TRAIN_IMAGE": images["train"],
+                    "RLHF_RETRAIN_IMAGE": images["retrain"],
                     "PREFECT_PORT": ports[0],
                     "MLFLOW_PORT": ports[1],
                     "S3_PORT": ports[2],
@@ -182,14 +222,14 @@ class Stack:
         return {"Prefect-Csrf-Client": client, "Prefect-Csrf-Token": token}
 
     def start_run(self, params: dict[str, Any]) -> str:
-        """Id of a new run of the deployment, as the form starts it."""
-        deployment = self.ask("/deployments/name/rlhf/rlhf")
-        return str(
-            self.ask(
-                f"/deployments/{deployment['id']}/create_flow_run",
-                {"parameters": {"params": params}},
-            )["id"]
-        )
+        """Id of a new run of the pipeline, as the form starts it."""
+        return self.start("rlhf/rlhf", {"params": params})
+
+    def start(self, deployment: str, parameters: dict[str, Any]) -> str:
+        """Id of a new run of `flow/deployment`."""
+        found = self.ask(f"/deployments/name/{deployment}")["id"]
+        made = self.ask(f"/deployments/{found}/create_flow_run", {"parameters": parameters})
+        return str(made["id"])
 
     def state(self, flow_run: str) -> dict[str, Any]:
         return dict(self.ask(f"/flow_runs/{flow_run}")["state"])
@@ -205,7 +245,9 @@ class Stack:
 
     def logs(self) -> str:
         """The newest lines of the workers."""
-        return self.compose("logs", "--tail", "60", "cpu-worker", "docker-worker", check=False)
+        return self.compose(
+            "logs", "--tail", "60", "cpu-worker", "retrain-worker", "docker-worker", check=False
+        )
 
     def store(self) -> Any:
         """A client of the store."""
@@ -217,8 +259,8 @@ class Stack:
             region_name="us-east-1",
         )
 
-    def objects(self, prefix: str = "") -> list[str]:
-        pages = self.store().get_paginator("list_objects_v2").paginate(Bucket="rlhf", Prefix=prefix)
+    def objects(self, prefix: str = "", bucket: str = "rlhf") -> list[str]:
+        pages = self.store().get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix)
         return [item["Key"] for page in pages for item in page.get("Contents", [])]
 
     def stage_containers(self, stage: str) -> list[str]:
@@ -226,4 +268,5 @@ class Stack:
         return docker("ps", "--quiet", "--filter", f"name=^/{stage}-").split()[::-1]
 
 
-SERVICES = ("postgres", "s3", "prefect", "mlflow", "cpu-worker", "docker-worker")
+SERVICES = ("postgres", "s3", "prefect", "mlflow", "cpu-worker", "retrain-worker",
+            "docker-worker")  # fmt: skip

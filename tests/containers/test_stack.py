@@ -2,9 +2,10 @@
 them killed. Run by `make test-containers`.
 """
 
+import json
 import re
 import time
-from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,9 +15,10 @@ from cli.docker import SECRETS
 from config.load import load
 from config.records import stages_of
 from config.schema import Params
+from tasks.deployment.automations import SILENCE_SECONDS
 from tasks.deployment.compose_setup import placed
 from tests.conftest import ROOT
-from tests.containers.stack import TINY, Stack, build_images, docker, has_engine
+from tests.containers.stack import TINY, Stack, docker, status
 
 pytestmark = [
     pytest.mark.containers,
@@ -34,27 +36,6 @@ failure.
 """
 PRICE = 1.8
 """USD per device-hour of the Docker pool."""
-
-
-@pytest.fixture(scope="module")
-def images() -> dict[str, str]:
-    if not has_engine():
-        pytest.skip("no Docker engine answers: start one, or name it with DOCKER_HOST")
-    return build_images()
-
-
-@pytest.fixture(scope="module")
-def stack(images: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    made = Stack(images, tmp_path_factory.mktemp("stack"))
-    made.down()
-    try:
-        made.up()
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setenv("MLFLOW_TRACKING_USERNAME", "rlhf")
-            patch.setenv("MLFLOW_TRACKING_PASSWORD", made.secrets["MLFLOW_PASSWORD"])
-            yield made
-    finally:
-        made.down()
 
 
 @pytest.fixture(scope="module")
@@ -125,7 +106,7 @@ def results(stack: Stack, experiment: str) -> dict[str, Any]:
 def test_the_images_are_small_and_without_rights_or_secrets(
     images: dict[str, str], stack: Stack
 ) -> None:
-    base = size("python:3.11-slim")
+    base = size(images["base"])
     assert size(images["orchestrator"]) - base < 775 * MIB, "900 MB with a base of 125 MB"
     assert size(images["train"]) - base < 2375 * MIB, "2.5 GB with a base of 125 MB"
     for target in ("orchestrator", "train"):
@@ -188,7 +169,7 @@ def test_data_and_models_are_in_the_store_and_what_was_for_the_way_is_gone(
     stack: Stack, runs: dict[str, dict[str, Any]]
 ) -> None:
     assert len(stack.objects("dvc/files/md5/")) > 20
-    assert stack.objects("mlflow/")
+    assert stack.objects(bucket="rlhf-mlflow")
     assert stack.objects("dvc/locks/") == ["dvc/locks/rlhf/dvc.lock"]
     assert stack.objects("dvc/checkpoints/") == []
     assert stack.objects("dvc/exchange/") == []
@@ -249,3 +230,103 @@ def test_an_image_that_is_missing_is_told_before_anything_is_paid_for(stack: Sta
     assert state["type"] == "FAILED"
     assert "work pool broken can do no stage" in state["message"]
     assert "\n" not in state["message"]
+
+
+def test_links_lead_to_pages_that_a_browser_here_can_open(
+    stack: Stack, runs: dict[str, dict[str, Any]]
+) -> None:
+    found = stack.ask("/artifacts/filter", {"limit": 200})
+    shown = "\n".join(str(artifact["data"]) for artifact in found)
+    shown += "\n".join(row["message"] for row in stack.ask("/logs/filter", {"limit": 200}))
+    shown += str([run["parent"].data.tags for run in runs.values()])
+    links = set(re.findall(r"https?://[^\s)\"'>\]]+", shown))
+    assert [link for link in links if re.match(r"https?://(prefect|mlflow|s3)\b.*[/#]", link)] == []
+    pages = {link for link in links if link.startswith(stack.mlflow)}
+    assert pages, links
+    login = f"rlhf:{stack.secrets['MLFLOW_PASSWORD']}"
+    assert {status(page, login) for page in pages} == {200}
+
+
+EXPORT = [
+    {
+        "id": number,
+        "data": {"prompt": f"What is {number} and {number}?", "response1": "a", "response2": "b"},
+        "annotations": [
+            {
+                "completed_by": 1,
+                "created_at": "2026-01-01T00:00:00Z",
+                "result": [{"type": "pairwise", "value": {"selected": "left"}}],
+            }
+        ],
+    }
+    for number in range(3)
+]
+"""Of Label Studio: three votes."""
+
+
+def test_votes_are_imported_once_into_the_workspace_that_remembers(
+    stack: Stack, tmp_path: Path
+) -> None:
+    export = tmp_path / "export.json"
+    export.write_text(json.dumps(EXPORT))
+    export.chmod(0o644)
+    stack.compose("cp", str(export), "retrain-worker:/workspaces/export.json")
+    asked = {"file": "/workspaces/export.json", "form": "label-studio", "columns": {}}
+    for _ in range(2):
+        state = stack.await_end(stack.start("label-import/label-import", asked), 600)
+        assert state["type"] == "COMPLETED", (state, stack.logs())
+    votes = in_project(stack, "cat data/labels/votes.jsonl").splitlines()
+    assert len(votes) == len(EXPORT)
+
+
+def test_retraining_compares_with_the_champion_and_keeps_what_it_learned_of_the_data(
+    stack: Stack, runs: dict[str, dict[str, Any]]
+) -> None:
+    schedules = stack.ask("/deployments/name/retrain/retrain")["schedules"]
+    assert [(each["slug"], each["active"]) for each in schedules] == [("weekly", False)]
+    changes = ("seed=1", "tracking.experiment=project")
+    params = {**tiny(*changes)}
+    named = stack.start("promote/promote", {"params": params, "why": "the first one"})
+    assert stack.await_end(named, RUN_SECONDS)["name"] == "Promoted", stack.logs()
+    record = json.loads(in_project(stack, "cat champions/record.json"))
+    first = record["lineage"][-1]["run_id"]
+
+    params = tiny("seed=3", *changes[1:])
+    params["where"]["data"] = {"pool": "local"}
+    cycle = stack.await_end(
+        stack.start("retrain/retrain", {"params": params, "force": True}), RUN_SECONDS
+    )
+    assert (cycle["type"], cycle["name"]) in {
+        ("COMPLETED", "Kept"),
+        ("COMPLETED", "Promoted"),
+    }, (cycle, stack.logs())
+    rows = in_project(stack, "cat runs/retrain.jsonl").splitlines()
+    last = json.loads(rows[-1])
+    assert (last["outcome"], last["detail"]["champion"]) == (cycle["name"].lower(), first)
+    again = stack.start("retrain/retrain", {"params": params, "force": False})
+    assert stack.await_end(again, 900)["name"] == "Skipped", "nothing is new"
+
+
+def in_project(stack: Stack, command: str) -> str:
+    """What a command prints in the workspace that remembers."""
+    return stack.compose(
+        "exec", "-T", "-w", "/workspaces/project", "retrain-worker", "sh", "-c", command
+    )
+
+
+def test_a_run_whose_worker_was_killed_does_not_run_for_ever(stack: Stack) -> None:
+    flow_run = stack.start_run(tiny("seed=5", "tracking.experiment=killed", "ppo.updates=100000"))
+    deadline = time.monotonic() + RUN_SECONDS
+    while not (stack.state(flow_run)["type"] == "RUNNING" and stack.stage_containers("ppo")):
+        assert stack.state(flow_run)["type"] not in ("FAILED", "CRASHED"), stack.logs()
+        assert time.monotonic() < deadline, stack.logs()
+        time.sleep(2)
+    stack.compose("kill", "--signal", "KILL", "cpu-worker")
+    try:
+        state = stack.await_end(flow_run, SILENCE_SECONDS + 240)
+        assert (state["type"], state["name"]) == ("CRASHED", "Zombie")
+        assert "goes on from its checkpoint" in state["message"]
+    finally:
+        for container in stack.stage_containers("ppo"):
+            docker("kill", container, check=False)
+        stack.compose("up", "--detach", "--no-deps", "cpu-worker")

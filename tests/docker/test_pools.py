@@ -14,7 +14,7 @@ from prefect_docker.worker import DockerWorkerJobConfiguration
 from config.load import load
 from config.records import STAGES
 from config.sections.where import Where
-from tasks.deployment.compose_setup import container_template, placed
+from tasks.deployment.compose_setup import PROJECT_POOL, container_template, placed
 from tests.conftest import ROOT
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -95,7 +95,8 @@ def test_a_wrong_job_is_not_valid() -> None:
 def test_the_manifests_are_valid_for_kubernetes() -> None:
     manifests = list(yaml.safe_load_all((ROOT / "docker" / "kubernetes.yaml").read_text()))
     assert [each["kind"] for each in manifests] == [
-        "Namespace", "PersistentVolumeClaim", "ServiceAccount", "Role", "RoleBinding", "Deployment",
+        "Namespace", "PersistentVolumeClaim", "PersistentVolumeClaim", "ServiceAccount", "Role",
+        "RoleBinding", "Deployment", "Deployment",
     ]  # fmt: skip
     for each in manifests:
         kubernetes_validate.validate(each, KUBERNETES, strict=True)
@@ -131,13 +132,38 @@ def breaks_restricted(pod: dict[str, Any]) -> set[str]:
     return broken
 
 
-def test_worker_and_stage_keep_pod_security_restricted() -> None:
+def test_workers_and_stage_keep_pod_security_restricted() -> None:
     manifests = list(yaml.safe_load_all((ROOT / "docker" / "kubernetes.yaml").read_text()))
-    namespace, worker = manifests[0], manifests[-1]["spec"]["template"]["spec"]
-    assert namespace["metadata"]["labels"] == {"pod-security.kubernetes.io/enforce": "restricted"}
-    stage = rendered_job()["spec"]["template"]["spec"]
-    assert (breaks_restricted(worker), breaks_restricted(stage)) == (set(), set())
-    assert stage["automountServiceAccountToken"] is False
+    assert manifests[0]["metadata"]["labels"] == {
+        "pod-security.kubernetes.io/enforce": "restricted"
+    }
+    pods = {
+        each["metadata"]["name"]: each["spec"]["template"]["spec"]
+        for each in [*manifests, {**rendered_job(), "metadata": {"name": "stage"}}]
+        if each["kind"] in ("Deployment", "Job")
+    }
+    assert {name: breaks_restricted(pod) for name, pod in pods.items()} == {
+        "rlhf-worker": set(), "rlhf-retrain": set(), "stage": set(),
+    }  # fmt: skip
+    for name in ("rlhf-retrain", "stage"):
+        assert pods[name]["automountServiceAccountToken"] is False, name
+
+
+def test_the_cluster_serves_retraining_in_a_workspace_that_stays() -> None:
+    manifests = list(yaml.safe_load_all((ROOT / "docker" / "kubernetes.yaml").read_text()))
+    [retrain] = [m for m in manifests if m["metadata"]["name"] == "rlhf-retrain"]
+    pod = retrain["spec"]["template"]["spec"]
+    [container] = pod["containers"]
+    assert container["args"][container["args"].index("--pool") + 1] == PROJECT_POOL
+    mounted = {each["mountPath"]: each["name"] for each in container["volumeMounts"]}
+    claims = {
+        each["name"]: each["persistentVolumeClaim"]["claimName"]
+        for each in pod["volumes"]
+        if "persistentVolumeClaim" in each
+    }
+    known = {m["metadata"]["name"] for m in manifests if m["kind"] == "PersistentVolumeClaim"}
+    assert {claims[mounted["/workspaces"]], claims[mounted["/cache"]]} == known
+    assert (retrain["spec"]["replicas"], retrain["spec"]["strategy"]["type"]) == (1, "Recreate")
 
 
 def test_a_pod_that_says_nothing_is_not_restricted() -> None:

@@ -1,0 +1,30 @@
+"""The flow `promote`: the model of these params becomes the champion, because somebody says so."""
+
+from typing import Any
+
+from prefect import flow
+from prefect.client.schemas.objects import State
+from prefect.states import Completed
+
+from config.schema import Params
+from flows.rlhf import rlhf
+from tasks.planning.gate import checked
+from tasks.retraining.by_hand import put_in_place_by_hand
+
+
+@flow(name="promote", persist_result=False, validate_parameters=False)
+def promote(params: Params, why: str = "named by hand") -> State[Any]:
+    """Do what is not done yet of a run, then make its model the champion, without a contest.
+
+    Args:
+        params: The whole run, as the run had them whose model is meant: then nothing is trained.
+        why: The reason, for the record of champions.
+    """
+    known = checked(params)
+    state = rlhf(known, return_state=True)
+    if not state.is_completed():
+        return state
+    return Completed(
+        name="Promoted",
+        message=put_in_place_by_hand(known, str(state.state_details.flow_run_id), why),
+    )

@@ -1,0 +1,46 @@
+"""A promotion that somebody asked the server for: no contest, but a run that completed."""
+
+from pathlib import Path
+
+from prefect import task
+from prefect.cache_policies import NO_CACHE
+from prefect.runtime import flow_run
+
+from config import jsonl
+from config.errors import EnvironmentFault
+from config.records import PipelineRow
+from config.schema import Params
+from tasks.champions.registry import promote, tell_mlflow
+from tasks.stage.progress import Display
+from tasks.ui.events import model_event
+
+
+@task(name="promote", cache_policy=NO_CACHE, persist_result=False)
+def put_in_place_by_hand(params: Params, pipeline_flow_run: str, why: str) -> str:
+    """Make the model of the run that was Prefect's `pipeline_flow_run` the champion; returns that
+    in a line. Raises as `promote` does.
+    """
+    root = Path.cwd()
+    run_id = _run_of(root, pipeline_flow_run)
+    promote(root, run_id, why, by=flow_run.name or "promote")
+    said = f"{run_id} is the champion: {why}"
+    model_event("promoted", run_id, said)
+    if fault := tell_mlflow(root, params):
+        Display().say(f"warning: {fault}")
+    return said
+
+
+def _run_of(root: Path, pipeline_flow_run: str) -> str:
+    rows: list[PipelineRow] = jsonl.read(root / "runs" / "pipeline.jsonl", PipelineRow).rows
+    found = (
+        row.run_id
+        for row in reversed(rows)
+        if row.event == "start" and row.detail.get("prefect.flow_run_id") == pipeline_flow_run
+    )
+    run_id = next(found, None)
+    if run_id is None:
+        raise EnvironmentFault(
+            "runs/pipeline.jsonl does not know the run that was to be promoted. Start the "
+            "promotion again."
+        )
+    return run_id

@@ -1,0 +1,63 @@
+"""What the stack of containers serves: every flow of prefect.yaml, each in its workspace."""
+
+from typing import Any
+
+import pytest
+
+from config.load import load
+from config.records import STAGES
+from config.schema import Params
+from tasks.deployment.compose_setup import deployment, pull_steps
+from tasks.deployment.deployments import prefect_file
+from tests.conftest import ROOT
+
+URI = "http://mlflow:5000"
+
+
+@pytest.fixture(scope="module")
+def served() -> dict[str, dict[str, Any]]:
+    params = load(ROOT / "recipes" / "demo.yaml")
+    return {
+        each["name"]: deployment(each, params, {"MLFLOW_TRACKING_URI": URI})
+        for each in prefect_file(ROOT)["deployments"]
+    }
+
+
+def test_the_stack_serves_what_a_checkout_serves(served: dict[str, dict[str, Any]]) -> None:
+    assert {"rlhf", "retrain", "promote", "sweep", "label-import"} == set(served)
+    for name, each in served.items():
+        assert set(each["parameters"]) == set(each["parameter_openapi_schema"]["properties"]), name
+    schema = served["label-import"]["parameter_openapi_schema"]
+    assert schema["properties"]["form"]["enum"] == ["label-studio", "argilla"]
+
+
+def test_retraining_has_its_schedule_switched_off_and_no_second_cycle_beside_it(
+    served: dict[str, dict[str, Any]],
+) -> None:
+    retrain = served["retrain"]
+    [weekly] = retrain["schedules"]
+    assert (weekly.slug, weekly.active, weekly.schedule.cron) == ("weekly", False, "0 3 * * 1")
+    assert retrain["concurrency_limit"] == 1
+    assert retrain["concurrency_options"].collision_strategy == "CANCEL_NEW"
+    assert [each["schedules"] for name, each in served.items() if name != "retrain"] == [[]] * 4
+
+
+def test_forms_place_stages_in_containers_and_data_where_the_votes_are(
+    served: dict[str, dict[str, Any]],
+) -> None:
+    for name in ("rlhf", "retrain", "promote", "sweep"):
+        params = Params.model_validate(served[name]["parameters"]["params"])
+        assert params.tracking.uri == URI
+        pools = {stage: params.where.of(stage).pool for stage in STAGES}
+        assert pools.pop("data") == ("docker" if name == "rlhf" else "local")
+        assert set(pools.values()) == {"docker"}
+
+
+def test_a_workspace_is_a_step_that_exists() -> None:
+    from tasks.run import workspace
+
+    for kind in ("own", "project"):
+        [step, _] = pull_steps(kind, "s3://rlhf/dvc")
+        [(name, asked)] = step.items()
+        assert callable(getattr(workspace, name.rpartition(".")[2]))
+        assert asked == {"id": "workspace", "remote": "s3://rlhf/dvc"}

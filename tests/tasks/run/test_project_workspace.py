@@ -1,0 +1,44 @@
+"""The workspace that remembers: its code follows the image, what it holds stays."""
+
+import time
+from pathlib import Path
+
+from tasks.pipeline.clean import leftovers
+from tasks.run.code_version import HOME, code_digest
+from tasks.run.workspace import PROJECT, bring_code
+
+REMOTE = {"name": "store", "url": "s3://rlhf/dvc"}
+
+
+def test_new_code_replaces_the_old_and_nothing_else(tmp_path: Path) -> None:
+    root = tmp_path / PROJECT
+    bring_code(root, REMOTE)
+    assert code_digest(root) == code_digest(HOME)
+    own = [root / name for name in ("champions/record.json", "data/labels/votes.jsonl", "dvc.lock")]
+    for path in own:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(path.name)
+    (root / "tasks" / "gone.py").write_text("OLD = 1\n")
+    (root / "config" / "load.py").unlink()
+    bring_code(root, REMOTE)
+    assert code_digest(root) == code_digest(HOME)
+    assert not (root / "tasks" / "gone.py").exists()
+    assert [path.read_text() for path in own] == [path.name for path in own]
+    assert [path.name for path in tmp_path.iterdir()] == [PROJECT]
+
+
+def test_the_same_code_is_left_alone_and_the_store_may_move(tmp_path: Path) -> None:
+    root = tmp_path / PROJECT
+    bring_code(root, REMOTE)
+    before = (root / "tasks").stat().st_ino
+    bring_code(root, {**REMOTE, "url": "s3://elsewhere/dvc"})
+    assert (root / "tasks").stat().st_ino == before
+    assert "s3://elsewhere/dvc" in (root / ".dvc" / "config.local").read_text()
+
+
+def test_clearing_up_never_takes_it(tmp_path: Path) -> None:
+    for name in (PROJECT, "an-old-run"):
+        (tmp_path / "workspaces" / name / "runs").mkdir(parents=True)
+    found = leftovers(tmp_path, tmp_path / "workspaces", time.time() + 1e8)
+    kept = {one.path.name: bool(one.kept_because) for one in found}
+    assert kept == {PROJECT: True, "an-old-run": False}
