@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from config.records import STAGES
+from config.records import METHODS, STAGES
 from config.schema import Params
 
 DOCUMENT = Path("docs/params.md")
@@ -18,10 +18,11 @@ HEADER = """\
 Written by `python -m config.document` from `config/schema.py` and `config/sections/`; a test
 compares the two, so change those, not this page.
 
-A `params.yaml` names every key: there are no defaults, because a default in Python would change
-results without DVC noticing. `recipes/base.yaml` is a complete one, and the other recipes extend
-it. Unknown keys, wrong types and impossible combinations are refused in one line that names the
-value, the rule and the place. Write `1.0e-5`, never `1e-5`: YAML reads the second as text.
+A `params.yaml` names every key of the sections it has: there are no defaults, because a default in
+Python would change results without DVC noticing. `recipes/base.yaml` is a complete one, and the
+other recipes extend it. Unknown keys, wrong types and impossible combinations are refused in one
+line that names the value, the rule and the place. Write `1.0e-5`, never `1e-5`: YAML reads the
+second as text.
 """
 BOUNDS = (("minimum", "≥"), ("exclusiveMinimum", ">"), ("maximum", "≤"), ("exclusiveMaximum", "<"))
 SHOWN_ONCE = {
@@ -70,7 +71,7 @@ def _section(
         elif shown := SHOWN_ONCE.get(dotted):
             plain.append((key, shown, child["description"]))
         elif len(sections) == 1:
-            inner.append((dotted, sections[0], "", " Or null." if len(options) > 1 else ""))
+            inner.append((dotted, sections[0], "", _absence(dotted, options)))
         else:
             inner += [
                 (dotted, option, f" with `kind: {option['properties']['kind']['const']}`", "")
@@ -102,6 +103,13 @@ def _options(node: dict[str, Any], schema: dict[str, Any]) -> list[dict[str, Any
         if alternatives
         else [node]
     )
+
+
+def _absence(name: str, options: list[dict[str, Any]]) -> str:
+    """How a section is left out, if it can be."""
+    if name in METHODS:
+        return " May be absent where `align.method` names another."
+    return " Or null." if len(options) > 1 else ""
 
 
 def _type(options: list[dict[str, Any]]) -> str:

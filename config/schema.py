@@ -1,16 +1,18 @@
 """params.yaml as types: the whole, and the rules between its sections.
 
-No field has a default: a default here would change results without DVC noticing. Every description
-is shown in the Prefect form and in `docs/params.md`; units are part of the name or of the
-description.
+No field has a default: a default here would change results without DVC noticing. The sections of
+methods that align.method does not name may be absent. Every description is shown in the Prefect
+form and in `docs/params.md`; units are part of the name or of the description.
 """
 
-from typing import Annotated
+from collections.abc import Iterator
+from typing import Annotated, Any
 
 from pydantic import Field, model_validator
 
 from config.errors import ParamsError
-from config.sections.base import Section
+from config.records import METHODS
+from config.sections.base import Sparse
 from config.sections.data import Data
 from config.sections.model import Model
 from config.sections.money import Budget, Prices
@@ -21,7 +23,7 @@ from config.sections.run import Align, Evaluate, Tracking
 from config.sections.where import SHARED_STAGES, WEIGHTS_DIVIDED, Where
 
 
-class Params(Section):
+class Params(Sparse):
     """A whole run."""
 
     seed: Annotated[int, Field(ge=0, lt=2**31)] = Field(
@@ -32,10 +34,10 @@ class Params(Section):
     sft: Sft
     reward: Reward
     align: Align
-    ppo: Ppo
-    dpo: Dpo
-    rloo: Rloo
-    grpo: Grpo
+    ppo: Ppo | None = None
+    dpo: Dpo | None = None
+    rloo: Rloo | None = None
+    grpo: Grpo | None = None
     evaluate: Evaluate
     where: Where
     prices: Prices
@@ -43,16 +45,42 @@ class Params(Section):
     retrain: Retrain
     tracking: Tracking
 
+    def section(self, stage: str) -> Any:
+        """The settings of a stage, of which those of a method may be absent.
+
+        Raises ParamsError if they are.
+        """
+        found = getattr(self, stage)
+        if found is None:
+            raise ParamsError(
+                f"align.method={self.align.method}, and params.yaml has no section {stage}. Copy "
+                "it from recipes/base.yaml, or choose a method whose section is there."
+            )
+        return found
+
+    @property
+    def unused(self) -> tuple[str, ...]:
+        """The sections of methods that align.method does not name: nothing depends on them."""
+        return tuple(method for method in METHODS if method != self.align.method)
+
+    @model_validator(mode="after")
+    def _method_has_its_section(self) -> "Params":
+        self.section(self.align.method)
+        return self
+
+    def _loops(self) -> Iterator[Online]:
+        """Of the methods that sample, those whose sections are there."""
+        yield from (loop for loop in (self.ppo, self.rloo, self.grpo) if loop is not None)
+
     @model_validator(mode="after")
     def _lengths_fit(self) -> "Params":
         limit = self.model.context_length
+        dpo = [self.dpo] if self.dpo is not None else []
         for name, length in (
             ("sft.max_length", self.sft.max_length),
             ("reward.max_length", self.reward.max_length),
-            ("ppo.max_new_tokens", self.ppo.max_new_tokens + 1),
-            ("dpo.max_length", self.dpo.max_length),
-            ("rloo.max_new_tokens", self.rloo.max_new_tokens + 1),
-            ("grpo.max_new_tokens", self.grpo.max_new_tokens + 1),
+            *((f"{loop.method}.max_new_tokens", loop.max_new_tokens + 1) for loop in self._loops()),
+            *(("dpo.max_length", section.max_length) for section in dpo),
             ("evaluate.max_new_tokens", self.evaluate.max_new_tokens + 1),
         ):
             if length > limit:
@@ -63,7 +91,7 @@ class Params(Section):
         for name, batch in (
             ("sft", self.sft.batch_size),
             ("reward", self.reward.batch_size),
-            ("dpo", self.dpo.batch_size),
+            *(("dpo", section.batch_size) for section in dpo),
         ):
             if batch % self.where.of(name).processes:
                 raise ParamsError(
@@ -76,6 +104,8 @@ class Params(Section):
     def _can_be_divided(self) -> "Params":
         for stage in SHARED_STAGES:
             section = getattr(self, stage)
+            if section is None:
+                continue
             level, said = self.where.of(stage).sharding, self.where.said(stage, "sharding")
             if level != "none" and section.optimizer == "adamw8bit":
                 raise ParamsError(
@@ -97,7 +127,7 @@ class Params(Section):
                     f"{said} can not divide. "
                     f"Set model.quantisation: null, or where.{stage}.sharding: none in params.yaml."
                 )
-        for loop in (self.ppo, self.rloo, self.grpo):
+        for loop in self._loops():
             name, mini_batch = loop.method, loop.batch_size // loop.num_mini_batches
             place = self.where.of(name)
             if place.sharding in WEIGHTS_DIVIDED and mini_batch < place.processes:
@@ -124,16 +154,20 @@ class Params(Section):
                         f"Set {section}.lora: null, or model.path in params.yaml."
                     )
         method = self.align.method
-        loop = getattr(self, method)
-        if isinstance(loop, Online) and self.model.quantisation is not None and loop.lora is None:
+        settings = self.section(method)
+        if (
+            isinstance(settings, Online)
+            and self.model.quantisation is not None
+            and settings.lora is None
+        ):
             raise ParamsError(
                 f"model.quantisation={self.model.quantisation} with {method}.lora null: the policy "
                 "would learn from other weights than "
                 f"its reference has. Set {method}.lora, or model.quantisation: null in params.yaml."
             )
         if (
-            method == "ppo"
-            and self.ppo.layout == "shared_base"
+            isinstance(settings, Ppo)
+            and settings.layout == "shared_base"
             and (self.reward.lora is None or (self.reward.init == "base" and self.sft.lora is None))
         ):
             raise ParamsError(

@@ -19,6 +19,7 @@ from transformers import PreTrainedModel
 from trl import DPOConfig, DPOTrainer
 from trl.trainer.dpo_trainer import DataCollatorForPreference
 
+from config.sections.offline import Dpo
 from training.distributed.collectives import map_across_ranks
 from training.distributed.sharding import state_dict_to_save, unsharded
 from training.evaluation.intervals import wilson
@@ -78,7 +79,8 @@ class BucketedDPOTrainer(PairLoss, BucketedData, LearningCheckpoints, OurNames, 
 
 
 def dpo(stage: Stage) -> None:
-    params, settings = stage.params, stage.params.dpo
+    params = stage.params
+    settings: Dpo = params.section("dpo")
     tokenizer = load_tokenizer(stage.root / "data/tokenizer")
     pairs = {split: read_pairs(stage, split, tokenizer) for split in ("train", "test")}
     model = load_policy(
@@ -165,7 +167,7 @@ def dpo(stage: Stage) -> None:
 
 def reply_logps(model: PreTrainedModel, rows: list[dict[str, list[int]]], stage: Stage) -> Logps:
     """Log-probability of every chosen and rejected reply under `model`."""
-    settings = stage.params.dpo
+    settings: Dpo = stage.params.section("dpo")
     sequences = [
         row["prompt_ids"] + row[side] for row in rows for side in ("chosen_ids", "rejected_ids")
     ]

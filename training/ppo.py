@@ -86,7 +86,7 @@ OF_A_CRITIC = ("value_loss", "explained_variance")
 
 def ppo(stage: Stage, estimate: Estimator = ppo_advantages) -> None:
     """The loop of PPO, RLOO and GRPO; `estimate` is the method's step 5."""
-    settings: Online = getattr(stage.params, stage.name)
+    settings: Online = stage.params.section(stage.name)
     critic = settings if isinstance(settings, Ppo) else None
     tokenizer = load_tokenizer(stage.root / "data/tokenizer")
     prompts = read_prompts(stage, tokenizer)

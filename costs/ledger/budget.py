@@ -9,7 +9,7 @@ stages.
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from config.records import PipelineRow, UsageRow
 from config.schema import Params
@@ -95,16 +95,18 @@ def predecessor(
 
 
 def same_results(first: Params, second: Params) -> bool:
-    """Whether two params differ in nothing but money and tracking."""
-    return first.model_dump(exclude=set(FREE_SECTIONS)) == second.model_dump(
-        exclude=set(FREE_SECTIONS)
-    )
+    """Whether two params differ in nothing but money, places, tracking and methods not used."""
+    return _results(first) == _results(second)
 
 
 def results_key(params: Params) -> str:
     """Digest of all that results depend on: equal for params that `same_results` finds equal."""
-    text = json.dumps(params.model_dump(mode="json", exclude=set(FREE_SECTIONS)), sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+    return hashlib.sha256(json.dumps(_results(params), sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _results(params: Params) -> dict[str, Any]:
+    """The sections that results depend on."""
+    return params.model_dump(mode="json", exclude={*FREE_SECTIONS, *params.unused})
 
 
 def added(first: Mapping[str, Cost], second: Mapping[str, Cost]) -> dict[str, Cost]:

@@ -16,6 +16,7 @@ from config.errors import CostError
 from config.records import SAMPLING_METHODS, STAGES, stages_of
 from config.schema import Params
 from config.sections.levers import Lora
+from config.sections.offline import Dpo
 from config.sections.online import Online, Ppo
 from config.sections.where import LOCAL
 from costs.formulas.setting import Attention, Levers, Parallel, Rlhf, Setting, Workload
@@ -318,7 +319,7 @@ def _reward(params: Params, aim: Target, rows: Rows, model: ModelShape) -> Setti
 
 def _loop(method: str, params: Params, aim: Target, rows: Rows, model: ModelShape) -> Setting:
     """PPO, RLOO and GRPO: one loop, whose value model is PPO's alone."""
-    section: Online = getattr(params, method)
+    section: Online = params.section(method)
     critic = section if isinstance(section, Ppo) else None
     prompt, response = int(rows.longest_prompt), section.max_new_tokens
     said = response_tokens(rows, response)
@@ -374,7 +375,7 @@ def compared_responses(batch: int) -> int:
 
 def _dpo(params: Params, aim: Target, rows: Rows, model: ModelShape) -> Setting:
     """Pairs as in `_reward`; the reference reads every pair once, the held-out ones too."""
-    section = params.dpo
+    section: Dpo = params.section("dpo")
     levers = levers_of(
         params, section.model_dump(), section.micro_batch_size, section.batch_size, aim.gpus
     )

@@ -14,6 +14,8 @@ import yaml
 
 from config.schema import Params
 from config.sections.data import FileSource, HelpdeskSource, Source
+from config.sections.offline import Dpo
+from config.sections.online import Online
 
 UNKNOWN_ROWS = 1000
 """Assumed rows of a source that can not be read now."""
@@ -102,7 +104,11 @@ def _from_sources(params: Params, root: Path) -> Rows:
         else (main, ())
     )
     votes = (file_rows(root / data.vote_source.path) or 0) if data.vote_source else 0
-    limit = params.model.context_length - params.ppo.max_new_tokens
+    sampled: Online | Dpo = params.section(params.align.method)
+    response = (
+        sampled.max_new_tokens if isinstance(sampled, Online) else params.evaluate.max_new_tokens
+    )
+    limit = params.model.context_length - response
     sft_tokens, longest_sft, of_sft = _lengths(
         data.sft_source or data.source, "sft", params.sft.max_length
     )

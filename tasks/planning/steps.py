@@ -19,10 +19,10 @@ def planned_steps(root: Path, params: Params, stage: str) -> int | None:
         case "reward":
             return _optimizer_steps(params.reward, _rows(root, "preference"))
         case method if method in SAMPLING_METHODS:
-            loop: Online = getattr(params, method)
+            loop: Online = params.section(method)
             return loop.updates
         case "dpo":
-            return _optimizer_steps(params.dpo, _rows(root, "preference"))
+            return _optimizer_steps(params.section("dpo"), _rows(root, "preference"))
         case "evaluate":
             return EVALUATED_MODELS
         case _:

@@ -125,7 +125,7 @@ def fetch_aligned(run: Run) -> None:
     if remote_stages(run):
         folders = [
             f"models/{method}",
-            *(["models/sft"] if getattr(run.params, method).lora is not None else []),
+            *(["models/sft"] if run.params.section(method).lora is not None else []),
         ]
         fetch(run.root, folders)
 

@@ -25,7 +25,7 @@ def test_no_parameter_has_a_default() -> None:
         for field in section.model_fields.values()
         if not field.is_required()
     }
-    assert optional == {(Where, None), (PlaceOverride, None)}, (
+    assert optional == {(Where, None), (PlaceOverride, None), (Params, None)}, (
         "absent, and taken from no value here"
     )
 

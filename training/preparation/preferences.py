@@ -24,7 +24,7 @@ def read_pairs(stage: Stage, split: str, tokenizer: PreTrainedTokenizerBase) -> 
 
     Raises DataError if none is left.
     """
-    limit: int = getattr(stage.params, stage.name).max_length
+    limit: int = stage.params.section(stage.name).max_length
     path = stage.root / f"data/prepared/preference/{split}.jsonl"
     found = list(jsonl.plain(path))
     prompts = encode_prompts(tokenizer, [row["prompt"] for row in found])

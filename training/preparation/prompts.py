@@ -48,7 +48,7 @@ def read_prompts(stage: Stage, tokenizer: PreTrainedTokenizerBase) -> list[list[
     """
     path = stage.root / "data/prepared/prompts/train.jsonl"
     prompts = [row["prompt"] for row in jsonl.plain(path)]
-    room = stage.params.model.context_length - getattr(stage.params, stage.name).max_new_tokens
+    room = stage.params.model.context_length - stage.params.section(stage.name).max_new_tokens
     fitting = fitting_prompts(prompts, tokenizer, room)
     require_prompts(fitting, str(path), room, stage.name)
     if len(fitting) < len(prompts):

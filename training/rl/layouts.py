@@ -59,7 +59,7 @@ class _Origin:
     def __init__(self, stage: Stage, tokenizer: PreTrainedTokenizerBase) -> None:
         self.stage = stage
         self.params: Params = stage.params
-        self.settings: Online = getattr(stage.params, stage.name)
+        self.settings: Online = stage.params.section(stage.name)
         self.tokenizer = tokenizer
         self.sft, self.reward = stage.root / "models/sft", stage.root / "models/reward"
         self.device = stage.placed_on
@@ -133,9 +133,10 @@ def _value_model(origin: _Origin) -> Role:
     """A value model of its own, from ppo.value_init: whole, or a frozen base with an adapter and a
     head that learn.
     """
-    params, lora = origin.params, origin.params.ppo.lora
+    params, settings = origin.params, origin.params.section("ppo")
+    lora: Lora | None = settings.lora
     if lora is None:
-        if params.ppo.value_init == "reward":
+        if settings.value_init == "reward":
             model = load_reward_model(origin.reward, params.model, origin.tokenizer, trainable=True)
             model.score = normalised_head(
                 model.score, model.config.score_mean, model.config.score_std
@@ -143,7 +144,7 @@ def _value_model(origin: _Origin) -> Role:
         else:
             model = new_reward_model(origin.sft, params.model, origin.tokenizer, params.seed)
         return origin.place(model)
-    if params.ppo.value_init == "reward":
+    if settings.value_init == "reward":
         model = load_reward_model(origin.reward, params.model, origin.tokenizer)
         model.score = normalised_head(model.score, model.config.score_mean, model.config.score_std)
     else:
@@ -161,6 +162,7 @@ def _shared_base(origin: _Origin, lora: Lora) -> Models:
     head, or begins on the SFT model.
     """
     params, seed = origin.params, origin.params.seed
+    settings: Ppo = params.section("ppo")
     check_reward_folder(origin.reward)
     of_sft, of_reward = lineage(origin.sft), lineage(origin.reward)
     if not is_adapter(origin.reward) or not same_base(of_sft, of_reward):
@@ -177,7 +179,7 @@ def _shared_base(origin: _Origin, lora: Lora) -> Models:
     beneath = active(model)
     add_adapter(model, lora, POLICY, seed, "ppo.lora")
     reward = _stack(model, of_reward.adapters)
-    if params.ppo.value_init == "reward":
+    if settings.value_init == "reward":
         read_adapter(model, origin.reward, VALUE)
         value = (*reward[:-1], VALUE)
     else:
@@ -187,7 +189,7 @@ def _shared_base(origin: _Origin, lora: Lora) -> Models:
     judge = new_head(model.config.hidden_size, seed, origin.device)
     read_head(origin.reward, judge)
     config = reward_config(model.config, origin.reward)
-    if params.ppo.value_init == "reward":
+    if settings.value_init == "reward":
         critic = normalised_head(judge, config.score_mean, config.score_std)
     else:
         critic = new_head(model.config.hidden_size, seed, origin.device)

@@ -46,7 +46,7 @@ def load_state(stage: Stage, roles: Roles) -> PpoState:
     """
     found = stage.checkpoints.latest()
     if found is None:
-        return PpoState(update=0, episodes=0, kl_coef=getattr(stage.params, stage.name).kl.coef)
+        return PpoState(update=0, episodes=0, kl_coef=stage.params.section(stage.name).kl.coef)
     with restoring(found.path):
         shards.load_tensors(found.path / shards.WEIGHTS, roles.trainable())
         shards.load_optimizer(found.path / shards.OPTIMIZER, roles.optimizer, roles.trainable())
