@@ -5,9 +5,11 @@ Where stages are placed on other machines, dvc.lock alone says what a stage has 
 checkout are copies of it.
 """
 
+import json
 from pathlib import Path
 from typing import Any
 
+from config.differences import value_at
 from config.dvc_stages import dvc_name
 from config.records import METHODS
 
@@ -30,10 +32,32 @@ def changes_by_lock(repo: Any, root: Path, stage: str, found: list[Any]) -> list
     counted = [
         change for change in (_without(change, ours | set(theirs)) for change in found) if change
     ]
-    other = [
-        name for name, dep in theirs.items() if locked_digest(made, dep.fs_path) != _digest(dep)
-    ]
+    other = [name for name, dep in theirs.items() if _reads_another(repo, made, dep)]
     return counted + ([{"changed deps": dict.fromkeys(other, "modified")}] if other else [])
+
+
+def _reads_another(repo: Any, made: dict[str, Any], dep: Any) -> bool:
+    """Whether dvc.lock has an input with other content than when the stage was done: of single
+    values of a file, other values.
+    """
+    from dvc.dependency.param import ParamsDependency
+
+    if not isinstance(dep, ParamsDependency):
+        return locked_digest(made, dep.fs_path) != _digest(dep)
+    values = _locked_values(repo, made[dep.fs_path])
+    return any(value_at(values, key) != value for key, value in dep.hash_info.value.items())
+
+
+def _locked_values(repo: Any, out: Any) -> Any:
+    """The content of a JSON file by its digest in dvc.lock, brought from the remote if need be;
+    nothing if dvc.lock has none, or nobody has the file.
+    """
+    if not out.hash_info:
+        return {}
+    cached = Path(out.cache.oid_to_path(out.hash_info.value))
+    if not cached.exists():
+        repo.cloud.pull([out.hash_info])
+    return json.loads(cached.read_text(encoding="utf-8")) if cached.exists() else {}
 
 
 def is_locked_content(repo: Any, path: str) -> bool:
@@ -106,14 +130,16 @@ def _digest(dep: Any) -> str | None:
 
 
 def _without(change: Any, names: set[str]) -> Any:
-    """A change without what it says of copies at `names`; empty if it says nothing else."""
+    """A change without what it says of copies at `names`, or of single values in them; empty if it
+    says nothing else.
+    """
     if not isinstance(change, dict):
         return change
     left = {
         kind: {
             name: state
             for name, state in items.items()
-            if name not in names or state not in OF_COPIES
+            if name not in names or not (isinstance(state, dict) or state in OF_COPIES)
         }
         for kind, items in change.items()
     }

@@ -1,5 +1,6 @@
 """Outputs that are in the remote alone: what counts as unchanged, and how they come back."""
 
+import json
 import shutil
 import subprocess
 import sys
@@ -27,15 +28,17 @@ PIPELINE = {
         "outs": [{"data/prepared": {"persist": True}}],
     },
     "sft": {
-        "cmd": "mkdir -p models metrics && cat data/prepared/sft/sft.txt > models/sft && wc -l < "
-        "models/sft > metrics/sft.json",
-        "deps": ["data/prepared/sft"],
+        "cmd": "mkdir -p models metrics && cat data/prepared/sft/sft.txt > models/sft && printf "
+        '\'{"rows": %d, "rate": 1e-05, "refused": %d}\' $(wc -l < models/sft) '
+        "$(wc -l < refused.txt) > metrics/sft.json",
+        "deps": ["data/prepared/sft", "refused.txt"],
         "outs": ["models/sft"],
         "metrics": ["metrics/sft.json"],
     },
     "reward": {
         "cmd": "cp models/sft models/reward",
         "deps": ["models/sft"],
+        "params": [{"metrics/sft.json": ["rows", "rate"]}],
         "outs": ["models/reward"],
     },
 }
@@ -49,6 +52,7 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (root / "dvc.yaml").write_text(yaml.safe_dump({"stages": PIPELINE}))
     (root / "sft.txt").write_text("one\n")
     (root / "pairs.txt").write_text("a b\n")
+    (root / "refused.txt").write_text("")
     repro(root, "data", "sft", "reward")
     assert push(root) is None
     return folder
@@ -92,6 +96,17 @@ def test_outputs_that_are_in_the_remote_alone_are_unchanged(project: Path) -> No
         True
     ] * 3
     assert not is_unchanged(project, "sft")
+
+
+def test_a_metric_that_a_stage_reads_counts_by_its_value_wherever_it_is(project: Path) -> None:
+    (project / "refused.txt").write_text("one\n")
+    done_elsewhere(project, "sft")
+    assert is_unchanged_elsewhere(project, "reward"), "another metric than those that it reads"
+    leave_only_the_lock(project)
+    assert is_unchanged_elsewhere(project, "reward"), "from the remote"
+    (project / "metrics").mkdir(exist_ok=True)
+    (project / "metrics" / "sft.json").write_text('{"rows": 7, "rate": 1e-05}')
+    assert is_unchanged_elsewhere(project, "reward"), "a copy here is no metric of the stage"
 
 
 def test_fetching_brings_what_is_missing_and_only_that(project: Path) -> None:
@@ -221,7 +236,7 @@ def test_files_of_an_earlier_run_give_way_to_what_dvc_lock_has(project: Path) ->
         == (project / "data/prepared/sft/sft.txt").read_text()
         == "one\ntwo\n"
     )
-    assert (project / "metrics/sft.json").read_text().strip() == "2"
+    assert json.loads((project / "metrics/sft.json").read_text())["rows"] == 2
     assert not (project / "data/prepared/sft/left-over.txt").exists()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
@@ -240,6 +255,6 @@ def test_stale_files_here_neither_hide_a_change_nor_make_one(project: Path) -> N
     assert is_unchanged_elsewhere(project, "sft"), "the old models/sft on the disk is a copy"
     params = load(ROOT / "recipes" / "demo.yaml", ["where.sft.pool=gpus"])
     assert stale_stages(project, params, ["data", "sft", "reward"]) == ["reward"]
-    fetch(project, ["models/sft"])
+    fetch(project, ["models/sft", "metrics/sft.json"])
     done_elsewhere(project, "reward")
     assert is_unchanged_elsewhere(project, "reward")
