@@ -97,6 +97,7 @@ def container_template(environment: Mapping[str, str], gpus: bool) -> dict[str, 
             "AWS_SHARED_CREDENTIALS_FILE": str(CREDENTIALS),
             "AWS_ENDPOINT_URL": environment["AWS_ENDPOINT_URL"],
             "AWS_DEFAULT_REGION": environment["AWS_DEFAULT_REGION"],
+            "PREFECT_UI_URL": environment.get("PREFECT_UI_URL") or None,
             "OMP_NUM_THREADS": environment.get("OMP_NUM_THREADS") or None,
         },
     }

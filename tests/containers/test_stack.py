@@ -236,6 +236,8 @@ def test_links_lead_to_pages_that_a_browser_here_can_open(
     stack: Stack, runs: dict[str, dict[str, Any]]
 ) -> None:
     found = stack.ask("/artifacts/filter", {"limit": 200})
+    printed = stack.compose("logs", "--no-color", "cpu-worker", "docker-worker")
+    assert re.findall(r"[Vv]iew .*https?://(?:prefect|mlflow)\b.*", printed) == []
     shown = "\n".join(str(artifact["data"]) for artifact in found)
     shown += "\n".join(row["message"] for row in stack.ask("/logs/filter", {"limit": 200}))
     shown += str([run["parent"].data.tags for run in runs.values()])

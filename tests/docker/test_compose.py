@@ -83,6 +83,15 @@ def test_prefect_asks_for_a_key_and_knows_its_addresses(stack: dict[str, Any]) -
     assert prefect["environment"]["PREFECT_SERVER_API_AUTH_STRING"] == "${PREFECT_KEY}"
 
 
+def test_links_name_addresses_that_people_reach(stack: dict[str, Any]) -> None:
+    for name in ("setup", "cpu-worker", "retrain-worker", "docker-worker", "gpu-worker"):
+        page = stack["services"][name]["environment"]["PREFECT_UI_URL"]
+        assert page.startswith("http://127.0.0.1:"), name
+    template = container_template({**ENVIRONMENT, "PREFECT_UI_URL": "http://127.0.0.1:1"}, False)
+    told = template["variables"]["properties"]["env"]["default"]
+    assert told["PREFECT_UI_URL"] == "http://127.0.0.1:1"
+
+
 def test_pages_are_on_this_machine_only_and_nobody_has_linux_capabilities(
     stack: dict[str, Any],
 ) -> None:
