@@ -3,6 +3,7 @@
 import re
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -255,3 +256,18 @@ def test_what_is_shown_can_be_printed(findings: Findings) -> None:
     console = Console(width=200, record=True)
     console.print(report.phase_table(findings.ledger), plan_tables.plan_view(Plan((stage_plan(),))))
     assert "stands on" in console.export_text()
+
+
+def test_a_search_shows_what_was_before_what_is_better() -> None:
+    start, best = (
+        SimpleNamespace(usd=usd, seconds=seconds, device_bytes=gib * GIB)
+        for usd, seconds, gib in ((4.0, 120.0, 8), (1.0, 60.0, 2))
+    )
+    choice = SimpleNamespace(lever="micro_batch", before=8, after=2, reason="less memory")
+    found = SimpleNamespace(start=start, best=best, tried=7, choices=(choice,))
+    lines = [str(line) for line in plan_tables.search_view({"ppo": found}).renderables]  # type: ignore[dict-item]
+    assert lines == [
+        "[bold]ppo[/bold]: 7 combinations; $4.00 -> $1.00, 2 min -> 1 min, 8.0 GiB -> 2.0 GiB a "
+        "device",
+        "  micro_batch: 8 -> 2  (less memory)",
+    ]

@@ -200,3 +200,11 @@ def test_what_past_runs_say_is_part_of_the_plan(
     error = stage["error"]["seconds"]
     assert (error["runs"], error["corrected"]) == (3, True)
     assert error["expected"] == pytest.approx(1.2 * stage["seconds"])
+
+
+def test_adapters_are_tried_where_they_are_allowed(tmp_path: Path) -> None:
+    search = ("--optimise", "memory", "--stage", "ppo", "--json", "--out", str(tmp_path / "best"))
+    alone, with_adapters = (
+        json.loads(run(*search, *more).stdout)["ppo"]["tried"] for more in ((), ("--adapters",))
+    )
+    assert with_adapters > alone
