@@ -16,6 +16,9 @@ from config import jsonl
 from config.errors import EXIT_DONE, EXIT_RESUMABLE
 from config.records import AttemptRow, UsageRow
 
+BEFORE_WORK = ("start", "other")
+"""Phases of an attempt that has not begun with what its stage is for."""
+
 
 @dataclass(frozen=True)
 class Attempt:
@@ -52,8 +55,12 @@ class Attempt:
 
     @property
     def worked(self) -> bool:
-        """Whether it came as far as its first step, found a checkpoint, or is done."""
-        return self.done or self.resumed_step > 0 or any(row.step >= 1 for row in self.usage)
+        """Whether it came further than its start, found a checkpoint, or is done."""
+        return (
+            self.done
+            or self.resumed_step > 0
+            or any(row.step >= 1 or row.phase not in BEFORE_WORK for row in self.usage)
+        )
 
     def may_share_checkpoints(self, other: "Attempt") -> bool:
         """Same fingerprint, or one of them was killed before it wrote its own."""

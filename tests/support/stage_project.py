@@ -17,8 +17,8 @@ STAGE = '''
 `behaviour.txt` says what goes wrong."""
 import os, signal, sys, time
 from pathlib import Path
-import psutil
 from config import jsonl
+from config.alive import created, now as uptime
 from config.records import AttemptRow, MetricRow, UsageRow
 
 name = sys.argv[1]
@@ -32,7 +32,7 @@ rows = jsonl.read(folder / "attempts.jsonl", AttemptRow).rows
 attempt = 1 + max((row.attempt for row in rows), default=0)
 step = int(checkpoint.read_text()) if checkpoint.exists() else 0
 
-last = psutil.Process().create_time()
+last = time.time() - (uptime() - created(os.getpid()))
 
 def use(step, phase, tokens=0):
     """All time since the last row, as a stage's meter accounts for it."""

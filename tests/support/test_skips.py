@@ -38,7 +38,7 @@ def outcome(folder: Path, content: str) -> str:
             "no:cacheprovider",
         ],
         cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env={**os.environ, "PYTHONPATH": str(ROOT), "PYTEST_ADDOPTS": ""},
         capture_output=True,
         text=True,
         check=False,

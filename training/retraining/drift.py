@@ -7,6 +7,7 @@ import math
 import re
 from collections.abc import Iterable, Sequence
 
+import numpy as np
 from scipy.special import kolmogi
 
 _WORD = re.compile(r"\w+")
@@ -20,7 +21,10 @@ def length_distance(new: Sequence[int], before: Sequence[int]) -> float:
     """
     from scipy.stats import ks_2samp  # imported late: 0.7 s that only a retrain cycle needs
 
-    return float(ks_2samp(new, before, method="asymp").statistic)
+    if not new or not before:
+        raise ValueError("one of the two distributions of lengths is empty.")
+    with np.errstate(all="ignore"):  # in its p-value, which is not asked for
+        return float(ks_2samp(new, before, method="asymp").statistic)
 
 
 def critical_distance(new: int, before: int, confidence: float) -> float:

@@ -66,6 +66,6 @@ def test_more_processes_than_gpus_are_refused_in_one_line(monkeypatch: pytest.Mo
         monkeypatch.setitem(os.environ, name, value)
     with pytest.raises(
         EnvironmentFault,
-        match=r"processes\.ppo=2 needs a GPU for each process, this machine has 1\.",
+        match=r"where\.ppo\.processes=2 needs a GPU for each process, this machine has 1\.",
     ):
         collectives.join("ppo", accelerator=True)
