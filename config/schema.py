@@ -22,6 +22,8 @@ from config.sections.retraining import Retrain
 from config.sections.run import Align, Evaluate, Tracking
 from config.sections.where import SHARED_STAGES, WEIGHTS_DIVIDED, Where
 
+UNCHOSEN = "May be absent where align.method names another."
+
 
 class Params(Sparse):
     """A whole run."""
@@ -34,10 +36,10 @@ class Params(Sparse):
     sft: Sft
     reward: Reward
     align: Align
-    ppo: Ppo | None = None
-    dpo: Dpo | None = None
-    rloo: Rloo | None = None
-    grpo: Grpo | None = None
+    ppo: Ppo | None = Field(None, title="Ppo", description=UNCHOSEN)
+    dpo: Dpo | None = Field(None, title="Dpo", description=UNCHOSEN)
+    rloo: Rloo | None = Field(None, title="Rloo", description=UNCHOSEN)
+    grpo: Grpo | None = Field(None, title="Grpo", description=UNCHOSEN)
     evaluate: Evaluate
     where: Where
     prices: Prices

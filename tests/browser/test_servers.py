@@ -40,8 +40,8 @@ def field(page: Page, *names: str) -> Locator:
     place = page.locator("body")
     for name in names:
         label = (
-            ".//span[contains(@class, 'schema-form-property__label') and normalize-space() = "
-            f"'{name}']"
+            ".//span[contains(@class, 'schema-form-property__label') and "
+            f"(normalize-space() = '{name}' or normalize-space() = '{name} (Optional)')]"
         )
         place = place.locator(
             f"xpath={label}/ancestor::*[contains(concat(' ', normalize-space(@class), ' '), ' "
