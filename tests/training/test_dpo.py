@@ -190,6 +190,7 @@ def test_micro_batches_do_not_change_the_trajectory(project: Project) -> None:
         torch.testing.assert_close(weights[1][name], weight, atol=5e-4, rtol=0, msg=name)
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 def test_a_run_killed_and_stopped_on_its_way_ends_with_the_bits_of_the_undisturbed_one(
     project: Project, undisturbed: Path

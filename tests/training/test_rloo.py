@@ -220,6 +220,7 @@ def test_bf16_noise_between_sampling_and_learning_stays_within_the_clip_range(
     assert rows[True]["first_ratio_error"] < 1e-6
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 def test_a_run_killed_and_stopped_on_its_way_ends_with_the_bits_of_the_undisturbed_one(
     project: Project, undisturbed: tuple[str, Path]

@@ -193,6 +193,7 @@ def test_one_model_at_a_time_is_in_memory(
     assert not any(model() for model in loaded)
 
 
+@pytest.mark.slow
 def test_a_contest_out_of_memory_goes_on_in_smaller_batches_with_the_same_figures(
     finished: Path, other: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
