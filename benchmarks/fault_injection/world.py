@@ -13,7 +13,7 @@ from benchmarks.fault_injection.worker import TYPE
 from config.load import load
 from config.sections.run import Tracking
 from tasks.servers.prefect_settings import api_key
-from tasks.servers.processes import HOST, mlflow_plan, prefect_plan, servers, start, stop
+from tasks.servers.processes import HOST, free_port, mlflow_plan, prefect_plan, servers, start, stop
 
 BUCKET = "store"
 WAIT_SECONDS = 120.0
@@ -26,7 +26,7 @@ class World:
 
     def __init__(self, project: Project, environment: dict[str, str]) -> None:
         self.project, self.environment = project, environment
-        self.ports = {"prefect": _free_port(), "mlflow": _free_port(), "store": _free_port()}
+        self.ports = {"prefect": free_port(), "mlflow": free_port(), "store": free_port()}
         self.arguments: list[str] = []
         """What `rlhf run` is told of them."""
         self._store: subprocess.Popen[bytes] | None = None
@@ -75,7 +75,7 @@ class World:
             [sys.executable, "-c", script], env=self._client, check=True, capture_output=True
         )
         self.start_worker()
-        self.arguments += ["--set", f"placement.{stage}={POOL}"]
+        self.arguments += ["--set", f"where.{stage}.pool={POOL}"]
 
     def start_worker(self) -> None:
         """With the code of the project, as the image of its containers would have it."""
@@ -117,7 +117,7 @@ class World:
 
     def start_store(self) -> None:
         """A store that speaks S3, with a bucket, as the DVC remote."""
-        inner = _free_port()
+        inner = free_port()
         with (self.project.folder / "store.log").open("ab") as log:
             self._store = subprocess.Popen(
                 [
@@ -186,12 +186,6 @@ class World:
             if process is not None:
                 process.kill()
                 process.wait()
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        return int(probe.getsockname()[1])
 
 
 def _await_port(port: int) -> None:
