@@ -17,6 +17,8 @@ SINGLE_STAGES = ("data", "evaluate")
 SHARED_STAGES = tuple(stage for stage in STAGES if stage not in SINGLE_STAGES)
 """Stages whose work several processes can share."""
 DEFAULT = "default"
+ONE_PROCESS = {"processes": 1, "sharding": "none", "offload": False}
+"""What SINGLE_STAGES have."""
 
 Pool = Annotated[str, Field(min_length=1)]
 
@@ -85,8 +87,7 @@ class Where(Sparse):
 
     def of(self, stage: str) -> Place:
         """Where `stage` runs: its own keys over those of the default."""
-        single = {"processes": 1, "sharding": "none", "offload": False}
-        base = single if stage in SINGLE_STAGES else {}
+        base = ONE_PROCESS if stage in SINGLE_STAGES else {}
         return self.default.model_copy(update={**base, **self._own(stage)})
 
     def key(self, stage: str, name: str) -> str:
@@ -109,7 +110,7 @@ class Where(Sparse):
     @model_validator(mode="after")
     def _single_stages(self) -> "Where":
         for stage in SINGLE_STAGES:
-            for name, only in (("processes", 1), ("sharding", "none"), ("offload", False)):
+            for name, only in ONE_PROCESS.items():
                 value = self._own(stage).get(name, only)
                 if value != only:
                     raise ParamsError(

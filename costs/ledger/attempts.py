@@ -16,8 +16,8 @@ from config import jsonl
 from config.errors import EXIT_DONE, EXIT_RESUMABLE
 from config.records import AttemptRow, UsageRow
 
-BEFORE_WORK = ("start", "other")
-"""Phases of an attempt that has not begun with what its stage is for."""
+NO_WORK = ("start", "other")
+"""Phases in which a process does not do what its stage is for."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Attempt:
         return (
             self.done
             or self.resumed_step > 0
-            or any(row.step >= 1 or row.phase not in BEFORE_WORK for row in self.usage)
+            or any(row.step >= 1 or row.phase not in NO_WORK for row in self.usage)
         )
 
     def may_share_checkpoints(self, other: "Attempt") -> bool:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from config.records import PipelineRow, UsageRow
 from config.schema import Params
 from config.sections.money import Budget
-from costs.ledger.attempts import Attempt
+from costs.ledger.attempts import NO_WORK, Attempt
 
 FREE_SECTIONS = ("budget", "prices", "retrain", "tracking", "where")
 """Sections of params.yaml that no stage's results depend on."""
@@ -205,7 +205,7 @@ class Pace:
         """
         if row.phase == "save":
             self.save_seconds = max(self.save_seconds, row.seconds)
-        elif row.phase not in ("start", "other") and row.step > 0:
+        elif row.phase not in NO_WORK and row.step > 0:
             began, took = self._steps.get(row.step, (came - row.seconds, 0.0))
             self._steps[row.step] = (began, took + row.seconds)
             for old in sorted(self._steps)[: -self.REMEMBERED_STEPS]:

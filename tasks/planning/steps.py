@@ -6,9 +6,7 @@ from config.records import SAMPLING_METHODS
 from config.schema import Params
 from config.sections.offline import Optimisation
 from config.sections.online import Online
-
-EVALUATED_MODELS = 3
-"""evaluate counts a step for each of base, SFT and aligned model."""
+from costs.planning.stages import EVALUATED
 
 
 def planned_steps(root: Path, params: Params, stage: str) -> int | None:
@@ -24,7 +22,7 @@ def planned_steps(root: Path, params: Params, stage: str) -> int | None:
         case "dpo":
             return _optimizer_steps(params.section("dpo"), _rows(root, "preference"))
         case "evaluate":
-            return EVALUATED_MODELS
+            return EVALUATED  # a step for each of base, SFT and aligned model
         case _:
             return None
 

@@ -18,6 +18,8 @@ from config.alive import created, is_alive, now
 from config.atomic_file import write_atomically
 from config.records import STAGES, AttemptRow
 from tasks.run.run import Run
+from tasks.stage.outcome import last_attempt
+from tasks.stage.progress import attempts
 
 logger = logging.getLogger(__name__)
 
@@ -104,9 +106,7 @@ def note_loss(
     """Append what a process lived that ended without a word; `died` in seconds since the epoch.
     `last`: its newest row, None if it was killed before its first.
     """
-    path = root / "runs" / stage / "attempts.jsonl"
-    rows: list[AttemptRow] = jsonl.read(path, AttemptRow).rows
-    number = last.attempt if last else 1 + max((row.attempt for row in rows), default=0)
+    number = last.attempt if last else 1 + last_attempt(attempts(root, stage))
     row = AttemptRow(
         time=died,
         run_id=life.run_id,
@@ -119,7 +119,7 @@ def note_loss(
         device=last.device if last else "",
         world_size=last.world_size if last else 1,
     )
-    jsonl.append(path, row)
+    jsonl.append(root / "runs" / stage / "attempts.jsonl", row)
 
 
 def note_killed(root: Path) -> None:
@@ -132,8 +132,9 @@ def note_killed(root: Path) -> None:
             life, at = Life(*json.loads(path.read_bytes())), path.stat().st_mtime
         except (OSError, ValueError, TypeError):
             continue
-        rows = jsonl.read(root / "runs" / stage / "attempts.jsonl", AttemptRow).rows
-        own = [row for row in rows if (row.run_id, row.pid) == (life.run_id, life.pid)]
+        own = [
+            row for row in attempts(root, stage) if (row.run_id, row.pid) == (life.run_id, life.pid)
+        ]
         if not any(row.event in ("end", "lost") for row in own):
             note_loss(root, stage, life, at, own[-1] if own else None)
         path.unlink()

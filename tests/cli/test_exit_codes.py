@@ -16,20 +16,10 @@ from cli import doctor, retrain
 from cli.main import app
 from config import jsonl
 from config.champions import Champion, ChampionRecord, Event, write_record
-from config.load import load, write
 from config.retraining import RETRAIN_FOLDER, RETRAIN_ROWS, RetrainRow
-from tests.conftest import ROOT
 from tests.reporting.plausible_run import write_pipeline_run
 
 ENDS = [(Completed(), 0), (Cancelled(message="asked to stop"), 75)]
-
-
-@pytest.fixture
-def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    (tmp_path / "dvc.yaml").write_text("stages: {}\n")
-    write(load(ROOT / "recipes" / "demo.yaml"), tmp_path / "params.yaml")
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
 
 
 @pytest.mark.parametrize(("state", "code"), ENDS)

@@ -10,16 +10,6 @@ from typer.testing import CliRunner
 from cli.main import app
 from config.champions import RECORD, Champion, ChampionRecord, Event, read_record, write_record
 from config.errors import UserError
-from config.load import load, write
-from tests.conftest import ROOT
-
-
-@pytest.fixture
-def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    (tmp_path / "dvc.yaml").write_text("stages: {}\n")
-    write(load(ROOT / "recipes" / "demo.yaml"), tmp_path / "params.yaml")
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
 
 
 def rlhf(*arguments: str) -> None:
