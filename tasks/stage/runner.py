@@ -222,7 +222,7 @@ def stop_orphans(root: Path, say: Callable[[str], None]) -> None:
             parents = [
                 parent
                 for parent in psutil.Process(pid).parents()
-                if "dvc" in " ".join(parent.cmdline())
+                if is_repro_process(parent.cmdline())
             ]
             os.kill(pid, signal.SIGTERM)
             psutil.wait_procs([psutil.Process(pid), *parents], timeout=ORPHAN_PATIENCE_SECONDS)

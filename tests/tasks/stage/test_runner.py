@@ -26,6 +26,7 @@ from tasks.dvc.status import digests, environment, forget, is_unchanged, push, s
 from tasks.remote.client import run_here
 from tasks.run.run import Run, begin
 from tasks.run.stop import StopRequest
+from tasks.stage import runner
 from tasks.stage.outcome import Outcome, StageCrashed
 from tasks.stage.progress import Display, Progress, attempts
 from tasks.stage.runner import run_stage, stop_orphans
@@ -487,9 +488,8 @@ def test_the_stage_ends_with_a_checkpoint_when_dvc_is_killed_above_it(
     assert [row.exit_code for row in attempts(project, "sft") if row.event == "end"] == [75]
 
 
-def test_a_stage_left_behind_by_a_killed_pipeline_is_stopped(
-    project: Path, new_run: NewRun
-) -> None:
+def as_module(project: Path) -> None:
+    """The stage sft as `python -m training.sft`, slow."""
     (project / "behaviour.txt").write_text("slow")
     (project / "training").mkdir()
     (project / "training" / "__init__.py").touch()
@@ -500,6 +500,12 @@ def test_a_stage_left_behind_by_a_killed_pipeline_is_stopped(
     dvc_yaml.write_text(
         dvc_yaml.read_text().replace("python stage.py sft", "python -m training.sft")
     )
+
+
+def test_a_stage_left_behind_by_a_killed_pipeline_is_stopped(
+    project: Path, new_run: NewRun
+) -> None:
+    as_module(project)
     new_run()
     with subprocess.Popen(
         [sys.executable, "-m", *REPRO, "sft"],
@@ -516,6 +522,40 @@ def test_a_stage_left_behind_by_a_killed_pipeline_is_stopped(
     assert attempts(project, "sft")[-1].exit_code == 75
     stop_orphans(project, said.append)
     assert len(said) == 1
+
+
+def test_what_started_dvc_is_not_waited_for_whatever_its_command_line_says(
+    project: Path, new_run: NewRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as a shell in a folder called after DVC."""
+    as_module(project)
+    new_run()
+    monkeypatch.setattr(runner, "ORPHAN_PATIENCE_SECONDS", 30.0)
+    outlives = "import json, subprocess, sys, time; subprocess.call(json.loads(sys.argv[2]))\n"
+    command = json.dumps([sys.executable, "-m", *REPRO, "sft"])
+    with subprocess.Popen(
+        [sys.executable, "-c", f"{outlives}time.sleep(600)", "notes-on-dvc", command],
+        cwd=project,
+        env=environment(RLHF_RUN_ID="x"),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    ) as above:
+        try:
+            await_rows(project)
+            awaited: list[int] = []
+            real = psutil.wait_procs
+
+            def wait_procs(processes: list[psutil.Process], timeout: float) -> Any:
+                awaited.extend(process.pid for process in processes)
+                return real(processes, timeout=timeout)
+
+            monkeypatch.setattr(psutil, "wait_procs", wait_procs)
+            stop_orphans(project, lambda _: None)
+            assert attempts(project, "sft")[-1].exit_code == 75
+            assert len(awaited) >= 2, "the stage, and its dvc repro"
+            assert above.pid not in awaited
+        finally:
+            above.kill()
 
 
 def test_outputs_are_pushed_once(project: Path, new_run: NewRun, tmp_path: Path) -> None:
