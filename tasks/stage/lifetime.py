@@ -33,6 +33,10 @@ class Life(NamedTuple):
     """As config/alive.py counts."""
     seconds: float
     """Lived, when it was last seen alive."""
+    before: int
+    """The last attempt before it: rows of later ones are its own, whether the process that writes
+    them is this one or the one that this one, a shell or a launcher, has started.
+    """
 
 
 class Lifetime:
@@ -43,6 +47,7 @@ class Lifetime:
         self._path = process_path(run.root, stage)
         self._path.parent.mkdir(parents=True, exist_ok=True)
         self._path.unlink(missing_ok=True)
+        self._before = last_attempt(attempts(run.root, stage))
         self._attempt: int | None = None
         self._kept_at = 0.0
         self.life: Life | None = None
@@ -66,7 +71,7 @@ class Lifetime:
     def _found(self, pid: int | None) -> None:
         if pid is not None:
             with suppress(psutil.NoSuchProcess):
-                self.life = Life(self._run_id, pid, created(pid), 0.0)
+                self.life = Life(self._run_id, pid, created(pid), 0.0, self._before)
 
     def _keep(self, life: Life) -> None:
         """A full disk is no reason to end a stage."""
@@ -132,9 +137,8 @@ def note_killed(root: Path) -> None:
             life, at = Life(*json.loads(path.read_bytes())), path.stat().st_mtime
         except (OSError, ValueError, TypeError):
             continue
-        own = [
-            row for row in attempts(root, stage) if (row.run_id, row.pid) == (life.run_id, life.pid)
-        ]
+        rows = attempts(root, stage)
+        own = [row for row in rows if row.attempt == last_attempt(rows) > life.before]
         if not any(row.event in ("end", "lost") for row in own):
             note_loss(root, stage, life, at, own[-1] if own else None)
         path.unlink()

@@ -3,6 +3,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -92,6 +93,37 @@ def test_a_process_that_said_that_it_ended_is_not_lost(
     note_killed(run.root)
     assert [row.event for row in rows(run)] == ["end"]
     assert not process_path(run.root, "sft").exists()
+
+
+@pytest.mark.parametrize("killed", ["before its first row", "after it", "after a retry"])
+def test_the_attempt_of_a_process_below_a_shell_is_the_one_that_was_lost(
+    run: Run, parent: "subprocess.Popen[bytes]", monkeypatch: pytest.MonkeyPatch, killed: str
+) -> None:
+    """Not one more. The shell was seen, and the stage below it not yet."""
+    monkeypatch.setattr(lifetime, "KEPT_EVERY_SECONDS", 0.0)
+    path = run.root / "runs" / "sft" / "attempts.jsonl"
+
+    def row(attempt: int, event: Literal["start", "end"]) -> AttemptRow:
+        return AttemptRow(
+            run_id="r",
+            time=time.time(),
+            attempt=attempt,
+            event=event,
+            fingerprint="",
+            pid=parent.pid,
+            step=0,
+            exit_code=1 if event == "end" else None,
+        )
+
+    if killed == "after a retry":
+        jsonl.append(path, row(1, "start"))
+        jsonl.append(path, row(1, "end"))
+    watched(run, parent, 0.1)
+    if killed == "after it":
+        jsonl.append(path, row(1, "start"))
+    note_killed(run.root)
+    lost = [(row.attempt, row.event) for row in rows(run)][-1]
+    assert lost == (2 if killed == "after a retry" else 1, "lost")
 
 
 def test_a_stage_that_several_times_starts_anew_below_one_process_is_not_paid_for_twice(
