@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from cli.compare import compare
+from cli.data import app as data_app
 from cli.label import label, label_import
 from cli.plan import plan
 from cli.report import report
@@ -101,6 +102,7 @@ app.command()(label)
 app.command()(promote)
 app.command()(rollback)
 app.command("label-import")(label_import)
+app.add_typer(data_app, name="data")
 
 
 @app.command()

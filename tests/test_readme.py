@@ -77,7 +77,7 @@ def test_every_rlhf_command_in_the_documents_exists() -> None:
     known = {
         command.name or (command.callback.__name__ if command.callback else "")
         for command in app.registered_commands
-    }
+    } | {group.name for group in app.registered_groups}
     for document in documents():
         for command in re.findall(
             r"(?:^|`|/)rlhf ([a-z]+)", document.read_text(encoding="utf-8"), re.MULTILINE

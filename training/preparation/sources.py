@@ -221,9 +221,16 @@ def _json_fault(error: ValueError) -> str:
     return f"{getattr(error, 'msg', error)} at column {getattr(error, 'colno', 1)}"
 
 
+def csv_delimiter(text: str) -> str:
+    """What parts the fields: a comma, unless the header has none and a semicolon, tab or bar."""
+    header = next((line for line in text.splitlines() if line.strip()), "")
+    return next((mark for mark in ",;\t|" if mark in header), ",")
+
+
 def _csv(content: bytes, place: str) -> Iterator[SourceRow]:
     csv.field_size_limit(2**31 - 1)  # a long reply is no fault
-    reader = csv.reader(io.StringIO(_text(content, place), newline=""), strict=True)
+    text = _text(content, place)
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=csv_delimiter(text), strict=True)
     header: list[str] = []
     begin = 1
     try:

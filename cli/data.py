@@ -1,0 +1,163 @@
+"""`rlhf data check`: what a data file is, before anything is trained on it."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+import yaml
+
+from cli.project import project_root
+from config.errors import RlhfError
+
+app = typer.Typer(no_args_is_help=True, help="Look at data before anything is trained on it.")
+
+DELIMITERS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars"}
+LENGTHS = {"prompt": "prompts", "reply": "replies"}
+CUT_AT = 200
+"""Characters of a prompt or reply that are shown."""
+
+
+@app.callback()
+def data() -> None:
+    """Look at data before anything is trained on it."""
+
+
+@app.command()
+def check(
+    file: Annotated[str, typer.Argument(help="A jsonl, json, csv or parquet file, or its URL.")],
+    form: Annotated[
+        str | None,
+        typer.Option(
+            "--format", help="pairs, votes, trees, instructions or prompts; else it is told."
+        ),
+    ] = None,
+    column: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--column",
+            metavar="OURS=THEIRS",
+            help="Column of the file that holds prompt, chosen ...; repeatable.",
+        ),
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object for programs.")
+    ] = False,
+) -> None:
+    """What is in a data file: its format, what would be refused and why, lengths, duplicates, what
+    a reward model has to beat, rows as a model will see them, and the settings that read it.
+    """
+    root = project_root()
+    found = _inspected(root, _from_root(root, file), form, column or [])
+    typer.echo(json.dumps(found, indent=2) if as_json else "\n".join(lines(found)))
+
+
+def _from_root(root: Path, file: str) -> str:
+    """As params.yaml would name it."""
+    path = Path(file).resolve()
+    if "://" in file:
+        return file
+    return str(path.relative_to(root) if path.is_relative_to(root) else path)
+
+
+def _inspected(root: Path, file: str, form: str | None, columns: list[str]) -> dict[str, Any]:
+    """Looked at in a process of its own, in which the data stage's code reads it."""
+    command = [sys.executable, "-m", "training.preparation.inspection", file]
+    command += ["--params", str(root / "params.yaml")]
+    command += ["--format", form] if form else []
+    command += [item for column in columns for item in ("--columns", column)]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
+    if done.returncode:
+        fault = RlhfError(done.stderr.strip().splitlines()[-1])
+        fault.exit_code = done.returncode
+        raise fault
+    return dict(json.loads(done.stdout))
+
+
+def lines(found: dict[str, Any]) -> list[str]:
+    """What people read."""
+    parted = DELIMITERS.get(found["delimiter"] or "")
+    return [
+        f"{found['file']}: {found['format']}" + (f", fields parted by {parted}" if parted else ""),
+        *_counts(found),
+        *_refused(found["refused"], found["rows"]),
+        *[
+            f"{LENGTHS[name]:<13} {of['mean']:.0f} words on average, 95% below {of['p95']:.0f}, "
+            f"the longest {of['max']:.0f}"
+            for name, of in found["words"].items()
+        ],
+        *_labels(found),
+        *([f"not read      {', '.join(found['unread'])}"] if found["unread"] else []),
+        "",
+        "As a model will see it:",
+        *[
+            f"  {i}. {_cut(prompt)}" + (f"\n     -> {_cut(reply)}" if reply else "")
+            for i, (prompt, reply) in enumerate(found["samples"], start=1)
+        ],
+        "",
+        "In params.yaml:",
+        *_settings(found),
+    ]
+
+
+def _counts(found: dict[str, Any]) -> list[str]:
+    gives = {
+        "pairs": found["pairs"],
+        "demonstrations": found["demonstrations"],
+        "prompts": found["prompts"],
+    }
+    line = ", ".join(f"{count:,} {name}" for name, count in gives.items() if count)
+    rows = "messages" if found["format"] == "trees" else "rows"
+    extra = [
+        f"{found[key]:,} {words}"
+        for key, words in (
+            ("ties", "ties, which give no pair"),
+            ("duplicates", "duplicates, which are dropped"),
+            ("contradictory_pairs", "pairs that contradict one another"),
+        )
+        if found[key]
+    ]
+    return [
+        f"{found['rows']:,} {rows} give {line}; {found['test_prompts']:,} prompts are held out",
+        *([f"among them     {'; '.join(extra)}"] if extra else []),
+    ]
+
+
+def _refused(refused: dict[str, dict[str, Any]], rows: int) -> list[str]:
+    if not refused:
+        return ["refused       none"]
+    return [
+        f"refused       {of['rows']:,} of {rows:,}: {reason} (first: {of['first']}: {of['detail']})"
+        for reason, of in refused.items()
+    ]
+
+
+def _labels(found: dict[str, Any]) -> list[str]:
+    told = []
+    if found["chosen_longer"] is not None:
+        told.append(f"labels        the longer reply wins {found['chosen_longer']:.0%}")
+        if found["chosen_first"] is not None:
+            told[-1] += f", the first shown {found['chosen_first']:.0%}"
+    names = {"longer_wins": "the longer reply", "bow": "a bag of words"}
+    told += [
+        f"to beat       {names[name]}: {value:.1%} [{low:.1%}, {high:.1%}] of held-out pairs"
+        for name, (value, low, high) in found["baselines"].items()
+    ]
+    return told
+
+
+def _cut(text: str) -> str:
+    shown = " ".join(text.split())
+    return shown if len(shown) <= CUT_AT else f"{shown[:CUT_AT]} ..."
+
+
+def _settings(found: dict[str, Any]) -> list[str]:
+    block = {"data": {"source": found["source"]}}
+    serves = found["pairs"] or found["format"] not in ("instructions", "prompts")
+    if not serves:
+        setting = "sft_source" if found["format"] == "instructions" else "prompt_source"
+        block = {"data": {setting: found["source"]}}
+    text = yaml.safe_dump(block, sort_keys=False, allow_unicode=True)
+    return [f"  {line}" for line in text.splitlines()]

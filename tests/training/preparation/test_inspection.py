@@ -1,0 +1,124 @@
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from config.errors import DataError, ParamsError
+from config.load import load
+from tests.conftest import ROOT
+from training.preparation.inspection import Inspection, inspect
+
+PARAMS = load(ROOT / "recipes" / "demo.yaml", ["data.test_fraction=0.3"])
+PAIR = {"question": "Where is my {}?", "preferred": "On its way, {}.", "rejected": "No idea."}
+
+
+def looked_at(
+    folder: Path, rows: list[Any] | str, name: str = "rows.jsonl", form: str | None = None
+) -> Inspection:
+    text = rows if isinstance(rows, str) else "\n".join(map(json.dumps, rows))
+    (folder / name).write_text(text, encoding="utf-8")
+    return inspect(name, folder, PARAMS, form, {})
+
+
+def pairs(count: int) -> list[dict[str, str]]:
+    return [{name: text.format(i) for name, text in PAIR.items()} for i in range(count)]
+
+
+def test_pairs_are_known_by_the_names_that_people_give_them(tmp_path: Path) -> None:
+    found = looked_at(tmp_path, [*pairs(4), pairs(1)[0]])
+    assert found.format == "pairs"
+    assert found.source == {
+        "kind": "file",
+        "path": "rows.jsonl",
+        "format": "pairs",
+        "columns": {"prompt": "question", "chosen": "preferred"},
+    }
+    assert (found.rows, found.pairs, found.prompts, found.duplicates) == (5, 5, 4, 1)
+    assert found.samples[1][0].count("Where is my 1?") == 1
+    assert found.samples[1][1] == "On its way, 1."
+    assert found.chosen_longer == 1.0
+    assert found.words["reply"] == {"mean": 3.0, "p95": 4.0, "max": 4}
+    assert found.baselines == {}
+
+
+def test_what_stands_in_data_source_is_read_by_the_data_stage_in_the_same_way(
+    tmp_path: Path,
+) -> None:
+    found = looked_at(tmp_path, pairs(100))
+    again = inspect(found.file, tmp_path, PARAMS, found.source["format"], found.source["columns"])
+    assert again == found
+    assert found.baselines["longer_wins"][0] == 1.0
+    assert 0 < found.test_prompts < 100
+
+
+@pytest.mark.parametrize(
+    ("row", "form", "columns"),
+    [
+        (
+            {"instruction": "a", "input": "b", "response1": "c", "response2": "d", "label_1": 1},
+            "votes",
+            {"prompt": "instruction", "annotators": "label_1", "input": "input"},
+        ),
+        (
+            {"prompt": "a", "response1": "c", "response2": "d", "annotator": "x", "vote": 2},
+            "votes",
+            {},
+        ),
+        (
+            {"instruction": "a", "input": "", "output": "b"},
+            "instructions",
+            {"prompt": "instruction", "completion": "output", "input": "input"},
+        ),
+        ({"Question": "a"}, "prompts", {"prompt": "Question"}),
+        ("a", "prompts", {}),
+        (
+            {"prompt": {"text": "a", "role": "prompter", "replies": []}, "id": 3},
+            "trees",
+            {},
+        ),
+    ],
+)
+def test_formats(tmp_path: Path, row: Any, form: str, columns: dict[str, str]) -> None:
+    found = looked_at(tmp_path, [row])
+    assert (found.format, found.columns) == (form, columns)
+    assert found.refused == {}
+
+
+def test_refusals_stand_with_their_first_place(tmp_path: Path) -> None:
+    rows: list[dict[str, Any]] = [*pairs(3)]
+    rows[1]["preferred"] = " "
+    rows[2]["preferred"] = ""
+    found = looked_at(tmp_path, rows)
+    assert found.refused == {
+        "empty": {"rows": 2, "first": "rows.jsonl line 2, preferred", "detail": "empty text"}
+    }
+    assert found.pairs == 1
+
+
+def test_columns_that_nothing_reads_are_named(tmp_path: Path) -> None:
+    found = looked_at(tmp_path, [row | {"id": 1} for row in pairs(2)])
+    assert found.unread == ["id"]
+
+
+@pytest.mark.parametrize(("mark", "named"), [(";", ";"), ("\t", "\t"), (",", ","), ("|", "|")])
+def test_the_delimiter_of_a_csv_file_is_found(tmp_path: Path, mark: str, named: str) -> None:
+    lines = [mark.join(("prompt", "chosen", "rejected")), mark.join(("a", '"b, c; d"', "e"))]
+    found = looked_at(tmp_path, "\n".join(lines), "rows.csv")
+    assert (found.delimiter, found.format, found.samples[0][1]) == (named, "pairs", "b, c; d")
+
+
+def test_a_file_that_fits_no_format_is_told_what_they_need(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"its columns \(left, right\) fit no format"):
+        looked_at(tmp_path, [{"left": "a", "right": "b"}])
+
+
+def test_a_format_that_is_named_and_does_not_fit_is_refused_by_its_column(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="no column 'chosen'"):
+        looked_at(tmp_path, [{"prompt": "a", "completion": "b"}], form="pairs")
+
+
+def test_a_column_that_the_format_does_not_have_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text(json.dumps(pairs(1)[0]))
+    with pytest.raises(ParamsError, match="choosen"):
+        inspect("rows.jsonl", tmp_path, PARAMS, "pairs", {"choosen": "preferred"})
