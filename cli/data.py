@@ -93,8 +93,9 @@ def lines(found: dict[str, Any]) -> list[str]:
         "",
         "As a model will see it:",
         *[
-            f"  {i}. {_cut(prompt)}" + (f"\n     -> {_cut(reply)}" if reply else "")
+            line
             for i, (prompt, reply) in enumerate(found["samples"], start=1)
+            for line in (f"  {i}. {_cut(prompt)}", *([f"     -> {_cut(reply)}"] if reply else []))
         ],
         "",
         "In params.yaml:",
