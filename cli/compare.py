@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from cli.project import project_root, typed_path
+
 if TYPE_CHECKING:
     pass
 
@@ -23,13 +25,17 @@ def compare(
     ] = False,
     html: Annotated[
         Path | None,
-        typer.Option("--html", metavar="FILE", help="Write a page of one file and print its path."),
+        typer.Option(
+            "--html",
+            metavar="FILE",
+            parser=typed_path,
+            help="Write a page of one file and print its path.",
+        ),
     ] = None,
 ) -> None:
     """Runs side by side: parameters, data, results with intervals, cost and why it differs,
     replies. By default the last two.
     """
-    from cli.project import project_root
     from reporting.runs_named import resolve
     from reporting.side_by_side import as_dict
     from reporting.side_by_side_inputs import read_side_by_side

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 import yaml
 
-from cli.project import project_root
+from cli.project import project_root, typed_path
 from config.errors import RlhfError
 
 app = typer.Typer(no_args_is_help=True, help="Look at data before anything is trained on it.")
@@ -49,8 +49,9 @@ def check(
     """What is in a data file: its format, what would be refused and why, lengths, duplicates, what
     a reward model has to beat, rows as a model will see them, and the settings that read it.
     """
+    named = file if "://" in file else str(typed_path(file))
     root = project_root()
-    found = _inspected(root, _from_root(root, file), form, column or [])
+    found = _inspected(root, _from_root(root, named), form, column or [])
     typer.echo(json.dumps(found, indent=2) if as_json else "\n".join(lines(found)))
 
 

@@ -15,7 +15,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from cli.project import project_root
+from cli.project import project_root, typed_path
 from config.errors import EnvironmentFault, ParamsError
 
 FIRST_PAIRS = 50
@@ -100,7 +100,9 @@ def draw(root: Path, count: int, temperature: float, seed: int | None) -> None:
 
 
 def label_import(
-    file: Annotated[Path, typer.Argument(help="The exported JSON file.")],
+    file: Annotated[
+        Path, typer.Argument(parser=typed_path, metavar="FILE", help="The exported JSON file.")
+    ],
     form: Annotated[str, typer.Option("--format", help="label-studio or argilla.")],
     column: Annotated[
         list[str] | None,

@@ -10,8 +10,10 @@ import typer
 
 from cli.compare import compare
 from cli.data import app as data_app
+from cli.ignored_options import refuse_ignored
 from cli.label import label, label_import
 from cli.plan import plan
+from cli.project import typed_path
 from cli.report import report
 from cli.retrain import promote, rollback
 from config.errors import RlhfError
@@ -29,6 +31,7 @@ Recipe = Annotated[
     Path | None,
     typer.Option(
         "--recipe",
+        parser=typed_path,
         metavar="FILE",
         help="Params file to run, such as recipes/demo.yaml; without it, params.yaml.",
     ),
@@ -113,8 +116,13 @@ def calibrate(as_json: AsJson = False) -> None:
     measure(as_json)
 
 
+UP_HERE = {"prefect_port", "mlflow_port", "open_page", "notify", "no_auth", "mlflow_auth"}
+"""Parameters of `up` that the servers of this machine read."""
+
+
 @app.command()
 def up(
+    context: typer.Context,
     prefect_port: Annotated[
         int, typer.Option(help="Port of the Prefect server and its pages.")
     ] = 4200,
@@ -161,6 +169,9 @@ def up(
     """Start the Prefect and MLflow servers and a worker in the background, and put the forms of
     prefect.yaml into the Prefect UI.
     """
+    refuse_ignored(
+        context, {"docker", "gpu"} if docker else UP_HERE, {"gpu": "--docker"}, "--docker"
+    )
     if docker:
         from cli.docker import up as start_stack
 

@@ -8,6 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
+from cli.ignored_options import refuse_ignored
+from cli.project import enter_project, typed_path
+
 if TYPE_CHECKING:
     from config.schema import Params
     from costs.planning.planner import Target
@@ -24,12 +27,40 @@ class Search(NamedTuple):
     out: Path
 
 
+PLANNED = {
+    "params_file",
+    "assignments",
+    "stage",
+    "hardware",
+    "gpus",
+    "usd_per_gpu_hour",
+    "as_json",
+}
+READ = {
+    "": PLANNED | {"html", "retrain"},
+    "--compare": PLANNED | {"compare", "markdown", "retrain"},
+    "--sweep": PLANNED | {"sweep"},
+    "--optimise": PLANNED | {"optimise", "adapters", "max_usd", "max_hours", "out"},
+    "--setting": {"setting", "usd_per_gpu_hour", "as_json", "html"},
+}
+"""What was asked for -> the parameters of `plan` that it reads."""
+NEEDED = {
+    "markdown": "--compare",
+    "adapters": "--optimise",
+    "max_usd": "--optimise",
+    "max_hours": "--optimise",
+    "out": "--optimise",
+}
+
+
 def plan(
+    context: typer.Context,
     params_file: Annotated[
         Path | None,
         typer.Option(
             "--params",
             "--recipe",
+            parser=typed_path,
             metavar="FILE",
             help="Params file to plan; params.yaml by default.",
         ),
@@ -71,13 +102,17 @@ def plan(
         typer.Option("--retrain", help="With the contest that `rlhf retrain` holds after the run."),
     ] = False,
     html: Annotated[
-        Path | None, typer.Option("--html", metavar="FILE", help="Write the breakdown as a page.")
+        Path | None,
+        typer.Option(
+            "--html", metavar="FILE", parser=typed_path, help="Write the breakdown as a page."
+        ),
     ] = None,
     compare: Annotated[
         Path | None,
         typer.Option(
             "--compare",
             metavar="OTHER.yaml",
+            parser=typed_path,
             help="Show what changes from this plan to the other file's.",
         ),
     ] = None,
@@ -108,7 +143,12 @@ def plan(
     ] = None,
     out: Annotated[
         Path,
-        typer.Option("--out", metavar="FILE", help="With --optimise: where the winning params go."),
+        typer.Option(
+            "--out",
+            metavar="FILE",
+            parser=typed_path,
+            help="With --optimise: where the winning params go.",
+        ),
     ] = Path("params.optimised.yaml"),
     sweep: Annotated[
         str | None,
@@ -123,6 +163,7 @@ def plan(
         typer.Option(
             "--setting",
             metavar="FILE",
+            parser=typed_path,
             help="Plan one published setting instead of params; see docs/planning.md.",
         ),
     ] = None,
@@ -130,10 +171,13 @@ def plan(
     """What a run will need: memory, time and money of every stage and phase, and whether it
     fits.
     """
+    modes = {"--setting": setting, "--sweep": sweep, "--optimise": optimise, "--compare": compare}
+    mode = next((option for option, value in modes.items() if value is not None), "")
+    enter_project()
+    refuse_ignored(context, READ[mode], NEEDED, mode or "a plan")
     if setting is not None:
         show(_setting_plan(setting, usd_per_gpu_hour), as_json, html, setting.name)
         return
-    from config.errors import UserError
     from config.records import stages_of
     from costs.planning.partial import completed
     from costs.planning.planner import plan as run_plan
@@ -144,11 +188,6 @@ def plan(
     params, notes = completed(file, assignments or [], stages)
     aim = target(params, hardware, gpus, usd_per_gpu_hour, Path())
     make = _with_contest if retrain else run_plan
-    if retrain and (sweep is not None or optimise is not None):
-        raise UserError(
-            "--retrain shows the contest beside a plan or a comparison, --sweep and --optimise are "
-            "of the run's stages. Leave one of them out."
-        )
     chosen = stages or stages_of(params.align.method)
     if sweep is not None:
         _sweep(params, aim, sweep, stages, as_json)

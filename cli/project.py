@@ -1,29 +1,56 @@
 """Which project and which params a command works on, and how commands are typed in it."""
 
+import os
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from config.errors import EnvironmentFault
-from config.load import load
-from config.schema import Params
+
+if TYPE_CHECKING:
+    from config.schema import Params
 
 
 def project_root() -> Path:
-    """The current folder, if it is a checkout of this project. Raises EnvironmentFault if it is
-    not.
+    """The folder of the project, which the command then works in: the current one, or the one
+    above it that has the pipeline. Raises EnvironmentFault if there is none.
+    """
+    root = enter_project()
+    if root is None:
+        raise EnvironmentFault(
+            f"{Path.cwd()} has no dvc.yaml, so it is not the project's folder: change to the checkout "
+            "first."
+        )
+    return root
+
+
+def enter_project() -> Path | None:
+    """Work in the folder of the project from here on, if this is in one."""
+    root = _around(Path.cwd())
+    if root is not None:
+        os.chdir(root)
+    return root
+
+
+def _around(folder: Path) -> Path | None:
+    return next((at for at in (folder, *folder.parents) if (at / "dvc.yaml").exists()), None)
+
+
+def typed_path(text: str) -> Path:
+    """A file that was named on the command line, as it is called in the project's folder. For
+    `parser=` of an option: what is typed in a folder of the project is meant from there.
     """
     here = Path.cwd()
-    if (here / "dvc.yaml").exists():
-        return here
-    above = next((folder for folder in here.parents if (folder / "dvc.yaml").exists()), None)
-    place = f"cd {above} first" if above else "change to the checkout first"
-    raise EnvironmentFault(f"{here} has no dvc.yaml, so it is not the project's folder: {place}.")
+    root = _around(here)
+    return Path(text if root in (None, here) else os.path.relpath(here / text, root))
 
 
-def chosen_params(root: Path, recipe: Path | None, overrides: list[str]) -> Params:
+def chosen_params(root: Path, recipe: Path | None, overrides: list[str]) -> "Params":
     """The params of `recipe`, or of the project's params.yaml, after the overrides. Raises
     ParamsError.
     """
+    from config.load import load  # pydantic takes a while to import
+
     return load(recipe if recipe is not None else root / "params.yaml", overrides)
 
 

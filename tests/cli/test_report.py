@@ -169,7 +169,7 @@ def test_html_is_written_and_its_path_printed(project: Path) -> None:
 
 
 def test_outside_of_a_project_it_says_so(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(project / "metrics")
+    monkeypatch.chdir(project.parent)
     assert isinstance(call("--json").exception, EnvironmentFault)
 
 

@@ -1,0 +1,32 @@
+"""Nothing that is typed is passed over without a word."""
+
+import pytest
+from typer.testing import CliRunner
+
+from cli.main import app
+from config.errors import UserError
+
+
+@pytest.mark.parametrize(
+    ("typed", "told"),
+    [
+        ("plan --max-usd 3", "--max-usd does nothing without --optimise."),
+        ("plan --max-hours 3", "--max-hours does nothing without --optimise."),
+        ("plan --adapters", "--adapters does nothing without --optimise."),
+        ("plan --out a.yaml", "--out does nothing without --optimise."),
+        ("plan --markdown", "--markdown does nothing without --compare."),
+        ("plan --sweep model --html a.html", "--html does nothing beside --sweep."),
+        ("plan --sweep model --optimise usd", "--optimise does nothing beside --sweep."),
+        ("plan --compare a.yaml --html a.html", "--html does nothing beside --compare."),
+        ("plan --retrain --optimise usd", "--retrain does nothing beside --optimise."),
+        ("plan --setting a.yaml --gpus 2", "--gpus does nothing beside --setting."),
+        ("plan --setting a.yaml --recipe b.yaml", "--recipe does nothing beside --setting."),
+        ("up --gpu", "--gpu does nothing without --docker."),
+        ("up --docker --prefect-port 5", "--prefect-port does nothing beside --docker."),
+        ("up --docker --no-auth", "--no-auth does nothing beside --docker."),
+    ],
+)
+def test_an_option_that_nothing_reads_is_refused(typed: str, told: str) -> None:
+    with pytest.raises(UserError) as raised:
+        CliRunner().invoke(app, typed.split(), catch_exceptions=False)
+    assert str(raised.value).startswith(told)
