@@ -18,8 +18,8 @@ def project_root() -> Path:
     root = enter_project()
     if root is None:
         raise EnvironmentFault(
-            f"{Path.cwd()} has no dvc.yaml, so it is not the project's folder: change to the checkout "
-            "first."
+            f"{Path.cwd()} has no dvc.yaml, so it is not the project's folder: change to the "
+            "checkout first."
         )
     return root
 
