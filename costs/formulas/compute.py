@@ -86,7 +86,7 @@ def micro_step(
     if levers.attention == "eager":
         # scores, mask, fp32 softmax and its gradient, each read and written
         moved += shape.layers * shape.heads * sequences * tokens**2 * 30
-    moved += logits_traffic(setting, shape, total * loss_tokens)
+    moved += logits_traffic(shape, total * loss_tokens)
     reads = held_weight_bytes(shape, levers) * (3.0 if levers.tuning == "full" else 2.0)
     return Work(
         matmul_flops=matmul / tp,

@@ -129,7 +129,7 @@ def _unfused(engine: Engine) -> float:
     return 0.42 if engine.compiled else engine.pointwise
 
 
-def logits_traffic(setting: Setting, shape: ModelShape, tokens: float) -> float:
+def logits_traffic(shape: ModelShape, tokens: float) -> float:
     """The loss reads and writes its logits: about as many bytes as `whole` holds, twice."""
     return 2 * 14 * shape.vocab * tokens
 

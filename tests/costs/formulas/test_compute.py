@@ -5,7 +5,9 @@ from typing import Any
 
 import pytest
 
+from costs.formulas.calibrated import calibrated_decode, calibrated_pass
 from costs.formulas.compute import (
+    Work,
     decode_step,
     forward_pass,
     gathered_bytes,
@@ -15,10 +17,12 @@ from costs.formulas.compute import (
 )
 from costs.formulas.counts import forward_attention_flops, forward_matmul_flops, mfu, training_flops
 from costs.formulas.ppo import ppo_moments
-from costs.formulas.setting import Levers
+from costs.formulas.setting import Levers, Setting
+from costs.planning.machine import rates
 from costs.tables.catalogue import shape
 from costs.tables.shapes import from_config
-from tests.costs.settings import ALL_LINEAR, ppo, sft
+from tests.costs.machines import machine
+from tests.costs.settings import ALL_LINEAR, ppo, sft, small_mixture, small_setting
 
 FIELDS: dict[str, Any] = {
     "hidden_size": 64,
@@ -189,3 +193,269 @@ def test_the_states_of_every_role_stay_through_all_phases() -> None:
         for role in ("policy", "value"):
             assert moment.roles[role]["optimizer"] > parameters, (moment.phase, role)
         assert moment.roles["reward"].get("optimizer", 0.0) == 0.0
+
+
+# ---------------------------------------------------------------- by hand: three layers of 870
+# weights, a head of 1,010, two sequences of five tokens, half of them with a loss
+
+LAYERS, HEAD, ALL = 3 * 870, 1010, 4700
+STREAMS = 3 * 10 * 2 * (24 * 10 + 6 * 17)
+LOGITS = 14 * 101 * 5
+SCORES = 3 * 2 * 4 * 12 * 25
+OPERATIONS = 3 * 45 + 20
+READ = {"loss_tokens": 0.5, "read_tokens": 0.4}
+"""Six of ten tokens are read by nobody: the last layer's 510 feed-forward weights skip them."""
+SPARED = 6 * 2 * (12 * 10 + 6 * 17)
+
+
+def trained(vocabulary: bool = True, **chosen: Any) -> Work:
+    setting = small_setting(READ, **chosen)
+    return micro_step(setting, setting.model, setting.levers, 2, 5, vocabulary)
+
+
+FULL = Work(
+    matmul_flops=3 * 2 * (10 * LAYERS + 5 * HEAD - 6 * 510),
+    attention_flops=SCORES / 2 * 3.5,
+    bytes_moved=3 * (STREAMS - SPARED) + 2 * LOGITS,
+    weight_bytes=3 * 2 * (LAYERS + HEAD),
+    operations=2.8 * OPERATIONS,
+)
+
+
+@pytest.mark.parametrize(
+    ("chosen", "work"),
+    [
+        ({}, FULL),
+        (
+            {"vocabulary": False},
+            FULL._replace(
+                matmul_flops=3 * 2 * (10 * LAYERS - 6 * 510), bytes_moved=3 * (STREAMS - SPARED)
+            ),
+        ),
+        (
+            {"checkpointing": "full"},
+            FULL._replace(
+                matmul_flops=4 * 2 * (10 * LAYERS - 6 * 510) + 3 * 2 * 5 * HEAD,
+                attention_flops=SCORES / 2 * 4.5,
+                bytes_moved=4 * (STREAMS - SPARED) + 2 * LOGITS,
+                operations=3.8 * OPERATIONS,
+            ),
+        ),
+        (
+            # scores, mask, softmax and gradient move 30 bytes a score; last layers stay whole
+            {"attention": "eager"},
+            FULL._replace(
+                matmul_flops=3 * 2 * (10 * LAYERS + 5 * HEAD),
+                attention_flops=SCORES * 3,
+                bytes_moved=3 * STREAMS + 3 * 4 * 2 * 25 * 30 + 2 * LOGITS,
+            ),
+        ),
+        (
+            {"tensor_parallel": 2, "gpus": 2},
+            Work(*(each / 2 for each in FULL))._replace(
+                operations=2.8 * OPERATIONS, communicated_bytes=4 * 3 * 10 * 10 * 2
+            ),
+        ),
+        (
+            {"parallel": "zero3", "gpus": 4},
+            FULL._replace(communicated_bytes=2 * ALL * 2 * 3 / 4, messages=2 * 3),
+        ),
+        (
+            {"parallel": "fsdp", "gpus": 4, "tensor_parallel": 2},
+            Work(*(each / 2 for each in FULL))._replace(
+                operations=2.8 * OPERATIONS,
+                communicated_bytes=2 * ALL * 2 / 2 / 2 + 4 * 3 * 10 * 10 * 2,
+                messages=2 * 3,
+            ),
+        ),
+        ({"parallel": "zero3"}, FULL),
+        ({"parallel": "zero2", "gpus": 4}, FULL),
+    ],
+)
+def test_a_training_pass_by_hand(chosen: dict[str, Any], work: Work) -> None:
+    assert trained(**chosen) == pytest.approx(work)
+
+
+def test_recomputed_layers_are_gathered_once_more() -> None:
+    assert trained(parallel="zero3", gpus=4, checkpointing="full").messages == 3 * 3
+
+
+def test_frozen_4_bit_weights_are_read_twice_and_unpacked_as_often() -> None:
+    once = LAYERS * (0.5625 + 2)
+    plain = trained(tuning="lora", quantisation="nf4")
+    assert plain.weight_bytes == 2 * 0.5625 * (LAYERS + HEAD)
+    assert plain.dequantised_bytes == 2 * once
+    halved = trained(tuning="lora", quantisation="nf4", tensor_parallel=2, gpus=2)
+    assert halved.dequantised_bytes == once
+    again = trained(tuning="lora", quantisation="nf4", checkpointing="full")
+    assert again.dequantised_bytes == 3 * once
+
+
+PASSED = Work(
+    matmul_flops=2 * (10 * LAYERS + 4 * HEAD - 6 * 510),
+    attention_flops=SCORES / 2,
+    bytes_moved=STREAMS - SPARED + 14 * 101 * 4,
+    weight_bytes=2 * (LAYERS + HEAD),
+    operations=OPERATIONS,
+)
+
+
+@pytest.mark.parametrize(
+    ("chosen", "work"),
+    [
+        ({}, PASSED),
+        ({"checkpointing": "full"}, PASSED),
+        (
+            {"attention": "eager"},
+            PASSED._replace(
+                matmul_flops=2 * (10 * LAYERS + 4 * HEAD),
+                attention_flops=SCORES,
+                bytes_moved=STREAMS + 14 * 101 * 4,
+            ),
+        ),
+        (
+            {"tensor_parallel": 2, "gpus": 2},
+            Work(*(each / 2 for each in PASSED))._replace(
+                operations=OPERATIONS, communicated_bytes=2 * 3 * 10 * 10 * 2
+            ),
+        ),
+        (
+            {"parallel": "fsdp", "gpus": 4},
+            PASSED._replace(communicated_bytes=ALL * 2 * 3 / 4),
+        ),
+    ],
+)
+def test_a_pass_without_gradient_by_hand(chosen: dict[str, Any], work: Work) -> None:
+    setting = small_setting(READ, **chosen)
+    assert forward_pass(setting, setting.model, setting.levers, 2, 5, 4) == pytest.approx(work)
+
+
+def test_a_pass_over_quantised_weights_unpacks_them_once() -> None:
+    setting = small_setting(tuning="lora", quantisation="nf4", tensor_parallel=2, gpus=2)
+    work = forward_pass(setting, setting.model, setting.levers, 2, 5, 4)
+    assert work.dequantised_bytes == LAYERS * (0.5625 + 2) / 2
+    assert work.operations == OPERATIONS + 3 * (2 * 4 + 7 * 4)
+
+
+def test_a_decoding_step_by_hand() -> None:
+    setting = small_setting()
+    one = decode_step(setting, setting.model, setting.levers, 3, 7)
+    # caches of keys and values; streams; twelve bytes a logit
+    moved = 2 * 3 * 6 * 2 * 3 * 7 + 3 * 3 * 2 * (240 + 102) + 12 * 101 * 3
+    expected = Work(
+        matmul_flops=2 * 3 * (LAYERS + HEAD),
+        attention_flops=3 * 3 * 4 * 12 * 7,
+        bytes_moved=moved,
+        weight_bytes=2 * (LAYERS + HEAD),
+        operations=OPERATIONS,
+    )
+    assert one == pytest.approx(expected)
+    divided = small_setting(tensor_parallel=2, gpus=2)
+    assert decode_step(divided, divided.model, divided.levers, 3, 7) == pytest.approx(
+        Work(*(each / 2 for each in expected))._replace(
+            operations=OPERATIONS, communicated_bytes=2 * 3 * 3 * 10 * 2, messages=2 * 3
+        )
+    )
+
+
+@pytest.mark.parametrize(("sequences", "share"), [(1, 1 / 4), (3, 3 / 4), (4, 1.0), (9, 1.0)])
+def test_more_sequences_read_more_of_the_experts(sequences: int, share: float) -> None:
+    setting = small_setting(model=small_mixture(), dtype="fp32")
+    used = 3 * (400 + 2 * 510) + 1010
+    read = decode_step(setting, setting.model, setting.levers, sequences, 7).weight_bytes
+    assert read == pytest.approx(4 * (used + share * 3 * 2 * 510))
+
+
+@pytest.mark.parametrize(
+    ("chosen", "moved", "sent", "messages"),
+    [
+        ({}, 7 * 2 * ALL, 0.0, 0),
+        ({"optimizer": "sgd"}, 3 * 2 * ALL, 0.0, 0),
+        ({"optimizer": "paged_adamw8bit", "device": "h200"}, 7 * 2 * ALL, 0.0, 0),
+        ({"weights_fp32": True}, 7 * 4 * ALL, 0.0, 0),
+        ({"weights_fp32": True, "optimizer": "sgd"}, 3 * 4 * ALL, 0.0, 0),
+        ({"gpus": 4}, 7 * 2 * ALL, 2 * 2 * ALL * 3 / 4, 3),
+        ({"gpus": 4, "parallel": "zero1"}, 7 * 2 * ALL / 4, 2 * 2 * ALL * 3 / 4, 3),
+        ({"gpus": 4, "parallel": "zero2"}, 7 * 2 * ALL / 4, 2 * ALL * 3 / 4, 3),
+        ({"gpus": 4, "parallel": "zero3"}, 7 * 2 * ALL / 4, 2 * ALL * 3 / 4, 3),
+        ({"gpus": 2, "parallel": "fsdp"}, 7 * 2 * ALL / 2, 2 * ALL / 2, 3),
+        ({"gpus": 4, "tensor_parallel": 2}, 7 * 2 * ALL / 2, 2 * 2 * ALL / 2 / 2, 3),
+        ({"gpus": 2, "tensor_parallel": 2}, 7 * 2 * ALL / 2, 0.0, 0),
+    ],
+)
+def test_an_optimizer_step_by_hand(
+    chosen: dict[str, Any], moved: float, sent: float, messages: int
+) -> None:
+    setting = small_setting(**chosen)
+    assert optimizer_step(setting, setting.model, setting.levers) == pytest.approx(
+        Work(bytes_moved=moved, communicated_bytes=sent, operations=20, messages=messages)
+    )
+
+
+def test_a_calibrated_machine_takes_what_it_measured_for_the_optimizer() -> None:
+    setting = on_this_machine(small_setting(tuning="lora"))
+    step = optimizer_step(setting, setting.model, setting.levers)
+    assert step.calibrated_seconds == pytest.approx(3 * 8 * (22 + 16) * 1e-9 * 10 / 7)
+
+
+def on_this_machine(setting: Setting) -> Setting:
+    return replace(setting, hardware=replace(setting.hardware, measured=rates(machine())))
+
+
+def test_every_pass_has_its_seconds_on_a_calibrated_machine() -> None:
+    setting = on_this_machine(small_setting(READ))
+    plan = (setting, setting.model, setting.levers)
+    assert micro_step(*plan, 2, 5).calibrated_seconds == calibrated_pass(*plan, 2, 5, 5, True)
+    assert micro_step(*plan, 2, 5, vocabulary=False).calibrated_seconds == calibrated_pass(
+        *plan, 2, 5, 0, True
+    )
+    assert forward_pass(*plan, 2, 5, 4).calibrated_seconds == calibrated_pass(*plan, 2, 5, 4, False)
+    assert decode_step(*plan, 2, 5).calibrated_seconds == calibrated_decode(*plan, 2, 5)
+
+
+@pytest.mark.parametrize(
+    ("chosen", "paged"),
+    [
+        ({"offload_optimizer": True}, 2 * 2 * ALL),
+        ({"offload_optimizer": True, "weights_fp32": True}, 2 * 4 * ALL),
+        ({"offload_optimizer": True, "gpus": 4, "parallel": "zero1"}, 2 * 2 * ALL / 4),
+        ({"optimizer": "adamw"}, 0.0),
+        ({"optimizer": "paged_adamw"}, 2 * (8 * ALL - 3000)),
+        ({"optimizer": "paged_adamw8bit"}, 2 * (2 * (1 + 4 / 256) * ALL - 3000)),
+        # nothing is left beside fp32 weights
+        ({"optimizer": "paged_adamw", "weights_fp32": True}, 2 * 8 * ALL),
+    ],
+)
+def test_what_a_step_moves_to_and_from_host_memory(chosen: dict[str, Any], paged: float) -> None:
+    setting = small_setting(**chosen)
+    hardware = replace(setting.hardware, usable_bytes=2 * ALL + 3000)
+    setting = replace(setting, hardware=hardware)
+    assert paged_bytes(setting, setting.model, setting.levers) == pytest.approx(paged)
+    step = optimizer_step(setting, setting.model, setting.levers)
+    assert step.paged_bytes == pytest.approx(paged)
+
+
+@pytest.mark.parametrize(
+    ("chosen", "received"),
+    [
+        ({"parallel": "zero3", "gpus": 2}, 2 * 2 * ALL / 2),
+        ({"parallel": "fsdp", "gpus": 4}, 2 * 2 * ALL * 3 / 4),
+        ({"parallel": "fsdp", "gpus": 4, "tensor_parallel": 2}, 2 * 2 * ALL / 2 / 2),
+        ({"parallel": "fsdp", "gpus": 2, "quantisation": "int8"}, 2 * ALL / 2),
+        ({"parallel": "zero2", "gpus": 4}, 0.0),
+        ({"parallel": "zero3"}, 0.0),
+    ],
+)
+def test_a_micro_batch_receives_the_weights_that_others_hold(
+    chosen: dict[str, Any], received: float
+) -> None:
+    setting = small_setting(**chosen)
+    assert gathered_bytes(setting, setting.model, setting.levers) == pytest.approx(received)
+
+
+def test_work_adds_up_field_by_field() -> None:
+    one = Work(*range(1, 11))
+    assert one + one.times(2) == Work(*(3 * each for each in range(1, 11)))
+    assert (one.flops, one.total_bytes) == (1 + 2, 3 + 4 + 5)
+    with pytest.raises(TypeError):
+        _ = one + 1
