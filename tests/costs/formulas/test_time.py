@@ -1,15 +1,18 @@
 """Seconds: every bound of the roofline by hand."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from costs.formulas.compute import Work
+from costs.formulas.setting import Setting
 from costs.formulas.time import decode_duration, duration, energy_kwh
 from costs.planning.stages import plan_stage, step_seconds
 from costs.tables.catalogue import price
-from costs.tables.engines import engine
-from tests.costs.settings import sft
+from costs.tables.engines import Engine, engine
+from costs.tables.rates import Efficiency
+from tests.costs.settings import sft, small_setting
 
 
 def test_matrix_products_run_at_the_share_that_the_device_reaches() -> None:
@@ -87,3 +90,153 @@ def test_a_stage_costs_its_devices_times_hours_times_price() -> None:
     assert plan.usd.expected == pytest.approx(plan.gpu_hours * 1.5)
     assert sum(phase.usd for phase in plan.phases) == pytest.approx(plan.usd.expected)
     assert sum(phase.seconds for phase in plan.phases) == pytest.approx(plan.seconds)
+
+
+# ---------------------------------------------------------------- by hand, at rates that all differ
+
+
+def measuring(setting: Setting, overlap: float = 0.75, **software: Any) -> Setting:
+    """A device of 100 FLOP/s in bf16 and 40 in fp32, 10 bytes/s of memory, 5 of link, 0.5 of
+    network; a launch takes half a second.
+    """
+    return replace(
+        setting,
+        hardware=replace(
+            setting.hardware,
+            peak_flops_per_second=(("fp32", 40.0), ("bf16", 100.0)),
+            bandwidth_bytes_per_second=10.0,
+            link_bytes_per_second=5.0,
+            network_bytes_per_second=0.5,
+            attainable=0.5,
+        ),
+        efficiency=Efficiency(
+            matmul=0.8,
+            attention=0.25,
+            bandwidth=0.5,
+            decode=0.2,
+            decode_int8=0.4,
+            decode_4bit=0.1,
+            dequantise=0.125,
+            network=0.8,
+            message_seconds=3.0,
+            host_flops=0.3,
+        ),
+        engine=Engine("timed", op_seconds=0.5, overlap=overlap, **software),
+    )
+
+
+@pytest.mark.parametrize(
+    ("work", "seconds", "bound"),
+    [
+        (Work(matmul_flops=80), 80 / 40, "compute"),
+        (Work(attention_flops=80), 80 / 25, "compute"),
+        (Work(bytes_moved=10), 10 / 5, "bandwidth"),
+        (Work(weight_bytes=10), 10 / 5, "bandwidth"),
+        (Work(matmul_flops=80, weight_bytes=9), 2.0, "compute"),
+        (Work(matmul_flops=80, weight_bytes=11), 11 / 5, "compute"),
+        (Work(matmul_flops=80, weight_bytes=25), 5.0, "bandwidth"),
+        (Work(matmul_flops=80, attention_flops=25, bytes_moved=20), 2 + 1 + 4, "bandwidth"),
+        (Work(matmul_flops=80, attention_flops=25, bytes_moved=10), 2 + 1 + 2, "compute"),
+        (Work(matmul_flops=80, attention_flops=50, bytes_moved=20), 2 + 2 + 4, "bandwidth"),
+        (Work(matmul_flops=80, operations=4), 2.0, "compute"),
+        (Work(matmul_flops=80, operations=5), 2.5, "launch"),
+        (Work(operations=5, dequantised_bytes=5), 2.5 + 4, "launch"),
+        (Work(operations=5, paged_bytes=10), 2.5 + 2, "launch"),
+        # a quarter of 2 s is not hidden; of 16 s, what computation does not cover
+        (Work(matmul_flops=80, communicated_bytes=8), 2 + 0.5, "compute"),
+        (Work(matmul_flops=80, communicated_bytes=64), 2 + 14, "communication"),
+        (Work(operations=8, communicated_bytes=64), 4 + 12, "communication"),
+        (Work(operations=8, communicated_bytes=28), 4 + 3, "launch"),
+        (Work(matmul_flops=160, communicated_bytes=32), 4 + 4, "compute"),
+        (Work(matmul_flops=40, messages=1), 1 + 2, "communication"),
+        (Work(matmul_flops=400, communicated_bytes=16, messages=2), 10 + 2.5, "compute"),
+    ],
+)
+def test_the_longest_of_device_and_launches_with_what_comes_on_top(
+    work: Work, seconds: float, bound: str
+) -> None:
+    found = duration(work, measuring(small_setting(gpus=8)))
+    assert found.seconds == pytest.approx(seconds)
+    assert found.bound == bound
+
+
+def test_a_fast_link_is_no_faster_than_the_bus_of_the_host() -> None:
+    setting = small_setting(device="a100-80")
+    paged = duration(Work(paged_bytes=48e9), setting).seconds
+    assert paged == pytest.approx(2.0)
+
+
+def test_other_types_and_a_host_have_their_own_share_of_the_peak() -> None:
+    work = Work(matmul_flops=80, attention_flops=30)
+    fp32 = measuring(small_setting(dtype="fp32"))
+    assert duration(work, fp32).seconds == pytest.approx(80 / (40 * 0.4) + 30 / (40 * 0.25))
+    host = measuring(small_setting(device="cpu"))
+    assert duration(work, host).seconds == pytest.approx(80 / (100 * 0.3) + 30 / (100 * 0.25))
+
+
+@pytest.mark.parametrize(
+    ("gpus", "network", "rate"),
+    [(8, 0.5, 5.0), (16, 0.5, 8 * 0.5), (9, 0.5, 8 * 0.5), (16, 3.0, 5.0)],
+)
+def test_a_collective_over_nodes_is_no_faster_than_within_one(
+    gpus: int, network: float, rate: float
+) -> None:
+    setting = measuring(small_setting(gpus=gpus), overlap=0.0)
+    setting = replace(setting, hardware=replace(setting.hardware, network_bytes_per_second=network))
+    work = Work(communicated_bytes=8)
+    assert duration(work, setting).seconds == pytest.approx(8 / (rate * 0.8))
+    assert decode_duration(work, setting).seconds == pytest.approx(8 / (rate * 0.8))
+
+
+@pytest.mark.parametrize(
+    ("work", "seconds", "bound"),
+    [
+        (Work(weight_bytes=10), 10 / 2, "bandwidth"),
+        (Work(bytes_moved=10), 10 / 5, "bandwidth"),
+        (Work(weight_bytes=10, bytes_moved=10), 5 + 2, "bandwidth"),
+        (Work(matmul_flops=80), 80 / 40, "compute"),
+        (Work(attention_flops=80), 80 / 25, "compute"),
+        (Work(matmul_flops=80, attention_flops=75, weight_bytes=8), 2 + 3, "compute"),
+        (Work(matmul_flops=40, weight_bytes=8), 4, "bandwidth"),
+        (Work(matmul_flops=80, weight_bytes=8), 4, "bandwidth"),
+        (Work(matmul_flops=80, weight_bytes=6), 3, "compute"),
+        (Work(weight_bytes=8, operations=8), 4, "bandwidth"),
+        (Work(weight_bytes=8, operations=9), 4.5, "launch"),
+        # nothing hides the collectives of a token
+        (Work(weight_bytes=8, communicated_bytes=16), 4 + 4, "bandwidth"),
+        (Work(weight_bytes=8, messages=2), 4 + 6, "communication"),
+    ],
+)
+def test_a_decoding_step_is_the_longest_of_traffic_products_and_launches(
+    work: Work, seconds: float, bound: str
+) -> None:
+    found = decode_duration(work, measuring(small_setting(gpus=8)))
+    assert found.seconds == pytest.approx(seconds)
+    assert found.bound == bound
+
+
+@pytest.mark.parametrize(
+    ("storage", "share"), [("int8", 0.4), ("nf4", 0.1), ("nf4-dq", 0.1), ("int4", 0.1)]
+)
+def test_unpacking_slows_the_reading_of_weights_in_a_decoding_step(
+    storage: str, share: float
+) -> None:
+    setting = measuring(small_setting(tuning="lora", quantisation=storage))
+    found = decode_duration(Work(weight_bytes=10), setting).seconds
+    assert found == pytest.approx(10 / (10 * share))
+
+
+def test_a_step_from_a_graph_has_a_fixed_time_a_layer_and_no_latency_of_collectives() -> None:
+    setting = measuring(small_setting(gpus=8), decode_layer_seconds=0.25)
+    assert decode_duration(Work(weight_bytes=8), setting).seconds == pytest.approx(4 + 3 * 0.25)
+    graph = replace(setting, engine=replace(setting.engine, op_seconds=0.0))
+    found = decode_duration(Work(weight_bytes=8, communicated_bytes=4, messages=2), graph)
+    assert found.seconds == pytest.approx(4 + 0.75 + 1)
+
+
+@pytest.mark.parametrize("timed", [duration, decode_duration])
+def test_measured_seconds_are_taken_and_the_roofline_says_what_they_went_into(timed: Any) -> None:
+    setting = measuring(small_setting(device="cpu"))
+    work = Work(matmul_flops=1e6, operations=1, calibrated_seconds=7.0)
+    assert timed(work, setting) == (7.0, "compute")
+    assert timed(work._replace(matmul_flops=1.0, operations=1e6), setting) == (7.0, "launch")
