@@ -3,30 +3,45 @@ setting.
 """
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from costs.formulas.activations import layer_kept
 from costs.formulas.memory import (
+    Moment,
     activation_bytes,
     adapter_parameters,
     base_weight_bytes,
     device_bytes,
+    frozen_role,
+    gathered_bytes,
+    generating,
     gradient_bytes,
+    kept_per_token,
     kv_cache_bytes,
+    layer_inputs,
     optimizer_bytes,
     peak,
     recomputed_bytes,
+    said_share,
+    scoring,
+    shards,
+    spared_tokens,
+    state_bytes,
+    trained_parameters,
     weights,
+    workspace,
 )
-from costs.formulas.setting import Levers
+from costs.formulas.setting import Levers, Setting
 from costs.formulas.timeline import training_moments
 from costs.planning.stages import moments
 from costs.tables.catalogue import shape
 from costs.tables.engines import engine, loss
 from costs.tables.shapes import from_config
-from tests.costs.settings import ALL_LINEAR, ppo, sft
+from tests.costs.settings import ALL_LINEAR, ppo, sft, small, small_mixture, small_setting
 
 GB = 1e9
 
@@ -311,3 +326,377 @@ def test_the_fullest_moment_of_a_step_is_that_of_torchs_allocator(
     assert kept + recomputed_bytes(setting, setting.model, setting.levers, 2, 512) == pytest.approx(
         measured, rel=0.1
     )
+
+
+# ---------------------------------------------------------------- by hand: 4,700 parameters, three
+# layers of 870 weights and 890 parameters, two tables of 1,010
+
+ALL, LAYERS, TABLE = 4700, 3 * 870, 1010
+LORA: dict[str, Any] = {"tuning": "lora", "lora_rank": 2, "lora_modules": ("q", "down")}
+ADAPTERS = 3 * 2 * (10 + 12 + 17 + 10)
+FSDP: dict[str, Any] = {"parallel": "fsdp", "gpus": 4}
+
+
+def of(bytes_of: Any, *more: Any, **chosen: Any) -> Any:
+    setting = small_setting(**chosen)
+    return bytes_of(setting, setting.model, setting.levers, *more)
+
+
+def test_parameters_that_are_trained_by_hand() -> None:
+    assert trained_parameters(small(), Levers()) == ALL
+    assert trained_parameters(small(), Levers(tuning="frozen")) == 0
+    assert trained_parameters(small(), Levers(**LORA)) == ADAPTERS
+    every = Levers(tuning="lora", lora_rank=2, lora_modules=ALL_LINEAR)
+    # each expert has its own adapters, the attention has one
+    of_experts = 3 * (10 + 17)
+    assert trained_parameters(small_mixture(), every) == 3 * 2 * (
+        22 + 16 + 16 + 22 + 4 * of_experts
+    )
+    for layers, found in ((3, 104), (4, 208), (2, 0), (1, 0)):
+        assert trained_parameters(small(layers=layers), Levers(tuning="adapter")) == found
+    assert adapter_parameters(small(), Levers(tuning="adapter_v2")) == 3 * (2 * 78 + 2 * 10)
+
+
+@pytest.mark.parametrize(
+    ("levers", "head", "size"),
+    [
+        (Levers(), False, 2 * ALL),
+        (Levers(weights_fp32=True), False, 4 * ALL),
+        (Levers(tuning="frozen", weights_fp32=True), False, 2 * ALL),
+        (Levers(tuning="lora", dtype="fp32"), True, 4 * ALL),
+        (Levers(tuning="lora", quantisation="nf4"), False, 0.5625 * LAYERS + 2 * (ALL - LAYERS)),
+        (
+            Levers(tuning="lora", quantisation="int8"),
+            True,
+            LAYERS + TABLE + 2 * (ALL - LAYERS - TABLE),
+        ),
+    ],
+)
+def test_bytes_of_a_models_own_weights(levers: Levers, head: bool, size: float) -> None:
+    assert base_weight_bytes(small(), levers, head) == pytest.approx(size)
+
+
+def test_a_quantised_head_leaves_the_table_that_it_is_tied_to() -> None:
+    levers, tied = Levers(tuning="lora", quantisation="int8"), small(tied=True)
+    plain = tied.parameters - LAYERS
+    assert base_weight_bytes(tied, levers) == LAYERS + 2 * plain
+    assert base_weight_bytes(tied, levers, True) == LAYERS + TABLE + 2 * plain
+
+
+@pytest.mark.parametrize(
+    ("parallel", "divided"),
+    [
+        ("ddp", (2, 2, 2)),
+        ("zero1", (2, 2, 8)),
+        ("zero2", (2, 8, 8)),
+        ("zero3", (8, 8, 8)),
+        ("fsdp", (8, 8, 8)),
+    ],
+)
+def test_each_kind_of_sharding_divides_what_its_paper_says(
+    parallel: Any, divided: tuple[int, int, int]
+) -> None:
+    setting = small_setting(parallel=parallel, gpus=8, tensor_parallel=2)
+    assert shards(setting) == dict(zip(("weights", "gradients", "optimizer"), divided, strict=True))
+
+
+UNIT = 2 * 890 + TABLE
+
+
+@pytest.mark.parametrize(
+    ("chosen", "size"),
+    [
+        ({}, 2 * ALL),
+        (LORA, 2 * ALL + 4 * ADAPTERS),
+        (LORA | {"software": "torchtune"}, 2 * ALL + 2 * ADAPTERS),
+        ({"gpus": 4}, 2 * ALL),
+        ({"gpus": 4, "tensor_parallel": 4}, 2 * ALL / 4),
+        (FSDP, 2 * ALL / 4 + 2 * UNIT),
+        ({"parallel": "zero3", "gpus": 4}, 2 * ALL / 4 + 2 * UNIT),
+        ({"parallel": "zero2", "gpus": 4}, 2 * ALL),
+        ({"parallel": "fsdp"}, 2 * ALL),
+        (FSDP | {"gpus": 2}, 2 * ALL / 2 + 2 * UNIT),
+        (FSDP | {"tensor_parallel": 2}, 2 * ALL / 4 + 2 * UNIT / 2),
+        (
+            FSDP | LORA | {"quantisation": "int8"},
+            (LAYERS + 2 * (ALL - LAYERS) + 4 * ADAPTERS) / 4 + UNIT,
+        ),
+        ({"offload_weights": True}, 2 * 890 * 2),
+        ({"offload_weights": True, "weights_fp32": True}, 2 * 890 * 2),
+        (LORA | {"offload_weights": True}, 2 * 890 * 2),
+        (FSDP | {"offload_weights": True}, 2 * UNIT + 2 * 890 * 2),
+        # autocast keeps 16-bit copies beside fp32 weights, where no gathering makes them
+        ({"weights_fp32": True}, (4 + 2) * ALL),
+        ({"weights_fp32": True, "dtype": "fp32"}, 4 * ALL),
+        ({"weights_fp32": True, "gpus": 2, "parallel": "zero1"}, 6 * ALL),
+        ({"weights_fp32": True, "gpus": 2, "parallel": "zero2"}, 6 * ALL),
+        ({"weights_fp32": True, "gpus": 2, "tensor_parallel": 2}, 6 * ALL / 2),
+        (FSDP | {"weights_fp32": True}, 4 * ALL / 4 + 2 * UNIT),
+        ({"parallel": "zero3", "gpus": 4, "weights_fp32": True}, 4 * ALL / 4 + 2 * UNIT),
+        (LORA | {"weights_fp32": True}, 2 * ALL + 4 * ADAPTERS),
+    ],
+)
+def test_bytes_of_weights_on_a_device(chosen: dict[str, Any], size: float) -> None:
+    assert of(weights, **chosen) == pytest.approx(size)
+
+
+def test_software_that_quantises_its_head_holds_less() -> None:
+    plain, head = (
+        of(weights, tuning="frozen", quantisation="nf4", software=software)
+        for software in ("ours", "litgpt")
+    )
+    assert plain - head == pytest.approx((2 - 0.5625) * TABLE)
+
+
+@pytest.mark.parametrize(
+    ("chosen", "size"),
+    [
+        (FSDP, 2 * ALL * 3 / 4 - 2 * UNIT),
+        ({"parallel": "zero3", "gpus": 4}, 2 * ALL * 3 / 4 - 2 * UNIT),
+        (FSDP | LORA, (2 * ALL + 4 * ADAPTERS) * 3 / 4 - 2 * UNIT),
+        (FSDP | {"offload_weights": True}, 2 * ALL - 2 * UNIT - 2 * 890 * 2),
+        (FSDP | {"gpus": 2}, 0.0),  # two layers and a table are more than the other half
+        ({"parallel": "fsdp"}, 0.0),
+        ({"parallel": "zero2", "gpus": 4}, 0.0),
+        (FSDP | {"software": "transformers"}, 0.0),
+    ],
+)
+def test_a_divided_role_grows_to_its_whole_size_while_it_is_gathered(
+    chosen: dict[str, Any], size: float
+) -> None:
+    assert of(gathered_bytes, **chosen) == pytest.approx(size)
+
+
+@pytest.mark.parametrize(
+    ("chosen", "size"),
+    [
+        ({}, 2 * ALL),
+        ({"weights_fp32": True}, 4 * ALL),
+        (LORA, 4 * ADAPTERS),
+        (LORA | {"software": "torchtune", "weights_fp32": True}, 2 * ADAPTERS),
+        ({"parallel": "zero2", "gpus": 4}, 2 * ALL / 4),
+        ({"parallel": "zero1", "gpus": 4}, 2 * ALL),
+        ({"tuning": "frozen"}, 0.0),
+    ],
+)
+def test_bytes_of_gradients_on_a_device(chosen: dict[str, Any], size: float) -> None:
+    assert of(gradient_bytes, **chosen) == pytest.approx(size)
+
+
+@pytest.mark.parametrize(
+    ("chosen", "size"),
+    [
+        ({}, 2 * 2 * ALL),
+        ({"weights_fp32": True}, 2 * 4 * ALL),
+        ({"master_fp32": True}, 3 * 4 * ALL),
+        ({"master_fp32": True, "optimizer": "sgd"}, 4 * ALL),
+        ({"optimizer": "sgd"}, 0.0),
+        ({"optimizer": "adafactor"}, 0.0),
+        ({"optimizer": "adamw8bit"}, 2 * (1 + 1 / 64) * ALL),
+        ({"optimizer": "paged_adamw"}, 2 * 4 * ALL),
+        ({"optimizer": "paged_adamw8bit"}, 2 * (1 + 1 / 64) * ALL),
+        (LORA, 2 * 4 * ADAPTERS),
+        (LORA | {"software": "torchtune", "weights_fp32": True}, 2 * 2 * ADAPTERS),
+        ({"parallel": "zero1", "gpus": 4}, 2 * 2 * ALL / 4),
+    ],
+)
+def test_bytes_of_the_optimizers_state(chosen: dict[str, Any], size: float) -> None:
+    assert of(state_bytes, **chosen) == pytest.approx(size)
+    paged = chosen.get("optimizer", "").startswith("paged")
+    assert of(optimizer_bytes, **chosen) == pytest.approx(0.0 if paged else size)
+    assert of(optimizer_bytes, **chosen, offload_optimizer=True) == 0
+    assert of(state_bytes, **chosen, offload_optimizer=True) == pytest.approx(size)
+
+
+def kept(setting: Setting, mask: bool = False, **otherwise: Any) -> dict[str, float]:
+    """Bytes per token that a layer keeps, which test_activations.py holds against autograd."""
+    levers = replace(setting.levers, **otherwise)
+    return layer_kept(setting.model, levers, setting.engine, 8, mask)
+
+
+ENDS = 2 * 10 * 2 + 4 * 10
+
+
+def held_for(setting: Setting, sequences: float = 3) -> float:
+    return activation_bytes(setting, setting.model, setting.levers, sequences, 8)
+
+
+@pytest.mark.parametrize("tensor_parallel", [1, 2])
+def test_activations_are_those_of_every_layer_and_of_the_ends(tensor_parallel: int) -> None:
+    divided: dict[str, Any] = {"gpus": tensor_parallel, "tensor_parallel": tensor_parallel}
+    plain = small_setting(**divided)
+    layer = sum(kept(plain).values()) / tensor_parallel
+    assert of(kept_per_token, 8, **divided) == pytest.approx(layer)
+    assert held_for(plain) == pytest.approx(3 * 8 * (3 * layer + ENDS))
+    prefix = small_setting(tuning="adapter", **divided)
+    layer = sum(kept(prefix).values()) / tensor_parallel
+    assert held_for(prefix) == pytest.approx(3 * 8 * (layer + ENDS))
+    selective = small_setting(checkpointing="selective", attention="eager", dropout=True, **divided)
+    flash = sum(kept(selective, attention="flash", dropout=False).values()) / tensor_parallel
+    assert held_for(selective) == pytest.approx(3 * 8 * (3 * flash + ENDS))
+
+
+def test_tokens_that_nobody_reads_keep_neither_feed_forward_part_nor_its_norm() -> None:
+    for work, levers, narrowed in (
+        ({"read_tokens": 0.25}, {}, True),
+        ({"read_tokens": 0.25}, {"checkpointing": "selective"}, True),
+        ({"read_tokens": 0.25}, {"attention": "eager"}, False),
+        ({"read_tokens": 0.25}, {"software": "transformers"}, False),
+    ):
+        setting = small_setting(work, **levers)
+        whole = replace(setting, workload=replace(setting.workload, read_tokens=1.0))
+        assert spared_tokens(setting, setting.model, setting.levers, 100.0) == 75.0 * narrowed
+        assert spared_tokens(whole, setting.model, setting.levers, 100.0) == 0
+        layer = kept(setting)
+        each = layer["feed_forward"] + layer["norms"] / 2
+        assert held_for(whole) - held_for(setting) == pytest.approx(narrowed * 18 * each)
+    halved = small_setting({"read_tokens": 0.25}, gpus=2, tensor_parallel=2)
+    whole = replace(halved, workload=replace(halved.workload, read_tokens=1.0))
+    layer = kept(halved)
+    assert held_for(whole) - held_for(halved) == pytest.approx(
+        18 * (layer["feed_forward"] + layer["norms"] / 2) / 2
+    )
+
+
+@pytest.mark.parametrize(
+    ("family", "narrowed"),
+    [("llama", 1), ("mistral", 1), ("qwen2", 1), ("qwen3", 1), ("gemma", 0), ("gpt2", 0)],
+)
+def test_only_families_whose_layers_our_stages_narrow_spare_tokens(
+    family: str, narrowed: int
+) -> None:
+    setting = small_setting({"read_tokens": 0.25}, model=small(family=family))
+    assert spared_tokens(setting, setting.model, setting.levers, 100.0) == 75 * narrowed
+
+
+def test_a_recomputed_layer_keeps_its_input_whole() -> None:
+    inputs = 3 * 10 * 2
+    plain = small_setting({"read_tokens": 0.25}, checkpointing="full")
+    assert held_for(plain) == 3 * 8 * (inputs + ENDS)
+    offloaded = small_setting(checkpointing="full", offload_activations=True)
+    assert held_for(offloaded) == 3 * 8 * ENDS
+    assert layer_inputs(Levers(), small()) == 20
+    assert layer_inputs(Levers(weights_fp32=True), small()) == 40  # the residual stream is fp32
+    assert layer_inputs(Levers(weights_fp32=True, dtype="fp32"), small()) == 40
+
+
+def test_each_layer_keeps_the_mask_of_a_batch_with_padding() -> None:
+    setting = small_setting({"masked": True, "mean_tokens": 7.0}, micro_batch=2)
+    plain = small_setting(micro_batch=2)
+    assert kept(setting, mask=True)["mask"] == 2 * 8
+    assert held_for(setting) - held_for(plain) == 3 * 8 * 3 * (
+        sum(kept(setting, mask=True).values()) - sum(kept(plain).values())
+    )
+    again = replace(setting, levers=replace(setting.levers, checkpointing="full"))
+    once = recomputed_bytes(again, again.model, again.levers, 3, 8)
+    unmasked = replace(plain, levers=again.levers)
+    assert once - recomputed_bytes(unmasked, again.model, again.levers, 3, 8) == 3 * 8 * (
+        sum(kept(setting, mask=True).values()) - sum(kept(plain).values())
+    )
+
+
+def test_the_backward_pass_works_on_one_layer_by_hand() -> None:
+    active = 2 * (17 + 10) * 2
+    assert of(recomputed_bytes, 3, 8) == 3 * 8 * active
+    assert of(recomputed_bytes, 3, 8, gpus=2, tensor_parallel=2) == 3 * 8 * active / 2
+    full = small_setting(checkpointing="full", gpus=2, tensor_parallel=2)
+    layer = sum(kept(full).values()) / 2
+    assert of(
+        recomputed_bytes, 3, 8, checkpointing="full", gpus=2, tensor_parallel=2
+    ) == pytest.approx(3 * 8 * (layer + active / 2))
+    used = of(recomputed_bytes, 3, 8, model=small_mixture())
+    assert used == 3 * 8 * 2 * (2 * 17 + 10) * 2
+
+
+def test_the_softmax_of_a_long_sequence_outweighs_the_feed_forward_part() -> None:
+    setting = small_setting(attention="eager")
+    feed_forward = layer_kept(setting.model, setting.levers, setting.engine, 200)["feed_forward"]
+    assert of(recomputed_bytes, 3, 200, attention="eager") == pytest.approx(
+        3 * 200 * (2 * 4 * 200 * 2 - feed_forward)
+    )
+    assert of(recomputed_bytes, 3, 2, attention="eager") == 3 * 2 * 2 * (17 + 10) * 2
+
+
+def test_the_largest_quantised_matrix_is_unpacked_twice() -> None:
+    assert of(workspace) == of(workspace, tuning="lora", quantisation="int8") == 0
+    for storage in ("nf4", "nf4-dq"):
+        assert of(workspace, tuning="lora", quantisation=storage) == 2 * 2 * 10 * 17
+    wide = small(mlp_width=5)
+    assert of(workspace, tuning="lora", quantisation="nf4", model=wide) == 2 * 2 * 10 * 12
+    assert of(workspace, tuning="lora", quantisation="nf4", software="litgpt") == 2 * 2 * TABLE
+    divided = of(workspace, tuning="lora", quantisation="nf4", gpus=2, tensor_parallel=2)
+    assert divided == 2 * 10 * 17
+
+
+def test_a_frozen_role_holds_weights_of_the_compute_type_alone() -> None:
+    assert of(frozen_role, weights_fp32=True) == {"weights": 2 * ALL}
+    assert of(frozen_role, **LORA) == {"weights": 2 * ALL}
+    divided = of(frozen_role, **FSDP, weights_fp32=True)
+    assert divided == {"weights": 2 * ALL / 4 + 2 * UNIT}
+
+
+def test_the_cache_by_hand() -> None:
+    assert kv_cache_bytes(small(), "fp32", 5, 7) == 2 * 3 * 6 * 4 * 5 * 7
+    assert kv_cache_bytes(small(), "bf16", 5, 7, 2) == 2 * 3 * 6 * 2 * 5 * 7 / 2
+
+
+def test_what_a_generating_role_holds_by_hand() -> None:
+    prefill = 5 * 4 * 2 * (17 + 20) * 2
+    assert of(generating, 5, 7, 4) == {
+        "kv_cache": 2 * 3 * 6 * 2 * 5 * 7,
+        "activations": prefill,
+        "logits": 5 * 101 * 10,
+        "workspace": 0.0,
+    }
+    divided = of(generating, 5, 7, 4, gpus=2, tensor_parallel=2)
+    assert divided["activations"] == prefill / 2
+    assert divided["kv_cache"] == 3 * 6 * 2 * 5 * 7
+    mixture = of(generating, 5, 7, 4, model=small_mixture(), dtype="fp32")
+    assert mixture["activations"] == 5 * 4 * 2 * (2 * 17 + 20) * 4
+    assert mixture["logits"] == 5 * 101 * 12
+    assert of(generating, 5, 7, 4, tuning="lora", quantisation="nf4")["workspace"] == 680
+
+
+def test_what_a_pass_without_gradient_holds_by_hand() -> None:
+    active = 3 * 17 + 4 * 10
+    assert of(scoring, 5, 8, False) == {
+        "activations": 40 * active * 2,
+        "logits": 0.0,
+        "workspace": 0.0,
+    }
+    work = {"response_tokens": 2}
+    halved = small_setting(work, gpus=2, tensor_parallel=2)
+    found = scoring(halved, halved.model, halved.levers, 5, 8, True)
+    assert found["activations"] == 40 * active
+    # a quarter of the tokens is of responses, all of whose logits fit in one chunk
+    assert found["logits"] == 10 * 14 * 101
+    mixture = of(scoring, 5, 8, False, model=small_mixture())
+    assert mixture["activations"] == 40 * (3 * 2 * 17 + 40) * 2
+    eager = of(scoring, 5, 8, False, attention="eager")
+    assert eager["activations"] == 40 * (2 * 4 * 8 + 40) * 2
+    assert of(scoring, 5, 2, False, attention="eager")["activations"] == 10 * active * 2
+    assert of(scoring, 5, 8, False, tuning="lora", quantisation="nf4")["workspace"] == 680
+
+
+def test_a_compiled_pass_never_upcasts_a_chunk() -> None:
+    setting = small_setting(software="unsloth")
+    assert scoring(setting, setting.model, setting.levers, 5, 8, True)["logits"] == 40 * 4 * 101
+    fp32 = small_setting(dtype="fp32")
+    found = scoring(fp32, fp32.model, fp32.levers, 5, 8, True)["logits"]
+    assert found == pytest.approx(40 * 12 * 101)
+
+
+def test_the_response_is_the_share_of_the_longest_sequence_that_it_takes() -> None:
+    assert said_share(small_setting({"response_tokens": 2})) == 2 / 8
+    assert said_share(small_setting()) == 1
+
+
+def test_the_peak_is_the_moment_whose_roles_hold_most_together() -> None:
+    one = Moment("one", {"policy": {"weights": 3.0, "logits": 2.0}})
+    two = Moment("two", {"policy": {"weights": 3.0}, "value": {"weights": 1.0, "logits": 2.0}})
+    assert (one.total, two.total) == (5.0, 6.0)
+    assert peak([one, two, one]) is two
+
+
+def test_a_host_needs_what_is_allocated() -> None:
+    assert device_bytes(sft(device="cpu"), 10.0) == 10.0
