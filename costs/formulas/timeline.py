@@ -8,7 +8,6 @@ loss, in the backward pass just after it, at the end of the backward pass, or in
 from costs.formulas.memory import (
     Moment,
     Parts,
-    Roles,
     activation_bytes,
     gradient_bytes,
     optimizer_bytes,
@@ -73,23 +72,16 @@ def training_moments(
         },
         "step": {
             "gradients": at_end,
-            "workspace": temporary
-            / max(1, setting.data_parallel if levers.parallel != "ddp" else 1),
+            "workspace": temporary / (setting.data_parallel if levers.parallel != "ddp" else 1),
         },
     }
     return [
         Moment(
             f"{phase}:{name}",
-            _with({role: held | {part: size for part, size in parts.items() if size}}),
+            {role: {part: size for part, size in (held | parts).items() if size}},
         )
         for name, parts in moments.items()
     ]
-
-
-def _with(roles: Roles) -> Roles:
-    return {
-        role: {part: size for part, size in parts.items() if size} for role, parts in roles.items()
-    }
 
 
 def logits_bytes(setting: Setting, shape: ModelShape, levers: Levers) -> float:
