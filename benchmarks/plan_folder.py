@@ -16,8 +16,9 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTok
 
 from benchmarks.plan_cases import ANSWERING, SPECIAL_TOKENS, Case, section
 from benchmarks.workspaces import write_params
+from training.distributed.model_files import save_adapter
 from training.modeling.adapter_lineage import named_base
-from training.modeling.adapters import learn_adapter, save_adapter
+from training.modeling.adapters import learn_adapter
 from training.modeling.models import base_model, new_reward_model
 from training.modeling.tokenizer import BOS, EOS, PAD, SPARE
 from training.process.artifacts import write_json, write_jsonl
@@ -177,5 +178,5 @@ def _reward_model(
         "reward",
         named_base(folder / "models/sft", target),
         None,
-        head=model.score.weight,
+        score=model.score,
     )

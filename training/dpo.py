@@ -21,7 +21,8 @@ from trl.trainer.dpo_trainer import DataCollatorForPreference
 
 from config.sections.offline import Dpo
 from training.distributed.collectives import map_across_ranks
-from training.distributed.sharding import state_dict_to_save, unsharded
+from training.distributed.model_files import replacing_by_first, save_adapter, save_model
+from training.distributed.sharding import unsharded
 from training.evaluation.intervals import wilson
 from training.hf.checkpoints import LearningCheckpoints
 from training.hf.pair_loss import PairLoss
@@ -34,12 +35,12 @@ from training.hf.trainer import (
     train,
 )
 from training.modeling.adapter_lineage import named_base
-from training.modeling.adapters import learn_adapter, save_adapter
+from training.modeling.adapters import learn_adapter
 from training.modeling.models import autocast, load_policy
 from training.modeling.sequences import sequence_logprobs
 from training.modeling.tokenizer import load_tokenizer
 from training.preparation.preferences import read_pairs, sequence_length
-from training.process.artifacts import replacing, write_json
+from training.process.artifacts import write_json
 from training.process.curves import write_curves
 from training.process.stage import Stage, run_stage
 from training.process.usage import Work
@@ -123,23 +124,16 @@ def dpo(stage: Stage) -> None:
     with stage.meter.phase("evaluate", step) as work, unsharded(model):
         held_out = reply_logps(model, pairs["test"].rows, stage)
         add_work(work, pairs["test"].rows)
-    weights = state_dict_to_save(model)
-    if stage.rank != 0:
-        return
     stage.check_params()
     with stage.meter.phase("save", step):
-        with replacing(stage.root / "models/dpo") as folder:
+        with replacing_by_first(stage.root / "models/dpo") as folder:
             if settings.lora is None:
-                model.save_pretrained(folder, state_dict=weights)
+                save_model(folder, model)
             else:
-                save_adapter(
-                    folder,
-                    model,
-                    "dpo",
-                    named_base(stage.root / "models/sft", stage.root / "models/dpo"),
-                    None,
-                    weights,
-                )
+                base = named_base(stage.root / "models/sft", stage.root / "models/dpo")
+                save_adapter(folder, model, "dpo", base, None)
+            if stage.rank != 0:
+                return
             tokenizer.save_pretrained(folder)
         write_curves(
             stage,

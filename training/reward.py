@@ -18,19 +18,20 @@ from trl import RewardConfig, RewardTrainer
 from trl.trainer.reward_trainer import DataCollatorForPreference
 
 from config.errors import TrainingDiverged
-from training.distributed.sharding import state_dict_to_save, unsharded
+from training.distributed.model_files import replacing_by_first, save_adapter, save_model
+from training.distributed.sharding import unsharded
 from training.evaluation.intervals import wilson
 from training.evaluation.reliability import expected_calibration_error, pair_accuracy, reliability
 from training.hf.checkpoints import LearningCheckpoints
 from training.hf.pair_loss import PairLoss
 from training.hf.trainer import BucketedData, CountingCollator, StageCallback, arguments, train
 from training.modeling.adapter_lineage import named_base
-from training.modeling.adapters import learn_adapter, save_adapter
+from training.modeling.adapters import learn_adapter
 from training.modeling.models import autocast, base_model, new_reward_model
 from training.modeling.scoring import raw_scores
 from training.modeling.tokenizer import load_tokenizer
 from training.preparation.preferences import Pairs, read_pairs
-from training.process.artifacts import replacing, write_csv, write_json
+from training.process.artifacts import write_csv, write_json
 from training.process.curves import write_curves
 from training.process.out_of_memory import OomBackoff
 from training.process.stage import Stage, run_stage
@@ -97,23 +98,15 @@ def reward(stage: Stage) -> None:
             step,
         )
     bins = reliability(held_out)
-    weights = state_dict_to_save(model)
-    if stage.rank != 0:
-        return
     stage.check_params()
     with stage.meter.phase("save", trainer.state.global_step):
-        with replacing(stage.root / "models/reward") as folder:
+        with replacing_by_first(stage.root / "models/reward") as folder:
             if settings.lora is None:
-                model.save_pretrained(folder, state_dict=weights)
+                save_model(folder, model)
             else:
-                save_adapter(
-                    folder,
-                    model,
-                    "reward",
-                    *base_name(stage),
-                    weights,
-                    head=(weights or model.state_dict())["score.weight"],
-                )
+                save_adapter(folder, model, "reward", *base_name(stage), model.score)
+            if stage.rank != 0:
+                return
             tokenizer.save_pretrained(folder)
         write_curves(
             stage, "plots/reward.csv", ("loss", "accuracy", "margin", "learning_rate", "grad_norm")

@@ -12,14 +12,14 @@ from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
 
 from config import jsonl
 from config.errors import DataError
-from training.distributed.sharding import state_dict_to_save
+from training.distributed.model_files import replacing_by_first, save_adapter, save_model
 from training.hf.checkpoints import LearningCheckpoints
 from training.hf.trainer import BucketedData, CountingCollator, StageCallback, arguments, train
 from training.modeling.adapter_lineage import named_base
-from training.modeling.adapters import learn_adapter, save_adapter
+from training.modeling.adapters import learn_adapter
 from training.modeling.models import base_model
 from training.modeling.tokenizer import encode_prompts, encode_responses, load_tokenizer
-from training.process.artifacts import replacing, write_json
+from training.process.artifacts import write_json
 from training.process.curves import write_curves
 from training.process.stage import Stage, run_stage
 
@@ -62,19 +62,16 @@ def sft(stage: Stage) -> None:
         held_out = trainer.evaluate()
         evaluated = collator.take()
         work.add(evaluated.tokens, evaluated.sequences)
-    weights = state_dict_to_save(trainer.model)
-    if stage.rank != 0:
-        return
     stage.check_params()
     with stage.meter.phase("save", trainer.state.global_step):
-        with replacing(stage.root / "models/sft") as folder:
+        with replacing_by_first(stage.root / "models/sft") as folder:
             if settings.lora is None:
-                trainer.model.save_pretrained(folder, state_dict=weights)
+                save_model(folder, trainer.model)
             else:
                 base = named_base(str(stage.params.model.path), stage.root / "models/sft")
-                save_adapter(
-                    folder, trainer.model, "sft", base, stage.params.model.revision, weights
-                )
+                save_adapter(folder, trainer.model, "sft", base, stage.params.model.revision)
+            if stage.rank != 0:
+                return
             tokenizer.save_pretrained(folder)
         curve = write_curves(
             stage, "plots/sft.csv", ("loss", "learning_rate", "mean_token_accuracy", "grad_norm")

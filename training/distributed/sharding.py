@@ -14,7 +14,7 @@ What looks at weights outside of the model's own forward does so `inside` it, or
 Source: Rajbhandari et al. 2020 (arXiv:1910.02054), section 5; Zhao et al. 2023 (arXiv:2304.11277).
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from types import MethodType
@@ -35,7 +35,6 @@ from torch.utils._pytree import tree_map_only
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from config.sections.where import WEIGHTS_DIVIDED
-from training.distributed import collectives
 from training.process.stage import Stage
 
 T = TypeVar("T")
@@ -48,6 +47,10 @@ def level(stage: Stage) -> str:
 
 def shards_weights(stage: Stage) -> bool:
     return level(stage) in WEIGHTS_DIVIDED
+
+
+def is_divided(module: nn.Module) -> bool:
+    return isinstance(module, FSDPModule)
 
 
 # ---------------------------------------------------------------- weights
@@ -90,9 +93,9 @@ def set_root_modules(modules: Iterable[nn.Module]) -> None:
     must be decided by now.
     """
     for module in modules:
-        if isinstance(module, FSDPModule):
+        if is_divided(module):
             run_as_forward([module], lambda: None)
-            _reshard(module)
+            reshard(module)
 
 
 def _work_inside(module: nn.Module, work: Callable[[], T]) -> T:
@@ -127,55 +130,25 @@ def unsharded(*modules: nn.Module | None) -> Iterator[None]:
     finally:
         for module in divided:
             module.set_reshard_after_forward(not module.keeps_weights)
-            _reshard(module)
+            reshard(module)
 
 
 def _parts(module: nn.Module) -> list[FSDPModule]:
     return [part for part in module.modules() if isinstance(part, FSDPModule)]
 
 
-def _reshard(module: nn.Module) -> None:
+def reshard(module: nn.Module) -> None:
     """Free what was gathered, so that parameters are the divided ones again."""
     for part in _parts(module):
         part.reshard()
 
 
-def gather_state_dict(named: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Whole weights of divided ones on the CPU, others as they are, in the first process; {} in the
-    others, who must ask as well.
-    """
-    found: dict[int, Tensor] = {}  # tied weights stay one tensor
-    for tensor in named.values():
-        if id(tensor) not in found:
-            whole = tensor.detach()
-            whole = whole.full_tensor().cpu() if isinstance(whole, DTensor) else whole
-            found[id(tensor)] = (
-                whole.contiguous() if collectives.rank() == 0 else whole.new_empty(0)
-            )
-    return (
-        {name: found[id(tensor)] for name, tensor in named.items()}
-        if collectives.rank() == 0
-        else {}
-    )
-
-
 def learning_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
     """What learns of a model, by name: of a divided model the divided parameters."""
-    _reshard(module)
+    reshard(module)
     return {
         name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad
     }
-
-
-def state_dict_to_save(module: nn.Module) -> dict[str, Tensor] | None:
-    """Of a divided model `full_weights` of what has to be written: its state, or where a part is
-    frozen what learns. Else None.
-    """
-    if not isinstance(module, FSDPModule):
-        return None
-    learning = learning_parameters(module)
-    whole = len(learning) == len(list(module.parameters()))
-    return gather_state_dict(module.state_dict(keep_vars=True) if whole else learning)
 
 
 # ---------------------------------------------------------------- gradients

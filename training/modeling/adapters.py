@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from peft import LoraConfig, inject_adapter_in_model
 from peft.tuners.lora import LoraLayer
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
@@ -271,36 +271,31 @@ def adapter_parameters(model: nn.Module, name: str) -> dict[str, nn.Parameter]:
     }
 
 
-def save_adapter(
-    folder: Path,
-    model: PreTrainedModel,
-    name: str,
-    base: str,
-    revision: str | None,
-    weights: Mapping[str, Tensor] | None = None,
-    head: Tensor | None = None,
-) -> None:
-    """Write the two files of the adapter `name`; `base` as `named_base` gives it. `weights`, by
-    name in the model, None takes its own.
+def adapter_tensors(model: nn.Module, name: str, head: Tensor | None = None) -> dict[str, Tensor]:
+    """What the file of the adapter `name` holds, by PEFT's names: its own matrices, and the `head`
+    of a reward model.
     """
-    config = model.peft_config[name].to_dict()
-    task = "SEQ_CLS" if head is not None else "CAUSAL_LM"
+    found: dict[str, Tensor] = {
+        _stored_name(key, name): parameter
+        for key, parameter in adapter_parameters(model, name).items()
+    }
+    return found if head is None else {**found, PEFT_PREFIX + HEAD: head}
+
+
+def write_adapter_config(
+    folder: Path, model: PreTrainedModel, name: str, base: str, revision: str | None, scores: bool
+) -> None:
+    """Write adapter_config.json, and the config.json of the model that the adapter `name` makes:
+    one that `scores`, or a language model. `base` as `named_base` gives it.
+    """
     content = {
-        **config,
+        **model.peft_config[name].to_dict(),
         "base_model_name_or_path": base,
         "revision": revision,
         "inference_mode": True,
-        "task_type": task,
+        "task_type": "SEQ_CLS" if scores else "CAUSAL_LM",
+        "modules_to_save": ["score"] if scores else None,
     }
-    content["modules_to_save"] = ["score"] if head is not None else None
-    own = adapter_parameters(model, name)
-    stored = {
-        _stored_name(key, name): (weights or own)[key].detach().contiguous().cpu() for key in own
-    }
-    if head is not None:
-        stored[PEFT_PREFIX + HEAD] = head.detach().contiguous().cpu()
-    folder.mkdir(parents=True, exist_ok=True)
-    save_file(stored, folder / WEIGHTS, metadata={"format": "pt"})
     config_of(model).save_pretrained(folder)
     (folder / CONFIG).write_text(
         json.dumps(content, indent=2, sort_keys=True, default=_plain) + "\n", encoding="utf-8"

@@ -24,6 +24,7 @@ from config.schema import Params
 from config.sections.levers import Lora
 from config.sections.online import Online, Ppo
 from training.distributed import sharding
+from training.distributed.model_files import replacing_by_first, save_adapter, save_model
 from training.modeling.adapter_lineage import is_adapter, lineage, named_base, same_base
 from training.modeling.adapters import (
     AdapterView,
@@ -31,7 +32,6 @@ from training.modeling.adapters import (
     add_adapter,
     read_adapter,
     read_head,
-    save_adapter,
 )
 from training.modeling.models import (
     adapter_name,
@@ -44,7 +44,6 @@ from training.modeling.models import (
     reward_config,
 )
 from training.modeling.score_head import new_head, normalised_head
-from training.process.artifacts import replacing
 from training.process.stage import Stage
 from training.rl.roles import Models, Role, Roles
 
@@ -218,21 +217,11 @@ def save_policy(stage: Stage, roles: Roles, tokenizer: PreTrainedTokenizerBase) 
     first one writes.
     """
     target, policy = stage.root / "models" / stage.name, roles.policy
-    weights = sharding.state_dict_to_save(
-        policy.model if isinstance(policy, AdapterView) else policy
-    )
-    if stage.rank != 0:
-        return
-    with replacing(target) as folder:
+    with replacing_by_first(target) as folder:
         if isinstance(policy, AdapterView):
-            save_adapter(
-                folder,
-                policy.model,
-                POLICY,
-                named_base(stage.root / "models/sft", target),
-                None,
-                weights,
-            )
+            base = named_base(stage.root / "models/sft", target)
+            save_adapter(folder, policy.model, POLICY, base, None)
         else:
-            policy.save_pretrained(folder, state_dict=weights)
-        tokenizer.save_pretrained(folder)
+            save_model(folder, policy)
+        if stage.rank == 0:
+            tokenizer.save_pretrained(folder)

@@ -203,7 +203,6 @@ def test_nothing_is_divided_in_one_process(project: Callable[[str], Path]) -> No
     parameter = torch.nn.Linear(3, 1)
     sharding.shard(parameter, stage)
     assert sharding.level(stage) == "none"
-    assert sharding.state_dict_to_save(parameter) is None
     assert sharding.run_as_forward([parameter], lambda: 7) == 7
     with sharding.unsharded(parameter, None):
         assert parameter.weight.shape == (1, 3)

@@ -16,6 +16,7 @@ from config.sections.levers import Lora
 from tests.training.processes import metric_rows, metrics
 from tests.training.tiny import FAMILIES, files, open_stage, policy, settings, tokenizer, work
 from training.distributed import shards
+from training.distributed.model_files import save_adapter
 from training.modeling.adapter_lineage import CONFIG, lineage, named_base
 from training.modeling.adapters import (
     WEIGHTS,
@@ -25,7 +26,6 @@ from training.modeling.adapters import (
     add_adapter,
     lora_layers,
     matrices,
-    save_adapter,
 )
 from training.modeling.models import load_policy, load_reward_model
 
