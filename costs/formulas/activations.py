@@ -70,7 +70,7 @@ def _norms(shape: ModelShape, levers: Levers, engine: Engine) -> float:
         inputs = 1 if shape.traits.parallel else shape.norms
         return inputs * d * stream + 8 * shape.norms
     # Gemma multiplies by the weight before casting back
-    wide = 4.0 if shape.family.startswith("gemma") or engine.wide_norm else _stream_bytes(levers)
+    wide = 4.0 if shape.family.startswith("gemma") or engine.wide_norm else stream
     weighted = wide * d if trained else 0.0
     return shape.norms * (4 * d + weighted + 4)
 
@@ -137,7 +137,8 @@ def _feed_forward(shape: ModelShape, levers: Levers, engine: Engine) -> float:
         else 1.0
     )
     relu = shape.family == "opt"
-    return f * b * (max(down, 1.0) if relu else inner + down) + routed
+    # a ReLU keeps its output, which is the input of the down projection
+    return f * b * (1.0 if relu else inner + down) + routed
 
 
 def _adapters(shape: ModelShape, levers: Levers, engine: Engine) -> float:

@@ -2,20 +2,26 @@ from dataclasses import replace
 
 import pytest
 
+from costs.formulas.activations import layer_kept
 from costs.formulas.memory import Moment
 from costs.formulas.process_heap import (
     HEAP_WASTE,
+    IMPORTS_BYTES,
+    RUNTIME_BYTES,
     TRAINER_IMPORTS_BYTES,
     TRAINER_RUNTIME_BYTES,
     activations_in_heap,
     gradients_in_heap,
     held_by_heap,
+    imports_bytes,
     pass_tokens,
     with_process,
 )
 from costs.formulas.setting import Setting
+from costs.planning.machine import rates
 from costs.tables.shapes import from_config
-from tests.costs.settings import ppo, sft
+from tests.costs.machines import machine
+from tests.costs.settings import ppo, sft, small_mixture
 
 MIB = 2**20
 
@@ -95,3 +101,103 @@ def test_packed_rows_leave_out_the_last_token_of_each_sequence() -> None:
     assert pass_tokens(ppo(device="cpu")) == 4 * 511
     assert pass_tokens(ppo(device="cpu", stage="rloo")) == 4 * 511
     assert pass_tokens(tiny(tokens=64)) == 64
+
+
+@pytest.mark.parametrize("stage", ["sft", "pretrain", "reward", "dpo", "distill"])
+def test_stages_on_trainers_import_more(stage: str) -> None:
+    setting = replace(tiny(), stage=stage)
+    held = with_process(setting, MOMENTS)[0].roles["process"]["workspace"]
+    beyond = (1 + HEAP_WASTE) * 1e6 - 1e6
+    assert imports_bytes(setting) == TRAINER_IMPORTS_BYTES
+    assert held == pytest.approx(TRAINER_IMPORTS_BYTES + TRAINER_RUNTIME_BYTES + beyond)
+    own = replace(setting, stage="evaluate")
+    held = with_process(own, MOMENTS)[0].roles["process"]["workspace"]
+    assert imports_bytes(own) == IMPORTS_BYTES
+    assert held == pytest.approx(IMPORTS_BYTES + RUNTIME_BYTES + beyond)
+
+
+def test_a_calibrated_machine_says_what_a_process_holds_after_its_imports() -> None:
+    content = machine()
+    stages = {
+        name: each.model_copy(update={"after_imports_bytes": size})
+        for (name, each), size in zip(content.stages.items(), (300 * MIB, 200 * MIB), strict=True)
+    }
+    setting = tiny()
+    here = replace(setting.hardware, measured=rates(machine(stages=stages)))
+    for stage, size in (("sft", 300), ("dpo", 300), ("ppo", 200), ("evaluate", 200)):
+        assert imports_bytes(replace(setting, stage=stage, hardware=here)) == size * MIB
+
+
+def kept_share(setting: Setting, mapped: set[str]) -> float:
+    """Share of a layer's kept bytes in parts that are not `mapped`."""
+    kept = layer_kept(
+        setting.model, setting.levers, setting.engine, setting.workload.max_tokens,
+        setting.mask_tensor,
+    )  # fmt: skip
+    assert mapped <= set(kept)
+    return sum(size for part, size in kept.items() if part not in mapped) / sum(kept.values())
+
+
+@pytest.mark.parametrize(
+    ("tokens", "mapped"),
+    [
+        # a feed-forward tensor has 2 KiB a token, all others 512 bytes
+        (1023, set()),
+        (1024, {"feed_forward"}),
+        (4095, {"feed_forward"}),
+        (4096, {"feed_forward", "norms", "projections", "attention"}),
+    ],
+)
+def test_tensors_of_two_mebibytes_are_mapped_and_smaller_ones_are_not(
+    tokens: int, mapped: set[str]
+) -> None:
+    setting = tiny(tokens=tokens)
+    assert activations_in_heap(setting) == pytest.approx(kept_share(setting, mapped))
+
+
+def test_tensors_are_of_the_compute_type_and_norms_of_fp32() -> None:
+    setting = tiny(tokens=4096)
+    halved = replace(setting, levers=replace(setting.levers, dtype="bf16"))
+    assert activations_in_heap(halved) == pytest.approx(
+        kept_share(halved, {"feed_forward", "norms"})
+    )
+
+
+def test_scores_and_masks_have_a_row_for_every_token() -> None:
+    # 2 heads x 512 tokens x 4 bytes x 512 tokens
+    for tokens, mapped in ((511, set()), (512, {"attention"})):
+        setting = tiny(tokens=tokens, attention="eager")
+        assert activations_in_heap(setting) == pytest.approx(kept_share(setting, mapped))
+    for tokens, mapped in ((500, set()), (600, {"mask", "feed_forward"})):
+        setting = tiny(tokens=tokens, micro_batch=2)
+        padded = replace(setting, workload=replace(setting.workload, masked=True, mean_tokens=10.0))
+        assert activations_in_heap(padded) == pytest.approx(kept_share(padded, mapped))
+
+
+def test_an_experts_tensors_are_as_wide_as_the_expert() -> None:
+    setting = replace(tiny(tokens=4096), model=small_mixture())
+    wide = replace(setting.model, mlp_width=10_000)
+    assert activations_in_heap(replace(setting, model=wide)) == activations_in_heap(setting) == 1
+
+
+@pytest.mark.parametrize(("tokens", "share"), [(4095, 1.0), (4096, 0.0)])
+def test_recomputed_layers_keep_inputs_alone(tokens: int, share: float) -> None:
+    assert activations_in_heap(tiny(tokens=tokens, checkpointing="full")) == share
+
+
+def test_a_table_or_matrix_of_two_mebibytes_is_mapped() -> None:
+    for vocab, mapped in ((4095, 0), (4096, 4096 * 128)):
+        setting = tiny(vocab=vocab)
+        assert gradients_in_heap(setting) == pytest.approx(1 - mapped / setting.model.parameters)
+    untied = tiny(vocab=4096)
+    untied = replace(untied, model=replace(untied.model, tied=False))
+    assert gradients_in_heap(untied) == pytest.approx(1 - 2 * 4096 * 128 / untied.model.parameters)
+    # at width 512, q and o have 1 MiB; gate, up and down have 4 MiB each
+    wide = tiny(width=512)
+    assert gradients_in_heap(wide) == pytest.approx(1 - 2 * 3 * 512 * 2048 / wide.model.parameters)
+    exact = replace(wide, model=replace(wide.model, mlp_width=1024))
+    assert gradients_in_heap(exact) == pytest.approx(
+        1 - 2 * 3 * 512 * 1024 / exact.model.parameters
+    )
+    halves = replace(exact, levers=replace(exact.levers, dtype="bf16"))
+    assert gradients_in_heap(halves) == 1
