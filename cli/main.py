@@ -12,6 +12,7 @@ from cli.compare import compare
 from cli.data import app as data_app
 from cli.ignored_options import refuse_ignored
 from cli.label import label, label_import
+from cli.past_runs import restore, runs
 from cli.plan import plan
 from cli.project import typed_path
 from cli.report import report
@@ -101,6 +102,8 @@ def retrain(
 app.command()(plan)
 app.command()(report)
 app.command()(compare)
+app.command()(runs)
+app.command()(restore)
 app.command()(label)
 app.command()(promote)
 app.command()(rollback)

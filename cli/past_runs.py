@@ -1,0 +1,96 @@
+"""`rlhf runs` and `rlhf restore`: what was run here, and back to one of them."""
+
+import json
+from datetime import datetime
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from cli.project import project_root, this_command
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from reporting.past_runs import PastRun
+
+NEWEST = 20
+
+
+def runs(
+    most: Annotated[
+        int, typer.Option("--last", metavar="N", min=1, help="List the newest N.")
+    ] = NEWEST,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON array for programs.")
+    ] = False,
+) -> None:
+    """The runs of this folder, newest first: state, method, time, cost, win rate, what changed."""
+    from reporting.past_runs import past_runs
+
+    found = past_runs(project_root(), most)
+    if as_json:
+        typer.echo(json.dumps([one._asdict() for one in found], indent=2))
+        return
+    if not found:
+        typer.echo(f"Nothing was run here yet. Start with {this_command()} run.")
+        return
+    from rich.console import Console
+
+    Console(highlight=False).print(table(found))
+
+
+def table(found: "list[PastRun]") -> "Table":
+    """One line a run."""
+    from rich.table import Table
+
+    from reporting.numbers import ABSENT, decimal, duration, percent, usd
+
+    shown = Table(box=None, header_style="bold")
+    for name in ("run", "state", "began", "method"):
+        shown.add_column(name, no_wrap=name != "run")
+    for name in ("time", "cost", "wins", "gold", "KL"):
+        shown.add_column(name, justify="right", no_wrap=True)
+    shown.add_column("changed")
+    for one in found:
+        began = datetime.fromtimestamp(one.started) if one.started else None
+        wins = percent(one.win_rate)
+        if one.win_rate_low is not None and one.win_rate_high is not None:
+            wins += f" [{100 * one.win_rate_low:.1f}, {100 * one.win_rate_high:.1f}]"
+        shown.add_row(
+            one.run_id,
+            one.state,
+            f"{began:%d %b %H:%M}" if began else ABSENT,
+            one.method or ABSENT,
+            duration(one.seconds),
+            usd(one.usd),
+            wins,
+            decimal(one.gold_aligned),
+            decimal(one.kl),
+            one.note or one.changed,
+        )
+    return shown
+
+
+def restore(
+    run: Annotated[str, typer.Argument(help="Run by its id, or last, last-1, ...")],
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object for programs.")
+    ] = False,
+) -> None:
+    """Bring a completed run back: its parameters, models, metrics and samples, from DVC's cache or
+    remote. Nothing is trained.
+    """
+    from config.differences import in_a_line
+    from reporting.runs_named import resolve_one
+    from tasks.pipeline.restore import restore as bring_back
+
+    root = project_root()
+    done = bring_back(root, resolve_one(root, run))
+    backup = done.backup.name if done.backup else None
+    if as_json:
+        changed = [one._asdict() for one in done.changed]
+        typer.echo(json.dumps({"run_id": done.run_id, "changed": changed, "backup": backup}))
+        return
+    typer.echo(f"{done.run_id} is in place: {', '.join(done.stages)}.")
+    if done.changed:
+        typer.echo(f"params.yaml: {in_a_line(done.changed)}; as it was it is in {backup}.")

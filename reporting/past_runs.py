@@ -1,0 +1,88 @@
+"""The runs of a workspace in a list: what each was, bought and cost, and what it changed."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from config.differences import differences, in_a_line
+from config.errors import RlhfError
+from config.kept import kept_params
+from config.schema import Params
+from reporting.inputs import Findings, read_findings
+from reporting.runs_named import known_runs
+
+
+class PastRun(NamedTuple):
+    run_id: str
+    state: str = ""
+    """As Ledger.state."""
+    started: float | None = None
+    """Seconds since the epoch."""
+    method: str | None = None
+    seconds: float | None = None
+    usd: float | None = None
+    win_rate: float | None = None
+    """Of the aligned over the SFT model, by gold where there is one, else by the reward model."""
+    win_rate_low: float | None = None
+    win_rate_high: float | None = None
+    gold_aligned: float | None = None
+    kl: float | None = None
+    changed: str = ""
+    """Parameters that differ from those of the run before it in the list; empty for the oldest."""
+    note: str = ""
+    """Why the run is not told whole, empty where it is."""
+
+
+def past_runs(root: Path, most: int | None = None) -> list[PastRun]:
+    """Newest first, at most so many."""
+    known = known_runs(root)
+    shown = known[:most]
+    params = {run_id: _params(root, run_id) for run_id in known[: len(shown) + 1]}
+    before: Sequence[str | None] = [*known[1:], None]
+    return [
+        _told(root, run_id, params[run_id], params.get(earlier) if earlier else None)
+        for run_id, earlier in zip(shown, before, strict=False)
+    ]
+
+
+def _params(root: Path, run_id: str) -> Params | str:
+    """Its params, or why there are none."""
+    try:
+        return kept_params(root, run_id)
+    except RlhfError as error:
+        return str(error)
+
+
+def _told(root: Path, run_id: str, params: Params | str, before: Params | str | None) -> PastRun:
+    if isinstance(params, str):
+        return PastRun(run_id, note=params)
+    findings = read_findings(root, params, run_id)
+    book = findings.ledger
+    return PastRun(
+        run_id,
+        book.state,
+        book.started,
+        params.align.method,
+        book.total_seconds,
+        book.total_usd,
+        *_wins(findings),
+        findings.value("evaluate", "gold_aligned"),
+        findings.value("evaluate", "kl"),
+        _changed(before, params) if isinstance(before, Params) else "",
+    )
+
+
+def _wins(findings: Findings) -> tuple[float | None, float | None, float | None]:
+    for judge in ("gold", "reward"):
+        name = f"win_rate_{judge}"
+        value, low, high = (
+            findings.value("evaluate", f"{name}{bound}") for bound in ("", "_low", "_high")
+        )
+        if value is not None:
+            return value, low, high
+    return None, None, None
+
+
+def _changed(before: Params, after: Params) -> str:
+    found = differences(before.model_dump(mode="json"), after.model_dump(mode="json"))
+    return in_a_line(found) if found else "nothing"

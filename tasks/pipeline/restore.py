@@ -1,0 +1,139 @@
+"""A past run brought back: its params, its dvc.lock, and the outputs that this names, from DVC's
+cache or the remote.
+"""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+
+from config.atomic_file import write_atomically
+from config.differences import Difference, differences
+from config.dvc_stages import locked as entry_of
+from config.errors import EnvironmentFault, UserError
+from config.inputs import write_digests
+from config.kept import completed_stages, kept_params
+from config.load import read, write
+from config.records import kept_folder, stages_of
+from config.schema import Params
+from tasks.dvc.status import default_remote, environment, error_line
+from tasks.run.run import locked
+
+LOCK, PARAMS = "dvc.lock", "params.yaml"
+BACKUP = "params.yaml.bak"
+UNSAVED = "unsaved files"
+"""What DVC says where it would have to remove what its cache has not."""
+
+
+class Restored(NamedTuple):
+    run_id: str
+    stages: tuple[str, ...]
+    changed: list[Difference]
+    """What params.yaml now says otherwise than before."""
+    backup: Path | None
+    """Where the params.yaml from before is, if it said anything else."""
+
+
+def restore(root: Path, run_id: str) -> Restored:
+    """Make the workspace what it was when `run_id` had completed; nothing is trained.
+
+    Raises UserError for a run that kept too little, EnvironmentFault if a run is at work or outputs
+    are nowhere to be had: then everything is as it was.
+    """
+    with locked(root):
+        params = kept_params(root, run_id)
+        stages = _stages(root, run_id, params)
+        lock = _lock(root, run_id, stages)
+        changed = differences(read(root / PARAMS), params.model_dump(mode="json"))
+        before = {name: _bytes(root / name) for name in (LOCK, PARAMS)}
+        try:
+            write(params, root / PARAMS)
+            write_atomically(root / LOCK, yaml.safe_dump(lock, sort_keys=False))
+            _check_out(root, run_id)
+        except BaseException:
+            for name, content in before.items():
+                _put_back(root / name, content)
+            _dvc(root, "checkout")
+            raise
+        write_digests(root, params)
+        was = before[PARAMS]
+        if changed and was is not None:
+            write_atomically(root / BACKUP, was)
+        return Restored(run_id, stages, changed, root / BACKUP if changed else None)
+
+
+def _stages(root: Path, run_id: str, params: Params) -> tuple[str, ...]:
+    """The stages that the run completed, all of a run's. Raises UserError."""
+    completed = completed_stages(root, run_id)
+    missing = [stage for stage in stages_of(params.align.method) if stage not in completed]
+    if missing:
+        raise UserError(
+            f"run {run_id} did not complete {', '.join(missing)}, so that there is no whole run "
+            "to bring back. Name a completed one: rlhf runs lists them."
+        )
+    return stages_of(params.align.method)
+
+
+def _lock(root: Path, run_id: str, stages: tuple[str, ...]) -> dict[str, Any]:
+    """dvc.lock with the entries of the run; those of stages that are not of it stay. Raises
+    UserError.
+    """
+    kept = kept_folder(root, run_id) / LOCK
+    if not kept.exists():
+        raise UserError(
+            f"run {run_id} can not be brought back: {kept.relative_to(root)} is gone. Name another."
+        )
+    theirs = yaml.safe_load(kept.read_text(encoding="utf-8"))
+    lacking = [stage for stage in stages if not entry_of(theirs, stage)]
+    if lacking:
+        raise UserError(
+            f"run {run_id} can not be brought back: its dvc.lock has no {', '.join(lacking)}. Name "
+            "another."
+        )
+    ours = yaml.safe_load(content) if (content := _bytes(root / LOCK)) else {}
+    return {**theirs, "stages": {**ours.get("stages", {}), **theirs["stages"]}}
+
+
+def _check_out(root: Path, run_id: str) -> None:
+    """Put the outputs of dvc.lock in place. Raises EnvironmentFault."""
+    done = _dvc(root, "checkout")
+    if done.returncode and default_remote(root) is not None:
+        _dvc(root, "fetch")
+        done = _dvc(root, "checkout")
+    if UNSAVED in done.stderr:
+        raise EnvironmentFault(
+            f"run {run_id} is not brought back: an output that is in place was changed by hand or "
+            "is in no cache, and would be lost. Keep it with dvc commit, or remove it."
+        )
+    if done.returncode:
+        reason = error_line(done.stderr) or f"dvc checkout ended with {done.returncode}."
+        raise EnvironmentFault(
+            f"run {run_id} can not be brought back, its outputs are not to be had: "
+            f"{' '.join(reason.split())} Everything is as it was. With the same parameters, rlhf "
+            "run makes them again."
+        )
+
+
+def _dvc(root: Path, command: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [sys.executable, "-m", "dvc", command],
+        cwd=root,
+        env=environment(),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def _bytes(path: Path) -> bytes | None:
+    return path.read_bytes() if path.exists() else None
+
+
+def _put_back(path: Path, content: bytes | None) -> None:
+    if content is None:
+        path.unlink(missing_ok=True)
+    else:
+        write_atomically(path, content)

@@ -1,0 +1,87 @@
+"""`rlhf runs` on the files of two runs, and what `rlhf restore` refuses."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from cli.main import app
+from config.errors import UserError
+from config.records import kept_folder
+from tests.reporting.two_runs import FIRST, SECOND, write_two_runs
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    write_two_runs(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def call(*arguments: str) -> str:
+    done = CliRunner().invoke(app, arguments, env={"COLUMNS": "500"}, catch_exceptions=False)
+    assert done.exit_code == 0
+    return done.output
+
+
+def listed(*arguments: str) -> list[dict[str, Any]]:
+    return list(json.loads(call("runs", "--json", *arguments)))
+
+
+def reported(run_id: str) -> dict[str, Any]:
+    return dict(json.loads(call("report", run_id, "--json")))
+
+
+def test_runs_are_listed_newest_first_with_what_their_reports_say(project: Path) -> None:
+    found = listed()
+    assert [one["run_id"] for one in found] == [SECOND, FIRST]
+    for one in found:
+        report = reported(one["run_id"])
+        assert one["usd"] == report["total_usd"] > 0
+        assert one["seconds"] == report["total_seconds"] > 0
+        assert (one["state"], one["started"]) == (report["state"], report["started"])
+        assert 0 < one["win_rate_low"] < one["win_rate"] < one["win_rate_high"] < 1
+        assert one["method"] == "ppo"
+    assert "ppo.updates 24 -> 60" in found[0]["changed"]
+    assert found[1]["changed"] == ""
+
+
+def test_the_newest_are_shown_against_the_one_before_also_where_that_is_not(project: Path) -> None:
+    assert listed("--last", "1") == listed()[:1]
+
+
+def test_the_table_has_a_line_for_each(project: Path) -> None:
+    lines = call("runs").splitlines()
+    newest = listed()[0]
+    assert [line.split()[0] for line in lines if line.split()[0] in (FIRST, SECOND)] == [
+        SECOND,
+        FIRST,
+    ]
+    shown = next(line for line in lines if line.strip().startswith(SECOND))
+    assert f"{100 * newest['win_rate']:.1f}%" in shown
+    assert f"[{100 * newest['win_rate_low']:.1f}, {100 * newest['win_rate_high']:.1f}]" in shown
+
+
+def test_a_run_without_its_parameters_is_listed_with_the_reason(project: Path) -> None:
+    (kept_folder(project, FIRST) / "params.yaml").unlink()
+    newest, oldest = listed()
+    assert (oldest["run_id"], oldest["usd"]) == (FIRST, None)
+    assert "params.yaml" in oldest["note"]
+    assert newest["changed"] == ""
+    assert "params.yaml" in call("runs")
+
+
+def test_before_the_first_run_it_says_how_to_start_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "dvc.yaml").touch()
+    monkeypatch.chdir(tmp_path)
+    assert listed() == []
+    assert "rlhf run" in call("runs")
+
+
+def test_a_run_that_is_not_there_is_refused_with_those_that_are(project: Path) -> None:
+    with pytest.raises(UserError, match=FIRST):
+        call("restore", "yesterday")
