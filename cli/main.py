@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from cli.chat import chat
 from cli.compare import compare
 from cli.data import app as data_app
 from cli.ignored_options import refuse_ignored
@@ -104,6 +105,7 @@ app.command()(report)
 app.command()(compare)
 app.command()(runs)
 app.command()(restore)
+app.command()(chat)
 app.command()(label)
 app.command()(promote)
 app.command()(rollback)

@@ -1,0 +1,4 @@
+"""Talking to the models of a run.
+
+Nobody imports it: rlhf chat starts it as a process.
+"""

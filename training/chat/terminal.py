@@ -1,0 +1,198 @@
+"""A conversation with the models of a run, in the terminal: what they say appears as they say it.
+
+python -m training.chat.terminal --folder FOLDER --models aligned [sft base ...]
+    a line of standard input is a message; an empty line starts anew, the end of input ends it
+"""
+
+import argparse
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import NamedTuple, TextIO
+
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, TextStreamer
+
+from config import jsonl
+from config.errors import ModelError, ParamsError
+from config.load import read
+from config.sections.model import Model
+from training.modeling.models import autocast, base_model, load_policy
+from training.modeling.tokenizer import (
+    Message,
+    Prompt,
+    decode_response,
+    encode_prompt,
+    load_tokenizer,
+)
+from training.process.command import run_command
+from training.process.device import device
+
+MODELS = ("base", "sft", "aligned")
+
+
+class Sampling(NamedTuple):
+    temperature: float
+    """0 is greedy."""
+    max_new_tokens: int
+    seed: int
+
+
+class Conversation:
+    """The messages so far with one model; each model goes on from its own replies."""
+
+    def __init__(self, several_turns: bool) -> None:
+        self.several_turns = several_turns
+        self.messages: list[Message] = []
+
+    def prompt(self, text: str) -> Prompt:
+        """What the model reads next. One trained on single prompts reads nothing but the last."""
+        if not self.several_turns:
+            return text
+        return [*self.messages, {"role": "user", "content": text}]
+
+    def add(self, text: str, reply: str) -> None:
+        self.messages += [
+            {"role": "user", "content": text},
+            {"role": "assistant", "content": reply},
+        ]
+
+    def forget_oldest(self) -> bool:
+        """Whether there was a turn to forget."""
+        there = bool(self.messages)
+        del self.messages[:2]
+        return there
+
+
+class Speaker:
+    """A model of a run, and its side of the conversation."""
+
+    def __init__(
+        self, name: str, folder: Path, tokenizer: PreTrainedTokenizerBase, several_turns: bool
+    ) -> None:
+        self.name, self.tokenizer = name, tokenizer
+        content = read(folder / "params.yaml")  # other sections may be of an earlier schema
+        self.settings = Model.model_validate(content["model"])
+        if name == "base":
+            found = base_model(self.settings, tokenizer, int(content["seed"]))
+        else:
+            stage = str(content["align"]["method"]) if name == "aligned" else name
+            found = load_policy(folder / "models" / stage, self.settings, tokenizer)
+        self.model: PreTrainedModel = found.to(device()).eval()
+        self.conversation = Conversation(several_turns)
+
+    def reply(self, text: str, sampling: Sampling, out: TextIO) -> str:
+        """Say something to `text`, on `out` token by token.
+
+        Raises ModelError if it leaves no room for a reply.
+        """
+        ids = self._fitting(text, sampling.max_new_tokens)
+        torch.manual_seed(sampling.seed)
+        sampled = sampling.temperature > 0
+        with torch.no_grad(), autocast(self.settings, self.model.device):
+            given = torch.tensor([ids], device=self.model.device)
+            tokens = self.model.generate(
+                given,
+                attention_mask=torch.ones_like(given),
+                streamer=_Streamer(self.tokenizer, out),
+                max_new_tokens=sampling.max_new_tokens,
+                do_sample=sampled,
+                temperature=sampling.temperature if sampled else None,
+                top_k=0 if sampled else None,
+                pad_token_id=self.tokenizer.pad_token_id,
+                eos_token_id=self.tokenizer.eos_token_id,
+            )[0, len(ids) :]
+        said = decode_response(self.tokenizer, tokens.tolist())
+        self.conversation.add(text, said)
+        return said
+
+    def _fitting(self, text: str, max_new_tokens: int) -> list[int]:
+        """Token ids of the conversation, without as many of its oldest turns as it takes."""
+        room = self.settings.context_length - max_new_tokens
+        while True:
+            ids = encode_prompt(self.tokenizer, self.conversation.prompt(text))
+            if len(ids) <= room:
+                return ids
+            if not self.conversation.forget_oldest():
+                raise ModelError(
+                    f"that is {len(ids)} tokens, and {room} leave room for a reply of "
+                    f"{max_new_tokens} in model.context_length={self.settings.context_length}. "
+                    "Say it shorter, or take a smaller --max-new-tokens."
+                )
+
+
+class _Streamer(TextStreamer):
+    """To a file of our own, without special tokens."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, out: TextIO) -> None:
+        super().__init__(tokenizer, skip_prompt=True, skip_special_tokens=True)
+        self.out = out
+
+    def on_finalized_text(self, text: str, stream_end: bool = False) -> None:
+        """As Transformers calls it with whole words."""
+        print(text, end="\n" if stream_end else "", file=self.out, flush=True)
+
+
+def speakers(folder: Path, names: Iterable[str]) -> list[Speaker]:
+    """The models of the run in `folder`. Raises ModelError if one is missing or damaged."""
+    tokenizer = load_tokenizer(folder / "data/tokenizer")
+    rows = folder / "data/prepared/sft/train.jsonl"
+    first = next(iter(jsonl.plain(rows)), {}) if rows.exists() else {}
+    talks = isinstance(first.get("prompt"), list)
+    return [Speaker(name, folder, tokenizer, talks) for name in names]
+
+
+def talk(
+    those: list[Speaker],
+    sampling: Sampling,
+    lines: Iterable[str],
+    out: TextIO,
+    ask: Callable[[], None],
+) -> None:
+    """Answer each of `lines`; every model in turn, under its name if there are several. `ask` is
+    called before a line is read.
+    """
+    width = max(len(one.name) for one in those)
+    ask()
+    for line in lines:
+        text = line.strip()
+        if not text:
+            for one in those:
+                one.conversation.messages.clear()
+        for one in those if text else ():
+            print(f"{one.name:>{width}}: " if len(those) > 1 else "", end="", file=out, flush=True)
+            try:
+                one.reply(text, sampling, out)
+            except ModelError as error:
+                print(error, file=out)
+        ask()
+
+
+def main() -> None:
+    """Entry point of `rlhf chat`."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--folder", type=Path, required=True)
+    parser.add_argument("--models", nargs="+", choices=MODELS, required=True)
+    parser.add_argument("--temperature", type=float, required=True)
+    parser.add_argument("--max-new-tokens", type=int, required=True)
+    parser.add_argument("--seed", type=int, required=True)
+    given = parser.parse_args()
+    for name, value, least in (
+        ("temperature", given.temperature, 0),
+        ("max-new-tokens", given.max_new_tokens, 1),
+    ):
+        if not least <= value < float("inf"):
+            raise ParamsError(f"--{name} {value}: it must be {least} or more.")
+    sampling = Sampling(given.temperature, given.max_new_tokens, given.seed)
+    person = sys.stdin.isatty()
+
+    def ask() -> None:
+        if person:
+            sys.stdout.write("\n> ")
+            sys.stdout.flush()
+
+    talk(speakers(given.folder, given.models), sampling, sys.stdin, sys.stdout, ask)
+
+
+if __name__ == "__main__":
+    sys.exit(run_command(main, "chat"))
