@@ -3,6 +3,7 @@ one device second is 0.001 USD.
 """
 
 import json
+import math
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal
@@ -16,8 +17,15 @@ from config.errors import CostError
 from config.load import load
 from config.records import AttemptRow, PipelineRow, UsageRow
 from config.schema import Params
-from costs.ledger.attempts import read_attempts, split_usage
-from costs.ledger.ledger import ledger, usd_of, usd_per_win_rate_point
+from costs.ledger.attempts import Attempt, kept_step, read_attempts, split_usage
+from costs.ledger.ledger import (
+    PhaseCost,
+    StageCost,
+    ledger,
+    usd_of,
+    usd_per_win_rate_point,
+)
+from tasks.run.run import locked
 
 ROOT = Path(__file__).parents[3]
 
@@ -615,3 +623,361 @@ def test_an_attempt_after_the_one_that_made_the_outputs_has_no_part_in_them(
     pipeline(tmp_path, "c", "stage", stage="sft", cached=True, attempt=1)
     (stage,) = ledger(tmp_path, params, "c").stages
     assert (stage.attempt, stage.saved_seconds) == (1, 20.0)
+
+
+# ---------------------------------------------------------------- every field of an attempt, a
+# stage and a phase
+
+
+def test_an_attempt_is_what_its_rows_say(tmp_path: Path) -> None:
+    process = Process(tmp_path, "sft", 3, "a", 100.0, fingerprint="", world_size=2)
+    process.event("resume", fingerprint="g", step=4)
+    process.event("retry", fingerprint="h", step=4, lost_seconds=1.0)
+    process.use("train", 5, 10.0)
+    process.event("end", step=5, exit_code=75, message="stopped by hand")
+    process.event("end", step=6, exit_code=0, message="a second end")
+    (found,), skipped = read_attempts(process.folder)
+    assert (found.number, found.run_id, found.world_size, found.device) == (3, "a", 2, "cpu")
+    assert (found.fingerprint, found.resumed_step) == ("g", 4)
+    assert (found.exit_code, found.message) == (75, "stopped by hand")
+    assert (found.begin, found.last, skipped) == (100.0, 110.0, 0)
+    assert [row.seconds for row in found.usage] == [10.0]
+    assert [row.event for row in found.retries] == ["retry"]
+
+
+def test_rows_of_usage_alone_make_an_attempt_too(tmp_path: Path) -> None:
+    process = Process(tmp_path, "sft", 1, "a", 100.0, world_size=2)
+    process.use("train", 2, 10.0)
+    process.clock += 4.0
+    process.use("train", 3, 10.0)
+    (process.folder / "attempts.jsonl").unlink()
+    (found,), _ = read_attempts(process.folder)
+    assert (found.number, found.run_id, found.device, found.world_size) == (1, "a", "cpu", 2)
+    assert (found.begin, found.last, found.exit_code) == (100.0, 124.0, None)
+    other = found.usage[-1]
+    assert (other.phase, other.seconds, other.step, other.time) == ("other", 4.0, 3, 124.0)
+    assert (other.run_id, other.attempt, other.device, other.world_size) == ("a", 1, "cpu", 2)
+    assert (other.tokens, other.sequences, other.peak_bytes) == (0, 0, 0)
+
+
+def test_attempts_are_told_apart_by_number_and_run(tmp_path: Path) -> None:
+    for number, run_id in ((1, "a"), (1, "b"), (2, "b")):
+        done_attempt(tmp_path, "sft", number, run_id)
+    found, _ = read_attempts(tmp_path / "runs" / "sft")
+    assert [(each.number, each.run_id, len(each.usage)) for each in found] == [
+        (1, "a", 1), (1, "b", 1), (2, "b", 1),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("ended", [True, False])
+def test_time_outside_of_all_phases_is_missing_only_where_nothing_says_the_end(
+    tmp_path: Path, ended: bool
+) -> None:
+    process = Process(tmp_path, "sft", 1, "a", 100.0)
+    process.use("train", 1, 10.0)
+    process.clock += 5.0
+    if ended:
+        process.event("end", exit_code=0)
+    else:
+        process.event("lost")
+    (found,), _ = read_attempts(process.folder)
+    assert [row.seconds for row in found.usage] == ([10.0] if ended else [10.0, 5.0])
+
+
+@pytest.mark.parametrize(
+    ("code", "state"), [(0, "done"), (75, "stopped"), (1, "failed"), (None, "unfinished")]
+)
+def test_the_exit_code_tells_how_an_attempt_ended(
+    tmp_path: Path, code: int | None, state: str
+) -> None:
+    process = Process(tmp_path, "sft", 1, "a", 0.0)
+    if code is not None:
+        process.event("end", exit_code=code)
+    (found,), _ = read_attempts(process.folder)
+    assert (found.state, found.done) == (state, code == 0)
+
+
+@pytest.mark.parametrize(
+    ("rows", "resumed", "code", "worked"),
+    [
+        ([("start", 0)], 0, None, False),
+        ([("start", 0), ("other", 0)], 0, None, False),
+        ([("start", 1)], 0, None, True),
+        ([("read", 0)], 0, None, True),
+        ([("start", 0)], 1, None, True),
+        ([], 0, 0, True),
+        ([], 0, 1, False),
+    ],
+)
+def test_an_attempt_has_worked_if_it_came_further_than_its_start(
+    tmp_path: Path, rows: list[tuple[str, int]], resumed: int, code: int | None, worked: bool
+) -> None:
+    process = Process(tmp_path, "sft", 1, "a", 0.0)
+    if resumed:
+        process.event("resume", step=resumed)
+    for phase, step in rows:
+        process.use(phase, step, 1.0)
+    if code is not None:
+        process.event("end", exit_code=code)
+    (found,), _ = read_attempts(process.folder)
+    assert found.worked is worked
+
+
+def test_work_stands_up_to_the_earliest_step_that_was_resumed_from(tmp_path: Path) -> None:
+    def attempts(*later: tuple[str, int, int | None]) -> list[Attempt]:
+        folder = tmp_path / str(len(list(tmp_path.iterdir())))
+        for number, (fingerprint, resumed, code) in enumerate([("f", 0, None), *later], start=1):
+            process = Process(folder, "sft", number, "a", 100.0 * number, fingerprint)
+            if resumed:
+                process.event("resume", fingerprint, step=resumed)
+            process.use("train", resumed + 1, 1.0)
+            if code is not None:
+                process.event("end", fingerprint, exit_code=code)
+        return read_attempts(folder / "runs" / "sft")[0]
+
+    def kept(*later: tuple[str, int, int | None]) -> float:
+        first, *others = attempts(*later)
+        return kept_step(first, others)
+
+    assert kept() == math.inf
+    assert kept(("f", 5, 0)) == 5
+    assert kept(("f", 5, None), ("f", 3, 0)) == 3
+    # what came after it was done does not count
+    assert kept(("f", 5, 0), ("f", 3, 0)) == 5
+    assert kept(("g", 0, 0)) == 0
+    assert kept(("f", 5, 0), ("g", 0, 0)) == 5
+    assert kept(("f", 5, 1), ("g", 0, 0)) == 0
+    assert kept(("g", 0, 0), ("f", 5, 1)) == 5
+    assert kept(("", 2, 0)) == 2  # killed before it knew its parameters
+    (done, *after) = attempts(("f", 1, 0))[1:]
+    assert kept_step(done, after) == math.inf
+
+
+def test_memory_that_ran_out_is_lost_in_the_phase_of_that_moment_alone(tmp_path: Path) -> None:
+    process = Process(tmp_path, "ppo", 1, "a", 0.0)
+    process.use("rollout", 1, 10.0)
+    process.event("retry", step=0, lost_seconds=2.0)  # at 10, where one phase ends
+    process.use("update", 1, 10.0)
+    process.clock = 15.0
+    process.event("retry", step=0, lost_seconds=1.0)
+    process.event("retry", step=0, lost_seconds=3.0)
+    process.clock = 20.0
+    process.event("end", exit_code=0)
+    (found,), _ = read_attempts(process.folder)
+    useful, redone = split_usage(found, [])
+    assert [(row.phase, row.seconds) for row in useful] == [("rollout", 8.0), ("update", 6.0)]
+    assert [(row.phase, row.seconds) for row in redone] == [("rollout", 2.0), ("update", 4.0)]
+    assert [(row.tokens, row.sequences) for row in redone] == [(0, 0), (0, 0)]
+
+
+def test_no_more_is_lost_than_the_row_took(tmp_path: Path) -> None:
+    process = Process(tmp_path, "ppo", 1, "a", 0.0)
+    process.use("update", 1, 10.0, tokens=7)
+    process.clock = 5.0
+    process.event("retry", lost_seconds=99.0)
+    process.event("end", exit_code=0)
+    (found,), _ = read_attempts(process.folder)
+    useful, redone = split_usage(found, [])
+    assert [(row.seconds, row.tokens) for row in useful] == [(0.0, 7)]
+    assert [row.seconds for row in redone] == [10.0]
+
+
+def test_a_stage_is_all_that_its_attempts_say(tmp_path: Path, params: Params) -> None:
+    pipeline(tmp_path, "a", "start", time=5.0)
+    killed = Process(tmp_path, "ppo", 1, "a", 0.0, world_size=2)
+    killed.use("rollout", 1, 10.0, tokens=3, peak_bytes=50)
+    failed = Process(tmp_path, "ppo", 2, "a", 50.0, world_size=2)
+    failed.use("rollout", 1, 4.0, tokens=3, peak_bytes=70)
+    failed.out_of_memory("update", 1, 1.0, 5.0)
+    failed.event("end", exit_code=1, message="no more disk")
+    (stage,) = ledger(tmp_path, params).stages
+    assert stage == StageCost(
+        stage="ppo",
+        cached=False,
+        state="failed",
+        message="no more disk",
+        attempt=None,
+        attempts=2,
+        failed_attempts=2,
+        device="cpu",
+        world_size=2,
+        usd_per_device_hour=3.6,
+        seconds=20.0,
+        device_seconds=40.0,
+        usd=pytest.approx(0.04),
+        waste_seconds=11.0,
+        waste_usd=pytest.approx(0.022),
+        memory_retries=1,
+        saved_seconds=0.0,
+        saved_usd=0.0,
+        peak_bytes=70,
+        phases=(
+            PhaseCost("rollout", 14.0, 6, 2, pytest.approx(0.028), 70),
+            PhaseCost("update", 6.0, 0, 1, pytest.approx(0.012), 0),
+        ),
+    )
+
+
+def test_a_reused_stage_is_all_that_made_it(tmp_path: Path, params: Params) -> None:
+    done_attempt(tmp_path, "ppo", 1, "old", seconds=3.0)
+    killed = Process(tmp_path, "ppo", 2, "a", 100.0, world_size=2)
+    killed.use("update", 1, 10.0, tokens=3, peak_bytes=50)
+    killed.use("update", 2, 10.0, tokens=3, peak_bytes=90)
+    done = Process(tmp_path, "ppo", 3, "a", 200.0, world_size=2)
+    done.event("resume", step=1)
+    done.use("update", 2, 8.0, tokens=4, peak_bytes=60)
+    done.event("end", step=2, exit_code=0)
+    pipeline(tmp_path, "b", "start")
+    pipeline(tmp_path, "b", "stage", stage="ppo", cached=True, attempt=3)
+    (stage,) = ledger(tmp_path, params).stages
+    assert stage == StageCost(
+        stage="ppo",
+        cached=True,
+        state="cached",
+        message="",
+        attempt=3,
+        attempts=0,
+        failed_attempts=0,
+        device="cpu",
+        world_size=2,
+        usd_per_device_hour=3.6,
+        seconds=0.0,
+        device_seconds=0.0,
+        usd=0.0,
+        waste_seconds=0.0,
+        waste_usd=0.0,
+        memory_retries=0,
+        saved_seconds=18.0,
+        saved_usd=pytest.approx(0.036),
+        peak_bytes=0,
+        phases=(),
+        made=(PhaseCost("update", 18.0, 7, 2, pytest.approx(0.036), 60),),
+    )
+
+
+@pytest.mark.parametrize(
+    ("values", "state", "attempt"),
+    [
+        ({"cached": True, "attempt": 7}, "cached", 7),
+        ({"cached": True}, "cached", None),
+        ({"attempt": 1}, "failed", 1),
+        ({"attempt": 1, "state": "stopped"}, "stopped", 1),
+    ],
+)
+def test_a_stage_without_rows_of_its_own_is_what_the_run_says_of_it(
+    tmp_path: Path, params: Params, values: dict[str, Any], state: str, attempt: int | None
+) -> None:
+    done_attempt(tmp_path, "sft", 1, "old", seconds=3.0)
+    pipeline(tmp_path, "b", "start")
+    pipeline(tmp_path, "b", "stage", stage="sft", **values)
+    (stage,) = ledger(tmp_path, params).stages
+    assert (stage.state, stage.attempt, stage.message) == (state, attempt, "")
+    assert (stage.device, stage.world_size, stage.made) == ("", 1, ())
+    assert (stage.saved_seconds, stage.saved_usd) == (0.0, 0.0)
+
+
+def test_outputs_of_a_number_that_was_used_twice_are_the_newest(
+    tmp_path: Path, params: Params
+) -> None:
+    done_attempt(tmp_path, "sft", 1, "old", seconds=3.0)
+    done_attempt(tmp_path, "sft", 1, "older checkout", begin=50.0, seconds=5.0)
+    pipeline(tmp_path, "b", "start")
+    pipeline(tmp_path, "b", "stage", stage="sft", cached=True, attempt=1)
+    (stage,) = ledger(tmp_path, params).stages
+    assert stage.saved_seconds == 5.0
+
+
+def test_an_attempt_that_went_on_from_a_done_one_has_it_among_its_makers(
+    tmp_path: Path, params: Params
+) -> None:
+    """It found outputs that had to be finished: more epochs of the same."""
+    first = Process(tmp_path, "sft", 1, "a", 0.0)
+    first.use("train", 1, 10.0)
+    first.event("end", step=1, exit_code=0)
+    second = Process(tmp_path, "sft", 2, "b", 50.0)
+    second.event("resume", step=1)
+    second.use("train", 2, 4.0)
+    second.event("end", step=2, exit_code=0)
+    other = Process(tmp_path, "sft", 3, "b", 90.0, fingerprint="g")
+    other.event("resume", "g", step=1)
+    other.use("train", 2, 2.0)
+    other.event("end", "g", step=2, exit_code=0)
+    pipeline(tmp_path, "c", "start")
+    pipeline(tmp_path, "c", "stage", stage="sft", cached=True, attempt=2)
+    pipeline(tmp_path, "d", "start")
+    pipeline(tmp_path, "d", "stage", stage="sft", cached=True, attempt=3)
+    assert ledger(tmp_path, params, "c").stages[0].saved_seconds == 14.0
+    assert ledger(tmp_path, params, "d").stages[0].saved_seconds == 2.0
+
+
+def test_a_ledger_has_the_times_and_the_state_of_its_run(tmp_path: Path, params: Params) -> None:
+    pipeline(tmp_path, "a", "start", time=3.0)
+    assert (ledger(tmp_path, params).state, ledger(tmp_path, params).finished) == (
+        "unfinished",
+        None,
+    )
+    pipeline(tmp_path, "a", "stage", time=4.0, stage="sft", cached=True)
+    pipeline(tmp_path, "a", "stage", time=5.0, stage="own-stage", attempt=1)
+    pipeline(tmp_path, "a", "end", time=6.0)
+    found = ledger(tmp_path, params)
+    assert (found.state, found.started, found.finished) == ("completed", 3.0, 6.0)
+    assert found.usd_per_device_hour == 3.6
+    # a stage that is none of ours comes last
+    assert [(stage.stage, stage.state) for stage in found.stages] == [
+        ("sft", "cached"),
+        ("own-stage", "failed"),
+    ]
+    pipeline(tmp_path, "b", "end", time=9.0, state="killed")
+    assert ledger(tmp_path, params).state == "killed"
+    assert ledger(tmp_path, params, "a").finished == 6.0
+
+
+def test_the_last_that_a_run_says_of_a_stage_holds(tmp_path: Path, params: Params) -> None:
+    pipeline(tmp_path, "a", "start")
+    pipeline(tmp_path, "a", "stage", stage="sft", state="failed")
+    pipeline(tmp_path, "a", "stage", stage="sft", cached=True)
+    pipeline(tmp_path, "a", "stage", stage="reward", state="stopped")
+    assert [stage.state for stage in ledger(tmp_path, params).stages] == ["cached", "stopped"]
+
+
+@pytest.mark.parametrize("at_work", [True, False])
+def test_what_is_unfinished_runs_while_its_run_is_at_work(
+    tmp_path: Path, params: Params, at_work: bool
+) -> None:
+    pipeline(tmp_path, "old", "start", time=1.0)
+    pipeline(tmp_path, "a", "start", time=2.0)
+    done_attempt(tmp_path, "data", 1, "a")
+    Process(tmp_path, "sft", 1, "a", 50.0).use("train", 1, 1.0)
+    if at_work:
+        with locked(tmp_path):
+            found, old = ledger(tmp_path, params), ledger(tmp_path, params, "old")
+    else:
+        found, old = ledger(tmp_path, params), ledger(tmp_path, params, "old")
+    state = "running" if at_work else "unfinished"
+    assert (found.state, [stage.state for stage in found.stages]) == (state, ["done", state])
+    assert (old.state, found.finished) == ("unfinished", None)
+
+
+def test_sums_of_a_ledger_are_over_its_stages(tmp_path: Path, params: Params) -> None:
+    done_attempt(tmp_path, "data", 1, "old", seconds=7.0)
+    pipeline(tmp_path, "a", "start")
+    pipeline(tmp_path, "a", "stage", stage="data", cached=True, attempt=1)
+    for number, stage in enumerate(("sft", "reward"), start=2):
+        done_attempt(tmp_path, stage, 1, "a", seconds=float(number), world_size=2)
+    found = ledger(tmp_path, params)
+    assert (found.total_seconds, found.device_seconds) == (5.0, 10.0)
+    assert found.total_usd == pytest.approx(0.010)
+    assert found.saved_usd == pytest.approx(0.007)
+    assert found.made_usd == pytest.approx(0.017)
+    reward = found.stage("reward")
+    assert reward is not None
+    assert reward.seconds == 3.0
+
+
+def test_known_runs_are_named_newest_first(tmp_path: Path, params: Params) -> None:
+    for run_id in ("a", "b", "a"):
+        pipeline(tmp_path, run_id, "start")
+    with pytest.raises(CostError, match=r"\(newest first\): a, b\."):
+        ledger(tmp_path, params, "nope")
+    with pytest.raises(CostError, match=r"\(newest first\): none\."):
+        ledger(tmp_path / "elsewhere", params, "nope")

@@ -3,6 +3,10 @@ USD.
 """
 
 import json
+import os
+import platform
+import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +16,8 @@ from config import jsonl
 from config.load import load
 from config.records import AttemptRow, PipelineRow, PlannedRow, UsageRow
 from costs.ledger.history import HISTORY, read_history, remember, skipped_note, this_machine
-from costs.ledger.ledger import Ledger, ledger
-from costs.ledger.reconcile import as_dict, read_plan, reconcile
+from costs.ledger.ledger import Ledger, PhaseCost, StageCost, ledger
+from costs.ledger.reconcile import UNKNOWN, Comparison, as_dict, read_plan, reconcile
 from tests.conftest import ROOT
 
 PARAMS = load(ROOT / "recipes" / "demo.yaml", ["prices.usd_per_device_hour=3.6"])
@@ -262,3 +266,182 @@ def test_a_phase_that_was_planned_and_never_began_has_zeros(tmp_path: Path) -> N
     train = next(phase for phase in found if phase["phase"] == "train")
     measured = ("seconds", "tokens", "sequences", "usd", "peak_bytes", "planned_seconds")
     assert [train[name] for name in measured] == [0.0, 0, 0, 0.0, 0, 20.0]
+
+
+def test_the_json_by_hand(tmp_path: Path) -> None:
+    book = stopped_then_done(tmp_path)
+    content = as_dict(book, reconcile(plan(gpus=2, start=5.0, train=16.0, save=2.0), book))
+    sums = {
+        "planned_seconds": 23.0,
+        "measured_seconds": 25.0,
+        "planned_usd": pytest.approx(0.046),
+        "measured_usd": pytest.approx(0.025),
+        "planned_peak_bytes": 100.0,
+        "measured_peak_bytes": 90,
+        "error": pytest.approx(23 / 25 - 1),
+        "error_peak_bytes": pytest.approx(100 / 90 - 1),
+    }
+    assert {name: content[name] for name in sums} == sums
+    assert content["planned_hardware"] == "cpu"
+    (stage,) = content["stages"]
+    assert {name: stage[name] for name in sums} == sums
+    assert "made" not in stage
+    nothing = {"seconds": 0.0, "tokens": 0, "sequences": 0, "usd": 0.0, "peak_bytes": 0}
+    assert stage["phases"] == [
+        {
+            "phase": "start", "seconds": 4.0, "tokens": 5, "sequences": 1, "peak_bytes": 80,
+            "usd": pytest.approx(0.004),
+            "planned_seconds": 5.0, "measured_seconds": 4.0, "error": pytest.approx(0.25),
+            "planned_usd": pytest.approx(0.01), "measured_usd": pytest.approx(0.004),
+            "planned_peak_bytes": 100.0, "measured_peak_bytes": 80,
+            "error_peak_bytes": pytest.approx(0.25),
+        },
+        {
+            "phase": "train", "seconds": 15.0, "tokens": 15, "sequences": 3, "peak_bytes": 90,
+            "usd": pytest.approx(0.015),
+            "planned_seconds": 16.0, "measured_seconds": 20.0, "error": pytest.approx(-0.2),
+            "planned_usd": pytest.approx(0.032), "measured_usd": pytest.approx(0.02),
+            "planned_peak_bytes": 100.0, "measured_peak_bytes": 90,
+            "error_peak_bytes": pytest.approx(100 / 90 - 1),
+        },
+        {
+            "phase": "evaluate", "seconds": 1.0, "tokens": 5, "sequences": 1, "peak_bytes": 80,
+            "usd": pytest.approx(0.001),
+            "planned_seconds": None, "measured_seconds": 1.0, "error": None,
+            "planned_usd": None, "measured_usd": pytest.approx(0.001),
+            "planned_peak_bytes": None, "measured_peak_bytes": 80, "error_peak_bytes": None,
+        },
+        {
+            "phase": "save", **nothing,
+            "planned_seconds": 2.0, "measured_seconds": 0.0, "error": None,
+            "planned_usd": pytest.approx(0.004), "measured_usd": 0.0,
+            "planned_peak_bytes": 100.0, "measured_peak_bytes": None, "error_peak_bytes": None,
+        },
+    ]  # fmt: skip
+
+
+def test_a_stage_that_has_made_nothing_yet_was_not_measured(tmp_path: Path) -> None:
+    stopped_then_done(tmp_path)
+    book = ledger(tmp_path, PARAMS, "a")
+    found = reconcile(plan(start=5.0), book)
+    assert found.stages[0].phases["start"] == Comparison(
+        5.0, None, pytest.approx(0.005), None, 100.0, None
+    )
+    assert found.whole == UNKNOWN
+    assert reconcile(None, book).whole == UNKNOWN
+    phases = as_dict(book, found)["stages"][0]["phases"]
+    assert [phase["planned_seconds"] for phase in phases] == [5.0, None]
+
+
+def two_stages(**changes: Any) -> tuple[Ledger, dict[str, Any]]:
+    """Two stages of 4 s and 6 s, planned to take 5 s and 9 s on two devices, with other peaks."""
+
+    def stage(name: str, seconds: float, peak: int) -> StageCost:
+        made = (PhaseCost("train", seconds, 1, 1, seconds / 1000, peak),)
+        return StageCost(
+            name, False, "done", "", 1, 1, 0, "cpu", 1, 3.6, seconds, seconds, seconds / 1000,
+            0.0, 0.0, 0, 0.0, 0.0, peak, made, made,
+        )  # fmt: skip
+
+    stages = (stage("sft", 4.0, 40), stage("reward", 6.0, 30))
+    planned = [
+        plan(gpus=2, train=seconds)["stages"][0] | {"stage": name, "peak_bytes_per_gpu": peak}
+        for name, seconds, peak in (("sft", 5.0, 20.0), ("reward", 9.0, 50.0))
+    ]
+    book = Ledger("r", "completed", 0.0, 1.0, 3.6, stages, 0)
+    return book, {"stages": planned, "hardware": "cpu"} | changes
+
+
+def test_the_run_is_the_sum_of_its_stages_and_its_peak_the_highest() -> None:
+    book, planned = two_stages()
+    found = reconcile(planned, book)
+    assert found.whole == Comparison(
+        14.0, 10.0, pytest.approx(0.028), pytest.approx(0.010), 50.0, 40
+    )
+    assert found.whole.error == pytest.approx(0.4)
+    reward = found.stage("reward")
+    assert reward is not None
+    assert reward.whole == Comparison(
+        9.0, 6.0, pytest.approx(0.018), pytest.approx(0.006), 50.0, 30
+    )
+    assert found.stage("ppo") is None
+
+
+def test_a_stage_that_was_not_planned_is_left_out_of_the_runs_error() -> None:
+    book, planned = two_stages()
+    del planned["stages"][1]
+    found = reconcile(planned, book)
+    assert found.whole == Comparison(5.0, 4.0, pytest.approx(0.010), pytest.approx(0.004), 20.0, 40)
+    alone = found.stages[1].whole
+    assert alone == Comparison(None, 6.0, None, pytest.approx(0.006), None, 30)
+
+
+def test_a_plan_without_a_peak_has_no_error_of_it() -> None:
+    book, planned = two_stages()
+    for stage in planned["stages"]:
+        stage["peak_bytes_per_gpu"] = 0
+        for phase in stage["phases"]:
+            del phase["peak_bytes"]
+    found = reconcile(planned, book)
+    assert (found.whole.planned_peak_bytes, found.whole.error_peak_bytes) == (None, None)
+    assert found.stages[0].phases["train"].planned_peak_bytes is None
+
+
+def test_every_part_is_remembered_with_its_figures(tmp_path: Path) -> None:
+    book, planned = two_stages()
+    before = time.time()
+    assert remember(tmp_path, book, reconcile(planned, book)) == 4
+    rows = read_history(tmp_path).rows
+    assert all(before <= row.time <= time.time() for row in rows)
+    assert [
+        (
+            row.run_id,
+            row.machine,
+            row.hardware,
+            row.stage,
+            row.phase,
+            row.planned_seconds,
+            row.measured_seconds,
+            row.planned_peak_bytes,
+            row.measured_peak_bytes,
+        )
+        for row in rows
+    ] == [
+        ("r", this_machine(), "cpu", "sft", "train", 5.0, 4.0, 100.0, 40.0),
+        ("r", this_machine(), "cpu", "sft", "", 5.0, 4.0, 20.0, 40.0),
+        ("r", this_machine(), "cpu", "reward", "train", 9.0, 6.0, 100.0, 30.0),
+        ("r", this_machine(), "cpu", "reward", "", 9.0, 6.0, 50.0, 30.0),
+    ]
+    again = replace(book, run_id="s")
+    assert remember(tmp_path, again, reconcile(planned, again)) == 4
+
+
+def test_a_stage_that_is_not_done_or_has_no_peak_is_remembered_as_it_is(tmp_path: Path) -> None:
+    book, planned = two_stages()
+    stages = (
+        replace(book.stages[0], state="failed"),
+        replace(book.stages[1], made=(replace(book.stages[1].made[0], peak_bytes=0),)),
+    )
+    planned["stages"][1]["peak_bytes_per_gpu"] = 0
+    stopped = replace(book, stages=stages)
+    assert remember(tmp_path, stopped, reconcile(planned, stopped)) == 2
+    whole = read_history(tmp_path).rows[-1]
+    assert (whole.stage, whole.planned_peak_bytes, whole.measured_peak_bytes) == ("reward", 0, 0)
+
+
+def test_the_machine_is_its_processor_and_its_cores() -> None:
+    said = this_machine()
+    model = [
+        line.partition(":")[2].strip()
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        if line.startswith("model name")
+    ]
+    name = model[0] if model else platform.processor() or platform.machine()
+    assert said == f"{name}, {os.cpu_count()} cores"
+
+
+def test_a_note_of_skipped_rows_says_what_to_do() -> None:
+    assert skipped_note(2) == (
+        f"2 rows of {HISTORY} cut by a crash or not understood: left out of the error of past "
+        "plans. Delete them from the file to lose this line."
+    )
