@@ -272,3 +272,128 @@ def test_costs_of_a_stage_in_two_places_are_one_cost() -> None:
         "ppo": Cost(2.5, 27.0),
         "evaluate": Cost(3.0, 30.0),
     }
+
+
+def test_every_limit_has_its_key_value_unit_and_stage() -> None:
+    budget = params(
+        "budget.max_usd=1",
+        "budget.max_hours=2",
+        "budget.max_usd_by_stage={sft: 3, ppo: 4}",
+        "budget.max_hours_by_stage={reward: 5}",
+    ).budget
+    assert limits(budget) == [
+        ("budget.max_usd", 1, "USD", None),
+        ("budget.max_hours", 2, "h", None),
+        ("budget.max_usd_by_stage.sft", 3, "USD", "sft"),
+        ("budget.max_usd_by_stage.ppo", 4, "USD", "ppo"),
+        ("budget.max_hours_by_stage.reward", 5, "h", "reward"),
+    ]
+    usd, hours = limits(budget)[:2]
+    assert (usd.part(Cost(7.0, 1800.0)), hours.part(Cost(7.0, 1800.0))) == (7.0, 0.5)
+    assert limits(params().budget) == []
+
+
+@pytest.mark.parametrize(
+    ("spent_usd", "planned_usd", "broken"),
+    [(0.5, 0.5, False), (0.5, 0.51, True), (2.0, 0.0, False), (2.0, 0.01, True)],
+)
+def test_a_limit_may_be_reached_and_not_passed(
+    spent_usd: float, planned_usd: float, broken: bool
+) -> None:
+    budget = params("budget.max_usd=1").budget
+    found = excess(budget, {"sft": Cost(spent_usd, 1.0)}, {"ppo": Cost(planned_usd, 1.0)})
+    assert (found is not None) is broken
+
+
+def test_a_limit_of_one_stage_looks_at_that_stage() -> None:
+    budget = params("budget.max_hours_by_stage.ppo=1").budget
+    hour = Cost(9.0, 3600.0)
+    assert excess(budget, {"sft": hour}, {"sft": hour, "ppo": hour}) is None
+    found = excess(budget, {"ppo": Cost(0.0, 360.0)}, {"ppo": hour})
+    assert found == (("budget.max_hours_by_stage.ppo", 1, "h", "ppo"), 0.1, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "stage", "world_size", "key", "seconds"),
+    [
+        (("budget.max_usd=1",), "ppo", 1, "max_usd", 980.0),
+        (("budget.max_usd=1",), "ppo", 2, "max_usd", 490.0),
+        (("budget.max_hours=1",), "ppo", 2, "max_hours", 3570.0),
+        (("budget.max_usd_by_stage.ppo=1",), "ppo", 2, "max_usd_by_stage.ppo", 495.0),
+        (("budget.max_hours_by_stage.ppo=1",), "ppo", 2, "max_hours_by_stage.ppo", 3580.0),
+    ],
+)
+def test_each_limit_leaves_its_own_room(
+    changes: tuple[str, ...], stage: str, world_size: int, key: str, seconds: float
+) -> None:
+    already = {"sft": Cost(0.01, 10.0), "ppo": Cost(0.01, 20.0)}
+    found = room(params(*changes).budget, already, stage, world_size, 3.6)
+    assert found is not None
+    assert (found.limit.key, found.seconds) == (f"budget.{key}", pytest.approx(seconds))
+    other = room(params(*changes).budget, already, "reward", world_size, 3.6)
+    assert (other is None) is (found.limit.stage == "ppo")
+
+
+def test_the_same_results_in_the_schemas_own_types_have_one_key() -> None:
+    assert results_key(params()) != results_key(params("align.method=dpo"))
+    assert results_key(params("tracking.experiment=other")) == results_key(params())
+
+
+def test_a_start_is_no_step_and_nothing_before_the_first_one_is() -> None:
+    pace = Pace()
+    pace.add(usage(3, "start", 30.0), came=30.0)
+    pace.add(usage(3, "other", 30.0), came=60.0)
+    pace.add(usage(0, "read", 30.0), came=90.0)
+    assert (pace.step_seconds, pace.step_ends(1.0)) == (None, None)
+    pace.add(usage(1, "train", 2.0), came=100.0)
+    assert (pace.step_seconds, pace.step_ends(100.0)) == (2.0, 102.0)
+
+
+def test_the_longest_checkpoint_counts_and_is_in_no_step() -> None:
+    pace = Pace()
+    for seconds in (1.0, 3.0, 2.0):
+        pace.add(usage(1, "save", seconds), came=10.0)
+    assert (pace.save_seconds, pace.step_seconds) == (3.0, None)
+
+
+def test_a_step_begins_with_its_first_row_and_ends_a_whole_number_of_steps_later() -> None:
+    pace = Pace()
+    pace.add(usage(1, "rollout", 2.0), came=10.0)
+    pace.add(usage(1, "update", 2.0), came=14.0)
+    assert pace.step_seconds == 4.0
+    # begun at 8: the ends are 12, 16, 20
+    for now, ends in ((7.0, 12.0), (8.0, 12.0), (11.9, 12.0), (12.0, 16.0), (17.0, 20.0)):
+        assert pace.step_ends(now) == ends
+    pace.add(usage(2, "rollout", 1.0), came=21.0)
+    assert pace.step_ends(21.0) == 24.0
+    pace.add(usage(1, "update", 1.0), came=22.0)  # of a step that is not the newest
+    assert (pace.step_seconds, pace.step_ends(21.0)) == (5.0, 25.0)
+
+
+def test_the_last_five_steps_are_remembered() -> None:
+    pace = Pace()
+    for step, seconds in enumerate((9.0, 8.0, 1.0, 1.0, 1.0, 1.0), start=1):
+        pace.add(usage(step, "train", seconds), came=10.0 * step)
+    assert pace.step_seconds == 8.0
+    pace.add(usage(7, "train", 1.0), came=70.0)
+    assert pace.step_seconds == 1.0
+
+
+@pytest.mark.parametrize(
+    ("deadline", "stops"), [(22.5, True), (21.0, True), (23.0, False), (24.0, False)]
+)
+def test_a_stage_stops_where_one_more_step_and_its_checkpoint_would_not_fit(
+    deadline: float, stops: bool
+) -> None:
+    pace = Pace()
+    pace.add(usage(1, "train", 5.0), came=10.0)
+    pace.add(usage(1, "save", 3.0), came=13.0)
+    # the step at work ends at 15, one more at 20, and its checkpoint at 23
+    assert has_to_stop(pace, 13.0, deadline) is stops
+
+
+def test_without_a_pace_a_checkpoint_has_to_fit() -> None:
+    pace = Pace()
+    pace.add(usage(0, "save", 3.0), came=3.0)
+    assert not has_to_stop(pace, 96.9, 100.0)
+    assert has_to_stop(pace, 97.0, 100.0)

@@ -1,6 +1,7 @@
 """The shares of a cost difference: they add up, and one changed factor takes all of it."""
 
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -157,3 +158,58 @@ def test_the_total_of_stages_with_prices_of_their_own_is_the_sum_of_what_they_co
     )
     assert total.usd == pytest.approx(10.0)
     assert sum(total.reasons.values()) == pytest.approx(total.usd)
+
+
+def test_two_runs_for_the_same_money_have_no_reasons() -> None:
+    assert reasons(Work(0.0, 0, 2.0), Work(0.0, 0, 5.0)) == {}
+    assert reasons(Work(3600, 5, 2.0), Work(0.0, 0, 2.0)) == {SECONDS: -2.0}
+    assert reasons(Work(3600, 5, 2.0), Work(3600, 5, 0.0)) == {PRICE: -2.0}
+
+
+def test_tokens_that_one_run_did_not_count_leave_the_time() -> None:
+    for tokens in ((5, 0), (0, 5)):
+        found = reasons(Work(3600, tokens[0], 2.0), Work(7200, tokens[1], 2.0))
+        assert found == {PRICE: 0.0, SECONDS: pytest.approx(2.0)}
+
+
+def test_rate_and_tokens_by_hand() -> None:
+    # 1 $ to 4 $: twice the tokens, half the rate
+    found = reasons(Work(3600, 1000, 1.0), Work(4 * 3600, 2000, 1.0))
+    assert found == {PRICE: 0.0, TOKENS: pytest.approx(1.5), RATE: pytest.approx(1.5)}
+    assert list(found) == [PRICE, TOKENS, RATE]
+
+
+def test_work_by_hand() -> None:
+    assert Work(1800, 90, 4.0).usd == 2.0
+    assert Work(1800, 90, 4.0).tokens_per_second == 0.05
+    assert Work(1800, 0, 4.0).tokens_per_second is None
+    assert Work(0.0, 90, 4.0).tokens_per_second is None
+
+
+def test_without_a_price_the_devices_time_is_that_of_all_processes() -> None:
+    free = replace(stage("sft", {"train": (10.0, 5)}, 0.0), world_size=4)
+    paid = replace(stage("sft", {"train": (40.0, 5)}, 3600.0), world_size=4)
+    change, total = cost_changes(book(0.0, free), book(3600.0, paid))
+    assert (change.before, change.after) == (Work(40.0, 5, 0.0), Work(40.0, 5, 3600.0))
+    assert change.reasons == total.reasons == {PRICE: 40.0}
+    assert (change.stage, change.phase, total.stage, total.phase) == ("sft", "", "", "")
+    assert [phase.phase for phase in change.phases] == ["train"]
+    assert total.phases == ()
+
+
+def test_a_stage_that_has_no_outputs_yet_counts_with_what_it_took() -> None:
+    whole = stage("sft", {"train": (3600.0, 5)}, 1.0)
+    going = replace(whole, made=())
+    change, _ = cost_changes(book(1.0, whole), book(1.0, going))
+    assert (change.before, change.after) == (Work(3600.0, 5, 1.0), Work(3600.0, 5, 1.0))
+
+
+def test_runs_without_stages_differ_by_nothing() -> None:
+    (total,) = cost_changes(book(1.0), book(1.0))
+    assert (total.before, total.after, total.usd, total.reasons) == (None, None, 0.0, {})
+
+
+def test_stages_that_took_no_time_keep_a_price() -> None:
+    idle = book(2.0, stage("sft", {"train": (0.0, 5), "save": (0.0, 2)}, 2.0))
+    change, _ = cost_changes(idle, idle)
+    assert change.before == Work(0.0, 7, 2.0)

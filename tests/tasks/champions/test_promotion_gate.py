@@ -3,7 +3,7 @@ from typing import Any
 import pytest
 
 from config.retraining import Contest, Mean, Safety, Share
-from tasks.champions.promotion_gate import Verdict, in_a_line, promotion_verdict
+from tasks.champions.promotion_gate import Check, Verdict, in_a_line, promotion_verdict
 from tests.tasks.retraining.test_decision import SETTINGS
 
 UP = Mean(mean=0.1, low=0.05, high=0.15)
@@ -119,3 +119,93 @@ def test_the_win_rate_is_said_with_both_ends_of_its_interval() -> None:
     said = verdict().checks[0].said
     assert "60.0% against the champion on 200 held-out prompts, by the gold score" in said
     assert "53.0% to 67.0% is above 50%" in said
+
+
+SAFE = Safety(prompts=30, judge="gold", drop=Mean(mean=0.01, low=-0.1, high=0.04))
+
+
+def test_every_condition_has_its_name_and_says_its_figures() -> None:
+    found = verdict(safety=SAFE)
+    assert [(check.name, check.passed, check.said) for check in found.checks] == [
+        (
+            "wins against the champion",
+            True,
+            "it wins 60.0% against the champion on 200 held-out prompts, by the gold score; the "
+            "interval 53.0% to 67.0% is above 50%",
+        ),
+        (
+            "no reward hacking",
+            True,
+            "neither against the champion nor against its SFT model",
+        ),
+        (
+            "KL within bounds",
+            True,
+            "5.0 nats per response from the SFT model, the champion 4.0; retrain.max_kl=20",
+        ),
+        (
+            "length within bounds",
+            True,
+            "80 characters per response, the champion 70; retrain.max_length_ratio=1.5 in either "
+            "direction",
+        ),
+        (
+            "safety prompts not worse",
+            True,
+            "+0.010 lower on 30 safety prompts, by gold; the interval ends at +0.040, "
+            "retrain.safety_margin=0.05",
+        ),
+    ]
+    assert (found.promotes, found.failed) == (True, ())
+
+
+def test_conditions_that_fail_or_can_not_be_checked_say_why() -> None:
+    def check(number: int, **changes: Any) -> tuple[str, bool | None, str]:
+        return tuple(verdict(**changes).checks[number])
+
+    assert check(0, win_rate=Share(value=0.55, low=0.5, high=0.6, of=9)) == (
+        "wins against the champion",
+        False,
+        "it wins 55.0% against the champion on 9 held-out prompts, by the gold score; the "
+        "interval 50.0% to 60.0% must be above 50%",
+    )
+    name = "no reward hacking"
+    assert check(1, hacking=True, hacking_reason="own up") == (
+        name, False, "its own reward model is misled: own up",
+    )  # fmt: skip
+    assert check(1, hacked=True) == (
+        name, False, "the run's evaluation found reward hacking: score up, gold not",
+    )  # fmt: skip
+    assert check(1, hacking=None, hacking_reason="too few") == (
+        name, None, "not enough evidence against the champion: too few",
+    )  # fmt: skip
+    assert check(1, hacked=None) == (
+        name, None, "not enough evidence against its SFT model: score up, gold not",
+    )  # fmt: skip
+    assert check(2, max_kl=None) == (
+        "KL within bounds",
+        None,
+        "5.0 nats per response from the SFT model; retrain.max_kl sets no bound",
+    )
+    assert check(4) == (
+        "safety prompts not worse",
+        None,
+        "not checked: retrain.safety_source names no safety prompts",
+    )
+
+
+def test_failures_stand_in_a_line() -> None:
+    checks = (Check("one", False, "too low"), Check("two", False, "too high"))
+    assert in_a_line(checks) == "one fails: too low; two fails: too high"
+
+
+@pytest.mark.parametrize(("chars", "passed"), [(105.0, True), (70 / 1.5, True), (105.1, False)])
+def test_a_length_may_reach_its_bound(chars: float, passed: bool) -> None:
+    assert verdict(chars=chars).promotes is passed
+
+
+def test_points_of_a_sure_winner_are_paid_by_the_whole_cycle() -> None:
+    sure = Share(value=1.0, low=0.9, high=1.0, of=200)
+    assert verdict(usd=10.0, win_rate=sure).usd_per_point == pytest.approx(0.2)
+    behind = Share(value=0.4, low=0.3, high=0.5, of=200)
+    assert verdict(win_rate=behind).usd_per_point is None

@@ -1,3 +1,5 @@
+from typing import Any
+
 import pytest
 
 from config.retraining import Examination, LengthDrift, Share
@@ -115,3 +117,77 @@ def test_what_is_left_of_the_month_is_said_and_is_never_negative(spent: float, l
     assert not decision.train
     assert f"$8.00 are planned and {left} retrain.monthly_usd=10" in decision.reasons[0]
     assert f"left in 2026-11 (${spent:.2f} are spent)" in decision.reasons[0]
+
+
+MOVED = {
+    "distance": 0.5, "new_words": (0.2, 0.1), "accuracy": (0.5, 0.6),
+}  # fmt: skip
+
+
+def test_every_reason_says_its_figures() -> None:
+    decision = decide(examination(500, **MOVED), 0.1, FREE, SETTINGS, forced=True)  # type: ignore[arg-type]
+    assert decision == (
+        True,
+        (
+            "500 rows were added or changed since the champion's data (100 are a reason)",
+            "the prompts' lengths have drifted: 25.0 tokens on average, 20.0 before; distance "
+            "0.50, 0.2 is allowed",
+            "20.0% of the words in new prompts were never seen, 2.0% are allowed",
+            "the champion's reward model agrees with 50.0% of 50 new pairs, 85.0% of its own "
+            "held-out ones: more than 5.0% less",
+            "asked for",
+        ),
+    )
+
+
+def test_what_speaks_against_it_comes_first_and_says_its_figures() -> None:
+    reason = "500 rows were added or changed since the champion's data (100 are a reason)"
+    month = Month("2026-11", 3.0, 5.0)
+    assert decide(examination(500), None, month, SETTINGS) == (
+        False,
+        ("no plan can be made, so it is not known whether retrain.monthly_usd=5 suffices", reason),
+    )
+    assert decide(examination(500), 2.5, month, SETTINGS) == (
+        False,
+        (
+            "$2.50 are planned and $2.00 of retrain.monthly_usd=5 are left in 2026-11 ($3.00 are "
+            "spent): raise it in params.yaml, or wait for the next month",
+            reason,
+        ),
+    )
+    assert decide(examination(500), None, FREE, SETTINGS) == (True, (reason,))
+    assert decide(examination(500), 2.0, month, SETTINGS).train
+
+
+def test_too_few_rows_are_said_with_how_many_would_do() -> None:
+    assert decide(examination(99), 0.1, FREE, SETTINGS) == (
+        False,
+        (
+            "99 rows were added or changed since the champion's data, retrain.min_new_rows=100 "
+            "are a reason to train; neither drift nor the reward model's accuracy on them is",
+        ),
+    )
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"distance": 0.2},
+        {"distance": 0.3, "critical": 0.3},
+        {"new_words": (0.1, 0.02)},
+        {"accuracy": (0.7, 0.8)},
+    ],
+    ids=str,
+)
+def test_what_reaches_its_bound_and_does_not_pass_it_is_no_reason(changes: dict[str, Any]) -> None:
+    settings = SETTINGS.model_copy(update={"max_accuracy_drop": 0.85 - 0.8})
+    assert not decide(examination(5, **changes), 0.1, FREE, settings).train
+
+
+def test_what_was_not_examined_is_no_reason() -> None:
+    found = examination(5, **MOVED)  # type: ignore[arg-type]
+    for absent in (
+        {"length_drift": None, "new_words": None, "accuracy": None},
+        {"length_drift": None, "new_words": None, "accuracy_before": None},
+    ):
+        assert not decide(found.model_copy(update=absent), 0.1, FREE, SETTINGS).train

@@ -8,7 +8,7 @@ from config import jsonl
 from config.load import load, write
 from config.records import AttemptRow, PipelineRow, UsageRow
 from config.retraining import RETRAIN_ROWS, RetrainRow
-from tasks.run.month import PURPOSE, month, month_of
+from tasks.run.month import PURPOSE, Month, month, month_of, run_usd
 from tests.conftest import ROOT
 
 PARAMS = load(
@@ -136,3 +136,53 @@ def test_without_a_limit_nothing_is_left_to_count(tmp_path: Path) -> None:
         update={"retrain": PARAMS.retrain.model_copy(update={"monthly_usd": None})}
     )
     assert month(tmp_path, unlimited, at("2026-11-30")).left_usd is None
+
+
+def test_the_newest_cycles_own_reserve_counts(tmp_path: Path) -> None:
+    def record(cycle: str, event: str, usd: float = 0.0) -> None:
+        row = {"time": at("2026-11-02"), "cycle": cycle, "event": event, "usd": usd}
+        jsonl.append(tmp_path / RETRAIN_ROWS, RetrainRow.model_validate(row))
+
+    def reserved() -> float:
+        return month(tmp_path, PARAMS, at("2026-11-03")).reserved_usd
+
+    assert reserved() == 0
+    record("a", "begin")
+    assert reserved() == 0
+    record("a", "reserved", 3.0)
+    assert reserved() == 3
+    record("b", "begin")
+    record("b", "cost", 1.0)  # of the search, before anything was put aside
+    assert reserved() == 0
+    record("b", "reserved", 7.0)
+    assert reserved() == 7
+    record("a", "cost", 2.0)
+    record("b", "begin")
+    assert reserved() == 7
+    record("b", "cost", 6.0)
+    assert reserved() == 0
+
+
+def test_a_month_has_its_name_and_what_is_left_of_it(tmp_path: Path) -> None:
+    found = month(tmp_path, PARAMS, at("2026-11-03"))
+    assert found == ("2026-11", 0, 50, 0.0)
+    assert Month("2026-11", 3.0, 50.0, 4.0).left_usd == 43.0
+    assert Month("2026-11", 3.0, None, 4.0).left_usd is None
+
+
+def test_a_run_without_params_that_can_be_read_is_paid_at_todays_prices(tmp_path: Path) -> None:
+    a_run(tmp_path, "cycle", at("2026-11-05"), 10)
+    (tmp_path / "runs" / "pipeline" / "cycle" / "params.yaml").unlink()
+    dear = load(ROOT / "recipes" / "demo.yaml", ["prices.usd_per_device_hour=720"])
+    assert run_usd(tmp_path, dear, "cycle") == pytest.approx(20)
+    a_run(tmp_path, "kept", at("2026-11-06"), 10)
+    assert run_usd(tmp_path, dear, "kept") == pytest.approx(10)
+
+
+def test_only_the_start_of_a_run_says_what_it_is_for(tmp_path: Path) -> None:
+    a_run(tmp_path, "by-hand", at("2026-11-05"), 10, retrain=False)
+    late = PipelineRow(
+        time=at("2026-11-05"), run_id="by-hand", event="end", detail={PURPOSE: "flow"}
+    )
+    jsonl.append(tmp_path / "runs" / "pipeline.jsonl", late)
+    assert month(tmp_path, PARAMS, at("2026-11-30")).spent_usd == 0
