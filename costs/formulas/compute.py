@@ -210,7 +210,7 @@ def decode_step(
     routed = (
         shape.layers
         * (shape.layer_matrix_parameters - shape.active_layer_parameters)
-        * min(1.0, sequences / max(1, shape.experts))
+        * min(1.0, sequences / shape.experts)
         if shape.experts
         else 0.0
     )

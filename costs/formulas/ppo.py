@@ -184,9 +184,9 @@ def _update(setting: Setting, sequences: float) -> PhaseRow:
     loop, work, levers = roles_of(setting), setting.workload, setting.levers
     own = setting.engine.packs
     each, micro = _update_passes(setting, sequences / loop.mini_batches)
-    tokens = _tokens_in(setting, whole=False) if own else work.mean_tokens
+    tokens = _tokens_in(setting, whole=False)
     said = work.mean_response_tokens or work.response_tokens
-    read = min(1.0, said / tokens) if own else min(1.0, said / work.mean_tokens)
+    read = min(1.0, said / tokens)
     counted = replace(
         setting, workload=replace(work, loss_tokens=read, read_tokens=read if own else 1.0)
     )
@@ -278,13 +278,7 @@ def _states(setting: Setting, shape: ModelShape, levers: Levers) -> Parts:
 
 def update_micro_batch(setting: Setting) -> int:
     """Sequences of one forward and backward pass: no more than a mini-batch has."""
-    loop = roles_of(setting)
-    return max(
-        1,
-        min(
-            setting.levers.micro_batch, int(loop.batch / setting.data_parallel / loop.mini_batches)
-        ),
-    )
+    return min(setting.levers.micro_batch, mini_batch(setting))
 
 
 def packed_sequences(setting: Setting, available: float) -> float:
@@ -335,7 +329,7 @@ def _update_moments(setting: Setting, resident: Roles) -> list[Moment]:
         training_moments(counted, value, held, phase="update", role="value", vocabulary=False),
         "value",
     )
-    kept = {part: policy["update:loss"].get(part, 0.0) for part in ("activations",)}
+    kept = {"activations": policy["update:loss"]["activations"]}
     gradients = {"gradients": of_value["update:step"].get("gradients", 0.0)}
     waiting = {
         "gradients": policy["update:step"].get("gradients", 0.0)

@@ -1,6 +1,7 @@
 """The verdict follows the intervals, not the point estimates, and hacking goes before winning."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,9 +9,11 @@ import pytest
 
 from config.load import load
 from config.schema import Params
-from reporting.inputs import read_findings
+from costs.ledger.ledger import Ledger, StageCost
+from costs.ledger.reconcile import reconcile
+from reporting.inputs import Findings, read_findings
 from reporting.key_figures import key_figure
-from reporting.verdict import Verdict, usd_per_win_rate_point, verdict
+from reporting.verdict import Verdict, bill, usd_per_win_rate_point, verdict
 from tasks.run.run import locked
 from tests.reporting.plausible_run import BEGIN, Clock, write_cached_run, write_pipeline_run
 
@@ -185,3 +188,256 @@ def test_a_run_that_has_begun_no_stage_is_said_to_be_at_work(
     with locked(tmp_path):
         sentence = verdict(read_findings(tmp_path, params)).sentence
     assert sentence.startswith("The run is at work: ")
+
+
+# ---------------------------------------------------------------- whole sentences
+
+
+def stage(name: str = "ppo", state: str = "done", **changes: Any) -> StageCost:
+    """A stage of 36 s for 5 US dollars."""
+    found = StageCost(
+        stage=name,
+        cached=False,
+        state=state,
+        message="",
+        attempt=1,
+        attempts=1,
+        failed_attempts=0,
+        device="cpu",
+        world_size=1,
+        usd_per_device_hour=200.0,
+        seconds=36.0,
+        device_seconds=36.0,
+        usd=5.0,
+        waste_seconds=0.0,
+        waste_usd=0.0,
+        memory_retries=0,
+        saved_seconds=0.0,
+        saved_usd=0.0,
+        peak_bytes=1,
+        phases=(),
+    )
+    return replace(found, **changes)
+
+
+def findings(
+    *stages: StageCost, state: str = "completed", metrics: dict[str, Any] | None = None
+) -> Findings:
+    book = Ledger("r", state, 0.0, 1.0, 200.0, stages, 0)
+    params = load(Path(__file__).parents[2] / "recipes" / "demo.yaml")
+    found = {"evaluate": metrics or {}}
+    return Findings(params, book, reconcile(None, book), found, {}, [], [], {}, [])
+
+
+REUSED = stage(state="cached", cached=True, seconds=0.0, usd=0.0, saved_usd=5.0)
+NOTHING_NEW = "Nothing had changed: every stage was reused at no cost, which saved $5.00."
+
+
+@pytest.mark.parametrize(
+    ("stages", "state", "said"),
+    [
+        ((), "completed", "What it cost was not recorded here."),
+        ((stage(),), "completed", "The run took 36 s and cost $5.00."),
+        ((stage(), stage("sft")), "failed", "The run took 1 min 12 s and cost $10.00."),
+        (
+            (stage(waste_usd=2.0),),
+            "completed",
+            "The run took 36 s and cost $5.00, $2.00 of it for work that was lost or done again.",
+        ),
+        (
+            (stage(), REUSED),
+            "completed",
+            "The run took 36 s and cost $5.00; unchanged stages saved $5.00.",
+        ),
+        (
+            (stage(waste_usd=2.0), REUSED),
+            "completed",
+            "The run took 36 s and cost $5.00, $2.00 of it for work that was lost or done again; "
+            "unchanged stages saved $5.00.",
+        ),
+        ((REUSED,), "completed", NOTHING_NEW),
+        ((REUSED,), "unfinished", NOTHING_NEW),
+        *(
+            ((REUSED,), state, "The run took 0 s and cost $0; unchanged stages saved $5.00.")
+            for state in ("running", "stopped", "failed", "killed")
+        ),
+    ],
+)
+def test_the_bill_in_a_sentence(stages: tuple[StageCost, ...], state: str, said: str) -> None:
+    assert bill(findings(*stages, state=state)) == said
+
+
+WON: dict[str, Any] = {
+    "win_rate_gold": 0.7,
+    "win_rate_gold_low": 0.6,
+    "win_rate_gold_high": 0.8,
+    "reward_hacking": False,
+    "reward_sft": 1.0,
+    "reward_aligned": 2.0,
+    "gold_sft": 0.5,
+    "gold_aligned": 0.75,
+    "ties_gold": 3,
+    "prompts": 100,
+}
+PROXY: dict[str, Any] = {
+    name.replace("gold", "reward"): value
+    for name, value in WON.items()
+    if name not in ("gold_sft", "gold_aligned", "reward_sft", "reward_aligned")
+}
+TIED = ", 3 ties of 100 counted as half a win each"
+WINS = "The aligned model wins 70.0% (60.0% to 80.0%) of comparisons with SFT on the gold score"
+SURE = ", with no sign of reward hacking"
+
+
+@pytest.mark.parametrize(
+    ("metrics", "tone", "title", "said"),
+    [
+        (WON, "good", "Alignment worked", f"{WINS}{TIED}{SURE}."),
+        (WON | {"ties_gold": 0}, "good", "Alignment worked", f"{WINS}{SURE}."),
+        (
+            PROXY,
+            "good",
+            "Score rose",
+            "The aligned model wins 70.0% (60.0% to 80.0%) of comparisons with SFT in the eyes of "
+            f"the reward model{TIED}{SURE}. There is no gold score here, so this is the proxy's "
+            "word alone.",
+        ),
+        (WON | {"win_rate_gold_low": 0.5}, "open", "No clear effect", None),
+        (
+            WON | {"win_rate_gold": 0.4, "win_rate_gold_low": 0.3, "win_rate_gold_high": 0.49},
+            "bad",
+            "Alignment did harm",
+            "The aligned model wins 40.0% (30.0% to 49.0%) of comparisons with SFT on the gold "
+            f"score{TIED}.",
+        ),
+        (
+            WON | {"win_rate_gold_low": 0.3, "win_rate_gold_high": 0.5},
+            "open",
+            "No clear effect",
+            "The aligned model wins 70.0% (30.0% to 50.0%) of comparisons with SFT on the gold "
+            f"score{TIED}{SURE}.",
+        ),
+        (
+            WON | {"win_rate_gold_low": None},
+            "open",
+            "No clear effect",
+            f"The aligned model wins 70.0% of comparisons with SFT on the gold score{TIED}{SURE}.",
+        ),
+        (
+            {"win_rate_gold": 0.7, "ties_gold": 3},
+            "open",
+            "No clear effect",
+            "The aligned model wins 70.0% of comparisons with SFT on the gold score.",
+        ),
+        (
+            WON | {"ties_gold": 100},
+            "open",
+            "No clear effect",
+            "The aligned model and SFT tie on each of the 100 prompts on the gold score.",
+        ),
+        (
+            PROXY | {"ties_reward": 100},
+            "open",
+            "No clear effect",
+            "The aligned model and SFT tie on each of the 100 prompts in the eyes of the reward "
+            "model.",
+        ),
+        (
+            {"reward_sft": 1.0},
+            "open",
+            "Not compared",
+            "The aligned model was not compared with the SFT model.",
+        ),
+        (
+            WON | {"reward_hacking": None},
+            "good",
+            "Alignment worked",
+            f"{WINS}{TIED}; whether the reward was hacked is not decided.",
+        ),
+        (
+            WON | {"reward_hacking": None, "reward_hacking_prompts_needed": 1250},
+            "good",
+            "Alignment worked",
+            f"{WINS}{TIED}; whether the reward was hacked is not decided (about 1,250 prompts "
+            "would tell).",
+        ),
+        (
+            WON | {"reward_hacking": True},
+            "bad",
+            "Reward hacking",
+            "The reward model's score went from 1.00 to 2.00, the gold score only from 0.500 to "
+            "0.750.",
+        ),
+        (
+            WON | {"reward_hacking": True, "gold_aligned": None},
+            "bad",
+            "Reward hacking",
+            "The reward model's score went from 1.00 to 2.00, but not at equal length.",
+        ),
+        (
+            WON | {"reward_hacking": True, "reward_aligned": None},
+            "bad",
+            "Reward hacking",
+            "The reward model's score rose, the gold score only from 0.500 to 0.750.",
+        ),
+    ],
+)
+def test_what_an_evaluation_came_to_in_a_sentence(
+    metrics: dict[str, Any], tone: str, title: str, said: str | None
+) -> None:
+    found = verdict(findings(stage(), metrics=metrics))
+    assert (found.tone, found.title) == (tone, title)
+    if said is not None:
+        assert found.sentence == f"{said} The run took 36 s and cost $5.00."
+
+
+@pytest.mark.parametrize(
+    ("stages", "state", "said"),
+    [
+        (
+            (stage("sft", "failed", message="no disk"), stage()),
+            "failed",
+            "The run ended in stage sft (failed: no disk), before an evaluation.",
+        ),
+        (
+            (stage("sft", "failed"), stage("reward", "stopped"), REUSED),
+            "stopped",
+            "The run ended in stage reward (stopped), before an evaluation.",
+        ),
+        (
+            (stage(), REUSED),
+            "completed",
+            "This run has no evaluation, so it can not be said whether alignment worked.",
+        ),
+        (
+            (stage("sft"), stage("reward", "running")),
+            "running",
+            "The run is at work in stage reward: there is no evaluation yet.",
+        ),
+        (
+            (stage("sft"),),
+            "running",
+            "The run is at work: there is no evaluation yet.",
+        ),
+    ],
+)
+def test_why_there_is_no_evaluation_in_a_sentence(
+    stages: tuple[StageCost, ...], state: str, said: str
+) -> None:
+    found = findings(*stages, state=state)
+    assert verdict(found) == ("open", "Not evaluated", f"{said} {bill(found)}")
+
+
+@pytest.mark.parametrize(
+    ("metrics", "wanted"),
+    [
+        ({"win_rate_gold": 0.7, "win_rate_reward": 0.9}, 0.5),
+        ({"win_rate_gold": None, "win_rate_reward": 0.9}, 0.25),
+        ({}, None),
+    ],
+)
+def test_a_point_above_one_half_costs_its_share_of_what_was_made(
+    metrics: dict[str, Any], wanted: float | None
+) -> None:
+    found = usd_per_win_rate_point(findings(stage(), REUSED, metrics=metrics))
+    assert found == (None if wanted is None else pytest.approx(wanted))

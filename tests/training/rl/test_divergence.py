@@ -6,7 +6,12 @@ import torch
 from config.errors import TrainingDiverged
 from config.sections.online import Ppo
 from tests.training.tiny import params
-from training.rl.divergence import check_rollout, check_update
+from training.rl.divergence import (
+    MAX_RATIO,
+    MIN_ENTROPY_NATS,
+    check_rollout,
+    check_update,
+)
 from training.rl.ppo_math import PolicyLoss, ValueLoss
 from training.rl.report import UpdateStatistics, rollout_statistics
 from training.rl.roles import Forward
@@ -97,3 +102,78 @@ def test_two_responses_are_enough_to_tell_and_one_is_not() -> None:
 
 def test_a_kl_at_its_bound_passes() -> None:
     check_rollout(HEALTHY | {"kl": -1e-3, "kl_error": 0.0}, settings())
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        (
+            {"kl": math.nan},
+            "ppo kl is nan: training diverged. Lower ppo.learning_rate in params.yaml.",
+        ),
+        (
+            {"score_std": 0.0},
+            "all 16 responses have the score 0.3: the reward model tells none apart. Look at "
+            "metrics/reward.json and train the reward stage again.",
+        ),
+        (
+            {"kl": -0.6},
+            "mean KL is -0.600 nats with a standard error of 0.100, which samples from the policy "
+            "can not give: sampling and scoring disagree. Check ppo.temperature and the tokenizer.",
+        ),
+    ],
+)
+def test_what_is_wrong_with_a_rollout_in_words(changes: dict[str, float], said: str) -> None:
+    with pytest.raises(TrainingDiverged) as error:
+        check_rollout(HEALTHY | changes, settings())
+    assert str(error.value) == said
+
+
+@pytest.mark.parametrize(
+    ("kl", "kl_error", "passes"),
+    [(-0.5, 0.1, True), (-0.502, 0.1, False), (-0.0009, 0.0, True), (-0.0011, 0.0, False)],
+)
+def test_chance_takes_a_mean_kl_no_further_than_five_errors_below_zero(
+    kl: float, kl_error: float, passes: bool
+) -> None:
+    try:
+        check_rollout(HEALTHY | {"kl": kl, "kl_error": kl_error}, settings())
+    except TrainingDiverged:
+        assert not passes
+    else:
+        assert passes
+
+
+def test_a_ratio_or_entropy_at_its_bound_passes() -> None:
+    check_update(updated(ratio=MAX_RATIO), 7)
+    least = updated(entropy=1.0)
+    least.summary = lambda: {"ratio": 1.0, "entropy": MIN_ENTROPY_NATS}  # type: ignore[assignment,method-assign]
+    check_update(least, 7)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        (
+            {"grad_norm": math.inf},
+            "the gradient norm is inf in update 3: the step was not taken. Lower "
+            "rloo.learning_rate in params.yaml; the last checkpoint is kept.",
+        ),
+        (
+            {"ratio": 11.0},
+            "the mean ratio of new to old policy is 11 in update 3: the policy ran away. Lower "
+            "rloo.learning_rate, or set rloo.target_kl in params.yaml.",
+        ),
+        (
+            {"entropy": 9e-5},
+            "entropy is 9e-05 nats per token in update 3: the policy collapsed to one response. "
+            "Raise rloo.kl.coef or lower rloo.learning_rate in params.yaml.",
+        ),
+    ],
+)
+def test_what_is_wrong_with_an_update_in_words(changes: dict[str, float], said: str) -> None:
+    with pytest.raises(TrainingDiverged) as error:
+        check_update(updated(**changes), 3, "rloo")
+    assert str(error.value) == said
+    with pytest.raises(TrainingDiverged, match="ppo"):
+        check_update(updated(**changes), 3)
