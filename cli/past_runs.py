@@ -1,7 +1,6 @@
 """`rlhf runs` and `rlhf restore`: what was run here, and back to one of them."""
 
 import json
-from datetime import datetime
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -14,6 +13,7 @@ if TYPE_CHECKING:
     from reporting.past_runs import PastRun
 
 NEWEST = 20
+WIDE = 120
 
 
 def runs(
@@ -36,36 +36,34 @@ def runs(
         return
     from rich.console import Console
 
-    Console(highlight=False).print(table(found))
+    console = Console(highlight=False)
+    console.print(table(found, console.width >= WIDE))
 
 
-def table(found: "list[PastRun]") -> "Table":
-    """One line a run."""
+def table(found: "list[PastRun]", wide: bool) -> "Table":
+    """One line a run; method, gold and KL where there is room for them."""
     from rich.table import Table
 
-    from reporting.numbers import ABSENT, decimal, duration, percent, usd
+    from reporting.numbers import decimal, duration, percent, usd
 
     shown = Table(box=None, header_style="bold")
-    for name in ("run", "state", "began", "method"):
-        shown.add_column(name, no_wrap=name != "run")
-    for name in ("time", "cost", "wins", "gold", "KL"):
+    shown.add_column("run", overflow="fold", min_width=16)
+    shown.add_column("state", no_wrap=True)
+    for name in ("time", "cost", "wins", *(("method", "gold", "KL") if wide else ())):
         shown.add_column(name, justify="right", no_wrap=True)
-    shown.add_column("changed")
+    shown.add_column("changed", overflow="fold", min_width=16)
     for one in found:
-        began = datetime.fromtimestamp(one.started) if one.started else None
-        wins = percent(one.win_rate)
+        wins = percent(one.win_rate, 0)
         if one.win_rate_low is not None and one.win_rate_high is not None:
-            wins += f" [{100 * one.win_rate_low:.1f}, {100 * one.win_rate_high:.1f}]"
+            wins += f" [{100 * one.win_rate_low:.0f}, {100 * one.win_rate_high:.0f}]"
+        more = (one.method or "", decimal(one.gold_aligned), decimal(one.kl)) if wide else ()
         shown.add_row(
             one.run_id,
             one.state,
-            f"{began:%d %b %H:%M}" if began else ABSENT,
-            one.method or ABSENT,
             duration(one.seconds),
             usd(one.usd),
             wins,
-            decimal(one.gold_aligned),
-            decimal(one.kl),
+            *more,
             one.note or one.changed,
         )
     return shown

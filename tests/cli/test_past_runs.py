@@ -60,8 +60,17 @@ def test_the_table_has_a_line_for_each(project: Path) -> None:
         FIRST,
     ]
     shown = next(line for line in lines if line.strip().startswith(SECOND))
-    assert f"{100 * newest['win_rate']:.1f}%" in shown
-    assert f"[{100 * newest['win_rate_low']:.1f}, {100 * newest['win_rate_high']:.1f}]" in shown
+    assert f"{100 * newest['win_rate']:.0f}%" in shown
+    assert f"[{100 * newest['win_rate_low']:.0f}, {100 * newest['win_rate_high']:.0f}]" in shown
+
+
+def test_on_a_narrow_terminal_names_and_changes_are_there(project: Path) -> None:
+    done = CliRunner().invoke(app, ["runs"], env={"COLUMNS": "80"}, catch_exceptions=False)
+    together = "".join(done.output.split())
+    assert max(map(len, done.output.splitlines())) <= 80
+    assert "changed" in together
+    assert "ppo.updates" in together
+    assert SECOND[:15] in together
 
 
 def test_a_run_without_its_parameters_is_listed_with_the_reason(project: Path) -> None:
