@@ -29,7 +29,7 @@ def run_flow(
     retrain: bool = False,
 ) -> "State[Any]":
     """Plan first, then `start`, which imports a flow and runs it; returns the state of a run that
-    was done or stopped. Of a `retrain` cycle the contest is planned too.
+    was done or stopped. Of a `retrain` cycle its own processes are planned too.
 
     Raises CostError if it was not to be started, EnvironmentFault if Prefect can not run it, and
     what the flow failed with.
@@ -62,8 +62,8 @@ def plan_first(
     """Say what the run will cost and how its params differ from the recipe (None: the nearest);
     refuse it above the budget, and ask where it needs approval. Raises CostError.
     """
-    from tasks.planning.contest import with_contest
     from tasks.planning.plan import gate, needs_approval, prepare, summary
+    from tasks.planning.retraining import with_cycle
     from tasks.run.changed_code import is_answered
     from tasks.run.recipe import differs_from_recipe
 
@@ -75,7 +75,7 @@ def plan_first(
         prepared = prepare(root, params)
     of_run = prepared
     if retrain:
-        prepared = with_contest(of_run)
+        prepared = with_cycle(of_run)
     for line in summary(prepared):
         print(line, file=sys.stderr)
     warning = gate(root, of_run)

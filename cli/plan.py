@@ -99,7 +99,11 @@ def plan(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     retrain: Annotated[
         bool,
-        typer.Option("--retrain", help="With the contest that `rlhf retrain` holds after the run."),
+        typer.Option(
+            "--retrain",
+            help="With what `rlhf retrain` adds: the examination before the run, the contest "
+            "after it.",
+        ),
     ] = False,
     html: Annotated[
         Path | None,
@@ -187,7 +191,7 @@ def plan(
     file = params_file or Path("params.yaml")
     params, notes = completed(file, assignments or [], stages)
     aim = target(params, hardware, gpus, usd_per_gpu_hour, Path())
-    make = _with_contest if retrain else run_plan
+    make = _of_cycle if retrain else run_plan
     chosen = stages or stages_of(params.align.method)
     if sweep is not None:
         _sweep(params, aim, sweep, stages, as_json)
@@ -214,14 +218,12 @@ def plan(
         show(with_errors(made, past.rows), as_json, html, file.name)
 
 
-def _with_contest(params: "Params", aim: "Target", stages: tuple[str, ...]) -> "Plan":
-    """The plan of the stages, and of the contest after them."""
-    from costs.planning.contest import plan_contest
+def _of_cycle(params: "Params", aim: "Target", stages: tuple[str, ...]) -> "Plan":
+    """The plan of the stages, and of what a retrain cycle adds to them."""
     from costs.planning.planner import plan
-    from costs.planning.plans import Plan
+    from costs.planning.retraining import plan_cycle
 
-    run, contest = plan(params, aim, stages), plan_contest(params, aim)
-    return Plan((*run.stages, contest), run.assumptions)
+    return plan_cycle(plan(params, aim, stages), params, aim)
 
 
 def _noted(made: "Plan", notes: tuple[str, ...]) -> "Plan":

@@ -97,6 +97,8 @@ def tensor_moments(setting: Setting) -> list[Moment]:
             replace(generation_moment(setting, shape, levers), phase="generate"),
             *one_at_a_time(setting),
         ]
+    if setting.stage == "examine":
+        return [Moment("score", {"reward": read_alone(setting, shape, levers.micro_batch, False)})]
     if setting.stage == "serve":
         return [generation_moment(setting, shape, levers)]
     vocabulary = setting.stage != "reward"
@@ -217,18 +219,20 @@ def one_at_a_time(setting: Setting) -> list[Moment]:
     context = setting.micro_batch_tokens / levers.micro_batch
     scored = max(1.0, min(SCORED_AT_ONCE * context / longest, replies))
     return [
-        Moment(
-            "score",
-            {role: frozen_role(setting, model, levers) | scoring(
-                setting, model, levers, rows, longest, role == "policy"
-            )},
-        )
+        Moment("score", {role: read_alone(setting, model, rows, role == "policy")})
         for role, model, rows in (("policy", shape, read), ("reward", judge, scored))
-    ]  # fmt: skip
+    ]
+
+
+def read_alone(setting: Setting, shape: ModelShape, rows: float, vocabulary: bool) -> Parts:
+    """A frozen model that reads so many sequences at once, with nothing beside it."""
+    return frozen_role(setting, shape, setting.levers) | scoring(
+        setting, shape, setting.levers, rows, setting.workload.max_tokens, vocabulary
+    )
 
 
 SCORED_AT_ONCE = 200
-"""Contexts full of tokens that a contest scores at once."""
+"""Contexts full of tokens that the processes of a retrain cycle score at once."""
 
 EVALUATED = 3
 """Models that an evaluation asks: base, SFT and aligned."""

@@ -28,15 +28,15 @@ from config.load import write
 from config.records import PipelineRow
 from config.retraining import RETRAIN_FOLDER, RETRAIN_ROWS, Contest, Examination, RetrainRow
 from config.schema import Params
-from costs.planning.contest import CONTEST
+from costs.planning.retraining import CONTEST
 from tasks.champions.files import check_champion, gathered
 from tasks.champions.promotion_gate import Verdict, in_a_line, promotion_verdict
 from tasks.champions.registry import promote, require_champion, tell_mlflow
 from tasks.dvc.data_key import key_now
 from tasks.dvc.status import forget
-from tasks.planning.contest import with_contest
 from tasks.planning.gate import approval
 from tasks.planning.plan import Prepared, prepare
+from tasks.planning.retraining import with_cycle
 from tasks.retraining.decision import Decision, decide
 from tasks.retraining.page import Page, markdown
 from tasks.retraining.process import run_helper
@@ -175,7 +175,7 @@ def is_due(cycle: Cycle, force: bool) -> bool:
     cycle.examination = Examination.model_validate_json(target.read_bytes())
     if cycle.data_key is None and cycle.examination.changed_rows:
         forget(root, "data")  # DVC can not see that a URL or a dataset of the hub has changed
-    cycle.prepared = prepared = with_contest(prepare(root, params))
+    cycle.prepared = prepared = with_cycle(prepare(root, params), examined=True)
     planned_usd = prepared.ahead_total.usd if prepared.plan is not None else None
     cycle.decision = decide(
         cycle.examination, planned_usd, month(root, params, time.time()), params.retrain, force

@@ -18,7 +18,6 @@ from config.schema import Params
 from config.stage_code import CODE
 from costs.ledger.budget import total
 from tasks.dvc.status import StageAtWork, is_unchanged, stale_stages
-from tasks.planning.contest import with_contest
 from tasks.planning.plan import (
     Prepared,
     done_share,
@@ -29,6 +28,7 @@ from tasks.planning.plan import (
     prepare,
     summary,
 )
+from tasks.planning.retraining import with_cycle
 from tasks.run.run import Run, begin
 from tasks.run.stop import StopRequest
 from tasks.stage.runner import run_stage
@@ -330,21 +330,39 @@ def test_a_stage_on_a_work_pool_is_planned_for_its_device_and_price(project: Pat
     assert there["reward"].usd == here["reward"].usd
 
 
-def test_a_cycle_is_planned_with_its_contest_and_approved_of_as_a_whole(project: Path) -> None:
+def test_a_cycle_is_planned_with_its_own_processes_and_approved_of_as_a_whole(
+    project: Path,
+) -> None:
     run = prepare(project, params(project))
-    cycle = with_contest(run)
+    cycle = with_cycle(run)
     assert run.plan is not None
     assert cycle.plan is not None
-    contest = cycle.plan.stages[-1]
-    assert (contest.stage, cycle.plan.stages[:-1]) == ("contest", run.plan.stages)
-    assert contest.usd.expected > 0
-    both = run.ahead_total.usd + contest.usd.expected
-    assert cycle.ahead_total.usd == pytest.approx(both)
-    asked = params(project, f"budget.approval_usd={(run.ahead_total.usd + both) / 2}")
-    assert not needs_approval(prepare(project, asked))
-    assert needs_approval(with_contest(prepare(project, asked)))
-    assert "| contest |" in markdown(cycle)
-    assert "contest" in summary(cycle)[0]
+    examination, *stages, contest = cycle.plan.stages
+    assert (examination.stage, tuple(stages), contest.stage) == (
+        "examine",
+        run.plan.stages,
+        "contest",
+    )
+    assert list(cycle.ahead) == ["examine", *run.ahead, "contest"]
+    own = [examination.usd.expected, contest.usd.expected]
+    assert min(own) > 0
+    whole = run.ahead_total.usd + sum(own)
+    assert cycle.ahead_total.usd == pytest.approx(whole)
+    for of_own in own:
+        asked = params(project, f"budget.approval_usd={whole - of_own / 2}")
+        assert not needs_approval(prepare(project, asked))
+        assert needs_approval(with_cycle(prepare(project, asked)))
+    assert all(f"| {name} |" in markdown(cycle) for name in ("examine", "contest"))
+    assert all(name in summary(cycle)[0] for name in ("examine", "contest"))
+
+
+def test_what_has_been_examined_is_not_planned_to_be_paid_again(project: Path) -> None:
+    run = prepare(project, params(project))
+    before, after = with_cycle(run), with_cycle(run, examined=True)
+    assert before.plan is not None
+    assert after.plan is not None
+    assert after.plan.stages == before.plan.stages[1:]
+    assert after.ahead == {name: cost for name, cost in before.ahead.items() if name != "examine"}
 
 
 # ---------------------------------------------------------------- checkpoints of other code

@@ -1,7 +1,8 @@
 """The plan of a contest against that of the evaluation, whose formulas are held against
-measurements.
+measurements, and the plan of an examination against one that was measured.
 """
 
+import json
 from pathlib import Path
 
 import pytest
@@ -9,10 +10,11 @@ import pytest
 from config.champions import Champion, ChampionRecord, champion_folder, write_record
 from config.load import load, write
 from config.schema import Params
-from costs.planning.contest import plan_contest
 from costs.planning.planner import plan, target
 from costs.planning.plans import StagePlan
+from costs.planning.retraining import plan_contest, plan_cycle, plan_examination
 from tests.conftest import ROOT
+from training.retraining import examine
 
 ASKED = ["evaluate.prompts=400", "evaluate.batch_size=200", "data.source.prompt_rows=40000"]
 
@@ -39,7 +41,7 @@ def crown(root: Path, params: Params) -> None:
         run_id="old", method="ppo", model_digest="m", data_version="d", data_key="k"
     )
     write_record(root, ChampionRecord(lineage=(champion,)))
-    champion_folder(root, "old").mkdir(parents=True)
+    champion_folder(root, "old").mkdir(parents=True, exist_ok=True)
     write(params, champion_folder(root, "old") / "params.yaml")
 
 
@@ -90,3 +92,83 @@ def test_no_more_prompts_are_planned_than_are_held_out(tmp_path: Path) -> None:
         assert flops(planned(few, tmp_path), "generate") == pytest.approx(
             flops(planned(as_asked, tmp_path), "generate")
         )
+
+
+# ---------------------------------------------------------------- the examination
+
+
+def examination(params: Params, root: Path, device: str | None = None) -> StagePlan:
+    return plan_examination(params, target(params, device, None, None, root))
+
+
+def seconds(made: StagePlan) -> dict[str, float]:
+    return {phase.phase: phase.seconds for phase in made.phases}
+
+
+def know(root: Path, pairs: int) -> None:
+    """As if the champion had been trained on so many pairs."""
+    file = champion_folder(root, "old") / "metrics/data.json"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps({"preference_train_rows": pairs - 10, "preference_test_rows": 10}))
+
+
+def test_reading_and_comparing_take_as_long_as_was_measured(tmp_path: Path) -> None:
+    """40,000 helpdesk rows against a champion that lacks 2,000 pairs of them: CPU seconds of
+    `python -m training.retraining.examine` on one core of an AMD EPYC machine.
+    """
+    demo = load(ROOT / "recipes" / "demo.yaml")
+    crown(tmp_path, demo)
+    know(tmp_path, pairs=22_000)
+    planned = seconds(examination(demo, tmp_path))
+    measured = {"read": 0.87, "clean": 0.55, "tokenise": 3.0, "compare": 2.0}
+    for phase, took in measured.items():
+        assert planned[phase] == pytest.approx(took, rel=0.2), phase
+
+
+def test_only_pairs_that_came_are_judged_and_no_more_than_it_looks_at(tmp_path: Path) -> None:
+    asked = params("data.source.preference_rows=8000")
+    without = examination(asked, tmp_path)
+    crown(tmp_path, asked)
+    unknown = examination(asked, tmp_path)
+    judged = {}
+    for known in (8000, 7000, 6000, 100):
+        know(tmp_path, known)
+        judged[known] = flops(examination(asked, tmp_path), "score")
+    assert judged[8000] == 0
+    assert judged[6000] == pytest.approx(2 * judged[7000])
+    assert flops(without, "score") == flops(unknown, "score") == judged[100]
+    assert judged[100] == pytest.approx(judged[7000] * examine.MAX_PAIRS / 1000)
+
+
+def test_the_champions_model_judges_and_the_new_sources_are_read(tmp_path: Path) -> None:
+    crown(tmp_path, params("model.random.width=512"))
+    small, more = (
+        examination(params(*changes), tmp_path) for changes in ((), ("data.source.sft_rows=80000",))
+    )
+    assert seconds(more)["read"] > 1.5 * seconds(small)["read"]
+    assert seconds(more)["compare"] > 1.5 * seconds(small)["compare"]
+    assert flops(more, "score") == flops(small, "score")
+    crown(tmp_path, params())
+    of_small = examination(params(), tmp_path)
+    assert flops(small, "score") > 2 * flops(of_small, "score")
+    assert small.peak_bytes_per_gpu > of_small.peak_bytes_per_gpu
+
+
+def test_a_cycle_is_a_run_between_its_two_processes(tmp_path: Path) -> None:
+    asked = params()
+    aim = target(asked, None, None, None, tmp_path)
+    run = plan(asked, aim)
+    cycle, rest = plan_cycle(run, asked, aim), plan_cycle(run, asked, aim, examined=True)
+    assert [stage.stage for stage in cycle.stages] == [
+        "examine", "data", "sft", "reward", "ppo", "evaluate", "contest",
+    ]  # fmt: skip
+    assert cycle.stages[1:] == rest.stages
+    assert rest.stages[:-1] == run.stages
+
+
+def test_an_examination_that_does_not_fit_says_what_would_help(tmp_path: Path) -> None:
+    large = params(recipe="two-nodes")
+    for device, fits in (("rtx-4090", False), ("a100-80", True)):
+        made = examination(large, tmp_path, device)
+        assert made.fits is fits
+        assert made.lever == ("" if fits else "a device with more memory")

@@ -1,0 +1,208 @@
+"""The plan of a retrain cycle: a run, and the cycle's own two processes. Before the run the data
+is examined against the champion's (training/retraining/examine.py); after it champion and new model
+answer the same held-out prompts, and the safety prompts where there are any
+(training/retraining/contest.py).
+
+Each is one process on one device, with one model in memory at a time.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from config.champions import champion_folder, read_record
+from config.errors import ParamsError
+from config.load import read
+from config.schema import Params
+from config.sections.model import Model
+from costs.formulas.compute import Work, forward_pass
+from costs.formulas.setting import Levers, Setting, Workload
+from costs.formulas.time import duration
+from costs.planning.data_stage import data_seconds
+from costs.planning.planner import ATTENTION, Target, answering, base_shape, held_out_prompts
+from costs.planning.plans import Plan, StagePlan
+from costs.planning.rows import Rows, count, source_rows
+from costs.planning.stages import (
+    DISK_BYTES_PER_SECOND,
+    SCORED_AT_ONCE,
+    Phase,
+    moments,
+    phases,
+    planned,
+    process_seconds,
+)
+from costs.tables.engines import engine
+
+EXAMINE, CONTEST = "examine", "contest"
+"""Their names beside the stages in a plan."""
+MAX_PAIRS = 5000
+"""Of training/retraining/examine.py, which this package can not import."""
+COMPARE_SECONDS = 26e-6
+"""Comparing a row of the data now or of the champion's with the other: 2.0 CPU seconds for 76,000
+helpdesk rows on one core of an AMD EPYC machine, two thirds of it tokenising prompts for their
+lengths.
+"""
+
+
+def plan_cycle(run: Plan, params: Params, aim: Target, examined: bool = False) -> Plan:
+    """The plan of a cycle around the plan of its run: the examination first, unless that is done.
+
+    Raises CostError as the plan of a stage does, for the champion's model too.
+    """
+    before = () if examined else (plan_examination(params, aim),)
+    return Plan((*before, *run.stages, plan_contest(params, aim)), run.assumptions)
+
+
+def plan_examination(params: Params, aim: Target) -> StagePlan:
+    """The plan of looking at the data as it is now: reading it as the data stage does, comparing it
+    with the champion's, and the champion's reward model on the pairs that came.
+    """
+    aim = replace(aim, gpus=1, by_stage=False)
+    rows = count(params, aim.root)
+    champion, note = _champions(params, aim.root)
+    pairs, counted = _new_pairs(rows, aim.root)
+    setting = _judging(champion, rows, aim, pairs)
+    data = data_seconds(rows, params.data.test_fraction)
+    texts = rows.sft + rows.sft_held_out + rows.preference + rows.preference_held_out
+    both = 2 * (texts + rows.prompts / (1 - params.data.test_fraction))
+    loaded = setting.model.parameters * setting.levers.dtype_bytes
+    started = process_seconds(setting) + loaded / DISK_BYTES_PER_SECOND
+    once = forward_pass(
+        setting,
+        setting.model,
+        setting.levers,
+        setting.levers.micro_batch,
+        rows.preference_tokens,
+        0,
+    )
+    passes, each = setting.workload.steps, duration(once, setting)
+    made = planned(
+        setting,
+        aim.price,
+        [
+            Phase("start", Work(bytes_moved=loaded), started, "fixed"),
+            *(Phase(name, Work(), data[name], "fixed") for name in ("read", "clean", "tokenise")),
+            Phase("compare", Work(), both * COMPARE_SECONDS, "fixed"),
+            Phase("score", once.times(passes), each.seconds * passes, each.bound),
+        ],
+        moments(setting),
+        find_lever=False,
+    )
+    lever = "" if made.fits else "a device with more memory"
+    return replace(made, assumptions=(f"examine: {counted}", f"examine: {note}"), lever=lever)
+
+
+def _new_pairs(rows: Rows, root: Path) -> tuple[float, str]:
+    """Pairs that the champion's reward model is to judge, and how that was counted."""
+    now = rows.preference + rows.preference_held_out
+    champion, before = read_record(root).champion, 0.0
+    if champion is not None:
+        file = champion_folder(root, champion.run_id) / "metrics" / "data.json"
+        try:
+            known = json.loads(file.read_text(encoding="utf-8"))
+            before = known["preference_train_rows"] + known["preference_test_rows"]
+        except (OSError, ValueError, KeyError, TypeError):
+            champion = None
+    pairs = min(max(0.0, now - before), float(MAX_PAIRS))
+    said = (
+        "as many as there are more than the champion had"
+        if champion
+        else "all, as it is not known how many a champion had"
+    )
+    return pairs, f"{pairs:.0f} new pairs to judge ({said}; at most {MAX_PAIRS})"
+
+
+def _judging(params: Params, rows: Rows, aim: Target, pairs: float) -> Setting:
+    """A reward model of the shape in `params` on both sides of `pairs`, one side after the other
+    (training/retraining/trained_models.py).
+    """
+    model, longest = params.model, min(rows.longest_preference, params.model.context_length)
+    at_once = max(1, int(min(SCORED_AT_ONCE * model.context_length / longest, pairs)))
+    levers = Levers(
+        tuning="frozen",
+        quantisation=model.quantisation,
+        dtype=model.dtype,
+        attention=ATTENTION[model.attention],
+        micro_batch=at_once,
+    )
+    work = Workload(int(longest), min(rows.preference_tokens, longest), 2 * pairs / at_once)
+    shape = base_shape(params, aim.root).scored
+    return Setting(EXAMINE, shape, levers, work, aim.hardware, engine("ours"), aim.gpus)
+
+
+def plan_contest(params: Params, aim: Target) -> StagePlan:
+    """The plan of the contest that `rlhf retrain` holds after the run of `params`.
+
+    Raises CostError as the plan of a stage does, for the champion's model too.
+    """
+    aim = replace(aim, gpus=1, by_stage=False)
+    rows = count(params, aim.root)
+    champion, note = _champions(params, aim.root)
+    asked: list[tuple[int, tuple[str, ...]]] = [(held_out_prompts(params, rows), ())]
+    if params.retrain.safety_source is not None:
+        found, notes = source_rows(params.retrain.safety_source, aim.root, "retrain.safety_source")
+        asked.append((max(1, round(found["prompts"])), notes))
+    sides = [_side(own, rows, aim, prompts) for prompts, _ in asked for own in (champion, params)]
+    made = planned(
+        replace(
+            sides[1],
+            workload=replace(sides[1].workload, steps=sum(side.workload.steps for side in sides)),
+        ),
+        aim.price,
+        _together(sides),
+        [moment for side in sides for moment in moments(side)],
+        find_lever=False,
+    )
+    words = tuple(line for _, notes in asked for line in notes)
+    said = f"contest: {' and '.join(str(prompts) for prompts, _ in asked)} prompts of each model"
+    return replace(made, assumptions=(said, f"contest: {note}", *words), lever=_lever(made))
+
+
+def _lever(made: StagePlan) -> str:
+    return "" if made.fits else "a lower evaluate.batch_size, or a device with more memory"
+
+
+def _champions(params: Params, root: Path) -> tuple[Params, str]:
+    """`params` with the champion's model, and what was assumed of it."""
+    champion = read_record(root).champion
+    if champion is None:
+        return params, "there is no champion yet, one of the same shape is assumed"
+    try:
+        content = read(champion_folder(root, champion.run_id) / "params.yaml")
+        model = Model.model_validate(content["model"])
+    except (ParamsError, KeyError, ValueError):
+        return params, (
+            f"the params of the champion {champion.run_id} can not be read, its shape is "
+            "assumed to be the new model's"
+        )
+    return params.model_copy(update={"model": model}), f"against {champion.run_id}"
+
+
+def _side(params: Params, rows: Rows, aim: Target, prompts: int) -> Setting:
+    """What one model takes part with: it answers once, and two reward models read that."""
+    return answering(CONTEST, params, aim, rows, base_shape(params, aim.root), prompts, 1)
+
+
+def _together(sides: Sequence[Setting]) -> list[Phase]:
+    """The phases of all sides, one after the other in one process."""
+    own = process_seconds(sides[0])
+    found: dict[str, Phase] = {"start": Phase("start", Work(), own, "fixed")}
+    for side in sides:
+        for phase in phases(side):
+            seconds = phase.seconds - (process_seconds(side) if phase.name == "start" else 0.0)
+            before = found.get(phase.name)
+            found[phase.name] = (
+                phase._replace(seconds=seconds)
+                if before is None
+                else before._replace(
+                    work=before.work + phase.work, seconds=before.seconds + seconds
+                )
+            )
+        again = side.model.parameters * side.levers.dtype_bytes  # the SFT model, after the policy
+        start = found["start"]
+        found["start"] = start._replace(
+            work=start.work + Work(bytes_moved=again),
+            seconds=start.seconds + again / DISK_BYTES_PER_SECOND,
+        )
+    return list(found.values())

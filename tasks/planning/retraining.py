@@ -1,0 +1,34 @@
+"""What a retrain cycle's own processes will cost, beside the plan of its run: `retrain.monthly_usd`
+and `budget.approval_usd` count them, the run's own `budget` does not.
+"""
+
+from dataclasses import replace
+
+from config.errors import CostError
+from costs.ledger.budget import Cost
+from costs.planning.retraining import CONTEST, EXAMINE, plan_cycle
+from tasks.planning.plan import Prepared
+
+
+def with_cycle(prepared: Prepared, examined: bool = False) -> Prepared:
+    """The run with the contest that follows it, and unless that has been done the examination
+    before it; where these can not be planned, `fault` says why and there is no plan of either.
+
+    Raises CostError instead where there is an approval threshold.
+    """
+    if prepared.plan is None or prepared.aim is None:
+        return prepared
+    try:
+        plan = plan_cycle(prepared.plan, prepared.params, prepared.aim, examined)
+    except CostError as error:
+        if prepared.params.budget.approval_usd is not None:
+            raise
+        return replace(prepared, plan=None, fault=str(error), ahead={})
+    own = {
+        stage.stage: Cost(stage.usd.expected, stage.seconds)
+        for stage in plan.stages
+        if stage.stage in (EXAMINE, CONTEST)
+    }
+    costs = {**prepared.ahead, **own}
+    ahead = {stage.stage: costs[stage.stage] for stage in plan.stages if stage.stage in costs}
+    return replace(prepared, plan=plan, ahead=ahead)
