@@ -3,6 +3,7 @@ cloned.
 """
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -339,6 +340,30 @@ def test_a_second_checkout_pulls_the_same_bytes(checkout: Checkout, tmp_path: Pa
         "evaluation/samples.jsonl",
     ):
         assert content(clone / name) == content(checkout.root / name)
+
+
+@pytest.mark.slow
+def test_the_model_is_used_as_the_document_says_and_as_rlhf_chat_does(checkout: Checkout) -> None:
+    document = (ROOT / "docs" / "models.md").read_text(encoding="utf-8")
+    snippet = re.findall(r"```python\n(.*?)```", document, re.DOTALL)[-1]
+    rows = (checkout.root / "data/prepared/prompts/test.jsonl").read_text().splitlines()[:8]
+    prompts = [json.loads(row)["prompt"] for row in rows]
+    assert "My camera is broken." in snippet
+    code = snippet.replace('"My camera is broken."', "prompt").replace("\n", "\n    ")
+    program = f"for prompt in {prompts!r}:\n    {code}"
+    used = subprocess.run(
+        [sys.executable, "-c", program], cwd=checkout.root, capture_output=True, text=True
+    )
+    assert used.returncode == 0, used.stderr
+    talked = subprocess.run(
+        checkout.command("chat", "--temperature", "0", "--max-new-tokens", "40"),
+        cwd=checkout.root,
+        input="\n".join(prompts),
+        capture_output=True,
+        text=True,
+    )
+    assert talked.returncode == 0, talked.stderr
+    assert used.stdout.split() == talked.stdout.split() != []
 
 
 def remote_of(root: Path) -> str:
