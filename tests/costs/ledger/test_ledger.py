@@ -114,6 +114,42 @@ class Process:
         self.use(phase, step, lost + seconds)
 
 
+Use = tuple[str, int, float]
+"""Phase, step and seconds of a row."""
+
+
+def attempt(
+    root: Path,
+    stage: str,
+    number: int,
+    run_id: str,
+    *uses: Use,
+    begin: float | None = None,
+    resumed: int = 0,
+    code: int | None = None,
+    message: str = "",
+    fingerprint: str = "f",
+    world_size: int = 1,
+) -> Process:
+    """An attempt that went on from step `resumed`, and ended with `code`, or was killed; each
+    begins 100 s after the one of the number before, unless told when.
+    """
+    begin = 100.0 * number if begin is None else begin
+    process = Process(root, stage, number, run_id, begin, fingerprint, world_size)
+    if resumed:
+        process.event("resume", fingerprint, step=resumed)
+    for phase, step, seconds in uses:
+        process.use(phase, step, seconds)
+    if code is not None:
+        last = max((step for _, step, _ in uses), default=0)
+        process.event("end", fingerprint, step=last, exit_code=code, message=message)
+    return process
+
+
+def steps(phase: str, first: int, last: int, seconds: float = 10.0) -> list[Use]:
+    return [(phase, step, seconds) for step in range(first, last + 1)]
+
+
 def done_attempt(
     root: Path,
     stage: str,
@@ -123,9 +159,7 @@ def done_attempt(
     seconds: float = 10.0,
     **values: Any,
 ) -> None:
-    process = Process(root, stage, number, run_id, begin, **values)
-    process.use("train", 1, seconds)
-    process.event("end", step=1, exit_code=0)
+    attempt(root, stage, number, run_id, ("train", 1, seconds), begin=begin, code=0, **values)
 
 
 def test_one_device_second_costs_a_3600th_of_the_hourly_price() -> None:
@@ -233,14 +267,8 @@ def test_attempts_are_in_the_order_in_which_they_came_where_the_clock_was_set_ba
     tmp_path: Path, params: Params
 ) -> None:
     pipeline(tmp_path, "a", "start")
-    killed = Process(tmp_path, "sft", 1, "a", 90000.0)
-    for step in (1, 2, 3):
-        killed.use("train", step, 3.0)
-    again = Process(tmp_path, "sft", 2, "a", 100.0)
-    again.event("resume", step=1)
-    again.use("train", 2, 3.0)
-    again.use("train", 3, 3.0)
-    again.event("end", step=3, exit_code=0)
+    attempt(tmp_path, "sft", 1, "a", *steps("train", 1, 3, 3.0), begin=90000.0)
+    attempt(tmp_path, "sft", 2, "a", *steps("train", 2, 3, 3.0), begin=100.0, resumed=1, code=0)
     (stage,) = ledger(tmp_path, params).stages
     assert stage.waste_seconds == pytest.approx(6.0)
 
@@ -249,16 +277,9 @@ def test_work_after_the_checkpoint_that_was_resumed_from_is_waste(
     tmp_path: Path, params: Params
 ) -> None:
     pipeline(tmp_path, "a", "start")
-    killed = Process(tmp_path, "sft", 1, "a", 0.0)
-    killed.use("start", 0, 1.0)
-    for step in range(1, 6):
-        killed.use("train", step, 10.0)
-    heir = Process(tmp_path, "sft", 2, "a", 100.0)
-    heir.event("resume", step=3)
-    heir.use("start", 0, 1.0)
-    for step in (4, 5):
-        heir.use("train", step, 10.0)
-    heir.event("end", exit_code=0, step=5)
+    start = ("start", 0, 1.0)
+    attempt(tmp_path, "sft", 1, "a", start, *steps("train", 1, 5))
+    attempt(tmp_path, "sft", 2, "a", start, *steps("train", 4, 5), resumed=3, code=0)
     (stage,) = ledger(tmp_path, params).stages
     assert stage.seconds == pytest.approx(51 + 21)
     assert stage.waste_seconds == pytest.approx(1 + 20)
@@ -270,10 +291,7 @@ def test_a_stop_that_was_resumed_under_another_run_keeps_each_run_its_own_bill(
     tmp_path: Path, params: Params
 ) -> None:
     pipeline(tmp_path, "a", "start")
-    stopped = Process(tmp_path, "ppo", 1, "a", 0.0)
-    stopped.use("update", 1, 10.0)
-    stopped.use("update", 2, 10.0)
-    stopped.event("end", exit_code=75, step=2, message="budget")
+    attempt(tmp_path, "ppo", 1, "a", *steps("update", 1, 2), code=75, message="budget")
     pipeline(tmp_path, "a", "end", state="stopped")
     before = ledger(tmp_path, params).stages[0]
     assert (before.state, before.message, before.waste_usd, before.attempt) == (
@@ -283,10 +301,7 @@ def test_a_stop_that_was_resumed_under_another_run_keeps_each_run_its_own_bill(
         None,
     )
     pipeline(tmp_path, "b", "start")
-    heir = Process(tmp_path, "ppo", 2, "b", 50.0)
-    heir.event("resume", step=2)
-    heir.use("update", 3, 10.0)
-    heir.event("end", exit_code=0, step=3)
+    attempt(tmp_path, "ppo", 2, "b", ("update", 3, 10.0), resumed=2, code=0)
     pipeline(tmp_path, "b", "stage", stage="ppo", attempt=2)
     pipeline(tmp_path, "c", "start")
     pipeline(tmp_path, "c", "stage", stage="ppo", cached=True, attempt=2)
@@ -300,22 +315,18 @@ def test_a_crash_without_checkpoint_is_all_waste_once_it_was_done_again(
     tmp_path: Path, params: Params
 ) -> None:
     pipeline(tmp_path, "a", "start")
-    crashed = Process(tmp_path, "sft", 1, "a", 0.0)
-    crashed.use("train", 1, 10.0)
-    crashed.event("end", exit_code=1, message="ValueError")
+    attempt(tmp_path, "sft", 1, "a", ("train", 1, 10.0), code=1, message="ValueError")
     assert ledger(tmp_path, params).waste_usd == 0.0
-    done_attempt(tmp_path, "sft", 2, "a", begin=20.0)
+    done_attempt(tmp_path, "sft", 2, "a", begin=200.0)
     assert ledger(tmp_path, params).waste_usd == pytest.approx(0.010)
 
 
 def test_a_checkpoint_is_inherited_past_an_attempt_with_other_parameters(tmp_path: Path) -> None:
-    first = Process(tmp_path, "sft", 1, "a", 0.0, fingerprint="one")
-    first.use("train", 1, 10.0)
-    done_attempt(tmp_path, "sft", 2, "b", begin=20.0, fingerprint="two")
+    attempt(tmp_path, "sft", 1, "a", ("train", 1, 10.0), fingerprint="one")
+    done_attempt(tmp_path, "sft", 2, "b", begin=200.0, fingerprint="two")
     attempts, _ = read_attempts(tmp_path / "runs" / "sft")
     assert split_usage(attempts[0], attempts[1:])[0] == []
-    heir = Process(tmp_path, "sft", 3, "c", 40.0, fingerprint="one")
-    heir.event("resume", fingerprint="one", step=1)
+    attempt(tmp_path, "sft", 3, "c", resumed=1, fingerprint="one")
     attempts, _ = read_attempts(tmp_path / "runs" / "sft")
     useful, redone = split_usage(attempts[0], attempts[1:])
     assert [row.seconds for row in useful] == [10.0]
@@ -326,13 +337,9 @@ def test_a_damaged_checkpoint_makes_more_of_the_earlier_work_waste(
     tmp_path: Path, params: Params
 ) -> None:
     pipeline(tmp_path, "a", "start")
-    first = Process(tmp_path, "sft", 1, "a", 0.0)
-    for step in (1, 2, 3, 4):
-        first.use("train", step, 10.0)
-    for number, resumed_step in ((2, 3), (3, 1)):
-        heir = Process(tmp_path, "sft", number, "a", 100.0 * number)
-        heir.event("resume", step=resumed_step)
-        heir.use("train", 4, 10.0)
+    attempt(tmp_path, "sft", 1, "a", *steps("train", 1, 4))
+    for number, resumed in ((2, 3), (3, 1)):
+        attempt(tmp_path, "sft", number, "a", ("train", 4, 10.0), resumed=resumed)
     (stage,) = ledger(tmp_path, params).stages
     assert stage.waste_seconds == pytest.approx(30 + 10)
 
@@ -367,10 +374,7 @@ def test_memory_that_ran_out_in_a_step_done_again_is_wasted_once(
     killed.clock += 1.0
     killed.use("train", 2, 10.0)
     killed.use("train", 3, 10.0)
-    heir = Process(tmp_path, "sft", 2, "a", 100.0)
-    heir.event("resume", step=2)
-    heir.use("train", 3, 10.0)
-    heir.event("end", exit_code=0, step=3)
+    attempt(tmp_path, "sft", 2, "a", ("train", 3, 10.0), resumed=2, code=0)
     (stage,) = ledger(tmp_path, params).stages
     assert stage.seconds == pytest.approx(36 + 10)
     assert stage.waste_seconds == pytest.approx(6 + 10)
@@ -382,17 +386,11 @@ def test_an_attempt_that_did_nothing_wastes_nobodys_work(
     tmp_path: Path, params: Params, exit_code: int | None
 ) -> None:
     pipeline(tmp_path, "a", "start")
-    first = Process(tmp_path, "ppo", 1, "a", 0.0)
-    first.use("update", 1, 10.0)
-    ended = Process(tmp_path, "ppo", 2, "a", 20.0)  # killed while loading, or it had to ask
-    ended.use("start", 0, 3.0)
-    if exit_code is not None:
-        ended.event("end", exit_code=exit_code)
+    attempt(tmp_path, "ppo", 1, "a", ("update", 1, 10.0))
+    # killed while loading, or it had to ask
+    attempt(tmp_path, "ppo", 2, "a", ("start", 0, 3.0), code=exit_code)
     assert ledger(tmp_path, params).waste_usd == 0.0
-    heir = Process(tmp_path, "ppo", 3, "a", 40.0)
-    heir.event("resume", step=1)
-    heir.use("update", 2, 10.0)
-    heir.event("end", exit_code=0, step=2)
+    attempt(tmp_path, "ppo", 3, "a", ("update", 2, 10.0), resumed=1, code=0)
     (stage,) = ledger(tmp_path, params).stages
     assert stage.waste_seconds == pytest.approx(3)
     assert sum(phase.seconds for phase in stage.made) == pytest.approx(20)
@@ -400,12 +398,9 @@ def test_an_attempt_that_did_nothing_wastes_nobodys_work(
 
 def test_work_whose_heir_was_abandoned_was_abandoned_too(tmp_path: Path, params: Params) -> None:
     pipeline(tmp_path, "a", "start")
-    first = Process(tmp_path, "ppo", 1, "a", 0.0, fingerprint="one")
-    first.use("update", 1, 10.0)
-    second = Process(tmp_path, "ppo", 2, "a", 20.0, fingerprint="one")
-    second.event("resume", fingerprint="one", step=1)
-    second.use("update", 2, 10.0)
-    done_attempt(tmp_path, "ppo", 3, "a", begin=40.0, seconds=7.0, fingerprint="two")
+    attempt(tmp_path, "ppo", 1, "a", ("update", 1, 10.0), fingerprint="one")
+    attempt(tmp_path, "ppo", 2, "a", ("update", 2, 10.0), resumed=1, fingerprint="one")
+    done_attempt(tmp_path, "ppo", 3, "a", begin=300.0, seconds=7.0, fingerprint="two")
     (stage,) = ledger(tmp_path, params).stages
     assert stage.waste_seconds == pytest.approx(20)
     assert sum(phase.seconds for phase in stage.made) == pytest.approx(7)
@@ -617,8 +612,7 @@ def test_an_attempt_after_the_one_that_made_the_outputs_has_no_part_in_them(
     pipeline(tmp_path, "a", "start")
     done_attempt(tmp_path, "sft", 1, "a", seconds=20.0)
     pipeline(tmp_path, "a", "stage", stage="sft", attempt=1)
-    later = Process(tmp_path, "sft", 2, "b", 100.0)
-    later.use("train", 1, 7.0)
+    attempt(tmp_path, "sft", 2, "b", ("train", 1, 7.0))
     pipeline(tmp_path, "c", "start")
     pipeline(tmp_path, "c", "stage", stage="sft", cached=True, attempt=1)
     (stage,) = ledger(tmp_path, params, "c").stages
@@ -712,13 +706,8 @@ def test_the_exit_code_tells_how_an_attempt_ended(
 def test_an_attempt_has_worked_if_it_came_further_than_its_start(
     tmp_path: Path, rows: list[tuple[str, int]], resumed: int, code: int | None, worked: bool
 ) -> None:
-    process = Process(tmp_path, "sft", 1, "a", 0.0)
-    if resumed:
-        process.event("resume", step=resumed)
-    for phase, step in rows:
-        process.use(phase, step, 1.0)
-    if code is not None:
-        process.event("end", exit_code=code)
+    uses = [(phase, step, 1.0) for phase, step in rows]
+    process = attempt(tmp_path, "sft", 1, "a", *uses, resumed=resumed, code=code)
     (found,), _ = read_attempts(process.folder)
     assert found.worked is worked
 
@@ -726,13 +715,9 @@ def test_an_attempt_has_worked_if_it_came_further_than_its_start(
 def test_work_stands_up_to_the_earliest_step_that_was_resumed_from(tmp_path: Path) -> None:
     def attempts(*later: tuple[str, int, int | None]) -> list[Attempt]:
         folder = tmp_path / str(len(list(tmp_path.iterdir())))
-        for number, (fingerprint, resumed, code) in enumerate([("f", 0, None), *later], start=1):
-            process = Process(folder, "sft", number, "a", 100.0 * number, fingerprint)
-            if resumed:
-                process.event("resume", fingerprint, step=resumed)
-            process.use("train", resumed + 1, 1.0)
-            if code is not None:
-                process.event("end", fingerprint, exit_code=code)
+        for number, (name, resumed, code) in enumerate([("f", 0, None), *later], start=1):
+            use = ("train", resumed + 1, 1.0)
+            attempt(folder, "sft", number, "a", use, resumed=resumed, code=code, fingerprint=name)
         return read_attempts(folder / "runs" / "sft")[0]
 
     def kept(*later: tuple[str, int, int | None]) -> float:
@@ -891,17 +876,9 @@ def test_an_attempt_that_went_on_from_a_done_one_has_it_among_its_makers(
     tmp_path: Path, params: Params
 ) -> None:
     """It found outputs that had to be finished: more epochs of the same."""
-    first = Process(tmp_path, "sft", 1, "a", 0.0)
-    first.use("train", 1, 10.0)
-    first.event("end", step=1, exit_code=0)
-    second = Process(tmp_path, "sft", 2, "b", 50.0)
-    second.event("resume", step=1)
-    second.use("train", 2, 4.0)
-    second.event("end", step=2, exit_code=0)
-    other = Process(tmp_path, "sft", 3, "b", 90.0, fingerprint="g")
-    other.event("resume", "g", step=1)
-    other.use("train", 2, 2.0)
-    other.event("end", "g", step=2, exit_code=0)
+    done_attempt(tmp_path, "sft", 1, "a")
+    attempt(tmp_path, "sft", 2, "b", ("train", 2, 4.0), resumed=1, code=0)
+    attempt(tmp_path, "sft", 3, "b", ("train", 2, 2.0), resumed=1, code=0, fingerprint="g")
     pipeline(tmp_path, "c", "start")
     pipeline(tmp_path, "c", "stage", stage="sft", cached=True, attempt=2)
     pipeline(tmp_path, "d", "start")
