@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from cli import clean, compare_tables, plan_tables, report
 from cli.main import app
 from config.load import load, write
-from costs.ledger.ledger import Ledger, StageCost
+from costs.ledger.ledger import StageCost
 from costs.ledger.reconcile import Comparison, Reconciled, StageComparison
 from costs.planning.compare import Difference
 from costs.planning.plans import Band, PhasePlan, Plan, PlanError, StagePlan, Usd
@@ -23,6 +23,8 @@ from reporting.numbers import duration, usd
 from reporting.side_by_side_inputs import read_side_by_side
 from tasks.pipeline.clean import Leftover
 from tests.conftest import ROOT
+from tests.costs import books
+from tests.costs.books import book
 from tests.reporting.plausible_run import write_pipeline_run
 from tests.reporting.two_runs import FIRST, SECOND, write_two_runs
 
@@ -48,32 +50,16 @@ def findings(tmp_path: Path) -> Findings:
 
 
 def stage_cost(stage: str, usd: float, saved_usd: float, retries: int) -> StageCost:
-    return StageCost(
-        stage=stage,
-        cached=False,
-        state="done",
-        message="",
-        attempt=1,
-        attempts=1,
-        failed_attempts=0,
-        device="cpu",
-        world_size=1,
-        usd_per_device_hour=1.0,
+    return books.stage_cost(
+        stage,
         seconds=30.0,
-        device_seconds=30.0,
         usd=usd,
         waste_seconds=1.0,
         waste_usd=usd / 4,
         memory_retries=retries,
-        saved_seconds=0.0,
         saved_usd=saved_usd,
         peak_bytes=GIB,
-        phases=(),
     )
-
-
-def book(*stages: StageCost) -> Ledger:
-    return Ledger("r", "completed", 0.0, 1.0, 1.0, stages, 0)
 
 
 # ---------------------------------------------------------------- rlhf report

@@ -1,7 +1,6 @@
 """The verdict follows the intervals, not the point estimates, and hacking goes before winning."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,12 +8,13 @@ import pytest
 
 from config.load import load
 from config.schema import Params
-from costs.ledger.ledger import Ledger, StageCost
+from costs.ledger.ledger import StageCost
 from costs.ledger.reconcile import reconcile
 from reporting.inputs import Findings, read_findings
 from reporting.key_figures import key_figure
 from reporting.verdict import Verdict, bill, usd_per_win_rate_point, verdict
 from tasks.run.run import locked
+from tests.costs.books import book, stage_cost
 from tests.reporting.plausible_run import BEGIN, Clock, write_cached_run, write_pipeline_run
 
 
@@ -195,38 +195,16 @@ def test_a_run_that_has_begun_no_stage_is_said_to_be_at_work(
 
 def stage(name: str = "ppo", state: str = "done", **changes: Any) -> StageCost:
     """A stage of 36 s for 5 US dollars."""
-    found = StageCost(
-        stage=name,
-        cached=False,
-        state=state,
-        message="",
-        attempt=1,
-        attempts=1,
-        failed_attempts=0,
-        device="cpu",
-        world_size=1,
-        usd_per_device_hour=200.0,
-        seconds=36.0,
-        device_seconds=36.0,
-        usd=5.0,
-        waste_seconds=0.0,
-        waste_usd=0.0,
-        memory_retries=0,
-        saved_seconds=0.0,
-        saved_usd=0.0,
-        peak_bytes=1,
-        phases=(),
-    )
-    return replace(found, **changes)
+    return stage_cost(name, **({"state": state, "seconds": 36.0, "usd": 5.0} | changes))
 
 
 def findings(
     *stages: StageCost, state: str = "completed", metrics: dict[str, Any] | None = None
 ) -> Findings:
-    book = Ledger("r", state, 0.0, 1.0, 200.0, stages, 0)
+    made = book(*stages, state=state)
     params = load(Path(__file__).parents[2] / "recipes" / "demo.yaml")
     found = {"evaluate": metrics or {}}
-    return Findings(params, book, reconcile(None, book), found, {}, [], [], {}, [])
+    return Findings(params, made, reconcile(None, made), found, {}, [], [], {}, [])
 
 
 REUSED = stage(state="cached", cached=True, seconds=0.0, usd=0.0, saved_usd=5.0)

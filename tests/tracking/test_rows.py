@@ -5,8 +5,9 @@ from mlflow.entities import Metric
 
 from config.records import MetricRow, UsageRow
 from config.retraining import Contest, Mean, Safety, Share
-from costs.ledger.ledger import Ledger, PhaseCost, StageCost
+from costs.ledger.ledger import Ledger, PhaseCost
 from costs.ledger.reconcile import Comparison, Reconciled, StageComparison
+from tests.costs.books import book, stage_cost
 from tracking.rows import (
     bought_metrics,
     contest_metrics,
@@ -82,28 +83,13 @@ def test_params_are_flattened_as_in_params_yaml() -> None:
 def ledger_of_two() -> Ledger:
     """Two stages on two devices, the second reused."""
     phase = PhaseCost("train", 40.0, 100, 10, 0.5, 2048)
-    common = {
-        "state": "done",
-        "message": "",
-        "attempt": 1,
-        "attempts": 1,
-        "failed_attempts": 0,
-        "device": "cpu",
-        "world_size": 2,
-        "usd_per_device_hour": 1.0,
-        "memory_retries": 0,
-        "saved_seconds": 0.0,
-        "peak_bytes": 2048,
-    }
-    made = StageCost(
-        stage="sft", cached=False, seconds=1800.0, device_seconds=3600.0, usd=3.0,
-        waste_seconds=1.0, waste_usd=0.25, saved_usd=0.0, phases=(phase,), **common,
+    common: dict[str, Any] = {"state": "done", "world_size": 2, "peak_bytes": 2048}
+    made = stage_cost(
+        seconds=1800.0, device_seconds=3600.0, usd=3.0, waste_seconds=1.0, waste_usd=0.25,
+        phases=(phase,), **common,
     )  # fmt: skip
-    reused = StageCost(
-        stage="ppo", cached=True, seconds=0.0, device_seconds=0.0, usd=0.0,
-        waste_seconds=0.0, waste_usd=0.0, saved_usd=5.0, phases=(), **common,
-    )  # fmt: skip
-    return Ledger("r", "completed", 0.0, 1.0, 1.0, (made, reused), 0)
+    reused = stage_cost("ppo", cached=True, saved_usd=5.0, **common)
+    return book(made, reused, price=1.0)
 
 
 def values(metrics: list[Metric]) -> dict[str, float]:

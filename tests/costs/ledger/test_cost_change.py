@@ -19,6 +19,8 @@ from costs.ledger.cost_change import (
     reasons,
 )
 from costs.ledger.ledger import Ledger, PhaseCost, StageCost, usd_of
+from tests.costs import books
+from tests.costs.books import stage_cost
 
 MIB = 2**20
 
@@ -84,25 +86,11 @@ def stage(
         PhaseCost(phase, seconds, tokens, 1, usd_of(seconds, price), MIB)
         for phase, (seconds, tokens) in phases.items()
     )
-    return StageCost(
-        stage=name,
+    return stage_cost(
+        name,
         cached=cached,
         state="cached" if cached else "done",
-        message="",
-        attempt=1,
-        attempts=1,
-        failed_attempts=0,
-        device="cpu",
-        world_size=1,
         usd_per_device_hour=price,
-        seconds=0.0,
-        device_seconds=0.0,
-        usd=0.0,
-        waste_seconds=0.0,
-        waste_usd=0.0,
-        memory_retries=0,
-        saved_seconds=0.0,
-        saved_usd=0.0,
         peak_bytes=MIB,
         phases=() if cached else made,
         made=made,
@@ -110,7 +98,7 @@ def stage(
 
 
 def book(price: float, *stages: StageCost) -> Ledger:
-    return Ledger("run", "completed", 0.0, 1.0, price, stages, 0)
+    return books.book(*stages, price=price)
 
 
 def test_stages_and_the_total_are_the_sums_of_their_phases() -> None:

@@ -20,12 +20,12 @@ from config.schema import Params
 from costs.ledger.attempts import Attempt, kept_step, read_attempts, split_usage
 from costs.ledger.ledger import (
     PhaseCost,
-    StageCost,
     ledger,
     usd_of,
     usd_per_win_rate_point,
 )
 from tasks.run.run import locked
+from tests.costs.books import stage_cost
 
 ROOT = Path(__file__).parents[3]
 
@@ -776,25 +776,20 @@ def test_a_stage_is_all_that_its_attempts_say(tmp_path: Path, params: Params) ->
     failed.out_of_memory("update", 1, 1.0, 5.0)
     failed.event("end", exit_code=1, message="no more disk")
     (stage,) = ledger(tmp_path, params).stages
-    assert stage == StageCost(
-        stage="ppo",
-        cached=False,
+    assert stage == stage_cost(
+        "ppo",
         state="failed",
         message="no more disk",
         attempt=None,
         attempts=2,
         failed_attempts=2,
-        device="cpu",
         world_size=2,
-        usd_per_device_hour=3.6,
         seconds=20.0,
         device_seconds=40.0,
         usd=pytest.approx(0.04),
         waste_seconds=11.0,
         waste_usd=pytest.approx(0.022),
         memory_retries=1,
-        saved_seconds=0.0,
-        saved_usd=0.0,
         peak_bytes=70,
         phases=(
             PhaseCost("rollout", 14.0, 6, 2, pytest.approx(0.028), 70),
@@ -815,27 +810,15 @@ def test_a_reused_stage_is_all_that_made_it(tmp_path: Path, params: Params) -> N
     pipeline(tmp_path, "b", "start")
     pipeline(tmp_path, "b", "stage", stage="ppo", cached=True, attempt=3)
     (stage,) = ledger(tmp_path, params).stages
-    assert stage == StageCost(
-        stage="ppo",
+    assert stage == stage_cost(
+        "ppo",
         cached=True,
         state="cached",
-        message="",
         attempt=3,
         attempts=0,
-        failed_attempts=0,
-        device="cpu",
         world_size=2,
-        usd_per_device_hour=3.6,
-        seconds=0.0,
-        device_seconds=0.0,
-        usd=0.0,
-        waste_seconds=0.0,
-        waste_usd=0.0,
-        memory_retries=0,
         saved_seconds=18.0,
         saved_usd=pytest.approx(0.036),
-        peak_bytes=0,
-        phases=(),
         made=(PhaseCost("update", 18.0, 7, 2, pytest.approx(0.036), 60),),
     )
 

@@ -19,6 +19,8 @@ from costs.ledger.history import HISTORY, read_history, remember, skipped_note, 
 from costs.ledger.ledger import Ledger, PhaseCost, StageCost, ledger
 from costs.ledger.reconcile import UNKNOWN, Comparison, as_dict, read_plan, reconcile
 from tests.conftest import ROOT
+from tests.costs import books
+from tests.costs.books import stage_cost
 
 PARAMS = load(ROOT / "recipes" / "demo.yaml", ["prices.usd_per_device_hour=3.6"])
 
@@ -338,18 +340,16 @@ def two_stages(**changes: Any) -> tuple[Ledger, dict[str, Any]]:
 
     def stage(name: str, seconds: float, peak: int) -> StageCost:
         made = (PhaseCost("train", seconds, 1, 1, seconds / 1000, peak),)
-        return StageCost(
-            name, False, "done", "", 1, 1, 0, "cpu", 1, 3.6, seconds, seconds, seconds / 1000,
-            0.0, 0.0, 0, 0.0, 0.0, peak, made, made,
-        )  # fmt: skip
+        return stage_cost(
+            name, seconds=seconds, usd=seconds / 1000, peak_bytes=peak, phases=made, made=made
+        )
 
     stages = (stage("sft", 4.0, 40), stage("reward", 6.0, 30))
     planned = [
         plan(gpus=2, train=seconds)["stages"][0] | {"stage": name, "peak_bytes_per_gpu": peak}
         for name, seconds, peak in (("sft", 5.0, 20.0), ("reward", 9.0, 50.0))
     ]
-    book = Ledger("r", "completed", 0.0, 1.0, 3.6, stages, 0)
-    return book, {"stages": planned, "hardware": "cpu"} | changes
+    return books.book(*stages), {"stages": planned, "hardware": "cpu"} | changes
 
 
 def test_the_run_is_the_sum_of_its_stages_and_its_peak_the_highest() -> None:
