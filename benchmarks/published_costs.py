@@ -1,17 +1,18 @@
-"""Compares the planner with published measurements and writes docs/published-costs.md.
+"""Compares the planner with published measurements.
 
-    python benchmarks/published_costs.py [--table ../shared/cost_truth_open.yaml] [--out
-    docs/published-costs.md]
+    python -m benchmarks.published_costs TABLE.yaml --json      # every row planned or refused
+    python -m benchmarks.published_costs [TABLE.yaml ...] [--out docs/published-costs.md]
 
-The table's rows are predicted from their printed settings. For every source the one rate that was
-chosen by looking at throughputs (the share of the best matrix product) is chosen again without it,
-and the source's error with that choice is its held-out error.
+The second form writes the page, and the errors that intervals of other settings rest on
+(costs/published/checked.yaml). Rows are planned from their printed settings; neither ids nor titles
+are read, but for the sources by which errors are weighted.
 """
 
 import argparse
+import json
+import math
 import sys
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,147 +20,201 @@ import yaml
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
+from costs.published.grades import CHECKED, checked_row, grade
 from costs.published.measurements import (
     Case,
     compare,
     feasibility,
-    misses,
+    signed_quantile,
     summary,
     weighted_quantile,
 )
-from costs.tables.rates import EFFICIENCY
+from costs.published.table import estimates
 
-GRID = (0.78, 0.81, 0.84, 0.87, 0.90)
-
-
-def held_out(rows: list[Mapping[str, Any]]) -> dict[str, tuple[float, float]]:
-    """source -> (rate chosen on the other sources, median |error| of time on this one), tier A."""
-    tried = {
-        rate: [
-            c
-            for c in compare(rows, replace(EFFICIENCY, matmul=rate))[0]
-            if c.quantity == "time" and c.tier == "A"
-        ]
-        for rate in GRID
-    }
-    found = {}
-    for source in sorted({case.source for case in tried[GRID[0]]}):
-        best = min(
-            GRID, key=lambda rate: _median(case for case in tried[rate] if case.source != source)
-        )
-        found[source] = (best, _median(case for case in tried[best] if case.source == source))
-    return found
+OPEN = (Path("../shared/cost_truth_open.yaml"), Path("../shared/cost_truth_more.yaml"))
+MISS = {"memory": math.log(1.10), "time": math.log(1.25)}
+"""|ln(planned / measured)| above which a row of tier A is listed as a miss."""
 
 
-def _median(found: Iterable[Case]) -> float:
-    return weighted_quantile(((case.source, case.error) for case in found), 0.5)
+def read_table(file: Path) -> list[Any]:
+    """The rows of a table: a list, or a mapping with `rows`."""
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    content = yaml.load(file.read_text(encoding="utf-8"), loader)
+    if isinstance(content, Mapping):
+        content = content.get("rows", [content])
+    return list(content) if isinstance(content, list) else []
 
 
-def document(rows: list[Mapping[str, Any]], name: str) -> str:
+def document(rows: list[Any], names: list[str]) -> str:
     """The markdown page."""
     found, refused = compare(rows)
     lines = [
         "# Planner against published measurements",
         "",
-        f"Written by `python benchmarks/published_costs.py` from {name}: {len(rows)} rows, "
-        f"{len(found)} comparisons.",
+        f"Written by `python -m benchmarks.published_costs` from {' and '.join(names)}: "
+        f"{len(rows)} rows, {len(found)} comparisons.",
         "Each row is planned from the setting it prints and from facts about its software "
         "(`costs/tables/engines.py`), never fitted by itself.",
-        "Errors are of the prediction, relative; of a throughput, of the time it stands for.",
-        "Sources weigh the same, however many rows they have.",
+        "Errors are factors between plan and measurement, symmetric (half and double are both "
+        "100%); of a throughput, of the time it stands for.",
+        "Sources weigh the same, however many rows they have. Bias: below 0 the plan is too low.",
         "",
-        "What was chosen by looking at rows of this table, and so is not held out below: the "
-        "launch time of litgpt's operations",
-        "(20 us), the rate of unpacking NF4 (a quarter of the bandwidth), the shares of the "
-        "bandwidth that decoding reaches (0.85,",
-        "int8 0.71, int4 0.61) and gpt-fast's 60 us a layer. The last four are from its Llama-2 "
-        "rows; its Llama-3.1 rows, not used for it, "
-        "are off by "
-        + f"{_median(c for c in found if c.id.startswith('gptfast_llama-3p1')):.1%} in the median.",
-        "For memory, what litgpt and torchtune keep was worked out from their code and corrected "
-        "against these rows: the copies of",
-        "each loss, the padded LoRA update, the two 16-bit copies of the largest 4-bit matrix.",
-        "",
-        "| quantity | tier | comparisons | median | 90th percentile | median, rows weighing the "
-        "same |",
-        "|---|---|--:|--:|--:|--:|",
+        "| kind | tier | sources | comparisons | median | 90th percentile | bias | median, rows "
+        "weighing the same |",
+        "|---|---|--:|--:|--:|--:|--:|--:|",
     ]
-    for quantity in ("memory", "time"):
+    for group in sorted({case.group for case in found}):
         for tier in ("A", "B"):
-            s = summary(found, quantity, tier)
-            lines.append(
-                f"| {quantity} | {tier} | {s['rows']:.0f} | {s['median']:.1%} | {s['p90']:.1%} | "
-                f"{s['plain_median']:.1%} |"
-            )
+            s = summary(found, group, tier)
+            if s["rows"]:
+                lines.append(
+                    f"| {group} | {tier} | {s['sources']:.0f} | {s['rows']:.0f} | "
+                    f"{s['median']:.1%} | {s['p90']:.1%} | {s['bias']:+.1%} | "
+                    f"{s['plain_median']:.1%} |"
+                )
     out = feasibility(rows)
     lines += [
         "",
         f"Out of memory as published: {sum(said for _, said in out)} of {len(out)} rows are "
         "planned as not fitting.",
         "",
-    ]
-    lines += _by_source(found, rows) + _misses(found)
-    lines += ["", "## Not compared", ""] + [
-        f"- `{row}`: {why}" for row, why in refused if "not a measurement" not in why
+        *_grades(found),
+        *_by_source(found),
+        *_misses(found),
+        "",
+        "## Refused",
+        "",
+        *(f"- `{row}`: {why}" for row, why in refused if "a price" not in why),
     ]
     return "\n".join(lines) + "\n"
 
 
-def _by_source(found: list[Case], rows: list[Mapping[str, Any]]) -> list[str]:
-    out = held_out(rows)
+CHOSEN_ON: dict[str, str] = {
+    "litgpt": "launch time of its operations, rate of unpacking NF4, copies of its loss",
+    "gpt-fast": "shares of the bandwidth that decoding reaches, 60 us a layer",
+    "llm-foundry": "share of the best matrix product",
+    "torchtune": "copies of each loss, the padded LoRA update",
+}
+"""Part of a source's title -> the constants that were chosen by looking at its rows."""
+
+
+def _chosen(source: str) -> str:
+    return next((what for part, what in CHOSEN_ON.items() if part in source.lower()), "")
+
+
+def _grades(found: list[Case]) -> list[str]:
+    """Grades and coverage of the intervals, each source's from the rows of the others."""
+    rows = [checked_row(case) for case in found if case.measured and case.quantity != "fits"]
+    counted: dict[str, list[tuple[bool, float]]] = {}
+    for case in found:
+        if case.tier != "A" or case.quantity == "fits" or not case.measured:
+            continue
+        held = grade(case, [row for row in rows if row["source"] != case.source])
+        inside = held.low <= float(case.measured) / float(case.planned) <= held.high
+        counted.setdefault(held.letter, []).append((inside, held.high / held.low))
     lines = [
+        "## Grades of tier A, each source graded by the other sources alone",
+        "",
+        "| grade | comparisons | measurements inside of the interval | median width, end to end |",
+        "|---|--:|--:|--:|",
+    ]
+    for letter, held_rows in sorted(counted.items()):
+        widths = sorted(width for _, width in held_rows)
+        share = sum(inside for inside, _ in held_rows) / len(held_rows)
+        lines.append(
+            f"| {letter} | {len(held_rows)} | {share:.0%} | {widths[len(widths) // 2]:.2f} |"
+        )
+    return lines
+
+
+def _by_source(found: list[Case]) -> list[str]:
+    lines = [
+        "",
         "## By source, tier A",
         "",
-        "Held out: the median error of time when the share of the best matrix product is chosen on "
-        "the other sources alone.",
-        "Memory has no such constant.",
-        "",
-        "| source | memory rows | memory median | time rows | time median | time held out |",
-        "|---|--:|--:|--:|--:|--:|",
+        "| source | kind | comparisons | median | bias | constants chosen on it |",
+        "|---|---|--:|--:|--:|---|",
     ]
-    for source in sorted({case.source for case in found if case.tier == "A"}):
-        cells = []
-        for quantity in ("memory", "time"):
-            cases = [
-                case
-                for case in found
-                if case.source == source and case.quantity == quantity and case.tier == "A"
-            ]
-            cells += [str(len(cases)), f"{_median(cases):.1%}" if cases else "-"]
-        cells.append(f"{out[source][1]:.1%} (at {out[source][0]:.2f})" if source in out else "-")
-        lines.append(f"| {source} | {' | '.join(cells)} |")
+    kinds = sorted({(bool(_chosen(c.source)), c.source, c.group) for c in found if c.tier == "A"})
+    for chosen, source, group in kinds:
+        pairs = [
+            (case.source, case.factor)
+            for case in found
+            if (case.source, case.group, case.tier) == (source, group, "A")
+            and case.measured
+            and case.quantity != "fits"
+        ]
+        if pairs:
+            lines.append(
+                f"| {source} | {group} | {len(pairs)} | "
+                f"{math.expm1(weighted_quantile(pairs, 0.5)):.1%} | "
+                f"{math.expm1(signed_quantile(pairs, 0.5)):+.1%} | "
+                f"{_chosen(source) if chosen else 'none'} |"
+            )
     return lines
 
 
 def _misses(found: list[Case]) -> list[str]:
     lines = [
         "",
-        "## Misses",
+        "## Misses of tier A",
         "",
-        "Memory beyond 10%, time beyond 25%.",
+        "Memory beyond a factor of 1.10, time beyond 1.25.",
         "",
-        "| row | tier | quantity | error | reason |",
-        "|---|---|---|--:|---|",
+        "| row | kind | planned / measured |",
+        "|---|---|--:|",
     ]
-    for case, why in sorted(
-        misses(found), key=lambda pair: (pair[0].tier, pair[0].quantity, pair[0].id)
-    ):
-        lines.append(f"| `{case.id}` | {case.tier} | {case.quantity} | {case.error:+.0%} | {why} |")
+    far = [
+        case
+        for case in found
+        if case.tier == "A"
+        and case.measured
+        and case.quantity != "fits"
+        and abs(case.factor) > MISS[case.group.split()[0]]
+    ]
+    for case in sorted(far, key=lambda case: (case.group, case.id)):
+        lines.append(f"| `{case.id}` | {case.group} | {math.exp(case.factor):.2f} |")
     return lines
 
 
-def main() -> None:
+def write_checked(rows: Iterable[Any]) -> None:
+    """The errors of both tables, on which intervals of other settings rest."""
+    found, _ = compare(rows)
+    lines = [
+        "# Errors of the formulas on published measurements: what intervals of other settings rest "
+        "on.",
+        "# Written by python -m benchmarks.published_costs. error: ln(planned / measured); rate: "
+        "of a throughput.",
+    ]
+    for case in found:
+        if case.measured and case.quantity != "fits":
+            lines.append(f"- {json.dumps(checked_row(case))}")
+    CHECKED.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--table", type=Path, default=Path("../shared/cost_truth_open.yaml"))
+    parser.add_argument("tables", type=Path, nargs="*", metavar="TABLE.yaml")
+    parser.add_argument("--json", action="store_true", help="print every row planned or refused")
     parser.add_argument("--out", type=Path, default=Path("docs/published-costs.md"))
     options = parser.parse_args()
-    rows = yaml.safe_load(options.table.read_text(encoding="utf-8"))
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.write_text(document(rows, f"`{options.table.name}`"), encoding="utf-8")
+    tables = options.tables or list(OPEN)
+    try:
+        rows = [row for table in tables for row in read_table(table)]
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        print(f"{' '.join(map(str, tables))}: {' '.join(str(error).split())}. Name a YAML table.",
+              file=sys.stderr)  # fmt: skip
+        return 2
+    if options.json:
+        print(json.dumps({"rows": estimates(rows)}, indent=1, default=str))
+        return 0
+    write_checked(rows)
+    options.out.write_text(document(rows, [f"`{table.name}`" for table in tables]), "utf-8")
     print(options.out)
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

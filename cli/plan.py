@@ -360,23 +360,28 @@ def _found_json(found: "Found") -> dict[str, Any]:
 
 
 def _setting_plan(file: Path, usd_per_gpu_hour: float | None) -> "Plan":
-    """The plan of a published setting: a YAML mapping in the words of the truth table, see
+    """The plan of a published setting: a YAML mapping in the words that sources print, see
     costs/published/printed.py.
     """
+    from config.errors import UserError
     from config.load import read
     from costs.planning.plans import Plan
     from costs.planning.stages import plan_stage
-    from costs.published.printed import setting_of
+    from costs.published.settings import planned_of
     from costs.tables.catalogue import own_price, price
 
-    content = read(file)
-    row = content if "setting" in content else {"setting": content}
-    made = setting_of({"source": {"title": str(content.get("source", ""))}, **row})
+    found = planned_of(read(file))
+    if found.printed.device is None:
+        raise UserError("gpu is not stated: time and money depend on it. Name it in the setting.")
+    if not found.batch_stated:
+        raise UserError("micro_batch is not stated: memory depends on it. Name it in the setting.")
+    made = found.setting
     cost = (
         own_price(usd_per_gpu_hour, "command line", "today")
         if usd_per_gpu_hour is not None
         else price(made.hardware.name)
     )
     return Plan(
-        (plan_stage(made, cost),), (f"{made.engine.name} on {made.gpus} x {made.hardware.name}",)
+        (plan_stage(made, cost),),
+        (f"{made.engine.name} on {made.gpus} x {made.hardware.name}", *found.assumptions),
     )

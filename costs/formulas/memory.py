@@ -358,7 +358,10 @@ def generating(
     logits = sequences * shape.vocab * (b + 8)
     return {
         "kv_cache": kv_cache_bytes(shape, levers.dtype, sequences, tokens, levers.tensor_parallel),
-        "activations": sequences * prompt * active * b / levers.tensor_parallel,
+        "activations": min(sequences * prompt, setting.engine.prefill_tokens)
+        * active
+        * b
+        / levers.tensor_parallel,
         "logits": logits,
         "workspace": workspace(setting, shape, levers),
     }

@@ -23,6 +23,7 @@ Attention = Literal["flash", "sdpa", "eager"]
 DTYPE_BYTES = {"fp32": 4.0, "tf32": 4.0, "bf16": 2.0, "fp16": 2.0}
 QUANT_BYTES = {
     "int8": 1.0,
+    "fp8": 1.0,
     "nf4": 0.5 + 4 / 64,
     "nf4-dq": 0.5 + 1 / 64 + 4 / (64 * 256),
     "int4": 0.5 + 4 / 32,

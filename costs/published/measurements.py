@@ -1,11 +1,11 @@
-"""Published measurements against the formulas: rows of a truth table -> predictions -> errors by
+"""Published measurements against the formulas: rows of a truth table -> estimates -> errors by
 source.
 
-A row is predicted from the setting it prints (costs/published/printed.py) and from facts about its
-software; nothing is fitted to a row.
+A row is planned from the setting it prints (costs/published/printed.py, settings.py) and from facts
+about its software; nothing is fitted to a row, and neither its id nor its title is read.
 """
 
-import re
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from statistics import median
@@ -14,126 +14,203 @@ from typing import Any
 from config.errors import CostError
 from costs.formulas.compute import micro_step
 from costs.formulas.generation import generation, generation_moment
-from costs.formulas.memory import Moment, device_bytes, peak
+from costs.formulas.memory import Moment, device_bytes, frozen_role, peak
 from costs.formulas.setting import Setting
 from costs.planning.stages import moments, phases, step_seconds
-from costs.published.printed import setting_of
+from costs.published.printed import Printed, read
+from costs.published.settings import Planned, from_printed
+from costs.published.units import Unit, derived, unit_of
+from costs.published.words import Refused, not_stated
 from costs.tables.rates import EFFICIENCY, Efficiency
 
-GIB, GB, MIB = 2**30, 1e9, 2**20
-
-
-SECONDS = {
-    "seconds per step": 1.0,
-    "s/step": 1.0,
-    "seconds/step": 1.0,
-    "ms per step": 1e-3,
-    "ms/step": 1e-3,
-    "s/it": 1.0,
-    "s/iteration": 1.0,
-}
-"""Units of a measured optimizer step."""
+LOOPS = ("ppo", "grpo", "rloo")
 
 
 @dataclass(frozen=True)
 class Case:
-    """One printed number and what we say it is."""
+    """One printed number and what the formulas say it is, in the unit it is printed in."""
 
     id: str
     source: str
     tier: str
     quantity: str
-    """memory, or time (throughputs are compared as seconds per unit of work)."""
-    measured: float
-    predicted: float
-    detail: str
+    """memory, time, throughput or fits."""
+    unit: str
+    planned: float | bool
+    measured: float | bool | None
+    planning: Planned
+    group: str
+    """What it is comparable with: memory of training, time of decoding ..., see `group_of`."""
+    fits: bool | None = None
+    """Whether the whole of it is planned to fit on its device, where both are stated."""
 
     @property
-    def error(self) -> float:
-        """Relative error of the prediction; of a throughput, of the time it stands for."""
-        return self.predicted / self.measured - 1
+    def error(self) -> float | None:
+        """planned / measured - 1 of a number; 1 or 0 of a wrong or right `fits`."""
+        if self.measured is None:
+            return None
+        if self.quantity == "fits":
+            return float(self.planned != self.measured)
+        return float(self.planned) / float(self.measured) - 1
+
+    @property
+    def factor(self) -> float:
+        """Natural logarithm of planned over measured: of a throughput, of the time it stands for.
+        Symmetric: a half and a double weigh the same.
+        """
+        if not self.measured or not self.planned or self.quantity == "fits":
+            return 0.0
+        found = math.log(float(self.planned) / float(self.measured))
+        return -found if self.quantity == "throughput" else found
 
 
 def cases(row: Mapping[str, Any], efficiency: Efficiency = EFFICIENCY) -> list[Case]:
-    """The comparisons that a row allows. Raises CostError with the reason where its setting is
-    incomplete.
+    """The comparisons that a row allows, its main number first. Raises CostError with every word
+    that is not understood, or with what is missing.
     """
-    if row["kind"] == "price":
-        raise CostError("a price, not a measurement")
-    setting, measured = replace(setting_of(row), efficiency=efficiency), row["measured"]
-    found: list[Case] = []
-    for value, unit in [
-        (measured["value"], str(measured["unit"])),
-        *((v, k) for k, v in measured.get("also", {}).items()),
-    ]:
-        case = (
-            _case(row, setting, value, unit)
-            if "tflop" not in unit or value == measured["value"]
-            else None
-        )
-        if case:
-            found.append(case)
+    if not isinstance(row, Mapping) or not isinstance(row.get("setting"), Mapping):
+        raise Refused(["the row has no setting: a mapping of keys"])
+    measured = row.get("measured") or {}
+    if not isinstance(measured, Mapping) or not_stated(measured.get("unit")):
+        raise Refused(["measured.unit is not stated: what is to be planned depends on it"])
+    printed = str(measured["unit"])
+    uses = row.get("use") or ()
+    if row.get("kind") in ("price", "cost") or printed.lower().startswith("usd"):
+        raise Refused([f"unit {printed!r}: a price, not a measurement"])
+    value = measured.get("value")
+    words: list[str] = []
+    unit, said = None, None
+    try:
+        if derived(printed):
+            raise Refused([f"unit {printed!r} is none of memory, time and throughput"])
+        unit = unit_of(printed)
+    except Refused as error:
+        words += error.words
+    try:
+        said = read(row["setting"])
+    except Refused as error:
+        words += error.words
+    if words or unit is None or said is None:
+        raise Refused(words)
+    plain = isinstance(value, int | float) and not isinstance(value, bool)
+    if isinstance(value, int | float) and plain and not 0 < value < math.inf:
+        raise Refused([f"measured.value={value!r} must be a number above 0"])
+    if "feasibility" in uses or (value is not None and not plain):
+        unit, value = Unit("fits"), _fitted(value, unit, printed)
+    found = [_case(row, said, unit, printed, value, efficiency)]
+    also = measured.get("also")
+    for name, other in also.items() if isinstance(also, Mapping) else ():
+        if isinstance(other, bool) or not isinstance(other, int | float) or derived(str(name)):
+            continue
+        try:
+            second = unit_of(str(name))
+            if _comparable(second, unit, uses):
+                found.append(_case(row, said, second, str(name), other, efficiency))
+        except CostError:
+            continue  # the main number alone is owed
     return found
 
 
-def _case(row: Mapping[str, Any], setting: Setting, value: Any, unit: str) -> Case | None:
-    def make(quantity: str, predicted: float, measured: float, detail: str = "") -> Case:
-        return Case(
-            row["id"], row["source"]["title"], row["tier"], quantity, measured, predicted, detail
-        )
+def _comparable(unit: Unit, main: Unit, uses: Iterable[str]) -> bool:
+    """Whether a second number is another quantity that the table uses."""
+    if unit.item == "job" or unit.weights_only or unit.quantity == main.quantity:
+        return False
+    return not uses or unit.quantity in uses or (
+        unit.quantity in ("time", "throughput") and not {"time", "throughput"}.isdisjoint(uses)
+    )  # fmt: skip
 
-    if isinstance(value, str) or "kernels" in unit:
-        # "> 40 GB" says only that it does not fit, see `feasibility`; the bare context is an input
-        # of ours
+
+def _fitted(value: Any, unit: Unit, printed: str) -> bool | None:
+    """Whether what was measured did fit: `> 40` GB or OOM did not."""
+    if isinstance(value, bool):
+        return value
+    if value is None:
         return None
-    lowered = unit.lower()
-    if re.match(r"(gib|gb|mb|max_gpu_ram_gb)", lowered):
-        scale = GIB if lowered.startswith("gib") else MIB if lowered.startswith("mb") else GB
-        predicted, detail = memory(setting, lowered)
-        return make("memory", predicted, value * scale, detail)
-    if lowered.startswith("tokens") or lowered.startswith("samples"):
-        return make("time", seconds_per_unit(setting, lowered), 1 / value)
-    if lowered.startswith("minutes_per_1000"):
-        once = step_seconds(replace(setting, levers=replace(setting.levers, accumulation=1)))
-        return make("time", once.seconds, value * 60 / 1000)
-    if "tflop" in lowered and "mfu" not in lowered:  # achieved by one device, recomputation counted
-        step = micro_step(
-            setting,
-            setting.model,
-            setting.levers,
-            setting.levers.micro_batch,
-            setting.workload.mean_tokens,
-        )
-        return make(
-            "time",
-            step_seconds(setting).seconds / (step.flops * setting.levers.accumulation),
-            1 / (value * 1e12),
-        )
-    if lowered in SECONDS:
-        return make("time", step_seconds(setting).seconds, value * SECONDS[lowered])
-    if lowered in ("hours", "gpu-hours"):
-        total = sum(phase.seconds for phase in phases(setting)) / 3600
-        return make("time", total * (setting.gpus if lowered == "gpu-hours" else 1), value)
-    return None  # utilisations follow from the throughput, other units are not ours
-
-
-def memory(setting: Setting, unit: str) -> tuple[float, str]:
-    """Bytes of one device as the source measured them, and the moment of the peak."""
-    if "model load" in unit:
-        return (
-            setting.engine.context_bytes + setting.model.parameters * setting.levers.weight_bytes,
-            "weights",
-        )
-    if setting.stage == "serve":
-        held = generation_moment(setting, setting.model, setting.levers)
-        return held.total, held.phase
-    held_moments = moments(setting)
-    highest = peak(held_moments)
+    text = str(value).lower()
     if (
-        "mb used" in unit
-    ):  # nvidia-smi: blocks that one part has freed do not serve another of other sizes
-        return setting.engine.context_bytes + reserved(held_moments), "reserved"
-    return highest.total, highest.phase
+        text.startswith((">", "oom", "out of", "no", "does not", "fail"))
+        or "oom" in printed.lower()
+    ):
+        return False
+    if text.startswith(("fit", "yes", "ok", "runs")):
+        return True
+    raise Refused([f"measured.value={value!r} is neither a number nor a word for fits or OOM"])
+
+
+def _case(
+    row: Mapping[str, Any],
+    said: Printed,
+    unit: Unit,
+    printed: str,
+    value: Any,
+    efficiency: Efficiency,
+) -> Case:
+    if unit.weights_only:
+        said = replace(said, stage="load")
+    planning = from_printed(said)
+    setting = planning.setting
+    if efficiency is not EFFICIENCY:
+        planning = replace(planning, setting=replace(setting, efficiency=efficiency))
+    planned = _planned(planning, unit)
+    source = row.get("source")
+    return Case(
+        id=str(row.get("id")),
+        source=str(source.get("title") if isinstance(source, Mapping) else source),
+        tier=str(row.get("tier")),
+        quantity=unit.quantity,
+        unit=printed,
+        planned=planned,
+        measured=value if isinstance(value, int | float) else None,
+        planning=planning,
+        group=group_of(setting, unit),
+        fits=_fits(planning) if said.device is not None else None,
+    )
+
+
+def _planned(planning: Planned, unit: Unit) -> float | bool:
+    """The planned number in the printed unit. Raises Refused where what it takes is missing."""
+    said = planning.printed
+    if unit.quantity == "fits":
+        fits = _fits(planning)
+        if fits is None or said.device is None:
+            raise Refused(["device or micro_batch is not stated: whether it fits depends on it"])
+        return fits
+    if unit.quantity == "memory":
+        return memory(planning, unit) / unit.scale
+    if said.device is None:
+        raise Refused(["gpu is not stated: time depends on it"])
+    seconds = seconds_per_item(planning, unit)
+    return (
+        seconds * unit.items / unit.scale if unit.quantity == "time" else 1 / seconds / unit.scale
+    )
+
+
+def group_of(setting: Setting, unit: Unit) -> str:
+    """The kind of number: rows of one group are checked by the same formulas."""
+    what = "memory" if unit.quantity in ("memory", "fits") else "time"
+    if unit.weights_only:
+        return "memory of weights"
+    if setting.stage in LOOPS:
+        return f"{what} of a loop"
+    if setting.stage == "serve":
+        return f"{what} of " + ("prefill" if unit.item == "first token" else "decoding")
+    return f"{what} of training"
+
+
+def memory(planning: Planned, unit: Unit) -> float:
+    """Bytes of one device (or of all) as the source measured them."""
+    setting = planning.setting
+    if not planning.batch_stated and not unit.weights_only:
+        raise Refused(["micro_batch is not stated: memory of a training pass depends on it"])
+    if unit.weights_only:
+        held = sum(frozen_role(setting, setting.model, setting.levers).values())
+        return held + (setting.engine.context_bytes if unit.reserved else 0.0)
+    each = peak(moments(setting)).total
+    if setting.stage == "serve":
+        each = generation_moment(setting, setting.model, setting.levers).total
+    elif unit.reserved:
+        each = max(each, reserved(moments(setting)))
+    return each * (setting.gpus * planning.printed.pipeline_parallel if unit.over_devices else 1)
 
 
 def reserved(held: list[Moment]) -> float:
@@ -148,21 +225,99 @@ def reserved(held: list[Moment]) -> float:
     )
 
 
-def seconds_per_unit(setting: Setting, unit: str) -> float:
-    """Seconds for one token (or sample) at the printed meaning of a throughput: of one device or of
-    all.
-    """
+def _fits(planning: Planned) -> bool | None:
+    setting = planning.setting
+    if not planning.batch_stated:
+        return None
+    need = device_bytes(setting, peak(moments(setting)).total)
+    return need <= setting.hardware.usable_bytes
+
+
+def seconds_per_item(planning: Planned, unit: Unit) -> float:
+    """Seconds for one printed item: token, sample, step, first token, FLOP, or the whole job."""
+    setting, said = planning.setting, planning.printed
     if setting.stage == "serve":
-        decode = generation(setting, setting.model, setting.levers)[1]
-        return decode[2] / (setting.workload.response_tokens * setting.levers.micro_batch)
-    per_step = step_seconds(setting).seconds
-    units = (
+        return _generating_seconds(planning, unit)
+    if setting.stage in LOOPS:
+        return _loop_seconds(planning, unit)
+    if unit.item in ("request", "first token", "input"):
+        raise Refused([f"a {unit.item} is not what stage {setting.stage} counts"])
+    devices = setting.gpus * said.pipeline_parallel
+    step = planning.bubble * step_seconds(setting).seconds / said.context_parallel
+    sequences = (
         setting.levers.micro_batch
         * setting.levers.accumulation
-        * (1 if unit.startswith("samples") else setting.workload.mean_tokens)
+        * setting.data_parallel
+        / said.context_parallel
     )
-    devices = 1 if "per gpu" in unit else setting.data_parallel
-    return per_step / (units * devices)
+    own = devices if unit.per_device else 1
+    if unit.item == "job":
+        if not (said.train_tokens or said.steps or said.samples):
+            raise Refused(["tokens, steps or samples is not stated: a run's time depends on it"])
+        total = sum(phase.seconds for phase in phases(setting)) * planning.bubble
+        return total * (devices if unit.device_time else 1)
+    if unit.item == "flop":
+        work = micro_step(
+            setting, setting.model, setting.levers, setting.levers.micro_batch,
+            setting.workload.mean_tokens,
+        )  # fmt: skip
+        again = 0.75 if setting.levers.checkpointing == "full" else 1.0
+        return step / (work.flops * again * setting.levers.accumulation)
+    if unit.item == "sample":
+        pairs = setting.stage in ("dpo", "reward")
+        return step / (sequences / (2 if pairs else 1)) * own
+    if unit.item == "pair":
+        return step / (sequences / 2) * own
+    if unit.item in ("token", "any token"):
+        return step / (sequences * setting.workload.mean_tokens) * own
+    if unit.iterates and setting.engine.iterates_micro_batches:
+        once = replace(setting, levers=replace(setting.levers, accumulation=1))
+        return step_seconds(once).seconds
+    return step
+
+
+def _generating_seconds(planning: Planned, unit: Unit) -> float:
+    setting = planning.setting
+    work, batch = setting.workload, setting.levers.micro_batch
+    rows = generation(setting, setting.model, setting.levers)
+    first, total = rows[0][2], rows[0][2] + rows[1][2]
+    own = setting.gpus if unit.per_device else 1
+    if unit.item == "first token":
+        return first
+    if unit.item == "token":
+        if unit.quantity == "time":
+            return rows[1][2] / work.response_tokens
+        return total / (work.response_tokens * batch) * own
+    if unit.item == "any token":
+        return total / ((work.response_tokens + work.prompt_tokens) * batch) * own
+    if unit.item == "input":
+        return first / (work.prompt_tokens * batch) * own
+    if unit.item in ("request", "sample"):
+        return total / batch * own
+    if unit.item in ("job", "step"):
+        return total
+    raise Refused([f"a {unit.item} is not what generation counts"])
+
+
+def _loop_seconds(planning: Planned, unit: Unit) -> float:
+    setting, said = planning.setting, planning.printed
+    assert setting.rlhf is not None
+    one = replace(setting, workload=replace(setting.workload, steps=1.0))
+    iteration = sum(phase.seconds for phase in phases(one) if phase.name not in ("start", "save"))
+    own = setting.gpus if unit.per_device else 1
+    if unit.item == "job":
+        if not (said.samples or said.steps):
+            raise Refused(["samples or steps is not stated: the time of a whole run depends on it"])
+        total = iteration * setting.workload.steps
+        return total * (setting.gpus if unit.device_time else 1)
+    if unit.item == "step":
+        return iteration
+    if unit.item in ("sample", "request", "pair"):
+        return iteration / setting.rlhf.batch * own
+    if unit.item in ("token", "any token"):
+        tokens = setting.workload.mean_tokens
+        return iteration / (setting.rlhf.batch * tokens) * own
+    raise Refused([f"a {unit.item} is not what a loop of {setting.stage} counts"])
 
 
 def feasibility(rows: Iterable[Mapping[str, Any]]) -> list[tuple[str, bool]]:
@@ -170,14 +325,11 @@ def feasibility(rows: Iterable[Mapping[str, Any]]) -> list[tuple[str, bool]]:
     found = []
     for row in rows:
         if "feasibility" in row.get("use", ()):
-            setting = setting_of(row)
-            found.append(
-                (
-                    row["id"],
-                    device_bytes(setting, peak(moments(setting)).total)
-                    > setting.hardware.usable_bytes,
-                )
-            )
+            try:
+                first = cases(row)[0]
+            except CostError:
+                continue
+            found.append((first.id, not first.planned))
     return found
 
 
@@ -186,9 +338,16 @@ def feasibility(rows: Iterable[Mapping[str, Any]]) -> list[tuple[str, bool]]:
 
 def weighted_quantile(errors: Iterable[tuple[str, float]], fraction: float) -> float:
     """Quantile of |error| in which every source weighs the same, however many rows it has."""
+    return signed_quantile(((source, abs(error)) for source, error in errors), fraction)
+
+
+def signed_quantile(errors: Iterable[tuple[str, float]], fraction: float) -> float:
+    """Quantile of the errors as they are, every source weighing the same."""
     pairs = list(errors)
-    rows = {source: sum(1 for s, _ in pairs if s == source) for source, _ in pairs}
-    ordered = sorted((abs(error), 1 / rows[source]) for source, error in pairs)
+    rows: dict[str, int] = {}
+    for source, _ in pairs:
+        rows[source] = rows.get(source, 0) + 1
+    ordered = sorted((error, 1 / rows[source]) for source, error in pairs)
     total, passed = sum(weight for _, weight in ordered), 0.0
     for error, weight in ordered:
         passed += weight
@@ -207,131 +366,27 @@ def compare(
         try:
             found.extend(cases(row, efficiency))
         except CostError as error:
-            refused.append((row["id"], str(error)))
+            name = str(row.get("id")) if isinstance(row, Mapping) else repr(row)[:60]
+            refused.append((name, str(error)))
     return found, refused
 
 
-def summary(found: list[Case], quantity: str, tier: str = "A") -> dict[str, float]:
-    """Median and 90th percentile of |error| over the rows of one tier, sources weighing the same;
-    and the plain median.
+def summary(found: list[Case], group: str, tier: str = "A") -> dict[str, float]:
+    """Median, 90th percentile and bias of the factor between plan and measurement of one group and
+    tier, sources weighing the same; and the plain median. As fractions: 0.1 is 10% off.
     """
     errors = [
-        (case.source, case.error)
+        (case.source, case.factor)
         for case in found
-        if case.quantity == quantity and case.tier == tier
+        if case.group == group and case.tier == tier and case.quantity != "fits" and case.measured
     ]
     return {
         "rows": float(len(errors)),
-        "median": weighted_quantile(errors, 0.5),
-        "p90": weighted_quantile(errors, 0.9),
-        "plain_median": median(abs(error) for _, error in errors) if errors else float("nan"),
+        "sources": float(len({source for source, _ in errors})),
+        "median": math.expm1(weighted_quantile(errors, 0.5)),
+        "p90": math.expm1(weighted_quantile(errors, 0.9)),
+        "bias": math.expm1(signed_quantile(errors, 0.5)),
+        "plain_median": math.expm1(median(abs(error) for _, error in errors))
+        if errors
+        else float("nan"),
     }
-
-
-# ---------------------------------------------------------------- misses
-
-LIMITS = {"memory": 0.10, "time": 0.25}
-"""|error| above which a row is a miss."""
-
-REASONS: tuple[tuple[str, str, str], ...] = (
-    (
-        "memory",
-        "8bit_adamw",
-        "the source's 8-bit optimizer holds 2 GiB more than 8-bit states need: the tied "
-        "embedding's states may have stayed wide",
-    ),
-    (
-        "memory",
-        "llama2-7b_full_1x",
-        "2.4 GB more than weights, checkpoints, logits and the largest gradient: its optimizer in "
-        "the backward pass is not modelled",
-    ),
-    (
-        "memory",
-        "a6000",
-        "by the source's note its settings differ from the 24 GB rows: the memory is that of a run "
-        "without checkpointing",
-    ),
-    (
-        "memory",
-        "70b_full|70b_lora|405b|_2x|_4x|apr24",
-        "several devices or unstated lengths: what is sharded, offloaded or packed is inferred",
-    ),
-    ("memory", "lora_tut", "sequence length is not stated: Alpaca rows assumed"),
-    (
-        "memory",
-        "_2gpu|_4gpu",
-        "peak of loading before sharding, activations of larger micro-batches come on top",
-    ),
-    (
-        "time",
-        "cum_baseline",
-        "not packed: the mean length of the batch and which tokens are counted are not stated",
-    ),
-    (
-        "time",
-        "llama2-7b_full_1x",
-        "54 GB of paged optimizer state moves over PCIe on demand, page by page: slower than the "
-        "copies assumed",
-    ),
-    (
-        "time",
-        "mpt_70b_s2048_64x",
-        "40 GB devices filled to the last: the allocator frees and allocates again in every step "
-        "(the same model on 128 is 5% off)",
-    ),
-    (
-        "time",
-        "mpt_1b_s2048_32x",
-        "an outlier of the source: 15,555 tokens/s between 19,085 on 16 devices and 19,001 on 64",
-    ),
-    (
-        "time",
-        "llama1",
-        "parallel layout and recomputation are not stated: 380 tokens/s a device at 65B is 48% of "
-        "the peak, we plan 63%",
-    ),
-    (
-        "time",
-        "405b_int8",
-        "matrix-vector kernels reach less bandwidth at a width of 16384 over eight devices",
-    ),
-    (
-        "time",
-        "dschat",
-        "batch and generation settings are not stated, and its generation is slower than its "
-        "kernels allow: about twice our time",
-    ),
-    (
-        "time",
-        "_2gpu|_4gpu",
-        "gathering a layer at a time leaves the device idle when micro-batches are this small",
-    ),
-    (
-        "time",
-        "70b_full|_2x|_4x|_8x",
-        "several devices without NVLink or with offloading: transfers are only partly hidden",
-    ),
-    (
-        "time",
-        "infer_.*nf4|lora_.*nf4|adapter.*nf4",
-        "4-bit kernels of bitsandbytes: one rate for all sizes",
-    ),
-)
-"""(quantity, pattern of the row, why it is missed)."""
-
-
-def misses(found: Iterable[Case]) -> list[tuple[Case, str]]:
-    """Rows beyond LIMITS with the reason we know."""
-    return [(case, reason(case)) for case in found if abs(case.error) > LIMITS[case.quantity]]
-
-
-def reason(case: Case) -> str:
-    return next(
-        (
-            text
-            for quantity, pattern, text in REASONS
-            if quantity == case.quantity and re.search(pattern, case.id)
-        ),
-        "not understood",
-    )

@@ -1,350 +1,621 @@
-"""The settings that publications print, in their own words -> Settings.
+"""A published setting: its printed words -> `Printed`, in which every fact has a type and a unit.
 
-A row of a truth table has `setting` (engine, model, tuning, quant, batch_size or micro_batch,
-seq_len, gpu, gpus ...) and `source.title`. What a source leaves open is filled with the assumption
-named here; a row that leaves open too much is refused with the reason. `rlhf plan --setting FILE`
-reads the same words from a YAML file.
+Every key is used, known to have no effect (`costs/published/keys.py`), or refused; so is every
+word of a text. `costs.published.settings` makes a Setting of it.
 """
 
-import re
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from config.errors import CostError
-from costs.formulas.memory import peak
-from costs.formulas.setting import Levers, Rlhf, Setting, Workload
-from costs.planning.stages import moments
-from costs.tables.catalogue import hardware, shape
-from costs.tables.engines import Engine, engine
+from costs.published.keys import CANONICAL, NO_EFFECT, plain
+from costs.published.phrases import (
+    ATTENTION,
+    CHECKPOINTING,
+    COMMON,
+    DTYPES,
+    KERNELS,
+    OFFLOAD,
+    OPTIMIZERS,
+    PARALLEL,
+    PLACEMENT,
+    QUANTS,
+    TARGETS,
+    TUNING,
+    Facts,
+    Phrase,
+    scan,
+)
+from costs.published.words import Refused, count, nearest, not_stated, text_of, truth, whole
+from costs.tables.catalogue import Hardware, device_of, shape
+from costs.tables.engines import ENGINES, Engine, engine_named
 from costs.tables.shapes import ModelShape, from_config
 
-ALPACA_MEAN_TOKENS = 135
-"""Mean length of the Alpaca rows with their template, in tokens: 52,002 rows of about 570
-characters.
-"""
-CLUSTER_GPUS = 2048
-"""LLaMA was trained on 2048 devices (arXiv 2302.13971 section 2.4)."""
+STAGES: dict[str, tuple[str, ...]] = {
+    "sft": ("finetune", "fine-tuning", "finetuning", "fine-tune", "sft_step1", "training", "train",
+            "instruction tuning", "supervised fine-tuning", "qlora", "lora",
+            "lora fine-tuning", "full fine-tuning", "sft training", "step1"),
+    "pretrain": ("pretraining", "sft/pretrain", "pretrain/sft", "pre-training", "pre-train", "cpt",
+                 "continued pretraining",
+                 "training from scratch"),
+    "reward": ("rm", "rm_step2", "reward model", "reward_model", "rm training", "reward modeling",
+               "reward modelling", "step2"),
+    "dpo": ("dpo (step2_dpo_finetuning)", "dpo training", "preference"),
+    "ppo": ("ppo_step3_rlhf", "rlhf", "ppo training", "step3", "rlhf ppo", "ppo step"),
+    "grpo": ("grpo training", "rl grpo", "dapo", "drgrpo", "dr. grpo"),
+    "rloo": ("reinforce", "reinforce++", "rloo training", "remax"),
+    "serve": ("inference", "generation", "generate", "decode", "decoding", "inference serving",
+              "serving", "offline inference", "inference throughput", "inference decode",
+              "inference latency", "batch inference", "inference generation", "text generation"),
+    "prefill": ("inference prefill", "prefilling", "ttft", "first token"),
+    "load": ("loading", "model loading", "weights"),
+}  # fmt: skip
+"""Stage -> the other names of it."""
 
-
-SOFTWARE = (
-    ("litgpt", "litgpt"),
-    ("foundry", "llm-foundry"),
-    ("composer", "llm-foundry"),
-    ("gpt-fast", "gpt-fast"),
-    ("deepspeed-chat", "deepspeed-chat"),
-    ("hf trainer", "transformers-2022"),
-    ("megatron", "megatron"),
-    ("nanogpt", "nanogpt"),
-    ("unsloth", "unsloth"),
-    ("vllm", "vllm"),
-    ("trl", "transformers"),
-    ("peft", "transformers"),
-    ("axolotl", "transformers"),
-    ("factory", "transformers"),
-    ("transformers", "transformers"),
+TOKENS = (
+    r"tokens?|toks?|seq(?:uence)?(?:s|_len| length)?|ctx|context|packed|pack|max(?:imum)?|up to|"
+    r"length|len|~|<=|of|to|=|:"
 )
-"""(word in the printed engine, ours), the first that is found."""
-STAGES = {"pretrain": "pretrain", "dpo": "dpo", "reward": "reward"}
-"""Printed training stages that are not plain SFT."""
-DTYPES = (
-    ("bf16", "bf16"),
-    ("bfloat16", "bf16"),
-    ("fp16", "fp16"),
-    ("float16", "fp16"),
-    ("16", "fp16"),
-    ("tf32", "tf32"),
-    ("32", "fp32"),
+SEQUENCES = (
+    r"sequences?|seqs?|samples?|prompts?|per (?:gpu|device)|/ ?gpu|bs|mbs|x|requests?|responses?|"
+    r"pairs?|=|:"
+)
+COUNTED = (
+    r"gpus?|devices?|cards?|x|nodes?|steps?|tokens?|samples?|epochs?|layers?|params?|parameters?|"
+    r"examples?|~|=|ways?"
 )
 
-
-def setting_of(row: Mapping[str, Any]) -> Setting:
-    """The Setting of a row. Raises CostError where too much is left open."""
-    printed = row["setting"]
-    device = hardware(str(printed["gpu"]))
-    software = engine_of(row)
-    if printed.get("stage") == "ppo_step3_rlhf":
-        return _deepspeed_chat(printed, software)
-    model = model_of(printed)
-    if printed.get("stage") == "inference":
-        return _inference(printed, model, software)
-    levers = levers_of(printed, software)
-    tokens, mean = lengths(printed, levers)
-    gpus = int(printed.get("gpus", CLUSTER_GPUS if printed.get("stage") == "pretrain" else 1))
-    steps = 1.0
-    if printed.get("tokens"):
-        steps = float(printed["tokens"]) / (levers.micro_batch * levers.accumulation * gpus * mean)
-    stage = STAGES.get(str(printed.get("stage")), "sft")
-    return Setting(stage, model, levers, Workload(tokens, mean, steps), device, software, gpus)
-
-
-def engine_of(row: Mapping[str, Any]) -> Engine:
-    """The engine's facts by its printed name and the version in the source's title."""
-    name, title, printed = (
-        str(row["setting"].get("engine", "")).lower(),
-        row["source"]["title"].lower(),
-        row["setting"],
-    )
-    technique = str(printed.get("cumulative_technique", ""))
-    compiled = (
-        bool(printed.get("compile"))
-        or "torch.compile" in str(printed.get("tuning", ""))
-        or technique not in ("", "baseline", "+packed")
-    )
-    if "torchtune" in name:
-        old = re.search(r"(apr|may|jun|jul|aug|sep) 2024|a9180b537|ca0a6de40", title) is not None
-        return engine("torchtune-2024" if old else "torchtune", compiled)
-    ours = next((ours for key, ours in SOFTWARE if key in name), None)
-    if ours is not None:
-        return engine(ours, compiled or None)
-    return engine("megatron" if printed.get("stage") == "pretrain" else "transformers-2022")
+LENGTHS = ("seq_len", "longest_seq", "mean_seq", "context_len", "prompt_len", "gen_len")
+BATCHES = ("micro_batch", "batch_size", "pairs_per_gpu", "global_batch", "global_batch_pairs",
+           "rollout_batch", "train_batch", "gen_micro_batch", "train_micro_batch",
+           "prompts_per_step", "group_size", "max_global_batch_pairs")  # fmt: skip
+COUNTS = ("gpus", "nodes", "gpus_per_node", "lora_rank", "grad_accum", "steps", "steps_per_epoch",
+          "epochs", "samples", "data_parallel", "tensor_parallel", "pipeline_parallel",
+          "virtual_pipeline", "context_parallel", "expert_parallel", "ppo_epochs", "d_model",
+          "n_layers", "n_heads", "kv_heads", "d_ff", "vocab", "gpus_per_engine")  # fmt: skip
+AMOUNTS = ("params", "trainable_params", "tokens", "global_batch_tokens")
+FLAGS = ("lora_dropout", "compile", "cuda_graphs", "liger", "packed", "ddp", "sequence_parallel",
+         "offload_optimizer", "offload_params", "offload_activations", "hybrid_engine", "ema",
+         "load_in_4bit", "load_in_8bit", "cpu_and_activation_offload")  # fmt: skip
+TEXTS: dict[str, tuple[Phrase, ...]] = {
+    "dtype": DTYPES,
+    "tuning": (*TUNING, *COMMON),
+    "details": (*TUNING, *COMMON),
+    "lora_modules": TARGETS,
+    "quant": (*QUANTS, *DTYPES),
+    "optimizer": (*OPTIMIZERS, *COMMON),
+    "parallelism": (*PARALLEL, *COMMON),
+    "grad_checkpointing": CHECKPOINTING,
+    "flash_attention": ATTENTION,
+    "loss": KERNELS,
+    "placement": PLACEMENT,
+}
 
 
-def model_of(printed: Mapping[str, Any]) -> ModelShape:
-    """The shape by its name, or from printed widths."""
-    if printed.get("d_model"):
-        config = {
-            "model_type": "mpt",
-            "d_model": printed["d_model"],
-            "n_layers": printed["n_layers"],
-            "n_heads": printed["n_heads"],
-            "vocab_size": printed["vocab"],
-        }
-        return from_config(config, str(printed["model"]))
-    return shape(str(printed.get("model") or printed.get("actor")))
+@dataclass(frozen=True)
+class Printed:
+    """What a source says of one run. None: it does not say."""
+
+    stage: str
+    model: ModelShape
+    device: Hardware | None
+    engine: Engine | None = None
+    gpus: int | None = None
+    gpus_per_node: int | None = None
+    dtype: str | None = None
+    """bf16, fp16, fp32, tf32."""
+    fp8: bool = False
+    mixed: bool | None = None
+    """Trained weights are fp32 and cast for computing; False: pure."""
+    master: bool = False
+    """Weights in `dtype`, with an fp32 copy in the optimizer."""
+    tuning: str | None = None
+    lora_rank: int | None = None
+    lora_modules: tuple[str, ...] | None = None
+    lora_dropout: bool | None = None
+    quant: str | None = None
+    kv_cache: str | None = None
+    micro_batch: int | None = None
+    """Sequences of one forward pass on one device; of generation, sequences side by side."""
+    global_batch: float | None = None
+    """Sequences between two optimizer steps, over all devices."""
+    accumulation: int | None = None
+    tokens: int | None = None
+    """Longest sequence, in tokens."""
+    longest: int | None = None
+    mean_tokens: float | None = None
+    prompt: int | None = None
+    response: int | None = None
+    packed: bool | None = None
+    dataset: str | None = None
+    checkpointing: str | None = None
+    attention: str | None = None
+    optimizer: str | None = None
+    optimizer_in_backward: bool | None = None
+    compiled: bool | None = None
+    cuda_graphs: bool | None = None
+    liger: bool = False
+    loss: str | None = None
+    zero: int | None = None
+    shards: int | None = None
+    """The number printed behind FSDP: ways of sharding, or its version."""
+    fsdp: bool = False
+    data_parallel: int | None = None
+    tensor_parallel: int = 1
+    pipeline_parallel: int = 1
+    virtual_pipeline: int = 1
+    context_parallel: int = 1
+    layer_split: bool = False
+    offload_optimizer: bool = False
+    offload_weights: bool = False
+    offload_activations: bool = False
+    interconnect: str | None = None
+    samples: float | None = None
+    train_tokens: float | None = None
+    steps: float | None = None
+    epochs: float = 1.0
+    largest_batch: bool = False
+    """The batch is the largest that fits."""
+    critic: ModelShape | None = None
+    reward: ModelShape | None = None
+    ref: bool = True
+    rollout_batch: int | None = None
+    prompts: int | None = None
+    group_size: int | None = None
+    train_batch: int | None = None
+    ppo_epochs: int = 1
+    gen_micro_batch: int | None = None
+    train_micro_batch: int | None = None
+    max_global_batch: int | None = None
+    hybrid_engine: bool | None = None
+    ema: bool = False
+    vllm: bool | None = None
+    apart: bool | None = None
+    placement: tuple[tuple[str, ...], tuple[int, ...]] | None = None
+    lag: int = 0
+    rungs: tuple[str, ...] = ()
+    without_effect: tuple[str, ...] = ()
+    """Keys that were read and decide nothing, with the reason."""
+    remarks: tuple[str, ...] = field(default=())
 
 
-ALL_LINEAR = ("q", "k", "v", "o", "gate", "up", "down")
-TORCHTUNE_LINEAR = ("q", "v", "o", "gate", "up", "down")
+class _Reader:
+    """The keys that are left to read, the facts so far, and what was refused."""
 
+    def __init__(self, setting: Mapping[str, Any]) -> None:
+        self.left: dict[str, Any] = {}
+        self.names: dict[str, str] = {}
+        self.facts: dict[str, Any] = {}
+        self.said_by: dict[str, str] = {}
+        self.refused: list[str] = []
+        self.idle: list[str] = []
+        for key, value in setting.items():
+            self._sort(str(key), value)
 
-def levers_of(printed: Mapping[str, Any], software: Engine) -> Levers:
-    """Levers from the words that sources use."""
-    words = " ".join(
-        str(printed.get(key, ""))
-        for key in ("tuning", "details", "quant", "cumulative_technique", "optimizer")
-    ).lower()
-    technique = str(printed.get("cumulative_technique", ""))
-    if (
-        "batch_size" not in printed
-        and "micro_batch" not in printed
-        and printed.get("stage") != "pretrain"
-        and "recipe default" not in str(printed.get("batch", ""))
-    ):
-        raise CostError(
-            f"its batch is {printed.get('batch', 'not stated')}: memory and time depend on it"
-        )
-    micro = int(printed.get("micro_batch") or printed.get("batch_size") or 2)
-    gpus = int(printed.get("gpus", 1))
-    accumulation = int(
-        printed.get("grad_accum")
-        or max(1, int(printed.get("global_batch", micro * gpus)) // (micro * gpus))
-    )
-    ladder = _ladder(technique)
-    changes: dict[str, Any] = {
-        "micro_batch": micro,
-        "accumulation": accumulation,
-        "dtype": next(
-            (ours for word, ours in DTYPES if word in str(printed.get("dtype", "bf16"))), "bf16"
-        ),
-        "weights_fp32": any(word in str(printed.get("dtype", "")) for word in ("mixed", "amp")),
-        "tuning": _tuning(words),
-        "quantisation": _quantisation(words),
-        "optimizer": _optimizer(words),
-        "checkpointing": "full" if printed.get("grad_checkpointing") else "none",
-        "attention": "sdpa"
-        if "torchtune" in software.name or printed.get("flash_attention", "litgpt" in software.name)
-        else "eager",
-    }
-    if changes["tuning"] == "lora":
-        rank = re.search(r"r(\d+)\b", words)
-        changes["lora_rank"] = int(printed.get("lora_rank") or (rank.group(1) if rank else 8))
-        changes["lora_modules"] = _modules(words, printed, software)
-        changes["lora_dropout"] = software.name == "litgpt"  # its default is 0.05
-    if "torchtune" in software.name:
-        if changes["tuning"] == "full" and gpus == 1 and not technique:
-            # on one device torchtune's full recipe pages its optimizer and applies gradients in the
-            # backward pass
-            changes |= {"optimizer_in_backward": True} | (
-                {} if "paged" in words else {"optimizer": "paged_adamw8bit"}
+    def _sort(self, key: str, value: Any) -> None:
+        name = plain(key)
+        if name in NO_EFFECT:
+            self.idle.append(f"{key}: {NO_EFFECT[name]}")
+            return
+        canonical = CANONICAL.get(name)
+        if canonical is None:
+            self.refused.append(
+                f"key {key!r} is not understood{nearest(name, (*CANONICAL, *NO_EFFECT))}"
             )
-        if gpus > 1:
-            changes |= {
-                "parallel": "fsdp",
-                "offload_weights": "cpu offload" in words,
-                "offload_optimizer": "cpu offload" in words,
-            }
-    if software.name == "litgpt" and gpus > 1:
-        changes["parallel"] = "fsdp"
-    if software.name in ("llm-foundry", "megatron"):
-        changes |= {"parallel": "fsdp", "weights_fp32": True, "attention": "flash"}
-    if software.name == "megatron":
-        # 4M tokens a batch over 2048 devices: one sequence of 2048 each
-        changes |= {"micro_batch": 1, "accumulation": 1}
-    return Levers(**(changes | ladder))
+        elif isinstance(value, Mapping):
+            self.refused.append(f"{key} holds a mapping, not a value or a list")
+        elif not_stated(value):
+            return
+        elif canonical in self.left and self.left[canonical] != value:
+            self.refused.append(
+                f"{self.names[canonical]}={self.left[canonical]!r} and {key}={value!r} say two "
+                "things of one"
+            )
+        else:
+            self.left[canonical], self.names[canonical] = value, key
+
+    def take(self, key: str, parse: Callable[[str, Any], Any]) -> Any:
+        """The parsed value of a key, None where it is not there or was refused."""
+        if key not in self.left:
+            return None
+        value = self.left.pop(key)
+        try:
+            return parse(self.names[key], value)
+        except Refused as error:
+            self.refused.extend(error.words)
+        except CostError as error:
+            self.refused.append(str(error))
+        return None
+
+    def say(self, key: str, facts: Facts) -> None:
+        """Add facts; two keys that differ contradict each other."""
+        for name, value in facts.items():
+            if name in self.facts and self.facts[name] != value:
+                old = self.facts[name]
+                self.refused.append(
+                    f"{self.said_by[name]} says {name} {old!r}, {key} says {value!r}"
+                )
+            self.facts[name], self.said_by[name] = value, key
+
+    def texts(self) -> None:
+        for key, phrases in TEXTS.items():
+            value = self.left.get(key)
+            if key == "quant" and isinstance(value, int) and not isinstance(value, bool):
+                self.left[key] = {4: "4-bit", 8: "8-bit", 16: "none", 32: "none"}.get(value, value)
+            facts = self.take(key, _scanner(phrases))
+            self.say(self.names.get(key, key), facts or {})
 
 
-def _tuning(words: str) -> Any:
-    if "lora" in words:
-        return "lora"
-    return "adapter_v2" if "adapter_v2" in words else "adapter" if "adapter" in words else "full"
+def _scanner(phrases: tuple[Phrase, ...]) -> Callable[[str, Any], Facts]:
+    return lambda key, value: scan(key, text_of(value), phrases)
 
 
-def _quantisation(words: str) -> str | None:
-    if "nf4-dq" in words:
-        return "nf4-dq"
-    if "bnb.nf4" in words:
-        return "nf4"
-    if "qlora" in words:
-        return "nf4-dq"  # double quantisation is part of QLoRA (arXiv 2305.14314)
-    return "int8" if "int8" in words.split() else "int4" if "int4" in words.split() else None
+def _whole(words: str, binary: bool) -> Callable[[str, Any], int]:
+    return lambda key, value: whole(key, value, words, binary)
 
 
-def _optimizer(words: str) -> Any:
-    if "paged" in words:
-        return "paged_adamw8bit" if "8bit" in words else "paged_adamw"
-    return "adamw8bit" if "8bit" in words else "adamw"
-
-
-def _modules(words: str, printed: Mapping[str, Any], software: Engine) -> tuple[str, ...]:
-    modules = str(printed.get("lora_modules", ""))
-    if modules:
-        return ALL_LINEAR if "all" in modules else tuple(re.findall(r"\b[qkvo]\b", modules))
-    if "q,v,o + mlp" in words or "torchtune" in software.name:
-        return TORCHTUNE_LINEAR
-    return ("q", "v")
-
-
-def _ladder(technique: str) -> dict[str, Any]:
-    """Each row of a cumulative table has what the rows above it have; the LoRA rows stand on the
-    whole ladder but the full-tuning rungs.
+def read(setting: Mapping[str, Any]) -> Printed:
+    """The typed facts of a printed setting. Raises Refused with every word that was not
+    understood.
     """
-    if not technique:
+    if not isinstance(setting, Mapping):
+        raise Refused([f"the setting is a {type(setting).__name__}, not a mapping of keys"])
+    reader = _Reader(setting)
+    known = _numbers(reader)
+    reader.texts()
+    _offload(reader)
+    engine = _engine(reader)
+    device, speed = _device(reader)
+    stage = reader.take("stage", _stage) or _stage_of(reader, known)
+    model = _model(reader, known)
+    roles = _roles(reader, model, stage)
+    ladder = reader.take("cumulative_technique", _rung)
+    facts = reader.facts
+    for key in ("versions", "dataset", "interconnect", "phase", "zero", "kv_cache_quant"):
+        known[key] = reader.take(key, PARSERS[key])
+    if known["phase"]:
+        stage = known["phase"]
+    if known["zero"]:
+        reader.say("zero", known["zero"])
+    reader.refused.extend(f"key {reader.names[key]!r} is not used here" for key in reader.left)
+    _agree(reader, known, model, stage)
+    if reader.refused:
+        raise Refused(reader.refused)
+    assert model is not None
+    assert stage is not None
+    return _printed(stage, model, device, engine, known, facts, roles, ladder, reader, speed)
+
+
+def _numbers(reader: _Reader) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    batch = str(reader.left.get("batch_size", "")).lower()
+    if ("largest" in batch and "oom" in batch) or batch in ("max", "maximum", "largest that fits"):
+        reader.left.pop("batch_size")
+        found["largest_batch"] = True
+    elif batch.startswith("recipe default (") and batch.endswith(")"):
+        reader.left["batch_size"] = batch[len("recipe default (") : -1]
+    for keys, words, binary in (
+        (LENGTHS, TOKENS, True),
+        (BATCHES, SEQUENCES, False),
+        (COUNTS, COUNTED, False),
+    ):
+        for key in keys:
+            if key == "seq_len" and "pack" in str(reader.left.get(key, "")).lower():
+                reader.say(key, {"packed": True})
+            found[key] = reader.take(key, _whole(words, binary))
+    for key in AMOUNTS:
+        found[key] = reader.take(key, lambda name, value: count(name, value, COUNTED))
+    dropout = reader.left.get("lora_dropout")
+    if isinstance(dropout, float | int) and not isinstance(dropout, bool) and 0 <= dropout < 1:
+        reader.left["lora_dropout"] = dropout > 0
+    for key in FLAGS:
+        found[key] = reader.take(key, truth)
+    return found
+
+
+def _offload(reader: _Reader) -> None:
+    """`cpu_offload` is a flag, or says what is offloaded."""
+
+    def parse(key: str, value: Any) -> Facts:
+        try:
+            return {"cpu_offload": truth(key, value)}
+        except Refused:
+            facts = scan(key, f"{text_of(value)}", (
+                (r"(?:adam|optimi[sz]er)(?: states?)?", {"offload_optimizer": True}),
+                (r"param(?:eter)?s?|weights?|model", {"offload_params": True}),
+                (r"activations?", {"offload_activations": True}),
+                (r"cpu|host|offload(?:ed|ing)?", {}),
+            ))  # fmt: skip
+            return facts or {"cpu_offload": True}
+
+    reader.say("cpu_offload", reader.take("cpu_offload", parse) or {})
+
+
+def _engine(reader: _Reader) -> Engine | None:
+    def parse(key: str, value: Any) -> Engine:
+        text = text_of(value)
+        found, rest = engine_named(text)
+        if found is None:
+            raise Refused(
+                [f"{key}={text!r} is not a known engine{nearest(text, ENGINES)}. Known: "
+                 f"{', '.join(ENGINES)}"]
+            )  # fmt: skip
+        reader.say(key, scan(key, rest, (*PLACEMENT, *COMMON)))
+        return found
+
+    found: Engine | None = reader.take("engine", parse)
+    return found
+
+
+def _device(reader: _Reader) -> tuple[Hardware | None, None]:
+    return reader.take("gpu", lambda key, value: device_of(text_of(value))), None
+
+
+def _stage(key: str, value: Any) -> str:
+    said = text_of(value).strip().lower()
+    for name, others in STAGES.items():
+        if said == name or said in others or said.replace("_", " ") in others:
+            return name
+    known = [name for each, others in STAGES.items() for name in (each, *others)]
+    raise Refused([f"{key}={said!r} is not a known stage{nearest(said, known)}"])
+
+
+def _stage_of(reader: _Reader, known: Mapping[str, Any]) -> str | None:
+    """The stage of a setting that does not say it."""
+    if "phase" in reader.left:
+        return "load"
+    if known.get("gen_len") and not reader.facts.get("tuning"):
+        return "ppo" if known.get("rollout_batch") else "serve"
+    if reader.facts.get("tuning") or known.get("seq_len"):
+        return "sft"
+    reader.refused.append(f"stage is not stated: it would need one of {', '.join(STAGES)}")
+    return None
+
+
+def _model(reader: _Reader, known: Mapping[str, Any]) -> ModelShape | None:
+    sizes = {key: known[key] for key in ("d_model", "n_layers", "n_heads", "vocab")}
+    name = text_of(reader.left.get("model", "model"))
+    head, _, rest = name.partition(",")
+    if rest:
+        reader.say("model", _scanned(reader, "model", rest))
+    if all(sizes.values()):
+        reader.left.pop("model", None)
+        family = "llama" if known["d_ff"] and known["kv_heads"] else "mpt"
+        return from_config(
+            {
+                "model_type": family,
+                "d_model": sizes["d_model"],
+                "n_layers": sizes["n_layers"],
+                "n_heads": sizes["n_heads"],
+                "vocab_size": sizes["vocab"],
+                "intermediate_size": known["d_ff"],
+                "num_key_value_heads": known["kv_heads"],
+            },
+            name,
+        )
+    if "model" not in reader.left:
+        reader.refused.append("model is not stated: memory and time depend on it")
+        return None
+    found: ModelShape | None = reader.take("model", lambda key, value: shape(head))
+    for key, attribute in (("d_model", "width"), ("n_layers", "layers"), ("n_heads", "heads"),
+                           ("kv_heads", "kv_heads"), ("d_ff", "mlp_width")):  # fmt: skip
+        if found is not None and known[key] and known[key] != getattr(found, attribute):
+            reader.refused.append(
+                f"{key}={known[key]} does not go with {found.name}, which has "
+                f"{getattr(found, attribute)}"
+            )
+    return found
+
+
+def _scanned(reader: _Reader, key: str, text: str) -> Facts:
+    try:
+        return scan(key, text, (*TUNING, *COMMON))
+    except Refused as error:
+        reader.refused.extend(error.words)
         return {}
-    rungs = [
-        "baseline",
-        "+packed",
-        "+compile",
-        "+chunked_ce",
-        "+act_ckpt",
-        "+opt_in_bwd",
-        "+act_offload",
-        "+8bit_adamw",
-        "lora",
-        "qlora",
-    ]
-    height = rungs.index(technique) if technique in rungs else 0
-    found: dict[str, Any] = {"loss": "chunked" if height >= 3 else "whole"}
-    if height >= 4:
-        found["checkpointing"] = "full"
-    if height >= 6:
-        found["offload_activations"] = True
-    if technique in ("lora", "qlora"):
-        return found | {
-            "tuning": "lora",
-            "lora_modules": ALL_LINEAR,
-            "quantisation": "nf4-dq" if technique == "qlora" else None,
-            "optimizer": "adamw",
-        }
-    return found | {
-        "optimizer_in_backward": height >= 5,
-        "optimizer": "adamw8bit" if height >= 7 else "adamw",
-    }
 
 
-def lengths(printed: Mapping[str, Any], levers: Levers) -> tuple[int, float]:
-    """(longest, mean) tokens of a sequence. A batch is padded to its longest row: of rows with
-    exponential lengths, the harmonic number.
-    """
-    alpaca = str(printed.get("dataset", "")).lower() == "alpaca"
-    padded = ALPACA_MEAN_TOKENS * sum(1 / k for k in range(1, levers.micro_batch + 1))
-    if printed.get("longest_seq"):
-        longest = int(printed["longest_seq"])
-        return longest, min(float(longest), padded if alpaca else float(longest))
-    if printed.get("cumulative_technique") == "baseline":
-        # not packed: Alpaca rows; the longest of the few batches that the peak was read over
-        return (350, padded)
-    digits = re.search(r"\d+", str(printed.get("seq_len", "")))
-    if digits:
-        return int(digits.group()), float(digits.group())
-    if "recipe default" in str(printed.get("batch", "")) or printed.get("lora_modules"):
-        # torchtune's tutorial and first table: Alpaca rows, not packed, longest row cut near 512
-        return (512, padded)
-    raise CostError("its sequence length is not stated: memory and time depend on it")
+def _roles(reader: _Reader, model: ModelShape | None, stage: str | None) -> dict[str, Any]:
+    """Critic, reward and reference model of a loop."""
+
+    def parse(key: str, value: Any) -> Any:
+        if isinstance(value, bool):
+            return model if value else None
+        said = text_of(value).strip().lower()
+        if said.startswith("same"):
+            return model
+        if said in ("none", "rule", "rules", "rule-based", "function", "verifier", "verifiable"):
+            return "none"
+        return shape(text_of(value))
+
+    return {role: reader.take(role, parse) for role in ("critic", "reward", "ref")}
 
 
-def _inference(printed: Mapping[str, Any], model: ModelShape, software: Engine) -> Setting:
-    """Batch-1 decoding: a short prompt and some two hundred new tokens (gpt-fast's and litgpt's
-    defaults), 50 for litgpt.
-    """
-    words = str(printed.get("quant", "")).lower()
-    new = 50 if software.name == "litgpt" else 200
-    parallel = int(printed.get("tensor_parallel", 1))
-    levers = Levers(
-        tuning="frozen",
-        quantisation=_quantisation(words),
-        tensor_parallel=parallel,
-        micro_batch=int(printed.get("batch_size", 1)),
-        attention="sdpa",
-    )
-    work = Workload(
-        max_tokens=new + 10,
-        mean_tokens=new + 10,
-        steps=1,
-        prompt_tokens=10,
-        response_tokens=new,
-        mean_response_tokens=new,
-    )
-    return Setting(
-        "serve",
-        model,
-        levers,
-        work,
-        hardware(str(printed["gpu"])),
-        software,
-        max(parallel, int(printed.get("gpus", 1))),
-    )
+RUNGS = ("baseline", "+packed", "+compile", "+chunked_ce", "+act_ckpt", "+opt_in_bwd",
+         "+act_offload", "+8bit_adamw", "lora", "qlora")  # fmt: skip
 
 
-def _deepspeed_chat(printed: Mapping[str, Any], software: Engine) -> Setting:
-    """Step 3: actor and reference of one size, reward and critic of another; the largest power of
-    two that fits is the batch.
-    """
-    device, gpus = hardware(str(printed["gpu"])), int(printed["gpus"])
-    actor, critic = shape(str(printed["actor"])), shape(str(printed["critic_model"]))
-    prompt, new = int(printed["prompt_len"]), int(printed["gen_len"])
-    levers = Levers(
-        dtype="fp16",
-        weights_fp32=False,
-        tuning="lora",
-        lora_rank=128,
-        lora_modules=ALL_LINEAR,
-        checkpointing="full",
-        parallel="zero3" if gpus > 1 else "ddp",
-        attention="eager",
-    )
-    best: Setting | None = None
-    for each in (1, 2, 4, 8, 16, 32, 64, 128):
-        total = each * gpus
-        if total > int(printed["max_global_batch_pairs"]):
-            break
-        loop = Rlhf(
-            ref=True,
-            reward=critic,
-            value=critic,
-            batch=total,
-            rollout_batch=each,
-            ppo_epochs=1,
-            mini_batches=1,
+def _rung(key: str, value: Any) -> tuple[str, ...]:
+    """The rungs of a cumulative table up to this one: each row has what the rows above it have."""
+    if value not in RUNGS:
+        raise Refused([f"{key}={value!r} is not understood{nearest(str(value), RUNGS)}"])
+    return RUNGS[: RUNGS.index(value) + 1]
+
+
+def _zero(key: str, value: Any) -> Facts:
+    if isinstance(value, bool):
+        return {"zero": 3 if value else 0}
+    text = text_of(value).strip().lower()
+    if text in ("0", "1", "2", "3"):
+        return {"zero": int(text)}
+    return scan(key, text, (*PARALLEL, *OFFLOAD))
+
+
+def _kv(key: str, value: Any) -> str | None:
+    if isinstance(value, bool):
+        if value:
+            raise Refused([f"{key}=true does not say the type of the cache: it would need int8 or "
+                           "fp8"])  # fmt: skip
+        return None
+    text = text_of(value).strip().lower()
+    for name, words in (("int8", ("int8", "8-bit", "8")), ("fp8", ("fp8", "fp8_e5m2", "fp8_e4m3")),
+                        ("bf16", ("bf16", "fp16", "auto", "none", "false"))):  # fmt: skip
+        if text in words:
+            return None if name == "bf16" else name
+    raise Refused([f"{key}={value!r} is not a known type{nearest(text, ('int8', 'fp8', 'bf16'))}"])
+
+
+def _links(key: str, value: Any) -> str:
+    """pcie, nvlink or nothing known of links between devices, and how nodes are joined."""
+    if isinstance(value, bool):
+        return "nvlink" if value else "pcie"
+    facts = scan(key, text_of(value), (
+        (r"pcie?(?: ?(?:gen)?[345](?:\.0)?)?(?: ?x?\d+)?,? ?(?:no|without) nvlink|no nvlink|"
+         r"pcie?(?: ?(?:gen)?[345](?:\.0)?)?(?: ?x\d+)?", {"link": "pcie"}),
+        (r"nvlink ?[2345]?(?:\.0)?|nvswitch|nvl\d*", {"link": "nvlink"}),
+        (r"infiniband|\bib\b|hdr|ndr|roce(?: ?v?2)?|efa|ethernet|tcp|rdma|"
+         r"\d+ ?(?:gbps|gb/s|gbit/s)", {}),
+        (r"\(?\d+ ?w power limit\)?", {}),
+        (r"intra-?node|inter-?node", {}),
+    ))  # fmt: skip
+    return str(facts.get("link", ""))
+
+
+PARSERS: dict[str, Callable[[str, Any], Any]] = {
+    "versions": lambda key, value: text_of(value),
+    "dataset": lambda key, value: text_of(value),
+    "interconnect": _links,
+    "phase": _stage,
+    "zero": _zero,
+    "kv_cache_quant": _kv,
+}
+
+
+def _agree(
+    reader: _Reader, known: Mapping[str, Any], model: ModelShape | None, stage: str | None
+) -> None:
+    """Contradictions between what several keys say."""
+    facts, refused = reader.facts, reader.refused
+    if model is not None and known["params"] and not facts.get("quant"):
+        printed = known["params"]
+        if not 0.85 < printed / model.parameters < 1.18:
+            refused.append(
+                f"params={printed:.4g} does not go with {model.name}, which has "
+                f"{model.parameters:.4g}"
+            )
+    if facts.get("tuning") == "full" and known["lora_rank"]:
+        refused.append(f"lora_rank={known['lora_rank']} contradicts full fine-tuning")
+    nodes, each, gpus = known["nodes"], known["gpus_per_node"], known["gpus"]
+    if nodes and each and gpus and nodes * each != gpus:
+        refused.append(f"nodes={nodes} x gpus_per_node={each} is not gpus={gpus}")
+    pairs, sequences = known["pairs_per_gpu"], known["micro_batch"]
+    if pairs and sequences and sequences != 2 * pairs:
+        refused.append(f"{pairs} pairs a device are {2 * pairs} sequences, not {sequences}")
+    if facts.get("fp8") and known.get("load_in_4bit"):
+        refused.append("fp8 and load_in_4bit contradict each other")
+
+
+def _printed(
+    stage: str,
+    model: ModelShape,
+    device: Hardware | None,
+    engine: Engine | None,
+    known: Mapping[str, Any],
+    facts: Mapping[str, Any],
+    roles: Mapping[str, Any],
+    ladder: tuple[str, ...] | None,
+    reader: _Reader,
+    _: None,
+) -> Printed:
+    named = {each.name for each in fields(Printed)}
+    direct = {key: value for key, value in facts.items() if key in named}
+    offload = bool(facts.get("cpu_offload"))
+    gpus = known["gpus"]
+    if gpus is None and known["nodes"]:
+        gpus = known["nodes"] * (known["gpus_per_node"] or 8)
+    quant = facts.get("quant")
+    if facts.get("qlora") and quant in (None, "nf4"):
+        quant = "nf4-dq"  # double quantisation is part of QLoRA (arXiv 2305.14314 section 3)
+    if known["load_in_4bit"]:
+        quant = quant or "nf4"
+    if known["load_in_8bit"]:
+        quant = quant or "bnb-int8"
+    whole_ = known["cpu_and_activation_offload"]
+    prompt = known["prompt_len"]
+    if prompt is None and stage in ("serve", "prefill"):
+        prompt = known["context_len"]
+    tokens = known["seq_len"] or (None if stage in ("serve", "prefill") else known["context_len"])
+    pairs = known["pairs_per_gpu"]
+    return Printed(
+        **(
+            direct
+            | {
+                "stage": stage,
+                "model": model,
+                "device": device,
+                "engine": engine,
+                "gpus": gpus,
+                "gpus_per_node": known["gpus_per_node"],
+                "lora_rank": known["lora_rank"] or facts.get("lora_rank"),
+                "lora_dropout": known["lora_dropout"],
+                "quant": quant,
+                "kv_cache": known["kv_cache_quant"],
+                "micro_batch": known["micro_batch"] or known["batch_size"] or (pairs and 2 * pairs),
+                "global_batch": known["global_batch"]
+                or (known["global_batch_pairs"] and 2 * known["global_batch_pairs"]),
+                "accumulation": known["grad_accum"],
+                "tokens": tokens,
+                "longest": known["longest_seq"],
+                "mean_tokens": known["mean_seq"],
+                "prompt": prompt,
+                "response": known["gen_len"],
+                "packed": known["packed"] if known["packed"] is not None else facts.get("packed"),
+                "dataset": known["dataset"],
+                "compiled": known["compile"]
+                if known["compile"] is not None
+                else facts.get("compile"),
+                "cuda_graphs": known["cuda_graphs"],
+                "liger": bool(known["liger"] or facts.get("liger")),
+                "zero": facts.get("zero") if not known["ddp"] else 0,
+                "data_parallel": known["data_parallel"] or facts.get("dp"),
+                "tensor_parallel": known["tensor_parallel"] or facts.get("tp") or 1,
+                "pipeline_parallel": known["pipeline_parallel"] or facts.get("pp") or 1,
+                "virtual_pipeline": known["virtual_pipeline"] or facts.get("vp") or 1,
+                "context_parallel": known["context_parallel"] or facts.get("cp") or 1,
+                "offload_optimizer": bool(
+                    offload or whole_ or known["offload_optimizer"]
+                    or facts.get("offload_optimizer")
+                ),
+                "offload_weights": bool(
+                    offload or whole_ or known["offload_params"] or facts.get("offload_params")
+                ),
+                "offload_activations": bool(
+                    whole_ or known["offload_activations"] or facts.get("offload_activations")
+                ),
+                "interconnect": known["interconnect"],
+                "samples": known["samples"],
+                "train_tokens": known["tokens"],
+                "steps": known["steps"] or known["steps_per_epoch"],
+                "epochs": float(known["epochs"] or 1),
+                "largest_batch": bool(known.get("largest_batch")),
+                "critic": None if roles["critic"] == "none" else roles["critic"],
+                "reward": None if roles["reward"] == "none" else roles["reward"],
+                "ref": roles["ref"] != "none",
+                "rollout_batch": known["rollout_batch"],
+                "prompts": known["prompts_per_step"],
+                "group_size": known["group_size"],
+                "train_batch": known["train_batch"],
+                "ppo_epochs": known["ppo_epochs"] or 1,
+                "gen_micro_batch": known["gen_micro_batch"],
+                "train_micro_batch": known["train_micro_batch"],
+                "max_global_batch": known["max_global_batch_pairs"],
+                "hybrid_engine": known["hybrid_engine"]
+                if known["hybrid_engine"] is not None
+                else facts.get("hybrid_engine"),
+                "ema": bool(known["ema"]),
+                "rungs": ladder or (),
+                "without_effect": tuple(reader.idle),
+            }
         )
-        work = Workload(
-            prompt + new, prompt + new, float(printed["samples"]) / total, prompt, new, new
-        )
-        candidate = Setting(
-            "ppo", actor, replace(levers, micro_batch=each), work, device, software, gpus, rlhf=loop
-        )
-        if best is None or peak(moments(candidate)).total < device.usable_bytes:
-            best = candidate
-    if best is None:
-        raise CostError("not even one sequence a device is within the global batch")
-    return best
+    )  # fmt: skip

@@ -8,7 +8,7 @@ and date.
 import difflib
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -97,20 +97,93 @@ def _index(name: str) -> dict[str, str]:
 
 
 def hardware(name: str) -> Hardware:
-    """The device called `name`. Raises CostError if it is not in hardware.yaml."""
-    index = _index("hardware.yaml")
-    wanted = normalised(name)
-    key = index.get(wanted) or next(
-        (index[wanted[:-n]] for n in (2, 3) if wanted[:-n] in index and wanted[-n:].isdigit()), None
-    )
+    """The device called `name`. Raises CostError if it is not in hardware.yaml, or not with the
+    memory that the name says.
+    """
+    index, wanted = _index("hardware.yaml"), normalised(name)
+    key = index.get(wanted) or _with_memory(wanted, index)
     if key is None:
-        close = difflib.get_close_matches(wanted, index, n=1)
-        hint = f"Did you mean {index[close[0]]}? " if close else ""
+        close = difflib.get_close_matches(wanted, index, n=3, cutoff=0.4)
+        hint = (
+            f"Did you mean {', '.join(dict.fromkeys(index[c] for c in close))}? " if close else ""
+        )
         raise CostError(
             f"device {name!r} is not known. {hint}Known: {', '.join(_table('hardware.yaml'))}. Add "
             "a row to costs/tables/hardware.yaml."
         )
     return hardware_row(key, _table("hardware.yaml")[key])
+
+
+def _with_memory(wanted: str, index: Mapping[str, str]) -> str | None:
+    """The row whose memory is the number at the end of the name (RTX4090-24GB), or at the end of
+    one of its parts (H100-80GB-HBM3).
+    """
+    for digits in range(3, 0, -1):
+        rest, size = wanted[:-digits], wanted[-digits:]
+        if size.isdigit() and rest in index:
+            key = index[rest]
+            rows = _table("hardware.yaml")
+            same = [each for each in {key, *rows} if each.split("-")[0] == key.split("-")[0]]
+            fits = [
+                each
+                for each in sorted(same, key=lambda each: each != key)
+                if round(rows[each]["memory_gib"]) == int(size)
+            ]
+            return fits[0] if fits else None
+    return None
+
+
+_MEMORY_KIND = re.compile(r"\b(hbm\d?e?|gddr\d?x?|memory|vram|gpus?|cards?|devices?)\b")
+_REMARKS: tuple[tuple[str, str], ...] = (
+    (r"(?:power limit(?:ed to)?\s*)?(\d+)\s*w(?:atts?)?(?: class| power limit| tdp)?", "watts"),
+    (r"(\d+(?:\.\d+)?)\s*tb/s", "terabytes"),
+    (r"(?:total memory\s*)?(\d+(?:\.\d+)?)\s*gi?b", "gib"),
+    (
+        r"inferred|assumed|implied|log|tutorial|consumer|per note|probably|single|each|default|"
+        r"bare metal|dgx|hgx|node|server|cloud|aws|gcp|azure|lambda|runpod|colab|p4de?\.\w+|"
+        r"p5\w*\.\w+|g5\.\w+|nvlink|nvswitch",
+        "",
+    ),
+)
+
+
+def device_of(text: str) -> Hardware:
+    """The device of a printed name with its remarks: `A100-80GB (power limit 330W)`,
+    `8x H100-80GB-HBM3`, `V100-32GB (inferred)`. A power limit or bandwidth in the remarks is
+    applied. Raises CostError for an unknown name or an unread remark.
+    """
+    remarks = " ".join(re.findall(r"\(([^)]*)\)", text)).lower()
+    name = re.sub(r"\([^)]*\)", " ", text)
+    name = re.sub(r"^\s*\d+\s*[x*]\s*", "", name)
+    name = re.sub(r"([-_ ]\d+)g\b", r"\1GB", name, flags=re.I)
+    name = _MEMORY_KIND.sub(" ", name.lower().replace("-", " ").replace("_", " ")).strip()
+    found = hardware(re.sub(r"\s+", "-", name))
+    said: dict[str, float] = {}
+    for pattern, fact in _REMARKS:
+        for match in re.finditer(rf"(?<![a-z0-9])(?:{pattern})(?![a-z0-9])", remarks):
+            if fact:
+                said[fact] = float(match[1])
+        remarks = re.sub(rf"(?<![a-z0-9])(?:{pattern})(?![a-z0-9])", " ", remarks)
+    left = re.findall(r"[a-z0-9.]+", remarks)
+    if left:
+        raise CostError(
+            f"device {text!r}: {', '.join(repr(word) for word in left)} is not understood. Name "
+            "the device alone, with a power limit (330W) or a bandwidth (2.4TB/s) where it has "
+            "its own."
+        )
+    if "gib" in said and not 0.9 <= said["gib"] / (found.memory_bytes / GIB) <= 1.1:
+        raise CostError(
+            f"device {text!r} says {said['gib']:g} GB, {found.name} has "
+            f"{found.memory_bytes / GIB:g}. Change either."
+        )
+    if "terabytes" in said:
+        found = replace(found, bandwidth_bytes_per_second=said["terabytes"] * 1e12)
+    if "watts" in said and said["watts"] < found.watts:
+        # clocks under load follow the cube root of the power: power ~ frequency x voltage^2, and
+        # voltage follows frequency
+        share = (said["watts"] / found.watts) ** (1 / 3)
+        found = replace(found, watts=said["watts"], attainable=found.attainable * share)
+    return found
 
 
 def hardware_row(name: str, row: Mapping[str, Any], measured: Measured | None = None) -> Hardware:
@@ -222,16 +295,45 @@ def known_shapes() -> list[str]:
     return list(_table("shapes.yaml"))
 
 
-def shape(name: str) -> ModelShape:
-    """The named shape; organisation, case and punctuation do not matter. Raises CostError if it is
-    not in shapes.yaml.
+_SUFFIXES = re.compile(
+    r"[-_ ]*(?:\b(?:chat|instruct|base|it|hf|sft|dpo|rlhf|aligned|ppo|reward(?:[-_ ]model)?|rm|"
+    r"model|actor|critic|policy|pretrained|fp16|bf16|float16|4bit|8bit|bnb|gptq|awq|int4|int8|"
+    r"fp8|unsloth|v\d(?:\.\d+)*|\d+k|preview|cased|uncased)\b)"
+)
+
+
+def model_name(name: str) -> str:
+    """A model's name without what does not change its shape: `Qwen/Qwen2-72B-Instruct` ->
+    `qwen272b`, `OPT-350M reward model` -> `opt350m`, `qwen-1_8b-chat` -> `qwen1.8b`.
     """
-    index = _index("shapes.yaml")
-    wanted = normalised(name.rsplit("/", 1)[-1])
-    key = index.get(wanted)
+    text = re.sub(r"\([^)]*\)", "", name).strip().rsplit("/", 1)[-1].lower()
+    text = re.sub(r"(?<=\d)_(?=\d)", ".", text)
+    text = re.sub(r"(\d)p(\d+)b\b", r"\1.\2b", text).replace("llama v2", "llama-2")
+    return normalised(_SUFFIXES.sub("", text))
+
+
+@cache
+def _models() -> dict[str, str]:
+    index: dict[str, str] = {}
+    for key, row in _table("shapes.yaml").items():
+        for alias in [key, *row.get("also", [])]:
+            index.setdefault(model_name(str(alias)), key)
+            index[normalised(str(alias))] = key
+    return index
+
+
+def shape(name: str) -> ModelShape:
+    """The named shape; organisation, case, punctuation, and the words of further training (chat,
+    instruct) do not matter. Raises CostError if it is not in shapes.yaml.
+    """
+    index = _models()
+    plain = re.sub(r"\([^)]*\)", "", name).strip().rsplit("/", 1)[-1]
+    key = index.get(normalised(plain)) or index.get(model_name(name))
     if key is None:
-        close = difflib.get_close_matches(wanted, index, n=1)
-        hint = f"Did you mean {index[close[0]]}? " if close else ""
+        close = difflib.get_close_matches(model_name(name), index, n=3)
+        hint = (
+            f"Did you mean {', '.join(dict.fromkeys(index[c] for c in close))}? " if close else ""
+        )
         raise CostError(
             f"model {name!r} is not a known shape. {hint}"
             "Add its config.json fields to costs/tables/shapes.yaml, or name a folder that holds "

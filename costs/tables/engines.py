@@ -5,6 +5,8 @@ Each is an input of the formulas, read from the software's code or counted with 
 never fitted to one measurement.
 """
 
+import math
+import re
 from dataclasses import dataclass, replace
 
 from config.errors import CostError
@@ -166,6 +168,10 @@ class Engine:
     the last layer's feed-forward part runs at the tokens alone whose hidden states are read
     (training/modeling/packing.py, training/modeling/last_layer.py).
     """
+    prefill_tokens: float = math.inf
+    """Tokens of prompts that go through the model at once; longer ones in chunks."""
+    iterates_micro_batches: bool = False
+    """What it prints as an iteration is one micro-batch, not an optimizer step."""
     start_seconds: float = 12.0
     """Imports and set-up of one process."""
 
@@ -211,6 +217,7 @@ ENGINES = {
             quantised_keeps_input=True,
             quantises_head=True,
             stages_whole_model=True,
+            iterates_micro_batches=True,
             op_seconds=20e-6,
             layer_ops=50,
             lora_ops=15,
@@ -233,8 +240,48 @@ ENGINES = {
         # all logits.
         Engine("unsloth", loss="streamed", fused_norm=True, compiled=True, layer_ops=20),
         Engine("gpt-fast", compiled=True, decode_layer_seconds=60e-6, op_seconds=0.0),
-        Engine("vllm", compiled=True, decode_layer_seconds=60e-6, op_seconds=0.0, repeats_kv=False),
+        Engine(
+            "vllm",
+            compiled=True,
+            decode_layer_seconds=60e-6,
+            op_seconds=0.0,
+            repeats_kv=False,
+            prefill_tokens=8192,  # max_num_batched_tokens
+        ),
         Engine("deepspeed-chat", loss="shifted", op_seconds=10e-6, layer_ops=25),
+        # PyTorch's own modules under FSDP2, losses whole, attention with values repeated for
+        # grouped queries; fp32 weights cast for computing (torchtitan/models/llama).
+        Engine("torchtitan", loss="whole", repeats_kv=True, layer_ops=30),
+        # Transformers' modules under FSDP1, bitsandbytes' NF4 (fsdp_qlora/train.py).
+        Engine("fsdp-qlora", loss="shifted", fused_activation=False, repeats_kv=False),
+        Engine("gpt-neox", loss="whole", fused_norm=True, pointwise=0.75, layer_ops=25),
+        # Generation servers: weights and paged cache, one CUDA graph a step.
+        Engine(
+            "tensorrt-llm",
+            compiled=True,
+            decode_layer_seconds=20e-6,
+            prefill_tokens=8192,
+            op_seconds=0.0,
+            repeats_kv=False,
+        ),
+        Engine(
+            "lmdeploy",
+            compiled=True,
+            decode_layer_seconds=40e-6,
+            op_seconds=0.0,
+            repeats_kv=False,
+            prefill_tokens=8192,
+        ),
+        Engine(
+            "deepspeed-inference",
+            compiled=True,
+            decode_layer_seconds=60e-6,
+            op_seconds=0.0,
+            repeats_kv=False,
+        ),
+        # PPO over DeepSpeed ZeRO with Transformers' modules; generation by them or by vLLM.
+        Engine("openrlhf", loss="whole", lora_input_bytes=4, repeats_kv=False, layer_ops=30),
+        Engine("verl", loss="whole", lora_input_bytes=4, repeats_kv=False, layer_ops=30),
     )
 }
 
@@ -250,6 +297,79 @@ def engine(name: str, compiled: bool | None = None) -> Engine:
         )
     found = ENGINES[name]
     return found if compiled is None else replace(found, compiled=compiled)
+
+
+NAMES: tuple[tuple[str, str], ...] = (
+    (r"deepspeed[- ]?chat|ds-?chat", "deepspeed-chat"),
+    (r"open-?rlhf", "openrlhf"),
+    (r"ve-?rl|hybridflow", "verl"),
+    (r"fsdp[-_]qlora", "fsdp-qlora"),
+    (r"torch-?titan", "torchtitan"),
+    (r"torch-?tune", "torchtune"),
+    (r"lit-?gpt(?: generate)?", "litgpt"),
+    (r"lit-?llama", "litgpt"),
+    (r"llm-?foundry(?: composer)?|(?:mosaicml )?composer|mosaicml(?: streaming)?", "llm-foundry"),
+    (r"gpt-?fast", "gpt-fast"),
+    (r"tensorrt[-_]?llm|trt-?llm|tensorrt", "tensorrt-llm"),
+    (r"lm-?deploy(?: (?:turbomind|pytorch))?|turbomind", "lmdeploy"),
+    (
+        r"deepspeed (?:autotp|inference|fastgen|mii)|deepspeed-(?:inference|fastgen|mii)",
+        "deepspeed-inference",
+    ),
+    (r"sg-?lang", "vllm"),
+    (r"(?:hf )?tgi|text[- ]generation[- ]inference", "vllm"),
+    (r"gpt-?neox", "gpt-neox"),
+    (
+        r"nemo[- ]?(?:framework|megatron|aligner|rl|automodel)?(?:/megatron(?:[- ]?(?:core|lm))?)?",
+        "megatron",
+    ),
+    (r"megatron[- ]?(?:lm|core|bridge|deepspeed)?", "megatron"),
+    (r"transformer[- ]engine", "megatron"),
+    (r"nano-?gpt|nano-?chat", "nanogpt"),
+    (r"unsloth(?: studio)?", "unsloth"),
+    (r"ms-?swift|swift", "transformers"),
+    (r"llama-?factory", "transformers"),
+    (r"axolotl", "transformers"),
+    (
+        r"(?:hf |hugging ?face )?(?:transformers|trainer|accelerate|trl|peft)"
+        r"(?:[ ,/+]+(?:hf )?(?:transformers|trainer|accelerate|trl|peft))*",
+        "transformers",
+    ),
+    (r"(?:sft|dpo|ppo|grpo|reward|rloo)trainer", "transformers"),
+    (
+        r"alignment[- ]handbook|open-?r1|trlx|qlora repo|qlora\.py|lora repo|lmflow|fastchat|"
+        r"stanford alpaca|alpaca-lora|xtuner|lightning(?: fabric)?|pytorch lightning|"
+        r"colossal-?(?:ai|chat)",
+        "transformers",
+    ),
+    (r"vllm", "vllm"),
+    (r"deep-?speed", "transformers"),
+    (r"(?:plain |native |vanilla )?pytorch(?: fsdp)?|torch", "transformers"),
+    (r"\bhf\b|hugging ?face|\(hf trainer\)", "transformers"),
+    (r"\bours\b|rlhf[- ]ledger", "ours"),
+)
+"""(pattern, engine) in the order they are tried: the software that owns the loop before what it
+rests on.
+"""
+
+
+def engine_named(text: str) -> tuple[Engine | None, str]:
+    """(engine, what is left of the text) of a printed name: `ms-swift (HF Trainer)`,
+    `TensorRT-LLM 0.6.1`. None where no name in it is known. What is left has to be understood by
+    others: flags, versions, placement.
+    """
+    # a remark that holds a version says which rows have it
+    rest = re.sub(r"\([^)]*v?\d+\.\d+[^)]*\)", " ", text.lower())
+    found: str | None = None
+    for pattern, name in NAMES:
+        match = re.search(rf"(?<![a-z0-9])(?:{pattern})(?![a-z0-9])", rest)
+        if match is None:
+            continue
+        if found is not None and name == "vllm":
+            continue  # generation inside of another loop: a fact of its placement
+        found = found or name
+        rest = rest[: match.start()] + " " + rest[match.end() :]
+    return (None if found is None else ENGINES[found]), rest
 
 
 def loss(name: str) -> Loss:

@@ -120,5 +120,5 @@ def test_a_config_without_widths_is_refused() -> None:
 
 
 def test_an_unknown_model_name_suggests_the_nearest() -> None:
-    with pytest.raises(CostError, match=r"Did you mean llama-3-8b\? .*costs/tables/shapes.yaml"):
+    with pytest.raises(CostError, match=r"Did you mean llama-3-8b[,?].*costs/tables/shapes.yaml"):
         shape("meta-llama/Llama-3-8bb")
