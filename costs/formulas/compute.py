@@ -17,8 +17,17 @@ from costs.formulas.counts import (
     spared_flops,
     training_flops,
 )
-from costs.formulas.memory import shards, spared_tokens, state_bytes, trained_parameters, weights
+from costs.formulas.memory import (
+    gradient_width,
+    shards,
+    spared_tokens,
+    state_bytes,
+    stored_bytes,
+    trained_parameters,
+    weights,
+)
 from costs.formulas.setting import DTYPE_BYTES, QUANT_BYTES, Levers, Setting
+from costs.formulas.sharding import collective_bytes, sharding_of
 from costs.tables.shapes import ModelShape
 
 
@@ -76,7 +85,14 @@ def micro_step(
     loss_tokens = setting.workload.loss_tokens if vocabulary else 0.0
     spared = spared_tokens(setting, shape, levers, total)
     matmul, attention = training_flops(
-        shape, levers, sequences, tokens, loss_tokens, spared, causal=not setting.mask_tensor
+        shape,
+        levers,
+        sequences,
+        tokens,
+        loss_tokens,
+        spared,
+        causal=not setting.mask_tensor,
+        head_again=setting.loss.recomputes,
     )
     passes = 3.0 + (levers.checkpointing == "full")
     moved = (
@@ -88,6 +104,7 @@ def micro_step(
         moved += shape.layers * shape.heads * sequences * tokens**2 * 30
     moved += logits_traffic(shape, total * loss_tokens)
     reads = held_weight_bytes(shape, levers) * (3.0 if levers.tuning == "full" else 2.0)
+    sent, messages = micro_communication(setting, shape, levers)
     return Work(
         matmul_flops=matmul / tp,
         attention_flops=attention / tp,
@@ -97,27 +114,71 @@ def micro_step(
         * (2.0 + (levers.checkpointing == "full"))
         / tp,
         operations=launched(setting, shape, levers, backward=True),
-        communicated_bytes=gathered_bytes(setting, shape, levers)
+        communicated_bytes=sent
         + (4 * shape.layers * total * shape.width * levers.dtype_bytes if tp > 1 else 0.0),
-        messages=(2 + (levers.checkpointing == "full")) * shape.layers
-        if levers.parallel in ("zero3", "fsdp") and setting.data_parallel > 1
-        else 0.0,
+        messages=messages,
+        paged_bytes=micro_paged_bytes(setting, shape, levers),
         calibrated_seconds=calibrated_pass(
             setting, shape, levers, sequences, tokens, total * loss_tokens, training=True
         ),
     )
 
 
-def gathered_bytes(setting: Setting, shape: ModelShape, levers: Levers) -> float:
-    """Weights that a device receives in one micro-batch under ZeRO-3 or FSDP: the whole model
-    forward and backward.
-
-    Source: arXiv 1910.02054 section 7.2.
+def gather_bytes(setting: Setting, shape: ModelShape, levers: Levers) -> float:
+    """Bytes that a device sends to gather all weights once: as stored, or in the type of computing
+    where the software has one for collectives. Source: arXiv 1910.02054 section 7.
     """
-    if levers.parallel not in ("zero3", "fsdp") or setting.data_parallel == 1:
+    if sharding_of(setting).fsdp2:
+        size = stored_bytes(setting, shape, levers)
+    elif levers.quantisation:
+        size = shape.parameters * QUANT_BYTES[levers.quantisation]
+    else:
+        size = shape.parameters * levers.dtype_bytes
+    return collective_bytes(size, setting.data_parallel) / levers.tensor_parallel
+
+
+def reduce_bytes(setting: Setting, shape: ModelShape, levers: Levers) -> float:
+    """Bytes that a device sends to reduce all gradients and scatter the sums: in their own type
+    where torch does it, else in that of computing.
+    """
+    row = sharding_of(setting)
+    width = gradient_width(setting, levers) if row.fsdp2 or row.buckets else levers.dtype_bytes
+    size = trained_parameters(shape, levers) * width
+    return collective_bytes(size, setting.data_parallel) / levers.tensor_parallel
+
+
+def micro_communication(setting: Setting, shape: ModelShape, levers: Levers) -> tuple[float, float]:
+    """(bytes, messages) that dividing costs in one micro-batch, forward and backward."""
+    row = sharding_of(setting)
+    sent = row.micro_gathers * gather_bytes(setting, shape, levers)
+    sent += row.micro_reduces * reduce_bytes(setting, shape, levers)
+    return sent, float((row.micro_gathers + row.micro_reduces) * (shape.layers + 1))
+
+
+def step_communication(setting: Setting, shape: ModelShape, levers: Levers) -> tuple[float, float]:
+    """(bytes, messages) that dividing costs once in an optimizer step."""
+    row = sharding_of(setting)
+    sent = row.step_gathers * gather_bytes(setting, shape, levers)
+    sent += row.step_reduces * reduce_bytes(setting, shape, levers)
+    return sent, float(shape.layers if row.step_gathers or row.step_reduces else 0)
+
+
+def gather(setting: Setting, shape: ModelShape, levers: Levers) -> Work:
+    """Making a divided role whole for the passes of a phase without gradient, as our stages do."""
+    if not sharding_of(setting).fsdp2:
+        return Work()
+    return Work(
+        communicated_bytes=gather_bytes(setting, shape, levers),
+        messages=float(shape.layers + 1),
+        paged_bytes=resting_on_host(setting, shape, levers),
+    )
+
+
+def resting_on_host(setting: Setting, shape: ModelShape, levers: Levers) -> float:
+    """Bytes of a device's share of the weights where they wait in the host's memory, else 0."""
+    if not levers.offload_weights:
         return 0.0
-    per = QUANT_BYTES[levers.quantisation] if levers.quantisation else levers.dtype_bytes
-    return 2 * shape.parameters * per * (1 - 1 / setting.data_parallel) / levers.tensor_parallel
+    return stored_bytes(setting, shape, levers) / shards(setting)["weights"]
 
 
 def optimizer_step(setting: Setting, shape: ModelShape, levers: Levers) -> Work:
@@ -125,17 +186,13 @@ def optimizer_step(setting: Setting, shape: ModelShape, levers: Levers) -> Work:
     moments; and the gradients' reduction.
     """
     trained = trained_parameters(shape, levers)
-    n, tp = setting.data_parallel, levers.tensor_parallel
-    divided = n if levers.parallel != "ddp" else 1
     per = 7 * levers.weight_bytes if "adam" in levers.optimizer else 3 * levers.weight_bytes
-    reduced = 2 * trained * levers.dtype_bytes * (1 - 1 / n) if n > 1 else 0.0
-    if levers.parallel in ("zero2", "zero3", "fsdp"):
-        reduced /= 2  # a reduce-scatter; ZeRO-3 gathers the weights in the passes
+    sent, messages = step_communication(setting, shape, levers)
     return Work(
-        bytes_moved=trained * per / divided / tp,
-        communicated_bytes=reduced / tp,
+        bytes_moved=trained * per / shards(setting)["optimizer"],
+        communicated_bytes=sent,
         operations=20.0,
-        messages=float(shape.layers if n > 1 else 0),
+        messages=messages,
         paged_bytes=paged_bytes(setting, shape, levers),
         calibrated_seconds=setting.hardware.measured.optimizer_seconds(trained)
         if setting.hardware.measured
@@ -148,6 +205,8 @@ def paged_bytes(setting: Setting, shape: ModelShape, levers: Levers) -> float:
     is offloaded, and of a paged state what does not fit beside the weights.
     """
     if levers.offload_optimizer:
+        if sharding_of(setting).fsdp2:
+            return 0.0  # with every micro-batch
         # gradients down, weights up
         return (
             2
@@ -161,6 +220,20 @@ def paged_bytes(setting: Setting, shape: ModelShape, levers: Levers) -> float:
     return 2 * max(0.0, state_bytes(setting, shape, levers) - max(0.0, free))
 
 
+def micro_paged_bytes(setting: Setting, shape: ModelShape, levers: Levers) -> float:
+    """Bytes between host and device in one micro-batch of FSDP2 that offloads: a device's share of
+    the weights up for each gather, that of the gradients down.
+    """
+    row = sharding_of(setting)
+    if not row.fsdp2 or not levers.offload_optimizer:
+        return 0.0
+    gradients = trained_parameters(shape, levers) * gradient_width(setting, levers)
+    return (
+        row.micro_gathers * resting_on_host(setting, shape, levers)
+        + gradients / shards(setting)["gradients"]
+    )
+
+
 def forward_pass(
     setting: Setting,
     shape: ModelShape,
@@ -171,7 +244,9 @@ def forward_pass(
 ) -> Work:
     """One forward pass without gradients: scoring, reference log-probs, values, prefill."""
     tp, total = levers.tensor_parallel, sequences * tokens
-    gathered = gathered_bytes(setting, shape, levers) / 2
+    row = sharding_of(setting)
+    # our stages gather a role once for all passes of a phase
+    gathered = gather_bytes(setting, shape, levers) if row.micro_gathers and not row.fsdp2 else 0.0
     spared = spared_tokens(setting, shape, levers, total)
     moved = pointwise_bytes(shape, levers, setting.engine, total) - spared_bytes(
         shape, levers, setting.engine, spared

@@ -42,10 +42,11 @@ def training_flops(
     loss_tokens: float = 1.0,
     spared: float = 0.0,
     causal: bool = True,
+    head_again: bool = False,
 ) -> tuple[float, float]:
     """(matrix, attention) FLOPs of forward, recomputation and backward pass; the last layer's
-    feed-forward part is spared `spared` tokens, and `causal` attention the scores above the
-    diagonal.
+    feed-forward part is spared `spared` tokens, `causal` attention the scores above the diagonal,
+    and the backward pass of a loss that keeps no logits makes them once more (`head_again`).
 
     Backward is twice the forward for full fine-tuning; with frozen weights only the gradients of
     the inputs are computed: once. Flash attention recomputes its scores in the backward pass: 2.5
@@ -59,11 +60,22 @@ def training_flops(
         shape, sequences, tokens, causal and levers.attention != "eager"
     )
     again = layers if levers.checkpointing == "full" else 0.0
+    again += (matmul - layers) * head_again
     passes = 3.0 if levers.tuning == "full" else 2.0
-    adapters = 6 * trained_parameters(shape, levers) * total if levers.tuning != "full" else 0.0
+    adapters = 6 * met_by_a_token(shape, levers) * total if levers.tuning != "full" else 0.0
     backward = 2.5 if levers.attention != "eager" else 2.0
     attention_passes = 1 + backward + (levers.checkpointing in ("full", "selective"))
     return passes * matmul + again + adapters, attention * attention_passes
+
+
+def met_by_a_token(shape: ModelShape, levers: Levers) -> float:
+    """Trained parameters that a token is multiplied with: of the adapters beside a mixture's
+    experts, k of E.
+    """
+    if levers.tuning != "lora" or not shape.experts:
+        return trained_parameters(shape, levers)
+    adapted = shape.adapted(levers.lora_modules, shape.traits.packed_qkv)
+    return shape.layers * sum(levers.lora_rank * (i + o) * used for i, o, used in adapted.values())
 
 
 def spared_flops(shape: ModelShape, tokens: float) -> float:
@@ -74,12 +86,13 @@ def spared_flops(shape: ModelShape, tokens: float) -> float:
 def mfu(
     shape: ModelShape, tokens_per_second: float, sequence: float, peak_flops_per_second: float
 ) -> float:
-    """Model FLOPs utilisation: (6 N + 12 layers d s) per token over the peak, with all parameters.
+    """Model FLOPs utilisation: (6 N + 12 layers d s) per token over the peak, with all parameters
+    that a token meets: of a mixture, those of the experts it is routed to.
     Source: arXiv 2204.02311 appendix B.
     """
     return (
         tokens_per_second
-        * (6 * shape.parameters + 12 * shape.layers * shape.query_width * sequence)
+        * (6 * shape.active_parameters + 12 * shape.layers * shape.query_width * sequence)
         / peak_flops_per_second
     )
 

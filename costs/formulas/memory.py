@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 from costs.formulas.activations import layer_kept
 from costs.formulas.setting import DTYPE_BYTES, QUANT_BYTES, Levers, Setting
+from costs.formulas.sharding import outside_of_layers, sharding_of
 from costs.tables.engines import loss
 from costs.tables.shapes import ModelShape
 
@@ -122,72 +123,166 @@ def _adapter_bytes(levers: Levers, setting: Setting) -> float:
 
 
 def shards(setting: Setting) -> Parts:
-    """By how much weights, gradients and optimizer state are divided. Source: arXiv 1910.02054
-    figure 1.
+    """By how much weights between two steps, gradients and optimizer state are divided. Source:
+    arXiv 1910.02054 figure 1.
     """
-    n, tp = setting.data_parallel, setting.levers.tensor_parallel
-    level = {"ddp": 0, "zero1": 1, "zero2": 2, "zero3": 3, "fsdp": 3}[setting.levers.parallel]
+    n, tp, row = setting.data_parallel, setting.levers.tensor_parallel, sharding_of(setting)
     return {
-        "weights": tp * (n if level >= 3 else 1),
-        "gradients": tp * (n if level >= 2 else 1),
-        "optimizer": tp * (n if level >= 1 else 1),
+        "weights": tp * (n if row.weights else 1),
+        "gradients": tp * (n if row.gradients else 1),
+        "optimizer": tp * (n if row.optimizer else 1),
     }
 
 
-def weights(setting: Setting, shape: ModelShape, levers: Levers) -> float:
-    """Bytes of a role's weights on one device, adapters and the layers that sharding gathers
-    included.
-    """
+def stored_bytes(setting: Setting, shape: ModelShape, levers: Levers) -> float:
+    """Bytes of a role's weights as they are stored, adapters included, undivided."""
     base = base_weight_bytes(shape, levers, setting.engine.quantises_head)
-    adapters = adapter_parameters(shape, levers) * _adapter_bytes(levers, setting)
-    divided = (base + adapters) / shards(setting)["weights"]
-    if setting.levers.parallel in ("zero3", "fsdp") and setting.data_parallel > 1:
-        # two layers at a time (one computing, one being fetched) and the embedding with the head
-        # are whole
-        unit = 2 * shape.layer_parameters + shape.vocab * shape.width
-        divided += (
-            unit
-            * (levers.dtype_bytes if not levers.quantisation else QUANT_BYTES[levers.quantisation])
-            / setting.levers.tensor_parallel
-        )
+    return base + adapter_parameters(shape, levers) * _adapter_bytes(levers, setting)
+
+
+def resting_weights(setting: Setting, shape: ModelShape, levers: Levers) -> float:
+    """Bytes of a role's weights on one device while it does nothing: its share of them."""
     if levers.offload_weights:
+        return 0.0
+    return stored_bytes(setting, shape, levers) / shards(setting)["weights"]
+
+
+def weights(setting: Setting, shape: ModelShape, levers: Levers) -> float:
+    """Bytes of a role's weights on one device while it trains: its share, what is gathered at
+    once, and the 16-bit copies of autocast.
+
+    ZeRO-3 has two layers whole (one computing, one being fetched) and what is outside of the
+    layers; FSDP2 that keeps weights has all, and the buffer that one layer is gathered through.
+    """
+    row, tp = sharding_of(setting), setting.levers.tensor_parallel
+    held = resting_weights(setting, shape, levers)
+    if row.micro_gathers and row.keeps_weights:
         return (
-            divided
-            - (base + adapters) / shards(setting)["weights"]
-            + 2 * shape.layer_parameters * levers.dtype_bytes
+            held
+            + stored_bytes(setting, shape, levers)
+            + shape.layer_parameters * _gathered_width(setting, levers)
+            + autocast_copies(setting, shape, levers)
         )
-    if (
-        levers.mixed
-        and levers.tuning == "full"
-        and setting.levers.parallel in ("ddp", "zero1", "zero2")
-    ):
-        # autocast keeps a 16-bit copy of each weight it used
-        divided += shape.parameters * levers.dtype_bytes / setting.levers.tensor_parallel
-    return divided
+    if row.micro_gathers:
+        root = outside_of_layers(shape.parameters, shape.layers, shape.layer_parameters)
+        held += (2 * shape.layer_parameters + root) * _gathered_width(setting, levers) / tp
+    elif levers.offload_weights:  # one layer computing, one on its way
+        return 2 * shape.layer_parameters * levers.dtype_bytes
+    return held + autocast_copies(setting, shape, levers)
+
+
+def weights_in_backward(setting: Setting, shape: ModelShape, levers: Levers) -> float:
+    """Bytes of a role's weights while its backward pass runs: autocast ended with the forward pass,
+    and its copies are there because products keep them; with checkpointing, of one layer.
+    """
+    held, copies = weights(setting, shape, levers), autocast_copies(setting, shape, levers)
+    if not copies or levers.checkpointing != "full":
+        return held
+    one = shape.layer_matrix_parameters * levers.dtype_bytes / setting.levers.tensor_parallel
+    return held - copies + min(copies, one)
+
+
+def weights_after_backward(setting: Setting, shape: ModelShape, levers: Levers) -> float:
+    """Bytes of a role's weights when the backward pass is at its end: no layer is whole any more,
+    what is outside of the layers still is, and no copy of autocast is left.
+    """
+    row = sharding_of(setting)
+    if not row.fsdp2:
+        return weights(setting, shape, levers) - autocast_copies(setting, shape, levers)
+    root = outside_of_layers(shape.parameters, shape.layers, shape.layer_parameters)
+    return resting_weights(setting, shape, levers) + root * _gathered_width(setting, levers)
+
+
+def weights_in_step(setting: Setting, shape: ModelShape, levers: Levers) -> float:
+    """Bytes of a role's weights in the optimizer step."""
+    if sharding_of(setting).fsdp2:
+        return resting_weights(setting, shape, levers)
+    return weights_after_backward(setting, shape, levers)
+
+
+def _gathered_width(setting: Setting, levers: Levers) -> float:
+    """Bytes of a base weight where it is gathered: as stored, or in the type of computing where
+    the software has one for collectives.
+    """
+    if levers.quantisation:
+        return QUANT_BYTES[levers.quantisation]
+    stored = sharding_of(setting).fsdp2 and levers.tuning == "full"
+    return levers.weight_bytes if stored else levers.dtype_bytes
+
+
+def autocast_copies(setting: Setting, shape: ModelShape, levers: Levers) -> float:
+    """Bytes of the 16-bit copies that autocast keeps of fp32 weights which learn: of each matrix it
+    multiplied with, until the pass ends, however the weights themselves are divided. An embedding
+    of its own is looked up, not multiplied.
+    """
+    row = sharding_of(setting)
+    if not levers.mixed or levers.tuning != "full" or (row.micro_gathers and not row.fsdp2):
+        return 0.0
+    looked_up = 0 if shape.tied else shape.embedding_parameters
+    return (shape.parameters - looked_up) * levers.dtype_bytes / setting.levers.tensor_parallel
 
 
 def gathered_bytes(setting: Setting, shape: ModelShape, levers: Levers) -> float:
-    """Bytes by which a divided role grows where it is whole for a while: our stages gather it for
-    passes without gradient.
+    """Bytes by which a role at rest grows for a pass without gradient: our stages gather it whole,
+    and autocast copies what learns.
     """
-    if (
-        setting.levers.parallel not in ("zero3", "fsdp")
-        or setting.data_parallel == 1
-        or setting.engine.name != "ours"
-    ):
+    if setting.engine.name != "ours":
         return 0.0
-    whole = weights(
-        setting.with_levers(parallel="ddp"),
-        shape,
-        replace(levers, parallel="ddp", offload_weights=False),
-    )
-    return max(0.0, whole - weights(setting, shape, levers))
+    row, copies = sharding_of(setting), autocast_copies(setting, shape, levers)
+    if not row.weights:
+        return copies
+    return stored_bytes(setting, shape, levers) / setting.levers.tensor_parallel + copies
+
+
+def role_weights(setting: Setting, shape: ModelShape, levers: Levers) -> float:
+    """Bytes of a role's weights that are always there: of our stages its share, which grows while
+    it is at work, else all that `weights` counts.
+    """
+    return (resting_weights if setting.engine.name == "ours" else weights)(setting, shape, levers)
+
+
+def gradient_width(setting: Setting, levers: Levers) -> float:
+    """Bytes of the gradient of one weight that learns."""
+    return levers.weight_bytes if levers.tuning == "full" else _adapter_bytes(levers, setting)
 
 
 def gradient_bytes(setting: Setting, shape: ModelShape, levers: Levers) -> float:
-    """Bytes of all gradients of a role on one device."""
-    per = levers.weight_bytes if levers.tuning == "full" else _adapter_bytes(levers, setting)
-    return trained_parameters(shape, levers) * per / shards(setting)["gradients"]
+    """Bytes of all gradients of a role on one device, when they are complete. Where the optimizer
+    is offloaded, divided gradients go to the host as they come (arXiv 2101.06840 section 4).
+    """
+    divided = shards(setting)["gradients"]
+    if levers.offload_optimizer and sharding_of(setting).gradients:
+        return 0.0
+    return trained_parameters(shape, levers) * gradient_width(setting, levers) / divided
+
+
+def unreduced_gradients(setting: Setting, shape: ModelShape, levers: Levers) -> float:
+    """Bytes of gradients that are whole at the end of a backward pass though they are divided: of
+    FSDP2 those outside of the layers, the buffer that they are reduced through, and that of a
+    layer.
+    """
+    if not sharding_of(setting).fsdp2 or levers.tuning != "full":
+        return 0.0
+    root = outside_of_layers(shape.parameters, shape.layers, shape.layer_parameters)
+    return (2 * root + shape.layer_parameters) * levers.weight_bytes
+
+
+def bucket_bytes(setting: Setting, shape: ModelShape, levers: Levers) -> float:
+    """Bytes of the buckets that gradients are summed in: torch's DDP copies all of them there, and
+    keeps the buckets (`gradient_as_bucket_view` is off). Our alignment stages sum messages of
+    2^22 numbers, or of one matrix if that is larger, after a mini-batch.
+    """
+    if not sharding_of(setting).buckets or levers.tuning == "frozen":
+        return 0.0
+    size = trained_parameters(shape, levers)
+    if setting.engine.name == "ours" and setting.rlhf is not None:
+        largest = max([shape.vocab * shape.width, *(i * o for i, o, _ in shape.matrices.values())])
+        size = min(size, SUMMED_AT_ONCE + (largest if levers.tuning == "full" else 0))
+    return size * gradient_width(setting, levers)
+
+
+SUMMED_AT_ONCE = 2**22
+"""BUCKET_ELEMENTS of training/distributed/collectives.py, which this package can not import."""
 
 
 def optimizer_bytes(setting: Setting, shape: ModelShape, levers: Levers) -> float:
@@ -214,7 +309,22 @@ def state_bytes(setting: Setting, shape: ModelShape, levers: Levers) -> float:
         per = (
             levers.weight_bytes if levers.tuning == "full" else _adapter_bytes(levers, setting)
         ) * moments
-    return trained_parameters(shape, levers) * per / shards(setting)["optimizer"]
+    wide = 4 * moments - per if "8bit" in levers.optimizer else 0.0
+    size = trained_parameters(shape, levers) * per + wide_state_parameters(setting, shape) * wide
+    return size / shards(setting)["optimizer"]
+
+
+def wide_state_parameters(setting: Setting, shape: ModelShape) -> float:
+    """Parameters whose moments an 8-bit optimizer keeps in fp32: the token embedding's, where
+    Transformers' Trainer makes the optimizer (its GlobalOptimManager override of nn.Embedding, as
+    arXiv 2110.02861 section 2.3 asks for).
+    """
+    by_trainer = setting.engine.name.startswith("transformers") or (
+        setting.engine.name == "ours" and setting.rlhf is None
+    )
+    if not by_trainer or setting.levers.tuning != "full" or setting.levers.master_fp32:
+        return 0.0
+    return shape.vocab * (shape.embedding_width or shape.width)
 
 
 # ---------------------------------------------------------------- activations
@@ -323,7 +433,9 @@ def frozen_role(setting: Setting, shape: ModelShape, levers: Levers) -> Parts:
     optimizer.
     """
     return {
-        "weights": weights(setting, shape, replace(levers, tuning="frozen", weights_fp32=False))
+        "weights": role_weights(
+            setting, shape, replace(levers, tuning="frozen", weights_fp32=False)
+        )
     }
 
 

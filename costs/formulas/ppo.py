@@ -12,7 +12,7 @@ from dataclasses import replace
 from math import ceil
 
 from config.errors import CostError
-from costs.formulas.compute import Work, forward_pass, micro_step, optimizer_step
+from costs.formulas.compute import Work, forward_pass, gather, micro_step, optimizer_step
 from costs.formulas.generation import generation
 from costs.formulas.memory import (
     Moment,
@@ -22,8 +22,8 @@ from costs.formulas.memory import (
     gathered_bytes,
     generating,
     optimizer_bytes,
+    role_weights,
     scoring,
-    weights,
 )
 from costs.formulas.setting import Levers, Rlhf, Setting
 from costs.formulas.time import duration
@@ -89,8 +89,12 @@ def ppo_phases(setting: Setting) -> list[PhaseRow]:
     generated = generation(setting, setting.model, setting.levers, batches, side_by_side)
     rollout = (
         "rollout",
-        generated[0][1] + generated[1][1],
-        generated[0][2] + generated[1][2],
+        generated[0][1]
+        + generated[1][1]
+        + gather(setting, setting.model, setting.levers).times(setting.workload.steps),
+        generated[0][2]
+        + generated[1][2]
+        + gather_seconds(setting, setting.model) * setting.workload.steps,
         generated[1][3],
     )
     again = loop.rescored / setting.data_parallel
@@ -132,7 +136,19 @@ def _forward(
     )
     times = work.steps * passes
     seconds = duration(once, setting)
-    return (name, once.times(times), seconds.seconds * times, seconds.bound)
+    whole = gather(setting, shape, setting.levers).times(work.steps)
+    return (
+        name,
+        once.times(times) + whole,
+        seconds.seconds * times + gather_seconds(setting, shape) * work.steps,
+        seconds.bound,
+    )
+
+
+def gather_seconds(setting: Setting, shape: ModelShape) -> float:
+    """Of making a divided role whole for a phase: nothing is computed meanwhile."""
+    once = gather(setting, shape, setting.levers)
+    return duration(once, setting).seconds if once.communicated_bytes else 0.0
 
 
 def _passes(setting: Setting, sequences: float) -> tuple[float, float]:
@@ -255,7 +271,7 @@ def _resident(setting: Setting) -> Roles:
             **({"value": value_levers(setting)} if has_value(setting) else {}),
         }
         for role, held in adapters.items():
-            own = weights(setting, shape, held) - base
+            own = role_weights(setting, shape, held) - base
             roles[role] = {"weights": own} | (
                 {"optimizer": optimizer_bytes(setting, shape, held)} if role == "value" else {}
             )
@@ -271,7 +287,7 @@ def _resident(setting: Setting) -> Roles:
 
 def _states(setting: Setting, shape: ModelShape, levers: Levers) -> Parts:
     return {
-        "weights": weights(setting, shape, levers),
+        "weights": role_weights(setting, shape, levers),
         "optimizer": optimizer_bytes(setting, shape, levers),
     }
 
@@ -329,8 +345,14 @@ def _update_moments(setting: Setting, resident: Roles) -> list[Moment]:
         training_moments(counted, value, held, phase="update", role="value", vocabulary=False),
         "value",
     )
-    kept = {"activations": policy["update:loss"]["activations"]}
+    if roles_of(setting).layout == "shared_base":  # the policy has the base
+        for parts in of_value.values():
+            del parts["weights"]
+    kept = {part: policy["update:loss"][part] for part in ("activations", "weights")}
+    # what was gathered for both stays until the one backward pass ends
     gradients = {"gradients": of_value["update:step"].get("gradients", 0.0)}
+    if "weights" in of_value["update:backward_end"]:
+        gradients["weights"] = of_value["update:backward_end"]["weights"]
     waiting = {
         "gradients": policy["update:step"].get("gradients", 0.0)
         if counted.levers.accumulation > 1
@@ -353,13 +375,9 @@ def mini_batch(setting: Setting) -> int:
 
 
 def _work_parts(moments: list[Moment], role: str) -> dict[str, Parts]:
-    """Phase -> the parts of a role that are there beside its states."""
+    """Phase -> the parts of a role that are there beside its optimizer, its weights at work."""
     return {
-        m.phase: {
-            part: size
-            for part, size in m.roles[role].items()
-            if part not in ("weights", "optimizer")
-        }
+        m.phase: {part: size for part, size in m.roles[role].items() if part != "optimizer"}
         for m in moments
     }
 

@@ -9,14 +9,21 @@ from costs.formulas.memory import (
     Moment,
     Parts,
     activation_bytes,
+    bucket_bytes,
     gradient_bytes,
     optimizer_bytes,
     recomputed_bytes,
+    shards,
     trained_parameters,
+    unreduced_gradients,
     weights,
+    weights_after_backward,
+    weights_in_backward,
+    weights_in_step,
     workspace,
 )
 from costs.formulas.setting import Levers, Setting
+from costs.formulas.sharding import sharding_of
 from costs.tables.shapes import ModelShape
 
 
@@ -37,6 +44,11 @@ def training_moments(
         "weights": weights(setting, shape, levers),
         "optimizer": optimizer_bytes(setting, shape, levers),
     }
+    row = sharding_of(setting)
+    buckets = bucket_bytes(setting, shape, levers)
+    summed = 0.0  # of our alignment stages, which sum gradients before a step
+    if setting.engine.name == "ours" and setting.rlhf is not None:
+        buckets, summed = 0.0, buckets
     gradients = gradient_bytes(setting, shape, levers)
     activations = activation_bytes(setting, shape, levers, sequences, tokens)
     recomputed = recomputed_bytes(setting, shape, levers, sequences, tokens)
@@ -52,6 +64,9 @@ def training_moments(
     table = head_gradient(setting, shape, levers)
     waiting = head if shape.tied else 0.0
     new = table if persistent else 0.0
+    unreduced = unreduced_gradients(setting, shape, levers)
+    if unreduced:  # the table's gradients are among them
+        waiting, new = min(waiting, unreduced), 0.0
     last = recomputed if levers.checkpointing == "full" else 0.0
     temporary = setting.engine.step_copies * trained_parameters(shape, levers) * levers.weight_bytes
     moments = {
@@ -62,19 +77,30 @@ def training_moments(
         },
         "backward": {
             "activations": activations + recomputed,
-            "gradients": persistent + waiting if persistent else head,
+            "gradients": persistent + waiting
+            if persistent and not row.fsdp2
+            else persistent + head,
             "workspace": work,
         },
         "backward_end": {
             "activations": last,
-            "gradients": at_end + waiting + new,
+            "gradients": at_end + (unreduced or waiting + new),
             "workspace": work,
         },
         "step": {
             "gradients": at_end,
-            "workspace": temporary / (setting.data_parallel if levers.parallel != "ddp" else 1),
+            "workspace": summed
+            + temporary / (shards(setting)["optimizer"] / levers.tensor_parallel),
         },
     }
+    for parts in moments.values():
+        parts["workspace"] = parts.get("workspace", 0.0) + buckets
+    for name, weighs in (
+        ("backward", weights_in_backward),
+        ("backward_end", weights_after_backward),
+        ("step", weights_in_step),
+    ):
+        moments[name]["weights"] = weighs(setting, shape, levers)
     return [
         Moment(
             f"{phase}:{name}",
@@ -120,10 +146,9 @@ def largest_gradient(setting: Setting, shape: ModelShape, levers: Levers) -> flo
 
 def loading_moment(setting: Setting, shape: ModelShape, levers: Levers) -> Moment:
     """Software that gives every device the whole model before it is sharded needs both at once."""
-    sharded = setting.data_parallel > 1 and levers.parallel in ("zero3", "fsdp")
     whole = (
         shape.parameters * levers.weight_bytes
-        if setting.engine.stages_whole_model and sharded
+        if setting.engine.stages_whole_model and sharding_of(setting).weights
         else 0.0
     )
     return Moment(

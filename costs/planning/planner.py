@@ -171,7 +171,8 @@ def setting_of(params: Params, aim: Target, stage: str, rows: Rows, model: Model
     made = _SETTINGS[stage](params, aim.of(params, stage), rows, model)
     place = params.where.of(stage)
     parallel = PARALLEL[place.sharding]
-    offloads = place.offload and parallel in ("zero2", "fsdp")
+    # a single process divides nothing, and so offloads nothing
+    offloads = place.offload and parallel in ("zero2", "fsdp") and made.data_parallel > 1
     return made.with_levers(parallel=parallel, offload_optimizer=offloads, offload_weights=offloads)
 
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from config.errors import CostError
 from config.records import SAMPLING_METHODS
-from costs.formulas.compute import Work, forward_pass, micro_step, optimizer_step
+from costs.formulas.compute import Work, forward_pass, gather, micro_step, optimizer_step
 from costs.formulas.counts import mfu
 from costs.formulas.generation import generation, generation_moment
 from costs.formulas.memory import (
@@ -20,12 +20,14 @@ from costs.formulas.memory import (
     gathered_bytes,
     optimizer_bytes,
     peak,
+    role_weights,
     scoring,
     weights,
 )
 from costs.formulas.ppo import ppo_moments, ppo_phases
 from costs.formulas.process_heap import TRAINER_STAGES, with_process
 from costs.formulas.setting import Setting
+from costs.formulas.sharding import sharding_of
 from costs.formulas.time import Seconds, duration, energy_kwh
 from costs.formulas.timeline import loading_moment, training_moments
 from costs.planning.plans import PhasePlan, StagePlan, Usd
@@ -107,11 +109,13 @@ def tensor_moments(setting: Setting) -> list[Moment]:
         *held_out_moments(setting),
     ]
     if setting.stage == "dpo" and setting.workload.reference_sequences is not None:
-        frozen = {"weights": weights(setting, shape, levers)}
+        # before the model is divided
+        whole = setting.with_levers(parallel="ddp", offload_weights=False)
+        frozen = {"weights": weights(whole, shape, whole.levers)}
         found.append(
             Moment(
                 "reference",
-                {"policy": frozen | read_at_once(setting, setting.workload.reference_sequences)},
+                {"policy": frozen | read_at_once(whole, setting.workload.reference_sequences)},
             )
         )
     elif setting.stage in ("dpo", "distill"):
@@ -171,7 +175,7 @@ def held_out_moments(setting: Setting) -> list[Moment]:
     ):
         return []
     held = {
-        "weights": weights(setting, setting.model, setting.levers),
+        "weights": role_weights(setting, setting.model, setting.levers),
         "optimizer": optimizer_bytes(setting, setting.model, setting.levers),
     }
     return [Moment("evaluate", {"policy": held | read_at_once(setting, setting.workload.held_out)})]
@@ -315,7 +319,9 @@ def train_phase(setting: Setting) -> Phase:
 
 
 def held_out_phase(setting: Setting) -> list[Phase]:
-    """One pass over the held-out rows after training."""
+    """One pass over the held-out rows after training. Each process of a Trainer reads all of them;
+    pairs are shared, by a model that is gathered once.
+    """
     work, levers = setting.workload, setting.levers
     if not work.held_out:
         return []
@@ -323,9 +329,22 @@ def held_out_phase(setting: Setting) -> list[Phase]:
     once = forward_pass(
         setting, setting.model, levers, levers.micro_batch, work.mean_tokens, vocabulary
     )
-    times = work.held_out / levers.micro_batch / setting.data_parallel
+    own = setting.engine.name == "ours"
+    shared = 1 if own and setting.stage == "sft" else setting.data_parallel
+    times = work.held_out / levers.micro_batch / shared
+    whole, gathers = gather(setting, setting.model, levers), 1.0
+    if setting.stage == "sft" and not sharding_of(setting).keeps_weights:
+        gathers = times
     seconds = duration(once, setting)
-    return [Phase("evaluate", once.times(times), seconds.seconds * times, seconds.bound)]
+    waiting = duration(whole, setting).seconds if whole.communicated_bytes else 0.0
+    return [
+        Phase(
+            "evaluate",
+            once.times(times) + whole.times(gathers),
+            seconds.seconds * times + waiting * gathers,
+            seconds.bound,
+        )
+    ]
 
 
 def _generate_phase(setting: Setting) -> Phase:
@@ -368,7 +387,7 @@ def forward_phases(setting: Setting) -> list[Phase]:
         ).times(2 if contest else 2 - 1 / EVALUATED)
     times = work.steps * levers.accumulation
     if setting.stage == "dpo" and work.reference_sequences is not None:
-        times = work.reference_sequences / levers.micro_batch
+        times = work.reference_sequences / levers.micro_batch / setting.data_parallel
     seconds = duration(once, setting)
     return [Phase(name, once.times(times), seconds.seconds * times, seconds.bound)]
 

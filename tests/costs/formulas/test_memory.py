@@ -54,7 +54,10 @@ def test_zero_divides_the_states_of_7_5_billion_parameters_as_printed(
 ) -> None:
     # arXiv 1910.02054 figure 1: 7.5B parameters, 64 devices, mixed precision with fp32 master
     # weights and Adam
-    setting = sft("llama-7b", gpus=64, dtype="fp16", master_fp32=True, parallel=parallel)
+    setting = sft(
+        "llama-7b", gpus=64, dtype="fp16", master_fp32=True, parallel=parallel,
+        software="deepspeed-chat",
+    )  # fmt: skip
     model = setting.model
     states = (
         weights(setting, model, setting.levers)
@@ -68,7 +71,8 @@ def test_zero_3_divides_every_state() -> None:
     setting = sft("llama-7b", gpus=64, dtype="fp16", master_fp32=True, parallel="zero3")
     model, levers = setting.model, setting.levers
     whole = 16 * model.parameters / 64  # arXiv 1910.02054 figure 1: 1.9 GB for 7.5B
-    gathered = 2 * (2 * model.layer_parameters + model.vocab * model.width)
+    outside = 2 * model.vocab * model.width + model.width
+    gathered = 2 * (2 * model.layer_parameters + outside)
     states = (
         weights(setting, model, levers)
         + gradient_bytes(setting, model, levers)
@@ -396,11 +400,14 @@ def test_a_quantised_head_leaves_the_table_that_it_is_tied_to() -> None:
 def test_each_kind_of_sharding_divides_what_its_paper_says(
     parallel: Any, divided: tuple[int, int, int]
 ) -> None:
-    setting = small_setting(parallel=parallel, gpus=8, tensor_parallel=2)
+    setting = small_setting(parallel=parallel, gpus=8, tensor_parallel=2, software="deepspeed-chat")
     assert shards(setting) == dict(zip(("weights", "gradients", "optimizer"), divided, strict=True))
 
 
-UNIT = 2 * 890 + TABLE
+UNIT = 2 * 890 + (ALL - 3 * 890)
+"""Two layers, both tables and the last norm."""
+COPIES = 2 * (ALL - TABLE)
+"""Of autocast, which only looks the embedding up."""
 
 
 @pytest.mark.parametrize(
@@ -413,7 +420,8 @@ UNIT = 2 * 890 + TABLE
         ({"gpus": 4, "tensor_parallel": 4}, 2 * ALL / 4),
         (FSDP, 2 * ALL / 4 + 2 * UNIT),
         ({"parallel": "zero3", "gpus": 4}, 2 * ALL / 4 + 2 * UNIT),
-        ({"parallel": "zero2", "gpus": 4}, 2 * ALL),
+        ({"parallel": "zero2", "gpus": 4}, 2 * ALL / 4 + 2 * ALL + 2 * 890),
+        ({"parallel": "zero2", "gpus": 4, "software": "transformers"}, 2 * ALL),
         ({"parallel": "fsdp"}, 2 * ALL),
         (FSDP | {"gpus": 2}, 2 * ALL / 2 + 2 * UNIT),
         (FSDP | {"tensor_parallel": 2}, 2 * ALL / 4 + 2 * UNIT / 2),
@@ -424,15 +432,19 @@ UNIT = 2 * 890 + TABLE
         ({"offload_weights": True}, 2 * 890 * 2),
         ({"offload_weights": True, "weights_fp32": True}, 2 * 890 * 2),
         (LORA | {"offload_weights": True}, 2 * 890 * 2),
-        (FSDP | {"offload_weights": True}, 2 * UNIT + 2 * 890 * 2),
-        # autocast keeps 16-bit copies beside fp32 weights, where no gathering makes them
-        ({"weights_fp32": True}, (4 + 2) * ALL),
+        (FSDP | {"offload_weights": True}, 2 * UNIT),
+        # autocast keeps 16-bit copies beside fp32 weights, where they are not gathered in 16 bit
+        ({"weights_fp32": True}, 4 * ALL + COPIES),
         ({"weights_fp32": True, "dtype": "fp32"}, 4 * ALL),
-        ({"weights_fp32": True, "gpus": 2, "parallel": "zero1"}, 6 * ALL),
-        ({"weights_fp32": True, "gpus": 2, "parallel": "zero2"}, 6 * ALL),
-        ({"weights_fp32": True, "gpus": 2, "tensor_parallel": 2}, 6 * ALL / 2),
-        (FSDP | {"weights_fp32": True}, 4 * ALL / 4 + 2 * UNIT),
-        ({"parallel": "zero3", "gpus": 4, "weights_fp32": True}, 4 * ALL / 4 + 2 * UNIT),
+        ({"weights_fp32": True, "gpus": 2, "parallel": "zero1"}, 4 * ALL + COPIES),
+        (
+            {"weights_fp32": True, "gpus": 2, "parallel": "zero2"},
+            4 * ALL / 2 + 4 * ALL + 4 * 890 + COPIES,
+        ),
+        ({"weights_fp32": True, "gpus": 2, "tensor_parallel": 2}, (4 * ALL + COPIES) / 2),
+        (FSDP | {"weights_fp32": True}, 4 * ALL / 4 + 4 * UNIT + COPIES),
+        (FSDP | {"weights_fp32": True, "software": "llm-foundry"}, 4 * ALL / 4 + 2 * UNIT),
+        ({"parallel": "zero3", "gpus": 4, "weights_fp32": True}, 4 * ALL / 4 + 4 * UNIT + COPIES),
         (LORA | {"weights_fp32": True}, 2 * ALL + 4 * ADAPTERS),
     ],
 )
@@ -451,13 +463,14 @@ def test_software_that_quantises_its_head_holds_less() -> None:
 @pytest.mark.parametrize(
     ("chosen", "size"),
     [
-        (FSDP, 2 * ALL * 3 / 4 - 2 * UNIT),
-        ({"parallel": "zero3", "gpus": 4}, 2 * ALL * 3 / 4 - 2 * UNIT),
-        (FSDP | LORA, (2 * ALL + 4 * ADAPTERS) * 3 / 4 - 2 * UNIT),
-        (FSDP | {"offload_weights": True}, 2 * ALL - 2 * UNIT - 2 * 890 * 2),
-        (FSDP | {"gpus": 2}, 0.0),  # two layers and a table are more than the other half
+        (FSDP, 2 * ALL),
+        ({"parallel": "zero3", "gpus": 4}, 2 * ALL),
+        (FSDP | LORA, 2 * ALL + 4 * ADAPTERS),
+        (FSDP | {"offload_weights": True}, 2 * ALL),
+        (FSDP | {"weights_fp32": True}, 4 * ALL + COPIES),
+        ({"weights_fp32": True}, COPIES),
         ({"parallel": "fsdp"}, 0.0),
-        ({"parallel": "zero2", "gpus": 4}, 0.0),
+        ({"parallel": "zero2", "gpus": 4}, 2 * ALL),
         (FSDP | {"software": "transformers"}, 0.0),
     ],
 )
@@ -492,9 +505,10 @@ def test_bytes_of_gradients_on_a_device(chosen: dict[str, Any], size: float) -> 
         ({"master_fp32": True, "optimizer": "sgd"}, 4 * ALL),
         ({"optimizer": "sgd"}, 0.0),
         ({"optimizer": "adafactor"}, 0.0),
-        ({"optimizer": "adamw8bit"}, 2 * (1 + 1 / 64) * ALL),
+        ({"optimizer": "adamw8bit"}, 2 * (1 + 1 / 64) * (ALL - TABLE) + 8 * TABLE),
+        ({"optimizer": "adamw8bit", "software": "torchtune"}, 2 * (1 + 1 / 64) * ALL),
         ({"optimizer": "paged_adamw"}, 2 * 4 * ALL),
-        ({"optimizer": "paged_adamw8bit"}, 2 * (1 + 1 / 64) * ALL),
+        ({"optimizer": "paged_adamw8bit"}, 2 * (1 + 1 / 64) * (ALL - TABLE) + 8 * TABLE),
         (LORA, 2 * 4 * ADAPTERS),
         (LORA | {"software": "torchtune", "weights_fp32": True}, 2 * 2 * ADAPTERS),
         ({"parallel": "zero1", "gpus": 4}, 2 * 2 * ALL / 4),
@@ -632,7 +646,9 @@ def test_a_frozen_role_holds_weights_of_the_compute_type_alone() -> None:
     assert of(frozen_role, weights_fp32=True) == {"weights": 2 * ALL}
     assert of(frozen_role, **LORA) == {"weights": 2 * ALL}
     divided = of(frozen_role, **FSDP, weights_fp32=True)
-    assert divided == {"weights": 2 * ALL / 4 + 2 * UNIT}
+    assert divided == {"weights": 2 * ALL / 4}
+    others = of(frozen_role, **FSDP, software="torchtune")
+    assert others == {"weights": 2 * ALL / 4 + 2 * UNIT}
 
 
 def test_the_cache_by_hand() -> None:

@@ -339,8 +339,8 @@ def test_a_stage_alone_needs_no_other_section(tmp_path: Path) -> None:
     )
     params, notes = completed(file, [], ("sft",))
     stage = plan(params, aim(params, "a100-80"), ("sft",)).stages[0]
-    # fp32, and the copy that autocast keeps
-    assert stage.memory["policy"]["weights"] == (4 + 2) * 6_738_415_616
+    # fp32, and the copy that autocast keeps of all but the embedding
+    assert stage.memory["policy"]["weights"] == (4 + 2) * 6_738_415_616 - 2 * 32000 * 4096
     assert stage.steps == 100
     assert "sft.epochs" in notes[0]
 
@@ -431,9 +431,11 @@ def test_sharding_of_a_stage_is_its_parallelism_and_offloading_needs_it(
     params = demo()
     place = params.where.default.model_copy(update={"sharding": word, "offload": True})
     where = params.where.model_copy(update={"default": place})
-    levers = settings(params.model_copy(update={"where": where}), aim(params))["sft"].levers
-    assert levers.parallel == parallel
-    assert (levers.offload_optimizer, levers.offload_weights) == (offloads, offloads)
+    placed = params.model_copy(update={"where": where})
+    alone, two = (settings(placed, aim(params, gpus=gpus))["sft"].levers for gpus in (1, 2))
+    assert two.parallel == parallel
+    assert (two.offload_optimizer, two.offload_weights) == (offloads, offloads)
+    assert (alone.offload_optimizer, alone.offload_weights) == (False, False)
 
 
 def test_what_is_read_besides_training_is_counted() -> None:
