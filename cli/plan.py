@@ -191,6 +191,8 @@ def plan(
     file = params_file or Path("params.yaml")
     params, notes = completed(file, assignments or [], stages)
     aim = target(params, hardware, gpus, usd_per_gpu_hour, Path())
+    for line in _stands_on_guesses(params, hardware):
+        typer.echo(line, err=True)
     make = _of_cycle if retrain else run_plan
     chosen = stages or stages_of(params.align.method)
     if sweep is not None:
@@ -224,6 +226,23 @@ def _of_cycle(params: "Params", aim: "Target", stages: tuple[str, ...]) -> "Plan
     from costs.planning.retraining import plan_cycle
 
     return plan_cycle(plan(params, aim, stages), params, aim)
+
+
+def _stands_on_guesses(params: "Params", hardware: str | None) -> list[str]:
+    """What makes every figure below a guess, and what changes that: said first."""
+    from costs.planning.machine import this_machine
+
+    lines = [
+        f"data.{setting}.path={path} does not exist: its rows are assumed. Put the file there, or "
+        "fix the path."
+        for setting, path in params.data.local_paths().items()
+        if setting != "vote_source" and not Path(path).exists()
+    ]
+    if hardware is None and this_machine(Path()) is None:
+        lines.append(
+            "The rates of this machine are not measured: rlhf calibrate does that in a minute."
+        )
+    return lines
 
 
 def _noted(made: "Plan", notes: tuple[str, ...]) -> "Plan":

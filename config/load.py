@@ -1,6 +1,7 @@
 """Reading params.yaml: YAML -> overrides -> Params, each mistake in one line."""
 
 import difflib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ def load(path: Path, overrides: list[str] | None = None) -> Params:
     Raises ParamsError with one line for a missing or broken file, an unknown key, a wrong type or
     an impossible combination.
     """
-    return validate(compose(read(path), {}, overrides or []), str(path))
+    return validate(compose(read(path), {}, overrides or []), str(path), overrides or [])
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -83,8 +84,9 @@ def _parsed(text: str) -> Any:
         return yaml.safe_load(text)  # whose message names the line that is wrong, not the last one
 
 
-def validate(content: dict[str, Any], origin: str) -> Params:
-    """Params from a mapping; `origin` names it in messages.
+def validate(content: dict[str, Any], origin: str, overrides: Sequence[str] = ()) -> Params:
+    """Params from a mapping; `origin` names it in messages, and `overrides` are those
+    `section.key=value` that it came to hold by --set.
 
     Raises ParamsError with one line, or with one for each section that has moved.
     """
@@ -93,10 +95,10 @@ def validate(content: dict[str, Any], origin: str) -> Params:
     try:
         return Params.model_validate(content)
     except ValidationError as error:
-        raise ParamsError(_explain(error, content, origin)) from None
+        raise ParamsError(_explain(error, origin, overrides)) from None
 
 
-def _explain(error: ValidationError, content: dict[str, Any], origin: str) -> str:
+def _explain(error: ValidationError, origin: str, overrides: Sequence[str]) -> str:
     """The first mistake in one line, and how many more there are."""
     problems = error.errors()
     # a misspelt key is also a missing one: the misspelling is what helps
@@ -110,18 +112,21 @@ def _explain(error: ValidationError, content: dict[str, Any], origin: str) -> st
         for i, part in enumerate(loc)
         if not (part in tags and i and loc[i - 1].endswith("source"))
     )
+    origin = f"in {origin}"
+    if any(f"{place}.".startswith(f"{each.partition('=')[0].strip()}.") for each in overrides):
+        origin = "from --set"
     more = f" ({len(problems) - 1} more)" if len(problems) > 1 else ""
     match first["type"]:
         case "extra_forbidden" if place in GONE:
-            return f"{place} in {origin} is gone: {GONE[place]}. Delete the line.{more}"
+            return f"{place} {origin} is gone: {GONE[place]}. Delete the line.{more}"
         case "extra_forbidden":
             known = _known_keys(loc[:-1])
             close = difflib.get_close_matches(loc[-1], known, n=1)
             hint = f"did you mean {close[0]}?" if close else f"known there: {', '.join(known)}."
-            return f"{place} is not a parameter in {origin}; {hint}{more}"
+            return f"{place} is not a parameter {origin}; {hint}{more}"
         case "missing":
             return (
-                f"{place} is missing in {origin}; every parameter must be given, recipes/base.yaml "
+                f"{place} is missing {origin}; every parameter must be given, recipes/base.yaml "
                 f"has them all.{more}"
             )
         case _:
@@ -130,7 +135,7 @@ def _explain(error: ValidationError, content: dict[str, Any], origin: str) -> st
             if isinstance(shown, str) and "e" in shown.lower() and is_number(shown):
                 note = " YAML reads it as text: write 1.0e-5, not 1e-5."
             return (
-                f"{place}={shown!r} in {origin}: "
+                f"{place}={shown!r} {origin}: "
                 f"{first['msg'][0].lower()}{first['msg'][1:]}.{note}{more}"
             )
 

@@ -21,7 +21,7 @@ def test_a_command_works_from_a_folder_of_the_project(
     done = CliRunner().invoke(
         app, ["plan", "--recipe", "mine.yaml", "--html", "plan.html"], catch_exceptions=False
     )
-    assert done.output.strip() == "data/raw/plan.html"
+    assert done.stdout.strip() == "data/raw/plan.html"
     assert (below / "plan.html").exists()
     assert Path.cwd() == project
     assert json.loads(CliRunner().invoke(app, ["clean", "--json"]).output)

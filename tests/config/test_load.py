@@ -24,6 +24,28 @@ def test_the_nearest_valid_name_is_offered_for_a_misspelt_key() -> None:
         validate(content, "params.yaml")
 
 
+@pytest.mark.parametrize(
+    ("assignment", "told"),
+    [
+        ("evaluate.prompts=0", "evaluate.prompts=0 from --set: input should be"),
+        ("evaluate.promts=9", "evaluate.promts is not a parameter from --set; did you mean"),
+        ("data.source={kind: file, path: a}", "data.source.format is missing from --set;"),
+        ("seed=1", "sft.epochs='x' in "),
+        ("sft.epoch=1", "sft.epoch is not a parameter from --set;"),
+    ],
+)
+def test_a_value_from_the_command_line_is_named_as_such(
+    tmp_path: Path, assignment: str, told: str
+) -> None:
+    content = demo()
+    if assignment == "seed=1":
+        content["sft"]["epochs"] = "x"
+    (tmp_path / "mine.yaml").write_text(yaml.safe_dump(content))
+    with pytest.raises(ParamsError) as raised:
+        load(tmp_path / "mine.yaml", [assignment])
+    assert str(raised.value).startswith(told)
+
+
 def test_a_missing_parameter_is_named() -> None:
     content = demo()
     del content["sft"]["epochs"]

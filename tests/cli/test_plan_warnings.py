@@ -1,0 +1,43 @@
+"""What makes a plan a guess is said before its figures."""
+
+import json
+from pathlib import Path
+
+import yaml
+from typer.testing import CliRunner
+
+from cli.main import app
+from config.machine import MACHINE_FILE
+from tests.conftest import ROOT
+from tests.costs.machines import machine
+
+
+def warned(*arguments: str) -> list[str]:
+    done = CliRunner().invoke(app, ["plan", "--json", *arguments], catch_exceptions=False)
+    assert json.loads(done.stdout)
+    return done.stderr.splitlines()
+
+
+def test_data_that_is_not_there_and_rates_that_are_not_measured_are_named(project: Path) -> None:
+    assert warned() == [
+        "The rates of this machine are not measured: rlhf calibrate does that in a minute."
+    ]
+    mine = project / "mine.yaml"
+    mine.write_text(
+        f"extends: {ROOT / 'recipes' / 'demo.yaml'}\n"
+        "data:\n  source: {kind: file, path: absent.jsonl, format: pairs, columns: {}}\n"
+    )
+    found = warned("--recipe", "mine.yaml", "--hardware", "a100-80")
+    assert found == [
+        "data.source.path=absent.jsonl does not exist: its rows are assumed. Put the file there, or "
+        "fix the path."
+    ]
+    (project / "absent.jsonl").write_text('{"prompt": "a", "chosen": "b", "rejected": "c"}\n')
+    assert warned("--recipe", "mine.yaml", "--hardware", "a100-80") == []
+
+
+def test_a_measured_machine_is_not_warned_of(project: Path) -> None:
+    (project / MACHINE_FILE).parent.mkdir()
+    measured = yaml.safe_dump(machine().model_dump(mode="json"))
+    (project / MACHINE_FILE).write_text(measured)
+    assert warned() == []
