@@ -29,8 +29,8 @@ def test_data_that_is_not_there_and_rates_that_are_not_measured_are_named(projec
     )
     found = warned("--recipe", "mine.yaml", "--hardware", "a100-80")
     assert found == [
-        "data.source.path=absent.jsonl does not exist: its rows are assumed. Put the file there, or "
-        "fix the path."
+        "data.source.path=absent.jsonl does not exist: its rows are assumed. Put the file there, "
+        "or fix the path."
     ]
     (project / "absent.jsonl").write_text('{"prompt": "a", "chosen": "b", "rejected": "c"}\n')
     assert warned("--recipe", "mine.yaml", "--hardware", "a100-80") == []

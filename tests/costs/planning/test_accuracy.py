@@ -3,12 +3,14 @@
 import json
 from math import exp, log
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from typer.testing import CliRunner
 
-from cli.plan import plan
+from cli.main import app
 from config.records import PlannedRow
 from costs.ledger.history import HISTORY, this_machine
 from costs.planning.accuracy import NEWEST_RUNS, correction, ratios, spread, with_errors
@@ -90,16 +92,22 @@ def past(
     )
 
 
+def planned(recipe: Path) -> dict[str, Any]:
+    """What `rlhf plan` says of the stage ppo on one device."""
+    options = ["--recipe", str(recipe), "--stage", "ppo", "--gpus", "1", "--json"]
+    done = CliRunner().invoke(app, ["plan", *options], catch_exceptions=False)
+    return dict(json.loads(done.stdout))
+
+
 def test_the_plan_command_shows_what_past_runs_make_of_it(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recipe = Path("recipes/demo.yaml").absolute()
     monkeypatch.chdir(tmp_path)
     (tmp_path / HISTORY).parent.mkdir()
     rows = [past(hardware="cpu", stage="ppo", seconds=seconds) for seconds in (1.5, 1.6, 1.7)]
     (tmp_path / HISTORY).write_text("".join(row.model_dump_json() + "\n" for row in rows))
-    plan(params_file=recipe, stage=["ppo"], as_json=True, gpus=1)
-    stage = json.loads(capsys.readouterr().out)["stages"][0]
+    stage = planned(recipe)["stages"][0]
     band = stage["error"]["seconds"]
     assert band["corrected"]
     assert band["expected"] == pytest.approx((1.5 * 1.6 * 1.7) ** (1 / 3) * stage["seconds"])
@@ -107,7 +115,7 @@ def test_the_plan_command_shows_what_past_runs_make_of_it(
 
 
 def test_the_plan_command_tells_a_row_of_the_history_that_a_crash_cut(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recipe = Path("recipes/demo.yaml").absolute()
     monkeypatch.chdir(tmp_path)
@@ -115,8 +123,7 @@ def test_the_plan_command_tells_a_row_of_the_history_that_a_crash_cut(
     row = past(hardware="cpu", stage="ppo").model_dump_json() + "\n"
 
     def notes_and_runs() -> tuple[list[str], int]:
-        plan(params_file=recipe, stage=["ppo"], as_json=True, gpus=1)
-        content = json.loads(capsys.readouterr().out)
+        content = planned(recipe)
         return [note for note in content["assumptions"] if str(HISTORY) in note], content["stages"][
             0
         ]["error"]["seconds"]["runs"]
