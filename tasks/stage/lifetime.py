@@ -16,7 +16,7 @@ import psutil
 from config import jsonl
 from config.alive import created, is_alive, now
 from config.atomic_file import write_atomically
-from config.records import STAGES, AttemptRow
+from config.records import STAGES, AttemptRow, UsageRow
 from tasks.run.run import Run
 from tasks.stage.outcome import last_attempt
 from tasks.stage.progress import attempts
@@ -31,8 +31,12 @@ class Life(NamedTuple):
     pid: int
     created: float
     """As config/alive.py counts."""
+    begun: float
+    """When its newest attempt was: as it was created, or later where stage processes were started
+    anew below it.
+    """
     seconds: float
-    """Lived, when it was last seen alive."""
+    """Lived since it has begun, when it was last seen alive."""
     before: int
     """The last attempt before it: rows of later ones are its own, whether the process that writes
     them is this one or the one that this one, a shell or a launcher, has started.
@@ -60,18 +64,19 @@ class Lifetime:
             if self.life is None or self.life.pid != attempt.pid:
                 self._found(attempt.pid)
             elif self._attempt is not None:  # several processes were started anew below this one
-                self.life = self.life._replace(created=now(), seconds=0.0)
+                self.life = self.life._replace(begun=now(), seconds=0.0)
             self._attempt = attempt.attempt
         elif self.life is None:
             self._found(_child(dvc))
         if self.life is not None and is_alive(self.life.pid, self.life.created):
-            self.life = self.life._replace(seconds=now() - self.life.created)
+            self.life = self.life._replace(seconds=now() - self.life.begun)
             self._keep(self.life)
 
     def _found(self, pid: int | None) -> None:
         if pid is not None:
             with suppress(psutil.NoSuchProcess):
-                self.life = Life(self._run_id, pid, created(pid), 0.0, self._before)
+                at = created(pid)
+                self.life = Life(self._run_id, pid, at, at, 0.0, self._before)
 
     def _keep(self, life: Life) -> None:
         """A full disk is no reason to end a stage."""
@@ -81,12 +86,16 @@ class Lifetime:
                 write_atomically(self._path, json.dumps(life))
 
     def end(self, last: AttemptRow | None) -> None:
-        """The process has ended, with `last` as its newest row: what it lived is noted, unless it
-        said so itself. Where the disk is full that is left to the next run.
+        """The process has ended, with `last` as its newest row: what it lived is noted, or if it
+        said so itself what it lived on after that. Where the disk is full that is left to the next
+        run.
         """
-        if self.life is not None and (last is None or last.event != "end"):
+        if self.life is not None:
             try:
-                note_loss(self._root, self._stage, self.life, time.time(), last)
+                if last is None or last.event != "end":
+                    note_loss(self._root, self._stage, self.life, time.time(), last)
+                else:
+                    note_exit(self._root, self._stage, self.life, last)
             except OSError as error:
                 logger.warning("what %s has cost is noted by the next run: %s", self._stage, error)
                 return
@@ -125,6 +134,34 @@ def note_loss(
         world_size=last.world_size if last else 1,
     )
     jsonl.append(root / "runs" / stage / "attempts.jsonl", row)
+
+
+def note_exit(root: Path, stage: str, life: Life, end: AttemptRow) -> None:
+    """Append what a process lived beyond its own rows: from its last one, which it writes before
+    its interpreter and its device are let go of and its launcher ends.
+    """
+    path = root / "runs" / stage / "usage.jsonl"
+    rows: list[UsageRow] = jsonl.read(path, UsageRow).rows
+    counted = [
+        row.seconds for row in rows if (row.run_id, row.attempt) == (end.run_id, end.attempt)
+    ]
+    beyond = life.seconds - sum(counted)
+    if not counted or beyond <= 0:
+        return
+    row = UsageRow(
+        time=time.time(),
+        run_id=end.run_id,
+        attempt=end.attempt,
+        step=end.step,
+        phase="other",
+        seconds=beyond,
+        tokens=0,
+        sequences=0,
+        peak_bytes=0,
+        device=end.device,
+        world_size=end.world_size,
+    )
+    jsonl.append(path, row)
 
 
 def note_killed(root: Path) -> None:

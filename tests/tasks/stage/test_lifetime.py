@@ -10,7 +10,7 @@ import pytest
 from config import jsonl
 from config.alive import created, now
 from config.load import load
-from config.records import AttemptRow
+from config.records import AttemptRow, UsageRow
 from costs.ledger.attempts import read_attempts
 from tasks.run.run import Run
 from tasks.stage import lifetime
@@ -129,7 +129,7 @@ def test_the_attempt_of_a_process_below_a_shell_is_the_one_that_was_lost(
 def test_a_stage_that_several_times_starts_anew_below_one_process_is_not_paid_for_twice(
     run: Run, parent: "subprocess.Popen[bytes]"
 ) -> None:
-    seen = watched(run, parent, 0.3)
+    seen = watched(run, parent, 1.2)
     assert seen.life is not None
     for attempt in (1, 2):
         start = AttemptRow(
@@ -143,3 +143,39 @@ def test_a_stage_that_several_times_starts_anew_below_one_process_is_not_paid_fo
         )
         seen.look(parent.pid, start)
     assert seen.life.seconds < 0.2
+    time.sleep(0.3)
+    seen.look(parent.pid, start)
+    assert 0.3 <= seen.life.seconds < now() - created(seen.life.pid) - 0.2
+    seen.end(start)
+    assert rows(run)[-1].lived_seconds == pytest.approx(seen.life.seconds)
+
+
+def test_what_a_process_lives_on_after_its_last_row_is_paid_for(
+    run: Run, parent: "subprocess.Popen[bytes]"
+) -> None:
+    """It lets go of its memory and its device; other attempts' rows are not its own."""
+    seen = Lifetime(run, "sft")
+    folder = run.root / "runs" / "sft"
+    deadline = time.monotonic() + 30.0
+    while seen.life is None:
+        assert time.monotonic() < deadline
+        seen.look(parent.pid, None)
+    common = {"time": time.time(), "run_id": "r", "step": 3, "device": "cpu", "world_size": 2}
+    for attempt, seconds in ((1, 9.0), (2, 0.2)):
+        work = {"tokens": 5, "sequences": 1, "peak_bytes": 7}
+        usage = UsageRow(attempt=attempt, phase="train", seconds=seconds, **common, **work)
+        jsonl.append(folder / "usage.jsonl", usage)
+    end = AttemptRow(
+        attempt=2, event="end", fingerprint="", pid=seen.life.pid, exit_code=0, **common
+    )
+    jsonl.append(folder / "attempts.jsonl", end)
+    while seen.life.seconds < 0.5:
+        assert time.monotonic() < deadline
+        seen.look(parent.pid, end)
+    seen.end(end)
+    attempt = next(attempt for attempt in read_attempts(folder)[0] if attempt.number == 2)
+    assert attempt.done
+    assert sum(row.seconds for row in attempt.usage) == pytest.approx(seen.life.seconds)
+    beyond = attempt.usage[-1]
+    assert (beyond.phase, beyond.step, beyond.world_size, beyond.tokens) == ("other", 3, 2, 0)
+    assert not process_path(run.root, "sft").exists()
