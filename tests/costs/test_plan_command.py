@@ -48,10 +48,12 @@ def test_a_stage_can_be_planned_alone() -> None:
 def test_the_contest_of_a_retrain_cycle_is_planned_where_it_is_asked_for(tmp_path: Path) -> None:
     run_alone = json.loads(run("--json").stdout)
     cycle = json.loads(run("--retrain", "--json", "--html", str(tmp_path / "plan.html")).stdout)
-    assert cycle["stages"][:-1] == run_alone["stages"]
-    contest = cycle["stages"][-1]
-    assert contest["stage"] == "contest"
-    assert cycle["total"]["seconds"] == run_alone["total"]["seconds"] + contest["seconds"]
+    examine, *stages, contest = cycle["stages"]
+    assert stages == run_alone["stages"]
+    assert (examine["stage"], contest["stage"]) == ("examine", "contest")
+    assert cycle["total"]["seconds"] == pytest.approx(
+        run_alone["total"]["seconds"] + contest["seconds"] + examine["seconds"]
+    )
     assert "contest" in (tmp_path / "plan.html").read_text()
     with pytest.raises(UserError, match="--retrain"):
         raise run("--retrain", "--sweep", "model").exception  # type: ignore[misc]
