@@ -17,7 +17,9 @@ def key_figure(stage: str, metrics: Mapping[str, Any]) -> str:
     match stage:
         case "data":
             rows = value.get("rows_kept", value.get("rows"))
-            return f"{count(rows)} rows" if rows is not None else ""
+            refused = value.get("rows_quarantined", 0)
+            more = f", {count(refused)} refused: data/prepared/quarantine.jsonl" if refused else ""
+            return f"{count(rows)} rows{more}" if rows is not None else ""
         case "sft":
             return f"eval loss {decimal(value['eval_loss'])}" if "eval_loss" in value else ""
         case "reward":

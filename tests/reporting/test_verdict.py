@@ -150,12 +150,15 @@ def test_each_stage_has_its_key_figure(tmp_path: Path, params: Params) -> None:
     write_pipeline_run(tmp_path)
     metrics = read_findings(tmp_path, params).metrics
     assert {stage: key_figure(stage, content) for stage, content in metrics.items() if content} == {
-        "data": "25,974 rows",
+        "data": "25,974 rows, 26 refused: data/prepared/quarantine.jsonl",
         "sft": "eval loss 0.641",
         "reward": "accuracy 83.2% of 84.8% possible",
         "ppo": "score 1.62, KL 7.90",
         "evaluate": "gold 0.566 → 0.884",
     }
+    refused = {"rows_kept": 1199, "rows_quarantined": 2}
+    assert key_figure("data", refused) == "1,199 rows, 2 refused: data/prepared/quarantine.jsonl"
+    assert key_figure("data", {**refused, "rows_quarantined": 0}) == "1,199 rows"
     assert key_figure("evaluate", {"gold_sft": None, "win_rate_reward": 0.931}) == "win rate 93.1%"
     assert key_figure("dpo", {"accuracy": 0.871, "margin": 1.25}) == "accuracy 87.1%, margin 1.25"
     assert {key_figure(stage, {}) for stage in metrics} == {""}
