@@ -71,6 +71,19 @@ def test_rewards_are_the_penalty_everywhere_and_the_score_once_at_the_last_token
     torch.testing.assert_close(rewards, torch.tensor([[-0.05, 0.1, 9.8], [-4.3, 0.0, 0.0]]))
 
 
+def test_rewards_have_the_precision_of_the_penalty_whatever_the_scores_have() -> None:
+    kl_BT, mask_BT = padded([[0.5, -1.0], [3.0]])
+    for dtype in (torch.float64, torch.float32):
+        rewards = token_rewards(kl_BT.to(dtype), torch.tensor([10, -4]), mask_BT, 0.5)
+        assert rewards.dtype == dtype
+        assert rewards.tolist() == [[-0.25, 10.5], [-5.5, 0.0]]
+
+
+def test_a_response_without_a_token_has_its_score_at_the_first_place() -> None:
+    kl_BT, mask_BT = torch.full((1, 3), 2.0), torch.zeros(1, 3, dtype=torch.bool)
+    assert token_rewards(kl_BT, torch.tensor([7.0]), mask_BT, 0.5).tolist() == [[7.0, 0.0, 0.0]]
+
+
 @given(LENGTHS, SEEDS)
 def test_zero_kl_leaves_a_reward_at_the_last_token_only(lengths: list[int], seed: int) -> None:
     mask_BT = masked(lengths)
