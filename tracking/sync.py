@@ -187,9 +187,8 @@ class Shipment:
             + cost_metrics(book, row.time)
             + bought_metrics(results["evaluate"], book, row.time)
         )
-        metrics += plan_metrics(
-            reconcile(read_plan(folder), book), kwh(book.device_seconds, params), row.time
-        )
+        energy = kwh({stage.stage: stage.device_seconds for stage in book.stages}, params)
+        metrics += plan_metrics(reconcile(read_plan(folder), book), energy, row.time)
         log(self._connection, run_id, metrics=metrics)
         log_evidence(self._connection, run_id, folder)
         log(self._connection, run_id, tags=description(run_id, folder))

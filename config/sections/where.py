@@ -35,6 +35,13 @@ Level = Annotated[Literal["none", "zero2", "zero3"], BeforeValidator(_present)]
 WEIGHTS_DIVIDED = ("zero2", "zero3")
 
 
+def can_be_divided(sharding: str, optimizer: str, quantisation: str | None) -> bool:
+    """Whether `sharding` can divide a stage's states: blocks of 8-bit moments and packed 4-bit
+    weights can not be cut.
+    """
+    return sharding not in WEIGHTS_DIVIDED or (optimizer != "adamw8bit" and quantisation is None)
+
+
 class Place(Section):
     """Where a stage runs that says nothing else."""
 

@@ -65,7 +65,8 @@ def remember(root: Path, book: Ledger, reconciled: Reconciled) -> int:
     rows = []
     for stage in (stage for stage in reconciled.stages if stage.stage in made):
         for phase, comparison in [*stage.phases.items(), ("", stage.whole)]:
-            row = _row(book.run_id, reconciled.hardware, stage.stage, phase, comparison)
+            device = stage.hardware or reconciled.hardware
+            row = _row(book.run_id, device, stage.stage, phase, comparison)
             rows += [row] if row else []
     for row in rows:
         jsonl.append(root / HISTORY, row)

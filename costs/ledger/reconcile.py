@@ -49,6 +49,8 @@ class StageComparison:
     stage: str
     whole: Comparison
     phases: Mapping[str, Comparison]
+    hardware: str = ""
+    """The device that the stage was planned for, which is its pool's; empty without a plan."""
 
 
 @dataclass(frozen=True)
@@ -109,7 +111,8 @@ def _stage(stage: StageCost, planned: Mapping[str, Any] | None, price: float) ->
         planned_peak_bytes=(planned["peak_bytes_per_gpu"] or None) if planned else None,
         measured_peak_bytes=max(phase.peak_bytes for phase in stage.made) if made else None,
     )
-    return StageComparison(stage.stage, whole, phases)
+    hardware = str(planned.get("hardware", "")) if planned else ""
+    return StageComparison(stage.stage, whole, phases, hardware)
 
 
 def _phase(

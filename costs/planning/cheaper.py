@@ -10,6 +10,7 @@ from config.errors import CostError
 from config.load import validate
 from config.records import SAMPLING_METHODS
 from config.schema import Params
+from config.sections.where import can_be_divided
 from costs.formulas.setting import Levers
 from costs.planning.planner import Target, settings
 from costs.planning.search import Found, Goal, search, section_changes
@@ -79,7 +80,11 @@ def allowed_levers(
         stage == "sft" or (stage == "reward" and params.reward.init == "base")
     )
 
+    sharding = params.where.of(stage).sharding
+
     def allowed(levers: Levers) -> bool:
+        if not can_be_divided(sharding, levers.optimizer, quantisation):
+            return False
         if levers.tuning == "lora":
             return levers.quantisation == quantisation and not learnt_nothing
         # the policy would learn from other weights than its reference has

@@ -2,6 +2,9 @@
 it where that is paid apart.
 """
 
+from collections.abc import Mapping
+
+from config.records import STAGES
 from config.schema import Params
 from config.sections.where import LOCAL
 from costs.tables.catalogue import hardware
@@ -15,10 +18,14 @@ def pool_of(params: Params, stage: str | None) -> str:
     return params.where.of(stage).pool if stage is not None else LOCAL
 
 
-def watts(params: Params) -> float:
-    """Power of one device at work: prices.watts, else that of its row in hardware.yaml. Raises
+def watts(params: Params, stage: str | None = None) -> float:
+    """Power of one device at work: prices.watts, else that of its row in hardware.yaml. Of a stage
+    that is placed on a work pool whose device prices.device_by_pool names: that device's. Raises
     CostError for an unknown device.
     """
+    pool = pool_of(params, stage)
+    if pool in params.prices.device_by_pool:
+        return hardware(params.prices.device_by_pool[pool]).watts
     return params.prices.watts or hardware(params.prices.device or OWN_DEVICE).watts
 
 
@@ -33,10 +40,15 @@ def usd_per_device_hour(params: Params, stage: str | None = None) -> float:
     if pool in prices.usd_per_device_hour_by_pool:
         return prices.usd_per_device_hour_by_pool[pool]
     return prices.usd_per_device_hour + (
-        watts(params) / 1000 * prices.usd_per_kwh if prices.usd_per_kwh else 0.0
+        watts(params, stage) / 1000 * prices.usd_per_kwh if prices.usd_per_kwh else 0.0
     )
 
 
-def kwh(device_seconds: float, params: Params) -> float:
-    """Energy of a time on devices, at their power at work."""
-    return device_seconds / 3600 * watts(params) / 1000
+def kwh(device_seconds: Mapping[str, float], params: Params) -> float:
+    """Energy of stages' times on their devices, at the power of each at work: the sum of
+    device_seconds / 3600 x watts / 1000.
+    """
+    return sum(
+        seconds / 3600 * watts(params, stage if stage in STAGES else None) / 1000
+        for stage, seconds in device_seconds.items()
+    )

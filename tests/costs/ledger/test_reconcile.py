@@ -445,3 +445,13 @@ def test_a_note_of_skipped_rows_says_what_to_do() -> None:
         f"2 rows of {HISTORY} cut by a crash or not understood: left out of the error of past "
         "plans. Delete them from the file to lose this line."
     )
+
+
+def test_what_a_stage_took_is_remembered_of_the_device_that_it_was_planned_for(
+    tmp_path: Path,
+) -> None:
+    book = stopped_then_done(tmp_path)
+    planned = plan(start=5.0, train=16.0, save=2.0)
+    planned["stages"][0]["hardware"] = "h100-sxm"
+    remember(tmp_path, book, reconcile(planned, book))
+    assert {row.hardware for row in read_history(tmp_path).rows} == {"h100-sxm"}

@@ -20,6 +20,7 @@ from costs.planning.search import (
     within_total,
 )
 from costs.tables.catalogue import price
+from tests.conftest import ROOT
 from tests.costs.settings import ppo, sft
 
 A100 = price("a100-80")
@@ -207,3 +208,17 @@ def test_two_thousand_combinations_take_at_most_five_cpu_seconds() -> None:
     found = search(setting, A100, "usd", adapters=True)
     assert found.tried >= 2000
     assert time.process_time() - began < 5
+
+
+@pytest.mark.parametrize("goal", ["usd", "memory"])
+@pytest.mark.parametrize("adapters", [False, True])
+def test_levers_of_divided_stages_are_those_that_params_may_say(goal: str, adapters: bool) -> None:
+    params = load(ROOT / "recipes" / "node-8gpu.yaml")
+    aim = target(params, None, None, None, Path("nowhere"))
+    made = cheapest(params, aim, ("sft", "reward"), goal, adapters).params  # type: ignore[arg-type]
+    assert made.sft.optimizer == made.reward.optimizer == "adamw"
+    assert made.model.quantisation is None
+    alone = load(ROOT / "recipes" / "node-8gpu.yaml", ["where.default.sharding=none"])
+    levers = Levers(optimizer="adamw8bit")
+    assert allowed_levers(alone, "sft", None)(levers)
+    assert not allowed_levers(params, "sft", None)(levers)

@@ -3,7 +3,7 @@ import pytest
 from config.errors import CostError
 from config.load import load
 from config.schema import Params
-from costs.tables.price import usd_per_device_hour, watts
+from costs.tables.price import kwh, usd_per_device_hour, watts
 from tests.conftest import ROOT
 
 
@@ -51,3 +51,17 @@ def test_a_stage_on_a_work_pool_costs_what_the_pool_does() -> None:
         == usd_per_device_hour(params)
         != 2.5
     )
+
+
+def test_a_stage_on_a_work_pool_draws_the_power_of_the_pools_device() -> None:
+    params = demo(
+        "where.ppo.pool=gpus",
+        "prices.device_by_pool={gpus: h100-sxm}",
+        "prices.watts=50",
+        "prices.usd_per_kwh=0.1",
+    )
+    assert (watts(params), watts(params, "sft"), watts(params, "ppo")) == (50, 50, 700)
+    hour = {"sft": 3600.0, "ppo": 2 * 3600.0, "contest": 3600.0}
+    assert kwh(hour, params) == pytest.approx(0.05 + 2 * 0.7 + 0.05)
+    on_top = usd_per_device_hour(params, "ppo") - usd_per_device_hour(params, "sft")
+    assert on_top == pytest.approx(0.1 * (0.7 - 0.05))
