@@ -21,6 +21,7 @@ from config.sections.online import Online, Ppo
 from config.sections.where import LOCAL
 from costs.formulas.setting import Attention, Levers, Parallel, Rlhf, Setting, Workload
 from costs.planning.data_stage import plan_data
+from costs.planning.idle import idle_note
 from costs.planning.machine import this_machine
 from costs.planning.plans import Plan
 from costs.planning.rows import Rows, count
@@ -202,6 +203,8 @@ def plan(params: Params, aim: Target, stages: tuple[str, ...] = ()) -> Plan:
             planned.append(plan_stage(setting_of(params, aim, stage, rows, model), own.price))
     aims = [aim.of(params, stage) for stage in chosen]
     notes = [note for stage in chosen for note in aim.assumed(params, stage)]
+    here = [each for each in planned if pool_of(params, each.stage) == LOCAL]
+    notes += idle_note(here, aim.price)
     return Plan(tuple(planned), (*assumptions(aims, rows), *notes))
 
 
