@@ -17,13 +17,12 @@ def idle_device_seconds(used: Sequence[tuple[int, float]]) -> float:
 
 
 def idle_note(stages: Sequence[StagePlan], price: Price) -> tuple[str, ...]:
-    """One line where devices of this machine wait, none where all stages use as many or where
-    devices cost nothing.
+    """One line where devices of this machine wait, none where all stages use as many.
 
     stages: those that run beside the pipeline.
     """
     idle = idle_device_seconds([(stage.gpus, stage.seconds) for stage in stages])
-    if not idle or not price.expected:
+    if not idle:
         return ()
     most = max(stage.gpus for stage in stages)
     fewer = [f"{stage.stage} ({stage.gpus})" for stage in stages if stage.gpus < most]

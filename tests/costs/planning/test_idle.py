@@ -28,7 +28,7 @@ def test_a_plan_says_what_the_devices_cost_that_wait_for_data_and_evaluation() -
     assert "data (1), evaluate (1)" in note
 
 
-def test_what_costs_nothing_or_runs_in_a_pool_of_its_own_waits_for_nobody() -> None:
+def test_what_runs_in_a_pool_of_its_own_waits_for_nobody() -> None:
     params = load(ROOT / "recipes" / "node-8gpu.yaml", [
         "where.data.pool=small", "where.evaluate.pool=small",
         "prices.device_by_pool={small: l4}", "prices.usd_per_device_hour_by_pool={small: 0.5}",
@@ -36,7 +36,7 @@ def test_what_costs_nothing_or_runs_in_a_pool_of_its_own_waits_for_nobody() -> N
     made = plan(params, target(params, None, None, None, Path("nowhere")))
     assert not [line for line in made.assumptions if "rented together" in line]
     one, eight = (replace(made.stages[1], gpus=gpus) for gpus in (1, 8))
-    assert idle_note([one, eight], own_price(0.0, "own", "today")) == ()
+    assert idle_note([eight, eight], own_price(1.0, "own", "today")) == ()
     assert len(idle_note([one, eight], own_price(1.0, "own", "today"))) == 1
 
 
