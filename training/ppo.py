@@ -20,25 +20,15 @@ are summed. All else every process computes for itself, with the same result.
 import logging
 import sys
 import time
-from collections.abc import Sequence
 from functools import partial
-from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from config.errors import TrainingDiverged
 from config.sections.online import Online, Ppo
-from training.distributed.collectives import (
-    all_reduce_gradients,
-    local_indices,
-    lockstep,
-    map_across_ranks,
-)
-from training.modeling.batching import token_budget_batches
+from training.distributed.collectives import all_reduce_gradients, local_indices
 from training.modeling.models import autocast
-from training.modeling.scoring import score
 from training.modeling.tokenizer import load_tokenizer
 from training.preparation.prompts import read_prompts
 from training.process.artifacts import write_json
@@ -47,7 +37,9 @@ from training.process.out_of_memory import OomBackoff
 from training.process.stage import Stage, run_stage
 from training.rl.advantages import Estimator, equal_groups, ppo_advantages
 from training.rl.divergence import check_rollout, check_update
+from training.rl.episodes import Episodes, choose_prompts, joined, mini_batches, pad_responses
 from training.rl.layouts import load_roles, save_policy
+from training.rl.passes import per_token, scores
 from training.rl.phases import in_phase
 from training.rl.ppo_math import (
     adapted_kl_coef,
@@ -57,7 +49,7 @@ from training.rl.ppo_math import (
     value_loss,
 )
 from training.rl.report import UpdateStatistics, rollout_statistics
-from training.rl.roles import Roles, in_pieces
+from training.rl.roles import Roles
 from training.rl.rollout_phase import own_logprobs, roll_out
 from training.rl.state import PpoState, load_state, save_state
 from training.rollout.engine import Limits, sampling_noise
@@ -88,244 +80,172 @@ def ppo(stage: Stage, estimate: Estimator = ppo_advantages) -> None:
     """The loop of PPO, RLOO and GRPO; `estimate` is the method's step 5."""
     settings: Online = stage.params.section(stage.name)
     critic = settings if isinstance(settings, Ppo) else None
+    seed = stage.params.seed
     tokenizer = load_tokenizer(stage.root / "data/tokenizer")
     prompts = read_prompts(stage, tokenizer)
     limits = Limits(settings.max_new_tokens, tokenizer.eos_token_id, tokenizer.pad_token_id)
     roles = load_roles(stage, tokenizer)
+    device = roles.policy.device
     state = load_state(stage, roles)
     oom_rollout = OomBackoff(stage, f"{stage.name}.rollout_batch_size", settings.rollout_batch_size)
     oom = OomBackoff(stage, f"{stage.name}.micro_batch_tokens", settings.micro_batch_tokens)
 
     while state.update < settings.updates and not state.ended:
-        update = state.update + 1
-        began = time.monotonic()
+        update, began = state.update + 1, time.monotonic()
         phase = partial(in_phase, stage, roles, update)
-        backoff, rollout_backoff = (
-            partial(oom.run, step=update),
-            partial(oom_rollout.run, step=update),
-        )
+        backoff = partial(oom.run, step=update)
+        rollout_backoff = partial(oom_rollout.run, step=update)
 
         # 1. roll out
-        batch = choose_prompts(prompts, settings, stage.params.seed, update)
-        noise_BT = sampling_noise(
-            len(batch), settings.max_new_tokens, seed=stage.params.seed * 1_000_003 + update
-        )
+        batch = choose_prompts(prompts, settings, seed, update)
+        noise_BT = sampling_noise(len(batch), limits.max_new_tokens, seed * 1_000_003 + update)
         with phase("rollout") as work:
             rollout = roll_out(rollout_backoff, roles, batch, noise_BT, settings, limits)
-            work.add(
-                tokens=sum(map(len, batch)) + sum(map(len, rollout.responses)), sequences=len(batch)
-            )
-        prompt_lengths = [len(prompt) for prompt in batch]
-        sequences = [
-            [*prompt, *response] for prompt, response in zip(batch, rollout.responses, strict=True)
-        ]
-        lengths = [len(ids) for ids in sequences]
-        tokens = sum(lengths)
+            sequences, starts = joined(batch, rollout.responses)
+            tokens = sum(map(len, sequences))
+            work.add(tokens, len(batch))
         with phase("logprobs"):
             logprobs, gap = own_logprobs(
-                backoff, roles, rollout.logprobs, sequences, prompt_lengths, settings
+                backoff, roles, rollout.logprobs, sequences, starts, settings
             )
 
         # 2. score
         with phase("score") as work:
-            score_B = torch.tensor(
-                map_across_ranks(
-                    backoff,
-                    lambda size, own: score(roles.reward_model, own, size).tolist(),
-                    sequences,
-                )
-            )
+            score_B = scores(backoff, roles.reward_model, sequences)
             work.add(tokens, len(batch))
         ended_B = torch.tensor([response[-1] == limits.eos for response in rollout.responses])
-        shaped_score_B = score_B - settings.missing_eos_penalty * ~ended_B
+        shaped_B = score_B - settings.missing_eos_penalty * ~ended_B
         if settings.score_clip is not None:
-            shaped_score_B = shaped_score_B.clamp(-settings.score_clip, settings.score_clip)
+            shaped_B = shaped_B.clamp(-settings.score_clip, settings.score_clip)
 
         # 3. reference log-probs, and values of a critic
         with phase("reference") as work:
-            ref_logprobs = map_across_ranks(
-                backoff,
-                lambda size, own, starts: roles.ref_logprobs(
-                    own, starts, in_pieces(settings, size)
-                ),
-                sequences,
-                prompt_lengths,
-            )
+            ref_logprobs = per_token(backoff, roles.ref_logprobs, sequences, starts, settings)
             work.add(tokens, len(batch))
         values = rollout.values
         if roles.value_model is not None:
             with phase("value") as work:
-                values = map_across_ranks(
-                    backoff,
-                    lambda size, own, starts: roles.values(own, starts, in_pieces(settings, size)),
-                    sequences,
-                    prompt_lengths,
-                )
+                values = per_token(backoff, roles.values, sequences, starts, settings)
                 work.add(tokens, len(batch))
         logprobs_BT, mask_BT = pad_responses(logprobs)
-        ref_logprobs_BT = pad_responses(ref_logprobs)[0]
+        ref_logprobs_BT, _ = pad_responses(ref_logprobs)
         values_BT = pad_responses(values)[0] if values is not None else None
 
         with phase("advantage"):
             # 4. rewards
             kl_BT = kl_per_token(logprobs_BT, ref_logprobs_BT, settings.kl.estimator)
-            reward_BT = token_rewards(kl_BT, shaped_score_B, mask_BT, state.kl_coef)
+            reward_BT = token_rewards(kl_BT, shaped_B, mask_BT, state.kl_coef)
             # 5. advantages
-            advantages_BT, returns_BT = estimate(reward_BT, values_BT, mask_BT, settings)
-            statistics = rollout_statistics(
-                logprobs_BT,
-                ref_logprobs_BT,
-                values_BT,
-                returns_BT,
-                mask_BT,
-                score_B,
-                ended_B,
-                state.kl_coef,
-            )
+            targets = estimate(reward_BT, values_BT, mask_BT, settings)
+            episodes = Episodes(sequences, starts, mask_BT, logprobs_BT, values_BT, *targets)
+            row = rollout_statistics(episodes, ref_logprobs_BT, score_B, ended_B, state.kl_coef)
             if critic is None:
-                statistics["equal_groups"] = equal_groups(
-                    shaped_score_B, settings.responses_per_prompt
-                )
-        try:
-            check_rollout(statistics, settings)
-        except TrainingDiverged:
-            save_state(stage, roles, state)
-            stage.log(update, statistics)  # what it is that went wrong
-            raise
+                row["equal_groups"] = equal_groups(shaped_B, settings.responses_per_prompt)
+        stop_if_diverged(stage, roles, state, row, settings)
 
         # 6. update
-        update_statistics = UpdateStatistics(critic is not None)
-        episodes = Episodes(
-            sequences, prompt_lengths, mask_BT, logprobs_BT, values_BT, advantages_BT, returns_BT
-        )
+        learnt = UpdateStatistics(critic is not None)
         with phase("update") as work:
             roles.set_learning_rates(settings, progress=state.update / settings.updates)
-            for mini_batch in mini_batches(len(batch), settings, stage.params.seed, update):
-                if (
-                    settings.target_kl is not None
-                    and update_statistics.approx_kl() > settings.target_kl
-                ):
+            for rows in mini_batches(len(batch), settings, seed, update):
+                if settings.target_kl is not None and learnt.approx_kl() > settings.target_kl:
                     break
-                own = [mini_batch[i] for i in local_indices([lengths[i] for i in mini_batch])]
-                mini_tokens = int(mask_BT[mini_batch].sum())
-                gradients = partial(
-                    add_gradients,
-                    roles,
-                    episodes.of(own),
-                    mini_tokens,
-                    settings,
-                    autocast(stage.params.model, roles.policy.device),
-                    update_statistics,
-                )
-                backoff(gradients, lockstep=roles.lockstep)
+                mini_batch = episodes.of(rows)
+                mini_tokens = int(mini_batch.mask.sum())
+                share = mini_batch.of(local_indices(mini_batch.lengths()))
+
+                def accumulate_gradients(budget_tokens: int) -> None:
+                    roles.optimizer.zero_grad(set_to_none=True)
+                    learnt.begin()
+                    for old, counts in share.micro_batches(budget_tokens, device, roles.lockstep):
+                        with autocast(stage.params.model, device):
+                            new = roles.forward(old.sequences, old.prompt_lengths, settings)
+                        policy = policy_loss(
+                            new.logprobs, old.logprobs, old.advantages, settings.cliprange
+                        )
+                        total, value = policy.losses.sum(), None
+                        if critic is not None:
+                            value = value_loss(
+                                new.values, old.values, old.returns, critic.cliprange_value
+                            )
+                            total = total + critic.vf_coef * value.losses.sum()
+                        loss = total / mini_tokens
+                        roles.backward(loss if counts else 0 * loss)
+                        if counts:
+                            learnt.add(policy, value, new)
+
+                # A function, as it runs again where memory does not suffice: what a failed run
+                # holds goes with its frame.
+                backoff(accumulate_gradients, lockstep=roles.lockstep)
                 all_reduce_gradients(roles.trainable().values())
-                update_statistics.step(roles.step(settings.max_grad_norm))
-                work.add(sum(lengths[i] for i in mini_batch), len(mini_batch))
-                check_update(update_statistics, update, stage.name)
+                learnt.step(roles.step(settings.max_grad_norm))
+                work.add(sum(mini_batch.lengths()), len(rows))
+                check_update(learnt, update, stage.name)
 
         # 7. report
         state.update, state.episodes = update, state.episodes + len(batch)
-        values_now = {
-            **statistics,
-            **gap,
-            **update_statistics.summary(),
-            "learning_rate": roles.optimizer.param_groups[0]["lr"],
-            "episodes": state.episodes,
-            "seconds": time.monotonic() - began,
-        }
-        stage.log(update, values_now)
-        if settings.kl.controller == "adaptive":
-            state.kl_coef = adapted_kl_coef(
-                state.kl_coef, statistics["kl"], settings.kl.target, settings.kl.horizon, len(batch)
-            )
+        rate, seconds = roles.optimizer.param_groups[0]["lr"], time.monotonic() - began
+        row |= gap | learnt.summary()
+        row |= {"learning_rate": rate, "episodes": state.episodes, "seconds": seconds}
+        stage.log(update, row)
         if update % settings.sample_every_updates == 0:
             write_samples(stage, update, tokenizer, batch, rollout.responses, score_B)
-        logger.info(
-            "update %d/%d  score %.3f  kl %.2f  length %.1f  entropy %.2f  eta %.0f s",
-            update,
-            settings.updates,
-            statistics["score"],
-            statistics["kl"],
-            statistics["length"],
-            values_now["entropy"],
-            values_now["seconds"] * (settings.updates - update),
-        )
-        state.ended = settings.max_kl is not None and statistics["kl"] > settings.max_kl
+        state.kl_coef = next_kl_coef(state.kl_coef, row["kl"], settings)
+        state.ended = settings.max_kl is not None and row["kl"] > settings.max_kl
+        log_progress(update, settings, row)
         if stage.agreed_to_stop() or update % settings.checkpoint_every_updates == 0:
             with phase("save"):
                 save_state(stage, roles, state)
         if stage.stopping:
             raise stage.stopped()
-        if state.ended:
-            logger.info(
-                "%s.max_kl=%s is passed at update %d: training ends here",
-                stage.name,
-                settings.max_kl,
-                update,
-            )
 
     with stage.meter.phase("save", state.update):
         write_outputs(stage, roles, state, tokenizer)
     stage.finish(f"models/{stage.name}", f"metrics/{stage.name}.json", f"plots/{stage.name}.csv")
 
 
-class Episodes(NamedTuple):
-    """What an update learns from: B episodes, per-token tensors [B, T]."""
-
-    sequences: list[list[int]]
-    prompt_lengths: list[int]
-    mask: Tensor
-    logprobs: Tensor
-    values: Tensor | None
-    advantages: Tensor
-    returns: Tensor | None
-
-    def of(self, rows: Sequence[int]) -> "Episodes":
-        """Some of them."""
-        columns: list[Any] = [
-            [column[i] for i in rows] for column in (self.sequences, self.prompt_lengths)
-        ]
-        columns += [x_BT[list(rows)] if x_BT is not None else None for x_BT in self[2:]]
-        return Episodes(*columns)
-
-
-def add_gradients(
-    roles: Roles,
-    episodes: Episodes,
-    mini_tokens: int,
-    settings: Online,
-    precision: torch.autocast,
-    statistics: UpdateStatistics,
-    micro_batch_tokens: int,
+def stop_if_diverged(
+    stage: Stage, roles: Roles, state: PpoState, row: dict[str, float], settings: Online
 ) -> None:
-    """Gradients of this process's share of a mini-batch that has `mini_tokens` response tokens in
-    all, afresh, in micro-batches.
+    """Raise TrainingDiverged if a rollout can not be learnt from, with the state before it saved
+    and what went wrong logged.
     """
-    roles.optimizer.zero_grad(set_to_none=True)
-    statistics.begin()
-    batches = token_budget_batches([len(ids) for ids in episodes.sequences], micro_batch_tokens)
-    for rows, counts in lockstep(batches) if roles.lockstep else [(rows, True) for rows in batches]:
-        own = episodes.of(rows)
-        with precision:
-            new = roles.forward(own.sequences, own.prompt_lengths, settings)
-        old_logprobs_N, advantages_N = (
-            x_BT[own.mask].to(new.logprobs.device) for x_BT in (own.logprobs, own.advantages)
+    try:
+        check_rollout(row, settings)
+    except TrainingDiverged:
+        save_state(stage, roles, state)
+        stage.log(state.update + 1, row)
+        raise
+
+
+def next_kl_coef(kl_coef: float, kl: float, settings: Online) -> float:
+    """The KL coefficient of the next update, after one whose mean KL was `kl` nats a response."""
+    if settings.kl.controller != "adaptive":
+        return kl_coef
+    return adapted_kl_coef(
+        kl_coef, kl, settings.kl.target, settings.kl.horizon, settings.batch_size
+    )
+
+
+def log_progress(update: int, settings: Online, row: dict[str, float]) -> None:
+    """A line on how far training is, and one where it ends before its last update."""
+    logger.info(
+        "update %d/%d  score %.3f  kl %.2f  length %.1f  entropy %.2f  eta %.0f s",
+        update,
+        settings.updates,
+        row["score"],
+        row["kl"],
+        row["length"],
+        row["entropy"],
+        row["seconds"] * (settings.updates - update),
+    )
+    if settings.max_kl is not None and row["kl"] > settings.max_kl:
+        logger.info(
+            "%s.max_kl=%s is passed at update %d: training ends here",
+            settings.method,
+            settings.max_kl,
+            update,
         )
-        policy = policy_loss(new.logprobs, old_logprobs_N, advantages_N, settings.cliprange)
-        total, value = policy.losses.sum(), None
-        if isinstance(settings, Ppo):
-            assert new.values is not None
-            assert own.values is not None
-            assert own.returns is not None
-            old_values_N, returns_N = (
-                x_BT[own.mask].to(new.values.device) for x_BT in (own.values, own.returns)
-            )
-            value = value_loss(new.values, old_values_N, returns_N, settings.cliprange_value)
-            total = total + settings.vf_coef * value.losses.sum()
-        loss = total / mini_tokens
-        roles.backward(loss if counts else 0 * loss)
-        if counts:
-            statistics.add(policy, value, new)
 
 
 def write_outputs(
@@ -346,41 +266,6 @@ def write_outputs(
         stage.root / f"metrics/{stage.name}.json",
         {**metrics, "updates": state.update, "episodes": state.episodes},
     )
-
-
-def choose_prompts(
-    prompts: Sequence[list[int]], settings: Online, seed: int, update: int
-) -> list[list[int]]:
-    """The prompts of an update, each repeated responses_per_prompt times: a pass over all in random
-    order, then another.
-
-    A function of seed and update alone, so that a resumed run goes on with the prompts that were
-    due.
-    """
-    per_update = settings.batch_size // settings.responses_per_prompt
-    chosen = []
-    for position in range((update - 1) * per_update, update * per_update):
-        epoch, place = divmod(position, len(prompts))
-        generator = torch.Generator().manual_seed(seed * 1_000_003 + epoch)
-        chosen.append(prompts[int(torch.randperm(len(prompts), generator=generator)[place])])
-    return [prompt for prompt in chosen for _ in range(settings.responses_per_prompt)]
-
-
-def mini_batches(episodes: int, settings: Online, seed: int, update: int) -> list[list[int]]:
-    """Episode indices of every optimizer step of an update, a new random order for each pass."""
-    generator = torch.Generator().manual_seed(seed * 1_000_003 + update)
-    size = episodes // settings.num_mini_batches
-    orders = [
-        torch.randperm(episodes, generator=generator).tolist() for _ in range(settings.epochs)
-    ]
-    return [order[start : start + size] for order in orders for start in range(0, episodes, size)]
-
-
-def pad_responses(rows: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """Per-token values of responses as [B, T], zero on the right, and the mask."""
-    lengths_B = torch.tensor([len(row) for row in rows])
-    padded_BT = torch.nn.utils.rnn.pad_sequence(list(rows), batch_first=True)
-    return padded_BT, torch.arange(padded_BT.shape[1]) < lengths_B[:, None]
 
 
 if __name__ == "__main__":

@@ -18,8 +18,8 @@ from tests.training.processes import killed_stopped_and_resumed, metric_rows, me
 from tests.training.tiny import files, names, open_stage, params, prompts, random_responses, work
 from training.distributed import shards
 from training.modeling.tokenizer import load_tokenizer
-from training.ppo import choose_prompts, mini_batches, pad_responses
 from training.preparation.prompts import read_prompts
+from training.rl.episodes import choose_prompts, mini_batches, pad_responses
 from training.rl.layouts import load_roles
 from training.rl.ppo_math import policy_loss, value_loss
 from training.rl.roles import Roles

@@ -38,10 +38,12 @@ from transformers import (
 
 from config.load import load
 from config.sections.online import Ppo
+from tests.training.one_step import step_of_the_loop
 from training.modeling.scoring import score
-from training.ppo import Episodes, add_gradients, pad_responses
 from training.rl.advantages import ppo_advantages
+from training.rl.episodes import joined, pad_responses
 from training.rl.ppo_math import (
+    Targets,
     gae,
     kl_per_token,
     masked_mean,
@@ -50,7 +52,6 @@ from training.rl.ppo_math import (
     value_loss,
     whiten,
 )
-from training.rl.report import UpdateStatistics
 from training.rl.roles import Models, Roles
 
 ROOT = Path(__file__).parents[2]
@@ -152,13 +153,6 @@ def last_roles(recording: Recording) -> Roles:
     return roles(
         recording, f"{recording.case}/weights/policy", f"{recording.case}/weights/value_model"
     )
-
-
-def joined(
-    prompts: list[list[int]], responses: list[list[int]]
-) -> tuple[list[list[int]], list[int]]:
-    """Sequences of prompt and response, and the prompts' lengths."""
-    return [[*p, *r] for p, r in zip(prompts, responses, strict=True)], [len(p) for p in prompts]
 
 
 def with_place_behind_eos(recording: Recording) -> list[list[int]]:
@@ -291,39 +285,35 @@ def compare_gradients(recording: Recording, models: Roles) -> None:
 
 
 def test_without_responses_that_end_early_the_loop_itself_has_trls_gradients(
-    recording: Recording,
+    recording: Recording, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In `full` nothing needs translation but the variance of the whitening: the advantages and the
-    update of training/ppo.py, in micro-batches, give TRL's gradient of every weight.
+    """In `full` nothing needs translation but the variance of the whitening: the loop of
+    training/ppo.py, in micro-batches, gives TRL's gradient of every weight.
     """
     if recording.case == "ragged":
         assert with_place_behind_eos(recording) != recording.responses()
         return
-    settings, rows = recording.settings, recording["rows"][LAST].tolist()
-    sequences, prompt_lengths = joined(recording.prompts(), recording.responses())
-    logprobs_BT, mask_BT = pad_responses(recording.per_token("logprobs", recording.lengths()))
-    kl_BT = kl_per_token(logprobs_BT, recording["ref_logprobs"], "k1")
-    reward_BT = token_rewards(kl_BT, recording["scores"], mask_BT, settings.kl.coef)
-    advantages_BT, returns_BT = ppo_advantages(reward_BT, recording["values"], mask_BT, settings)
-    assert float(masked_mean(advantages_BT, mask_BT)) == pytest.approx(0.0, abs=1e-6)
-    count = int(mask_BT.sum())
-    episodes = Episodes(
-        sequences,
-        prompt_lengths,
-        mask_BT,
-        logprobs_BT,
-        recording["values"],
-        advantages_BT * ((count - 1) / count) ** 0.5,
-        returns_BT,
-    )
-    models = last_roles(recording)
-    add_gradients(
+    models, settings = last_roles(recording), recording.settings
+    values = recording.per_token("values", recording.lengths())
+    monkeypatch.setattr(models, "values", lambda *_: values)
+
+    def unbiased(reward_BT: Tensor, values_BT: Tensor, mask_BT: Tensor, chosen: Ppo) -> Targets:
+        found = ppo_advantages(reward_BT, values_BT, mask_BT, chosen)
+        assert float(masked_mean(found.advantages, mask_BT)) == pytest.approx(0.0, abs=1e-6)
+        count = int(mask_BT.sum())
+        return found._replace(advantages=found.advantages * ((count - 1) / count) ** 0.5)
+
+    sequences, _ = joined(recording.prompts(), recording.responses())
+    rows = recording["rows"][LAST].tolist()
+    step_of_the_loop(
+        monkeypatch,
         models,
-        episodes.of(rows),
-        int(mask_BT[rows].sum()),
-        settings,
-        torch.autocast("cpu", enabled=False),
-        UpdateStatistics(),
-        micro_batch_tokens=max(len(sequences[i]) for i in rows),
+        settings.model_copy(update={"micro_batch_tokens": max(len(sequences[i]) for i in rows)}),
+        unbiased,
+        recording.prompts(),
+        recording.responses(),
+        recording.per_token("logprobs", recording.lengths()),
+        recording["scores"],
+        rows,
     )
     compare_gradients(recording, models)

@@ -12,6 +12,7 @@ from training.distributed.collectives import all_reduce_max, all_reduce_sum
 from training.rl.ppo_math import PolicyLoss, ValueLoss, explained_variance
 
 if TYPE_CHECKING:
+    from training.rl.episodes import Episodes
     from training.rl.roles import Forward
 
 
@@ -29,11 +30,8 @@ OF_A_CRITIC = ("value_loss", "value_clip_fraction")
 
 
 def rollout_statistics(
-    logprobs_BT: Tensor,
+    episodes: "Episodes",
     ref_logprobs_BT: Tensor,
-    values_BT: Tensor | None,
-    returns_BT: Tensor | None,
-    mask_BT: Tensor,
     score_B: Tensor,
     ended_B: Tensor,
     kl_coef: float,
@@ -43,7 +41,8 @@ def rollout_statistics(
 
     Without a critic there are no values and no returns to tell about.
     """
-    kl_B = torch.where(mask_BT, logprobs_BT - ref_logprobs_BT, 0.0).sum(dim=1)
+    mask_BT, values_BT, returns_BT = episodes.mask, episodes.values, episodes.returns
+    kl_B = torch.where(mask_BT, episodes.logprobs - ref_logprobs_BT, 0.0).sum(dim=1)
     length_B = mask_BT.sum(dim=1).float()
     found = {
         "score": float(score_B.mean()), "score_std": _spread(score_B),

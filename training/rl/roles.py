@@ -40,13 +40,8 @@ class Forward(NamedTuple):
 
     logprobs: Tensor
     entropy: Tensor
-    values: Tensor | None
-    """None without a critic."""
-
-
-def in_pieces(settings: Online, micro_batch_tokens: int) -> Online:
-    """The settings with another token budget of a forward pass."""
-    return settings.model_copy(update={"micro_batch_tokens": micro_batch_tokens})
+    values: Tensor
+    """[0] without a critic."""
 
 
 def learning_rates(settings: Online) -> dict[str, float]:
@@ -163,11 +158,12 @@ class Roles:
         logprobs_N, entropy_N = token_logprobs(
             hidden_ND, output_weight(self.policy), targets_N, settings.temperature
         )
-        values_N = None
         if self.trunk_value_head is not None:
             values_N = self.trunk_value_head(hidden_ND).squeeze(-1)
         elif self.value_model is not None:
             values_N = self._values_at(sequences, prompt_lengths)
+        else:
+            values_N = logprobs_N.new_empty(0)
         return Forward(logprobs_N, entropy_N, values_N)
 
     @torch.no_grad()

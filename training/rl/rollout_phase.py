@@ -11,7 +11,8 @@ from torch import Tensor
 
 from config.sections.online import Online
 from training.distributed.collectives import Backoff, map_across_ranks
-from training.rl.roles import Roles, in_pieces
+from training.rl.passes import per_token
+from training.rl.roles import Roles
 from training.rollout import paged, static
 from training.rollout.engine import Engine, Limits, Rollout
 
@@ -80,12 +81,7 @@ def own_logprobs(
     responses is compared.
     """
     every = 1 if settings.recompute_logprobs else max(1, len(sequences) // GAP_SAMPLE)
-    own = map_across_ranks(
-        backoff,
-        lambda size, rows, starts: roles.logprobs(rows, starts, in_pieces(settings, size)),
-        sequences[::every],
-        prompt_lengths[::every],
-    )
+    own = per_token(backoff, roles.logprobs, sequences[::every], prompt_lengths[::every], settings)
     gap_N = torch.cat(
         [(mine - sampled).abs() for mine, sampled in zip(own, logprobs[::every], strict=True)]
     )

@@ -4,6 +4,7 @@ import os
 import resource
 import subprocess
 import sys
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 
@@ -74,6 +75,21 @@ def test_work_is_done_again_with_half_the_size_until_it_fits(project: Project) -
         f"out of memory at step 3: ppo.micro_batch_tokens {a} -> {b}"
         for a, b in ((1000, 500), (500, 250))
     ]
+
+
+def test_what_failed_work_held_is_let_go_before_it_runs_again(project: Project) -> None:
+    stage, _ = open_stage(project("ppo"), "ppo")
+    held: list[weakref.ref[torch.Tensor]] = []
+
+    def half_done(size: int) -> None:
+        assert all(tensor() is None for tensor in held)
+        activations = torch.ones(1000, requires_grad=True).exp()
+        held.append(weakref.ref(activations))
+        if size > 2:
+            torch.empty(2**60, dtype=torch.uint8)
+
+    OomBackoff(stage, "ppo.micro_batch_tokens", 8).run(half_done, 1)
+    assert len(held) == 3
 
 
 def test_what_does_not_fit_in_the_smallest_pieces_is_said_in_one_line(project: Project) -> None:

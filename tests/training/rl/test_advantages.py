@@ -2,8 +2,8 @@
 batch.
 
 TRL samples nothing here: its trainers are handed the responses and scores, and compute
-log-probabilities, KL penalty, advantages, loss and gradient themselves. Ours come from the loop's
-own functions. Where the two differ by intention:
+log-probabilities, KL penalty, advantages, loss and gradient themselves. Ours come from the
+loop itself. Where the two differ by intention:
 
 - TRL's RLOO takes one ratio of a whole response and the mean over responses; ours takes the ratio
   of each token, and the mean over tokens.
@@ -27,9 +27,8 @@ from trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer
 from trl.trainer.utils import add_fused_lm_head
 
 from config.sections.online import Grpo, Ppo, Rloo
+from tests.training.one_step import step_of_the_loop
 from tests.training.tiny import params, policy, prompts, random_responses, reward_model, tokenizer
-from training.modeling.models import autocast
-from training.ppo import Episodes, add_gradients, pad_responses
 from training.rl.advantages import (
     equal_groups,
     group_normalised,
@@ -39,8 +38,7 @@ from training.rl.advantages import (
     ppo_advantages,
     rloo_advantages,
 )
-from training.rl.ppo_math import gae, kl_per_token, masked_mean, token_rewards, whiten
-from training.rl.report import UpdateStatistics
+from training.rl.ppo_math import Targets, gae, masked_mean, whiten
 from training.rl.roles import Models, Roles
 
 GROUP, KL_COEF = 4, 0.3
@@ -222,6 +220,7 @@ def moved(model: PreTrainedModel) -> None:
 
 
 def ours(
+    monkeypatch: pytest.MonkeyPatch,
     roles: Roles,
     responses: Sequence[list[int]],
     chosen: Rloo | Grpo,
@@ -229,27 +228,27 @@ def ours(
     coef: float,
     is_moved: bool,
 ) -> tuple[Any, Any]:
-    """Advantages [B] and the update's statistics, with the gradient left in the policy; by the
-    loop's own functions.
+    """Advantages [B] and the update's statistics, with the gradient left in the policy; by the loop
+    itself.
     """
+    found: list[Targets] = []
+
+    def kept(*given: Any) -> Targets:
+        found.append(estimate(*given))
+        if is_moved:
+            moved(roles.policy)
+        return found[-1]
+
+    chosen = chosen.model_copy(
+        update={"kl": chosen.kl.model_copy(update={"coef": coef}), "micro_batch_tokens": 60}
+    )
     sequences = [[*prompt, *response] for prompt, response in zip(PROMPTS, responses, strict=True)]
-    lengths = [len(prompt) for prompt in PROMPTS]
-    logprobs_BT, mask_BT = pad_responses(roles.logprobs(sequences, lengths, chosen))
-    ref_logprobs_BT, _ = pad_responses(roles.ref_logprobs(sequences, lengths, chosen))
-    reward_BT = token_rewards(
-        kl_per_token(logprobs_BT, ref_logprobs_BT, "k1"), SCORES, mask_BT, coef
+    logprobs = roles.logprobs(sequences, [len(prompt) for prompt in PROMPTS], chosen)
+    everything = range(len(PROMPTS))
+    statistics = step_of_the_loop(
+        monkeypatch, roles, chosen, kept, PROMPTS, responses, logprobs, SCORES, everything
     )
-    advantages_BT, returns_BT = estimate(reward_BT, None, mask_BT, chosen)
-    if is_moved:
-        moved(roles.policy)
-    statistics = UpdateStatistics(critic=False)
-    episodes = Episodes(sequences, lengths, mask_BT, logprobs_BT, None, advantages_BT, returns_BT)
-    precision = autocast(params().model, roles.policy.device)
-    add_gradients(
-        roles, episodes, int(mask_BT.sum()), chosen, precision, statistics, micro_batch_tokens=60
-    )
-    statistics.step(0.0)
-    return advantages_BT[:, 0], statistics.summary()
+    return found[0].advantages[:, 0], statistics
 
 
 def theirs(trainer: Any, is_moved: bool) -> tuple[Tensor, Tensor]:
@@ -281,7 +280,11 @@ def same_gradients(one: PreTrainedModel, other: PreTrainedModel, factor: float =
 @pytest.mark.parametrize("normalised", [False, True])
 @pytest.mark.parametrize(("lengths", "is_moved"), [(RAGGED, False), ([1] * 12, True)])
 def test_rloo_learns_what_trls_loss_teaches(
-    tmp_path: Path, lengths: list[int], is_moved: bool, normalised: bool
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    lengths: list[int],
+    is_moved: bool,
+    normalised: bool,
 ) -> None:
     responses = random_responses(lengths)
     chosen: Rloo = settings(
@@ -290,7 +293,9 @@ def test_rloo_learns_what_trls_loss_teaches(
     trainer = trl_trainer("rloo", tmp_path, responses, chosen, KL_COEF)
     advantages_B, loss = theirs(trainer, is_moved)
     roles = our_roles(chosen)
-    found_B, statistics = ours(roles, responses, chosen, rloo_advantages, KL_COEF, is_moved)
+    found_B, statistics = ours(
+        monkeypatch, roles, responses, chosen, rloo_advantages, KL_COEF, is_moved
+    )
     torch.testing.assert_close(found_B, advantages_B, rtol=1e-4, atol=1e-4)
     same_gradients(roles.policy, trainer.model, factor=len(lengths) / sum(lengths))
     if is_moved:
@@ -299,13 +304,17 @@ def test_rloo_learns_what_trls_loss_teaches(
 
 
 @pytest.mark.parametrize("is_moved", [False, True])
-def test_grpo_learns_what_trls_loss_teaches(tmp_path: Path, is_moved: bool) -> None:
+def test_grpo_learns_what_trls_loss_teaches(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_moved: bool
+) -> None:
     responses = random_responses(RAGGED)
     chosen: Grpo = settings("grpo", temperature=0.8, responses_per_prompt=GROUP)
     trainer = trl_trainer("grpo", tmp_path, responses, chosen, 0.0)
     advantages_B, loss = theirs(trainer, is_moved)
     roles = our_roles(chosen)
-    found_B, statistics = ours(roles, responses, chosen, grpo_advantages, 0.0, is_moved)
+    found_B, statistics = ours(
+        monkeypatch, roles, responses, chosen, grpo_advantages, 0.0, is_moved
+    )
     torch.testing.assert_close(found_B, advantages_B, rtol=1e-4, atol=1e-4)
     same_gradients(roles.policy, trainer.model)
     assert statistics["policy_loss"] == pytest.approx(float(loss), rel=1e-4, abs=1e-5)

@@ -12,6 +12,7 @@ from training.rl.divergence import (
     check_rollout,
     check_update,
 )
+from training.rl.episodes import Episodes
 from training.rl.ppo_math import PolicyLoss, ValueLoss
 from training.rl.report import UpdateStatistics, rollout_statistics
 from training.rl.roles import Forward
@@ -85,9 +86,8 @@ def test_a_collapsed_entropy_is_named() -> None:
 
 def test_one_episode_an_update_is_not_taken_for_divergence() -> None:
     one = torch.ones(1, 3)
-    statistics = rollout_statistics(
-        -one, -0.9 * one, one, one, one > 0, torch.ones(1), torch.tensor([True]), 0.1
-    )
+    episode = Episodes([[1, 2, 3, 4]], [1], one > 0, -one, one, one, one)
+    statistics = rollout_statistics(episode, -0.9 * one, torch.ones(1), torch.tensor([True]), 0.1)
     check_rollout(statistics, settings(batch_size=1, num_mini_batches=1))
 
 

@@ -1,0 +1,112 @@
+"""What an update learns from: prompts drawn, responses beside them, mini-batches and micro-batches.
+
+Shapes: B episodes (a prompt and one response each), T response tokens, padded on the right, masks
+True where the token counts; N response tokens of some episodes, one after another.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from config.sections.online import Online
+from training.distributed.collectives import lockstep
+from training.modeling.batching import token_budget_batches
+
+
+class MicroBatch(NamedTuple):
+    """Episodes of one forward pass with gradient, and at their response tokens what was so before
+    the update, [N] each; [0] where there is no critic.
+    """
+
+    sequences: list[list[int]]
+    prompt_lengths: list[int]
+    logprobs: Tensor
+    advantages: Tensor
+    values: Tensor
+    returns: Tensor
+
+
+class Episodes(NamedTuple):
+    """B episodes, per-token tensors [B, T]."""
+
+    sequences: list[list[int]]
+    prompt_lengths: list[int]
+    mask: Tensor
+    logprobs: Tensor
+    values: Tensor | None
+    advantages: Tensor
+    returns: Tensor | None
+
+    def lengths(self) -> list[int]:
+        """Tokens of each, prompt and response."""
+        return [len(ids) for ids in self.sequences]
+
+    def of(self, rows: Sequence[int]) -> "Episodes":
+        """Some of them."""
+        columns: list[Any] = [
+            [column[i] for i in rows] for column in (self.sequences, self.prompt_lengths)
+        ]
+        columns += [x_BT[list(rows)] if x_BT is not None else None for x_BT in self[2:]]
+        return Episodes(*columns)
+
+    def micro_batches(
+        self, budget_tokens: int, device: torch.device, in_lockstep: bool
+    ) -> Iterator[tuple[MicroBatch, bool]]:
+        """All of them in batches of at most `budget_tokens` tokens or one episode, and whether a
+        batch counts: where processes go `in_lockstep`, one with fewer repeats its last.
+        """
+        batches = token_budget_batches(self.lengths(), budget_tokens)
+        for rows, counts in (
+            lockstep(batches) if in_lockstep else [(rows, True) for rows in batches]
+        ):
+            own = self.of(rows)
+            at_tokens = [
+                x_BT[own.mask].to(device) if x_BT is not None else torch.empty(0, device=device)
+                for x_BT in (own.logprobs, own.advantages, own.values, own.returns)
+            ]
+            yield MicroBatch(own.sequences, own.prompt_lengths, *at_tokens), counts
+
+
+def choose_prompts(
+    prompts: Sequence[list[int]], settings: Online, seed: int, update: int
+) -> list[list[int]]:
+    """The prompts of an update, each repeated responses_per_prompt times: a pass over all in random
+    order, then another.
+
+    A function of seed and update alone, so that a resumed run goes on with the prompts that were
+    due.
+    """
+    per_update = settings.batch_size // settings.responses_per_prompt
+    chosen = []
+    for position in range((update - 1) * per_update, update * per_update):
+        epoch, place = divmod(position, len(prompts))
+        generator = torch.Generator().manual_seed(seed * 1_000_003 + epoch)
+        chosen.append(prompts[int(torch.randperm(len(prompts), generator=generator)[place])])
+    return [prompt for prompt in chosen for _ in range(settings.responses_per_prompt)]
+
+
+def joined(
+    prompts: Sequence[list[int]], responses: Sequence[list[int]]
+) -> tuple[list[list[int]], list[int]]:
+    """Sequences of prompt and response, and where each response starts: the prompts' lengths."""
+    sequences = [[*prompt, *response] for prompt, response in zip(prompts, responses, strict=True)]
+    return sequences, [len(prompt) for prompt in prompts]
+
+
+def pad_responses(rows: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """Per-token values of responses as [B, T], zero on the right, and the mask."""
+    lengths_B = torch.tensor([len(row) for row in rows])
+    padded_BT = torch.nn.utils.rnn.pad_sequence(list(rows), batch_first=True)
+    return padded_BT, torch.arange(padded_BT.shape[1]) < lengths_B[:, None]
+
+
+def mini_batches(episodes: int, settings: Online, seed: int, update: int) -> list[list[int]]:
+    """Episode indices of every optimizer step of an update, a new random order for each pass."""
+    generator = torch.Generator().manual_seed(seed * 1_000_003 + update)
+    size = episodes // settings.num_mini_batches
+    orders = [
+        torch.randperm(episodes, generator=generator).tolist() for _ in range(settings.epochs)
+    ]
+    return [order[start : start + size] for order in orders for start in range(0, episodes, size)]
