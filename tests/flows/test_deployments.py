@@ -6,6 +6,7 @@ import re
 import time
 from collections.abc import Iterator
 from typing import Any
+from uuid import UUID
 
 import psutil
 import pytest
@@ -84,6 +85,33 @@ def test_a_wrong_value_is_refused_in_the_words_of_the_command_line(
         refused.value.args[0].replace(str(RECIPE), "the form") in str(run.state.message),
     ) == ("Failed", True)
     assert not (up.root / "runs" / "pipeline.jsonl").exists()
+
+
+def test_the_short_form_starts_the_pipeline_or_says_in_a_line_why_not(up: Stack) -> None:
+    schema: dict[str, Any] = (
+        up.client.read_deployment_by_name("start/start").parameter_openapi_schema or {}
+    )
+    assert list(schema["properties"]) == ["recipe", "method", "max_usd", "seed", "changes"]
+    assert all(field["description"] for field in schema["properties"].values())
+    log = up.worker_log()
+    refused = up.await_end(up.start("start/start", seed=-1))
+    assert refused.state is not None
+    assert (refused.state.name, refused.state.message) == (
+        "Failed",
+        "seed=-1 in the form: input should be greater than or equal to 0.",
+    )
+    assert "Traceback" not in up.worker_log().removeprefix(log)
+    changes = [{"key": "sft.epochs", "value": "3"}]
+    started = up.await_end(up.start("start/start", seed=5, changes=changes))
+    assert started.state is not None
+    assert (started.state.name, started.state.type) == ("Started", "COMPLETED")
+    name, _, link = str(started.state.message).partition(": ")
+    run_id = UUID(link.rpartition("/")[2])
+    assert link.startswith(up.server("prefect").url)
+    run = up.await_end(run_id)
+    assert (run.name, run.state_name) == (name, "Completed")
+    expected = load(RECIPE, ["seed=5", "sft.epochs=3"]).model_dump(mode="json")
+    assert {**run.parameters["params"], "tracking": expected["tracking"]} == expected
 
 
 @pytest.mark.slow
