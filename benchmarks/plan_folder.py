@@ -131,6 +131,15 @@ def plan_inputs(
             f"{dataset}_train_tokens_max": max(lengths),
             f"{dataset}_test_rows": test_rows(case),
         }
+        if dataset == "preference":
+            pairs = [
+                sum(words(row)) - len(row["prompt"].split())
+                for row in of_dataset[: -test_rows(case)]
+            ]
+            found |= {
+                "preference_train_pair_tokens_mean": sum(pairs) / len(pairs),
+                "preference_train_pair_tokens_max": max(pairs),
+            }
     (folder / "metrics").mkdir(exist_ok=True)
     write_json(folder / "metrics/data.json", found)
     lock = {

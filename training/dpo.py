@@ -25,7 +25,7 @@ from training.distributed.model_files import replacing_by_first, save_adapter, s
 from training.distributed.sharding import unsharded
 from training.evaluation.intervals import wilson
 from training.hf.checkpoints import LearningCheckpoints
-from training.hf.pair_loss import PairLoss
+from training.hf.pair_loss import PairCountingCollator, PairLoss
 from training.hf.trainer import (
     BucketedData,
     CountingCollator,
@@ -36,8 +36,10 @@ from training.hf.trainer import (
 )
 from training.modeling.adapter_lineage import named_base
 from training.modeling.adapters import learn_adapter
+from training.modeling.batching import shared_length
 from training.modeling.models import autocast, load_policy
-from training.modeling.sequences import sequence_logprobs
+from training.modeling.packing import reads_shared_once
+from training.modeling.sequences import logprobs_in_pairs, pair_logps
 from training.modeling.tokenizer import load_tokenizer
 from training.preparation.preferences import read_pairs, sequence_length
 from training.process.artifacts import write_json
@@ -90,10 +92,13 @@ def dpo(stage: Stage) -> None:
     if settings.lora is not None:
         learn_adapter(model, settings.lora, "dpo", params.seed)
     model.to(stage.placed_on)
+    once = reads_shared_once(model)
     with stage.meter.phase("reference", 0) as work:
         ref = {split: reply_logps(model, pairs[split].rows, stage) for split in pairs}
-        add_work(work, [*pairs["train"].rows, *pairs["test"].rows])
-    collator = CountingCollator(DataCollatorForPreference(pad_token_id=tokenizer.pad_token_id))
+        add_work(work, [*pairs["train"].rows, *pairs["test"].rows], once)
+    collator = (PairCountingCollator if once else CountingCollator)(
+        DataCollatorForPreference(pad_token_id=tokenizer.pad_token_id)
+    )
     trainer = BucketedDPOTrainer(
         model=model,
         args=DPOConfig(
@@ -109,6 +114,7 @@ def dpo(stage: Stage) -> None:
         processing_class=tokenizer,
         callbacks=[StageCallback(stage, collator)],
     )
+    logprobs_in_pairs(model)
     trainer.loss_is_scaled_for_ga = True
     if settings.loss == "ipo":
         trainer.filler_loss = 1 / (2 * settings.beta) ** 2
@@ -123,7 +129,7 @@ def dpo(stage: Stage) -> None:
     model, step = trainer.model.eval(), trainer.state.global_step
     with stage.meter.phase("evaluate", step) as work, unsharded(model):
         held_out = reply_logps(model, pairs["test"].rows, stage)
-        add_work(work, pairs["test"].rows)
+        add_work(work, pairs["test"].rows, once)
     stage.check_params()
     with stage.meter.phase("save", step):
         with replacing_by_first(stage.root / "models/dpo") as folder:
@@ -162,27 +168,32 @@ def dpo(stage: Stage) -> None:
 def reply_logps(model: PreTrainedModel, rows: list[dict[str, list[int]]], stage: Stage) -> Logps:
     """Log-probability of every chosen and rejected reply under `model`."""
     settings: Dpo = stage.params.section("dpo")
-    sequences = [
-        row["prompt_ids"] + row[side] for row in rows for side in ("chosen_ids", "rejected_ids")
+    pairs = [
+        (row["prompt_ids"] + row["chosen_ids"], row["prompt_ids"] + row["rejected_ids"])
+        for row in rows
     ]
-    prompt_lengths = [len(row["prompt_ids"]) for row in rows for _ in range(2)]
+    both = [first + second for first, second in pairs]
+    prompt_lengths = [len(row["prompt_ids"]) for row in rows]
     budget_tokens = 4 * settings.micro_batch_size * settings.max_length
     with autocast(stage.params.model, model.device):
-        logprobs = map_across_ranks(
+        logps = map_across_ranks(
             lambda work: work(budget_tokens),
-            lambda size, own, starts: sequence_logprobs(model, own, starts, 1.0, size),
-            sequences,
+            lambda size, _, own, starts: list(pair_logps(model, own, starts, size)),
+            both,
+            pairs,
             prompt_lengths,
         )
-    sums = torch.stack([of_reply.double().sum() for of_reply in logprobs])
-    return Logps(sums[0::2], sums[1::2])
+    return Logps(*torch.stack(logps).T)
 
 
-def add_work(work: Work, rows: list[dict[str, list[int]]]) -> None:
-    """Account one pass over both sequences of every pair."""
+def add_work(work: Work, rows: list[dict[str, list[int]]], once: bool) -> None:
+    """Account one pass over both sequences of every pair, what both begin with read `once`."""
     work.add(
         tokens=sum(
-            2 * len(row["prompt_ids"]) + len(row["chosen_ids"]) + len(row["rejected_ids"])
+            (1 if once else 2) * len(row["prompt_ids"])
+            + len(row["chosen_ids"])
+            + len(row["rejected_ids"])
+            - once * shared_length(row["chosen_ids"], row["rejected_ids"])
             for row in rows
         ),
         sequences=2 * len(rows),

@@ -23,12 +23,14 @@ from training.distributed.sharding import unsharded
 from training.evaluation.intervals import wilson
 from training.evaluation.reliability import expected_calibration_error, pair_accuracy, reliability
 from training.hf.checkpoints import LearningCheckpoints
-from training.hf.pair_loss import PairLoss
+from training.hf.pair_loss import PairCountingCollator, PairLoss
 from training.hf.trainer import BucketedData, CountingCollator, StageCallback, arguments, train
 from training.modeling.adapter_lineage import named_base
 from training.modeling.adapters import learn_adapter
+from training.modeling.batching import shared_length
 from training.modeling.models import autocast, base_model, new_reward_model
-from training.modeling.scoring import raw_scores
+from training.modeling.packing import reads_shared_once
+from training.modeling.scoring import raw_pair_scores, score_in_pairs
 from training.modeling.tokenizer import load_tokenizer
 from training.preparation.preferences import Pairs, read_pairs
 from training.process.artifacts import write_csv, write_json
@@ -57,7 +59,11 @@ def reward(stage: Stage) -> None:
     tokenizer = load_tokenizer(stage.root / "data/tokenizer")
     pairs = {split: read_sequences(stage, split, tokenizer) for split in ("train", "test")}
     model = untrained(stage, tokenizer)
-    collator = CountingCollator(DataCollatorForPreference(pad_token_id=tokenizer.pad_token_id))
+    score_in_pairs(model)
+    once = reads_shared_once(model)
+    collator = (PairCountingCollator if once else CountingCollator)(
+        DataCollatorForPreference(pad_token_id=tokenizer.pad_token_id)
+    )
     trainer = BucketedRewardTrainer(
         model=model,
         args=RewardConfig(
@@ -85,7 +91,10 @@ def reward(stage: Stage) -> None:
     ):
         held_out = oom.run(partial(margins, model, pairs["test"].rows), step)
         work.add(
-            tokens=sum(len(ids) for row in pairs["test"].rows for ids in row.values()),
+            tokens=sum(
+                len(first) + len(second) - once * shared_length(first, second)
+                for first, second in as_tuples(pairs["test"].rows)
+            ),
             sequences=2 * len(held_out),
         )
         oom.run(
@@ -181,16 +190,8 @@ def margins(
     model: PreTrainedModel, rows: list[dict[str, list[int]]], budget_tokens: int
 ) -> NDArray[np.float64]:
     """Chosen minus rejected raw score of each pair, [B]."""
-    scores = (
-        raw_scores(
-            model,
-            [row[side] for row in rows for side in ("chosen_ids", "rejected_ids")],
-            budget_tokens,
-        )
-        .double()
-        .numpy()
-    )
-    result: NDArray[np.float64] = scores[0::2] - scores[1::2]
+    scores_B2 = raw_pair_scores(model, as_tuples(rows), budget_tokens).double().numpy()
+    result: NDArray[np.float64] = scores_B2[:, 0] - scores_B2[:, 1]
     return result
 
 
@@ -202,10 +203,8 @@ def store_normalisation(
 
     Raises TrainingDiverged if all scores are equal or not finite.
     """
-    scores = raw_scores(
-        model, [row[side] for row in rows for side in ("chosen_ids", "rejected_ids")], budget_tokens
-    )
-    mean, std = float(scores.mean()), float(scores.std())
+    scores_B2 = raw_pair_scores(model, as_tuples(rows), budget_tokens)
+    mean, std = float(scores_B2.mean()), float(scores_B2.std())
     if not std > 0 or not np.isfinite(mean):
         raise TrainingDiverged(
             f"the reward model gives mean {mean} and deviation {std} on its training replies: it "
@@ -213,6 +212,11 @@ def store_normalisation(
             "Lower reward.learning_rate or raise reward.epochs in params.yaml."
         )
     model.config.score_mean, model.config.score_std = (mean, std) if normalise else (0.0, 1.0)
+
+
+def as_tuples(rows: list[dict[str, list[int]]]) -> list[tuple[list[int], list[int]]]:
+    """The two sequences of each pair."""
+    return [(row["chosen_ids"], row["rejected_ids"]) for row in rows]
 
 
 def data_limits(path: Path) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from training.hf.trainer import BucketedData, CountingCollator, StageCallback, a
 from training.modeling.adapter_lineage import named_base
 from training.modeling.adapters import learn_adapter
 from training.modeling.models import base_model
+from training.modeling.sequences import IGNORED
 from training.modeling.tokenizer import encode_prompts, encode_responses, load_tokenizer
 from training.process.artifacts import write_json
 from training.process.curves import write_curves
@@ -25,8 +26,6 @@ from training.process.stage import Stage, run_stage
 
 SECTIONS = ("seed", "model", "sft")
 INPUTS = ("data/prepared/sft", "data/tokenizer")
-IGNORED = -100
-"""Label of a token that does not count in the loss."""
 
 
 class BucketedSFTTrainer(BucketedData, LearningCheckpoints, SFTTrainer):

@@ -11,6 +11,7 @@ from costs.formulas.counts import (
     pointwise_bytes,
     spared_bytes,
     spared_flops,
+    spread_bytes,
 )
 from costs.formulas.memory import spared_tokens, trained_parameters
 from costs.formulas.setting import Levers, Setting
@@ -55,7 +56,8 @@ def _pass(
     total, again = sequences * tokens, float(training and levers.checkpointing == "full")
     passes = (3.0 if levers.tuning == "full" else 2.0) + again if training else 1.0
     causal = levers.attention != "eager" and not (training and setting.mask_tensor)
-    attention = forward_attention_flops(shape, sequences, tokens, causal)
+    seen = tokens * setting.workload.attention_places
+    attention = forward_attention_flops(shape, sequences, seen, causal)
     head = forward_matmul_flops(shape, vocabulary_tokens) - forward_matmul_flops(
         shape, vocabulary_tokens, 0.0
     )
@@ -63,8 +65,10 @@ def _pass(
     operations = launched(setting, shape, levers, backward=False)
     spared = spared_tokens(setting, shape, levers, total)
     layers = forward_matmul_flops(shape, total, 0.0) - spared_flops(shape, spared)
-    streams = pointwise_bytes(shape, levers, setting.engine, total) - spared_bytes(
-        shape, levers, setting.engine, spared
+    streams = (
+        pointwise_bytes(shape, levers, setting.engine, total)
+        - spared_bytes(shape, levers, setting.engine, spared)
+        + spread_bytes(setting, shape, levers, total)
     )
     return (
         own.product_seconds(passes * layers, total, shape.width)
@@ -73,7 +77,7 @@ def _pass(
             vocabulary_tokens,
             shape.width,
         )
-        + own.attention_seconds(attention * (3.5 + again if training else 1.0), tokens, training)
+        + own.attention_seconds(attention * (3.5 + again if training else 1.0), seen, training)
         + own.stream_seconds(streams * passes, size, training)
         + own.logit_seconds(
             vocabulary_tokens * shape.vocab, shape.vocab, training, setting.loss.name == "fused"

@@ -15,6 +15,7 @@ from costs.formulas.counts import (
     pointwise_bytes,
     spared_bytes,
     spared_flops,
+    spread_bytes,
     training_flops,
 )
 from costs.formulas.memory import (
@@ -93,11 +94,13 @@ def micro_step(
         spared,
         causal=not setting.mask_tensor,
         head_again=setting.loss.recomputes,
+        places=setting.workload.attention_places,
     )
     passes = 3.0 + (levers.checkpointing == "full")
     moved = (
         pointwise_bytes(shape, levers, setting.engine, total)
         - spared_bytes(shape, levers, setting.engine, spared)
+        + spread_bytes(setting, shape, levers, total)
     ) * passes
     if levers.attention == "eager":
         # scores, mask, fp32 softmax and its gradient, each read and written
@@ -248,16 +251,19 @@ def forward_pass(
     # our stages gather a role once for all passes of a phase
     gathered = gather_bytes(setting, shape, levers) if row.micro_gathers and not row.fsdp2 else 0.0
     spared = spared_tokens(setting, shape, levers, total)
-    moved = pointwise_bytes(shape, levers, setting.engine, total) - spared_bytes(
-        shape, levers, setting.engine, spared
+    moved = (
+        pointwise_bytes(shape, levers, setting.engine, total)
+        - spared_bytes(shape, levers, setting.engine, spared)
+        + spread_bytes(setting, shape, levers, total)
     )
+    places = setting.workload.attention_places
     return Work(
         matmul_flops=(
             forward_matmul_flops(shape, total, vocabulary_tokens) - spared_flops(shape, spared)
         )
         / tp,
         attention_flops=forward_attention_flops(
-            shape, sequences, tokens, levers.attention != "eager"
+            shape, sequences, tokens * places, levers.attention != "eager"
         )
         / tp,
         bytes_moved=(moved + 14 * shape.vocab * vocabulary_tokens) / tp,

@@ -43,10 +43,12 @@ def training_flops(
     spared: float = 0.0,
     causal: bool = True,
     head_again: bool = False,
+    places: float = 1.0,
 ) -> tuple[float, float]:
     """(matrix, attention) FLOPs of forward, recomputation and backward pass; the last layer's
     feed-forward part is spared `spared` tokens, `causal` attention the scores above the diagonal,
     and the backward pass of a loss that keeps no logits makes them once more (`head_again`).
+    Attention has `places` for each token.
 
     Backward is twice the forward for full fine-tuning; with frozen weights only the gradients of
     the inputs are computed: once. Flash attention recomputes its scores in the backward pass: 2.5
@@ -57,7 +59,7 @@ def training_flops(
     matmul = forward_matmul_flops(shape, total, total * loss_tokens) - less
     layers = forward_matmul_flops(shape, total, 0.0) - less
     attention = forward_attention_flops(
-        shape, sequences, tokens, causal and levers.attention != "eager"
+        shape, sequences, tokens * places, causal and levers.attention != "eager"
     )
     again = layers if levers.checkpointing == "full" else 0.0
     again += (matmul - layers) * head_again
@@ -114,6 +116,17 @@ def pointwise_bytes(shape: ModelShape, levers: Levers, engine: Engine, tokens: f
         * (24.0 * d + _feed_forward_passes(shape, engine) * f)
         * _unfused(engine)
     )
+
+
+def spread_bytes(setting: Setting, shape: ModelShape, levers: Levers, tokens: float) -> float:
+    """Traffic of putting queries, keys and values at attention's places, and its outputs back, in
+    one forward pass; none where every token has one place.
+    """
+    places = setting.workload.attention_places
+    if places == 1:
+        return 0.0
+    width = 2 * shape.query_width + 2 * shape.kv_width
+    return shape.layers * tokens * levers.dtype_bytes * width * (1 + places)
 
 
 def _feed_forward_passes(shape: ModelShape, engine: Engine) -> float:

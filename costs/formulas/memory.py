@@ -332,10 +332,11 @@ def wide_state_parameters(setting: Setting, shape: ModelShape) -> float:
 
 def kept_per_token(setting: Setting, shape: ModelShape, levers: Levers, tokens: int) -> float:
     """Bytes per token that one layer keeps, on one device of a tensor-parallel group."""
-    return (
-        sum(layer_kept(shape, levers, setting.engine, tokens, setting.mask_tensor).values())
-        / levers.tensor_parallel
-    )
+    kept = layer_kept(shape, levers, setting.engine, tokens, setting.mask_tensor)
+    places = setting.workload.attention_places
+    if places > 1:  # what attention keeps it keeps at each place, and its outputs are collected
+        kept["attention"] = places * kept["attention"] + shape.query_width * levers.dtype_bytes
+    return sum(kept.values()) / levers.tensor_parallel
 
 
 def layer_inputs(levers: Levers, shape: ModelShape) -> float:
@@ -510,8 +511,6 @@ def scoring(
 
 
 def said_share(setting: Setting) -> float:
-    """Of the tokens of the longest sequences, those of the response; 1 where a stage does not tell
-    them apart.
-    """
+    """Of the tokens of the longest sequences, those of the response, or that the loss looks at."""
     work = setting.workload
-    return work.response_tokens / work.max_tokens if work.response_tokens else 1.0
+    return work.response_tokens / work.max_tokens if work.response_tokens else work.loss_tokens

@@ -298,17 +298,17 @@ def _reward(params: Params, aim: Target, rows: Rows, model: ModelShape) -> Setti
     levers = levers_of(
         params, section.model_dump(), section.micro_batch_size, section.batch_size, aim.gpus
     )
-    longest = min(rows.longest_preference, section.max_length)
     held_out = 2 * (rows.preference_held_out + min(NORMALISATION_PAIRS, rows.preference))
     texts = 2 * (rows.preference + rows.preference_held_out) * rows.preference_tokens
-    mean = min(rows.preference_tokens, section.max_length)
+    longest, mean, places = pair_lengths(rows, section.max_length, levers.attention)
     work = Workload(
-        int(longest),
+        longest,
         mean,
         _steps(rows.preference, section),
         held_out=held_out,
         texts_tokens=texts,
-        masked=True,
+        read_tokens=1 / mean,
+        attention_places=places,
     )
     return Setting(
         "reward",
@@ -319,6 +319,18 @@ def _reward(params: Params, aim: Target, rows: Rows, model: ModelShape) -> Setti
         engine("ours"),
         aim.gpus,
     )
+
+
+def pair_lengths(rows: Rows, limit: int, attention: str) -> tuple[int, float, float]:
+    """Longest and mean tokens that a sequence of a pair costs, half of what both begin with each,
+    and attention's places for one of them (training/modeling/packing.py). With `eager` attention
+    every sequence is read whole.
+    """
+    longest, mean = min(rows.longest_preference, limit), min(rows.preference_tokens, limit)
+    if attention == "eager":
+        return int(longest), mean, 1.0
+    shared = min(mean, rows.pair_tokens / 2)
+    return ceil(min(longest, rows.longest_pair / 2)), shared, mean / shared
 
 
 def _loop(method: str, params: Params, aim: Target, rows: Rows, model: ModelShape) -> Setting:
@@ -383,20 +395,20 @@ def _dpo(params: Params, aim: Target, rows: Rows, model: ModelShape) -> Setting:
     levers = levers_of(
         params, section.model_dump(), section.micro_batch_size, section.batch_size, aim.gpus
     )
-    levers = replace(levers, micro_batch=2 * levers.micro_batch, loss="fused")
-    longest, mean = (
-        min(rows.longest_preference, section.max_length),
-        min(rows.preference_tokens, section.max_length),
-    )
+    levers = replace(levers, micro_batch=2 * levers.micro_batch)
+    longest, mean, places = pair_lengths(rows, section.max_length, levers.attention)
+    said = min(1.0, (rows.pair_tokens - rows.preference_tokens) / mean)  # all but the prompt
     held_out, every = 2 * rows.preference_held_out, 2 * (rows.preference + rows.preference_held_out)
     work = Workload(
-        int(longest),
+        longest,
         mean,
         _steps(rows.preference, section),
         held_out=held_out,
         texts_tokens=every * rows.preference_tokens,
         reference_sequences=every,
-        masked=True,
+        loss_tokens=said,
+        read_tokens=said,
+        attention_places=places,
     )
     return Setting("dpo", model, levers, work, aim.hardware, engine("ours"), aim.gpus)
 

@@ -23,10 +23,16 @@ MEAN_OVER_LONGEST = 0.6
 """Assumed mean length of a bucketed batch over the longest sequence allowed, where the data stage
 has not measured it.
 """
+PAIR_OVER_SEQUENCE = 1.5
+"""Assumed tokens of a pair over those of one of its sequences, where the data stage has not
+measured them: half of a sequence is prompt, which the other has too.
+"""
 HELPDESK_TOKENS = {"sft": (36.2, 57.0), "preference": (36.5, 70.0), "prompts": (18.4, 23.0)}
 """Mean and longest text of the embedded world, as the data stage measures them with a tokenizer of
 512 entries.
 """
+HELPDESK_PAIR_TOKENS = (52.7, 102.0)
+"""Of its pairs, what both sequences begin with counted once."""
 EVERY_ROW = {
     "instructions": ("sft",),
     "pairs": ("sft", "preference", "prompts"),
@@ -49,6 +55,11 @@ class Rows:
     longest_sft: float = float("inf")
     """Infinite until the data stage has measured it; the stage's own limit then holds."""
     longest_preference: float = float("inf")
+    pair_tokens: float = float("inf")
+    """Mean of both sequences of a preference pair, what both begin with counted once; infinite
+    until the data stage has measured it: nothing is then known to be shared.
+    """
+    longest_pair: float = float("inf")
     sft_held_out: float = 0.0
     preference_held_out: float = 0.0
     prompts_held_out: float = float("inf")
@@ -82,6 +93,8 @@ def _measured(params: Params, root: Path) -> Rows | None:
             longest_prompt=metrics["prompts_train_tokens_max"],
             longest_sft=metrics.get("sft_train_tokens_max", float("inf")),
             longest_preference=metrics.get("preference_train_tokens_max", float("inf")),
+            pair_tokens=metrics.get("preference_train_pair_tokens_mean", float("inf")),
+            longest_pair=metrics.get("preference_train_pair_tokens_max", float("inf")),
             sft_held_out=metrics.get("sft_test_rows", 0.0),
             preference_held_out=metrics.get("preference_test_rows", 0.0),
             prompts_held_out=metrics.get("prompts_test_rows", float("inf")),
@@ -118,6 +131,7 @@ def _from_sources(params: Params, root: Path) -> Rows:
     prompt_tokens, longest_prompt, of_prompts = _lengths(
         data.prompt_source or data.source, "prompts", limit
     )
+    embedded = isinstance(data.source, HelpdeskSource)
     return Rows(
         sft=sft["sft"] * keep,
         preference=(main["preference"] + votes) * keep,
@@ -128,6 +142,8 @@ def _from_sources(params: Params, root: Path) -> Rows:
         longest_prompt=min(longest_prompt, float(limit)),
         longest_sft=longest_sft,
         longest_preference=longest_preference,
+        pair_tokens=HELPDESK_PAIR_TOKENS[0] if embedded else PAIR_OVER_SEQUENCE * preference_tokens,
+        longest_pair=HELPDESK_PAIR_TOKENS[1] if embedded else float("inf"),
         sft_held_out=sft["sft"] * data.test_fraction,
         preference_held_out=(main["preference"] + votes) * data.test_fraction,
         prompts_held_out=prompts["prompts"] * data.test_fraction,

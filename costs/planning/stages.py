@@ -325,7 +325,8 @@ def held_out_phase(setting: Setting) -> list[Phase]:
     work, levers = setting.workload, setting.levers
     if not work.held_out:
         return []
-    vocabulary = levers.micro_batch * work.mean_tokens if setting.stage != "reward" else 0.0
+    read = levers.micro_batch * work.mean_tokens * work.loss_tokens
+    vocabulary = read if setting.stage != "reward" else 0.0
     once = forward_pass(
         setting, setting.model, levers, levers.micro_batch, work.mean_tokens, vocabulary
     )
@@ -369,7 +370,8 @@ def forward_phases(setting: Setting) -> list[Phase]:
     if shape is None:
         return []
     levers, work = setting.levers, setting.workload
-    vocabulary = 0.0 if name == "score" else levers.micro_batch * work.mean_tokens
+    read = levers.micro_batch * work.mean_tokens * work.loss_tokens
+    vocabulary = 0.0 if name == "score" else read
     once = forward_pass(setting, shape, levers, levers.micro_batch, work.mean_tokens, vocabulary)
     if (
         name == "score"

@@ -5,16 +5,30 @@ from pathlib import Path
 
 import pytest
 import torch
+from datasets import Dataset
 from safetensors.torch import load_file
+from trl import DPOConfig
 
 from config import jsonl
 from config.errors import DataError, ParamsError, StageStopped
 from config.load import write
 from config.records import UsageRow
 from tests.training.processes import killed_stopped_and_resumed, metric_rows, metrics
-from tests.training.tiny import files, names, open_stage, params, work
-from training.dpo import Logps, judged, margins, reply_logps
+from tests.training.tiny import (
+    FAMILIES,
+    files,
+    names,
+    open_stage,
+    params,
+    policy,
+    prompts,
+    random_responses,
+    tokenizer,
+    work,
+)
+from training.dpo import BucketedDPOTrainer, Logps, judged, margins, reply_logps
 from training.modeling.models import load_policy
+from training.modeling.sequences import logprobs_in_pairs, pair_logps, sequence_logprobs
 from training.modeling.tokenizer import encode_prompt, encode_response, load_tokenizer
 from training.preparation.preferences import read_pairs
 
@@ -123,6 +137,66 @@ def test_the_first_loss_is_that_of_a_policy_that_is_its_own_reference(
     assert values["margin"] == pytest.approx(0.0, abs=1e-4)
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("loss", ["sigmoid", "robust", "ipo"])
+@pytest.mark.parametrize("same_prompt", [False, True])
+def test_loss_and_gradient_of_every_weight_are_those_of_trls_padded_batch(
+    family: str, loss: str, same_prompt: bool, tmp_path: Path
+) -> None:
+    asked = [prompts(1)[0]] * 6 if same_prompt else prompts(6)
+    replies = random_responses([3, 1, 7, 2, 9, 4, 1, 1, 5, 5, 2, 8])
+    replies[4][:4] = replies[5][:4]
+    rows = [
+        {"prompt_ids": ids, "chosen_ids": [*chosen, 2], "rejected_ids": [*rejected, 2],
+         "ref_chosen_logps": -3.0, "ref_rejected_logps": -4.0}
+        for ids, chosen, rejected in zip(asked, replies[::2], replies[1::2], strict=True)
+    ]  # fmt: skip
+    model = policy(family=family).train()
+    trainer = BucketedDPOTrainer(
+        model=model,
+        args=DPOConfig(
+            str(tmp_path), max_length=None, use_cpu=True, report_to="none", bf16=False,
+            precompute_ref_log_probs=True, loss_type=[loss], label_smoothing=0.1, beta=0.3,
+        ),
+        train_dataset=Dataset.from_list(rows),
+        processing_class=tokenizer(),
+    )  # fmt: skip
+    found = []
+    for once in (False, True):
+        if once:
+            logprobs_in_pairs(model)
+        model.zero_grad()
+        trainer._metrics["train"].clear()
+        value = trainer.compute_loss(model, trainer.data_collator(rows))
+        value.backward()
+        gradients = {name: p.grad for name, p in model.named_parameters()}
+        said = {name: trainer._metrics["train"][name][0] for name in BucketedDPOTrainer.names}
+        found.append((value.detach(), gradients, said))
+    (theirs, expected, of_trl), (ours, gradients, of_ours) = found
+    torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
+    assert of_ours == pytest.approx(of_trl, rel=1e-4, abs=1e-5)
+    for name, gradient in expected.items():
+        torch.testing.assert_close(gradients[name], gradient, atol=2e-6, rtol=1e-4, msg=name)
+
+
+@pytest.mark.parametrize("budget_tokens", [1, 150, 100_000])
+def test_logps_of_pairs_are_those_of_each_sequence_alone(budget_tokens: int) -> None:
+    model, asked = policy(), prompts(4)
+    replies = random_responses([3, 1, 7, 2, 9, 4, 1, 1])
+    pairs = [
+        ([*ids, *first], [*ids, *second])
+        for ids, first, second in zip(asked, replies[::2], replies[1::2], strict=True)
+    ]
+    lengths = [len(ids) for ids in asked]
+    alone = sequence_logprobs(
+        model, [ids for pair in pairs for ids in pair], [n for n in lengths for _ in "12"], 1.0, 999
+    )
+    sums = torch.stack([each.double().sum() for each in alone]).view(-1, 2)
+    torch.testing.assert_close(
+        pair_logps(model, pairs, lengths, budget_tokens), sums, atol=1e-5, rtol=0
+    )
+
+
 # ---------------------------------------------------------------- training
 
 
@@ -159,7 +233,14 @@ def test_every_token_is_accounted_in_the_phase_that_read_it(undisturbed: Path) -
     tokenizer = load_tokenizer(undisturbed / "data/tokenizer")
     tokens = {
         split: sum(
-            2 * len(row["prompt_ids"]) + len(row["chosen_ids"]) + len(row["rejected_ids"])
+            len(
+                {
+                    tuple(ids[: n + 1])
+                    for side in ("chosen_ids", "rejected_ids")
+                    for ids in [row["prompt_ids"] + row[side]]
+                    for n in range(len(ids))
+                }
+            )
             for row in read_pairs(stage, split, tokenizer).rows
         )
         for split in ("train", "test")

@@ -5,16 +5,28 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from datasets import Dataset
+from trl import RewardConfig, RewardTrainer
 
 from config import jsonl
 from config.errors import DataError, TrainingDiverged
 from config.records import UsageRow
 from tests.training.processes import killed_stopped_and_resumed, metrics
-from tests.training.tiny import files, open_stage, params, reward_model, work
+from tests.training.tiny import (
+    FAMILIES,
+    files,
+    open_stage,
+    params,
+    prompts,
+    random_responses,
+    reward_model,
+    tokenizer,
+    work,
+)
 from training.evaluation.intervals import wilson
 from training.evaluation.reliability import expected_calibration_error, pair_accuracy, reliability
 from training.modeling.models import load_reward_model
-from training.modeling.scoring import raw_scores, score
+from training.modeling.scoring import raw_scores, score, score_in_pairs
 from training.modeling.tokenizer import encode_prompt, encode_response, load_tokenizer
 from training.reward import margins, read_sequences, store_normalisation
 
@@ -91,6 +103,40 @@ def test_scores_of_the_training_replies_have_mean_zero_and_deviation_one(finishe
     assert float(scores.std()) == pytest.approx(1, abs=1e-4)
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("same_prompt", [False, True])
+def test_loss_and_gradient_of_every_weight_are_those_of_trls_padded_batch(
+    family: str, same_prompt: bool, tmp_path: Path
+) -> None:
+    asked = prompts(6) if not same_prompt else [prompts(1)[0]] * 6
+    replies = random_responses([3, 1, 7, 2, 9, 4, 1, 1, 5, 5, 2, 8])
+    rows = [
+        {"chosen_ids": [*ids, *chosen, 2], "rejected_ids": [*ids, *rejected, 2]}
+        for ids, chosen, rejected in zip(asked, replies[::2], replies[1::2], strict=True)
+    ]
+    model = reward_model(family=family)
+    trainer = RewardTrainer(
+        model=model,
+        args=RewardConfig(
+            str(tmp_path), max_length=None, use_cpu=True, report_to="none", bf16=False
+        ),
+        train_dataset=Dataset.from_list(rows),
+        processing_class=tokenizer(),
+    )
+    found = []
+    for once in (False, True):
+        if once:
+            score_in_pairs(model)
+        model.zero_grad()
+        loss = trainer.compute_loss(model, trainer.data_collator(rows))
+        loss.backward()
+        found.append((loss.detach(), {name: p.grad for name, p in model.named_parameters()}))
+    (theirs, expected), (ours, gradients) = found
+    torch.testing.assert_close(ours, theirs, atol=1e-6, rtol=1e-5)
+    for name, gradient in expected.items():
+        torch.testing.assert_close(gradients[name], gradient, atol=1e-6, rtol=1e-4, msg=name)
+
+
 def test_normalisation_can_be_turned_off_and_constant_scores_are_named() -> None:
     rows = [{"chosen_ids": [1, 5, 6, 2], "rejected_ids": [1, 7, 2]}]
     model = reward_model()
@@ -112,9 +158,10 @@ def test_training_tells_replies_apart_and_counts_every_token_once(finished: Path
     assert pair_accuracy(margins(model, pairs, 4096)) > 0.6
     rows = jsonl.read(finished / "runs/reward/usage.jsonl", UsageRow).rows
     trained = [row for row in rows if row.phase in ("start", "train")]
-    assert sum(row.tokens for row in trained) == 3 * sum(
-        len(ids) for row in pairs for ids in row.values()
-    )
+    found = [
+        {tuple(ids[: n + 1]) for ids in row.values() for n in range(len(ids))} for row in pairs
+    ]
+    assert sum(row.tokens for row in trained) == 3 * sum(len(read) for read in found)
     assert sum(row.sequences for row in trained) == 3 * 2 * len(pairs)
 
 

@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest import mock
 
 import pytest
 import torch
@@ -22,6 +23,8 @@ from config.sections.offline import Dpo, Optimisation, Reward, Sft
 from tests.training.plain_trainers import Outcome, plain_dpo, plain_reward, plain_sft
 from tests.training.processes import metric_rows, metrics
 from tests.training.tiny import open_stage, params
+from training.modeling import scoring, sequences
+from training.modeling.packing import pack_pairs
 
 SECTIONS: dict[str, type[Optimisation]] = {"sft": Sft, "reward": Reward, "dpo": Dpo}
 PLAIN: dict[str, Callable[..., Outcome]] = {
@@ -138,9 +141,15 @@ def ran(
         if isinstance(module, LlamaDecoderLayer) and torch.is_grad_enabled():
             calls.append(1)
             hidden = given[0] if given else options["hidden_states"]
-            rows_at_once.add(len(hidden))
+            if stage_name == "sft":
+                rows_at_once.add(len(hidden))
         if isinstance(module, torch.nn.Dropout) and module.training and module.p:
             dropout.add(module.p)
+
+    def packed(pairs: list[tuple[list[int], list[int]]]) -> Any:
+        if torch.is_grad_enabled():
+            rows_at_once.add(2 * len(pairs))
+        return pack_pairs(pairs)
 
     hooks = [
         torch.nn.modules.module.register_module_forward_pre_hook(
@@ -151,7 +160,11 @@ def ran(
         ),
     ]
     try:
-        run(stage)
+        with (  # one row, whatever it holds
+            mock.patch.object(scoring, "pack_pairs", packed),
+            mock.patch.object(sequences, "pack_pairs", packed),
+        ):
+            run(stage)
     finally:
         for hook in hooks:
             hook.remove()

@@ -1,15 +1,17 @@
-"""The loss of pairs as a mean over the pairs of the whole batch, however that was divided into
-micro-batches and over processes.
+"""What pairs need of a Trainer: their loss as a mean over the pairs of the whole batch, however
+that was divided into micro-batches and over processes, and their tokens counted as they are read.
 """
 
 import math
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from training.distributed import collectives
-from training.hf.trainer import real_rows
+from training.hf.trainer import CountingCollator, real_rows
+from training.modeling.batching import shared_length
 
 
 class PairLoss:
@@ -46,3 +48,15 @@ class PairLoss:
         # gradients are averaged over processes
         share = rows / (num_items_in_batch or rows) * collectives.world_size()
         return loss * share - (rows - pairs) / rows * self.filler_loss * share
+
+
+class PairCountingCollator(CountingCollator):
+    """Counts what both sequences of a pair begin with once, as such pairs are read."""
+
+    def __call__(self, examples: list[dict]) -> Mapping[str, Any]:
+        batch = super().__call__(examples)
+        for row, real in zip(examples, real_rows(batch).tolist(), strict=False):
+            if real:
+                prompt = len(row.get("prompt_ids", ()))  # a column of its own in DPO
+                self.work.tokens -= prompt + shared_length(row["chosen_ids"], row["rejected_ids"])
+        return batch

@@ -4,6 +4,7 @@ Shapes: B sequences, L tokens.
 """
 
 from collections.abc import Iterator, Sequence
+from itertools import takewhile
 
 import torch
 from torch import Tensor
@@ -75,3 +76,9 @@ def pad_right(rows: Sequence[Sequence[int]], pad: int) -> Tensor:
     """
     longest = max(len(row) for row in rows)
     return torch.tensor([[*row, *[pad] * (longest - len(row))] for row in rows])
+
+
+def shared_length(first: Sequence[int], second: Sequence[int]) -> int:
+    """How many tokens both begin with."""
+    alike = takewhile(lambda tokens: tokens[0] == tokens[1], zip(first, second, strict=False))
+    return sum(1 for _ in alike)

@@ -1,17 +1,22 @@
 """Scores of a reward model: one number per prompt and response, read at the last real token,
 normalised as its artifact says.
 
-Shapes: B sequences, D model width.
+Shapes: B sequences or pairs, L tokens of the longest, D model width.
 """
 
 from collections.abc import Sequence
+from types import MethodType
+from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
+from transformers.modeling_outputs import SequenceClassifierOutput
 
 from training.modeling.batching import token_budget_batches
-from training.modeling.packing import pack, packed_hidden
+from training.modeling.packing import pack, pack_pairs, packed_hidden
+
+Ids = Sequence[int]
 
 
 @torch.no_grad()
@@ -36,3 +41,44 @@ def raw_scores(
         hidden_BD = packed_hidden(reward_model, packed, last_B)
         scores_B[batch] = reward_model.score(hidden_BD).squeeze(-1).cpu()
     return scores_B
+
+
+@torch.no_grad()
+def raw_pair_scores(
+    reward_model: PreTrainedModel, pairs: Sequence[tuple[Ids, Ids]], budget_tokens: int
+) -> Tensor:
+    """What the head says of both sequences of each pair, before normalisation, [B, 2] in fp32."""
+    scores_B2 = torch.empty(len(pairs), 2)
+    lengths = [len(first) + len(second) for first, second in pairs]
+    for batch in token_budget_batches(lengths, budget_tokens):
+        scores_B2[batch] = pair_scores(reward_model, [pairs[i] for i in batch]).cpu()
+    return scores_B2
+
+
+def pair_scores(reward_model: PreTrainedModel, pairs: Sequence[tuple[Ids, Ids]]) -> Tensor:
+    """The same of one batch, differentiable; what both sequences begin with is read once."""
+    packed, places = pack_pairs(pairs)
+    last_2B = torch.tensor([place[-1] for place in places])
+    hidden_2BD = packed_hidden(reward_model, packed, last_2B)
+    scores_2B: Tensor = reward_model.score(hidden_2BD).squeeze(-1)
+    return scores_2B.view(-1, 2)
+
+
+def score_in_pairs(reward_model: PreTrainedModel) -> None:
+    """Have the model's forward take a padded batch of chosen sequences, then the rejected ones of
+    the same pairs, as TRL's RewardTrainer hands it out, and score it by `pair_scores`.
+    """
+    reward_model.forward = MethodType(_forward, reward_model)
+
+
+def _forward(
+    reward_model: PreTrainedModel, input_ids: Tensor, attention_mask: Tensor, **_: Any
+) -> SequenceClassifierOutput:
+    """Scores [2B, 1] of sequences [2B, L] that are padded on the right."""
+    lengths = attention_mask.sum(dim=1).tolist()
+    sequences = [ids[:n] for ids, n in zip(input_ids.tolist(), lengths, strict=True)]
+    half = len(sequences) // 2
+    scores_B2 = pair_scores(
+        reward_model, list(zip(sequences[:half], sequences[half:], strict=True))
+    )
+    return SequenceClassifierOutput(logits=torch.cat([scores_B2[:, :1], scores_B2[:, 1:]]))

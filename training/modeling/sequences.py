@@ -1,18 +1,25 @@
 """Per-token results at the response tokens of sequences, computed without padding.
 
-Shapes: B sequences, L tokens of prompt and response, N response tokens one after another, D model
-width.
+Shapes: B sequences or pairs, L tokens of prompt and response, N response tokens one after another,
+D model width.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from types import MethodType
+from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
+from transformers.utils import ModelOutput
 
-from training.modeling.batching import token_budget_batches
-from training.modeling.logprobs import output_weight, token_logprobs
-from training.modeling.packing import pack, packed_hidden
+from training.modeling.batching import pad_right, token_budget_batches
+from training.modeling.logprobs import TokenLogprobs, output_weight, token_logprobs
+from training.modeling.packing import pack, pack_pairs, packed_hidden
+
+IGNORED = -100
+"""Label of a token that does not count in the loss."""
 
 
 def response_hidden(
@@ -81,3 +88,84 @@ def sequence_logprobs(
         return token_logprobs(hidden_ND, output_weight(model), targets_N, temperature).logprobs
 
     return per_response(of_rows, sequences, prompt_lengths, budget_tokens)
+
+
+@torch.no_grad()
+def pair_logps(
+    model: PreTrainedModel,
+    pairs: Sequence[tuple[Sequence[int], Sequence[int]]],
+    prompt_lengths: Sequence[int],
+    budget_tokens: int,
+) -> Tensor:
+    """Log-probs of both responses of each pair, summed over their tokens, [B, 2] in fp64."""
+    sums_B2 = torch.empty(len(pairs), 2, dtype=torch.float64)
+    for batch in token_budget_batches([len(a) + len(b) for a, b in pairs], budget_tokens):
+        rows = [ids for i in batch for ids in pairs[i]]
+        ids_BL = pad_right(rows, 0)
+        place_L = torch.arange(ids_BL.shape[1])
+        starts, ends = (
+            torch.tensor(each)
+            for each in ([prompt_lengths[i] for i in batch for _ in range(2)], list(map(len, rows)))
+        )
+        said_BL = (place_L >= starts[:, None]) & (place_L < ends[:, None])
+        found = _pair_logprobs(model, [pairs[i] for i in batch], ids_BL, said_BL)
+        logprobs_BT = torch.zeros(ids_BL[:, 1:].shape, dtype=torch.float64)
+        logprobs_BT[said_BL[:, 1:]] = found.logprobs.double().cpu()
+        sums_B2[batch] = logprobs_BT.sum(dim=1).view(-1, 2)
+    return sums_B2
+
+
+def _pair_logprobs(
+    model: PreTrainedModel,
+    pairs: Sequence[tuple[Sequence[int], Sequence[int]]],
+    ids_BL: Tensor,
+    said_BL: Tensor,
+) -> TokenLogprobs:
+    """Log-probs [N] of the tokens where `said_BL`, in the order of its rows, which are those of
+    `ids_BL`: both sequences of one pair after those of another. A first token has none.
+    """
+    packed, places = pack_pairs(pairs)
+    said_BT = said_BL[:, 1:]
+    before_BT = pad_right(places, 0)[:, :-1]
+    hidden_ND = packed_hidden(model, packed, before_BT[said_BT.cpu()])
+    targets_N = ids_BL[:, 1:][said_BT].to(hidden_ND.device)
+    return token_logprobs(hidden_ND, output_weight(model), targets_N, 1.0)
+
+
+@dataclass
+class LabelLogprobs(ModelOutput):
+    """What TRL's DPO reads of a forward, [2B, L - 1] each, 0 where there is no label."""
+
+    log_probs: Tensor | None = None
+    entropy: Tensor | None = None
+    mean_logits: Tensor | None = None
+    """For metrics that training/dpo.py leaves out, as is `is_top1`: not computed, 0."""
+    is_top1: Tensor | None = None
+
+
+def logprobs_in_pairs(model: PreTrainedModel) -> None:
+    """Have the model's forward take a padded batch of chosen sequences, then the rejected ones of
+    the same pairs, as TRL's DPOTrainer hands it out, and give the log-probs of their labels; what
+    both sequences of a pair begin with is read once.
+    """
+    model.forward = MethodType(_forward, model)
+
+
+def _forward(
+    model: PreTrainedModel, input_ids: Tensor, attention_mask: Tensor, labels: Tensor, **_: Any
+) -> LabelLogprobs:
+    """Log-probs of `labels` [2B, L], whose sequences are padded on the right."""
+    half = len(input_ids) // 2
+    order = [at for b in range(half) for at in (b, half + b)]
+    ids_BL, said_BL = input_ids[order], labels[order] != IGNORED
+    lengths = attention_mask[order].sum(dim=1).tolist()
+    rows = [ids[:n] for ids, n in zip(ids_BL.tolist(), lengths, strict=True)]
+    pairs = list(zip(rows[0::2], rows[1::2], strict=True))
+    found = _pair_logprobs(model, pairs, ids_BL, said_BL)
+    said_BT = said_BL[:, 1:]
+    back = torch.tensor(order).argsort().to(input_ids.device)
+    log_probs, entropy = (
+        each.new_zeros(said_BT.shape).masked_scatter(said_BT, each)[back] for each in found
+    )
+    unread = torch.zeros_like(entropy)
+    return LabelLogprobs(log_probs, entropy, unread, unread.bool())

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from transformers import PreTrainedTokenizerBase
 
 from config.errors import DataError
+from training.modeling.batching import shared_length
 from training.modeling.tokenizer import Message, Prompt, encode_prompts, encode_responses
 from training.preparation.cleaning import Refusal, same_prompt_key, same_text_key, write_quarantine
 from training.preparation.formats import Example
@@ -25,6 +26,8 @@ class Row(NamedTuple):
     """Tokens of prompt plus response, one for each response; of the prompt alone where there is
     none.
     """
+    pair_tokens: int | None = None
+    """Of a pair: tokens of both sequences, what both begin with counted once."""
 
 
 Datasets = Mapping[str, Mapping[str, Sequence[Row]]]
@@ -73,16 +76,18 @@ def make_dataset(
     """
     unique = _unique(use, examples)
     texts = list(dict.fromkeys(text for _, replies in unique for text in replies.values()))
-    response_tokens = {
-        text: len(ids) for text, ids in zip(texts, encode_responses(tokenizer, texts), strict=True)
-    }
+    encoded = dict(zip(texts, encode_responses(tokenizer, texts), strict=True))
     conversational = is_conversational(examples)
     dataset: dict[str, list[Row]] = {split: [] for split in SPLITS}
     for example, replies in unique:
-        lengths = tuple(tokens[example] + response_tokens[text] for text in replies.values()) or (
-            tokens[example],
+        responses = [encoded[text] for text in replies.values()]
+        lengths = tuple(tokens[example] + len(ids) for ids in responses) or (tokens[example],)
+        pair_tokens = (
+            sum(lengths) - tokens[example] - shared_length(*responses)
+            if len(responses) == 2
+            else None
         )
-        row = Row(canonical_row(example.prompt, replies, conversational), lengths)
+        row = Row(canonical_row(example.prompt, replies, conversational), lengths, pair_tokens)
         dataset[split_of(example.prompt, test_fraction)].append(row)
     return dataset
 

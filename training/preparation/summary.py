@@ -74,7 +74,7 @@ def row_counts(datasets: Datasets) -> dict[str, int]:
 
 def token_lengths(datasets: Datasets) -> dict[str, float]:
     """`<dataset>_<split>_tokens_mean`, `_p50`, `_p95` and `_max` of the sequences a model will
-    see.
+    see; of pairs also `_pair_tokens_mean` and `_max`, what both sequences begin with counted once.
     """
     lengths: dict[str, float] = {}
     for name, split, rows in each(datasets):
@@ -85,6 +85,12 @@ def token_lengths(datasets: Datasets) -> dict[str, float]:
             f"{name}_{split}_tokens_p95": float(np.percentile(tokens, 95)),
             f"{name}_{split}_tokens_max": int(tokens.max()),
         }
+        pairs = [row.pair_tokens for row in rows if row.pair_tokens is not None]
+        if pairs:
+            lengths |= {
+                f"{name}_{split}_pair_tokens_mean": sum(pairs) / len(pairs),
+                f"{name}_{split}_pair_tokens_max": max(pairs),
+            }
     return lengths
 
 

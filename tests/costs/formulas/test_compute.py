@@ -67,6 +67,18 @@ def test_training_flops_are_those_that_torch_counts() -> None:
     )
 
 
+def test_attention_alone_sees_tokens_that_sequences_share_in_each_of_them() -> None:
+    plain = sft(tokens=512, micro_batch=4)
+    shared = replace(plain, workload=replace(plain.workload, attention_places=1.5))
+    for one, other in (
+        [micro_step(each, each.model, each.levers, 4, 512) for each in (plain, shared)],
+        [forward_pass(each, each.model, each.levers, 4, 512, 0.0) for each in (plain, shared)],
+    ):
+        assert other.attention_flops == pytest.approx(1.5**2 * one.attention_flops)
+        assert other.matmul_flops == one.matmul_flops
+        assert other.bytes_moved > one.bytes_moved
+
+
 def test_under_a_mask_the_scores_above_the_diagonal_are_computed_too() -> None:
     plain = sft(tokens=512, micro_batch=4)
     masked = replace(plain, workload=replace(plain.workload, masked=True, mean_tokens=500))

@@ -9,9 +9,18 @@ import yaml
 from config.errors import CostError, ParamsError
 from config.load import load
 from config.schema import Params
+from costs.formulas.setting import Workload
 from costs.planning.partial import completed
-from costs.planning.planner import Target, base_shape, compared_responses, plan, settings, target
-from costs.planning.rows import count, file_rows
+from costs.planning.planner import (
+    Target,
+    base_shape,
+    compared_responses,
+    plan,
+    setting_of,
+    settings,
+    target,
+)
+from costs.planning.rows import Rows, count, file_rows
 from costs.planning.stages import moments
 from training.rl.rollout_phase import GAP_SAMPLE
 
@@ -164,14 +173,16 @@ def test_the_reference_of_dpo_is_computed_once_however_many_epochs_there_are() -
     assert seconds["3.0"]["train"] == pytest.approx(3 * seconds["1.0"]["train"])
 
 
-def test_dpo_holds_the_tiles_of_trls_head() -> None:
+def test_dpo_holds_logits_of_replies_alone_a_chunk_at_a_time() -> None:
     # measured: a run of 8 sequences of 512 tokens over 8,192 entries peaked at 1,645 MiB above its
-    # imports; 682 with our own chunks
-    params = demo("dpo.batch_size=4", "dpo.micro_batch_size=4")
-    setting = settings(params, aim(params))["dpo"]
-    logits = moments(setting)[0].roles["policy"]["logits"]
-    vocab = params.model.random.vocab_size  # type: ignore[union-attr]
-    assert logits == 8 * 70 * (33 * vocab + 4 * (32768 - vocab))
+    # imports with TRL's head, whose tiles are large, and at 682 with our own chunks
+    def logits(vocab: int) -> float:
+        params = demo(f"model.random.vocab_size={vocab}")
+        return moments(settings(params, aim(params))["dpo"])[0].roles["policy"]["logits"]
+
+    read = 128 * 51 * (52.7 - 36.5) / (52.7 / 2)  # half a pair's tokens, the reply's share of them
+    assert logits(512) == pytest.approx(read * 512 * 12)  # fp32
+    assert logits(8192) == pytest.approx(2**22 * 12)
 
 
 def test_evaluation_has_the_phases_that_its_stage_measures() -> None:
@@ -216,10 +227,10 @@ def test_a_pair_is_two_sequences() -> None:
         ("sft", "model.attention=eager", False),
         ("sft", "model.attention=flash_attention_2", False),
         ("sft", "sft.micro_batch_size=1", False),
-        ("reward", "model.attention=sdpa", True),
-        ("dpo", "model.attention=sdpa", True),
+        ("reward", "model.attention=sdpa", False),  # packed
+        ("dpo", "model.attention=sdpa", False),
         ("rloo", "model.attention=sdpa", False),
-        ("ppo", "model.attention=sdpa", False),  # packed
+        ("ppo", "model.attention=sdpa", False),
     ],
 )
 def test_a_batch_of_several_lengths_has_a_mask_that_sdpa_keeps(
@@ -302,6 +313,36 @@ def test_rows_come_from_the_data_stage_when_it_ran_with_this_data(tmp_path: Path
     assert count(params, tmp_path).sft == 100
     # other data: the metrics do not count
     assert count(demo("data.test_fraction=0.5"), tmp_path).sft == 6000
+
+
+def test_what_both_sequences_of_a_pair_begin_with_is_planned_once() -> None:
+    rows = Rows(
+        sft=100, preference=100, prompts=100, sft_tokens=30, preference_tokens=30,
+        prompt_tokens=14, longest_prompt=20, longest_preference=50, pair_tokens=44, longest_pair=77,
+    )  # fmt: skip
+
+    def work(stage: str, attention: str) -> Workload:
+        params = demo(f"model.attention={attention}")
+        return setting_of(params, aim(params), stage, rows, base_shape(params, Path())).workload
+
+    for stage in ("reward", "dpo"):
+        for attention in ("sdpa", "flash_attention_2"):
+            found = work(stage, attention)
+            assert (found.mean_tokens, found.max_tokens) == (22, 39)
+            assert found.mean_tokens * found.attention_places == pytest.approx(30)
+        whole = work(stage, "eager")
+        assert (whole.mean_tokens, whole.max_tokens, whole.attention_places) == (30, 50, 1)
+    assert work("reward", "sdpa").read_tokens == pytest.approx(1 / 22)  # the last of each
+    assert work("dpo", "sdpa").read_tokens == pytest.approx(14 / 22)  # 14 of 30 are the reply's
+    assert work("dpo", "eager").loss_tokens == pytest.approx(14 / 30)
+
+
+def test_nothing_is_planned_as_shared_before_it_is_known() -> None:
+    rows = Rows(100, 100, 100, 30, 30, 14, 20)
+    params = demo()
+    found = setting_of(params, aim(params), "dpo", rows, base_shape(params, Path())).workload
+    assert (found.mean_tokens, found.attention_places, found.loss_tokens) == (30, 1, 1)
+    assert found.max_tokens == params.section("dpo").max_length
 
 
 def test_the_embedded_world_is_planned_with_the_lengths_of_its_texts(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from transformers import AttentionInterface, modeling_flash_attention_utils
 
 from config.errors import ModelError
 from tests.training.tiny import FAMILIES, policy, prompts
-from training.modeling.packing import NO_MASK, PACKABLE, pack, packed_hidden
+from training.modeling.packing import NO_MASK, PACKABLE, pack, pack_pairs, packed_hidden
 
 SEQUENCES = [ids[:length] for ids, length in zip(prompts(6), [7, 3, 7, 1, 5, 3], strict=True)]
 
@@ -36,6 +36,68 @@ def test_hidden_states_are_those_of_each_sequence_alone(family: str, attention: 
     for ids, start in zip(SEQUENCES, packed.start_B.tolist(), strict=True):
         alone = model.base_model(input_ids=torch.tensor([ids])).last_hidden_state[0]
         torch.testing.assert_close(hidden_ND[start : start + len(ids)], alone, atol=1e-5, rtol=0)
+
+
+PAIRS = [
+    ([*ids, 5, 6, 7, 2], [*ids, *other, 2])
+    for ids, other in zip(prompts(5), [[6], [5, 6, 8], [], [9] * 20, [5, 6, 7]], strict=True)
+] + [([7, 2], [8, 9, 2]), ([2], [2]), ([4, 5], [4, 5, 6])]
+"""Of each case: replies that differ at once, late, in length alone; that are one; no prompt; the
+first sequence begins the second.
+"""
+
+
+def test_what_both_sequences_begin_with_stands_in_the_row_once() -> None:
+    packed, places = pack_pairs([([1, 2, 3, 4], [1, 2, 5]), ([6, 7], [6, 7, 8])])
+    assert packed.ids_N.tolist() == [1, 2, 6, 7, 3, 4, 5, 8]
+    assert packed.position_N.tolist() == [0, 1, 0, 1, 2, 3, 2, 2]
+    assert places == [[0, 1, 4, 5], [0, 1, 6], [2, 3], [2, 3, 7]]
+    assert packed.groups == ((1, 4), (2, 3), (1, 2))  # attention sees what is shared in both
+
+
+def test_sequences_nearly_as_long_are_filled_up_to_one_length() -> None:
+    lengths = [16, 16, 15, 14, 13, 2]
+    packed, _ = pack_pairs(
+        [([1] * a, [2] * b) for a, b in zip(lengths[::2], lengths[1::2], strict=True)]
+    )
+    assert packed.groups == ((4, 16), (1, 13), (1, 2))
+    assert len(packed.ids_N) == sum(lengths)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("pairs", [PAIRS, [PAIRS[0]] * 3, PAIRS[6:7]])
+def test_hidden_states_and_gradients_of_pairs_are_those_of_each_sequence_alone(
+    family: str, attention: str, pairs: list[tuple[list[int], list[int]]]
+) -> None:
+    model = policy(family=family).double()
+    model.set_attn_implementation(attention)
+
+    def learned(hidden_ND: Tensor) -> tuple[Tensor, list[Tensor]]:
+        model.zero_grad()
+        (torch.tanh(hidden_ND) * torch.linspace(-1, 1, len(hidden_ND))[:, None]).sum().backward()
+        gradients = [p.grad for p in model.base_model.parameters() if p.grad is not None]
+        return hidden_ND.detach(), gradients
+
+    packed, places = pack_pairs(pairs)
+    hidden, gradients = learned(
+        packed_hidden(model, packed, torch.tensor([at for place in places for at in place]))
+    )
+    alone, expected = learned(
+        torch.cat(
+            [
+                model.base_model(input_ids=torch.tensor([ids])).last_hidden_state[0]
+                for pair in pairs
+                for ids in pair
+            ]
+        )
+    )
+    torch.testing.assert_close(hidden, alone, atol=1e-6, rtol=0)
+    for ours, theirs in zip(gradients, expected, strict=True):
+        # their norms compute in fp32 whatever the weights are
+        torch.testing.assert_close(
+            ours, theirs, atol=1e-6 + 1e-4 * float(theirs.abs().max()), rtol=0
+        )
 
 
 def flash(
@@ -101,6 +163,22 @@ def test_flash_attention_is_asked_for_each_sequence_of_a_row(
     hidden_ND = packed_hidden(model, packed, torch.arange(len(packed.ids_N)))
     for alone, start in zip(expected, packed.start_B.tolist(), strict=True):
         torch.testing.assert_close(hidden_ND[start : start + len(alone)], alone, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_recomputed_activations_of_pairs_give_the_same_gradients(family: str) -> None:
+    gradients = []
+    for recomputed in (False, True):
+        model = policy(family=family)
+        if recomputed:
+            model.gradient_checkpointing_enable({"use_reentrant": False})
+            model.train()
+        packed, places = pack_pairs(PAIRS)
+        last = torch.tensor([place[-1] for place in places])
+        torch.tanh(packed_hidden(model, packed, last)).sum().backward()
+        gradients.append([p.grad for p in model.base_model.parameters()])
+    for ours, theirs in zip(*gradients, strict=True):
+        torch.testing.assert_close(ours, theirs)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

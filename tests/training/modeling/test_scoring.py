@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from tests.training.tiny import FAMILIES, prompts, random_responses, reward_model
-from training.modeling.scoring import raw_scores, score
+from training.modeling.scoring import raw_pair_scores, raw_scores, score
 
 SEQUENCES = [
     [*prompt, *response, 2]
@@ -33,6 +33,17 @@ def test_scores_are_those_of_transformers_own_forward(family: str) -> None:
     with torch.no_grad():
         theirs = [model(input_ids=torch.tensor([ids])).logits.item() for ids in SEQUENCES]
     assert raw_scores(model, SEQUENCES, 10_000).tolist() == pytest.approx(theirs, abs=1e-5)
+
+
+@pytest.mark.parametrize("budget_tokens", [1, 60, 100_000])
+def test_both_sequences_of_a_pair_have_the_scores_that_each_has_alone(budget_tokens: int) -> None:
+    others = prompts(7, seed=1)
+    pairs = [(ids, [*ids[:3], *other, 2]) for ids, other in zip(SEQUENCES, others, strict=True)]
+    pairs += [(SEQUENCES[0], SEQUENCES[0]), ([2], [2])]
+    alone = raw_scores(reward_model(), [ids for pair in pairs for ids in pair], 10_000)
+    torch.testing.assert_close(
+        raw_pair_scores(reward_model(), pairs, budget_tokens), alone.view(-1, 2), atol=1e-5, rtol=0
+    )
 
 
 def test_the_stored_normalisation_is_applied() -> None:
