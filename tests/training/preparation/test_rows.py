@@ -7,6 +7,8 @@ from hypothesis import strategies as st
 
 from config import jsonl
 from config.errors import DataError
+from training.modeling.batching import shared_length
+from training.modeling.packing import pack_pairs
 from training.modeling.tokenizer import encode_prompt, encode_response, trained_tokenizer
 from training.preparation.cleaning import Origin, Refusal
 from training.preparation.formats import Example, Pair
@@ -80,6 +82,18 @@ def test_sequences_are_as_long_as_the_stages_will_see_them() -> None:
     )
     (row,) = [row for rows in dataset("prompts", example("how are you ?")).values() for row in rows]
     assert row.sequence_tokens == (prompt,)
+    assert row.pair_tokens is None
+
+
+def test_a_pair_is_as_long_as_a_stage_reads_it_what_both_begin_with_once() -> None:
+    replies = ("we are well .", "we are not .")
+    rows = dataset("preference", example("how are you ?", *replies))
+    (row,) = [row for split in rows.values() for row in split]
+    prompt = encode_prompt(TOKENIZER, "how are you ?")
+    chosen, rejected = (prompt + encode_response(TOKENIZER, text) for text in replies)
+    packed, _ = pack_pairs([(chosen, rejected)])
+    assert len(prompt) < shared_length(chosen, rejected)
+    assert row.pair_tokens == len(packed.ids_N) < sum(row.sequence_tokens) - len(prompt)
 
 
 @given(st.lists(st.sampled_from([f"prompt {i}" for i in range(30)]), min_size=1), st.data())

@@ -46,6 +46,15 @@ def test_lengths_are_those_of_every_sequence() -> None:
     assert lengths["prompts_train_tokens_max"] == 11
 
 
+def test_lengths_of_pairs_are_those_that_are_read() -> None:
+    pairs = [Row({}, (10, 12), 15), Row({}, (20, 20), 32)]
+    lengths = token_lengths({"preference": {"train": pairs}})
+    assert lengths["preference_train_tokens_mean"] == 15.5
+    assert lengths["preference_train_pair_tokens_mean"] == 23.5
+    assert lengths["preference_train_pair_tokens_max"] == 32
+    assert not [name for name in token_lengths(datasets(train=rows(1))) if "pair" in name]
+
+
 def test_the_histogram_counts_every_sequence_once_in_bins_of_one_width() -> None:
     table = length_histogram(datasets(train=rows(*range(100)), test=rows(59)))
     assert sum(count for _, split, _, count in table if split == "train") == 100
