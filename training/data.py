@@ -16,7 +16,14 @@ from transformers import PreTrainedTokenizerBase
 from config.errors import DataError, ParamsError
 from config.schema import Params
 from config.sections.data import Data, FileSource, HelpdeskSource, HubSource, Source
-from training.modeling.tokenizer import SPECIAL_TOKENS, pretrained_tokenizer, trained_tokenizer
+from training.modeling.tokenizer import (
+    SMALLEST_VOCABULARY,
+    SPECIAL_TOKENS,
+    encode_prompts,
+    encode_responses,
+    pretrained_tokenizer,
+    trained_tokenizer,
+)
 from training.preparation import helpdesk
 from training.preparation.cleaning import (
     Refusal,
@@ -51,12 +58,16 @@ from training.preparation.summary import (
 )
 from training.preparation.trees import parse_trees
 from training.preparation.votes import gather, read_vote_lines
+from training.preparation.worlds import World, world_of
 from training.process.artifacts import replacing, write_csv, write_json
 from training.process.stage import Stage, run_stage
 
 logger = logging.getLogger("training.data")  # as a process this module is called __main__
 
 SECTIONS = ("seed", "model", "data")
+EXCHANGES = 2000
+"""Prompts by which the longest exchange of a generated world is found."""
+UNLIMITED_VOCABULARY = 1 << 16
 QUARANTINE_OF_FAILED_ATTEMPT = "runs/data/quarantine.jsonl"
 
 
@@ -99,6 +110,8 @@ def data(stage: Stage) -> None:
             for example in part.examples
         ]
         tokenizer = base or train_tokenizer(teaching, params)
+        if base is None:
+            refuse_too_large_world(tokenizer, teaching, params)
         tokens = prompt_tokens(tokenizer, examples)
         crowded = {
             example: crowded_out(example, tokens[example], params.model.context_length)
@@ -313,8 +326,55 @@ def refuse_if_too_many(
         raise
 
 
-def train_tokenizer(examples: Iterable[Example], params: Params) -> PreTrainedTokenizerBase:
-    """A tokenizer learnt from the train split alone."""
+def refuse_too_large_world(
+    tokenizer: PreTrainedTokenizerBase, examples: Sequence[Example], params: Params
+) -> None:
+    """A generated world has a token for each of its words, and its best replies have room.
+
+    Raises ParamsError with the sizes that would do.
+    """
+    source, shape = params.data.source, params.model.random
+    if not isinstance(source, HelpdeskSource) or shape is None:
+        return
+    world = world_of(source)
+    entries = shape.vocab_size - SMALLEST_VOCABULARY
+    if entries < len(world.words):
+        enough = len(train_tokenizer(examples, params, UNLIMITED_VOCABULARY))
+        raise ParamsError(
+            f"model.random.vocab_size={shape.vocab_size} leaves {max(entries, 0)} entries beside "
+            f"bytes and special tokens for the {len(world.words)} words of data.source: {enough} "
+            "would hold each whole. Raise it, or lower data.source.world.vocabulary, in "
+            "params.yaml."
+        )
+    context, longest = params.model.context_length, longest_exchange(tokenizer, world)
+    if longest > context:
+        whole = train_tokenizer(examples, params, UNLIMITED_VOCABULARY)
+        or_vocabulary = (
+            f", and so would model.random.vocab_size={len(whole)}"
+            if longest_exchange(whole, world) <= context
+            else ""
+        )
+        raise ParamsError(
+            f"model.context_length={context} is too short for the world of data.source, where a "
+            f"prompt and its best reply take up to {longest} tokens: {longest} would do"
+            f"{or_vocabulary}. Change it in params.yaml."
+        )
+
+
+def longest_exchange(tokenizer: PreTrainedTokenizerBase, world: World) -> int:
+    """Tokens of the longest prompt with its best reply."""
+    exchanges = helpdesk.exchanges(world, EXCHANGES)
+    prompts = encode_prompts(tokenizer, [prompt for prompt, _ in exchanges])
+    replies = encode_responses(tokenizer, [best for _, best in exchanges])
+    return max(len(a) + len(b) for a, b in zip(prompts, replies, strict=True))
+
+
+def train_tokenizer(
+    examples: Iterable[Example], params: Params, vocab_size: int | None = None
+) -> PreTrainedTokenizerBase:
+    """A tokenizer of `model.random.vocab_size` entries, or as many as asked for, learnt from the
+    train split alone.
+    """
     assert params.model.random is not None
     train = [
         example
@@ -328,7 +388,7 @@ def train_tokenizer(examples: Iterable[Example], params: Params) -> PreTrainedTo
     ]
     prompts = [example.prompt for example in train]
     return trained_tokenizer(
-        replies, params.model.random.vocab_size, params.data.prompt_template, prompts
+        replies, vocab_size or params.model.random.vocab_size, params.data.prompt_template, prompts
     )
 
 

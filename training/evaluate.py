@@ -6,7 +6,6 @@ plots/evaluate.csv, evaluation/samples.jsonl
 
 import json
 import sys
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -31,15 +30,16 @@ from training.modeling.tokenizer import (
     load_tokenizer,
     prompt_text,
 )
-from training.preparation.helpdesk import gold_score, knows
+from training.preparation.helpdesk import criteria, gold_score, known_world
 from training.preparation.prompts import fitting_prompts, require_prompts
+from training.preparation.worlds import World
 from training.process.artifacts import write_csv, write_json, write_jsonl
 from training.process.checkpoint import restoring
 from training.process.stage import Stage, run_stage
 from training.rollout.engine import Limits, sampling_noise
 from training.rollout.static import generate
 
-SECTIONS = ("seed", "model", "align", "evaluate", "data.source.kind")
+SECTIONS = ("seed", "model", "align", "evaluate", "data.source")
 MODELS = ("base", "sft", "aligned")
 
 
@@ -54,6 +54,8 @@ class Answers(NamedTuple):
     golds: list[float] | None
     kl: list[float]
     """Nats per response from the SFT model."""
+    right_items: list[bool] | None = None
+    """Of a helpdesk world: whether each names the item that its prompt names, and no other."""
 
 
 def inputs(method: str) -> tuple[str, ...]:
@@ -70,13 +72,11 @@ def evaluate(stage: Stage) -> None:
     settings = stage.params.evaluate
     tokenizer = load_tokenizer(stage.root / "data/tokenizer")
     prompts = held_out_prompts(stage)
-    has_gold = stage.params.data.source.kind == "helpdesk" and knows(map(prompt_text, prompts))
+    world = known_world(stage.params.data.source, map(prompt_text, prompts))
     answers = answers_so_far(stage)
     for step, name in enumerate(MODELS, start=1):
         if name not in answers:
-            answers[name] = answer(
-                stage, name, prompts, tokenizer, gold_score if has_gold else None
-            )
+            answers[name] = answer(stage, name, prompts, tokenizer, world)
             stage.log(
                 step,
                 {
@@ -166,7 +166,7 @@ def answer(
     name: str,
     prompts: list[Prompt],
     tokenizer: PreTrainedTokenizerBase,
-    gold: Callable[[str, str], float] | None,
+    world: World | None,
 ) -> Answers:
     """Sample a reply to every prompt, with the same random numbers for every model, and score
     it.
@@ -207,15 +207,15 @@ def answer(
             )
         work.add((2 if name == "sft" else 3) * sum(map(len, sequences)), len(prompts))
     texts = [decode_response(tokenizer, response) for response in rollout.responses]
+    pairs = [(prompt_text(prompt), text) for prompt, text in zip(prompts, texts, strict=True)]
     return Answers(
         texts=texts,
         lengths=[len(response) for response in rollout.responses],
         ended=[response[-1] == limits.eos for response in rollout.responses],
         rewards=rewards,
-        golds=[gold(prompt_text(prompt), text) for prompt, text in zip(prompts, texts, strict=True)]
-        if gold
-        else None,
+        golds=[gold_score(*pair, world) for pair in pairs] if world else None,
         kl=[float((a - b).sum()) for a, b in zip(own, reference, strict=True)],
+        right_items=[criteria(*pair, world)["item"] for pair in pairs] if world else None,
     )
 
 
@@ -255,6 +255,8 @@ def compare(answers: dict[str, Answers], confidence: float, seed: int) -> dict[s
     """metrics/evaluate.json: aligned against SFT, and each model alone."""
     sft, aligned = answers["sft"], answers["aligned"]
     metrics: dict[str, Any] = {f"gold_{name}": describe(answers[name])["gold"] for name in MODELS}
+    for name, of in (("right_item_rate", aligned), ("right_item_rate_sft", sft)):
+        metrics[name] = None if of.right_items is None else _mean(of.right_items)
     wins = {"reward": (aligned.rewards, sft.rewards), "gold": (aligned.golds, sft.golds)}
     for kind, (of_aligned, of_sft) in wins.items():
         rate = (

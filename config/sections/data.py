@@ -6,11 +6,71 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from config.errors import ParamsError
-from config.sections.base import Fraction, Positive, Section
+from config.sections.base import Count, Fraction, Positive, Section, Sparse
 from config.urls import secret_of, unreadable
 
 
-class HelpdeskSource(Section):
+class HelpdeskWorld(Section):
+    """A world of the helpdesk family: the same grammar, other words, of this size."""
+
+    seed: int = Field(description="Seed of its words and sentences.")
+    items: Annotated[int, Field(ge=2)] = Field(
+        description="Items that customers write of; a good reply names the one that was written of."
+    )
+    problems: Annotated[int, Field(ge=2)] = Field(
+        description="Problems an item may have, each with a remedy of its own."
+    )
+    wordings: Positive = Field(
+        description="Ways in which customers tell each problem, greet, and show each mood."
+    )
+    facts: Count = Field(
+        description="Further facts that every prompt tells and a good reply repeats, each after a "
+        "word of its own."
+    )
+    fact_values: Annotated[int, Field(ge=2)] = Field(
+        description="Words that the values of facts are made of."
+    )
+    fact_words: Positive = Field(description="Words of a value.")
+    sentence_words: Annotated[int, Field(ge=2)] = Field(
+        description="Words of the longest fixed sentence; the shortest has two. With `facts` it "
+        "sets the length of replies."
+    )
+    vocabulary: Positive = Field(
+        description="Words of the world at most: items, values of facts and the words of sentences."
+    )
+
+    @property
+    def named_words(self) -> int:
+        """Words with a meaning of their own, which no sentence uses: items, values, what stands
+        before an item, the order number and each fact.
+        """
+        return self.items + (self.fact_values + 2 * self.facts if self.facts else 0) + 3
+
+    @model_validator(mode="after")
+    def _vocabulary_holds_it(self) -> "HelpdeskWorld":
+        least = self.named_words + SENTENCE_VOCABULARY
+        if self.vocabulary < least:
+            raise ParamsError(
+                f"data.source.world.vocabulary={self.vocabulary} is too small for "
+                f"world.items={self.items}, world.facts={self.facts} and "
+                f"world.fact_values={self.fact_values}: {least} words would do. Change it in "
+                "params.yaml."
+            )
+        sentences = (self.wordings + 1) * self.problems + 3 * self.wordings + 6
+        if sentences > SENTENCE_VOCABULARY * SENTENCE_VOCABULARY // 2:
+            raise ParamsError(
+                f"data.source.world.problems={self.problems} in world.wordings={self.wordings} are "
+                f"{sentences} sentences, and at most {SENTENCE_VOCABULARY**2 // 2} can be told "
+                "apart. Lower either in params.yaml."
+            )
+        return self
+
+
+SENTENCE_VOCABULARY = 24
+"""Fewest words of which the sentences of a drawn world are made."""
+
+
+class HelpdeskSource(Sparse):
     """The embedded customer-support world: generated, seeded, any size, with a known gold score."""
 
     kind: Literal["helpdesk"]
@@ -24,6 +84,10 @@ class HelpdeskSource(Section):
     quality: Fraction = Field(
         description="Probability that a demonstration gets each criterion right; sets the mean "
         "gold score of the SFT data."
+    )
+    world: HelpdeskWorld | None = Field(
+        default=None,
+        description="Size and seed of a drawn world; absent is the small one written by hand.",
     )
 
 

@@ -154,7 +154,8 @@ def _from_sources(params: Params, root: Path) -> Rows:
 def _lengths(source: Source, dataset: str, limit: float) -> tuple[float, float, str]:
     """Mean and longest text of a dataset cut at `limit` tokens, and what was assumed for it."""
     if isinstance(source, HelpdeskSource):
-        mean, longest = HELPDESK_TOKENS[dataset]
+        by_hand = source.world is None
+        mean, longest = (HELPDESK_TOKENS if by_hand else world_tokens(source))[dataset]
         return min(mean, limit), longest, "lengths of the embedded world's texts"
     return (
         limit * MEAN_OVER_LONGEST,
@@ -162,6 +163,29 @@ def _lengths(source: Source, dataset: str, limit: float) -> tuple[float, float, 
         f"mean length assumed {MEAN_OVER_LONGEST:g} of the longest, until the data stage has "
         "measured it",
     )
+
+
+def world_tokens(source: HelpdeskSource) -> dict[str, tuple[float, float]]:
+    """Mean and longest text of a drawn world, a token for each word: what
+    training/preparation/helpdesk.py puts into prompts and replies, by how often it does.
+    """
+    world, wrong = source.world, 1 - source.quality
+    assert world is not None
+    # words and mark of a fixed sentence
+    sentence, longest_sentence = (2 + world.sentence_words) / 2 + 1, world.sentence_words + 1
+    fact, order_number = world.fact_words + 2, 5
+    # greeting, problem with its item, mood; the order number in every other prompt
+    prompt = 3 * sentence + 2 + order_number / 2 + world.facts * fact
+    longest_prompt = 3 * longest_sentence + 2 + order_number + world.facts * fact
+    # a remedy, apology and question half the time, a filler where wrong and the close where right
+    reply = 3 * sentence + (1 - 0.3 * wrong) * (3 + world.facts * fact) + 1
+    longest_reply = 6 * longest_sentence + 3 + world.facts * fact + 1
+    exchange, longest = prompt + reply, float(longest_prompt + longest_reply)
+    return {
+        "sft": (exchange, longest),
+        "preference": (exchange, longest + 2 * longest_sentence),
+        "prompts": (prompt, float(longest_prompt)),
+    }
 
 
 def source_rows(source: Source, root: Path, name: str) -> tuple[dict[str, float], tuple[str, ...]]:

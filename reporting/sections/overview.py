@@ -88,6 +88,13 @@ def _tiles(findings: Findings) -> Iterator[tuple[str, str, str]]:
     gold_before, gold_after = value("evaluate", "gold_sft"), value("evaluate", "gold_aligned")
     if gold_before is not None and gold_after is not None:
         yield "Gold score", decimal(gold_after), f"before alignment {decimal(gold_before)}"
+    if (right := value("evaluate", "right_item_rate")) is not None:
+        before = value("evaluate", "right_item_rate_sft")
+        yield (
+            "Right item",
+            percent(right),
+            f"of the replies name it, {percent(before)} before alignment",
+        )
     for kind, judge in (("gold", "gold score"), ("reward", "reward model")):
         if (rate := value("evaluate", f"win_rate_{kind}")) is not None:
             span = (

@@ -18,6 +18,7 @@ from training.modeling.tokenizer import (
     decode_response,
     encode_prompt,
     encode_response,
+    encode_responses,
     load_tokenizer,
     prompt_text,
     render_prompt,
@@ -26,6 +27,7 @@ from training.modeling.tokenizer import (
 from training.preparation import helpdesk
 from training.preparation.cleaning import same_prompt_key
 from training.preparation.sources import local_files
+from training.preparation.worlds import world_of
 from training.process.stage import Stage
 
 PROJECT = Path(__file__).parents[2]
@@ -122,6 +124,66 @@ def test_the_files_hold_what_the_metrics_say(world: tuple[Path, dict[str, Any]])
 def test_no_prompt_is_in_two_splits_of_any_dataset(world: tuple[Path, dict[str, Any]]) -> None:
     root, _ = world
     assert not prompts(root, "train") & prompts(root, "test")
+
+
+LARGE_WORLD = {
+    "seed": 3, "items": 20, "problems": 8, "wordings": 3, "facts": 2, "fact_values": 12,
+    "fact_words": 2, "sentence_words": 6, "vocabulary": 280,
+}  # fmt: skip
+
+
+def test_a_drawn_world_is_prepared_and_its_own_truth_reported(tmp_path: Path) -> None:
+    source = {**HELPDESK, "world": LARGE_WORLD}
+    metrics = run(tmp_path, source, model={"random": random_shape(1100)})
+    drawn = world_of(HelpdeskSource.model_validate(source))
+    assert metrics["gold_sft_mean"] == pytest.approx(0.6, abs=0.05)
+    assert metrics["gold_sft_mean"] == helpdesk.mean_gold(rows(tmp_path, "sft", "train"), drawn)
+    pairs = rows(tmp_path, "preference", "test")
+    assert metrics["bayes_accuracy"] == helpdesk.bayes_accuracy(pairs, 0.12, drawn)
+
+
+def test_a_world_with_more_words_than_the_vocabulary_has_entries_is_refused(
+    tmp_path: Path,
+) -> None:
+    source = {**HELPDESK, "world": LARGE_WORLD}
+    with pytest.raises(ParamsError, match="vocab_size=460 leaves 200 entries") as refusal:
+        run(tmp_path, source, model={"random": random_shape(460)})
+    enough = int(str(refusal.value).split(" would hold")[0].split()[-1])
+    metrics = run(tmp_path, source, model={"random": random_shape(enough)})
+    assert metrics["vocab_size"] == enough
+    words = {word for row in rows(tmp_path, "sft", "train") for word in row["prompt"].split()}
+    tokenizer = load_tokenizer(tmp_path / "data/tokenizer")
+    split = [ids for ids in encode_responses(tokenizer, sorted(words)) if len(ids) > 2]
+    assert len(split) < 0.1 * len(words), "all but words that stand in one text alone"
+
+
+def test_a_world_whose_exchanges_do_not_fit_in_the_context_is_refused_with_what_would_do(
+    tmp_path: Path,
+) -> None:
+    source = {**HELPDESK, "world": {**LARGE_WORLD, "sentence_words": 20}}
+    model = {"random": random_shape(1100)}
+    with pytest.raises(ParamsError, match=r"context_length=96 is too short") as refusal:
+        run(tmp_path, source, model=model)
+    enough = int(str(refusal.value).split(" would do")[0].split()[-1])
+    assert enough > 96
+    run(tmp_path, source, model={**model, "context_length": enough})
+    with pytest.raises(ParamsError, match="is too short"):
+        run(tmp_path, source, model={**model, "context_length": enough - 1})
+
+
+def test_where_words_in_pieces_fill_the_context_a_vocabulary_that_would_do_is_named(
+    tmp_path: Path,
+) -> None:
+    source = {**HELPDESK, "world": LARGE_WORLD}
+    with pytest.raises(ParamsError, match=r"and so would model.random.vocab_size=\d+") as refusal:
+        run(tmp_path, source, model={"random": random_shape(512)})
+    enough = int(str(refusal.value).split("vocab_size=")[1].split(".")[0])
+    run(tmp_path, source, model={"random": random_shape(enough)})
+
+
+def random_shape(vocab_size: int) -> dict[str, Any]:
+    shape = read(PROJECT / "recipes/demo.yaml")["model"]["random"]
+    return {**shape, "vocab_size": vocab_size}
 
 
 def test_the_truth_of_the_world_is_reported_for_the_rows_that_were_kept(

@@ -15,7 +15,8 @@ from tests.training.processes import attempts, finish, metric_rows, metrics, sig
 from tests.training.tiny import names, open_stage, params, work
 from training.evaluate import MODELS, Answers, compare, describe
 from training.evaluation.comparison import distinct_n
-from training.preparation.helpdesk import FILLERS, gold_score, read_case, reply
+from training.preparation.helpdesk import gold_score, read_case, reply
+from training.preparation.worlds import BY_HAND
 from training.process.artifacts import write_jsonl
 
 Project = Callable[..., Path]
@@ -48,6 +49,17 @@ def test_the_comparison_is_of_the_aligned_model_with_sft() -> None:
     assert result["win_rate_gold_low"] < 2.5 / 4 < result["win_rate_gold_high"]
 
 
+def test_the_rate_of_right_items_is_that_of_the_aligned_replies() -> None:
+    items = {"base": [False] * 3, "sft": [True, False, False], "aligned": [True, True, False]}
+    given = {
+        name: answers([1.0, float(i), 2.0], [0.1, 0.2, 0.3])._replace(right_items=items[name])
+        for i, name in enumerate(MODELS)
+    }
+    result = compare(given, 0.95, seed=1)
+    assert result["right_item_rate"] == pytest.approx(2 / 3)
+    assert result["right_item_rate_sft"] == pytest.approx(1 / 3)
+
+
 def test_without_a_gold_score_its_figures_are_null() -> None:
     result = compare(
         {name: answers([float(i), 1.0, 2.0]) for i, name in enumerate(MODELS)}, 0.95, seed=1
@@ -59,8 +71,9 @@ def test_without_a_gold_score_its_figures_are_null() -> None:
         "win_rate_gold",
         "win_rate_gold_low",
         "win_rate_gold_high",
+        "right_item_rate",
     )
-    assert [result[name] for name in gold] == [None] * 6
+    assert [result[name] for name in gold] == [None] * 7
     assert result["win_rate_reward"] is not None
 
 
@@ -229,7 +242,7 @@ def demonstrated(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def like_a_filler(written: str, prompt: str, rng: random.Random) -> tuple[str, str]:
-    return f"{written} {rng.choice(FILLERS)}", written
+    return f"{written} {rng.choice(BY_HAND.fillers)}", written
 
 
 def like_careful_ones(written: str, prompt: str, rng: random.Random) -> tuple[str, str]:

@@ -23,7 +23,7 @@ from config.schema import Params
 from config.sections.model import Model, RandomModel
 from training.modeling.models import base_model, new_reward_model
 from training.modeling.tokenizer import encode_prompts, trained_tokenizer
-from training.preparation import helpdesk
+from training.preparation.worlds import BY_HAND
 from training.process.stage import Stage, run_stage
 
 ROOT = Path(__file__).parents[2]
@@ -35,11 +35,11 @@ WIDTH = 32
 @functools.cache
 def tokenizer() -> PreTrainedTokenizerBase:
     replies = [
-        *helpdesk.REMEDIES.values(),
-        helpdesk.ASK,
-        helpdesk.CLOSE,
-        helpdesk.APOLOGY,
-        *helpdesk.FILLERS,
+        *BY_HAND.remedies.values(),
+        BY_HAND.ask,
+        BY_HAND.close,
+        BY_HAND.apology,
+        *BY_HAND.fillers,
     ]
     return trained_tokenizer(replies * 2, 320)
 

@@ -19,6 +19,7 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
+from transformers.pytorch_utils import Conv1D
 
 from config.errors import EnvironmentFault, ModelError
 from config.sections.model import Model, RandomModel
@@ -51,7 +52,31 @@ def base_model(
         attn_implementation=settings.attention,
         dtype=weight_dtype(settings, trainable),
     )
+    initialise(model, settings.random.layers)
     return without_dropout(model)
+
+
+INTO_RESIDUAL = ("o_proj", "down_proj", "c_proj")
+"""Last parts of the names of the matrices that write to the residual stream."""
+
+
+@torch.no_grad()
+def initialise(model: PreTrainedModel, layers: int) -> None:
+    """Draw the matrices of the layers, and an output embedding of its own, with standard deviation
+    1/sqrt(inputs), those that write to the residual stream with 1/sqrt(inputs 2 layers).
+
+    Transformers' 0.02 for every width leaves a narrow model with attention that hardly tells tokens
+    apart, and so without the gradient from which it would learn to copy: docs/decisions.md. The
+    input embedding and what is no matrix stay as they are.
+    Source: LeCun et al. 1998, Efficient BackProp, 4.6; Radford et al. 2019 (GPT-2), 2.3.
+    """
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Linear | Conv1D):
+            inputs = module.nx if isinstance(module, Conv1D) else module.in_features
+            writes = name.rsplit(".", 1)[-1] in INTO_RESIDUAL
+            tied = module is model.get_output_embeddings() and model.config.tie_word_embeddings
+            if not tied:
+                nn.init.normal_(module.weight, std=(inputs * (2 * layers if writes else 1)) ** -0.5)
 
 
 def random_config(

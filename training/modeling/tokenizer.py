@@ -26,6 +26,8 @@ Response = str | list[Message]
 
 PAD, BOS, EOS, SPARE = SPECIAL_TOKENS = ("<pad>", "<bos>", "<eos>", "<spare>")
 """Special tokens of a trained tokenizer, ids 0 to 3."""
+SMALLEST_VOCABULARY = 256 + len(SPECIAL_TOKENS)
+"""Entries of a trained tokenizer without a merge: bytes and special tokens."""
 
 PLAIN_TEMPLATE = "{prompt}"
 
@@ -49,7 +51,7 @@ def trained_tokenizer(
     each text once.
 
     Deterministic; no text is unknown to it. Texts that offer too few merges give a smaller
-    vocabulary, and a warning. A space is put before each text, so that a response begins with the
+    vocabulary. A space is put before each text, so that a response begins with the
     same tokens as its words have in the middle of a sentence.
     """
     tokenizer = Tokenizer(models.BPE())
@@ -74,10 +76,9 @@ def trained_tokenizer(
     )
     size = tokenizer.get_vocab_size()
     if size < vocab_size:
-        logger.warning(
-            "model.random.vocab_size=%d asks for more merges than the training text repeats: the "
-            "tokenizer has %d entries. "
-            "Lower it in params.yaml, or add data.",
+        logger.info(
+            "the training text repeats fewer merges than model.random.vocab_size=%d has room for: "
+            "the tokenizer has %d entries",
             vocab_size,
             size,
         )

@@ -22,42 +22,8 @@ import random
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from config.sections.data import HelpdeskSource
-
-ITEMS = ("lamp", "phone", "kettle", "jacket", "camera", "bike")
-
-PROBLEMS = {
-    "replace": ("arrived broken", "is cracked"),
-    "trace": ("has not arrived", "is very late"),
-    "exchange": ("is the wrong size", "has the wrong colour"),
-    "refund": ("was charged twice", "cost too much"),
-}
-"""Remedy -> what the customer may say."""
-
-REMEDIES = {
-    "replace": "we will replace it .",
-    "trace": "we will trace the parcel .",
-    "exchange": "we will exchange it .",
-    "refund": "we will refund you .",
-}
-
-UPSET = ("i am really angry .", "this is so annoying .", "i am very upset .")
-CALM = ("no hurry .", "thanks for your help .", "i hope you can help .")
-GREETINGS = ("hello ,", "hi ,", "good morning ,", "dear team ,")
-FILLERS = ("we value your business .", "our team is busy today .", "please visit our shop again .")
-APOLOGY = "we are sorry ."
-ASK = "what is your order number ?"
-CLOSE = "kind regards ."
-
-WEIGHTS = {
-    "item": 0.10,
-    "apology": 0.15,
-    "remedy": 0.30,
-    "order_number": 0.20,
-    "brevity": 0.10,
-    "close": 0.15,
-}
-"""What each criterion adds to the gold score; they sum to 1."""
+from config.sections.data import HelpdeskSource, Source
+from training.preparation.worlds import BY_HAND, World, world_of
 
 
 class Case(NamedTuple):
@@ -67,9 +33,11 @@ class Case(NamedTuple):
     remedy: str
     upset: bool
     order_number_missing: bool
+    facts: tuple[str, ...] = ()
+    """Values to repeat, in the order of the world's facts."""
 
 
-class World(NamedTuple):
+class Rows(NamedTuple):
     """Rows in TRL's canonical forms."""
 
     sft: list[dict[str, str]]
@@ -80,15 +48,16 @@ class World(NamedTuple):
     """{prompt}"""
 
 
-def generate(source: HelpdeskSource, seed: int) -> World:
-    """The world's rows. Each kind has a random stream of its own: asking for more of one changes no
-    other, and only appends.
+def generate(source: HelpdeskSource, seed: int) -> Rows:
+    """The rows of the source's world. Each kind has a random stream of its own: asking for more of
+    one changes no other, and only appends.
     """
-    return World(
+    world = world_of(source)
+    return Rows(
         sft=_sft_rows(source, random.Random(f"sft {seed}")),
         preference=_preference_rows(source, random.Random(f"preference {seed}")),
         prompts=[
-            {"prompt": _prompt(rng)}
+            {"prompt": _prompt(world, rng)}
             for rng in [random.Random(f"prompts {seed}")]
             for _ in range(source.prompt_rows)
         ],
@@ -96,10 +65,11 @@ def generate(source: HelpdeskSource, seed: int) -> World:
 
 
 def _sft_rows(source: HelpdeskSource, rng: random.Random) -> list[dict[str, str]]:
-    rows = []
+    world, rows = world_of(source), []
     for _ in range(source.sft_rows):
-        prompt = _prompt(rng)
-        rows.append({"prompt": prompt, "completion": reply(read_case(prompt), source.quality, rng)})
+        prompt = _prompt(world, rng)
+        completion = reply(read_case(prompt, world), source.quality, rng, world)
+        rows.append({"prompt": prompt, "completion": completion})
     return rows
 
 
@@ -107,62 +77,99 @@ def _preference_rows(source: HelpdeskSource, rng: random.Random) -> list[dict[st
     """Two different replies of independent quality, some of them damaged, labelled by Bradley-Terry
     on their gold scores.
     """
+    world = world_of(source)
     rows: list[dict[str, str]] = []
     while len(rows) < source.preference_rows:
-        prompt = _prompt(rng)
-        case = read_case(prompt)
-        first, second = (_damaged(reply(case, rng.uniform(0.2, 1.0), rng), rng) for _ in range(2))
+        prompt = _prompt(world, rng)
+        case = read_case(prompt, world)
+        first, second = (
+            _damaged(reply(case, rng.uniform(0.2, 1.0), rng, world), rng) for _ in range(2)
+        )
         if first == second:
             continue
         first_wins = rng.random() < preference_probability(
-            gold_score(prompt, first), gold_score(prompt, second), source.temperature
+            gold_score(prompt, first, world), gold_score(prompt, second, world), source.temperature
         )
         chosen, rejected = (first, second) if first_wins else (second, first)
         rows.append({"prompt": prompt, "chosen": chosen, "rejected": rejected})
     return rows
 
 
-def _prompt(rng: random.Random) -> str:
-    remedy = rng.choice(tuple(PROBLEMS))
-    parts = [rng.choice(GREETINGS), "my", rng.choice(ITEMS), rng.choice(PROBLEMS[remedy]), "."]
-    parts.append(rng.choice(UPSET if rng.random() < 0.5 else CALM))
+def _prompt(world: World, rng: random.Random) -> str:
+    remedy = rng.choice(tuple(world.problems))
+    greeting, item = rng.choice(world.greetings), rng.choice(world.items)
+    problem = rng.choice(world.problems[remedy])
+    told = [rng.choice(world.upset if rng.random() < 0.5 else world.calm), ""]
     if rng.random() < 0.5:
-        parts.append("order number " + " ".join(rng.choice("0123456789") for _ in range(3)) + " .")
-    return " ".join(parts)
+        digits = " ".join(rng.choice("0123456789") for _ in range(3))
+        told[1] = f"{world.order_number} {digits} ."
+    told += [f"{fact.told} {_value(world, rng)} ." for fact in world.facts]
+    parts = [f"{greeting} {world.mine} {item} {problem} .", *(told[i] for i in world.told_in)]
+    return " ".join(filter(None, parts))
 
 
-def read_case(prompt: str) -> Case:
+def exchanges(world: World, count: int) -> list[tuple[str, str]]:
+    """Prompts of a world, the same each time, with the best reply to each."""
+    rng = random.Random(0)
+    prompts = [_prompt(world, rng) for _ in range(count)]
+    return [(prompt, reply(read_case(prompt, world), 1.0, rng, world)) for prompt in prompts]
+
+
+def _value(world: World, rng: random.Random) -> str:
+    return " ".join(rng.choice(world.fact_values) for _ in range(world.fact_words))
+
+
+def read_case(prompt: str, world: World = BY_HAND) -> Case:
     """What a prompt of this world asks for.
 
     Raises ValueError if the prompt is not of this world.
     """
-    item = next((item for item in ITEMS if f" my {item} " in f" {prompt}"), None)
+    within = f" {prompt}"
+    item = next((item for item in world.items if f" {world.mine} {item} " in within), None)
     remedy = next(
         (
             remedy
-            for remedy, phrases in PROBLEMS.items()
-            if any(phrase in prompt for phrase in phrases)
+            for remedy, phrases in world.problems.items()
+            if any(f" {item} {phrase} ." in within for phrase in phrases)
         ),
         None,
     )
-    if item is None or remedy is None:
+    sentences = _sentences(prompt)
+    facts = [_values(sentences, fact.told) for fact in world.facts]
+    if item is None or remedy is None or any(len(values) != 1 for values in facts):
         raise ValueError(f"not a prompt of the helpdesk world: {prompt!r}")
     return Case(
-        item, remedy, any(phrase in prompt for phrase in UPSET), "order number" not in prompt
+        item,
+        remedy,
+        any(sentence in sentences for sentence in world.upset),
+        f" {world.order_number} " not in within,
+        tuple(values[0] for values in facts),
     )
 
 
-def knows(prompts: Iterable[str]) -> bool:
-    """Whether all prompts are of this world, so that replies to them have a gold score."""
+def _values(sentences: Sequence[str], word: str) -> list[str]:
+    """What follows `word` at the beginning of a sentence, up to its mark."""
+    return [
+        sentence.removeprefix(f"{word} ").removesuffix(" .")
+        for sentence in sentences
+        if sentence.startswith(f"{word} ")
+    ]
+
+
+def known_world(source: Source, prompts: Iterable[str]) -> World | None:
+    """The world of a source if all prompts are of it, so that replies to them have a gold score."""
+    if not isinstance(source, HelpdeskSource):
+        return None
+    world = world_of(source)
     try:
         for prompt in prompts:
-            read_case(prompt)
+            read_case(prompt, world)
     except ValueError:
-        return False
-    return True
+        return None
+    return world
 
 
-def reply(case: Case, quality: float, rng: random.Random) -> str:
+def reply(case: Case, quality: float, rng: random.Random, world: World = BY_HAND) -> str:
     """A reply that meets each criterion with probability `quality`, and fails it in one of the ways
     people fail it.
     """
@@ -170,29 +177,39 @@ def reply(case: Case, quality: float, rng: random.Random) -> str:
     def right() -> bool:
         return rng.random() < quality
 
-    others = [remedy for remedy in REMEDIES if remedy != case.remedy]
-    parts = []
+    remedies = world.remedies
+    others = [remedy for remedy in remedies if remedy != case.remedy]
+    opening: list[str] = []
+    middle, ending = ["", "", ""], list[str]()
     if right():
-        parts.append(f"about your {case.item} :")
+        opening.append(f"{world.about} {case.item} :")
     elif rng.random() < 0.7:
-        parts.append(f"about your {rng.choice([item for item in ITEMS if item != case.item])} :")
+        other = rng.choice([item for item in world.items if item != case.item])
+        opening.append(f"{world.about} {other} :")
     if right() == case.upset:
-        parts.append(APOLOGY)
+        middle[0] = world.apology
     if right():
-        parts.append(REMEDIES[case.remedy])
+        middle[1] = remedies[case.remedy]
     else:
         failure = rng.random()
         if failure < 0.6:
-            parts.append(REMEDIES[rng.choice(others)])
+            middle[1] = remedies[rng.choice(others)]
         elif failure < 0.8:
-            parts.extend([REMEDIES[case.remedy], REMEDIES[rng.choice(others)]])
+            middle[1] = f"{remedies[case.remedy]} {remedies[rng.choice(others)]}"
     if right() == case.order_number_missing:
-        parts.append(ASK)
+        middle[2] = world.ask
     if not right():
-        parts.append(rng.choice(FILLERS))
+        ending.append(rng.choice(world.fillers))
     if right():
-        parts.append(CLOSE)
-    return " ".join(parts) or rng.choice(FILLERS)
+        ending.append(world.close)
+    for fact, value in zip(world.facts, case.facts, strict=True):
+        if right():
+            middle.append(f"{fact.repeated} {value} .")
+        else:
+            wrong = rng.random() < 0.7
+            middle.append(f"{fact.repeated} {_value(world, rng)} ." if wrong else "")
+    parts = [*opening, *(middle[i] for i in world.replied_in), *ending]
+    return " ".join(filter(None, parts)) or rng.choice(world.fillers)
 
 
 def _damaged(text: str, rng: random.Random) -> str:
@@ -216,41 +233,54 @@ def _damaged(text: str, rng: random.Random) -> str:
             return " ".join(words)
 
 
-def gold_score(prompt: str, response: str) -> float:
-    """How well `response` serves `prompt`, in [0, 1]: the sum of the WEIGHTS of the criteria met.
+def gold_score(prompt: str, response: str, world: World = BY_HAND) -> float:
+    """How well `response` serves `prompt`, in [0, 1]: the sum of the world's weights of the
+    criteria met.
 
     item: the customer's item is named in the opening, and no other is. apology: present if and only
     if the customer is upset. remedy: the right one is named and no other. order_number: asked for
-    if and only if the prompt does not give it. brevity: every sentence is one of the above or the
-    close, none twice. close: the last sentence is the polite close.
+    if and only if the prompt does not give it. fact_0 and so on: repeated once, with its value.
+    brevity: every sentence is one of the above or the close, none twice. close: the last sentence
+    is the polite close.
 
     Raises ValueError if the prompt is not of this world.
     """
-    return sum(WEIGHTS[criterion] for criterion, met in criteria(prompt, response).items() if met)
+    weights = world.weights
+    met = criteria(prompt, response, world)
+    return sum(weights[criterion] for criterion in met if met[criterion])
 
 
-def criteria(prompt: str, response: str) -> dict[str, bool]:
+def criteria(prompt: str, response: str, world: World = BY_HAND) -> dict[str, bool]:
     """Which criteria of the gold score `response` meets."""
-    case = read_case(prompt)
+    case = read_case(prompt, world)
     sentences = _sentences(response)
     openings = [
         sentence
         for sentence in sentences
-        if sentence.startswith("about your ") and sentence.endswith(" :")
+        if sentence.startswith(f"{world.about} ") and sentence.endswith(" :")
     ]
-    remedies = [remedy for remedy, sentence in REMEDIES.items() if sentence in sentences]
-    useful = {*openings, *REMEDIES.values(), APOLOGY, ASK, CLOSE}
+    remedies = [remedy for remedy, sentence in world.remedies.items() if sentence in sentences]
+    facts = [_values(sentences, fact.repeated) for fact in world.facts]
+    useful = {*openings, *world.remedies.values(), world.apology, world.ask, world.close} | {
+        f"{fact.repeated} {value} ."
+        for fact, values in zip(world.facts, facts, strict=True)
+        for value in values
+    }
     return {
         "item": bool(sentences)
-        and openings == [f"about your {case.item} :"]
+        and openings == [f"{world.about} {case.item} :"]
         and sentences[0] == openings[0],
-        "apology": (APOLOGY in sentences) == case.upset and bool(sentences),
+        "apology": (world.apology in sentences) == case.upset and bool(sentences),
         "remedy": remedies == [case.remedy],
-        "order_number": (ASK in sentences) == case.order_number_missing and bool(sentences),
+        "order_number": (world.ask in sentences) == case.order_number_missing and bool(sentences),
         "brevity": bool(sentences)
         and all(sentence in useful for sentence in sentences)
         and len(set(sentences)) == len(sentences),
-        "close": bool(sentences) and sentences[-1] == CLOSE,
+        "close": bool(sentences) and sentences[-1] == world.close,
+        **{
+            f"fact_{i}": values == [value]
+            for i, (values, value) in enumerate(zip(facts, case.facts, strict=True))
+        },
     }
 
 
@@ -273,14 +303,16 @@ def preference_probability(gold_a: float, gold_b: float, temperature: float) -> 
     return 1 / (1 + math.exp(-(gold_a - gold_b) / temperature))
 
 
-def bayes_accuracy(pairs: Sequence[dict[str, str]], temperature: float) -> float:
+def bayes_accuracy(
+    pairs: Sequence[dict[str, str]], temperature: float, world: World = BY_HAND
+) -> float:
     """Expected accuracy, on these pairs, of a reward model that knows the gold scores: mean of
     max(p, 1 - p).
     """
     probabilities = [
         preference_probability(
-            gold_score(pair["prompt"], pair["chosen"]),
-            gold_score(pair["prompt"], pair["rejected"]),
+            gold_score(pair["prompt"], pair["chosen"], world),
+            gold_score(pair["prompt"], pair["rejected"], world),
             temperature,
         )
         for pair in pairs
@@ -288,7 +320,7 @@ def bayes_accuracy(pairs: Sequence[dict[str, str]], temperature: float) -> float
     return sum(max(p, 1 - p) for p in probabilities) / len(probabilities)
 
 
-def mean_gold(rows: Iterable[dict[str, str]]) -> float:
+def mean_gold(rows: Iterable[dict[str, str]], world: World = BY_HAND) -> float:
     """Mean gold score of {prompt, completion} rows."""
-    scores = [gold_score(row["prompt"], row["completion"]) for row in rows]
+    scores = [gold_score(row["prompt"], row["completion"], world) for row in rows]
     return sum(scores) / len(scores)

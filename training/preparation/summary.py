@@ -21,6 +21,7 @@ from training.preparation.cleaning import (
 from training.preparation.formats import Example, Parsed
 from training.preparation.rows import REPLIES, USES, Datasets, Row, each
 from training.preparation.splits import SPLITS
+from training.preparation.worlds import world_of
 
 HISTOGRAM_BINS = 30
 
@@ -161,9 +162,12 @@ def gold_metrics(datasets: Datasets, settings: Data, labels_known: bool) -> dict
     if isinstance(settings.source, HelpdeskSource):
         if labels_known:
             pairs = [row.content for row in datasets["preference"]["test"]]
-            metrics["bayes_accuracy"] = helpdesk.bayes_accuracy(pairs, settings.source.temperature)
+            metrics["bayes_accuracy"] = helpdesk.bayes_accuracy(
+                pairs, settings.source.temperature, world_of(settings.source)
+            )
         if settings.sft_source is None or isinstance(settings.sft_source, HelpdeskSource):
+            demonstrations = [row.content for row in datasets["sft"]["train"]]
             metrics["gold_sft_mean"] = helpdesk.mean_gold(
-                row.content for row in datasets["sft"]["train"]
+                demonstrations, world_of(settings.sft_source or settings.source)
             )
     return metrics

@@ -37,10 +37,11 @@ from training.modeling.sequences import sequence_logprobs
 from training.modeling.tokenizer import Prompt, decode_response, encode_prompts, prompt_text
 from training.preparation.cleaning import TextRules, same_prompt_key
 from training.preparation.formats import check_columns, column_names, parse_rows
-from training.preparation.helpdesk import gold_score, knows
+from training.preparation.helpdesk import gold_score, known_world
 from training.preparation.prompts import fitting_prompts
 from training.preparation.rows import USES
 from training.preparation.sources import read_file
+from training.preparation.worlds import World
 from training.process.artifacts import write_json, write_jsonl
 from training.process.out_of_memory import halving
 from training.retraining.helper import run_helper
@@ -90,8 +91,8 @@ def contest(
         "champion": answer(champion, prompts, params),
         "challenger": answer(challenger, prompts, params),
     }
-    has_gold = params.data.source.kind == "helpdesk" and knows(map(prompt_text, prompts))
-    scores = judge(prompts, replies, champion, challenger, has_gold)
+    world = known_world(params.data.source, map(prompt_text, prompts))
+    scores = judge(prompts, replies, champion, challenger, world)
     old, new = scores["champion"], scores["challenger"]
     rate = win_rate(score_judge(new.judged, old.judged), len(prompts), confidence, params.seed)
     own = gain(new.challenger, old.challenger, confidence)
@@ -106,10 +107,10 @@ def contest(
     found = Contest(
         prompts=len(prompts),
         left_out=left_out,
-        judge=GOLD if has_gold else CHAMPIONS_REWARD,
+        judge=GOLD if world else CHAMPIONS_REWARD,
         win_rate=Share(value=rate.rate, low=rate.low, high=rate.high, of=len(prompts)),
         ties=rate.ties,
-        gold=_mean_of(trusted) if has_gold else None,
+        gold=_mean_of(trusted) if world else None,
         champion_reward=_mean_of(gain(new.champion, old.champion, confidence)),
         challenger_reward=_mean_of(own),
         hacking=hacking.hacked,
@@ -119,7 +120,7 @@ def contest(
         kl_champion=_mean(replies["champion"].kl),
         chars=_mean(lengths[0]),
         chars_champion=_mean(lengths[1]),
-        safety=safety(root, params, champion, challenger, has_gold),
+        safety=safety(root, params, champion, challenger, world is not None),
         confidence=confidence,
     )
     return found, samples(prompts[:SAMPLES], replies, scores)
@@ -247,13 +248,13 @@ def judge(
     replies: Mapping[str, Replies],
     champion: TrainedModels,
     challenger: TrainedModels,
-    has_gold: bool,
+    world: World | None,
 ) -> dict[str, Scores]:
     """Every judge's score of every reply."""
     texts = {name: given.texts for name, given in replies.items()}
     golds = {
-        name: [gold_score(prompt_text(a), b) for a, b in zip(prompts, of, strict=True)]
-        if has_gold
+        name: [gold_score(prompt_text(a), b, world) for a, b in zip(prompts, of, strict=True)]
+        if world
         else None
         for name, of in texts.items()
     }
@@ -280,7 +281,8 @@ def safety(
             f"{len(prompts)} safety prompts have room for a response, two must. Lower "
             "evaluate.max_new_tokens, or fix retrain.safety_source."
         )
-    known = has_gold and knows(map(prompt_text, prompts))
+    source = params.data.source
+    known = known_world(source, map(prompt_text, prompts)) if has_gold else None
     replies = {
         "champion": answer(champion, prompts, params),
         "challenger": answer(challenger, prompts, params),

@@ -21,7 +21,7 @@ from training.modeling.models import (
 )
 from training.modeling.score_head import init_head
 from training.modeling.tokenizer import trained_tokenizer
-from training.preparation import helpdesk
+from training.preparation.worlds import BY_HAND
 
 IDS = torch.tensor([[5, 9, 14, 200]])
 
@@ -52,6 +52,29 @@ def test_the_base_model_has_the_shape_asked_for_and_the_weights_of_its_seed(fami
     weights = [next(model.parameters()) for model in (one, same, other)]
     assert torch.equal(weights[0], weights[1])
     assert not torch.equal(weights[0], weights[2])
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_random_matrices_are_drawn_by_the_inputs_they_have(family: str) -> None:
+    sizes = {"width": 128, "layers": 8, "mlp_width": 512, "heads": 4, "kv_heads": 4}
+    given = settings(family)
+    assert given.random is not None
+    model = base_model(
+        given.model_copy(update={"random": given.random.model_copy(update=sizes)}), tokenizer(), 1
+    )
+    stds = {name: weights.std().item() for name, weights in model.named_parameters()}
+    layer = "transformer.h.3" if family == "gpt2" else "model.layers.3"
+    names = {
+        "gpt2": ("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj"),
+    }.get(family, ("self_attn.q_proj", "self_attn.o_proj", "mlp.up_proj", "mlp.down_proj"))
+    found = [stds[f"{layer}.{name}.weight"] for name in names]
+    expected = [128**-0.5, (128 * 16) ** -0.5, 128**-0.5, (512 * 16) ** -0.5]
+    assert found == pytest.approx(expected, rel=0.03)
+    embedding = model.get_input_embeddings().weight
+    assert embedding.std().item() == pytest.approx(0.02, rel=0.05)
+    if not given.random.tie_embeddings:
+        head = model.get_output_embeddings().weight
+        assert head.std().item() == pytest.approx(128**-0.5, rel=0.05)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -263,9 +286,9 @@ def test_a_model_with_a_smaller_vocabulary_than_the_tokenizer_is_refused(
     folder: Path, load: Callable
 ) -> None:
     larger = trained_tokenizer(
-        [*helpdesk.REMEDIES.values(), *helpdesk.ITEMS, *helpdesk.UPSET, *helpdesk.CALM],
+        [*BY_HAND.remedies.values(), *BY_HAND.items, *BY_HAND.upset, *BY_HAND.calm],
         380,
-        prompts=helpdesk.GREETINGS * 2,
+        prompts=BY_HAND.greetings * 2,
     )
     assert len(larger) > len(tokenizer())
     with pytest.raises(

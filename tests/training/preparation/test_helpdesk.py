@@ -1,3 +1,5 @@
+import hashlib
+import json
 import math
 import random
 
@@ -5,14 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from config.errors import ParamsError
 from config.sections.data import HelpdeskSource
 from training.preparation.helpdesk import (
-    FILLERS,
-    REMEDIES,
-    WEIGHTS,
     Case,
     bayes_accuracy,
     criteria,
+    exchanges,
     generate,
     gold_score,
     mean_gold,
@@ -20,6 +21,7 @@ from training.preparation.helpdesk import (
     read_case,
     reply,
 )
+from training.preparation.worlds import BY_HAND, WEIGHTS, world_of
 
 UPSET = "hello , my kettle is cracked . i am really angry ."
 CALM = "hello , my phone is very late . no hurry . order number 4 1 7 ."
@@ -86,7 +88,7 @@ def test_prompts_are_read_as_they_are_meant() -> None:
         (UPSET, BEST_UPSET.replace("what is your order number ? ", ""), {"order_number"}),
         (CALM, BEST_CALM.replace("kind", "what is your order number ? kind"), {"order_number"}),
         # brevity: nothing else, nothing twice
-        (CALM, BEST_CALM.replace("kind", f"{FILLERS[0]} kind"), {"brevity"}),
+        (CALM, BEST_CALM.replace("kind", f"{BY_HAND.fillers[0]} kind"), {"brevity"}),
         (
             CALM,
             BEST_CALM.replace(
@@ -200,7 +202,103 @@ def test_better_quality_gives_better_demonstrations() -> None:
 def test_a_pair_holds_two_different_replies_and_every_remedy_occurs() -> None:
     world = generate(source(500), seed=5)
     assert all(pair["chosen"] != pair["rejected"] for pair in world.preference)
-    assert {read_case(row["prompt"]).remedy for row in world.prompts} == set(REMEDIES)
-    assert {read_case(row["prompt"])[2:] for row in world.prompts} == {
+    assert {read_case(row["prompt"]).remedy for row in world.prompts} == set(BY_HAND.remedies)
+    assert {read_case(row["prompt"])[2:4] for row in world.prompts} == {
         (a, b) for a in (True, False) for b in (True, False)
     }
+
+
+# ---------------------------------------------------------------- a family of worlds
+
+SHAPE = {
+    "seed": 5,
+    "items": 9,
+    "problems": 5,
+    "wordings": 3,
+    "facts": 2,
+    "fact_values": 8,
+    "fact_words": 2,
+    "sentence_words": 5,
+    "vocabulary": 120,
+}
+
+
+def world_source(**changes: int) -> HelpdeskSource:
+    return HelpdeskSource.model_validate({**source().model_dump(), "world": {**SHAPE, **changes}})
+
+
+def test_without_a_shape_the_world_is_the_one_by_hand_to_the_letter() -> None:
+    rows = generate(source(2000), seed=1)
+    digest = hashlib.sha256(json.dumps(rows).encode()).hexdigest()
+    assert digest == "019236267b82529968c2a43ba0dff1c316ea107e4d763a8f6340a693af9f0c1f"
+
+
+@given(
+    items=st.integers(2, 24),
+    problems=st.integers(2, 10),
+    wordings=st.integers(1, 4),
+    facts=st.integers(0, 3),
+    fact_values=st.integers(2, 16),
+    fact_words=st.integers(1, 3),
+    sentence_words=st.integers(2, 8),
+    spare=st.integers(0, 200),
+    seed=st.integers(0, 10**6),
+)
+def test_in_every_world_the_best_reply_reaches_one_and_each_fault_costs_its_weight(
+    spare: int, seed: int, **sizes: int
+) -> None:
+    named = sizes["items"] + 3
+    named += (sizes["fact_values"] + 2 * sizes["facts"]) if sizes["facts"] else 0
+    given = world_source(seed=seed, vocabulary=named + 24 + spare, **sizes)
+    world = world_of(given)
+    assert sum(world.weights.values()) == pytest.approx(1)
+    assert (len(world.items), len(world.problems)) == (sizes["items"], sizes["problems"])
+    marks_and_digits = 14
+    assert len(world.words) <= named + 24 + spare + marks_and_digits
+    for prompt, best in exchanges(world, 5):
+        case = read_case(prompt, world)
+        assert gold_score(prompt, best, world) == pytest.approx(1)
+        other = next(item for item in world.items if item != case.item)
+        wrong_item = best.replace(f"{world.about} {case.item} :", f"{world.about} {other} :")
+        lost = 1 - gold_score(prompt, wrong_item, world)
+        assert lost == pytest.approx(world.weights["item"])
+        for i, (fact, value) in enumerate(zip(world.facts, case.facts, strict=True)):
+            said = f"{fact.repeated} {value} ."
+            assert said in best
+            for wrong in (said.replace(value, f"{value} {value}"), ""):
+                changed = " ".join(best.replace(said, wrong).split())
+                met = criteria(prompt, changed, world)
+                assert [name for name in met if not met[name]] == [f"fact_{i}"]
+
+
+def test_a_prompt_tells_mood_number_and_facts_in_the_order_of_its_world() -> None:
+    world = world_of(world_source())
+    case = Case(world.items[2], "remedy 1", True, False, ("a b", "c d"))
+    upset, problem = world.upset[0], world.problems["remedy 1"][1]
+    told = [upset, f"{world.order_number} 4 1 7 .", *(f"{f.told} " for f in world.facts)]
+    told[2] += "a b ."
+    told[3] += "c d ."
+    first = f"{world.greetings[0]} {world.mine} {world.items[2]} {problem} ."
+    prompt = " ".join([first, *(told[i] for i in world.told_in)])
+    assert read_case(prompt, world) == case
+    with pytest.raises(ValueError, match="not a prompt"):
+        read_case(prompt.replace(f"{world.facts[1].told} c d .", ""), world)
+
+
+def test_worlds_of_other_seeds_have_other_words_and_the_same_seed_the_same() -> None:
+    one, same, other = (world_of(world_source(seed=seed)) for seed in (5, 5, 6))
+    assert one == same
+    shared = set(one.items) & set(other.items)
+    assert len(shared) < 3
+
+
+def test_demonstrations_of_a_world_are_as_good_as_their_quality() -> None:
+    given = world_source()
+    rows = generate(given.model_copy(update={"sft_rows": 3000}), seed=1)
+    assert mean_gold(rows.sft, world_of(given)) == pytest.approx(0.6, abs=0.02)
+
+
+def test_a_vocabulary_too_small_for_the_world_is_refused_with_one_that_would_do() -> None:
+    with pytest.raises(ParamsError, match=r"vocabulary=40 is too small .*: 48 words would do"):
+        world_source(vocabulary=40)
+    assert world_source(vocabulary=48).world is not None
