@@ -7,6 +7,7 @@ from typing import NamedTuple
 from costs.formulas.calibrated import calibrated_decode, calibrated_pass
 from costs.formulas.counts import (
     dequantised_bytes,
+    experts_read,
     forward_attention_flops,
     forward_matmul_flops,
     held_weight_bytes,
@@ -17,6 +18,7 @@ from costs.formulas.counts import (
     spared_flops,
     spread_bytes,
     training_flops,
+    unpacked_bytes,
 )
 from costs.formulas.memory import (
     gradient_width,
@@ -96,6 +98,13 @@ def micro_step(
         head_again=setting.loss.recomputes,
         places=setting.workload.attention_places,
     )
+    if levers.checkpointing == "selective" and setting.engine.selective_ops:
+        # attention is kept, every other product made again
+        attention -= forward_attention_flops(
+            shape, sequences, tokens, levers.attention != "eager" and not setting.mask_tensor
+        )
+        again = [i * o * used for i, o, used in shape.matrices.values()][1::2]
+        matmul += 2 * shape.layers * sum(again) * total
     passes = 3.0 + (levers.checkpointing == "full")
     moved = (
         pointwise_bytes(shape, levers, setting.engine, total)
@@ -106,6 +115,8 @@ def micro_step(
         # scores, mask, fp32 softmax and its gradient, each read and written
         moved += shape.layers * shape.heads * sequences * tokens**2 * 30
     moved += logits_traffic(shape, total * loss_tokens)
+    if not setting.engine.compiled:
+        moved += unpacked_bytes(shape, levers) * (2.0 + (levers.checkpointing == "full"))
     reads = held_weight_bytes(shape, levers) * (3.0 if levers.tuning == "full" else 2.0)
     sent, messages = micro_communication(setting, shape, levers)
     return Work(
@@ -256,6 +267,8 @@ def forward_pass(
         - spared_bytes(shape, levers, setting.engine, spared)
         + spread_bytes(setting, shape, levers, total)
     )
+    if not setting.engine.compiled:  # fused into the product there
+        moved += unpacked_bytes(shape, levers)
     places = setting.workload.attention_places
     return Work(
         matmul_flops=(
@@ -288,13 +301,13 @@ def decode_step(
     """
     tp, b = levers.tensor_parallel, DTYPE_BYTES[levers.dtype]
     cache = 2 * shape.layers * shape.kv_width * b * sequences * context
-    routed = (
-        shape.layers
-        * (shape.layer_matrix_parameters - shape.active_layer_parameters)
-        * min(1.0, sequences / shape.experts)
-        if shape.experts
-        else 0.0
-    )
+    routed = 0.0
+    if shape.experts:
+        # beside those of one token, which `held_weight_bytes` counts
+        one = shape.experts_per_token / shape.experts
+        others = (experts_read(shape, sequences) - one) / (1 - one) if one < 1 else 0.0
+        unmet = shape.layers * (shape.layer_matrix_parameters - shape.active_layer_parameters)
+        routed = unmet * others * (QUANT_BYTES.get(levers.quantisation or "", b))
     return Work(
         matmul_flops=forward_matmul_flops(shape, sequences) / tp,
         attention_flops=shape.layers * sequences * 4 * shape.query_width * context / tp,
@@ -304,7 +317,7 @@ def decode_step(
             + 12 * shape.vocab * sequences
         )
         / tp,
-        weight_bytes=(held_weight_bytes(shape, levers) + routed * b) / tp,
+        weight_bytes=(held_weight_bytes(shape, levers) + routed) / tp,
         operations=launched(setting, shape, levers, backward=False),
         communicated_bytes=2 * shape.layers * sequences * shape.width * b if tp > 1 else 0.0,
         messages=2.0 * shape.layers if tp > 1 else 0.0,

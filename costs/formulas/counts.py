@@ -177,6 +177,28 @@ def dequantised_bytes(shape: ModelShape, levers: Levers) -> float:
     return shape.layers * shape.layer_matrix_parameters * (QUANT_BYTES[levers.quantisation] + 2.0)
 
 
+def experts_read(shape: ModelShape, tokens: float) -> float:
+    """Expected share of a layer's experts that `tokens` tokens are routed to: 1 - (1 - k/E)^n of E
+    experts, k a token, where each token draws its experts evenly and apart from the others.
+
+    Source: the coupon collector's expectation; k of E at random is what a balancing loss aims at
+    (arXiv 2101.03961 section 2.2).
+    """
+    if not shape.experts:
+        return 1.0
+    return 1 - (1 - shape.experts_per_token / shape.experts) ** tokens
+
+
+def unpacked_bytes(shape: ModelShape, levers: Levers) -> float:
+    """Traffic of turning int8 or 4-bit integer weights (GPTQ, AWQ, LLM.int8) into 16-bit ones once
+    for a product over many tokens: a multiplication and a cast, at the bandwidth; NF4's table
+    look-up is slower, see `dequantised_bytes`.
+    """
+    if levers.quantisation not in ("int8", "int4"):  # fp8 is multiplied as it is
+        return 0.0
+    return shape.layers * shape.layer_matrix_parameters * (QUANT_BYTES[levers.quantisation] + 2.0)
+
+
 def launched(setting: Setting, shape: ModelShape, levers: Levers, backward: bool) -> float:
     """Small operations of one pass through the model."""
     engine = setting.engine

@@ -103,7 +103,7 @@ def trained_parameters(shape: ModelShape, levers: Levers) -> float:
 
 def base_weight_bytes(shape: ModelShape, levers: Levers, quantised_head: bool = False) -> float:
     """Bytes of a model's own weights, undivided."""
-    plain = levers.weight_bytes if levers.tuning == "full" else levers.dtype_bytes
+    plain = levers.dtype_bytes if levers.tuning == "frozen" else levers.weight_bytes
     if not levers.quantisation:
         return shape.parameters * plain
     quantised = shape.layers * shape.layer_matrix_parameters + (
@@ -332,11 +332,41 @@ def wide_state_parameters(setting: Setting, shape: ModelShape) -> float:
 
 def kept_per_token(setting: Setting, shape: ModelShape, levers: Levers, tokens: int) -> float:
     """Bytes per token that one layer keeps, on one device of a tensor-parallel group."""
-    kept = layer_kept(shape, levers, setting.engine, tokens, setting.mask_tensor)
+    kept = layer_kept(
+        shape, computing(setting, levers), setting.engine, tokens, setting.mask_tensor
+    )
     places = setting.workload.attention_places
     if places > 1:  # what attention keeps it keeps at each place, and its outputs are collected
         kept["attention"] = places * kept["attention"] + shape.query_width * levers.dtype_bytes
     return sum(kept.values()) / levers.tensor_parallel
+
+
+def computing(setting: Setting, levers: Levers) -> Levers:
+    """`levers` as the layers see them: under FSDP's mixed precision weights are 16-bit when they
+    are used, so the residual stream is too; under autocast it is fp32, as the embedding is.
+    Source: arXiv 2304.11277 section 4.4.
+    """
+    row = sharding_of(setting)
+    if not levers.mixed or not row.micro_gathers or row.fsdp2:
+        return levers
+    return replace(levers, weights_fp32=False)
+
+
+def selectively_kept(setting: Setting, shape: ModelShape, levers: Levers, tokens: int) -> float:
+    """Bytes per token that one layer keeps with `selective` recomputation, on one device: all but
+    scores, masks and dropout of attention (arXiv 2205.05198 section 5); or, by torchtitan's policy
+    `op`, the layer's input, the attention output with the logarithm of its softmax sum, and the
+    outputs of every other matrix product, the first, third ... of q, k, v, o, gate, up, down.
+    Source of the latter: torchtitan, models/llama3/infra/parallelize.py.
+    """
+    if not setting.engine.selective_ops:
+        unquadratic = replace(levers, attention="flash", dropout=False)
+        return kept_per_token(setting, shape, unquadratic, tokens)
+    inner = computing(setting, levers)
+    outputs = [outputs * used for _, outputs, used in shape.matrices.values()][::2]
+    attention = shape.query_width * inner.dtype_bytes + 4 * shape.heads
+    products = sum(outputs) * inner.dtype_bytes
+    return (layer_inputs(inner, shape) + attention + products) / levers.tensor_parallel
 
 
 def layer_inputs(levers: Levers, shape: ModelShape) -> float:
@@ -356,10 +386,12 @@ def activation_bytes(
     if levers.checkpointing == "none":
         stack = layers * kept_per_token(setting, shape, levers, tokens)
     elif levers.checkpointing == "selective":
-        unquadratic = replace(levers, attention="flash", dropout=False)
-        stack = layers * kept_per_token(setting, shape, unquadratic, tokens)
+        stack = layers * selectively_kept(setting, shape, levers, tokens)
     else:
-        stack = 0.0 if levers.offload_activations else layers * layer_inputs(levers, shape)
+        inputs = layer_inputs(computing(setting, levers), shape)
+        if setting.engine.sequence_parallel:
+            inputs /= levers.tensor_parallel
+        stack = 0.0 if levers.offload_activations else layers * inputs
     # the final norm's input and output
     ends = 2 * shape.width * levers.dtype_bytes + 4 * shape.width
     spared = 0.0
@@ -391,9 +423,12 @@ def recomputed_bytes(
     """Bytes of the one layer whose activations are rebuilt, or in use, while the backward pass is
     in it.
     """
-    rebuilt = (
-        kept_per_token(setting, shape, levers, tokens) if levers.checkpointing == "full" else 0.0
-    )
+    rebuilt = 0.0
+    if levers.checkpointing == "full":
+        rebuilt = kept_per_token(setting, shape, levers, tokens)
+    elif levers.checkpointing == "selective":
+        every = kept_per_token(setting, shape, levers, tokens)
+        rebuilt = max(0.0, every - selectively_kept(setting, shape, levers, tokens))
     active = (
         2
         * ((shape.experts_per_token * shape.expert_width or shape.mlp_width) + shape.width)
@@ -413,9 +448,11 @@ def recomputed_bytes(
 
 def workspace(setting: Setting, shape: ModelShape, levers: Levers) -> float:
     """Copies that kernels make: the largest quantised matrix in 16 bit, twice, while it is
-    multiplied forward and backward.
+    multiplied forward and backward; none where a compiler puts unpacking into the product.
     """
-    if not levers.quantisation or not levers.quantisation.startswith("nf4"):
+    if levers.quantisation in (None, "fp8"):
+        return 0.0
+    if setting.engine.compiled and not levers.quantisation.startswith("nf4"):
         return 0.0
     head = shape.vocab * shape.width if setting.engine.quantises_head else 0
     return (
@@ -469,6 +506,8 @@ def generating(
     )
     # the logits, fp32 copy and probabilities that sampling makes
     logits = sequences * shape.vocab * (b + 8)
+    if setting.engine.name in WHOLE_PREFILL:
+        logits = max(logits, sequences * prompt * shape.vocab * (b + 4))
     return {
         "kv_cache": kv_cache_bytes(shape, levers.dtype, sequences, tokens, levers.tensor_parallel),
         "activations": min(sequences * prompt, setting.engine.prefill_tokens)
@@ -478,6 +517,12 @@ def generating(
         "logits": logits,
         "workspace": workspace(setting, shape, levers),
     }
+
+
+WHOLE_PREFILL = ("transformers-2022", "deepspeed-chat")
+"""Software whose prefill makes the logits of the whole prompt and an fp32 copy of them:
+Transformers before `logits_to_keep` (4.45).
+"""
 
 
 def scoring(

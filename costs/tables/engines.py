@@ -172,6 +172,14 @@ class Engine:
     """Tokens of prompts that go through the model at once; longer ones in chunks."""
     iterates_micro_batches: bool = False
     """What it prints as an iteration is one micro-batch, not an optimizer step."""
+    sequence_parallel: bool = False
+    """Tensor parallelism also divides norms, residual stream and checkpoints by tokens (arXiv
+    2205.05198 section 4.2.2).
+    """
+    selective_ops: bool = False
+    """`selective` recomputation keeps the attention output and every other matrix product, and
+    makes the rest again (torchtitan's policy `op`); else only attention is made again.
+    """
     start_seconds: float = 12.0
     """Imports and set-up of one process."""
 
@@ -233,7 +241,13 @@ ENGINES = {
             layer_ops=20,
         ),
         Engine(
-            "megatron", loss="whole", fused_norm=True, pointwise=0.75, op_seconds=8e-6, layer_ops=20
+            "megatron",
+            loss="whole",
+            fused_norm=True,
+            pointwise=0.75,
+            op_seconds=8e-6,
+            layer_ops=20,
+            sequence_parallel=True,
         ),
         Engine("nanogpt", loss="half", fused_norm=True, compiled=True),
         # Hand-written kernels: fused norms, rotary positions and SwiGLU, a loss that never holds
@@ -251,7 +265,14 @@ ENGINES = {
         Engine("deepspeed-chat", loss="shifted", op_seconds=10e-6, layer_ops=25),
         # PyTorch's own modules under FSDP2, losses whole, attention with values repeated for
         # grouped queries; fp32 weights cast for computing (torchtitan/models/llama).
-        Engine("torchtitan", loss="whole", repeats_kv=True, layer_ops=30),
+        Engine(
+            "torchtitan",
+            loss="whole",
+            repeats_kv=True,
+            layer_ops=30,
+            sequence_parallel=True,
+            selective_ops=True,
+        ),
         # Transformers' modules under FSDP1, bitsandbytes' NF4 (fsdp_qlora/train.py).
         Engine("fsdp-qlora", loss="shifted", fused_activation=False, repeats_kv=False),
         Engine("gpt-neox", loss="whole", fused_norm=True, pointwise=0.75, layer_ops=25),

@@ -15,7 +15,13 @@ from costs.formulas.compute import (
     optimizer_step,
     paged_bytes,
 )
-from costs.formulas.counts import forward_attention_flops, forward_matmul_flops, mfu, training_flops
+from costs.formulas.counts import (
+    experts_read,
+    forward_attention_flops,
+    forward_matmul_flops,
+    mfu,
+    training_flops,
+)
 from costs.formulas.ppo import ppo_moments
 from costs.formulas.setting import Levers, Setting
 from costs.planning.machine import rates
@@ -355,7 +361,10 @@ def test_a_decoding_step_by_hand() -> None:
     )
 
 
-@pytest.mark.parametrize(("sequences", "share"), [(1, 1 / 4), (3, 3 / 4), (4, 1.0), (9, 1.0)])
+# two of four experts a token: all but (1 - 2/4)^n of them are read, of which one token's are half
+@pytest.mark.parametrize(
+    ("sequences", "share"), [(1, 0.0), (2, 0.5), (3, 0.75), (4, 0.875), (9, 1 - 2**-8)]
+)
 def test_more_sequences_read_more_of_the_experts(sequences: int, share: float) -> None:
     setting = small_setting(model=small_mixture(), dtype="fp32")
     used = 3 * (400 + 2 * 510) + 1010
@@ -490,3 +499,47 @@ def test_utilisation_of_a_mixture_counts_the_experts_that_a_token_meets() -> Non
     model = shape("mixtral-8x7b")
     unmet = 32 * 6 * 3 * 4096 * 14336
     assert mfu(model, 1.0, 0.0, 1.0) == 6 * (model.parameters - unmet)
+
+
+def test_many_tokens_of_a_small_batch_do_not_read_every_expert() -> None:
+    # Mixtral routes 2 of 8: eight sequences meet 1 - (3/4)^8 of them
+    model = shape("mixtral-8x7b")
+    assert experts_read(model, 1) == 2 / 8
+    assert experts_read(model, 8) == pytest.approx(0.8999, abs=1e-4)
+    assert experts_read(shape("llama-7b"), 8) == 1
+    narrow, setting = (
+        replace(sft("mixtral-8x7b"), levers=Levers(tuning="frozen", quantisation=stored))
+        for stored in ("int8", None)
+    )
+    read = [decode_step(each, model, each.levers, 8, 10).weight_bytes for each in (narrow, setting)]
+    assert read[1] == 2 * read[0]
+
+
+def test_integers_are_unpacked_at_the_bandwidth_where_no_compiler_fuses_it() -> None:
+    plain, packed = (
+        small_setting(tuning="lora", quantisation=stored, software="transformers")
+        for stored in (None, "int4")
+    )
+    once = LAYERS * (0.625 + 2)
+    for passes, work in ((2, micro_step), (1, forward_pass)):
+        moved = [
+            work(each, each.model, each.levers, 2, 5, 4).bytes_moved for each in (plain, packed)
+        ]
+        assert moved[1] - moved[0] == pytest.approx(passes * once)
+    fused = small_setting(tuning="lora", quantisation="int4", software="gpt-fast")
+    bare = small_setting(tuning="lora", software="gpt-fast")
+    assert (
+        forward_pass(fused, fused.model, fused.levers, 2, 5, 4).bytes_moved
+        == forward_pass(bare, bare.model, bare.levers, 2, 5, 4).bytes_moved
+    )
+
+
+def test_torchtitans_selective_recomputation_makes_every_other_product_again() -> None:
+    none, selective = (
+        small_setting(software="torchtitan", checkpointing=how) for how in ("none", "selective")
+    )
+    works = [micro_step(each, each.model, each.levers, 2, 5) for each in (none, selective)]
+    shape_ = none.model
+    again = sum(i * o for name, (i, o, _) in shape_.matrices.items() if name in ("k", "o", "up"))
+    assert works[1].matmul_flops - works[0].matmul_flops == 2 * 3 * again * 10
+    assert works[1].attention_flops == works[0].attention_flops
