@@ -3,7 +3,7 @@ a few steps in a fresh process, and its peak memory, parts of memory and seconds
 beside the plan.
 
     python benchmarks/plan_accuracy.py --seed 1 --configurations 40 [--stages sft reward ppo dpo]
-    [--json] [--picture FILE.svg]
+    [--processes 2] [--json] [--picture FILE.svg]
 
 Memory is the peak above what the process held after its imports. Time is CPU seconds of one thread,
 without the first step, which warms up, divided by how much slower the machine was at that moment
@@ -31,7 +31,7 @@ from benchmarks.plan_folder import make, plan_inputs, read_json
 from benchmarks.plan_picture import scatter
 from config import jsonl
 from config.machine import Passes
-from config.records import UsageRow
+from config.records import RENDEZVOUS_VARIABLE, UsageRow
 from costs.formulas.process_heap import imports_bytes
 from costs.formulas.setting import Setting
 from costs.planning.machine import slowdown
@@ -92,17 +92,8 @@ def measured(case: Case, kept: Path) -> dict[str, Any]:
         "OMP_NUM_THREADS": "1",
         "HF_HUB_OFFLINE": "1",
     }
-    with (folder / "log.txt").open("wb") as log:
-        code = subprocess.run(
-            [sys.executable, "-m", "benchmarks.plan_side", case.stage],
-            cwd=folder,
-            env=environment,
-            stdout=log,
-            stderr=log,
-            check=False,
-            timeout=MOST_SECONDS,
-        ).returncode
-    if code:
+    if any(codes := started(case, folder, environment)):
+        code = next(filter(None, codes))
         last = (
             (folder / "log.txt")
             .read_text(encoding="utf-8", errors="replace")
@@ -129,10 +120,36 @@ def measured(case: Case, kept: Path) -> dict[str, Any]:
     return found
 
 
+def started(case: Case, folder: Path, environment: dict[str, str]) -> list[int]:
+    """Exit codes of the case's processes, which meet over gloo where they are several; the first
+    one says what it held.
+    """
+    several = case.params.where.of(case.stage).processes
+    shared = {
+        "WORLD_SIZE": str(several),
+        "LOCAL_WORLD_SIZE": str(several),
+        RENDEZVOUS_VARIABLE: str(folder / "rendezvous"),
+    }
+    running = []
+    with (folder / "log.txt").open("wb") as log:
+        for rank in range(several):
+            own = shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)} if several > 1 else {}
+            command = [sys.executable, "-m", "benchmarks.plan_side", case.stage]
+            running.append(
+                subprocess.Popen(command, cwd=folder, env=environment | own, stdout=log, stderr=log)
+            )
+        try:
+            return [process.wait(timeout=MOST_SECONDS) for process in running]
+        finally:
+            for process in running:
+                process.kill()
+
+
 def compare(case: Case, found: dict[str, Any], kept: Path) -> Comparison:
     """The plan of a case, made as `rlhf plan` makes it, beside its measurement."""
     plan_inputs(case, kept / case.name)
-    aim = target(case.params, None, 1, None, ROOT)
+    processes = case.params.where.of(case.stage).processes
+    aim = target(case.params, None, processes, None, ROOT)
     aim = type(aim)(aim.hardware, aim.price, aim.gpus, kept / case.name)
     setting = settings(case.params, aim)[case.stage]
     made = plan(case.params, aim, (case.stage,)).stages[0]
@@ -151,7 +168,8 @@ def compare(case: Case, found: dict[str, Any], kept: Path) -> Comparison:
         case.stage,
         peak,
         parts,
-        seconds_of(found, made, steps(case)),
+        # processes that share a core wait for each other
+        seconds_of(found, made, steps(case)) if processes == 1 else {},
         slowdown(map(Passes.model_validate, found["pace"]), own.machine) if own else 1.0,
     )
 
@@ -255,12 +273,16 @@ def main() -> None:
     )
     parser.add_argument("--seed", type=int, required=True)
     parser.add_argument("--configurations", type=int, default=40)
+    parser.add_argument("--processes", type=int, default=1, help="of each stage that can be shared")
     parser.add_argument("--stages", nargs="+", choices=KNOWN, default=list(STAGES))
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--picture", type=Path)
     options = parser.parse_args()
     rows = []
-    for case in draw(options.seed, options.configurations, tuple(options.stages)):
+    drawn = draw(
+        options.seed, options.configurations, tuple(options.stages), processes=options.processes
+    )
+    for case in drawn:
         print(case.name, file=sys.stderr, flush=True)
         rows.append(compare(case, measured(case, KEPT), KEPT))
     figures = summary(rows)

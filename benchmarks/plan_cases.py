@@ -11,9 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from config.errors import ParamsError
 from config.load import read, validate
 from config.schema import Params
 from config.sections.model import Model
+from config.sections.where import SHARED_STAGES
 from costs.formulas.counts import forward_matmul_flops
 from costs.planning.planner import random_config
 from costs.tables.shapes import ModelShape, from_config
@@ -22,6 +24,7 @@ RECIPE = Path(__file__).parents[1] / "recipes" / "demo.yaml"
 STAGES = ("sft", "reward", "ppo", "evaluate", "ppo", "dpo", "rloo", "ppo")
 """Drawn in turn where none are named: PPO more often, which has most ways to be run."""
 KNOWN = tuple(dict.fromkeys(STAGES))
+SHARDINGS = ("none", "zero2", "zero3")
 STEPS = 4
 """Optimizer steps of sft, reward and dpo, updates of ppo and rloo."""
 ANSWERING_MODELS = 3
@@ -52,17 +55,38 @@ class Case:
 
 
 def draw(
-    seed: int, count: int, stages: tuple[str, ...] = STAGES, recipe: Path = RECIPE
+    seed: int,
+    count: int,
+    stages: tuple[str, ...] = STAGES,
+    recipe: Path = RECIPE,
+    processes: int = 1,
 ) -> list[Case]:
-    """`count` cases, the stages in turn; the same for the same arguments."""
+    """`count` cases, the stages in turn; the same for the same arguments. Several processes divide
+    each stage that can be shared, in one of the ways that `sharding` knows.
+    """
     rng, found = random.Random(seed), list[Case]()
     base = read(recipe)
     while len(found) < count:
         stage = stages[len(found) % len(stages)]
-        case = _case(f"{seed}-{len(found):02d}-{stage}", stage, rng, base)
+        name = f"{seed}-{len(found):02d}-{stage}"
+        if processes > 1 and stage in SHARED_STAGES:
+            divided = rng.choice(SHARDINGS)
+            place = base["where"]["default"] | {"processes": processes, "sharding": divided}
+            shared = base | {"where": base["where"] | {"default": place}}
+            case = _divisible(f"{name}-{divided}", stage, rng, shared)
+        else:
+            case = _case(name, stage, rng, base)
         if case is not None:
             found.append(case)
     return found
+
+
+def _divisible(name: str, stage: str, rng: random.Random, base: dict[str, Any]) -> Case | None:
+    """A case, None where what was drawn can not be shared as it says."""
+    try:
+        return _case(name, stage, rng, base)
+    except ParamsError:
+        return None
 
 
 def _case(name: str, stage: str, rng: random.Random, base: dict[str, Any]) -> Case | None:

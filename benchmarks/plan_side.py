@@ -10,6 +10,7 @@ import argparse
 import gc
 import importlib
 import json
+import os
 import sys
 import time
 from pathlib import Path
@@ -17,6 +18,7 @@ from typing import Any
 
 import psutil
 import torch
+from torch.distributed.tensor import DTensor
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from training.calibrate.rates import pace
@@ -56,8 +58,9 @@ def note_parts(optimizer: torch.optim.Optimizer, *_: Any) -> None:
 
 
 def storage_bytes(tensors: list[torch.Tensor]) -> int:
+    own = [tensor.to_local() if isinstance(tensor, DTensor) else tensor for tensor in tensors]
     storages = {
-        tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors
+        tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in own
     }
     return sum(storages.values())
 
@@ -98,6 +101,8 @@ def main() -> int:
         else lambda params: module.inputs(params.align.method)
     )
     code = run_stage(options.stage, module.SECTIONS, inputs, getattr(module, options.stage))
+    if os.environ.get("RANK", "0") != "0":
+        return code
     found["pace"] = pace(device().type)
     (BENCH / "process.json").write_text(json.dumps(found) + "\n", encoding="utf-8")
     return code
