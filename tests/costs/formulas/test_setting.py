@@ -34,7 +34,7 @@ def test_a_type_that_is_not_known_names_those_that_are() -> None:
     with pytest.raises(CostError, match="dtype='fp8' is not one of fp32, tf32, bf16, fp16"):
         Levers(dtype="fp8")
     with pytest.raises(
-        CostError, match="quantisation='int2' is not one of int8, nf4, nf4-dq, int4"
+        CostError, match="quantisation='int2' is not one of int8, fp8, nf4, nf4-dq, int4"
     ):
         Levers(quantisation="int2")
 
