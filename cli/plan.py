@@ -394,6 +394,14 @@ def _setting_plan(file: Path, usd_per_gpu_hour: float | None) -> "Plan":
         raise UserError("gpu is not stated: time and money depend on it. Name it in the setting.")
     if not found.batch_stated:
         raise UserError("micro_batch is not stated: memory depends on it. Name it in the setting.")
+    said = found.printed
+    if said.placement or said.vllm or said.apart or said.pipeline_parallel > 1 or (
+        said.context_parallel > 1
+    ):  # fmt: skip
+        raise UserError(
+            "placement, pipeline_parallel and context_parallel have no stage plan. Plan it as a "
+            "row: python -m benchmarks.published_costs TABLE.yaml --json."
+        )
     made = found.setting
     cost = (
         own_price(usd_per_gpu_hour, "command line", "today")

@@ -300,7 +300,7 @@ def decode_step(
     Source: arXiv 2211.05102 section 2.
     """
     tp, b = levers.tensor_parallel, DTYPE_BYTES[levers.dtype]
-    cache = 2 * shape.layers * shape.kv_width * b * sequences * context
+    cache = 2 * shape.layers * shape.kv_width * levers.cache_bytes * sequences * context
     routed = 0.0
     if shape.experts:
         # beside those of one token, which `held_weight_bytes` counts

@@ -114,7 +114,8 @@ def base_weight_bytes(shape: ModelShape, levers: Levers, quantised_head: bool = 
         - quantised
         + (shape.vocab * shape.width if quantised_head and shape.tied else 0)
     )
-    return quantised * QUANT_BYTES[levers.quantisation] + remaining * plain
+    beside = 4.0 if levers.wide_unquantised else plain
+    return quantised * QUANT_BYTES[levers.quantisation] + remaining * beside
 
 
 def _adapter_bytes(levers: Levers, setting: Setting) -> float:
@@ -508,8 +509,11 @@ def generating(
     logits = sequences * shape.vocab * (b + 8)
     if setting.engine.name in WHOLE_PREFILL:
         logits = max(logits, sequences * prompt * shape.vocab * (b + 4))
+    cache = kv_cache_bytes(shape, levers.dtype, sequences, tokens, levers.tensor_parallel)
+    # a cache that grows by concatenation never fits into the block that it had before
+    copies = 2.0 if setting.engine.concatenates_cache else 1.0
     return {
-        "kv_cache": kv_cache_bytes(shape, levers.dtype, sequences, tokens, levers.tensor_parallel),
+        "kv_cache": cache * copies * levers.cache_bytes / b,
         "activations": min(sequences * prompt, setting.engine.prefill_tokens)
         * active
         * b

@@ -46,9 +46,15 @@ class Levers:
     """Storage of frozen weights: nf4, nf4-dq, int8, int4; None keeps them in `dtype`."""
     dtype: str = "bf16"
     """Compute type."""
+    cache_dtype: str | None = None
+    """Type of the cache of keys and values: int8 or fp8; None is `dtype`."""
     weights_fp32: bool = False
     """Trained weights are fp32 and cast for computing (mixed precision); else they are in `dtype`,
     and so is the optimizer state.
+    """
+    wide_unquantised: bool = False
+    """Beside quantised matrices, embedding, head and norms are fp32 (PEFT's preparation for
+    k-bit training).
     """
     master_fp32: bool = False
     """Weights and gradients are in `dtype`, and the optimizer keeps fp32 weights beside fp32
@@ -103,6 +109,11 @@ class Levers:
     @property
     def dtype_bytes(self) -> float:
         return DTYPE_BYTES[self.dtype]
+
+    @property
+    def cache_bytes(self) -> float:
+        """Bytes of one key or value in the cache."""
+        return self.dtype_bytes if self.cache_dtype is None else 1.0
 
     @property
     def weight_bytes(self) -> float:

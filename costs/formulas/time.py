@@ -21,6 +21,12 @@ less protocol.
 """
 
 
+GRAPH_MESSAGE_SECONDS = 5e-6
+"""Latency of one all-reduce of some kilobytes between devices of a node that a CUDA graph launches:
+the device's part, without the host's.
+"""
+
+
 class Seconds(NamedTuple):
     """Time of a phase and what sets it."""
 
@@ -97,7 +103,7 @@ def decode_duration(work: Work, setting: Setting) -> Seconds:
         setting.levers.quantisation,
         setting.efficiency,
     )
-    share = {None: efficiency.decode, "int8": efficiency.decode_int8}.get(
+    share = {None: efficiency.decode, "fp8": efficiency.decode, "int8": efficiency.decode_int8}.get(
         quantisation, efficiency.decode_4bit
     )
     moved = work.weight_bytes / (hardware.bandwidth_bytes_per_second * share) + work.bytes_moved / (
@@ -108,9 +114,8 @@ def decode_duration(work: Work, setting: Setting) -> Seconds:
     )
     launch = work.operations * setting.engine.op_seconds
     layers = setting.model.layers * setting.engine.decode_layer_seconds
-    sent = work.communicated_bytes / (
-        _link(setting) * efficiency.network
-    ) + work.messages * efficiency.message_seconds * (setting.engine.op_seconds > 0)
+    latency = efficiency.message_seconds if setting.engine.op_seconds else GRAPH_MESSAGE_SECONDS
+    sent = work.communicated_bytes / (_link(setting) * efficiency.network) + work.messages * latency
     device = max(moved, compute) + layers
     seconds = max(device, launch) + sent
     return Seconds(seconds, _bound(compute, device, launch, sent))

@@ -16,23 +16,17 @@ import yaml
 
 from costs.published.measurements import Case, signed_quantile
 from costs.published.settings import Planned
+from costs.tables.catalogue import generation_of
 
 CHECKED = Path(__file__).parent / "checked.yaml"
-COVERED = 0.8
-"""Share of the comparable measurements that an interval holds."""
-NARROW = math.log(1.8)
+COVERED = 0.7
+"""Share of the comparable measurements that an interval holds before it is widened to LEAST."""
+NARROW = math.log(1.9)
 """Widest interval, end to end, of a grade B."""
-FEWEST = 6
-"""Comparable rows without which an interval is that of the wider kind."""
-LEAST = 0.04
-"""Half the narrowest interval, as a logarithm: what two runs of one program differ by."""
-
-GENERATIONS = {"v100": "volta", "titan-rtx": "turing", "rtx20": "turing", "t4": "turing",
-               "a100": "ampere", "a800": "ampere", "a10": "ampere", "a30": "ampere",
-               "a40": "ampere", "a5000": "ampere", "a6000-ada": "ada", "a6000": "ampere",
-               "rtx30": "ampere", "rtx40": "ada", "l4": "ada", "l2": "ada", "h": "hopper",
-               "gh200": "hopper", "b": "blackwell", "gb200": "blackwell",
-               "rtx50": "blackwell"}  # fmt: skip
+LEAST = 0.15
+"""Half the narrowest interval, as a logarithm: sources that nobody checked differ by as much."""
+FEWEST = 2
+"""Sources without which an interval is that of the wider kind."""
 
 
 @dataclass(frozen=True)
@@ -46,12 +40,6 @@ class Grade:
     why: str
 
 
-def generation(device: str) -> str:
-    """The architecture of a device by its name."""
-    fits = [prefix for prefix in GENERATIONS if device.startswith(prefix)]
-    return GENERATIONS[max(fits, key=len)] if fits else device
-
-
 def features(planning: Planned, group: str) -> dict[str, Any]:
     """What makes rows comparable."""
     setting, said = planning.setting, planning.printed
@@ -59,9 +47,7 @@ def features(planning: Planned, group: str) -> dict[str, Any]:
         "group": group,
         "tuning": setting.levers.tuning if "training" in group else None,
         "engine": setting.engine.name if said.engine is not None else None,
-        "generation": generation(setting.hardware.name),
-        "several": setting.gpus > 1,
-        "quantised": setting.levers.quantisation is not None,
+        "generation": generation_of(setting.hardware.name),
         "billions": round(setting.model.parameters / 1e9, 2),
     }
 
@@ -73,6 +59,7 @@ def checked_row(case: Case) -> dict[str, Any]:
     error = -case.factor if case.quantity == "throughput" else case.factor
     return features(case.planning, case.group) | {
         "source": case.source,
+        "tier": case.tier,
         "error": round(error, 4),
         "rate": case.quantity == "throughput",
     }
@@ -87,34 +74,29 @@ def checked() -> tuple[Mapping[str, Any], ...]:
     return tuple(yaml.load(CHECKED.read_text(encoding="utf-8"), loader) or ())
 
 
-LEVELS: tuple[tuple[str, ...], ...] = (
-    ("group", "tuning", "engine", "generation", "several", "quantised"),
-    ("group", "tuning", "engine", "several"),
-    ("group", "tuning", "generation", "several"),
-    ("group", "tuning", "several"),
-    ("group", "several"),
-    ("group",),
-)
-"""From the closest rows to all of a kind; the first with enough rows gives the interval."""
-INSIDE = 4
-"""Levels of LEVELS that count as inside of what was checked."""
+LEVELS: tuple[tuple[str, ...], ...] = (("group", "tuning"), ("group",))
+"""From the closest rows to all of a kind; the first with enough sources gives the interval."""
 
 
 def grade(case: Case, rows: Iterable[Mapping[str, Any]] | None = None) -> Grade:
     """The grade of one plan and its interval as factors of it."""
-    known = list(checked() if rows is None else rows)
+    known = [row for row in (checked() if rows is None else rows) if row["tier"] == "A"]
     own = features(case.planning, case.group)
-    for level, keys in enumerate(LEVELS):
+    for keys in LEVELS:
         like = [row for row in known if all(row[key] == own[key] for key in keys)]
-        if len(like) < FEWEST:
+        if len({row["source"] for row in like}) < FEWEST:
             continue
         low, high = _spread(like, case.quantity == "throughput")
-        sizes = [row["billions"] for row in like]
-        inside = min(sizes) / 3 <= own["billions"] <= 3 * max(sizes)
-        guessed = [note for note in case.planning.assumptions if "assumed" in note]
-        near = level < INSIDE and inside and math.log(high / low) <= NARROW and not guessed[2:]
+        kind = [row for row in known if row["group"] == own["group"]]
+        sizes = [row["billions"] for row in kind]
+        inside = (
+            min(sizes) / 3 <= own["billions"] <= 3 * max(sizes)
+            and own["engine"] is not None
+            and own["generation"] in {row["generation"] for row in kind}
+        )
         shared = ", ".join(f"{key} {own[key]}" for key in keys if own[key] is not None)
-        return Grade("B" if near else "C", low, high, len(like), f"rows with the same {shared}")
+        letter = "B" if inside and math.log(high / low) <= NARROW else "C"
+        return Grade(letter, low, high, len(like), f"rows with the same {shared}")
     return Grade("C", 1 / 3, 3.0, 0, "no comparable row: a factor of three")
 
 

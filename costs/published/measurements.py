@@ -17,12 +17,15 @@ from costs.formulas.generation import generation, generation_moment
 from costs.formulas.memory import Moment, device_bytes, frozen_role, peak
 from costs.formulas.setting import Setting
 from costs.planning.stages import moments, phases, step_seconds
+from costs.published import loops
 from costs.published.printed import Printed, read
 from costs.published.settings import Planned, from_printed
 from costs.published.units import Unit, derived, unit_of
 from costs.published.words import Refused, not_stated
 from costs.tables.rates import EFFICIENCY, Efficiency
 
+HOST_LAUNCH_SECONDS = 10e-6
+"""A server's launch of one kernel that no graph holds."""
 LOOPS = ("ppo", "grpo", "rloo")
 
 
@@ -204,13 +207,33 @@ def memory(planning: Planned, unit: Unit) -> float:
         raise Refused(["micro_batch is not stated: memory of a training pass depends on it"])
     if unit.weights_only:
         held = sum(frozen_role(setting, setting.model, setting.levers).values())
-        return held + (setting.engine.context_bytes if unit.reserved else 0.0)
-    each = peak(moments(setting)).total
+        return held + (setting.engine.context_bytes if unit.used else 0.0)
+    each = each_ = peak(moments(setting)).total
     if setting.stage == "serve":
         each = generation_moment(setting, setting.model, setting.levers).total
-    elif unit.reserved:
-        each = max(each, reserved(moments(setting)))
+    elif unit.reserved or (setting.engine.reports_reserved and not unit.allocated):
+        each = max(each, reserved(moments(setting))) + _other_lengths(planning)
+        each = min(each, max(each_, setting.hardware.usable_bytes))
+    if unit.used:
+        each += setting.engine.context_bytes
     return each * (setting.gpus * planning.printed.pipeline_parallel if unit.over_devices else 1)
+
+
+CONSTANT = ("dummy", "synthetic", "random", "fake", "mock", "c4")
+"""Data sets whose rows are all as long as a sequence."""
+
+
+def _other_lengths(planning: Planned) -> float:
+    """Bytes of the blocks that rows of other lengths left: where lengths vary, logits of a new
+    length do not fit into the blocks of the last, which the allocator keeps until the device is
+    full.
+    """
+    said = planning.printed
+    if said.dataset is None or said.packed or said.dataset.lower().startswith(CONSTANT):
+        return 0.0
+    return max(
+        moment.roles.get("policy", {}).get("logits", 0.0) for moment in moments(planning.setting)
+    )
 
 
 def reserved(held: list[Moment]) -> float:
@@ -283,7 +306,9 @@ def _generating_seconds(planning: Planned, unit: Unit) -> float:
     first, total = rows[0][2], rows[0][2] + rows[1][2]
     own = setting.gpus if unit.per_device else 1
     if unit.item == "first token":
-        return first
+        engine = setting.engine
+        launched = engine.prefill_launches * setting.model.layers * HOST_LAUNCH_SECONDS
+        return first + launched
     if unit.item == "token":
         if unit.quantity == "time":
             return rows[1][2] / work.response_tokens
@@ -302,8 +327,7 @@ def _generating_seconds(planning: Planned, unit: Unit) -> float:
 def _loop_seconds(planning: Planned, unit: Unit) -> float:
     setting, said = planning.setting, planning.printed
     assert setting.rlhf is not None
-    one = replace(setting, workload=replace(setting.workload, steps=1.0))
-    iteration = sum(phase.seconds for phase in phases(one) if phase.name not in ("start", "save"))
+    iteration = loops.iteration(planning).seconds
     own = setting.gpus if unit.per_device else 1
     if unit.item == "job":
         if not (said.samples or said.steps):

@@ -201,8 +201,9 @@ PLACEMENT: tuple[Phrase, ...] = (
      lambda m: {"placement": (tuple((m[1] or "").split(":")) if m[1] else (),
                               tuple(int(n) for n in m[2].split(":")))}),
     (r"ray", {"apart": True}),
-    (r"\+?\s*vllm", {"vllm": True}),
     (r"\(?colocated?,? no vllm\)?", {"apart": False, "vllm": False}),
+    (r"(?:without|no|w/o) vllm", {"vllm": False}),
+    (r"\+?\s*vllm", {"vllm": True}),
     (r"\(?co-?locat(?:ed?|ion)(?: all)?\)?|shared devices|"
      r"all roles (?:on|share) all (?:gpus|devices)",
      {"apart": False}),

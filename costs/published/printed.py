@@ -4,6 +4,7 @@ Every key is used, known to have no effect (`costs/published/keys.py`), or refus
 word of a text. `costs.published.settings` makes a Setting of it.
 """
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
@@ -129,6 +130,8 @@ class Printed:
     response: int | None = None
     packed: bool | None = None
     dataset: str | None = None
+    month: str | None = None
+    """When the software was current, `2023-12`, by a date or by the versions of its libraries."""
     checkpointing: str | None = None
     attention: str | None = None
     optimizer: str | None = None
@@ -272,7 +275,17 @@ def read(setting: Mapping[str, Any]) -> Printed:
     roles = _roles(reader, model, stage)
     ladder = reader.take("cumulative_technique", _rung)
     facts = reader.facts
-    for key in ("versions", "dataset", "interconnect", "phase", "zero", "kv_cache_quant"):
+    for key in (
+        "versions",
+        "date",
+        "torch",
+        "transformers",
+        "dataset",
+        "interconnect",
+        "phase",
+        "zero",
+        "kv_cache_quant",
+    ):
         known[key] = reader.take(key, PARSERS[key])
     if known["phase"]:
         stage = known["phase"]
@@ -484,12 +497,45 @@ def _links(key: str, value: Any) -> str:
 
 PARSERS: dict[str, Callable[[str, Any], Any]] = {
     "versions": lambda key, value: text_of(value),
+    "date": lambda key, value: text_of(value),
+    "torch": lambda key, value: f"torch {text_of(value)}",
+    "transformers": lambda key, value: f"transformers {text_of(value)}",
     "dataset": lambda key, value: text_of(value),
     "interconnect": _links,
     "phase": _stage,
     "zero": _zero,
     "kv_cache_quant": _kv,
 }
+
+
+RELEASED = {
+    "torch": {"1.13": "2022-10", "2.0": "2023-03", "2.1": "2023-10", "2.2": "2024-01",
+              "2.3": "2024-04", "2.4": "2024-07", "2.5": "2024-10", "2.6": "2025-01",
+              "2.7": "2025-04", "2.8": "2025-08"},
+    "transformers": {"4.28": "2023-04", "4.31": "2023-07", "4.36": "2023-12", "4.40": "2024-04",
+                     "4.44": "2024-08", "4.45": "2024-09", "4.48": "2025-01", "4.50": "2025-03"},
+}  # fmt: skip
+"""Library -> version -> month of its release; another version is that of the newest before it."""
+MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
+
+
+def _month(text: str) -> str | None:
+    """The latest month that a date or the versions of libraries point to."""
+    said = text.lower()
+    found = [f"{year}-{month or '12'}" for year, month in
+             re.findall(r"\b(20[12]\d)(?:-(\d\d))?\b", said)]  # fmt: skip
+    for name, year in re.findall(r"\b([a-z]{3})[a-z]* (20[12]\d)\b", said):
+        if name in MONTHS:
+            found = [f"{year}-{MONTHS.index(name) + 1:02}"]
+    for library, releases in RELEASED.items():
+        for major, minor in re.findall(rf"\b{library}[ =:v]*(\d)\.(\d+)", said):
+            before = [
+                month
+                for version, month in releases.items()
+                if tuple(map(int, version.split("."))) <= (int(major), int(minor))
+            ]
+            found += before[-1:]
+    return max(found, default=None)
 
 
 def _agree(
@@ -572,6 +618,13 @@ def _printed(
                 "response": known["gen_len"],
                 "packed": known["packed"] if known["packed"] is not None else facts.get("packed"),
                 "dataset": known["dataset"],
+                "month": _month(
+                    " ".join(
+                        str(known[key])
+                        for key in ("date", "versions", "torch", "transformers")
+                        if known[key]
+                    )
+                ),
                 "compiled": known["compile"]
                 if known["compile"] is not None
                 else facts.get("compile"),

@@ -14,8 +14,8 @@ from costs.planning.stages import moments
 from costs.published.phrases import ALL_LINEAR
 from costs.published.printed import Printed, read
 from costs.published.words import Refused
-from costs.tables.catalogue import Hardware, hardware
-from costs.tables.engines import Engine, engine
+from costs.tables.catalogue import Hardware, generation_of, hardware
+from costs.tables.engines import Engine, as_of, engine
 from costs.tables.rates import EFFICIENCY
 from costs.tables.shapes import ModelShape
 
@@ -27,6 +27,10 @@ SERVED = {"sharegpt": (161, 338), "alpaca": (19, 58)}
 """Data set -> mean tokens of a request and of its answer (arXiv 2309.06180 figure 11)."""
 FP8_DEVICES = ("h100", "h200", "h20", "h800", "gh200", "b200", "gb200", "l4", "l40", "l20",
                "a6000-ada", "rtx40", "rtx50", "mi300")  # fmt: skip
+PLAIN_ON_HOPPER = 0.8
+"""What PyTorch's own products reach of the rate of NVIDIA's stack on Hopper and later, which are
+fast enough that tails of kernels show.
+"""
 FP8_GAIN = 0.75
 """Of the ideal doubling, what scaling factors, casts and transposes leave to a matrix product in
 fp8."""
@@ -85,8 +89,12 @@ def _device(said: Printed, notes: list[str]) -> Hardware:
 def _engine(said: Printed, notes: list[str]) -> Engine:
     found = said.engine
     if found is None:
+        if said.hybrid_engine:  # DeepSpeed's alone has one
+            return engine("deepspeed-chat")
         notes.append("engine not stated: plain Transformers assumed")
         found = engine("transformers")
+    if said.month is not None:
+        found = as_of(found, said.month)
     compiled = said.compiled
     if said.rungs:
         compiled = compiled or len(said.rungs) > 2
@@ -188,6 +196,8 @@ def _levers(said: Printed, software: Engine, gpus: int, notes: list[str]) -> Lev
     if said.dtype is None:
         notes.append("dtype not stated: bf16 assumed")
     changes |= _precision(said, software, tuning)
+    if changes["quantisation"] and tuning != "full" and software.widens_unquantised:
+        changes["wide_unquantised"] = True
     if tuning == "lora":
         if said.lora_rank is None:
             notes.append("lora_rank not stated: 8 assumed")
@@ -212,14 +222,30 @@ def _quantisation(said: Printed, tuning: str) -> str | None:
 def _checkpointing(said: Printed, software: Engine, notes: list[str]) -> str:
     if said.checkpointing is not None:
         return said.checkpointing
+    if software.name in ("openrlhf", "deepspeed-chat") and said.stage == "ppo" and (
+        said.zero == 3
+    ):  # fmt: skip
+        notes.append("grad_checkpointing not stated: full, as in its scripts")
+        return "full"
     if not said.rungs:
         notes.append("grad_checkpointing not stated: none assumed")
     return "none"
 
 
+ON_TRANSFORMERS = ("transformers", "ms-swift", "transformers-2022", "deepspeed-chat")
+WITHOUT_SDPA = ("opt", "bloom", "bert", "gpt2", "mpt")
+"""Families whose attention Transformers computed operation by operation until late in 2024; others
+do so before December 2023.
+"""
+
+
 def _attention(said: Printed, software: Engine) -> str:
     if said.attention is not None:
         return said.attention
+    if software.name in ON_TRANSFORMERS and (
+        said.model.family in WITHOUT_SDPA or (said.month or "9") < "2023-12"
+    ):
+        return "eager"
     # what each software takes by itself
     if software.name in ("torchtune", "torchtune-2024", "litgpt", "torchtitan", "fsdp-qlora"):
         return "sdpa"
@@ -319,12 +345,17 @@ def _training(said: Printed, device: Hardware, software: Engine, notes: list[str
     gpus = _gpus(said, notes)
     if said.layer_split and gpus > 1:
         raise Refused(["layers split over devices one after the other have no formula here"])
+    if said.rungs == ("baseline",) and not said.longest and not said.mean_tokens:
+        raise Refused(["baseline is not packed: longest_seq or mean_seq of its rows decides memory "
+                       "and time"])  # fmt: skip
     if said.rungs and said.tuning is None:
         said = replace(said, tuning="full")
     micro, passes, stated = _batches(said, gpus, notes)
     tokens, mean = _lengths(said, micro)
     levers = replace(_levers(said, software, gpus, notes), micro_batch=micro, accumulation=passes)
     device, efficiency = _fp8(said, device)
+    if generation_of(device.name) in ("hopper", "blackwell") and software.name != "megatron":
+        efficiency = replace(efficiency, matmul=efficiency.matmul * PLAIN_ON_HOPPER)
     model, bubble = _one_stage(said, passes)
     share = gpus // said.pipeline_parallel
     work = Workload(tokens, mean, 1.0)
@@ -383,7 +414,9 @@ def _generating(said: Printed, device: Hardware, software: Engine, notes: list[s
         notes.append("dtype not stated: bf16 assumed")
     if said.fp8:
         quant = "fp8"
+    cache = said.kv_cache or ("fp8" if quant == "fp8" and software.fp8_cache else None)
     levers = Levers(
+        cache_dtype=cache,
         tuning="frozen",
         dtype=dtype,
         quantisation=quant,

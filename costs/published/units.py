@@ -55,6 +55,10 @@ class Unit:
     """How many items the printed time is for."""
     weights_only: bool = False
     reserved: bool = False
+    allocated: bool = False
+    """What tensors take, whatever the allocator holds."""
+    used: bool = False
+    """What the driver counts: with the device's context."""
     over_devices: bool = False
     """The sum over all devices."""
     iterates: bool = False
@@ -163,6 +167,8 @@ def _memory(text: str) -> tuple[Unit, str] | None:
         scale,
         weights_only=weights,
         reserved=re.search(r"reserved|\bmb used|nvidia-smi", text) is not None,
+        allocated=re.search(r"allocated|active", text) is not None,
+        used=re.search(r"\bused\b|nvidia-smi", text) is not None,
         over_devices=re.search(r"\bsum\b|over \d+ (?:gpus|devices)|total over", text) is not None,
     ), rest.replace("nvidia-smi", " ")
 

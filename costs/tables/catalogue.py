@@ -295,6 +295,21 @@ def known_shapes() -> list[str]:
     return list(_table("shapes.yaml"))
 
 
+GENERATIONS = {"v100": "volta", "titan-rtx": "turing", "rtx20": "turing", "t4": "turing",
+               "a100": "ampere", "a800": "ampere", "a10": "ampere", "a30": "ampere",
+               "a40": "ampere", "a5000": "ampere", "a6000-ada": "ada", "a6000": "ampere",
+               "rtx30": "ampere", "rtx40": "ada", "l4": "ada", "l2": "ada", "h": "hopper",
+               "gh200": "hopper", "b": "blackwell", "gb200": "blackwell",
+               "rtx50": "blackwell"}  # fmt: skip
+"""Start of a device's name -> its architecture."""
+
+
+def generation_of(device: str) -> str:
+    """The architecture of a device by its name in hardware.yaml: the longest start that fits."""
+    fits = [start for start in GENERATIONS if device.startswith(start)]
+    return GENERATIONS[max(fits, key=len)] if fits else device
+
+
 _SUFFIXES = re.compile(
     r"[-_ ]*(?:\b(?:chat|instruct|base|it|hf|sft|dpo|rlhf|aligned|ppo|reward(?:[-_ ]model)?|rm|"
     r"model|actor|critic|policy|pretrained|fp16|bf16|float16|4bit|8bit|bnb|gptq|awq|int4|int8|"

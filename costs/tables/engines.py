@@ -80,6 +80,9 @@ LOSSES = {
         # logits 2, log-softmax 2, its gradient 2, the gradient of the logits 2: litgpt's
         # cross-entropy stays in 16 bit
         Loss("half", kept=8),
+        # logits 2, their fp32 copy 4, which becomes softmax and gradient in its own place, the
+        # gradient of the logits 2: megatron/core/tensor_parallel/cross_entropy.py
+        Loss("in-place", kept=8),
         # logits of all tokens 2, the rest of `whole` for one chunk of eight: torchtune
         # CEWithChunkedOutputLoss
         Loss("chunked", kept=2, chunked=12, chunks=8),
@@ -145,8 +148,10 @@ class Engine:
     """Device memory outside of the allocator: CUDA context and libraries, loaded lazily since CUDA
     11.7.
     """
-    op_seconds: float = 10e-6
-    """Host time to launch one small operation."""
+    op_seconds: float = 17e-6
+    """Host time to launch one small operation from Python, modules and bookkeeping around it
+    included: 45 of them are the 0.77 ms a layer that Transformers takes to decode.
+    """
     layer_ops: float = 45.0
     """Operations that one layer launches forward."""
     lora_ops: float = 4.0
@@ -168,8 +173,18 @@ class Engine:
     the last layer's feed-forward part runs at the tokens alone whose hidden states are read
     (training/modeling/packing.py, training/modeling/last_layer.py).
     """
+    concatenates_cache: bool = False
+    """The cache of keys and values grows by concatenation (Transformers' dynamic cache)."""
+    fp8_cache: bool = False
+    """With weights in fp8 the cache is too."""
+    prefill_launches: float = 0.0
+    """Operations that one layer launches for a prompt, outside of the graph of decoding."""
     prefill_tokens: float = math.inf
     """Tokens of prompts that go through the model at once; longer ones in chunks."""
+    reports_reserved: bool = False
+    """The memory that it prints is what the allocator holds."""
+    widens_unquantised: bool = False
+    """Prepares quantised models with the rest of their weights in fp32 (PEFT)."""
     iterates_micro_batches: bool = False
     """What it prints as an iteration is one micro-batch, not an optimizer step."""
     sequence_parallel: bool = False
@@ -199,13 +214,27 @@ ENGINES = {
         ),
         Engine(
             "transformers",
+            concatenates_cache=True,
             loss="whole",
             lora_input_bytes=4,
             repeats_kv=False,
             fused_activation=False,
+            widens_unquantised=True,
+        ),
+        # Its log has the allocator's maximum (torch.cuda.max_memory_reserved).
+        Engine(
+            "ms-swift",
+            concatenates_cache=True,
+            loss="whole",
+            lora_input_bytes=4,
+            repeats_kv=False,
+            fused_activation=False,
+            reports_reserved=True,
+            widens_unquantised=True,
         ),
         Engine(
             "transformers-2022",
+            concatenates_cache=True,
             loss="shifted",
             lora_input_bytes=4,
             step_copies=1,
@@ -242,7 +271,7 @@ ENGINES = {
         ),
         Engine(
             "megatron",
-            loss="whole",
+            loss="in-place",
             fused_norm=True,
             pointwise=0.75,
             op_seconds=8e-6,
@@ -252,7 +281,14 @@ ENGINES = {
         Engine("nanogpt", loss="half", fused_norm=True, compiled=True),
         # Hand-written kernels: fused norms, rotary positions and SwiGLU, a loss that never holds
         # all logits.
-        Engine("unsloth", loss="streamed", fused_norm=True, compiled=True, layer_ops=20),
+        Engine(
+            "unsloth",
+            loss="streamed",
+            fused_norm=True,
+            compiled=True,
+            layer_ops=20,
+            reports_reserved=True,
+        ),
         Engine("gpt-fast", compiled=True, decode_layer_seconds=60e-6, op_seconds=0.0),
         Engine(
             "vllm",
@@ -260,9 +296,10 @@ ENGINES = {
             decode_layer_seconds=60e-6,
             op_seconds=0.0,
             repeats_kv=False,
+            prefill_launches=20,
             prefill_tokens=8192,  # max_num_batched_tokens
         ),
-        Engine("deepspeed-chat", loss="shifted", op_seconds=10e-6, layer_ops=25),
+        Engine("deepspeed-chat", loss="shifted", layer_ops=25, concatenates_cache=True),
         # PyTorch's own modules under FSDP2, losses whole, attention with values repeated for
         # grouped queries; fp32 weights cast for computing (torchtitan/models/llama).
         Engine(
@@ -274,13 +311,22 @@ ENGINES = {
             selective_ops=True,
         ),
         # Transformers' modules under FSDP1, bitsandbytes' NF4 (fsdp_qlora/train.py).
-        Engine("fsdp-qlora", loss="shifted", fused_activation=False, repeats_kv=False),
+        Engine(
+            "fsdp-qlora",
+            concatenates_cache=True,
+            loss="shifted",
+            fused_activation=False,
+            repeats_kv=False,
+        ),
         Engine("gpt-neox", loss="whole", fused_norm=True, pointwise=0.75, layer_ops=25),
-        # Generation servers: weights and paged cache, one CUDA graph a step.
+        # Generation servers: weights and paged cache, one CUDA graph a step; DeepSpeed's kernels
+        # are injected, and launched one by one.
         Engine(
             "tensorrt-llm",
             compiled=True,
             decode_layer_seconds=20e-6,
+            prefill_launches=20,
+            fp8_cache=True,
             prefill_tokens=8192,
             op_seconds=0.0,
             repeats_kv=False,
@@ -289,6 +335,7 @@ ENGINES = {
             "lmdeploy",
             compiled=True,
             decode_layer_seconds=40e-6,
+            prefill_launches=20,
             op_seconds=0.0,
             repeats_kv=False,
             prefill_tokens=8192,
@@ -296,12 +343,18 @@ ENGINES = {
         Engine(
             "deepspeed-inference",
             compiled=True,
-            decode_layer_seconds=60e-6,
-            op_seconds=0.0,
+            layer_ops=22,
             repeats_kv=False,
         ),
         # PPO over DeepSpeed ZeRO with Transformers' modules; generation by them or by vLLM.
-        Engine("openrlhf", loss="whole", lora_input_bytes=4, repeats_kv=False, layer_ops=30),
+        Engine(
+            "openrlhf",
+            concatenates_cache=True,
+            loss="whole",
+            lora_input_bytes=4,
+            repeats_kv=False,
+            layer_ops=30,
+        ),
         Engine("verl", loss="whole", lora_input_bytes=4, repeats_kv=False, layer_ops=30),
     )
 }
@@ -348,7 +401,7 @@ NAMES: tuple[tuple[str, str], ...] = (
     (r"transformer[- ]engine", "megatron"),
     (r"nano-?gpt|nano-?chat", "nanogpt"),
     (r"unsloth(?: studio)?", "unsloth"),
-    (r"ms-?swift|swift", "transformers"),
+    (r"ms-?swift|swift", "ms-swift"),
     (r"llama-?factory", "transformers"),
     (r"axolotl", "transformers"),
     (
@@ -372,6 +425,22 @@ NAMES: tuple[tuple[str, str], ...] = (
 """(pattern, engine) in the order they are tried: the software that owns the loop before what it
 rests on.
 """
+
+
+SHIFTED_UNTIL = "2024-09"
+"""Month of Transformers 4.45, whose loss no longer copies the shifted logits; torchtune's loss in
+chunks came in the month after.
+"""
+
+
+def as_of(found: Engine, month: str) -> Engine:
+    """The facts of an engine in a month, `2023-12`."""
+    if month >= SHIFTED_UNTIL:
+        return found
+    if found.name == "torchtune":
+        return ENGINES["torchtune-2024"]
+    resting_on_transformers = ("transformers", "ms-swift", "openrlhf", "verl")
+    return replace(found, loss="shifted") if found.name in resting_on_transformers else found
 
 
 def engine_named(text: str) -> tuple[Engine | None, str]:

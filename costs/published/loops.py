@@ -1,0 +1,159 @@
+"""Time of one iteration of PPO, GRPO or RLOO as people run it: all roles on all devices one after
+the other, or roles on devices of their own; generation by the training stack, by a hybrid engine,
+or by a server.
+
+Roles apart work side by side: scoring takes as long as the slowest of its roles, and so does
+training. Generation and training still wait for each other unless they are one step apart.
+"""
+
+from dataclasses import dataclass, replace
+
+from costs.formulas.compute import gather_bytes
+from costs.formulas.generation import generation
+from costs.formulas.memory import kv_cache_bytes
+from costs.formulas.ppo import ppo_phases, roles_of
+from costs.formulas.setting import Levers, Setting
+from costs.published.settings import Planned
+from costs.published.words import Refused
+from costs.tables.engines import engine
+
+ROLES = ("ref", "reward", "actor", "critic", "vllm")
+"""Order of a placement without names: 1:1:4:2 or 1:1:2:2:2."""
+SAME = {"rm": "reward", "policy": "actor", "value": "critic"}
+GATHERED_AHEAD = 0.95
+"""Share of the link that whole layers reach which are gathered one behind the other."""
+CACHE_SHARE = 0.9
+"""Of a device's memory, what a server uses for weights and cache."""
+
+
+@dataclass(frozen=True)
+class Iteration:
+    """Seconds of one iteration's parts."""
+
+    generation: float
+    scoring: float
+    training: float
+    transfer: float
+    lag: int = 0
+
+    @property
+    def seconds(self) -> float:
+        """Critical path with lag 0; one step apart, the longer of generation and the rest."""
+        after = self.scoring + self.training + self.transfer
+        return max(self.generation, after) if self.lag else self.generation + after
+
+
+def devices_of(planning: Planned) -> dict[str, int] | None:
+    """Role -> its own devices; None where all roles share all devices. Raises Refused where the
+    placement does not add up.
+    """
+    said, gpus = planning.printed, planning.setting.gpus
+    if said.placement is None:
+        if said.apart:
+            raise Refused(["placement: roles are on their own devices, it would need how many each "
+                           "(ref:reward:actor:critic 1:1:4:2)"])  # fmt: skip
+        return None
+    names, counts = said.placement
+    names = tuple(SAME.get(name, name) for name in names) or ROLES[: len(counts)]
+    if len(names) != len(counts) or sum(counts) != gpus:
+        raise Refused([f"placement {':'.join(map(str, counts))} does not put {gpus} devices to "
+                       f"{len(names)} roles"])  # fmt: skip
+    return dict(zip(names, counts, strict=True))
+
+
+def iteration(planning: Planned) -> Iteration:
+    """The parts of one iteration. Raises Refused where the placement does not add up."""
+    setting, said = planning.setting, planning.printed
+    one = replace(setting, workload=replace(setting.workload, steps=1.0))
+    own = devices_of(planning)
+    generating = (own or {}).get("vllm") or (own or {}).get("actor") or setting.gpus
+    served = bool(said.vllm or (own or {}).get("vllm"))
+    rolled = _rollout(planning, one, generating, served)
+    passes = _passes(one, own)
+    updates = _updates(one, own)
+    together = max if own else sum
+    sent = setting.model.parameters * 2.0 if served else 0.0
+    link = setting.hardware.link_bytes_per_second * setting.efficiency.network
+    return Iteration(rolled, together(passes), together(updates), sent / link, said.lag)
+
+
+def _on(setting: Setting, devices: int) -> Setting:
+    return replace(setting, gpus=devices)
+
+
+def _passes(one: Setting, own: dict[str, int] | None) -> list[float]:
+    """Seconds of each frozen role's passes over a rollout."""
+    roles = {"score": "reward", "reference": "ref", "value": "critic"}
+    found = []
+    for phase, role in roles.items():
+        rows = ppo_phases(_on(one, (own or {}).get(role, one.gpus)))
+        found += [row[2] for row in rows if row[0] == phase]
+    return found
+
+
+def _updates(one: Setting, own: dict[str, int] | None) -> list[float]:
+    """Seconds of the policy's and of the value model's update."""
+
+    def update(setting: Setting) -> float:
+        return next(row[2] for row in ppo_phases(setting) if row[0] == "update")
+
+    alone = replace(one, stage="grpo")
+    policy = update(_on(alone, (own or {}).get("actor", one.gpus)))
+    if one.stage != "ppo":
+        return [policy]
+    critic = _on(one, (own or {}).get("critic", one.gpus))
+    both = update(critic)
+    return [policy, max(0.0, both - update(replace(critic, stage="grpo")))]
+
+
+def _rollout(planning: Planned, one: Setting, devices: int, served: bool) -> float:
+    """Seconds of generating all responses on `devices`."""
+    said, loop = planning.printed, roles_of(one)
+    software = one.engine
+    if served:
+        software = engine("vllm")
+    elif said.hybrid_engine is not False and (
+        said.hybrid_engine or software.name == "deepspeed-chat"
+    ):
+        software = engine("deepspeed-inference")
+    whole = software is not one.engine
+    frozen = replace(one.levers, tuning="frozen", parallel="ddp", weights_fp32=False,
+                     master_fp32=False)  # fmt: skip
+    tensor = _tensor_parallel(one, frozen, devices) if whole else 1
+    held = replace(frozen, tensor_parallel=tensor)
+    group = replace(one, gpus=devices, engine=software, levers=held)
+    copies = devices // tensor
+    each = loop.batch / copies
+    side = min(float(loop.rollout_batch), each)
+    if served:
+        side = max(1.0, min(side, _room(group, held)))
+    rows = generation(group, one.model, held, each / side, side)
+    total = rows[0][2] + rows[1][2]
+    if whole or one.levers.parallel not in ("zero3", "fsdp"):
+        return total
+    # ZeRO-3 gathers all weights for every token
+    sharded = replace(one, gpus=devices)
+    if sharded.data_parallel == 1:
+        return total
+    link = one.hardware.link_bytes_per_second * GATHERED_AHEAD
+    gathers = gather_bytes(sharded, one.model, one.levers) / link
+    return max(total, gathers * one.workload.response_tokens * each / side)
+
+
+def _tensor_parallel(one: Setting, levers: Levers, devices: int) -> int:
+    """Fewest devices, a power of two, whose memory holds the weights with as much room again for
+    half as large a cache.
+    """
+    size = one.model.parameters * levers.dtype_bytes
+    ways = 1
+    while ways * 2 <= devices and size * 1.5 > CACHE_SHARE * ways * one.hardware.usable_bytes:
+        ways *= 2
+    return ways
+
+
+def _room(group: Setting, levers: Levers) -> float:
+    """Sequences whose cache fits beside the weights."""
+    tokens = group.workload.prompt_tokens + group.workload.response_tokens
+    each = kv_cache_bytes(group.model, levers.dtype, 1.0, tokens, levers.tensor_parallel)
+    weights = group.model.parameters * levers.dtype_bytes / levers.tensor_parallel
+    return (CACHE_SHARE * group.hardware.usable_bytes - weights) / each

@@ -1,0 +1,64 @@
+"""Where the roles of a loop run, and what waits for what."""
+
+from typing import Any
+
+import pytest
+
+from costs.published.loops import devices_of, iteration
+from costs.published.settings import planned_of
+from costs.published.words import Refused
+
+LOOP: dict[str, Any] = {
+    "stage": "ppo", "gpu": "A100-80GB", "gpus": 8, "prompt_len": 512, "gen_len": 512,
+    "rollout_batch": 256, "train_batch": 64, "critic": "same size as actor",
+    "reward": "same size as actor", "dtype": "bf16", "tuning": "full", "zero": 3,
+    "actor": "Llama2-7B", "gen_micro_batch": 8, "train_micro_batch": 4,
+}  # fmt: skip
+
+
+def parts(**changes: Any) -> Any:
+    return iteration(planned_of(LOOP | changes))
+
+
+def test_a_server_generates_faster_than_a_divided_model_that_gathers_for_every_token() -> None:
+    gathered = parts(engine="OpenRLHF Ray 1:1:4:2")
+    served = parts(engine="OpenRLHF Ray+vLLM 1:1:2:2:2")
+    assert served.generation < gathered.generation
+    # the weights go to the server, and nowhere else
+    assert served.transfer > 0
+    assert gathered.transfer == 0
+
+
+def test_a_hybrid_engine_generates_with_whole_weights() -> None:
+    hybrid = parts(engine="DeepSpeed-Chat")
+    plain = parts(engine="DeepSpeed-Chat w/o offload, no HE")
+    assert hybrid.generation < 0.7 * plain.generation
+
+
+def test_roles_apart_are_named_or_in_the_usual_order() -> None:
+    named = planned_of(LOOP | {"engine": "OpenRLHF Ray ref:reward:actor:critic 1:1:4:2"})
+    assert devices_of(named) == {"ref": 1, "reward": 1, "actor": 4, "critic": 2}
+    plain = planned_of(LOOP | {"engine": "OpenRLHF Ray 1:1:4:2"})
+    assert devices_of(plain) == devices_of(named)
+
+
+def test_roles_apart_train_side_by_side() -> None:
+    apart = parts(engine="OpenRLHF Ray 1:1:4:2")
+    more = parts(engine="OpenRLHF Ray 1:1:2:4")
+    # the slower of the two decides: two devices for a model of this size, whichever it is
+    assert more.training == pytest.approx(apart.training, rel=0.2)
+
+
+def test_one_step_apart_the_longer_half_decides() -> None:
+    same = parts(engine="OpenRLHF Ray+vLLM 1:1:2:2:2")
+    apart = parts(engine="OpenRLHF Ray+vLLM 1:1:2:2:2, one-step off")
+    assert apart.seconds == pytest.approx(
+        max(same.generation, same.seconds - same.generation), rel=1e-9
+    )
+
+
+def test_a_placement_that_does_not_add_up_is_refused() -> None:
+    with pytest.raises(Refused, match="1:1:2:2"):
+        parts(engine="OpenRLHF Ray 1:1:2:2")
+    with pytest.raises(Refused, match="how many each"):
+        parts(engine="OpenRLHF Ray")
