@@ -108,7 +108,9 @@ def ppo_phases(setting: Setting) -> list[PhaseRow]:
 
 def _frozen_passes(setting: Setting) -> list[tuple[str, ModelShape, bool]]:
     loop = roles_of(setting)
-    passes: list[tuple[str, ModelShape, bool]] = [("score", loop.reward or setting.model, False)]
+    passes: list[tuple[str, ModelShape, bool]] = []
+    if loop.reward is not None:
+        passes.append(("score", loop.reward, False))
     if loop.ref:
         passes.append(("reference", setting.model, True))
     value = own_value(setting)
@@ -278,7 +280,8 @@ def _resident(setting: Setting) -> Roles:
         return roles
     if loop.ref and levers.tuning != "lora":
         roles["ref"] = frozen_role(setting, shape, levers)
-    roles["reward"] = frozen_role(setting, loop.reward or shape, levers)
+    if loop.reward is not None:
+        roles["reward"] = frozen_role(setting, loop.reward, levers)
     value = own_value(setting)
     if value is not None:
         roles["value"] = _states(setting, value, value_levers(setting))

@@ -176,6 +176,7 @@ class Rlhf:
     layout: Literal["separate", "shared_base", "shared_trunk"] = "separate"
     ref: bool = True
     reward: ModelShape | None = None
+    """None where rules give the rewards, which cost nothing beside a model."""
     value: ModelShape | None = None
     value_levers: Levers | None = None
     """How the value model is trained; None as the policy."""

@@ -258,3 +258,15 @@ def test_without_a_critic_the_loop_costs_what_ppo_does_less_its_value_model(meth
 def test_a_micro_batch_is_no_larger_than_a_mini_batch() -> None:
     assert update_micro_batch(ppo(micro_batch=64)) == 32
     assert update_micro_batch(ppo(micro_batch=4)) == 4
+
+
+def test_rewards_from_rules_need_no_model() -> None:
+    judged = ppo(stage="grpo")
+    assert judged.rlhf is not None
+    ruled = replace(judged, rlhf=replace(judged.rlhf, reward=None))
+    names = [[phase.name for phase in phases(each)] for each in (judged, ruled)]
+    assert names[0] == [*names[1][:2], "score", *names[1][2:]]
+    held = [moments(each)[0].roles for each in (judged, ruled)]
+    assert set(held[0]) - set(held[1]) == {"reward"}
+    less = peak(moments(judged)).total - peak(moments(ruled)).total
+    assert less == 2 * judged.model.parameters
