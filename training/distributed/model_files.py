@@ -4,20 +4,15 @@ model.safetensors           weights, in Hugging Face's layout; of more than SHAR
                             model-00001-of-0000n.safetensors with model.safetensors.index.json
 adapter_model.safetensors   weights of an adapter, always one file, as PEFT reads no other
 
-The shapes of all tensors are known before the first is gathered, so a file's header is written
-first and each tensor goes to its place when it is its turn. The bytes are those that
-`save_pretrained` and safetensors' `save_file` write of the whole model. Every process of a divided
+The bytes are those that `save_pretrained` writes of the whole model. Every process of a divided
 model must come here, at the same point.
-Source: the safetensors format (github.com/huggingface/safetensors, section "Format").
 """
 
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
 
-import torch
 from huggingface_hub import split_torch_state_dict_into_shards
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
@@ -27,17 +22,12 @@ from transformers.modeling_utils import remove_tied_weights_from_state_dict
 
 from training.distributed import collectives
 from training.distributed.sharding import is_divided, reshard
+from training.distributed.tensor_file import Place, empty, write_header, write_tensor
 from training.modeling.adapters import WEIGHTS, adapter_tensors, write_adapter_config
 from training.process.artifacts import replacing, temporary_of
 
 SHARD_BYTES = 5_000_000_000
 """A larger model is several files: the size at which huggingface_hub divides."""
-DTYPES = {
-    torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",
-    torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8",
-    torch.uint8: "U8", torch.bool: "BOOL",
-}  # fmt: skip
-"""What the format calls them."""
 
 
 @contextmanager
@@ -61,11 +51,11 @@ def save_model(folder: Path, model: PreTrainedModel, shard_bytes: int = SHARD_BY
     reshard(model)
     state = _state_to_write(model)
     groups = _converted_together(model, state)
-    converted = revert_weight_conversion(model, {name: _empty(state[name]) for name in state})
-    empty = {name: _empty(part) for name, part in converted.items()}  # parts that share nothing
-    split = split_torch_state_dict_into_shards(empty, max_shard_size=shard_bytes)
+    converted = revert_weight_conversion(model, {name: empty(state[name]) for name in state})
+    shapes = {name: empty(part) for name, part in converted.items()}  # parts that share nothing
+    split = split_torch_state_dict_into_shards(shapes, max_shard_size=shard_bytes)
     files = {
-        file: {name: empty[name] for name in names}
+        file: {name: shapes[name] for name in names}
         for file, names in split.filename_to_tensors.items()
     }
     if collectives.rank() == 0:
@@ -98,7 +88,7 @@ def save_adapter(
         write_adapter_config(folder, model, name, base, revision, score is not None)
     _write(
         folder,
-        {WEIGHTS: {key: _empty(tensor) for key, tensor in tensors.items()}},
+        {WEIGHTS: {key: empty(tensor) for key, tensor in tensors.items()}},
         ({key: _whole(tensor)} for key, tensor in tensors.items()),
     )
 
@@ -121,7 +111,7 @@ def _state_to_write(model: PreTrainedModel) -> dict[str, Tensor]:
     state: dict[str, Tensor] = model.state_dict(keep_vars=True)
     for name in model._keys_to_ignore_on_save or ():
         state.pop(name, None)
-    kept = remove_tied_weights_from_state_dict({k: _empty(t) for k, t in state.items()}, model)
+    kept = remove_tied_weights_from_state_dict({k: empty(t) for k, t in state.items()}, model)
     return {name: state[name] for name in kept}
 
 
@@ -129,10 +119,10 @@ def _converted_together(model: PreTrainedModel, state: Mapping[str, Tensor]) -> 
     """Names of `state` in groups that the model's conversion to the hub's layout, such as of
     experts, needs at once: each alone, or if that gives something else all of them.
     """
-    empty = {name: _empty(tensor) for name, tensor in state.items()}
-    together = revert_weight_conversion(model, dict(empty))
+    shapes = {name: empty(tensor) for name, tensor in state.items()}
+    together = revert_weight_conversion(model, dict(shapes))
     try:
-        parts = [revert_weight_conversion(model, {name: empty[name]}) for name in state]
+        parts = [revert_weight_conversion(model, {name: shapes[name]}) for name in state]
     except (RuntimeError, ValueError, KeyError):
         return [list(state)]
     found = [(name, tensor.shape) for part in parts for name, tensor in part.items()]
@@ -153,21 +143,6 @@ def _whole(tensor: Tensor) -> Tensor:
     return found.cpu() if collectives.rank() == 0 else found.new_empty(0)
 
 
-def _empty(tensor: Tensor) -> Tensor:
-    """Shape and type without memory."""
-    return torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
-
-
-# ---------------------------------------------------------------- the format
-
-
-class _Place(NamedTuple):
-    """Where a tensor stands."""
-
-    file: Path
-    offset: int
-
-
 def _write(
     folder: Path,
     files: Mapping[str, Mapping[str, Tensor]],
@@ -177,36 +152,13 @@ def _write(
     them, the first one writes.
     """
     first = collectives.rank() == 0
-    places: dict[str, _Place] = {}
+    places: dict[str, Place] = {}
     if first:
-        for file, empty in files.items():
-            places |= _write_header(folder / file, empty)
+        for file, shapes in files.items():
+            places |= write_header(folder / file, shapes)
     for some in tensors:
         for name in some if first else ():
-            place = places.pop(name)
-            with place.file.open("r+b") as opened:
-                opened.seek(place.offset)
-                opened.write(some[name].contiguous().reshape(-1).view(torch.uint8).numpy().data)
+            write_tensor(places.pop(name), some[name])
         del some
     if places:
         raise RuntimeError(f"{folder} was not given {min(places)}")
-
-
-def _write_header(path: Path, empty: Mapping[str, Tensor]) -> dict[str, _Place]:
-    """Begin a file: the length of the header in 8 bytes, then JSON that says where in the bytes
-    behind it each tensor stands, widest types first, then by name.
-    """
-    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
-    at, offsets = 0, {}
-    for name in sorted(empty, key=lambda name: (-empty[name].element_size(), name)):
-        offsets[name], end = at, at + empty[name].nbytes
-        header[name] = {
-            "dtype": DTYPES[empty[name].dtype],
-            "shape": list(empty[name].shape),
-            "data_offsets": [at, end],
-        }
-        at = end
-    content = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
-    content += b" " * (-len(content) % 8)
-    path.write_bytes(len(content).to_bytes(8, "little") + content)
-    return {name: _Place(path, 8 + len(content) + offset) for name, offset in offsets.items()}

@@ -17,17 +17,35 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.checkpoint._hf_utils import (
+    CUSTOM_METADATA_KEY,
+    DCP_VERSION_KEY,
+    FORMAT_KEY,
+    FORMAT_VALUE,
+    HF_DCP_VERSION,
+    SAVED_OFFSETS_KEY,
+    _gen_file_name,
+)
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.hf_storage import (
     HuggingFaceStorageReader,
     HuggingFaceStorageWriter,
 )
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.planner import (
+    SavePlan,
+    SavePlanner,
+    TensorWriteData,
+    WriteItem,
+)
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
+from torch.distributed.checkpoint.storage import WriteResult
 from torch.distributed.tensor import DTensor
+from torch.futures import Future
 
 from training.distributed import collectives
+from training.distributed.tensor_file import write_file
 
 WEIGHTS, OPTIMIZER = "weights", "optimizer"
 """Folders in a checkpoint."""
@@ -48,7 +66,52 @@ def save_tensors(folder: Path, tensors: Mapping[str, Tensor]) -> None:
         apart[name] = tensor.detach().clone() if place in storages else tensor.detach()
         storages.add(place)
     with _alone_or_together(), _first_reason():
-        save(apart, storage_writer=HuggingFaceStorageWriter(str(folder), save_distributed=True))
+        save(apart, storage_writer=_OneAtATime(str(folder), save_distributed=True))
+
+
+class _OneAtATime(HuggingFaceStorageWriter):
+    """torch's writer, but for that it makes all bytes of a file, copied three times, before it
+    writes the first.
+    """
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
+        """Write this process's file. What was written where is told to nobody: of a divided
+        checkpoint the files say it themselves.
+        """
+        items = {item.index.fqn: item for item in plan.items}
+        chunks = {name: _tensor_data(item) for name, item in items.items()}
+        shapes = {
+            name: torch.empty(data.chunk.sizes, dtype=data.properties.dtype, device="meta")
+            for name, data in chunks.items()
+        }
+        offsets = {
+            name: {SAVED_OFFSETS_KEY: list(data.chunk.offsets)} for name, data in chunks.items()
+        }
+        metadata = {
+            CUSTOM_METADATA_KEY: json.dumps(offsets),
+            DCP_VERSION_KEY: str(HF_DCP_VERSION),
+            FORMAT_KEY: FORMAT_VALUE,
+        }
+        if items:
+            file = Path(self.path) / _gen_file_name(1, 1, plan.storage_data["shard_index"])
+            tensors = ((name, _resolved(planner, item)) for name, item in items.items())
+            write_file(file, shapes, tensors, metadata)
+        done: Future[list[WriteResult]] = Future()
+        done.set_result([])
+        return done
+
+
+def _resolved(planner: SavePlanner, item: WriteItem) -> Tensor:
+    """This process's part of a tensor."""
+    found = planner.resolve_data(item)
+    assert isinstance(found, Tensor)
+    return found
+
+
+def _tensor_data(item: WriteItem) -> TensorWriteData:
+    """Which part of which tensor is to be written."""
+    assert item.tensor_data is not None
+    return item.tensor_data
 
 
 def load_tensors(folder: Path, tensors: Mapping[str, Tensor]) -> None:
