@@ -69,7 +69,7 @@ def iteration(planning: Planned) -> Iteration:
     generating = (own or {}).get("vllm") or (own or {}).get("actor") or setting.gpus
     served = bool(said.vllm or (own or {}).get("vllm"))
     rolled = _rollout(planning, one, generating, served)
-    passes = _passes(one, own)
+    passes = _passes(one, own, judged=said.stage == "ppo" or said.reward is not None)
     updates = _updates(one, own)
     together = max if own else sum
     sent = setting.model.parameters * 2.0 if served else 0.0
@@ -81,11 +81,13 @@ def _on(setting: Setting, devices: int) -> Setting:
     return replace(setting, gpus=devices)
 
 
-def _passes(one: Setting, own: dict[str, int] | None) -> list[float]:
-    """Seconds of each frozen role's passes over a rollout."""
+def _passes(one: Setting, own: dict[str, int] | None, judged: bool) -> list[float]:
+    """Seconds of each frozen role's passes over a rollout; rules take none."""
     roles = {"score": "reward", "reference": "ref", "value": "critic"}
     found = []
     for phase, role in roles.items():
+        if phase == "score" and not judged:
+            continue
         rows = ppo_phases(_on(one, (own or {}).get(role, one.gpus)))
         found += [row[2] for row in rows if row[0] == phase]
     return found

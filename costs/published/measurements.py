@@ -214,6 +214,8 @@ def memory(planning: Planned, unit: Unit) -> float:
     elif unit.reserved or (setting.engine.reports_reserved and not unit.allocated):
         each = max(each, reserved(moments(setting))) + _other_lengths(planning)
         each = min(each, max(each_, setting.hardware.usable_bytes))
+    if planning.printed.ema:  # a further copy of the policy's weights
+        each += setting.model.parameters * setting.levers.dtype_bytes
     if unit.used:
         each += setting.engine.context_bytes
     return each * (setting.gpus * planning.printed.pipeline_parallel if unit.over_devices else 1)

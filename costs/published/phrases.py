@@ -80,6 +80,7 @@ CHECKPOINTING: tuple[Phrase, ...] = (
 )  # fmt: skip
 
 ATTENTION: tuple[Phrase, ...] = (
+    (r"sdpa[ ,/(+]+(?:flash[-_ ]?attention[-_ ]?v?\d?|fa\d?)\)?", {"attention": "flash"}),
     (r"(?:flash|fa)[-_ ]?(?:att(?:ention|n)?)?[-_ ]?v?[1234]?(?:\.\d+)*|\bfa[234]\b|triton|"
      r"\btrue\b|\byes\b|\bon\b|x-?formers|memory[-_ ]efficient|cudnn|fused|flashinfer|te|"
      r"flex(?:[-_ ]attention)?", {"attention": "flash"}),
@@ -173,6 +174,10 @@ OFFLOAD: tuple[Phrase, ...] = (
 )  # fmt: skip
 
 KERNELS: tuple[Phrase, ...] = (
+    (r"selective[- ](?:activation[- ])?(?:recompute|recomputation|checkpointing|ac)",
+     {"checkpointing": "selective"}),
+    (r"full[- ](?:activation[- ])?(?:recompute|recomputation|checkpointing|ac)",
+     {"checkpointing": "full"}),
     (r"(?:bnb[. ])?nf4 for q-?lora", {}),
     (r"torch[-_. ]?compile|compiled?|inductor", {"compile": True}),
     (r"opt(?:imi[sz]er)?[-_ ]in[-_ ](?:bwd|backward)(?: pass)?", {"optimizer_in_backward": True}),
@@ -188,7 +193,7 @@ KERNELS: tuple[Phrase, ...] = (
     (r"flash[-_ ]?att(?:ention|n)(?:[-_ ]?[123])?|\(?\bfa[123]?\b\)?|flash_attn[-_ ]?[123]?",
      {"attention": "flash"}),
     (r"sdpa", {"attention": "sdpa"}),
-    (r"\(?eager(?: attention)?\)?", {"eager": True}),
+    (r"\(?eager(?: attention)?\)?", {"compile": False}),
     (r"(?:w/o|without|no) (?:he|hybrid engine)\b", {"hybrid_engine": False}),
     (r"hybrid engine(?: \(deepspeed-he\))?|\bhe\b", {"hybrid_engine": True}),
     (r"continuous batching|in-?flight batching|paged[-_ ]?attention", {}),
@@ -214,11 +219,17 @@ PLACEMENT: tuple[Phrase, ...] = (
      {"same": True}),
 )  # fmt: skip
 
+WITHIN_A_NAME: tuple[Phrase, ...] = (
+    (r"q-?lora", {"tuning": "lora", "qlora": True}),
+    (r"\(?lora\)?", {"tuning": "lora"}),
+)
+"""Of an engine's name: `PEFT (LoRA)`."""
+
 COMMON = (*OFFLOAD, *KERNELS, *PARALLEL, *OPTIMIZERS, *DTYPES, *QUANTS)
 GRAMMAR = re.compile(
     r"\b(?:with|and|of|on|the|a|in|for|at|per|by|its|is|are|as|to|using|use|used|via|plus|each|"
     r"gpu|gpus|devices?|default|inferred|stated|weights?|kernels?|backend|training|train|model|"
-    r"method|only|mode|style|own|all|rows?|data|recipe|hf|huggingface|single|precision|"
+    r"method|only|mode|style|own|all|rows?|data|recipe|hf|huggingface|single|precision|native|repo|"
     r"v?\d+(?:\.\d+)+(?:[a-z]+\d*)?)\b|w/"
 )
 """What a text may have beside its facts: articles, prepositions, and the version of a software."""

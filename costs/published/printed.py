@@ -24,6 +24,7 @@ from costs.published.phrases import (
     QUANTS,
     TARGETS,
     TUNING,
+    WITHIN_A_NAME,
     Facts,
     Phrase,
     scan,
@@ -48,7 +49,8 @@ STAGES: dict[str, tuple[str, ...]] = {
     "rloo": ("reinforce", "reinforce++", "rloo training", "remax"),
     "serve": ("inference", "generation", "generate", "decode", "decoding", "inference serving",
               "serving", "offline inference", "inference throughput", "inference decode",
-              "inference latency", "batch inference", "inference generation", "text generation"),
+              "inference latency", "rollout", "batch inference", "inference generation",
+              "text generation"),
     "prefill": ("inference prefill", "prefilling", "ttft", "first token"),
     "load": ("loading", "model loading", "weights"),
 }  # fmt: skip
@@ -68,7 +70,8 @@ COUNTED = (
 )
 
 LENGTHS = ("seq_len", "longest_seq", "mean_seq", "context_len", "prompt_len", "gen_len")
-BATCHES = ("micro_batch", "batch_size", "pairs_per_gpu", "global_batch", "global_batch_pairs",
+BATCHES = ("micro_batch", "train_batch_size", "batch_size", "pairs_per_gpu", "global_batch",
+           "global_batch_pairs",
            "rollout_batch", "train_batch", "gen_micro_batch", "train_micro_batch",
            "prompts_per_step", "group_size", "max_global_batch_pairs")  # fmt: skip
 COUNTS = ("gpus", "nodes", "gpus_per_node", "lora_rank", "grad_accum", "steps", "steps_per_epoch",
@@ -80,7 +83,7 @@ FLAGS = ("lora_dropout", "compile", "cuda_graphs", "liger", "packed", "ddp", "se
          "offload_optimizer", "offload_params", "offload_activations", "hybrid_engine", "ema",
          "load_in_4bit", "load_in_8bit", "cpu_and_activation_offload")  # fmt: skip
 TEXTS: dict[str, tuple[Phrase, ...]] = {
-    "dtype": DTYPES,
+    "dtype": (*DTYPES, *QUANTS),
     "tuning": (*TUNING, *COMMON),
     "details": (*TUNING, *COMMON),
     "lora_modules": TARGETS,
@@ -138,6 +141,7 @@ class Printed:
     optimizer_in_backward: bool | None = None
     compiled: bool | None = None
     cuda_graphs: bool | None = None
+    sequence_parallel: bool | None = None
     liger: bool = False
     loss: str | None = None
     zero: int | None = None
@@ -193,6 +197,7 @@ class _Reader:
         self.said_by: dict[str, str] = {}
         self.refused: list[str] = []
         self.idle: list[str] = []
+        self.engine_text = ""
         for key, value in setting.items():
             self._sort(str(key), value)
 
@@ -270,6 +275,7 @@ def read(setting: Mapping[str, Any]) -> Printed:
     _offload(reader)
     engine = _engine(reader)
     device, speed = _device(reader)
+    known["sequences_named"] = "sequence" in reader.names.get("micro_batch", "")
     stage = reader.take("stage", _stage) or _stage_of(reader, known)
     model = _model(reader, known)
     roles = _roles(reader, model, stage)
@@ -348,13 +354,14 @@ def _offload(reader: _Reader) -> None:
 def _engine(reader: _Reader) -> Engine | None:
     def parse(key: str, value: Any) -> Engine:
         text = text_of(value)
+        reader.engine_text = text
         found, rest = engine_named(text)
         if found is None:
             raise Refused(
                 [f"{key}={text!r} is not a known engine{nearest(text, ENGINES)}. Known: "
                  f"{', '.join(ENGINES)}"]
             )  # fmt: skip
-        reader.say(key, scan(key, rest, (*PLACEMENT, *COMMON)))
+        reader.say(key, scan(key, rest, (*PLACEMENT, *COMMON, *WITHIN_A_NAME)))
         return found
 
     found: Engine | None = reader.take("engine", parse)
@@ -462,7 +469,8 @@ def _zero(key: str, value: Any) -> Facts:
     text = text_of(value).strip().lower()
     if text in ("0", "1", "2", "3"):
         return {"zero": int(text)}
-    return scan(key, text, (*PARALLEL, *OFFLOAD))
+    text = re.sub(r"[-_ ]?(?:config)?\.(?:json|ya?ml)$", "", text)
+    return scan(key, re.sub(r"^(?:ds|deepspeed)[-_ ]", "", text), (*PARALLEL, *OFFLOAD))
 
 
 def _kv(key: str, value: Any) -> str | None:
@@ -506,6 +514,36 @@ PARSERS: dict[str, Callable[[str, Any], Any]] = {
     "zero": _zero,
     "kv_cache_quant": _kv,
 }
+
+
+def _micro(known: Mapping[str, Any], stage: str) -> int | None:
+    """Sequences of a pass: of pairs both count."""
+    if known["micro_batch"]:
+        found = int(known["micro_batch"])
+        return found if known["sequences_named"] or stage not in ("dpo", "reward") else 2 * found
+    if known["pairs_per_gpu"]:
+        return 2 * int(known["pairs_per_gpu"])
+    alone = known["batch_size"]
+    if alone is None and stage not in ("ppo", "grpo", "rloo"):
+        alone = known["train_batch_size"]
+    return alone and int(alone) * (2 if stage in ("dpo", "reward") else 1)
+
+
+def _global(known: Mapping[str, Any], stage: str) -> float | None:
+    """Sequences of an optimizer step: a batch that is named beside a micro-batch is of all."""
+    two = 2 if stage in ("dpo", "reward") else 1
+    if known["global_batch"]:
+        return float(two * known["global_batch"])
+    if known["global_batch_pairs"]:
+        return float(2 * known["global_batch_pairs"])
+    if stage in ("ppo", "grpo", "rloo", "serve", "prefill", "load"):
+        return known["batch_size"] if known["micro_batch"] else None
+    if known["global_batch_tokens"] and (known["seq_len"] or known["longest_seq"]):
+        return float(known["global_batch_tokens"] / (known["seq_len"] or known["longest_seq"]))
+    if known["micro_batch"] or known["pairs_per_gpu"]:
+        both = known["batch_size"] or known["train_batch_size"]
+        return both and float(two * both)
+    return None
 
 
 RELEASED = {
@@ -558,6 +596,25 @@ def _agree(
     pairs, sequences = known["pairs_per_gpu"], known["micro_batch"]
     if pairs and sequences and sequences != 2 * pairs:
         refused.append(f"{pairs} pairs a device are {2 * pairs} sequences, not {sequences}")
+    if (known["expert_parallel"] or facts.get("ep") or 1) > 1:
+        refused.append("expert_parallel: experts on devices of their own have no formula here")
+    pipelined = (known["pipeline_parallel"] or facts.get("pp") or 1) > 1
+    ringed = (known["context_parallel"] or facts.get("cp") or 1) > 1
+    if stage in ("ppo", "grpo", "rloo", "serve", "prefill") and (pipelined or ringed):
+        refused.append(f"pipeline_parallel and context_parallel of stage {stage} have no formula")
+    if stage in ("ppo", "grpo", "rloo"):
+        for name, given in (("fp8", facts.get("fp8")), ("kv_cache", known["kv_cache_quant"]),
+                            ("gpus_per_engine", known["gpus_per_engine"])):  # fmt: skip
+            if given:
+                refused.append(f"{name} of stage {stage} has no formula here")
+    elif known["gpus_per_engine"]:
+        refused.append(f"gpus_per_engine belongs to a loop, not to stage {stage}")
+    trained = known["trainable_params"]
+    whole_model = model is not None and trained and facts.get("tuning") == "full"
+    if model is not None and whole_model and not 0.85 < trained / model.parameters < 1.18:
+        refused.append(f"trainable_params={trained:.4g} contradicts full fine-tuning")
+    if facts.get("one_device") and (known["gpus"] or 1) > 1:
+        refused.append(f"gpus={known['gpus']} contradicts a single device")
     if facts.get("fp8") and known.get("load_in_4bit"):
         refused.append("fp8 and load_in_4bit contradict each other")
 
@@ -592,7 +649,9 @@ def _printed(
     if prompt is None and stage in ("serve", "prefill"):
         prompt = known["context_len"]
     tokens = known["seq_len"] or (None if stage in ("serve", "prefill") else known["context_len"])
-    pairs = known["pairs_per_gpu"]
+    loop = stage in ("ppo", "grpo", "rloo")
+    # veRL counts prompts there, others the responses between two optimizer steps
+    prompts_named = engine is not None and engine.name == "verl"
     return Printed(
         **(
             direct
@@ -607,9 +666,8 @@ def _printed(
                 "lora_dropout": known["lora_dropout"],
                 "quant": quant,
                 "kv_cache": known["kv_cache_quant"],
-                "micro_batch": known["micro_batch"] or known["batch_size"] or (pairs and 2 * pairs),
-                "global_batch": known["global_batch"]
-                or (known["global_batch_pairs"] and 2 * known["global_batch_pairs"]),
+                "micro_batch": _micro(known, stage),
+                "global_batch": _global(known, stage),
                 "accumulation": known["grad_accum"],
                 "tokens": tokens,
                 "longest": known["longest_seq"],
@@ -624,11 +682,15 @@ def _printed(
                         for key in ("date", "versions", "torch", "transformers")
                         if known[key]
                     )
+                    + f" {reader.engine_text}"
                 ),
                 "compiled": known["compile"]
                 if known["compile"] is not None
                 else facts.get("compile"),
-                "cuda_graphs": known["cuda_graphs"],
+                "cuda_graphs": known["cuda_graphs"] or facts.get("cuda_graphs"),
+                "sequence_parallel": known["sequence_parallel"]
+                if known["sequence_parallel"] is not None
+                else facts.get("sp"),
                 "liger": bool(known["liger"] or facts.get("liger")),
                 "zero": facts.get("zero") if not known["ddp"] else 0,
                 "data_parallel": known["data_parallel"] or facts.get("dp"),
@@ -656,9 +718,11 @@ def _printed(
                 "reward": None if roles["reward"] == "none" else roles["reward"],
                 "ref": roles["ref"] != "none",
                 "rollout_batch": known["rollout_batch"],
-                "prompts": known["prompts_per_step"],
+                "prompts": known["prompts_per_step"]
+                or (known["train_batch_size"] if loop and prompts_named else None),
                 "group_size": known["group_size"],
-                "train_batch": known["train_batch"],
+                "train_batch": known["train_batch"]
+                or (known["train_batch_size"] if loop and not prompts_named else None),
                 "ppo_epochs": known["ppo_epochs"] or 1,
                 "gen_micro_batch": known["gen_micro_batch"],
                 "train_micro_batch": known["train_micro_batch"],

@@ -23,6 +23,8 @@ DATASETS = {"alpaca": 135.0}
 """Data set -> mean tokens of a row with its template: Alpaca has 52,002 rows of about 570
 characters.
 """
+EAGER_SECONDS = engine("transformers").op_seconds
+GRAPH_LAYER_SECONDS = engine("gpt-fast").decode_layer_seconds
 SERVED = {"sharegpt": (161, 338), "alpaca": (19, 58)}
 """Data set -> mean tokens of a request and of its answer (arXiv 2309.06180 figure 11)."""
 FP8_DEVICES = ("h100", "h200", "h20", "h800", "gh200", "b200", "gb200", "l4", "l40", "l20",
@@ -99,7 +101,13 @@ def _engine(said: Printed, notes: list[str]) -> Engine:
     if said.rungs:
         compiled = compiled or len(said.rungs) > 2
     if compiled is not None:
-        found = replace(found, compiled=compiled or found.compiled)
+        found = replace(found, compiled=compiled)
+    if compiled is False and not found.op_seconds:  # nor a graph: launched one by one
+        found = replace(found, op_seconds=EAGER_SECONDS, decode_layer_seconds=0.0)
+    if said.cuda_graphs and found.op_seconds:
+        found = replace(found, op_seconds=0.0, decode_layer_seconds=GRAPH_LAYER_SECONDS)
+    if said.sequence_parallel is not None:
+        found = replace(found, sequence_parallel=said.sequence_parallel)
     if said.liger:
         found = replace(found, loss="streamed", fused_norm=True)
     return found

@@ -385,7 +385,7 @@ NAMES: tuple[tuple[str, str], ...] = (
     (r"llm-?foundry(?: composer)?|(?:mosaicml )?composer|mosaicml(?: streaming)?", "llm-foundry"),
     (r"gpt-?fast", "gpt-fast"),
     (r"tensorrt[-_]?llm|trt-?llm|tensorrt", "tensorrt-llm"),
-    (r"lm-?deploy(?: (?:turbomind|pytorch))?|turbomind", "lmdeploy"),
+    (r"lm-?deploy(?: (?:turbomind|pytorch))?|turbomind|faster[-_ ]?transformer", "lmdeploy"),
     (
         r"deepspeed (?:autotp|inference|fastgen|mii)|deepspeed-(?:inference|fastgen|mii)",
         "deepspeed-inference",
@@ -394,7 +394,8 @@ NAMES: tuple[tuple[str, str], ...] = (
     (r"(?:hf )?tgi|text[- ]generation[- ]inference", "vllm"),
     (r"gpt-?neox", "gpt-neox"),
     (
-        r"nemo[- ]?(?:framework|megatron|aligner|rl|automodel)?(?:/megatron(?:[- ]?(?:core|lm))?)?",
+        r"nemo[- ]?(?:framework|megatron|aligner|rl|automodel)?(?:[- ]bridge)?"
+        r"(?:/megatron(?:[- ]?(?:core|lm))?)?",
         "megatron",
     ),
     (r"megatron[- ]?(?:lm|core|bridge|deepspeed)?", "megatron"),
@@ -411,7 +412,8 @@ NAMES: tuple[tuple[str, str], ...] = (
     ),
     (r"(?:sft|dpo|ppo|grpo|reward|rloo)trainer", "transformers"),
     (
-        r"alignment[- ]handbook|open-?r1|trlx|qlora repo|qlora\.py|lora repo|lmflow|fastchat|"
+        r"alignment[- ]handbook|open-?r1|trlx|bitsandbytes|qlora repo|qlora\.py|lora repo|lmflow|"
+        r"fastchat|"
         r"stanford alpaca|alpaca-lora|xtuner|lightning(?: fabric)?|pytorch lightning|"
         r"colossal-?(?:ai|chat)",
         "transformers",
@@ -449,7 +451,7 @@ def engine_named(text: str) -> tuple[Engine | None, str]:
     others: flags, versions, placement.
     """
     # a remark that holds a version says which rows have it
-    rest = re.sub(r"\([^)]*v?\d+\.\d+[^)]*\)", " ", text.lower())
+    rest = re.sub(r"\([^)]*(?:v?\d+\.\d+|\b20\d\d\b)[^)]*\)", " ", text.lower())
     found: str | None = None
     for pattern, name in NAMES:
         match = re.search(rf"(?<![a-z0-9])(?:{pattern})(?![a-z0-9])", rest)

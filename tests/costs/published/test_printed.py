@@ -169,6 +169,43 @@ def test_contradictions_are_refused(changes: dict[str, Any]) -> None:
     assert words(**changes)
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"expert_parallel": 8},
+        {"parallelism": "EP4"},
+        {"stage": "inference", "pipeline_parallel": 2, "gpus": 2, "tuning": None},
+        {"gpus_per_engine": 4},
+        {"details": "single GPU", "gpus": 2},
+        {"trainable_params": "8M"},
+    ],
+)
+def test_what_has_no_formula_is_refused_not_dropped(changes: dict[str, Any]) -> None:
+    assert words(**changes)
+
+
+def test_a_batch_beside_a_micro_batch_is_of_all_devices() -> None:
+    levers = setting_of(with_(gpus=8, micro_batch=2, train_batch_size=64)).levers
+    assert (levers.micro_batch, levers.accumulation) == (2, 4)
+    levers = setting_of(with_(micro_batch=None, train_batch_size=4)).levers
+    assert (levers.micro_batch, levers.accumulation) == (4, 1)
+
+
+def test_a_pair_is_two_sequences() -> None:
+    assert setting_of(with_(stage="dpo", micro_batch=2)).levers.micro_batch == 4
+    both = with_(stage="dpo", micro_batch=None, sequences_per_gpu=4, pairs_per_gpu=2)
+    assert setting_of(both).levers.micro_batch == 4
+
+
+def test_an_engine_may_name_its_date_its_flags_and_its_tuning() -> None:
+    found = setting_of(with_(engine="PEFT (LoRA) with DeepSpeed ZeRO-3 CPU offload", tuning=None,
+                             gpus=4))  # fmt: skip
+    assert found.levers.tuning == "lora"
+    assert found.levers.parallel == "zero3"
+    assert found.levers.offload_optimizer
+    assert setting_of(with_(engine="torchtune 0.2 (Jul 2024)")).engine.name == "torchtune-2024"
+
+
 def test_fp8_is_faster_where_the_device_has_it() -> None:
     row = {
         "setting": with_(gpu="H100-80GB", engine="NeMo/Megatron", global_batch=8, gpus=8),
