@@ -177,7 +177,8 @@ def compare(case: Case, found: dict[str, Any], kept: Path) -> Comparison:
 def planned_part(setting: Setting, part: str) -> float:
     """Bytes of a part over all roles at the optimizer step, where the measurement was taken."""
     steps = [moment for moment in moments(setting) if moment.phase.endswith(":step")]
-    return max(sum(parts.get(part, 0.0) for parts in moment.roles.values()) for moment in steps)
+    # the policy's is the last: by then no backward pass has weights gathered
+    return sum(parts.get(part, 0.0) for parts in steps[-1].roles.values())
 
 
 def seconds_of(

@@ -264,8 +264,18 @@ def unreduced_gradients(setting: Setting, shape: ModelShape, levers: Levers) -> 
     """
     if not sharding_of(setting).fsdp2 or levers.tuning != "full":
         return 0.0
+    waiting = waiting_gradients(setting, shape, levers)
+    return 2 * waiting + shape.layer_parameters * levers.weight_bytes
+
+
+def waiting_gradients(setting: Setting, shape: ModelShape, levers: Levers) -> float:
+    """Bytes of the gradients outside of the layers, which FSDP2 reduces when the whole backward
+    pass is over, that of any other model with the same loss included.
+    """
+    if not sharding_of(setting).fsdp2 or levers.tuning != "full":
+        return 0.0
     root = outside_of_layers(shape.parameters, shape.layers, shape.layer_parameters)
-    return (2 * root + shape.layer_parameters) * levers.weight_bytes
+    return root * levers.weight_bytes
 
 
 def bucket_bytes(setting: Setting, shape: ModelShape, levers: Levers) -> float:

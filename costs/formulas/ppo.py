@@ -24,6 +24,7 @@ from costs.formulas.memory import (
     optimizer_bytes,
     role_weights,
     scoring,
+    waiting_gradients,
 )
 from costs.formulas.setting import Levers, Rlhf, Setting
 from costs.formulas.time import duration
@@ -353,7 +354,8 @@ def _update_moments(setting: Setting, resident: Roles) -> list[Moment]:
             del parts["weights"]
     kept = {part: policy["update:loss"][part] for part in ("activations", "weights")}
     # what was gathered for both stays until the one backward pass ends
-    gradients = {"gradients": of_value["update:step"].get("gradients", 0.0)}
+    outside = waiting_gradients(setting, value, held)
+    gradients = {"gradients": of_value["update:step"].get("gradients", 0.0) + outside}
     if "weights" in of_value["update:backward_end"]:
         gradients["weights"] = of_value["update:backward_end"]["weights"]
     waiting = {

@@ -18,10 +18,12 @@ from costs.formulas.memory import (
     device_bytes,
     frozen_role,
     gathered_bytes,
+    gradient_width,
     optimizer_bytes,
     peak,
     role_weights,
     scoring,
+    trained_parameters,
     weights,
 )
 from costs.formulas.ppo import ppo_moments, ppo_phases
@@ -81,7 +83,26 @@ def moments(setting: Setting) -> list[Moment]:
     process holds besides tensors.
     """
     found = tensor_moments(setting)
-    return with_process(setting, found) if setting.hardware.is_cpu else found
+    if not setting.hardware.is_cpu:
+        return found
+    return with_process(setting, [*found, *saving_moments(setting)])
+
+
+def saving_moments(setting: Setting) -> list[Moment]:
+    """The first process of a divided Trainer stage on a CPU while it writes the model: what learns
+    is gathered whole, and safetensors makes the bytes of all of it before it writes any. On an
+    accelerator both lie in the host's memory.
+    """
+    shape, levers = setting.model, setting.levers
+    if not sharding_of(setting).fsdp2 or setting.stage not in TRAINING_STAGES:
+        return []
+    written = trained_parameters(shape, levers) * gradient_width(setting, levers)
+    held = {
+        "weights": role_weights(setting, shape, levers),
+        "optimizer": optimizer_bytes(setting, shape, levers),
+        "workspace": 2 * written,
+    }
+    return [Moment("save", {"policy": held})]
 
 
 def tensor_moments(setting: Setting) -> list[Moment]:
