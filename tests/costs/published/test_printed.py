@@ -125,7 +125,7 @@ def test_what_is_not_understood_is_refused_by_name(changes: dict[str, Any], word
 
 
 def test_a_refusal_names_the_nearest_known_words() -> None:
-    assert "seq_len" in words(seq_lenn=2048)
+    assert "(nearest known: seq_len," in words(seq_lenn=2048)
     assert "h100" in words(gpu="H1000")
     assert "torchtune" in words(engine="torchtun")
 
