@@ -14,7 +14,8 @@ from cli.project import project_root
 from config.errors import EXIT_BAD_INPUT, EXIT_DONE, RlhfError
 from config.load import load
 from config.schema import Params
-from tasks.servers.processes import is_port_free, servers
+from tasks.servers.ports import is_port_free
+from tasks.servers.processes import servers
 from tasks.ui.links import DEFAULT_PORTS
 
 FREE_BYTES_NEEDED = 1 * 2**30

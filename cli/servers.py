@@ -14,24 +14,18 @@ from config.at_work import run_at_work
 from config.errors import EnvironmentFault, ParamsError
 from config.login import MLFLOW_KEY, MLFLOW_USER, key
 from config.records import PipelineRow
-from tasks.servers.prefect_settings import api_key, own_server, settings
-from tasks.servers.processes import (
+from tasks.servers.flow_runs import runs_at_work
+from tasks.servers.logins import asks_for_key, asks_for_login
+from tasks.servers.plans import (
     WORKER,
-    Server,
-    asks_for_key,
-    asks_for_login,
     is_postgresql,
-    log_path,
     mlflow_plan,
-    prefect_api,
     prefect_plan,
-    runs_at_work,
-    servers,
-    start,
-    stop,
     worker_name,
     worker_plan,
 )
+from tasks.servers.prefect_settings import api_key, own_server, settings
+from tasks.servers.processes import Server, log_path, prefect_api, servers, start, stop
 from tasks.ui.links import NAMES, pages
 
 if TYPE_CHECKING:

@@ -12,8 +12,11 @@ from benchmarks.fault_injection.project import POOL, ROOT, Project
 from benchmarks.fault_injection.worker import TYPE
 from config.load import load
 from config.sections.run import Tracking
+from tasks.servers.plans import mlflow_plan, prefect_plan
+from tasks.servers.ports import free_port
+from tasks.servers.prefect_server import HOST
 from tasks.servers.prefect_settings import api_key
-from tasks.servers.processes import HOST, free_port, mlflow_plan, prefect_plan, servers, start, stop
+from tasks.servers.processes import servers, start, stop
 
 BUCKET = "store"
 WAIT_SECONDS = 120.0

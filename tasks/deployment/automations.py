@@ -14,7 +14,7 @@ from prefect.events.schemas.events import ResourceSpecification
 from prefect.exceptions import ObjectNotFound
 
 from tasks.deployment.zombies import GO_ON, ZOMBIE
-from tasks.servers.processes import HEARTBEAT_SECONDS
+from tasks.servers.plans import HEARTBEAT_SECONDS
 from tasks.ui.events import PREFIX
 
 WEBHOOK = "rlhf-notify"

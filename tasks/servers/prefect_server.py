@@ -4,7 +4,7 @@ pages only.
 Prefect checks a key and a CSRF token, but not under which name it is asked: a page whose name
 resolves to 127.0.0.1 (DNS rebinding) has its origin. `python -m tasks.servers.prefect_server PORT`
 listens on the loopback address; what the server knows else is in its environment, see
-`tasks.servers.processes.prefect_plan`. With `--temporary` it is the temporary server of a command,
+`tasks.servers.plans.prefect_plan`. With `--temporary` it is the temporary server of a command,
 and ends with its input. In a container it listens on every address of the container, and its
 addresses are named (`--listen 0.0.0.0 --address NAME:PORT ...`).
 """

@@ -6,7 +6,8 @@ from pathlib import Path
 from config import jsonl
 from config.records import PipelineRow
 from config.schema import Params
-from tasks.servers.processes import HOST, Server
+from tasks.servers.prefect_server import HOST
+from tasks.servers.processes import Server
 from tracking.cursor import cursor_path, load
 
 NAMES = {"prefect": "Prefect", "mlflow": "MLflow", "report": "Report"}

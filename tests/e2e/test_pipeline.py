@@ -20,7 +20,8 @@ import yaml
 from config import jsonl
 from config.records import AttemptRow, MetricRow, PipelineRow, UsageRow, stages_of
 from config.schema import Params
-from tasks.servers.processes import prefect_plan, start, stop
+from tasks.servers.plans import prefect_plan
+from tasks.servers.processes import start, stop
 from tests.conftest import ROOT, git, own_remote
 from tests.support.ports import free_port
 

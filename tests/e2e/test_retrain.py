@@ -19,7 +19,8 @@ from config.load import load, write
 from config.records import AttemptRow, stages_of
 from config.sections.data import HelpdeskSource
 from labelling.votes import VOTES_FILE, Pair, Vote, append
-from tasks.servers.processes import prefect_plan, start, stop
+from tasks.servers.plans import prefect_plan
+from tasks.servers.processes import start, stop
 from tests.conftest import ROOT
 from tests.support.ports import free_port
 from training.preparation.cleaning import same_prompt_key

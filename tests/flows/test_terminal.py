@@ -14,7 +14,9 @@ import pytest
 
 from config import jsonl
 from config.records import AttemptRow, PipelineRow, stages_of
-from tasks.servers.processes import Server, is_run, prefect_plan, start, stop
+from tasks.servers.flow_runs import is_run
+from tasks.servers.plans import prefect_plan
+from tasks.servers.processes import Server, start, stop
 from tests.conftest import ROOT
 from tests.flows.stack import environment
 from tests.support.ports import free_port

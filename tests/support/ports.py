@@ -1,5 +1,5 @@
 """Ports that nobody listens on."""
 
-from tasks.servers.processes import free_port
+from tasks.servers.ports import free_port
 
 __all__ = ["free_port"]

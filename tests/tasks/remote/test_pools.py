@@ -18,8 +18,10 @@ from prefect.states import Pending
 from config.errors import EnvironmentFault
 from tasks.deployment.automations import end_silent_runs, zombie_automation
 from tasks.remote.pools import FLOW, PARAMETERS, hand_over, require_served, state_of, withdraw
+from tasks.servers.plans import prefect_plan
+from tasks.servers.prefect_server import HOST
 from tasks.servers.prefect_settings import api_key
-from tasks.servers.processes import HOST, prefect_plan, start, stop
+from tasks.servers.processes import start, stop
 from tests.conftest import ROOT
 from tests.docker.test_pools import ENVIRONMENT
 from tests.support.ports import free_port

@@ -17,7 +17,9 @@ from mlflow import MlflowClient
 from config.errors import EnvironmentFault
 from config.sections.run import Tracking
 from tasks.servers.databases import ensure_databases, prefect_url
-from tasks.servers.processes import HOST, mlflow_plan, prefect_plan, start, stop
+from tasks.servers.plans import mlflow_plan, prefect_plan
+from tasks.servers.prefect_server import HOST
+from tasks.servers.processes import start, stop
 from tests.support.ports import free_port
 
 WITH_PASSWORD = "guest"

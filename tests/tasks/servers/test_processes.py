@@ -19,20 +19,12 @@ from config.login import SERVERS, mlflow_password
 from config.sections.run import Tracking
 from tasks.dvc.status import environment
 from tasks.servers import processes
+from tasks.servers.logins import asks_for_key, asks_for_login
+from tasks.servers.plans import Plan, mlflow_plan, prefect_plan
+from tasks.servers.ports import is_port_free
+from tasks.servers.prefect_server import HOST
 from tasks.servers.prefect_settings import api_key, settings
-from tasks.servers.processes import (
-    HOST,
-    Plan,
-    Server,
-    asks_for_key,
-    asks_for_login,
-    is_port_free,
-    mlflow_plan,
-    prefect_api,
-    prefect_plan,
-    start,
-    stop,
-)
+from tasks.servers.processes import Server, prefect_api, start, stop
 from tests.conftest import ROOT
 from tests.support.ports import free_port
 from tracking import client
