@@ -6,11 +6,11 @@ from prefect import flow
 from prefect.client.schemas.objects import State
 
 from config.schema import Params
+from tasks.pipeline.pipeline_run import pipeline_run
 from tasks.pipeline.stage_tasks import (
     align,
     data,
     evaluate,
-    pipeline_run,
     places,
     report,
     reward,

@@ -12,7 +12,7 @@ from config.errors import OverBudget
 from config.load import load
 from config.records import UsageRow
 from costs.ledger.budget import Cost, total
-from tasks.pipeline.stage_tasks import _leave_for_next
+from tasks.pipeline.pipeline_run import _leave_for_next
 from tasks.planning.plan import ELSEWHERE, Prepared, prepare
 from tasks.run.run import Run, begin
 from tasks.stage.budget_watcher import BudgetWatch
