@@ -3,6 +3,7 @@
 import json
 import os
 import webbrowser
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -67,24 +68,7 @@ def up(
     console.print("Starting the servers ..." if not servers(root) else "Looking at the servers ...")
     running = start(root, plans)
     prefect = next(server for server in running if server.name == "prefect")
-    asked = asks_for_key(root, prefect)
-    if no_auth and asked:
-        raise EnvironmentFault(
-            f"the Prefect server on {prefect.url} asks for its key. Stop it with {this_command()} "
-            "down, then --no-auth again."
-        )
-    mlflow = next((server for server in running if server.name == "mlflow"), None)
-    if mlflow_auth and mlflow is None:
-        raise ParamsError(
-            f"--mlflow-auth is for the MLflow server of this project, tracking.uri="
-            f"{params.tracking.uri} is another one. Leave it out: that server has its own login."
-        )
-    login = mlflow is not None and asks_for_login(root, mlflow)
-    if mlflow_auth and mlflow is not None and not login:
-        raise EnvironmentFault(
-            f"the MLflow server on {mlflow.url} asks for no password. Stop it with "
-            f"{this_command()} down, then --mlflow-auth again."
-        )
+    asked, login = _checked_logins(root, running, params.tracking.uri, no_auth, mlflow_auth)
     found = pages(root, params, running)
     for name, url in found.items():
         console.print(f"{NAMES[name]:<8} {url}", markup=False)
@@ -111,6 +95,34 @@ def up(
     )
     if open_page:
         webbrowser.open(found[open_page])
+
+
+def _checked_logins(
+    root: Path, running: Sequence[Server], tracking_uri: str, no_auth: bool, mlflow_auth: bool
+) -> tuple[bool, bool]:
+    """Whether Prefect's server asks for its key, and MLflow's for a password. Raises
+    EnvironmentFault where a running one does otherwise than it is asked to.
+    """
+    prefect = next(server for server in running if server.name == "prefect")
+    asked = asks_for_key(root, prefect)
+    if no_auth and asked:
+        raise EnvironmentFault(
+            f"the Prefect server on {prefect.url} asks for its key. Stop it with {this_command()} "
+            "down, then --no-auth again."
+        )
+    mlflow = next((server for server in running if server.name == "mlflow"), None)
+    if mlflow_auth and mlflow is None:
+        raise ParamsError(
+            f"--mlflow-auth is for the MLflow server of this project, tracking.uri="
+            f"{tracking_uri} is another one. Leave it out: that server has its own login."
+        )
+    login = mlflow is not None and asks_for_login(root, mlflow)
+    if mlflow_auth and mlflow is not None and not login:
+        raise EnvironmentFault(
+            f"the MLflow server on {mlflow.url} asks for no password. Stop it with "
+            f"{this_command()} down, then --mlflow-auth again."
+        )
+    return asked, login
 
 
 def _work(root: Path, prefect: Server, notify: str | None) -> list["Deployed"]:
