@@ -28,7 +28,7 @@ from config.errors import OverBudget  # noqa: E402
 from config.load import load  # noqa: E402
 from config.records import UsageRow  # noqa: E402
 from costs.ledger.budget import total  # noqa: E402
-from tasks.planning.plan import spent_by_stage  # noqa: E402
+from tasks.planning.prepared import spent_by_stage  # noqa: E402
 from tasks.run.run import Run, begin  # noqa: E402
 from tasks.run.stop import StopRequest  # noqa: E402
 from tasks.stage.runner import POLL_SECONDS, run_stage  # noqa: E402

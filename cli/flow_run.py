@@ -62,7 +62,9 @@ def plan_first(
     """Say what the run will cost and how its params differ from the recipe (None: the nearest);
     refuse it above the budget, and ask where it needs approval. Raises CostError.
     """
-    from tasks.planning.plan import gate, needs_approval, prepare, summary
+    from tasks.planning.budget_gate import gate, needs_approval
+    from tasks.planning.plan_text import summary
+    from tasks.planning.prepared import prepare
     from tasks.planning.retraining import with_cycle
     from tasks.run.changed_code import is_answered
     from tasks.run.recipe import differs_from_recipe

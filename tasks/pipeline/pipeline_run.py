@@ -27,7 +27,7 @@ from reporting.build import build_report, build_summary
 from tasks.deployment.alive import shown_alive
 from tasks.dvc.status import default_remote, public, push
 from tasks.pipeline.run_progress import RunProgress
-from tasks.planning.plan import ELSEWHERE, Prepared, keep, spent_by_runs
+from tasks.planning.prepared import ELSEWHERE, Prepared, keep, spent_by_runs
 from tasks.remote.client import fetch_aligned
 from tasks.run.month import PURPOSE
 from tasks.run.run import (

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from costs.ledger.budget import Cost, total
 from reporting.numbers import duration, usd
-from tasks.planning.plan import Prepared
+from tasks.planning.prepared import Prepared
 from tasks.stage.progress import Progress
 
 

@@ -20,7 +20,9 @@ from config.errors import CostError, ParamsError
 from config.load import validate
 from config.schema import Params
 from reporting.numbers import usd
-from tasks.planning.plan import Prepared, gate, markdown, needs_approval, prepare
+from tasks.planning.budget_gate import gate, needs_approval
+from tasks.planning.plan_text import markdown
+from tasks.planning.prepared import Prepared, prepare
 from tasks.run.month import PURPOSE
 from tasks.run.recipe import differs_from_recipe
 from tasks.ui.events import run_event

@@ -7,7 +7,7 @@ from dataclasses import replace
 from config.errors import CostError
 from costs.ledger.budget import Cost
 from costs.planning.retraining import CONTEST, EXAMINE, plan_cycle
-from tasks.planning.plan import Prepared
+from tasks.planning.prepared import Prepared
 
 
 def with_cycle(prepared: Prepared, examined: bool = False) -> Prepared:

@@ -35,7 +35,7 @@ from tasks.champions.registry import promote, require_champion, tell_mlflow
 from tasks.dvc.data_key import key_now
 from tasks.dvc.status import forget
 from tasks.planning.gate import approval
-from tasks.planning.plan import Prepared, prepare
+from tasks.planning.prepared import Prepared, prepare
 from tasks.planning.retraining import with_cycle
 from tasks.retraining.decision import Decision, decide
 from tasks.retraining.page import Page, markdown

@@ -12,7 +12,7 @@ from config.records import STAGES, PipelineRow
 from costs.ledger.attempts import read_attempts
 from costs.ledger.budget import Limit, Room, has_to_stop, room, total
 from costs.tables.price import usd_per_device_hour
-from tasks.planning.plan import spent_by_runs
+from tasks.planning.prepared import spent_by_runs
 from tasks.run.month import PURPOSE, Month, month
 from tasks.run.run import Run
 from tasks.stage.progress import Watch

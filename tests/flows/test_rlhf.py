@@ -254,7 +254,7 @@ from config.load import validate
 from flows.rlhf import rlhf
 from tasks.planning.gate import approval
 from tasks.run.month import PURPOSE
-from tasks.planning.plan import prepare
+from tasks.planning.prepared import prepare
 
 @flow(name="cycle", persist_result=False)
 def cycle(params: dict):

@@ -12,7 +12,7 @@ from config.load import load
 from config.records import stages_of
 from config.schema import Params
 from tasks.planning.placement_check import on_volumes, require_reachable
-from tasks.planning.plan import prepare
+from tasks.planning.prepared import prepare
 from tests.conftest import ROOT, TINY
 from tests.support.stage_project import make_project
 

@@ -18,16 +18,9 @@ from config.schema import Params
 from config.stage_code import CODE
 from costs.ledger.budget import total
 from tasks.dvc.status import StageAtWork, is_unchanged, stale_stages
-from tasks.planning.plan import (
-    Prepared,
-    done_share,
-    gate,
-    keep,
-    markdown,
-    needs_approval,
-    prepare,
-    summary,
-)
+from tasks.planning.budget_gate import gate, needs_approval
+from tasks.planning.plan_text import markdown, summary
+from tasks.planning.prepared import Prepared, done_share, keep, prepare
 from tasks.planning.retraining import with_cycle
 from tasks.run.run import Run, begin
 from tasks.run.stop import StopRequest

@@ -13,7 +13,7 @@ from config.load import load
 from config.records import UsageRow
 from costs.ledger.budget import Cost, total
 from tasks.pipeline.pipeline_run import _leave_for_next
-from tasks.planning.plan import ELSEWHERE, Prepared, prepare
+from tasks.planning.prepared import ELSEWHERE, Prepared, prepare
 from tasks.run.run import Run, begin
 from tasks.stage.budget_watcher import BudgetWatch
 from tests.support.stage_project import make_project

@@ -15,7 +15,7 @@ from config.load import load
 from config.records import UsageRow
 from config.retraining import RETRAIN_ROWS, RetrainRow
 from costs.ledger.budget import Cost, total
-from tasks.planning.plan import spent_by_stage
+from tasks.planning.prepared import spent_by_stage
 from tasks.run.month import PURPOSE
 from tasks.run.run import Run, begin
 from tasks.run.stop import StopRequest

@@ -1,6 +1,4 @@
-"""Plan first: what a run will cost from here on, and whether its budget allows that. Nothing is
-written and nothing is run.
-"""
+"""Plan first: what a run will cost from here on, and what is spent already. Nothing is run."""
 
 import json
 import time
@@ -13,15 +11,13 @@ from config import jsonl
 from config.atomic_file import write_atomically
 from config.errors import CostError, ParamsError
 from config.kept import kept_params
-from config.records import CONTINUE, RESTART, STAGES, PipelineRow, stages_of
+from config.records import RESTART, STAGES, PipelineRow, stages_of
 from config.schema import Params
 from costs.ledger.attempts import read_attempts
 from costs.ledger.budget import (
     Cost,
-    Excess,
     added,
     chain,
-    excess,
     limits,
     predecessor,
     results_key,
@@ -29,12 +25,10 @@ from costs.ledger.budget import (
     total,
 )
 from costs.ledger.reconcile import PLAN_FILE
-from costs.planning.cheaper import cheapest
 from costs.planning.planner import Target, target
 from costs.planning.planner import plan as make_plan
 from costs.planning.plans import Plan, StagePlan
 from costs.tables.price import usd_per_device_hour
-from reporting.numbers import duration, usd
 from tasks.dvc.status import default_remote, stale_stages
 from tasks.planning.placement_check import require_reachable
 from tasks.planning.steps import planned_steps
@@ -45,9 +39,6 @@ from tasks.run.changed_code import (
     policy,
 )
 from tasks.run.workspace import Unfinished, is_own, read_unfinished
-
-WORTH_TELLING = 0.01
-"""Levers that save a smaller share than this are no advice."""
 
 ELSEWHERE = "spent_elsewhere"
 """Key of a run's first row: stage -> what earlier workspaces spent for the same results."""
@@ -193,161 +184,6 @@ def _ahead(stage: StagePlan, done: float) -> Cost:
 def _fixed(stage: StagePlan) -> Cost:
     parts = [phase for phase in stage.phases if phase.bound == "fixed"]
     return Cost(sum(phase.usd for phase in parts), sum(phase.seconds for phase in parts))
-
-
-# ---------------------------------------------------------------- the gate
-
-
-def gate(root: Path, prepared: Prepared) -> str | None:
-    """Refuse a run planned above its budget; returns a warning instead where `budget.gate` is warn,
-    None if all is well.
-
-    Raises CostError with the cheapest plan that fits, or with what the cheapest one needs.
-    """
-    found = excess(prepared.params.budget, prepared.spent, prepared.ahead)
-    if found is None:
-        return None
-    said = " ".join([*_started_over(prepared), _said(found)])
-    if prepared.params.budget.gate == "warn":
-        return f"{said} budget.gate is warn: the run starts, and stops there."
-    raise CostError(f"{said} {_advice(root, prepared, found)}")
-
-
-def _started_over(prepared: Prepared) -> list[str]:
-    """Which stages start over because their code has changed, and how not to."""
-    if not prepared.changed or policy() == CONTINUE:
-        return []
-    return [*map(str, prepared.changed), f"To go on instead: --changed-code {CONTINUE}."]
-
-
-def _said(found: Excess) -> str:
-    limit = found.limit
-    subject = limit.stage or "the run"
-    before = f"{found.spent:.4g} {limit.unit} are spent and " if found.spent else ""
-    return (
-        f"{subject} is planned above its budget: {before}{found.planned:.4g} {limit.unit} are "
-        f"planned, {limit.key}={limit.value:g} "
-        "does not allow it."
-    )
-
-
-def _advice(root: Path, prepared: Prepared, found: Excess) -> str:
-    """What would help: the cheapest levers, or a higher limit."""
-    limit, params = found.limit, prepared.params
-    anyway = "or set budget.gate=warn to start anyway and be stopped at it"
-    fixed = limit.part(prepared.fixed)
-    if limit.stage is None and fixed > limit.value - found.spent:
-        return (
-            f"The fixed cost alone is {fixed:.4g} {limit.unit} (starting processes, reading data): "
-            "no lever and no shorter training gets "
-            f"below it. Raise {limit.key}, {anyway}."
-        )
-    fits = (
-        (limit.value - found.spent - fixed) / (found.planned - fixed)
-        if limit.stage is None
-        else None
-    )
-    less = (
-        f"train less (about {fits:.0%} of the training fits)" if fits is not None else "train less"
-    )
-    cheaper = (
-        cheapest(
-            params, prepared.aim, tuple(prepared.ahead), "usd" if limit.unit == "USD" else "time"
-        )
-        if prepared.aim
-        else None
-    )
-    needed = (
-        limit.part(total(prepare(root, cheaper.params).ahead, limit.stage))
-        if cheaper and cheaper.changes
-        else found.planned
-    )
-    if cheaper is None or needed > (1 - WORTH_TELLING) * found.planned:
-        return f"No lever makes it cheaper. Raise {limit.key}, {less}, {anyway}."
-    options = " ".join(f"--set {change}" for change in cheaper.changes)
-    if found.spent + needed <= limit.value:
-        return (
-            f"The cheapest plan that fits needs {needed:.4g} {limit.unit}: {options}. Take it, "
-            f"raise {limit.key}, {anyway}."
-        )
-    return (
-        f"Even the cheapest levers need {needed:.4g} {limit.unit} ({options}). Raise {limit.key}, "
-        f"{less}, {anyway}."
-    )
-
-
-def needs_approval(prepared: Prepared) -> bool:
-    """Whether somebody has to approve of the run before it starts."""
-    threshold = prepared.params.budget.approval_usd
-    return threshold is not None and prepared.ahead_total.usd > threshold
-
-
-# ---------------------------------------------------------------- how it is shown and kept
-
-
-def summary(prepared: Prepared) -> list[str]:
-    """The plan in a line or two."""
-    if prepared.plan is None:
-        return [f"No plan: {prepared.fault}"]
-    if not prepared.ahead:
-        return ["Planned: nothing to do, every stage is unchanged."]
-    cost = prepared.ahead_total
-    command = "rlhf plan" if prepared.ahead.keys() <= set(STAGES) else "rlhf plan --retrain"
-    stages = ", ".join(f"{name} {duration(part.seconds)}" for name, part in prepared.ahead.items())
-    lines = [
-        f"Planned: {usd(cost.usd)} and {duration(cost.seconds)} ({stages}). Details: {command}"
-    ]
-    before = total(prepared.spent)
-    if prepared.continues and before.seconds:
-        lines.append(
-            f"Goes on from run {prepared.continues}, which spent {usd(before.usd)} and "
-            f"{duration(before.seconds)}."
-        )
-    done = "Going on from it." if policy() == CONTINUE else "Starting over."
-    lines += [f"warning: {one} {done}" for one in prepared.changed]
-    for stage in prepared.plan.stages:
-        if not stage.fits and stage.stage in prepared.ahead:
-            lack = stage.shortfall_bytes / 2**30
-            lines.append(
-                f"warning: {stage.stage} is planned to lack {lack:.2f} GiB of memory on "
-                f"{stage.hardware}. {stage.lever}"
-            )
-    return lines
-
-
-def markdown(prepared: Prepared) -> str:
-    """The plan for the Prefect UI: what somebody has to know who approves of it."""
-    if prepared.plan is None:
-        return f"# No plan\n\n{prepared.fault}\n"
-    budget, cost, before = prepared.params.budget, prepared.ahead_total, total(prepared.spent)
-    rows = [
-        (
-            stage.stage,
-            *_cells(prepared.ahead.get(stage.stage)),
-            f"{stage.peak_bytes_per_gpu / 2**30:.2f} GiB" if stage.peak_bytes_per_gpu else "",
-        )
-        for stage in prepared.plan.stages
-    ]
-    rows.append(("**total**", duration(cost.seconds), usd(cost.usd), ""))
-    table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
-    bounds = [f"- `{limit.key}`: {limit.value:g} {limit.unit}" for limit in limits(budget)]
-    if budget.approval_usd is not None:
-        bounds.append(f"- `budget.approval_usd`: {budget.approval_usd:g} USD")
-    spent_line = (
-        f"Spent by the runs it goes on from: {usd(before.usd)}.\n\n" if before.seconds else ""
-    )
-    spent_line += "".join(f"{one} Decided: {policy()}.\n\n" for one in prepared.changed)
-    assumed = "\n".join(f"- {line}" for line in prepared.plan.assumptions)
-    return (
-        f"# Planned: {usd(cost.usd)}, {duration(cost.seconds)}\n\n{spent_line}"
-        f"| stage | time | cost | peak memory |\n|---|---:|---:|---:|\n{table}\n\n"
-        + ("Limits:\n\n" + "\n".join(bounds) + "\n\n" if bounds else "No limit is set.\n\n")
-        + f"Assumed:\n\n{assumed}\n"
-    )
-
-
-def _cells(cost: Cost | None) -> tuple[str, str]:
-    return (duration(cost.seconds), usd(cost.usd)) if cost else ("unchanged", "0")
 
 
 def keep(folder: Path, prepared: Prepared) -> None:

@@ -1,0 +1,103 @@
+"""Whether its budget allows a planned run, and what would help where it does not."""
+
+from pathlib import Path
+
+from config.errors import CostError
+from config.records import CONTINUE
+from costs.ledger.budget import (
+    Excess,
+    excess,
+    total,
+)
+from costs.planning.cheaper import cheapest
+from tasks.planning.prepared import Prepared, prepare
+from tasks.run.changed_code import (
+    policy,
+)
+
+WORTH_TELLING = 0.01
+"""Levers that save a smaller share than this are no advice."""
+
+
+def gate(root: Path, prepared: Prepared) -> str | None:
+    """Refuse a run planned above its budget; returns a warning instead where `budget.gate` is warn,
+    None if all is well.
+
+    Raises CostError with the cheapest plan that fits, or with what the cheapest one needs.
+    """
+    found = excess(prepared.params.budget, prepared.spent, prepared.ahead)
+    if found is None:
+        return None
+    said = " ".join([*_started_over(prepared), _said(found)])
+    if prepared.params.budget.gate == "warn":
+        return f"{said} budget.gate is warn: the run starts, and stops there."
+    raise CostError(f"{said} {_advice(root, prepared, found)}")
+
+
+def _started_over(prepared: Prepared) -> list[str]:
+    """Which stages start over because their code has changed, and how not to."""
+    if not prepared.changed or policy() == CONTINUE:
+        return []
+    return [*map(str, prepared.changed), f"To go on instead: --changed-code {CONTINUE}."]
+
+
+def _said(found: Excess) -> str:
+    limit = found.limit
+    subject = limit.stage or "the run"
+    before = f"{found.spent:.4g} {limit.unit} are spent and " if found.spent else ""
+    return (
+        f"{subject} is planned above its budget: {before}{found.planned:.4g} {limit.unit} are "
+        f"planned, {limit.key}={limit.value:g} "
+        "does not allow it."
+    )
+
+
+def _advice(root: Path, prepared: Prepared, found: Excess) -> str:
+    """What would help: the cheapest levers, or a higher limit."""
+    limit, params = found.limit, prepared.params
+    anyway = "or set budget.gate=warn to start anyway and be stopped at it"
+    fixed = limit.part(prepared.fixed)
+    if limit.stage is None and fixed > limit.value - found.spent:
+        return (
+            f"The fixed cost alone is {fixed:.4g} {limit.unit} (starting processes, reading data): "
+            "no lever and no shorter training gets "
+            f"below it. Raise {limit.key}, {anyway}."
+        )
+    fits = (
+        (limit.value - found.spent - fixed) / (found.planned - fixed)
+        if limit.stage is None
+        else None
+    )
+    less = (
+        f"train less (about {fits:.0%} of the training fits)" if fits is not None else "train less"
+    )
+    cheaper = (
+        cheapest(
+            params, prepared.aim, tuple(prepared.ahead), "usd" if limit.unit == "USD" else "time"
+        )
+        if prepared.aim
+        else None
+    )
+    needed = (
+        limit.part(total(prepare(root, cheaper.params).ahead, limit.stage))
+        if cheaper and cheaper.changes
+        else found.planned
+    )
+    if cheaper is None or needed > (1 - WORTH_TELLING) * found.planned:
+        return f"No lever makes it cheaper. Raise {limit.key}, {less}, {anyway}."
+    options = " ".join(f"--set {change}" for change in cheaper.changes)
+    if found.spent + needed <= limit.value:
+        return (
+            f"The cheapest plan that fits needs {needed:.4g} {limit.unit}: {options}. Take it, "
+            f"raise {limit.key}, {anyway}."
+        )
+    return (
+        f"Even the cheapest levers need {needed:.4g} {limit.unit} ({options}). Raise {limit.key}, "
+        f"{less}, {anyway}."
+    )
+
+
+def needs_approval(prepared: Prepared) -> bool:
+    """Whether somebody has to approve of the run before it starts."""
+    threshold = prepared.params.budget.approval_usd
+    return threshold is not None and prepared.ahead_total.usd > threshold

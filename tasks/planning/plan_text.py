@@ -1,0 +1,78 @@
+"""A planned run in words: a line or two for the terminal, a page for the Prefect UI."""
+
+from config.records import CONTINUE, STAGES
+from costs.ledger.budget import (
+    Cost,
+    limits,
+    total,
+)
+from reporting.numbers import duration, usd
+from tasks.planning.prepared import Prepared
+from tasks.run.changed_code import (
+    policy,
+)
+
+
+def summary(prepared: Prepared) -> list[str]:
+    """The plan in a line or two."""
+    if prepared.plan is None:
+        return [f"No plan: {prepared.fault}"]
+    if not prepared.ahead:
+        return ["Planned: nothing to do, every stage is unchanged."]
+    cost = prepared.ahead_total
+    command = "rlhf plan" if prepared.ahead.keys() <= set(STAGES) else "rlhf plan --retrain"
+    stages = ", ".join(f"{name} {duration(part.seconds)}" for name, part in prepared.ahead.items())
+    lines = [
+        f"Planned: {usd(cost.usd)} and {duration(cost.seconds)} ({stages}). Details: {command}"
+    ]
+    before = total(prepared.spent)
+    if prepared.continues and before.seconds:
+        lines.append(
+            f"Goes on from run {prepared.continues}, which spent {usd(before.usd)} and "
+            f"{duration(before.seconds)}."
+        )
+    done = "Going on from it." if policy() == CONTINUE else "Starting over."
+    lines += [f"warning: {one} {done}" for one in prepared.changed]
+    for stage in prepared.plan.stages:
+        if not stage.fits and stage.stage in prepared.ahead:
+            lack = stage.shortfall_bytes / 2**30
+            lines.append(
+                f"warning: {stage.stage} is planned to lack {lack:.2f} GiB of memory on "
+                f"{stage.hardware}. {stage.lever}"
+            )
+    return lines
+
+
+def markdown(prepared: Prepared) -> str:
+    """The plan for the Prefect UI: what somebody has to know who approves of it."""
+    if prepared.plan is None:
+        return f"# No plan\n\n{prepared.fault}\n"
+    budget, cost, before = prepared.params.budget, prepared.ahead_total, total(prepared.spent)
+    rows = [
+        (
+            stage.stage,
+            *_cells(prepared.ahead.get(stage.stage)),
+            f"{stage.peak_bytes_per_gpu / 2**30:.2f} GiB" if stage.peak_bytes_per_gpu else "",
+        )
+        for stage in prepared.plan.stages
+    ]
+    rows.append(("**total**", duration(cost.seconds), usd(cost.usd), ""))
+    table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
+    bounds = [f"- `{limit.key}`: {limit.value:g} {limit.unit}" for limit in limits(budget)]
+    if budget.approval_usd is not None:
+        bounds.append(f"- `budget.approval_usd`: {budget.approval_usd:g} USD")
+    spent_line = (
+        f"Spent by the runs it goes on from: {usd(before.usd)}.\n\n" if before.seconds else ""
+    )
+    spent_line += "".join(f"{one} Decided: {policy()}.\n\n" for one in prepared.changed)
+    assumed = "\n".join(f"- {line}" for line in prepared.plan.assumptions)
+    return (
+        f"# Planned: {usd(cost.usd)}, {duration(cost.seconds)}\n\n{spent_line}"
+        f"| stage | time | cost | peak memory |\n|---|---:|---:|---:|\n{table}\n\n"
+        + ("Limits:\n\n" + "\n".join(bounds) + "\n\n" if bounds else "No limit is set.\n\n")
+        + f"Assumed:\n\n{assumed}\n"
+    )
+
+
+def _cells(cost: Cost | None) -> tuple[str, str]:
+    return (duration(cost.seconds), usd(cost.usd)) if cost else ("unchanged", "0")
