@@ -172,6 +172,7 @@ class Printed:
     group_size: int | None = None
     train_batch: int | None = None
     ppo_epochs: int = 1
+    ppo_epochs_stated: bool = False
     gen_micro_batch: int | None = None
     train_micro_batch: int | None = None
     max_global_batch: int | None = None
@@ -505,7 +506,7 @@ def _links(key: str, value: Any) -> str:
 
 PARSERS: dict[str, Callable[[str, Any], Any]] = {
     "versions": lambda key, value: text_of(value),
-    "date": lambda key, value: text_of(value),
+    "date": lambda key, value: _date(key, value),
     "torch": lambda key, value: f"torch {text_of(value)}",
     "transformers": lambda key, value: f"transformers {text_of(value)}",
     "dataset": lambda key, value: text_of(value),
@@ -514,6 +515,16 @@ PARSERS: dict[str, Callable[[str, Any], Any]] = {
     "zero": _zero,
     "kv_cache_quant": _kv,
 }
+
+
+def _idle(known: Mapping[str, Any]) -> list[str]:
+    """Keys that are read and decide nothing as they stand."""
+    found = []
+    if known["versions"] and _month(str(known["versions"])) is None:
+        found.append("versions: no date is known of them, the newest are planned")
+    if known["dataset"] and not known["longest_seq"] and not known["mean_seq"]:
+        found.append("dataset: rows count as long as the sequence, where its lengths are not known")
+    return found
 
 
 def _micro(known: Mapping[str, Any], stage: str) -> int | None:
@@ -574,6 +585,12 @@ def _month(text: str) -> str | None:
             ]
             found += before[-1:]
     return max(found, default=None)
+
+
+def _date(key: str, value: Any) -> str:
+    if _month(text_of(value)) is None:
+        raise Refused([f"{key}={value!r} is not a date: it would need a year, or 2023-12"])
+    return text_of(value)
 
 
 def _agree(
@@ -724,6 +741,7 @@ def _printed(
                 "train_batch": known["train_batch"]
                 or (known["train_batch_size"] if loop and not prompts_named else None),
                 "ppo_epochs": known["ppo_epochs"] or 1,
+                "ppo_epochs_stated": known["ppo_epochs"] is not None,
                 "gen_micro_batch": known["gen_micro_batch"],
                 "train_micro_batch": known["train_micro_batch"],
                 "max_global_batch": known["max_global_batch_pairs"],
@@ -732,7 +750,7 @@ def _printed(
                 else facts.get("hybrid_engine"),
                 "ema": bool(known["ema"]),
                 "rungs": ladder or (),
-                "without_effect": tuple(reader.idle),
+                "without_effect": (*reader.idle, *_idle(known)),
             }
         )
     )  # fmt: skip

@@ -203,6 +203,8 @@ def _levers(said: Printed, software: Engine, gpus: int, notes: list[str]) -> Lev
     }
     if said.dtype is None:
         notes.append("dtype not stated: bf16 assumed")
+    if said.optimizer is None and not said.rungs:
+        notes.append("optimizer not stated: AdamW assumed")
     changes |= _precision(said, software, tuning)
     if changes["quantisation"] and tuning != "full" and software.widens_unquantised:
         changes["wide_unquantised"] = True
@@ -485,6 +487,16 @@ def _loop(said: Printed, device: Hardware, software: Engine, notes: list[str]) -
     total = said.rollout_batch or (said.prompts * group if said.prompts else None)
     total = total or (int(said.global_batch) if said.global_batch else None)
     value = (said.critic or said.model) if said.stage == "ppo" else None
+    notes += [
+        f"{what} not stated: {assumed} assumed"
+        for what, given, assumed in (
+            ("critic", said.critic or said.stage != "ppo", "as large as the policy"),
+            ("reward", said.reward or said.stage != "ppo", "as large as the policy"),
+            ("train_batch", said.train_batch, "one optimizer step an epoch"),
+            ("ppo_epochs", said.ppo_epochs_stated, "1"),
+        )
+        if not given
+    ]
     each = said.train_micro_batch or said.micro_batch
 
     def made(side_by_side: int, micro: int, batch: int) -> Setting:

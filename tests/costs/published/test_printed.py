@@ -237,6 +237,12 @@ def test_neither_id_nor_title_matters() -> None:
     assert (first["low"], first["high"]) == (second["low"], second["high"])
 
 
+def test_a_date_that_is_none_is_refused_and_versions_that_say_nothing_are_named() -> None:
+    assert "wibble" in words(date="wibble")
+    row = {"setting": with_(versions="wibble 3"), "measured": {"unit": "GiB", "value": 1.0}}
+    assert any("versions" in note for note in estimates([row])[0]["without_effect"])
+
+
 def test_what_is_filled_in_is_said() -> None:
     assumed = planned_of(with_(engine=None, dtype=None)).assumptions
     assert any("engine" in note for note in assumed)
