@@ -231,6 +231,12 @@ NOTHING_NEW = "Nothing had changed: every stage was reused at no cost, which sav
             "The run took 36 s and cost $5.00; unchanged stages saved $5.00.",
         ),
         (
+            (stage(waste_usd=0.5), stage("sft", saved_usd=0.5)),
+            "completed",
+            "The run took 1 min 12 s and cost $10.00, $0.50 of it for work that was lost or done "
+            "again; unchanged stages saved $0.50.",
+        ),
+        (
             (stage(waste_usd=2.0), REUSED),
             "completed",
             "The run took 36 s and cost $5.00, $2.00 of it for work that was lost or done again; "

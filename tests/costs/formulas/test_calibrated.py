@@ -139,6 +139,16 @@ def test_a_training_pass_is_the_sum_of_its_parts(tuning: Any, passes: int, again
     assert spent(setting, True) == pytest.approx(parts + launches + tables, rel=1e-9)
 
 
+def test_a_head_that_sees_no_token_has_no_gradient() -> None:
+    setting = here()
+    found = calibrated_pass(setting, setting.model, setting.levers, 2, 5, 0, True)
+    layers = OWN.product_seconds(3 * 2 * (10 * LAYERS - 6 * 510), 10, 10)
+    scores = OWN.attention_seconds(3.5 * SCORES / 2, 5, True)
+    around = OWN.stream_seconds(3 * streams(), 400, True) + OPERATIONS * TRAINING_OP
+    tables = table_seconds(OWN, small(), setting.levers, False)
+    assert found == pytest.approx(layers + scores + around + tables, rel=1e-9)
+
+
 def test_a_loss_that_keeps_its_logits_does_not_make_them_again() -> None:
     whole, fused = (here(loss=name, tuning="frozen") for name in ("whole", "fused"))
     launches = OPERATIONS * TRAINING_OP

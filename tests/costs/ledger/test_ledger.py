@@ -648,6 +648,7 @@ def test_rows_of_usage_alone_make_an_attempt_too(tmp_path: Path) -> None:
     (found,), _ = read_attempts(process.folder)
     assert (found.number, found.run_id, found.device, found.world_size) == (1, "a", "cpu", 2)
     assert (found.begin, found.last, found.exit_code) == (100.0, 124.0, None)
+    assert (found.fingerprint, found.message, found.resumed_step) == ("", "", 0)
     other = found.usage[-1]
     assert (other.phase, other.seconds, other.step, other.time) == ("other", 4.0, 3, 124.0)
     assert (other.run_id, other.attempt, other.device, other.world_size) == ("a", 1, "cpu", 2)
