@@ -35,9 +35,11 @@ from config.records import RENDEZVOUS_VARIABLE, UsageRow
 from costs.formulas.process_heap import imports_bytes
 from costs.formulas.setting import Setting
 from costs.planning.machine import slowdown
-from costs.planning.planner import plan, settings, target
+from costs.planning.moments import moments
+from costs.planning.planner import plan
 from costs.planning.plans import StagePlan
-from costs.planning.stages import moments
+from costs.planning.settings import settings
+from costs.planning.target import target
 
 ROOT = Path(__file__).parents[1]
 KEPT = ROOT / ".bench" / "plan"

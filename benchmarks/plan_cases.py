@@ -17,7 +17,7 @@ from config.schema import Params
 from config.sections.model import Model
 from config.sections.where import SHARED_STAGES
 from costs.formulas.counts import forward_matmul_flops
-from costs.planning.planner import random_config
+from costs.planning.settings import random_config
 from costs.tables.shapes import ModelShape, from_config
 
 RECIPE = Path(__file__).parents[1] / "recipes" / "demo.yaml"

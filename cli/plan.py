@@ -13,9 +13,9 @@ from cli.project import enter_project, typed_path
 
 if TYPE_CHECKING:
     from config.schema import Params
-    from costs.planning.planner import Target
     from costs.planning.plans import Plan
     from costs.planning.search import Found
+    from costs.planning.target import Target
 
 
 class Search(NamedTuple):
@@ -185,7 +185,7 @@ def plan(
     from config.records import stages_of
     from costs.planning.partial import completed
     from costs.planning.planner import plan as run_plan
-    from costs.planning.planner import target
+    from costs.planning.target import target
 
     stages = tuple(stage or ())
     file = params_file or Path("params.yaml")
@@ -313,7 +313,7 @@ def _sweep(
     """The sweep of the named stages that run a model; of sft where none is named."""
     from dataclasses import asdict
 
-    from costs.planning.planner import settings
+    from costs.planning.settings import settings
     from costs.planning.sweep import sweep
 
     found = settings(params, aim)

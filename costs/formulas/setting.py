@@ -2,7 +2,7 @@
 (Workload), on what (Setting).
 
 A Setting needs no params.yaml, so a published measurement can be planned as it was printed;
-`costs.planning.planner` makes them from Params.
+`costs.planning.settings` makes them from Params.
 """
 
 from dataclasses import dataclass, field, replace

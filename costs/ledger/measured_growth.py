@@ -7,7 +7,7 @@ from typing import NamedTuple
 from config.errors import RlhfError
 from config.kept import kept_params
 from costs.ledger.history import read_history
-from costs.planning.planner import base_shape
+from costs.planning.settings import base_shape
 from costs.planning.sweep import exponent
 
 NEWEST = 20

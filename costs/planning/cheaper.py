@@ -12,8 +12,9 @@ from config.records import SAMPLING_METHODS
 from config.schema import Params
 from config.sections.where import can_be_divided
 from costs.formulas.setting import Levers
-from costs.planning.planner import Target, settings
 from costs.planning.search import Found, Goal, search, section_changes
+from costs.planning.settings import settings
+from costs.planning.target import Target
 
 
 @dataclass(frozen=True)

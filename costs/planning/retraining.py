@@ -20,18 +20,13 @@ from costs.formulas.compute import Work, forward_pass
 from costs.formulas.setting import Levers, Setting, Workload
 from costs.formulas.time import duration
 from costs.planning.data_stage import data_seconds
-from costs.planning.planner import ATTENTION, Target, answering, base_shape, held_out_prompts
+from costs.planning.moments import SCORED_AT_ONCE, moments
+from costs.planning.phases import DISK_BYTES_PER_SECOND, Phase, phases, process_seconds
 from costs.planning.plans import Plan, StagePlan
 from costs.planning.rows import Rows, count, source_rows
-from costs.planning.stages import (
-    DISK_BYTES_PER_SECOND,
-    SCORED_AT_ONCE,
-    Phase,
-    moments,
-    phases,
-    planned,
-    process_seconds,
-)
+from costs.planning.settings import ATTENTION, answering, base_shape, held_out_prompts
+from costs.planning.stages import planned
+from costs.planning.target import Target
 from costs.tables.engines import engine
 
 EXAMINE, CONTEST = "examine", "contest"

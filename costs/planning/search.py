@@ -15,7 +15,8 @@ from config.errors import CostError
 from config.records import SAMPLING_METHODS
 from costs.formulas.memory import device_bytes, peak
 from costs.formulas.setting import Levers, Setting
-from costs.planning.stages import moments, phases
+from costs.planning.moments import moments
+from costs.planning.phases import phases
 from costs.tables.catalogue import Price
 
 Goal = Literal["usd", "time", "memory"]

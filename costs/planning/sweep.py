@@ -8,8 +8,8 @@ from typing import Literal
 from config.errors import CostError
 from config.machine import Machine
 from costs.formulas.setting import Setting
+from costs.planning.phases import phases
 from costs.planning.search import evaluate
-from costs.planning.stages import phases
 from costs.tables.catalogue import Price
 
 Axis = Literal["model", "sequence", "batch", "data", "steps"]

@@ -16,7 +16,8 @@ from costs.formulas.compute import micro_step
 from costs.formulas.generation import generation, generation_moment
 from costs.formulas.memory import Moment, device_bytes, frozen_role, peak
 from costs.formulas.setting import Setting
-from costs.planning.stages import moments, phases, step_seconds
+from costs.planning.moments import moments
+from costs.planning.phases import phases, step_seconds
 from costs.published import loops
 from costs.published.printed import Printed, read
 from costs.published.settings import Planned, from_printed

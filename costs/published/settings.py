@@ -10,7 +10,7 @@ from typing import Any
 
 from costs.formulas.memory import peak
 from costs.formulas.setting import Levers, Rlhf, Setting, Workload
-from costs.planning.stages import moments
+from costs.planning.moments import moments
 from costs.published.phrases import ALL_LINEAR
 from costs.published.printed import Printed, read
 from costs.published.words import Refused

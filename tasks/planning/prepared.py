@@ -25,9 +25,9 @@ from costs.ledger.budget import (
     total,
 )
 from costs.ledger.reconcile import PLAN_FILE
-from costs.planning.planner import Target, target
 from costs.planning.planner import plan as make_plan
 from costs.planning.plans import Plan, StagePlan
+from costs.planning.target import Target, target
 from costs.tables.price import usd_per_device_hour
 from tasks.dvc.status import default_remote, stale_stages
 from tasks.planning.placement_check import require_reachable

@@ -6,7 +6,7 @@ from config.records import SAMPLING_METHODS
 from config.schema import Params
 from config.sections.offline import Optimisation
 from config.sections.online import Online
-from costs.planning.stages import EVALUATED
+from costs.planning.phases import EVALUATED
 
 
 def planned_steps(root: Path, params: Params, stage: str) -> int | None:

@@ -10,8 +10,9 @@ from config.errors import CostError
 from config.schema import Params
 from costs.ledger.measured_growth import measured as measured_runs
 from costs.ledger.measured_growth import measured_exponent
-from costs.planning.planner import Target, settings, target
+from costs.planning.settings import settings
 from costs.planning.sweep import Axis, Growth, sweep
+from costs.planning.target import Target, target
 from reporting.numbers import duration, memory, usd
 
 

@@ -11,7 +11,8 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from config.load import load
-from costs.planning.planner import plan, target
+from costs.planning.planner import plan
+from costs.planning.target import target
 from labelling.server import Session, serve, url
 from reporting.build import build_report
 from reporting.plan_page import plan_page

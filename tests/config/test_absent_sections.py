@@ -10,7 +10,8 @@ from config.load import dump, read, validate
 from config.records import METHODS, stages_of
 from config.schema import Params
 from costs.ledger.budget import results_key, same_results
-from costs.planning.planner import plan, target
+from costs.planning.planner import plan
+from costs.planning.target import target
 from tests.conftest import ROOT
 
 

@@ -14,8 +14,10 @@ from config.records import STAGES
 from config.schema import Params
 from config.sections.where import SHARED_STAGES, SINGLE_STAGES, Place
 from costs.ledger.budget import results_key, same_results
-from costs.planning.planner import plan, setting_of, target
+from costs.planning.planner import plan
 from costs.planning.rows import count
+from costs.planning.settings import setting_of
+from costs.planning.target import target
 from costs.tables.price import pool_of
 from tests.conftest import ROOT
 
@@ -111,7 +113,7 @@ def test_the_plan_takes_processes_sharding_and_offload_of_each_stage(tmp_path: P
 
 
 def _model(params: Params):  # type: ignore[no-untyped-def]
-    from costs.planning.planner import base_shape
+    from costs.planning.settings import base_shape
 
     return base_shape(params, Path())
 

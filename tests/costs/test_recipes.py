@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 
 from config.load import load
-from costs.planning.planner import plan, settings, target
-from costs.planning.stages import moments
+from costs.planning.moments import moments
+from costs.planning.planner import plan
+from costs.planning.settings import settings
+from costs.planning.target import target
 
 RECIPES = {"gpu-24gb": 1, "gpu-80gb": 1, "node-8gpu": 8, "two-nodes": 16}
 TOLERANCE = 0.25

@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 
 from config.load import load
-from costs.planning.planner import plan, target
+from costs.planning.planner import plan
 from costs.planning.plans import Plan
+from costs.planning.target import target
 from reporting.numbers import duration, memory, usd
 from reporting.plan_page import plan_page
 from tests.conftest import ROOT

@@ -38,7 +38,7 @@ from costs.formulas.memory import (
 )
 from costs.formulas.setting import Levers, Setting
 from costs.formulas.timeline import training_moments
-from costs.planning.stages import moments
+from costs.planning.moments import moments
 from costs.tables.catalogue import shape
 from costs.tables.engines import engine, loss
 from costs.tables.shapes import from_config

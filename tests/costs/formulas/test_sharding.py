@@ -26,7 +26,8 @@ from costs.formulas.memory import (
 )
 from costs.formulas.setting import Levers, Setting, Workload
 from costs.formulas.timeline import training_moments
-from costs.planning.stages import moments, phases
+from costs.planning.moments import moments
+from costs.planning.phases import phases
 from costs.tables.catalogue import hardware
 from costs.tables.engines import engine
 from costs.tables.shapes import ModelShape, from_config

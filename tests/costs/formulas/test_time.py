@@ -8,7 +8,8 @@ import pytest
 from costs.formulas.compute import Work
 from costs.formulas.setting import Setting
 from costs.formulas.time import decode_duration, duration, energy_kwh
-from costs.planning.stages import plan_stage, step_seconds
+from costs.planning.phases import step_seconds
+from costs.planning.stages import plan_stage
 from costs.tables.catalogue import price
 from costs.tables.engines import Engine, engine
 from costs.tables.rates import Efficiency

@@ -10,7 +10,7 @@ from config.load import load, write
 from config.records import PlannedRow, kept_folder
 from costs.ledger.history import HISTORY, this_machine
 from costs.ledger.measured_growth import NEWEST, Measured, measured, measured_exponent
-from costs.planning.planner import base_shape
+from costs.planning.settings import base_shape
 from tests.conftest import ROOT
 
 

@@ -6,8 +6,9 @@ import pytest
 
 from config.load import load
 from costs.planning.compare import change, compare, markdown
-from costs.planning.planner import plan, target
+from costs.planning.planner import plan
 from costs.planning.plans import Plan
+from costs.planning.target import target
 
 
 def planned(*assignments: str, stages: tuple[str, ...] = ("sft", "ppo")) -> Plan:

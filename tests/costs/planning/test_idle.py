@@ -7,7 +7,8 @@ import pytest
 
 from config.load import load
 from costs.planning.idle import idle_device_seconds, idle_note
-from costs.planning.planner import plan, target
+from costs.planning.planner import plan
+from costs.planning.target import target
 from costs.tables.catalogue import own_price
 from tests.conftest import ROOT
 

@@ -19,7 +19,8 @@ from costs.formulas.calibrated import (
 from costs.formulas.ppo import ppo_phases
 from costs.formulas.setting import Rlhf, Setting, Workload
 from costs.planning.machine import FP32, OURS, _shape, device, rates, this_machine
-from costs.planning.planner import plan, target
+from costs.planning.planner import plan
+from costs.planning.target import target
 from costs.tables.catalogue import Hardware
 from costs.tables.shapes import ModelShape, from_config
 from tests.costs.machines import machine

@@ -10,9 +10,10 @@ import pytest
 from config.champions import Champion, ChampionRecord, champion_folder, write_record
 from config.load import load, write
 from config.schema import Params
-from costs.planning.planner import plan, target
+from costs.planning.planner import plan
 from costs.planning.plans import StagePlan
 from costs.planning.retraining import plan_contest, plan_cycle, plan_examination
+from costs.planning.target import target
 from tests.conftest import ROOT
 from training.retraining import examine
 

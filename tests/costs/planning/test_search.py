@@ -10,7 +10,6 @@ from config.errors import CostError
 from config.load import load
 from costs.formulas.setting import Levers
 from costs.planning.cheaper import Cheaper, allowed_levers, cheapest
-from costs.planning.planner import target
 from costs.planning.search import (
     Limits,
     combinations,
@@ -19,6 +18,7 @@ from costs.planning.search import (
     section_changes,
     within_total,
 )
+from costs.planning.target import target
 from costs.tables.catalogue import price
 from tests.conftest import ROOT
 from tests.costs.settings import ppo, sft

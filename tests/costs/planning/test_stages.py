@@ -8,7 +8,10 @@ from config.errors import CostError
 from costs.formulas.memory import Moment, peak
 from costs.formulas.ppo import update_micro_batch
 from costs.formulas.setting import Rlhf, Setting
-from costs.planning.stages import STAGES, closing_lever, moments, phase_peak, phases, plan_stage
+from costs.planning.fitting import closing_lever
+from costs.planning.moments import moments
+from costs.planning.phases import STAGES, phases
+from costs.planning.stages import phase_peak, plan_stage
 from costs.tables.catalogue import price, shape
 from tests.costs.settings import ALL_LINEAR, ppo, sft
 
@@ -36,7 +39,7 @@ def test_every_stage_has_time_and_memory(stage: str) -> None:
 
 
 def test_an_unknown_stage_says_where_to_add_it() -> None:
-    with pytest.raises(CostError, match=r"stage 'kto' has no plan.*costs/planning/stages.py"):
+    with pytest.raises(CostError, match=r"stage 'kto' has no plan.*costs/planning/phases.py"):
         phases(replace(sft(), stage="kto"))
 
 

@@ -1,0 +1,205 @@
+"""What is in memory during every stage: the moments at which it can be highest."""
+
+from dataclasses import replace
+
+from config.errors import CostError
+from config.records import SAMPLING_METHODS
+from costs.formulas.generation import generation_moment
+from costs.formulas.memory import (
+    Moment,
+    Parts,
+    frozen_role,
+    gathered_bytes,
+    gradient_width,
+    optimizer_bytes,
+    role_weights,
+    scoring,
+    trained_parameters,
+    weights,
+)
+from costs.formulas.ppo import ppo_moments
+from costs.formulas.process_heap import with_process
+from costs.formulas.setting import Setting
+from costs.formulas.sharding import sharding_of
+from costs.formulas.timeline import loading_moment, training_moments
+from costs.planning.phases import EVALUATED, TRAINING_STAGES
+from costs.tables.shapes import ModelShape
+
+READ_AT_ONCE = 2
+"""Sequences that reward and dpo read at once where nothing is learnt, in those of a training pass:
+four micro-batches of pairs' longer sides (training/reward.py, training/dpo.py).
+"""
+SCORED_AT_ONCE = 200
+"""Contexts full of tokens that the processes of a retrain cycle score at once."""
+
+
+def moments(setting: Setting) -> list[Moment]:
+    """Every moment at which the stage's memory can be at its highest; on a CPU with what the
+    process holds besides tensors.
+    """
+    found = tensor_moments(setting)
+    if not setting.hardware.is_cpu:
+        return found
+    return with_process(setting, [*found, *saving_moments(setting)])
+
+
+def saving_moments(setting: Setting) -> list[Moment]:
+    """The first process of a divided Trainer stage on a CPU while it writes the model: what learns
+    is gathered whole, and safetensors makes the bytes of all of it before it writes any. On an
+    accelerator both lie in the host's memory.
+    """
+    shape, levers = setting.model, setting.levers
+    if not sharding_of(setting).fsdp2 or setting.stage not in TRAINING_STAGES:
+        return []
+    written = trained_parameters(shape, levers) * gradient_width(setting, levers)
+    held = {
+        "weights": role_weights(setting, shape, levers),
+        "optimizer": optimizer_bytes(setting, shape, levers),
+        "workspace": 2 * written,
+    }
+    return [Moment("save", {"policy": held})]
+
+
+def tensor_moments(setting: Setting) -> list[Moment]:
+    """Every moment's tensors."""
+    if setting.stage in SAMPLING_METHODS:
+        return ppo_moments(setting)
+    if setting.stage == "examine":
+        read = read_alone(setting, setting.model, setting.levers.micro_batch, False)
+        return [Moment("score", {"reward": read})]
+    if setting.stage not in ("evaluate", "contest", "serve"):
+        return trainer_moments(setting)
+    generating = generation_moment(setting, setting.model, setting.levers)
+    if setting.stage == "serve":
+        return [generating]
+    others = judging_moments if setting.stage == "evaluate" else one_at_a_time
+    return [replace(generating, phase="generate"), *others(setting)]
+
+
+def trainer_moments(setting: Setting) -> list[Moment]:
+    """Of a stage that learns from rows it is given: with the model it is held against, where there
+    is one.
+    """
+    shape, levers, pairs = setting.model, setting.levers, setting.workload.reference_sequences
+    found = [
+        *training_moments(setting, shape, levers, vocabulary=setting.stage != "reward"),
+        *held_out_moments(setting),
+    ]
+    if setting.stage == "dpo" and pairs is not None:
+        # before the model is divided
+        whole = setting.with_levers(parallel="ddp", offload_weights=False)
+        frozen = {"weights": weights(whole, shape, whole.levers)}
+        found.append(Moment("reference", {"policy": frozen | read_at_once(whole, pairs)}))
+    # with LoRA the reference is the policy with its adapter off
+    elif setting.stage == "dpo" and levers.tuning != "lora":
+        found = beside_frozen(setting, found, shape, "ref")
+    elif setting.stage == "distill":
+        found = beside_frozen(setting, found, _teacher(setting), "teacher")
+    return [*found, loading_moment(setting, shape, levers)]
+
+
+def beside_frozen(
+    setting: Setting, found: list[Moment], other: ModelShape, role: str
+) -> list[Moment]:
+    """The moments of training with a frozen model in memory all the while, and its own passes."""
+    levers = setting.levers
+    frozen = frozen_role(setting, other, levers)
+    passing = scoring(
+        setting, other, levers, levers.micro_batch, setting.workload.max_tokens, vocabulary=True
+    )
+    states = {
+        part: size
+        for part, size in found[-1].roles["policy"].items()
+        if part in ("weights", "optimizer")
+    }
+    return [
+        *(replace(moment, roles=moment.roles | {role: frozen}) for moment in found),
+        Moment("reference", {"policy": states, role: frozen | passing}),
+    ]
+
+
+def read_at_once(setting: Setting, available: float) -> Parts:
+    """What a pass without gradients over held-out pairs holds besides the weights."""
+    rows = min(READ_AT_ONCE * setting.levers.micro_batch, available)
+    passing = scoring(
+        setting,
+        setting.model,
+        setting.levers,
+        rows,
+        setting.workload.max_tokens,
+        vocabulary=setting.stage != "reward",
+    )
+    return passing | {
+        "workspace": passing["workspace"] + gathered_bytes(setting, setting.model, setting.levers)
+    }
+
+
+def held_out_moments(setting: Setting) -> list[Moment]:
+    """Reading the held-out pairs after the last step, with the optimizer still there; a Trainer's
+    own evaluation takes less than its training.
+    """
+    if (
+        setting.stage not in ("reward", "dpo")
+        or not setting.workload.held_out
+        or not setting.engine.packs
+    ):
+        return []
+    held = {
+        "weights": role_weights(setting, setting.model, setting.levers),
+        "optimizer": optimizer_bytes(setting, setting.model, setting.levers),
+    }
+    return [Moment("evaluate", {"policy": held | read_at_once(setting, setting.workload.held_out)})]
+
+
+def _teacher(setting: Setting) -> ModelShape:
+    if setting.rlhf is None or setting.rlhf.teacher is None:
+        raise CostError("stage distill needs a teacher's shape. Set rlhf.teacher in the setting.")
+    return setting.rlhf.teacher
+
+
+def judging_moments(setting: Setting) -> list[Moment]:
+    """Scoring of replies by a reward model, then their log-probs under the SFT model, while the
+    model that said them stays loaded.
+    """
+    if setting.rlhf is None or setting.rlhf.reward is None:
+        return []
+    shape, levers, judge, longest = (
+        setting.model,
+        setting.levers,
+        setting.rlhf.reward,
+        setting.workload.max_tokens,
+    )
+    replies = max(1.0, setting.workload.steps / EVALUATED * levers.micro_batch)
+    rows = max(1.0, min(setting.micro_batch_tokens / longest, replies))
+    policy = frozen_role(setting, shape, levers)
+
+    def reading(role: str, read: ModelShape, vocabulary: bool) -> Moment:
+        other = frozen_role(setting, read, levers) | scoring(
+            setting, read, levers, rows, longest, vocabulary
+        )
+        return Moment("score", {"policy": policy, role: other})
+
+    return [reading("reward", judge, False), reading("ref", shape, True)]
+
+
+def one_at_a_time(setting: Setting) -> list[Moment]:
+    """Log-probs of replies under policy or SFT model, and their scores, each model alone in
+    memory (training/retraining/trained_models.py).
+    """
+    shape, levers, longest = setting.model, setting.levers, setting.workload.max_tokens
+    judge = setting.rlhf.reward if setting.rlhf and setting.rlhf.reward else shape
+    replies = max(1.0, setting.workload.steps * levers.micro_batch)
+    read = max(1.0, min(setting.micro_batch_tokens / longest, replies))
+    context = setting.micro_batch_tokens / levers.micro_batch
+    scored = max(1.0, min(SCORED_AT_ONCE * context / longest, replies))
+    return [
+        Moment("score", {role: read_alone(setting, model, rows, role == "policy")})
+        for role, model, rows in (("policy", shape, read), ("reward", judge, scored))
+    ]
+
+
+def read_alone(setting: Setting, shape: ModelShape, rows: float, vocabulary: bool) -> Parts:
+    """A frozen model that reads so many sequences at once, with nothing beside it."""
+    return frozen_role(setting, shape, setting.levers) | scoring(
+        setting, shape, setting.levers, rows, setting.workload.max_tokens, vocabulary
+    )

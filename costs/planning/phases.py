@@ -1,0 +1,201 @@
+"""The phases of every stage: which work is done how often, and how long it takes."""
+
+from typing import NamedTuple
+
+from config.errors import CostError
+from config.records import SAMPLING_METHODS
+from costs.formulas.compute import Work, forward_pass, gather, micro_step, optimizer_step
+from costs.formulas.generation import generation
+from costs.formulas.ppo import ppo_phases
+from costs.formulas.process_heap import TRAINER_STAGES
+from costs.formulas.setting import Setting
+from costs.formulas.sharding import sharding_of
+from costs.formulas.time import Seconds, duration
+
+TRAINING_STAGES = ("sft", "pretrain", "reward", "dpo", "distill")
+STAGES = (*TRAINING_STAGES, *SAMPLING_METHODS, "evaluate", "contest", "serve")
+EVALUATED = 3
+"""Models that an evaluation asks: base, SFT and aligned."""
+DISK_BYTES_PER_SECOND = 1.0e9
+"""Reading or writing weights: a common local SSD."""
+TOKENISE_SECONDS = 2.6e-6
+"""Reading, tokenising and batching one token of text: 0.9 s for 9,600 demonstrations of 36 tokens
+on one core.
+"""
+
+
+class Phase(NamedTuple):
+    """A phase over the whole stage, on one device."""
+
+    name: str
+    work: Work
+    seconds: float
+    bound: str
+
+
+def phases(setting: Setting) -> list[Phase]:
+    """Every phase of the stage with its work and time."""
+    match setting.stage:
+        case "sft" | "pretrain" | "reward" | "dpo" | "distill":
+            middle = [train_phase(setting), *forward_phases(setting), *held_out_phase(setting)]
+        case stage if stage in SAMPLING_METHODS:
+            middle = [Phase(*phase) for phase in ppo_phases(setting)]
+        case "evaluate" | "contest":
+            middle = [_generate_phase(setting), *forward_phases(setting)]
+        case "serve":
+            middle = [Phase(*phase) for phase in generation(setting, setting.model, setting.levers)]
+        case _:
+            raise CostError(
+                f"stage {setting.stage!r} has no plan. Known: {', '.join(STAGES)}. Add its phases "
+                "to costs/planning/phases.py."
+            )
+    return [start_phase(setting), *middle, save_phase(setting)]
+
+
+def start_phase(setting: Setting) -> Phase:
+    """Imports, and reading the weights of every role from disk."""
+    loaded = setting.model.parameters * setting.levers.dtype_bytes
+    if setting.rlhf:
+        loaded += sum(
+            role.parameters * setting.levers.dtype_bytes
+            for role in (setting.rlhf.reward, setting.rlhf.value, setting.rlhf.teacher)
+            if role
+        )
+    reading = setting.workload.texts_tokens * TOKENISE_SECONDS
+    return Phase(
+        "start",
+        Work(bytes_moved=loaded),
+        process_seconds(setting) + reading + loaded / DISK_BYTES_PER_SECOND,
+        "fixed",
+    )
+
+
+def process_seconds(setting: Setting) -> float:
+    """What starting the stage's process takes: imports, most of it."""
+    own = setting.hardware.measured
+    kind = "sft" if setting.stage in TRAINER_STAGES else "ppo"
+    return own.machine.stages[kind].start_seconds if own else setting.engine.start_seconds
+
+
+def save_phase(setting: Setting) -> Phase:
+    """Writing the trained weights once."""
+    saved = (
+        0.0
+        if setting.stage in ("evaluate", "contest", "serve")
+        else setting.model.parameters * setting.levers.weight_bytes
+    )
+    return Phase("save", Work(bytes_moved=saved), saved / DISK_BYTES_PER_SECOND, "fixed")
+
+
+def step_seconds(setting: Setting) -> Seconds:
+    """Seconds of one optimizer step with its accumulation."""
+    micro = duration(_micro(setting), setting)
+    # gradients are reduced during the pass
+    last = duration(
+        _micro(setting) + optimizer_step(setting, setting.model, setting.levers), setting
+    )
+    own = setting.hardware.measured.trainer_step_seconds if setting.hardware.measured else 0.0
+    return Seconds(
+        (setting.levers.accumulation - 1) * micro.seconds + last.seconds + own, micro.bound
+    )
+
+
+def _micro(setting: Setting) -> Work:
+    return micro_step(
+        setting,
+        setting.model,
+        setting.levers,
+        setting.levers.micro_batch,
+        setting.workload.mean_tokens,
+        setting.stage != "reward",
+    )
+
+
+def train_phase(setting: Setting) -> Phase:
+    """Forward, backward and optimizer over all steps."""
+    step = _micro(setting).times(setting.levers.accumulation) + optimizer_step(
+        setting, setting.model, setting.levers
+    )
+    seconds = step_seconds(setting)
+    return Phase(
+        "train",
+        step.times(setting.workload.steps),
+        seconds.seconds * setting.workload.steps,
+        seconds.bound,
+    )
+
+
+def held_out_phase(setting: Setting) -> list[Phase]:
+    """One pass over the held-out rows after training. Each process of a Trainer reads all of them;
+    pairs are shared, by a model that is gathered once.
+    """
+    work, levers = setting.workload, setting.levers
+    if not work.held_out:
+        return []
+    read = levers.micro_batch * work.mean_tokens * work.loss_tokens
+    vocabulary = read if setting.stage != "reward" else 0.0
+    once = forward_pass(
+        setting, setting.model, levers, levers.micro_batch, work.mean_tokens, vocabulary
+    )
+    own = setting.engine.name == "ours"
+    shared = 1 if own and setting.stage == "sft" else setting.data_parallel
+    times = work.held_out / levers.micro_batch / shared
+    whole, gathers = gather(setting, setting.model, levers), 1.0
+    if setting.stage == "sft" and not sharding_of(setting).keeps_weights:
+        gathers = times
+    seconds = duration(once, setting)
+    waiting = duration(whole, setting).seconds if whole.communicated_bytes else 0.0
+    return [
+        Phase(
+            "evaluate",
+            once.times(times) + whole.times(gathers),
+            seconds.seconds * times + waiting * gathers,
+            seconds.bound,
+        )
+    ]
+
+
+def _generate_phase(setting: Setting) -> Phase:
+    """Prefill and decode as one phase, as the stage measures it."""
+    (_, prefill, first, _), (_, decode, rest, bound) = generation(
+        setting, setting.model, setting.levers
+    )
+    return Phase("generate", prefill + decode, first + rest, bound)
+
+
+def forward_phases(setting: Setting) -> list[Phase]:
+    """Passes of frozen roles: the reference of DPO, the teacher of distillation, the judge of an
+    evaluation.
+    """
+    shape, name = {
+        "dpo": (setting.model, "reference"),
+        "distill": (setting.rlhf.teacher if setting.rlhf else None, "teacher"),
+        **dict.fromkeys(
+            ("evaluate", "contest"), (setting.rlhf.reward if setting.rlhf else None, "score")
+        ),
+    }.get(setting.stage, (None, ""))
+    if shape is None:
+        return []
+    levers, work = setting.levers, setting.workload
+    read = levers.micro_batch * work.mean_tokens * work.loss_tokens
+    vocabulary = 0.0 if name == "score" else read
+    once = forward_pass(setting, shape, levers, levers.micro_batch, work.mean_tokens, vocabulary)
+    if (
+        name == "score"
+        # and the log-probabilities of the replies under their own and under the SFT model, whose
+        # own are both
+    ):
+        contest = setting.stage == "contest"  # both sides' replies, by one side's reward model
+        once = once.times(2 if contest else 1) + forward_pass(
+            setting,
+            setting.model,
+            levers,
+            levers.micro_batch,
+            work.mean_tokens,
+            levers.micro_batch * work.mean_response_tokens,
+        ).times(2 if contest else 2 - 1 / EVALUATED)
+    times = work.steps * levers.accumulation
+    if setting.stage == "dpo" and work.reference_sequences is not None:
+        times = work.reference_sequences / levers.micro_batch / setting.data_parallel
+    seconds = duration(once, setting)
+    return [Phase(name, once.times(times), seconds.seconds * times, seconds.bound)]

@@ -1,0 +1,332 @@
+"""params.yaml -> Settings, one for each stage that runs a model.
+
+`section` levers that the schema does not have yet (lora, quantisation, optimizer, parallel ...) are
+read where they are, so that a newer params.yaml is planned with them and an older one without.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from math import ceil
+from pathlib import Path
+from typing import Any
+
+from config.errors import CostError
+from config.records import SAMPLING_METHODS, STAGES
+from config.schema import Params
+from config.sections.levers import Lora
+from config.sections.offline import Dpo
+from config.sections.online import Online, Ppo
+from costs.formulas.setting import Attention, Levers, Parallel, Rlhf, Setting, Workload
+from costs.planning.phases import EVALUATED
+from costs.planning.rows import Rows, count
+from costs.planning.target import Target
+from costs.tables.catalogue import shape
+from costs.tables.engines import engine
+from costs.tables.shapes import ModelShape, from_config
+
+NORMALISATION_PAIRS = 2000
+"""Training pairs that the reward stage scores once more, for the mean and deviation of its
+scores.
+"""
+GAP_SAMPLE = 16
+"""Of training/rl/rollout_phase.py, which this package can not import."""
+PARALLEL: dict[str, Parallel] = {"none": "ddp", "zero2": "zero2", "zero3": "fsdp"}
+"""By the word in `sharding`."""
+ATTENTION: dict[str, Attention] = {"sdpa": "sdpa", "eager": "eager", "flash_attention_2": "flash"}
+
+
+def settings(params: Params, aim: Target) -> dict[str, Setting]:
+    """One Setting for each stage that runs a model, those of other methods than `align.method`
+    too.
+    """
+    rows, model = count(params, aim.root), base_shape(params, aim.root)
+    return {
+        stage: setting_of(params, aim, stage, rows, model) for stage in STAGES if stage != "data"
+    }
+
+
+def setting_of(params: Params, aim: Target, stage: str, rows: Rows, model: ModelShape) -> Setting:
+    """What is to be planned of a stage that runs a model, divided as `where` says."""
+    made = _SETTINGS[stage](params, aim.of(params, stage), rows, model)
+    place = params.where.of(stage)
+    parallel = PARALLEL[place.sharding]
+    # a single process divides nothing, and so offloads nothing
+    offloads = place.offload and parallel in ("zero2", "fsdp") and made.data_parallel > 1
+    return made.with_levers(parallel=parallel, offload_optimizer=offloads, offload_weights=offloads)
+
+
+def base_shape(params: Params, root: Path) -> ModelShape:
+    """The shape of the base model: model.random's, a local folder's config.json, or a named one."""
+    if params.model.random is not None:
+        return from_config(random_config(params), "model.random")
+    path = str(params.model.path)
+    file = root / path / "config.json"
+    if file.is_file():
+        try:
+            return from_config(json.loads(file.read_text(encoding="utf-8")), path)
+        except ValueError as error:
+            raise CostError(
+                f"{file} is not valid JSON: {error}. Fix it, or name another model.path."
+            ) from None
+    return shape(path)
+
+
+def random_config(params: Params) -> dict[str, Any]:
+    """The config.json fields of model.random."""
+    random = params.model.random
+    if random is None:
+        raise CostError("model.random is null. Set model.random or model.path in params.yaml.")
+    return {
+        "model_type": random.family,
+        "hidden_size": random.width,
+        "num_hidden_layers": random.layers,
+        "num_attention_heads": random.heads,
+        "num_key_value_heads": random.kv_heads,
+        "intermediate_size": random.mlp_width,
+        "vocab_size": random.vocab_size,
+        "tie_word_embeddings": random.tie_embeddings,
+        "max_position_embeddings": params.model.context_length,
+    }
+
+
+def levers_of(
+    params: Params, section: Mapping[str, Any], micro_batch: int, batch: int, gpus: int
+) -> Levers:
+    """The levers of one stage. Raises CostError where batch, micro-batch and devices do not go
+    together.
+    """
+    if batch % (micro_batch * gpus) and gpus > 1:
+        if batch % gpus:
+            raise CostError(
+                f"a batch of {batch} does not split over {gpus} devices. Change batch_size in "
+                "params.yaml, or --gpus."
+            )
+        micro_batch = max(m for m in range(1, micro_batch + 1) if (batch // gpus) % m == 0)
+    lora: Mapping[str, Any] | None = section.get("lora")
+    return Levers(
+        tuning="lora" if lora else "full",
+        lora_rank=int(lora.get("rank", 8)) if lora else 8,
+        lora_modules=tuple(lora.get("modules", ("q", "v"))) if lora else ("q", "v"),
+        lora_dropout=bool(lora.get("dropout", 0.0)) if lora else False,
+        quantisation=params.model.quantisation if lora else None,
+        dtype=params.model.dtype,
+        weights_fp32=not lora and params.model.dtype != "fp32",
+        optimizer=section.get("optimizer", "adamw"),
+        micro_batch=micro_batch,
+        accumulation=max(1, batch // (micro_batch * gpus)),
+        checkpointing="full" if section.get("activation_checkpointing") else "none",
+        attention=ATTENTION[params.model.attention],
+    )
+
+
+def response_tokens(rows: Rows, longest: int) -> float:
+    """Mean tokens of a response: as many as the demonstrations have, whose length a policy learns
+    with their content.
+    """
+    demonstrated = rows.sft_tokens - rows.prompt_tokens
+    return min(float(longest), demonstrated) if demonstrated >= 1 else float(longest)
+
+
+def _steps(rows: float, section: Any) -> float:
+    steps = max(1.0, rows * section.epochs / section.batch_size)
+    return steps if section.max_steps is None else min(steps, float(section.max_steps))
+
+
+def _sft(params: Params, aim: Target, rows: Rows, model: ModelShape) -> Setting:
+    section = params.sft
+    levers = levers_of(
+        params, section.model_dump(), section.micro_batch_size, section.batch_size, aim.gpus
+    )
+    levers = replace(levers, loss="fused")
+    texts = (rows.sft + rows.sft_held_out) * rows.sft_tokens
+    work = Workload(
+        int(min(rows.longest_sft, section.max_length)),
+        min(rows.sft_tokens, section.max_length),
+        _steps(rows.sft, section),
+        held_out=rows.sft_held_out,
+        texts_tokens=texts,
+        masked=True,
+    )
+    return Setting("sft", model, levers, work, aim.hardware, engine("ours"), aim.gpus)
+
+
+def _reward(params: Params, aim: Target, rows: Rows, model: ModelShape) -> Setting:
+    """Pairs: two sequences each."""
+    section = params.reward
+    levers = levers_of(
+        params, section.model_dump(), section.micro_batch_size, section.batch_size, aim.gpus
+    )
+    held_out = 2 * (rows.preference_held_out + min(NORMALISATION_PAIRS, rows.preference))
+    texts = 2 * (rows.preference + rows.preference_held_out) * rows.preference_tokens
+    longest, mean, places = pair_lengths(rows, section.max_length, levers.attention)
+    work = Workload(
+        longest,
+        mean,
+        _steps(rows.preference, section),
+        held_out=held_out,
+        texts_tokens=texts,
+        read_tokens=1 / mean,
+        attention_places=places,
+    )
+    return Setting(
+        "reward",
+        model.scored,
+        replace(levers, micro_batch=2 * levers.micro_batch),
+        work,
+        aim.hardware,
+        engine("ours"),
+        aim.gpus,
+    )
+
+
+def pair_lengths(rows: Rows, limit: int, attention: str) -> tuple[int, float, float]:
+    """Longest and mean tokens that a sequence of a pair costs, half of what both begin with each,
+    and attention's places for one of them (training/modeling/packing.py). With `eager` attention
+    every sequence is read whole.
+    """
+    longest, mean = min(rows.longest_preference, limit), min(rows.preference_tokens, limit)
+    if attention == "eager":
+        return int(longest), mean, 1.0
+    shared = min(mean, rows.pair_tokens / 2)
+    return ceil(min(longest, rows.longest_pair / 2)), shared, mean / shared
+
+
+def _loop(method: str, params: Params, aim: Target, rows: Rows, model: ModelShape) -> Setting:
+    """PPO, RLOO and GRPO: one loop, whose value model is PPO's alone."""
+    section: Online = params.section(method)
+    critic = section if isinstance(section, Ppo) else None
+    prompt, response = int(rows.longest_prompt), section.max_new_tokens
+    said = response_tokens(rows, response)
+    mean = rows.prompt_tokens + said
+    each = max(1, section.batch_size // aim.gpus)
+    micro = max(1, min(each, int(section.micro_batch_tokens / (prompt + response))))
+    whole = levers_of(params, section.model_dump(), 1, section.batch_size, aim.gpus)
+    levers = replace(
+        whole, micro_batch=micro, accumulation=max(1, each // section.num_mini_batches // micro)
+    )
+    shared = (
+        critic is not None and critic.layout == "shared_base" and params.reward.lora is not None
+    )
+    judge = replace(levers, **adapter_of(params.reward.lora)) if shared else None
+    loop = Rlhf(
+        layout=critic.layout if critic else "separate",
+        reward=model.scored,
+        value=model.scored if critic and critic.layout != "shared_trunk" else None,
+        batch=section.batch_size,
+        rollout_batch=section.rollout_batch_size,
+        ppo_epochs=section.epochs,
+        mini_batches=section.num_mini_batches,
+        reward_levers=judge,
+        value_levers=judge if critic and critic.value_init == "reward" else None,
+        rescored=section.batch_size
+        if section.recompute_logprobs
+        else compared_responses(section.batch_size),
+    )
+    work = Workload(
+        prompt + response,
+        mean,
+        section.updates,
+        prompt,
+        response,
+        said,
+        texts_tokens=rows.prompts * rows.prompt_tokens,
+        micro_batch_tokens=float(section.micro_batch_tokens),
+    )
+    return Setting(method, model, levers, work, aim.hardware, engine("ours"), aim.gpus, rlhf=loop)
+
+
+def adapter_of(lora: Lora | None) -> dict[str, Any]:
+    """An adapter's rank and matrices as levers."""
+    return {"lora_rank": lora.rank, "lora_modules": tuple(lora.modules)} if lora else {}
+
+
+def compared_responses(batch: int) -> int:
+    """Responses whose log-probs the loop computes again just to compare: every n-th, so that there
+    are GAP_SAMPLE or a few more.
+    """
+    return ceil(batch / max(1, batch // GAP_SAMPLE))
+
+
+def _dpo(params: Params, aim: Target, rows: Rows, model: ModelShape) -> Setting:
+    """Pairs as in `_reward`; the reference reads every pair once, the held-out ones too."""
+    section: Dpo = params.section("dpo")
+    levers = levers_of(
+        params, section.model_dump(), section.micro_batch_size, section.batch_size, aim.gpus
+    )
+    levers = replace(levers, micro_batch=2 * levers.micro_batch)
+    longest, mean, places = pair_lengths(rows, section.max_length, levers.attention)
+    said = min(1.0, (rows.pair_tokens - rows.preference_tokens) / mean)  # all but the prompt
+    held_out, every = 2 * rows.preference_held_out, 2 * (rows.preference + rows.preference_held_out)
+    work = Workload(
+        longest,
+        mean,
+        _steps(rows.preference, section),
+        held_out=held_out,
+        texts_tokens=every * rows.preference_tokens,
+        reference_sequences=every,
+        loss_tokens=said,
+        read_tokens=said,
+        attention_places=places,
+    )
+    return Setting("dpo", model, levers, work, aim.hardware, engine("ours"), aim.gpus)
+
+
+def _evaluate(params: Params, aim: Target, rows: Rows, model: ModelShape) -> Setting:
+    """Base, SFT and aligned model answer the held-out prompts; the reward model scores the
+    answers.
+    """
+    asked = held_out_prompts(params, rows)
+    return answering("evaluate", params, aim, rows, model, asked, EVALUATED)
+
+
+def held_out_prompts(params: Params, rows: Rows) -> int:
+    """How many prompts models are compared on: as many as there are, `evaluate.prompts` at most."""
+    return int(max(1, min(params.evaluate.prompts, ceil(rows.prompts_held_out))))
+
+
+def answering(
+    stage: str,
+    params: Params,
+    aim: Target,
+    rows: Rows,
+    model: ModelShape,
+    prompts: int,
+    models: int,
+) -> Setting:
+    """`models` of one shape answer `prompts` each, and the answers are read."""
+    section = params.evaluate
+    prompt, response = int(rows.longest_prompt), section.max_new_tokens
+    levers = Levers(
+        tuning="frozen",
+        quantisation=params.model.quantisation,
+        dtype=params.model.dtype,
+        attention=ATTENTION[params.model.attention],
+        micro_batch=min(section.batch_size, prompts),
+    )
+    batches = models * ceil(prompts / levers.micro_batch / aim.gpus)
+    said = response_tokens(rows, response)
+    work = Workload(
+        prompt + response, rows.prompt_tokens + said, batches, prompt, response, said,
+        micro_batch_tokens=float(section.batch_size * params.model.context_length),
+    )  # fmt: skip
+    return Setting(
+        stage,
+        model,
+        levers,
+        work,
+        aim.hardware,
+        engine("ours"),
+        aim.gpus,
+        rlhf=Rlhf(reward=model.scored),
+    )
+
+
+_SETTINGS: dict[str, Callable[[Params, Target, Rows, ModelShape], Setting]] = {
+    "sft": _sft,
+    "reward": _reward,
+    "dpo": _dpo,
+    "evaluate": _evaluate,
+    **{method: partial(_loop, method) for method in SAMPLING_METHODS},
+}

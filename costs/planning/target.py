@@ -1,0 +1,92 @@
+"""What a plan is for: devices, their number and their price."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from config.errors import CostError
+from config.schema import Params
+from config.sections.where import LOCAL
+from costs.planning.machine import this_machine
+from costs.tables.catalogue import Hardware, Price, hardware, own_price, price
+from costs.tables.price import OWN_DEVICE, pool_of
+from costs.tables.price import usd_per_device_hour as own_rate
+
+
+@dataclass(frozen=True)
+class Target:
+    """What a plan is for."""
+
+    hardware: Hardware
+    price: Price
+    gpus: int = 1
+    root: Path = Path()
+    by_stage: bool = False
+    """Each stage has as many devices as `where` gives it processes, instead of `gpus`."""
+
+    by_pool: bool = False
+    """A stage that is placed on a work pool has that pool's device, and its price."""
+    own_price: bool = False
+    """The price was named apart from params.yaml: it is that of every stage."""
+
+    def of(self, params: Params, stage: str) -> "Target":
+        """What the plan of a stage is for. Raises CostError for a pool's unknown device."""
+        aim = (
+            replace(self, gpus=params.where.of(stage).processes, by_stage=False)
+            if self.by_stage
+            else self
+        )
+        if not self.by_pool:
+            return aim
+        prices, pool = params.prices, pool_of(params, stage)
+        if pool in prices.device_by_pool:
+            aim = replace(aim, hardware=hardware(prices.device_by_pool[pool]))
+        if pool in prices.usd_per_device_hour_by_pool and not self.own_price:
+            rate = own_price(own_rate(params, stage), prices.source, prices.date)
+            aim = replace(aim, price=rate)
+        return aim
+
+    def assumed(self, params: Params, stage: str) -> tuple[str, ...]:
+        """What a stage's plan takes for its pool's because nobody has named it."""
+        prices, pool = params.prices, pool_of(params, stage)
+        if not self.by_pool or pool == LOCAL:
+            return ()
+        device = () if pool in prices.device_by_pool else (
+            f"{stage} is placed on {pool}, whose device is not known: planned for "
+            f"{self.hardware.name}; name it in prices.device_by_pool",
+        )  # fmt: skip
+        priced = self.own_price or pool in prices.usd_per_device_hour_by_pool
+        return device if priced else (
+            *device,
+            f"{stage} is placed on {pool}, which has no price of its own: that of "
+            "prices.usd_per_device_hour is taken; name it in prices.usd_per_device_hour_by_pool",
+        )  # fmt: skip
+
+
+def target(
+    params: Params, name: str | None, gpus: int | None, usd_per_gpu_hour: float | None, root: Path
+) -> Target:
+    """The devices and their price: the catalogue's for a named device, else those of params.yaml
+    (`prices`).
+
+    Where neither names a device it is this machine, as `rlhf calibrate` measured it if it did.
+    Without `gpus` each stage has as many as it has processes; without a named device one that is
+    placed on a work pool has the pool's.
+    """
+    if gpus is None:
+        return replace(target(params, name, 1, usd_per_gpu_hour, root), by_stage=True)
+    if gpus < 1:
+        raise CostError(f"--gpus {gpus} must be at least 1.")
+    named = name or params.prices.device
+    device = hardware(named) if named else this_machine(root) or hardware(OWN_DEVICE)
+    if usd_per_gpu_hour is not None:
+        said = own_price(usd_per_gpu_hour, "command line", "today")
+        return Target(device, said, gpus, root, by_pool=name is None, own_price=True)
+    if name is None:
+        return Target(
+            device,
+            own_price(own_rate(params), params.prices.source, params.prices.date),
+            gpus,
+            root,
+            by_pool=True,
+        )
+    return Target(device, price(device.name), gpus, root)
