@@ -16,11 +16,13 @@ from costs.formulas.counts import (
     pointwise_bytes,
     spared_bytes,
     spared_flops,
+    spread_bytes,
     training_flops,
+    unpacked_bytes,
 )
 from costs.formulas.setting import Levers
 from costs.tables.engines import Engine, engine
-from tests.costs.settings import sft, small, small_mixture
+from tests.costs.settings import sft, small, small_mixture, small_setting
 
 LAYERS, HEAD = 3 * 870, 1010
 LORA = Levers(tuning="lora", lora_rank=2, lora_modules=("q", "down"))
@@ -173,3 +175,24 @@ def test_one_adapter_serves_a_packed_projection_unless_its_parts_are_padded() ->
         3 * 50 + 20 + 3 * 15 * 2
     )
     assert engine("litgpt").padded_lora
+
+
+@pytest.mark.parametrize(("places", "moved"), [(1.0, 0.0), (1.5, 2.5), (3.0, 4.0)])
+def test_tokens_with_several_places_in_attention_are_put_there_and_back(
+    places: float, moved: float
+) -> None:
+    # queries and outputs of 12, keys and values of 6
+    setting = small_setting({"attention_places": places})
+    found = spread_bytes(setting, setting.model, setting.levers, 7)
+    assert found == pytest.approx(3 * 7 * 2 * (2 * 12 + 2 * 6) * moved)
+
+
+@pytest.mark.parametrize(
+    ("storage", "size"),
+    [("int8", 1.0), ("int4", 0.625), ("fp8", None), ("nf4", None), (None, None)],
+)
+def test_integer_weights_are_unpacked_at_the_bandwidth(
+    storage: str | None, size: float | None
+) -> None:
+    found = unpacked_bytes(small(), Levers(tuning="lora", quantisation=storage))
+    assert found == (0.0 if size is None else LAYERS * (size + 2))
