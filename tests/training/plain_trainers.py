@@ -222,6 +222,12 @@ def _base(root: Path, params: Params) -> PreTrainedModel:
     drawn: PreTrainedModel = AutoModelForCausalLM.from_config(
         AutoConfig.from_pretrained(root / "models/sft"), dtype=torch.float32
     )
+    layers, tied = drawn.config.num_hidden_layers, drawn.config.tie_word_embeddings
+    with torch.no_grad():
+        for name, weight in drawn.named_parameters():
+            if weight.ndim == 2 and "embed" not in name and not (tied and "lm_head" in name):
+                writes = name.endswith(("o_proj.weight", "down_proj.weight"))
+                weight.normal_(std=1 / math.sqrt(weight.shape[1] * (2 * layers if writes else 1)))
     return drawn.eval()
 
 
