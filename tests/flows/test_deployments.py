@@ -82,7 +82,8 @@ def test_a_wrong_value_is_refused_in_the_words_of_the_command_line(
     assert run.state is not None
     assert (
         run.state.name,
-        refused.value.args[0].replace(str(RECIPE), "the form") in str(run.state.message),
+        refused.value.args[0].replace("from --set", "in the form").replace(str(RECIPE), "the form")
+        in str(run.state.message),
     ) == ("Failed", True)
     assert not (up.root / "runs" / "pipeline.jsonl").exists()
 

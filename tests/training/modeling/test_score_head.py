@@ -13,7 +13,7 @@ from tests.training.tiny import FAMILIES, params, prompts, reward_model, setting
 from training import evaluate, reward
 from training.modeling.models import autocast, load_reward_model
 from training.modeling.score_head import ScoreHead, new_head, normalised_head
-from training.modeling.scoring import raw_scores
+from training.modeling.scoring import raw_pair_scores, raw_scores
 from training.retraining import trained_models as contest_models
 
 LARGE = 40.0
@@ -93,13 +93,16 @@ def test_reward_models_are_evaluated_in_the_precision_of_training(
 ) -> None:
     seen = []
 
-    def watched(*given: object) -> Tensor:
-        seen.append((torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")))
-        return raw_scores(*given)  # type: ignore[arg-type]
+    def watched(scores: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        def call(*given: object) -> Tensor:
+            seen.append((torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")))
+            return scores(*given)
 
-    monkeypatch.setattr(reward, "raw_scores", watched)
-    monkeypatch.setattr(evaluate, "score", watched)
-    monkeypatch.setattr(contest_models, "score", watched)
+        return call
+
+    monkeypatch.setattr(reward, "raw_pair_scores", watched(raw_pair_scores))
+    monkeypatch.setattr(evaluate, "score", watched(raw_scores))
+    monkeypatch.setattr(contest_models, "score", watched(raw_scores))
     root = project("evaluate")
     in_bf16 = params(model={"dtype": "bf16"}, reward={"max_steps": 1})
     write(in_bf16, root / "params.yaml")

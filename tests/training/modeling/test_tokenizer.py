@@ -173,10 +173,10 @@ def test_the_prompt_template_travels_with_the_saved_tokenizer(tmp_path: Path) ->
     )
 
 
-def test_too_little_text_gives_a_smaller_vocabulary_and_a_warning(
+def test_too_little_text_gives_a_smaller_vocabulary_and_says_so(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    with caplog.at_level(logging.WARNING):
+    with caplog.at_level(logging.INFO):
         small = trained_tokenizer(["a b"], 5000)
     assert 260 <= len(small) < 300
     assert len(caplog.records) == 1
