@@ -180,7 +180,10 @@ def test_every_update_of_ppo_is_that_of_one_process(name: str, ran: dict[str, Pa
     files = [next((root / "models/ppo").glob("*.safetensors")) for root in (one, two)]
     first, second = map(load_file, files)
     assert first.keys() == second.keys()
-    assert max(float((first[key] - second[key]).abs().max()) for key in first) < 2e-6
+    apart = [(first[key] - second[key]).abs() for key in first]
+    # Adam takes a whole step by the sign of a gradient that is rounding alone
+    assert max(float(each.max()) for each in apart) < 1e-4
+    assert max(float(each.mean()) for each in apart) < 2e-6
     assert max(float(tensor.abs().max()) for tensor in first.values()) > 1e-3
     for alone, shared in zip(metric_rows(one, "ppo"), metric_rows(two, "ppo"), strict=True):
         for curve in alone.values.keys() - {"seconds"}:
