@@ -24,8 +24,8 @@ os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
 os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
 
 # Threads that wait for each other sleep instead of keeping a core that the other may need: libgomp
-# reads this once, as torch is imported. It costs little alone and saves most of the time beside
-# processes that want the cores (docs/performance.md).
+# reads this once, as torch is imported. It costs some of the time alone and saves most of it
+# beside processes that want the cores (docs/performance.md).
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 # A log needs no progress bars. Said here, as importing datasets to say it would cost 1.4 CPU
