@@ -170,14 +170,7 @@ def _by_source(found: list[Case], rows: list[Any]) -> list[str]:
     ]
     kinds = sorted({(bool(_chosen(c.source)), c.source, c.group) for c in found if c.tier == "A"})
     for chosen, source, group in kinds:
-        pairs = [
-            (case.source, case.factor)
-            for case in found
-            if (case.source, case.group, case.tier) == (source, group, "A")
-            and case.measured
-            and case.quantity != "fits"
-        ]
-        if pairs:
+        if pairs := _factors(found, source, group):
             lines.append(
                 f"| {source} | {group} | {len(pairs)} | "
                 f"{math.expm1(weighted_quantile(pairs, 0.5)):.1%} | "
@@ -188,14 +181,19 @@ def _by_source(found: list[Case], rows: list[Any]) -> list[str]:
     return lines
 
 
-def _median(found: list[Case], source: str, group: str) -> str:
-    pairs = [
+def _factors(found: list[Case], source: str, group: str) -> list[tuple[str, float]]:
+    """Of the measurements of a source in tier A."""
+    return [
         (case.source, case.factor)
         for case in found
         if (case.source, case.group, case.tier) == (source, group, "A")
         and case.measured
         and case.quantity != "fits"
     ]
+
+
+def _median(found: list[Case], source: str, group: str) -> str:
+    pairs = _factors(found, source, group)
     return f"{math.expm1(weighted_quantile(pairs, 0.5)):.1%}" if pairs else "-"
 
 

@@ -71,14 +71,10 @@ def _folder(root: Path, run: str) -> Path:
 
 def _in_place(root: Path, run_id: str) -> bool:
     """Whether dvc.lock has the aligned model that the run made or reused."""
-    import yaml
-
-    from config.dvc_stages import locked
     from config.kept import completed_stages, kept_params
+    from tasks.dvc.status import digests
 
     method = kept_params(root, run_id).align.method
-    made = completed_stages(root, run_id).get(method, {}).get(f"models/{method}")
-    lock = root / "dvc.lock"
-    content = yaml.safe_load(lock.read_text(encoding="utf-8")) if lock.exists() else {}
-    outs = locked(content, method).get("outs", [])
-    return made is not None and made in [out["md5"] for out in outs]
+    model = f"models/{method}"
+    made = completed_stages(root, run_id).get(method, {}).get(model)
+    return made is not None and made == digests(root, method).outs.get(model)

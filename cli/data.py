@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-import yaml
 
 from cli.project import project_root, typed_path
 from config.errors import RlhfError
@@ -49,17 +48,15 @@ def check(
     """What is in a data file: its format, what would be refused and why, lengths, duplicates, what
     a reward model has to beat, rows as a model will see them, and the settings that read it.
     """
-    named = file if "://" in file else str(typed_path(file))
+    path = None if "://" in file else typed_path(file)
     root = project_root()
-    found = _inspected(root, _from_root(root, named), form, column or [])
+    named = file if path is None else _from_root(root, path.resolve())
+    found = _inspected(root, named, form, column or [])
     typer.echo(json.dumps(found, indent=2) if as_json else "\n".join(lines(found)))
 
 
-def _from_root(root: Path, file: str) -> str:
+def _from_root(root: Path, path: Path) -> str:
     """As params.yaml would name it."""
-    path = Path(file).resolve()
-    if "://" in file:
-        return file
     return str(path.relative_to(root) if path.is_relative_to(root) else path)
 
 
@@ -156,6 +153,8 @@ def _cut(text: str) -> str:
 
 
 def _settings(found: dict[str, Any]) -> list[str]:
+    import yaml  # not needed to list the commands
+
     block = {"data": {"source": found["source"]}}
     serves = found["pairs"] or found["format"] not in ("instructions", "prompts")
     if not serves:

@@ -8,8 +8,9 @@ from config.differences import differences, in_a_line
 from config.errors import RlhfError
 from config.kept import kept_params
 from config.schema import Params
-from reporting.inputs import Findings, read_findings
+from reporting.inputs import read_findings
 from reporting.runs_named import known_runs
+from reporting.verdict import aligned_wins
 
 
 class PastRun(NamedTuple):
@@ -65,22 +66,11 @@ def _told(root: Path, run_id: str, params: Params | str, before: Params | str | 
         params.align.method,
         book.total_seconds,
         book.total_usd,
-        *_wins(findings),
+        *aligned_wins(findings)[1:],
         findings.value("evaluate", "gold_aligned"),
         findings.value("evaluate", "kl"),
         _changed(before, params) if isinstance(before, Params) else "",
     )
-
-
-def _wins(findings: Findings) -> tuple[float | None, float | None, float | None]:
-    for judge in ("gold", "reward"):
-        name = f"win_rate_{judge}"
-        value, low, high = (
-            findings.value("evaluate", f"{name}{bound}") for bound in ("", "_low", "_high")
-        )
-        if value is not None:
-            return value, low, high
-    return None, None, None
 
 
 def _changed(before: Params, after: Params) -> str:

@@ -50,23 +50,39 @@ def bill(findings: Findings) -> str:
     )
 
 
+class Wins(NamedTuple):
+    """How often the aligned model wins over the SFT model, with its 95% interval."""
+
+    judge: str
+    """gold, or reward where there is no gold score."""
+    rate: float | None
+    low: float | None
+    high: float | None
+
+
+def aligned_wins(findings: Findings) -> Wins:
+    """By gold if there is a gold score, else by the reward model; all None if by neither."""
+    judge = "gold" if findings.value("evaluate", "win_rate_gold") is not None else "reward"
+    rate, low, high = (
+        findings.value("evaluate", f"win_rate_{judge}{end}") for end in ("", "_low", "_high")
+    )
+    return Wins(judge, rate, low, high)
+
+
 def usd_per_win_rate_point(findings: Findings) -> float | None:
     """What making the aligned model cost, reused stages included, per point of win rate above an
     even 50 %; None without a gain.
     """
-    found = (findings.value("evaluate", name) for name in ("win_rate_gold", "win_rate_reward"))
-    rate = next((value for value in found if value is not None), None)
-    return costs.ledger.ledger.usd_per_win_rate_point(findings.ledger.made_usd, rate)
+    return costs.ledger.ledger.usd_per_win_rate_point(
+        findings.ledger.made_usd, aligned_wins(findings).rate
+    )
 
 
 def _outcome(findings: Findings) -> tuple[str, str, str]:
     metrics = findings.metrics["evaluate"]
     if not metrics:
         return "open", "Not evaluated", _why_not_evaluated(findings)
-    kind = "gold" if findings.value("evaluate", "win_rate_gold") is not None else "reward"
-    rate, low, high = (
-        findings.value("evaluate", f"win_rate_{kind}{end}") for end in ("", "_low", "_high")
-    )
+    kind, rate, low, high = aligned_wins(findings)
     if metrics.get("reward_hacking") is True:
         return "bad", "Reward hacking", f"{_hacking_evidence(findings)}."
     if rate is None:

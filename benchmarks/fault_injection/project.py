@@ -8,7 +8,6 @@ import os
 import shutil
 import subprocess
 import sys
-from collections import Counter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,7 +16,7 @@ import yaml
 from config import jsonl
 from config.atomic_file import write_atomically
 from config.dvc_stages import dvc_name
-from config.records import AttemptRow, UsageRow, stages_of
+from config.records import UsageRow, stages_of
 from tasks.run.code_version import PACKAGES, code_digest
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -188,12 +187,3 @@ def bits(root: Path) -> dict[str, str]:
             digest.update(str(path.relative_to(folder)).encode() + b"\0" + path.read_bytes())
         found[folder.name] = digest.hexdigest()
     return found
-
-
-def attempts_by_stage(root: Path) -> Counter[str]:
-    """Attempts so far."""
-    rows = {
-        stage: jsonl.read(root / "runs" / stage / "attempts.jsonl", AttemptRow).rows
-        for stage in STAGES
-    }
-    return Counter({stage: len({row.attempt for row in found}) for stage, found in rows.items()})

@@ -33,12 +33,6 @@ HELPDESK_TOKENS = {"sft": (36.2, 57.0), "preference": (36.5, 70.0), "prompts": (
 """
 HELPDESK_PAIR_TOKENS = (52.7, 102.0)
 """Of its pairs, what both sequences begin with counted once."""
-EVERY_ROW = {
-    "instructions": ("sft",),
-    "pairs": ("sft", "preference", "prompts"),
-    "votes": ("preference", "prompts", "sft"),
-    "prompts": ("prompts",),
-}
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,6 @@
 remote.
 """
 
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +14,7 @@ from tasks.dvc.lock_digests import (
     is_locked_content,
     outs_by_path,
 )
-from tasks.dvc.status import changes, default_remote, environment, error_line, public, repo_about
+from tasks.dvc.status import changes, default_remote, error_line, public, repo_about, run_dvc
 from tasks.run.transient import fault, kind_of
 
 LARGE = ("data/", "models/")
@@ -105,16 +103,7 @@ def fetch(root: Path, paths: Sequence[str]) -> None:
     if not missing:
         return
     # forced: what a stage made before is replaced, as the stage itself would have done here
-    command = [sys.executable, "-m", "dvc", "pull", "--force", *missing]
-    done = subprocess.run(
-        command,
-        cwd=root,
-        env=environment(),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = run_dvc(root, "pull", "--force", *missing)
     if done.returncode:
         reason = error_line(done.stderr) or f"exit code {done.returncode}."
         said = (

@@ -161,6 +161,19 @@ def environment(**extra: str) -> dict[str, str]:
     return {**own, "PATH": path, "PYTHONUNBUFFERED": "1", "DVC_NO_ANALYTICS": "1", **extra}
 
 
+def run_dvc(root: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
+    """`dvc ARGUMENTS` in a process of its own, to its end, with what it said."""
+    return subprocess.run(
+        [sys.executable, "-m", "dvc", *arguments],
+        cwd=root,
+        env=environment(),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
 class Digests(NamedTuple):
     """Path -> DVC's content digest (a folder's ends in .dir: 36 characters)."""
 
@@ -219,16 +232,7 @@ def send_outputs(root: Path, stage: str | None = None) -> None:
         return
     if marker.exists() and marker.read_text() == _pushed(root):
         return
-    command = [sys.executable, "-m", "dvc", "push", *([dvc_name(stage)] if stage else [])]
-    done = subprocess.run(
-        command,
-        cwd=root,
-        env=environment(),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = run_dvc(root, "push", *([dvc_name(stage)] if stage else []))
     if done.returncode:
         reason = (
             f"dvc push failed: {_last_error(done.stderr)} The run is complete here; run dvc push "

@@ -2,8 +2,6 @@
 cache or the remote.
 """
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,7 +16,7 @@ from config.kept import completed_stages, kept_params
 from config.load import read, write
 from config.records import kept_folder, stages_of
 from config.schema import Params
-from tasks.dvc.status import default_remote, environment, error_line
+from tasks.dvc.status import default_remote, error_line, run_dvc
 from tasks.run.run import locked
 
 LOCK, PARAMS = "dvc.lock", "params.yaml"
@@ -55,7 +53,7 @@ def restore(root: Path, run_id: str) -> Restored:
         except BaseException:
             for name, content in before.items():
                 _put_back(root / name, content)
-            _dvc(root, "checkout")
+            run_dvc(root, "checkout")
             raise
         write_digests(root, params)
         was = before[PARAMS]
@@ -98,10 +96,10 @@ def _lock(root: Path, run_id: str, stages: tuple[str, ...]) -> dict[str, Any]:
 
 def _check_out(root: Path, run_id: str) -> None:
     """Put the outputs of dvc.lock in place. Raises EnvironmentFault."""
-    done = _dvc(root, "checkout")
+    done = run_dvc(root, "checkout")
     if done.returncode and default_remote(root) is not None:
-        _dvc(root, "fetch")
-        done = _dvc(root, "checkout")
+        run_dvc(root, "fetch")
+        done = run_dvc(root, "checkout")
     if UNSAVED in done.stderr:
         raise EnvironmentFault(
             f"run {run_id} is not brought back: an output that is in place was changed by hand or "
@@ -114,18 +112,6 @@ def _check_out(root: Path, run_id: str) -> None:
             f"{' '.join(reason.split())} Everything is as it was. With the same parameters, rlhf "
             "run makes them again."
         )
-
-
-def _dvc(root: Path, command: str) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run(
-        [sys.executable, "-m", "dvc", command],
-        cwd=root,
-        env=environment(),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
 
 
 def _bytes(path: Path) -> bytes | None:

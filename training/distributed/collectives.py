@@ -161,15 +161,6 @@ def _sum_in_place(tensors: Sequence[Tensor]) -> None:
         tensor.copy_(part.view_as(tensor))
 
 
-def all_gather(value: T) -> list[T]:
-    """What each process has, in the order of the processes."""
-    if world_size() == 1:
-        return [value]
-    found: list[Any] = [None] * world_size()
-    dist.all_gather_object(found, value)
-    return found
-
-
 def of_first(work: Callable[[], T]) -> T:
     """What `work` gives in the first process, which alone does it. It must not raise: the others
     would wait.

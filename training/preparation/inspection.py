@@ -120,8 +120,8 @@ def inspect(
         unread=[] if form == "trees" else _unread(seen, readable, gathered=form == "votes"),
         rows=parsed.rows_read,
         refused=_refused(parsed.refusals),
-        prompts=len(prompts := {same_prompt_key(example.prompt) for example in parsed.examples}),
-        test_prompts=len(prompts) - len(_prompt_keys(parsed.examples, params, "train")),
+        prompts=len({same_prompt_key(example.prompt) for example in parsed.examples}),
+        test_prompts=_held_out(parsed.examples, params),
         pairs=sum(len(example.pairs) for example in parsed.examples),
         demonstrations=sum(len(example.completions) for example in parsed.examples),
         ties=parsed.ties,
@@ -257,12 +257,15 @@ def _refused(refusals: Sequence[Refusal]) -> dict[str, dict[str, Any]]:
     }
 
 
-def _prompt_keys(examples: Iterable[Example], params: Params, split: str) -> set[str]:
-    return {
+def _held_out(examples: Iterable[Example], params: Params) -> int:
+    """Different prompts that stay for tests."""
+    fraction = params.data.test_fraction
+    prompts = {
         same_prompt_key(example.prompt)
         for example in examples
-        if split_of(example.prompt, params.data.test_fraction) == split
+        if split_of(example.prompt, fraction) == "test"
     }
+    return len(prompts)
 
 
 def _unique_pairs(examples: Iterable[Example]) -> list[tuple[str, str, str]]:

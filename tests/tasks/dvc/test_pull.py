@@ -240,7 +240,7 @@ def test_files_of_an_earlier_run_give_way_to_what_dvc_lock_has(project: Path) ->
     assert not (project / "data/prepared/sft/left-over.txt").exists()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            pull, "environment", lambda: pytest.fail("what is as dvc.lock has it was fetched again")
+            pull, "run_dvc", lambda *_: pytest.fail("what is as dvc.lock has it was fetched again")
         )
         fetch(project, wanted)
 
