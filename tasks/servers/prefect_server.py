@@ -124,6 +124,8 @@ def main() -> None:
     from prefect.server.api.server import create_app
     from prefect.settings import get_current_settings
 
+    from tasks.servers.prefect_database import writers_wait
+
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("port", type=int)
     parser.add_argument(
@@ -134,6 +136,7 @@ def main() -> None:
     given = parser.parse_args()
     if given.temporary:
         end_with_input()
+    writers_wait()
     api = get_current_settings().server.api
     uvicorn.run(
         OwnAddressOnly(create_app(final=True), given.address or own_addresses(given.port)),

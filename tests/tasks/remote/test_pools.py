@@ -2,13 +2,17 @@
 Prefect server, real workers, no engine.
 """
 
+import base64
 import os
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.actions import WorkPoolCreate, WorkPoolUpdate
@@ -54,6 +58,27 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 def client(server: str) -> Iterator[SyncPrefectClient]:
     with get_client(sync_client=True) as made:
         yield made
+
+
+def test_runs_that_are_submitted_at_the_same_moment_are_all_taken(
+    server: str, client: SyncPrefectClient
+) -> None:
+    flow = client.create_flow_from_name("submitted")
+    form = client.create_deployment(flow, "submitted")
+    given = {"state": {"type": "CANCELLED", "name": "Never to start"}}
+    login = base64.b64encode(os.environ["PREFECT_API_AUTH_STRING"].encode()).decode()
+    headers = {"Authorization": f"Basic {login}", "Prefect-Csrf-Client": "a page"}
+    none_kept = httpx.Limits(max_keepalive_connections=0)
+    with httpx.Client(base_url=server, headers=headers, timeout=300, limits=none_kept) as page:
+        token = page.get("/csrf-token", params={"client": "a page"}).json()["token"]
+
+        def submit(_: int) -> int:
+            """As the server's page does: once, whatever the answer."""
+            url, sent = f"/deployments/{form}/create_flow_run", {"Prefect-Csrf-Token": token}
+            return page.post(url, json=given, headers=sent).status_code
+
+        with ThreadPoolExecutor(8) as submitting:
+            assert Counter(submitting.map(submit, range(64))) == {201: 64}
 
 
 def template(**defaults: Any) -> dict[str, Any]:
