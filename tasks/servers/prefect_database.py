@@ -1,6 +1,7 @@
 """Prefect's SQLite database, on which those who write wait for each other."""
 
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 
 from prefect.server.database.configurations import AioSqliteConfiguration
 from prefect.server.database.dependencies import set_database_config
@@ -17,10 +18,12 @@ class WaitingWriters(AioSqliteConfiguration):
     there. See `BEGIN IMMEDIATE` in https://www.sqlite.org/lang_transaction.html.
     """
 
-    def begin_transaction(
+    @asynccontextmanager
+    async def begin_transaction(
         self, session: AsyncSession, with_for_update: bool = False
-    ) -> AbstractAsyncContextManager[AsyncSessionTransaction]:
-        return super().begin_transaction(session, with_for_update=True)
+    ) -> AsyncGenerator[AsyncSessionTransaction, None]:
+        async with super().begin_transaction(session, with_for_update=True) as transaction:
+            yield transaction
 
 
 def writers_wait() -> None:
