@@ -14,7 +14,6 @@ import hashlib
 import json
 import os
 import random
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -23,6 +22,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from benchmarks.projects.checkouts import clone  # noqa: E402
 from config import jsonl  # noqa: E402
 from config.errors import OverBudget  # noqa: E402
 from config.load import load  # noqa: E402
@@ -37,12 +37,6 @@ STAGES = ("data", "sft", "reward", "ppo")
 STOPPED = ("sft", "reward", "ppo")
 """Stages with optimizer steps."""
 SHARE_OF_BUDGET = 0.02
-
-
-def clone(folder: Path) -> Path:
-    """A clone of this checkout."""
-    subprocess.run(["git", "clone", "--quiet", str(ROOT), str(folder)], check=True)
-    return folder
 
 
 def bring_up(run: Run, stage: str) -> None:

@@ -11,7 +11,6 @@ import argparse
 import json
 import os
 import platform
-import socket
 import subprocess
 import sys
 import tempfile
@@ -19,7 +18,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from benchmarks.projects.checkouts import clone, point_remote
+from tasks.servers.ports import free_port
+
 RLHF = Path(sys.executable).with_name("rlhf")
 
 
@@ -38,13 +41,10 @@ def rlhf(folder: Path, *arguments: str) -> tuple[float, str]:
     return time.monotonic() - begin, done.stdout
 
 
-def clone(parent: Path, seed: int) -> Path:
+def cloned(parent: Path, seed: int) -> Path:
     """A clone of this checkout with a DVC remote of its own."""
-    folder = parent / f"seed-{seed}"
-    subprocess.run(["git", "clone", "--quiet", ROOT, folder], check=True)
-    (folder / ".dvc/config.local").write_text(
-        f"['remote \"local\"']\n    url = {parent / 'remote'}\n", encoding="utf-8"
-    )
+    folder = clone(parent / f"seed-{seed}")
+    point_remote(folder, str(parent / "remote"))
     return folder
 
 
@@ -93,22 +93,13 @@ def measure(folder: Path, recipe: str, seed: int, reruns: bool) -> dict[str, Any
         figures["price_change_trains"] = [
             stage["stage"] for stage in json.loads(after)["stages"] if not stage["cached"]
         ]
-        prefect_port, mlflow_port = (str(port) for port in free_ports(2))
+        prefect_port, mlflow_port = str(free_port()), str(free_port())
         rlhf(folder, "up", "--prefect-port", prefect_port, "--mlflow-port", mlflow_port)
         try:
             figures["rerun_with_server_seconds"] = rlhf(folder, *run)[0]
         finally:
             rlhf(folder, "down")
     return figures
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on."""
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [one.getsockname()[1] for one in sockets]
-    for one in sockets:
-        one.close()
-    return ports
 
 
 def main() -> None:
@@ -121,7 +112,7 @@ def main() -> None:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as parent:
         rows = [
-            measure(clone(Path(parent), seed), options.recipe, seed, reruns=position == 0)
+            measure(cloned(Path(parent), seed), options.recipe, seed, reruns=position == 0)
             for position, seed in enumerate(options.seeds)
         ]
     machine = f"{os.cpu_count()} x {platform.processor() or platform.machine()}"

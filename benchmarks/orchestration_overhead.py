@@ -21,7 +21,6 @@ import argparse
 import json
 import os
 import resource
-import shutil
 import statistics
 import subprocess
 import sys
@@ -33,32 +32,12 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # also as a script: the code beside it
 
+from benchmarks.projects.checkouts import checkout, point_remote  # noqa: E402
 from config import jsonl  # noqa: E402
 from config.load import load, write  # noqa: E402
 from config.records import RUN_ID_VARIABLE, UsageRow, stages_of  # noqa: E402
 
 STAGES = stages_of("ppo")
-PARTS = (
-    "cli",
-    "config",
-    "costs",
-    "flows",
-    "labelling",
-    "reporting",
-    "tasks",
-    "tracking",
-    "training",
-    "recipes",
-    ".dvc",
-)
-FILES = (
-    ".dvcignore",
-    ".gitignore",
-    "dvc.yaml",
-    "prefect.yaml",
-    "constraints.txt",
-    "pyproject.toml",
-)
 SECONDS_PER_STAGE = 2.0
 SECONDS_PER_RUN = {"running": 5.0, "temporary": 15.0}
 TIMEOUT_SECONDS = 900.0
@@ -101,28 +80,6 @@ def overhead(way: str, flow: list[Timing], bare: list[Timing]) -> Overhead:
         each.cpu_seconds for each in bare
     )
     return Overhead(seconds, SECONDS_PER_RUN[way] + SECONDS_PER_STAGE * len(STAGES), cpu_seconds)
-
-
-def checkout(folder: Path) -> Path:
-    """A git checkout of the working tree with a DVC remote of its own and tiny params."""
-    root = folder / "checkout"
-    ignored = shutil.ignore_patterns("__pycache__", "config.local", "tmp", "cache")
-    for name in PARTS:
-        shutil.copytree(ROOT / name, root / name, ignore=ignored)
-    for name in FILES:
-        shutil.copyfile(ROOT / name, root / name)
-    write(load(ROOT / "tests" / "e2e" / "tiny.yaml"), root / "params.yaml")
-    (root / ".dvc" / "config.local").write_text(
-        f"['remote \"local\"']\n    url = {folder / 'remote'}\n", encoding="utf-8"
-    )
-    identity = ["-c", "user.name=benchmark", "-c", "user.email=benchmark@localhost"]
-    for command in (
-        ["init", "--quiet"],
-        ["add", "--all"],
-        ["commit", "--quiet", "--message=start"],
-    ):
-        subprocess.run(["git", *identity, *command], cwd=root, check=True)
-    return root
 
 
 def timed(root: Path, seed: int, commands: list[list[str]]) -> Timing:
@@ -203,7 +160,10 @@ def main() -> int:
     chosen = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="rlhf-overhead-") as folder:
         ports = ["--prefect-port", chosen.prefect_port, "--mlflow-port", chosen.mlflow_port]
-        found = measure(checkout(Path(folder)), chosen.runs, ports)
+        root = checkout(Path(folder) / "checkout")
+        point_remote(root, str(Path(folder) / "remote"))
+        write(load(ROOT / "tests" / "e2e" / "tiny.yaml"), root / "params.yaml")
+        found = measure(root, chosen.runs, ports)
     results = {way: overhead(way, found[way], found["bare"]) for way in SECONDS_PER_RUN}
     if chosen.json:
         timings = {way: [each._asdict() for each in timings] for way, timings in found.items()}

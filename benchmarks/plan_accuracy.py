@@ -26,9 +26,9 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from benchmarks.plan_cases import KNOWN, STAGES, Case, draw, steps
-from benchmarks.plan_folder import make, plan_inputs, read_json
-from benchmarks.plan_picture import scatter
+from benchmarks.plan_measurement.cases import KNOWN, STAGES, Case, draw, steps
+from benchmarks.plan_measurement.folder import make, plan_inputs, read_json
+from benchmarks.plan_measurement.picture import scatter
 from config import jsonl
 from config.machine import Passes
 from config.records import RENDEZVOUS_VARIABLE, UsageRow
@@ -136,7 +136,12 @@ def started(case: Case, folder: Path, environment: dict[str, str]) -> list[int]:
     with (folder / "log.txt").open("wb") as log:
         for rank in range(several):
             own = shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)} if several > 1 else {}
-            command = [sys.executable, "-m", "benchmarks.plan_side", case.stage]
+            command = [
+                sys.executable,
+                "-m",
+                "benchmarks.plan_measurement.stage_process",
+                case.stage,
+            ]
             running.append(
                 subprocess.Popen(command, cwd=folder, env=environment | own, stdout=log, stderr=log)
             )

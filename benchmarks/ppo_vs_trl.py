@@ -1,15 +1,14 @@
 """Our PPO against the last one of TRL (1.12.0): episodes per second, seconds to a gold score, peak
 memory, final gold score, phases.
 
-    python -m benchmarks.ppo_vs_trl                                              the whole
-    comparison: hours on two cores python -m benchmarks.ppo_vs_trl --sizes 2M --pairs 1 --updates 3
-    --layouts separate --json
+    python -m benchmarks.ppo_vs_trl        # the whole comparison: hours on two cores
+    python -m benchmarks.ppo_vs_trl --sizes 2M --pairs 1 --updates 3 --layouts separate --json
 
-SFT and reward model are trained once per size by our own stages (benchmarks/workspaces.py). Then
-the trainers run in turn, each in a fresh process, on the same prompts, models and hyper-parameters;
-ratios are taken within a pair, and the median over the pairs is reported. Speed is that of all
-updates but the first. Memory is the peak above what the process held after its imports, in runs of
-their own with a 32,000-entry vocabulary.
+SFT and reward model are trained once per size by our own stages
+(benchmarks/trl_comparison/workspaces.py). Then the trainers run in turn, each in a fresh process,
+on the same prompts, models and hyper-parameters; ratios are taken within a pair, and the median
+over the pairs is reported. Speed is that of all updates but the first. Memory is the peak above
+what the process held after its imports, in runs of their own with a 32,000-entry vocabulary.
 """
 
 import argparse
@@ -29,10 +28,24 @@ import transformers
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.runs import Measurement, lora_of, ppo_params, run_ours, run_trl, sft_peak_bytes
-from benchmarks.trl_side.venv import TRL_VERSION, bench_python
-from benchmarks.utilisation import matmul_flops_per_second, update_flops
-from benchmarks.workspaces import ROOT, SIZES, Workspace, long_vocabulary, prepared, with_adapters
+from benchmarks.projects.checkouts import ROOT
+from benchmarks.trl_comparison.runs import (
+    Measurement,
+    lora_of,
+    ppo_params,
+    run_ours,
+    run_trl,
+    sft_peak_bytes,
+)
+from benchmarks.trl_comparison.trl_venv import TRL_VERSION, bench_python
+from benchmarks.trl_comparison.utilisation import matmul_flops_per_second, update_flops
+from benchmarks.trl_comparison.workspaces import (
+    SIZES,
+    Workspace,
+    long_vocabulary,
+    prepared,
+    with_adapters,
+)
 from config.errors import UserError
 from config.schema import Params
 from training.modeling.models import DTYPES

@@ -1,8 +1,8 @@
 """Record what TRL 1.12.0's own PPO computes on a tiny batch, for tests/training/test_trl_parity.py.
 Runs in the bench venv:
 
-    python -m benchmarks.trl_side.venv                                       # once: makes
-    .bench/trl-1.12.0 .bench/trl-1.12.0/bin/python benchmarks/record_trl_fixture.py
+    python -m benchmarks.trl_comparison.trl_venv      # once: makes .bench/trl-1.12.0
+    .bench/trl-1.12.0/bin/python benchmarks/record_trl_fixture.py
 
 It drives the unmodified PPOTrainer for one update and reads the local variables of its `train` each
 time that calls `backward`, so every number comes from TRL's code. Two cases: `ragged`, responses

@@ -23,7 +23,7 @@ from typing import NamedTuple
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
-from benchmarks.workspaces import SIZES
+from benchmarks.trl_comparison.workspaces import SIZES
 from training.rl.rollout_phase import ENGINES
 from training.rollout.engine import Limits
 

@@ -13,28 +13,18 @@ from typing import Any, NamedTuple
 
 import yaml
 
+from benchmarks.projects.checkouts import ROOT, checkout, point_remote
 from config import jsonl
 from config.atomic_file import write_atomically
 from config.dvc_stages import dvc_name
 from config.records import UsageRow, stages_of
-from tasks.run.code_version import PACKAGES, code_digest
+from tasks.run.code_version import code_digest
 
-ROOT = Path(__file__).resolve().parents[2]
 RECIPE = ROOT / "tests" / "e2e" / "tiny.yaml"
 STAGES = stages_of("ppo")
 POOL = "elsewhere"
 MARK = "RLHF_FAULTS_MARK"
 """Environment variable that every process has which a case has started, by whatever way."""
-FOLDERS = (*PACKAGES, ".dvc", "recipes")
-FILES = (
-    ".dvcignore",
-    ".gitignore",
-    "constraints.txt",
-    "dvc.yaml",
-    "params.yaml",
-    "prefect.yaml",
-    "pyproject.toml",
-)
 BUILD_SECONDS = 1200.0
 
 
@@ -94,7 +84,8 @@ class Project(NamedTuple):
             return
         for folder in (self.undisturbed, self.root, self.remote):
             shutil.rmtree(folder, ignore_errors=True)
-        self._check_out()
+        checkout(self.root)
+        point_remote(self.root, str(self.remote))
         command = self.command("run", "--yes", "--recipe", str(RECIPE))
         done = subprocess.run(
             command,
@@ -113,23 +104,6 @@ class Project(NamedTuple):
         timelines = {stage: timeline(self.root, stage)._asdict() for stage in STAGES}
         found = {"code": code_digest(ROOT), "bits": bits(self.root), "timelines": timelines}
         write_atomically(about, json.dumps(found, indent=1))
-
-    def _check_out(self) -> None:
-        self.root.mkdir(parents=True)
-        ignored = shutil.ignore_patterns("__pycache__", "config.local", "tmp", "cache")
-        for name in FOLDERS:
-            shutil.copytree(ROOT / name, self.root / name, ignore=ignored)
-        for name in FILES:
-            shutil.copyfile(ROOT / name, self.root / name)
-        identity = ("-c", "user.name=faults", "-c", "user.email=faults@localhost")
-        for arguments in (("init", "-q"), ("add", "-A"), ("commit", "-q", "-m", "start")):
-            subprocess.run(["git", *identity, *arguments], cwd=self.root, check=True)
-        self.point_remote(str(self.remote))
-
-    def point_remote(self, url: str) -> None:
-        (self.root / ".dvc" / "config.local").write_text(
-            f"['remote \"local\"']\n    url = {url}\n", encoding="utf-8"
-        )
 
     def about(self) -> dict[str, Any]:
         return dict(json.loads((self.undisturbed / "about.json").read_text()))

@@ -8,8 +8,9 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-from benchmarks.fault_injection.project import POOL, ROOT, Project
+from benchmarks.fault_injection.project import POOL, Project
 from benchmarks.fault_injection.worker import TYPE
+from benchmarks.projects.checkouts import ROOT, point_remote
 from config.load import load
 from config.sections.run import Tracking
 from tasks.servers.plans import mlflow_plan, prefect_plan
@@ -148,7 +149,7 @@ class World:
         _await_port(inner)
         script = f"import boto3; boto3.client('s3').create_bucket(Bucket={BUCKET!r})"
         subprocess.run([sys.executable, "-c", script], env=self.environment, check=True)
-        self.project.point_remote(f"s3://{BUCKET}/dvc")
+        point_remote(self.project.root, f"s3://{BUCKET}/dvc")
 
     def open_store(self) -> None:
         """Let connections through to the store, which is behind a gate: shut, it refuses them."""

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.ppo_vs_trl import median_time
-from benchmarks.runs import Measurement
+from benchmarks.trl_comparison.runs import Measurement
 
 RUN = Measurement(
     update_seconds=[9.0, 2.0, 4.0, 3.0],

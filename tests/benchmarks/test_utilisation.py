@@ -1,6 +1,6 @@
 """FLOPs of the update phase, by hand on a shape small enough to count."""
 
-from benchmarks.utilisation import forward_flops, linear_shapes, update_flops
+from benchmarks.trl_comparison.utilisation import forward_flops, linear_shapes, update_flops
 
 SHAPE = {
     "hidden_size": 4,

@@ -15,11 +15,13 @@ from typing import Any
 
 import torch
 
-from benchmarks.trl_side.venv import bench_python
-from benchmarks.workspaces import ROOT, Workspace, run_logged, stage_process, write_params
+from benchmarks.projects.checkouts import ROOT
+from benchmarks.projects.processes import run_logged, stage_process
+from benchmarks.trl_comparison.trl_venv import bench_python
+from benchmarks.trl_comparison.workspaces import Workspace
 from config import jsonl
 from config.compose import compose
-from config.load import validate
+from config.load import validate, write
 from config.records import MetricRow, UsageRow
 from config.schema import Params
 from training.modeling.adapters import MATRICES
@@ -93,8 +95,8 @@ def run_ours(
 ) -> Measurement:
     """Our ppo stage with `params` in `folder`, which is emptied first."""
     _linked(workspace, folder, ("sft", "reward"))
-    write_params(folder, params.model_dump(mode="json"))
-    stage_process(folder, "benchmarks.our_side", environment, "ppo")
+    write(params, folder / "params.yaml")
+    stage_process(folder, "benchmarks.trl_comparison.our_side", environment, "ppo")
     metrics = jsonl.read(folder / "runs/ppo/metrics.jsonl", MetricRow).rows
     usage = jsonl.read(folder / "runs/ppo/usage.jsonl", UsageRow).rows
     ends = [row.time for row in metrics]
@@ -135,8 +137,9 @@ def sft_peak_bytes(
         f"sft.micro_batch_size={rows}",
         "sft.max_steps=2",
     ]
-    write_params(folder, compose(params.model_dump(mode="json"), {}, overrides))
-    stage_process(folder, "benchmarks.our_side", environment, "sft")
+    changed = compose(params.model_dump(mode="json"), {}, overrides)
+    write(validate(changed, str(folder)), folder / "params.yaml")
+    stage_process(folder, "benchmarks.trl_comparison.our_side", environment, "sft")
     return _peak_bytes(folder, "sft")
 
 
@@ -195,7 +198,7 @@ def run_trl(
     (folder / "job.json").write_text(json.dumps(job, indent=1) + "\n", encoding="utf-8")
     quiet = {"TRL_EXPERIMENTAL_SILENCE": "1", "HF_HUB_OFFLINE": "1"}
     run_logged(
-        [str(bench_python()), str(ROOT / "benchmarks/trl_side/run.py"), str(folder)],
+        [str(bench_python()), str(ROOT / "benchmarks/trl_comparison/trl_side.py"), str(folder)],
         folder,
         "trl.log",
         {**environment, **quiet},

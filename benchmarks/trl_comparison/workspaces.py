@@ -11,27 +11,24 @@ stages and kept under .bench/.
 import hashlib
 import json
 import math
-import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-import yaml
 from transformers import AutoModelForCausalLM
 
+from benchmarks.projects.checkouts import ROOT
+from benchmarks.projects.processes import stage_process
 from config import jsonl
 from config.compose import compose
-from config.load import read, validate
+from config.load import read, validate, write
 from config.schema import Params
 from training.modeling.adapters import merge
 from training.modeling.models import load_reward_model
 from training.modeling.tokenizer import encode_prompts, encode_responses, load_tokenizer
 
-ROOT = Path(__file__).parents[1]
 RECIPE = ROOT / "recipes" / "demo.yaml"
 STAMP = "prepared.json"
 LENGTH_FRACTION = 0.4
@@ -238,7 +235,7 @@ def with_adapters(short: Workspace, environment: Mapping[str, str]) -> Workspace
         (folder / "models").mkdir(parents=True)
         for part in ("data", "models/sft", "metrics"):
             (folder / part).symlink_to(short.folder / part)
-        write_params(folder, content)
+        write(params, folder / "params.yaml")
         stage_process(folder, "training.reward", environment)
         model = merge(
             load_reward_model(
@@ -270,10 +267,11 @@ def _made(
         stamp.unlink(missing_ok=True)
         if before is not None:
             before()
-        write_params(folder, content)
+        write(validate(content, str(folder)), folder / "params.yaml")
         stage_process(folder, "training.data", environment)
         lengths = _length_overrides(folder)
-        write_params(folder, compose(content, {}, lengths))
+        fitted = validate(compose(content, {}, lengths), str(folder))
+        write(fitted, folder / "params.yaml")
         for stage in ("sft", "reward"):
             stage_process(folder, f"training.{stage}", environment)
         stamp.write_text(
@@ -310,49 +308,3 @@ def _length_overrides(folder: Path) -> list[str]:
             for name in ("ppo", "rloo", "grpo", "evaluate")
         ),
     ]
-
-
-def write_params(folder: Path, content: dict[str, Any]) -> None:
-    """params.yaml of a folder, refused with ParamsError if it is not valid."""
-    validate(content, str(folder / "params.yaml"))
-    (folder / "params.yaml").write_text(yaml.safe_dump(content, sort_keys=False), encoding="utf-8")
-
-
-def stage_process(
-    folder: Path, module: str, environment: Mapping[str, str], *arguments: str
-) -> None:
-    """Run one of our modules in `folder`; what it says goes to a log there.
-
-    Raises SystemExit with the log's last line if it fails.
-    """
-    run_logged(
-        [sys.executable, "-m", module, *arguments],
-        folder,
-        f"{module}.log",
-        {**environment, "PYTHONPATH": str(ROOT)},
-    )
-
-
-def run_logged(command: list[str], folder: Path, log: str, environment: Mapping[str, str]) -> None:
-    """Run a command in `folder`, its output in `log` there.
-
-    Raises SystemExit with the log's last line if it fails.
-    """
-    print(f"{folder.name}: {log.removesuffix('.log')}", file=sys.stderr)
-    with (folder / log).open("w", encoding="utf-8") as said:
-        code = subprocess.run(
-            command,
-            cwd=folder,
-            env={**os.environ, **environment},
-            stdout=said,
-            stderr=said,
-            check=False,
-        ).returncode
-    if code:
-        lines = (folder / log).read_text(
-            encoding="utf-8", errors="replace"
-        ).strip().splitlines() or ["nothing was said"]
-        raise SystemExit(
-            f"{' '.join(command)} failed with exit code {code}: {lines[-1]}. The whole log is "
-            f"{folder / log}."
-        )

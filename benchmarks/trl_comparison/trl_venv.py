@@ -1,16 +1,16 @@
 """The environment TRL's PPO runs in, .bench/trl-<version>/: that TRL, and otherwise the versions of
 constraints.txt.
 
-python -m benchmarks.trl_side.venv     makes it, or does nothing if it is there
+python -m benchmarks.trl_comparison.trl_venv     makes it, or does nothing if it is there
 """
 
 import subprocess
 import sys
 from pathlib import Path
 
+from benchmarks.projects.checkouts import ROOT
 from config.errors import EnvironmentFault
 
-ROOT = Path(__file__).parents[2]
 TRL_VERSION = "1.12.0"
 """The last one with a PPO."""
 PACKAGES = (f"trl=={TRL_VERSION}", "torch", "transformers", "accelerate", "datasets", "peft")

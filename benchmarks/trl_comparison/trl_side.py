@@ -1,7 +1,7 @@
 """Run TRL 1.12.0's PPO as a `job.json` says, in a process of its own and with the bench venv's
 Python: run.py JOB_FOLDER.
 
-Reads   job.json           see benchmarks/runs.py, which writes it
+Reads   job.json           see benchmarks/trl_comparison/runs.py, which writes it
 Writes  updates.jsonl      one row per update: when it ended, its seconds, its seconds per phase,
         and what TRL logged
         responses.jsonl    one row per update: token ids of prompts and responses

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.projects.checkouts import ROOT
 from config.errors import ParamsError
 from config.load import read, validate
 from config.schema import Params
@@ -20,7 +21,7 @@ from costs.formulas.counts import forward_matmul_flops
 from costs.planning.settings import random_config
 from costs.tables.shapes import ModelShape, from_config
 
-RECIPE = Path(__file__).parents[1] / "recipes" / "demo.yaml"
+RECIPE = ROOT / "recipes" / "demo.yaml"
 STAGES = ("sft", "reward", "ppo", "evaluate", "ppo", "dpo", "rloo", "ppo")
 """Drawn in turn where none are named: PPO more often, which has most ways to be run."""
 KNOWN = tuple(dict.fromkeys(STAGES))

@@ -48,7 +48,7 @@ if __name__ == "__main__":
     if not hasattr(ppo, "write_samples"):
         sys.exit(
             "training.ppo has no write_samples any more: fix keep_responses in "
-            "benchmarks/our_side.py."
+            "benchmarks/trl_comparison/our_side.py."
         )
     ppo.write_samples = keep_responses
     sys.exit(run_stage("ppo", ppo.SECTIONS, ppo.INPUTS, ppo.ppo))

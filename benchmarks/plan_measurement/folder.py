@@ -14,8 +14,8 @@ import yaml
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from benchmarks.plan_cases import ANSWERING, SPECIAL_TOKENS, Case, section
-from benchmarks.workspaces import write_params
+from benchmarks.plan_measurement.cases import ANSWERING, SPECIAL_TOKENS, Case, section
+from config.load import write
 from training.distributed.model_files import save_adapter
 from training.modeling.adapter_lineage import named_base
 from training.modeling.adapters import learn_adapter
@@ -61,7 +61,7 @@ def make(case: Case, folder: Path) -> None:
             path = folder / f"data/prepared/{dataset}/{split}.jsonl"
             path.parent.mkdir(parents=True, exist_ok=True)
             write_jsonl(path, part)
-    write_params(folder, case.params.model_dump(mode="json"))
+    write(case.params, folder / "params.yaml")
     plan_inputs(case, folder, rows)
     _models(case, folder, tokenizer)
 
