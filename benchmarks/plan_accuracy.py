@@ -30,8 +30,8 @@ from benchmarks.plan_measurement.cases import KNOWN, STAGES, Case, draw, steps
 from benchmarks.plan_measurement.folder import make, plan_inputs, read_json
 from benchmarks.plan_measurement.picture import scatter
 from config import jsonl
-from config.machine import Passes
 from config.records import RENDEZVOUS_VARIABLE, UsageRow
+from config.workspace.machine import Passes
 from costs.formulas.process_heap import imports_bytes
 from costs.formulas.setting import Setting
 from costs.planning.machine import slowdown

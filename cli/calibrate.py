@@ -9,7 +9,7 @@ import typer
 
 from cli.project import project_root
 from config.errors import EnvironmentFault
-from config.machine import MACHINE_FILE
+from config.workspace.machine import MACHINE_FILE
 
 
 def calibrate(as_json: bool) -> None:

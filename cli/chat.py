@@ -52,7 +52,7 @@ def _first(given: float | None, otherwise: float) -> float:
 
 def _folder(root: Path, run: str) -> Path:
     """Where the models of a run are. Raises UserError if they are not to be had at once."""
-    from config.champions import champion_folder, read_record
+    from config.workspace.champions import champion_folder, read_record
     from reporting.runs_named import resolve_one
 
     if run == CHAMPION:
@@ -71,7 +71,7 @@ def _folder(root: Path, run: str) -> Path:
 
 def _in_place(root: Path, run_id: str) -> bool:
     """Whether dvc.lock has the aligned model that the run made or reused."""
-    from config.kept import completed_stages, kept_params
+    from config.workspace.kept import completed_stages, kept_params
     from tasks.dvc.status import digests
 
     method = kept_params(root, run_id).align.method

@@ -84,9 +84,9 @@ def run_params(root: Path, run_id: str | None, assignments: list[str]) -> "Param
     `assignments` are laid over them. Raises ParamsError for a broken file or assignment.
     """
     from config import jsonl
-    from config.kept import kept_params
     from config.load import load
     from config.records import PipelineRow, kept_folder
+    from config.workspace.kept import kept_params
 
     if run_id is None:
         rows = jsonl.read(root / "runs" / "pipeline.jsonl", PipelineRow).rows

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cli.project import chosen_params, project_root
-from config.champions import ChampionRecord, read_record
 from config.errors import EXIT_DONE, EXIT_RESUMABLE, UserError
-from config.kept import kept_params
 from config.load import load
+from config.workspace.champions import ChampionRecord, read_record
+from config.workspace.kept import kept_params
 
 if TYPE_CHECKING:
     from prefect.client.schemas.objects import State
@@ -52,7 +52,7 @@ def _start(params: Any, force: bool) -> "State[Any]":
 def _ended(root: Path) -> dict[str, Any]:
     """What the newest cycle came to, for `--json`."""
     from config import jsonl
-    from config.retraining import RETRAIN_FOLDER, RETRAIN_ROWS, RetrainRow
+    from config.workspace.retraining import RETRAIN_FOLDER, RETRAIN_ROWS, RetrainRow
 
     row: RetrainRow = next(
         row

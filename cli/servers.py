@@ -11,10 +11,10 @@ from rich.console import Console
 
 from cli.project import chosen_params, project_root, this_command
 from config import jsonl
-from config.at_work import run_at_work
 from config.errors import EnvironmentFault, ParamsError
-from config.login import MLFLOW_KEY, MLFLOW_USER, key
 from config.records import PipelineRow
+from config.workspace.at_work import run_at_work
+from config.workspace.login import MLFLOW_KEY, MLFLOW_USER, key
 from tasks.servers.flow_runs import runs_at_work
 from tasks.servers.logins import asks_for_key, asks_for_login
 from tasks.servers.plans import (

@@ -1,3 +1,3 @@
-"""Schema of params.yaml, the records that the halves of the project exchange, and the error
-tree.
+"""Params: their schema, how they are read and merged; the rows that processes exchange; the errors.
+Everybody may import it; it imports pydantic, yaml and itself alone.
 """

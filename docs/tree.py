@@ -25,7 +25,7 @@ SELF_EXPLAINING = {
     ".dvc/plots/histogram_by_split.json": "the same",
     "LICENSE": "Apache-2.0",
     "README.md": "what it is, two commands, what you see",
-    "benchmarks/fault_injection/clock.c": "a clock that jumps, preloaded into the processes of a case",
+    "benchmarks/fault_injection/clock.c": "a clock that jumps, preloaded into a process",
     "docker/databases.sql": "the second database of the compose stack",
     "docker/pools/docker.json": "job template of the Docker work pools",
     "docker/pools/kubernetes.json": "job template of a Kubernetes work pool",

@@ -12,9 +12,9 @@ from typing import Any
 
 from config import jsonl
 from config.errors import CostError
-from config.kept import Outs, completed_stages, own_file
 from config.records import STAGES, MetricRow, PipelineRow, kept_folder
 from config.schema import Params
+from config.workspace.kept import Outs, completed_stages, own_file
 from costs.ledger.attempts import Attempt, read_attempts
 from costs.ledger.ledger import Ledger, ledger
 from costs.ledger.reconcile import Reconciled, read_plan, reconcile

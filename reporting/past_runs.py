@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 from config.differences import differences, in_a_line
 from config.errors import RlhfError
-from config.kept import kept_params
 from config.schema import Params
+from config.workspace.kept import kept_params
 from reporting.inputs import read_findings
 from reporting.runs_named import known_runs
 from reporting.verdict import aligned_wins

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from config.errors import UserError
-from config.kept import kept_params
 from config.records import kept_folder
+from config.workspace.kept import kept_params
 from reporting.inputs import read_findings
 from reporting.row_digests import data_version, read_row_digests, reward_version
 from reporting.side_by_side import Side, SideBySide, side_by_side

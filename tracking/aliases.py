@@ -7,8 +7,8 @@ from pathlib import Path
 
 from mlflow.exceptions import MlflowException
 
-from config.champions import RECORD, Champion, champion_folder, read_record
 from config.schema import Params
+from config.workspace.champions import RECORD, Champion, champion_folder, read_record
 from tracking.client import Connection, is_deleted
 from tracking.lineage import register_folder, version_of
 

@@ -14,8 +14,8 @@ from mlflow.exceptions import MlflowException
 from mlflow.protos.databricks_pb2 import RESOURCE_ALREADY_EXISTS, RESOURCE_DOES_NOT_EXIST, ErrorCode
 
 from config.errors import EnvironmentFault
-from config.login import MLFLOW_KEY, MLFLOW_USER, key, mlflow_password
 from config.sections.run import Tracking
+from config.workspace.login import MLFLOW_KEY, MLFLOW_USER, key, mlflow_password
 
 logger = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ from typing import Any
 from mlflow.entities import Metric
 
 from config.records import MetricRow, UsageRow
-from config.retraining import Contest
+from config.workspace.retraining import Contest
 from costs.ledger.ledger import Ledger, StageCost, usd_of, usd_per_win_rate_point
 from costs.ledger.reconcile import Comparison, Reconciled
 

@@ -19,7 +19,6 @@ from pydantic import ValidationError
 
 from config import jsonl
 from config.errors import EXIT_DONE, EXIT_RESUMABLE, RlhfError
-from config.kept import completed_stages, kept_params, own_file
 from config.records import (
     NO_RUN_ID,
     STAGES,
@@ -29,8 +28,9 @@ from config.records import (
     UsageRow,
     kept_folder,
 )
-from config.retraining import RETRAIN_FOLDER, RETRAIN_ROWS, Contest, RetrainRow
 from config.schema import Params
+from config.workspace.kept import completed_stages, kept_params, own_file
+from config.workspace.retraining import RETRAIN_FOLDER, RETRAIN_ROWS, Contest, RetrainRow
 from costs.ledger.ledger import ledger
 from costs.ledger.reconcile import read_plan, reconcile
 from costs.tables.price import kwh, usd_per_device_hour

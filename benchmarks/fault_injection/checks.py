@@ -11,10 +11,10 @@ import yaml
 
 from benchmarks.fault_injection.project import STAGES, Project, bits
 from config import jsonl
-from config.at_work import RUN_LOCK, is_held
 from config.dvc_stages import dvc_name
 from config.load import load
 from config.records import MetricRow, PipelineRow, UsageRow
+from config.workspace.at_work import RUN_LOCK, is_held
 from costs.ledger.ledger import ledger
 
 DATABASE = "mlflow.db"

@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import Any
 
 from config import jsonl
-from config.at_work import run_at_work
 from config.errors import CostError
 from config.records import NO_RUN_ID, STAGES, PipelineRow, UsageRow
 from config.schema import Params
+from config.workspace.at_work import run_at_work
 from costs.ledger.attempts import Attempt, read_attempts, split_usage
 from costs.tables.price import usd_per_device_hour
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from config.errors import RlhfError
-from config.kept import kept_params
+from config.workspace.kept import kept_params
 from costs.ledger.history import read_history
 from costs.planning.settings import base_shape
 from costs.planning.sweep import exponent

@@ -14,7 +14,15 @@ import yaml
 from pydantic import ValidationError
 
 from config.errors import CostError
-from config.machine import MACHINE_FILE, Generation, Loop, Machine, Passes, Trunk, Vocabulary
+from config.workspace.machine import (
+    MACHINE_FILE,
+    Generation,
+    Loop,
+    Machine,
+    Passes,
+    Trunk,
+    Vocabulary,
+)
 from costs.formulas.calibrated import calibrated_decode, calibrated_pass
 from costs.formulas.counts import forward_attention_flops, forward_matmul_flops, pointwise_bytes
 from costs.formulas.ppo import ppo_phases

@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from config.champions import champion_folder, read_record
 from config.errors import ParamsError
 from config.load import read
 from config.schema import Params
 from config.sections.model import Model
+from config.workspace.champions import champion_folder, read_record
 from costs.formulas.compute import Work, forward_pass
 from costs.formulas.setting import Levers, Setting, Workload
 from costs.formulas.time import duration

@@ -6,7 +6,7 @@ from math import log
 from typing import Literal
 
 from config.errors import CostError
-from config.machine import Machine
+from config.workspace.machine import Machine
 from costs.formulas.setting import Setting
 from costs.planning.phases import phases
 from costs.planning.search import evaluate

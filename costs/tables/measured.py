@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import exp, log
 
-from config.machine import Machine
+from config.workspace.machine import Machine
 
 Points = tuple[tuple[float, float], ...]
 """(size, value) by rising size."""

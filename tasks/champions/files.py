@@ -16,12 +16,12 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from config.champions import CHAMPIONS, FILES, champion_folder
 from config.dvc_stages import locked
 from config.errors import EnvironmentFault, ModelError
 from config.inputs import MODEL_DIGESTS, digest_files
-from config.kept import kept_params
 from config.records import kept_folder, stages_of
+from config.workspace.champions import CHAMPIONS, FILES, champion_folder
+from config.workspace.kept import kept_params
 from tasks.run.exchange import inside
 
 ADAPTER_CONFIG = "adapter_config.json"

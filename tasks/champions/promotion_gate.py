@@ -5,8 +5,8 @@ condition reported with its numbers.
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from config.retraining import Contest
 from config.sections.retraining import Retrain
+from config.workspace.retraining import Contest
 from reporting.numbers import percent
 
 

@@ -10,7 +10,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from config import jsonl
-from config.champions import (
+from config.errors import EnvironmentFault, ModelError, UserError
+from config.records import PipelineRow
+from config.schema import Params
+from config.workspace.champions import (
     CHAMPIONS,
     Champion,
     ChampionRecord,
@@ -19,10 +22,7 @@ from config.champions import (
     read_record,
     write_record,
 )
-from config.errors import EnvironmentFault, ModelError, UserError
-from config.kept import kept_params
-from config.records import PipelineRow
-from config.schema import Params
+from config.workspace.kept import kept_params
 from tasks.champions.files import gather, is_complete, run_outs
 from tasks.dvc.data_key import key_of_run
 from tasks.run.locks import lock_file

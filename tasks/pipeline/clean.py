@@ -15,10 +15,10 @@ from pathlib import Path
 import psutil
 
 from config import jsonl
-from config.at_work import APPROVAL_PATIENCE_SECONDS, RUN_LOCK, is_held
-from config.champions import read_record
 from config.errors import EnvironmentFault
 from config.records import STAGES, PipelineRow
+from config.workspace.at_work import APPROVAL_PATIENCE_SECONDS, RUN_LOCK, is_held
+from config.workspace.champions import read_record
 from tasks.run.locks import lock_file
 from tasks.run.workspace import PROJECT
 from tasks.stage.progress import attempts

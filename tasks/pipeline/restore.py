@@ -12,10 +12,10 @@ from config.differences import Difference, differences
 from config.dvc_stages import locked as entry_of
 from config.errors import EnvironmentFault, UserError
 from config.inputs import write_digests
-from config.kept import completed_stages, kept_params
 from config.load import read, write
 from config.records import kept_folder, stages_of
 from config.schema import Params
+from config.workspace.kept import completed_stages, kept_params
 from tasks.dvc.status import default_remote, error_line, run_dvc
 from tasks.run.run import locked
 

@@ -15,10 +15,10 @@ from prefect.flow_runs import pause_flow_run
 from prefect.runtime import deployment
 from prefect.runtime import flow_run as this_run
 
-from config.at_work import APPROVAL_PATIENCE_SECONDS
 from config.errors import CostError, ParamsError
 from config.load import validate
 from config.schema import Params
+from config.workspace.at_work import APPROVAL_PATIENCE_SECONDS
 from reporting.numbers import usd
 from tasks.planning.budget_gate import gate, needs_approval
 from tasks.planning.plan_text import markdown

@@ -10,9 +10,9 @@ from typing import Any
 from config import jsonl
 from config.atomic_file import write_atomically
 from config.errors import CostError, ParamsError
-from config.kept import kept_params
 from config.records import RESTART, STAGES, PipelineRow, stages_of
 from config.schema import Params
+from config.workspace.kept import kept_params
 from costs.ledger.attempts import read_attempts
 from costs.ledger.budget import (
     Cost,

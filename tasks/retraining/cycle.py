@@ -22,12 +22,18 @@ from prefect.runtime import flow_run
 from prefect.states import Cancelled, Completed
 
 from config import jsonl
-from config.champions import Champion
 from config.errors import EnvironmentFault
 from config.load import write
 from config.records import PipelineRow
-from config.retraining import RETRAIN_FOLDER, RETRAIN_ROWS, Contest, Examination, RetrainRow
 from config.schema import Params
+from config.workspace.champions import Champion
+from config.workspace.retraining import (
+    RETRAIN_FOLDER,
+    RETRAIN_ROWS,
+    Contest,
+    Examination,
+    RetrainRow,
+)
 from costs.planning.retraining import CONTEST
 from tasks.champions.files import check_champion, gathered
 from tasks.champions.promotion_gate import Verdict, in_a_line, promotion_verdict

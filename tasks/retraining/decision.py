@@ -4,8 +4,8 @@ its reasons in words.
 
 from typing import NamedTuple
 
-from config.retraining import Examination
 from config.sections.retraining import Retrain
+from config.workspace.retraining import Examination
 from reporting.numbers import percent, usd
 from tasks.run.month import Month
 

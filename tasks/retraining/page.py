@@ -2,8 +2,8 @@
 
 from typing import NamedTuple
 
-from config.champions import Champion
-from config.retraining import Contest, Examination
+from config.workspace.champions import Champion
+from config.workspace.retraining import Contest, Examination
 from reporting.numbers import ABSENT, percent, usd
 from tasks.champions.promotion_gate import Check, Verdict
 from tasks.retraining.decision import Decision

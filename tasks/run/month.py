@@ -11,10 +11,10 @@ from typing import NamedTuple
 
 from config import jsonl
 from config.errors import RlhfError
-from config.kept import kept_params
 from config.records import PipelineRow
-from config.retraining import RETRAIN_ROWS, RetrainRow
 from config.schema import Params
+from config.workspace.kept import kept_params
+from config.workspace.retraining import RETRAIN_ROWS, RetrainRow
 from costs.ledger.ledger import ledger
 
 PURPOSE = "retrain"

@@ -19,16 +19,16 @@ from typing import Any
 import yaml
 
 from config import jsonl
-from config.at_work import RUN_LOCK
 from config.atomic_file import write_atomically
 from config.differences import Difference, differences
 from config.dvc_stages import dvc_name
 from config.errors import EnvironmentFault
 from config.inputs import write_digests
-from config.kept import completed_stages
 from config.load import load, read, write
 from config.records import PipelineRow, kept_folder, stages_of
 from config.schema import Params
+from config.workspace.at_work import RUN_LOCK
+from config.workspace.kept import completed_stages
 from tasks.run.locks import lock_file
 
 MOST_NAME_CHARS = 60

@@ -7,7 +7,7 @@ from http import HTTPStatus
 from pathlib import Path
 
 from config.errors import EnvironmentFault
-from config.login import MLFLOW_KEY, MLFLOW_USER, key
+from config.workspace.login import MLFLOW_KEY, MLFLOW_USER, key
 from tasks.servers.prefect_settings import api_key
 from tasks.servers.processes import Server
 

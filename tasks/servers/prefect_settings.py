@@ -13,7 +13,7 @@ import os
 from pathlib import Path
 
 from config.errors import EnvironmentFault
-from config.login import key
+from config.workspace.login import key
 from tasks.run.run import STATE_FOLDER
 
 

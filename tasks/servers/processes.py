@@ -23,7 +23,7 @@ import psutil
 
 from config.alive import created, is_alive
 from config.errors import EnvironmentFault
-from config.login import SERVERS
+from config.workspace.login import SERVERS
 from tasks.run.run import STATE_FOLDER
 from tasks.servers.flow_runs import end_runs
 from tasks.servers.plans import WORKER, Plan, prefect_plan

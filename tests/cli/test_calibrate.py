@@ -10,7 +10,7 @@ import yaml
 
 from cli.calibrate import calibrate, show
 from config.errors import EnvironmentFault
-from config.machine import MACHINE_FILE
+from config.workspace.machine import MACHINE_FILE
 from tests.costs.machines import machine
 
 

@@ -11,10 +11,10 @@ from typer.testing import CliRunner
 
 from cli.main import app
 from config import jsonl
-from config.champions import Champion, ChampionRecord, champion_folder, write_record
 from config.errors import UserError
 from config.load import load, write
 from config.records import PipelineRow, kept_folder
+from config.workspace.champions import Champion, ChampionRecord, champion_folder, write_record
 
 
 @pytest.fixture

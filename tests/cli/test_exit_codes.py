@@ -15,8 +15,8 @@ import flows.retrain
 from cli import doctor, retrain
 from cli.main import app
 from config import jsonl
-from config.champions import Champion, ChampionRecord, Event, write_record
-from config.retraining import RETRAIN_FOLDER, RETRAIN_ROWS, RetrainRow
+from config.workspace.champions import Champion, ChampionRecord, Event, write_record
+from config.workspace.retraining import RETRAIN_FOLDER, RETRAIN_ROWS, RetrainRow
 from tests.reporting.plausible_run import write_pipeline_run
 
 ENDS = [(Completed(), 0), (Cancelled(message="asked to stop"), 75)]

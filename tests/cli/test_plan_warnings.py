@@ -7,7 +7,7 @@ import yaml
 from typer.testing import CliRunner
 
 from cli.main import app
-from config.machine import MACHINE_FILE
+from config.workspace.machine import MACHINE_FILE
 from tests.conftest import ROOT
 from tests.costs.machines import machine
 

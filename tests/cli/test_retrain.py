@@ -8,8 +8,15 @@ import pytest
 from typer.testing import CliRunner
 
 from cli.main import app
-from config.champions import RECORD, Champion, ChampionRecord, Event, read_record, write_record
 from config.errors import UserError
+from config.workspace.champions import (
+    RECORD,
+    Champion,
+    ChampionRecord,
+    Event,
+    read_record,
+    write_record,
+)
 
 
 def rlhf(*arguments: str) -> None:

@@ -10,10 +10,10 @@ from typer.testing import CliRunner
 
 from cli.main import app
 from config.errors import ParamsError
-from config.kept import kept_params
 from config.load import dump, load, read, validate
 from config.migration import migrated, moved
 from config.records import kept_folder
+from config.workspace.kept import kept_params
 from tests.conftest import ROOT
 
 OLD = ROOT / "tests" / "config" / "fixtures" / "params-before-where.yaml"

@@ -2,10 +2,10 @@ from pathlib import Path
 
 import pytest
 
-from config.champions import champion_folder
 from config.errors import EnvironmentFault
 from config.names import inner_name
 from config.records import kept_folder
+from config.workspace.champions import champion_folder
 
 ELSEWHERE = [
     "",

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from config.machine import (
+from config.workspace.machine import (
     AdamStep,
     Attention,
     Generation,

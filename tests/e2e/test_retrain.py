@@ -14,10 +14,10 @@ import pytest
 import yaml
 
 from config import jsonl
-from config.champions import read_record
 from config.load import load, write
 from config.records import AttemptRow, stages_of
 from config.sections.data import HelpdeskSource
+from config.workspace.champions import read_record
 from labelling.votes import VOTES_FILE, Pair, Vote, append
 from tasks.servers.plans import prefect_plan
 from tasks.servers.processes import start, stop

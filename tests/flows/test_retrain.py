@@ -14,11 +14,17 @@ from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterFlowRun
 from prefect.testing.utilities import prefect_test_harness
 
 from config import jsonl
-from config.champions import Champion, ChampionRecord, Event, champion_folder, write_record
 from config.errors import EnvironmentFault, UserError
 from config.load import load
 from config.records import stages_of
-from config.retraining import RETRAIN_ROWS, RetrainRow
+from config.workspace.champions import (
+    Champion,
+    ChampionRecord,
+    Event,
+    champion_folder,
+    write_record,
+)
+from config.workspace.retraining import RETRAIN_ROWS, RetrainRow
 from flows.retrain import retrain
 from tasks.dvc.data_key import key_now
 from tests.support.stage_project import make_project

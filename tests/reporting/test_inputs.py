@@ -10,10 +10,10 @@ import pytest
 
 from config import jsonl
 from config.errors import CostError
-from config.kept import file_digest
 from config.load import load
 from config.records import AttemptRow, MetricRow, kept_folder
 from config.schema import Params
+from config.workspace.kept import file_digest
 from reporting.inputs import NO_RUN, finite, read_findings
 from tests.reporting.plausible_run import (
     BEGIN,

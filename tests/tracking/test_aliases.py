@@ -6,8 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from config.champions import Champion, ChampionRecord, Event, champion_folder, write_record
 from config.schema import Params
+from config.workspace.champions import (
+    Champion,
+    ChampionRecord,
+    Event,
+    champion_folder,
+    write_record,
+)
 from tests.tracking.test_sync import Story, client, empty_database, params, root
 from tracking.sync import sync
 

@@ -4,7 +4,7 @@ import pytest
 from mlflow.entities import Metric
 
 from config.records import MetricRow, UsageRow
-from config.retraining import Contest, Mean, Safety, Share
+from config.workspace.retraining import Contest, Mean, Safety, Share
 from costs.ledger.ledger import Ledger, PhaseCost
 from costs.ledger.reconcile import Comparison, Reconciled, StageComparison
 from tests.costs.books import book, stage_cost

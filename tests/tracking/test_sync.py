@@ -19,8 +19,8 @@ from config import jsonl
 from config.errors import EnvironmentFault
 from config.load import load, write
 from config.records import AttemptRow, MetricRow, PipelineRow, UsageRow
-from config.retraining import RETRAIN_FOLDER, RETRAIN_ROWS, RetrainRow
 from config.schema import Params
+from config.workspace.retraining import RETRAIN_FOLDER, RETRAIN_ROWS, RetrainRow
 from tests.conftest import ROOT
 from tests.support.ports import free_port
 from tests.tasks.champions.test_promotion_gate import WINNER

@@ -1,5 +1,5 @@
 """Measures this machine for the planner: `python -m training.calibrate.machine` writes
-config/machine.py's Machine as YAML.
+config/workspace/machine.py's Machine as YAML.
 """
 
 import argparse
@@ -17,7 +17,7 @@ import torch
 import yaml
 
 from config.errors import EnvironmentFault
-from config.machine import MACHINE_FILE, Machine
+from config.workspace.machine import MACHINE_FILE, Machine
 from training.calibrate.rates import agreed, decode_step_seconds, measured_round
 from training.calibrate.stages import loop, stage_processes
 from training.process import allocator

@@ -19,7 +19,7 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, DynamicCache, PreTrainedModel
 
 from config.errors import EnvironmentFault
-from config.machine import (
+from config.workspace.machine import (
     AdamStep,
     Attention,
     Generation,
@@ -35,7 +35,7 @@ from training.rollout.engine import Limits, draw, sampling_noise
 from training.rollout.static import generate
 
 Rates = Mapping[str, tuple[Part, ...]]
-"""By the name of config/machine.py's field."""
+"""By the name of config/workspace/machine.py's field."""
 
 REPETITION_SECONDS = 0.06
 """Of one repetition: long against the clock's grain, short enough that some repetition has a core

@@ -24,9 +24,9 @@ from config import jsonl
 from config.compose import compose
 from config.errors import ModelError
 from config.load import read, validate
-from config.machine import Loop, Passes, StageProcess
 from config.records import UsageRow
 from config.sections.data import HelpdeskSource
+from config.workspace.machine import Loop, Passes, StageProcess
 
 STAGES = ("sft", "ppo")
 """What each stands for: sft for the stages on a Trainer, ppo for the others."""

@@ -18,10 +18,10 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from config import jsonl
-from config.champions import CHAMPIONS, champion_folder, read_record
 from config.errors import DataError, ModelError, ParamsError
 from config.load import load
 from config.schema import Params
+from config.workspace.champions import CHAMPIONS, champion_folder, read_record
 from training.modeling.models import load_policy
 from training.modeling.tokenizer import Prompt, decode_response, encode_prompts, load_tokenizer
 from training.preparation.prompts import fitting_prompts, require_prompts

@@ -22,9 +22,9 @@ from torch import Tensor
 from config import jsonl
 from config.errors import DataError
 from config.load import load
-from config.retraining import Contest, Mean, Safety, Share
 from config.schema import Params
 from config.sections.data import FileSource
+from config.workspace.retraining import Contest, Mean, Safety, Share
 from training.evaluation.comparison import (
     Gain,
     gain,

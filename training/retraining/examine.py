@@ -16,8 +16,8 @@ from transformers import PreTrainedTokenizerBase
 
 from config import jsonl
 from config.load import load
-from config.retraining import Examination, LengthDrift, Share
 from config.schema import Params
+from config.workspace.retraining import Examination, LengthDrift, Share
 from training.data import examples_for, parse, read_sources, refuse_if_too_many
 from training.evaluation.intervals import wilson
 from training.modeling.tokenizer import SPECIAL_TOKENS, Prompt, encode_prompts, prompt_text

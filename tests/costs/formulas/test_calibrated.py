@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from config.machine import AdamStep, Attention, Product, Sampling, Stream
+from config.workspace.machine import AdamStep, Attention, Product, Sampling, Stream
 from costs.formulas.calibrated import (
     adapter_gradient_seconds,
     calibrated_decode,

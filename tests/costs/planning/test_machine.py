@@ -9,7 +9,7 @@ import yaml
 
 from config.errors import CostError
 from config.load import load
-from config.machine import MACHINE_FILE, Machine, Product, Stream
+from config.workspace.machine import MACHINE_FILE, Machine, Product, Stream
 from costs.formulas.calibrated import (
     adapter_gradient_seconds,
     calibrated_pass,

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from config.champions import Champion, ChampionRecord, champion_folder, write_record
 from config.load import load, write
 from config.schema import Params
+from config.workspace.champions import Champion, ChampionRecord, champion_folder, write_record
 from costs.planning.planner import plan
 from costs.planning.plans import StagePlan
 from costs.planning.retraining import plan_contest, plan_cycle, plan_examination

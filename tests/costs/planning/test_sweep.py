@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from config.errors import CostError
-from config.machine import Passes
+from config.workspace.machine import Passes
 from costs.planning.machine import device
 from costs.planning.sweep import exponent, measured_exponent, sweep
 from costs.tables.catalogue import price

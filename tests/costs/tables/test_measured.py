@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from config.machine import Product, Sampling
+from config.workspace.machine import Product, Sampling
 from costs.planning.machine import rates
 from costs.tables.measured import interpolated
 from tests.costs.machines import machine

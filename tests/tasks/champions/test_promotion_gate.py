@@ -2,7 +2,7 @@ from typing import Any
 
 import pytest
 
-from config.retraining import Contest, Mean, Safety, Share
+from config.workspace.retraining import Contest, Mean, Safety, Share
 from tasks.champions.promotion_gate import Check, Verdict, in_a_line, promotion_verdict
 from tests.tasks.retraining.test_decision import SETTINGS
 

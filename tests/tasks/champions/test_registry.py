@@ -14,11 +14,11 @@ import pytest
 import yaml
 
 from config import jsonl
-from config.champions import RECORD, champion_folder, read_record
 from config.errors import EnvironmentFault, ModelError, UserError
 from config.inputs import MODEL_DIGESTS, digest_files
 from config.load import load, write
 from config.records import PipelineRow, kept_folder
+from config.workspace.champions import RECORD, champion_folder, read_record
 from tasks.champions.files import check_champion
 from tasks.champions.registry import KEPT, promote, require_champion, rollback
 from tasks.dvc.data_key import key_now

@@ -8,8 +8,8 @@ from typer.testing import CliRunner
 
 from cli.main import app
 from config import jsonl
-from config.champions import Champion, ChampionRecord, Event, write_record
 from config.records import AttemptRow, PipelineRow
+from config.workspace.champions import Champion, ChampionRecord, Event, write_record
 from tasks.pipeline.clean import (
     CHAMPIONS_OWN,
     MAY_WAIT,

@@ -3,10 +3,10 @@ from pathlib import Path
 import pytest
 
 from config import jsonl
-from config.champions import Champion
 from config.errors import UserError
 from config.load import load
-from config.retraining import RETRAIN_ROWS, RetrainRow
+from config.workspace.champions import Champion
+from config.workspace.retraining import RETRAIN_ROWS, RetrainRow
 from tasks.retraining.cycle import Cycle, nothing_new
 from tests.conftest import ROOT
 

@@ -2,8 +2,8 @@ from typing import Any
 
 import pytest
 
-from config.retraining import Examination, LengthDrift, Share
 from config.sections.retraining import Retrain
+from config.workspace.retraining import Examination, LengthDrift, Share
 from tasks.retraining.decision import decide
 from tasks.run.month import Month
 

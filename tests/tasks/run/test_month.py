@@ -7,7 +7,7 @@ import pytest
 from config import jsonl
 from config.load import load, write
 from config.records import AttemptRow, PipelineRow, UsageRow
-from config.retraining import RETRAIN_ROWS, RetrainRow
+from config.workspace.retraining import RETRAIN_ROWS, RetrainRow
 from tasks.run.month import PURPOSE, Month, month, month_of, run_usd
 from tests.conftest import ROOT
 

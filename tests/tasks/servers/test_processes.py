@@ -15,8 +15,8 @@ import psutil
 import pytest
 
 from config.errors import EnvironmentFault
-from config.login import SERVERS, mlflow_password
 from config.sections.run import Tracking
+from config.workspace.login import SERVERS, mlflow_password
 from tasks.dvc.status import environment
 from tasks.servers import processes
 from tasks.servers.logins import asks_for_key, asks_for_login

@@ -13,7 +13,7 @@ from config import jsonl
 from config.errors import OverBudget
 from config.load import load
 from config.records import UsageRow
-from config.retraining import RETRAIN_ROWS, RetrainRow
+from config.workspace.retraining import RETRAIN_ROWS, RetrainRow
 from costs.ledger.budget import Cost, total
 from tasks.planning.prepared import spent_by_stage
 from tasks.run.month import PURPOSE

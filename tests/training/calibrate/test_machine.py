@@ -9,7 +9,7 @@ import torch
 import yaml
 
 from config.errors import EnvironmentFault
-from config.machine import Machine, Passes, Stream
+from config.workspace.machine import Machine, Passes, Stream
 from tests.costs.machines import machine
 from training.calibrate import rates as module
 from training.calibrate.machine import check_quiet, device_memory, write

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from config import jsonl
-from config.champions import Champion, ChampionRecord, champion_folder, write_record
 from config.errors import DataError, ModelError
 from config.load import load, write
+from config.workspace.champions import Champion, ChampionRecord, champion_folder, write_record
 from labelling.votes import read_pairs
 from tests.training import tiny
 from training.labelling import pairs

@@ -14,8 +14,8 @@ from safetensors.torch import load_file, save_file
 from config import jsonl
 from config.errors import DataError
 from config.load import load
-from config.retraining import Contest
 from config.schema import Params
+from config.workspace.retraining import Contest
 from tests.training.tiny import params
 from training.preparation.cleaning import same_prompt_key
 from training.preparation.helpdesk import gold_score

@@ -10,7 +10,7 @@ import pytest
 
 from config import jsonl
 from config.errors import DataError
-from config.retraining import Examination
+from config.workspace.retraining import Examination
 from tests.training.tiny import files, params
 from training.retraining.examine import examine
 from training.retraining.trained_models import TrainedModels

@@ -6,9 +6,9 @@ import pytest
 import yaml
 
 from config.errors import ParamsError
-from config.kept import kept_params
 from config.load import load, read, write
 from config.records import kept_folder
+from config.workspace.kept import kept_params
 from tests.conftest import ROOT
 
 RECIPE = ROOT / "recipes" / "demo.yaml"
