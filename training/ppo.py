@@ -1,5 +1,5 @@
 """Stage `ppo`: proximal policy optimisation of the SFT model against the reward model. Read `ppo`
-from top to bottom.
+from top to bottom; training/rl/minimal.py is the same on one page.
 
 data/prepared/prompts/train.jsonl, models/sft, models/reward -> models/ppo, metrics/ppo.json,
 plots/ppo.csv
