@@ -33,7 +33,15 @@ def enter_project() -> Path | None:
 
 
 def _around(folder: Path) -> Path | None:
-    return next((at for at in (folder, *folder.parents) if (at / "dvc.yaml").exists()), None)
+    """The nearest folder with a pipeline; that of the stage `inputs` is a part of the project's."""
+    return next(
+        (at for at in (folder, *folder.parents) if (at / "dvc.yaml").exists() and not _is_part(at)),
+        None,
+    )
+
+
+def _is_part(folder: Path) -> bool:
+    return folder.name == "inputs" and (folder.parent / "dvc.yaml").exists()
 
 
 def typed_path(text: str) -> Path:

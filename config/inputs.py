@@ -5,8 +5,8 @@ data/inputs/data.json    the files of data.source, data.sft_source and the other
 data/inputs/model.json   the files of model.path
 
 DVC can not depend on a path that stands in params.yaml and may not be there, so these two files
-stand for them: they change when the content does. `python -m config.inputs` writes them, the DVC
-stage `inputs` calls it, and `rlhf run` does the same in process.
+stand for them: they change when the content does. The DVC stage `inputs` writes them
+(tasks/dvc/inputs_stage.py), and `rlhf run` does the same in process.
 """
 
 import hashlib
@@ -14,7 +14,6 @@ import json
 from pathlib import Path
 
 from config.atomic_file import write_atomically
-from config.load import load
 from config.schema import Params
 
 DATA_DIGESTS = Path("data/inputs/data.json")
@@ -38,6 +37,15 @@ def outdated_digests(root: Path, params: Params) -> list[Path]:
         for target, text in digest_files(root, params).items()
         if not _says(root / target, text)
     ]
+
+
+def named_paths(root: Path, params: Params) -> list[str]:
+    """The files and the folder that params name outside of the project, as they name them; a file
+    may be missing yet, a model that is no folder here comes from a hub.
+    """
+    files = sorted(set(params.data.local_paths().values()))
+    model = params.model.path
+    return [*files, *([model] if model and (root / model).is_dir() else [])]
 
 
 def digest_files(root: Path, params: Params) -> dict[Path, str]:
@@ -72,7 +80,3 @@ def _digest(path: Path) -> str | None:
 
 def _says(target: Path, text: str) -> bool:
     return target.exists() and target.read_text(encoding="utf-8") == text
-
-
-if __name__ == "__main__":
-    write_digests(Path(), load(Path("params.yaml")))

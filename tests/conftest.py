@@ -31,6 +31,7 @@ CODE = (
     "config",
     "costs",
     "flows",
+    "inputs",
     "labelling",
     "reporting",
     "tasks",

@@ -16,6 +16,7 @@ from config.load import read, write
 from config.records import kept_folder, stages_of
 from config.schema import Params
 from config.workspace.kept import completed_stages, kept_params
+from tasks.dvc.light_stages import do_light_stages
 from tasks.dvc.status import default_remote, error_line, run_dvc
 from tasks.run.run import locked
 
@@ -56,6 +57,7 @@ def restore(root: Path, run_id: str) -> Restored:
             run_dvc(root, "checkout")
             raise
         write_digests(root, params)
+        do_light_stages(root, params)
         was = before[PARAMS]
         if changed and was is not None:
             write_atomically(root / BACKUP, was)

@@ -14,6 +14,7 @@ from config.records import METHODS
 from config.sections.where import LOCAL
 from reporting.build import build_report, build_summary
 from reporting.numbers import duration, usd
+from tasks.dvc.light_stages import do_light_stages
 from tasks.pipeline.pipeline_run import OVER_BUDGET, STOPPED, Pipeline, remember_cost
 from tasks.remote.client import check_placement, place_of, remote_stages, run_here, run_remote
 from tasks.run.run import keep_copies
@@ -144,6 +145,7 @@ def report(pipeline: Pipeline) -> None:
     pipeline.report = build_report(run.root, run.params, run.run_id)
     build_summary(run.root, run.params, run.run_id)
     keep_copies(run, pipeline.report)
+    do_light_stages(run.root, run.params)
 
 
 data, sft, reward, evaluate = (stage_task(stage) for stage in ("data", "sft", "reward", "evaluate"))

@@ -205,6 +205,22 @@ def test_an_unchanged_rerun_starts_no_process_and_costs_nothing(checkout: Checko
     assert all(stage["cached"] for stage in result["stages"])
 
 
+def test_dvc_has_nothing_to_say_after_a_run(checkout: Checkout) -> None:
+    assert dvc(checkout, "status", "--json") == {}
+    shown = dvc(checkout, "metrics", "show", "--json")[""]["data"]
+    assert list(shown) == ["metrics/key.json"]
+    scores = json.loads((checkout.root / "metrics" / "evaluate.json").read_text())
+    found = shown["metrics/key.json"]["data"]
+    assert found["evaluate"]["win_rate_reward"] == scores["win_rate_reward"]
+    assert sum(len(numbers) for numbers in found.values()) < 20
+
+
+def dvc(checkout: Checkout, *arguments: str) -> dict[str, Any]:
+    command = [sys.executable, "-m", "dvc", *arguments]
+    done = subprocess.run(command, cwd=checkout.root, check=True, capture_output=True)
+    return dict(json.loads(done.stdout))
+
+
 def test_a_new_price_starts_no_training(checkout: Checkout) -> None:
     before = checkout.starts()
     cheap = json.loads(checkout.run("report", "--json").stdout)

@@ -31,12 +31,7 @@ IDLE_PHASES = {"start", "other"}
 def outputs(stage: str) -> list[str]:
     """A stage's outputs as dvc.yaml lists them: a path, or a path with its options."""
     entry = DVC[stage]
-    return [
-        path
-        for kind in ("outs", "metrics")
-        for out in entry[kind]
-        for path in ([out] if isinstance(out, str) else out)
-    ]
+    return [path for out in entry["outs"] for path in ([out] if isinstance(out, str) else out)]
 
 
 def made_by(root: Path, stage: str) -> dict[str, bytes]:

@@ -1,0 +1,60 @@
+"""The few numbers of each stage that `dvc metrics show` and `dvc exp show` have.
+
+metrics/<stage>.json hold all of them, up to fifty a stage: a table of these is unreadable.
+`python -m reporting.key_metrics` is the DVC stage `key_metrics`.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from config.atomic_file import write_atomically
+from config.load import load
+from reporting.inputs import finite
+
+TARGET = Path("metrics/key.json")
+ALIGN = "align"
+"""What the method's numbers are called: methods are compared in the same columns."""
+NAMES = {
+    "data": ("rows_kept", "rows_quarantined"),
+    "sft": ("eval_loss",),
+    "reward": ("accuracy", "bayes_accuracy", "ece"),
+    ALIGN: ("score", "kl", "accuracy", "margin"),
+    "evaluate": ("win_rate_reward", "win_rate_gold", "gold_sft", "gold_aligned", "kl"),
+}
+
+
+def key_metrics(metrics: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, float]]:
+    """Of the numbers of each stage those to know, as far as the stage has them; a stage without
+    any is left out.
+    """
+    chosen = {
+        stage: {
+            name: number
+            for name in names
+            if (number := finite(metrics.get(stage, {}).get(name))) is not None
+        }
+        for stage, names in NAMES.items()
+    }
+    return {stage: numbers for stage, numbers in chosen.items() if numbers}
+
+
+def write_key_metrics(root: Path, method: str) -> None:
+    """metrics/key.json, from what the stages have left below `root`. Raises OSError where one has
+    left nothing.
+    """
+    metrics = {
+        stage: json.loads(
+            (root / "metrics" / f"{method if stage == ALIGN else stage}.json").read_text("utf-8")
+        )
+        for stage in NAMES
+    }
+    text = json.dumps(key_metrics(metrics), indent=1) + "\n"
+    target = root / TARGET
+    if not target.exists() or target.read_text("utf-8") != text:
+        write_atomically(target, text)
+
+
+if __name__ == "__main__":
+    write_key_metrics(Path(), load(Path("params.yaml")).align.method)

@@ -1,0 +1,86 @@
+"""The DVC stage `inputs`, in inputs/dvc.yaml: it depends on the files that params.yaml names, and
+writes their digests, on which the other stages depend.
+
+dvc.yaml can not name a path that stands in params.yaml and may not be there. So this file is
+written anew from the params, by a run and by the stage itself: its deps are the named files, or
+the folder of one that is not there yet. What DVC can not depend on is looked at each time.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from config.atomic_file import write_atomically
+from config.inputs import DATA_DIGESTS, MODEL_DIGESTS, named_paths, write_digests
+from config.load import load
+from config.schema import Params
+
+STAGE = "inputs"
+PIPELINE = Path("inputs/dvc.yaml")
+HEAD = (
+    "# What params.yaml names outside of the project. Written by a run from the params it used.\n"
+)
+
+
+def write_pipeline(root: Path, params: Params) -> None:
+    """Write inputs/dvc.yaml below `root` as these params need it, if it says anything else."""
+    places = {path: _place(root, path) for path in named_paths(root, params)}
+    watched = {at for at in places.values() if at and not is_out_of_reach(root, root / at)}
+    everything = watched.issuperset(places.values())
+    content = {"stages": {STAGE: definition(sorted(watched), always_changed=not everything)}}
+    text = HEAD + yaml.safe_dump(content, sort_keys=False)
+    target = root / PIPELINE
+    if not target.exists() or target.read_text("utf-8") != text:
+        target.parent.mkdir(exist_ok=True)
+        write_atomically(target, text)
+
+
+def _place(root: Path, path: str) -> str | None:
+    """Where DVC has to look for a named file: there, or in the folder where it will be; None where
+    there is no folder either.
+    """
+    return next((at for at in (path, str(Path(path).parent)) if (root / at).exists()), None)
+
+
+def definition(watched: list[str], *, always_changed: bool) -> dict[str, Any]:
+    """The stage with its deps; `always_changed` where these are not all that it has to look at."""
+    return {
+        "desc": "Digests of the data files and the base model that params.yaml names.",
+        "cmd": "python -m tasks.dvc.inputs_stage",
+        "wdir": "..",
+        **({"deps": watched} if watched else {}),
+        **({"always_changed": True} if always_changed else {}),
+        "params": ["model", "data"],
+        "outs": [{str(path): {"cache": False, "persist": True}} for path in OUTS],
+    }
+
+
+OUTS = (DATA_DIGESTS, MODEL_DIGESTS)
+
+
+def is_out_of_reach(root: Path, path: Path) -> bool:
+    """Whether DVC can not depend on `path`: it is hidden from it, or what the pipeline makes itself
+    (which then would depend on itself).
+    """
+    from dvc.repo import Repo
+
+    place = path.resolve()
+    with Repo(str(root)) as repo:
+        makes = [
+            Path(out.fs_path)
+            for stage in repo.index.stages
+            for out in stage.outs
+            if stage.name != STAGE
+        ]
+        if any(place.is_relative_to(out) or out.is_relative_to(place) for out in makes):
+            return True
+        if not place.is_relative_to(root.resolve()):
+            return False
+        return bool(repo.dvcignore.is_ignored(repo.fs, str(place), ignore_subrepos=False))
+
+
+if __name__ == "__main__":
+    found = load(Path("params.yaml"))
+    write_digests(Path(), found)
+    write_pipeline(Path(), found)
