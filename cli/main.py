@@ -13,6 +13,7 @@ from cli.compare import compare
 from cli.data import app as data_app
 from cli.ignored_options import refuse_ignored
 from cli.label import label, label_import
+from cli.output import outlive_readers
 from cli.past_runs import restore, runs
 from cli.plan import plan
 from cli.project import typed_path
@@ -257,6 +258,7 @@ def main() -> None:
     """Entry point: a mistake of the user's is one line on stderr and exit code 2, never a
     traceback.
     """
+    outlive_readers()
     try:
         app()
     except RlhfError as error:

@@ -51,6 +51,14 @@ class Project(NamedTuple):
         return self.folder / "remote"
 
     @property
+    def pool_workspaces(self) -> Path:
+        return self.folder / "workspaces"
+
+    @property
+    def pool_cache(self) -> Path:
+        return self.folder / "cache"
+
+    @property
     def undisturbed(self) -> Path:
         return self.folder / "undisturbed"
 
@@ -111,9 +119,11 @@ class Project(NamedTuple):
     # ------------------------------------------------------------ before a stage
 
     def put_back(self, stage: str) -> None:
-        """The undisturbed project without the outputs of `stage` and of all after it, here and in
-        the remote.
+        """The undisturbed project without the outputs of `stage` and of all after it, here, in the
+        remote and on the pool's machine, whose cache knows what earlier cases have made.
         """
+        for path in (self.pool_workspaces, self.pool_cache):
+            shutil.rmtree(path, ignore_errors=True)
         for folder in (self.root, self.remote):
             folder.mkdir(exist_ok=True)
             for child in folder.iterdir():

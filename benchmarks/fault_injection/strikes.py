@@ -147,7 +147,7 @@ def kill_container(scene: Scene) -> None:
     inside = [
         process
         for process in scene.witness.alive()
-        if str(_folder_of(process)).startswith(str(scene.project.folder / "workspaces"))
+        if str(_folder_of(process)).startswith(str(scene.project.pool_workspaces))
     ]
     engine = scene.witness.alive(r"prefect\.engine|flow-run execute")
     scene.kill([*engine, *inside], "container")

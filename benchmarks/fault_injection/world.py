@@ -84,8 +84,8 @@ class World:
     def start_worker(self) -> None:
         """With the code of the project, as the image of its containers would have it."""
         own = {
-            "RLHF_WORKSPACES": str(self.project.folder / "workspaces"),
-            "RLHF_CACHE": str(self.project.folder / "cache"),
+            "RLHF_WORKSPACES": str(self.project.pool_workspaces),
+            "RLHF_CACHE": str(self.project.pool_cache),
             "PYTHONPATH": f"{self.project.root}{os.pathsep}{ROOT}",
             "PREFECT_WORKER_QUERY_SECONDS": "2",
             "PREFECT_LOGGING_LEVEL": "WARNING",

@@ -38,12 +38,14 @@ def changes_by_lock(repo: Any, root: Path, stage: str, found: list[Any]) -> list
 
 def _reads_another(repo: Any, made: dict[str, Any], dep: Any) -> bool:
     """Whether dvc.lock has an input with other content than when the stage was done: of single
-    values of a file, other values.
+    values of a file, other values. A stage that was never done has read nothing.
     """
     from dvc.dependency.param import ParamsDependency
 
     if not isinstance(dep, ParamsDependency):
         return locked_digest(made, dep.fs_path) != _digest(dep)
+    if not dep.hash_info:
+        return True
     values = _locked_values(repo, made[dep.fs_path])
     return any(value_at(values, key) != value for key, value in dep.hash_info.value.items())
 

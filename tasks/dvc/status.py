@@ -24,6 +24,7 @@ from config.records import STAGES
 from config.schema import Params
 from config.sections.where import LOCAL
 from tasks.dvc.lock_digests import changes_by_lock, dvc_stage
+from tasks.dvc.rwlock import release_dead
 from tasks.run.run import STATE_FOLDER
 from tasks.run.transient import fault, kind_of
 
@@ -66,6 +67,7 @@ def repo_about(root: Path, stage: str) -> Iterator[Any]:
 
     try:
         with Repo(str(root)) as repo:
+            release_dead(repo)
             yield repo
     except LockError as error:
         raise StageAtWork(

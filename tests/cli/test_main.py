@@ -45,6 +45,30 @@ def test_the_help_names_the_commands_and_imports_nothing_heavy() -> None:
 
 
 @pytest.mark.parametrize(
+    ("arguments", "code"), [(["plan", "--json"], 0), (["plan", "--recipe", "nothing.yaml"], 2)]
+)
+def test_a_command_whose_output_nobody_reads_ends_as_it_would_have(
+    arguments: list[str], code: int
+) -> None:
+    for name in ("stdout", "stderr"):
+        ours, output = os.pipe()
+        os.close(ours)
+        with os.fdopen(output, "w") as unread:
+            streams = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, name: unread}
+            command = [sys.executable, "-m", "cli.main", *arguments]
+            assert subprocess.run(command, cwd=ROOT, check=False, **streams).returncode == code
+
+
+def test_an_output_that_can_not_be_written_is_no_unread_one() -> None:
+    with Path("/dev/full").open("w") as full:
+        command = [sys.executable, "-m", "cli.main", "plan", "--json"]
+        done = subprocess.run(
+            command, cwd=ROOT, stdout=full, stderr=subprocess.DEVNULL, check=False
+        )
+    assert done.returncode != 0
+
+
+@pytest.mark.parametrize(
     ("arguments", "words"),
     [
         (["run", "--recipe", "recipes/nothing.yaml"], "recipes/nothing.yaml does not exist"),

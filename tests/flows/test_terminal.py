@@ -1,13 +1,16 @@
-"""`rlhf run` in a terminal, on the project's own Prefect server, which goes away meanwhile."""
+"""`rlhf run` in a terminal, on the project's own Prefect server; either goes away meanwhile."""
 
 import os
+import pty
 import shutil
 import signal
 import subprocess
 import sys
+import termios
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from fcntl import ioctl
 from pathlib import Path
 
 import pytest
@@ -34,13 +37,26 @@ def server(tmp_path: Path) -> Iterator[Server]:
 
 
 @contextmanager
-def rlhf_run(root: Path, until: str) -> Iterator[subprocess.Popen[str]]:
-    """The command at work, once its stage `until` has left a row."""
+def rlhf_run(root: Path, until: str, output: int | None = None) -> Iterator[subprocess.Popen[str]]:
+    """The command at work, once its stage `until` has left a row. What it prints goes to a file, or
+    to `output`, its terminal if that is one.
+    """
     with (root.parent / "printed").open("w") as file:
         command = [sys.executable, "-m", "cli.main", "run", "--yes"]
         process = subprocess.Popen(
-            command, cwd=root, env=environment(), stdout=file, stderr=file, text=True
+            command,
+            cwd=root,
+            env=environment(),
+            stdout=output or file,
+            stderr=output or file,
+            text=True,
+            start_new_session=output is not None,
+            preexec_fn=(lambda: ioctl(1, termios.TIOCSCTTY, 0))
+            if output and os.isatty(output)
+            else None,
         )
+        if output is not None:
+            os.close(output)
         try:
             deadline = time.monotonic() + PATIENCE_SECONDS
             while not (root / "runs" / until / "usage.jsonl").exists():
@@ -89,6 +105,31 @@ def test_down_lets_a_run_of_a_terminal_checkpoint_before_its_server_goes(
     assert "Traceback" not in printed
     rows = jsonl.read(root / "runs" / "data" / "attempts.jsonl", AttemptRow).rows
     assert [row.exit_code for row in rows if row.event == "end"] == [75]
+
+
+@pytest.mark.slow
+@pytest.mark.integration
+@pytest.mark.parametrize(
+    ("open_output", "ended"),
+    [
+        pytest.param(os.pipe, (0, "completed"), id="a pipe"),
+        pytest.param(pty.openpty, (75, "stopped"), id="a terminal"),
+    ],
+)
+def test_where_nobody_reads_any_more_a_run_ends_as_it_would_have_and_a_lost_terminal_stops_it(
+    tmp_path: Path,
+    server: Server,
+    open_output: Callable[[], tuple[int, int]],
+    ended: tuple[int, str],
+) -> None:
+    root = tmp_path / "project"
+    (root / "behaviour.txt").write_text("slow")
+    ours, output = open_output()
+    with rlhf_run(root, "sft", output) as process:
+        os.close(ours)
+        (root / "behaviour.txt").unlink()
+        code = process.wait(PATIENCE_SECONDS)
+    assert (code, last_row(root).state) == ended
 
 
 @pytest.mark.parametrize(

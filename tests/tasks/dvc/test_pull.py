@@ -14,7 +14,7 @@ from config.load import load
 from tasks.dvc import pull
 from tasks.dvc.pull import fetch, inputs_of, is_unchanged_elsewhere, remote_of, small_outputs
 from tasks.dvc.repro import REPRO
-from tasks.dvc.status import environment, is_unchanged, public, push, stale_stages
+from tasks.dvc.status import environment, forget, is_unchanged, public, push, stale_stages
 from tests.conftest import ROOT
 from tests.support.stage_project import copy_of, make_project
 
@@ -107,6 +107,12 @@ def test_a_metric_that_a_stage_reads_counts_by_its_value_wherever_it_is(project:
     (project / "metrics").mkdir(exist_ok=True)
     (project / "metrics" / "sft.json").write_text('{"rows": 7, "rate": 1e-05}')
     assert is_unchanged_elsewhere(project, "reward"), "a copy here is no metric of the stage"
+
+
+def test_a_stage_that_was_never_done_is_to_be_done_whatever_it_reads(project: Path) -> None:
+    for stage in ("reward", "sft", "data"):
+        forget(project, stage)
+        assert not is_unchanged_elsewhere(project, stage)
 
 
 def test_fetching_brings_what_is_missing_and_only_that(project: Path) -> None:

@@ -1,0 +1,51 @@
+"""What a command prints, where nobody may read it any more: `rlhf run | head -1`, a terminal that
+was closed. The command does its work to the end, and its exit code is that of the work.
+"""
+
+import errno
+import io
+import os
+import sys
+from typing import Any
+
+
+class Output(io.FileIO):
+    """A file descriptor whose content goes nowhere once its reader is gone."""
+
+    def __init__(self, descriptor: int) -> None:
+        super().__init__(descriptor, "w", closefd=False)
+        self._was_terminal = os.isatty(descriptor)
+
+    def write(self, content: Any) -> int:
+        try:
+            return super().write(content)
+        except OSError as error:
+            closed = error.errno == errno.EIO and self._was_terminal
+            if error.errno != errno.EPIPE and not closed:
+                raise
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, self.fileno())  # child processes have the same one
+            os.close(nowhere)
+            return memoryview(content).nbytes
+
+
+def outlive_readers() -> None:
+    """Have what this process prints outlive whoever reads it. To be called before anything is
+    printed, or keeps sys.stdout or sys.stderr, as libraries do when they are imported.
+    """
+    sys.stdout, sys.stderr = outliving(sys.stdout), outliving(sys.stderr)
+
+
+def outliving(stream: Any) -> Any:
+    """A stream like `stream` on the same descriptor, or itself if it has none."""
+    try:
+        descriptor = stream.fileno()
+    except (AttributeError, OSError):  # nothing there, or a text in memory
+        return stream
+    return io.TextIOWrapper(
+        io.BufferedWriter(Output(descriptor)),
+        encoding=stream.encoding,
+        errors=stream.errors,
+        line_buffering=stream.line_buffering,
+        write_through=stream.write_through,
+    )
