@@ -1,1 +1,4 @@
-"""The `rlhf` command, thin: it reads arguments, calls the packages below, and prints."""
+"""The `rlhf` command, thin: it reads arguments, calls the packages below, and prints.
+
+Nobody imports it.
+"""

@@ -150,7 +150,7 @@ def _end_zombies(root: Path) -> None:
     from prefect.client.orchestration import get_client
 
     from tasks.deployment.deployments import POOL
-    from tasks.deployment.zombies import end_zombies
+    from tasks.servers.zombies import end_zombies
 
     alive = any(server.name == WORKER for server in servers(root))
     with get_client(sync_client=True) as client:

@@ -1,3 +1,4 @@
-"""What a run costs: the ledger of what was measured. Pure formulas and readers; imports neither
-torch nor an orchestrator nor a tracker.
+"""What a run costs: pure formulas and readers, plans, and the ledger of what was measured.
+
+Everybody but training may import it; it imports neither torch nor an orchestrator nor a tracker.
 """

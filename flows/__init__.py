@@ -1,1 +1,4 @@
-"""Prefect flows: tables of contents."""
+"""Prefect flows: tables of contents.
+
+The command line imports them, and Prefect's workers by the addresses in prefect.yaml.
+"""

@@ -9,13 +9,13 @@ import logging
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from transformers import PreTrainedTokenizerBase
 
-from config.errors import DataError, ParamsError
+from config.errors import ParamsError
 from config.schema import Params
-from config.sections.data import Data, FileSource, HelpdeskSource, HubSource, Source
+from config.sections.data import HelpdeskSource
+from training.evaluation.intervals import Proportion
 from training.modeling.tokenizer import (
     SMALLEST_VOCABULARY,
     SPECIAL_TOKENS,
@@ -25,15 +25,20 @@ from training.modeling.tokenizer import (
     trained_tokenizer,
 )
 from training.preparation import helpdesk
-from training.preparation.cleaning import (
-    Refusal,
-    TextRules,
-    check_quarantine_fraction,
-    write_quarantine,
+from training.preparation.cleaning import TextRules
+from training.preparation.examples import (
+    QUARANTINE_OF_FAILED_ATTEMPT,
+    Need,
+    examples_for,
+    parse,
+    read_sources,
+    refuse_if_too_many,
+    vote_pairs,
 )
-from training.preparation.formats import Example, Parsed, check_columns, column_names, parse_rows
+from training.preparation.formats import Example, Parsed
 from training.preparation.rows import (
     USES,
+    Datasets,
     crowded_out,
     each,
     in_one_form,
@@ -42,7 +47,7 @@ from training.preparation.rows import (
     refuse_empty_splits,
     write_prepared,
 )
-from training.preparation.sources import SourceRow, Table, local_files, read_file, read_hub
+from training.preparation.sources import local_files
 from training.preparation.splits import SPLITS, split_of
 from training.preparation.summary import (
     baselines,
@@ -56,8 +61,6 @@ from training.preparation.summary import (
     source_metrics,
     token_lengths,
 )
-from training.preparation.trees import parse_trees
-from training.preparation.votes import gather, read_vote_lines
 from training.preparation.worlds import World, world_of
 from training.process.artifacts import replacing, write_csv, write_json
 from training.process.stage import Stage, run_stage
@@ -68,7 +71,6 @@ SECTIONS = ("seed", "model", "data")
 EXCHANGES = 2000
 """Prompts by which the longest exchange of a generated world is found."""
 UNLIMITED_VOCABULARY = 1 << 16
-QUARANTINE_OF_FAILED_ATTEMPT = "runs/data/quarantine.jsonl"
 
 
 def data(stage: Stage) -> None:
@@ -85,33 +87,14 @@ def data(stage: Stage) -> None:
             if params.model.path is None
             else pretrained_tokenizer(params.model, params.data.prompt_template)
         )
-        special_tokens = SPECIAL_TOKENS if base is None else tuple(base.all_special_tokens)
-        rules = TextRules(
-            params.data.max_prompt_chars, params.data.max_response_chars, special_tokens
-        )
-        parsed = [parse(need, rules) for need in needs]
+        parsed = clean(needs, base, params, root)
         refusals = [refusal for part in parsed for refusal in part.refusals]
-        refuse_if_too_many(refusals, parsed, params.data, root)
-        formed = in_one_form(
-            [part.examples for part in parsed], [not need.teaches_tokens for need in needs]
-        )
-        parsed = [
-            part._replace(examples=examples) for part, examples in zip(parsed, formed, strict=True)
-        ]
         work.add(sequences=sum(part.rows_read for part in parsed))
     stage.stop_if_requested()
     # 3. the tokenizer, the prompts that leave no room for a response, and the three datasets
     with stage.meter.phase("tokenise", 0) as work:
         examples = [example for part in parsed for example in part.examples]
-        teaching = [
-            example
-            for need, part in zip(needs, parsed, strict=True)
-            if need.teaches_tokens
-            for example in part.examples
-        ]
-        tokenizer = base or train_tokenizer(teaching, params)
-        if base is None:
-            refuse_too_large_world(tokenizer, teaching, params)
+        tokenizer = base or tokenizer_of_world(needs, parsed, params)
         tokens = prompt_tokens(tokenizer, examples)
         crowded = {
             example: crowded_out(example, tokens[example], params.model.context_length)
@@ -139,6 +122,7 @@ def data(stage: Stage) -> None:
     with stage.meter.phase("summarise", 0):
         pairs = {split: reply_pairs(datasets["preference"][split]) for split in SPLITS}
         trivial = baselines(pairs)
+        votes = vote_pairs(needs, parsed)
         metrics = {
             **source_metrics(parsed, refusals),
             **duplicate_metrics(by_use, datasets),
@@ -149,7 +133,7 @@ def data(stage: Stage) -> None:
                 [pair.chosen_first for example in by_use["preference"] for pair in example.pairs],
             ),
             **flat(trivial, "baseline"),
-            "vote_pairs": (votes := vote_pairs(needs, parsed)),
+            "vote_pairs": votes,
             **gold_metrics(datasets, params.data, labels_known=not votes),
             "vocab_size": len(tokenizer),
         }
@@ -160,16 +144,7 @@ def data(stage: Stage) -> None:
         write_prepared(root / "data/prepared", datasets, refusals)
         with replacing(root / "data/tokenizer") as folder:
             tokenizer.save_pretrained(folder)
-        write_csv(
-            root / "plots/data_lengths.csv",
-            ("dataset", "split", "tokens", "sequences"),
-            length_histogram(datasets),
-        )
-        write_csv(
-            root / "plots/data_baselines.csv",
-            ("baseline", "accuracy", "low", "high"),
-            [(name, *p) for name, p in trivial.items()],
-        )
+        write_plots(root / "plots", datasets, trivial)
         write_json(root / "metrics/data.json", metrics)
         (root / QUARANTINE_OF_FAILED_ATTEMPT).unlink(missing_ok=True)
     if not params.data.reads_elsewhere():
@@ -184,146 +159,53 @@ def data(stage: Stage) -> None:
     logger.info("%d of %d rows refused; prepared %s", len(refusals), metrics["rows_read"], counts)
 
 
-class Need(NamedTuple):
-    """A table that was read, and which datasets its examples serve."""
+def clean(
+    needs: Sequence[Need], base: PreTrainedTokenizerBase | None, params: Params, root: Path
+) -> list[Parsed]:
+    """The examples of every table, with prompts of one form, and the rows that were refused.
 
-    table: Table
-    form: str
-    columns: Mapping[str, str]
-    uses: tuple[str, ...]
-    refused: tuple[Refusal, ...] = ()
-    """Lines that are no rows."""
-    teaches_tokens: bool = True
-    """Whether a tokenizer that is trained learns from its examples."""
-
-
-HELPDESK_FORMATS = {"sft": "instructions", "preference": "pairs", "prompts": "prompts"}
-
-SERVING_FORMATS = {
-    "sft": ("pairs", "votes", "trees", "instructions"),
-    "preference": ("pairs", "votes", "trees"),
-    "prompts": ("pairs", "votes", "trees", "instructions", "prompts"),
-}
-
-
-def read_sources(params: Params, root: Path) -> list[Need]:
-    """The tables of the configured sources; data.source serves every dataset that has no source of
-    its own.
-
-    Raises DataError as training/preparation/sources.py does, and ParamsError for a format that has
-    nothing for its dataset.
+    Raises DataError if these are too many, or if conversations stand beside plain prompts.
     """
-    settings = params.data
-    own = {
-        "sft": ("data.sft_source", settings.sft_source),
-        "prompts": ("data.prompt_source", settings.prompt_source),
-    }
-    shared = tuple(use for use in USES if use not in own or own[use][1] is None)
-    needs = _needs(settings.source, "data.source", shared, params.seed, root)
-    for use, (setting, source) in own.items():
-        if source is not None:
-            needs += _needs(source, setting, (use,), params.seed, root)
-    return needs + ([] if settings.vote_source is None else _vote_needs(settings.vote_source, root))
+    special_tokens = SPECIAL_TOKENS if base is None else tuple(base.all_special_tokens)
+    rules = TextRules(params.data.max_prompt_chars, params.data.max_response_chars, special_tokens)
+    parsed = [parse(need, rules) for need in needs]
+    refusals = [refusal for part in parsed for refusal in part.refusals]
+    refuse_if_too_many(refusals, parsed, params.data, root)
+    formed = in_one_form(
+        [part.examples for part in parsed], [not need.teaches_tokens for need in needs]
+    )
+    return [part._replace(examples=found) for part, found in zip(parsed, formed, strict=True)]
 
 
-def _vote_needs(source: FileSource, root: Path) -> list[Need]:
-    """Preferences that come on top. They teach no tokens, so that new votes leave the tokenizer,
-    and with it the SFT model, as it is.
+def tokenizer_of_world(
+    needs: Sequence[Need], parsed: Sequence[Parsed], params: Params
+) -> PreTrainedTokenizerBase:
+    """A tokenizer learnt from the tables that teach one. Raises ParamsError if it leaves no room
+    for a generated world.
     """
-    setting = "data.vote_source"
-    table, refused = read_vote_lines(source, root, setting)
-    columns = column_names(source.format, source.columns, setting)
-    if table.rows:
-        if source.format == "votes":
-            table, columns = gather(table, columns)
-        check_columns(table, source.format, columns, setting)
-    return [
-        Need(table, source.format, columns, ("preference",), tuple(refused), teaches_tokens=False)
-    ]
-
-
-def _needs(
-    source: Source, setting: str, uses: tuple[str, ...], seed: int, root: Path
-) -> list[Need]:
-    if isinstance(source, HelpdeskSource):
-        world = helpdesk.generate(source, seed)._asdict()
-        return [_helpdesk_need(use, world[use], setting, seed) for use in uses]
-    for use in uses:
-        if source.format not in SERVING_FORMATS[use]:
-            raise ParamsError(
-                f"{setting}.format={source.format} has no rows for the {use} data, which needs one "
-                "of "
-                f"{', '.join(SERVING_FORMATS[use])}. Change the format or the source in "
-                "params.yaml."
-            )
-    columns = column_names(source.format, source.columns, setting)
-    table = (
-        read_hub(source, setting)
-        if isinstance(source, HubSource)
-        else read_file(source, root, setting)
-    )
-    if source.format == "votes":
-        table, columns = gather(table, columns)
-    check_columns(table, source.format, columns, setting)
-    return [Need(table, source.format, columns, uses)]
-
-
-def _helpdesk_need(use: str, rows: Sequence[Mapping[str, str]], setting: str, seed: int) -> Need:
-    table = Table(
-        f"{setting} helpdesk (seed {seed}), {use}",
-        "row",
-        [SourceRow(i, row) for i, row in enumerate(rows, start=1)],
-    )
-    form = HELPDESK_FORMATS[use]
-    return Need(table, form, column_names(form, {}, setting), (use,))
-
-
-def parse(need: Need, rules: TextRules) -> Parsed:
-    """The examples of a table and the rows that were refused."""
-    if need.form == "trees":
-        found = parse_trees(need.table, need.columns, rules)
-    else:
-        found = parse_rows(need.table, need.form, need.columns, rules)
-    return found._replace(
-        rows_read=found.rows_read + len(need.refused), refusals=[*need.refused, *found.refusals]
-    )
-
-
-def examples_for(use: str, needs: Sequence[Need], parsed: Sequence[Parsed]) -> list[Example]:
-    return [
+    teaching = [
         example
         for need, part in zip(needs, parsed, strict=True)
-        if use in need.uses
+        if need.teaches_tokens
         for example in part.examples
     ]
+    tokenizer = train_tokenizer(teaching, params)
+    refuse_too_large_world(tokenizer, teaching, params)
+    return tokenizer
 
 
-def vote_pairs(needs: Sequence[Need], parsed: Sequence[Parsed]) -> int:
-    """Pairs that data.vote_source added, before duplicates are dropped."""
-    return sum(
-        len(example.pairs)
-        for need, part in zip(needs, parsed, strict=True)
-        if not need.teaches_tokens
-        for example in part.examples
+def write_plots(folder: Path, datasets: Datasets, trivial: Mapping[str, Proportion]) -> None:
+    """Lengths of the sequences, and how often trivial predictors are right."""
+    write_csv(
+        folder / "data_lengths.csv",
+        ("dataset", "split", "tokens", "sequences"),
+        length_histogram(datasets),
     )
-
-
-def refuse_if_too_many(
-    refusals: Sequence[Refusal], parsed: Sequence[Parsed], settings: Data, root: Path
-) -> None:
-    """Fail above `data.max_quarantine_fraction`; the refused rows are then found in runs/data, the
-    prepared data stays.
-
-    Raises DataError.
-    """
-    rows_read = sum(part.rows_read for part in parsed)
-    try:
-        check_quarantine_fraction(
-            refusals, rows_read, settings.max_quarantine_fraction, QUARANTINE_OF_FAILED_ATTEMPT
-        )
-    except DataError:
-        write_quarantine(root / QUARANTINE_OF_FAILED_ATTEMPT, refusals)
-        raise
+    write_csv(
+        folder / "data_baselines.csv",
+        ("baseline", "accuracy", "low", "high"),
+        [(name, *p) for name, p in trivial.items()],
+    )
 
 
 def refuse_too_large_world(

@@ -1,1 +1,3 @@
-"""What benchmarks/faults.py is made of: the project, the strikes, the witness, the checks."""
+"""What benchmarks/faults.py is made of: the project, the strikes, the witness, the checks. Nothing
+else imports it.
+"""

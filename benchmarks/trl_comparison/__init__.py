@@ -1,3 +1,3 @@
-"""Parts of ppo_vs_trl.py: what both trainers start from, a run of either, and TRL 1.12.0 (the last
-with a PPO) in an environment of its own.
+"""What runs of ours beside TRL 1.12.0 (the last with a PPO) are made of: what both start from, a run
+of either, TRL's environment. Commands that compare with TRL import it.
 """

@@ -1,4 +1,4 @@
 """Which model is in use: the record, its files, and the gate that evidence has to pass.
 
-Retraining and pipeline may import it.
+Retraining, pipeline and the command line may import it.
 """

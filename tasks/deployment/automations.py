@@ -13,8 +13,8 @@ from prefect.events.schemas.automations import AutomationCore, EventTrigger, Pos
 from prefect.events.schemas.events import ResourceSpecification
 from prefect.exceptions import ObjectNotFound
 
-from tasks.deployment.zombies import GO_ON, ZOMBIE
 from tasks.servers.plans import HEARTBEAT_SECONDS
+from tasks.servers.zombies import GO_ON, ZOMBIE
 from tasks.ui.events import PREFIX
 
 WEBHOOK = "rlhf-notify"

@@ -24,7 +24,6 @@ from costs.ledger.history import remember
 from costs.ledger.ledger import ledger
 from costs.ledger.reconcile import read_plan, reconcile
 from reporting.build import build_report, build_summary
-from tasks.deployment.alive import shown_alive
 from tasks.dvc.status import default_remote, public, push
 from tasks.pipeline.run_progress import RunProgress
 from tasks.planning.prepared import ELSEWHERE, Prepared, keep, spent_by_runs
@@ -43,6 +42,7 @@ from tasks.run.stop import StopRequest, on_signals
 from tasks.run.workspace import Unfinished, is_own, keep_lock, keep_unfinished
 from tasks.servers.lost_server import hang_up, is_gone
 from tasks.servers.processes import servers
+from tasks.servers.shown_alive import shown_alive
 from tasks.stage.lifetime import note_killed
 from tasks.stage.progress import Display
 from tasks.stage.runner import stop_orphans

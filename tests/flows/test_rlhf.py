@@ -31,7 +31,7 @@ from config.errors import CostError, UserError
 from config.load import load
 from config.records import AttemptRow, PipelineRow, stages_of
 from flows.rlhf import rlhf
-from tasks.deployment.zombies import ZOMBIE
+from tasks.servers.zombies import ZOMBIE
 from tests.conftest import ROOT
 from tests.support.stage_project import make_project
 

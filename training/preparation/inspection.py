@@ -29,17 +29,10 @@ from training.preparation.cleaning import (
     same_prompt_key,
     same_text_key,
 )
-from training.preparation.formats import (
-    COLUMNS,
-    Example,
-    Parsed,
-    check_columns,
-    column_names,
-    parse_rows,
-)
+from training.preparation.examples import parse_table
+from training.preparation.formats import COLUMNS, Example, check_columns, column_names
 from training.preparation.sources import Table, csv_delimiter, read_file
 from training.preparation.splits import split_of
-from training.preparation.trees import parse_trees
 from training.preparation.votes import ANNOTATOR, VOTE, gather
 from training.process.command import run_command
 
@@ -110,7 +103,9 @@ def inspect(
     if form == "votes":
         table, readable = gather(table, readable)
     check_columns(table, form, readable, "data.source")
-    parsed = _parsed(table, form, readable, params)
+    special = SPECIAL_TOKENS if params.model.path is None else ()
+    rules = TextRules(params.data.max_prompt_chars, params.data.max_response_chars, special)
+    parsed = parse_table(table, form, readable, rules)
     pairs = _unique_pairs(parsed.examples)
     return Inspection(
         file=path,
@@ -235,14 +230,6 @@ def _unread(present: Iterable[str], columns: Mapping[str, str], gathered: bool) 
 
 
 # ---------------------------------------------------------------- rows
-
-
-def _parsed(table: Table, form: str, columns: Mapping[str, str], params: Params) -> Parsed:
-    special = SPECIAL_TOKENS if params.model.path is None else ()
-    rules = TextRules(params.data.max_prompt_chars, params.data.max_response_chars, special)
-    if form == "trees":
-        return parse_trees(table, columns, rules)
-    return parse_rows(table, form, columns, rules)
 
 
 def _refused(refusals: Sequence[Refusal]) -> dict[str, dict[str, Any]]:

@@ -18,16 +18,21 @@ from config import jsonl
 from config.load import load
 from config.schema import Params
 from config.workspace.retraining import Examination, LengthDrift, Share
-from training.data import examples_for, parse, read_sources, refuse_if_too_many
 from training.evaluation.intervals import wilson
 from training.modeling.tokenizer import SPECIAL_TOKENS, Prompt, encode_prompts, prompt_text
+from training.retraining.trained_models import TrainedModels, pair_margins
 from training.preparation.cleaning import TextRules, same_prompt_key
+from training.preparation.examples import (
+    examples_for,
+    parse,
+    read_sources,
+    refuse_if_too_many,
+)
 from training.preparation.rows import USES, crowded_out, each, make_dataset, prompt_tokens
 from training.preparation.splits import SPLITS
 from training.process.artifacts import write_json
 from training.retraining.drift import critical_distance, length_distance, unseen_words
 from training.retraining.helper import run_helper
-from training.retraining.trained_models import TrainedModels, pair_margins
 
 MAX_PAIRS = 5000
 """New pairs that the reward model looks at: enough for an interval of 0.013."""

@@ -13,7 +13,7 @@ from prefect import get_client
 from prefect.client.schemas.objects import StateType
 from prefect.states import Running
 
-from tasks.deployment.zombies import ZOMBIE
+from tasks.servers.zombies import ZOMBIE
 
 logger = logging.getLogger(__name__)
 

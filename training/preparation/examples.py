@@ -1,0 +1,171 @@
+"""From the configured sources to examples: which table serves which dataset, how each is read and
+parsed, and how many of its rows may be refused.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from config.errors import DataError, ParamsError
+from config.schema import Params
+from config.sections.data import Data, FileSource, HelpdeskSource, HubSource, Source
+from training.preparation import helpdesk
+from training.preparation.cleaning import (
+    Refusal,
+    TextRules,
+    check_quarantine_fraction,
+    write_quarantine,
+)
+from training.preparation.formats import Example, Parsed, check_columns, column_names, parse_rows
+from training.preparation.rows import USES
+from training.preparation.sources import SourceRow, Table, read_file, read_hub
+from training.preparation.trees import parse_trees
+from training.preparation.votes import gather, read_vote_lines
+
+QUARANTINE_OF_FAILED_ATTEMPT = "runs/data/quarantine.jsonl"
+
+
+class Need(NamedTuple):
+    """A table that was read, and which datasets its examples serve."""
+
+    table: Table
+    form: str
+    columns: Mapping[str, str]
+    uses: tuple[str, ...]
+    refused: tuple[Refusal, ...] = ()
+    """Lines that are no rows."""
+    teaches_tokens: bool = True
+    """Whether a tokenizer that is trained learns from its examples."""
+
+
+HELPDESK_FORMATS = {"sft": "instructions", "preference": "pairs", "prompts": "prompts"}
+
+SERVING_FORMATS = {
+    "sft": ("pairs", "votes", "trees", "instructions"),
+    "preference": ("pairs", "votes", "trees"),
+    "prompts": ("pairs", "votes", "trees", "instructions", "prompts"),
+}
+
+
+def read_sources(params: Params, root: Path) -> list[Need]:
+    """The tables of the configured sources; data.source serves every dataset that has no source of
+    its own.
+
+    Raises DataError as training/preparation/sources.py does, and ParamsError for a format that has
+    nothing for its dataset.
+    """
+    settings = params.data
+    own = {
+        "sft": ("data.sft_source", settings.sft_source),
+        "prompts": ("data.prompt_source", settings.prompt_source),
+    }
+    shared = tuple(use for use in USES if use not in own or own[use][1] is None)
+    needs = _needs(settings.source, "data.source", shared, params.seed, root)
+    for use, (setting, source) in own.items():
+        if source is not None:
+            needs += _needs(source, setting, (use,), params.seed, root)
+    return needs + ([] if settings.vote_source is None else _vote_needs(settings.vote_source, root))
+
+
+def _vote_needs(source: FileSource, root: Path) -> list[Need]:
+    """Preferences that come on top. They teach no tokens, so that new votes leave the tokenizer,
+    and with it the SFT model, as it is.
+    """
+    setting = "data.vote_source"
+    table, refused = read_vote_lines(source, root, setting)
+    columns = column_names(source.format, source.columns, setting)
+    if table.rows:
+        if source.format == "votes":
+            table, columns = gather(table, columns)
+        check_columns(table, source.format, columns, setting)
+    return [
+        Need(table, source.format, columns, ("preference",), tuple(refused), teaches_tokens=False)
+    ]
+
+
+def _needs(
+    source: Source, setting: str, uses: tuple[str, ...], seed: int, root: Path
+) -> list[Need]:
+    if isinstance(source, HelpdeskSource):
+        world = helpdesk.generate(source, seed)._asdict()
+        return [_helpdesk_need(use, world[use], setting, seed) for use in uses]
+    for use in uses:
+        if source.format not in SERVING_FORMATS[use]:
+            raise ParamsError(
+                f"{setting}.format={source.format} has no rows for the {use} data, which needs one "
+                "of "
+                f"{', '.join(SERVING_FORMATS[use])}. Change the format or the source in "
+                "params.yaml."
+            )
+    columns = column_names(source.format, source.columns, setting)
+    table = (
+        read_hub(source, setting)
+        if isinstance(source, HubSource)
+        else read_file(source, root, setting)
+    )
+    if source.format == "votes":
+        table, columns = gather(table, columns)
+    check_columns(table, source.format, columns, setting)
+    return [Need(table, source.format, columns, uses)]
+
+
+def _helpdesk_need(use: str, rows: Sequence[Mapping[str, str]], setting: str, seed: int) -> Need:
+    table = Table(
+        f"{setting} helpdesk (seed {seed}), {use}",
+        "row",
+        [SourceRow(i, row) for i, row in enumerate(rows, start=1)],
+    )
+    form = HELPDESK_FORMATS[use]
+    return Need(table, form, column_names(form, {}, setting), (use,))
+
+
+def parse_table(table: Table, form: str, columns: Mapping[str, str], rules: TextRules) -> Parsed:
+    """The examples of a table and the rows that were refused, whatever its format."""
+    if form == "trees":
+        return parse_trees(table, columns, rules)
+    return parse_rows(table, form, columns, rules)
+
+
+def parse(need: Need, rules: TextRules) -> Parsed:
+    """The same of a table that was read, with the lines that are no rows."""
+    found = parse_table(need.table, need.form, need.columns, rules)
+    return found._replace(
+        rows_read=found.rows_read + len(need.refused), refusals=[*need.refused, *found.refusals]
+    )
+
+
+def examples_for(use: str, needs: Sequence[Need], parsed: Sequence[Parsed]) -> list[Example]:
+    return [
+        example
+        for need, part in zip(needs, parsed, strict=True)
+        if use in need.uses
+        for example in part.examples
+    ]
+
+
+def vote_pairs(needs: Sequence[Need], parsed: Sequence[Parsed]) -> int:
+    """Pairs that data.vote_source added, before duplicates are dropped."""
+    return sum(
+        len(example.pairs)
+        for need, part in zip(needs, parsed, strict=True)
+        if not need.teaches_tokens
+        for example in part.examples
+    )
+
+
+def refuse_if_too_many(
+    refusals: Sequence[Refusal], parsed: Sequence[Parsed], settings: Data, root: Path
+) -> None:
+    """Fail above `data.max_quarantine_fraction`; the refused rows are then found in runs/data, the
+    prepared data stays.
+
+    Raises DataError.
+    """
+    rows_read = sum(part.rows_read for part in parsed)
+    try:
+        check_quarantine_fraction(
+            refusals, rows_read, settings.max_quarantine_fraction, QUARANTINE_OF_FAILED_ATTEMPT
+        )
+    except DataError:
+        write_quarantine(root / QUARANTINE_OF_FAILED_ATTEMPT, refusals)
+        raise
