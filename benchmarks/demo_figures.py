@@ -23,6 +23,20 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from benchmarks.projects.checkouts import clone, point_remote
 from tasks.servers.ports import free_port
 
+EVALUATED = (
+    "gold_base",
+    "gold_sft",
+    "gold_aligned",
+    "win_rate_gold",
+    "win_rate_gold_low",
+    "win_rate_gold_high",
+    "win_rate_reward",
+    "win_rate_reward_low",
+    "win_rate_reward_high",
+    "kl",
+    "reward_hacking",
+)
+"""Of metrics/evaluate.json."""
 RLHF = Path(sys.executable).with_name("rlhf")
 
 
@@ -57,7 +71,7 @@ def measure(folder: Path, recipe: str, seed: int, reruns: bool) -> dict[str, Any
         for name in ("reward", "evaluate")
     )
     limit = reward["bayes_accuracy"]
-    figures = {
+    figures: dict[str, Any] = {
         "seed": seed,
         "seconds": seconds,
         "stage_seconds": {
@@ -67,38 +81,30 @@ def measure(folder: Path, recipe: str, seed: int, reruns: bool) -> dict[str, Any
         "bayes_accuracy": limit,
         "gap_to_bayes": None if limit is None else limit - reward["accuracy"],
         "ece": reward["ece"],
-        **{
-            name: evaluation[name]
-            for name in (
-                "gold_base",
-                "gold_sft",
-                "gold_aligned",
-                "win_rate_gold",
-                "win_rate_gold_low",
-                "win_rate_gold_high",
-                "win_rate_reward",
-                "win_rate_reward_low",
-                "win_rate_reward_high",
-                "kl",
-                "reward_hacking",
-            )
-        },
+        **{name: evaluation[name] for name in EVALUATED},
     }
     print(json.dumps(figures), file=sys.stderr, flush=True)
     if reruns:
-        figures["rerun_seconds"] = rlhf(folder, *run)[0]
-        figures["price_change_seconds"], after = rlhf(
-            folder, *run, "--set", "prices.usd_per_device_hour=0.2"
-        )
-        figures["price_change_trains"] = [
-            stage["stage"] for stage in json.loads(after)["stages"] if not stage["cached"]
-        ]
-        prefect_port, mlflow_port = str(free_port()), str(free_port())
-        rlhf(folder, "up", "--prefect-port", prefect_port, "--mlflow-port", mlflow_port)
-        try:
-            figures["rerun_with_server_seconds"] = rlhf(folder, *run)[0]
-        finally:
-            rlhf(folder, "down")
+        figures |= rerun_figures(folder, run)
+    return figures
+
+
+def rerun_figures(folder: Path, run: tuple[str, ...]) -> dict[str, Any]:
+    """Seconds of the same run again: unchanged, with another price, beside servers."""
+    figures: dict[str, Any] = {}
+    figures["rerun_seconds"] = rlhf(folder, *run)[0]
+    figures["price_change_seconds"], after = rlhf(
+        folder, *run, "--set", "prices.usd_per_device_hour=0.2"
+    )
+    figures["price_change_trains"] = [
+        stage["stage"] for stage in json.loads(after)["stages"] if not stage["cached"]
+    ]
+    prefect_port, mlflow_port = str(free_port()), str(free_port())
+    rlhf(folder, "up", "--prefect-port", prefect_port, "--mlflow-port", mlflow_port)
+    try:
+        figures["rerun_with_server_seconds"] = rlhf(folder, *run)[0]
+    finally:
+        rlhf(folder, "down")
     return figures
 
 

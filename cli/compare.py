@@ -2,14 +2,11 @@
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from cli.project import project_root, typed_path
-
-if TYPE_CHECKING:
-    pass
 
 
 def compare(

@@ -83,12 +83,13 @@ def plan_first(
     warning = gate(root, of_run)
     if warning:
         print(f"warning: {warning}", file=sys.stderr)
-    if not needs_approval(prepared) or yes:
-        return
-    above = (
-        f"{prepared.ahead_total.usd:.4g} USD are planned, above "
-        f"budget.approval_usd={params.budget.approval_usd:g}"
-    )
+    if needs_approval(prepared) and not yes:
+        _ask_for_approval(prepared.ahead_total.usd, params.budget.approval_usd)
+
+
+def _ask_for_approval(planned_usd: float, approval_usd: float | None) -> None:
+    """Raises CostError unless somebody at the terminal approves."""
+    above = f"{planned_usd:.4g} USD are planned, above budget.approval_usd={approval_usd:g}"
     if not sys.stdin.isatty():
         raise CostError(
             f"{above}, and nobody is there to ask. Approve with --yes, or raise "

@@ -9,7 +9,7 @@ import urllib.parse
 import webbrowser
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -17,6 +17,9 @@ from rich.table import Table
 
 from cli.project import project_root, typed_path
 from config.errors import EnvironmentFault, ParamsError
+
+if TYPE_CHECKING:
+    from http.server import ThreadingHTTPServer
 
 FIRST_PAIRS = 50
 """Drawn when there are none yet."""
@@ -59,11 +62,7 @@ def label(
     if new or not (root / PAIRS_FILE).exists():
         draw(root, new or FIRST_PAIRS, temperature, seed)
     with serve(Session(root / PAIRS_FILE, root / VOTES_FILE), port) as server:
-        for number in (
-            signal.SIGTERM,
-            signal.SIGINT,
-        ):  # from another thread: shutdown waits for the loop that a signal interrupts
-            signal.signal(number, lambda *_: threading.Thread(target=server.shutdown).start())
+        _stop_on_signals(server)
         address = url(server) + ("?" + urllib.parse.urlencode({"annotator": name}) if name else "")
         typer.echo(
             json.dumps({"url": address, "votes": str(VOTES_FILE)})
@@ -75,6 +74,12 @@ def label(
             webbrowser.open(address)
         server.serve_forever(poll_interval=0.1)
     _report(root, as_json)
+
+
+def _stop_on_signals(server: "ThreadingHTTPServer") -> None:
+    for number in (signal.SIGTERM, signal.SIGINT):
+        # from another thread: shutdown waits for the loop that a signal interrupts
+        signal.signal(number, lambda *_: threading.Thread(target=server.shutdown).start())
 
 
 def draw(root: Path, count: int, temperature: float, seed: int | None) -> None:

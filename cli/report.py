@@ -47,19 +47,25 @@ def report(
     if sync:
         _sync(root, params, quiet=as_json)
     if html or open_page:
-        from reporting.build import build_report
-
-        page = build_report(root, params, run_id).resolve()
-        if not as_json:
-            typer.echo(page)
-        if open_page:
-            import webbrowser
-
-            webbrowser.open(page.as_uri())
+        _write_page(root, params, run_id, quiet=as_json, open_page=open_page)
     if as_json:
         typer.echo(json.dumps(run_json(root, params, run_id), indent=2))
     elif costs or not (html or open_page or sync):
         _print(root, params, run_id, costs)
+
+
+def _write_page(
+    root: Path, params: "Params", run_id: str | None, quiet: bool, open_page: bool
+) -> None:
+    from reporting.build import build_report
+
+    page = build_report(root, params, run_id).resolve()
+    if not quiet:
+        typer.echo(page)
+    if open_page:
+        import webbrowser
+
+        webbrowser.open(page.as_uri())
 
 
 def run_json(root: Path, params: "Params", run_id: str | None = None) -> dict[str, Any]:

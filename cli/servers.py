@@ -58,43 +58,48 @@ def up(
         )
         if plan
     ]
-    if is_postgresql(params.tracking.uri):
-        from tasks.servers.databases import (
-            ensure_databases,  # its libraries take half a second to import
-        )
-
-        for name in ensure_databases(params.tracking.uri):
-            console.print(f"Created the database {name}.", markup=False)
+    _make_databases(params.tracking.uri, console)
     console.print("Starting the servers ..." if not servers(root) else "Looking at the servers ...")
     running = start(root, plans)
     prefect = next(server for server in running if server.name == "prefect")
     asked, login = _checked_logins(root, running, params.tracking.uri, no_auth, mlflow_auth)
     found = pages(root, params, running)
-    for name, url in found.items():
-        console.print(f"{NAMES[name]:<8} {url}", markup=False)
+    rows = [(NAMES[name], url) for name, url in found.items()]
     if asked:
-        console.print(
-            f"{'Key':<8} {api_key(root)}   (Prefect's pages ask for it once in each browser)",
-            markup=False,
-        )
+        rows.append(("Key", f"{api_key(root)}   (Prefect's pages ask for it once in each browser)"))
     if login:
-        console.print(
-            f"{'Login':<8} {MLFLOW_USER}, {key(root / MLFLOW_KEY)}   (MLflow's pages ask for it)",
-            markup=False,
-        )
+        password = key(root / MLFLOW_KEY)
+        rows.append(("Login", f"{MLFLOW_USER}, {password}   (MLflow's pages ask for it)"))
+    _say(console, rows)
     deployed = _work(root, prefect, notify)
-    for each in deployed:
-        console.print(
-            f"{'Form':<8} {each.url}/run   "
-            f"({each.name}{', on a schedule' if each.scheduled else ''})",
-            markup=False,
-        )
+    schedule = {True: ", on a schedule", False: ""}
+    _say(
+        console,
+        [
+            ("Form", f"{each.url}/run   ({each.name}{schedule[bool(each.scheduled)]})")
+            for each in deployed
+        ],
+    )
     console.print(
         f"Stop all with {this_command()} down. The logs are in {log_path(root, 'prefect').parent}.",
         markup=False,
     )
     if open_page:
         webbrowser.open(found[open_page])
+
+
+def _make_databases(tracking_uri: str, console: Console) -> None:
+    if not is_postgresql(tracking_uri):
+        return
+    from tasks.servers.databases import ensure_databases  # takes half a second to import
+
+    for name in ensure_databases(tracking_uri):
+        console.print(f"Created the database {name}.", markup=False)
+
+
+def _say(console: Console, rows: Sequence[tuple[str, str]]) -> None:
+    for name, value in rows:
+        console.print(f"{name:<8} {value}", markup=False)
 
 
 def _checked_logins(

@@ -129,7 +129,7 @@ def serve(session: Session, port: int = 0) -> ThreadingHTTPServer:
     Raises EnvironmentFault if the port is taken.
     """
     try:
-        return ThreadingHTTPServer((LOOPBACK, port), _handler(session))
+        return _Server(port, session)
     except (OSError, OverflowError) as error:
         raise EnvironmentFault(
             f"--port {port} can not be used: {getattr(error, 'strerror', error)}. Take another, or "
@@ -141,115 +141,119 @@ def url(server: ThreadingHTTPServer) -> str:
     return f"http://{LOOPBACK}:{server.server_port}/"
 
 
-def _handler(session: Session) -> type[BaseHTTPRequestHandler]:
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            asked = urllib.parse.urlsplit(self.path)
-            query = dict(urllib.parse.parse_qsl(asked.query))
-            match asked.path if self._is_ours() else None:
-                case None:
-                    self._refuse()
-                case "/":
-                    self._page()
-                case "/api/next":
-                    self._answer(lambda: session.next(annotator_name(query.get("annotator"))))
-                case "/api/back":
-                    self._answer(
-                        lambda: session.back(
-                            annotator_name(query.get("annotator")), query.get("from", "")
-                        )
-                    )
-                case _:
-                    self._json(
-                        HTTPStatus.NOT_FOUND,
-                        {"error": f"{asked.path[:100]} is not a page of this server."},
-                    )
+class _Server(ThreadingHTTPServer):
+    """Answers for one session."""
 
-        def do_POST(self) -> None:
-            self._answer(self._vote if self.path == "/api/vote" else None)
+    def __init__(self, port: int, session: Session) -> None:
+        super().__init__((LOOPBACK, port), _Handler)
+        self.session = session
 
-        def _vote(self) -> dict[str, Any]:
-            if (
-                self.headers.get_content_type() != "application/json"
-            ):  # another site's form can not send this without asking
-                raise DataError("a vote is sent as application/json.")
-            length = int(self.headers.get("Content-Length") or 0)
-            if not 0 < length <= MAX_BODY_BYTES:
-                raise DataError(f"a vote of {length} bytes: 1 to {MAX_BODY_BYTES} are allowed.")
-            try:
-                body = json.loads(self.rfile.read(length))
-            except (ValueError, RecursionError):
-                raise DataError("the vote is not JSON.") from None
-            if not isinstance(body, dict):
-                raise DataError("the vote is not a JSON object.")
-            annotator = annotator_name(body.get("annotator"))
-            session.vote(annotator, str(body.get("pair")), str(body.get("choice")))
-            return session.next(annotator)
 
-        def _answer(self, work: Callable[[], dict[str, Any]] | None) -> None:
-            """What `work` gives, or the user's mistake in one line."""
-            if not self._is_ours():
+class _Handler(BaseHTTPRequestHandler):
+    server: _Server
+
+    def do_GET(self) -> None:
+        asked = urllib.parse.urlsplit(self.path)
+        query, session = dict(urllib.parse.parse_qsl(asked.query)), self.server.session
+        match asked.path if self._is_ours() else None:
+            case None:
                 self._refuse()
-            elif work is None:
-                self._json(HTTPStatus.NOT_FOUND, {"error": f"{self.path[:100]} takes no votes."})
-            else:
-                try:
-                    self._json(HTTPStatus.OK, work())
-                except EnvironmentFault as error:
-                    self._json(HTTPStatus.INSUFFICIENT_STORAGE, {"error": str(error)})
-                except (UserError, ValueError) as error:
-                    self._json(HTTPStatus.BAD_REQUEST, {"error": str(error)})
+            case "/":
+                self._page()
+            case "/api/next":
+                self._answer(lambda: session.next(annotator_name(query.get("annotator"))))
+            case "/api/back":
+                self._answer(
+                    lambda: session.back(
+                        annotator_name(query.get("annotator")), query.get("from", "")
+                    )
+                )
+            case _:
+                self._json(
+                    HTTPStatus.NOT_FOUND,
+                    {"error": f"{asked.path[:100]} is not a page of this server."},
+                )
 
-        def _refuse(self) -> None:
-            self._json(
-                HTTPStatus.FORBIDDEN,
-                {"error": "this address is not the one that the page was opened under."},
-            )
+    def do_POST(self) -> None:
+        self._answer(self._vote if self.path == "/api/vote" else None)
 
-        def _is_ours(self) -> bool:
-            """Whether the request names this server: a foreign site that resolves to this address,
-            or posts to it, does not.
-            """
-            assert isinstance(self.server, ThreadingHTTPServer)
-            hosts = {f"{name}:{self.server.server_port}" for name in (LOOPBACK, "localhost")}
-            origin = self.headers.get("Origin")
-            return self.headers.get("Host") in hosts and (
-                origin is None or origin.removeprefix("http://") in hosts
-            )
+    def _vote(self) -> dict[str, Any]:
+        if (
+            self.headers.get_content_type() != "application/json"
+        ):  # another site's form can not send this without asking
+            raise DataError("a vote is sent as application/json.")
+        length = int(self.headers.get("Content-Length") or 0)
+        if not 0 < length <= MAX_BODY_BYTES:
+            raise DataError(f"a vote of {length} bytes: 1 to {MAX_BODY_BYTES} are allowed.")
+        try:
+            body = json.loads(self.rfile.read(length))
+        except (ValueError, RecursionError):
+            raise DataError("the vote is not JSON.") from None
+        if not isinstance(body, dict):
+            raise DataError("the vote is not a JSON object.")
+        annotator = annotator_name(body.get("annotator"))
+        self.server.session.vote(annotator, str(body.get("pair")), str(body.get("choice")))
+        return self.server.session.next(annotator)
 
-        def _page(self) -> None:
-            nonce = secrets.token_urlsafe(16)
-            content = PAGE.read_text(encoding="utf-8").replace("NONCE", nonce).encode()
-            policy = (
-                f"default-src 'none'; style-src 'nonce-{nonce}'; script-src 'nonce-{nonce}'; "
-                "connect-src 'self'; base-uri 'none'; form-action 'none'"
-            )
-            self._send(
-                HTTPStatus.OK,
-                "text/html; charset=utf-8",
-                content,
-                {"Content-Security-Policy": policy, "X-Frame-Options": "DENY"},
-            )
+    def _answer(self, work: Callable[[], dict[str, Any]] | None) -> None:
+        """What `work` gives, or the user's mistake in one line."""
+        if not self._is_ours():
+            self._refuse()
+        elif work is None:
+            self._json(HTTPStatus.NOT_FOUND, {"error": f"{self.path[:100]} takes no votes."})
+        else:
+            try:
+                self._json(HTTPStatus.OK, work())
+            except EnvironmentFault as error:
+                self._json(HTTPStatus.INSUFFICIENT_STORAGE, {"error": str(error)})
+            except (UserError, ValueError) as error:
+                self._json(HTTPStatus.BAD_REQUEST, {"error": str(error)})
 
-        def _json(self, status: HTTPStatus, content: dict[str, Any]) -> None:
-            self._send(status, "application/json", json.dumps(content).encode(), {})
+    def _refuse(self) -> None:
+        self._json(
+            HTTPStatus.FORBIDDEN,
+            {"error": "this address is not the one that the page was opened under."},
+        )
 
-        def _send(
-            self, status: HTTPStatus, kind: str, content: bytes, headers: dict[str, str]
-        ) -> None:
-            self.send_response(status)
-            own = {
-                "Content-Type": kind,
-                "Content-Length": str(len(content)),
-                "Cache-Control": "no-store",
-                "X-Content-Type-Options": "nosniff",
-            }
-            for name, value in {**own, **headers}.items():
-                self.send_header(name, value)
-            self.end_headers()
-            self.wfile.write(content)
+    def _is_ours(self) -> bool:
+        """Whether the request names this server: a foreign site that resolves to this address,
+        or posts to it, does not.
+        """
+        hosts = {f"{name}:{self.server.server_port}" for name in (LOOPBACK, "localhost")}
+        origin = self.headers.get("Origin")
+        return self.headers.get("Host") in hosts and (
+            origin is None or origin.removeprefix("http://") in hosts
+        )
 
-        def log_message(self, format: str, *args: Any) -> None:
-            """Nothing: the terminal shows the address, not every request."""
+    def _page(self) -> None:
+        nonce = secrets.token_urlsafe(16)
+        content = PAGE.read_text(encoding="utf-8").replace("NONCE", nonce).encode()
+        policy = (
+            f"default-src 'none'; style-src 'nonce-{nonce}'; script-src 'nonce-{nonce}'; "
+            "connect-src 'self'; base-uri 'none'; form-action 'none'"
+        )
+        self._send(
+            HTTPStatus.OK,
+            "text/html; charset=utf-8",
+            content,
+            {"Content-Security-Policy": policy, "X-Frame-Options": "DENY"},
+        )
 
-    return Handler
+    def _json(self, status: HTTPStatus, content: dict[str, Any]) -> None:
+        self._send(status, "application/json", json.dumps(content).encode(), {})
+
+    def _send(self, status: HTTPStatus, kind: str, content: bytes, headers: dict[str, str]) -> None:
+        self.send_response(status)
+        own = {
+            "Content-Type": kind,
+            "Content-Length": str(len(content)),
+            "Cache-Control": "no-store",
+            "X-Content-Type-Options": "nosniff",
+        }
+        for name, value in {**own, **headers}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Nothing: the terminal shows the address, not every request."""

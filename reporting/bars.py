@@ -2,7 +2,7 @@
 bars, and estimates with their intervals.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from reporting.markup import Markup, element
@@ -134,33 +134,11 @@ def estimates(
     def place(value: float) -> float:
         return 100 * min(1.0, max(0.0, (value - low) / (high - low)))
 
-    def track(row: Estimate) -> Markup:
-        whisker = None
-        if row.low is not None and row.high is not None:
-            left, right = place(row.low), place(row.high)
-            whisker = element(
-                "i",
-                class_=f"whisker {row.tone}",
-                style=f"left:{left:.2f}%;width:{right - left:.2f}%",
-            )
-        line = (
-            element("i", class_="mark", style=f"left:{place(mark):.2f}%")
-            if mark is not None
-            else None
-        )
-        return element(
-            "span",
-            line,
-            whisker,
-            element("i", class_=f"point {row.tone}", style=f"left:{place(row.value):.2f}%"),
-            class_="track estimate",
-        )
-
     items = [
         element(
             "li",
             element("span", row.name, class_="bar-name"),
-            track(row),
+            _estimate_track(row, mark, place),
             element("span", row.shown, class_="bar-value"),
         )
         for row in rows
@@ -171,3 +149,19 @@ def estimates(
         else None
     )
     return element("div", element("ul", *items, class_="bars", aria_label=label), foot)
+
+
+def _estimate_track(row: Estimate, mark: float | None, place: Callable[[float], float]) -> Markup:
+    """The axis of one estimate; `place`: where a value stands on it, in percent."""
+    whisker = None
+    if row.low is not None and row.high is not None:
+        left, right = place(row.low), place(row.high)
+        style = f"left:{left:.2f}%;width:{right - left:.2f}%"
+        whisker = element("i", class_=f"whisker {row.tone}", style=style)
+    return element(
+        "span",
+        None if mark is None else element("i", class_="mark", style=f"left:{place(mark):.2f}%"),
+        whisker,
+        element("i", class_=f"point {row.tone}", style=f"left:{place(row.value):.2f}%"),
+        class_="track estimate",
+    )

@@ -129,51 +129,45 @@ def reliability_chart(
         WIDE,
         height,
     )
-    most, foot = max(count for _, _, count in bins), frame.y(frame.y.low)
-    marks = [
-        element(
-            "line",
-            class_="quiet dashed",
-            x1=frame.x(left),
-            y1=frame.y(left),
-            x2=frame.x(1),
-            y2=frame.y(1),
-        )
-    ]
-    for confidence, _, count in bins:
-        tall = 44 * count / most
-        title = element("title", f"{count:,} pairs at confidence {decimal(confidence)}")
-        marks.append(
-            element(
-                "rect",
-                title,
-                class_="bar quiet",
-                x=frame.x(confidence) - 7,
-                y=foot - tall,
-                width=14,
-                height=tall,
-                rx=1.5,
-            )
-        )
-    marks.append(
-        _path([(confidence, accuracy) for confidence, accuracy, _ in bins], "accent", frame)
+    most = max(count for _, _, count in bins)
+    diagonal = element(
+        "line",
+        class_="quiet dashed",
+        x1=frame.x(left),
+        y1=frame.y(left),
+        x2=frame.x(1),
+        y2=frame.y(1),
     )
-    for confidence, accuracy, count in bins:
-        title = element(
-            "title",
-            f"confidence {decimal(confidence)}: right in {decimal(accuracy)} of {count:,} pairs",
-        )
-        marks.append(
-            element(
-                "circle",
-                title,
-                class_="dot accent",
-                cx=frame.x(confidence),
-                cy=frame.y(accuracy),
-                r=4,
-            )
-        )
-    return _picture(label, WIDE, height, axes, marks)
+    curve = _path([(confidence, accuracy) for confidence, accuracy, _ in bins], "accent", frame)
+    bars = [_pairs_bar(confidence, count, most, frame) for confidence, _, count in bins]
+    dots = [_accuracy_dot(*one, frame) for one in bins]
+    return _picture(label, WIDE, height, axes, [diagonal, *bars, curve, *dots])
+
+
+def _pairs_bar(confidence: float, count: int, most: int, frame: Frame) -> Markup:
+    tall = 44 * count / most
+    return element(
+        "rect",
+        element("title", f"{count:,} pairs at confidence {decimal(confidence)}"),
+        class_="bar quiet",
+        x=frame.x(confidence) - 7,
+        y=frame.y(frame.y.low) - tall,
+        width=14,
+        height=tall,
+        rx=1.5,
+    )
+
+
+def _accuracy_dot(confidence: float, accuracy: float, count: int, frame: Frame) -> Markup:
+    said = f"confidence {decimal(confidence)}: right in {decimal(accuracy)} of {count:,} pairs"
+    return element(
+        "circle",
+        element("title", said),
+        class_="dot accent",
+        cx=frame.x(confidence),
+        cy=frame.y(accuracy),
+        r=4,
+    )
 
 
 def column_chart(
@@ -285,39 +279,42 @@ def _probes(curves: Sequence[Series], x_name: str, format_y: Format, frame: Fram
     xs = sorted({x for s in curves for x, _ in s.points})
     places = [frame.x(x) for x in xs]
     edges = [frame.x.start, *((a + b) / 2 for a, b in pairwise(places)), frame.x.end]
-    top, foot = frame.y.end, frame.y.start
     probes = []
-    for x, place, (left, right) in zip(xs, places, pairwise(edges), strict=True):
+    for x, (left, right) in zip(xs, pairwise(edges), strict=True):
         here = [(s, known[x]) for s, known in zip(curves, by_series, strict=True) if x in known]
         values = ", ".join(f"{s.name} {format_y(y)}" for s, y in here)
-        probes.append(
-            element(
-                "g",
-                element(
-                    "rect",
-                    class_="catch",
-                    x=left,
-                    y=top,
-                    width=max(0.1, right - left),
-                    height=foot - top,
-                ),
-                element("line", class_="grid", x1=place, y1=top, x2=place, y2=foot),
-                [
-                    element("circle", class_=f"dot {s.tone}", cx=place, cy=frame.y(y), r=3.5)
-                    for s, y in here
-                ],
-                element(
-                    "text",
-                    f"{x_name} {decimal(x, 7)}: {values}",
-                    class_="value",
-                    x=frame.x.end,
-                    y=top + 4,
-                    text_anchor="end",
-                ),
-                class_="probe",
-            )
-        )
+        probes.append(_probe(x, left, right, here, f"{x_name} {decimal(x, 7)}: {values}", frame))
     return probes
+
+
+def _probe(
+    x: float,
+    left: float,
+    right: float,
+    here: Sequence[tuple[Series, float]],
+    said: str,
+    frame: Frame,
+) -> Markup:
+    """What appears while the pointer is between `left` and `right`."""
+    place, top, foot = frame.x(x), frame.y.end, frame.y.start
+    return element(
+        "g",
+        element(
+            "rect",
+            class_="catch",
+            x=left,
+            y=top,
+            width=max(0.1, right - left),
+            height=foot - top,
+        ),
+        element("line", class_="grid", x1=place, y1=top, x2=place, y2=foot),
+        [
+            element("circle", class_=f"dot {s.tone}", cx=place, cy=frame.y(y), r=3.5)
+            for s, y in here
+        ],
+        element("text", said, class_="value", x=frame.x.end, y=top + 4, text_anchor="end"),
+        class_="probe",
+    )
 
 
 def _picture(label: str, width: int, height: int, *parts: list[Markup]) -> Markup:

@@ -186,25 +186,14 @@ def _curves(
     )
     last = entry.attempt if entry.attempt is not None else max(own, default=0)
     rows = jsonl.read(folder / "metrics.jsonl", MetricRow).rows
-    by_step: dict[int, dict[str, float]] = {}
-    for attempt in attempts:
-        if attempt.number > last:
-            break
-        by_step = {step: values for step, values in by_step.items() if step <= attempt.resumed_step}
-        for row in rows:
-            if (row.attempt, row.run_id) == (attempt.number, attempt.run_id):
-                by_step[row.step] = {**by_step.get(row.step, {}), **row.values}
     curves: dict[str, list[tuple[float, float]]] = {}
-    for step, values in sorted(by_step.items()):
+    broken = []
+    for step, values in sorted(_values_by_step(attempts, last, rows).items()):
         for name, value in values.items():
             if math.isfinite(value):
                 curves.setdefault(name, []).append((float(step), value))
-    broken = [
-        (step, name, value)
-        for step, values in sorted(by_step.items())
-        for name, value in values.items()
-        if not math.isfinite(value)
-    ]
+            else:
+                broken.append((step, name, value))
     if broken:
         step, name, value = broken[0]
         others = f", and {len(broken) - 1} values more are no numbers" if len(broken) > 1 else ""
@@ -213,6 +202,21 @@ def _curves(
             "out."
         )
     return curves
+
+
+def _values_by_step(
+    attempts: list[Attempt], last: int, rows: list[MetricRow]
+) -> dict[int, dict[str, float]]:
+    """What was logged by the attempts up to number `last`."""
+    by_step: dict[int, dict[str, float]] = {}
+    for attempt in attempts:
+        if attempt.number > last:
+            break
+        by_step = {step: values for step, values in by_step.items() if step <= attempt.resumed_step}
+        for row in rows:
+            if (row.attempt, row.run_id) == (attempt.number, attempt.run_id):
+                by_step[row.step] = {**by_step.get(row.step, {}), **row.values}
+    return by_step
 
 
 def _read_json(path: Path | None, notes: list[str]) -> Metrics:

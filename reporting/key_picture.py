@@ -57,21 +57,10 @@ class Spent(NamedTuple):
 
 def key_picture(findings: Findings) -> str:
     """The picture as an SVG document; parts that are not known are left out."""
-    book = findings.ledger
     method = findings.params.align.method
-    aligned = book.stage(method)
-    # a stage has its colour in every run, so that pictures can be compared
-    colours = {name: _colour(i) for i, name in enumerate(stages_of(method))}
-    stages = [
-        Spent(stage.stage, stage.seconds, stage.usd, colours.get(stage.stage, COLOURS["base"]))
-        for stage in book.stages
-    ]
-    phases = [
-        Spent(phase.phase, phase.seconds, phase.usd, _colour(i))
-        for i, phase in enumerate(aligned.phases if aligned else [])
-    ]
-    spent = _strip_panel("Time and cost of each stage", stages)
-    columns = [[spent, _quality_panel(findings)], [_strip_panel(f"Phases of {method}", phases)]]
+    spent = _strip_panel("Time and cost of each stage", _stages(findings))
+    phases = _strip_panel(f"Phases of {method}", _phases(findings))
+    columns = [[spent, _quality_panel(findings)], [phases]]
     drawn, height = [], 0
     for i, panels in enumerate(columns):
         y = MARGIN + 12
@@ -103,6 +92,24 @@ def key_picture(findings: Findings) -> str:
         font_size=13,
         fill=COLOURS["ink"],
     )
+
+
+def _stages(findings: Findings) -> list[Spent]:
+    # a stage has its colour in every run, so that pictures can be compared
+    names = stages_of(findings.params.align.method)
+    colours = {name: _colour(i) for i, name in enumerate(names)}
+    return [
+        Spent(stage.stage, stage.seconds, stage.usd, colours.get(stage.stage, COLOURS["base"]))
+        for stage in findings.ledger.stages
+    ]
+
+
+def _phases(findings: Findings) -> list[Spent]:
+    aligned = findings.ledger.stage(findings.params.align.method)
+    return [
+        Spent(phase.phase, phase.seconds, phase.usd, _colour(i))
+        for i, phase in enumerate(aligned.phases if aligned else [])
+    ]
 
 
 def _colour(i: int) -> str:

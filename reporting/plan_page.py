@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from costs.planning.plans import Band, Plan, StagePlan
 from reporting.bars import Part, bar_list, stacked_list, strip
-from reporting.markup import Markup, element, join
+from reporting.markup import Child, Markup, element, join
 from reporting.numbers import ABSENT, decimal, duration, memory, percent, short, usd
 from reporting.page import document
 from reporting.parts import badge, card, grid, section, table
@@ -115,19 +115,7 @@ def _whole(plan: Plan) -> Markup:
         else None
     )
     header = ["Stage", "Time", "Cost", "Peak memory", "Fits", "Use of the peak rate"]
-    rows = [
-        [
-            element(
-                "span", element("i", class_=f"swatch {_tone(i)}"), stage.stage, class_="together"
-            ),
-            join(duration(stage.seconds), _band(stage.error.seconds, duration)),
-            usd(stage.usd.expected),
-            join(memory(stage.peak_bytes_per_gpu), _band(stage.error.peak_bytes, memory)),
-            badge("yes", "good") if stage.fits else badge("no", "bad"),
-            percent(stage.mfu) if stage.mfu else ABSENT,
-        ]
-        for i, stage in enumerate(plan.stages)
-    ]
+    rows = [_stage_row(i, stage) for i, stage in enumerate(plan.stages)]
     total = plan.total
     foot = [
         "Total",
@@ -140,6 +128,18 @@ def _whole(plan: Plan) -> Markup:
     return section(
         "stages", "Time and cost", None, share, table(header, rows, foot, numbers=range(1, 6))
     )
+
+
+def _stage_row(i: int, stage: StagePlan) -> list[Child]:
+    swatch = element("i", class_=f"swatch {_tone(i)}")
+    return [
+        element("span", swatch, stage.stage, class_="together"),
+        join(duration(stage.seconds), _band(stage.error.seconds, duration)),
+        usd(stage.usd.expected),
+        join(memory(stage.peak_bytes_per_gpu), _band(stage.error.peak_bytes, memory)),
+        badge("yes", "good") if stage.fits else badge("no", "bad"),
+        percent(stage.mfu) if stage.mfu else ABSENT,
+    ]
 
 
 def _band(band: Band | None, shown: Callable[[float], str]) -> Markup | None:

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from config.schema import Params
 from config.sections.data import FileSource, HubSource
+from costs.ledger.ledger import Ledger
 from reporting.inputs import NO_RUN, Findings
 from reporting.markup import Markup, element
 from reporting.numbers import ABSENT, count, decimal, duration, memory, moment, percent, short, usd
@@ -84,7 +85,16 @@ def _facts(findings: Findings) -> Iterator[tuple[str, str]]:
 
 
 def _tiles(findings: Findings) -> Iterator[tuple[str, str, str]]:
-    value, book = findings.value, findings.ledger
+    """(name, figure, remark)"""
+    yield from _aligned_tiles(findings)
+    yield from _reward_tiles(findings)
+    if (kl := findings.value("evaluate", "kl")) is not None:
+        yield "KL to SFT", decimal(kl), "nats per reply"
+    yield from _cost_tiles(findings.ledger)
+
+
+def _aligned_tiles(findings: Findings) -> Iterator[tuple[str, str, str]]:
+    value = findings.value
     gold_before, gold_after = value("evaluate", "gold_sft"), value("evaluate", "gold_aligned")
     if gold_before is not None and gold_after is not None:
         yield "Gold score", decimal(gold_after), f"before alignment {decimal(gold_before)}"
@@ -103,6 +113,10 @@ def _tiles(findings: Findings) -> Iterator[tuple[str, str, str]]:
             )
             yield "Wins over SFT", percent(rate), f"{judge}, {span}"
             break
+
+
+def _reward_tiles(findings: Findings) -> Iterator[tuple[str, str, str]]:
+    value = findings.value
     if (accuracy := value("reward", "accuracy")) is not None:
         limit = value("reward", "bayes_accuracy")
         yield (
@@ -112,8 +126,9 @@ def _tiles(findings: Findings) -> Iterator[tuple[str, str, str]]:
         )
     if (ece := value("reward", "ece")) is not None:
         yield "Calibration error", decimal(ece), "of the reward model, 0 is best"
-    if (kl := value("evaluate", "kl")) is not None:
-        yield "KL to SFT", decimal(kl), "nats per reply"
+
+
+def _cost_tiles(book: Ledger) -> Iterator[tuple[str, str, str]]:
     yield "Time", duration(book.total_seconds) if book.stages else ABSENT, "sum of all stages"
     remark = (
         f"{usd(book.waste_usd)} wasted"

@@ -84,32 +84,43 @@ def judge(
             f"What it printed is in {log}."
         )
     if end.exit_code == EXIT_DONE:
-        if dvc_exit_code and KILLED.search(output):
-            raise StageCrashed(
-                f"{stage}: the process of attempt {number} was killed after its work was done. "
-                f"What it printed is in {log}."
-            )
         if dvc_exit_code:
-            reason = error_line(output) or f"dvc repro ended with {dvc_exit_code}."
-            raise EnvironmentFault(
-                f"{stage} is done, but DVC could not keep its outputs: {reason} The whole output "
-                f"is in {log}."
-            )
+            raise _not_kept(stage, number, dvc_exit_code, output, log)
         return Outcome(cached=False, attempt=number)
     if end.exit_code == EXIT_BAD_INPUT:
         raise UserError(f"{stage}: {end.message}")
     if end.exit_code == EXIT_RESUMABLE:
         raise StageStopped(end.message)
-    hopeless = any(
-        row.event == "end"
-        and row.attempt == number - 1
-        and (row.exit_code, row.step, row.message) == (end.exit_code, end.step, end.message)
-        for row in rows
-    )
     raise StageCrashed(
         f"{stage}: attempt {number} failed after step {end.step}: {end.message} The whole output "
         f"is in {log}.",
-        hopeless,
+        _failed_before(end, rows),
+    )
+
+
+def _failed_before(end: AttemptRow, rows: Sequence[AttemptRow]) -> bool:
+    """Whether the attempt before it ended at the same step with the same words."""
+    return any(
+        row.event == "end"
+        and row.attempt == end.attempt - 1
+        and (row.exit_code, row.step, row.message) == (end.exit_code, end.step, end.message)
+        for row in rows
+    )
+
+
+def _not_kept(
+    stage: str, number: int, dvc_exit_code: int, output: str, log: str
+) -> StageCrashed | EnvironmentFault:
+    """The stage was done, `dvc repro` was not."""
+    if KILLED.search(output):
+        return StageCrashed(
+            f"{stage}: the process of attempt {number} was killed after its work was done. "
+            f"What it printed is in {log}."
+        )
+    reason = error_line(output) or f"dvc repro ended with {dvc_exit_code}."
+    return EnvironmentFault(
+        f"{stage} is done, but DVC could not keep its outputs: {reason} The whole output "
+        f"is in {log}."
     )
 
 

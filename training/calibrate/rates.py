@@ -16,7 +16,14 @@ from statistics import median
 
 import torch
 from torch import Tensor
-from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, DynamicCache, PreTrainedModel
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForCausalLM,
+    DynamicCache,
+    PretrainedConfig,
+    PreTrainedModel,
+)
 
 from config.errors import EnvironmentFault
 from config.workspace.machine import (
@@ -158,17 +165,21 @@ def attention(device: str) -> Iterator[Attention]:
 
 def trunk(width: int, layers: int, heads: int, mlp_width: int) -> PreTrainedModel:
     """A Llama trunk with random weights and a vocabulary of no size."""
-    config = AutoConfig.for_model(
+    config = _llama(width, layers, heads, mlp_width, vocab_size=64)
+    return AutoModel.from_config(config, attn_implementation="sdpa").eval()
+
+
+def _llama(width: int, layers: int, heads: int, mlp_width: int, **tokens: int) -> PretrainedConfig:
+    return AutoConfig.for_model(
         "llama",
         hidden_size=width,
         num_hidden_layers=layers,
         num_attention_heads=heads,
         num_key_value_heads=heads,
         intermediate_size=mlp_width,
-        vocab_size=64,
         max_position_embeddings=1024,
+        **tokens,
     )
-    return AutoModel.from_config(config, attn_implementation="sdpa").eval()
 
 
 def passes(device: str, trunks: Sequence[tuple[int, ...]] = ()) -> Iterator[Passes]:
@@ -256,19 +267,8 @@ def samplings(device: str) -> Iterator[Sampling]:
 def generations(device: str) -> Iterator[Generation]:
     """Our own rollout, with an end-of-sequence token that no model says."""
     for width, layers, heads, mlp_width, vocab, sequences, prompt_tokens, new_tokens in GENERATIONS:
-        config = AutoConfig.for_model(
-            "llama",
-            hidden_size=width,
-            num_hidden_layers=layers,
-            num_attention_heads=heads,
-            num_key_value_heads=heads,
-            intermediate_size=mlp_width,
-            vocab_size=vocab,
-            max_position_embeddings=1024,
-            pad_token_id=0,
-            bos_token_id=1,
-            eos_token_id=2,
-        )
+        tokens = {"vocab_size": vocab, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+        config = _llama(width, layers, heads, mlp_width, **tokens)
         model = (
             AutoModelForCausalLM.from_config(config, attn_implementation="sdpa").to(device).eval()
         )

@@ -24,13 +24,13 @@ from config.schema import Params
 from config.workspace.champions import CHAMPIONS, champion_folder, read_record
 from training.modeling.models import load_policy
 from training.modeling.tokenizer import Prompt, decode_response, encode_prompts, load_tokenizer
-from training.retraining.trained_models import TrainedModels
 from training.preparation.prompts import fitting_prompts, require_prompts
 from training.preparation.splits import SPLITS
 from training.process.artifacts import write_jsonl
 from training.process.checkpoint import fingerprint
 from training.process.command import run_command
 from training.process.device import device
+from training.retraining.trained_models import TrainedModels
 from training.rollout.engine import Limits, sampling_noise
 from training.rollout.static import generate
 

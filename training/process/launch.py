@@ -130,16 +130,7 @@ def started(
     They start with the signals held back, until their own handlers are in place: a stop that comes
     while they load is not lost.
     """
-    threads = os.environ.get("OMP_NUM_THREADS") or str(max(1, usable_cores() // processes))
-    common = {
-        **os.environ,
-        "WORLD_SIZE": str(processes),
-        "LOCAL_WORLD_SIZE": str(processes),
-        "OMP_NUM_THREADS": threads,
-        RENDEZVOUS_VARIABLE: str(folder / "rendezvous"),
-        FAULTS_VARIABLE: str(folder),
-        LAUNCHER_VARIABLE: str(os.getpid()),
-    }
+    common = common_environment(processes, folder)
     running: list[subprocess.Popen[bytes]] = []
 
     def pass_on(signum: int, frame: FrameType | None) -> None:
@@ -156,13 +147,8 @@ def started(
         signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
         try:
             for rank in range(processes):
-                own = own_device(rank, processes)
-                local = "0" if own else str(rank)
-                running.append(
-                    subprocess.Popen(
-                        command, env={**common, "RANK": str(rank), "LOCAL_RANK": local, **own}
-                    )
-                )
+                own = rank_environment(rank, processes)
+                running.append(subprocess.Popen(command, env={**common, **own}))
         finally:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
         yield running
@@ -173,6 +159,26 @@ def started(
             process.wait()
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def common_environment(processes: int, folder: Path) -> dict[str, str]:
+    """Of every process of the stage."""
+    threads = os.environ.get("OMP_NUM_THREADS") or str(max(1, usable_cores() // processes))
+    return {
+        **os.environ,
+        "WORLD_SIZE": str(processes),
+        "LOCAL_WORLD_SIZE": str(processes),
+        "OMP_NUM_THREADS": threads,
+        RENDEZVOUS_VARIABLE: str(folder / "rendezvous"),
+        FAULTS_VARIABLE: str(folder),
+        LAUNCHER_VARIABLE: str(os.getpid()),
+    }
+
+
+def rank_environment(rank: int, processes: int) -> dict[str, str]:
+    """Of the process of this rank alone."""
+    own = own_device(rank, processes)
+    return {"RANK": str(rank), "LOCAL_RANK": "0" if own else str(rank), **own}
 
 
 def own_device(rank: int, processes: int) -> dict[str, str]:

@@ -349,10 +349,8 @@ def stop_signals() -> tuple[signal.Signals, ...]:
     )
 
 
-def run_stage(
-    name: str, sections: Sequence[str], inputs: Inputs, work: Callable[[Stage], None]
-) -> int:
-    """Run `work` as the stage process `name` in the current folder; returns the exit code."""
+def configure_process() -> None:
+    """What holds for the whole process of a stage: memory, and what it logs."""
     garbage_collection.begin_work()
     allocator.configure()
     first = os.environ.get("RANK", "0") == "0"
@@ -361,6 +359,13 @@ def run_stage(
         format="%(asctime)s %(name)s %(message)s",
         datefmt="%H:%M:%S",
     )
+
+
+def run_stage(
+    name: str, sections: Sequence[str], inputs: Inputs, work: Callable[[Stage], None]
+) -> int:
+    """Run `work` as the stage process `name` in the current folder; returns the exit code."""
+    configure_process()
     try:
         stage = Stage(name, sections, inputs)
     except RlhfError as error:
@@ -391,15 +396,15 @@ def run_stage(
             if is_out_of_memory(error)
             else named_fault(error, Path.cwd())
         )
-        peer = collectives.fault_of_peer() if collectives.is_lost_peer(error) else None
         if isinstance(fault, RlhfError):
             code, message = fault.exit_code, str(fault)
-        elif peer is not None:
-            message = peer.removeprefix(f"{name}: ")
+        elif not collectives.is_lost_peer(error):
+            message = f"{type(error).__name__}: {error}"
+            raise
+        elif (of_peer := collectives.fault_of_peer()) is not None:
+            message = of_peer.removeprefix(f"{name}: ")
         else:
-            message = (
-                LOST_PEER if collectives.is_lost_peer(error) else f"{type(error).__name__}: {error}"
-            )
+            message = LOST_PEER
             raise
     except BaseException as error:
         message = f"{type(error).__name__}: {error}"

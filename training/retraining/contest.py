@@ -35,7 +35,6 @@ from training.evaluation.comparison import (
 )
 from training.modeling.sequences import sequence_logprobs
 from training.modeling.tokenizer import Prompt, decode_response, encode_prompts, prompt_text
-from training.retraining.trained_models import TrainedModels
 from training.preparation.cleaning import TextRules, same_prompt_key
 from training.preparation.formats import check_columns, column_names, parse_rows
 from training.preparation.helpdesk import gold_score, known_world
@@ -46,6 +45,7 @@ from training.preparation.worlds import World
 from training.process.artifacts import write_json, write_jsonl
 from training.process.out_of_memory import halving
 from training.retraining.helper import run_helper
+from training.retraining.trained_models import TrainedModels
 from training.rollout.engine import Limits, sampling_noise
 from training.rollout.static import generate
 

@@ -20,7 +20,6 @@ from config.schema import Params
 from config.workspace.retraining import Examination, LengthDrift, Share
 from training.evaluation.intervals import wilson
 from training.modeling.tokenizer import SPECIAL_TOKENS, Prompt, encode_prompts, prompt_text
-from training.retraining.trained_models import TrainedModels, pair_margins
 from training.preparation.cleaning import TextRules, same_prompt_key
 from training.preparation.examples import (
     examples_for,
@@ -33,6 +32,7 @@ from training.preparation.splits import SPLITS
 from training.process.artifacts import write_json
 from training.retraining.drift import critical_distance, length_distance, unseen_words
 from training.retraining.helper import run_helper
+from training.retraining.trained_models import TrainedModels, pair_margins
 
 MAX_PAIRS = 5000
 """New pairs that the reward model looks at: enough for an interval of 0.013."""

@@ -11,6 +11,7 @@ Shapes: R rows of a forward pass that get a token, V vocabulary.
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -68,14 +69,10 @@ def generate(
     return Rollout(responses, drawing.logprobs([len(response) for response in responses]), None)
 
 
-def _run(
-    model: PreTrainedModel,
-    prompts: Sequence[Sequence[int]],
-    limits: Limits,
-    batch_size: int,
-    drawing: "_Drawing",
-) -> list[list[int]]:
-    """Responses in the order of `prompts`."""
+def _manager(
+    model: PreTrainedModel, prompts: Sequence[Sequence[int]], limits: Limits, batch_size: int
+) -> Any:
+    """Transformers' continuous batching with memory for `batch_size` of the longest sequences."""
     longest = max(map(len, prompts)) + limits.max_new_tokens
     side_by_side = min(batch_size, len(prompts))
     settings = GenerationConfig(
@@ -93,7 +90,18 @@ def _run(
         use_async_batching=False,
         use_cuda_graph=False,
     )
-    manager = model.init_continuous_batching(settings, batching)
+    return model.init_continuous_batching(settings, batching)
+
+
+def _run(
+    model: PreTrainedModel,
+    prompts: Sequence[Sequence[int]],
+    limits: Limits,
+    batch_size: int,
+    drawing: "_Drawing",
+) -> list[list[int]]:
+    """Responses in the order of `prompts`."""
+    manager = _manager(model, prompts, limits, batch_size)
     manager.logit_processor = drawing.as_list()
     # Everything is queued before the loop starts: batches then follow from the prompts alone, not
     # from the speed of two threads.
