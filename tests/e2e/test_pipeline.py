@@ -221,6 +221,7 @@ def dvc(checkout: Checkout, *arguments: str) -> dict[str, Any]:
     return dict(json.loads(done.stdout))
 
 
+@pytest.mark.slow
 def test_a_new_price_starts_no_training(checkout: Checkout) -> None:
     before = checkout.starts()
     cheap = json.loads(checkout.run("report", "--json").stdout)

@@ -4,17 +4,17 @@
 
 import json
 import os
-import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
 from config.errors import EXIT_DONE, EXIT_RESUMABLE
 from config.load import read, validate, write
 from config.records import RENDEZVOUS_VARIABLE
-from tests.training.tiny import ROOT
+from tests.training.preloaded import ROOT, Forked
 
 PATIENCE_SECONDS = 600.0
 
@@ -43,27 +43,20 @@ def run_together(jobs: Sequence[Job], processes: int = 2) -> None:
             "LOCAL_WORLD_SIZE": str(processes),
             RENDEZVOUS_VARIABLE: str(Path(folder) / "rendezvous"),
         }
-        command = [sys.executable, "-m", "tests.training.crew", json.dumps(jobs)]
-        crew: list[subprocess.Popen[bytes]] = []
-        said = [Path(folder) / f"said-{rank}" for rank in range(processes)]
+        crew: list[Forked] = []
         try:
             for rank in range(processes):
-                with said[rank].open("wb") as file:
-                    ranked = {**common, "RANK": str(rank), "LOCAL_RANK": str(rank)}
-                    crew.append(
-                        subprocess.Popen(
-                            command, env=ranked, stdout=subprocess.DEVNULL, stderr=file
-                        )
-                    )
-            for member in crew:
-                member.wait(timeout=PATIENCE_SECONDS)
+                ranked = {**common, "RANK": str(rank), "LOCAL_RANK": str(rank)}
+                crew.append(Forked("tests.training.crew", [json.dumps(jobs)], ROOT, ranked))
+            with ThreadPoolExecutor(processes) as reading:  # a full pipe would hold up all
+                said = list(
+                    reading.map(lambda member: member.communicate(PATIENCE_SECONDS)[1], crew)
+                )
         finally:
             for member in crew:
                 member.kill()
                 member.wait()
-        assert [member.returncode for member in crew] == [0] * processes, "\n".join(
-            file.read_text() for file in said
-        )
+        assert [member.returncode for member in crew] == [0] * processes, "\n".join(said)
 
 
 def main(jobs: Sequence[Job]) -> int:

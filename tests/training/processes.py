@@ -3,15 +3,13 @@
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 from config import jsonl
 from config.records import AttemptRow, MetricRow
-from tests.training.tiny import ROOT
+from tests.training.preloaded import ROOT, Forked
 
 PATIENCE_SECONDS = 120.0
 
@@ -22,21 +20,14 @@ def start(
     processes: int | None = None,
     module: str = "training.process.launch",
     **more: str,
-) -> subprocess.Popen[str]:
+) -> Forked:
     """The stage as a process of its own, or through training.process.launch as several; `more` is
     put into the environment.
     """
     environment = {**os.environ, "PYTHONPATH": str(ROOT), **more}
-    several = [module, stage, "--processes", str(processes)]
-    command = [sys.executable, "-m", *(several if processes else [f"training.{stage}"])]
-    return subprocess.Popen(
-        command,
-        cwd=root,
-        env=environment,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    if processes:
+        return Forked(module, [stage, "--processes", str(processes)], root, environment)
+    return Forked(f"training.{stage}", [], root, environment)
 
 
 def attempts(root: Path, stage: str) -> list[AttemptRow]:

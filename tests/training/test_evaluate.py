@@ -250,7 +250,14 @@ def like_careful_ones(written: str, prompt: str, rng: random.Random) -> tuple[st
     return careful, careless
 
 
-@pytest.mark.parametrize(("taste", "hacked"), [(like_a_filler, True), (like_careful_ones, False)])
+@pytest.mark.parametrize(
+    ("taste", "hacked"),
+    [
+        (like_a_filler, True),
+        # one that is promoted, which no hacked one is, comes in tests/e2e/test_retrain.py
+        pytest.param(like_careful_ones, False, marks=pytest.mark.slow),
+    ],
+)
 def test_ppo_against_a_broken_reward_model_is_hacking_and_a_sound_one_raises_gold(
     demonstrated: Path,
     tmp_path: Path,
@@ -279,7 +286,7 @@ def test_ppo_against_a_broken_reward_model_is_hacking_and_a_sound_one_raises_gol
     assert found["reward_hacking"] is hacked
     assert (found["gold_aligned"] > found["gold_sft"]) is not hacked
     rows = list(jsonl.plain(root / "evaluation/samples.jsonl"))
-    for count in range(2, 300):
+    for count in (*range(2, 30), *range(30, 300, 10)):
         few = {
             name: answers(
                 [row[f"reward_{name}"] for row in rows[:count]],

@@ -293,8 +293,21 @@ def test_params_edited_meanwhile_stop_the_stage_and_it_goes_on_once_they_are_bac
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize("stage", STAGES)
-@pytest.mark.parametrize("content", [None, "seed: ["], ids=["another seed", "unreadable"])
+@pytest.mark.parametrize(
+    ("stage", "content"),
+    [
+        *(pytest.param(stage, None, id=f"another seed-{stage}") for stage in STAGES),
+        *(
+            pytest.param(
+                stage,
+                "seed: [",
+                id=f"unreadable-{stage}",
+                marks=() if stage == "sft" else pytest.mark.slow,  # each asks the same function
+            )
+            for stage in STAGES
+        ),
+    ],
+)
 def test_no_output_is_put_in_place_once_params_are_others(
     project: Project, stage: str, content: str | None
 ) -> None:
