@@ -6,7 +6,8 @@ STAMP := $(VENV)/installed
 DEVICE ?= cpu
 TORCH_INDEX ?=
 BASE ?=
-TEST_PROCESSES ?= 2
+# On two cores: half of their time tests wait, for processes, servers and pages.
+TEST_PROCESSES ?= 4
 SEED ?= 1
 MUTANTS ?= 400
 TESTED_TOGETHER := --numprocesses $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
@@ -28,7 +29,7 @@ test-containers: $(STAMP)  ## builds the images and runs the stack; needs a Dock
 	$(BIN)/python -m pytest -m containers tests/containers
 
 mutate: $(STAMP)  ## changes the pure cores on purpose and counts what the tests notice; SEED= draws others
-	$(BIN)/python benchmarks/mutation_score.py --seed $(SEED) --mutants $(MUTANTS) --processes $(TEST_PROCESSES)
+	$(BIN)/python benchmarks/mutation_score.py --seed $(SEED) --mutants $(MUTANTS) --processes 2
 
 lint: $(STAMP)  ## style, types, which package may import which, and the images' recipes
 	$(BIN)/ruff check .

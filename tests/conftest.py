@@ -154,3 +154,13 @@ def new_checkout(tmp_path_factory: pytest.TempPathFactory) -> Callable[[], Path]
         return folder
 
     return make
+
+
+@pytest.fixture(scope="session")
+def empty_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A database that MLflow has created: it takes seconds."""
+    from mlflow import MlflowClient
+
+    path = tmp_path_factory.mktemp("mlflow") / "mlflow.db"
+    MlflowClient(f"sqlite:///{path}").search_experiments()
+    return path

@@ -43,8 +43,11 @@ def server() -> Iterator[None]:
 
 
 @pytest.fixture
-def project(server: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def project(
+    server: None, empty_database: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Path:
     root = make_project(tmp_path / "project", tmp_path / "remote", stages_of("ppo"))
+    shutil.copyfile(empty_database, root / "mlflow.db")
     monkeypatch.chdir(root)
     return root
 

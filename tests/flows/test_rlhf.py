@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -51,8 +52,11 @@ def server() -> Iterator[None]:
 
 
 @pytest.fixture
-def project(server: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def project(
+    server: None, empty_database: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Path:
     root = make_project(tmp_path / "project", tmp_path / "remote", STAGES)
+    shutil.copyfile(empty_database, root / "mlflow.db")
     monkeypatch.chdir(root)
     return root
 

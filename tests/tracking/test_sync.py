@@ -38,14 +38,6 @@ MODEL_DIGEST = "c34277cb8ccdf6e5ddd319496567fac2.dir"
 """What DVC gives a folder with the file config.json that holds {}."""
 
 
-@pytest.fixture(scope="session")
-def empty_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A database that MLflow has created: it takes seconds."""
-    path = tmp_path_factory.mktemp("mlflow") / "mlflow.db"
-    MlflowClient(f"sqlite:///{path}").search_experiments()
-    return path
-
-
 @pytest.fixture
 def root(tmp_path: Path, empty_database: Path) -> Path:
     shutil.copyfile(empty_database, tmp_path / "mlflow.db")
