@@ -13,9 +13,12 @@ from cli.project import enter_project, typed_path
 
 if TYPE_CHECKING:
     from config.schema import Params
+    from costs.formulas.setting import Setting
+    from costs.planning.explain import Explanation
     from costs.planning.plans import Plan
     from costs.planning.search import Found
     from costs.planning.target import Target
+    from costs.tables.catalogue import Price
 
 
 class Search(NamedTuple):
@@ -41,7 +44,8 @@ READ = {
     "--compare": PLANNED | {"compare", "markdown", "retrain"},
     "--sweep": PLANNED | {"sweep"},
     "--optimise": PLANNED | {"optimise", "adapters", "max_usd", "max_hours", "out"},
-    "--setting": {"setting", "usd_per_gpu_hour", "as_json", "html"},
+    "--explain": PLANNED | {"explain", "part"},
+    "--setting": {"setting", "usd_per_gpu_hour", "as_json", "html", "explain", "part"},
 }
 """What was asked for -> the parameters of `plan` that it reads."""
 NEEDED = {
@@ -50,11 +54,18 @@ NEEDED = {
     "max_usd": "--optimise",
     "max_hours": "--optimise",
     "out": "--optimise",
+    "part": "--explain",
 }
 
 
 def plan(
     context: typer.Context,
+    part: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[STAGE[.PHASE]]", help="With --explain: what of; without it, the whole run."
+        ),
+    ] = None,
     params_file: Annotated[
         Path | None,
         typer.Option(
@@ -162,6 +173,14 @@ def plan(
             help="Show how cost grows with this factor.",
         ),
     ] = None,
+    explain: Annotated[
+        bool,
+        typer.Option(
+            "--explain",
+            help="Show the calculation as a trail: every quantity with its formula and source, and "
+            "what 10% more of each input does.",
+        ),
+    ] = False,
     setting: Annotated[
         Path | None,
         typer.Option(
@@ -175,10 +194,19 @@ def plan(
     """What a run will need: memory, time and money of every stage and phase, and whether it
     fits.
     """
-    modes = {"--setting": setting, "--sweep": sweep, "--optimise": optimise, "--compare": compare}
+    modes = {
+        "--setting": setting,
+        "--sweep": sweep,
+        "--optimise": optimise,
+        "--compare": compare,
+        "--explain": explain or None,
+    }
     mode = next((option for option, value in modes.items() if value is not None), "")
     enter_project()
     refuse_ignored(context, READ[mode], NEEDED, mode or "a plan")
+    if setting is not None and explain:
+        _explain_setting(setting, usd_per_gpu_hour, part or "", as_json)
+        return
     if setting is not None:
         show(_setting_plan(setting, usd_per_gpu_hour), as_json, html, setting.name)
         return
@@ -195,7 +223,11 @@ def plan(
         typer.echo(line, err=True)
     make = _of_cycle if retrain else run_plan
     chosen = stages or stages_of(params.align.method)
-    if sweep is not None:
+    if explain:
+        from costs.planning.explain import explain_params
+
+        _show_trail(explain_params(params, aim, chosen, part or "", file.name), as_json)
+    elif sweep is not None:
         _sweep(params, aim, sweep, stages, as_json)
     elif optimise is not None:
         _optimise(params, aim, optimise, chosen, Search(adapters, max_usd, max_hours, out), as_json)
@@ -378,14 +410,45 @@ def _found_json(found: "Found") -> dict[str, Any]:
     }
 
 
+def _show_trail(explanation: "Explanation", as_json: bool) -> None:
+    if as_json:
+        typer.echo(json.dumps(explanation.as_json(), indent=2))
+        return
+    _print(_views().explain_view(explanation))
+
+
+def _explain_setting(file: Path, usd_per_gpu_hour: float | None, part: str, as_json: bool) -> None:
+    """The trail of a published setting; `part` is its stage, or STAGE.PHASE."""
+    from config.errors import UserError
+    from costs.planning.explain import explain_setting
+
+    setting, cost, _ = _priced_setting(file, usd_per_gpu_hour)
+    stage, _, phase = part.partition(".")
+    if stage not in ("", setting.stage):
+        raise UserError(
+            f"--explain {part}: {stage} is not a stage of this setting. Known: {setting.stage}."
+        )
+    _show_trail(explain_setting(setting, cost, phase, file.name), as_json)
+
+
 def _setting_plan(file: Path, usd_per_gpu_hour: float | None) -> "Plan":
-    """The plan of a published setting: a YAML mapping in the words that sources print, see
-    costs/published/printed.py.
+    """The plan of a published setting."""
+    from costs.planning.plans import Plan
+    from costs.planning.stages import plan_stage
+
+    made, cost, assumptions = _priced_setting(file, usd_per_gpu_hour)
+    said = (f"{made.engine.name} on {made.gpus} x {made.hardware.name}", *assumptions)
+    return Plan((plan_stage(made, cost),), said)
+
+
+def _priced_setting(
+    file: Path, usd_per_gpu_hour: float | None
+) -> "tuple[Setting, Price, tuple[str, ...]]":
+    """A published setting with its price and what was assumed: a YAML mapping in the words that
+    sources print, see costs/published/printed.py.
     """
     from config.errors import UserError
     from config.load import read
-    from costs.planning.plans import Plan
-    from costs.planning.stages import plan_stage
     from costs.published.settings import planned_of
     from costs.tables.catalogue import own_price, price
 
@@ -408,7 +471,4 @@ def _setting_plan(file: Path, usd_per_gpu_hour: float | None) -> "Plan":
         if usd_per_gpu_hour is not None
         else price(made.hardware.name)
     )
-    return Plan(
-        (plan_stage(made, cost),),
-        (f"{made.engine.name} on {made.gpus} x {made.hardware.name}", *found.assumptions),
-    )
+    return made, cost, found.assumptions

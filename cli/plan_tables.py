@@ -1,5 +1,6 @@
 """How `rlhf plan` looks on a terminal."""
 
+import textwrap
 from typing import TYPE_CHECKING
 
 from rich.console import Group
@@ -9,6 +10,7 @@ from reporting.numbers import duration, memory, usd
 
 if TYPE_CHECKING:
     from costs.planning.compare import Difference
+    from costs.planning.explain import Effect, Explanation
     from costs.planning.plans import Plan, StagePlan
     from costs.planning.search import Found
     from costs.planning.sweep import Growth
@@ -144,6 +146,65 @@ def memory_table(plan: "Plan") -> Table:
 
 def _mib(size: float) -> str:
     return "" if not size else f"{size / MIB:,.3g}" if size < 100 * MIB else f"{size / MIB:,.0f}"
+
+
+UNITS = {
+    "s": duration,
+    "B": lambda value: memory(int(value)),
+    "USD": usd,
+}
+"""How values of a unit are written; others with four digits and the unit."""
+
+
+def quantity(value: float, unit: str) -> str:
+    """A value with its unit, for people. A constant of less than a tenth of a second keeps its
+    digits.
+    """
+    if unit in UNITS and (unit != "s" or value >= 0.1) and (unit != "B" or value >= 2**20):
+        return UNITS[unit](value)
+    return f"{value:,.4g} {unit}".rstrip()
+
+
+def explain_view(explained: "Explanation") -> Group:
+    """The trail, each quantity indented below the one that needs it, then what its inputs do."""
+    table = Table(box=None, header_style="bold", title_justify="left", expand=True)
+    table.add_column("quantity", overflow="fold", ratio=5)
+    table.add_column("value", no_wrap=True, justify="right")
+    table.add_column("formula", overflow="fold", ratio=6)
+    table.add_column("source", overflow="fold", ratio=4)
+    rows = {step.name for step in explained.trail}
+    for step in explained.trail:
+        beyond = [f"{name} {value:.4g}" for name, value in step.terms.items() if name not in rows]
+        with_them = f" (with {', '.join(beyond)})" if beyond else ""
+        table.add_row(
+            _plain(" " * step.depth + step.name),
+            quantity(step.value, step.unit),
+            _plain(step.formula.replace(" * ", " x ") + with_them),
+            _plain(textwrap.shorten(step.source, 60, placeholder=" ...")),
+        )
+    return Group(
+        f"[bold]how the plan of {explained.of} came about[/bold]",
+        table,
+        "",
+        f"[bold]what 10% more of an input does to {explained.of}[/bold]",
+        effect_table(explained.effects),
+    )
+
+
+def effect_table(effects: "tuple[Effect, ...]") -> Table:
+    """Relative changes, the largest first; a dash where an input goes in whole steps only."""
+    table = Table(box=None, header_style="bold")
+    table.add_column("input", no_wrap=True)
+    for name in ("value", "memory", "time", "cost"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for each in effects:
+        changes = (each.memory, each.time, each.usd)
+        table.add_row(
+            each.input,
+            quantity(each.value, each.unit),
+            *("whole steps" if change is None else f"{change:+.1%}" for change in changes),
+        )
+    return table
 
 
 def difference_table(rows: list["Difference"]) -> Table:

@@ -15,6 +15,7 @@ from costs.formulas.counts import (
 )
 from costs.formulas.memory import spared_tokens, trained_parameters
 from costs.formulas.setting import Levers, Setting
+from costs.quantities import explained
 from costs.tables.measured import CACHE_PASSES, Measured
 from costs.tables.shapes import ModelShape
 
@@ -22,6 +23,7 @@ OWN_STAGES = (*SAMPLING_METHODS, "evaluate", "contest")
 """Stages whose rollouts and passes without gradient run in loops of our own."""
 
 
+@explained("s")
 def calibrated_pass(
     setting: Setting,
     shape: ModelShape,
@@ -103,6 +105,7 @@ def _pace(own: Measured, setting: Setting, training: bool) -> float:
     return own.scoring_pace if setting.stage in OWN_STAGES else 1.0
 
 
+@explained("s")
 def fold_seconds(own: Measured, setting: Setting, shape: ModelShape, levers: Levers) -> float:
     """Seconds of putting the adapters into their matrices for one pass
     (training/modeling/lora_linear.py): each is read and written once.
@@ -126,6 +129,7 @@ def fold_seconds(own: Measured, setting: Setting, shape: ModelShape, levers: Lev
     )
 
 
+@explained("s")
 def adapter_gradient_seconds(
     own: Measured, shape: ModelShape, levers: Levers, tokens: float
 ) -> float:
@@ -139,6 +143,7 @@ def adapter_gradient_seconds(
     )
 
 
+@explained("s")
 def table_seconds(own: Measured, shape: ModelShape, levers: Levers, vocabulary: bool) -> float:
     """Seconds of the gradients of embedding and output head, which are as large for one token as
     for all: each is filled with zeros, the head's is written by a product, a tied pair is added,
@@ -150,6 +155,7 @@ def table_seconds(own: Measured, shape: ModelShape, levers: Levers, vocabulary: 
     return own.addition_seconds(passes * size, size)
 
 
+@explained("s")
 def calibrated_decode(
     setting: Setting, shape: ModelShape, levers: Levers, sequences: float, context: float
 ) -> float:

@@ -31,6 +31,7 @@ from costs.formulas.memory import (
 )
 from costs.formulas.setting import DTYPE_BYTES, QUANT_BYTES, Levers, Setting
 from costs.formulas.sharding import collective_bytes, sharding_of
+from costs.quantities import explained
 from costs.tables.shapes import ModelShape
 
 
@@ -74,6 +75,22 @@ class Work(NamedTuple):
         return self.bytes_moved + self.weight_bytes + self.dequantised_bytes
 
 
+WORK_UNITS = {
+    "matmul_flops": "FLOP",
+    "attention_flops": "FLOP",
+    "bytes_moved": "B",
+    "weight_bytes": "B",
+    "dequantised_bytes": "B",
+    "operations": "operations",
+    "communicated_bytes": "B",
+    "messages": "messages",
+    "paged_bytes": "B",
+    "calibrated_seconds": "s",
+}
+"""Unit of each field of Work."""
+
+
+@explained(**WORK_UNITS)
 def micro_step(
     setting: Setting,
     shape: ModelShape,
@@ -138,6 +155,7 @@ def micro_step(
     )
 
 
+@explained("B")
 def gather_bytes(setting: Setting, shape: ModelShape, levers: Levers) -> float:
     """Bytes that a device sends to gather all weights once: as stored, or in the type of computing
     where the software has one for collectives. Source: arXiv 1910.02054 section 7.
@@ -151,6 +169,7 @@ def gather_bytes(setting: Setting, shape: ModelShape, levers: Levers) -> float:
     return collective_bytes(size, setting.data_parallel) / levers.tensor_parallel
 
 
+@explained("B")
 def reduce_bytes(setting: Setting, shape: ModelShape, levers: Levers) -> float:
     """Bytes that a device sends to reduce all gradients and scatter the sums: in their own type
     where torch does it, else in that of computing.
@@ -161,33 +180,37 @@ def reduce_bytes(setting: Setting, shape: ModelShape, levers: Levers) -> float:
     return collective_bytes(size, setting.data_parallel) / levers.tensor_parallel
 
 
+@explained("", "bytes", "messages")
 def micro_communication(setting: Setting, shape: ModelShape, levers: Levers) -> tuple[float, float]:
     """(bytes, messages) that dividing costs in one micro-batch, forward and backward."""
     row = sharding_of(setting)
     sent = row.micro_gathers * gather_bytes(setting, shape, levers)
     sent += row.micro_reduces * reduce_bytes(setting, shape, levers)
-    return sent, float((row.micro_gathers + row.micro_reduces) * (shape.layers + 1))
+    return sent, 1.0 * (row.micro_gathers + row.micro_reduces) * (shape.layers + 1)
 
 
+@explained("", "bytes", "messages")
 def step_communication(setting: Setting, shape: ModelShape, levers: Levers) -> tuple[float, float]:
     """(bytes, messages) that dividing costs once in an optimizer step."""
     row = sharding_of(setting)
     sent = row.step_gathers * gather_bytes(setting, shape, levers)
     sent += row.step_reduces * reduce_bytes(setting, shape, levers)
-    return sent, float(shape.layers if row.step_gathers or row.step_reduces else 0)
+    return sent, 1.0 * shape.layers if row.step_gathers or row.step_reduces else 0.0
 
 
+@explained(**WORK_UNITS)
 def gather(setting: Setting, shape: ModelShape, levers: Levers) -> Work:
     """Making a divided role whole for the passes of a phase without gradient, as our stages do."""
     if not sharding_of(setting).fsdp2:
         return Work()
     return Work(
         communicated_bytes=gather_bytes(setting, shape, levers),
-        messages=float(shape.layers + 1),
+        messages=1.0 * (shape.layers + 1),
         paged_bytes=resting_on_host(setting, shape, levers),
     )
 
 
+@explained("B")
 def resting_on_host(setting: Setting, shape: ModelShape, levers: Levers) -> float:
     """Bytes of a device's share of the weights where they wait in the host's memory, else 0."""
     if not levers.offload_weights:
@@ -195,6 +218,7 @@ def resting_on_host(setting: Setting, shape: ModelShape, levers: Levers) -> floa
     return stored_bytes(setting, shape, levers) / shards(setting)["weights"]
 
 
+@explained(**WORK_UNITS)
 def optimizer_step(setting: Setting, shape: ModelShape, levers: Levers) -> Work:
     """One optimizer step on one device: read gradient, weight and moments, write weight and
     moments; and the gradients' reduction.
@@ -214,6 +238,7 @@ def optimizer_step(setting: Setting, shape: ModelShape, levers: Levers) -> Work:
     )
 
 
+@explained("B")
 def paged_bytes(setting: Setting, shape: ModelShape, levers: Levers) -> float:
     """Bytes that one step moves to and from host memory: gradients and weights where the optimizer
     is offloaded, and of a paged state what does not fit beside the weights.
@@ -234,6 +259,7 @@ def paged_bytes(setting: Setting, shape: ModelShape, levers: Levers) -> float:
     return 2 * max(0.0, state_bytes(setting, shape, levers) - max(0.0, free))
 
 
+@explained("B")
 def micro_paged_bytes(setting: Setting, shape: ModelShape, levers: Levers) -> float:
     """Bytes between host and device in one micro-batch of FSDP2 that offloads: a device's share of
     the weights up for each gather, that of the gradients down.
@@ -248,6 +274,7 @@ def micro_paged_bytes(setting: Setting, shape: ModelShape, levers: Levers) -> fl
     )
 
 
+@explained(**WORK_UNITS)
 def forward_pass(
     setting: Setting,
     shape: ModelShape,
@@ -291,6 +318,7 @@ def forward_pass(
     )
 
 
+@explained(**WORK_UNITS)
 def decode_step(
     setting: Setting, shape: ModelShape, levers: Levers, sequences: float, context: float
 ) -> Work:

@@ -23,7 +23,7 @@ def generation(
     """
     work = setting.workload
     batches = work.steps * levers.accumulation if batches is None else batches
-    sequences = float(levers.micro_batch) if sequences is None else sequences
+    sequences = 1.0 * levers.micro_batch if sequences is None else sequences
     prefill = forward_pass(setting, shape, levers, sequences, max(1, work.prompt_tokens), sequences)
     going = (
         sequences
@@ -56,7 +56,7 @@ def generation_moment(
         setting,
         shape,
         levers,
-        float(sequences or levers.micro_batch),
+        1.0 * (sequences or levers.micro_batch),
         work.prompt_tokens + work.response_tokens,
         work.prompt_tokens,
     )

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from costs.formulas.activations import layer_kept
 from costs.formulas.setting import DTYPE_BYTES, QUANT_BYTES, Levers, Setting
 from costs.formulas.sharding import outside_of_layers, sharding_of
+from costs.quantities import explained
 from costs.tables.engines import loss
 from costs.tables.shapes import ModelShape
 
@@ -55,6 +56,7 @@ def peak(moments: Iterable[Moment]) -> Moment:
     return max(moments, key=lambda moment: moment.total)
 
 
+@explained("B")
 def device_bytes(setting: Setting, allocated: float) -> float:
     """What the device must have for `allocated` bytes: fragments of the allocator, and the context
     outside of it.
@@ -70,6 +72,7 @@ def device_bytes(setting: Setting, allocated: float) -> float:
 # optimizer
 
 
+@explained("parameters")
 def adapter_parameters(shape: ModelShape, levers: Levers) -> float:
     """Trained parameters that are not in the base model.
 
@@ -96,11 +99,13 @@ def adapter_parameters(shape: ModelShape, levers: Levers) -> float:
     return 0.0
 
 
+@explained("parameters")
 def trained_parameters(shape: ModelShape, levers: Levers) -> float:
     """Parameters that get a gradient."""
-    return float(shape.parameters) if levers.tuning == "full" else adapter_parameters(shape, levers)
+    return 1.0 * shape.parameters if levers.tuning == "full" else adapter_parameters(shape, levers)
 
 
+@explained("B")
 def base_weight_bytes(shape: ModelShape, levers: Levers, quantised_head: bool = False) -> float:
     """Bytes of a model's own weights, undivided."""
     plain = levers.dtype_bytes if levers.tuning == "frozen" else levers.weight_bytes
@@ -123,6 +128,7 @@ def _adapter_bytes(levers: Levers, setting: Setting) -> float:
     return 4.0 if setting.engine.lora_input_bytes else levers.dtype_bytes
 
 
+@explained("")
 def shards(setting: Setting) -> Parts:
     """By how much weights between two steps, gradients and optimizer state are divided. Source:
     arXiv 1910.02054 figure 1.
@@ -135,12 +141,14 @@ def shards(setting: Setting) -> Parts:
     }
 
 
+@explained("B")
 def stored_bytes(setting: Setting, shape: ModelShape, levers: Levers) -> float:
     """Bytes of a role's weights as they are stored, adapters included, undivided."""
     base = base_weight_bytes(shape, levers, setting.engine.quantises_head)
     return base + adapter_parameters(shape, levers) * _adapter_bytes(levers, setting)
 
 
+@explained("B")
 def resting_weights(setting: Setting, shape: ModelShape, levers: Levers) -> float:
     """Bytes of a role's weights on one device while it does nothing: its share of them."""
     if levers.offload_weights:
@@ -148,6 +156,7 @@ def resting_weights(setting: Setting, shape: ModelShape, levers: Levers) -> floa
     return stored_bytes(setting, shape, levers) / shards(setting)["weights"]
 
 
+@explained("B")
 def weights(setting: Setting, shape: ModelShape, levers: Levers) -> float:
     """Bytes of a role's weights on one device while it trains: its share, what is gathered at
     once, and the 16-bit copies of autocast.
@@ -172,6 +181,7 @@ def weights(setting: Setting, shape: ModelShape, levers: Levers) -> float:
     return held + autocast_copies(setting, shape, levers)
 
 
+@explained("B")
 def weights_in_backward(setting: Setting, shape: ModelShape, levers: Levers) -> float:
     """Bytes of a role's weights while its backward pass runs: autocast ended with the forward pass,
     and its copies are there because products keep them; with checkpointing, of one layer.
@@ -183,6 +193,7 @@ def weights_in_backward(setting: Setting, shape: ModelShape, levers: Levers) -> 
     return held - copies + min(copies, one)
 
 
+@explained("B")
 def weights_after_backward(setting: Setting, shape: ModelShape, levers: Levers) -> float:
     """Bytes of a role's weights when the backward pass is at its end: no layer is whole any more,
     what is outside of the layers still is, and no copy of autocast is left.
@@ -194,6 +205,7 @@ def weights_after_backward(setting: Setting, shape: ModelShape, levers: Levers) 
     return resting_weights(setting, shape, levers) + root * _gathered_width(setting, levers)
 
 
+@explained("B")
 def weights_in_step(setting: Setting, shape: ModelShape, levers: Levers) -> float:
     """Bytes of a role's weights in the optimizer step."""
     if sharding_of(setting).fsdp2:
@@ -211,6 +223,7 @@ def _gathered_width(setting: Setting, levers: Levers) -> float:
     return levers.weight_bytes if stored else levers.dtype_bytes
 
 
+@explained("B")
 def autocast_copies(setting: Setting, shape: ModelShape, levers: Levers) -> float:
     """Bytes of the 16-bit copies that autocast keeps of fp32 weights which learn: of each matrix it
     multiplied with, until the pass ends, however the weights themselves are divided. An embedding
@@ -223,6 +236,7 @@ def autocast_copies(setting: Setting, shape: ModelShape, levers: Levers) -> floa
     return (shape.parameters - looked_up) * levers.dtype_bytes / setting.levers.tensor_parallel
 
 
+@explained("B")
 def gathered_bytes(setting: Setting, shape: ModelShape, levers: Levers) -> float:
     """Bytes by which a role at rest grows for a pass without gradient: our stages gather it whole,
     and autocast copies what learns.
@@ -242,11 +256,13 @@ def role_weights(setting: Setting, shape: ModelShape, levers: Levers) -> float:
     return (resting_weights if setting.engine.name == "ours" else weights)(setting, shape, levers)
 
 
+@explained("B")
 def gradient_width(setting: Setting, levers: Levers) -> float:
     """Bytes of the gradient of one weight that learns."""
     return levers.weight_bytes if levers.tuning == "full" else _adapter_bytes(levers, setting)
 
 
+@explained("B")
 def gradient_bytes(setting: Setting, shape: ModelShape, levers: Levers) -> float:
     """Bytes of all gradients of a role on one device, when they are complete. Where the optimizer
     is offloaded, divided gradients go to the host as they come (arXiv 2101.06840 section 4).
@@ -257,6 +273,7 @@ def gradient_bytes(setting: Setting, shape: ModelShape, levers: Levers) -> float
     return trained_parameters(shape, levers) * gradient_width(setting, levers) / divided
 
 
+@explained("B")
 def unreduced_gradients(setting: Setting, shape: ModelShape, levers: Levers) -> float:
     """Bytes of gradients that are whole at the end of a backward pass though they are divided: of
     FSDP2 those outside of the layers, the buffer that they are reduced through, and that of a
@@ -268,6 +285,7 @@ def unreduced_gradients(setting: Setting, shape: ModelShape, levers: Levers) -> 
     return 2 * waiting + shape.layer_parameters * levers.weight_bytes
 
 
+@explained("B")
 def waiting_gradients(setting: Setting, shape: ModelShape, levers: Levers) -> float:
     """Bytes of the gradients outside of the layers, which FSDP2 reduces when the whole backward
     pass is over, that of any other model with the same loss included.
@@ -278,6 +296,7 @@ def waiting_gradients(setting: Setting, shape: ModelShape, levers: Levers) -> fl
     return root * levers.weight_bytes
 
 
+@explained("B")
 def bucket_bytes(setting: Setting, shape: ModelShape, levers: Levers) -> float:
     """Bytes of the buckets that gradients are summed in: torch's DDP copies all of them there, and
     keeps the buckets (`gradient_as_bucket_view` is off). Our alignment stages sum messages of
@@ -296,6 +315,7 @@ SUMMED_AT_ONCE = 2**22
 """BUCKET_ELEMENTS of training/distributed/collectives.py, which this package can not import."""
 
 
+@explained("B")
 def optimizer_bytes(setting: Setting, shape: ModelShape, levers: Levers) -> float:
     """Bytes of the optimizer state of a role on one device. Paged state lives in host memory and is
     fetched page by page.
@@ -307,6 +327,7 @@ def optimizer_bytes(setting: Setting, shape: ModelShape, levers: Levers) -> floa
     )
 
 
+@explained("B")
 def state_bytes(setting: Setting, shape: ModelShape, levers: Levers) -> float:
     """Bytes of the optimizer state that belongs to one device, wherever it is kept."""
     moments = STATE_BYTES[levers.optimizer]
@@ -325,6 +346,7 @@ def state_bytes(setting: Setting, shape: ModelShape, levers: Levers) -> float:
     return size / shards(setting)["optimizer"]
 
 
+@explained("parameters")
 def wide_state_parameters(setting: Setting, shape: ModelShape) -> float:
     """Parameters whose moments an 8-bit optimizer keeps in fp32: the token embedding's, where
     Transformers' Trainer makes the optimizer (its GlobalOptimManager override of nn.Embedding, as
@@ -341,6 +363,7 @@ def wide_state_parameters(setting: Setting, shape: ModelShape) -> float:
 # ---------------------------------------------------------------- activations
 
 
+@explained("B/token")
 def kept_per_token(setting: Setting, shape: ModelShape, levers: Levers, tokens: int) -> float:
     """Bytes per token that one layer keeps, on one device of a tensor-parallel group."""
     kept = layer_kept(
@@ -363,6 +386,7 @@ def computing(setting: Setting, levers: Levers) -> Levers:
     return replace(levers, weights_fp32=False)
 
 
+@explained("B/token")
 def selectively_kept(setting: Setting, shape: ModelShape, levers: Levers, tokens: int) -> float:
     """Bytes per token that one layer keeps with `selective` recomputation, on one device: all but
     scores, masks and dropout of attention (arXiv 2205.05198 section 5); or, by torchtitan's policy
@@ -380,6 +404,7 @@ def selectively_kept(setting: Setting, shape: ModelShape, levers: Levers, tokens
     return (layer_inputs(inner, shape) + attention + products) / levers.tensor_parallel
 
 
+@explained("B/token")
 def layer_inputs(levers: Levers, shape: ModelShape) -> float:
     """Bytes per token of one layer's input: all that full checkpointing keeps (arXiv 2205.05198
     section 5).
@@ -387,6 +412,7 @@ def layer_inputs(levers: Levers, shape: ModelShape) -> float:
     return shape.width * (4.0 if levers.mixed else levers.dtype_bytes)
 
 
+@explained("B")
 def activation_bytes(
     setting: Setting, shape: ModelShape, levers: Levers, sequences: float, tokens: int
 ) -> float:
@@ -420,6 +446,7 @@ NARROWED = ("llama", "mistral", "qwen2", "qwen3")
 """
 
 
+@explained("tokens")
 def spared_tokens(setting: Setting, shape: ModelShape, levers: Levers, tokens: float) -> float:
     """Of `tokens` in packed rows, those at which the last layer's feed-forward part does not run,
     as nobody reads them.
@@ -428,6 +455,7 @@ def spared_tokens(setting: Setting, shape: ModelShape, levers: Levers, tokens: f
     return tokens * (1 - setting.workload.read_tokens) if narrows else 0.0
 
 
+@explained("B")
 def recomputed_bytes(
     setting: Setting, shape: ModelShape, levers: Levers, sequences: float, tokens: int
 ) -> float:
@@ -457,6 +485,7 @@ def recomputed_bytes(
     return sequences * tokens * (rebuilt + active / levers.tensor_parallel)
 
 
+@explained("B")
 def workspace(setting: Setting, shape: ModelShape, levers: Levers) -> float:
     """Copies that kernels make: the largest quantised matrix in 16 bit, twice, while it is
     multiplied forward and backward; none where a compiler puts unpacking into the product.
@@ -477,6 +506,7 @@ def workspace(setting: Setting, shape: ModelShape, levers: Levers) -> float:
 # ---------------------------------------------------------------- one role, trained or frozen
 
 
+@explained("B")
 def frozen_role(setting: Setting, shape: ModelShape, levers: Levers) -> Parts:
     """A role that only computes: weights in the compute type (PPO.md), no gradients, no
     optimizer.
@@ -488,6 +518,7 @@ def frozen_role(setting: Setting, shape: ModelShape, levers: Levers) -> Parts:
     }
 
 
+@explained("B")
 def kv_cache_bytes(
     shape: ModelShape, dtype: str, sequences: float, tokens: float, tensor_parallel: int = 1
 ) -> float:
@@ -505,6 +536,7 @@ def kv_cache_bytes(
     )
 
 
+@explained("B")
 def generating(
     setting: Setting, shape: ModelShape, levers: Levers, sequences: float, tokens: int, prompt: int
 ) -> Parts:
@@ -539,6 +571,7 @@ Transformers before `logits_to_keep` (4.45).
 """
 
 
+@explained("B")
 def scoring(
     setting: Setting,
     shape: ModelShape,
@@ -569,6 +602,7 @@ def scoring(
     }
 
 
+@explained("")
 def said_share(setting: Setting) -> float:
     """Of the tokens of the longest sequences, those of the response, or that the loss looks at."""
     work = setting.workload

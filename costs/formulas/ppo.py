@@ -9,7 +9,7 @@ RLOO and GRPO are the same loop, always `separate`, without a value model.
 """
 
 from dataclasses import replace
-from math import ceil
+from math import ceil, floor
 
 from config.errors import CostError
 from costs.formulas.compute import Work, forward_pass, gather, micro_step, optimizer_step
@@ -29,6 +29,7 @@ from costs.formulas.memory import (
 from costs.formulas.setting import Levers, Rlhf, Setting
 from costs.formulas.time import duration
 from costs.formulas.timeline import training_moments
+from costs.quantities import explained
 from costs.tables.shapes import ModelShape
 
 PhaseRow = tuple[str, Work, float, str]
@@ -148,12 +149,14 @@ def _forward(
     )
 
 
+@explained("s")
 def gather_seconds(setting: Setting, shape: ModelShape) -> float:
     """Of making a divided role whole for a phase: nothing is computed meanwhile."""
     once = gather(setting, shape, setting.levers)
     return duration(once, setting).seconds if once.communicated_bytes else 0.0
 
 
+@explained("", "passes", "sequences")
 def _passes(setting: Setting, sequences: float) -> tuple[float, float]:
     """(passes, sequences of each) over `sequences` of them: as many as the budget of tokens asks
     for, or micro-batches padded to one size.
@@ -166,15 +169,17 @@ def _passes(setting: Setting, sequences: float) -> tuple[float, float]:
     )
     # a sequence longer than the budget is a micro-batch of its own
     passes = min(passes, max(1, ceil(sequences)))
-    return float(passes), sequences / passes
+    return 1.0 * passes, sequences / passes
 
 
+@explained("", "passes", "sequences")
 def _update_passes(setting: Setting, mini_batch: float) -> tuple[float, float]:
     """(passes, sequences of each) over a mini-batch."""
-    micro = float(update_micro_batch(setting))
+    micro = 1.0 * update_micro_batch(setting)
     return _passes(setting, mini_batch) if setting.engine.packs else (mini_batch / micro, micro)
 
 
+@explained("tokens")
 def _tokens_in(setting: Setting, whole: bool) -> float:
     """Mean tokens of a sequence that go through a model: the last one predicts nothing, and is read
     for a score alone.
@@ -296,17 +301,19 @@ def _states(setting: Setting, shape: ModelShape, levers: Levers) -> Parts:
     }
 
 
+@explained("sequences")
 def update_micro_batch(setting: Setting) -> int:
     """Sequences of one forward and backward pass: no more than a mini-batch has."""
     return min(setting.levers.micro_batch, mini_batch(setting))
 
 
+@explained("sequences")
 def packed_sequences(setting: Setting, available: float) -> float:
     """Sequences of the longest kind that one pass holds, of `available` ones; a share of one where
     the budget of tokens asks for it.
     """
     if not setting.engine.packs:
-        return min(float(setting.levers.micro_batch), available)
+        return min(1.0 * setting.levers.micro_batch, available)
     return max(1.0, min(setting.micro_batch_tokens / setting.workload.max_tokens, available))
 
 
@@ -319,7 +326,7 @@ def _update_moments(setting: Setting, resident: Roles) -> list[Moment]:
     """
     micro, own = update_micro_batch(setting), setting.engine.packs
     passes, _ = _update_passes(setting, mini_batch(setting))
-    counted = setting.with_levers(micro_batch=micro, accumulation=max(1, int(passes)))
+    counted = setting.with_levers(micro_batch=micro, accumulation=max(1, floor(passes)))
     work = setting.workload
     loss_tokens = min(
         1.0, (work.mean_response_tokens or work.response_tokens) / max(1.0, work.mean_tokens)
@@ -373,10 +380,11 @@ def _update_moments(setting: Setting, resident: Roles) -> list[Moment]:
     ]
 
 
+@explained("sequences")
 def mini_batch(setting: Setting) -> int:
     """Responses between two optimizer steps, of one device."""
     loop = roles_of(setting)
-    return max(1, int(loop.batch / setting.data_parallel / loop.mini_batches))
+    return max(1, floor(loop.batch / setting.data_parallel / loop.mini_batches))
 
 
 def _work_parts(moments: list[Moment], role: str) -> dict[str, Parts]:

@@ -231,8 +231,8 @@ class Setting:
     @property
     def micro_batch_tokens(self) -> float:
         """Most tokens of one forward pass on one device."""
-        return self.workload.micro_batch_tokens or float(
-            self.levers.micro_batch * self.workload.max_tokens
+        return self.workload.micro_batch_tokens or (
+            1.0 * self.levers.micro_batch * self.workload.max_tokens
         )
 
     @property

@@ -11,6 +11,7 @@ from typing import Literal, NamedTuple
 
 from costs.formulas.compute import Work
 from costs.formulas.setting import Setting
+from costs.quantities import explained, maximum, minimum
 
 Bound = Literal["compute", "bandwidth", "launch", "communication", "fixed"]
 
@@ -34,6 +35,7 @@ class Seconds(NamedTuple):
     bound: Bound
 
 
+@explained("B/s")
 def _link(setting: Setting) -> float:
     """Bytes per second that a device takes part in a collective with.
 
@@ -43,11 +45,12 @@ def _link(setting: Setting) -> float:
     hardware = setting.hardware
     if setting.gpus <= setting.devices_per_node:
         return hardware.link_bytes_per_second
-    return min(
+    return minimum(
         hardware.link_bytes_per_second, hardware.network_bytes_per_second * setting.devices_per_node
     )
 
 
+@explained("FLOP/s")
 def _matmul_rate(setting: Setting) -> float:
     efficiency = setting.efficiency
     share = (
@@ -58,30 +61,78 @@ def _matmul_rate(setting: Setting) -> float:
     return setting.hardware.peak(setting.levers.dtype) * share
 
 
+@explained(seconds="s")
 def duration(work: Work, setting: Setting) -> Seconds:
     """Seconds that `work`, done in one go, takes on one device."""
     if work.calibrated_seconds:
         return _calibrated(work, setting)
-    hardware, efficiency = setting.hardware, setting.efficiency
-    bandwidth = hardware.bandwidth_bytes_per_second * efficiency.bandwidth
-    matmul = work.matmul_flops / _matmul_rate(setting)
-    attention = work.attention_flops / (hardware.peak(setting.levers.dtype) * efficiency.attention)
-    products = max(matmul, work.weight_bytes / bandwidth)
-    device = products + attention + work.bytes_moved / bandwidth
+    device, launch = device_seconds(work, setting), launch_seconds(work, setting)
+    exposed = exposed_seconds(sent_seconds(work, setting), maximum(device, launch), setting)
     # unpacking weights comes on top even where the host is the limit: the product that follows
     # waits for it
-    unpacking = work.dequantised_bytes / (
-        hardware.bandwidth_bytes_per_second * efficiency.dequantise
+    seconds = maximum(device, launch) + unpacking_seconds(work, setting) + exposed
+    computing = work.matmul_flops / _matmul_rate(setting) + attention_seconds(work, setting)
+    return Seconds(
+        seconds + paging_seconds(work, setting), _bound(computing, device, launch, exposed)
     )
-    launch = work.operations * setting.engine.op_seconds
-    paging = work.paged_bytes / min(hardware.link_bytes_per_second, HOST_LINK_BYTES_PER_SECOND)
-    sent = (
-        work.communicated_bytes / (_link(setting) * efficiency.network)
-        + work.messages * efficiency.message_seconds
+
+
+@explained("s")
+def device_seconds(work: Work, setting: Setting) -> float:
+    """What the device needs: matrix products or reading their weights, attention, and what streams
+    through its memory.
+    """
+    bandwidth = setting.hardware.bandwidth_bytes_per_second * setting.efficiency.bandwidth
+    products = maximum(work.matmul_flops / _matmul_rate(setting), work.weight_bytes / bandwidth)
+    return products + attention_seconds(work, setting) + work.bytes_moved / bandwidth
+
+
+@explained("s")
+def attention_seconds(work: Work, setting: Setting) -> float:
+    """Scores and weighted values at the share of the peak that attention kernels reach."""
+    peak = setting.hardware.peak(setting.levers.dtype)
+    return work.attention_flops / (peak * setting.efficiency.attention)
+
+
+@explained("s")
+def launch_seconds(work: Work, setting: Setting) -> float:
+    """What the host needs to launch every small operation."""
+    return work.operations * setting.engine.op_seconds
+
+
+@explained("s")
+def unpacking_seconds(work: Work, setting: Setting) -> float:
+    """Turning quantised weights into 16-bit ones at the share of the bandwidth that it reaches."""
+    bandwidth = setting.hardware.bandwidth_bytes_per_second
+    return work.dequantised_bytes / (bandwidth * setting.efficiency.dequantise)
+
+
+@explained("s")
+def paging_seconds(work: Work, setting: Setting) -> float:
+    """Moving bytes between the memory of host and device."""
+    link = minimum(setting.hardware.link_bytes_per_second, HOST_LINK_BYTES_PER_SECOND)
+    return work.paged_bytes / link
+
+
+@explained("s")
+def sent_seconds(work: Work, setting: Setting) -> float:
+    """What collectives take by themselves."""
+    if not work.communicated_bytes and not work.messages:
+        return 0.0
+    return (
+        work.communicated_bytes / (_link(setting) * setting.efficiency.network)
+        + work.messages * setting.efficiency.message_seconds
     )
-    exposed = max(sent * (1 - setting.engine.overlap), sent - max(device, launch))
-    seconds = max(device, launch) + unpacking + exposed + paging
-    return Seconds(seconds, _bound(matmul + attention, device, launch, exposed))
+
+
+@explained("s")
+def exposed_seconds(sent: float, hiding: float, setting: Setting) -> float:
+    """What of collectives computation does not hide: the share that never overlaps, and what lasts
+    longer than there is computation to hide it.
+    """
+    if not sent:
+        return 0.0
+    return maximum(sent * (1 - setting.engine.overlap), sent - hiding)
 
 
 def _calibrated(work: Work, setting: Setting) -> Seconds:
@@ -92,6 +143,7 @@ def _calibrated(work: Work, setting: Setting) -> Seconds:
     )
 
 
+@explained(seconds="s")
 def decode_duration(work: Work, setting: Setting) -> Seconds:
     """Seconds of one decoding step: weights and cache at the bandwidth that matrix-vector kernels
     reach, or compute, or launches.
@@ -116,8 +168,8 @@ def decode_duration(work: Work, setting: Setting) -> Seconds:
     layers = setting.model.layers * setting.engine.decode_layer_seconds
     latency = efficiency.message_seconds if setting.engine.op_seconds else GRAPH_MESSAGE_SECONDS
     sent = work.communicated_bytes / (_link(setting) * efficiency.network) + work.messages * latency
-    device = max(moved, compute) + layers
-    seconds = max(device, launch) + sent
+    device = maximum(moved, compute) + layers
+    seconds = maximum(device, launch) + sent
     return Seconds(seconds, _bound(compute, device, launch, sent))
 
 
@@ -129,6 +181,7 @@ def _bound(compute: float, device: float, launch: float, exposed: float) -> Boun
     return "compute" if compute > device / 2 else "bandwidth"
 
 
+@explained("kWh")
 def energy_kwh(gpu_hours: float, watts: float) -> float:
     """Board power for the whole time: hours x watts / 1000; without cooling and host.
 

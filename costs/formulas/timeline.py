@@ -24,6 +24,7 @@ from costs.formulas.memory import (
 )
 from costs.formulas.setting import Levers, Setting
 from costs.formulas.sharding import sharding_of
+from costs.quantities import explained
 from costs.tables.shapes import ModelShape
 
 
@@ -110,6 +111,7 @@ def training_moments(
     ]
 
 
+@explained("B")
 def logits_bytes(setting: Setting, shape: ModelShape, levers: Levers) -> float:
     """Bytes that the loss over the vocabulary holds at its peak."""
     tokens = (
@@ -125,6 +127,7 @@ def _logits(setting: Setting, shape: ModelShape, levers: Levers, tokens: float) 
     return tokens * each
 
 
+@explained("B")
 def head_gradient(setting: Setting, shape: ModelShape, levers: Levers) -> float:
     """The gradient of the output head, which is there before any activation has been freed."""
     return (
@@ -134,6 +137,7 @@ def head_gradient(setting: Setting, shape: ModelShape, levers: Levers) -> float:
     )
 
 
+@explained("B")
 def largest_gradient(setting: Setting, shape: ModelShape, levers: Levers) -> float:
     """The largest single gradient: all that is left of them when each is applied in the backward
     pass.

@@ -8,6 +8,7 @@ three agree to a third in each phase, and to a tenth in the sum.
 from costs.formulas.time import energy_kwh
 from costs.planning.plans import NOTHING, PhasePlan, StagePlan, Usd
 from costs.planning.rows import Rows
+from costs.quantities import explained
 from costs.tables.catalogue import Hardware, Price
 
 START_SECONDS = 3.3
@@ -26,6 +27,7 @@ WRITE_SECONDS = 5e-6
 """Writing a row."""
 
 
+@explained("s")
 def data_seconds(rows: Rows, test_fraction: float) -> dict[str, float]:
     """Seconds of each phase, in the order and under the names that the stage measures. A pair is
     two sequences.

@@ -8,7 +8,7 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
-from math import ceil
+from math import ceil, floor
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from costs.formulas.setting import Attention, Levers, Parallel, Rlhf, Setting, W
 from costs.planning.phases import EVALUATED
 from costs.planning.rows import Rows, count
 from costs.planning.target import Target
+from costs.quantities import explained
 from costs.tables.catalogue import shape
 from costs.tables.engines import engine
 from costs.tables.shapes import ModelShape, from_config
@@ -103,13 +104,13 @@ def levers_of(
                 f"a batch of {batch} does not split over {gpus} devices. Change batch_size in "
                 "params.yaml, or --gpus."
             )
-        micro_batch = max(m for m in range(1, micro_batch + 1) if (batch // gpus) % m == 0)
-    lora: Mapping[str, Any] | None = section.get("lora")
+        micro_batch = max(m for m in range(1, int(micro_batch) + 1) if (batch // gpus) % m == 0)
+    lora: Lora | None = section.get("lora")
     return Levers(
         tuning="lora" if lora else "full",
-        lora_rank=int(lora.get("rank", 8)) if lora else 8,
-        lora_modules=tuple(lora.get("modules", ("q", "v"))) if lora else ("q", "v"),
-        lora_dropout=bool(lora.get("dropout", 0.0)) if lora else False,
+        lora_rank=lora.rank if lora else 8,
+        lora_modules=tuple(lora.modules) if lora else ("q", "v"),
+        lora_dropout=bool(lora.dropout) if lora else False,
         quantisation=params.model.quantisation if lora else None,
         dtype=params.model.dtype,
         weights_fp32=not lora and params.model.dtype != "fp32",
@@ -121,28 +122,30 @@ def levers_of(
     )
 
 
+@explained("tokens")
 def response_tokens(rows: Rows, longest: int) -> float:
     """Mean tokens of a response: as many as the demonstrations have, whose length a policy learns
     with their content.
     """
     demonstrated = rows.sft_tokens - rows.prompt_tokens
-    return min(float(longest), demonstrated) if demonstrated >= 1 else float(longest)
+    return min(1.0 * longest, demonstrated) if demonstrated >= 1 else 1.0 * longest
 
 
+@explained("steps")
 def _steps(rows: float, section: Any) -> float:
     steps = max(1.0, rows * section.epochs / section.batch_size)
-    return steps if section.max_steps is None else min(steps, float(section.max_steps))
+    return steps if section.max_steps is None else min(steps, 1.0 * section.max_steps)
 
 
 def _sft(params: Params, aim: Target, rows: Rows, model: ModelShape) -> Setting:
     section = params.sft
     levers = levers_of(
-        params, section.model_dump(), section.micro_batch_size, section.batch_size, aim.gpus
+        params, dict(section), section.micro_batch_size, section.batch_size, aim.gpus
     )
     levers = replace(levers, loss="fused")
     texts = (rows.sft + rows.sft_held_out) * rows.sft_tokens
     work = Workload(
-        int(min(rows.longest_sft, section.max_length)),
+        floor(min(rows.longest_sft, section.max_length)),
         min(rows.sft_tokens, section.max_length),
         _steps(rows.sft, section),
         held_out=rows.sft_held_out,
@@ -156,7 +159,7 @@ def _reward(params: Params, aim: Target, rows: Rows, model: ModelShape) -> Setti
     """Pairs: two sequences each."""
     section = params.reward
     levers = levers_of(
-        params, section.model_dump(), section.micro_batch_size, section.batch_size, aim.gpus
+        params, dict(section), section.micro_batch_size, section.batch_size, aim.gpus
     )
     held_out = 2 * (rows.preference_held_out + min(NORMALISATION_PAIRS, rows.preference))
     texts = 2 * (rows.preference + rows.preference_held_out) * rows.preference_tokens
@@ -188,7 +191,7 @@ def pair_lengths(rows: Rows, limit: int, attention: str) -> tuple[int, float, fl
     """
     longest, mean = min(rows.longest_preference, limit), min(rows.preference_tokens, limit)
     if attention == "eager":
-        return int(longest), mean, 1.0
+        return floor(longest), mean, 1.0
     shared = min(mean, rows.pair_tokens / 2)
     return ceil(min(longest, rows.longest_pair / 2)), shared, mean / shared
 
@@ -197,12 +200,12 @@ def _loop(method: str, params: Params, aim: Target, rows: Rows, model: ModelShap
     """PPO, RLOO and GRPO: one loop, whose value model is PPO's alone."""
     section: Online = params.section(method)
     critic = section if isinstance(section, Ppo) else None
-    prompt, response = int(rows.longest_prompt), section.max_new_tokens
+    prompt, response = floor(rows.longest_prompt), section.max_new_tokens
     said = response_tokens(rows, response)
     mean = rows.prompt_tokens + said
     each = max(1, section.batch_size // aim.gpus)
-    micro = max(1, min(each, int(section.micro_batch_tokens / (prompt + response))))
-    whole = levers_of(params, section.model_dump(), 1, section.batch_size, aim.gpus)
+    micro = max(1, min(each, floor(section.micro_batch_tokens / (prompt + response))))
+    whole = levers_of(params, dict(section), 1, section.batch_size, aim.gpus)
     levers = replace(
         whole, micro_batch=micro, accumulation=max(1, each // section.num_mini_batches // micro)
     )
@@ -232,7 +235,7 @@ def _loop(method: str, params: Params, aim: Target, rows: Rows, model: ModelShap
         response,
         said,
         texts_tokens=rows.prompts * rows.prompt_tokens,
-        micro_batch_tokens=float(section.micro_batch_tokens),
+        micro_batch_tokens=1.0 * section.micro_batch_tokens,
     )
     return Setting(method, model, levers, work, aim.hardware, engine("ours"), aim.gpus, rlhf=loop)
 
@@ -253,7 +256,7 @@ def _dpo(params: Params, aim: Target, rows: Rows, model: ModelShape) -> Setting:
     """Pairs as in `_reward`; the reference reads every pair once, the held-out ones too."""
     section: Dpo = params.section("dpo")
     levers = levers_of(
-        params, section.model_dump(), section.micro_batch_size, section.batch_size, aim.gpus
+        params, dict(section), section.micro_batch_size, section.batch_size, aim.gpus
     )
     levers = replace(levers, micro_batch=2 * levers.micro_batch)
     longest, mean, places = pair_lengths(rows, section.max_length, levers.attention)
@@ -283,7 +286,7 @@ def _evaluate(params: Params, aim: Target, rows: Rows, model: ModelShape) -> Set
 
 def held_out_prompts(params: Params, rows: Rows) -> int:
     """How many prompts models are compared on: as many as there are, `evaluate.prompts` at most."""
-    return int(max(1, min(params.evaluate.prompts, ceil(rows.prompts_held_out))))
+    return ceil(max(1, min(params.evaluate.prompts, rows.prompts_held_out)))
 
 
 def answering(
@@ -297,7 +300,7 @@ def answering(
 ) -> Setting:
     """`models` of one shape answer `prompts` each, and the answers are read."""
     section = params.evaluate
-    prompt, response = int(rows.longest_prompt), section.max_new_tokens
+    prompt, response = floor(rows.longest_prompt), section.max_new_tokens
     levers = Levers(
         tuning="frozen",
         quantisation=params.model.quantisation,
@@ -309,7 +312,7 @@ def answering(
     said = response_tokens(rows, response)
     work = Workload(
         prompt + response, rows.prompt_tokens + said, batches, prompt, response, said,
-        micro_batch_tokens=float(section.batch_size * params.model.context_length),
+        micro_batch_tokens=1.0 * section.batch_size * params.model.context_length,
     )  # fmt: skip
     return Setting(
         stage,

@@ -11,6 +11,7 @@ from costs.planning.fitting import closing_lever
 from costs.planning.moments import moments
 from costs.planning.phases import Phase, phases
 from costs.planning.plans import PhasePlan, StagePlan, Usd
+from costs.quantities import explained
 from costs.tables.catalogue import Price
 
 
@@ -81,6 +82,7 @@ def phase_peak(held: list[Moment], phase: str) -> float:
     )
 
 
+@explained("tokens")
 def processed_tokens(setting: Setting) -> float:
     """Tokens that the policy is trained on, or generates, over the whole stage and all devices."""
     levers, work = setting.levers, setting.workload

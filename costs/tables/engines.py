@@ -10,6 +10,7 @@ import re
 from dataclasses import dataclass, replace
 
 from config.errors import CostError
+from costs.quantities import explained
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,7 @@ class Loss:
     recomputes: bool = False
     """The backward pass makes the logits again."""
 
+    @explained("B/token")
     def bytes_per_token(
         self,
         vocab: int,

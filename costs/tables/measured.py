@@ -7,9 +7,9 @@ memory, work on logits, and launches.
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import exp, log
 
 from config.workspace.machine import Machine
+from costs.quantities import exp, explained, log
 
 Points = tuple[tuple[float, float], ...]
 """(size, value) by rising size."""
@@ -62,6 +62,7 @@ class Measured:
     def name(self) -> str:
         return self.machine.name
 
+    @explained("s")
     def product_seconds(self, flops: float, rows: float, width: float) -> float:
         """Of matrix products with `rows` rows and matrices about `width` wide."""
         found = [
@@ -71,25 +72,28 @@ class Measured:
         ]
         return flops / interpolated_twice(found, width, rows)
 
+    @explained("s")
     def attention_seconds(self, flops: float, tokens: float, training: bool) -> float:
         """Of scores and weighted values over sequences of `tokens`."""
         points = tuple(
             (
-                float(each.tokens),
+                1.0 * each.tokens,
                 each.training_flops_per_second if training else each.forward_flops_per_second,
             )
             for each in sorted(self.machine.attention, key=lambda each: each.tokens)
         )
         return flops / interpolated(points, tokens)
 
+    @explained("s")
     def addition_seconds(self, moved: float, tensor_bytes: float) -> float:
         """Of additions that move `moved` bytes between tensors of `tensor_bytes` each."""
         points = tuple(
-            (float(s.bytes), s.bytes_per_second)
+            (1.0 * s.bytes, s.bytes_per_second)
             for s in sorted(self.machine.streams, key=lambda s: s.bytes)
         )
         return moved / interpolated(points, tensor_bytes)
 
+    @explained("s")
     def stream_seconds(self, moved: float, tensor_bytes: float, training: bool) -> float:
         """Of what a trunk does beside products and attention."""
         share = interpolated(
@@ -97,6 +101,7 @@ class Measured:
         )
         return self.addition_seconds(moved, tensor_bytes) * share
 
+    @explained("s")
     def logit_seconds(self, logits: float, vocab: float, training: bool, fused: bool) -> float:
         """Of log-probabilities, their matrix products not counted; `fused` as TRL's head computes
         them.
@@ -111,6 +116,7 @@ class Measured:
             FUSED_BYTES[training] * logits, tile
         )
 
+    @explained("s")
     def sampling_seconds(self, rows: float, vocab: float, width: float) -> float:
         """Of a token for each of `rows` sequences: their logits, and drawing from them."""
         products = [
@@ -129,21 +135,24 @@ class Measured:
             )
         )
 
+    @explained("s")
     def optimizer_seconds(self, parameters: float) -> float:
         """Of a fused AdamW step, and of clipping: the gradients read twice and written once, in
         place.
         """
         points = tuple(
-            (float(s.parameters), s.parameters / s.seconds)
+            (1.0 * s.parameters, s.parameters / s.seconds)
             for s in sorted(self.machine.optimizer, key=lambda s: s.parameters)
         )
         adam = parameters / interpolated(points, parameters)
         return adam * (1 + 3 / 7)  # AdamW moves seven numbers a parameter
 
+    @explained("s")
     def decode_launch_seconds(self, layers: int) -> float:
         """Of one decoding step, by layers: measured with two."""
         return self.machine.decode_step_seconds * (1 + layers) / 3
 
+    @explained("s")
     def launch_seconds(self, operations: float, training: bool) -> float:
         """Of `operations` forward operations; with `training` their backward passes too."""
         return operations * (self.training_op_seconds if training else self.forward_op_seconds)
