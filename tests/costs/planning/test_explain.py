@@ -182,6 +182,8 @@ def test_the_trail_is_the_whole_calculation(
         if each.name.endswith("heads") or each.name in whole_steps(list(roots.values())):
             continue  # asked whether they are equal to something, which a little more is not
         gaps = [gap(make, stage, roots, each.name, 1 + change) for change in (1e-7, -1e-7)]
+        if gaps == [float("inf")] * 2:
+            continue  # a setting refuses anything but whole numbers of it
         # where a choice or a whole number changes just there, the other side has the same one
         assert min(gaps) < 1e-10, each.name
         compared += 1
