@@ -30,7 +30,7 @@ def check(
     form: Annotated[
         str | None,
         typer.Option(
-            "--format", help="pairs, votes, trees, instructions or prompts; else it is told."
+            "--format", help="pairs, votes, trees, instructions or prompts; else the columns say."
         ),
     ] = None,
     column: Annotated[
@@ -134,17 +134,17 @@ def _refused(refused: dict[str, dict[str, Any]], rows: int) -> list[str]:
 
 
 def _labels(found: dict[str, Any]) -> list[str]:
-    told = []
+    lines = []
     if found["chosen_longer"] is not None:
-        told.append(f"labels        the longer reply wins {found['chosen_longer']:.0%}")
+        lines.append(f"labels        the longer reply wins {found['chosen_longer']:.0%}")
         if found["chosen_first"] is not None:
-            told[-1] += f", the first shown {found['chosen_first']:.0%}"
+            lines[-1] += f", the first shown {found['chosen_first']:.0%}"
     names = {"longer_wins": "the longer reply", "bow": "a bag of words"}
-    told += [
+    lines += [
         f"to beat       {names[name]}: {value:.1%} [{low:.1%}, {high:.1%}] of held-out pairs"
         for name, (value, low, high) in found["baselines"].items()
     ]
-    return told
+    return lines
 
 
 def _cut(text: str) -> str:

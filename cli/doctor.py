@@ -12,6 +12,7 @@ from typing import Literal, NamedTuple
 
 from cli.project import project_root
 from config.errors import EXIT_BAD_INPUT, EXIT_DONE, RlhfError
+from config.inputs import expected_files
 from config.load import load
 from config.schema import Params
 from tasks.servers.ports import is_port_free
@@ -210,29 +211,15 @@ def params_and_data(root: Path) -> list[Finding]:
 
 def _data_files(root: Path, params: Params) -> list[Finding]:
     findings = []
-    for section, named in params.data.local_paths().items():
-        path = root / named
-        if section == "vote_source" and not path.exists():
-            continue  # nobody has voted yet
+    for setting, named in expected_files(root, params).items():
+        path, said = root / named, f"{setting}={named}"
         if not path.is_file():
-            findings.append(
-                Finding(
-                    "data",
-                    "problem",
-                    f"data.{section}.path={named} does not exist",
-                    "put the file there, or fix params.yaml",
-                )
-            )
+            fix = "put the file there, or fix params.yaml"
+            findings.append(Finding("data", "problem", f"{said} does not exist", fix))
         elif not path.stat().st_size:
-            findings.append(
-                Finding(
-                    "data", "problem", f"data.{section}.path={named} is empty", "fetch it again"
-                )
-            )
+            findings.append(Finding("data", "problem", f"{said} is empty", "fetch it again"))
         else:
-            findings.append(
-                Finding("data", "ok", f"data.{section}.path={named}, {path.stat().st_size:,} bytes")
-            )
+            findings.append(Finding("data", "ok", f"{said}, {path.stat().st_size:,} bytes"))
     return findings or [Finding("data", "ok", "generated, or fetched by the data stage")]
 
 

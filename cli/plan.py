@@ -262,13 +262,14 @@ def _of_cycle(params: "Params", aim: "Target", stages: tuple[str, ...]) -> "Plan
 
 def _stands_on_guesses(params: "Params", hardware: str | None) -> list[str]:
     """What makes every figure below a guess, and what changes that: said first."""
+    from config.inputs import expected_files
     from costs.planning.machine import this_machine
 
     lines = [
-        f"data.{setting}.path={path} does not exist: its rows are assumed. Put the file there, or "
-        "fix the path."
-        for setting, path in params.data.local_paths().items()
-        if setting != "vote_source" and not Path(path).exists()
+        f"{setting}={path} does not exist: its rows are assumed. Put the file there, or fix the "
+        "path."
+        for setting, path in expected_files(Path(), params).items()
+        if not Path(path).exists()
     ]
     if hardware is None and this_machine(Path()) is None:
         lines.append(

@@ -48,6 +48,17 @@ def named_paths(root: Path, params: Params) -> list[str]:
     return [*files, *([model] if model and (root / model).is_dir() else [])]
 
 
+def expected_files(root: Path, params: Params) -> dict[str, str]:
+    """The same data files by the parameter that names each. Votes are left out while nobody has
+    voted: a file that is not there adds none.
+    """
+    return {
+        f"data.{section}.path": path
+        for section, path in params.data.local_paths().items()
+        if section != "vote_source" or (root / path).exists()
+    }
+
+
 def digest_files(root: Path, params: Params) -> dict[Path, str]:
     """What the two files are to hold, by their place in the project."""
     data = {path: _digest(root / path) for path in sorted(set(params.data.local_paths().values()))}

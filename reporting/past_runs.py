@@ -31,7 +31,7 @@ class PastRun(NamedTuple):
     changed: str = ""
     """Parameters that differ from those of the run before it in the list; empty for the oldest."""
     note: str = ""
-    """Why the run is not told whole, empty where it is."""
+    """What is missing of the run, empty where nothing is."""
 
 
 def past_runs(root: Path, most: int | None = None) -> list[PastRun]:
@@ -41,7 +41,7 @@ def past_runs(root: Path, most: int | None = None) -> list[PastRun]:
     params = {run_id: _params(root, run_id) for run_id in known[: len(shown) + 1]}
     before: Sequence[str | None] = [*known[1:], None]
     return [
-        _told(root, run_id, params[run_id], params.get(earlier) if earlier else None)
+        _past_run(root, run_id, params[run_id], params.get(earlier) if earlier else None)
         for run_id, earlier in zip(shown, before, strict=False)
     ]
 
@@ -54,7 +54,9 @@ def _params(root: Path, run_id: str) -> Params | str:
         return str(error)
 
 
-def _told(root: Path, run_id: str, params: Params | str, before: Params | str | None) -> PastRun:
+def _past_run(
+    root: Path, run_id: str, params: Params | str, before: Params | str | None
+) -> PastRun:
     if isinstance(params, str):
         return PastRun(run_id, note=params)
     findings = read_findings(root, params, run_id)

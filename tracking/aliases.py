@@ -29,15 +29,15 @@ def bring_in_line(connection: Connection, root: Path, params: Params, runs: dict
     MLflow was down then, is registered from its own folder. Returns whether all of it could be
     done.
     """
-    name, record, whole = params.tracking.registered_model, read_record(root), True
+    name, record, complete = params.tracking.registered_model, read_record(root), True
     for alias, entry in zip(ALIASES, (record.champion, record.previous), strict=True):
         version = None if entry is None else _version(connection, root, name, entry, runs)
         if version is not None:
             connection.client.set_registered_model_alias(name, alias, version)
         elif entry is None and record.events:
             _take_away(connection, name, alias)
-        whole &= version is not None or entry is None
-    return whole
+        complete &= version is not None or entry is None
+    return complete
 
 
 def _version(

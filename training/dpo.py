@@ -91,7 +91,7 @@ def dpo(stage: Stage) -> None:
     )
     if settings.lora is not None:
         learn_adapter(model, settings.lora, "dpo", params.seed)
-    model.to(stage.placed_on)
+    model.to(stage.torch_device)
     once = reads_shared_once(model)
     with stage.meter.phase("reference", 0) as work:
         ref = {split: reply_logps(model, pairs[split].rows, stage) for split in pairs}

@@ -158,7 +158,7 @@ def load_model(stage: Stage, name: str, tokenizer: PreTrainedTokenizerBase) -> P
             params.model,
             tokenizer,
         )
-    return model.to(stage.placed_on).eval()
+    return model.to(stage.torch_device).eval()
 
 
 def answer(

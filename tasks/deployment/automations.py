@@ -1,4 +1,4 @@
-"""What the Prefect server does by itself: end runs that show no sign of life, and tell a webhook
+"""What the Prefect server does by itself: end runs that send no heartbeat, and tell a webhook
 what became of a run or a model.
 """
 
@@ -20,7 +20,7 @@ from tasks.ui.events import PREFIX
 WEBHOOK = "rlhf-notify"
 """Name of the block that has the address."""
 SILENCE_SECONDS = 4 * HEARTBEAT_SECONDS
-"""After it a run counts as dead: three signs of life in a row are missing."""
+"""After it a run counts as dead: three heartbeats in a row are missing."""
 FINAL = (
     "Completed",
     "Failed",
@@ -104,12 +104,12 @@ def automate(client: SyncPrefectClient, webhook_url: str | None) -> None:
 
 
 def end_silent_runs(client: SyncPrefectClient) -> None:
-    """Make the automation on runs without a sign of life alone, or bring it up to date."""
+    """Make the automation on runs without a heartbeat alone, or bring it up to date."""
     _put(client, zombie_automation(), switch=None)
 
 
 def zombie_automation() -> AutomationCore:
-    """Nobody has to look: it fails a run whose signs of life have stopped."""
+    """Nobody has to look: it fails a run whose heartbeats have stopped."""
     trigger = EventTrigger(
         match=ResourceSpecification({"prefect.resource.id": ["prefect.flow-run.*"]}),
         after={"prefect.flow-run.heartbeat"},
@@ -120,12 +120,12 @@ def zombie_automation() -> AutomationCore:
         within=timedelta(seconds=SILENCE_SECONDS),
     )
     message = (
-        f"No sign of life for {SILENCE_SECONDS} s: the process, or the machine it was on, is gone. "
+        f"No heartbeat for {SILENCE_SECONDS} s: the process, or the machine it was on, is gone. "
         f"{GO_ON}"
     )
     return AutomationCore(
         name="rlhf: zombie runs",
-        description=f"Ends a run that shows no sign of life for {SILENCE_SECONDS} s, so that the "
+        description=f"Ends a run that sends no heartbeat for {SILENCE_SECONDS} s, so that the "
         "next one gets its slot.",
         trigger=trigger,
         actions=[ChangeFlowRunState(state=StateType.CRASHED, name=ZOMBIE, message=message)],

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from config.dvc_stages import defined
 from config.errors import ParamsError
-from config.inputs import DATA_DIGESTS, MODEL_DIGESTS
+from config.inputs import DATA_DIGESTS, MODEL_DIGESTS, expected_files
 from config.schema import Params
 from config.sections.where import LOCAL
 
@@ -66,10 +66,8 @@ def on_volumes(root: Path, params: Params, pool: str, stages: Sequence[str]) -> 
 
 
 def _outside(root: Path, params: Params) -> Iterator[Outside]:
-    for setting, path in params.data.local_paths().items():
-        if setting == "vote_source" and not (root / path).exists():
-            continue  # nobody has voted yet, and a file that is not there adds no votes
-        yield Outside(f"data.{setting}.path", path, "file", DATA_DIGESTS, "a URL")
+    for setting, path in expected_files(root, params).items():
+        yield Outside(setting, path, "file", DATA_DIGESTS, "a URL")
     model = params.model.path
     if model is not None and (model.startswith((".", "/", "~")) or (root / model).is_dir()):
         yield Outside("model.path", model, "folder", MODEL_DIGESTS, "a model of the hub")

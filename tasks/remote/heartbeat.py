@@ -1,4 +1,4 @@
-"""Signs of life over an exchange: each side writes a count there that grows, the other looks
+"""Heartbeats over an exchange: each side writes a count there that grows, the other looks
 whether it does. No clocks are compared.
 """
 

@@ -15,7 +15,7 @@ from tasks.servers.prefect_settings import api_key, home, own_server, settings, 
 POLL_SECONDS = 2
 """Between two questions of the worker whether there is a run to start."""
 HEARTBEAT_SECONDS = 30
-"""Between two signs of life of a run, which the automation on zombies waits for; Prefect takes no
+"""Between two heartbeats of a run, which the automation on zombies waits for; Prefect takes no
 less.
 """
 WORKER = "worker"

@@ -1,5 +1,5 @@
 """A run that is alive and was taken for a zombie says so: after an outage of the server, or when a
-laptop wakes up, its signs of life are late.
+laptop wakes up, its heartbeats are late.
 """
 
 import logging

@@ -91,8 +91,8 @@ def attempts(run: Run, stage: str) -> list[AttemptRow]:
     return jsonl.read(run.root / "runs" / stage / "attempts.jsonl", AttemptRow).rows
 
 
-def when_mirrored(folder: Path, action: Callable[[], None]) -> threading.Thread:
-    """Do something once a checkpoint is whole in the store."""
+def when_checkpoint_arrives(folder: Path, action: Callable[[], None]) -> threading.Thread:
+    """Do something once a complete checkpoint is in the store."""
 
     def wait() -> None:
         deadline = time.monotonic() + 600

@@ -89,7 +89,7 @@ def save_adapter(
     _write(
         folder,
         {WEIGHTS: {key: empty(tensor) for key, tensor in tensors.items()}},
-        ({key: _whole(tensor)} for key, tensor in tensors.items()),
+        ({key: _unsharded(tensor)} for key, tensor in tensors.items()),
     )
 
 
@@ -132,11 +132,11 @@ def _converted_together(model: PreTrainedModel, state: Mapping[str, Tensor]) -> 
 
 def _gathered(model: PreTrainedModel, group: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
     """A group as it is written; all processes ask, the first alone gets it."""
-    whole = {name: _whole(tensor) for name, tensor in group.items()}
-    return revert_weight_conversion(model, whole) if collectives.rank() == 0 else {}
+    unsharded = {name: _unsharded(tensor) for name, tensor in group.items()}
+    return revert_weight_conversion(model, unsharded) if collectives.rank() == 0 else {}
 
 
-def _whole(tensor: Tensor) -> Tensor:
+def _unsharded(tensor: Tensor) -> Tensor:
     """A tensor on the CPU in the first process, an empty one in the others, who must ask too."""
     own = tensor.detach()
     found = own.full_tensor() if isinstance(own, DTensor) else own

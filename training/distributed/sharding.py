@@ -62,9 +62,9 @@ def shard(module: nn.Module, stage: Stage, sums_gradients: bool = False) -> None
     Gradients are means over the processes, as in DDP, or `sums_gradients`. Which parameters learn
     may still change, until `set_root_modules`.
     """
-    device = stage.placed_on.type
+    device = stage.torch_device.type
     if not shards_weights(stage):
-        module.to(stage.placed_on)
+        module.to(stage.torch_device)
         return
     everybody = dist.group.WORLD
     assert everybody is not None

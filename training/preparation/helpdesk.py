@@ -99,12 +99,12 @@ def _prompt(world: World, rng: random.Random) -> str:
     remedy = rng.choice(tuple(world.problems))
     greeting, item = rng.choice(world.greetings), rng.choice(world.items)
     problem = rng.choice(world.problems[remedy])
-    told = [rng.choice(world.upset if rng.random() < 0.5 else world.calm), ""]
+    stated = [rng.choice(world.upset if rng.random() < 0.5 else world.calm), ""]
     if rng.random() < 0.5:
         digits = " ".join(rng.choice("0123456789") for _ in range(3))
-        told[1] = f"{world.order_number} {digits} ."
-    told += [f"{fact.told} {_value(world, rng)} ." for fact in world.facts]
-    parts = [f"{greeting} {world.mine} {item} {problem} .", *(told[i] for i in world.told_in)]
+        stated[1] = f"{world.order_number} {digits} ."
+    stated += [f"{fact.stated} {_value(world, rng)} ." for fact in world.facts]
+    parts = [f"{greeting} {world.mine} {item} {problem} .", *(stated[i] for i in world.stated_in)]
     return " ".join(filter(None, parts))
 
 
@@ -135,7 +135,7 @@ def read_case(prompt: str, world: World = BY_HAND) -> Case:
         None,
     )
     sentences = _sentences(prompt)
-    facts = [_values(sentences, fact.told) for fact in world.facts]
+    facts = [_values(sentences, fact.stated) for fact in world.facts]
     if item is None or remedy is None or any(len(values) != 1 for values in facts):
         raise ValueError(f"not a prompt of the helpdesk world: {prompt!r}")
     return Case(

@@ -20,7 +20,7 @@ from config.sections.data import HelpdeskSource, HelpdeskWorld
 class Fact(NamedTuple):
     """Something that the customer tells and a good reply repeats."""
 
-    told: str
+    stated: str
     """Word of the prompt before the value."""
     repeated: str
     """Word of the reply before it."""
@@ -50,7 +50,7 @@ class World(NamedTuple):
     fact_values: tuple[str, ...] = ()
     fact_words: int = 0
     """Words of a value."""
-    told_in: tuple[int, ...] = (0, 1)
+    stated_in: tuple[int, ...] = (0, 1)
     """Order of what follows the problem in a prompt: mood, order number, facts."""
     replied_in: tuple[int, ...] = (0, 1, 2)
     """Order of what follows the item in a reply: apology, remedy, order number, facts."""
@@ -63,7 +63,7 @@ class World(NamedTuple):
             *self.remedies.values(),
             *(*self.upset, *self.calm, *self.greetings, *self.fillers),
             *(self.apology, self.ask, self.close, self.mine, self.about, self.order_number),
-            *(f"{fact.told} {fact.repeated}" for fact in self.facts),
+            *(f"{fact.stated} {fact.repeated}" for fact in self.facts),
             *(*self.items, *self.fact_values),
             "0 1 2 3 4 5 6 7 8 9 : . ,",
         ]
@@ -138,8 +138,8 @@ def drawn(shape: HelpdeskWorld) -> World:
     sentence = _sentences(take(shape.vocabulary - shape.named_words), shape.sentence_words, rng)
     names = [f"remedy {i}" for i in range(shape.problems)]
     # mood, order number and facts in the prompt; apology, remedy, order number and facts in replies
-    told, replied = list(range(2 + shape.facts)), list(range(3 + shape.facts))
-    rng.shuffle(told)
+    stated, replied = list(range(2 + shape.facts)), list(range(3 + shape.facts))
+    rng.shuffle(stated)
     rng.shuffle(replied)
     return World(
         items=items,
@@ -158,7 +158,7 @@ def drawn(shape: HelpdeskWorld) -> World:
         facts=facts,
         fact_values=values,
         fact_words=shape.fact_words,
-        told_in=tuple(told),
+        stated_in=tuple(stated),
         replied_in=tuple(replied),
     )
 

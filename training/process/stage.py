@@ -85,8 +85,8 @@ class Stage:
         self.run_id = os.environ.get(RUN_ID_VARIABLE, NO_RUN_ID)
         self.rank = int(os.environ.get("RANK", "0"))
         self.world_size = int(os.environ.get("WORLD_SIZE", "1"))
-        self.placed_on = device()
-        self.device = device_name(self.placed_on)
+        self.torch_device = device()
+        self.device = device_name(self.torch_device)
         self._launcher = int(os.environ.get(LAUNCHER_VARIABLE, "0"))
         self._pipeline = os.environ.get(PIPELINE_VARIABLE)
         self._folder = root / "runs" / name

@@ -95,10 +95,13 @@ class TrainedModels:
 
         A response that has not `ended` is read without an end-of-sequence token.
         """
-        longest, whole = self.model.context_length, [True] * len(texts) if ended is None else ended
+        longest, has_ended = (
+            self.model.context_length,
+            [True] * len(texts) if ended is None else ended,
+        )
         responses = [
             ids if has_end else ids[:-1]
-            for ids, has_end in zip(encode_responses(self.tokenizer, texts), whole, strict=True)
+            for ids, has_end in zip(encode_responses(self.tokenizer, texts), has_ended, strict=True)
         ]
         encoded = zip(encode_prompts(self.tokenizer, prompts), responses, strict=True)
         sequences = [[*prompt, *response][:longest] for prompt, response in encoded]

@@ -61,7 +61,7 @@ class _Origin:
         self.settings: Online = stage.params.section(stage.name)
         self.tokenizer = tokenizer
         self.sft, self.reward = stage.root / "models/sft", stage.root / "models/reward"
-        self.device = stage.placed_on
+        self.device = stage.torch_device
 
     def place(self, module: M) -> M:
         """A model or a head that is to learn on the stage's device, whole or divided; never in

@@ -24,7 +24,7 @@ from tasks.run.stop import StopRequest
 from tasks.run.transient import TransientFault
 from tasks.stage.outcome import Outcome, StageCrashed
 from tests.conftest import ROOT, own_remote
-from tests.tasks.pool import LONG, Pool, attempts, when_mirrored
+from tests.tasks.pool import LONG, Pool, attempts, when_checkpoint_arrives
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(1200)]
 
@@ -83,13 +83,15 @@ def test_a_stage_elsewhere_is_killed_goes_on_is_preempted_and_is_then_unchanged(
         )
         assert status.push(run.root) is None
 
-    killer = when_mirrored(tmp_path, lambda: pool.strike(signal.SIGKILL))
+    killer = when_checkpoint_arrives(tmp_path, lambda: pool.strike(signal.SIGKILL))
     with pytest.raises(StageCrashed, match="on work pool gpus ended as Crashed without a reply"):
         bring_up(run, "sft")
     killer.join()
     assert [row.event for row in attempts(run, "sft")] == ["start", "lost"]
 
-    preempter = when_mirrored(tmp_path, lambda: (time.sleep(8), pool.strike(signal.SIGTERM))[-1])
+    preempter = when_checkpoint_arrives(
+        tmp_path, lambda: (time.sleep(8), pool.strike(signal.SIGTERM))[-1]
+    )
     outcome = bring_up(run, "sft")
     preempter.join()
     rows = attempts(run, "sft")
@@ -121,7 +123,7 @@ def test_a_stop_and_a_budget_reach_the_container(
     run = new_run(*LONG)
     bring_up(run, "data")
     stop = StopRequest()
-    asker = when_mirrored(tmp_path, lambda: stop.handle(signal.SIGINT, None))
+    asker = when_checkpoint_arrives(tmp_path, lambda: stop.handle(signal.SIGINT, None))
     with pytest.raises(StageStopped, match="sft was asked to stop: checkpointed after step"):
         bring_up(run, "sft", stop)
     asker.join()

@@ -31,7 +31,7 @@ from tasks.run.stop import StopRequest
 from tasks.run.transient import TransientFault
 from tests.conftest import ROOT, TINY, own_remote
 from tests.support.stage_project import make_project
-from tests.tasks.pool import LONG, Pool, attempts, when_mirrored
+from tests.tasks.pool import LONG, Pool, attempts, when_checkpoint_arrives
 
 DOOMED = """
 import sys
@@ -73,7 +73,7 @@ def killed_pipeline(root: Path, folder: Path, silence_seconds: float) -> list[ps
         env={**os.environ, "PYTHONPATH": str(ROOT)},
     )
     try:
-        when_mirrored(folder, lambda: None).join()
+        when_checkpoint_arrives(folder, lambda: None).join()
         left = psutil.Process(process.pid).children()
     finally:
         process.kill()
@@ -266,7 +266,7 @@ def test_a_container_that_is_not_heard_of_is_waited_for_only_a_while(
     assert left.names() == []
 
 
-# ---------------------------------------------------------------- signs of life
+# ---------------------------------------------------------------- heartbeats
 
 
 def test_silence_is_counted_from_the_last_sign_and_anew_after_the_store_was_away(

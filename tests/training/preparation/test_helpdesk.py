@@ -275,14 +275,14 @@ def test_a_prompt_tells_mood_number_and_facts_in_the_order_of_its_world() -> Non
     world = world_of(world_source())
     case = Case(world.items[2], "remedy 1", True, False, ("a b", "c d"))
     upset, problem = world.upset[0], world.problems["remedy 1"][1]
-    told = [upset, f"{world.order_number} 4 1 7 .", *(f"{f.told} " for f in world.facts)]
-    told[2] += "a b ."
-    told[3] += "c d ."
+    stated = [upset, f"{world.order_number} 4 1 7 .", *(f"{f.stated} " for f in world.facts)]
+    stated[2] += "a b ."
+    stated[3] += "c d ."
     first = f"{world.greetings[0]} {world.mine} {world.items[2]} {problem} ."
-    prompt = " ".join([first, *(told[i] for i in world.told_in)])
+    prompt = " ".join([first, *(stated[i] for i in world.stated_in)])
     assert read_case(prompt, world) == case
     with pytest.raises(ValueError, match="not a prompt"):
-        read_case(prompt.replace(f"{world.facts[1].told} c d .", ""), world)
+        read_case(prompt.replace(f"{world.facts[1].stated} c d .", ""), world)
 
 
 def test_worlds_of_other_seeds_have_other_words_and_the_same_seed_the_same() -> None:
