@@ -121,6 +121,5 @@ def show(root: Path, params: Params) -> None:
     for name, url in pages(root, params, servers(root)).items():
         if name == "report":
             continue  # named above, by its path
-        console.print(
-            f"{NAMES[name]:<11} {this_command()} up --open {name}   ({url})", markup=False
-        )
+        opened = url if name == "runs" else f"{this_command()} up --open {name}   ({url})"
+        console.print(f"{NAMES[name]:<11} {opened}", markup=False)

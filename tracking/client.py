@@ -16,6 +16,7 @@ from mlflow.protos.databricks_pb2 import RESOURCE_ALREADY_EXISTS, RESOURCE_DOES_
 from config.errors import EnvironmentFault
 from config.sections.run import Tracking
 from config.workspace.login import MLFLOW_KEY, MLFLOW_USER, key, mlflow_password
+from tracking.runs_view import VIEW_TAG, view
 
 logger = logging.getLogger(__name__)
 
@@ -99,7 +100,11 @@ def connect(root: Path, tracking: Tracking) -> Connection:
     if found is None:
         # a database has no artifact store of its own, a server does
         local = None if uri.startswith("http") else (root / "mlartifacts").resolve().as_uri()
-        tags = {"mlflow.experimentKind": "custom_model_development", "mlflow.note.content": GUIDE}
+        tags = {
+            "mlflow.experimentKind": "custom_model_development",
+            "mlflow.note.content": GUIDE,
+            VIEW_TAG: view(),
+        }
         try:
             return Connection(
                 client,
@@ -114,6 +119,8 @@ def connect(root: Path, tracking: Tracking) -> Connection:
             f"tracking.experiment={tracking.experiment} was deleted in MLflow. Restore it there, "
             "or name another one in params.yaml."
         )
+    if found.tags.get(VIEW_TAG) != view():
+        client.set_experiment_tag(found.experiment_id, VIEW_TAG, view())
     return Connection(client, found.experiment_id)
 
 

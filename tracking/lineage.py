@@ -13,11 +13,14 @@ import yaml
 from mlflow.entities import Dataset, DatasetInput, InputTag
 from mlflow.exceptions import MlflowException
 from mlflow.protos.databricks_pb2 import RESOURCE_ALREADY_EXISTS, ErrorCode
+from mlflow.utils.mlflow_tags import MLFLOW_LOGGED_ARTIFACTS
 
 from config.dvc_stages import locked
+from config.records import SUMMARY
 from config.schema import Params
-from tracking.client import Connection, log_folder
+from tracking.client import Connection, log_folder, unless_deleted
 
+SAMPLES = "samples.json"
 CHALLENGER = "challenger"
 ADAPTER_CONFIG = "adapter_config.json"
 DIGEST_CHARS = 36
@@ -52,6 +55,41 @@ def log_evidence(connection: Connection, run_id: str, folder: Path) -> None:
     """The run's own copies: params.yaml, dvc.lock, metrics, plots, report."""
     if folder.is_dir():
         log_folder(connection, run_id, folder)
+
+
+def log_samples(connection: Connection, run_id: str, folder: Path) -> dict[str, str]:
+    """The run's sample replies as a table, which MLflow shows and compares across runs; the tags
+    that name it, none if the run has no samples. Doing it again stores the same.
+    """
+    path = folder / "evaluation" / "samples.jsonl"
+    if not path.is_file():
+        return {}
+    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    columns = list(dict.fromkeys(name for row in rows for name in row))
+    table = {"columns": columns, "data": [[row.get(name) for name in columns] for row in rows]}
+    with unless_deleted(connection, run_id):
+        connection.client.log_dict(run_id, table, SAMPLES)
+    return {MLFLOW_LOGGED_ARTIFACTS: json.dumps([{"path": SAMPLES, "type": "table"}])}
+
+
+def version_page(folder: Path, name: str, version: str, model_folder: str) -> str:
+    """What a version's page says: what the run came to, and how to load the model."""
+    path = folder / SUMMARY
+    summary = path.read_text(encoding="utf-8") if path.exists() else ""
+    text = "\n".join(line for line in summary.splitlines() if not line.startswith("!["))
+    return f"""{text.strip()}
+
+### Load it
+
+```python
+import mlflow
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+folder = mlflow.artifacts.download_artifacts("models:/{name}/{version}"){model_folder}
+model = AutoModelForCausalLM.from_pretrained(folder)
+tokenizer = AutoTokenizer.from_pretrained(folder)
+```
+"""
 
 
 def register(
@@ -89,6 +127,8 @@ def register(
                     "shipped"
                 }
         version = register_folder(connection, run_id, root, path, name, digest, tags)
+        inner = f' + "/{path}"' if len(places) > 1 else ""
+        client.update_model_version(name, version, version_page(folder, name, version, inner))
     client.set_registered_model_alias(name, CHALLENGER, version)
     return {"rlhf.model": f"{name} version {version}", "dvc.model_digest": digest}
 

@@ -81,21 +81,23 @@ def _stage_costs(stage: StageCost) -> dict[str, float]:
 
 def bought_metrics(evaluated: Mapping[str, Any], book: Ledger, time: float) -> list[Metric]:
     """What was paid for what: `cost/made_usd`, reused stages included, `eval/win_rate` on the best
-    evidence, and the one per the other.
+    evidence with its bounds, and the one per the other.
+
+    `cost/milliusd` and `cost/made_milliusd` are thousandths of a dollar: MLflow rounds what it
+    shows, and most runs of a small model would cost 0.00.
 
     `evaluated`: metrics/evaluate.json, empty without an evaluation.
     """
-    rate = next(
-        (
-            rate
-            for kind in ("gold", "reward")
-            if (rate := evaluated.get(f"win_rate_{kind}")) is not None
-        ),
-        None,
-    )
+    kinds = (kind for kind in ("gold", "reward") if evaluated.get(f"win_rate_{kind}") is not None)
+    best = f"win_rate_{next(kinds, 'gold')}"
+    rate = evaluated.get(best)
     values = {
         "cost/made_usd": book.made_usd or None,
+        "cost/milliusd": 1000 * book.total_usd,
+        "cost/made_milliusd": 1000 * book.made_usd or None,
         "eval/win_rate": rate,
+        "eval/win_rate_low": evaluated.get(f"{best}_low"),
+        "eval/win_rate_high": evaluated.get(f"{best}_high"),
         "cost/usd_per_win_rate_point": usd_per_win_rate_point(book.made_usd, rate),
     }
     return [_metric(name, value, time, 0) for name, value in values.items() if value is not None]

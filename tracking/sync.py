@@ -55,7 +55,7 @@ from tracking.labels import (
     params_before,
     source,
 )
-from tracking.lineage import datasets, log_evidence, register
+from tracking.lineage import datasets, log_evidence, log_samples, register
 from tracking.rows import (
     bought_metrics,
     contest_metrics,
@@ -191,7 +191,8 @@ class Shipment:
         metrics += plan_metrics(reconcile(read_plan(folder), book), energy, row.time)
         log(self._connection, run_id, metrics=metrics)
         log_evidence(self._connection, run_id, folder)
-        log(self._connection, run_id, tags=description(run_id, folder))
+        samples = log_samples(self._connection, run_id, folder)
+        log(self._connection, run_id, tags={**description(run_id, folder), **samples})
         if row.state == "completed":
             tags = {"rlhf.run_id": row.run_id, **self._origin(row.run_id)}
             log(
@@ -316,6 +317,8 @@ class Shipment:
             row.exit_code or EXIT_DONE, "FAILED"
         )
         self._close(f"{row.run_id}/{stage}/{row.attempt}", status, row.time)
+        if row.run_id == NO_RUN_ID:  # nobody else says that work by hand has ended
+            self._close(NO_RUN_ID, status, row.time)
 
     # ------------------------------------------------------------ MLflow runs
 
@@ -344,6 +347,8 @@ class Shipment:
             ]:
                 # it never said that it ended: one process at a time works at a stage
                 self._close(older, "KILLED", time)
+            if run_id == NO_RUN_ID:
+                self._reopen(NO_RUN_ID)
         name = f"{stage} {'by hand' if run_id == NO_RUN_ID else f'of {nickname(run_id)}'}"
         return self._run(key, name if attempt == 1 else f"{name} (attempt {attempt})", time, tags)
 
@@ -356,6 +361,14 @@ class Shipment:
             )
             self._cursor.open.append(key)
         return self._cursor.runs[key]
+
+    def _reopen(self, key: str) -> None:
+        """Show a run as running again; it may have ended before."""
+        run_id = self._cursor.runs[key]
+        with unless_deleted(self._connection, run_id):
+            self._connection.client.update_run(run_id, status="RUNNING")
+        if key not in self._cursor.open:
+            self._cursor.open.append(key)
 
     def _close(self, key: str, status: str, time: float) -> None:
         run_id = self._cursor.runs[key]

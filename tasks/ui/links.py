@@ -9,8 +9,9 @@ from config.schema import Params
 from tasks.servers.prefect_server import HOST
 from tasks.servers.processes import Server
 from tracking.cursor import cursor_path, load
+from tracking.runs_view import LINK_QUERY
 
-NAMES = {"prefect": "Prefect", "mlflow": "MLflow", "report": "Report"}
+NAMES = {"prefect": "Prefect", "mlflow": "MLflow", "runs": "All runs", "report": "Report"}
 """How people write them."""
 
 DEFAULT_PORTS = {"prefect": 4200, "mlflow": 5000}
@@ -30,6 +31,7 @@ def pages(
     """Server -> URL of a run in its pages, the newest if none is named; the start page if it does
     not know the run.
 
+    `runs` is the list of all runs with the columns that matter, once MLflow has seen a run.
     `report` is there where MLflow knows the run: the report among its artifacts, once it was
     shipped.
     """
@@ -57,6 +59,8 @@ def pages(
         else f"{mlflow}/#/experiments"
     )
     found["mlflow"] = f"{runs}{f'/{tracked}' if tracked else ''}?workflowType=machine_learning"
+    if cursor.experiment_id:
+        found["runs"] = f"{runs}?{LINK_QUERY}"
     if tracked:
         found["report"] = (
             f"{runs}/{tracked}/artifacts/{REPORT_ARTIFACT}?workflowType=machine_learning"

@@ -16,6 +16,7 @@ from playwright.sync_api import Locator, Page, expect
 from reporting.numbers import usd
 from tests.browser.project import PATIENCE_SECONDS, RECIPE, Project
 from tests.conftest import ROOT
+from tracking.runs_view import COLUMNS
 
 pytestmark = [pytest.mark.browser, pytest.mark.integration, pytest.mark.timeout(3600)]
 
@@ -139,6 +140,24 @@ def test_the_page_of_a_run_shows_its_summary_with_the_key_picture(
     assert total.nth(2).inner_text().strip() == usd(results[0]["total_usd"])
     shown.scroll_into_view_if_needed()
     picture(page, "mlflow-run")
+
+
+def test_the_list_of_all_runs_opens_with_the_columns_that_matter(
+    results: list[dict[str, Any]], page: Page, picture: Callable[[Page, str], None]
+) -> None:
+    page.set_viewport_size({"width": 2000, "height": 800})  # MLflow draws what is in sight
+    page.goto(results[1]["pages"]["runs"])
+    for result in results:
+        expect(page.get_by_role("link", name=name_of(result), exact=True)).to_be_visible()
+    for column in COLUMNS:
+        header = page.locator(f'[role=columnheader][col-id="{column}"]')
+        expect(header.first).to_be_visible()
+    assert page.get_by_role("link", name=re.compile("^(sft|ppo) of ")).count() == 0
+    picture(page, "mlflow-runs")
+    page.goto("about:blank")  # within MLflow, it would keep the view as it is drawn now
+    page.goto(f"{results[1]['pages']['runs']}&compareRunsMode=CHART")
+    expect(page.get_by_text("cost/made_milliusd vs. eval/win_rate")).to_be_visible()
+    picture(page, "mlflow-charts")
 
 
 def test_two_runs_are_found_selected_and_compared_by_cost(

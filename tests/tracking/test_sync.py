@@ -28,6 +28,7 @@ from tracking import sync as module
 from tracking.client import Connection, log_folder
 from tracking.cursor import cursor_path
 from tracking.lineage import content_digest, model_folders
+from tracking.runs_view import VIEW_TAG, view
 from tracking.shipper import Shipper
 from tracking.sync import sync
 
@@ -275,6 +276,11 @@ def test_whole_runs_are_found_named_described_and_say_what_they_changed(
     Story(root, params).whole()
     (root / "runs/pipeline/r1/summary.md").write_text("### Verdict\n\n![key picture](key.svg)\n")
     (root / "runs/pipeline/r1/key.svg").write_text("<svg/>")
+    samples = [{"prompt": "where is it?", "sft": "no.", "aligned": "on its way."}, {"prompt": "x"}]
+    (root / "runs/pipeline/r1/evaluation").mkdir()
+    (root / "runs/pipeline/r1/evaluation/samples.jsonl").write_text(
+        "".join(json.dumps(row) + "\n" for row in samples)
+    )
     sync(root, params)
     another = params.model_copy(
         update={"seed": params.seed + 1, "align": params.align.model_copy(update={"method": "dpo"})}
@@ -284,6 +290,7 @@ def test_whole_runs_are_found_named_described_and_say_what_they_changed(
     sync(root, params)
     experiment = client(root).get_experiment_by_name("rlhf-ledger")
     assert experiment.tags["mlflow.experimentKind"] == "custom_model_development"
+    assert experiment.tags[VIEW_TAG] == view()
     found = client(root).search_runs(
         [experiment.experiment_id], "tags.`rlhf.kind` = 'run'", order_by=["attributes.start_time"]
     )
@@ -299,18 +306,29 @@ def test_whole_runs_are_found_named_described_and_say_what_they_changed(
         .endswith(f"(get-artifact?path=key.svg&run_uuid={found[0].info.run_id})")
     )
     assert "key.svg" in {item.path for item in client(root).list_artifacts(found[0].info.run_id)}
+    logged = json.loads(found[0].data.tags["mlflow.loggedArtifacts"])
+    assert logged == [{"path": "samples.json", "type": "table"}]
+    stored = client(root).download_artifacts(found[0].info.run_id, "samples.json")
+    table = json.loads(Path(stored).read_text())
+    assert table["columns"] == ["prompt", "sft", "aligned"]
+    assert table["data"] == [["where is it?", "no.", "on its way."], ["x", None, None]]
+    version = client(root).get_model_version_by_alias("helpdesk-assistant", "challenger")
+    assert version.description.startswith("### Verdict")
+    assert f"models:/helpdesk-assistant/{version.version}" in version.description
+    assert "key.svg" not in version.description
 
 
 def test_what_a_run_bought_can_be_drawn_against_what_it_cost(root: Path, params: Params) -> None:
     Story(root, params).whole()
     (root / "runs/pipeline/r1/metrics/evaluate.json").write_text(
-        '{"win_rate_gold": null, "win_rate_reward": 0.75}'
+        '{"win_rate_gold": null, "win_rate_reward": 0.75, "win_rate_reward_low": 0.5}'
     )
     sync(root, params)
     metrics = runs(root)["r1"].data.metrics
     usd = 3 * 3.6 * params.prices.usd_per_device_hour / 3600
     assert metrics["cost/made_usd"] == pytest.approx(usd, rel=1e-6)
-    assert metrics["eval/win_rate"] == 0.75
+    assert metrics["cost/made_milliusd"] == pytest.approx(1000 * usd, rel=1e-6)
+    assert (metrics["eval/win_rate"], metrics["eval/win_rate_low"]) == (0.75, 0.5)
     assert metrics["cost/usd_per_win_rate_point"] == pytest.approx(usd / 25, rel=1e-6)
     assert (
         metrics["phase_usd/ppo/rollout"] == metrics["stage_usd/ppo"] == pytest.approx(usd, rel=1e-6)
@@ -495,6 +513,13 @@ def test_stages_started_by_hand_are_tracked_too(root: Path, params: Params) -> N
     sync(root, params)
     assert runs(root)["manual/ppo/1"].info.status == "FAILED"
     assert history(root, "manual/ppo/1", "ppo/score") == SCORES
+    assert runs(root)["manual"].info.status == "FAILED"  # nobody else would say that it ended
+    story.attempt("start", attempt=2)
+    sync(root, params)
+    assert runs(root)["manual"].info.status == "RUNNING"
+    story.attempt("end", attempt=2, code=0)
+    sync(root, params)
+    assert runs(root)["manual"].info.status == "FINISHED"
 
 
 def test_an_unreachable_mlflow_is_one_line_and_the_rows_are_shipped_later(
