@@ -39,7 +39,7 @@ def chat(
     folder = root if run is None else _folder(root, run)
     settings = load(root / "params.yaml").evaluate
     models = ["base", "sft", "aligned"] if compare else ["aligned"]
-    command = [sys.executable, "-m", "training.chat.terminal", "--folder", str(folder)]
+    command = [sys.executable, "-m", "training.inference.chat", "--folder", str(folder)]
     command += ["--models", *models, "--seed", str(seed)]
     command += ["--temperature", str(_first(temperature, settings.temperature))]
     command += ["--max-new-tokens", str(_first(max_new_tokens, settings.max_new_tokens))]

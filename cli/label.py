@@ -89,7 +89,7 @@ def draw(root: Path, count: int, temperature: float, seed: int | None) -> None:
     command = [
         sys.executable,
         "-m",
-        "training.labelling.pairs",
+        "training.inference.pairs",
         "--count",
         str(count),
         "--temperature",

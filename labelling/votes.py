@@ -1,7 +1,7 @@
 """The two files of human feedback: pairs to compare, and votes on them, one JSON object a line.
 
 data/labels/pairs.jsonl   prompt, response1, response2, seed, model          written by
-                          training/labelling/pairs.py
+                          training/inference/pairs.py
 data/labels/votes.jsonl   prompt, response1, response2, annotator, vote ...  read by data.source
 with format: votes
 

@@ -184,7 +184,7 @@ def judging_moments(setting: Setting) -> list[Moment]:
 
 def one_at_a_time(setting: Setting) -> list[Moment]:
     """Log-probs of replies under policy or SFT model, and their scores, each model alone in
-    memory (training/retraining/trained_models.py).
+    memory (training/inference/trained_models.py).
     """
     shape, levers, longest = setting.model, setting.levers, setting.workload.max_tokens
     judge = setting.rlhf.reward if setting.rlhf and setting.rlhf.reward else shape

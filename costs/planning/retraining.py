@@ -110,7 +110,7 @@ def _new_pairs(rows: Rows, root: Path) -> tuple[float, str]:
 
 def _judging(params: Params, rows: Rows, aim: Target, pairs: float) -> Setting:
     """A reward model of the shape in `params` on both sides of `pairs`, one side after the other
-    (training/retraining/trained_models.py).
+    (training/inference/trained_models.py).
     """
     model, longest = params.model, min(rows.longest_preference, params.model.context_length)
     at_once = max(1, int(min(SCORED_AT_ONCE * model.context_length / longest, pairs)))

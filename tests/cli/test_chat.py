@@ -35,7 +35,7 @@ def call(*arguments: str) -> int:
 
 
 def options(command: list[str]) -> dict[str, list[str]]:
-    assert command[:3] == [sys.executable, "-m", "training.chat.terminal"]
+    assert command[:3] == [sys.executable, "-m", "training.inference.chat"]
     found: dict[str, list[str]] = {}
     for word in command[3:]:
         if word.startswith("--"):

@@ -171,10 +171,10 @@ def test_an_import_without_a_vote_is_an_error_that_names_the_reason(project: Pat
 def test_what_was_asked_of_new_pairs_reaches_the_process_that_draws_them(project: Path) -> None:
     said = project / "arguments.json"
     # a package of that name in the folder hides ours from `python -m`
-    (project / "training" / "labelling").mkdir(parents=True)
-    for package in ("training", "training/labelling"):
+    (project / "training" / "inference").mkdir(parents=True)
+    for package in ("training", "training/inference"):
         (project / package / "__init__.py").write_text("")
-    (project / "training" / "labelling" / "pairs.py").write_text(
+    (project / "training" / "inference" / "pairs.py").write_text(
         f"import json, sys\nopen({str(said)!r}, 'w').write(json.dumps(sys.argv[1:]))\n"
         "raise SystemExit(3)\n"
     )

@@ -33,6 +33,7 @@ from training.evaluation.comparison import (
     score_judge,
     win_rate,
 )
+from training.inference.trained_models import TrainedModels
 from training.modeling.sequences import sequence_logprobs
 from training.modeling.tokenizer import Prompt, decode_response, encode_prompts, prompt_text
 from training.preparation.cleaning import TextRules, same_prompt_key
@@ -45,7 +46,6 @@ from training.preparation.worlds import World
 from training.process.artifacts import write_json, write_jsonl
 from training.process.out_of_memory import halving
 from training.retraining.helper import run_helper
-from training.retraining.trained_models import TrainedModels
 from training.rollout.engine import Limits, sampling_noise
 from training.rollout.static import generate
 

@@ -19,6 +19,7 @@ from config.load import load
 from config.schema import Params
 from config.workspace.retraining import Examination, LengthDrift, Share
 from training.evaluation.intervals import wilson
+from training.inference.trained_models import TrainedModels, pair_margins
 from training.modeling.tokenizer import SPECIAL_TOKENS, Prompt, encode_prompts, prompt_text
 from training.preparation.cleaning import TextRules, same_prompt_key
 from training.preparation.examples import (
@@ -32,7 +33,6 @@ from training.preparation.splits import SPLITS
 from training.process.artifacts import write_json
 from training.retraining.drift import critical_distance, length_distance, unseen_words
 from training.retraining.helper import run_helper
-from training.retraining.trained_models import TrainedModels, pair_margins
 
 MAX_PAIRS = 5000
 """New pairs that the reward model looks at: enough for an interval of 0.013."""

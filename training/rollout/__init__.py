@@ -1,4 +1,4 @@
 """Rollout engines: responses sampled from a policy, one interface.
 
-The reinforcement-learning loop, evaluation, retraining and labelling may import it.
+The reinforcement-learning loop, evaluation, retraining and inference may import it.
 """

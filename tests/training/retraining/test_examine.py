@@ -12,8 +12,8 @@ from config import jsonl
 from config.errors import DataError
 from config.workspace.retraining import Examination
 from tests.training.tiny import files, params
+from training.inference.trained_models import TrainedModels
 from training.retraining.examine import examine
-from training.retraining.trained_models import TrainedModels
 
 VOTES = {"kind": "file", "path": "votes.jsonl", "format": "votes", "columns": {}}
 

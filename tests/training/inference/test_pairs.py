@@ -14,8 +14,8 @@ from config.load import load, write
 from config.workspace.champions import Champion, ChampionRecord, champion_folder, write_record
 from labelling.votes import read_pairs
 from tests.training import tiny
-from training.labelling import pairs
-from training.labelling.pairs import draw_pairs, in_turn, in_use
+from training.inference import pairs
+from training.inference.pairs import draw_pairs, in_turn, in_use
 
 
 @pytest.fixture(scope="module")

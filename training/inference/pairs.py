@@ -1,4 +1,4 @@
-"""Draws pairs of responses for people to compare: `python -m training.labelling.pairs` appends to
+"""Draws pairs of responses for people to compare: `python -m training.inference.pairs` appends to
 data/labels/pairs.jsonl.
 
 data/prepared/prompts, models/<align.method>, of the champion if there is one -> prompt, response1,
@@ -22,6 +22,7 @@ from config.errors import DataError, ModelError, ParamsError
 from config.load import load
 from config.schema import Params
 from config.workspace.champions import CHAMPIONS, champion_folder, read_record
+from training.inference.trained_models import TrainedModels
 from training.modeling.models import load_policy
 from training.modeling.tokenizer import Prompt, decode_response, encode_prompts, load_tokenizer
 from training.preparation.prompts import fitting_prompts, require_prompts
@@ -30,11 +31,10 @@ from training.process.artifacts import write_jsonl
 from training.process.checkpoint import fingerprint
 from training.process.command import run_command
 from training.process.device import device
-from training.retraining.trained_models import TrainedModels
 from training.rollout.engine import Limits, sampling_noise
 from training.rollout.static import generate
 
-logger = logging.getLogger("training.labelling.pairs")
+logger = logging.getLogger("training.inference.pairs")
 
 PAIRS_FILE = Path("data/labels/pairs.jsonl")
 

@@ -1,6 +1,6 @@
 """A conversation with the models of a run, in the terminal: what they say appears as they say it.
 
-python -m training.chat.terminal --folder FOLDER --models aligned [sft base ...]
+python -m training.inference.chat --folder FOLDER --models aligned [sft base ...]
     a line of standard input is a message; an empty line starts anew, the end of input ends it
 """
 

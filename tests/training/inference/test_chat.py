@@ -10,7 +10,7 @@ import pytest
 from config.errors import ModelError
 from config.load import write
 from tests.training import tiny
-from training.chat.terminal import Conversation, Sampling, Speaker, speakers, talk
+from training.inference.chat import Conversation, Sampling, Speaker, speakers, talk
 
 GREEDY = Sampling(temperature=0.0, max_new_tokens=6, seed=0)
 

@@ -1,4 +1,0 @@
-"""Talking to the models of a run.
-
-Nobody imports it: rlhf chat starts it as a process.
-"""
