@@ -117,8 +117,12 @@ def test_the_costs_of_a_run_have_their_names_and_units() -> None:
     ("evaluated", "bought"),
     [
         (
-            {"win_rate_gold": 0.75, "win_rate_reward": 0.9},
-            {"eval/win_rate": 0.75, "cost/usd_per_win_rate_point": pytest.approx(8.0 / 25)},
+            {"win_rate_gold": 0.75, "win_rate_reward": 0.9, "win_rate_gold_low": 0.7},
+            {
+                "eval/win_rate": 0.75,
+                "eval/win_rate_low": 0.7,
+                "cost/usd_per_win_rate_point": pytest.approx(8.0 / 25),
+            },
         ),
         (
             {"win_rate_gold": None, "win_rate_reward": 0.9},
@@ -132,7 +136,8 @@ def test_what_was_bought_counts_reused_work_and_the_best_evidence(
     evaluated: dict[str, Any], bought: dict[str, float]
 ) -> None:
     found = values(bought_metrics(evaluated, ledger_of_two(), 9.0))
-    assert found == {"cost/made_usd": 8.0, **bought}
+    spent = {"cost/made_usd": 8.0, "cost/made_milliusd": 8000.0, "cost/milliusd": 3000.0}
+    assert found == {**spent, **bought}
 
 
 def test_every_figure_of_a_contest_is_under_its_name() -> None:
