@@ -33,15 +33,15 @@ def compare(
     """Runs side by side: parameters, data, results with intervals, cost and why it differs,
     replies. By default the last two.
     """
+    from reporting.compared.inputs import read_side_by_side
+    from reporting.compared.side_by_side import as_dict
     from reporting.runs_named import resolve
-    from reporting.side_by_side import as_dict
-    from reporting.side_by_side_inputs import read_side_by_side
 
     root = project_root()
     found = read_side_by_side(root, resolve(root, runs or []))
     if html is not None:
         from reporting.build import write_page
-        from reporting.side_by_side_page import side_by_side_page
+        from reporting.compared.page import side_by_side_page
 
         write_page(
             html, side_by_side_page(found), f"rlhf compare {' '.join(runs or [])} --html {html}"

@@ -7,9 +7,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from reporting.numbers import ABSENT, count, duration, usd
-from reporting.sections.samples import shown_text
-from reporting.side_by_side_words import (
+from reporting.compared.words import (
     difference,
     estimate,
     hacking,
@@ -20,11 +18,13 @@ from reporting.side_by_side_words import (
     signed_usd,
     why,
 )
+from reporting.numbers import ABSENT, count, duration, usd
+from reporting.sections.samples import shown_text
 from reporting.verdict import verdict
 
 if TYPE_CHECKING:
     from costs.ledger.cost_change import CostChange
-    from reporting.side_by_side import SideBySide
+    from reporting.compared.side_by_side import SideBySide
 
 SAMPLES = 3
 """Prompts whose replies are printed; the page has all of them."""

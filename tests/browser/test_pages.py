@@ -15,9 +15,9 @@ from costs.planning.planner import plan
 from costs.planning.target import target
 from labelling.server import Session, serve, url
 from reporting.build import build_report
+from reporting.compared.inputs import read_side_by_side
+from reporting.compared.page import side_by_side_page
 from reporting.plan_page import plan_page
-from reporting.side_by_side_inputs import read_side_by_side
-from reporting.side_by_side_page import side_by_side_page
 from tests.conftest import ROOT
 from tests.reporting.two_runs import FIRST, SECOND, write_two_runs
 

@@ -18,9 +18,9 @@ from costs.ledger.ledger import StageCost
 from costs.ledger.reconcile import Comparison, Reconciled, StageComparison
 from costs.planning.compare import Difference
 from costs.planning.plans import Band, PhasePlan, Plan, PlanError, StagePlan, Usd
+from reporting.compared.inputs import read_side_by_side
 from reporting.inputs import Findings, read_findings
 from reporting.numbers import duration, usd
-from reporting.side_by_side_inputs import read_side_by_side
 from tasks.pipeline.clean import Leftover
 from tests.conftest import ROOT
 from tests.costs import books

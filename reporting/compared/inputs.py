@@ -6,9 +6,9 @@ from pathlib import Path
 from config.errors import UserError
 from config.records import kept_folder
 from config.workspace.kept import kept_params
+from reporting.compared.side_by_side import Side, SideBySide, side_by_side
 from reporting.inputs import read_findings
 from reporting.row_digests import data_version, read_row_digests, reward_version
-from reporting.side_by_side import Side, SideBySide, side_by_side
 
 
 def read_side_by_side(root: Path, run_ids: Sequence[str]) -> SideBySide:

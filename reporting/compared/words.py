@@ -5,9 +5,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from costs.ledger.cost_change import PHASES, PRICE, RATE, SECONDS, TOKENS, CostChange
+from reporting.compared.side_by_side import SAME, Estimate, Metric, SideBySide, is_clear
 from reporting.numbers import ABSENT, count, decimal, percent, usd
 from reporting.row_digests import Change
-from reporting.side_by_side import SAME, Estimate, Metric, SideBySide, is_clear
 
 WORTH_SHOWING = 0.05
 """A reason is shown if its share is at least this part of the largest one."""

@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 
 from config.errors import UserError
-from reporting.side_by_side import (
+from reporting.compared.inputs import read_side_by_side
+from reporting.compared.page import side_by_side_page
+from reporting.compared.side_by_side import (
     ABSENT_PARAM,
     SAME,
     Estimate,
@@ -17,8 +19,6 @@ from reporting.side_by_side import (
     is_clear,
     param_differences,
 )
-from reporting.side_by_side_inputs import read_side_by_side
-from reporting.side_by_side_page import side_by_side_page
 from tests.reporting.plausible_run import BEGIN, Clock
 from tests.reporting.two_runs import FIRST, FIRST_DATA, SECOND, write_two_runs
 

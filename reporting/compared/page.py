@@ -4,15 +4,8 @@ from collections.abc import Iterator
 
 from costs.ledger.cost_change import CostChange
 from reporting import bars
-from reporting.inputs import finite
-from reporting.markup import Markup, element
-from reporting.numbers import ABSENT, count, decimal, duration, usd
-from reporting.page import document, navigation
-from reporting.parts import badge, card, grid, missing, section, table
-from reporting.sections.data import DATASETS
-from reporting.sections.samples import shown_text
-from reporting.side_by_side import MetricDifference, SampleReplies, SideBySide
-from reporting.side_by_side_words import (
+from reporting.compared.side_by_side import MetricDifference, SampleReplies, SideBySide
+from reporting.compared.words import (
     difference,
     estimate,
     hacking,
@@ -23,6 +16,13 @@ from reporting.side_by_side_words import (
     signed_usd,
     why,
 )
+from reporting.inputs import finite
+from reporting.markup import Markup, element
+from reporting.numbers import ABSENT, count, decimal, duration, usd
+from reporting.page import document, navigation
+from reporting.parts import badge, card, grid, missing, section, table
+from reporting.sections.data import DATASETS
+from reporting.sections.samples import shown_text
 from reporting.verdict import usd_per_win_rate_point, verdict
 
 ANCHORS = (

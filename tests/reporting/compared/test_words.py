@@ -1,9 +1,9 @@
 import pytest
 
 from costs.ledger.cost_change import CostChange, Work, reasons
+from reporting.compared.side_by_side import SAME, Estimate, Metric
+from reporting.compared.words import difference, estimate, judged, letter, signed_usd, why
 from reporting.numbers import decimal, percent
-from reporting.side_by_side import SAME, Estimate, Metric
-from reporting.side_by_side_words import difference, estimate, judged, letter, signed_usd, why
 
 SHARE, NUMBER = Metric("evaluate", "win", "Wins", percent), Metric("evaluate", "kl", "KL", decimal)
 
