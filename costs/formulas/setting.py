@@ -206,6 +206,10 @@ class Setting:
     hardware: Hardware
     engine: Engine
     gpus: int = 1
+    rented: int = 0
+    """Devices that are paid for while the stage runs, those that wait included; 0: as many as it
+    uses.
+    """
     devices_per_node: int = 8
     rlhf: Rlhf | None = None
     efficiency: Efficiency = EFFICIENCY
@@ -219,6 +223,11 @@ class Setting:
                 f"gpus={self.gpus} does not split into "
                 f"tensor_parallel={self.levers.tensor_parallel}. Change either."
             )
+
+    @property
+    def paid_gpus(self) -> int:
+        """Devices that are paid for: those that work, and those that are rented with them."""
+        return max(self.gpus, self.rented)
 
     @property
     def data_parallel(self) -> int:

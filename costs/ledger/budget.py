@@ -1,9 +1,9 @@
 """Budgets: what was spent, what a limit leaves, whether a plan keeps to it, and when a stage at
 work has to stop. Pure.
 
-Spent is what the ledger measures: wall seconds x devices x price, failed attempts included, over a
-run and the unfinished runs that it goes on from. Limits on hours are on the wall time of the
-stages.
+Spent is what the ledger measures: wall seconds x devices paid for x price, failed attempts
+included, over a run and the unfinished runs that it goes on from. Limits on hours are on the wall
+time of the stages.
 """
 
 import hashlib
@@ -125,10 +125,17 @@ def chain(rows: Sequence[PipelineRow], run_id: str | None) -> list[str]:
     return found
 
 
-def spent(attempts: Iterable[Attempt], run_ids: Sequence[str], usd_per_device_hour: float) -> Cost:
-    """What the attempts of a stage that `run_ids` paid for cost."""
+def spent(
+    attempts: Iterable[Attempt],
+    run_ids: Sequence[str],
+    usd_per_device_hour: float,
+    rented: int = 0,
+) -> Cost:
+    """What the attempts of a stage that `run_ids` paid for cost, with at least `rented` devices
+    paid for all the while.
+    """
     rows = [row for attempt in attempts if attempt.run_id in run_ids for row in attempt.usage]
-    device_seconds = sum(row.seconds * row.world_size for row in rows)
+    device_seconds = sum(row.seconds * max(row.world_size, rented) for row in rows)
     return Cost(device_seconds * usd_per_device_hour / 3600, sum(row.seconds for row in rows))
 
 
@@ -171,10 +178,11 @@ def room(
     budget: Budget,
     already: Mapping[str, Cost],
     stage: str,
-    world_size: int,
+    paid_devices: int,
     usd_per_device_hour: float,
 ) -> Room | None:
-    """What the tightest limit leaves to `stage` on `world_size` devices, in wall seconds; None
+    """What the tightest limit leaves to `stage` while so many devices are paid for, those that wait
+    included, in wall seconds; None
     where nothing binds.
     """
     found = []
@@ -182,7 +190,7 @@ def room(
         if limit.stage in (None, stage):
             left = limit.value - limit.part(total(already, limit.stage))
             per_second = (
-                world_size * usd_per_device_hour / 3600 if limit.unit == "USD" else 1 / 3600
+                paid_devices * usd_per_device_hour / 3600 if limit.unit == "USD" else 1 / 3600
             )
             found.append(Room(left / per_second, limit))
     return min(found, default=None)

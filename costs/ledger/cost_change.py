@@ -110,7 +110,8 @@ def _works(book: Ledger, name: str) -> dict[str, Work]:
 
 
 def _work(phase: PhaseCost, stage: StageCost, price: float) -> Work:
-    seconds = phase.usd * 3600 / price if price else phase.seconds * stage.world_size
+    paid = max(stage.world_size, stage.rented)
+    seconds = phase.usd * 3600 / price if price else phase.seconds * paid
     return Work(seconds, phase.tokens, price)
 
 

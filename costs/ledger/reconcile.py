@@ -96,7 +96,8 @@ def reconcile(plan: Mapping[str, Any] | None, book: Ledger) -> Reconciled:
 
 
 def _stage(stage: StageCost, planned: Mapping[str, Any] | None, price: float) -> StageComparison:
-    gpus = planned["gpus"] if planned else 1
+    # a plan of an earlier version has no devices that wait
+    gpus = planned.get("rented", planned["gpus"]) if planned else 1
     plans = {phase["phase"]: phase for phase in planned["phases"]} if planned else {}
     made = {phase.phase: phase for phase in stage.made}
     names = dict.fromkeys([*plans, *made])

@@ -49,16 +49,26 @@ def data_seconds(rows: Rows, test_fraction: float) -> dict[str, float]:
 
 
 def plan_data(
-    rows: Rows, test_fraction: float, device: Hardware, gpus: int, price: Price
+    rows: Rows,
+    test_fraction: float,
+    device: Hardware,
+    gpus: int,
+    price: Price,
+    rented: int = 0,
 ) -> StagePlan:
-    """The plan of the data stage on devices that wait for it."""
+    """The plan of the data stage on devices that wait for it; `rented` are paid for, if these are
+    more than it has.
+    """
     seconds = data_seconds(rows, test_fraction)
     whole = sum(seconds.values())
-    hours = whole / 3600 * gpus
+    hours, paid = whole / 3600 * gpus, max(gpus, rented)
+    paid_hours = whole / 3600 * paid
     return StagePlan(
         stage="data",
         hardware=device.name,
         gpus=gpus,
+        rented=paid,
+        idle_usd=(paid_hours - hours) * price.expected,
         fits=True,
         shortfall_bytes=0.0,
         lever="",
@@ -67,13 +77,13 @@ def plan_data(
         peak_phase="",
         memory={},
         phases=tuple(
-            PhasePlan(name, 0.0, 0.0, spent, "fixed", spent / 3600 * gpus * price.expected)
+            PhasePlan(name, 0.0, 0.0, spent, "fixed", spent / 3600 * paid * price.expected)
             for name, spent in seconds.items()
         ),
         seconds=whole,
         gpu_hours=hours,
         kwh=energy_kwh(hours, device.watts),
-        usd=Usd(hours * price.low, hours * price.expected, hours * price.high)
+        usd=Usd(paid_hours * price.low, paid_hours * price.expected, paid_hours * price.high)
         if hours
         else NOTHING,
         steps=rows.sft + rows.preference + rows.prompts,

@@ -26,7 +26,7 @@ from costs.tables.catalogue import Price
 
 MORE = 1.1
 """Of an input, for the table of what inputs do."""
-WHOLE = ("tensor_parallel", "accumulation", "gpus", "micro_batch_size")
+WHOLE = ("tensor_parallel", "accumulation", "gpus", "rented", "micro_batch_size")
 """Inputs of which there is no tenth more, whatever they go into."""
 MONEY_AND_PLACES = ("budget", "prices", "retrain", "tracking", "where")
 """Sections of params.yaml whose numbers are no inputs of a stage's own plan."""
@@ -117,6 +117,7 @@ def stage_from(params: Params, aim: Target, file: str) -> Callable[[str, Inputs]
             hardware=inputs.of(device, "hardware", f"{device.source}, read {device.date}"),
             price=inputs.of(cost, "price", f"{cost.source}, read {cost.date}"),
             gpus=inputs.number(own.gpus, "gpus", "--gpus, or where.default and where.STAGE"),
+            rented=inputs.number(own.rented, "rented", "most processes of a stage beside it"),
             by_stage=False,
             by_pool=False,
         )
@@ -124,7 +125,7 @@ def stage_from(params: Params, aim: Target, file: str) -> Callable[[str, Inputs]
         said = inputs_of_params(params, inputs, file)
         if name == "data":
             share = said.data.test_fraction
-            return plan_data(known, share, own.hardware, own.gpus, own.price)
+            return plan_data(known, share, own.hardware, own.gpus, own.price, own.rented)
         shape = inputs.of(model, "model", f"config.json of {model.name}")
         setting = setting_of(said, own, name, known, shape)
         return plan_stage(with_facts(setting, inputs, file), own.price, find_lever=False)

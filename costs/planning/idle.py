@@ -3,31 +3,26 @@
 from collections.abc import Sequence
 
 from costs.planning.plans import StagePlan
-from costs.tables.catalogue import Price
 
 
-def idle_device_seconds(used: Sequence[tuple[int, float]]) -> float:
-    """Seconds x devices that are paid and not used, of stages that run one after the other on one
-    machine: sum over stages of (most devices of any stage - its devices) x its seconds.
+def idle_device_seconds(used: Sequence[tuple[int, int, float]]) -> float:
+    """Seconds x devices that are paid and not used.
 
-    used: (devices, seconds) of each stage.
+    used: (devices at work, devices paid for, seconds) of each stage.
     """
-    most = max((devices for devices, _ in used), default=0)
-    return sum((most - devices) * seconds for devices, seconds in used)
+    return sum((paid - devices) * seconds for devices, paid, seconds in used)
 
 
-def idle_note(stages: Sequence[StagePlan], price: Price) -> tuple[str, ...]:
-    """One line where devices of this machine wait, none where all stages use as many.
-
-    stages: those that run beside the pipeline.
-    """
-    idle = idle_device_seconds([(stage.gpus, stage.seconds) for stage in stages])
+def idle_note(stages: Sequence[StagePlan]) -> tuple[str, ...]:
+    """One line where devices wait, none where all stages use what is rented for them."""
+    idle = idle_device_seconds([(stage.gpus, stage.rented, stage.seconds) for stage in stages])
     if not idle:
         return ()
-    most = max(stage.gpus for stage in stages)
-    fewer = [f"{stage.stage} ({stage.gpus})" for stage in stages if stage.gpus < most]
+    fewer = [stage for stage in stages if stage.gpus < stage.rented]
+    names = ", ".join(f"{stage.stage} ({stage.gpus})" for stage in fewer)
+    usd = sum(stage.idle_usd for stage in fewer)
     return (
-        f"{most} devices are rented together: those that wait while {', '.join(fewer)} run take "
-        f"{idle / 3600:.3g} device-hours, {idle / 3600 * price.expected:.4g} USD, in no stage's "
+        f"{max(stage.rented for stage in fewer)} devices are rented together: those that wait "
+        f"while {names} run take {idle / 3600:.3g} device-hours, {usd:.4g} USD, in these stages' "
         "cost; place them on a pool of their own with where.STAGE.pool",
     )

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from config.errors import CostError
 from config.records import STAGES, stages_of
 from config.schema import Params
-from config.sections.where import LOCAL
 from costs.planning.data_stage import plan_data
 from costs.planning.idle import idle_note
 from costs.planning.plans import Plan
@@ -13,7 +12,6 @@ from costs.planning.rows import Rows, count
 from costs.planning.settings import base_shape, setting_of
 from costs.planning.stages import plan_stage
 from costs.planning.target import Target
-from costs.tables.price import pool_of
 
 
 def plan(params: Params, aim: Target, stages: tuple[str, ...] = ()) -> Plan:
@@ -36,14 +34,14 @@ def plan(params: Params, aim: Target, stages: tuple[str, ...] = ()) -> Plan:
                     own.hardware,
                     own.gpus,
                     own.price,
+                    own.rented,
                 )
             )
         else:
             planned.append(plan_stage(setting_of(params, aim, stage, rows, model), own.price))
     aims = [aim.of(params, stage) for stage in chosen]
     notes = [note for stage in chosen for note in aim.assumed(params, stage)]
-    here = [each for each in planned if pool_of(params, each.stage) == LOCAL]
-    notes += idle_note(here, aim.price)
+    notes += idle_note(planned)
     return Plan(tuple(planned), (*assumptions(aims, rows), *notes))
 
 

@@ -73,6 +73,10 @@ class StagePlan:
     stage: str
     hardware: str
     gpus: int
+    rented: int
+    """Devices that are paid for: those that wait while the stage uses fewer too."""
+    idle_usd: float
+    """The part of the expected cost that those which wait take."""
     fits: bool
     shortfall_bytes: float
     """What one device lacks, 0 where the stage fits."""
@@ -126,6 +130,7 @@ class Plan:
             "gpu_hours": sum(stage.gpu_hours for stage in self.stages),
             "kwh": sum(stage.kwh for stage in self.stages),
             "usd": asdict(usd),
+            "idle_usd": sum(stage.idle_usd for stage in self.stages),
         }
 
     def as_json(self) -> dict[str, Any]:

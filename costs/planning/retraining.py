@@ -28,6 +28,7 @@ from costs.planning.settings import ATTENTION, answering, base_shape, held_out_p
 from costs.planning.stages import planned
 from costs.planning.target import Target
 from costs.tables.engines import engine
+from costs.tables.price import rented_devices
 
 EXAMINE, CONTEST = "examine", "contest"
 """Their names beside the stages in a plan."""
@@ -53,7 +54,7 @@ def plan_examination(params: Params, aim: Target) -> StagePlan:
     """The plan of looking at the data as it is now: reading it as the data stage does, comparing it
     with the champion's, and the champion's reward model on the pairs that came.
     """
-    aim = replace(aim, gpus=1, by_stage=False)
+    aim = replace(aim, gpus=1, rented=waiting(params, aim), by_stage=False)
     rows = count(params, aim.root)
     champion, note = _champions(params, aim.root)
     pairs, counted = _new_pairs(rows, aim.root)
@@ -123,7 +124,12 @@ def _judging(params: Params, rows: Rows, aim: Target, pairs: float) -> Setting:
     )
     work = Workload(int(longest), min(rows.preference_tokens, longest), 2 * pairs / at_once)
     shape = base_shape(params, aim.root).scored
-    return Setting(EXAMINE, shape, levers, work, aim.hardware, engine("ours"), aim.gpus)
+    return Setting(EXAMINE, shape, levers, work, aim.hardware, engine("ours"), aim.gpus, aim.rented)
+
+
+def waiting(params: Params, aim: Target) -> int:
+    """Devices that are paid for while a process of the cycle itself runs: those of the machine."""
+    return rented_devices(params) if aim.by_stage else aim.gpus
 
 
 def plan_contest(params: Params, aim: Target) -> StagePlan:
@@ -131,7 +137,7 @@ def plan_contest(params: Params, aim: Target) -> StagePlan:
 
     Raises CostError as the plan of a stage does, for the champion's model too.
     """
-    aim = replace(aim, gpus=1, by_stage=False)
+    aim = replace(aim, gpus=1, rented=waiting(params, aim), by_stage=False)
     rows = count(params, aim.root)
     champion, note = _champions(params, aim.root)
     asked: list[tuple[int, tuple[str, ...]]] = [(held_out_prompts(params, rows), ())]
@@ -142,6 +148,7 @@ def plan_contest(params: Params, aim: Target) -> StagePlan:
     made = planned(
         replace(
             sides[1],
+            rented=aim.rented,
             workload=replace(sides[1].workload, steps=sum(side.workload.steps for side in sides)),
         ),
         aim.price,

@@ -169,7 +169,7 @@ def combinations(setting: Setting, adapters: bool = False, free: bool = True) ->
 def evaluate(setting: Setting, price: Price) -> Candidate:
     """Time, money and memory of one combination."""
     seconds = sum(phase.seconds for phase in phases(setting))
-    usd = seconds * setting.gpus / 3600 * price.expected
+    usd = seconds * setting.paid_gpus / 3600 * price.expected
     return Candidate(setting, seconds, usd, device_bytes(setting, peak(moments(setting)).total))
 
 

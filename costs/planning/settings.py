@@ -50,7 +50,8 @@ def settings(params: Params, aim: Target) -> dict[str, Setting]:
 
 def setting_of(params: Params, aim: Target, stage: str, rows: Rows, model: ModelShape) -> Setting:
     """What is to be planned of a stage that runs a model, divided as `where` says."""
-    made = _SETTINGS[stage](params, aim.of(params, stage), rows, model)
+    own = aim.of(params, stage)
+    made = replace(_SETTINGS[stage](params, own, rows, model), rented=own.rented)
     place = params.where.of(stage)
     parallel = PARALLEL[place.sharding]
     # a single process divides nothing, and so offloads nothing

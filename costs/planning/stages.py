@@ -31,12 +31,15 @@ def planned(
     seconds = sum(phase.seconds for phase in found)
     gpu_hours = seconds * setting.gpus / 3600
     shortfall = max(0.0, needed - setting.hardware.usable_bytes)
-    rate = price.expected / 3600 * setting.gpus
+    rate = price.expected / 3600 * setting.paid_gpus
+    paid_hours = seconds * setting.paid_gpus / 3600
     tokens = processed_tokens(setting)
     return StagePlan(
         stage=setting.stage,
         hardware=setting.hardware.name,
         gpus=setting.gpus,
+        rented=setting.paid_gpus,
+        idle_usd=(paid_hours - gpu_hours) * price.expected,
         fits=shortfall == 0,
         shortfall_bytes=shortfall,
         lever=closing_lever(setting) if shortfall and find_lever else "",
@@ -59,7 +62,7 @@ def planned(
         seconds=seconds,
         gpu_hours=gpu_hours,
         kwh=energy_kwh(gpu_hours, setting.hardware.watts),
-        usd=Usd(gpu_hours * price.low, gpu_hours * price.expected, gpu_hours * price.high),
+        usd=Usd(paid_hours * price.low, paid_hours * price.expected, paid_hours * price.high),
         steps=setting.workload.steps,
         tokens=tokens,
         mfu=mfu(

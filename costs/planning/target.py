@@ -8,7 +8,7 @@ from config.schema import Params
 from config.sections.where import LOCAL
 from costs.planning.machine import this_machine
 from costs.tables.catalogue import Hardware, Price, hardware, own_price, price
-from costs.tables.price import OWN_DEVICE, pool_of
+from costs.tables.price import OWN_DEVICE, pool_of, rented_devices
 from costs.tables.price import usd_per_device_hour as own_rate
 
 
@@ -19,6 +19,8 @@ class Target:
     hardware: Hardware
     price: Price
     gpus: int = 1
+    rented: int = 0
+    """Devices that are paid for while a stage runs; 0: as many as it has."""
     root: Path = Path()
     by_stage: bool = False
     """Each stage has as many devices as `where` gives it processes, instead of `gpus`."""
@@ -31,7 +33,12 @@ class Target:
     def of(self, params: Params, stage: str) -> "Target":
         """What the plan of a stage is for. Raises CostError for a pool's unknown device."""
         aim = (
-            replace(self, gpus=params.where.of(stage).processes, by_stage=False)
+            replace(
+                self,
+                gpus=params.where.of(stage).processes,
+                rented=rented_devices(params, stage),
+                by_stage=False,
+            )
             if self.by_stage
             else self
         )
@@ -80,13 +87,13 @@ def target(
     device = hardware(named) if named else this_machine(root) or hardware(OWN_DEVICE)
     if usd_per_gpu_hour is not None:
         said = own_price(usd_per_gpu_hour, "command line", "today")
-        return Target(device, said, gpus, root, by_pool=name is None, own_price=True)
+        return Target(device, said, gpus, root=root, by_pool=name is None, own_price=True)
     if name is None:
         return Target(
             device,
             own_price(own_rate(params), params.prices.source, params.prices.date),
             gpus,
-            root,
+            root=root,
             by_pool=True,
         )
-    return Target(device, price(device.name), gpus, root)
+    return Target(device, price(device.name), gpus, root=root)

@@ -77,11 +77,16 @@ def _table(name: str) -> dict[str, Any]:
     return dict(content)
 
 
+_MEMORY_KIND = re.compile(r"\b(hbm\d?e?|gddr\d?x?|memory|vram|gpus?|cards?|devices?)\b")
+
+
 def normalised(name: str) -> str:
     """`NVIDIA A100-SXM4-40GB` -> `a100sxm440`: names are compared without vendor, case, punctuation
     and the unit of memory.
     """
-    text = re.sub(r"\([^)]*\)", "", name.lower())
+    # a size in brackets is one all the same, and the kind of memory is none
+    text = re.sub(r"\((\d+\s*gi?b)\)", r" \1 ", name.lower())
+    text = _MEMORY_KIND.sub(" ", re.sub(r"\([^)]*\)", "", text.replace("_", " ")))
     text = re.sub(r"\b(nvidia|geforce|tesla|graphics)\b", "", text)
     text = re.sub(r"(\d)\s*(gb|gib)\b|([-_ ]\d+)g\b", r"\1\3", text)
     return re.sub(r"[^a-z0-9.]", "", text)
@@ -120,7 +125,7 @@ def _with_memory(wanted: str, index: Mapping[str, str]) -> str | None:
     """
     for digits in range(3, 0, -1):
         rest, size = wanted[:-digits], wanted[-digits:]
-        if size.isdigit() and rest in index:
+        if size.isdigit() and size[0] != "0" and rest in index:
             key = index[rest]
             rows = _table("hardware.yaml")
             same = [each for each in {key, *rows} if each.split("-")[0] == key.split("-")[0]]
@@ -133,7 +138,6 @@ def _with_memory(wanted: str, index: Mapping[str, str]) -> str | None:
     return None
 
 
-_MEMORY_KIND = re.compile(r"\b(hbm\d?e?|gddr\d?x?|memory|vram|gpus?|cards?|devices?)\b")
 _REMARKS: tuple[tuple[str, str], ...] = (
     (r"(?:power limit(?:ed to)?\s*)?(\d+)\s*w(?:atts?)?(?: class| power limit| tdp)?", "watts"),
     (r"(\d+(?:\.\d+)?)\s*tb/s", "terabytes"),

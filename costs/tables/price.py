@@ -4,7 +4,7 @@ it where that is paid apart.
 
 from collections.abc import Mapping
 
-from config.records import STAGES
+from config.records import STAGES, stages_of
 from config.schema import Params
 from config.sections.where import LOCAL
 from costs.tables.catalogue import hardware
@@ -16,6 +16,18 @@ OWN_DEVICE = "cpu"
 def pool_of(params: Params, stage: str | None) -> str:
     """The work pool that a stage is placed on; `local` if it runs beside the pipeline."""
     return params.where.of(stage).pool if stage is not None else LOCAL
+
+
+def rented_devices(params: Params, stage: str | None = None) -> int:
+    """Devices that are paid for while a stage runs. Those beside the pipeline are rented together
+    for the whole run, so that the others wait where a stage uses fewer; a work pool's are rented
+    for the stage alone. `stage` None is a process of the pipeline's own, such as a contest.
+    """
+    place = params.where.of
+    if pool_of(params, stage) != LOCAL and stage is not None:
+        return place(stage).processes
+    here = [each for each in stages_of(params.align.method) if pool_of(params, each) == LOCAL]
+    return max((place(each).processes for each in here), default=1)
 
 
 def watts(params: Params, stage: str | None = None) -> float:

@@ -11,7 +11,7 @@ from config.errors import OverBudget
 from config.records import STAGES, PipelineRow
 from costs.ledger.attempts import read_attempts
 from costs.ledger.budget import Limit, Room, has_to_stop, room, total
-from costs.tables.price import usd_per_device_hour
+from costs.tables.price import rented_devices, usd_per_device_hour
 from tasks.planning.prepared import spent_by_runs
 from tasks.run.month import PURPOSE, Month, month
 from tasks.run.run import Run
@@ -29,6 +29,7 @@ class BudgetWatch:
         """
         self._run, self._stage, self._local = run, stage, local
         self._price = usd_per_device_hour(run.params, stage)
+        self._rented = rented_devices(run.params, stage)
         rows: list[PipelineRow] = jsonl.read(run.root / "runs" / "pipeline.jsonl", PipelineRow).rows
         self._spent = spent_by_runs(run.root, run.params, rows, run.run_id)
         self._asked_at = now()
@@ -44,7 +45,7 @@ class BudgetWatch:
 
     def refuse_without_room(self) -> None:
         """Raise OverBudget if the stage could not even start within the budget."""
-        left = self._room(1)
+        left = self.left(1)
         if left is not None and left.seconds <= self._start_seconds():
             limit, used = left.limit, left.limit.part(total(self._spent, left.limit.stage))
             if limit.key == MONTHLY and self._month is not None:
@@ -54,18 +55,19 @@ class BudgetWatch:
                 f"{limit.unit} are spent. {_go_on(limit)}"
             )
 
-    def _room(self, world_size: int) -> Room | None:
+    def left(self, world_size: int) -> Room | None:
         """What the tightest limit leaves, in wall seconds: of the run's budget, or of the
         month's.
         """
-        found = [room(self._run.params.budget, self._spent, self._stage, world_size, self._price)]
+        paid = max(world_size, self._rented)
+        found = [room(self._run.params.budget, self._spent, self._stage, paid, self._price)]
         if (
             self._month is not None
             and self._month.limit_usd is not None
             and self._month.left_usd is not None
         ):
             limit = Limit(MONTHLY, self._month.limit_usd, "USD", None)
-            found.append(Room(self._month.left_usd / (world_size * self._price / 3600), limit))
+            found.append(Room(self._month.left_usd / (paid * self._price / 3600), limit))
         return min((each for each in found if each is not None), default=None)
 
     def _start_seconds(self) -> float:
@@ -89,7 +91,7 @@ class BudgetWatch:
         the wall time.
         """
         if self.reached is None and watch.attempt is not None and watch.pid is not None:
-            left = self._room(watch.attempt.world_size)
+            left = self.left(watch.attempt.world_size)
             began = self._began(watch.pid) if self._local else watch.began
             if left is not None and has_to_stop(watch.pace, now(), began + left.seconds):
                 self.reached = left.limit

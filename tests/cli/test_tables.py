@@ -120,6 +120,8 @@ def stage_plan(**changes: Any) -> StagePlan:
     content: dict[str, Any] = {
         "stage": "sft",
         "hardware": "cpu",
+        "rented": 1,
+        "idle_usd": 0.0,
         "gpus": 1,
         "fits": True,
         "shortfall_bytes": 0.0,

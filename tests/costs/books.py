@@ -19,6 +19,8 @@ def stage_cost(stage: str = "sft", **changes: Any) -> StageCost:
         "usd_per_device_hour": 3.6,
         "seconds": 0.0,
         "device_seconds": 0.0,
+        "rented": 1,
+        "idle_usd": 0.0,
         "usd": 0.0,
         "waste_seconds": 0.0,
         "waste_usd": 0.0,

@@ -172,7 +172,7 @@ def test_the_trail_is_the_whole_calculation(
     """
     params, aim = asked(recipe, method, tmp_path)
     if calibrated:
-        aim = Target(device(machine()), own_price(0.1, "a test", "2026-11-23"), 1, tmp_path)
+        aim = Target(device(machine()), own_price(0.1, "a test", "2026-11-23"), root=tmp_path)
     make = stage_from(params, aim, "params.yaml")
     with recording():
         made = make(stage, Inputs())

@@ -45,6 +45,12 @@ REQUIRED = (
         ("A10G-24GB", "a10g"),
         ("H100-80GB", "h100-sxm"),
         ("nvidia h200", "h200"),
+        ("H100-94GB", "h100-nvl"),
+        ("H100 (94GB)", "h100-nvl"),
+        ("A100 (40GB)", "a100-40"),
+        ("NVIDIA H100 80GB HBM3", "h100-sxm"),
+        ("H100-80GB-HBM3", "h100-sxm"),
+        ("H20-96GB", "h20"),
     ],
 )
 def test_a_device_is_found_under_the_names_that_people_use(written: str, meant: str) -> None:
@@ -71,6 +77,16 @@ def test_a_dtype_that_a_device_lacks_runs_at_its_fp32_rate() -> None:
 
 def test_a_device_has_the_memory_of_its_name() -> None:
     assert hardware("a100-40").memory_bytes == 40 * GIB
+
+
+@pytest.mark.parametrize(
+    "name", ["A100-64GB", "A100 (64GB)", "H200-96GB", "RTX 4090 48GB", "L40S-24GB", "H20-141GB"]
+)
+def test_a_size_that_a_device_does_not_come_in_is_refused_and_not_read_as_anothers(
+    name: str,
+) -> None:
+    with pytest.raises(CostError, match="is not known"):
+        hardware(name)
 
 
 def test_an_unknown_device_says_where_to_add_it() -> None:

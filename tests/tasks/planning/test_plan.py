@@ -17,6 +17,8 @@ from config.records import CHANGED_CODE_VARIABLE, AttemptRow, UsageRow, stages_o
 from config.schema import Params
 from config.stage_code import CODE
 from costs.ledger.budget import total
+from costs.planning.planner import plan
+from costs.planning.target import target
 from tasks.dvc.status import StageAtWork, is_unchanged, stale_stages
 from tasks.planning.budget_gate import gate, needs_approval
 from tasks.planning.plan_text import markdown, summary
@@ -321,6 +323,27 @@ def test_a_stage_on_a_work_pool_is_planned_for_its_device_and_price(project: Pat
     assert (there["sft"].hardware, there["reward"].hardware) == ("a100-80", here["reward"].hardware)
     assert there["sft"].usd.expected == pytest.approx(there["sft"].seconds * 36.0 / 3600)
     assert there["reward"].usd == here["reward"].usd
+
+
+def test_the_gate_asks_for_what_rlhf_plan_shows_wherever_stages_are_placed(project: Path) -> None:
+    placed = params(
+        project,
+        "where.sft.pool=gpus",
+        "where.reward.processes=2",
+        "prices.device_by_pool={gpus: a100-80}",
+        "prices.usd_per_device_hour_by_pool={gpus: 36.0}",
+    )
+    prepared = prepare(project, placed)
+    shown = plan(placed, target(placed, None, None, None, project))
+    assert {stage.stage: stage.usd.expected for stage in shown.stages} == pytest.approx(
+        {stage: cost.usd for stage, cost in prepared.ahead.items()}
+    )
+    assert prepared.ahead_total.usd == pytest.approx(shown.total["usd"]["expected"])
+    # the second device of the reward model waits while the others of this machine run
+    assert shown.total["idle_usd"] > 0
+    assert {stage.stage: stage.rented for stage in shown.stages} == {
+        "data": 2, "sft": 1, "reward": 2, "ppo": 2, "evaluate": 2,
+    }  # fmt: skip
 
 
 def test_a_cycle_is_planned_with_its_own_processes_and_approved_of_as_a_whole(

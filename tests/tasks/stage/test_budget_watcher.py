@@ -19,6 +19,7 @@ from tasks.planning.prepared import spent_by_stage
 from tasks.run.month import PURPOSE
 from tasks.run.run import Run, begin
 from tasks.run.stop import StopRequest
+from tasks.stage.budget_watcher import BudgetWatch
 from tasks.stage.outcome import StageCrashed
 from tasks.stage.progress import attempts
 from tasks.stage.runner import POLL_SECONDS, run_stage
@@ -55,6 +56,13 @@ def longest(project: Path, phase: str) -> float:
 
 def events(project: Path) -> list[tuple[int, str, int]]:
     return [(row.attempt, row.event, row.step) for row in attempts(project, "sft")]
+
+
+def test_devices_that_wait_use_the_budget_up_too(project: Path) -> None:
+    alone = a_run(project, "alone", "budget.max_usd=1")
+    together = a_run(project, "together", "budget.max_usd=1", "where.sft.processes=4")
+    rooms = [BudgetWatch(run, "evaluate").left(1) for run in (alone, together)]
+    assert [room.seconds for room in rooms if room] == pytest.approx([1000.0, 250.0])
 
 
 @pytest.mark.parametrize(
