@@ -78,6 +78,32 @@ def test_a_page_fits_its_window(
     assert page.evaluate("document.documentElement.scrollWidth") == width
 
 
+LONELY = """() => {
+  const rows = {};
+  for (const tile of document.querySelectorAll('.tiles > *')) {
+    const { top, width } = tile.getBoundingClientRect();
+    (rows[Math.round(top)] ||= []).push(width);
+  }
+  const whole = document.querySelector('.tiles').getBoundingClientRect().width;
+  return Object.values(rows).filter((row) => row.length === 1 && row[0] < whole - 1).length;
+}"""
+"""How many tiles stand alone in a row that they do not fill."""
+
+
+def test_no_tile_stands_alone_in_its_row(pages: dict[str, Path], page: Page) -> None:
+    page.goto(pages["report"].as_uri())
+    there = page.locator(".tiles > *").count()
+    assert there > 6
+    page.evaluate(
+        "document.querySelector('.tiles').append(document.querySelector('.tile').cloneNode(true))"
+    )
+    for count in range(there + 1, 1, -1):
+        for width in (1280, 960, 700, 400):
+            page.set_viewport_size({"width": width, "height": 900})
+            assert page.evaluate(LONELY) == 0, (count, width)
+        page.evaluate("document.querySelector('.tiles').lastElementChild.remove()")
+
+
 @pytest.fixture
 def labelling(tmp_path: Path) -> Iterator[str]:
     """Address of a labelling page whose texts are long, one of them without a space."""
