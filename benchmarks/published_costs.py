@@ -74,10 +74,13 @@ def document(rows: list[Any], names: list[str]) -> str:
                     f"{s['plain_median']:.1%} |"
                 )
     out = feasibility(rows)
+    rooms = {case.id: case.fits for case in found if case.measured and case.fits is not None}
+    ran, refused_room = len(rooms), sum(not fits for fits in rooms.values())
     lines += [
         "",
         f"Out of memory as published: {sum(said for _, said in out)} of {len(out)} rows are "
         "planned as not fitting.",
+        f"Ran as published: {refused_room} of {ran} rows are planned as not fitting.",
         "",
         *_grades(found),
         *_by_source(found, rows),

@@ -219,7 +219,15 @@ def memory(planning: Planned, unit: Unit) -> float:
         each += setting.model.parameters * setting.levers.dtype_bytes
     if unit.used:
         each += setting.engine.context_bytes
-    return each * (setting.gpus * planning.printed.pipeline_parallel if unit.over_devices else 1)
+    devices = setting.gpus // layers_apart(setting) * planning.printed.pipeline_parallel
+    return each * (devices if unit.over_devices else 1)
+
+
+def layers_apart(setting: Setting) -> int:
+    """Devices that share the layers of one model that generates, one after the other (Transformers'
+    `device_map`): all that tensor parallelism does not use.
+    """
+    return setting.gpus // setting.levers.tensor_parallel if setting.stage == "serve" else 1
 
 
 CONSTANT = ("dummy", "synthetic", "random", "fake", "mock", "c4")
@@ -252,10 +260,15 @@ def reserved(held: list[Moment]) -> float:
 
 
 def _fits(planning: Planned) -> bool | None:
-    setting = planning.setting
-    if not planning.batch_stated:
+    """Whether it fits; None where that is not known. A server fits where one sequence does. Roles
+    on their own devices hold different things, and which of them is the largest has no formula.
+    """
+    setting, said = planning.setting, planning.printed
+    if not planning.batch_stated or said.placement is not None or said.apart:
         return None
-    need = device_bytes(setting, peak(moments(setting)).total)
+    if setting.engine.admits_by_cache and setting.stage == "serve":
+        setting = setting.with_levers(micro_batch=1)
+    need = device_bytes(setting, peak(moments(setting)).total / layers_apart(setting))
     return need <= setting.hardware.usable_bytes
 
 

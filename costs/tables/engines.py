@@ -85,6 +85,9 @@ LOSSES = {
         # logits 2, their fp32 copy 4, which becomes softmax and gradient in its own place, the
         # gradient of the logits 2: megatron/core/tensor_parallel/cross_entropy.py
         Loss("in-place", kept=8),
+        # logits 2 and their gradient 2, in the compute type: one kernel goes over a row of logits
+        # with the sums of its softmax in registers: flash-attn's losses/cross_entropy.py
+        Loss("kernel", kept=4),
         # logits of all tokens 2, the rest of `whole` for one chunk of eight: torchtune
         # CEWithChunkedOutputLoss
         Loss("chunked", kept=2, chunked=12, chunks=8),
@@ -177,6 +180,10 @@ class Engine:
     """
     concatenates_cache: bool = False
     """The cache of keys and values grows by concatenation (Transformers' dynamic cache)."""
+    admits_by_cache: bool = False
+    """A server whose requests wait until the paged cache has room for them: of a batch as many
+    sequences are at work as fit (arXiv 2309.06180 section 4.5).
+    """
     fp8_cache: bool = False
     """With weights in fp8 the cache is too."""
     prefill_launches: float = 0.0
@@ -265,7 +272,8 @@ ENGINES = {
         # FSDP mixed precision.
         Engine(
             "llm-foundry",
-            loss="whole",
+            # `loss_fn: fused_crossentropy`, its default: llmfoundry/models/mpt/modeling_mpt.py
+            loss="kernel",
             fused_norm=True,
             pointwise=0.75,
             op_seconds=8e-6,
@@ -294,6 +302,7 @@ ENGINES = {
         Engine("gpt-fast", compiled=True, decode_layer_seconds=60e-6, op_seconds=0.0),
         Engine(
             "vllm",
+            admits_by_cache=True,
             compiled=True,
             decode_layer_seconds=60e-6,
             op_seconds=0.0,
@@ -325,6 +334,7 @@ ENGINES = {
         # are injected, and launched one by one.
         Engine(
             "tensorrt-llm",
+            admits_by_cache=True,
             compiled=True,
             decode_layer_seconds=20e-6,
             prefill_launches=20,
@@ -335,6 +345,7 @@ ENGINES = {
         ),
         Engine(
             "lmdeploy",
+            admits_by_cache=True,
             compiled=True,
             decode_layer_seconds=40e-6,
             prefill_launches=20,

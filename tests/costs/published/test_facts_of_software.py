@@ -95,3 +95,59 @@ def test_hopper_is_planned_at_what_plain_pytorch_reaches() -> None:
     plain = planned_of(TRAINED | {"gpu": "H100-80GB"}).setting.efficiency
     own = planned_of(TRAINED | {"gpu": "H100-80GB", "engine": "NeMo"}).setting.efficiency
     assert plain.matmul < own.matmul
+
+
+def row_of(setting: dict[str, Any], unit: str, value: float = 1.0) -> dict[str, Any]:
+    return {
+        "id": "r", "kind": "throughput", "tier": "A", "setting": setting,
+        "measured": {"value": value, "unit": unit}, "source": {"title": "t"},
+    }  # fmt: skip
+
+
+def test_the_loss_of_a_fused_kernel_holds_logits_and_their_gradient_in_16_bit() -> None:
+    pretrained = {
+        "stage": "pretrain", "engine": "llm-foundry Composer FSDP FULL_SHARD", "model": "MPT-125m",
+        "gpu": "A100-40GB", "gpus": 8, "micro_batch": 26, "seq_len": 2048, "dtype": "bf16",
+        "flash_attention": True, "optimizer": "decoupled AdamW", "global_batch": 208,
+    }  # fmt: skip
+    setting = setting_of(pretrained)
+    each = setting.loss.bytes_per_token(50_368, 26 * 2048, 2.0)
+    assert each == 2 * 2 * 50_368
+    assert cases(row_of(pretrained, "tokens/s per GPU"))[0].fits
+    eager = pretrained | {"engine": "HF Trainer", "model": "llama-3.2-1b"}
+    assert not cases(row_of(eager, "tokens/s per GPU"))[0].fits
+
+
+@pytest.mark.parametrize("engine", ["vLLM", "lmdeploy turbomind", "TensorRT-LLM 0.6.1"])
+def test_a_server_whose_cache_is_full_lets_requests_wait(engine: str) -> None:
+    """64 sequences of 4,096 tokens would take 137 GB of cache."""
+    served = SERVED | {"engine": engine, "model": "llama2-7b", "batch_size": 64,
+                       "input_len": 2048, "output_len": 2048}  # fmt: skip
+    assert cases(row_of(served, "output tokens/s"))[0].fits
+    whole = served | {"engine": "HF transformers"}
+    assert not cases(row_of(whole, "output tokens/s"))[0].fits
+    # weights alone are too much
+    assert not cases(row_of(served | {"gpu": "RTX3080-10GB"}, "output tokens/s"))[0].fits
+
+
+def test_layers_of_a_model_that_generates_are_spread_over_devices() -> None:
+    """Transformers' device_map holds one model on all devices, not one on each."""
+    one = SERVED | {"model": "Qwen-72B", "batch_size": 1, "input_len": 1, "output_len": 2048}
+    two = one | {"gpus": 2}
+    assert not cases(row_of(one, "tokens/s"))[0].fits
+    assert cases(row_of(two, "tokens/s"))[0].fits
+    together = [cases(row_of(each, "GB sum over GPUs"))[0].planned for each in (one, two)]
+    assert together[1] == together[0]
+
+
+def test_of_roles_apart_it_is_not_known_whether_the_largest_fits() -> None:
+    loop = {
+        "stage": "ppo", "engine": "OpenRLHF", "actor": "Llama2-7B", "critic": "Llama2-7B",
+        "gpu": "A800-SXM-80GB", "gpus": 8, "prompt_len": 1024, "gen_len": 1024,
+        "micro_batch": 4, "rollout_batch": 1024, "train_batch": 128, "dtype": "bf16", "zero": 3,
+        "reward_model": "Llama2-7B", "tuning": "full",
+    }  # fmt: skip
+    apart = loop | {"placement": "ref:reward:actor:critic 1:1:4:2"}
+    known = [cases(row_of(each, "s per step"))[0].fits for each in (loop, apart)]
+    assert known[0] is not None
+    assert known[1] is None
