@@ -72,6 +72,11 @@ def error(pair: tuple[float, float]) -> float:
     return pair[1] / pair[0] - 1
 
 
+def _failure(case: Case, code: int, log: Path) -> str:
+    last = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-1:]
+    return f"{case.name} failed with exit code {code}: {''.join(last)}. The whole log is {log}."
+
+
 def measured(case: Case, kept: Path) -> dict[str, Any]:
     """What a fresh process said, from an earlier run where it is the same case.
 
@@ -95,17 +100,7 @@ def measured(case: Case, kept: Path) -> dict[str, Any]:
         "HF_HUB_OFFLINE": "1",
     }
     if any(codes := started(case, folder, environment)):
-        code = next(filter(None, codes))
-        last = (
-            (folder / "log.txt")
-            .read_text(encoding="utf-8", errors="replace")
-            .strip()
-            .splitlines()[-1:]
-        )
-        raise SystemExit(
-            f"{case.name} failed with exit code {code}: {''.join(last)}. The whole log is "
-            f"{folder / 'log.txt'}."
-        )
+        raise SystemExit(_failure(case, next(filter(None, codes)), folder / "log.txt"))
     rows = jsonl.read(folder / "runs" / case.stage / "usage.jsonl", UsageRow).rows
     peaks = {
         phase: max(row.peak_bytes for row in rows if row.phase == phase)

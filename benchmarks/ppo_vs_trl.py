@@ -160,17 +160,7 @@ def compare_size(name: str, options: argparse.Namespace) -> dict[str, Any]:
         flops_per_second.append(matmul_rate(workspace))
         for run, measured in run_all(layouts, f"pair{pair}", options, environment).items():
             runs.setdefault(run, []).append(measured)
-    memory: dict[str, Measurement] = {}
-    sft_peak = None
-    if options.memory_updates and layouts:
-        long = long_vocabulary(name, workspace, options.work, environment)
-        wide = chosen(long, options.layouts, options.memory_updates, environment)
-        memory = run_all(wide, "memory", options, environment)
-        if "shared_base" in wide:
-            base = wide["shared_base"]
-            sft_peak = sft_peak_bytes(
-                base.workspace, base.params, base.workspace.folder / "bench/memory-sft", environment
-            )
+    memory, sft_peak = memory_runs(name, workspace, options, environment) if layouts else ({}, None)
     return {
         "size": name,
         "parameters": workspace.parameters,
@@ -245,6 +235,24 @@ def matmul_rate(workspace: Workspace) -> float:
         DTYPES[workspace.params.model.dtype],
         device,
     )
+
+
+def memory_runs(
+    name: str, workspace: Workspace, options: argparse.Namespace, environment: dict[str, str]
+) -> tuple[dict[str, Measurement], int | None]:
+    """The run of each layout with the long vocabulary, and the peak of our SFT beside the layout
+    that shares its base.
+    """
+    if not options.memory_updates:
+        return {}, None
+    long = long_vocabulary(name, workspace, options.work, environment)
+    wide = chosen(long, options.layouts, options.memory_updates, environment)
+    memory = run_all(wide, "memory", options, environment)
+    if "shared_base" not in wide:
+        return memory, None
+    base = wide["shared_base"]
+    folder = base.workspace.folder / "bench/memory-sft"
+    return memory, sft_peak_bytes(base.workspace, base.params, folder, environment)
 
 
 def layout_row(
@@ -335,6 +343,15 @@ def utilisation(
     return median(shares)
 
 
+SPEEDS = (
+    "episodes_per_second",
+    "trl_episodes_per_second",
+    "speedup",
+    "update_utilisation",
+    "trl_update_utilisation",
+)
+
+
 def show(result: dict[str, Any]) -> None:
     """Three tables for people."""
     title = (
@@ -352,42 +369,36 @@ def show(result: dict[str, Any]) -> None:
     for size in result["sizes"]:
         trl_shown = set()
         for layout, row in size["layouts"].items():
-            named = (
-                "episodes_per_second",
-                "trl_episodes_per_second",
-                "speedup",
-                "update_utilisation",
-                "trl_update_utilisation",
-            )
-            speed.add_row(size["size"], layout, *(number(row[name]) for name in named))
-            mib = [
-                None if row[name] is None else row[name] / 2**20
-                for name in ("peak_bytes", "trl_peak_bytes")
-            ]
-            worth.add_row(
-                size["size"],
-                layout,
-                number(mib[0], 0),
-                number(mib[1], 0),
-                number(row["memory_ratio"]),
-                number(row["gold_final"], 3),
-                number(row["trl_gold_final"], 3),
-                number(row["seconds_to_gold"], 0),
-                number(row["trl_seconds_to_gold"], 0),
-            )
-            phases.add_row(
-                size["size"], layout, *(number(row["phases"].get(name)) for name in PHASES)
-            )
+            speed.add_row(size["size"], layout, *(number(row[name]) for name in SPEEDS))
+            worth.add_row(size["size"], layout, *worth_cells(row))
+            phases.add_row(size["size"], layout, *phase_cells(row["phases"]))
             if row["trl_run"] not in trl_shown:
-                phases.add_row(
-                    size["size"],
-                    row["trl_run"],
-                    *(number(row["trl_phases"].get(name)) for name in PHASES),
-                )
+                phases.add_row(size["size"], row["trl_run"], *phase_cells(row["trl_phases"]))
                 trl_shown.add(row["trl_run"])
     console = Console()
     for made in (speed, worth, phases):
         console.print(made)
+
+
+def worth_cells(row: dict[str, Any]) -> list[str]:
+    """Memory and what was learnt."""
+    mib = [
+        None if row[name] is None else row[name] / 2**20
+        for name in ("peak_bytes", "trl_peak_bytes")
+    ]
+    return [
+        number(mib[0], 0),
+        number(mib[1], 0),
+        number(row["memory_ratio"]),
+        number(row["gold_final"], 3),
+        number(row["trl_gold_final"], 3),
+        number(row["seconds_to_gold"], 0),
+        number(row["trl_seconds_to_gold"], 0),
+    ]
+
+
+def phase_cells(seconds: dict[str, float]) -> list[str]:
+    return [number(seconds.get(name)) for name in PHASES]
 
 
 def table(title: str, columns: Sequence[str]) -> Table:

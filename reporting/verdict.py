@@ -93,11 +93,8 @@ def _outcome(findings: Findings) -> tuple[str, str, str]:
     )
     judge = "on the gold score" if kind == "gold" else "in the eyes of the reward model"
     if ties and ties == prompts:
-        return (
-            "open",
-            "No clear effect",
-            f"The aligned model and SFT tie on each of the {count(ties)} prompts {judge}.",
-        )
+        tie = f"The aligned model and SFT tie on each of the {count(ties)} prompts {judge}."
+        return "open", "No clear effect", tie
     span = f" ({percent(low)} to {percent(high)})" if low is not None and high is not None else ""
     tied = (
         f", {count(ties)} ties of {count(prompts)} counted as half a win each"
@@ -107,16 +104,10 @@ def _outcome(findings: Findings) -> tuple[str, str, str]:
     wins = f"The aligned model wins {percent(rate)}{span} of comparisons with SFT {judge}{tied}"
     hacking = _without_hacking(findings)
     if low is not None and low > 0.5:
-        proxy = (
-            ""
-            if kind == "gold"
-            else " There is no gold score here, so this is the proxy's word alone."
-        )
-        return (
-            "good",
-            "Alignment worked" if kind == "gold" else "Score rose",
-            f"{wins}{hacking}.{proxy}",
-        )
+        if kind == "gold":
+            return "good", "Alignment worked", f"{wins}{hacking}."
+        alone = "There is no gold score here, so this is the proxy's word alone."
+        return "good", "Score rose", f"{wins}{hacking}. {alone}"
     if high is not None and high < 0.5:
         return "bad", "Alignment did harm", f"{wins}."
     return "open", "No clear effect", f"{wins}{hacking}."

@@ -91,6 +91,20 @@ def _rows(case: Case) -> dict[str, list[dict[str, str]]]:
     return rows
 
 
+def _base_config(case: Case) -> dict[str, Any]:
+    return {
+        "model_type": case.shape.family,
+        "hidden_size": case.shape.width,
+        "num_hidden_layers": case.shape.layers,
+        "num_attention_heads": case.shape.heads,
+        "num_key_value_heads": case.shape.kv_heads,
+        "intermediate_size": case.shape.mlp_width,
+        "vocab_size": case.shape.vocab,
+        "tie_word_embeddings": case.shape.tied,
+        "max_position_embeddings": case.params.model.context_length,
+    }
+
+
 def plan_inputs(
     case: Case, folder: Path, rows: dict[str, list[dict[str, str]]] | None = None
 ) -> None:
@@ -104,20 +118,9 @@ def plan_inputs(
         return [prompt + reply for reply in replies] or [prompt]
 
     rows = rows or _rows(case)
-    config = {
-        "model_type": case.shape.family,
-        "hidden_size": case.shape.width,
-        "num_hidden_layers": case.shape.layers,
-        "num_attention_heads": case.shape.heads,
-        "num_key_value_heads": case.shape.kv_heads,
-        "intermediate_size": case.shape.mlp_width,
-        "vocab_size": case.shape.vocab,
-        "tie_word_embeddings": case.shape.tied,
-        "max_position_embeddings": case.params.model.context_length,
-    }
     (folder / "base").mkdir(exist_ok=True)
     if not (folder / "base" / "config.json").exists():
-        write_json(folder / "base" / "config.json", config)
+        write_json(folder / "base" / "config.json", _base_config(case))
     found: dict[str, Any] = {
         "bayes_accuracy": None,
         "baseline_longer_wins": 0.5,

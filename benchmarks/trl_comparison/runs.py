@@ -203,6 +203,11 @@ def run_trl(
         "trl.log",
         {**environment, **quiet},
     )
+    return _trl_measurement(workspace, params, folder)
+
+
+def _trl_measurement(workspace: Workspace, params: Params, folder: Path) -> Measurement:
+    """What the files say that TRL's process left."""
     rows = list(jsonl.plain(folder / "updates.jsonl"))
     process = json.loads((folder / "process.json").read_text(encoding="utf-8"))
     timed = rows[1:] or rows

@@ -63,14 +63,10 @@ def _advice(root: Path, prepared: Prepared, found: Excess) -> str:
             "no lever and no shorter training gets "
             f"below it. Raise {limit.key}, {anyway}."
         )
-    fits = (
-        (limit.value - found.spent - fixed) / (found.planned - fixed)
-        if limit.stage is None
-        else None
-    )
-    less = (
-        f"train less (about {fits:.0%} of the training fits)" if fits is not None else "train less"
-    )
+    less = "train less"
+    if limit.stage is None:
+        fits = (limit.value - found.spent - fixed) / (found.planned - fixed)
+        less += f" (about {fits:.0%} of the training fits)"
     cheaper = (
         cheapest(
             params, prepared.aim, tuple(prepared.ahead), "usd" if limit.unit == "USD" else "time"

@@ -166,19 +166,7 @@ def is_due(cycle: Cycle, force: bool) -> bool:
     if reason is not None:
         cycle.end("skipped", reason)
         return False
-    cycle.folder.mkdir(parents=True, exist_ok=True)
-    write(params, cycle.folder / "params.yaml")
-    target = cycle.folder / "examination.json"
-    cycle.helper(
-        "examine",
-        "--params",
-        str(cycle.folder / "params.yaml"),
-        "--champion",
-        str(champion_folder),
-        "--out",
-        str(target),
-    )
-    cycle.examination = Examination.model_validate_json(target.read_bytes())
+    cycle.examination = _examined(cycle, champion_folder)
     if cycle.data_key is None and cycle.examination.changed_rows:
         forget(root, "data")  # DVC can not see that a URL or a dataset of the hub has changed
     cycle.prepared = prepared = with_cycle(prepare(root, params), examined=True)
@@ -193,6 +181,16 @@ def is_due(cycle: Cycle, force: bool) -> bool:
         cycle.record("reserved", usd=contest.usd)
     cycle.display.say("retrain: " + "; ".join(cycle.decision.reasons))
     return True
+
+
+def _examined(cycle: Cycle, champion_folder: Path) -> Examination:
+    """The data now against the champion's, in a process of its own."""
+    cycle.folder.mkdir(parents=True, exist_ok=True)
+    params, target = cycle.folder / "params.yaml", cycle.folder / "examination.json"
+    write(cycle.params, params)
+    where = ("--params", str(params), "--champion", str(champion_folder), "--out", str(target))
+    cycle.helper("examine", *where)
+    return Examination.model_validate_json(target.read_bytes())
 
 
 def wait_for_approval(cycle: Cycle) -> None:

@@ -10,7 +10,7 @@ import json
 import logging
 import random
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -67,26 +67,18 @@ def draw_pairs(
         "model": str(place),
         "model_digest": fingerprint({}, [root / folder], root),
     }
-    seen = {_key(row) for row in before}
     asked = in_turn(prompts(root, params, tokenizer), (row["prompt"] for row in before), seed)
-    found: list[dict[str, Any]] = []
-    position = 0
-    while len(found) < count and position < len(asked):
-        chunk = asked[position : position + count - len(found)]
-        for prompt, first, second in two_responses(
-            model, tokenizer, params, chunk, temperature, seed + position
-        ):
-            row = {"prompt": prompt, "response1": first, "response2": second, **origin}
-            if first != second and first and second and _key(row) not in seen:
-                seen.add(_key(row))
-                found.append(row)
-        position += len(chunk)
+
+    def draw(chunk: list[Prompt], position: int) -> list[tuple[Prompt, str, str]]:
+        return two_responses(model, tokenizer, params, chunk, temperature, seed + position)
+
+    found, position = _new_pairs(asked, {_key(row) for row in before}, count, draw)
     if not found:
         raise DataError(
             f"the two responses to each of {position} prompts were the same, empty, or there "
             f"already at --temperature {temperature}. Raise it."
         )
-    write_jsonl(target, [*before, *found])
+    write_jsonl(target, [*before, *({**row, **origin} for row in found)])
     logger.info(
         "%d pairs of %s in %s; %d prompts gave none",
         len(found),
@@ -95,6 +87,28 @@ def draw_pairs(
         position - len(found),
     )
     return len(found)
+
+
+def _new_pairs(
+    asked: list[Prompt],
+    seen: set[str],
+    count: int,
+    draw: Callable[[list[Prompt], int], list[tuple[Prompt, str, str]]],
+) -> tuple[list[dict[str, Any]], int]:
+    """Up to `count` pairs of two different responses that are not in `seen`, and how many prompts
+    were asked for them.
+    """
+    found: list[dict[str, Any]] = []
+    position = 0
+    while len(found) < count and position < len(asked):
+        chunk = asked[position : position + count - len(found)]
+        for prompt, first, second in draw(chunk, position):
+            row = {"prompt": prompt, "response1": first, "response2": second}
+            if first != second and first and second and _key(row) not in seen:
+                seen.add(_key(row))
+                found.append(row)
+        position += len(chunk)
+    return found, position
 
 
 def in_use(root: Path, params: Params) -> tuple[Path, Params]:
