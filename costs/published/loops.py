@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from costs.formulas.compute import gather_bytes
 from costs.formulas.generation import generation
-from costs.formulas.memory import kv_cache_bytes
+from costs.formulas.memory import base_weight_bytes, kv_cache_bytes
 from costs.formulas.ppo import ppo_phases, roles_of
 from costs.formulas.setting import Levers, Setting
 from costs.published.settings import Planned
@@ -72,9 +72,20 @@ def iteration(planning: Planned) -> Iteration:
     passes = _passes(one, own, judged=said.stage == "ppo" or said.reward is not None)
     updates = _updates(one, own)
     together = max if own else sum
-    sent = setting.model.parameters * 2.0 if served else 0.0
-    link = setting.hardware.link_bytes_per_second * setting.efficiency.network
-    return Iteration(rolled, together(passes), together(updates), sent / link, said.lag)
+    sent = transfer_seconds(setting) if served else 0.0
+    return Iteration(rolled, together(passes), together(updates), sent, said.lag)
+
+
+def transfer_seconds(setting: Setting) -> float:
+    """Seconds of sending the policy's 16-bit weights to the engine that generates: broadcast by one
+    process, over the link of a node, or over that process's own network card where the devices are
+    of several nodes.
+    """
+    device = setting.hardware
+    rate = device.link_bytes_per_second
+    if setting.gpus > setting.devices_per_node:
+        rate = min(rate, device.network_bytes_per_second)
+    return setting.model.parameters * 2.0 / (rate * setting.efficiency.network)
 
 
 def _on(setting: Setting, devices: int) -> Setting:
@@ -153,9 +164,22 @@ def _tensor_parallel(one: Setting, levers: Levers, devices: int) -> int:
     return ways
 
 
+def side_by_side(setting: Setting, batch: float) -> float:
+    """Sequences of a batch that are at work together: all, or of a server those whose cache of
+    average length there is room for.
+    """
+    if not setting.engine.admits_by_cache:
+        return batch
+    work = setting.workload
+    halfway = replace(work, response_tokens=work.response_tokens // 2)
+    room = _room(replace(setting, workload=halfway), setting.levers)
+    return max(1.0, min(batch, room))
+
+
 def _room(group: Setting, levers: Levers) -> float:
     """Sequences whose cache fits beside the weights."""
     tokens = group.workload.prompt_tokens + group.workload.response_tokens
     each = kv_cache_bytes(group.model, levers.dtype, 1.0, tokens, levers.tensor_parallel)
-    weights = group.model.parameters * levers.dtype_bytes / levers.tensor_parallel
+    each *= levers.cache_bytes / levers.dtype_bytes
+    weights = base_weight_bytes(group.model, levers) / levers.tensor_parallel
     return (CACHE_SHARE * group.hardware.usable_bytes - weights) / each

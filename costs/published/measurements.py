@@ -318,7 +318,9 @@ def seconds_per_item(planning: Planned, unit: Unit) -> float:
 def _generating_seconds(planning: Planned, unit: Unit) -> float:
     setting = planning.setting
     work, batch = setting.workload, setting.levers.micro_batch
-    rows = generation(setting, setting.model, setting.levers)
+    # a server has as many at work as its cache holds, at the length that they have on average
+    side = loops.side_by_side(setting, float(batch))
+    rows = generation(setting, setting.model, setting.levers, batch / side, side)
     first, total = rows[0][2], rows[0][2] + rows[1][2]
     own = setting.gpus if unit.per_device else 1
     if unit.item == "first token":
