@@ -23,6 +23,7 @@ from tasks.servers.plans import prefect_plan
 from tasks.servers.processes import start, stop
 from tests.conftest import ROOT
 from tests.support.ports import free_port
+from tests.support.stage_server import forked_stages
 from training.preparation.cleaning import same_prompt_key
 from training.preparation.helpdesk import generate, read_case, reply
 
@@ -94,16 +95,19 @@ def project(new_checkout: Callable[[], Path]) -> Iterator[Project]:
     """A checkout with a first champion, and a Prefect server of its own."""
     made = Project(new_checkout())
     write(load(ROOT / "recipes" / "demo.yaml", [*SMALL, *FIRST]), made.root / "params.yaml")
-    start(made.root, [prefect_plan(made.root, free_port())])
-    try:
-        done = made.rlhf("run")
-        assert done.returncode == 0, done.stderr
-        done = made.rlhf("promote", "last", "--yes", "--why", "the first one")
-        assert done.returncode == 0, done.stderr
-        write(load(ROOT / "recipes" / "demo.yaml", list(SMALL)), made.root / "params.yaml")
-        yield made
-    finally:
-        stop(made.root)
+    with forked_stages() as environment, pytest.MonkeyPatch.context() as patch:
+        for name, value in environment.items():
+            patch.setenv(name, value)
+        try:
+            start(made.root, [prefect_plan(made.root, free_port())])
+            done = made.rlhf("run")
+            assert done.returncode == 0, done.stderr
+            done = made.rlhf("promote", "last", "--yes", "--why", "the first one")
+            assert done.returncode == 0, done.stderr
+            write(load(ROOT / "recipes" / "demo.yaml", list(SMALL)), made.root / "params.yaml")
+            yield made
+        finally:
+            stop(made.root)
 
 
 def vote(project: Project, count: int, seed: int, prefer_careless: bool) -> None:
