@@ -51,7 +51,7 @@ def check(
     path = None if "://" in file else typed_path(file)
     root = project_root()
     named = file if path is None else _from_root(root, path.resolve())
-    found = _inspected(root, named, form, column or [])
+    found = inspected(root, named, form, column or [])
     typer.echo(json.dumps(found, indent=2) if as_json else "\n".join(lines(found)))
 
 
@@ -60,8 +60,8 @@ def _from_root(root: Path, path: Path) -> str:
     return str(path.relative_to(root) if path.is_relative_to(root) else path)
 
 
-def _inspected(root: Path, file: str, form: str | None, columns: list[str]) -> dict[str, Any]:
-    """Looked at in a process of its own, in which the data stage's code reads it."""
+def inspected(root: Path, file: str, form: str | None, columns: list[str]) -> dict[str, Any]:
+    """A file, looked at in a process of its own, in which the data stage's code reads it."""
     command = [sys.executable, "-m", "training.preparation.inspection", file]
     command += ["--params", str(root / "params.yaml")]
     command += ["--format", form] if form else []

@@ -12,6 +12,7 @@ from cli.chat import chat
 from cli.compare import compare
 from cli.data import app as data_app
 from cli.ignored_options import refuse_ignored
+from cli.init import init
 from cli.label import label, label_import
 from cli.output import outlive_readers
 from cli.past_runs import restore, runs
@@ -101,6 +102,7 @@ def retrain(
     raise typer.Exit(retrain_cycle(recipe, overrides or [], force, yes, as_json))
 
 
+app.command()(init)
 app.command()(plan)
 app.command()(report)
 app.command()(compare)

@@ -1,0 +1,252 @@
+"""`rlhf init`: a recipe for somebody's data, model and hardware, planned before it is trained."""
+
+import json
+import re
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from cli.data import inspected
+from cli.project import project_root, typed_path
+from config.errors import CostError, DataError, ParamsError
+
+if TYPE_CHECKING:
+    from config.schema import Params
+
+BASE, SCRATCH = "base", "votes-cpu"
+"""The recipe that others extend, and one that trains a small shape from nothing on a CPU."""
+SCRATCH_SECTIONS = ("model", "sft", "reward", "ppo", "dpo", "rloo", "grpo", "evaluate")
+ADAPTER_RATE = 10.0
+"""Of the learning rate of all weights, as recipes/base.yaml says."""
+LEARNING = ("sft", "reward", "ppo", "dpo", "rloo", "grpo")
+
+
+def init(
+    name: Annotated[str, typer.Argument(help="The recipe becomes recipes/NAME.yaml.")],
+    file: Annotated[
+        Path,
+        typer.Option("--data", parser=typed_path, metavar="FILE", help="Preferences to learn."),
+    ],
+    model: Annotated[
+        str | None,
+        typer.Option(
+            help="Base model, a folder or a hub id. Without it: that of recipes/base.yaml on a "
+            "GPU, a small one from nothing on a CPU."
+        ),
+    ] = None,
+    hardware: Annotated[
+        str | None,
+        typer.Option(help="Device such as rtx4090; without it the GPU of this machine, or none."),
+    ] = None,
+    usd_per_hour: Annotated[
+        float | None, typer.Option(help="Price of an hour of it; without it, the catalogue's.")
+    ] = None,
+    method: Annotated[str, typer.Option(help="ppo, dpo, rloo or grpo.")] = "ppo",
+    form: Annotated[
+        str | None, typer.Option("--format", help="Of the data; else its columns say.")
+    ] = None,
+    column: Annotated[
+        list[str] | None,
+        typer.Option("--column", metavar="OURS=THEIRS", help="As of rlhf data check; repeatable."),
+    ] = None,
+) -> None:
+    """Write a recipe for your data, model and hardware that fits, and show its plan. Nothing is
+    asked, and no file is replaced.
+    """
+    from cli.plan import show
+    from config.atomic_file import write_atomically
+    from costs.planning.planner import plan
+    from costs.planning.target import target
+
+    root = project_root()
+    path = new_recipe(root, name)
+    found = inspected(root, str(file), form, column or [])
+    device = hardware or gpu_here()
+    params, note = fitting(wanted(root, name, found, model, device, usd_per_hour, method))
+    text = recipe(root, params, f"{file.name}: {found['format']}, {found['rows']:,} rows. {note}")
+    write_atomically(path, text)
+    aim = target(params, None, 1, None, root)
+    show(plan(params, aim, _stages(params)), as_json=False, html=None, title=path.name)
+    typer.echo(f"{path.relative_to(root)}: {note}")
+    typer.echo(f"Train it: rlhf run --recipe {path.relative_to(root)}")
+
+
+def new_recipe(root: Path, name: str) -> Path:
+    """Where the recipe goes. Raises ParamsError for a name that is none, or is taken."""
+    path = root / "recipes" / f"{name}.yaml"
+    if not re.fullmatch(r"[A-Za-z0-9][\w.-]*", name):
+        raise ParamsError(
+            f"{name!r} can not name a recipe: letters, digits, _ - and . can. Take another name."
+        )
+    if path.exists():
+        raise ParamsError(
+            f"recipes/{name}.yaml is there already and is not replaced. Take another name, or "
+            "remove it."
+        )
+    return path
+
+
+def gpu_here() -> str | None:
+    """The first GPU of this machine, as its driver names it; None without one."""
+    command = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=20)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return next(iter(done.stdout.splitlines()), None) if done.returncode == 0 else None
+
+
+def wanted(
+    root: Path,
+    name: str,
+    found: Mapping[str, Any],
+    model: str | None,
+    device: str | None,
+    usd_per_hour: float | None,
+    method: str,
+) -> "Params":
+    """The params for data that were `found` so, with all weights learning. Raises DataError for
+    data without preferences, ParamsError, or CostError for a device that nobody knows.
+    """
+    from config.compose import compose
+    from config.load import read, validate
+
+    if not found["pairs"]:
+        raise DataError(
+            f"{found['file']} has no preferences ({found['format']}), and a reward model needs "
+            "them. Name a file of pairs, votes or trees: rlhf data check FILE."
+        )
+    content = read(root / "recipes" / f"{BASE}.yaml")
+    if model is None and device is None:
+        scratch = read(root / "recipes" / f"{SCRATCH}.yaml")
+        content |= {section: scratch[section] for section in SCRATCH_SECTIONS}
+    overlay: dict[str, Any] = {
+        "data": {"source": found["source"]},
+        "align": {"method": method},
+        "prices": _prices(content["prices"], device, usd_per_hour),
+        "tracking": {"registered_model": name},
+    }
+    if model is not None:
+        length = min(content["model"]["context_length"], _longest(root / model))
+        dtype = "bf16" if device else "fp32"
+        overlay["model"] = {"path": model, "pad_token": _pad_token(root / model, model)}
+        overlay["model"] |= {"context_length": length, "dtype": dtype}
+        overlay |= {stage: {"max_length": length} for stage in ("sft", "reward", "dpo")}
+    return validate(compose(content, overlay), f"recipes/{name}.yaml")
+
+
+def _prices(known: Mapping[str, Any], device: str | None, usd: float | None) -> dict[str, Any]:
+    from datetime import UTC, datetime
+
+    from costs.tables.catalogue import device_of, price
+
+    row = device_of(device) if device is not None else None
+    overlay: dict[str, Any] = {} if row is None else {"device": row.name}
+    if usd is not None:
+        today = datetime.now(UTC).date().isoformat()
+        return overlay | {"usd_per_device_hour": usd, "source": "as stated", "date": today}
+    if row is None:
+        return {}
+    rate = price(row.name)
+    return overlay | {
+        "usd_per_device_hour": rate.expected,
+        "source": rate.source,
+        "date": str(rate.date),
+    }
+
+
+def _longest(folder: Path) -> int:
+    """The most tokens that a model folder's config allows; no limit where it is not here."""
+    config = folder / "config.json"
+    content = json.loads(config.read_text("utf-8")) if config.is_file() else {}
+    return int(content.get("max_position_embeddings") or 1_000_000)
+
+
+def _pad_token(folder: Path, model: str) -> str | None:
+    """The pad token of the tokenizer in a folder, that of the family of the base recipe, or none:
+    the data stage then says what is missing.
+    """
+    config = folder / "tokenizer_config.json"
+    if not config.is_file():
+        return "<|fim_pad|>" if model.startswith("Qwen/") else None
+    content = json.loads(config.read_text("utf-8"))
+    names = [content.get(key) for key in ("pad_token", "eos_token")]
+    pad, eos = (name.get("content") if isinstance(name, dict) else name for name in names)
+    return None if pad == eos else pad
+
+
+def _stages(params: "Params") -> tuple[str, ...]:
+    from config.records import stages_of
+
+    return stages_of(params.align.method)
+
+
+def fitting(params: "Params") -> tuple["Params", str]:
+    """The params as they are if every stage fits; else with the cheapest levers that train all
+    weights; else with adapters. And which of them, in words. Raises CostError if none does.
+    """
+    from costs.planning.cheaper import cheapest
+    from costs.planning.planner import plan
+    from costs.planning.target import target
+
+    aim, stages = target(params, None, 1, None, Path()), _stages(params)
+    if all(stage.fits for stage in plan(params, aim, stages).stages):
+        return params, "All weights learn."
+    for adapters, note in ((False, "All weights learn"), (True, "Adapters learn")):
+        try:
+            best = cheapest(params, aim, stages, "usd", adapters=adapters)
+        except CostError as error:
+            refusal = error
+            continue
+        return _with_adapter_rates(params, best.params), f"{note}, in steps that fit the device."
+    raise CostError(
+        f"this model fits {aim.hardware.name} neither with all weights nor with adapters: take a "
+        "smaller --model or a larger --hardware."
+    ) from refusal
+
+
+def _with_adapter_rates(before: "Params", after: "Params") -> "Params":
+    """An adapter that is new learns at the rate of one."""
+    changes = {}
+    for stage in LEARNING:
+        old, new = getattr(before, stage), getattr(after, stage)
+        if new is not None and old.lora is None and new.lora is not None:
+            rate = ADAPTER_RATE * new.learning_rate
+            changes[stage] = new.model_copy(update={"learning_rate": rate})
+    return after.model_copy(update=changes)
+
+
+def recipe(root: Path, params: "Params", remark: str) -> str:
+    """The recipe's text: what differs from recipes/base.yaml."""
+    import yaml
+
+    from config.load import read
+
+    base = read(root / "recipes" / f"{BASE}.yaml")
+    differs = overlay_of(base, params.model_dump(mode="json"))
+    content = yaml.safe_dump({"extends": BASE, **differs}, sort_keys=False, allow_unicode=True)
+    return f"# {remark}\n{content}"
+
+
+def overlay_of(base: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[str, Any]:
+    """What a recipe that extends `base` has to say to be `wanted`: mappings key by key; lists,
+    null and a source of another kind as a whole.
+    """
+    found: dict[str, Any] = {}
+    for key, value in wanted.items():
+        before = base.get(key)
+        if key in base and before == value:
+            continue
+        if isinstance(value, Mapping) and isinstance(before, Mapping) and _goes_over(before, value):
+            found[key] = overlay_of(before, value)
+        else:
+            found[key] = value
+    return found
+
+
+def _goes_over(before: Mapping[str, Any], value: Mapping[str, Any]) -> bool:
+    """Whether a mapping laid over `before` can become `value`: a key that is there can not go."""
+    return before.keys() <= value.keys() and before.get("kind") == value.get("kind")

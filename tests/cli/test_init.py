@@ -1,0 +1,98 @@
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from cli.init import fitting, overlay_of, wanted
+from cli.main import app
+from config.compose import compose
+from config.errors import CostError, DataError
+from config.load import load, read
+from costs.planning.planner import plan
+from costs.planning.target import target
+from tests.conftest import ROOT
+
+RECIPES = sorted((ROOT / "recipes").glob("*.yaml"))
+SOURCE = {"kind": "file", "path": "mine.csv", "format": "pairs", "columns": {"prompt": "question"}}
+FOUND = {"file": "mine.csv", "format": "pairs", "pairs": 300, "rows": 300, "source": SOURCE}
+STAGES = ("data", "sft", "reward", "dpo", "evaluate")
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+def test_what_differs_from_the_base_is_all_that_a_recipe_has_to_say(path: Path) -> None:
+    base, whole = read(ROOT / "recipes" / "base.yaml"), read(path)
+    assert compose(base, overlay_of(base, whole)) == whole
+    assert overlay_of(base, base) == {}
+
+
+def test_a_source_of_another_kind_is_said_whole() -> None:
+    base = {"source": {"kind": "file", "path": "a", "columns": {}}}
+    whole = {"source": {"kind": "hub", "path": "a"}}
+    assert compose(base, overlay_of(base, whole)) == whole
+
+
+def test_a_recipe_is_written_for_data_and_a_device_and_never_replaced(project: Path) -> None:
+    shutil.copytree(ROOT / "recipes", project / "recipes")
+    rows = [
+        {"question": f"where is {i}?", "chosen": f"it is {i} away.", "rejected": "no."}
+        for i in range(60)
+    ]
+    (project / "pairs.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    asked = ["init", "mine", "--data", "pairs.jsonl", "--hardware", "4090", "--usd-per-hour", "0.5"]
+    done = CliRunner().invoke(app, asked, catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    written = project / "recipes" / "mine.yaml"
+    said = yaml.safe_load(written.read_text())
+    assert said["extends"] == "base"
+    assert said["data"] == {"source": {"path": "pairs.jsonl", "columns": {"prompt": "question"}}}
+    params = load(written)
+    assert (params.prices.device, params.prices.usd_per_device_hour) == ("rtx4090", 0.5)
+    made = plan(params, target(params, None, 1, None, project), ("sft", "reward", "ppo"))
+    assert all(stage.fits for stage in made.stages)
+    before = written.read_bytes()
+    with pytest.raises(Exception, match="is there already and is not replaced"):
+        CliRunner().invoke(app, asked, catch_exceptions=False)
+    assert written.read_bytes() == before
+
+
+def test_what_does_not_fit_with_all_weights_learns_adapters_at_their_rate() -> None:
+    model = "Qwen/Qwen2.5-7B"
+    params = wanted(ROOT, "mine", FOUND, model, "NVIDIA H100 80GB HBM3", None, "dpo")
+    made, note = fitting(params)
+    assert note.startswith("Adapters learn")
+    assert made.dpo is not None
+    assert params.dpo is not None
+    assert made.dpo.lora is not None
+    assert made.dpo.learning_rate == pytest.approx(10 * params.dpo.learning_rate)
+    shown = plan(made, target(made, None, 1, None, ROOT), STAGES)
+    assert all(stage.fits for stage in shown.stages)
+    with pytest.raises(CostError, match="fits t4 neither with all weights nor with adapters"):
+        fitting(wanted(ROOT, "mine", FOUND, "Qwen/Qwen2.5-32B", "t4", None, "dpo"))
+
+
+def test_without_a_gpu_a_small_shape_is_trained_from_nothing() -> None:
+    params = wanted(ROOT, "mine", FOUND, None, None, None, "ppo")
+    assert params.model.path is None
+    assert params.prices.device is None
+    assert params.data.source.model_dump(mode="json") == SOURCE
+
+
+def test_a_models_folder_says_its_longest_context_and_its_pad_token(tmp_path: Path) -> None:
+    shutil.copytree(ROOT / "recipes", tmp_path / "recipes")
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    (folder / "config.json").write_text('{"max_position_embeddings": 512}')
+    tokens = {"pad_token": {"content": "<pad>"}, "eos_token": "</s>"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(tokens))
+    params = wanted(tmp_path, "mine", FOUND, "mine", "l4", 1.0, "ppo")
+    assert (params.model.pad_token, params.model.context_length) == ("<pad>", 512)
+    assert params.sft.max_length == 512
+
+
+def test_data_without_preferences_make_no_recipe() -> None:
+    found = {**FOUND, "pairs": 0, "format": "prompts"}
+    with pytest.raises(DataError, match="has no preferences"):
+        wanted(ROOT, "mine", found, None, None, None, "ppo")
