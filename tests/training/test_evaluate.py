@@ -4,8 +4,10 @@ import shutil
 import signal
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from config import jsonl
 from config.errors import DataError, StageStopped
@@ -13,8 +15,10 @@ from config.load import write
 from config.schema import Params
 from tests.training.processes import attempts, finish, metric_rows, metrics, signalled
 from tests.training.tiny import names, open_stage, params, work
+from training import evaluate
 from training.evaluate import MODELS, Answers, compare, describe
 from training.evaluation.comparison import distinct_n
+from training.modeling.sequences import sequence_logprobs
 from training.preparation.helpdesk import gold_score, read_case, reply
 from training.preparation.worlds import BY_HAND
 from training.process.artifacts import write_jsonl
@@ -156,6 +160,21 @@ def test_a_temperature_of_zero_is_greedy_and_draws_nothing(project: Project) -> 
         work(root, "evaluate")
         seen.append([row["sft"] for row in jsonl.plain(root / "evaluation/samples.jsonl")])
     assert seen[0] == seen[1]
+
+
+@pytest.mark.parametrize(("temperature", "of_the_kl"), [(0.6, 0.6), (0.0, 1.0)])
+def test_the_kl_is_of_the_policies_that_were_sampled_from(
+    temperature: float, of_the_kl: float, project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def logprobs(*given: Any) -> list[torch.Tensor]:
+        asked.append(given[3])
+        return sequence_logprobs(*given)
+
+    monkeypatch.setattr(evaluate, "sequence_logprobs", logprobs)
+    work(project("evaluate", evaluate={"temperature": temperature}), "evaluate")
+    assert asked == [of_the_kl] * 5  # both other models and sft, and twice sft as their reference
 
 
 def test_no_room_for_an_answer_is_a_mistake_of_the_user(project: Project) -> None:

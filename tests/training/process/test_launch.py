@@ -2,6 +2,7 @@
 
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -12,7 +13,7 @@ import pytest
 
 from tests.training.distributed.test_collectives import largest_difference
 from tests.training.processes import attempts, signalled, start
-from tests.training.tiny import ROOT, work
+from tests.training.tiny import ROOT, files, work
 from training.process import launch
 from training.process.launch import exit_code, main, supervise
 from training.process.stage import LOST_PEER
@@ -73,7 +74,7 @@ def test_a_stop_reaches_all_and_one_process_goes_on_where_two_stopped(
 def test_where_one_process_is_killed_all_end_as_a_crash_and_the_run_goes_on(
     project: Project, finished: Path
 ) -> None:
-    root = project("ppo", ppo={"checkpoint_every_updates": 1}, sharding={"ppo": "zero3"})
+    root = project("ppo", ppo={"checkpoint_every_updates": 1}, where={"ppo": {"sharding": "zero3"}})
     assert signalled(root, "ppo", 2, signal.SIGKILL, processes=2, pick=rank(1)) == 1
     end = attempts(root, "ppo")[-1]
     assert (end.event, end.exit_code, end.message) == ("end", 1, LOST_PEER)
@@ -283,7 +284,7 @@ def test_where_one_process_runs_out_of_memory_in_the_middle_of_a_step_all_go_on_
 ) -> None:
     ample = project(stage, "ample", **{stage: changes})
     work(ample, stage)
-    root = project(stage, sharding={stage: level}, **{stage: changes})
+    root = project(stage, where={stage: {"sharding": level}}, **{stage: changes})
     monkeypatch.chdir(root)
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     command = [sys.executable, "-m", "tests.training.short_of_memory", stage, str(most_tokens)]
@@ -303,7 +304,11 @@ def test_where_one_process_runs_out_of_memory_in_the_middle_of_a_step_all_go_on_
 def test_what_does_not_fit_in_the_smallest_pieces_ends_all_with_one_line(
     project: Project, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    root = project("sft", sft={"micro_batch_size": 2, "max_steps": 2}, sharding={"sft": "zero3"})
+    root = project(
+        "sft",
+        sft={"micro_batch_size": 2, "max_steps": 2},
+        where={"sft": {"sharding": "zero3"}},
+    )
     monkeypatch.chdir(root)
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     assert (
@@ -311,3 +316,51 @@ def test_what_does_not_fit_in_the_smallest_pieces_ends_all_with_one_line(
         == 2
     )
     assert not (root / "models/sft").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.integration
+@pytest.mark.parametrize("level", ["none", "zero3"])
+def test_where_the_disk_fills_up_under_the_model_all_end_with_one_line_and_go_on_with_room(
+    level: str, project: Project, finished: Path
+) -> None:
+    """The disk of models/ alone: what else a stage writes has room."""
+    root = project("ppo", where={"ppo": {"sharding": level}})
+    models = root / "models"
+    (models / "ppo").mkdir()
+    (models / "ppo" / "previous").write_text("previous")
+    kibibytes = 200 + sum(map(len, files(models).values())) // 1024
+    stage = f"{sys.executable} -m training.process.launch ppo --processes 2"
+    script = f"""
+        cp -r models kept && mount -t tmpfs -o size={kibibytes}k tmpfs models || exit 77
+        cp -r kept/. models
+        {stage} 2> said; echo $? > code
+        ls models models/ppo > left
+        mount -o remount,size=1g models
+        {stage} && cp -r models/ppo made
+    """
+    done = subprocess.run(
+        ["unshare", "--mount", "sh", "-c", script],
+        cwd=root,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    if not (root / "code").exists():
+        pytest.skip("this user may not mount a file system, so none can be filled")
+    said = (root / "said").read_text()
+    assert (root / "code").read_text() == "2\n", said
+    assert "Traceback" not in said
+    (line,) = [line for line in said.splitlines() if "ppo: " in line]
+    assert "no space left on the disk" in line
+    assert (root / "left").read_text().split() == [
+        *("models:", "ppo", "reward", "sft"),
+        *("models/ppo:", "previous"),
+    ]
+    assert done.returncode == 0, done.stderr
+    rows = attempts(root, "ppo")
+    assert [row.exit_code for row in rows if row.event == "end"] == [2, 0]
+    assert [row.step for row in rows if row.event == "resume"] == [6]
+    assert largest_difference(root / "made", finished / "models/ppo") < 2e-6
