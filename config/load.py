@@ -113,6 +113,8 @@ def _explain(error: ValidationError, origin: str, overrides: Sequence[str]) -> s
         if not (part in tags and i and loc[i - 1].endswith("source"))
     )
     origin = f"in {origin}"
+    if first["type"] == "union_tag_invalid":
+        place = f"{place}.kind"
     if any(f"{place}.".startswith(f"{each.partition('=')[0].strip()}.") for each in overrides):
         origin = "from --set"
     more = f" ({len(problems) - 1} more)" if len(problems) > 1 else ""
@@ -129,6 +131,9 @@ def _explain(error: ValidationError, origin: str, overrides: Sequence[str]) -> s
                 f"{place} is missing {origin}; every parameter must be given, recipes/base.yaml "
                 f"has them all.{more}"
             )
+        case "union_tag_invalid":
+            kind, known_kinds = first["ctx"]["tag"], first["ctx"]["expected_tags"]
+            return f"{place}={kind!r} {origin}: input should be one of {known_kinds}.{more}"
         case _:
             shown = first.get("input")
             note = ""
