@@ -15,6 +15,7 @@ from config.atomic_file import write_atomically
 from config.inputs import DATA_DIGESTS, MODEL_DIGESTS, named_paths, write_digests
 from config.load import load
 from config.schema import Params
+from tasks.dvc.status import repo_about
 
 STAGE = "inputs"
 PIPELINE = Path("inputs/dvc.yaml")
@@ -61,12 +62,10 @@ OUTS = (DATA_DIGESTS, MODEL_DIGESTS)
 
 def is_out_of_reach(root: Path, path: Path) -> bool:
     """Whether DVC can not depend on `path`: it is hidden from it, or what the pipeline makes itself
-    (which then would depend on itself).
+    (which then would depend on itself). Raises EnvironmentFault if DVC can not tell.
     """
-    from dvc.repo import Repo
-
     place = path.resolve()
-    with Repo(str(root)) as repo:
+    with repo_about(root, STAGE) as repo:
         makes = [
             Path(out.fs_path)
             for stage in repo.index.stages

@@ -107,3 +107,8 @@ def test_dvc_shows_a_few_metrics_of_each_stage(
         "align": {"kl": 2.5},
         "evaluate": {"kl": 2.5},
     }
+
+
+def test_a_folder_without_dvc_is_left_without_its_record(tmp_path: Path) -> None:
+    do_light_stages(tmp_path, load(ROOT / "recipes" / "demo.yaml"))
+    assert not (tmp_path / PIPELINE).exists()
