@@ -13,8 +13,9 @@ from costs.formulas.counts import (
     spared_flops,
     spread_bytes,
 )
-from costs.formulas.memory import spared_tokens, trained_parameters
+from costs.formulas.kept import spared_tokens
 from costs.formulas.setting import Levers, Setting
+from costs.formulas.states import trained_parameters
 from costs.quantities import explained
 from costs.tables.measured import CACHE_PASSES, Measured
 from costs.tables.shapes import ModelShape

@@ -20,17 +20,17 @@ from costs.formulas.counts import (
     training_flops,
     unpacked_bytes,
 )
-from costs.formulas.memory import (
+from costs.formulas.kept import spared_tokens
+from costs.formulas.setting import DTYPE_BYTES, QUANT_BYTES, Levers, Setting
+from costs.formulas.sharding import collective_bytes, sharding_of
+from costs.formulas.states import (
     gradient_width,
     shards,
-    spared_tokens,
     state_bytes,
     stored_bytes,
     trained_parameters,
     weights,
 )
-from costs.formulas.setting import DTYPE_BYTES, QUANT_BYTES, Levers, Setting
-from costs.formulas.sharding import collective_bytes, sharding_of
 from costs.quantities import explained
 from costs.tables.shapes import ModelShape
 

@@ -6,8 +6,8 @@ that backward), arXiv 2205.05198 appendix A (attention), arXiv 2204.02311 append
 arXiv 2205.14135 section 3 (attention's traffic).
 """
 
-from costs.formulas.memory import trained_parameters
 from costs.formulas.setting import QUANT_BYTES, Levers, Setting
+from costs.formulas.states import trained_parameters
 from costs.quantities import explained
 from costs.tables.engines import Engine
 from costs.tables.shapes import ModelShape

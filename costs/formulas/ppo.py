@@ -14,19 +14,15 @@ from math import ceil, floor
 from config.errors import CostError
 from costs.formulas.compute import Work, forward_pass, gather, micro_step, optimizer_step
 from costs.formulas.generation import generation
-from costs.formulas.memory import (
-    Moment,
+from costs.formulas.memory import Moment, Roles, frozen_role, generating, scoring
+from costs.formulas.setting import Levers, Rlhf, Setting
+from costs.formulas.states import (
     Parts,
-    Roles,
-    frozen_role,
     gathered_bytes,
-    generating,
     optimizer_bytes,
     role_weights,
-    scoring,
     waiting_gradients,
 )
-from costs.formulas.setting import Levers, Rlhf, Setting
 from costs.formulas.time import duration
 from costs.formulas.timeline import training_moments
 from costs.quantities import explained

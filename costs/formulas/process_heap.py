@@ -5,7 +5,8 @@ what the C library's heap wastes.
 from collections.abc import Mapping, Sequence
 
 from costs.formulas.activations import layer_kept
-from costs.formulas.memory import Moment, layer_inputs
+from costs.formulas.kept import layer_inputs
+from costs.formulas.memory import Moment
 from costs.formulas.ppo import mini_batch, packed_sequences
 from costs.formulas.setting import Setting
 from costs.quantities import explained

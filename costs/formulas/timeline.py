@@ -5,14 +5,15 @@ loss, in the backward pass just after it, at the end of the backward pass, or in
 `persistent` gradients (accumulation) are there from the start.
 """
 
-from costs.formulas.memory import (
-    Moment,
+from costs.formulas.kept import activation_bytes, recomputed_bytes, workspace
+from costs.formulas.memory import Moment
+from costs.formulas.setting import Levers, Setting
+from costs.formulas.sharding import sharding_of
+from costs.formulas.states import (
     Parts,
-    activation_bytes,
     bucket_bytes,
     gradient_bytes,
     optimizer_bytes,
-    recomputed_bytes,
     shards,
     trained_parameters,
     unreduced_gradients,
@@ -20,10 +21,7 @@ from costs.formulas.memory import (
     weights_after_backward,
     weights_in_backward,
     weights_in_step,
-    workspace,
 )
-from costs.formulas.setting import Levers, Setting
-from costs.formulas.sharding import sharding_of
 from costs.quantities import explained
 from costs.tables.shapes import ModelShape
 

@@ -5,22 +5,20 @@ from dataclasses import replace
 from config.errors import CostError
 from config.records import SAMPLING_METHODS
 from costs.formulas.generation import generation_moment
-from costs.formulas.memory import (
-    Moment,
-    Parts,
-    frozen_role,
-    gathered_bytes,
-    gradient_width,
-    optimizer_bytes,
-    role_weights,
-    scoring,
-    trained_parameters,
-    weights,
-)
+from costs.formulas.memory import Moment, frozen_role, scoring
 from costs.formulas.ppo import ppo_moments
 from costs.formulas.process_heap import with_process
 from costs.formulas.setting import Setting
 from costs.formulas.sharding import sharding_of
+from costs.formulas.states import (
+    Parts,
+    gathered_bytes,
+    gradient_width,
+    optimizer_bytes,
+    role_weights,
+    trained_parameters,
+    weights,
+)
 from costs.formulas.timeline import loading_moment, training_moments
 from costs.planning.phases import EVALUATED, TRAINING_STAGES
 from costs.tables.shapes import ModelShape

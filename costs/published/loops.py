@@ -10,9 +10,10 @@ from dataclasses import dataclass, replace
 
 from costs.formulas.compute import gather_bytes
 from costs.formulas.generation import generation
-from costs.formulas.memory import base_weight_bytes, kv_cache_bytes
+from costs.formulas.memory import kv_cache_bytes
 from costs.formulas.ppo import ppo_phases, roles_of
 from costs.formulas.setting import Levers, Setting
+from costs.formulas.states import base_weight_bytes
 from costs.published.settings import Planned
 from costs.published.words import Refused
 from costs.tables.engines import engine

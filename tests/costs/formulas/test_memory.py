@@ -10,33 +10,37 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from costs.formulas.activations import layer_kept
+from costs.formulas.kept import (
+    activation_bytes,
+    kept_per_token,
+    layer_inputs,
+    recomputed_bytes,
+    selectively_kept,
+    spared_tokens,
+    workspace,
+)
 from costs.formulas.memory import (
     Moment,
-    activation_bytes,
-    adapter_parameters,
-    base_weight_bytes,
     device_bytes,
     frozen_role,
-    gathered_bytes,
     generating,
-    gradient_bytes,
-    kept_per_token,
     kv_cache_bytes,
-    layer_inputs,
-    optimizer_bytes,
     peak,
-    recomputed_bytes,
     said_share,
     scoring,
-    selectively_kept,
+)
+from costs.formulas.setting import Levers, Setting
+from costs.formulas.states import (
+    adapter_parameters,
+    base_weight_bytes,
+    gathered_bytes,
+    gradient_bytes,
+    optimizer_bytes,
     shards,
-    spared_tokens,
     state_bytes,
     trained_parameters,
     weights,
-    workspace,
 )
-from costs.formulas.setting import Levers, Setting
 from costs.formulas.timeline import training_moments
 from costs.planning.moments import moments
 from costs.tables.catalogue import shape

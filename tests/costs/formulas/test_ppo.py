@@ -8,14 +8,7 @@ import pytest
 from config.errors import CostError
 from costs.formulas.compute import Work, forward_pass, micro_step, optimizer_step
 from costs.formulas.generation import generation
-from costs.formulas.memory import (
-    frozen_role,
-    gathered_bytes,
-    generating,
-    optimizer_bytes,
-    scoring,
-    weights,
-)
+from costs.formulas.memory import frozen_role, generating, scoring
 from costs.formulas.ppo import (
     AROUND_THE_LOOP,
     OUTSIDE_A_MODULE,
@@ -30,6 +23,7 @@ from costs.formulas.ppo import (
     value_levers,
 )
 from costs.formulas.setting import Levers, Rlhf, Setting
+from costs.formulas.states import gathered_bytes, optimizer_bytes, weights
 from costs.formulas.time import duration
 from costs.formulas.timeline import training_moments
 from costs.planning.machine import rates

@@ -14,8 +14,9 @@ from costs.formulas.compute import (
     optimizer_step,
     step_communication,
 )
-from costs.formulas.memory import (
-    Moment,
+from costs.formulas.memory import Moment
+from costs.formulas.setting import Levers, Setting, Workload
+from costs.formulas.states import (
     autocast_copies,
     bucket_bytes,
     gathered_bytes,
@@ -24,7 +25,6 @@ from costs.formulas.memory import (
     resting_weights,
     weights,
 )
-from costs.formulas.setting import Levers, Setting, Workload
 from costs.formulas.timeline import training_moments
 from costs.planning.moments import moments
 from costs.planning.phases import phases

@@ -4,8 +4,9 @@ from typing import Any
 
 import pytest
 
-from costs.formulas.memory import activation_bytes, recomputed_bytes, weights
+from costs.formulas.kept import activation_bytes, recomputed_bytes
 from costs.formulas.setting import Setting
+from costs.formulas.states import weights
 from costs.formulas.timeline import (
     head_gradient,
     largest_gradient,

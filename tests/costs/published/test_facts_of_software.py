@@ -4,7 +4,9 @@ from typing import Any
 
 import pytest
 
-from costs.formulas.memory import activation_bytes, base_weight_bytes, generating
+from costs.formulas.kept import activation_bytes
+from costs.formulas.memory import generating
+from costs.formulas.states import base_weight_bytes
 from costs.published.grades import grade
 from costs.published.measurements import cases
 from costs.published.settings import planned_of, setting_of

@@ -1,0 +1,149 @@
+"""Bytes that a pass with gradient keeps until its backward pass, and copies that kernels make."""
+
+from dataclasses import replace
+
+from costs.formulas.activations import layer_kept
+from costs.formulas.setting import DTYPE_BYTES, Levers, Setting
+from costs.formulas.sharding import sharding_of
+from costs.quantities import explained
+from costs.tables.shapes import ModelShape
+
+
+@explained("B/token")
+def kept_per_token(setting: Setting, shape: ModelShape, levers: Levers, tokens: int) -> float:
+    """Bytes per token that one layer keeps, on one device of a tensor-parallel group."""
+    kept = layer_kept(
+        shape, computing(setting, levers), setting.engine, tokens, setting.mask_tensor
+    )
+    places = setting.workload.attention_places
+    if places > 1:  # what attention keeps it keeps at each place, and its outputs are collected
+        kept["attention"] = places * kept["attention"] + shape.query_width * levers.dtype_bytes
+    return sum(kept.values()) / levers.tensor_parallel
+
+
+def computing(setting: Setting, levers: Levers) -> Levers:
+    """`levers` as the layers see them: under FSDP's mixed precision weights are 16-bit when they
+    are used, so the residual stream is too; under autocast it is fp32, as the embedding is.
+    Source: arXiv 2304.11277 section 4.4.
+    """
+    row = sharding_of(setting)
+    if not levers.mixed or not row.micro_gathers or row.fsdp2:
+        return levers
+    return replace(levers, weights_fp32=False)
+
+
+@explained("B/token")
+def selectively_kept(setting: Setting, shape: ModelShape, levers: Levers, tokens: int) -> float:
+    """Bytes per token that one layer keeps with `selective` recomputation, on one device: all but
+    scores, masks and dropout of attention (arXiv 2205.05198 section 5); or, by torchtitan's policy
+    `op`, the layer's input, the attention output with the logarithm of its softmax sum, and the
+    outputs of every other matrix product, the first, third ... of q, k, v, o, gate, up, down.
+    Source of the latter: torchtitan, models/llama3/infra/parallelize.py.
+    """
+    if not setting.engine.selective_ops:
+        unquadratic = replace(levers, attention="flash", dropout=False)
+        return kept_per_token(setting, shape, unquadratic, tokens)
+    inner = computing(setting, levers)
+    outputs = [outputs * used for _, outputs, used in shape.matrices.values()][::2]
+    attention = shape.query_width * inner.dtype_bytes + 4 * shape.heads
+    products = sum(outputs) * inner.dtype_bytes
+    return (layer_inputs(inner, shape) + attention + products) / levers.tensor_parallel
+
+
+@explained("B/token")
+def layer_inputs(levers: Levers, shape: ModelShape) -> float:
+    """Bytes per token of one layer's input: all that full checkpointing keeps (arXiv 2205.05198
+    section 5).
+    """
+    return shape.width * (4.0 if levers.mixed else levers.dtype_bytes)
+
+
+@explained("B")
+def activation_bytes(
+    setting: Setting, shape: ModelShape, levers: Levers, sequences: float, tokens: int
+) -> float:
+    """Bytes kept between forward and backward pass for `sequences` of `tokens` tokens."""
+    total, layers = sequences * tokens, shape.layers
+    if levers.tuning == "adapter":
+        layers -= 2  # nothing is trained below the third layer
+    if levers.checkpointing == "none":
+        stack = layers * kept_per_token(setting, shape, levers, tokens)
+    elif levers.checkpointing == "selective":
+        stack = layers * selectively_kept(setting, shape, levers, tokens)
+    else:
+        inputs = layer_inputs(computing(setting, levers), shape)
+        if setting.engine.sequence_parallel:
+            inputs /= levers.tensor_parallel
+        stack = 0.0 if levers.offload_activations else layers * inputs
+    # the final norm's input and output
+    ends = 2 * shape.width * levers.dtype_bytes + 4 * shape.width
+    spared = 0.0
+    if levers.checkpointing != "full":  # a layer that is recomputed keeps its input whole
+        kept = layer_kept(shape, levers, setting.engine, tokens, setting.mask_tensor)
+        spared = kept.get("feed_forward", 0.0) + kept.get("norms", 0.0) / shape.norms
+    return (
+        total * (stack + ends)
+        - spared_tokens(setting, shape, levers, total) * spared / levers.tensor_parallel
+    )
+
+
+NARROWED = ("llama", "mistral", "qwen2", "qwen3")
+"""Families whose last layer our stages narrow: RESIDUAL_LAYERS of training/modeling/last_layer.py.
+"""
+
+
+@explained("tokens")
+def spared_tokens(setting: Setting, shape: ModelShape, levers: Levers, tokens: float) -> float:
+    """Of `tokens` in packed rows, those at which the last layer's feed-forward part does not run,
+    as nobody reads them.
+    """
+    narrows = setting.engine.packs and shape.family in NARROWED and levers.attention != "eager"
+    return tokens * (1 - setting.workload.read_tokens) if narrows else 0.0
+
+
+@explained("B")
+def recomputed_bytes(
+    setting: Setting, shape: ModelShape, levers: Levers, sequences: float, tokens: int
+) -> float:
+    """Bytes of the one layer whose activations are rebuilt, or in use, while the backward pass is
+    in it.
+    """
+    rebuilt = 0.0
+    if levers.checkpointing == "full":
+        rebuilt = kept_per_token(setting, shape, levers, tokens)
+    elif levers.checkpointing == "selective":
+        every = kept_per_token(setting, shape, levers, tokens)
+        rebuilt = max(0.0, every - selectively_kept(setting, shape, levers, tokens))
+    active = (
+        2
+        * ((shape.experts_per_token * shape.expert_width or shape.mlp_width) + shape.width)
+        * levers.dtype_bytes
+    )
+    if (
+        levers.attention == "eager"
+        # the gradients of the softmax's output and of its input, when the feed-forward part's
+        # tensors are gone
+    ):
+        kept = layer_kept(shape, levers, setting.engine, tokens, setting.mask_tensor)
+        active = max(
+            active, 2 * shape.heads * tokens * levers.dtype_bytes - kept.get("feed_forward", 0.0)
+        )
+    return sequences * tokens * (rebuilt + active / levers.tensor_parallel)
+
+
+@explained("B")
+def workspace(setting: Setting, shape: ModelShape, levers: Levers) -> float:
+    """Copies that kernels make: the largest quantised matrix in 16 bit, twice, while it is
+    multiplied forward and backward; none where a compiler puts unpacking into the product.
+    """
+    if levers.quantisation in (None, "fp8"):
+        return 0.0
+    if setting.engine.compiled and not levers.quantisation.startswith("nf4"):
+        return 0.0
+    head = shape.vocab * shape.width if setting.engine.quantises_head else 0
+    return (
+        2
+        * DTYPE_BYTES["bf16"]
+        * max(head, shape.width * max(shape.mlp_width, shape.query_width))
+        / levers.tensor_parallel
+    )
