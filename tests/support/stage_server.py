@@ -6,6 +6,7 @@ its work there. Its own modules are those of the folder that it is started in. R
 tests/e2e/test_pipeline.py.
 """
 
+import contextlib
 import gc
 import json
 import os
@@ -18,7 +19,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,7 @@ PATIENCE_SECONDS = 300.0
 POLL_SECONDS = 0.02
 
 
-@contextmanager
+@contextlib.contextmanager
 def forked_stages(imported: Sequence[str] = IMPORTED) -> Iterator[dict[str, str]]:
     """The environment in which stages are forks of a server that lives as long as the block."""
     with tempfile.TemporaryDirectory(prefix="rlhf-") as folder:
@@ -89,12 +89,14 @@ def mind(connection: socket.socket) -> None:
         become(json.loads(content), fds)
     for fd in fds:
         os.close(fd)
-    connection.sendall(child.to_bytes(8, "big"))
+    with contextlib.suppress(BrokenPipeError):  # who asked is gone: seen below
+        connection.sendall(child.to_bytes(8, "big"))
     while True:
         ended, status = os.waitpid(child, os.WNOHANG)
         if ended:
             code = os.waitstatus_to_exitcode(status)
-            connection.sendall(code.to_bytes(8, "big", signed=True))
+            with contextlib.suppress(BrokenPipeError):
+                connection.sendall(code.to_bytes(8, "big", signed=True))
             os._exit(0)
         if select.select([connection], [], [], POLL_SECONDS)[0]:
             os.kill(child, signal.SIGKILL)

@@ -16,6 +16,8 @@ def stand_in(address: str) -> None:
     import signal
     import socket
 
+    passed_on = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+    signal.pthread_sigmask(signal.SIG_BLOCK, passed_on)  # until there is whom to pass them to
     with socket.socket(socket.AF_UNIX) as server:
         server.connect(address)
         asked = {
@@ -28,8 +30,9 @@ def stand_in(address: str) -> None:
         socket.send_fds(server, [len(content).to_bytes(8, "big")], [0, 1, 2])
         server.sendall(content)
         pid = int.from_bytes(server.recv(8), "big")
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        for number in passed_on:
             signal.signal(number, lambda signum, _: os.kill(pid, signum))
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, passed_on)
         ended = server.recv(8)
     code = int.from_bytes(ended, "big", signed=True) if ended else 1
     if code < 0:
