@@ -30,7 +30,7 @@ from costs.published.measurements import (
     weighted_quantile,
 )
 from costs.published.table import estimates
-from costs.tables.engines import engine_named
+from costs.tables.engine_names import engine_named
 
 OPEN = (Path("../shared/cost_truth_open.yaml"), Path("../shared/cost_truth_more.yaml"))
 MISS = {"memory": math.log(1.10), "time": math.log(1.25)}

@@ -12,7 +12,7 @@ from costs.formulas.kept import workspace
 from costs.formulas.setting import DTYPE_BYTES, Levers, Setting
 from costs.formulas.states import Parts, role_weights
 from costs.quantities import explained
-from costs.tables.engines import loss
+from costs.tables.losses import loss
 from costs.tables.shapes import ModelShape
 
 Roles = dict[str, Parts]

@@ -10,7 +10,8 @@ from typing import Literal, get_args
 
 from config.errors import CostError
 from costs.tables.catalogue import Hardware
-from costs.tables.engines import Engine, Loss, loss
+from costs.tables.engines import Engine
+from costs.tables.losses import Loss, loss
 from costs.tables.rates import EFFICIENCY, Efficiency
 from costs.tables.shapes import ModelShape
 

@@ -31,7 +31,8 @@ from costs.published.phrases import (
 )
 from costs.published.words import Refused, count, nearest, not_stated, text_of, truth, whole
 from costs.tables.catalogue import Hardware, device_of, shape
-from costs.tables.engines import ENGINES, Engine, engine_named
+from costs.tables.engine_names import engine_named
+from costs.tables.engines import ENGINES, Engine
 from costs.tables.shapes import ModelShape, from_config
 
 STAGES: dict[str, tuple[str, ...]] = {

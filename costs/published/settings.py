@@ -15,7 +15,8 @@ from costs.published.phrases import ALL_LINEAR
 from costs.published.printed import Printed, read
 from costs.published.words import Refused
 from costs.tables.catalogue import Hardware, generation_of, hardware
-from costs.tables.engines import Engine, as_of, engine
+from costs.tables.engine_names import as_of
+from costs.tables.engines import Engine, engine
 from costs.tables.rates import EFFICIENCY
 from costs.tables.shapes import ModelShape
 

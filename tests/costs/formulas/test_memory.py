@@ -44,7 +44,8 @@ from costs.formulas.states import (
 from costs.formulas.timeline import training_moments
 from costs.planning.moments import moments
 from costs.tables.catalogue import shape
-from costs.tables.engines import engine, loss
+from costs.tables.engines import engine
+from costs.tables.losses import loss
 from costs.tables.shapes import from_config
 from tests.costs.settings import ALL_LINEAR, ppo, sft, small, small_mixture, small_setting
 

@@ -1,0 +1,115 @@
+"""What the losses over the vocabulary hold, by software."""
+
+from dataclasses import dataclass
+
+from config.errors import CostError
+from costs.quantities import explained
+
+
+@dataclass(frozen=True)
+class Loss:
+    """What the cross-entropy over the vocabulary holds, in bytes per logit of 16-bit models (fp32
+    models: see `bytes_per_logit`).
+    """
+
+    name: str
+    kept: float
+    """Held for every token at once."""
+    chunked: float = 0.0
+    """Held for one chunk of tokens at a time."""
+    chunks: int = 1
+    chunk_logits: int = 0
+    """Logits of a chunk where its size is fixed, 0 where the tokens are cut into `chunks` parts."""
+    host: float = 0.0
+    """Held for each logit of a chunk on a CPU, where a fused kernel is written out in operations; 0
+    where it is the same.
+    """
+    tile_width: int = 0
+    """Entries of the vocabulary that a chunk's buffer has room for, however small the vocabulary
+    is.
+    """
+    recomputes: bool = False
+    """The backward pass makes the logits again."""
+
+    @explained("B/token")
+    def bytes_per_token(
+        self,
+        vocab: int,
+        tokens: float,
+        dtype_bytes: float,
+        compiled: bool = False,
+        host: bool = False,
+    ) -> float:
+        """Bytes per token at the peak of the loss, for `tokens` tokens at once; `host` on a CPU.
+
+        A compiled chunk is never upcast in memory: it holds logits and their gradient.
+        """
+        empty = (
+            max(0, self.tile_width - vocab)
+            * dtype_bytes
+            * self._share(max(vocab, self.tile_width), tokens)
+        )
+        if host and self.host:
+            return empty + vocab * self.host * self._share(vocab, tokens)
+        if compiled and self.chunked:
+            return vocab * (self.kept + 4 * self._share(vocab, tokens))
+        # at fp32 the upcast copy and its gradient are the same tensors
+        wide = 1.0 if dtype_bytes <= 2 else 12 / 14
+        return empty + vocab * wide * (self.kept + self.chunked * self._share(vocab, tokens))
+
+    def _share(self, vocab: int, tokens: float) -> float:
+        if not self.chunk_logits or not tokens:
+            return 1 / self.chunks
+        return min(1.0, max(self.chunk_logits, vocab) / (vocab * tokens))
+
+
+LOSSES = {
+    loss.name: loss
+    for loss in (
+        # logits 2, their fp32 copy 4, log-softmax 4, its gradient 4:
+        # transformers/loss/loss_utils.py ForCausalLMLoss
+        Loss("whole", kept=14),
+        # the same with a contiguous copy of the shifted fp32 logits and its gradient:
+        # Transformers before 4.45, torchtune before October 2024
+        Loss("shifted", kept=22),
+        # logits 2, log-softmax 2, its gradient 2, the gradient of the logits 2: litgpt's
+        # cross-entropy stays in 16 bit
+        Loss("half", kept=8),
+        # logits 2, their fp32 copy 4, which becomes softmax and gradient in its own place, the
+        # gradient of the logits 2: megatron/core/tensor_parallel/cross_entropy.py
+        Loss("in-place", kept=8),
+        # logits 2 and their gradient 2, in the compute type: one kernel goes over a row of logits
+        # with the sums of its softmax in registers: flash-attn's losses/cross_entropy.py
+        Loss("kernel", kept=4),
+        # logits of all tokens 2, the rest of `whole` for one chunk of eight: torchtune
+        # CEWithChunkedOutputLoss
+        Loss("chunked", kept=2, chunked=12, chunks=8),
+        # hidden states meet the output head one chunk of 2^22 logits at a time, and again in the
+        # backward pass: training/modeling/logprobs.py, and much the same in TRL's fused head and
+        # Liger
+        Loss("streamed", kept=0, chunked=14, chunk_logits=2**22, recomputes=True),
+        # TRL 1.16's fused head, of SFT and DPO: tiles of 4,096 tokens by 32,768 entries in the
+        # compute type. Without Triton the backward pass over a tile is written in torch: tile, y,
+        # z, log p, p, gradient and two terms of it in fp32, and a mask:
+        # trl/kernels/chunked_logprob.py
+        Loss(
+            "fused",
+            kept=0,
+            chunked=2,
+            chunk_logits=4096 * 32768,
+            host=33,
+            tile_width=32768,
+            recomputes=True,
+        ),
+    )
+}
+
+
+def loss(name: str) -> Loss:
+    """The facts of a loss. Raises CostError if it is not known."""
+    if name not in LOSSES:
+        raise CostError(
+            f"loss {name!r} is not known. Known: {', '.join(LOSSES)}. Add its facts to LOSSES in "
+            "costs/tables/engines.py."
+        )
+    return LOSSES[name]
