@@ -14,10 +14,10 @@ from config.workspace.champions import (
     champion_folder,
     write_record,
 )
-from tests.tracking.test_sync import Story, client, empty_database, params, root
+from tests.tracking.test_sync import Story, client, params, root
 from tracking.sync import sync
 
-__all__ = ["empty_database", "params", "root"]
+__all__ = ["params", "root"]
 pytestmark = pytest.mark.integration
 
 CONFIGS = [json.dumps({"number": number}) for number in range(1, 4)]

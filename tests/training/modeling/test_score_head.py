@@ -11,10 +11,10 @@ from torch import Tensor
 from config.load import write
 from tests.training.tiny import FAMILIES, params, prompts, reward_model, settings, tokenizer, work
 from training import evaluate, reward
+from training.inference import trained_models as contest_models
 from training.modeling.models import autocast, load_reward_model
 from training.modeling.score_head import ScoreHead, new_head, normalised_head
 from training.modeling.scoring import raw_pair_scores, raw_scores
-from training.retraining import trained_models as contest_models
 
 LARGE = 40.0
 """Of a score this size bf16 has steps of 1/4."""

@@ -17,10 +17,10 @@ from config.load import load
 from config.schema import Params
 from config.workspace.retraining import Contest
 from tests.training.tiny import params
+from training.inference import trained_models
 from training.inference.trained_models import TrainedModels
 from training.preparation.cleaning import same_prompt_key
 from training.preparation.helpdesk import gold_score
-from training.retraining import trained_models
 from training.retraining.contest import CHAMPIONS_REWARD, GOLD, contest, held_out, main
 from training.rollout.static import generate
 
