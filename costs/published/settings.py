@@ -11,13 +11,12 @@ from typing import Any
 from costs.formulas.memory import peak
 from costs.formulas.setting import Levers, Rlhf, Setting, Workload
 from costs.planning.moments import moments
-from costs.published.phrases import ALL_LINEAR
+from costs.published.held import FP8_DEVICES, in_fp8, levers_of, quantisation
 from costs.published.printed import Printed, read
 from costs.published.words import Refused
 from costs.tables.catalogue import Hardware, generation_of, hardware
 from costs.tables.engine_names import as_of
 from costs.tables.engines import Engine, engine
-from costs.tables.rates import EFFICIENCY
 from costs.tables.shapes import ModelShape
 
 DATASETS = {"alpaca": 135.0}
@@ -28,15 +27,10 @@ EAGER_SECONDS = engine("transformers").op_seconds
 GRAPH_LAYER_SECONDS = engine("gpt-fast").decode_layer_seconds
 SERVED = {"sharegpt": (161, 338), "alpaca": (19, 58)}
 """Data set -> mean tokens of a request and of its answer (arXiv 2309.06180 figure 11)."""
-FP8_DEVICES = ("h100", "h200", "h20", "h800", "gh200", "b200", "gb200", "l4", "l40", "l20",
-               "a6000-ada", "rtx40", "rtx50", "mi300")  # fmt: skip
 PLAIN_ON_HOPPER = 0.8
 """What PyTorch's own products reach of the rate of NVIDIA's stack on Hopper and later, which are
 fast enough that tails of kernels show.
 """
-FP8_GAIN = 0.75
-"""Of the ideal doubling, what scaling factors, casts and transposes leave to a matrix product in
-fp8."""
 
 
 @dataclass(frozen=True)
@@ -178,178 +172,6 @@ def _lengths(said: Printed, micro: int) -> tuple[int, float]:
     return longest, float(longest)
 
 
-def _levers(said: Printed, software: Engine, gpus: int, notes: list[str]) -> Levers:
-    tuning = said.tuning
-    if tuning is None:
-        if said.lora_rank or said.lora_modules:
-            tuning = "lora"
-        elif said.stage in ("pretrain", "reward", "dpo"):
-            tuning = "full"
-        else:
-            raise Refused(["tuning is not stated: full, lora or qlora decides memory and time"])
-    changes: dict[str, Any] = {
-        "tuning": tuning,
-        "dtype": said.dtype or "bf16",
-        "quantisation": _quantisation(said, tuning),
-        "optimizer": said.optimizer or "adamw",
-        "optimizer_in_backward": bool(said.optimizer_in_backward),
-        "checkpointing": _checkpointing(said, software, notes),
-        "attention": _attention(said, software),
-        "loss": said.loss,
-        "offload_optimizer": said.offload_optimizer,
-        "offload_weights": said.offload_weights and said.zero in (3, None),
-        "offload_activations": said.offload_activations,
-        "tensor_parallel": said.tensor_parallel,
-        "parallel": _parallel(said, software, gpus),
-    }
-    if said.dtype is None:
-        notes.append("dtype not stated: bf16 assumed")
-    if said.optimizer is None and not said.rungs:
-        notes.append("optimizer not stated: AdamW assumed")
-    changes |= _precision(said, software, tuning)
-    if changes["quantisation"] and tuning != "full" and software.widens_unquantised:
-        changes["wide_unquantised"] = True
-    if tuning == "lora":
-        if said.lora_rank is None:
-            notes.append("lora_rank not stated: 8 assumed")
-        changes["lora_rank"] = said.lora_rank or 8
-        changes["lora_modules"] = said.lora_modules or _default_modules(software, said, notes)
-        changes["lora_dropout"] = (
-            said.lora_dropout if said.lora_dropout is not None else software.name == "litgpt"
-        )
-    return Levers(**(changes | _ladder(said)))
-
-
-def _quantisation(said: Printed, tuning: str) -> str | None:
-    names = {"int4": "nf4", "bnb-int8": "int8"} if tuning == "lora" else {
-        "bnb-int8": "int8", "gptq": "int4", "awq": "int4", "gptq-int8": "int8"}  # fmt: skip
-    quant = names.get(str(said.quant), said.quant)
-    if tuning == "full" and quant is not None:
-        raise Refused([f"quant={said.quant} contradicts full fine-tuning: quantised weights are "
-                       "frozen"])  # fmt: skip
-    return quant
-
-
-def _checkpointing(said: Printed, software: Engine, notes: list[str]) -> str:
-    if said.checkpointing is not None:
-        return said.checkpointing
-    if software.name in ("openrlhf", "deepspeed-chat") and said.stage == "ppo" and (
-        said.zero == 3
-    ):  # fmt: skip
-        notes.append("grad_checkpointing not stated: full, as in its scripts")
-        return "full"
-    if not said.rungs:
-        notes.append("grad_checkpointing not stated: none assumed")
-    return "none"
-
-
-ON_TRANSFORMERS = ("transformers", "ms-swift", "transformers-2022", "deepspeed-chat")
-WITHOUT_SDPA = ("opt", "bloom", "bert", "gpt2", "mpt")
-"""Families whose attention Transformers computed operation by operation until late in 2024; others
-do so before December 2023.
-"""
-
-
-def _attention(said: Printed, software: Engine) -> str:
-    if said.attention is not None:
-        return said.attention
-    if software.name in ON_TRANSFORMERS and (
-        said.model.family in WITHOUT_SDPA or (said.month or "9") < "2023-12"
-    ):
-        return "eager"
-    # what each software takes by itself
-    if software.name in ("torchtune", "torchtune-2024", "litgpt", "torchtitan", "fsdp-qlora"):
-        return "sdpa"
-    if software.name in ("llm-foundry", "megatron", "unsloth", "openrlhf", "verl", "nanogpt"):
-        return "flash"
-    return "eager" if software.name in ("transformers-2022", "deepspeed-chat") else "sdpa"
-
-
-def _parallel(said: Printed, software: Engine, gpus: int) -> str:
-    if said.zero is not None:
-        if said.fsdp and said.zero == 3:
-            return "fsdp"
-        return {0: "ddp", 1: "zero1", 2: "zero2", 3: "zero3"}[said.zero]
-    if gpus > 1 and software.name in ("torchtune", "torchtune-2024", "litgpt", "llm-foundry",
-                                      "torchtitan", "fsdp-qlora"):  # fmt: skip
-        return "fsdp"
-    if software.name in ("megatron", "gpt-neox") and gpus > 1:
-        return "zero1"  # its distributed optimizer
-    return "ddp"
-
-
-def _precision(said: Printed, software: Engine, tuning: str) -> dict[str, Any]:
-    """How trained weights are held beside the compute type."""
-    if tuning != "full":
-        return {}
-    sharded = (said.zero or 0) > 0 and not said.fsdp
-    if software.name in ("llm-foundry", "torchtitan") or (said.mixed and not sharded):
-        return {"weights_fp32": said.mixed is not False}
-    if said.dtype == "fp32":
-        return {}
-    if said.master or sharded or software.name in (
-        "megatron", "gpt-neox", "deepspeed-chat", "openrlhf", "verl",
-    ):  # fmt: skip
-        return {"master_fp32": True}
-    if said.zero == 0 and said.dtype == "fp16":
-        return {"master_fp32": True}  # fp16 does not train without fp32 weights beside it
-    return {}
-
-
-def _default_modules(software: Engine, said: Printed, notes: list[str]) -> tuple[str, ...]:
-    chosen = {
-        "torchtune": ("q", "v", "o", "gate", "up", "down"),
-        "torchtune-2024": ("q", "v", "o", "gate", "up", "down"),
-        "fsdp-qlora": ALL_LINEAR,
-        "unsloth": ALL_LINEAR,
-        "megatron": ALL_LINEAR,
-    }.get(software.name)
-    if chosen is None:
-        chosen = ALL_LINEAR if said.quant else ("q", "v")
-        notes.append(f"lora_modules not stated: {', '.join(chosen)} assumed")
-    return chosen
-
-
-def _ladder(said: Printed) -> dict[str, Any]:
-    """Each row of a cumulative table has what the rows above it have; its LoRA rows stand on all
-    but the rungs of full tuning.
-    """
-    if not said.rungs:
-        return {}
-    height = len(said.rungs) - 1
-    found: dict[str, Any] = {"loss": "chunked" if height >= 3 else "whole"}
-    if height >= 4:
-        found["checkpointing"] = "full"
-    if height >= 6:
-        found["offload_activations"] = True
-    if said.rungs[-1] in ("lora", "qlora"):
-        return found | {
-            "tuning": "lora",
-            "lora_rank": said.lora_rank or 8,
-            "lora_modules": ALL_LINEAR,
-            "quantisation": "nf4-dq" if said.rungs[-1] == "qlora" else None,
-        }
-    return found | {
-        "optimizer_in_backward": height >= 5,
-        "optimizer": "adamw8bit" if height >= 7 else "adamw",
-    }
-
-
-def _fp8(said: Printed, device: Hardware) -> tuple[Hardware, Any]:
-    """A device whose 16-bit products run in fp8; attention stays in 16 bit."""
-    if not said.fp8:
-        return device, EFFICIENCY
-    peaks = dict(device.peak_flops_per_second)
-    gain = 1 + FP8_GAIN * (peaks.get("int8", peaks["bf16"]) / peaks["bf16"] - 1)
-    faster = tuple(
-        (name, rate * gain if name in ("bf16", "fp16") else rate) for name, rate in peaks.items()
-    )
-    return (
-        replace(device, peak_flops_per_second=faster),
-        replace(EFFICIENCY, attention=EFFICIENCY.attention / gain),
-    )
-
-
 def _training(said: Printed, device: Hardware, software: Engine, notes: list[str]) -> Planned:
     if said.prompt and said.response and not said.tokens:
         said = replace(said, tokens=said.prompt + said.response)
@@ -363,8 +185,8 @@ def _training(said: Printed, device: Hardware, software: Engine, notes: list[str
         said = replace(said, tuning="full")
     micro, passes, stated = _batches(said, gpus, notes)
     tokens, mean = _lengths(said, micro)
-    levers = replace(_levers(said, software, gpus, notes), micro_batch=micro, accumulation=passes)
-    device, efficiency = _fp8(said, device)
+    levers = replace(levers_of(said, software, gpus, notes), micro_batch=micro, accumulation=passes)
+    device, efficiency = in_fp8(said, device)
     if generation_of(device.name) in ("hopper", "blackwell") and software.name != "megatron":
         efficiency = replace(efficiency, matmul=efficiency.matmul * PLAIN_ON_HOPPER)
     model, bubble = _one_stage(said, passes)
@@ -419,7 +241,7 @@ def _generating(said: Printed, device: Hardware, software: Engine, notes: list[s
         if parallel == 1 and (software.name != "transformers" or said.layer_split):
             parallel = gpus
         notes.append(f"{gpus} devices hold one model")
-    quant = _quantisation(said, "frozen")
+    quant = quantisation(said, "frozen")
     dtype = said.dtype or "bf16"
     if said.dtype is None and said.quant is None and not said.fp8 and said.stage != "load":
         notes.append("dtype not stated: bf16 assumed")
@@ -467,7 +289,7 @@ def _generating(said: Printed, device: Hardware, software: Engine, notes: list[s
         response_tokens=response,
         mean_response_tokens=response,
     )
-    device, efficiency = _fp8(said, device)
+    device, efficiency = in_fp8(said, device)
     setting = Setting(
         "serve", said.model, levers, work, device, software, max(gpus, parallel),
         efficiency=efficiency, assumptions=tuple(notes),
@@ -483,7 +305,7 @@ def _loop(said: Printed, device: Hardware, software: Engine, notes: list[str]) -
     lengths = (prompt + new, prompt, new)
     gpus = _gpus(said, notes)
     said = said if said.tuning else replace(said, tuning="full")
-    levers = _levers(said, software, gpus, notes)
+    levers = levers_of(said, software, gpus, notes)
     group = said.group_size or 1
     total = said.rollout_batch or (said.prompts * group if said.prompts else None)
     total = total or (int(said.global_batch) if said.global_batch else None)
