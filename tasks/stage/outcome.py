@@ -64,7 +64,8 @@ def judge(
 
     before         the last attempt that was there before it
     rows           attempts.jsonl after it
-    dvc_exit_code  of `dvc repro`, 0 if the outputs are in place and recorded
+    dvc_exit_code  of `dvc repro`, 0 if the outputs are in place and recorded, negative if a signal
+                   ended it
     output         what dvc and the stage printed
 
     Raises UserError (bad input; the stage's own line), StageStopped, StageCrashed, or
@@ -112,10 +113,10 @@ def _not_kept(
     stage: str, number: int, dvc_exit_code: int, output: str, log: str
 ) -> StageCrashed | EnvironmentFault:
     """The stage was done, `dvc repro` was not."""
-    if KILLED.search(output):
+    if dvc_exit_code < 0 or KILLED.search(output):
+        killed = "DVC" if dvc_exit_code < 0 else f"the process of attempt {number}"
         return StageCrashed(
-            f"{stage}: the process of attempt {number} was killed after its work was done. "
-            f"What it printed is in {log}."
+            f"{stage}: {killed} was killed after the work was done. What it printed is in {log}."
         )
     reason = error_line(output) or f"dvc repro ended with {dvc_exit_code}."
     return EnvironmentFault(

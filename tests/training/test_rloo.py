@@ -196,7 +196,9 @@ def test_the_paged_engine_teaches_the_same(project: Project) -> None:
 def test_bf16_noise_between_sampling_and_learning_stays_within_the_clip_range(
     project: Project, method: str
 ) -> None:
-    """Ratios are of tokens: the noise of a whole response's would grow with its length."""
+    """Ratios are of tokens: the noise of a whole response's would grow with its length. Kernels
+    without vector instructions round alike in both forwards, and have none.
+    """
     changes = {
         "updates": 1,
         "num_mini_batches": 1,
@@ -214,7 +216,7 @@ def test_bf16_noise_between_sampling_and_learning_stays_within_the_clip_range(
         )
         work(root, method)
         (rows[recompute],) = (row.values for row in metric_rows(root, method))
-    assert 1e-4 < rows[False]["rollout_logprob_gap_max"] < 0.2
+    assert rows[False]["rollout_logprob_gap_max"] < 0.2
     assert rows[False]["clip_fraction"] == 0
     assert rows[False]["first_ratio_error"] < 0.2
     assert rows[True]["first_ratio_error"] < 1e-6

@@ -18,6 +18,11 @@ MAX_RATIO = 10.0
 MAX_NEGATIVE_KL_ERRORS = 5.0
 """Standard errors by which the mean KL of samples from the policy may fall below zero by chance."""
 
+SAME_SCORE_SPREAD = 1e-6
+"""Standard deviation of scores over their mean up to which they are equal: fp32 rounds by 6e-8, and
+a mean of equal numbers need not be that number.
+"""
+
 
 def check_rollout(statistics: dict[str, float], settings: Online) -> None:
     """Raise TrainingDiverged if a rollout can not be learnt from."""
@@ -30,7 +35,8 @@ def check_rollout(statistics: dict[str, float], settings: Online) -> None:
             f"{section} {bad} is {statistics[bad]}: training diverged. Lower "
             f"{section}.learning_rate in params.yaml."
         )
-    if statistics["score_std"] == 0 and settings.batch_size > 1:
+    noise = SAME_SCORE_SPREAD * abs(statistics["score"])
+    if statistics["score_std"] <= noise and settings.batch_size > 1:
         raise TrainingDiverged(
             f"all {settings.batch_size} responses have the score {statistics['score']:.4g}: the "
             "reward model tells none apart. "

@@ -57,10 +57,22 @@ def test_an_attempt_without_an_end_was_killed() -> None:
     assert not crash.value.hopeless
 
 
-def test_a_process_killed_after_its_last_row_is_tried_again() -> None:
-    said = "ERROR: failed to reproduce 'sft': failed to run: python -m x, exited with -9"
-    with pytest.raises(StageCrashed, match="after its work was done") as crash:
-        judge("sft", 1, [*OLD, row(2, "start"), row(2, "end", 0)], 255, said)
+@pytest.mark.parametrize(
+    ("code", "said", "killed"),
+    [
+        (
+            255,
+            "ERROR: failed to reproduce 'sft': failed to run: python -m x, exited with -9",
+            "the process of attempt 2",
+        ),
+        (-9, "", "DVC"),
+    ],
+)
+def test_a_process_killed_after_its_last_row_is_tried_again(
+    code: int, said: str, killed: str
+) -> None:
+    with pytest.raises(StageCrashed, match=f"{killed} was killed after") as crash:
+        judge("sft", 1, [*OLD, row(2, "start"), row(2, "end", 0)], code, said)
     assert not crash.value.hopeless
 
 

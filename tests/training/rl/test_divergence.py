@@ -55,9 +55,14 @@ def test_a_value_that_is_no_number_is_named(name: str, bad: float) -> None:
     assert error.value.exit_code == 1
 
 
-def test_equal_scores_are_named() -> None:
-    with pytest.raises(TrainingDiverged, match=r"all 16 responses have the score 0\.3"):
-        check_rollout(HEALTHY | {"score_std": 0.0}, settings())
+@pytest.mark.parametrize("score", [0.3, -0.3])
+def test_equal_scores_are_named(score: float) -> None:
+    rounded = torch.tensor([score, math.nextafter(score, 1.0) + 3e-8] * 8)  # by their last bit
+    assert rounded.std() > 0
+    for spread in (0.0, float(rounded.std())):
+        with pytest.raises(TrainingDiverged, match=rf"all 16 responses have the score {score}"):
+            check_rollout(HEALTHY | {"score": score, "score_std": spread}, settings())
+    check_rollout(HEALTHY | {"score": score, "score_std": 1e-5}, settings())
 
 
 @pytest.mark.parametrize("kl_error", [0.1, 0.0])
