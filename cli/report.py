@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from config.errors import ParamsError
+
 if TYPE_CHECKING:
     from rich.table import Table
 
@@ -34,6 +36,10 @@ def report(
     sync: Annotated[
         bool, typer.Option("--sync", help="Ship the rows that MLflow has not got yet.")
     ] = False,
+    every: Annotated[
+        bool,
+        typer.Option("--all", help="Write report/all.html: every run, its cost and its quality."),
+    ] = False,
     assignments: Annotated[
         list[str] | None,
         typer.Option("--set", help="section.key=value, for example another price."),
@@ -43,6 +49,15 @@ def report(
     from cli.project import project_root
 
     root = project_root()
+    if every:
+        if run_id or as_json or costs or html or open_page or sync or assignments:
+            raise ParamsError(
+                "--all is a page of every run and reads nothing else. Leave the others out."
+            )
+        from reporting.gallery_page import write_gallery
+
+        typer.echo(write_gallery(root).resolve())
+        return
     params = run_params(root, run_id, assignments or [])
     if sync:
         _sync(root, params, quiet=as_json)

@@ -111,6 +111,51 @@ def frontier_chart(
     return _picture(label, WIDE, height, axes, [_path(points, "accent thin", frame), *dots])
 
 
+class Dot(NamedTuple):
+    """One thing among many, with the interval of its height, and where it leads."""
+
+    name: str
+    x: float
+    y: float
+    low: float
+    high: float
+    tone: str = "accent"
+    href: str | None = None
+
+
+def dots_chart(
+    dots: Sequence[Dot], label: str, x_name: str, y_name: str, height: int = 300
+) -> Markup:
+    """A dot each, with a whisker; `y` is a share."""
+    xs = [dot.x for dot in dots]
+    ys = [y for dot in dots for y in (dot.low, dot.high)]
+    frame, axes = _axes(
+        (0.0, max(xs)), (min(0.5, *ys), max(0.5, *ys)), x_name, y_name, WIDE, height, shares=True
+    )
+    even = _reference(Reference("no difference", 0.5), frame)
+    return _picture(label, WIDE, height, axes, [even, *(_dot(dot, frame) for dot in dots)])
+
+
+def _dot(dot: Dot, frame: Frame) -> Markup:
+    x = frame.x(dot.x)
+    drawn = element(
+        "g",
+        element(
+            "title", f"{dot.name}: {percent(dot.y)} ({percent(dot.low)} to {percent(dot.high)})"
+        ),
+        element(
+            "line",
+            class_=f"whisker {dot.tone}",
+            x1=x,
+            y1=frame.y(dot.low),
+            x2=x,
+            y2=frame.y(dot.high),
+        ),
+        element("circle", class_=f"dot {dot.tone}", cx=x, cy=frame.y(dot.y), r=4.5),
+    )
+    return element("a", drawn, href=dot.href) if dot.href else drawn
+
+
 def reliability_chart(
     bins: Sequence[tuple[float, float, int]], label: str, height: int = 300
 ) -> Markup:

@@ -32,6 +32,8 @@ class PastRun(NamedTuple):
     """Parameters that differ from those of the run before it in the list; empty for the oldest."""
     note: str = ""
     """What is missing of the run, empty where nothing is."""
+    made_usd: float | None = None
+    """What its outputs cost to make, reused stages included."""
 
 
 def past_runs(root: Path, most: int | None = None) -> list[PastRun]:
@@ -72,6 +74,7 @@ def _past_run(
         findings.value("evaluate", "gold_aligned"),
         findings.value("evaluate", "kl"),
         _changed(before, params) if isinstance(before, Params) else "",
+        made_usd=book.made_usd,
     )
 
 

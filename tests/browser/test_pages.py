@@ -17,6 +17,7 @@ from labelling.server import Session, serve, url
 from reporting.build import build_report
 from reporting.compared.inputs import read_side_by_side
 from reporting.compared.page import side_by_side_page
+from reporting.gallery_page import write_gallery
 from reporting.plan_page import plan_page
 from tests.conftest import ROOT
 from tests.reporting.two_runs import FIRST, SECOND, write_two_runs
@@ -59,11 +60,11 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     for name, text in texts.items():
         files[name] = root / f"{name}.html"
         files[name].write_text(text, encoding="utf-8")
-    return files
+    return files | {"runs": write_gallery(root)}
 
 
 @pytest.mark.parametrize("width", WIDTHS)
-@pytest.mark.parametrize("name", ["report", "compare", "plan"])
+@pytest.mark.parametrize("name", ["report", "compare", "plan", "runs"])
 def test_a_page_fits_its_window(
     pages: dict[str, Path], name: str, width: int, page: Page, picture: Callable[[Page, str], None]
 ) -> None:

@@ -226,3 +226,10 @@ def test_costs_tell_a_row_of_the_history_that_a_crash_cut(project: Path) -> None
         if line.startswith(f"2 rows of {HISTORY}")
     ]
     assert len(lines) == 1
+
+
+def test_the_page_of_all_runs_is_written_and_takes_no_other_option(project: Path) -> None:
+    done = call("--all")
+    assert done.exit_code == 0
+    assert FIRST in Path(done.stdout.strip()).read_text()
+    assert isinstance(call("--all", "--json").exception, ParamsError)

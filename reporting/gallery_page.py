@@ -1,0 +1,113 @@
+"""All runs of a workspace on one HTML page: what each cost against what it brought, a dot each, and
+the list of them with the page of each.
+"""
+
+import os
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+from config.atomic_file import write_atomically
+from config.records import kept_folder
+from reporting.build import REPORT
+from reporting.charts import Dot, dots_chart
+from reporting.markup import Child, Markup, element
+from reporting.numbers import ABSENT, decimal, duration, percent, usd
+from reporting.page import document
+from reporting.parts import card, section, table
+from reporting.past_runs import PastRun, past_runs
+
+TONES = {"ppo": "accent", "dpo": "second", "rloo": "sft", "grpo": "base"}
+PAGE = REPORT.with_name("all.html")
+HEAD = ("run", "method", "cost", "time", "wins over SFT", "gold", "KL", "changed")
+
+
+def gallery_page(root: Path, runs: Sequence[PastRun], page: Path) -> str:
+    """The page; `page` is where it will lie, from where its links lead to those of the runs."""
+    masthead = element(
+        "header",
+        element("p", "RLHF Ledger", class_="over"),
+        element("h1", "All runs"),
+        element("p", _sentence(runs), class_="verdict"),
+    )
+    links = {run.run_id: _link(root, run, page) for run in runs}
+    content = element("main", _picture(runs, links), _list(runs, links))
+    foot = element("footer", "The same for programs: ", element("code", "rlhf runs --json"), ".")
+    return document("All runs", masthead, content, foot)
+
+
+def write_gallery(root: Path) -> Path:
+    """Write report/all.html below `root`; returns where it is."""
+    page = root / PAGE
+    page.parent.mkdir(exist_ok=True)
+    write_atomically(page, gallery_page(root, past_runs(root), page))
+    return page
+
+
+def _sentence(runs: Sequence[PastRun]) -> str:
+    done = [run for run in runs if run.state == "completed"]
+    spent = usd(sum(run.usd or 0 for run in runs))
+    return f"{len(done)} of {len(runs)} runs completed, {spent} spent."
+
+
+def _link(root: Path, run: PastRun, page: Path) -> str | None:
+    """The run's own page from this one, as long as the run keeps it."""
+    own = kept_folder(root, run.run_id) / REPORT
+    return Path(os.path.relpath(own, page.parent)).as_posix() if own.exists() else None
+
+
+def _picture(runs: Sequence[PastRun], links: dict[str, str | None]) -> Markup:
+    dots = [
+        Dot(
+            f"{run.run_id} ({run.method}), {usd(run.made_usd)}",
+            run.made_usd,
+            run.win_rate,
+            run.win_rate if run.win_rate_low is None else run.win_rate_low,
+            run.win_rate if run.win_rate_high is None else run.win_rate_high,
+            TONES.get(run.method or "", "quiet"),
+            links[run.run_id],
+        )
+        for run in runs
+        if run.win_rate is not None and run.made_usd
+    ]
+    lead = "What the outputs of a run cost to make, reused stages included, against its win rate."
+    if not dots:
+        return section("cost", "Cost against quality", lead, element("p", "No run was evaluated."))
+    drawn = dots_chart(dots, "Cost against win rate, a dot a run", "US dollars", "wins over SFT")
+    legend = [
+        element("li", element("i", class_=f"swatch {tone}"), method)
+        for method, tone in TONES.items()
+        if any(run.method == method for run in runs)
+    ]
+    note = "Whiskers: confidence intervals. A dot leads to its run."
+    key = element("ul", *legend, class_="legend")
+    return section("cost", "Cost against quality", lead, card("", drawn, key, note=note))
+
+
+def _list(runs: Sequence[PastRun], links: dict[str, str | None]) -> Markup:
+    rows = [_row(run, links[run.run_id]) for run in runs]
+    return section("runs", "Runs", "Newest first.", table(HEAD, rows, numbers=range(2, 7)))
+
+
+def _row(run: PastRun, link: str | None) -> list[Child]:
+    name: Child = element("a", run.run_id, href=link) if link else run.run_id
+    if run.note:
+        return [name, *[ABSENT] * (len(HEAD) - 2), run.note]
+    started = datetime.fromtimestamp(run.started, UTC) if run.started else None
+    when = f"{started:%Y-%m-%d %H:%M} UTC, " if started else ""
+    return [
+        [name, element("span", f"{when}{run.state}", class_="remark")],
+        run.method,
+        usd(run.made_usd),
+        duration(run.seconds),
+        _wins(run),
+        decimal(run.gold_aligned),
+        decimal(run.kl),
+        run.changed,
+    ]
+
+
+def _wins(run: PastRun) -> str:
+    if run.win_rate is None:
+        return ABSENT
+    return f"{percent(run.win_rate)} ({percent(run.win_rate_low)} to {percent(run.win_rate_high)})"
