@@ -145,7 +145,7 @@ def test_the_page_of_a_run_shows_its_summary_with_the_key_picture(
 def test_the_list_of_all_runs_opens_with_the_columns_that_matter(
     results: list[dict[str, Any]], page: Page, picture: Callable[[Page, str], None]
 ) -> None:
-    page.set_viewport_size({"width": 2000, "height": 800})  # MLflow draws what is in sight
+    page.set_viewport_size({"width": 2600, "height": 800})  # MLflow draws what is in sight
     page.goto(results[1]["pages"]["runs"])
     for result in results:
         expect(page.get_by_role("link", name=name_of(result), exact=True)).to_be_visible()
