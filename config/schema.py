@@ -14,6 +14,7 @@ from config.errors import ParamsError
 from config.records import METHODS
 from config.sections.base import Sparse
 from config.sections.data import Data
+from config.sections.levers import Lora
 from config.sections.model import Model
 from config.sections.money import Budget, Prices
 from config.sections.offline import Dpo, Reward, Sft
@@ -64,6 +65,14 @@ class Params(Sparse):
     def unused(self) -> tuple[str, ...]:
         """The sections of methods that align.method does not name: nothing depends on them."""
         return tuple(method for method in METHODS if method != self.align.method)
+
+    @property
+    def start_from_sft(self) -> tuple[str, ...]:
+        """The sections whose adapters begin from the SFT model: as copies of its own, if it has
+        one.
+        """
+        reward = ("reward",) if self.reward.init == "sft" else ()
+        return (*reward, self.align.method)
 
     @model_validator(mode="after")
     def _method_has_its_section(self) -> "Params":
@@ -155,6 +164,7 @@ class Params(Sparse):
                         "nothing and are in no folder. "
                         f"Set {section}.lora: null, or model.path in params.yaml."
                     )
+        self._adapters_are_like_their_start()
         method = self.align.method
         settings = self.section(method)
         if (
@@ -180,3 +190,17 @@ class Params(Sparse):
                 "Set reward.lora and reward.init: sft, or ppo.layout: separate in params.yaml."
             )
         return self
+
+    def _adapters_are_like_their_start(self) -> None:
+        """Refuse an adapter that could not begin as a copy of the SFT model's."""
+        sft = self.sft.lora
+        for section in self.start_from_sft:
+            own: Lora | None = self.section(section).lora
+            difference = sft.difference(own) if sft is not None and own is not None else None
+            if difference is not None:
+                raise ParamsError(
+                    f"{section}.lora.{difference}={getattr(own, difference)} and "
+                    f"sft.lora.{difference}={getattr(sft, difference)}: the adapter of {section} "
+                    "begins as a copy of the SFT model's. Give both the same rank, alpha and "
+                    "modules in params.yaml."
+                )

@@ -142,8 +142,8 @@ def register_folder(
     digest: str,
     tags: Mapping[str, str],
 ) -> str:
-    """Log the model at `path` below `root`, with the folders it stands on, and make a version of
-    it; returns its number.
+    """Log the model at `path` below `root`, with the base of an adapter, and make a version of it;
+    returns its number.
     """
     client, places = connection.client, model_folders(root, path)
     for place in places:
@@ -161,17 +161,16 @@ def register_folder(
 
 
 def model_folders(root: Path, path: str) -> list[str]:
-    """`path` and, if it is an adapter's, the folders below `root` that it stands on, by their place
-    in the project.
+    """`path` and, if it is an adapter's with its base below `root`, that, by their place in the
+    project.
     """
-    places = [path]
-    while (config := root / places[-1] / ADAPTER_CONFIG).is_file():
-        base = str(json.loads(config.read_text(encoding="utf-8"))["base_model_name_or_path"])
-        place = os.path.normpath(Path(places[-1]) / base) if base.startswith(".") else ".."
-        if place.startswith("..") or place in places:
-            break  # a base from elsewhere stays there
-        places.append(Path(place).as_posix())
-    return places
+    config = root / path / ADAPTER_CONFIG
+    if not config.is_file():
+        return [path]
+    base = str(json.loads(config.read_text(encoding="utf-8"))["base_model_name_or_path"])
+    place = os.path.normpath(Path(path) / base) if base.startswith(".") else ".."
+    # a base from elsewhere stays there
+    return [path] if place.startswith("..") else [path, Path(place).as_posix()]
 
 
 def out_digest(lock: Path, stage: str, path: str) -> str | None:

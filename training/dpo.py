@@ -34,7 +34,7 @@ from training.hf.trainer import (
     arguments,
     train,
 )
-from training.modeling.adapter_lineage import named_base
+from training.modeling.adapter_base import named_base
 from training.modeling.adapters import learn_adapter
 from training.modeling.batching import shared_length
 from training.modeling.models import autocast, load_policy
@@ -86,11 +86,12 @@ def dpo(stage: Stage) -> None:
     settings: Dpo = params.section("dpo")
     tokenizer = load_tokenizer(stage.root / "data/tokenizer")
     pairs = {split: read_pairs(stage, split, tokenizer) for split in ("train", "test")}
-    model = load_policy(
-        stage.root / "models/sft", params.model, tokenizer, trainable=settings.lora is None
-    )
-    if settings.lora is not None:
-        learn_adapter(model, settings.lora, "dpo", params.seed)
+    start = stage.root / "models/sft"
+    if settings.lora is None:
+        model = load_policy(start, params.model, tokenizer, trainable=True)
+    else:
+        model = load_policy(start, params.model, tokenizer, adapter=None)
+        learn_adapter(model, settings.lora, "dpo", params.seed, start)
     model.to(stage.torch_device)
     once = reads_shared_once(model)
     with stage.meter.phase("reference", 0) as work:
@@ -108,6 +109,7 @@ def dpo(stage: Stage) -> None:
             label_smoothing=settings.label_smoothing,
             max_length=None,
             precompute_ref_log_probs=True,
+            disable_dropout=False,  # the model has none but its adapter's
         ),
         data_collator=collator,
         train_dataset=Dataset.from_list(with_reference(pairs["train"].rows, ref["train"])),
@@ -136,8 +138,8 @@ def dpo(stage: Stage) -> None:
             if settings.lora is None:
                 save_model(folder, model)
             else:
-                base = named_base(stage.root / "models/sft", stage.root / "models/dpo")
-                save_adapter(folder, model, "dpo", base, None)
+                base = named_base(start, stage.root / "models/dpo")
+                save_adapter(folder, model, "dpo", *base)
             if stage.rank != 0:
                 return
             tokenizer.save_pretrained(folder)

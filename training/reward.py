@@ -25,7 +25,7 @@ from training.evaluation.reliability import expected_calibration_error, pair_acc
 from training.hf.checkpoints import LearningCheckpoints
 from training.hf.pair_loss import PairCountingCollator, PairLoss
 from training.hf.trainer import BucketedData, CountingCollator, StageCallback, arguments, train
-from training.modeling.adapter_lineage import named_base
+from training.modeling.adapter_base import named_base
 from training.modeling.adapters import learn_adapter
 from training.modeling.batching import shared_length
 from training.modeling.models import autocast, base_model, new_reward_model
@@ -113,7 +113,9 @@ def reward(stage: Stage) -> None:
             if settings.lora is None:
                 save_model(folder, model)
             else:
-                save_adapter(folder, model, "reward", *base_name(stage), model.score)
+                start, revision = start_of(stage)
+                base = named_base(start, stage.root / "models/reward", revision)
+                save_adapter(folder, model, "reward", *base, model.score)
             if stage.rank != 0:
                 return
             tokenizer.save_pretrained(folder)
@@ -142,33 +144,33 @@ def reward(stage: Stage) -> None:
     )
 
 
+def start_of(stage: Stage) -> tuple[Path | str, str | None]:
+    """Where the model is that training begins from, unless that is model.random, and its
+    revision.
+    """
+    model = stage.params.model
+    if stage.params.reward.init == "sft":
+        return stage.root / "models/sft", None
+    return str(model.path), model.revision
+
+
 def untrained(stage: Stage, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
     """The model that is to learn: all of it, or with reward.lora an adapter and the head."""
-    params, settings = stage.params, stage.params.reward
-    whole = settings.lora is None
-    if settings.init == "sft":
-        model = new_reward_model(
-            stage.root / "models/sft", params.model, tokenizer, params.seed, trainable=whole
-        )
-    elif params.model.path is not None:
-        model = new_reward_model(
-            params.model.path, params.model, tokenizer, params.seed, whole, params.model.revision
-        )
-    else:
+    params, lora = stage.params, stage.params.reward.lora
+    if params.reward.init == "base" and params.model.random is not None:
         trunk = base_model(params.model, tokenizer, params.seed, trainable=True)
-        model = new_reward_model(trunk, params.model, tokenizer, params.seed)
-    if settings.lora is not None:
-        learn_adapter(model, settings.lora, "reward", params.seed)
-        model.score.requires_grad_(True)
+        return new_reward_model(trunk, params.model, tokenizer, params.seed)
+    start, revision = start_of(stage)
+    if lora is None:
+        return new_reward_model(
+            start, params.model, tokenizer, params.seed, trainable=True, revision=revision
+        )
+    model = new_reward_model(
+        start, params.model, tokenizer, params.seed, False, revision, adapter=None
+    )
+    learn_adapter(model, lora, "reward", params.seed, start)
+    model.score.requires_grad_(True)
     return model
-
-
-def base_name(stage: Stage) -> tuple[str, str | None]:
-    """How the adapter in models/reward names its base, and the base's revision."""
-    target, model = stage.root / "models/reward", stage.params.model
-    if stage.params.reward.init == "sft":
-        return named_base(stage.root / "models/sft", target), None
-    return named_base(str(model.path), target), model.revision
 
 
 def read_sequences(stage: Stage, split: str, tokenizer: PreTrainedTokenizerBase) -> Pairs:

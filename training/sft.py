@@ -15,7 +15,7 @@ from config.errors import DataError
 from training.distributed.model_files import replacing_by_first, save_adapter, save_model
 from training.hf.checkpoints import LearningCheckpoints
 from training.hf.trainer import BucketedData, CountingCollator, StageCallback, arguments, train
-from training.modeling.adapter_lineage import named_base
+from training.modeling.adapter_base import named_base
 from training.modeling.adapters import learn_adapter
 from training.modeling.models import base_model
 from training.modeling.sequences import IGNORED
@@ -36,11 +36,12 @@ def sft(stage: Stage) -> None:
     settings = stage.params.sft
     tokenizer = load_tokenizer(stage.root / "data/tokenizer")
     splits = {split: examples(stage, split, tokenizer) for split in ("train", "test")}
-    model = base_model(
-        stage.params.model, tokenizer, stage.params.seed, trainable=settings.lora is None
-    )
-    if settings.lora is not None:
-        learn_adapter(model, settings.lora, "sft", stage.params.seed)
+    of_base, seed = stage.params.model, stage.params.seed
+    if settings.lora is None:
+        model = base_model(of_base, tokenizer, seed, trainable=True)
+    else:
+        model = base_model(of_base, tokenizer, seed, adapter=None)
+        learn_adapter(model, settings.lora, "sft", seed, str(of_base.path))
     collator = CountingCollator(
         DataCollatorForLanguageModeling(pad_token_id=tokenizer.pad_token_id)
     )
@@ -67,8 +68,8 @@ def sft(stage: Stage) -> None:
             if settings.lora is None:
                 save_model(folder, trainer.model)
             else:
-                base = named_base(str(stage.params.model.path), stage.root / "models/sft")
-                save_adapter(folder, trainer.model, "sft", base, stage.params.model.revision)
+                base = named_base(str(of_base.path), stage.root / "models/sft", of_base.revision)
+                save_adapter(folder, trainer.model, "sft", *base)
             if stage.rank != 0:
                 return
             tokenizer.save_pretrained(folder)

@@ -17,7 +17,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTok
 from benchmarks.plan_measurement.cases import ANSWERING, SPECIAL_TOKENS, Case, section
 from config.load import write
 from training.distributed.model_files import save_adapter
-from training.modeling.adapter_lineage import named_base
+from training.modeling.adapter_base import named_base
 from training.modeling.adapters import learn_adapter
 from training.modeling.models import base_model, new_reward_model
 from training.modeling.tokenizer import BOS, EOS, PAD, SPARE
@@ -183,12 +183,6 @@ def _reward_model(
     if case.stage != "ppo" or lora is None or case.params.ppo.layout != "shared_base":
         model.save_pretrained(target)
         return
-    learn_adapter(model, lora, "reward", case.params.seed)
-    save_adapter(
-        target,
-        model,
-        "reward",
-        named_base(folder / "models/sft", target),
-        None,
-        score=model.score,
-    )
+    start = folder / "models/sft"
+    learn_adapter(model, lora, "reward", case.params.seed, start)
+    save_adapter(target, model, "reward", *named_base(start, target), model.score)

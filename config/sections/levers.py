@@ -29,12 +29,25 @@ class Lora(Section):
         description="Dropout before the adapter while training; 0 in ppo."
     )
 
+    def difference(self, other: "Lora") -> str | None:
+        """The first setting in which two adapters differ so that neither can be a copy of the
+        other: rank, alpha or modules.
+        """
+        if set(self.modules) != set(other.modules):
+            return "modules"
+        return next(
+            (key for key in ("rank", "alpha") if getattr(self, key) != getattr(other, key)), None
+        )
+
 
 OptimizerName = Literal["adamw", "adamw8bit"]
 OPTIMIZER = (
     "AdamW, or AdamW with 8-bit moments (bitsandbytes): 2 bytes a learning weight instead of 8."
 )
-LORA = "Train adapters on a frozen base; null trains all weights."
+LORA = (
+    "Train an adapter on a frozen base; null trains all weights. One that starts from a model with "
+    "an adapter begins as its copy, so rank, alpha and modules must be the same."
+)
 
 
 def without_dropout(section: str, lora: Lora | None) -> None:

@@ -128,14 +128,15 @@ class Ppo(Online):
     method: ClassVar[str] = "ppo"
 
     lora: Lora | None = Field(
-        description="Train adapters on the frozen SFT model, for policy and value model alike; "
-        "null trains all weights."
+        description="Train adapters on the frozen SFT model or, where that has one itself, from "
+        "copies of it; for policy and value model alike, but a value model that starts from a "
+        "reward model's adapter keeps its shape. null trains all weights."
     )
     layout: Literal["separate", "shared_trunk", "shared_base"] = Field(
         description="separate: policy and value model apart. shared_trunk: a value head on the "
         "policy's trunk, one forward for both. "
         "shared_base: one frozen base with adapters for policy, reward and value; the reference is "
-        "the base without them."
+        "the SFT model's own adapter, or without one the base alone."
     )
     value_init: Literal["reward", "sft"] = Field(
         description="Weights the value model starts from, its head included; not in shared_trunk."

@@ -1,11 +1,11 @@
 """PPO, RLOO and GRPO: phases and memory of the four roles in each layout (PPO.md).
 
-separate      policy, ref, reward and value are four models
-shared_base   one base with three adapters: policy, reward and value; ref is the base with its
-              adapter off
+separate      policy, ref, reward and value are four models; with LoRA ref is on the policy's base
+shared_base   one base with adapters for policy, reward and value; ref is on it too
 shared_trunk  the value model is a head on the policy's trunk: one forward and backward pass for
               both
-RLOO and GRPO are the same loop, always `separate`, without a value model.
+RLOO and GRPO are the same loop, always `separate`, without a value model. On a base that it shares,
+ref is the base alone, or where the SFT model is an adapter, that one, which learns no more.
 """
 
 from dataclasses import replace
@@ -235,7 +235,7 @@ def _update(setting: Setting, sequences: float) -> PhaseRow:
 def ppo_moments(setting: Setting) -> list[Moment]:
     """Memory in each phase: every role's states stay, and the role at work has its activations."""
     loop, work = roles_of(setting), setting.workload
-    resident = _resident(setting)
+    resident = resident_roles(setting)
     side_by_side = min(loop.rollout_batch, loop.batch / setting.data_parallel)
     rollout = generating(
         setting,
@@ -264,30 +264,38 @@ def ppo_moments(setting: Setting) -> list[Moment]:
     return found + _update_moments(setting, resident)
 
 
-def _resident(setting: Setting) -> Roles:
+def resident_roles(setting: Setting) -> Roles:
     """States that stay on the device through all phases."""
     loop, levers, shape = roles_of(setting), setting.levers, setting.model
     roles: Roles = {"policy": _states(setting, shape, levers)}
+    base = frozen_role(setting, shape, levers)["weights"]
+    if loop.ref and (levers.tuning != "lora" or loop.ref_levers is not None):
+        own = 0.0 if levers.tuning == "lora" else base
+        roles["ref"] = {"weights": own + adapter_bytes(setting, shape, loop.ref_levers)}
     if loop.layout == "shared_base":
-        base = frozen_role(setting, shape, levers)["weights"]
-        adapters = {
-            "reward": loop.reward_levers or levers,
-            **({"value": value_levers(setting)} if has_value(setting) else {}),
-        }
-        for role, held in adapters.items():
-            own = role_weights(setting, shape, held) - base
-            roles[role] = {"weights": own} | (
-                {"optimizer": optimizer_bytes(setting, shape, held)} if role == "value" else {}
-            )
+        roles["reward"] = {"weights": adapter_bytes(setting, shape, loop.reward_levers or levers)}
+        if has_value(setting):
+            held = value_levers(setting)
+            roles["value"] = {
+                "weights": adapter_bytes(setting, shape, held),
+                "optimizer": optimizer_bytes(setting, shape, held),
+            }
         return roles
-    if loop.ref and levers.tuning != "lora":
-        roles["ref"] = frozen_role(setting, shape, levers)
     if loop.reward is not None:
-        roles["reward"] = frozen_role(setting, loop.reward, levers)
+        own = frozen_role(setting, loop.reward, levers)["weights"]
+        roles["reward"] = {"weights": own + adapter_bytes(setting, loop.reward, loop.reward_levers)}
     value = own_value(setting)
     if value is not None:
         roles["value"] = _states(setting, value, value_levers(setting))
     return roles
+
+
+def adapter_bytes(setting: Setting, shape: ModelShape, levers: Levers | None) -> float:
+    """Bytes on one device of the weights of an adapter alone; 0 for None."""
+    if levers is None:
+        return 0.0
+    whole = role_weights(setting, shape, levers)
+    return whole - frozen_role(setting, shape, levers)["weights"]
 
 
 def _states(setting: Setting, shape: ModelShape, levers: Levers) -> Parts:

@@ -182,7 +182,11 @@ class Rlhf:
     value_levers: Levers | None = None
     """How the value model is trained; None as the policy."""
     reward_levers: Levers | None = None
-    """How the reward model's adapter on a shared base is shaped; None as the policy's."""
+    """How the reward model's adapter is shaped; None: it has none, or on a shared base one as the
+    policy's.
+    """
+    ref_levers: Levers | None = None
+    """How the SFT model's adapter is shaped, which the reference keeps; None: it has none."""
     teacher: ModelShape | None = None
     batch: int = 1
     """Responses of one rollout, over all devices."""

@@ -10,6 +10,7 @@ from config.errors import CostError
 from config.load import validate
 from config.records import SAMPLING_METHODS
 from config.schema import Params
+from config.sections.levers import Lora
 from config.sections.where import can_be_divided
 from costs.formulas.setting import Levers
 from costs.planning.search import Found, Goal, search, section_changes
@@ -54,6 +55,7 @@ def cheapest(
                     adapters=adapters,
                     free=False,
                     allowed=allowed_levers(params, stage, quantisation),
+                    like=adapter_beside(params, stage),
                 )
                 for stage, setting in settings(stored, aim).items()
                 if stage in stages
@@ -81,17 +83,33 @@ def allowed_levers(
         stage == "sft" or (stage == "reward" and params.reward.init == "base")
     )
 
+    there = adapter_beside(params, stage)
+    unlike = stage == "sft" and any(
+        other is not None and there is not None and other.difference(there)
+        for other in (params.section(copy).lora for copy in params.start_from_sft)
+    )
     sharding = params.where.of(stage).sharding
 
     def allowed(levers: Levers) -> bool:
         if not can_be_divided(sharding, levers.optimizer, quantisation):
             return False
         if levers.tuning == "lora":
-            return levers.quantisation == quantisation and not learnt_nothing
+            return levers.quantisation == quantisation and not learnt_nothing and not unlike
         # the policy would learn from other weights than its reference has
         return not (quantisation and stage in SAMPLING_METHODS)
 
     return allowed
+
+
+def adapter_beside(params: Params, stage: str) -> Lora | None:
+    """What a new adapter of `stage` has to be like: those of the SFT model and of what starts from
+    it are copies of one.
+    """
+    related = ("sft", *params.start_from_sft)
+    if stage not in related:
+        return None
+    found = (params.section(other).lora for other in related)
+    return next((lora for lora in found if lora is not None), None)
 
 
 def _value(found: dict[str, Found], goal: Goal) -> float:
@@ -110,6 +128,9 @@ def changed(params: Params, found: dict[str, Found], quantisation: str | None) -
         own = section_changes(stage, each.best)
         if content[stage].get("lora") is not None:
             own.pop("lora", None)
+        like = adapter_beside(params, stage)
+        if "lora" in own and like is not None:
+            own["lora"] = like.model_dump(mode="json") | {"dropout": 0.0}
         content[stage] |= own
     if any(each.best.setting.levers.tuning == "lora" for each in found.values()):
         content["model"]["quantisation"] = quantisation

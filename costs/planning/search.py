@@ -13,10 +13,12 @@ from typing import Any, Literal
 
 from config.errors import CostError
 from config.records import SAMPLING_METHODS
+from config.sections.levers import Lora
 from costs.formulas.memory import device_bytes, peak
 from costs.formulas.setting import Levers, Setting
 from costs.planning.moments import moments
 from costs.planning.phases import phases
+from costs.planning.settings import adapter_of
 from costs.tables.catalogue import Price
 
 Goal = Literal["usd", "time", "memory"]
@@ -108,9 +110,11 @@ def with_combination(setting: Setting, levers: Levers) -> Setting:
     )
 
 
-def combinations(setting: Setting, adapters: bool = False, free: bool = True) -> Iterator[Levers]:
+def combinations(
+    setting: Setting, adapters: bool = False, free: bool = True, like: Lora | None = None
+) -> Iterator[Levers]:
     """Every combination of levers that gives the same training, but for rounding; with `adapters`
-    also LoRA and QLoRA.
+    also LoRA and QLoRA, with the rank and the matrices of `like`.
 
     `free` False keeps what params.yaml can not say (sharding, offloading, paged optimizers, double
     quantisation) as it is.
@@ -130,7 +134,7 @@ def combinations(setting: Setting, adapters: bool = False, free: bool = True) ->
             "lora_rank": LORA_RANK,
             "lora_modules": modules,
             "weights_fp32": False,
-        }
+        } | adapter_of(like)
         tunings += [lora | {"quantisation": quant} for quant in (None, *stores)]
     if adapters and levers.tuning == "lora":
         tunings += [
@@ -181,8 +185,10 @@ def search(
     adapters: bool = False,
     free: bool = True,
     allowed: Callable[[Levers], bool] = lambda _: True,
+    like: Lora | None = None,
 ) -> Found:
-    """The best of the `allowed` combinations for `goal` that fits the device and the limits.
+    """The best of the `allowed` combinations for `goal` that fits the device and the limits; `like`
+    as in `combinations`.
 
     Raises CostError where none does, with the nearest: what it needs and what there is.
     """
@@ -191,7 +197,7 @@ def search(
     bounds = limits or Limits()
     start = evaluate(setting, price)
     tried, best, nearest = 0, None, start
-    for levers in filter(allowed, combinations(setting, adapters, free)):
+    for levers in filter(allowed, combinations(setting, adapters, free, like)):
         candidate = evaluate(with_combination(setting, levers), price)
         tried += 1
         nearest = min(nearest, candidate, key=lambda c: c.device_bytes)

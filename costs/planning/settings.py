@@ -210,10 +210,14 @@ def _loop(method: str, params: Params, aim: Target, rows: Rows, model: ModelShap
     levers = replace(
         whole, micro_batch=micro, accumulation=max(1, each // section.num_mini_batches // micro)
     )
-    shared = (
-        critic is not None and critic.layout == "shared_base" and params.reward.lora is not None
+    # a model that does not learn is stored as the base of adapters is
+    stored = replace(
+        levers, tuning="lora", quantisation=params.model.quantisation, weights_fp32=False
     )
-    judge = replace(levers, **adapter_of(params.reward.lora)) if shared else None
+    judge, sft = (
+        replace(stored, **adapter_of(lora)) if lora else None
+        for lora in (params.reward.lora, params.sft.lora)
+    )
     loop = Rlhf(
         layout=critic.layout if critic else "separate",
         reward=model.scored,
@@ -223,7 +227,8 @@ def _loop(method: str, params: Params, aim: Target, rows: Rows, model: ModelShap
         ppo_epochs=section.epochs,
         mini_batches=section.num_mini_batches,
         reward_levers=judge,
-        value_levers=judge if critic and critic.value_init == "reward" else None,
+        value_levers=judge if section.lora and critic and critic.value_init == "reward" else None,
+        ref_levers=sft,
         rescored=section.batch_size
         if section.recompute_logprobs
         else compared_responses(section.batch_size),

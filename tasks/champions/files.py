@@ -210,15 +210,13 @@ def _holder(stores: list[Any], out: Out, run_id: str, digest: str) -> Any:
 
 
 def _add_bases(root: Path, target: Path) -> bool:
-    """Folders of the project, outside of DVC, that an adapter stands on: its name for them is
+    """Folders of the project, outside of DVC, that are the base of an adapter: its name for them is
     relative, so they come along.
 
     Returns whether there are any.
     """
     added = False
-    waiting = sorted(target.glob(f"models/*/{ADAPTER_CONFIG}"))
-    while waiting:
-        config = waiting.pop()
+    for config in sorted(target.glob(f"models/*/{ADAPTER_CONFIG}")):
         base = str(json.loads(config.read_text(encoding="utf-8"))["base_model_name_or_path"])
         place = os.path.normpath(config.parent.relative_to(target) / base)
         if (
@@ -233,7 +231,6 @@ def _add_bases(root: Path, target: Path) -> bool:
             copy = target / place / file.relative_to(root / place)
             copy.parent.mkdir(parents=True, exist_ok=True)
             _link(file, copy)
-        waiting += [inner for inner in (target / place / ADAPTER_CONFIG,) if inner.exists()]
     return added
 
 

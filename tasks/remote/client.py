@@ -116,18 +116,15 @@ def remote_stages(run: Run) -> list[str]:
 
 
 def fetch_aligned(run: Run) -> None:
-    """Bring the model that the run is about, to be registered; with adapters also what they stand
-    on.
+    """Bring the model that the run is about, to be registered; of an adapter also its base, where
+    that is the SFT model.
 
     Raises EnvironmentFault if the remote does not give it.
     """
     method = run.params.align.method
     if remote_stages(run):
-        folders = [
-            f"models/{method}",
-            *(["models/sft"] if run.params.section(method).lora is not None else []),
-        ]
-        fetch(run.root, folders)
+        on_sft = run.params.section(method).lora is not None and run.params.sft.lora is None
+        fetch(run.root, [f"models/{method}", *(["models/sft"] if on_sft else [])])
 
 
 def _in_containers(

@@ -232,6 +232,52 @@ def test_what_can_not_be_divided_is_one_line_that_names_what_to_change(
     assert "\n" not in str(refused.value)
 
 
+FOLDER = ["model.path=base", "model.random=null", f"sft.lora={LORA}"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        (
+            [f"ppo.lora={LORA.replace('rank: 4', 'rank: 8')}"],
+            r"ppo\.lora\.rank=8 and sft\.lora\.rank=4: .* begins as a copy .* Give both the same",
+        ),
+        (
+            [f"reward.lora={LORA.replace('8.0', '2.0')}"],
+            r"reward\.lora\.alpha=2\.0 and sft\.lora\.alpha=8\.0",
+        ),
+        (
+            [f"ppo.lora={LORA.replace('[q]', '[q, v]')}"],
+            r"ppo\.lora\.modules=\['q', 'v'\] and sft\.lora\.modules=\['q'\]",
+        ),
+        (
+            ["align.method=dpo", f"dpo.lora={LORA.replace('rank: 4', 'rank: 8')}"],
+            r"dpo\.lora\.rank=8 and sft\.lora\.rank=4",
+        ),
+    ],
+)
+def test_an_adapter_that_begins_as_a_copy_is_like_the_sft_models(
+    changes: list[str], words: str
+) -> None:
+    with pytest.raises(ParamsError, match=words) as refused:
+        load(ROOT / "recipes" / "demo.yaml", [*FOLDER, *changes])
+    assert "\n" not in str(refused.value)
+
+
+def test_adapters_that_are_no_copies_may_differ() -> None:
+    """In dropout and in the order of their matrices; where there is no adapter to begin from; and
+    of a method that is not chosen.
+    """
+    two = LORA.replace("[q]", "[q, v]")
+    for changes in (
+        [f"sft.lora={two.replace('0.0', '0.1')}", f"ppo.lora={two.replace('q, v', 'v, q')}"],
+        [f"reward.lora={two}", "reward.init=base"],
+        [f"reward.lora={two}", "sft.lora=null", f"ppo.lora={LORA}"],
+        [f"dpo.lora={two}"],
+    ):
+        assert load(ROOT / "recipes" / "demo.yaml", [*FOLDER, *changes])
+
+
 def test_adapters_on_the_sft_model_are_accepted_in_every_layout() -> None:
     for layout in ("separate", "shared_trunk", "shared_base"):
         params = load(

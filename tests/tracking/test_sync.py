@@ -340,14 +340,13 @@ def test_what_a_run_bought_can_be_drawn_against_what_it_cost(root: Path, params:
     )
 
 
-def test_an_adapter_arrives_with_the_models_of_the_project_it_stands_on(
+def test_an_adapter_arrives_with_its_base_where_that_is_in_the_project(
     root: Path, params: Params
 ) -> None:
-    for name, base in (("ppo", "../sft"), ("sft", "../../bases/small")):
-        (root / "models" / name).mkdir(parents=True)
-        (root / "models" / name / "adapter_config.json").write_text(
-            f'{{"base_model_name_or_path": "{base}"}}'
-        )
+    (root / "models/ppo").mkdir(parents=True)
+    (root / "models/ppo/adapter_config.json").write_text(
+        '{"base_model_name_or_path": "../../bases/small"}'
+    )
     (root / "bases/small").mkdir(parents=True)
     (root / "bases/small/config.json").write_text("{}")
     Story(root, params).whole()
@@ -359,7 +358,7 @@ def test_an_adapter_arrives_with_the_models_of_the_project_it_stands_on(
     }
     assert found == {
         "model": {"model/models", "model/bases"},
-        "model/models": {"model/models/ppo", "model/models/sft"},
+        "model/models": {"model/models/ppo"},
     }
     version = client(root).get_model_version_by_alias(
         params.tracking.registered_model, "challenger"
@@ -369,7 +368,7 @@ def test_an_adapter_arrives_with_the_models_of_the_project_it_stands_on(
 
 def test_an_adapters_bases_from_elsewhere_stay_there(root: Path) -> None:
     (root / "models/ppo").mkdir(parents=True)
-    for base in ("organisation/model", "/elsewhere/model", "../../../outside", "../ppo"):
+    for base in ("organisation/model", "/elsewhere/model", "../../../outside"):
         (root / "models/ppo/adapter_config.json").write_text(
             f'{{"base_model_name_or_path": "{base}"}}'
         )

@@ -143,7 +143,8 @@ def ran(
             hidden = given[0] if given else options["hidden_states"]
             if stage_name == "sft":
                 rows_at_once.add(len(hidden))
-        if isinstance(module, torch.nn.Dropout) and module.training and module.p:
+        learns = torch.is_grad_enabled()
+        if isinstance(module, torch.nn.Dropout) and module.training and module.p and learns:
             dropout.add(module.p)
 
     def packed(pairs: list[tuple[list[int], list[int]]]) -> Any:

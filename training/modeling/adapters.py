@@ -5,7 +5,7 @@ makes:
 
     adapter_model.safetensors   A and B of every adapted matrix; of a reward model also its head
     adapter_config.json         rank, alpha, matrices, and the base
-                                (training/modeling/adapter_lineage.py)
+                                (training/modeling/adapter_base.py)
 
 Adapters are put into the layers of the model (PEFT calls it injection), so that the model keeps its
 class, its attributes and the names of its parts.
@@ -29,7 +29,7 @@ from transformers.pytorch_utils import Conv1D
 
 from config.errors import ModelError
 from config.sections.levers import Lora
-from training.modeling.adapter_lineage import CONFIG
+from training.modeling.adapter_base import CONFIG, is_adapter
 from training.modeling.lora_linear import fold
 
 WEIGHTS = "adapter_model.safetensors"
@@ -104,8 +104,8 @@ def _within_layer(name: str) -> str:
 
 
 def add_adapter(model: PreTrainedModel, lora: Lora, name: str, seed: int, setting: str) -> None:
-    """Put a new adapter into `model`, on top of those that are on; A is drawn from `seed`, B is
-    zero, so nothing changes yet.
+    """Put a new adapter into `model` and turn it on; A is drawn from `seed`, B is zero, so that the
+    model says what it says without.
 
     Raises ModelError if `lora.modules` match nothing; `setting` is the section they stand in.
     Source: Hu et al. 2021 (arXiv:2106.09685), section 4.1.
@@ -122,17 +122,46 @@ def add_adapter(model: PreTrainedModel, lora: Lora, name: str, seed: int, settin
         _inject(model, config, name)
 
 
-def learn_adapter(model: PreTrainedModel, lora: Lora, name: str, seed: int) -> None:
-    """`add_adapter`, and nothing but it is to learn. `name` is the stage's, and `<name>.lora` its
+def begin_adapter(
+    model: PreTrainedModel, lora: Lora, name: str, seed: int, setting: str, start: str | Path
+) -> None:
+    """Put the adapter that a stage trains into `model`, which is the base of the model at `start`:
+    a copy of the adapter there, or on a model with weights of its own a new one.
+
+    Raises ModelError as `add_adapter` and `read_adapter` do, and if the copy's rank, alpha or
+    matrices are not those of `lora`; `setting` is the section they stand in.
+    """
+    if not is_adapter(start):
+        add_adapter(model, lora, name, seed, setting)
+        return
+    read_adapter(model, Path(start), name, lora.dropout)
+    found = model.peft_config[name]
+    for what, wanted, there in (
+        ("rank", lora.rank, found.r),
+        ("alpha", lora.alpha, found.lora_alpha),
+        ("modules", matrices(model, lora.modules, setting), _adapted(model, name)),
+    ):
+        if wanted != there:
+            raise ModelError(
+                f"{setting}.{what} is {wanted}, and the adapter in {start} has {there}: one that "
+                f"begins as its copy has its rank, alpha and modules. Change {setting} in "
+                "params.yaml, or run the stage that made the folder again."
+            )
+
+
+def learn_adapter(
+    model: PreTrainedModel, lora: Lora, name: str, seed: int, start: str | Path
+) -> None:
+    """`begin_adapter`, and nothing but it is to learn. `name` is the stage's, and `<name>.lora` its
     place in params.yaml.
     """
     model.requires_grad_(False)
-    add_adapter(model, lora, name, seed, f"{name}.lora")
+    begin_adapter(model, lora, name, seed, f"{name}.lora", start)
 
 
-def read_adapter(model: PreTrainedModel, folder: Path, name: str) -> None:
-    """Put the adapter in `folder` into `model` on top of those that are on; a head it holds goes to
-    the model's own, if it has one.
+def read_adapter(model: PreTrainedModel, folder: Path, name: str, dropout: float = 0.0) -> None:
+    """Put the adapter in `folder` into `model` and turn it on; a head it holds goes to the model's
+    own, if it has one. While training it has `dropout`, whatever it was made with.
 
     Raises ModelError if the folder is damaged or was made for another model.
     """
@@ -153,6 +182,7 @@ def read_adapter(model: PreTrainedModel, folder: Path, name: str) -> None:
     has_head = "score" in (config.modules_to_save or [])
     # a head is copied below, PEFT would put a second one beside it
     config.inference_mode, config.modules_to_save = (False, None)
+    config.lora_dropout = dropout
     try:
         _inject(model, config, name)
     except ValueError as error:
@@ -187,7 +217,6 @@ def read_adapter(model: PreTrainedModel, folder: Path, name: str) -> None:
 
 def _inject(model: PreTrainedModel, config: LoraConfig, name: str) -> None:
     learning = {key: parameter.requires_grad for key, parameter in model.named_parameters()}
-    before = active(model)
     for layer in lora_layers(model):
         layer.enable_adapters(True)
     # GPT-2 keeps its matrices transposed
@@ -208,41 +237,49 @@ def _inject(model: PreTrainedModel, config: LoraConfig, name: str) -> None:
         parameter.requires_grad_(learning.get(key, learning.get(wrapped, parameter.requires_grad)))
     for layer in lora_layers(model):
         fold(layer)
+        layer.train(model.training)  # new dropout is in training mode
     model._hf_peft_config_loaded = (
         True  # the Trainer's question whether a quantised model can be trained
     )
-    activate(lora_layers(model), (*before, name))
+    activate(lora_layers(model), name)
 
 
-# ---------------------------------------------------------------- which are on
+def _adapted(model: nn.Module, name: str) -> list[str]:
+    """The matrices beside which the adapter `name` stands, named as `matrices` names them."""
+    places = (place for place, module in model.named_modules() if _has(module, name))
+    return sorted({_within_layer(place) for place in places})
+
+
+def _has(module: nn.Module, name: str) -> bool:
+    return isinstance(module, LoraLayer) and name in module.lora_A
+
+
+# ---------------------------------------------------------------- which one is on
 
 
 def lora_layers(model: nn.Module) -> list[LoraLayer]:
     return [module for module in model.modules() if isinstance(module, LoraLayer)]
 
 
-def active(model: nn.Module) -> tuple[str, ...]:
-    """The adapters that are on, lowest first."""
-    layers = lora_layers(model)
+def active(layers: Sequence[LoraLayer]) -> str | None:
+    """The adapter that is on."""
     if not layers or layers[0].disable_adapters:
-        return ()
-    return tuple(layers[0].active_adapters)
+        return None
+    return str(layers[0].active_adapters[0])
 
 
-def activate(layers: Sequence[LoraLayer], names: Sequence[str]) -> None:
-    """Turn on the adapters `names`, their outputs added in this order, and off all others; says
-    nothing on what learns.
-    """
-    on = list(names)
+def activate(layers: Sequence[LoraLayer], name: str | None) -> None:
+    """Turn on the adapter `name`, or none, and off all others; says nothing on what learns."""
+    on = [] if name is None else [name]
     for layer in layers:
         layer._active_adapter = on
         layer._disable_adapters = not on
 
 
 @contextmanager
-def activated(layers: Sequence[LoraLayer], names: Sequence[str]) -> Iterator[None]:
-    before = () if not layers or layers[0].disable_adapters else tuple(layers[0].active_adapters)
-    activate(layers, names)
+def activated(layers: Sequence[LoraLayer], name: str | None) -> Iterator[None]:
+    before = active(layers)
+    activate(layers, name)
     try:
         yield
     finally:
@@ -252,11 +289,10 @@ def activated(layers: Sequence[LoraLayer], names: Sequence[str]) -> Iterator[Non
 def recompute_context(
     layers: Sequence[LoraLayer],
 ) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-    """For activation checkpointing: what is computed again in the backward pass has the adapters on
-    that were on in the forward.
+    """For activation checkpointing: what is computed again in the backward pass has the adapter on
+    that was on in the forward.
     """
-    names = () if not layers or layers[0].disable_adapters else tuple(layers[0].active_adapters)
-    return nullcontext(), activated(layers, names)
+    return nullcontext(), activated(layers, active(layers))
 
 
 # ---------------------------------------------------------------- weights
@@ -286,7 +322,7 @@ def write_adapter_config(
     folder: Path, model: PreTrainedModel, name: str, base: str, revision: str | None, scores: bool
 ) -> None:
     """Write adapter_config.json, and the config.json of the model that the adapter `name` makes:
-    one that `scores`, or a language model. `base` as `named_base` gives it.
+    one that `scores`, or a language model. `base` and `revision` as `named_base` gives them.
     """
     content = {
         **model.peft_config[name].to_dict(),
@@ -332,7 +368,7 @@ def _stored_name(key: str, name: str) -> str:
 
 
 def merge(model: PreTrainedModel) -> PreTrainedModel:
-    """Add the adapters that are on to the weights of the base and take all out, for a model whose
+    """Add the adapter that is on to the weights of the base and take all out, for a model whose
     every weight is to learn.
     """
     for name, module in list(model.named_modules()):
@@ -347,17 +383,17 @@ def merge(model: PreTrainedModel) -> PreTrainedModel:
 
 
 class AdapterView:
-    """A model as one role sees it: its trunk with the role's adapters on, and the role's own head
-    and config.
+    """A model as one role sees it: its trunk with the role's adapter on, or none, and the role's
+    own head and config.
 
-    It stands for a PreTrainedModel wherever sequences are run through `base_model`. The adapters
-    are turned on by that call and stay on until another role's.
+    It stands for a PreTrainedModel wherever sequences are run through `base_model`. The adapter is
+    turned on by that call and stays on until another role's.
     """
 
     def __init__(
         self,
         model: PreTrainedModel,
-        adapters: Sequence[str],
+        adapter: str | None,
         precision: AbstractContextManager[Any],
         config: Any = None,
         score: Any = None,
@@ -368,18 +404,19 @@ class AdapterView:
         compute type.
         """
         self.model = model
-        self.adapters = list(adapters)
+        self.adapter = adapter
+        self._on = [] if adapter is None else [adapter]
         self.config = config if config is not None else model.config
         self.score = score
         self._precision = precision
         self._layers = lora_layers(model)
 
     def switch_on(self) -> None:
-        """Turn the role's adapters on, for whoever runs `model` itself."""
-        if not self._layers or self._layers[0]._active_adapter is not self.adapters:
+        """Turn the role's adapter on, for whoever runs `model` itself."""
+        if self._layers and self._layers[0]._active_adapter is not self._on:
             for layer in self._layers:
-                layer._active_adapter = self.adapters
-                layer._disable_adapters = not self.adapters
+                layer._active_adapter = self._on
+                layer._disable_adapters = not self._on
 
     def base_model(self, **inputs: Any) -> Any:
         self.switch_on()
@@ -397,12 +434,10 @@ class AdapterView:
 
 
 def learning(model: PreTrainedModel | AdapterView | nn.Module) -> Mapping[str, nn.Parameter]:
-    """What learns of a role by name: of a view its topmost adapter and its head, of a model all of
-    it.
-    """
+    """What learns of a role by name: of a view its adapter and its head, of a model all of it."""
     if not isinstance(model, AdapterView):
         return dict(model.named_parameters())
-    found = adapter_parameters(model.model, model.adapters[-1])
+    found = {} if model.adapter is None else adapter_parameters(model.model, model.adapter)
     if model.score is not None:
         found |= {f"score.{key}": parameter for key, parameter in model.score.named_parameters()}
     return found

@@ -44,40 +44,36 @@ def _folding(kind: Any) -> Any:
 
 def _forward(layer: Any, peft: Any, x: Tensor, *arguments: Any, **options: Any) -> Tensor:
     names = [] if layer.disable_adapters else layer.active_adapters
+    name = names[0] if len(names) == 1 and names[0] in layer.lora_A else None
     base = layer.get_base_layer()
-    pairs = [
-        (layer.lora_A[name].weight, layer.lora_B[name].weight)
-        for name in names
-        if name in layer.lora_A
-    ]
-    foldable = (
-        pairs
-        and not arguments
-        and not options
-        and not layer.merged
-        and not base.weight.requires_grad
-        and not torch.is_autocast_enabled(x.device.type)
-        and all(
-            weight.dtype == x.dtype
-            for weight in (base.weight, *(half for pair in pairs for half in pair))
+    if (
+        name is None
+        or arguments
+        or options
+        or layer.merged
+        or base.weight.requires_grad
+        or torch.is_autocast_enabled(x.device.type)
+        or (layer.training and isinstance(layer.lora_dropout[name], nn.Dropout))
+        or any(
+            weight.dtype != x.dtype
+            for weight in (base.weight, layer.lora_A[name].weight, layer.lora_B[name].weight)
         )
-        and not (
-            layer.training
-            and any(isinstance(layer.lora_dropout[name], nn.Dropout) for name in names)
-        )
-    )
-    if not foldable:
+    ):
         by_peft: Tensor = peft(layer, x, *arguments, **options)
         return by_peft
-    scalings = tuple(layer.scaling[name] for name in names if name in layer.lora_A)
     folded: Tensor = _FoldedLinear.apply(
-        x, base.weight, base.bias, scalings, *(half for pair in pairs for half in pair)
+        x,
+        base.weight,
+        base.bias,
+        layer.scaling[name],
+        layer.lora_A[name].weight,
+        layer.lora_B[name].weight,
     )
     return folded
 
 
 class _FoldedLinear(torch.autograd.Function):
-    """x (W + sum of scaling B A) + bias, with gradients for x and for each A [R, I] and B [O, R].
+    """x (W + scaling B A) + bias, with gradients for x, A [R, I] and B [O, R].
 
     Source: Hu et al. 2021 (arXiv:2106.09685), section 4.1.
     """
@@ -88,33 +84,29 @@ class _FoldedLinear(torch.autograd.Function):
         x: Tensor,
         weight_OI: Tensor,
         bias_O: Tensor | None,
-        scalings: tuple[float, ...],
-        *halves: Tensor,
+        scaling: float,
+        a_RI: Tensor,
+        b_OR: Tensor,
     ) -> Tensor:
-        ctx.save_for_backward(x, weight_OI, *halves)
-        ctx.scalings = scalings
-        return functional.linear(x, _folded(weight_OI, scalings, halves), bias_O)
+        ctx.save_for_backward(x, weight_OI, a_RI, b_OR)
+        ctx.scaling = scaling
+        return functional.linear(x, _folded(weight_OI, scaling, a_RI, b_OR), bias_O)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight_OI, *halves = ctx.saved_tensors
+        x, weight_OI, a_RI, b_OR = ctx.saved_tensors
+        needs_x, _, _, _, learns_a, learns_b = ctx.needs_input_grad
         grad_NO, x_NI = grad.flatten(0, -2), x.flatten(0, -2)
-        grad_x = (
-            (grad_NO @ _folded(weight_OI, ctx.scalings, halves)).view_as(x)
-            if ctx.needs_input_grad[0]
-            else None
-        )
-        grads: list[Tensor | None] = []
-        for i, scaling in enumerate(ctx.scalings):
-            a_RI, b_OR = halves[2 * i : 2 * i + 2]
-            learns_a, learns_b = ctx.needs_input_grad[4 + 2 * i : 6 + 2 * i]
-            # the thin side as rows throughout: the same products with it as columns take up to five
-            # times as long on a CPU
-            grads.append(
-                ((b_OR.T.contiguous() @ grad_NO.T) @ x_NI).mul_(scaling) if learns_a else None
-            )
-            grads.append(((a_RI @ x_NI.T) @ grad_NO).mul_(scaling).T if learns_b else None)
-        return grad_x, None, None, None, *grads
+        grad_x = grad_a = grad_b = None
+        if needs_x:
+            grad_x = (grad_NO @ _folded(weight_OI, ctx.scaling, a_RI, b_OR)).view_as(x)
+        # the thin side as rows throughout: the same products with it as columns take up to five
+        # times as long on a CPU
+        if learns_a:
+            grad_a = ((b_OR.T.contiguous() @ grad_NO.T) @ x_NI).mul_(ctx.scaling)
+        if learns_b:
+            grad_b = ((a_RI @ x_NI.T) @ grad_NO).mul_(ctx.scaling).T
+        return grad_x, None, None, None, grad_a, grad_b
 
 
 class _Buffers(threading.local):
@@ -142,11 +134,5 @@ def _buffer(like: Tensor) -> Tensor | None:
     return block[: like.numel()].view(like.shape)
 
 
-def _folded(weight_OI: Tensor, scalings: tuple[float, ...], halves: Any) -> Tensor:
-    first, *others = (
-        (scaling, halves[2 * i], halves[2 * i + 1]) for i, scaling in enumerate(scalings)
-    )
-    folded_OI = torch.addmm(weight_OI, first[2], first[1], alpha=first[0], out=_buffer(weight_OI))
-    for scaling, a_RI, b_OR in others:
-        folded_OI.addmm_(b_OR, a_RI, alpha=scaling)
-    return folded_OI
+def _folded(weight_OI: Tensor, scaling: float, a_RI: Tensor, b_OR: Tensor) -> Tensor:
+    return torch.addmm(weight_OI, b_OR, a_RI, alpha=scaling, out=_buffer(weight_OI))

@@ -23,28 +23,37 @@ from transformers.pytorch_utils import Conv1D
 
 from config.errors import EnvironmentFault, ModelError
 from config.sections.model import Model, RandomModel
-from training.modeling.adapter_lineage import CONFIG, is_adapter, lineage
+from training.modeling.adapter_base import CONFIG, base_of, is_adapter
 from training.modeling.adapters import merge, read_adapter
 from training.modeling.low_bit import check_storage, quantisation, unmap_weight_files
 from training.modeling.score_head import head_of, new_head
 
 SCORE = "score.weight"
+LOADED = "loaded"
+"""What the adapter of a folder is called in a model that is loaded from there."""
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def base_model(
-    settings: Model, tokenizer: PreTrainedTokenizerBase, seed: int, trainable: bool = False
+    settings: Model,
+    tokenizer: PreTrainedTokenizerBase,
+    seed: int,
+    trainable: bool = False,
+    adapter: str | None = LOADED,
 ) -> PreTrainedModel:
     """The model everything starts from: `model.path`, or `model.random` with weights drawn from
     `seed`.
 
-    A `trainable` model has fp32 weights, a frozen one those of the compute type.
+    A `trainable` model has fp32 weights, a frozen one those of the compute type. `adapter` as in
+    `load_policy`.
 
     Raises ModelError if the folder has no weights or its vocabulary is smaller than the
     tokenizer's.
     """
     if settings.path is not None:
-        return load_policy(settings.path, settings, tokenizer, trainable, settings.revision)
+        return load_policy(
+            settings.path, settings, tokenizer, trainable, settings.revision, adapter
+        )
     assert settings.random is not None
     torch.manual_seed(seed)
     model = AutoModelForCausalLM.from_config(
@@ -121,18 +130,26 @@ def load_policy(
     tokenizer: PreTrainedTokenizerBase,
     trainable: bool = False,
     revision: str | None = None,
+    adapter: str | None = LOADED,
 ) -> PreTrainedModel:
     """A causal language model from a folder, its own or an adapter's, or from the hub.
 
+    `adapter` is the name that the place's adapter gets in the model; None leaves it out, for a
+    stage that begins its own as a copy.
+
     Raises ModelError as `base_model` does.
     """
-    model = _load_lineage(AutoModelForCausalLM, place, settings, trainable, revision)
+    model = _load_on_base(AutoModelForCausalLM, place, settings, trainable, revision, adapter)
     check_vocabulary(model, tokenizer, place)
     return without_dropout(model)
 
 
 def load_reward_model(
-    place: str | Path, settings: Model, tokenizer: PreTrainedTokenizerBase, trainable: bool = False
+    place: str | Path,
+    settings: Model,
+    tokenizer: PreTrainedTokenizerBase,
+    trainable: bool = False,
+    adapter: str = LOADED,
 ) -> PreTrainedModel:
     """A trained reward model: one label, its head in fp32 whatever the trunk's weights are in, its
     score normalisation in the config.
@@ -141,12 +158,13 @@ def load_reward_model(
     """
     check_reward_folder(place)
     if is_adapter(place):
-        model = _load_lineage(
+        model = _load_on_base(
             AutoModelForSequenceClassification,
             place,
             settings,
             trainable,
             None,
+            adapter,
             frozenset({SCORE}),
             num_labels=1,
         )
@@ -195,11 +213,13 @@ def new_reward_model(
     seed: int,
     trainable: bool = True,
     revision: str | None = None,
+    adapter: str | None = LOADED,
 ) -> PreTrainedModel:
     """A reward model on the trunk of a language model, its head in fp32, without bias and drawn
     with std 1/sqrt(d + 1).
 
-    A `trainable` trunk has fp32 weights, a frozen one is as `base_model` says.
+    A `trainable` trunk has fp32 weights, a frozen one is as `base_model` says. `adapter` as in
+    `load_policy`.
     Source: Stiennon et al. 2020 (arXiv:2009.01325), appendix B; Huang et al. 2024
     (arXiv:2403.17031).
     """
@@ -210,12 +230,13 @@ def new_reward_model(
         )
         model.base_model.load_state_dict(trunk.base_model.state_dict())
     else:
-        model = _load_lineage(
+        model = _load_on_base(
             AutoModelForSequenceClassification,
             trunk,
             settings,
             trainable,
             revision,
+            adapter,
             frozenset({SCORE}),
             num_labels=1,
         )
@@ -261,26 +282,23 @@ def check_vocabulary(
         )
 
 
-def _load_lineage(
+def _load_on_base(
     kind: Any, place: str | Path, settings: Model, trainable: bool, revision: str | None,
-    fresh: frozenset[str] = frozenset(), **config: int,
+    adapter: str | None, fresh: frozenset[str] = frozenset(), **config: int,
 ) -> PreTrainedModel:  # fmt: skip
-    """A base with the adapters of `place` on it, merged into its weights if they are to learn."""
+    """The base of `place` with the adapter there, if any, on it, merged into its weights if they
+    are to learn.
+    """
     check_folder(place)
-    found = lineage(place, revision)
-    check_folder(found.base)
-    model = _load(kind, found.base, settings, trainable, found.revision, fresh, **config)
+    base = base_of(place, revision)
+    check_folder(base.place)
+    model = _load(kind, base.place, settings, trainable, base.revision, fresh, **config)
     if SCORE in fresh:
         model.score = head_of(model.score.weight, model.device)
-    for adapter in found.adapters:
-        check_folder(adapter)
-        read_adapter(model, adapter, adapter_name(adapter))
-    return merge(model) if trainable and found.adapters else model
-
-
-def adapter_name(folder: Path) -> str:
-    """What the adapter of a folder is called in a model."""
-    return folder.resolve().name.replace(".", "_")
+    if not is_adapter(place) or adapter is None:
+        return model
+    read_adapter(model, Path(place), adapter)
+    return merge(model) if trainable else model
 
 
 def _load(

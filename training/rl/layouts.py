@@ -1,19 +1,20 @@
 """How the roles of the loop are made from models/sft and models/reward, one function a layout.
 
-              policy                      ref_policy            reward_model            value_model
-separate      whole, or adapter on SFT    own, or adapter off   own                     own, whole
-              or with an adapter
-shared_trunk  whole, or adapter on SFT    own, or adapter off   own                     a head on
-              the policy's trunk
-shared_base   adapter on the one base     the base without it   adapter on the base     adapter on
-              the base
+              policy                   ref_policy              reward_model        value_model
+separate      whole, or an adapter     whole, or another       own                 own, whole or
+              on the SFT model's base  adapter or none on it                       with an adapter
+shared_trunk  the same                 the same                own                 a head on the
+                                                                                   policy's trunk
+shared_base   an adapter on the one    another adapter or      an adapter on       an adapter on
+              base                     none on it              the base            the base
 
 RLOO and GRPO have the first three of `separate`, and no value model.
-"Adapter off" is the SFT model, be that a base alone or a base with the SFT stage's own adapter,
-which then stays on.
+Each role has one adapter. Where models/sft is an adapter, it is the reference and the policy begins
+as its copy; where it has weights of its own, they are the base: the reference is the base with no
+adapter on, and the policy's is new. A value model begins in the same way from the model that
+ppo.value_init names.
 """
 
-from pathlib import Path
 from typing import Any, TypeVar
 
 from torch import nn
@@ -25,18 +26,18 @@ from config.sections.levers import Lora
 from config.sections.online import Online, Ppo
 from training.distributed import sharding
 from training.distributed.model_files import replacing_by_first, save_adapter, save_model
-from training.modeling.adapter_lineage import is_adapter, lineage, named_base, same_base
+from training.modeling.adapter_base import base_of, is_adapter, named_base, same_base
 from training.modeling.adapters import (
     AdapterView,
     active,
     add_adapter,
+    begin_adapter,
+    lora_layers,
     read_adapter,
     read_head,
 )
 from training.modeling.models import (
-    adapter_name,
     autocast,
-    check_folder,
     check_reward_folder,
     load_policy,
     load_reward_model,
@@ -48,8 +49,8 @@ from training.process.stage import Stage
 from training.rl.roles import Models, Role, Roles
 
 M = TypeVar("M", bound=nn.Module)
-POLICY, VALUE = "policy", "value"
-"""The adapters that learn."""
+POLICY, REWARD, VALUE = "policy", "reward", "value"
+"""Adapters in the model; the reference's is the one that the model was loaded with."""
 
 
 class _Origin:
@@ -73,11 +74,11 @@ class _Origin:
     def view(
         self,
         model: PreTrainedModel,
-        adapters: tuple[str, ...],
+        adapter: str | None,
         config: Any = None,
         score: nn.Linear | None = None,
     ) -> AdapterView:
-        return AdapterView(model, adapters, autocast(self.params.model, self.device), config, score)
+        return AdapterView(model, adapter, autocast(self.params.model, self.device), config, score)
 
 
 def load_roles(stage: Stage, tokenizer: PreTrainedTokenizerBase) -> Roles:
@@ -111,8 +112,8 @@ def load_roles(stage: Stage, tokenizer: PreTrainedTokenizerBase) -> Roles:
 
 
 def _policies(origin: _Origin) -> tuple[Role, Role]:
-    """Policy and reference: two models, or with the method's lora one model with its adapter on and
-    off.
+    """Policy and reference: two models, or with the method's lora one base with the adapter of
+    each, the reference's only if models/sft is one.
     """
     params, lora = origin.params, origin.settings.lora
     if lora is None:
@@ -122,15 +123,17 @@ def _policies(origin: _Origin) -> tuple[Role, Role]:
         )
         return policy, ref
     model = load_policy(origin.sft, params.model, origin.tokenizer)
-    beneath = active(model)
-    add_adapter(model, lora, POLICY, params.seed, f"{origin.settings.method}.lora")
+    reference = active(lora_layers(model))
+    section = f"{origin.settings.method}.lora"
+    begin_adapter(model, lora, POLICY, params.seed, section, origin.sft)
     model = origin.place(model)
-    return origin.view(model, (*beneath, POLICY)), origin.view(model, beneath)
+    return origin.view(model, POLICY), origin.view(model, reference)
 
 
 def _value_model(origin: _Origin) -> Role:
     """A value model of its own, from ppo.value_init: whole, or a frozen base with an adapter and a
-    head that learn.
+    head that learn. A reward model's adapter goes on learning with the rank and the matrices that
+    it has.
     """
     params, settings = origin.params, origin.params.section("ppo")
     lora: Lora | None = settings.lora
@@ -144,16 +147,17 @@ def _value_model(origin: _Origin) -> Role:
             model = new_reward_model(origin.sft, params.model, origin.tokenizer, params.seed)
         return origin.place(model)
     if settings.value_init == "reward":
-        model = load_reward_model(origin.reward, params.model, origin.tokenizer)
+        model = load_reward_model(origin.reward, params.model, origin.tokenizer, adapter=VALUE)
         model.score = normalised_head(model.score, model.config.score_mean, model.config.score_std)
+        if not is_adapter(origin.reward):
+            add_adapter(model, lora, VALUE, params.seed + 1, "ppo.lora")
     else:
         model = new_reward_model(
-            origin.sft, params.model, origin.tokenizer, params.seed, trainable=False
+            origin.sft, params.model, origin.tokenizer, params.seed, False, adapter=None
         )
-    beneath = active(model)
-    add_adapter(model, lora, VALUE, params.seed + 1, "ppo.lora")
+        begin_adapter(model, lora, VALUE, params.seed + 1, "ppo.lora", origin.sft)
     model = origin.place(model)
-    return origin.view(model, (*beneath, VALUE), score=model.score)
+    return origin.view(model, VALUE, score=model.score)
 
 
 def _shared_base(origin: _Origin, lora: Lora) -> Models:
@@ -163,27 +167,26 @@ def _shared_base(origin: _Origin, lora: Lora) -> Models:
     params, seed = origin.params, origin.params.seed
     settings: Ppo = params.section("ppo")
     check_reward_folder(origin.reward)
-    of_sft, of_reward = lineage(origin.sft), lineage(origin.reward)
-    if not is_adapter(origin.reward) or not same_base(of_sft, of_reward):
+    if not is_adapter(origin.reward) or not same_base(origin.sft, origin.reward):
         stands = (
-            f"stands on {of_reward.base}" if is_adapter(origin.reward) else "has weights of its own"
+            f"stands on {base_of(origin.reward).place}"
+            if is_adapter(origin.reward)
+            else "has weights of its own"
         )
         raise ModelError(
-            f"ppo.layout=shared_base needs models/reward to be an adapter on {of_sft.base}, the "
-            f"base of models/sft; it {stands}. "
+            f"ppo.layout=shared_base needs models/reward to be an adapter on "
+            f"{base_of(origin.sft).place}, the base of models/sft; it {stands}. "
             "Set reward.lora and reward.init: sft and run the reward stage, or ppo.layout: "
             "separate in params.yaml."
         )
     model = load_policy(origin.sft, params.model, origin.tokenizer)
-    beneath = active(model)
-    add_adapter(model, lora, POLICY, seed, "ppo.lora")
-    reward = _stack(model, of_reward.adapters)
+    reference = active(lora_layers(model))
+    begin_adapter(model, lora, POLICY, seed, "ppo.lora", origin.sft)
+    read_adapter(model, origin.reward, REWARD)
     if settings.value_init == "reward":
         read_adapter(model, origin.reward, VALUE)
-        value = (*reward[:-1], VALUE)
     else:
-        add_adapter(model, lora, VALUE, seed + 1, "ppo.lora")
-        value = (*beneath, VALUE)
+        begin_adapter(model, lora, VALUE, seed + 1, "ppo.lora", origin.sft)
     model = origin.place(model)
     judge = new_head(model.config.hidden_size, seed, origin.device)
     read_head(origin.reward, judge)
@@ -193,34 +196,23 @@ def _shared_base(origin: _Origin, lora: Lora) -> Models:
     else:
         critic = new_head(model.config.hidden_size, seed, origin.device)
     return Models(
-        policy=origin.view(model, (*beneath, POLICY)),
-        ref_policy=origin.view(model, beneath),
-        reward_model=origin.view(model, reward, config, judge.requires_grad_(False)),
-        value_model=origin.view(model, value, score=origin.place(critic)),
+        policy=origin.view(model, POLICY),
+        ref_policy=origin.view(model, reference),
+        reward_model=origin.view(model, REWARD, config, judge.requires_grad_(False)),
+        value_model=origin.view(model, VALUE, score=origin.place(critic)),
         trunk_value_head=None,
     )
 
 
-def _stack(model: PreTrainedModel, folders: tuple[Path, ...]) -> tuple[str, ...]:
-    """Put the adapters of `folders` into the model, those that are there excepted; their names,
-    lowest first.
-    """
-    for folder in folders:
-        if adapter_name(folder) not in getattr(model, "peft_config", {}):
-            check_folder(folder)
-            read_adapter(model, folder, adapter_name(folder))
-    return tuple(adapter_name(folder) for folder in folders)
-
-
 def save_policy(stage: Stage, roles: Roles, tokenizer: PreTrainedTokenizerBase) -> None:
-    """models/<method>: the policy's weights, or its adapter on models/sft. All processes ask, the
-    first one writes.
+    """models/<method>: the policy's weights, or its adapter on the SFT model's base. All processes
+    ask, the first one writes.
     """
     target, policy = stage.root / "models" / stage.name, roles.policy
     with replacing_by_first(target) as folder:
         if isinstance(policy, AdapterView):
             base = named_base(stage.root / "models/sft", target)
-            save_adapter(folder, policy.model, POLICY, base, None)
+            save_adapter(folder, policy.model, POLICY, *base)
         else:
             save_model(folder, policy)
         if stage.rank == 0:

@@ -433,6 +433,18 @@ def test_a_shared_base_holds_adapters_beside_one_model() -> None:
     assert held["reward"] == {"weights": 2 * 4 * adapter}
     assert held["value"] == {"weights": 3 * 4 * adapter, "optimizer": 3 * 8 * adapter}
     assert set(moments(loop("grpo", rlhf=shared, **lora))["rollout"]) == {"policy", "reward"}
+    sft = {"ref_levers": Levers(**lora)}
+    held = moments(loop(rlhf=shared | sft, **lora))["rollout"]
+    assert held["ref"] == {"weights": 4 * adapter}
+    assert "ref" not in moments(loop(rlhf=shared | sft | {"ref": False}, **lora))["rollout"]
+
+
+def test_frozen_models_of_their_own_hold_the_adapters_they_were_saved_with() -> None:
+    lora: dict[str, Any] = {"tuning": "lora", "lora_rank": 2, "lora_modules": ("q", "down")}
+    adapters = {"ref_levers": Levers(**lora), "reward_levers": Levers(**(lora | {"lora_rank": 4}))}
+    plain, held = (moments(loop(rlhf=chosen))["rollout"] for chosen in ({}, adapters))
+    assert held["ref"]["weights"] - plain["ref"]["weights"] == 4 * 3 * 2 * (22 + 27)
+    assert held["reward"]["weights"] - plain["reward"]["weights"] == 4 * 2 * 4 * (22 + 27)
 
 
 def training(

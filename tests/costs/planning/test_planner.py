@@ -110,6 +110,18 @@ def test_adapters_on_the_shared_base_have_the_rank_of_the_reward_stage() -> None
         assert large[role][part] == pytest.approx(8 * small[role][part])
 
 
+def test_an_sft_model_that_is_an_adapter_stays_beside_the_policys_as_the_reference() -> None:
+    lora = "{rank: 16, alpha: 32.0, modules: [q, k, v, o, gate, up, down], dropout: 0.0}"
+    folder = ["model.path=qwen2.5-0.5b", "model.random=null"]
+    held = []
+    for sft in ("null", lora):
+        params = load(Path("recipes/demo-lora.yaml"), [*folder, f"sft.lora={sft}"])
+        held.append(moments(settings(params, aim(params))["ppo"])[0].roles)
+    whole, adapter = held
+    assert "ref" not in whole
+    assert adapter == whole | {"ref": {"weights": whole["reward"]["weights"]}}
+
+
 def test_reward_and_value_model_have_no_output_head() -> None:
     untied = demo("model.random.tie_embeddings=false")
     found = settings(untied, aim(untied))

@@ -180,6 +180,21 @@ def test_an_adapter_that_is_there_stays_as_it_is() -> None:
     assert (best.sft.lora.rank, best.sft.lora.alpha, best.ppo.lora.modules) == (4, 4.0, ["q"])
 
 
+def test_a_new_adapter_is_like_those_that_it_has_to_be_a_copy_of_or_is_none() -> None:
+    lora = "{rank: 4, alpha: 4.0, modules: [q], dropout: 0.0}"
+    found = of_run([*LARGE, f"ppo.lora={lora}"], "memory", adapters=True)
+    for section in (found.params.sft, found.params.reward):
+        assert section.lora == found.params.section("ppo").lora
+    assert found.found["sft"].best.setting.levers.lora_rank == 4
+    other = lora.replace("rank: 4", "rank: 8")
+    params = load(Path("recipes/demo.yaml"), [*LARGE, f"ppo.lora={lora}", f"reward.lora={other}"])
+    full, qlora = Levers(), Levers(tuning="lora", quantisation="nf4")
+    assert [allowed_levers(params, "sft", "nf4")(levers) for levers in (full, qlora)] == [
+        True,
+        False,
+    ]
+
+
 def test_over_four_bits_the_policy_of_ppo_is_an_adapter() -> None:
     params = load(Path("recipes/demo.yaml"), LARGE)
     full, qlora = Levers(), Levers(tuning="lora", quantisation="nf4")

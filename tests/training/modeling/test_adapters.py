@@ -17,13 +17,15 @@ from tests.training.processes import metric_rows, metrics
 from tests.training.tiny import FAMILIES, files, open_stage, policy, settings, tokenizer, work
 from training.distributed import shards
 from training.distributed.model_files import save_adapter
-from training.modeling.adapter_lineage import CONFIG, lineage, named_base
+from training.modeling.adapter_base import CONFIG, Base, base_of, named_base
 from training.modeling.adapters import (
     WEIGHTS,
     activate,
     active,
     adapter_parameters,
     add_adapter,
+    begin_adapter,
+    learn_adapter,
     lora_layers,
     matrices,
 )
@@ -80,7 +82,7 @@ def test_a_packed_matrix_stands_for_all_of_its_parts_and_own_names_are_understoo
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_new_adapter_changes_nothing_and_one_on_top_of_another_adds_to_it(family: str) -> None:
+def test_a_new_adapter_changes_nothing_and_one_at_a_time_is_on(family: str) -> None:
     model = policy(family=family)
     base = says(model)
     add_adapter(model, lora(), "sft", 1, "sft.lora")
@@ -89,13 +91,14 @@ def test_a_new_adapter_changes_nothing_and_one_on_top_of_another_adds_to_it(fami
     one = says(model)
     assert float((one - base).abs().max()) > 0.1
     add_adapter(model, lora(rank=2, modules=["k", "down"]), "policy", 1, "ppo.lora")
-    assert active(model) == ("sft", "policy")
-    assert torch.equal(says(model), one)
+    assert active(lora_layers(model)) == "policy"
+    assert torch.equal(says(model), base)
     stir(model, "policy")
     assert float((says(model) - one).abs().max()) > 0.1
-    activate(lora_layers(model), ("sft",))
+    activate(lora_layers(model), "sft")
     assert torch.equal(says(model), one)
-    activate(lora_layers(model), ())
+    activate(lora_layers(model), None)
+    assert active(lora_layers(model)) is None
     assert torch.equal(says(model), base)
 
 
@@ -126,38 +129,105 @@ def test_the_first_weights_of_an_adapter_come_from_its_seed_alone() -> None:
 
 
 @pytest.fixture(params=FAMILIES)
-def stacked(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[PreTrainedModel, Path]:
-    """A model with two adapters on each other, and models/{base,sft,ppo}."""
+def adapted(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[PreTrainedModel, Path]:
+    """A model with two adapters, ppo begun as a copy of sft and on, and models/{base,sft,ppo}."""
     model, root = policy(family=request.param), tmp_path / "models"
     policy(family=request.param).save_pretrained(root / "base")
-    for name, base in (("sft", "base"), ("ppo", "sft")):
-        add_adapter(model, lora(rank=2 + len(name)), name, 1, "sft.lora")
+    for name, start in (("sft", root / "base"), ("ppo", root / "sft")):
+        begin_adapter(model, lora(), name, 1, f"{name}.lora", start)
         stir(model, name)
-        save_adapter(root / name, model, name, named_base(root / base, root / name), None)
+        save_adapter(root / name, model, name, *named_base(start, root / name))
     return model, root
 
 
-def test_a_stack_of_adapters_says_the_same_after_a_reload_and_a_move(
-    stacked: tuple[PreTrainedModel, Path], tmp_path: Path
+def test_an_adapter_says_the_same_after_a_reload_and_a_move(
+    adapted: tuple[PreTrainedModel, Path], tmp_path: Path
 ) -> None:
-    model, root = stacked
+    model, root = adapted
     shutil.move(root, tmp_path / "moved")
     loaded = load_policy(
         tmp_path / "moved/ppo", settings(model.config.model_type), tokenizer()
     ).eval()
-    assert active(loaded) == ("sft", "ppo")
+    assert list(loaded.peft_config) == [active(lora_layers(loaded))]
     assert torch.equal(says(loaded), says(model))
-    found = lineage(tmp_path / "moved/ppo")
-    assert (found.base, [folder.name for folder in found.adapters]) == (
-        tmp_path / "moved/base",
-        ["sft", "ppo"],
-    )
+    assert base_of(tmp_path / "moved/ppo") == Base(tmp_path / "moved/base", None)
 
 
-def test_a_model_that_learns_whole_has_its_adapters_merged(
-    stacked: tuple[PreTrainedModel, Path],
+@pytest.mark.parametrize("family", FAMILIES)
+def test_an_adapter_begins_as_a_copy_that_learns_apart(tmp_path: Path, family: str) -> None:
+    start, model = tmp_path / "sft", policy(family=family).requires_grad_(False)
+    add_adapter(model, lora(), "sft", 1, "sft.lora")
+    stir(model, "sft")
+    save_adapter(start, model, "sft", "../base", None)
+    expected = says(model)
+    learn_adapter(model, lora(), "policy", 1, start)
+    assert active(lora_layers(model)) == "policy"
+    assert torch.equal(says(model), expected)
+    learning = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+    assert learning == set(adapter_parameters(model, "policy"))
+    stir(model, "policy")
+    assert float((says(model) - expected).abs().max()) > 0.1
+    activate(lora_layers(model), "sft")
+    assert torch.equal(says(model), expected)
+
+
+def test_a_copy_has_the_dropout_of_its_own_stage_and_a_model_at_rest_has_none(
+    tmp_path: Path,
 ) -> None:
-    model, root = stacked
+    model = policy()
+    add_adapter(model, lora(dropout=0.9), "sft", 1, "sft.lora")
+    stir(model, "sft")
+    save_adapter(tmp_path / "sft", model, "sft", "../base", None)
+    model = policy()
+    begin_adapter(model, lora(dropout=0.5), "dpo", 1, "dpo.lora", tmp_path / "sft")
+    assert torch.equal(says(model), says(model))
+    assert not torch.equal(says(model.train()), says(model))
+    assert {layer.lora_dropout["dpo"].p for layer in lora_layers(model)} == {0.5}
+    still = policy()
+    begin_adapter(still, lora(), "ppo", 1, "ppo.lora", tmp_path / "sft")
+    assert torch.equal(says(still.train()), says(still))
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"rank": 2}, r"dpo\.lora\.rank is 2, and the adapter in .*sft has 4:"),
+        ({"alpha": 4.0}, r"dpo\.lora\.alpha is 4\.0, and the adapter in .*sft has 8\.0:"),
+        ({"modules": ["q", "v"]}, r"dpo\.lora\.modules is \['self_attn\.q_proj', .*mlp\.down_proj"),
+    ],
+)
+def test_an_adapter_that_could_not_be_a_copy_is_refused_in_one_line(
+    tmp_path: Path, change: dict[str, Any], said: str
+) -> None:
+    model = policy()
+    add_adapter(model, lora(), "sft", 1, "sft.lora")
+    save_adapter(tmp_path / "sft", model, "sft", "../base", None)
+    with pytest.raises(ModelError, match=said) as error:
+        begin_adapter(policy(), lora(**change), "dpo", 1, "dpo.lora", tmp_path / "sft")
+    assert "\n" not in str(error.value)
+
+
+def test_an_adapter_on_an_adapter_is_refused_with_what_to_do(
+    adapted: tuple[PreTrainedModel, Path],
+) -> None:
+    """As the stages of earlier versions left them."""
+    _, root = adapted
+    config = root / "ppo" / CONFIG
+    config.write_text(config.read_text().replace("../base", "../sft"))
+    for use in (
+        lambda: load_policy(root / "ppo", settings(), tokenizer()),
+        lambda: named_base(root / "ppo", root / "dpo"),
+    ):
+        with pytest.raises(ModelError, match=r"ppo stands on .*sft, which is an adapter") as error:
+            use()
+        assert "Run the stages that made them again, the lower one first." in str(error.value)
+        assert "\n" not in str(error.value)
+
+
+def test_a_model_that_learns_whole_has_its_adapter_merged(
+    adapted: tuple[PreTrainedModel, Path],
+) -> None:
+    model, root = adapted
     loaded = load_policy(
         root / "ppo", settings(model.config.model_type), tokenizer(), trainable=True
     ).eval()
@@ -166,18 +236,20 @@ def test_a_model_that_learns_whole_has_its_adapters_merged(
     torch.testing.assert_close(says(loaded), says(model), atol=1e-4, rtol=0)
 
 
-def test_peft_reads_our_folders(stacked: tuple[PreTrainedModel, Path]) -> None:
-    model, root = stacked
-    activate(lora_layers(model), ("sft",))
-    loaded = PeftModel.from_pretrained(policy(family=model.config.model_type), root / "sft").eval()
-    assert torch.equal(says(loaded), says(model))
+def test_peft_reads_our_folders(adapted: tuple[PreTrainedModel, Path]) -> None:
+    model, root = adapted
+    for name in ("sft", "ppo"):
+        activate(lora_layers(model), name)
+        base = policy(family=model.config.model_type)
+        loaded = PeftModel.from_pretrained(base, root / name).eval()
+        assert torch.equal(says(loaded), says(model))
 
 
 def test_the_same_adapter_has_the_same_bytes(
-    stacked: tuple[PreTrainedModel, Path], tmp_path: Path
+    adapted: tuple[PreTrainedModel, Path], tmp_path: Path
 ) -> None:
-    model, root = stacked
-    save_adapter(tmp_path / "again", model, "ppo", "../sft", None)
+    model, root = adapted
+    save_adapter(tmp_path / "again", model, "ppo", "../base", None)
     assert files(tmp_path / "again") == files(root / "ppo")
     config = json.loads((root / "ppo" / CONFIG).read_text())
     assert config["target_modules"] == sorted(config["target_modules"])
@@ -210,7 +282,7 @@ def name_no_base(folder: Path) -> None:
 
 
 def stand_on_itself(folder: Path) -> None:
-    (folder / CONFIG).write_text((folder / CONFIG).read_text().replace('"../sft"', '"../ppo"'))
+    (folder / CONFIG).write_text((folder / CONFIG).read_text().replace('"../base"', '"../ppo"'))
 
 
 def lose_the_base(folder: Path) -> None:
@@ -225,7 +297,7 @@ def lose_the_base(folder: Path) -> None:
         (widen_one, "does not fit its base: .*lora_"),
         (garble_config, "is damaged or names no base"),
         (name_no_base, "is damaged or names no base"),
-        (stand_on_itself, "stands on itself"),
+        (stand_on_itself, "stands on .*ppo, which is an adapter as well"),
         (lose_the_base, "base does not exist"),
     ],
 )
@@ -234,9 +306,8 @@ def test_a_damaged_adapter_is_refused_in_one_line_that_names_it(
 ) -> None:
     model = policy()
     policy().save_pretrained(tmp_path / "base")
-    for name, base in (("sft", "../base"), ("ppo", "../sft")):
-        add_adapter(model, lora(), name, 1, "sft.lora")
-        save_adapter(tmp_path / name, model, name, base, None)
+    add_adapter(model, lora(), "ppo", 1, "ppo.lora")
+    save_adapter(tmp_path / "ppo", model, "ppo", "../base", None)
     damage(tmp_path / "ppo")
     with pytest.raises(ModelError, match=said) as error:
         load_policy(tmp_path / "ppo", settings(), tokenizer())
@@ -245,11 +316,23 @@ def test_a_damaged_adapter_is_refused_in_one_line_that_names_it(
 
 
 def test_a_base_is_named_relative_to_the_adapter_unless_it_is_elsewhere(tmp_path: Path) -> None:
-    (tmp_path / "models/sft").mkdir(parents=True)
-    assert named_base(tmp_path / "models/sft", tmp_path / "models/ppo") == "../sft"
-    assert named_base("organisation/model", tmp_path / "models/sft") == "organisation/model"
-    assert named_base(str(tmp_path / "models/sft"), tmp_path / "models/ppo") == str(
-        tmp_path / "models/sft"
+    sft, ppo = tmp_path / "models/sft", tmp_path / "models/ppo"
+    sft.mkdir(parents=True)
+    assert named_base(sft, ppo) == ("../sft", None)
+    assert named_base("organisation/model", sft, "v2") == ("organisation/model", "v2")
+    assert named_base(str(sft), ppo) == (str(sft), None)
+
+
+@pytest.mark.parametrize("base", ["../../base", "organisation/model", "/elsewhere/base"])
+def test_an_adapter_that_begins_from_another_names_the_same_base(tmp_path: Path, base: str) -> None:
+    model, sft = policy(), tmp_path / "models/sft"
+    add_adapter(model, lora(), "sft", 1, "sft.lora")
+    save_adapter(sft, model, "sft", base, "v2")
+    (tmp_path / "base").mkdir()
+    assert named_base(sft, tmp_path / "models/ppo") == (base, "v2")
+    assert named_base(sft, tmp_path / "champions/deep/er") == (
+        base.replace("../../", "../../../"),
+        "v2",
     )
 
 
@@ -276,7 +359,7 @@ def test_sft_and_reward_learn_as_adapters_on_one_base_and_say_the_same_when_load
     on_a_base: Project,
 ) -> None:
     root = on_a_base(
-        "sft", sft={"lora": LORA | {"dropout": 0.1}}, reward={"lora": LORA | {"rank": 2}}
+        "sft", sft={"lora": LORA | {"dropout": 0.1}}, reward={"lora": LORA | {"dropout": 0.2}}
     )
     work(root, "sft")
     rows = [row.values["loss"] for row in metric_rows(root, "sft") if "loss" in row.values]
@@ -287,11 +370,11 @@ def test_sft_and_reward_learn_as_adapters_on_one_base_and_say_the_same_when_load
     kept = load_file(root / "models/reward" / WEIGHTS)
     assert len(kept) == 2 * 2 * 3 + 1
     assert float(kept["base_model.model.score.weight"].abs().max()) > 0
-    found = lineage(root / "models/reward")
-    assert [folder.name for folder in found.adapters] == ["sft", "reward"]
+    assert base_of(root / "models/reward") == base_of(root / "models/sft")
+    assert json.loads((root / "models/reward" / CONFIG).read_text())["lora_dropout"] == 0.2
     params_model = open_stage(root, "reward")[0].params.model
     loaded = load_reward_model(root / "models/reward", params_model, tokenizer()).eval()
-    assert active(loaded) == ("sft", "reward")
+    assert len(loaded.peft_config) == 1
     config = json.loads((root / "models/reward/config.json").read_text())
     assert loaded.config.score_std == config["score_std"] == metrics(root, "reward")["score_std"]
 

@@ -234,7 +234,7 @@ def test_recomputed_activations_give_the_same_gradients_under_the_right_adapters
         ):
             new = roles.forward(SEQUENCES, PROMPT_LENGTHS, params(**sections({})).ppo)
         # another role at work in between must not matter
-        activate(lora_layers(roles.policy.model), ())
+        activate(lora_layers(roles.policy.model), None)
         (new.logprobs.sum() + (new.values**2).sum()).backward()
         found.append(({name: p.grad for name, p in roles.trainable().items()}, sum(saved)))
     (kept, kept_size), (recomputed, recomputed_size) = found

@@ -1,0 +1,76 @@
+"""The base that an adapter's folder stands on: a model with weights of its own.
+
+adapter_config.json names it: a hub id with its revision, an absolute path, or a path that starts
+with a dot and is relative to the folder itself, so that both can be moved together. A model is one
+adapter on its base: one that continues another begins as its copy and stands on the same base.
+"""
+
+import json
+import os
+from pathlib import Path
+from typing import NamedTuple
+
+from config.errors import ModelError
+
+CONFIG = "adapter_config.json"
+
+
+class Base(NamedTuple):
+    """A model with weights of its own."""
+
+    place: str | Path
+    """A folder, or the id of a model on the hub."""
+    revision: str | None
+
+
+def is_adapter(place: str | Path) -> bool:
+    return (Path(place) / CONFIG).is_file()
+
+
+def base_of(place: str | Path, revision: str | None = None) -> Base:
+    """The model at `place`, or where an adapter is there its base.
+
+    Raises ModelError for an adapter whose config is damaged, names no base, or an adapter.
+    """
+    if not is_adapter(place):
+        return Base(place, revision)
+    folder = Path(place)
+    try:
+        content = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+        named, revision = content["base_model_name_or_path"], content.get("revision")
+    except (ValueError, KeyError, AttributeError):
+        named = None
+    if not isinstance(named, str) or not named:
+        raise ModelError(
+            f"{folder / CONFIG} is damaged or names no base. Copy the folder again, or run the "
+            "stage that made it."
+        )
+    base = Path(os.path.normpath(folder / named)) if named.startswith(".") else named
+    if is_adapter(base):
+        raise ModelError(
+            f"{folder} stands on {base}, which is an adapter as well, and a model is one adapter "
+            "on a base with weights of its own. Run the stages that made them again, the lower "
+            "one first."
+        )
+    return Base(base, revision)
+
+
+def same_base(one: str | Path, other: str | Path) -> bool:
+    """Whether the models at both places have the same weights beneath their adapters."""
+    first, second = (
+        (Path(base.place).resolve() if Path(base.place).exists() else base.place, base.revision)
+        for base in (base_of(one), base_of(other))
+    )
+    return first == second
+
+
+def named_base(
+    start: str | Path, folder: Path, revision: str | None = None
+) -> tuple[str, str | None]:
+    """How an adapter to be in `folder` that begins from the model at `start` names its base, and
+    the base's revision: relative to the folder, unless the base is absolute or on the hub.
+    """
+    base, revision = base_of(start, revision)
+    if isinstance(base, str) and (Path(base).is_absolute() or not Path(base).exists()):
+        return base, revision
+    return Path(os.path.relpath(base, folder)).as_posix(), revision
