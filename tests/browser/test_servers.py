@@ -182,12 +182,15 @@ def test_two_runs_are_found_selected_and_compared_by_cost(
     page.get_by_text("key.svg", exact=True).dispatch_event("click")
     page.wait_for_function(BOTH_PICTURES)
     picture(page, "mlflow-pictures")
-    label = page.get_by_role("link", name="cost/usd", exact=True)
-    label.scroll_into_view_if_needed()
+    heading = page.get_by_role("button", name="Metrics", exact=True)
+    heading.evaluate("e => e.scrollIntoView({block: 'start'})")  # the table itself stays at its top
+    label = page.get_by_role("link", name="cost/milliusd", exact=True)
+    expect(label).to_be_visible()
     picture(page, "mlflow-compare")
     found = sorted(float(cell) for cell in label.evaluate(SAME_ROW)[1:])
     # MLflow shows three decimals
-    assert found == pytest.approx(sorted(result["total_usd"] for result in results), abs=0.0006)
+    spent = sorted(1000 * result["total_usd"] for result in results)
+    assert found == pytest.approx(spent, abs=0.0006)
 
 
 def test_the_documented_searches_and_metrics_are_there(results: list[dict[str, Any]]) -> None:
