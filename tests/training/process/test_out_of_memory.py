@@ -37,7 +37,7 @@ BIG: dict[str, dict[str, object]] = {
 ROOM_BYTES = {
     **dict.fromkeys(SAMPLING_METHODS, 60 * 2**20),
     "sft": 400 * 2**20,
-    "reward": 100 * 2**20,
+    "reward": 45 * 2**20,
 }
 
 
