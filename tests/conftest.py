@@ -4,7 +4,6 @@ user's own state.
 
 import gc
 import os
-import shutil
 import signal
 import subprocess
 from collections.abc import Callable
@@ -12,6 +11,8 @@ from pathlib import Path
 
 import pytest
 from hypothesis import settings
+
+from benchmarks.projects.checkouts import checkout, point_remote
 
 # A busy machine is not a failure; where a failure holds others up, the examples are the same every
 # time. `make test-all` asks for the thorough ones.
@@ -32,29 +33,6 @@ gc.set_threshold(50_000, 10, 10)
 
 ROOT = Path(__file__).parent.parent
 TINY = ROOT / "tests" / "e2e" / "tiny.yaml"
-CODE = (
-    "cli",
-    "config",
-    "costs",
-    "flows",
-    "inputs",
-    "labelling",
-    "reporting",
-    "tasks",
-    "tracking",
-    "training",
-    ".dvc",
-    "recipes",
-)
-FILES = (
-    ".dvcignore",
-    ".gitignore",
-    "constraints.txt",
-    "dvc.yaml",
-    "params.yaml",
-    "prefect.yaml",
-    "pyproject.toml",
-)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -127,13 +105,6 @@ def git(folder: Path, *arguments: str) -> None:
     subprocess.run(["git", *identity, *arguments], cwd=folder, check=True, capture_output=True)
 
 
-def own_remote(folder: Path, remote: Path) -> None:
-    """Point the default DVC remote of a checkout to a folder of the test."""
-    (folder / ".dvc" / "config.local").write_text(
-        f"['remote \"local\"']\n    url = {remote}\n", encoding="utf-8"
-    )
-
-
 @pytest.fixture(scope="session")
 def new_checkout(tmp_path_factory: pytest.TempPathFactory) -> Callable[[], Path]:
     """Makes a git checkout of the working tree with a DVC remote of its own, outputs and history
@@ -142,15 +113,8 @@ def new_checkout(tmp_path_factory: pytest.TempPathFactory) -> Callable[[], Path]
 
     def make() -> Path:
         folder = tmp_path_factory.mktemp("checkout")
-        ignored = shutil.ignore_patterns("__pycache__", "config.local", "tmp", "cache")
-        for name in CODE:
-            shutil.copytree(ROOT / name, folder / name, ignore=ignored)
-        for name in FILES:
-            shutil.copyfile(ROOT / name, folder / name)
-        git(folder, "init", "--quiet", "--initial-branch=main")
-        git(folder, "add", "--all")
-        git(folder, "commit", "--quiet", "--message=start")
-        own_remote(folder, tmp_path_factory.mktemp("remote"))
+        checkout(folder)
+        point_remote(folder, tmp_path_factory.mktemp("remote"))
         return folder
 
     return make

@@ -7,7 +7,7 @@ from pathlib import Path
 from tasks.run.code_version import PACKAGES
 
 ROOT = Path(__file__).resolve().parents[2]
-FOLDERS = (*PACKAGES, ".dvc", "recipes")
+FOLDERS = (*PACKAGES, "inputs", ".dvc", "recipes")
 FILES = (
     ".dvcignore",
     ".gitignore",
@@ -32,9 +32,10 @@ def checkout(folder: Path) -> Path:
         shutil.copytree(ROOT / name, folder / name, ignore=ignored)
     for name in FILES:
         shutil.copyfile(ROOT / name, folder / name)
-    identity = ["-c", "user.name=benchmark", "-c", "user.email=benchmark@localhost"]
+    identity = ["-c", "user.name=copy", "-c", "user.email=copy@localhost"]
+    identity += ["-c", "commit.gpgsign=false"]
     for command in (
-        ["init", "--quiet"],
+        ["init", "--quiet", "--initial-branch=main"],
         ["add", "--all"],
         ["commit", "--quiet", "--message=start"],
     ):
@@ -42,7 +43,7 @@ def checkout(folder: Path) -> Path:
     return folder
 
 
-def point_remote(folder: Path, url: str) -> None:
+def point_remote(folder: Path, url: str | Path) -> None:
     """Make `url` the DVC remote of a checkout."""
     (folder / ".dvc" / "config.local").write_text(
         f"['remote \"local\"']\n    url = {url}\n", encoding="utf-8"

@@ -17,12 +17,13 @@ import psutil
 import pytest
 import yaml
 
+from benchmarks.projects.checkouts import point_remote
 from config import jsonl
 from config.records import AttemptRow, MetricRow, PipelineRow, UsageRow, stages_of
 from config.schema import Params
 from tasks.servers.plans import prefect_plan
 from tasks.servers.processes import start, stop
-from tests.conftest import ROOT, git, own_remote
+from tests.conftest import ROOT, git
 from tests.support.ports import free_port
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200)]
@@ -348,7 +349,7 @@ def test_a_second_checkout_pulls_the_same_bytes(checkout: Checkout, tmp_path: Pa
     git(checkout.root, "commit", "--quiet", "--message=run")
     clone = tmp_path / "clone"
     git(tmp_path, "clone", "--quiet", str(checkout.root), str(clone))
-    own_remote(clone, Path(remote_of(checkout.root)))
+    point_remote(clone, Path(remote_of(checkout.root)))
     pull = [sys.executable, "-m", "dvc", "pull", "--quiet"]
     subprocess.run(pull, cwd=clone, check=True, capture_output=True, timeout=STEP_SECONDS)
     for name in (

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import yaml
 
+from benchmarks.projects.checkouts import point_remote
 from config.load import load, write
 from config.records import METHODS
-from tests.conftest import ROOT, git, own_remote
+from tests.conftest import ROOT, git
 
 STAGE = '''
 """A stage by the contract: rows, checkpoint, SIGTERM, atomic output.
@@ -115,7 +116,7 @@ def make_project(root: Path, remote: Path, stages: Sequence[str]) -> Path:
         "[core]\n    analytics = false\n    remote = local\n['remote \"local\"']\n    url = "
         "unused\n"
     )
-    own_remote(root, remote)
+    point_remote(root, remote)
     git(root, "init", "--quiet")
     return root
 
@@ -127,5 +128,5 @@ def copy_of(folder: Path, place: Path) -> Path:
     shutil.copytree(folder / "project", place / "project")
     if (folder / "remote").exists():
         shutil.copytree(folder / "remote", place / "remote")
-    own_remote(place / "project", place / "remote")
+    point_remote(place / "project", place / "remote")
     return place / "project"

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
+from benchmarks.projects.checkouts import point_remote
 from config.errors import EnvironmentFault, UserError
 from config.load import load
 from config.records import stages_of
@@ -14,7 +15,6 @@ from tasks.pipeline.restore import restore
 from tasks.run.run import Run, begin, keep_copies, locked
 from tasks.run.stop import StopRequest
 from tasks.stage.runner import run_stage
-from tests.conftest import own_remote
 from tests.support.stage_project import make_project
 
 STAGES = stages_of("ppo")
@@ -91,7 +91,7 @@ def lose(root: Path, run_id: str) -> dict[Path, bytes]:
 
 
 def test_what_the_cache_has_lost_comes_from_the_remote(project: Path) -> None:
-    own_remote(project, project.parent / "remote")
+    point_remote(project, project.parent / "remote")
     for place, content in lose(project, "first").items():
         (project.parent / "remote" / place).parent.mkdir(parents=True, exist_ok=True)
         (project.parent / "remote" / place).write_bytes(content)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.projects.checkouts import point_remote
 from config import jsonl
 from config.errors import EnvironmentFault, OverBudget, StageStopped
 from config.load import load
@@ -23,7 +24,7 @@ from tasks.run.run import Run, begin
 from tasks.run.stop import StopRequest
 from tasks.run.transient import TransientFault
 from tasks.stage.outcome import Outcome, StageCrashed
-from tests.conftest import ROOT, own_remote
+from tests.conftest import ROOT
 from tests.tasks.pool import LONG, Pool, attempts, when_checkpoint_arrives
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(1200)]
@@ -35,7 +36,7 @@ TINY = ROOT / "tests" / "e2e" / "tiny.yaml"
 def new_run(new_checkout: Callable[[], Path], tmp_path: Path) -> Callable[..., Run]:
     """Begins a pipeline run in one checkout, with its store; data and sft are on the pool."""
     root, names = new_checkout(), iter(range(10))
-    own_remote(root, tmp_path / "store")
+    point_remote(root, tmp_path / "store")
 
     def make(*changes: str) -> Run:
         return begin(

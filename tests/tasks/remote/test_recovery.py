@@ -16,6 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from benchmarks.projects.checkouts import point_remote
 from config import jsonl
 from config.errors import EnvironmentFault, UserError
 from config.load import load
@@ -29,7 +30,7 @@ from tasks.run.exchange import REPLY, REQUEST, Exchange, Sender
 from tasks.run.run import Run, begin, end_left_open
 from tasks.run.stop import StopRequest
 from tasks.run.transient import TransientFault
-from tests.conftest import ROOT, TINY, own_remote
+from tests.conftest import ROOT, TINY
 from tests.support.stage_project import make_project
 from tests.tasks.pool import LONG, Pool, attempts, when_checkpoint_arrives
 
@@ -57,7 +58,7 @@ for stage in ("data", "sft"):
 @pytest.fixture
 def root(new_checkout: Callable[[], Path], tmp_path: Path) -> Path:
     made = new_checkout()
-    own_remote(made, tmp_path / "store")
+    point_remote(made, tmp_path / "store")
     return made
 
 
@@ -130,7 +131,7 @@ def test_a_run_that_comes_before_the_stage_has_noticed_lets_it_checkpoint_first(
 
     # as a new run of the deployment: a workspace of its own, with the lock and no rows
     elsewhere = new_checkout()
-    own_remote(elsewhere, tmp_path / "store")
+    point_remote(elsewhere, tmp_path / "store")
     shutil.copyfile(root / "dvc.lock", elsewhere / "dvc.lock")
     deployed = begin(elsewhere, "deployed", load(root / "params.yaml"), {})
     run_remote(deployed, "sft", "gpus", StopRequest(), lambda progress: None)

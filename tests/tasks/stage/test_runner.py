@@ -15,6 +15,7 @@ import psutil
 import pytest
 import yaml
 
+from benchmarks.projects.checkouts import point_remote
 from config import jsonl
 from config.dvc_stages import dvc_name
 from config.errors import EnvironmentFault, ParamsError, StageStopped, UserError
@@ -30,7 +31,7 @@ from tasks.stage import runner
 from tasks.stage.outcome import Outcome, StageCrashed
 from tasks.stage.progress import Display, Progress, attempts
 from tasks.stage.runner import run_stage, stop_orphans
-from tests.conftest import ROOT, git, own_remote
+from tests.conftest import ROOT, git
 from tests.support.stage_project import make_project
 
 pytestmark = pytest.mark.integration
@@ -574,7 +575,7 @@ def test_what_one_remote_has_is_pushed_to_another_one_too(
 ) -> None:
     bring_up(new_run())
     for name in ("remote", "second"):
-        own_remote(project, tmp_path / name)
+        point_remote(project, tmp_path / name)
         assert push(project) is None
         assert [path.read_text() for path in (tmp_path / name).rglob("*") if path.is_file()] == [
             "one"
