@@ -405,7 +405,6 @@ class AdapterView:
         """
         self.model = model
         self.adapter = adapter
-        self._on = [] if adapter is None else [adapter]
         self.config = config if config is not None else model.config
         self.score = score
         self._precision = precision
@@ -413,10 +412,8 @@ class AdapterView:
 
     def switch_on(self) -> None:
         """Turn the role's adapter on, for whoever runs `model` itself."""
-        if self._layers and self._layers[0]._active_adapter is not self._on:
-            for layer in self._layers:
-                layer._active_adapter = self._on
-                layer._disable_adapters = not self._on
+        if active(self._layers) != self.adapter:
+            activate(self._layers, self.adapter)
 
     def base_model(self, **inputs: Any) -> Any:
         self.switch_on()
