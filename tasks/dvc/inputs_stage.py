@@ -6,6 +6,7 @@ written anew from the params, by a run and by the stage itself: its deps are the
 the folder of one that is not there yet. What DVC can not depend on is looked at each time.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ HEAD = (
 def write_pipeline(root: Path, params: Params) -> None:
     """Write inputs/dvc.yaml below `root` as these params need it, if it says anything else."""
     places = {path: _place(root, path) for path in named_paths(root, params)}
-    watched = {at for at in places.values() if at and not is_out_of_reach(root, root / at)}
+    watched = _within_reach(root, {at for at in places.values() if at})
     everything = watched.issuperset(places.values())
     content = {"stages": {STAGE: definition(sorted(watched), always_changed=not everything)}}
     text = HEAD + yaml.safe_dump(content, sort_keys=False)
@@ -60,11 +61,12 @@ def definition(watched: list[str], *, always_changed: bool) -> dict[str, Any]:
 OUTS = (DATA_DIGESTS, MODEL_DIGESTS)
 
 
-def is_out_of_reach(root: Path, path: Path) -> bool:
-    """Whether DVC can not depend on `path`: it is hidden from it, or what the pipeline makes itself
-    (which then would depend on itself). Raises EnvironmentFault if DVC can not tell.
+def _within_reach(root: Path, places: set[str]) -> set[str]:
+    """Those that DVC can depend on: not hidden from it, and not made by the pipeline, which would
+    then depend on itself. Raises EnvironmentFault if DVC can not tell.
     """
-    place = path.resolve()
+    if not places:
+        return set()
     with repo_about(root, STAGE) as repo:
         makes = [
             Path(out.fs_path)
@@ -72,11 +74,15 @@ def is_out_of_reach(root: Path, path: Path) -> bool:
             for out in stage.outs
             if stage.name != STAGE
         ]
-        if any(place.is_relative_to(out) or out.is_relative_to(place) for out in makes):
-            return True
-        if not place.is_relative_to(root.resolve()):
-            return False
-        return bool(repo.dvcignore.is_ignored(repo.fs, str(place), ignore_subrepos=False))
+        return {at for at in places if _can_be_watched(repo, makes, root, (root / at).resolve())}
+
+
+def _can_be_watched(repo: Any, makes: Sequence[Path], root: Path, place: Path) -> bool:
+    if any(place.is_relative_to(out) or out.is_relative_to(place) for out in makes):
+        return False
+    if not place.is_relative_to(root.resolve()):
+        return True
+    return not repo.dvcignore.is_ignored(repo.fs, str(place), ignore_subrepos=False)
 
 
 if __name__ == "__main__":
