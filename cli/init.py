@@ -12,16 +12,17 @@ import typer
 from cli.data import inspected
 from cli.project import project_root, typed_path
 from config.errors import CostError, DataError, ParamsError
+from config.records import METHODS, stages_of
 
 if TYPE_CHECKING:
     from config.schema import Params
 
 BASE, SCRATCH = "base", "votes-cpu"
 """The recipe that others extend, and one that trains a small shape from nothing on a CPU."""
-SCRATCH_SECTIONS = ("model", "sft", "reward", "ppo", "dpo", "rloo", "grpo", "evaluate")
 ADAPTER_RATE = 10.0
 """Of the learning rate of all weights, as recipes/base.yaml says."""
-LEARNING = ("sft", "reward", "ppo", "dpo", "rloo", "grpo")
+LEARNING = ("sft", "reward", *METHODS)
+SCRATCH_SECTIONS = ("model", *LEARNING, "evaluate")
 
 
 def init(
@@ -69,7 +70,9 @@ def init(
     text = recipe(root, params, f"{file.name}: {found['format']}, {found['rows']:,} rows. {note}")
     write_atomically(path, text)
     aim = target(params, None, 1, None, root)
-    show(plan(params, aim, _stages(params)), as_json=False, html=None, title=path.name)
+    show(
+        plan(params, aim, stages_of(params.align.method)), as_json=False, html=None, title=path.name
+    )
     typer.echo(f"{path.relative_to(root)}: {note}")
     typer.echo(f"Train it: rlhf run --recipe {path.relative_to(root)}")
 
@@ -178,12 +181,6 @@ def _pad_token(folder: Path, model: str) -> str | None:
     return None if pad == eos else pad
 
 
-def _stages(params: "Params") -> tuple[str, ...]:
-    from config.records import stages_of
-
-    return stages_of(params.align.method)
-
-
 def fitting(params: "Params") -> tuple["Params", str]:
     """The params as they are if every stage fits; else with the cheapest levers that train all
     weights; else with adapters. And which of them, in words. Raises CostError if none does.
@@ -192,7 +189,7 @@ def fitting(params: "Params") -> tuple["Params", str]:
     from costs.planning.planner import plan
     from costs.planning.target import target
 
-    aim, stages = target(params, None, 1, None, Path()), _stages(params)
+    aim, stages = target(params, None, 1, None, Path()), stages_of(params.align.method)
     if all(stage.fits for stage in plan(params, aim, stages).stages):
         return params, "All weights learn."
     for adapters, note in ((False, "All weights learn"), (True, "Adapters learn")):

@@ -72,14 +72,9 @@ def up(
         rows.append(("Login", f"{MLFLOW_USER}, {password}   (MLflow's pages ask for it)"))
     _say(console, rows)
     deployed = _work(root, prefect, notify)
-    schedule = {True: ", on a schedule", False: ""}
-    _say(
-        console,
-        [
-            ("Form", f"{each.url}/run   ({each.name}{schedule[bool(each.scheduled)]})")
-            for each in deployed
-        ],
-    )
+    for each in deployed:
+        about = f"{each.name}, on a schedule" if each.scheduled else each.name
+        _say(console, [("Form", f"{each.url}/run   ({about})")])
     console.print(
         f"Stop all with {this_command()} down. The logs are in {log_path(root, 'prefect').parent}.",
         markup=False,
