@@ -2,6 +2,7 @@
 remote.
 """
 
+import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from tasks.dvc.lock_digests import (
     outs_by_path,
 )
 from tasks.dvc.status import changes, default_remote, error_line, public, repo_about, run_dvc
-from tasks.run.transient import fault, kind_of
+from tasks.run.transient import fault, kind_of, lacks_data
 
 LARGE = ("data/", "models/")
 """Outputs that stay in the store until somebody reads them; the others are numbers and texts for
@@ -102,8 +103,11 @@ def fetch(root: Path, paths: Sequence[str]) -> None:
     missing = _not_as_locked(root, paths)
     if not missing:
         return
-    # forced: what a stage made before is replaced, as the stage itself would have done here
-    done = run_dvc(root, "pull", "--force", *missing)
+    done = _pull(root, missing)
+    if done.returncode and lacks_data(done.stderr):
+        # another container that shares the cache may have been writing there: DVC takes a file away
+        # for a moment where it tries whether the disk can clone it
+        done = _pull(root, missing)
     if done.returncode:
         reason = error_line(done.stderr) or f"exit code {done.returncode}."
         said = (
@@ -111,6 +115,11 @@ def fetch(root: Path, paths: Sequence[str]) -> None:
             f"{public(default_remote(root))}: {reason}"
         )
         raise fault(kind_of(done.stderr), said)
+
+
+def _pull(root: Path, paths: Sequence[str]) -> "subprocess.CompletedProcess[str]":
+    """Forced: what a stage made before is replaced, as the stage itself would have done here."""
+    return run_dvc(root, "pull", "--force", *paths)
 
 
 def _not_as_locked(root: Path, paths: Sequence[str]) -> list[str]:

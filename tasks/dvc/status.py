@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -282,15 +283,16 @@ def public(url: str | None) -> str | None:
 
 
 def error_line(text: str) -> str | None:
-    """The first thing that DVC itself called an error in what it printed."""
-    return next(
-        (
-            line.removeprefix("ERROR: ").strip()
-            for line in text.splitlines()
-            if line.startswith("ERROR: ")
-        ),
-        None,
-    )
+    """The first thing that DVC itself called an error in what it printed, with the files that it
+    lists below.
+    """
+    lines = iter(text.splitlines())
+    for line in lines:
+        if line.startswith("ERROR: "):
+            said = line.removeprefix("ERROR: ").strip()
+            listed = takewhile(lambda path: not path.startswith("Is your cache"), lines)
+            return f"{said} {', '.join(listed)}." if said.endswith("targets:") else said
+    return None
 
 
 def _last_error(text: str) -> str:

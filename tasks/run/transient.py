@@ -107,7 +107,7 @@ def kind_of(error: BaseException | str) -> Kind:
             "transient"
             if _PASSING.search(error)
             else "mistake"
-            if _ABSENT.search(error)
+            if lacks_data(error)
             else "unknown"
         )
     status = getattr(getattr(error, "response", None), "status_code", None)
@@ -121,6 +121,11 @@ def kind_of(error: BaseException | str) -> Kind:
     ):
         return "transient"
     return "unknown" if number is not None else kind_of(str(error))
+
+
+def lacks_data(said: str) -> bool:
+    """Whether DVC ended without data that nobody had, and named no other reason."""
+    return bool(_ABSENT.search(said)) and not _MISTAKES.search(said) and not _PASSING.search(said)
 
 
 def fault(kind: Kind, message: str) -> EnvironmentFault:

@@ -54,6 +54,7 @@ class Lifetime:
         self._before = last_attempt(attempts(run.root, stage))
         self._attempt: int | None = None
         self._kept_at = 0.0
+        self._looked_at = now()
         self.life: Life | None = None
 
     def look(self, dvc: int, attempt: AttemptRow | None) -> None:
@@ -71,12 +72,15 @@ class Lifetime:
         if self.life is not None and is_alive(self.life.pid, self.life.created):
             self.life = self.life._replace(seconds=now() - self.life.begun)
             self._keep(self.life)
+        self._looked_at = now()
 
     def _found(self, pid: int | None) -> None:
+        """What is found now had not ended at the last look, whether or not it has since."""
         if pid is not None:
             with suppress(psutil.NoSuchProcess):
                 at = created(pid)
-                self.life = Life(self._run_id, pid, at, at, 0.0, self._before)
+                lived = max(0.0, self._looked_at - at)
+                self.life = Life(self._run_id, pid, at, at, lived, self._before)
 
     def _keep(self, life: Life) -> None:
         """A full disk is no reason to end a stage."""

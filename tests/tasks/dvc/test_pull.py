@@ -14,7 +14,15 @@ from config.load import load
 from tasks.dvc import pull
 from tasks.dvc.pull import fetch, inputs_of, is_unchanged_elsewhere, remote_of, small_outputs
 from tasks.dvc.repro import REPRO
-from tasks.dvc.status import environment, forget, is_unchanged, public, push, stale_stages
+from tasks.dvc.status import (
+    environment,
+    forget,
+    is_unchanged,
+    public,
+    push,
+    run_dvc,
+    stale_stages,
+)
 from tests.conftest import ROOT
 from tests.support.stage_project import copy_of, make_project
 
@@ -155,6 +163,29 @@ def test_what_the_remote_does_not_have_is_one_line(project: Path, tmp_path: Path
     ) as fault:
         fetch(project, ["models/sft"])
     assert "\n" not in str(fault.value)
+    assert str(fault.value).endswith("targets: models/sft."), "which of several it was"
+
+
+def test_what_is_taken_away_for_a_moment_is_asked_for_again(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As by another container that writes to the cache that both use."""
+    leave_only_the_lock(project)
+    asked: list[str] = []
+
+    def racing(root: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
+        asked.append(arguments[0])
+        if len(asked) == 1:
+            away = shutil.move(root.parent / "remote", root.parent / "away")
+            done = run_dvc(root, *arguments)
+            shutil.move(away, root.parent / "remote")
+            return done
+        return run_dvc(root, *arguments)
+
+    monkeypatch.setattr(pull, "run_dvc", racing)
+    fetch(project, ["models/sft"])
+    assert (project / "models/sft").read_text() == "one\n"
+    assert asked == ["pull", "pull"]
 
 
 def test_only_public_settings_of_the_remote_are_reported(project: Path, tmp_path: Path) -> None:

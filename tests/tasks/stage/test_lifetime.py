@@ -1,3 +1,4 @@
+import os
 import subprocess
 import sys
 import time
@@ -70,6 +71,29 @@ def test_what_was_killed_with_its_pipeline_is_paid_for_by_the_next_one(
     (row,) = rows(run)
     assert (row.event, row.lived_seconds) == ("lost", pytest.approx(seen.life.seconds))
     assert not process_path(run.root, "sft").exists()
+
+
+def test_a_process_that_is_found_dead_is_paid_for_until_the_look_before(run: Run) -> None:
+    """Its parent, held up, sees its first row and its end at once."""
+    seen = Lifetime(run, "sft")
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        time.sleep(0.5)
+        seen.look(process.pid, None)
+        process.kill()
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        start = AttemptRow(
+            run_id="r",
+            time=time.time(),
+            attempt=1,
+            event="start",
+            fingerprint="",
+            pid=process.pid,
+            step=0,
+        )
+        time.sleep(0.3)
+        seen.look(process.pid, start)
+        assert seen.life is not None
+        assert 0.4 <= seen.life.seconds <= now() - created(process.pid) - 0.3
 
 
 def test_a_process_that_said_that_it_ended_is_not_lost(
