@@ -104,11 +104,7 @@ def kind_of(error: BaseException | str) -> Kind:
         if _MISTAKES.search(error):
             return "mistake"
         return (
-            "transient"
-            if _PASSING.search(error)
-            else "mistake"
-            if lacks_data(error)
-            else "unknown"
+            "transient" if _PASSING.search(error) else "mistake" if lacks_data(error) else "unknown"
         )
     status = getattr(getattr(error, "response", None), "status_code", None)
     if status is not None:
