@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from config.errors import ParamsError
+from cli.ignored_options import refuse_ignored
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 
 def report(
+    context: typer.Context,
     run_id: Annotated[
         str | None, typer.Argument(help="Run to report on; the newest by default.")
     ] = None,
@@ -50,13 +51,13 @@ def report(
 
     root = project_root()
     if every:
-        if run_id or as_json or costs or html or open_page or sync or assignments:
-            raise ParamsError(
-                "--all is a page of every run and reads nothing else. Leave the others out."
-            )
+        refuse_ignored(context, {"every", "open_page"}, {}, "--all, a page of every run")
         from reporting.gallery_page import write_gallery
 
-        typer.echo(write_gallery(root).resolve())
+        page = write_gallery(root).resolve()
+        typer.echo(page)
+        if open_page:
+            _open(page)
         return
     params = run_params(root, run_id, assignments or [])
     if sync:
@@ -78,9 +79,13 @@ def _write_page(
     if not quiet:
         typer.echo(page)
     if open_page:
-        import webbrowser
+        _open(page)
 
-        webbrowser.open(page.as_uri())
+
+def _open(page: Path) -> None:
+    import webbrowser
+
+    webbrowser.open(page.as_uri())
 
 
 def run_json(root: Path, params: "Params", run_id: str | None = None) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import webbrowser
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import typer
 from typer.testing import CliRunner, Result
 
 from cli.report import report, run_params
-from config.errors import CostError, EnvironmentFault, ParamsError
+from config.errors import CostError, EnvironmentFault, ParamsError, UserError
 from config.load import load, write
 from config.records import kept_folder
 from costs.ledger.history import HISTORY
@@ -228,8 +229,19 @@ def test_costs_tell_a_row_of_the_history_that_a_crash_cut(project: Path) -> None
     assert len(lines) == 1
 
 
-def test_the_page_of_all_runs_is_written_and_takes_no_other_option(project: Path) -> None:
+def test_the_page_of_all_runs_is_written_and_takes_no_other_option(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[str] = []
+    monkeypatch.setattr(webbrowser, "open", opened.append)
     done = call("--all")
-    assert done.exit_code == 0
-    assert FIRST in Path(done.stdout.strip()).read_text()
-    assert isinstance(call("--all", "--json").exception, ParamsError)
+    assert (done.exit_code, opened) == (0, [])
+    page = Path(done.stdout.strip())
+    assert FIRST in page.read_text()
+    assert call("--all", "--open").exit_code == 0
+    assert opened == [page.as_uri()]
+    for arguments, name in ((["--json"], "--json"), (["--set", "seed=2"], "--set")):
+        refused = call("--all", *arguments).exception
+        assert isinstance(refused, UserError)
+        assert str(refused).startswith(f"{name} does nothing beside --all")
+    assert isinstance(call(FIRST, "--all").exception, UserError)

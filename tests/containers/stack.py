@@ -17,8 +17,8 @@ from typing import Any
 import boto3
 
 from cli.docker import SECRETS
+from tasks.servers.ports import free_port
 from tests.conftest import ROOT
-from tests.support.ports import free_port
 
 PROJECT = "rlhf-test"
 TINY = "tests/e2e/tiny.yaml"

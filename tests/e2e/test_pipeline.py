@@ -22,9 +22,9 @@ from config import jsonl
 from config.records import AttemptRow, MetricRow, PipelineRow, UsageRow, stages_of
 from config.schema import Params
 from tasks.servers.plans import prefect_plan
+from tasks.servers.ports import free_port
 from tasks.servers.processes import start, stop
 from tests.conftest import ROOT, git
-from tests.support.ports import free_port
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200)]
 

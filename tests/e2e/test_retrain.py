@@ -20,9 +20,9 @@ from config.sections.data import HelpdeskSource
 from config.workspace.champions import read_record
 from labelling.votes import VOTES_FILE, Pair, Vote, append
 from tasks.servers.plans import prefect_plan
+from tasks.servers.ports import free_port
 from tasks.servers.processes import start, stop
 from tests.conftest import ROOT
-from tests.support.ports import free_port
 from tests.support.stage_server import forked_stages
 from training.preparation.cleaning import same_prompt_key
 from training.preparation.helpdesk import generate, read_case, reply

@@ -19,11 +19,11 @@ from prefect.client.schemas.objects import FlowRun
 from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary_settings
 
 from config.records import stages_of
+from tasks.servers.ports import free_port
 from tasks.servers.prefect_server import HOST
 from tasks.servers.prefect_settings import api_key
 from tasks.servers.processes import Server, servers
 from tests.conftest import ROOT
-from tests.support.ports import free_port
 from tests.support.stage_project import make_project
 
 PATIENCE_SECONDS = 240.0

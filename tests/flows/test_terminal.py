@@ -19,10 +19,10 @@ from config import jsonl
 from config.records import AttemptRow, PipelineRow, stages_of
 from tasks.servers.flow_runs import is_run
 from tasks.servers.plans import prefect_plan
+from tasks.servers.ports import free_port
 from tasks.servers.processes import Server, start, stop
 from tests.conftest import ROOT
 from tests.flows.stack import environment
-from tests.support.ports import free_port
 from tests.support.stage_project import make_project
 
 PATIENCE_SECONDS = 300.0

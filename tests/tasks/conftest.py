@@ -8,7 +8,7 @@ from moto.server import ThreadedMotoServer
 from config.load import load
 from tasks.remote import client
 from tasks.run.run import Run, begin
-from tests.support.ports import free_port
+from tasks.servers.ports import free_port
 from tests.support.stage_project import make_project
 from tests.tasks.pool import Pool
 

@@ -93,10 +93,19 @@ def attempts(run: Run, stage: str) -> list[AttemptRow]:
 
 def when_checkpoint_arrives(folder: Path, action: Callable[[], None]) -> threading.Thread:
     """Do something once a complete checkpoint is in the store."""
+    store = folder / "store" / "checkpoints"
+    return once(lambda: bool(list(store.glob("sft/*/*/step-*/manifest.json"))), action)
 
+
+def when_resumed(run: Run, stage: str, action: Callable[[], None]) -> threading.Thread:
+    """Do something once the pipeline has seen an attempt go on from a checkpoint."""
+    return once(lambda: any(row.event == "resume" for row in attempts(run, stage)), action)
+
+
+def once(is_so: Callable[[], bool], action: Callable[[], None]) -> threading.Thread:
     def wait() -> None:
         deadline = time.monotonic() + 600
-        while not list((folder / "store" / "checkpoints").glob("sft/*/*/step-*/manifest.json")):
+        while not is_so():
             assert time.monotonic() < deadline
             time.sleep(0.1)
         action()

@@ -21,8 +21,8 @@ from config.load import load, write
 from config.records import AttemptRow, MetricRow, PipelineRow, UsageRow
 from config.schema import Params
 from config.workspace.retraining import RETRAIN_FOLDER, RETRAIN_ROWS, RetrainRow
+from tasks.servers.ports import free_port
 from tests.conftest import ROOT
-from tests.support.ports import free_port
 from tests.tasks.champions.test_promotion_gate import WINNER
 from tracking import sync as module
 from tracking.client import Connection, log_folder

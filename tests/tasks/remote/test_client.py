@@ -4,7 +4,6 @@ store is a folder.
 
 import signal
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -25,7 +24,7 @@ from tasks.run.stop import StopRequest
 from tasks.run.transient import TransientFault
 from tasks.stage.outcome import Outcome, StageCrashed
 from tests.conftest import ROOT
-from tests.tasks.pool import LONG, Pool, attempts, when_checkpoint_arrives
+from tests.tasks.pool import LONG, Pool, attempts, when_checkpoint_arrives, when_resumed
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(1200)]
 
@@ -90,9 +89,7 @@ def test_a_stage_elsewhere_is_killed_goes_on_is_preempted_and_is_then_unchanged(
     killer.join()
     assert [row.event for row in attempts(run, "sft")] == ["start", "lost"]
 
-    preempter = when_checkpoint_arrives(
-        tmp_path, lambda: (time.sleep(8), pool.strike(signal.SIGTERM))[-1]
-    )
+    preempter = when_resumed(run, "sft", lambda: pool.strike(signal.SIGTERM))
     outcome = bring_up(run, "sft")
     preempter.join()
     rows = attempts(run, "sft")

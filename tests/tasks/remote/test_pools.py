@@ -23,12 +23,12 @@ from config.errors import EnvironmentFault
 from tasks.deployment.automations import end_silent_runs, zombie_automation
 from tasks.remote.pools import FLOW, PARAMETERS, hand_over, require_served, state_of, withdraw
 from tasks.servers.plans import prefect_plan
+from tasks.servers.ports import free_port
 from tasks.servers.prefect_server import HOST
 from tasks.servers.prefect_settings import api_key
 from tasks.servers.processes import start, stop
 from tests.conftest import ROOT
 from tests.docker.test_pools import ENVIRONMENT
-from tests.support.ports import free_port
 
 pytestmark = [
     pytest.mark.integration,

@@ -28,9 +28,9 @@ from tasks.run.exchange import REPLY, REQUEST, Exchange, Receiver, dump
 from tasks.run.run import Run, begin
 from tasks.run.stop import StopRequest
 from tasks.run.transient import TransientFault, UnknownFault
+from tasks.servers.ports import free_port
 from tasks.stage.outcome import Outcome
 from tests.conftest import ROOT
-from tests.support.ports import free_port
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 

@@ -18,9 +18,9 @@ from config.errors import EnvironmentFault
 from config.sections.run import Tracking
 from tasks.servers.databases import ensure_databases, prefect_url
 from tasks.servers.plans import mlflow_plan, prefect_plan
+from tasks.servers.ports import free_port
 from tasks.servers.prefect_server import HOST
 from tasks.servers.processes import start, stop
-from tests.support.ports import free_port
 
 WITH_PASSWORD = "guest"
 """A user whom the server asks for a password."""
