@@ -17,6 +17,8 @@ MOVED = {
     "placement": ("pool", STAGES),
 }
 """Sections of earlier versions -> the key of `where` that says it now, and the stages they had."""
+ADDED = {f"{method}.on_divergence": "stop" for method in ("ppo", "rloo", "grpo")}
+"""Parameters that earlier versions did not have, each with the value that does what was done."""
 
 
 def moved(content: Mapping[str, Any], origin: str) -> list[str]:
@@ -51,6 +53,11 @@ def migrated(content: Mapping[str, Any]) -> dict[str, Any]:
         section, _, name = place.partition(".")
         if isinstance(found.get(section), Mapping):
             found[section] = {key: value for key, value in found[section].items() if key != name}
+    if "extends" not in found:  # else what it extends says them
+        for place, value in ADDED.items():
+            section, _, name = place.partition(".")
+            if isinstance(found.get(section), Mapping):
+                found[section] = {name: value} | found[section]
     return found
 
 

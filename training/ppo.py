@@ -25,7 +25,6 @@ from functools import partial
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from config.errors import TrainingDiverged
 from config.sections.online import Online, Ppo
 from training.distributed.collectives import all_reduce_gradients, local_indices
 from training.modeling.models import autocast
@@ -39,6 +38,7 @@ from training.rl.advantages import Estimator, equal_groups, ppo_advantages
 from training.rl.divergence import check_rollout, check_update
 from training.rl.episodes import Episodes, choose_prompts, joined, mini_batches, pad_responses
 from training.rl.layouts import load_roles, save_policy
+from training.rl.on_divergence import Batch, on_divergence
 from training.rl.passes import per_token, scores
 from training.rl.phases import in_phase
 from training.rl.ppo_math import (
@@ -87,6 +87,9 @@ def ppo(stage: Stage, estimate: Estimator = ppo_advantages) -> None:
     roles = load_roles(stage, tokenizer)
     device = roles.policy.device
     state = load_state(stage, roles)
+    if settings.on_divergence == "roll_back" and state.update == state.rolled_back == 0:
+        with stage.meter.phase("save", 0):
+            save_state(stage, roles, state)
     oom_rollout = OomBackoff(stage, f"{stage.name}.rollout_batch_size", settings.rollout_batch_size)
     oom = OomBackoff(stage, f"{stage.name}.micro_batch_tokens", settings.micro_batch_tokens)
 
@@ -141,12 +144,15 @@ def ppo(stage: Stage, estimate: Estimator = ppo_advantages) -> None:
             row = rollout_statistics(episodes, ref_logprobs_BT, score_B, ended_B, state.kl_coef)
             if critic is None:
                 row["equal_groups"] = equal_groups(shaped_B, settings.responses_per_prompt)
-        stop_if_diverged(stage, roles, state, row, settings)
+        rolled_out = Batch(tokenizer, batch, rollout.responses, score_B, episodes)
+        diverging = partial(on_divergence, stage, roles, state, settings, rolled_out)
+        with diverging(row):
+            check_rollout(row, settings)
 
         # 6. update
         learnt = UpdateStatistics(critic is not None)
         with phase("update") as work:
-            roles.set_learning_rates(settings, progress=state.update / settings.updates)
+            roles.set_learning_rates(settings, state.update / settings.updates, state.rate_factor)
             for rows in mini_batches(len(batch), settings, seed, update):
                 if settings.target_kl is not None and learnt.approx_kl() > settings.target_kl:
                     break
@@ -180,7 +186,8 @@ def ppo(stage: Stage, estimate: Estimator = ppo_advantages) -> None:
                 all_reduce_gradients(roles.trainable().values())
                 learnt.step(roles.step(settings.max_grad_norm))
                 work.add(sum(mini_batch.lengths()), len(rows))
-                check_update(learnt, update, stage.name)
+                with diverging():
+                    check_update(learnt, update, stage.name)
 
         # 7. report
         state.update, state.episodes = update, state.episodes + len(batch)
@@ -202,20 +209,6 @@ def ppo(stage: Stage, estimate: Estimator = ppo_advantages) -> None:
     with stage.meter.phase("save", state.update):
         write_outputs(stage, roles, state, tokenizer)
     stage.finish(f"models/{stage.name}", f"metrics/{stage.name}.json", f"plots/{stage.name}.csv")
-
-
-def stop_if_diverged(
-    stage: Stage, roles: Roles, state: PpoState, row: dict[str, float], settings: Online
-) -> None:
-    """Raise TrainingDiverged if a rollout can not be learnt from, with the state before it saved
-    and what went wrong logged.
-    """
-    try:
-        check_rollout(row, settings)
-    except TrainingDiverged:
-        save_state(stage, roles, state)
-        stage.log(state.update + 1, row)
-        raise
 
 
 def next_kl_coef(kl_coef: float, kl: float, settings: Online) -> float:

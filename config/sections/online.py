@@ -97,6 +97,11 @@ class Online(Section):
         description="End training early when the KL to the SFT model, in nats per response, passes "
         "this: a guard against over-optimisation; null never does."
     )
+    on_divergence: Literal["stop", "roll_back"] = Field(
+        description="What follows on a NaN, a collapsed or a runaway policy, whose batch is kept "
+        "in runs/<method>/diverged.jsonl. stop: the stage ends. roll_back: the first time it goes "
+        "back to its last checkpoint with half the learning rates; the second time it ends."
+    )
     checkpoint_every_updates: Positive = Field(description="Updates between checkpoints.")
     sample_every_updates: Positive = Field(description="Updates between rows of sample responses.")
 

@@ -41,7 +41,14 @@ from tasks.stage.runner import run_stage
 logger = logging.getLogger(__name__)
 
 STOP = "stop"
-ROWS = ("attempts.jsonl", "usage.jsonl", "metrics.jsonl", "samples.jsonl", "log.txt")
+ROWS = (
+    "attempts.jsonl",
+    "usage.jsonl",
+    "metrics.jsonl",
+    "samples.jsonl",
+    "diverged.jsonl",
+    "log.txt",
+)
 """Files of runs/<stage>/ that the pipeline follows."""
 ROWS_EVERY_SECONDS = 1.0
 CHECKPOINTS_EVERY_SECONDS = 2.0

@@ -66,6 +66,8 @@ def plain_ppo(root: Path, params: Params, settings: Ppo) -> Outcome:
     models = _Models(root, settings, seed)
     optimizer = models.optimizer(settings)
     kl_coef, episodes = settings.kl.coef, 0
+    if settings.on_divergence == "roll_back":  # where the first updates would go back to
+        outcome.saved.append(0)
     for update in range(1, settings.updates + 1):
         # 1. roll out
         chosen = []

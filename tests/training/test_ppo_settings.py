@@ -65,6 +65,7 @@ USUAL: dict[str, Any] = {
     "score_clip": None,
     "target_kl": None,
     "max_kl": None,
+    "on_divergence": "stop",
     "checkpoint_every_updates": 1,
     "sample_every_updates": 2,
 }
@@ -95,6 +96,7 @@ COMMON = {
     "score_clip": 1.5,
     "target_kl": 0.004,
     "max_kl": 0.3,
+    "on_divergence": "roll_back",
     "checkpoint_every_updates": 3,
     "sample_every_updates": 3,
 }

@@ -200,9 +200,9 @@ class Roles:
         """The value model's prediction before each response token, in order (layout separate)."""
         return per_response(self._values_at, sequences, prompt_lengths, settings.micro_batch_tokens)
 
-    def set_learning_rates(self, settings: Online, progress: float) -> None:
-        """Learning rates at `progress` in [0, 1)."""
-        factor = 1 - progress if settings.schedule == "linear" else 1.0
+    def set_learning_rates(self, settings: Online, progress: float, factor: float = 1.0) -> None:
+        """Learning rates at `progress` in [0, 1), times `factor`."""
+        factor *= 1 - progress if settings.schedule == "linear" else 1.0
         for group, rate in zip(
             self.optimizer.param_groups, learning_rates(settings).values(), strict=True
         ):

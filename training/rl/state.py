@@ -9,7 +9,7 @@ import json
 from dataclasses import asdict, dataclass
 
 from training.distributed import shards
-from training.process.checkpoint import restoring
+from training.process.checkpoint import Checkpoint, restoring
 from training.process.stage import Stage
 from training.rl.roles import Roles
 
@@ -22,6 +22,13 @@ class PpoState:
     kl_coef: float
     ended: bool = False
     """Whether the method's max_kl was passed."""
+    rolled_back: int = 0
+    """How often training went back to a checkpoint because it had diverged."""
+
+    @property
+    def rate_factor(self) -> float:
+        """What the learning rates are multiplied by: half for each time it went back."""
+        return 0.5**self.rolled_back
 
 
 def save_state(stage: Stage, roles: Roles, state: PpoState) -> None:
@@ -47,12 +54,28 @@ def load_state(stage: Stage, roles: Roles) -> PpoState:
     found = stage.checkpoints.latest()
     if found is None:
         return PpoState(update=0, episodes=0, kl_coef=stage.params.section(stage.name).kl.coef)
+    state = _restore(found, roles)
+    stage.resumed(state.update)
+    return state
+
+
+def roll_back(stage: Stage, roles: Roles) -> PpoState:
+    """Put the newest checkpoint's weights, optimizer and state into `roles`, and write it again
+    with the learning rates halved, for the attempt that goes on from it.
+    """
+    found = stage.checkpoints.latest()
+    assert found is not None, "a stage that may have to go back has saved where it began"
+    state = _restore(found, roles)
+    state.rolled_back += 1
+    save_state(stage, roles, state)
+    return state
+
+
+def _restore(found: Checkpoint, roles: Roles) -> PpoState:
     with restoring(found.path):
         shards.load_tensors(found.path / shards.WEIGHTS, roles.trainable())
         shards.load_optimizer(found.path / shards.OPTIMIZER, roles.optimizer, roles.trainable())
         roles.scaler.load_state_dict(
             json.loads((found.path / "loss_scale.json").read_text(encoding="utf-8"))
         )
-        state = PpoState(**json.loads((found.path / "state.json").read_text(encoding="utf-8")))
-    stage.resumed(state.update)
-    return state
+        return PpoState(**json.loads((found.path / "state.json").read_text(encoding="utf-8")))

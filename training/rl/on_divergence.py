@@ -1,0 +1,106 @@
+"""What follows where training has diverged: the batch is kept for people to look at, and the stage
+ends, for good or to go on from an earlier checkpoint.
+
+Going back ends the attempt: the next one goes on as after any crash, so that time, money and rows
+are counted as they are then.
+
+Shapes: B responses, T response tokens.
+"""
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from config.errors import TrainingDiverged
+from config.sections.online import Online
+from training.modeling.tokenizer import decode_response
+from training.process.stage import Stage
+from training.rl.episodes import Episodes
+from training.rl.roles import Roles
+from training.rl.state import PpoState, roll_back, save_state
+
+KEPT = "diverged.jsonl"
+"""In runs/<stage>/."""
+
+
+class Batch(NamedTuple):
+    """A rollout as it is kept."""
+
+    tokenizer: PreTrainedTokenizerBase
+    prompts: Sequence[list[int]]
+    responses: Sequence[list[int]]
+    score_B: Tensor
+    episodes: Episodes
+
+
+@contextmanager
+def on_divergence(
+    stage: Stage,
+    roles: Roles,
+    state: PpoState,
+    settings: Online,
+    batch: Batch,
+    statistics: Mapping[str, float] | None = None,
+) -> Iterator[None]:
+    """Around a check of the update after `state`: what it raises says where the batch is.
+
+    statistics  of a rollout that can not be learnt from, for the log; the weights that made it are
+                then saved, unless the stage goes back
+
+    With on_divergence=roll_back the first time leaves the newest checkpoint with half the learning
+    rates, and says so. All processes raise alike.
+    """
+    try:
+        yield
+    except TrainingDiverged as diverged:
+        write_batch(stage, state.update + 1, batch)
+        if statistics is not None:
+            stage.log(state.update + 1, statistics)
+        said = f"{diverged} Its batch is in runs/{stage.name}/{KEPT}."
+        if settings.on_divergence == "roll_back" and not state.rolled_back:
+            back = roll_back(stage, roles)
+            said += (
+                f" The next attempt goes on after update {back.update} with half the learning "
+                "rates."
+            )
+        elif statistics is not None:
+            save_state(stage, roles, state)
+        raise TrainingDiverged(said) from None
+
+
+def write_batch(stage: Stage, update: int, batch: Batch) -> None:
+    """Append a rollout to runs/<stage>/diverged.jsonl, a response a line; what is not finite as a
+    text, which any reader of JSON takes.
+    """
+    if stage.rank != 0:
+        return
+    tokens, episodes = batch.episodes.mask, batch.episodes
+    per_token = {
+        "logprobs": episodes.logprobs,
+        "values": episodes.values,
+        "advantages": episodes.advantages,
+        "returns": episodes.returns,
+    }
+    with (stage.root / "runs" / stage.name / KEPT).open("a", encoding="utf-8") as file:
+        for i, (prompt, response) in enumerate(zip(batch.prompts, batch.responses, strict=True)):
+            row: dict[str, Any] = {
+                "run_id": stage.run_id,
+                "attempt": stage.attempt,
+                "step": update,
+                "score": _number(batch.score_B[i].item()),
+                "prompt": batch.tokenizer.decode(prompt, skip_special_tokens=True).strip(),
+                "response": decode_response(batch.tokenizer, response),
+            }
+            for name, x_BT in per_token.items():
+                if x_BT is not None:
+                    row[name] = [_number(x) for x in x_BT[i][tokens[i]].tolist()]
+            file.write(json.dumps(row, ensure_ascii=False) + "\n")
+
+
+def _number(value: float) -> float | str:
+    return value if math.isfinite(value) else str(value)
