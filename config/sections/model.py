@@ -11,8 +11,9 @@ from config.sections.base import Positive, Section
 class RandomModel(Section):
     """A model built from its shape, for the embedded default and for benchmarks."""
 
-    family: Literal["llama", "qwen2", "gpt2"] = Field(
-        description="Architecture of the random-weight model."
+    family: Literal["llama", "qwen2", "qwen3", "gpt2"] = Field(
+        description="Architecture of the random-weight model. qwen3 normalises queries and keys: "
+        "small ones learn to compare what stands in two places in half the steps."
     )
     width: Positive = Field(description="Model width d (hidden size).")
     layers: Positive = Field(description="Number of transformer layers.")

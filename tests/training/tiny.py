@@ -27,7 +27,7 @@ from training.preparation.worlds import BY_HAND
 from training.process.stage import Stage, run_stage
 
 ROOT = Path(__file__).parents[2]
-FAMILIES = ("llama", "qwen2", "gpt2")
+FAMILIES = ("llama", "qwen2", "qwen3", "gpt2")
 CONTEXT = 96
 WIDTH = 32
 

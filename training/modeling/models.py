@@ -88,6 +88,13 @@ def initialise(model: PreTrainedModel, layers: int) -> None:
                 nn.init.normal_(module.weight, std=(inputs * (2 * layers if writes else 1)) ** -0.5)
 
 
+ROPE_THETA = 1e6
+"""Base of the rotary positions: the longest wave in tokens, over 2 pi. With Transformers' usual 1e4
+hardly a dimension of a small head turns slowly enough to compare tokens that are far apart.
+Source: Su et al. 2021 (arXiv:2104.09864), section 3.2.2; docs/decisions.md.
+"""
+
+
 def random_config(
     shape: RandomModel, context_length: int, tokenizer: PreTrainedTokenizerBase
 ) -> PreTrainedConfig:
@@ -115,11 +122,13 @@ def random_config(
     return AutoConfig.for_model(
         shape.family,
         hidden_size=shape.width,
+        head_dim=shape.width // shape.heads,
         num_hidden_layers=shape.layers,
         num_attention_heads=shape.heads,
         num_key_value_heads=shape.kv_heads,
         intermediate_size=shape.mlp_width,
         max_position_embeddings=context_length,
+        rope_parameters={"rope_type": "default", "rope_theta": ROPE_THETA},
         **common,
     )
 
