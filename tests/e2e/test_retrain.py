@@ -27,7 +27,7 @@ from tests.support.stage_server import forked_stages
 from training.preparation.cleaning import same_prompt_key
 from training.preparation.helpdesk import generate, read_case, reply
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(2400)]
+pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(2400)]
 
 SMALL = (
     "model.random.width=64",
@@ -199,7 +199,6 @@ def test_champion_and_challenger_were_asked_prompts_that_neither_was_trained_on(
     assert not trained & held_out
 
 
-@pytest.mark.slow
 def test_poisoned_votes_are_trained_on_and_not_promoted(project: Project) -> None:
     champion, digest, events = (
         project.champion(),
@@ -225,7 +224,6 @@ def test_poisoned_votes_are_trained_on_and_not_promoted(project: Project) -> Non
     assert "not checked: retrain.safety_source names no safety prompts" in page
 
 
-@pytest.mark.slow
 def test_a_rejected_model_is_not_tried_again_without_news_and_rollback_finds_the_first(
     project: Project,
 ) -> None:

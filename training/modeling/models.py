@@ -67,6 +67,10 @@ def base_model(
 
 INTO_RESIDUAL = ("o_proj", "down_proj", "c_proj")
 """Last parts of the names of the matrices that write to the residual stream."""
+EMBEDDING_STD = 0.3
+"""Of an input embedding of its own. Beside what the layers add, tokens drawn with Transformers'
+0.02 are next to nothing, and with 1 everything: docs/decisions.md.
+"""
 
 
 @torch.no_grad()
@@ -75,8 +79,8 @@ def initialise(model: PreTrainedModel, layers: int) -> None:
     1/sqrt(inputs), those that write to the residual stream with 1/sqrt(inputs 2 layers).
 
     Transformers' 0.02 for every width leaves a narrow model with attention that hardly tells tokens
-    apart, and so without the gradient from which it would learn to copy: docs/decisions.md. The
-    input embedding and what is no matrix stay as they are.
+    apart, and so without the gradient from which it would learn to copy: docs/decisions.md. An
+    embedding that is input and output, positions, and what is no matrix stay as they are.
     Source: LeCun et al. 1998, Efficient BackProp, 4.6; Radford et al. 2019 (GPT-2), 2.3.
     """
     for name, module in model.named_modules():
@@ -86,6 +90,8 @@ def initialise(model: PreTrainedModel, layers: int) -> None:
             tied = module is model.get_output_embeddings() and model.config.tie_word_embeddings
             if not tied:
                 nn.init.normal_(module.weight, std=(inputs * (2 * layers if writes else 1)) ** -0.5)
+    if not model.config.tie_word_embeddings:
+        nn.init.normal_(model.get_input_embeddings().weight, std=EMBEDDING_STD)
 
 
 ROPE_THETA = 1e6

@@ -71,8 +71,9 @@ def test_random_matrices_are_drawn_by_the_inputs_they_have(family: str) -> None:
     expected = [128**-0.5, (128 * 16) ** -0.5, 128**-0.5, (512 * 16) ** -0.5]
     assert found == pytest.approx(expected, rel=0.03)
     embedding = model.get_input_embeddings().weight
-    assert embedding.std().item() == pytest.approx(0.02, rel=0.05)
-    if not given.random.tie_embeddings:
+    tied = given.random.tie_embeddings
+    assert embedding.std().item() == pytest.approx(0.02 if tied else 0.3, rel=0.05)
+    if not tied:
         head = model.get_output_embeddings().weight
         assert head.std().item() == pytest.approx(128**-0.5, rel=0.05)
 
