@@ -204,9 +204,9 @@ def test_evaluation_has_the_phases_that_its_stage_measures() -> None:
 def test_steps_are_rows_times_epochs_over_the_batch() -> None:
     params = demo()
     made = {stage.stage: stage for stage in plan(params, aim(params)).stages}
-    assert made["sft"].steps == 12_000 * 0.8 * 2 / 32
+    assert made["sft"].steps == 12_000 * 0.9 / 32
     assert made["reward"].steps == pytest.approx(
-        params.data.source.preference_rows * 0.8 * params.reward.epochs / params.reward.batch_size
+        params.data.source.preference_rows * 0.9 * params.reward.epochs / params.reward.batch_size
     )
     assert made["ppo"].steps == params.ppo.updates
 
@@ -529,5 +529,5 @@ def test_votes_are_pairs_to_learn_from(tmp_path: Path) -> None:
     (tmp_path / "votes.jsonl").write_text("{}\n" * 50)
     source = "data.vote_source={kind: file, path: votes.jsonl, format: votes, columns: {}}"
     without, with_votes = count(demo(), tmp_path), count(demo(source), tmp_path)
-    assert with_votes.preference - without.preference == pytest.approx(50 * 0.8)
-    assert with_votes.preference_held_out - without.preference_held_out == pytest.approx(50 * 0.2)
+    assert with_votes.preference - without.preference == pytest.approx(50 * 0.9)
+    assert with_votes.preference_held_out - without.preference_held_out == pytest.approx(50 * 0.1)

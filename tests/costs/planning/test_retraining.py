@@ -117,7 +117,8 @@ def test_reading_and_comparing_take_as_long_as_was_measured(tmp_path: Path) -> N
     """40,000 helpdesk rows against a champion that lacks 2,000 pairs of them: CPU seconds of
     `python -m training.retraining.examine` on one core of an AMD EPYC machine.
     """
-    demo = load(ROOT / "recipes" / "demo.yaml")
+    rows = [f"data.source.{name}" for name in ("preference_rows=24000", "prompt_rows=4000")]
+    demo = load(ROOT / "recipes" / "demo.yaml", [*rows, "data.test_fraction=0.2"])
     crown(tmp_path, demo)
     know(tmp_path, pairs=22_000)
     planned = seconds(examination(demo, tmp_path))
