@@ -2,6 +2,7 @@
 that is up, or on a temporary one.
 """
 
+import errno
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -126,6 +127,11 @@ def reason(state: "State[Any]") -> RlhfError:
     error = state.result(raise_on_failure=False)
     if isinstance(error, RlhfError):
         return error
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return EnvironmentFault(
+            f"{error.filename or 'this checkout'}: no space left on the disk. Free some (rlhf clean "
+            "says what can go); rlhf run goes on from there."
+        )
     return RlhfError(
         f"the run failed: {state.message or error}. What the stages printed is in "
         "runs/<stage>/log.txt; rlhf run goes on from there."

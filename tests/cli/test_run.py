@@ -1,10 +1,14 @@
 """What `rlhf run` prints at its end."""
 
+import errno
 from pathlib import Path
 
 import pytest
+from prefect.states import Failed
 
+from cli.flow_run import reason
 from cli.run import result, show
+from config.errors import EnvironmentFault
 from config.load import load, write
 from config.records import kept_folder
 from tests.conftest import ROOT
@@ -33,3 +37,12 @@ def test_only_the_runs_own_report_is_named(
     assert result(tmp_path, params)["report"] == str(report)
     show(tmp_path, params)
     assert str(report) in capsys.readouterr().out
+
+
+def test_a_full_disk_under_the_pipeline_itself_is_named_and_anything_else_in_a_line() -> None:
+    full = Failed(data=OSError(errno.ENOSPC, "No space left on device", "runs/pipeline.jsonl"))
+    said = reason(full)
+    assert isinstance(said, EnvironmentFault)
+    assert str(said).startswith("runs/pipeline.jsonl: no space left on the disk. Free some")
+    other = reason(Failed(message="OSError: broken", data=OSError(errno.EIO, "broken")))
+    assert str(other).startswith("the run failed: OSError: broken. What the stages printed is in")
