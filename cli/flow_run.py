@@ -129,7 +129,7 @@ def reason(state: "State[Any]") -> RlhfError:
         return error
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         return EnvironmentFault(
-            f"{error.filename or 'this checkout'}: no space left on the disk. Free some (rlhf clean "
+            fX
             "says what can go); rlhf run goes on from there."
         )
     return RlhfError(

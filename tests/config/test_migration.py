@@ -72,7 +72,9 @@ def test_the_params_that_an_older_run_kept_are_read(tmp_path: Path) -> None:
     )
     kept_folder(tmp_path, "r1").mkdir(parents=True)
     (kept_folder(tmp_path, "r1") / "params.yaml").write_bytes(OLD.read_bytes())
-    assert kept_params(tmp_path, "r1") == load(DEMO, OF_THEN), "where the run was, not where today's are"
+    assert kept_params(tmp_path, "r1") == load(DEMO, OF_THEN), (
+        "where the run was, not where today's are"
+    )
 
 
 def test_doctor_migrates_a_file_and_keeps_the_old_one(
