@@ -129,8 +129,8 @@ def reason(state: "State[Any]") -> RlhfError:
         return error
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         return EnvironmentFault(
-            fX
-            "says what can go); rlhf run goes on from there."
+            f"{error.filename or 'this checkout'}: no space left on the disk. Free some (rlhf "
+            "clean says what can go); rlhf run goes on from there."
         )
     return RlhfError(
         f"the run failed: {state.message or error}. What the stages printed is in "
