@@ -279,6 +279,7 @@ def metric_values(checkout: Checkout, stage: str, attempt: int) -> int:
     return sum(len(row.values) for row in rows if row.attempt == attempt)
 
 
+@pytest.mark.slow
 def test_a_stopped_run_is_resumable_and_a_killed_stage_is_tried_again(checkout: Checkout) -> None:
     changed = ("run", "--set", "evaluate.prompts=40", "--json")
     before = last_attempt(checkout, "evaluate")
