@@ -27,6 +27,8 @@ EVALUATED = (
     "gold_base",
     "gold_sft",
     "gold_aligned",
+    "right_item_rate_sft",
+    "right_item_rate",
     "win_rate_gold",
     "win_rate_gold_low",
     "win_rate_gold_high",
