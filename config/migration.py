@@ -17,7 +17,10 @@ MOVED = {
     "placement": ("pool", STAGES),
 }
 """Sections of earlier versions -> the key of `where` that says it now, and the stages they had."""
-ADDED = {f"{method}.on_divergence": "stop" for method in ("ppo", "rloo", "grpo")}
+ADDED: dict[str, Any] = {
+    **{f"{method}.on_divergence": "stop" for method in ("ppo", "rloo", "grpo")},
+    "model.random.rope_theta": 10000.0,
+}
 """Parameters that earlier versions did not have, each with the value that does what was done."""
 
 
@@ -55,10 +58,17 @@ def migrated(content: Mapping[str, Any]) -> dict[str, Any]:
             found[section] = {key: value for key, value in found[section].items() if key != name}
     if "extends" not in found:  # else what it extends says them
         for place, value in ADDED.items():
-            section, _, name = place.partition(".")
-            if isinstance(found.get(section), Mapping):
-                found[section] = {name: value} | found[section]
+            found = _with(found, place.split("."), value)
     return found
+
+
+def _with(content: dict[str, Any], place: list[str], value: Any) -> dict[str, Any]:
+    """`content` with `value` at `place`, unless one is there or its section is not."""
+    name, *below = place
+    if not below:
+        return {name: value} | content
+    section = content.get(name)
+    return content | {name: _with(section, below, value)} if isinstance(section, dict) else content
 
 
 def _where(content: Mapping[str, Any]) -> dict[str, dict[str, Any]]:

@@ -25,6 +25,10 @@ class RandomModel(Section):
         "special tokens included)."
     )
     tie_embeddings: bool = Field(description="Share input and output embedding.")
+    rope_theta: Annotated[float, Field(gt=1)] = Field(
+        description="Base of the rotary positions, usually 1e4: the longest wave in tokens, over "
+        "2 pi. With a higher one more dimensions of a head turn slowly. gpt2 has none."
+    )
 
     @model_validator(mode="after")
     def _heads_divide(self) -> "RandomModel":

@@ -20,6 +20,7 @@ OLD = ROOT / "tests" / "config" / "fixtures" / "params-before-where.yaml"
 DEMO = ROOT / "recipes" / "demo.yaml"
 OF_THEN = [
     "model.random.family=llama",
+    "model.random.rope_theta=10000.0",
     "data.source.preference_rows=24000",
     "data.source.prompt_rows=4000",
     "data.test_fraction=0.2",

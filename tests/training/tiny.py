@@ -53,6 +53,7 @@ def settings(family: str = "llama") -> Model:
         "kv_heads": 1,
         "mlp_width": 64,
         "vocab_size": 320,
+        "rope_theta": 10000.0,
     }
     shape = RandomModel.model_validate(
         {"family": family, "tie_embeddings": family != "qwen2", **sizes}

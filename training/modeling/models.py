@@ -94,17 +94,12 @@ def initialise(model: PreTrainedModel, layers: int) -> None:
         nn.init.normal_(model.get_input_embeddings().weight, std=EMBEDDING_STD)
 
 
-ROPE_THETA = 1e6
-"""Base of the rotary positions: the longest wave in tokens, over 2 pi. With Transformers' usual 1e4
-hardly a dimension of a small head turns slowly enough to compare tokens that are far apart.
-Source: Su et al. 2021 (arXiv:2104.09864), section 3.2.2; docs/decisions.md.
-"""
-
-
 def random_config(
     shape: RandomModel, context_length: int, tokenizer: PreTrainedTokenizerBase
 ) -> PreTrainedConfig:
-    """The transformers config of a shape."""
+    """The transformers config of a shape. Source of the rotary positions: Su et al. 2021
+    (arXiv:2104.09864), section 3.2.2.
+    """
     common = {
         "vocab_size": len(tokenizer),
         "tie_word_embeddings": shape.tie_embeddings,
@@ -134,7 +129,7 @@ def random_config(
         num_key_value_heads=shape.kv_heads,
         intermediate_size=shape.mlp_width,
         max_position_embeddings=context_length,
-        rope_parameters={"rope_type": "default", "rope_theta": ROPE_THETA},
+        rope_parameters={"rope_type": "default", "rope_theta": shape.rope_theta},
         **common,
     )
 
