@@ -223,4 +223,5 @@ def test_the_documented_searches_and_metrics_are_there(results: list[dict[str, A
     assert documented - headings - known <= {
         "cost/usd_per_win_rate_point",
         "eval/reward_hacking",
-    }, "without a gain there is no price of it; the tiny run's few prompts decide no hacking"
+        "eval/reward_hacking_prompts_needed",
+    }, "without a gain there is no price of it; a tiny run's few prompts may decide no hacking"
