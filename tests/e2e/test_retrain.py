@@ -36,6 +36,8 @@ SMALL = (
     "model.random.vocab_size=400",
     "data.source={kind: helpdesk, sft_rows: 3000, preference_rows: 400, prompt_rows: 1200, "
     "temperature: 0.1, quality: 0.6}",
+    "data.test_fraction=0.2",
+    "sft.epochs=2.0",
     "sft.learning_rate=4.0e-3",
     "reward.epochs=2.0",
     "reward.batch_size=32",
