@@ -39,8 +39,8 @@ LEFT_OUT = ("docs/images/", "tests/", ".dvcignore", ".gitignore", ".dvc/.gitigno
 
 
 def tracked() -> list[str]:
-    """What git has, or is about to have."""
-    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
+    """The files in git's index. `git add` a new file first: what a run leaves behind is not listed."""
+    command = ["git", "ls-files", "--cached"]
     found = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
     return sorted(path for path in found.splitlines() if (ROOT / path).exists())
 

@@ -15,6 +15,7 @@ from mlflow.exceptions import MlflowException
 from mlflow.protos.databricks_pb2 import RESOURCE_ALREADY_EXISTS, ErrorCode
 from mlflow.utils.mlflow_tags import MLFLOW_LOGGED_ARTIFACTS
 
+from config import jsonl
 from config.dvc_stages import locked
 from config.records import SUMMARY
 from config.schema import Params
@@ -64,7 +65,7 @@ def log_samples(connection: Connection, run_id: str, folder: Path) -> dict[str, 
     path = folder / "evaluation" / "samples.jsonl"
     if not path.is_file():
         return {}
-    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    rows = list(jsonl.plain(path))
     columns = list(dict.fromkeys(name for row in rows for name in row))
     table = {"columns": columns, "data": [[row.get(name) for name in columns] for row in rows]}
     with unless_deleted(connection, run_id):

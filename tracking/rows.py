@@ -10,8 +10,9 @@ from mlflow.entities import Metric
 
 from config.records import MetricRow, UsageRow
 from config.workspace.retraining import Contest
-from costs.ledger.ledger import Ledger, StageCost, usd_of, usd_per_win_rate_point
+from costs.ledger.ledger import Ledger, StageCost, usd_per_win_rate_point
 from costs.ledger.reconcile import Comparison, Reconciled
+from costs.tables.price import StagePrice
 
 PREFIXES = {"evaluate": "eval"}
 """Stage -> first part of its metrics' names, where it is not the stage's own."""
@@ -30,10 +31,14 @@ def training_metrics(stage: str, row: MetricRow) -> list[Metric]:
     ]
 
 
-def usage_metrics(row: UsageRow, usd_per_device_hour: float) -> list[Metric]:
+def usage_metrics(row: UsageRow, price: StagePrice) -> list[Metric]:
     """`phase/<phase>/seconds` and what else the phase of one step spent."""
-    usd = usd_of(row.seconds * row.world_size, usd_per_device_hour)
-    spent = {"seconds": row.seconds, "usd": usd, "tokens": row.tokens, "peak_bytes": row.peak_bytes}
+    spent = {
+        "seconds": row.seconds,
+        "usd": price.usd_of_rows([row]),
+        "tokens": row.tokens,
+        "peak_bytes": row.peak_bytes,
+    }
     return [
         _metric(metric_name("phase", row.phase, name), value, row.time, row.step)
         for name, value in spent.items()

@@ -33,7 +33,7 @@ from config.workspace.kept import completed_stages, kept_params, own_file
 from config.workspace.retraining import RETRAIN_FOLDER, RETRAIN_ROWS, Contest, RetrainRow
 from costs.ledger.ledger import ledger
 from costs.ledger.reconcile import read_plan, reconcile
-from costs.tables.price import kwh, usd_per_device_hour
+from costs.tables.price import kwh, stage_price
 from tracking.aliases import bring_in_line, record_digest
 from tracking.client import (
     Connection,
@@ -284,9 +284,8 @@ class Shipment:
             if isinstance(row, MetricRow):
                 batches[owner] += training_metrics(stage, row)
             else:
-                batches[owner] += usage_metrics(
-                    row, usd_per_device_hour(self._params_of(row.run_id), stage)
-                )
+                price = stage_price(self._params_of(row.run_id), stage)
+                batches[owner] += usage_metrics(row, price)
             self._rows += 1
         for (run_id, attempt), batch in batches.items():
             log(

@@ -15,6 +15,7 @@ from config.records import PipelineRow, UsageRow
 from config.schema import Params
 from config.sections.money import Budget
 from costs.ledger.attempts import NO_WORK, Attempt
+from costs.tables.price import StagePrice
 
 FREE_SECTIONS = ("budget", "prices", "retrain", "tracking", "where")
 """Sections of params.yaml that no stage's results depend on."""
@@ -125,18 +126,10 @@ def chain(rows: Sequence[PipelineRow], run_id: str | None) -> list[str]:
     return found
 
 
-def spent(
-    attempts: Iterable[Attempt],
-    run_ids: Sequence[str],
-    usd_per_device_hour: float,
-    rented: int = 0,
-) -> Cost:
-    """What the attempts of a stage that `run_ids` paid for cost, with at least `rented` devices
-    paid for all the while.
-    """
+def spent(attempts: Iterable[Attempt], run_ids: Sequence[str], price: StagePrice) -> Cost:
+    """What the attempts of a stage that `run_ids` paid for cost."""
     rows = [row for attempt in attempts if attempt.run_id in run_ids for row in attempt.usage]
-    device_seconds = sum(row.seconds * max(row.world_size, rented) for row in rows)
-    return Cost(device_seconds * usd_per_device_hour / 3600, sum(row.seconds for row in rows))
+    return Cost(price.usd_of_rows(rows), sum(row.seconds for row in rows))
 
 
 # ---------------------------------------------------------------- the gate
@@ -178,20 +171,17 @@ def room(
     budget: Budget,
     already: Mapping[str, Cost],
     stage: str,
-    paid_devices: int,
-    usd_per_device_hour: float,
+    world_size: int,
+    price: StagePrice,
 ) -> Room | None:
-    """What the tightest limit leaves to `stage` while so many devices are paid for, those that wait
-    included, in wall seconds; None
-    where nothing binds.
+    """What the tightest limit leaves to `stage` in so many processes, in wall seconds; None where
+    nothing binds.
     """
     found = []
     for limit in limits(budget):
         if limit.stage in (None, stage):
             left = limit.value - limit.part(total(already, limit.stage))
-            per_second = (
-                paid_devices * usd_per_device_hour / 3600 if limit.unit == "USD" else 1 / 3600
-            )
+            per_second = price.usd(1.0, world_size) if limit.unit == "USD" else 1 / 3600
             found.append(Room(left / per_second, limit))
     return min(found, default=None)
 

@@ -16,7 +16,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from costs.ledger.ledger import Ledger, PhaseCost, StageCost, usd_of
+from costs.ledger.ledger import Ledger, PhaseCost, StageCost
+from costs.tables.price import usd_of
 
 TOKENS, RATE, SECONDS, PRICE, PHASES = "tokens", "rate", "seconds", "price", "phases"
 """Reasons: more or fewer tokens, another rate in tokens/s, another time where no tokens are

@@ -17,7 +17,7 @@ where it is paid apart: both see costs/tables/price.py.
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from config import jsonl
 from config.errors import CostError
@@ -25,7 +25,7 @@ from config.records import NO_RUN_ID, STAGES, PipelineRow, UsageRow
 from config.schema import Params
 from config.workspace.at_work import run_at_work
 from costs.ledger.attempts import Attempt, read_attempts, split_usage
-from costs.tables.price import rented_devices, usd_per_device_hour
+from costs.tables.price import StagePrice, stage_price, usd_of, usd_per_device_hour
 
 RUNNING = "running"
 """State of a run that is at work now, and of its stage."""
@@ -147,25 +147,6 @@ class Ledger:
         }
 
 
-def usd_of(device_seconds: float, usd_per_device_hour: float) -> float:
-    """Price of a time on devices: device_seconds x usd_per_device_hour / 3600."""
-    return device_seconds * usd_per_device_hour / 3600
-
-
-class Rate(NamedTuple):
-    """What a stage's time costs."""
-
-    usd: float
-    """Of a device and hour."""
-    rented: int
-    """Devices that are paid for at least."""
-
-    def usd_of(self, rows: Sequence[UsageRow]) -> float:
-        """Price of rows: those that work are paid for, and those that wait beside them."""
-        paid = sum((row.seconds * max(row.world_size, self.rented) for row in rows), 0.0)
-        return usd_of(paid, self.usd)
-
-
 def usd_per_win_rate_point(made_usd: float, win_rate: float | None) -> float | None:
     """Cost of each point of win rate above an even 50 %: made_usd / (100 (win_rate - 0.5)); None
     without a gain or a cost.
@@ -201,11 +182,11 @@ def ledger(root: Path, params: Params, run_id: str | None = None) -> Ledger:
             (row for row in reversed(rows) if row.event == "stage" and row.stage == name), None
         )
         placed: str | None = name if name in STAGES else None
-        rate = Rate(usd_per_device_hour(params, placed), rented_devices(params, placed))
+        price = stage_price(params, placed)
         if rows:
-            stage = _stage_of_run(name, chosen, row, attempts, rate)
+            stage = _stage_of_run(name, chosen, row, attempts, price)
         else:
-            stage = _cost(name, attempts[-1:], attempts, rate) if attempts else None
+            stage = _cost(name, attempts[-1:], attempts, price) if attempts else None
         if stage is not None:
             stages.append(stage)
     if not rows and not stages:
@@ -240,11 +221,11 @@ def ledger(root: Path, params: Params, run_id: str | None = None) -> Ledger:
 
 
 def _stage_of_run(
-    name: str, run_id: str, row: PipelineRow | None, attempts: list[Attempt], rate: Rate
+    name: str, run_id: str, row: PipelineRow | None, attempts: list[Attempt], price: StagePrice
 ) -> StageCost | None:
     own = [attempt for attempt in attempts if attempt.run_id == run_id]
     if own:
-        return _cost(name, own, attempts, rate)
+        return _cost(name, own, attempts, price)
     if row is None:
         return None
     made = _makers(row.attempt, attempts) if row.cached and row.attempt is not None else []
@@ -259,20 +240,20 @@ def _stage_of_run(
         failed_attempts=0,
         device=made[-1][0].device if made else "",
         world_size=made[-1][0].world_size if made else 1,
-        usd_per_device_hour=rate.usd,
+        usd_per_device_hour=price.usd_per_device_hour,
         seconds=0.0,
         device_seconds=0.0,
-        rented=rate.rented,
+        rented=price.rented_devices,
         idle_usd=0.0,
         usd=0.0,
         waste_seconds=0.0,
         waste_usd=0.0,
         memory_retries=0,
         saved_seconds=_seconds(useful),
-        saved_usd=rate.usd_of(useful),
+        saved_usd=price.usd_of_rows(useful),
         peak_bytes=0,
         phases=(),
-        made=_phases(useful, rate),
+        made=_phases(useful, price),
     )
 
 
@@ -291,7 +272,7 @@ def _makers(number: int, attempts: list[Attempt]) -> list[tuple[Attempt, list[At
     return [(attempts[i], attempts[i + 1 :]) for i in chain]
 
 
-def _cost(name: str, own: list[Attempt], attempts: list[Attempt], rate: Rate) -> StageCost:
+def _cost(name: str, own: list[Attempt], attempts: list[Attempt], price: StagePrice) -> StageCost:
     """Sums over the attempts `own` of a stage; `attempts` are all it ever had, to know what was
     done again.
     """
@@ -302,7 +283,7 @@ def _cost(name: str, own: list[Attempt], attempts: list[Attempt], rate: Rate) ->
         if attempt in own
         for row in split_usage(attempt, attempts[i + 1 :])[1]
     ]
-    phases = _phases(rows, rate)
+    phases = _phases(rows, price)
     newest = own[-1]
     done = next((attempt.number for attempt in reversed(own) if attempt.done), None)
     made = _makers(done, attempts) if done is not None else []
@@ -316,39 +297,39 @@ def _cost(name: str, own: list[Attempt], attempts: list[Attempt], rate: Rate) ->
         failed_attempts=sum(not attempt.done for attempt in own),
         device=newest.device,
         world_size=newest.world_size,
-        usd_per_device_hour=rate.usd,
+        usd_per_device_hour=price.usd_per_device_hour,
         seconds=sum((phase.seconds for phase in phases), 0.0),
         device_seconds=_device_seconds(rows),
-        rented=rate.rented,
-        idle_usd=rate.usd_of(rows) - usd_of(_device_seconds(rows), rate.usd),
+        rented=price.rented_devices,
+        idle_usd=price.usd_of_rows(rows) - usd_of(_device_seconds(rows), price.usd_per_device_hour),
         usd=sum((phase.usd for phase in phases), 0.0),
         waste_seconds=_seconds(redone),
-        waste_usd=rate.usd_of(redone),
+        waste_usd=price.usd_of_rows(redone),
         memory_retries=sum(len(attempt.retries) for attempt in own),
         saved_seconds=0.0,
         saved_usd=0.0,
         peak_bytes=max((phase.peak_bytes for phase in phases), default=0),
         phases=phases,
         made=_phases(
-            [usage for attempt, later in made for usage in split_usage(attempt, later)[0]], rate
+            [usage for attempt, later in made for usage in split_usage(attempt, later)[0]], price
         ),
     )
 
 
-def _phases(rows: Sequence[UsageRow], rate: Rate) -> tuple[PhaseCost, ...]:
+def _phases(rows: Sequence[UsageRow], price: StagePrice) -> tuple[PhaseCost, ...]:
     return tuple(
-        _phase(phase, [row for row in rows if row.phase == phase], rate)
+        _phase(phase, [row for row in rows if row.phase == phase], price)
         for phase in dict.fromkeys(row.phase for row in rows)
     )
 
 
-def _phase(name: str, rows: list[UsageRow], rate: Rate) -> PhaseCost:
+def _phase(name: str, rows: list[UsageRow], price: StagePrice) -> PhaseCost:
     return PhaseCost(
         phase=name,
         seconds=_seconds(rows),
         tokens=sum(row.tokens for row in rows),
         sequences=sum(row.sequences for row in rows),
-        usd=rate.usd_of(rows),
+        usd=price.usd_of_rows(rows),
         peak_bytes=max(row.peak_bytes for row in rows),
     )
 

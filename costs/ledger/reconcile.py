@@ -13,7 +13,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from costs.ledger.ledger import Ledger, PhaseCost, StageCost, usd_of
+from costs.ledger.ledger import Ledger, PhaseCost, StageCost
+from costs.tables.price import usd_of
 
 PLAN_FILE = "plan.json"
 

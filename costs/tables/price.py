@@ -1,10 +1,14 @@
-"""What an hour of a device costs in a run: the price of params.yaml, and the electricity on top of
-it where that is paid apart.
+"""What time costs in a run: the hourly price of params.yaml, the electricity on top of it where that
+is paid apart, and the devices that are paid for while they wait.
+
+`StagePrice` is the only place where measured time becomes money: the ledger, the budget, the month
+of the retrain cycles, MLflow and the terminal all use it.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
-from config.records import STAGES, stages_of
+from config.records import STAGES, UsageRow, stages_of
 from config.schema import Params
 from config.sections.where import LOCAL
 from costs.tables.catalogue import hardware
@@ -54,6 +58,36 @@ def usd_per_device_hour(params: Params, stage: str | None = None) -> float:
     return prices.usd_per_device_hour + (
         watts(params, stage) / 1000 * prices.usd_per_kwh if prices.usd_per_kwh else 0.0
     )
+
+
+def usd_of(device_seconds: float, usd_per_device_hour: float) -> float:
+    """US dollars for a time on devices: device_seconds x usd_per_device_hour / 3600."""
+    return device_seconds * usd_per_device_hour / 3600
+
+
+@dataclass(frozen=True)
+class StagePrice:
+    """What the time of a stage's processes costs."""
+
+    usd_per_device_hour: float
+    rented_devices: int = 1
+    """Devices that are paid for at least, at work or waiting."""
+
+    def usd(self, seconds: float, world_size: int = 1) -> float:
+        """US dollars for `seconds` of wall time of `world_size` processes, one device each."""
+        paid = max(world_size, self.rented_devices)
+        return usd_of(seconds * paid, self.usd_per_device_hour)
+
+    def usd_of_rows(self, rows: Iterable[UsageRow]) -> float:
+        """US dollars for usage rows."""
+        return sum((self.usd(row.seconds, row.world_size) for row in rows), 0.0)
+
+
+def stage_price(params: Params, stage: str | None = None) -> StagePrice:
+    """The price of a stage's time; `stage` None is a process of the pipeline's own. Raises
+    CostError for an unknown device.
+    """
+    return StagePrice(usd_per_device_hour(params, stage), rented_devices(params, stage))
 
 
 def kwh(device_seconds: Mapping[str, float], params: Params) -> float:

@@ -28,7 +28,7 @@ from costs.ledger.reconcile import PLAN_FILE
 from costs.planning.planner import plan as make_plan
 from costs.planning.plans import Plan, StagePlan
 from costs.planning.target import Target, target
-from costs.tables.price import rented_devices, usd_per_device_hour
+from costs.tables.price import stage_price
 from tasks.dvc.status import default_remote, stale_stages
 from tasks.planning.placement_check import require_reachable
 from tasks.planning.steps import planned_steps
@@ -143,8 +143,7 @@ def spent_by_stage(root: Path, params: Params, run_ids: list[str]) -> dict[str, 
         stage: spent(
             read_attempts(root / "runs" / stage)[0],
             run_ids,
-            usd_per_device_hour(params, stage),
-            rented_devices(params, stage),
+            stage_price(params, stage),
         )
         for stage in STAGES
     }

@@ -10,8 +10,7 @@ from pathlib import Path
 
 from config.errors import EXIT_BAD_INPUT, RlhfError, UserError
 from config.schema import Params
-from costs.ledger.ledger import usd_of
-from costs.tables.price import usd_per_device_hour
+from costs.tables.price import stage_price
 from tasks.dvc.status import environment
 
 
@@ -23,8 +22,8 @@ def run_helper(
     log: Path,
     charge: Callable[[float], None],
 ) -> None:
-    """Run `python -m training.<name>` in the project, and `charge` what it cost in US dollars,
-    however it ends.
+    """Run `python -m training.retraining.<name>` in the project, and `charge` what it cost in US
+    dollars, however it ends.
 
     Raises UserError with its line where it ends with exit code 2, RlhfError for any other failure.
     """
@@ -32,7 +31,7 @@ def run_helper(
     try:
         _run(root, name, arguments, log)
     finally:
-        charge(usd_of(time.monotonic() - began, usd_per_device_hour(params)))
+        charge(stage_price(params).usd(time.monotonic() - began))
 
 
 def _run(root: Path, name: str, arguments: Sequence[str], log: Path) -> None:

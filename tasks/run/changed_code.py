@@ -15,7 +15,7 @@ from config.schema import Params
 from config.stage_code import changed_code, some, stage_code
 from costs.ledger.attempts import Attempt, read_attempts
 from costs.ledger.budget import Cost
-from costs.tables.price import usd_per_device_hour
+from costs.tables.price import stage_price
 from reporting.numbers import duration, usd
 
 
@@ -80,8 +80,5 @@ def changed_since_checkpoint(root: Path, params: Params, stage: str) -> ChangedC
         for row in attempt.usage
         if 1 <= row.step <= step
     }.values()
-    seconds = sum(row.seconds for row in rows)
-    device_hours = sum(row.seconds * row.world_size for row in rows) / 3600
-    return ChangedCode(
-        stage, step, files, Cost(device_hours * usd_per_device_hour(params, stage), seconds)
-    )
+    usd = stage_price(params, stage).usd_of_rows(rows)
+    return ChangedCode(stage, step, files, Cost(usd, sum(row.seconds for row in rows)))

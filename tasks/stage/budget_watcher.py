@@ -11,7 +11,7 @@ from config.errors import OverBudget
 from config.records import STAGES, PipelineRow
 from costs.ledger.attempts import read_attempts
 from costs.ledger.budget import Limit, Room, has_to_stop, room, total
-from costs.tables.price import rented_devices, usd_per_device_hour
+from costs.tables.price import stage_price
 from tasks.planning.prepared import spent_by_runs
 from tasks.run.month import PURPOSE, Month, month
 from tasks.run.run import Run
@@ -28,8 +28,7 @@ class BudgetWatch:
         its own.
         """
         self._run, self._stage, self._local = run, stage, local
-        self._price = usd_per_device_hour(run.params, stage)
-        self._rented = rented_devices(run.params, stage)
+        self._price = stage_price(run.params, stage)
         rows: list[PipelineRow] = jsonl.read(run.root / "runs" / "pipeline.jsonl", PipelineRow).rows
         self._spent = spent_by_runs(run.root, run.params, rows, run.run_id)
         self._asked_at = now()
@@ -59,15 +58,14 @@ class BudgetWatch:
         """What the tightest limit leaves, in wall seconds: of the run's budget, or of the
         month's.
         """
-        paid = max(world_size, self._rented)
-        found = [room(self._run.params.budget, self._spent, self._stage, paid, self._price)]
+        found = [room(self._run.params.budget, self._spent, self._stage, world_size, self._price)]
         if (
             self._month is not None
             and self._month.limit_usd is not None
             and self._month.left_usd is not None
         ):
             limit = Limit(MONTHLY, self._month.limit_usd, "USD", None)
-            found.append(Room(self._month.left_usd / (paid * self._price / 3600), limit))
+            found.append(Room(self._month.left_usd / self._price.usd(1.0, world_size), limit))
         return min((each for each in found if each is not None), default=None)
 
     def _start_seconds(self) -> float:

@@ -15,8 +15,7 @@ from config.jsonl import Follower
 from config.records import SAMPLING_METHODS, AttemptRow, MetricRow, UsageRow
 from config.schema import Params
 from costs.ledger.budget import Pace
-from costs.ledger.ledger import usd_of
-from costs.tables.price import usd_per_device_hour
+from costs.tables.price import stage_price
 from reporting.numbers import duration, usd
 from tasks.planning.steps import planned_steps
 
@@ -60,7 +59,7 @@ class Watch:
     def __init__(self, root: Path, params: Params, stage: str) -> None:
         folder = root / "runs" / stage
         self._stage, self._params = stage, params
-        self._price = usd_per_device_hour(params, stage)
+        self._price = stage_price(params, stage)
         self._steps = planned_steps(root, params, stage)
         self._attempts, self._usage, self._metrics = (
             Follower(path, path.stat().st_size if path.exists() else 0)
@@ -130,7 +129,7 @@ class Watch:
             step=self._step,
             steps=self._steps,
             seconds=seconds,
-            usd=usd_of(seconds * world_size, self._price),
+            usd=self._price.usd(seconds, world_size),
             eta_seconds=eta_seconds(self._steps, self._moments[0], self._moments[-1])
             if self._steps and self._moments
             else None,

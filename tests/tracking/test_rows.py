@@ -7,6 +7,7 @@ from config.records import MetricRow, UsageRow
 from config.workspace.retraining import Contest, Mean, Safety, Share
 from costs.ledger.ledger import Ledger, PhaseCost
 from costs.ledger.reconcile import Comparison, Reconciled, StageComparison
+from costs.tables.price import StagePrice
 from tests.costs.books import book, stage_cost
 from tracking.rows import (
     bought_metrics,
@@ -36,7 +37,7 @@ USAGE = UsageRow(
 
 
 def test_a_phase_is_priced_by_its_seconds_on_all_devices() -> None:
-    metrics = {metric.key: metric.value for metric in usage_metrics(USAGE, usd_per_device_hour=5.0)}
+    metrics = {metric.key: metric.value for metric in usage_metrics(USAGE, StagePrice(5.0))}
     assert metrics == {
         "phase/rollout/seconds": 36.0,
         "phase/rollout/usd": pytest.approx(0.1),  # 36 s x 2 devices x 5 USD / 3600 s

@@ -276,10 +276,12 @@ def test_whole_runs_are_found_named_described_and_say_what_they_changed(
     Story(root, params).whole()
     (root / "runs/pipeline/r1/summary.md").write_text("### Verdict\n\n![key picture](key.svg)\n")
     (root / "runs/pipeline/r1/key.svg").write_text("<svg/>")
-    samples = [{"prompt": "where is it?", "sft": "no.", "aligned": "on its way."}, {"prompt": "x"}]
+    # Python splits text at both of these, JSON lines are split at neither
+    odd = "on\u2028its\u0085way."
+    samples = [{"prompt": "where is it?", "sft": "no.", "aligned": odd}, {"prompt": "x"}]
     (root / "runs/pipeline/r1/evaluation").mkdir()
     (root / "runs/pipeline/r1/evaluation/samples.jsonl").write_text(
-        "".join(json.dumps(row) + "\n" for row in samples)
+        "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in samples)
     )
     sync(root, params)
     another = params.model_copy(
@@ -311,7 +313,7 @@ def test_whole_runs_are_found_named_described_and_say_what_they_changed(
     stored = client(root).download_artifacts(found[0].info.run_id, "samples.json")
     table = json.loads(Path(stored).read_text())
     assert table["columns"] == ["prompt", "sft", "aligned"]
-    assert table["data"] == [["where is it?", "no.", "on its way."], ["x", None, None]]
+    assert table["data"] == [["where is it?", "no.", odd], ["x", None, None]]
     version = client(root).get_model_version_by_alias("helpdesk-assistant", "challenger")
     assert version.description.startswith("### Verdict")
     assert f"models:/helpdesk-assistant/{version.version}" in version.description

@@ -26,7 +26,11 @@ from costs.ledger.budget import (
     spent,
     total,
 )
+from costs.tables.price import StagePrice
 from tests.conftest import ROOT
+
+
+PRICE = StagePrice(3.6)
 
 
 def params(*changes: str) -> Params:
@@ -131,8 +135,8 @@ def test_spent_is_device_time_at_its_price_of_the_runs_asked_for() -> None:
         attempt("r1", usage(0, "start", 2.0, world_size=4), usage(1, "train", 3.0, world_size=4)),
         attempt("r2", usage(1, "train", 7.0)),
     ]
-    assert spent(attempts, ["r1"], 3.6) == pytest.approx((0.020, 5.0))
-    assert spent(attempts, ["r1", "r2"], 3.6) == pytest.approx((0.027, 12.0))
+    assert spent(attempts, ["r1"], PRICE) == pytest.approx((0.020, 5.0))
+    assert spent(attempts, ["r1", "r2"], PRICE) == pytest.approx((0.027, 12.0))
 
 
 # ---------------------------------------------------------------- the gate
@@ -171,19 +175,19 @@ def test_the_tightest_limit_leaves_the_room_and_devices_use_it_up() -> None:
         "budget.max_usd=0.1", "budget.max_hours=0.025", "budget.max_usd_by_stage.ppo=0.05"
     ).budget
     already = {"sft": Cost(0.03, 30.0), "ppo": Cost(0.02, 20.0)}
-    tightest = room(budget, already, "ppo", 1, 3.6)
+    tightest = room(budget, already, "ppo", 1, PRICE)
     assert tightest is not None
     assert (tightest.limit.key, tightest.seconds) == (
         "budget.max_usd_by_stage.ppo",
         pytest.approx(30.0),
     )
-    other = room(budget, already, "reward", 1, 3.6)
+    other = room(budget, already, "reward", 1, PRICE)
     assert other is not None
     assert (other.limit.key, other.seconds) == ("budget.max_hours", pytest.approx(40.0))
-    many = room(budget, already, "reward", 4, 3.6)
+    many = room(budget, already, "reward", 4, PRICE)
     assert many is not None
     assert (many.limit.key, many.seconds) == ("budget.max_usd", pytest.approx(12.5))
-    assert room(params().budget, already, "ppo", 1, 3.6) is None
+    assert room(params().budget, already, "ppo", 1, PRICE) is None
 
 
 def test_a_step_is_the_sum_of_its_phases_and_checkpoints_are_apart() -> None:
@@ -327,10 +331,10 @@ def test_each_limit_leaves_its_own_room(
     changes: tuple[str, ...], stage: str, world_size: int, key: str, seconds: float
 ) -> None:
     already = {"sft": Cost(0.01, 10.0), "ppo": Cost(0.01, 20.0)}
-    found = room(params(*changes).budget, already, stage, world_size, 3.6)
+    found = room(params(*changes).budget, already, stage, world_size, PRICE)
     assert found is not None
     assert (found.limit.key, found.seconds) == (f"budget.{key}", pytest.approx(seconds))
-    other = room(params(*changes).budget, already, "reward", world_size, 3.6)
+    other = room(params(*changes).budget, already, "reward", world_size, PRICE)
     assert (other is None) is (found.limit.stage == "ppo")
 
 

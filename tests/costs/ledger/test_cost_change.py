@@ -18,7 +18,8 @@ from costs.ledger.cost_change import (
     log_mean,
     reasons,
 )
-from costs.ledger.ledger import Ledger, PhaseCost, StageCost, usd_of
+from costs.ledger.ledger import Ledger, PhaseCost, StageCost
+from costs.tables.price import usd_of
 from tests.costs import books
 from tests.costs.books import stage_cost
 

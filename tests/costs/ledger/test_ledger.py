@@ -18,12 +18,8 @@ from config.load import load
 from config.records import AttemptRow, PipelineRow, UsageRow
 from config.schema import Params
 from costs.ledger.attempts import Attempt, kept_step, read_attempts, split_usage
-from costs.ledger.ledger import (
-    PhaseCost,
-    ledger,
-    usd_of,
-    usd_per_win_rate_point,
-)
+from costs.ledger.ledger import PhaseCost, ledger, usd_per_win_rate_point
+from costs.tables.price import usd_of
 from tasks.run.run import locked
 from tests.costs.books import stage_cost
 

@@ -13,7 +13,7 @@ from costs.planning.idle import idle_device_seconds, idle_note
 from costs.planning.planner import plan
 from costs.planning.retraining import plan_cycle
 from costs.planning.target import target
-from costs.tables.price import rented_devices
+from costs.tables.price import StagePrice, rented_devices
 from tests.conftest import ROOT
 
 NODE = ROOT / "recipes" / "node-8gpu.yaml"
@@ -122,7 +122,7 @@ def test_the_ledger_and_the_budget_pay_for_those_that_wait(
     assert evaluate.device_seconds == 60.0  # at work
     assert sum(phase.usd for phase in evaluate.made) == pytest.approx(evaluate.usd)
     attempts, _ = read_attempts(tmp_path / "runs" / "evaluate")
-    paid = spent(attempts, ["r1"], price, rented_devices(params, "evaluate"))
+    paid = spent(attempts, ["r1"], StagePrice(price, rented_devices(params, "evaluate")))
     assert paid.usd == pytest.approx(evaluate.usd)
     # the plan beside it is in the same money
     made = plan(params, target(params, None, None, None, Path("nowhere")), ("evaluate",))

@@ -270,7 +270,10 @@ def test_a_reward_model_that_lost_its_head_is_refused(tmp_path: Path) -> None:
         load_reward_model(tmp_path / "reward", settings(), tokenizer())
 
 
-def test_a_folder_that_is_not_there_is_named() -> None:
+def test_a_folder_that_is_not_there_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # the checkout may have a models/sft
     with pytest.raises(ModelError, match="/nowhere does not exist"):
         check_folder("/nowhere")
     with pytest.raises(ModelError, match="models/sft does not exist"):

@@ -1,0 +1,107 @@
+"""An hour of a stage costs the same wherever it is shown, charged or bounded."""
+
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from config import jsonl
+from config.load import load
+from config.records import AttemptRow, PipelineRow, UsageRow, stages_of
+from config.schema import Params
+from costs.ledger.ledger import ledger
+from costs.tables.price import stage_price
+from tasks.planning.prepared import spent_by_stage
+from tasks.retraining.process import run_helper
+from tasks.run.changed_code import changed_since_checkpoint
+from tasks.run.month import run_usd
+from tasks.run.run import Run
+from tasks.stage import progress
+from tasks.stage.budget_watcher import BudgetWatch
+from tests.conftest import ROOT
+from tracking.rows import usage_metrics
+
+HOUR = 3600.0
+RECIPES = sorted((ROOT / "recipes").glob("*.yaml"))
+
+
+def an_hour(root: Path, params: Params, stage: str) -> UsageRow:
+    """One whole attempt of a stage in run `r`, which took an hour."""
+    processes = params.where.of(stage).processes
+    common = {"run_id": "r", "attempt": 1, "device": "cuda", "world_size": processes}
+    row = UsageRow(
+        **common, time=2 * HOUR, step=1, phase="train", seconds=HOUR, tokens=1, sequences=1,
+        peak_bytes=1,
+    )  # fmt: skip
+    folder = root / "runs" / stage
+    jsonl.append(folder / "usage.jsonl", row)
+    for event, when, code in (("start", HOUR, None), ("end", 2 * HOUR, 0)):
+        jsonl.append(
+            folder / "attempts.jsonl",
+            AttemptRow(
+                **common, time=when, event=event, fingerprint="f", pid=1, step=1, exit_code=code
+            ),
+        )
+    made = PipelineRow(
+        time=2 * HOUR, run_id="r", event="stage", stage=stage, attempt=1, state="done"
+    )
+    jsonl.append(root / "runs" / "pipeline.jsonl", made)
+    return row
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)
+def test_every_consumer_prices_an_hour_of_a_stage_alike(
+    recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    params = load(recipe, ["budget.max_usd=1000000", "budget.max_hours=null"])
+    total = 0.0
+    for stage in stages_of(params.align.method):
+        watch = progress.Watch(tmp_path, params, stage)
+        row = an_hour(tmp_path, params, stage)
+        book = ledger(tmp_path, params, "r").stage(stage)
+        assert book is not None
+        place = params.where.of(stage)
+        assert book.usd >= place.processes * params.prices.usd_per_device_hour > 0
+        total += book.usd
+
+        shipped = {each.key: each.value for each in usage_metrics(row, stage_price(params, stage))}
+        assert shipped["phase/train/usd"] == pytest.approx(book.usd)
+
+        monkeypatch.setattr(progress, "now", lambda: 0.0)
+        watch.look()
+        monkeypatch.setattr(progress, "now", lambda: HOUR)
+        assert watch.look().usd == pytest.approx(book.usd)
+
+        assert spent_by_stage(tmp_path, params, ["r"])[stage].usd == pytest.approx(book.usd)
+
+        left = BudgetWatch(Run(tmp_path, "other", params), stage).left(place.processes)
+        assert left is not None
+        assert params.budget.max_usd is not None
+        hours = left.seconds / HOUR
+        assert hours * book.usd == pytest.approx(params.budget.max_usd)
+
+        checkpoint = tmp_path / "checkpoints" / stage / "f" / "step-1"
+        checkpoint.mkdir(parents=True)
+        (checkpoint / "manifest.json").write_text("{}")
+        (checkpoint / "code.json").write_text('{"training/gone.py": "0"}')
+        changed = changed_since_checkpoint(tmp_path, params, stage)
+        assert changed is not None
+        assert changed.cost.usd == pytest.approx(book.usd)
+    assert run_usd(tmp_path, params, "r") == pytest.approx(total)
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)
+def test_an_hour_of_the_contest_costs_what_an_hour_of_the_machine_costs(
+    recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    params = load(recipe)
+    moments = iter([0.0, HOUR])
+    monkeypatch.setattr(time, "monotonic", lambda: next(moments))
+    done = subprocess.CompletedProcess([], 0, "", "")
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: done)
+    charged: list[float] = []
+    run_helper(tmp_path, params, "contest", [], tmp_path / "log.txt", charged.append)
+    devices = max(params.where.of(stage).processes for stage in stages_of(params.align.method))
+    hour = stage_price(params).usd_per_device_hour
+    assert charged == pytest.approx([devices * hour])
