@@ -1,14 +1,20 @@
-"""`rlhf chat`: which models of which run, and a process that they talk in."""
+"""`rlhf chat`: find the models of a run and talk to them in a process of their own."""
 
+import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cli.project import project_root, this_command
+from cli.project import project_root
 from config.errors import UserError
+
+if TYPE_CHECKING:
+    from config.sections.run import Evaluate
 
 CHAMPION = "champion"
 
@@ -33,48 +39,42 @@ def chat(
     """Talk to the aligned model in the terminal. A line is a message, an empty one starts anew,
     Ctrl-D ends it. Lines can be piped in.
     """
-    from config.load import load
-
     root = project_root()
-    folder = root if run is None else _folder(root, run)
-    settings = load(root / "params.yaml").evaluate
-    models = ["base", "sft", "aligned"] if compare else ["aligned"]
-    command = [sys.executable, "-m", "training.inference.chat", "--folder", str(folder)]
-    command += ["--models", *models, "--seed", str(seed)]
-    command += ["--temperature", str(_first(temperature, settings.temperature))]
-    command += ["--max-new-tokens", str(_first(max_new_tokens, settings.max_new_tokens))]
-    raise typer.Exit(subprocess.run(command, cwd=root, check=False).returncode)
+    with _models_of(root, run) as (folder, settings):
+        models = ["base", "sft", "aligned"] if compare else ["aligned"]
+        command = [sys.executable, "-m", "training.inference.chat", "--folder", str(folder)]
+        command += ["--models", *models, "--seed", str(seed)]
+        command += ["--temperature", str(_first(temperature, settings.temperature))]
+        command += ["--max-new-tokens", str(_first(max_new_tokens, settings.max_new_tokens))]
+        code = subprocess.run(command, cwd=root, check=False).returncode
+    raise typer.Exit(code)
 
 
 def _first(given: float | None, otherwise: float) -> float:
     return otherwise if given is None else given
 
 
-def _folder(root: Path, run: str) -> Path:
-    """Where the models of a run are. Raises UserError if they are not to be had at once."""
-    from config.workspace.champions import champion_folder, read_record
-    from reporting.runs_named import resolve_one
+@contextmanager
+def _models_of(root: Path, run: str | None) -> Iterator[tuple[Path, "Evaluate"]]:
+    """The folder with the params, data and models of a run, and its evaluation settings. What a run
+    made is looked up by digest in DVC's cache or remote, whatever is in place now.
 
-    if run == CHAMPION:
+    Raises UserError for a run that is not there, ModelError if its models were deleted.
+    """
+    from config.load import load
+    from config.workspace.champions import read_record
+    from config.workspace.kept import kept_params
+    from reporting.runs_named import resolve_one
+    from tasks.champions.files import check_champion, gathered
+
+    if run is None:
+        yield root, load(root / "params.yaml").evaluate
+    elif run == CHAMPION:
         champion = read_record(root).champion
         if champion is None:
             raise UserError("there is no champion yet: rlhf promote names one. Or leave it out.")
-        return champion_folder(root, champion.run_id)
-    run_id = resolve_one(root, run)
-    if not _in_place(root, run_id):
-        raise UserError(
-            f"the models in place are not those of {run_id}. {this_command()} restore {run_id} "
-            "brings them back."
-        )
-    return root
-
-
-def _in_place(root: Path, run_id: str) -> bool:
-    """Whether dvc.lock has the aligned model that the run made or reused."""
-    from config.workspace.kept import completed_stages, kept_params
-    from tasks.dvc.status import digests
-
-    method = kept_params(root, run_id).align.method
-    model = f"models/{method}"
-    made = completed_stages(root, run_id).get(method, {}).get(model)
-    return made is not None and made == digests(root, method).outs.get(model)
+        yield check_champion(root, champion.run_id), kept_params(root, champion.run_id).evaluate
+    else:
+        run_id = resolve_one(root, run)
+        with gathered(root, run_id, root / ".rlhf" / f"chat-{os.getpid()}") as folder:
+            yield folder, kept_params(root, run_id).evaluate

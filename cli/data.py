@@ -153,12 +153,11 @@ def _cut(text: str) -> str:
 
 
 def _settings(found: dict[str, Any]) -> list[str]:
-    import yaml  # not needed to list the commands
+    from config.load import to_yaml  # not needed to list the commands
 
     block = {"data": {"source": found["source"]}}
     serves = found["pairs"] or found["format"] not in ("instructions", "prompts")
     if not serves:
         setting = "sft_source" if found["format"] == "instructions" else "prompt_source"
         block = {"data": {setting: found["source"]}}
-    text = yaml.safe_dump(block, sort_keys=False, allow_unicode=True)
-    return [f"  {line}" for line in text.splitlines()]
+    return [f"  {line}" for line in to_yaml(block).splitlines()]

@@ -218,14 +218,11 @@ def _with_adapter_rates(before: "Params", after: "Params") -> "Params":
 
 def recipe(root: Path, params: "Params", remark: str) -> str:
     """The recipe's text: what differs from recipes/base.yaml."""
-    import yaml
-
-    from config.load import read
+    from config.load import read, to_yaml
 
     base = read(root / "recipes" / f"{BASE}.yaml")
     differs = overlay_of(base, params.model_dump(mode="json"))
-    content = yaml.safe_dump({"extends": BASE, **differs}, sort_keys=False, allow_unicode=True)
-    return f"# {remark}\n{content}"
+    return f"# {remark}\n{to_yaml({'extends': BASE, **differs})}"
 
 
 def overlay_of(base: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[str, Any]:

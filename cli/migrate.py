@@ -1,9 +1,6 @@
 """`rlhf doctor --migrate`: params.yaml of an earlier version, written as it is now."""
 
-from collections.abc import Mapping
 from pathlib import Path
-
-import yaml
 
 from cli.project import project_root
 from config.atomic_file import write_atomically
@@ -27,8 +24,7 @@ def migrate() -> int:
     kept = _free(path.with_name(f"{path.name}.bak"))
     write_atomically(kept, path.read_bytes())
     write_atomically(path, dump(params))
-    written: Mapping[str, object] = yaml.safe_load(path.read_text(encoding="utf-8"))
-    for one in differences(old, written):
+    for one in differences(old, read(path)):
         print(one)
     print(f"{path.name} is written anew; the old one, with its comments, is {kept.name}.")
     return EXIT_DONE

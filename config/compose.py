@@ -9,7 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
+from ruamel.yaml import YAML
+from ruamel.yaml.error import YAMLError
 
 from config.errors import ParamsError
 
@@ -44,13 +45,22 @@ def compose(
     return composed
 
 
+def parse_yaml(text: str, pure: bool = False) -> Any:
+    """Read YAML 1.2, as DVC does: `no` is text, `010` is ten, `1e-5` is a number.
+
+    `pure` is the parser written in Python. It takes ten times as long, names the right line in its
+    errors, and accepts URLs in `{...}` and `[...]`.
+
+    Raises YAMLError, or ValueError for something like a date that does not exist.
+    """
+    return YAML(typ="safe", pure=pure).load(text)
+
+
 def _value(text: str) -> Any:
     try:
-        value = yaml.safe_load(text) if text else ""
-    except (yaml.YAMLError, ValueError):  # ValueError: something like a date that is none
+        return parse_yaml(text, pure=True) if text else ""
+    except (YAMLError, ValueError):
         return text
-    # YAML takes 1e-5 for text; on the command line it can only be meant as a number
-    return float(value) if isinstance(value, str) and is_number(value) else value
 
 
 def _set(node: Any, keys: list[str], value: Any, assignment: str) -> dict[str, Any]:
@@ -65,14 +75,6 @@ def _set(node: Any, keys: list[str], value: Any, assignment: str) -> dict[str, A
         **node,
         keys[0]: value if len(keys) == 1 else _set(node.get(keys[0]), keys[1:], value, assignment),
     }
-
-
-def is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
 
 
 def lacking(base: Mapping[str, Any], overlay: Mapping[str, Any], place: str = "") -> Iterator[str]:

@@ -21,8 +21,8 @@ compares the two, so change those, not this page.
 A `params.yaml` names every key of the sections it has: there are no defaults, because a default in
 Python would change results without DVC noticing. `recipes/base.yaml` is a complete one, and the
 other recipes extend it. Unknown keys, wrong types and impossible combinations are refused in one
-line that names the value, the rule and the place. Write `1.0e-5`, never `1e-5`: YAML reads the
-second as text.
+line that names the value, the rule and the place. The file is read as YAML 1.2, as DVC reads it:
+`true` and `false` are the only booleans, and `no` is text.
 """
 BOUNDS = (("minimum", "≥"), ("exclusiveMinimum", ">"), ("maximum", "≤"), ("exclusiveMaximum", "<"))
 SHOWN_ONCE = {

@@ -1,21 +1,27 @@
 """Reading params.yaml: YAML -> overrides -> Params, each mistake in one line."""
 
 import difflib
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 from pydantic import ValidationError
+from ruamel.yaml.error import YAMLError
 
 from config.atomic_file import write_atomically
-from config.compose import EXTENDS, base_path, compose, is_number
+from config.compose import EXTENDS, base_path, compose, parse_yaml
 from config.errors import ParamsError
 from config.migration import GONE, moved
 from config.schema import Params
 
-LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-"""With libyaml where it is there: a tenth of the time."""
+YAML_1_1_BOOLEANS = dict.fromkeys(("yes", "on", "y"), "true") | dict.fromkeys(
+    ("no", "off", "n"), "false"
+)
+"""Words that YAML 1.1 reads as booleans and YAML 1.2 as text."""
+NUMBER_IN_YAML_1_2 = re.compile(r"[-+.0-9][-+.0-9_a-fA-Fox]*")
+"""Text that YAML 1.2 might read as a number; YAML 1.1 has other rules."""
 
 
 def load(path: Path, overrides: list[str] | None = None) -> Params:
@@ -52,7 +58,7 @@ def read(path: Path) -> dict[str, Any]:
 
 def _mapping(path: Path) -> dict[str, Any]:
     try:
-        content = _parsed(path.read_text(encoding="utf-8"))
+        content = _parse(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ParamsError(
             f"{path} does not exist. Run in the project's folder, or name a recipe with --recipe "
@@ -62,7 +68,7 @@ def _mapping(path: Path) -> dict[str, Any]:
         raise ParamsError(
             f"{path} can not be read: {error}. It must be a UTF-8 YAML file."
         ) from None
-    except (yaml.YAMLError, ValueError) as error:
+    except (YAMLError, ValueError) as error:
         where = getattr(error, "problem_mark", None)
         line = f" at line {where.line + 1}" if where else ""
         raise ParamsError(
@@ -77,11 +83,12 @@ def _mapping(path: Path) -> dict[str, Any]:
     return content
 
 
-def _parsed(text: str) -> Any:
+def _parse(text: str) -> Any:
     try:
-        return yaml.load(text, Loader=LOADER)
-    except yaml.YAMLError:
-        return yaml.safe_load(text)  # whose message names the line that is wrong, not the last one
+        return parse_yaml(text)
+    except (YAMLError, ValueError):
+        parse_yaml(text, pure=True)  # its error names the line that is wrong, not the last one
+        raise
 
 
 def validate(content: dict[str, Any], origin: str, overrides: Sequence[str] = ()) -> Params:
@@ -137,8 +144,9 @@ def _explain(error: ValidationError, origin: str, overrides: Sequence[str]) -> s
         case _:
             shown = first.get("input")
             note = ""
-            if isinstance(shown, str) and "e" in shown.lower() and is_number(shown):
-                note = " YAML reads it as text: write 1.0e-5, not 1e-5."
+            meant = YAML_1_1_BOOLEANS.get(shown.lower()) if isinstance(shown, str) else None
+            if first["type"].startswith("bool") and meant:
+                note = f" {shown} is text in YAML 1.2, which DVC reads: write {meant}."
             return (
                 f"{place}={shown!r} {origin}: "
                 f"{first['msg'][0].lower()}{first['msg'][1:]}.{note}{more}"
@@ -174,11 +182,14 @@ def _resolve(node: dict[str, Any], part: str, schema: dict[str, Any]) -> dict[st
 
 
 def dump(params: Params) -> str:
-    """`params` as the YAML text of a complete params.yaml. Floats are written so that YAML reads
-    them back as floats.
-    """
+    """`params` as the YAML text of a complete params.yaml."""
+    return to_yaml(params.model_dump(mode="json"))
+
+
+def to_yaml(content: Mapping[str, Any]) -> str:
+    """A mapping as YAML text that YAML 1.1 and 1.2 read alike, whichever tool opens the file."""
     return yaml.dump(
-        params.model_dump(mode="json"),
+        content,
         Dumper=_Dumper,
         sort_keys=False,
         allow_unicode=True,
@@ -197,7 +208,13 @@ def _float(dumper: yaml.SafeDumper, value: float) -> yaml.Node:
     return dumper.represent_scalar("tag:yaml.org,2002:float", text)
 
 
+def _text(dumper: yaml.SafeDumper, value: str) -> yaml.Node:
+    is_number = NUMBER_IN_YAML_1_2.fullmatch(value)
+    return dumper.represent_scalar("tag:yaml.org,2002:str", value, style="'" if is_number else None)
+
+
 _Dumper.add_representer(float, _float)
+_Dumper.add_representer(str, _text)
 
 
 def write(params: Params, path: Path) -> None:

@@ -39,7 +39,7 @@ LEFT_OUT = ("docs/images/", "tests/", ".dvcignore", ".gitignore", ".dvc/.gitigno
 
 
 def tracked() -> list[str]:
-    """The files in git's index. `git add` a new file first: what a run leaves behind is not listed."""
+    """The files in git's index, so `git add` a new file first. What a run leaves is not listed."""
     command = ["git", "ls-files", "--cached"]
     found = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
     return sorted(path for path in found.splitlines() if (ROOT / path).exists())

@@ -1,5 +1,5 @@
-"""What time costs in a run: the hourly price of params.yaml, the electricity on top of it where that
-is paid apart, and the devices that are paid for while they wait.
+"""What time costs in a run: the hourly price of params.yaml, the electricity on top of it where
+that is paid apart, and the devices that are paid for while they wait.
 
 `StagePrice` is the only place where measured time becomes money: the ledger, the budget, the month
 of the retrain cycles, MLflow and the terminal all use it.

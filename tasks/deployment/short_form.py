@@ -1,10 +1,10 @@
 """The form that fits on a screen: a recipe, and what to change of it, becomes a pipeline run."""
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import yaml
 from prefect.client.orchestration import get_client
 from pydantic import BaseModel, Field
 
@@ -67,7 +67,7 @@ def _assignment(change: Change | Mapping[str, Any]) -> str:
             f"changes: {key or 'a row without a parameter'} is no name of a parameter. Write one "
             "such as ppo.learning_rate in its first field, and the value in the second."
         )
-    text = value if isinstance(value, str) else yaml.safe_dump(value).removesuffix("...\n")
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     return f"{key}={text.strip()}"
 
 

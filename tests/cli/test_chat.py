@@ -6,15 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from typer.testing import CliRunner
 
 from cli.main import app
-from config import jsonl
 from config.errors import UserError
-from config.load import load, write
-from config.records import PipelineRow, kept_folder
-from config.workspace.champions import Champion, ChampionRecord, champion_folder, write_record
+from config.load import load
 
 
 @pytest.fixture
@@ -45,21 +41,6 @@ def options(command: list[str]) -> dict[str, list[str]]:
     return found
 
 
-def ran(project: Path, run_id: str, digest: str) -> None:
-    """A run that made models/ppo of this digest, and kept its params."""
-    row = PipelineRow(
-        time=1.0, run_id=run_id, event="stage", stage="ppo", detail={"outs": {"models/ppo": digest}}
-    )
-    jsonl.append(project / "runs" / "pipeline.jsonl", row)
-    kept_folder(project, run_id).mkdir(parents=True)
-    write(load(project / "params.yaml"), kept_folder(project, run_id) / "params.yaml")
-
-
-def lock(project: Path, digest: str) -> None:
-    outs = [{"path": "models/ppo", "md5": digest}]
-    (project / "dvc.lock").write_text(yaml.safe_dump({"stages": {"align@ppo": {"outs": outs}}}))
-
-
 def test_without_a_run_it_is_what_is_in_place_as_evaluation_samples(
     project: Path, started: list[list[str]]
 ) -> None:
@@ -85,27 +66,7 @@ def test_every_option_arrives(project: Path, started: list[list[str]]) -> None:
     ]
 
 
-def test_a_run_is_talked_to_where_its_model_is_in_place(
-    project: Path, started: list[list[str]]
-) -> None:
-    ran(project, "first", "aaa")
-    ran(project, "second", "bbb")
-    lock(project, "bbb")
-    call("last")
-    assert options(started[0])["--folder"] == [str(project)]
-    with pytest.raises(UserError, match=r"not those of first\. .*restore first"):
-        call("first")
-    (project / "dvc.lock").unlink()
-    with pytest.raises(UserError, match="not those of second"):
-        call("second")
-
-
-def test_the_champion_is_talked_to_in_its_folder(project: Path, started: list[list[str]]) -> None:
+def test_the_champion_needs_to_be_there(project: Path, started: list[list[str]]) -> None:
     with pytest.raises(UserError, match="there is no champion yet"):
         call("champion")
-    champion = Champion(
-        run_id="best", method="ppo", model_digest="d", data_version="v", data_key="k"
-    )
-    write_record(project, ChampionRecord(lineage=(champion,)))
-    call("champion")
-    assert options(started[0])["--folder"] == [str(champion_folder(project, "best"))]
+    assert started == []

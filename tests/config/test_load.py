@@ -2,11 +2,14 @@ from pathlib import Path
 
 import pytest
 import yaml
+from dvc.utils.serialize import load_yaml
+from hypothesis import example, given
+from hypothesis import strategies as st
 
-from config.compose import compose
+from config.compose import compose, parse_yaml
 from config.differences import flat
 from config.errors import ParamsError
-from config.load import dump, load, read, validate, write
+from config.load import dump, load, read, to_yaml, validate, write
 from config.schema import Params
 from tests.conftest import ROOT
 
@@ -53,11 +56,40 @@ def test_a_missing_parameter_is_named() -> None:
         validate(content, "params.yaml")
 
 
-def test_a_number_that_yaml_reads_as_text_is_explained() -> None:
-    content = demo()
-    content["sft"]["learning_rate"] = yaml.safe_load("1e-5")
-    with pytest.raises(ParamsError, match=r"write 1\.0e-5, not 1e-5"):
-        validate(content, "params.yaml")
+@pytest.mark.parametrize(("word", "meant"), [("no", "false"), ("Off", "false"), ("YES", "true")])
+def test_a_boolean_of_yaml_1_1_is_refused_with_the_word_to_write(
+    tmp_path: Path, word: str, meant: str
+) -> None:
+    """DVC reads `no` as text: a run would start over where the plan saw no change."""
+    path = tmp_path / "params.yaml"
+    text = dump(load(DEMO))
+    assert "activation_checkpointing: false" in text
+    path.write_text(
+        text.replace("activation_checkpointing: false", f"activation_checkpointing: {word}")
+    )
+    with pytest.raises(ParamsError, match=f"activation_checkpointing='{word}' .* write {meant}"):
+        load(path)
+    with pytest.raises(ParamsError, match=f"from --set.* write {meant}"):
+        load(DEMO, [f"sft.activation_checkpointing={word}"])
+
+
+def test_numbers_are_what_dvc_reads(tmp_path: Path) -> None:
+    path = tmp_path / "params.yaml"
+    text = dump(load(DEMO, ["seed=7", "sft.learning_rate=2.0e-5"]))
+    path.write_text(text.replace("seed: 7", "seed: 010").replace("2.0e-05", "1e-5"))
+    params = load(path)
+    assert (params.seed, params.sft.learning_rate) == (10, 1e-5)
+    assert load_yaml(path)["seed"] == 10
+
+
+@given(st.text(alphabet="0123456789eExob_.:+-nyfalsot ~'#\n\t", max_size=9))
+@example("1234e56")  # the beginning of a revision
+@example("0o17")
+@example("089")
+@example("no")
+def test_every_tool_reads_the_text_that_was_written(text: str) -> None:
+    written = to_yaml({"revision": text})
+    assert parse_yaml(written) == yaml.safe_load(written) == {"revision": text}
 
 
 def test_overrides_reach_any_depth_and_keep_their_types() -> None:

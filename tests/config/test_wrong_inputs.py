@@ -18,7 +18,7 @@ TOLD = {
         "sft.max_length=100000 does not fit in model.context_length=96. Change either in "
         "params.yaml."
     ),
-    "reward.epochs=no": "reward.epochs=False from --set: input should be a valid number.",
+    "reward.epochs=no": "reward.epochs='no' from --set: input should be a valid number.",
     "ppo.num_mini_batches=7": (
         "ppo.batch_size=128 does not split into ppo.num_mini_batches=7. Change either in "
         "params.yaml."

@@ -18,12 +18,11 @@ from statistics import median
 from typing import Any
 
 import psutil
-import yaml
 
 from config import jsonl
 from config.compose import compose
 from config.errors import ModelError
-from config.load import read, validate
+from config.load import dump, read, validate
 from config.records import UsageRow
 from config.sections.data import HelpdeskSource
 from config.workspace.machine import Loop, Passes, StageProcess
@@ -193,7 +192,7 @@ def project(folder: Path, overrides: Sequence[str]) -> None:
     content = compose(read(ROOT / "recipes" / "demo.yaml"), {}, list(overrides))
     content["data"]["source"] |= {"sft_rows": ROWS, "preference_rows": ROWS, "prompt_rows": ROWS}
     params = validate(content, "the params of a calibration")
-    (folder / "params.yaml").write_text(yaml.safe_dump(content), encoding="utf-8")
+    (folder / "params.yaml").write_text(dump(params), encoding="utf-8")
     assert isinstance(params.data.source, HelpdeskSource)
     world = helpdesk.generate(params.data.source, params.seed)._asdict()
     tokenizer = trained_tokenizer([row["completion"] for row in world["sft"]] * 2, VOCABULARY)

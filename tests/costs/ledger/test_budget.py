@@ -29,7 +29,6 @@ from costs.ledger.budget import (
 from costs.tables.price import StagePrice
 from tests.conftest import ROOT
 
-
 PRICE = StagePrice(3.6)
 
 

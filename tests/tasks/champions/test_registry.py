@@ -9,10 +9,13 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
+from typer.testing import CliRunner
 
+from cli.main import app
 from config import jsonl
 from config.errors import EnvironmentFault, ModelError, UserError
 from config.inputs import MODEL_DIGESTS, digest_files
@@ -96,6 +99,44 @@ def dvc(root: Path, command: str) -> None:
 def project(template: Path, tmp_path: Path) -> Path:
     shutil.copytree(template, tmp_path / "project")
     return tmp_path / "project"
+
+
+def chat(root: Path, monkeypatch: pytest.MonkeyPatch, run: str, *sets: str) -> dict[str, str]:
+    """What `rlhf chat RUN` gives its process to talk to: `models/ppo` and the method in params."""
+    found: dict[str, str] = {}
+
+    def run_chat(command: list[str], **_: Any) -> "subprocess.CompletedProcess[str]":
+        folder = Path(command[command.index("--folder") + 1])
+        found["ppo"] = (folder / "models/ppo/x.txt").read_text()
+        found["sft"] = (folder / "models/sft/x.txt").read_text()
+        found["method"] = load(folder / "params.yaml").align.method
+        return subprocess.CompletedProcess(command, 0)
+
+    monkeypatch.chdir(root)
+    with monkeypatch.context() as patch:
+        patch.setattr("cli.chat.subprocess.run", run_chat)
+        done = CliRunner().invoke(app, ["chat", run, *sets], catch_exceptions=False)
+    assert done.exit_code == 0
+    return found
+
+
+def test_chat_talks_to_the_runs_own_models_whatever_is_in_place(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(load(project / "params.yaml", ["align.method=dpo"]), project / "params.yaml")
+    (project / "models/ppo/x.txt").unlink()
+    (project / "models/ppo/x.txt").write_text("half of another run's")
+    for number in (0, 3):
+        found = chat(project, monkeypatch, f"run-{number}")
+        assert found == {
+            "ppo": f"{number} models/ppo", "sft": f"{number} models/sft", "method": "ppo"
+        }  # fmt: skip
+    assert list((project / ".rlhf").glob("chat-*")) == []
+    promote(project, "run-1", "the first", by="ada")
+    assert chat(project, monkeypatch, "champion")["ppo"] == "1 models/ppo"
+    (champion_folder(project, "run-1") / "models/sft/x.txt").unlink()
+    with pytest.raises(EnvironmentFault, match="was deleted"):
+        chat(project, monkeypatch, "champion")
 
 
 def a_base(root: Path, content: str) -> None:
