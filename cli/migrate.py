@@ -1,9 +1,7 @@
 """`rlhf doctor --migrate`: params.yaml of an earlier version, written as it is now."""
 
-from pathlib import Path
-
 from cli.project import project_root
-from config.atomic_file import write_atomically
+from config.atomic_file import keep_copy, write_atomically
 from config.differences import differences
 from config.errors import EXIT_DONE
 from config.load import dump, read, validate
@@ -21,16 +19,9 @@ def migrate() -> int:
         print(f"{path.name} is of this version: nothing to migrate.")
         return EXIT_DONE
     params = validate(new, f"the migrated {path.name}")
-    kept = _free(path.with_name(f"{path.name}.bak"))
-    write_atomically(kept, path.read_bytes())
+    kept = keep_copy(path)
     write_atomically(path, dump(params))
     for one in differences(old, read(path)):
         print(one)
     print(f"{path.name} is written anew; the old one, with its comments, is {kept.name}.")
     return EXIT_DONE
-
-
-def _free(path: Path) -> Path:
-    """The path, or with a number where earlier ones are kept."""
-    numbered = [path, *(path.with_name(f"{path.name}{number}") for number in range(2, 100))]
-    return next(each for each in numbered if not each.exists())

@@ -1,5 +1,6 @@
 """A file that is replaced whole or not at all."""
 
+import itertools
 import os
 from contextlib import suppress
 from pathlib import Path
@@ -18,3 +19,18 @@ def write_atomically(path: Path, content: str | bytes) -> None:
     finally:
         with suppress(OSError):  # it is gone if all went well
             temporary.unlink()
+
+
+def keep_copy(path: Path) -> Path:
+    """Copy a file that will be replaced to NAME.bak, NAME.bak2 ... beside it, and return the copy.
+    No earlier copy is replaced, and one with the same content serves again. Raises OSError.
+    """
+    content = path.read_bytes()
+    for number in itertools.count(1):
+        copy = path.with_name(f"{path.name}.bak{number if number > 1 else ''}")
+        if not copy.exists():
+            write_atomically(copy, content)
+            return copy
+        if copy.read_bytes() == content:
+            return copy
+    raise AssertionError("unreachable")

@@ -10,7 +10,9 @@ RlhfError                 anything this project raises on purpose
 │   └── CostError         an unknown price, GPU or architecture; a plan that can not be made
 ├── SmallerPieces         exit 76: out of memory where processes share a step; all start again in
                           smaller pieces
-├── TrainingDiverged      exit 1: NaN, collapsed entropy, exploding ratio ...; a checkpoint is kept
+├── TrainingDiverged      exit 3: NaN, collapsed entropy, exploding ratio ...; a checkpoint is kept,
+│                         and nothing is tried again: the same steps would diverge again
+│   └── RolledBack        exit 1: the next attempt goes on from an earlier checkpoint
 └── StageStopped          exit 75: asked to stop, checkpointed, can be resumed
     └── OverBudget        the same, because a limit of `budget` is reached
 """
@@ -18,6 +20,7 @@ RlhfError                 anything this project raises on purpose
 EXIT_DONE = 0
 EXIT_CRASHED = 1
 EXIT_BAD_INPUT = 2
+EXIT_DIVERGED = 3
 EXIT_RESUMABLE = 75
 """EX_TEMPFAIL of sysexits.h: try again later."""
 EXIT_SMALLER_PIECES = 76
@@ -74,6 +77,16 @@ class TrainingDiverged(RlhfError):
     """Training produced NaN, collapsed or exploded; the message names the quantity and its
     value.
     """
+
+    exit_code = EXIT_DIVERGED
+
+
+class RolledBack(TrainingDiverged):
+    """Training diverged, and the next attempt goes on from an earlier checkpoint with lower
+    learning rates.
+    """
+
+    exit_code = EXIT_CRASHED
 
 
 class StageStopped(RlhfError):

@@ -223,11 +223,12 @@ def write(params: Params, path: Path) -> None:
 
     DVC reads the file without what it may extend, so one that extends another is not complete.
     """
-    if not _says(path, params):
+    if not says(path, params):
         write_atomically(path, dump(params))
 
 
-def _says(path: Path, params: Params) -> bool:
+def says(path: Path, params: Params) -> bool:
+    """Whether a file is a complete params.yaml that holds `params`."""
     try:
         return EXTENDS not in _mapping(path) and load(path) == params
     except ParamsError:

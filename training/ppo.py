@@ -107,9 +107,9 @@ def ppo(stage: Stage, estimate: Estimator = ppo_advantages) -> None:
             sequences, starts = joined(batch, rollout.responses)
             tokens = sum(map(len, sequences))
             work.add(tokens, len(batch))
-        with phase("logprobs"):
+        with phase("logprobs") as work:
             logprobs, gap = own_logprobs(
-                backoff, roles, rollout.logprobs, sequences, starts, settings
+                backoff, roles, rollout.logprobs, sequences, starts, settings, work
             )
 
         # 2. score
@@ -141,7 +141,9 @@ def ppo(stage: Stage, estimate: Estimator = ppo_advantages) -> None:
             # 5. advantages
             targets = estimate(reward_BT, values_BT, mask_BT, settings)
             episodes = Episodes(sequences, starts, mask_BT, logprobs_BT, values_BT, *targets)
-            row = rollout_statistics(episodes, ref_logprobs_BT, score_B, ended_B, state.kl_coef)
+            row = gap | rollout_statistics(
+                episodes, ref_logprobs_BT, score_B, ended_B, state.kl_coef
+            )
             if critic is None:
                 row["equal_groups"] = equal_groups(shaped_B, settings.responses_per_prompt)
         rolled_out = Batch(tokenizer, batch, rollout.responses, score_B, episodes)
@@ -192,7 +194,7 @@ def ppo(stage: Stage, estimate: Estimator = ppo_advantages) -> None:
         # 7. report
         state.update, state.episodes = update, state.episodes + len(batch)
         rate, seconds = roles.optimizer.param_groups[0]["lr"], time.monotonic() - began
-        row |= gap | learnt.summary()
+        row |= learnt.summary()
         row |= {"learning_rate": rate, "episodes": state.episodes, "seconds": seconds}
         stage.log(update, row)
         if update % settings.sample_every_updates == 0:

@@ -17,7 +17,7 @@ from prefect.states import Cancelled, Completed
 
 from config import jsonl
 from config.differences import in_a_line
-from config.errors import EnvironmentFault, OverBudget, RlhfError, StageStopped, UserError
+from config.errors import EnvironmentFault, OverBudget, RlhfError, StageStopped
 from config.records import PipelineRow, stages_of
 from costs.ledger.budget import results_key
 from costs.ledger.history import remember
@@ -34,6 +34,7 @@ from tasks.run.run import (
     begin,
     end_left_open,
     keep_copies,
+    keep_edits,
     locked,
     new_run_id,
     put_params_back,
@@ -84,6 +85,15 @@ class Pipeline:
         self.report: Path | None = None
         self.state: State[Any] = Completed()
         """What the flow ends in, unless it fails."""
+        self._ended = False
+
+    def end(self, state: str, message: str = "") -> None:
+        """Record the end of the run, once: a run that has completed does not fail later."""
+        if not self._ended:
+            self._ended = True
+            detail = {"message": message} if message else {}
+            self.run.record("end", state=state, detail=detail)
+            remember_cost(self.run)
 
 
 @contextmanager
@@ -105,6 +115,11 @@ def pipeline_run(prepared: Prepared) -> Iterator[Pipeline]:
         stop_orphans(root, Display().say)
         note_killed(root)
         before = (root / "params.yaml").read_bytes() if (root / "params.yaml").exists() else None
+        edited = None if is_own(root) else keep_edits(root, params)
+        if edited is not None:
+            Display().say(
+                f"params.yaml held other values, which no run has kept: they are in {edited.name}."
+            )
         run = begin(root, new_run_id(flow_run.name), params, _detail(root, prepared))
         keep(run.folder, prepared)
         shipper = Shipper(
@@ -124,7 +139,7 @@ def pipeline_run(prepared: Prepared) -> Iterator[Pipeline]:
             _end(pipeline, "over_budget" if over else "stopped", str(stopped))
         except BaseException as error:
             _end(pipeline, "failed", f"{type(error).__name__}: {error}")
-            _put_params_back(pipeline, before)
+            _put_params_back(pipeline, before, edited)
             raise
         else:
             _bring_model(pipeline)
@@ -133,10 +148,12 @@ def pipeline_run(prepared: Prepared) -> Iterator[Pipeline]:
             _announce(pipeline, "finished", "")
 
 
-def _put_params_back(pipeline: Pipeline, before: bytes | None) -> None:
-    """It must not hide why the run failed."""
+def _put_params_back(pipeline: Pipeline, before: bytes | None, copy: Path | None) -> None:
+    """It must not hide why the run failed. `copy` of what was before is then needed no more."""
     try:
         undone = put_params_back(pipeline.run, before)
+        if undone and copy is not None:
+            copy.unlink()
     except (OSError, RlhfError) as error:
         logger.warning("whether params.yaml has to be put back is not known: %s", error)
         return
@@ -168,17 +185,27 @@ def _end(pipeline: Pipeline, state: RunEvent, message: str) -> None:
     """Close a run that did not come to its end, with a report of how far it came: the one in place
     is of an earlier run.
     """
+    pipeline.end(state, message)
+    write_report(pipeline)
+    _send(pipeline)
+    _announce(pipeline, state, message)
+
+
+def write_report(pipeline: Pipeline) -> None:
+    """Write the report and the summary of a run that has ended, and keep the run's own copies. What
+    goes wrong here neither fails a run nor hides why it failed.
+    """
     run = pipeline.run
-    run.record("end", state=state, detail={"message": message})
-    remember_cost(run)
     try:
         pipeline.report = build_report(run.root, run.params, run.run_id)
         build_summary(run.root, run.params, run.run_id)
-    except UserError as error:  # it must not hide why the run ended
-        pipeline.display.say(f"warning: {error}")
-    keep_copies(run, pipeline.report)
-    _send(pipeline)
-    _announce(pipeline, state, message)
+    except Exception as error:
+        logger.warning("the report could not be written", exc_info=True)
+        pipeline.display.say(f"warning: the report could not be written: {error}")
+    try:
+        keep_copies(run, pipeline.report)
+    except OSError as error:
+        pipeline.display.say(f"warning: the run's own copies could not be kept: {error}")
 
 
 def _announce(pipeline: Pipeline, state: RunEvent, message: str) -> None:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from config.atomic_file import write_atomically
+from config.atomic_file import keep_copy, write_atomically
 from config.differences import Difference, differences
 from config.dvc_stages import locked as entry_of
 from config.errors import EnvironmentFault, UserError
@@ -21,7 +21,6 @@ from tasks.dvc.status import default_remote, error_line, run_dvc
 from tasks.run.run import locked
 
 LOCK, PARAMS = "dvc.lock", "params.yaml"
-BACKUP = "params.yaml.bak"
 UNSAVED = "unsaved files"
 """What DVC says where it would have to remove what its cache has not."""
 
@@ -47,6 +46,7 @@ def restore(root: Path, run_id: str) -> Restored:
         lock = _lock(root, run_id, stages)
         changed = differences(read(root / PARAMS), params.model_dump(mode="json"))
         before = {name: _bytes(root / name) for name in (LOCK, PARAMS)}
+        backup = keep_copy(root / PARAMS) if changed else None
         try:
             write(params, root / PARAMS)
             write_atomically(root / LOCK, yaml.safe_dump(lock, sort_keys=False))
@@ -54,14 +54,13 @@ def restore(root: Path, run_id: str) -> Restored:
         except BaseException:
             for name, content in before.items():
                 _put_back(root / name, content)
+            if backup is not None:
+                backup.unlink()
             run_dvc(root, "checkout")
             raise
         write_digests(root, params)
         do_light_stages(root, params)
-        was = before[PARAMS]
-        if changed and was is not None:
-            write_atomically(root / BACKUP, was)
-        return Restored(run_id, stages, changed, root / BACKUP if changed else None)
+        return Restored(run_id, stages, changed, backup)
 
 
 def _stages(root: Path, run_id: str, params: Params) -> tuple[str, ...]:

@@ -12,10 +12,9 @@ from prefect.states import Cancelled, Completed
 from config.errors import OverBudget, StageStopped
 from config.records import METHODS
 from config.sections.where import LOCAL
-from reporting.build import build_report, build_summary
 from reporting.numbers import duration, usd
 from tasks.dvc.light_stages import do_light_stages
-from tasks.pipeline.pipeline_run import OVER_BUDGET, STOPPED, Pipeline, remember_cost
+from tasks.pipeline.pipeline_run import OVER_BUDGET, STOPPED, Pipeline, write_report
 from tasks.remote.client import check_placement, place_of, remote_stages, run_here, run_remote
 from tasks.run.run import keep_copies
 from tasks.stage.outcome import Outcome, StageCrashed
@@ -138,13 +137,11 @@ def places(pipeline: Pipeline) -> None:
 
 @task(name="report", cache_policy=NO_CACHE, persist_result=False)
 def report(pipeline: Pipeline) -> None:
-    """Close the run and write its HTML report."""
+    """Close the run and write its HTML report. A report that cannot be written fails no run."""
     run = pipeline.run
-    run.record("end", state="completed")
-    remember_cost(run)
-    pipeline.report = build_report(run.root, run.params, run.run_id)
-    build_summary(run.root, run.params, run.run_id)
-    keep_copies(run, pipeline.report)
+    keep_copies(run)
+    pipeline.end("completed")
+    write_report(pipeline)
     do_light_stages(run.root, run.params)
 
 

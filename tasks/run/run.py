@@ -19,12 +19,12 @@ from typing import Any
 import yaml
 
 from config import jsonl
-from config.atomic_file import write_atomically
+from config.atomic_file import keep_copy, write_atomically
 from config.differences import Difference, differences
 from config.dvc_stages import dvc_name
 from config.errors import EnvironmentFault
 from config.inputs import write_digests
-from config.load import load, read, write
+from config.load import load, read, says, write
 from config.records import PipelineRow, kept_folder, stages_of
 from config.schema import Params
 from config.workspace.at_work import RUN_LOCK
@@ -74,6 +74,21 @@ def begin(root: Path, run_id: str, params: Params, detail: dict[str, Any]) -> Ru
     write(params, run.folder / "params.yaml")
     run.record("start", detail=detail)
     return run
+
+
+def keep_edits(root: Path, params: Params) -> Path | None:
+    """Copy params.yaml if a run of `params` will replace it and no run has kept what it holds: it
+    was written by hand, perhaps while the run was starting. Returns the copy, None if none was
+    needed. Raises OSError.
+    """
+    path = root / "params.yaml"
+    if not path.exists() or says(path, params):
+        return None
+    content = path.read_bytes()
+    by_runs = kept_folder(root, "any").parent.glob("*/params.yaml")
+    if any(copy.read_bytes() == content for copy in by_runs):
+        return None
+    return keep_copy(path)
 
 
 def put_params_back(run: Run, before: bytes | None) -> list[Difference]:

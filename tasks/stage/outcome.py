@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from config.errors import (
     EXIT_BAD_INPUT,
+    EXIT_DIVERGED,
     EXIT_DONE,
     EXIT_RESUMABLE,
     EnvironmentFault,
@@ -31,7 +32,9 @@ class StageCrashed(RlhfError):
     def __init__(self, message: str, hopeless: bool = False) -> None:
         super().__init__(message)
         self.hopeless = hopeless
-        """It failed at the same step with the same words as the time before."""
+        """It would fail in the same way again: training diverged, or it failed at the same step
+        with the same message as the time before.
+        """
 
 
 @dataclass(frozen=True)
@@ -95,7 +98,7 @@ def judge(
     raise StageCrashed(
         f"{stage}: attempt {number} failed after step {end.step}: {end.message} The whole output "
         f"is in {log}.",
-        _failed_before(end, rows),
+        hopeless=end.exit_code == EXIT_DIVERGED or _failed_before(end, rows),
     )
 
 

@@ -126,11 +126,41 @@ def test_a_killed_stage_is_tried_again_and_the_flow_completes(project: Path) -> 
     }
 
 
-def test_a_failure_that_repeats_is_not_tried_for_ever(project: Path) -> None:
-    (project / "behaviour.txt").write_text("diverges")
+@pytest.mark.parametrize(("behaviour", "attempts"), [("fails alike", 2), ("diverges", 1)])
+def test_a_failure_that_would_repeat_is_not_paid_for_again(
+    project: Path, behaviour: str, attempts: int
+) -> None:
+    (project / "behaviour.txt").write_text(behaviour)
     state = run(project)
     assert state.is_failed()
-    assert task_states(state) == {"plan": ("Completed", 1), "data": ("Failed", 2)}
+    assert task_states(state) == {"plan": ("Completed", 1), "data": ("Failed", attempts)}
+    rows = jsonl.read(project / "runs/data/attempts.jsonl", AttemptRow).rows
+    assert [row.event for row in rows] == ["start", "end"] * attempts
+
+
+def test_a_run_is_complete_though_its_report_cannot_be_written(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (project / "report").write_text("a file where the folder should be")
+    state = run(project)
+    assert state.is_completed()
+    assert ends(project) == ["completed"]
+    assert "warning: the report could not be written" in capsys.readouterr().err
+    (kept,) = (project / "runs/pipeline").iterdir()
+    assert (kept / "dvc.lock").exists()
+
+
+def test_edits_made_while_a_run_starts_are_kept(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    params = load(project / "params.yaml")
+    assert rlhf(params, return_state=True).is_completed()
+    edited = "# mine\n" + (project / "params.yaml").read_text().replace("seed: 1", "seed: 5")
+    (project / "params.yaml").write_text(edited)  # after the command has read it
+    assert rlhf(params, return_state=True).is_completed()
+    assert load(project / "params.yaml") == params
+    assert (project / "params.yaml.bak").read_text() == edited
+    assert "they are in params.yaml.bak" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -64,9 +64,12 @@ if step:
 if behaviour == "bad input":
     mark("end", 2, "data/x.json is empty. Fetch it again.")
     sys.exit(2)
-if behaviour == "diverges":
-    mark("end", 1, "TrainingDiverged: loss is nan at step 3.")
+if behaviour == "fails alike":
+    mark("end", 1, "ZeroDivisionError: division by zero.")
     sys.exit(1)
+if behaviour == "diverges":
+    mark("end", 3, "loss is nan at step 3.")
+    sys.exit(3)
 steps = 40 if behaviour == "long" else 8
 while step < steps:
     time.sleep({"slow": 0.4, "long": 0.2}.get(behaviour, 0.05))

@@ -11,8 +11,16 @@ import torch
 
 from config.errors import EnvironmentFault
 
-CPU_WORDS = ("can't allocate memory", "not enough memory", "std::bad_alloc")
-"""What the CPU's allocators say."""
+OUT_OF_MEMORY_WORDS = (
+    "can't allocate memory",
+    "not enough memory",
+    "std::bad_alloc",
+    "out of memory",
+    "STATUS_ALLOC_FAILED",
+)
+"""Messages of the CPU's allocators, of the CUDA and HIP runtimes, and of cuBLAS and cuDNN, which
+allocate outside of torch.
+"""
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -21,7 +29,8 @@ def is_out_of_memory(error: BaseException) -> bool:
     """
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
-    return isinstance(error, RuntimeError) and any(words in str(error) for words in CPU_WORDS)
+    text = str(error)
+    return isinstance(error, RuntimeError) and any(words in text for words in OUT_OF_MEMORY_WORDS)
 
 
 def named_fault(error: Exception, target: Path) -> Exception:

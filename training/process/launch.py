@@ -27,6 +27,7 @@ from config import jsonl
 from config.errors import (
     EXIT_BAD_INPUT,
     EXIT_CRASHED,
+    EXIT_DIVERGED,
     EXIT_DONE,
     EXIT_RESUMABLE,
     EXIT_SMALLER_PIECES,
@@ -253,6 +254,8 @@ def exit_code(codes: Sequence[int]) -> int:
         return EXIT_BAD_INPUT
     if EXIT_SMALLER_PIECES in codes:
         return EXIT_SMALLER_PIECES
+    if EXIT_DIVERGED in codes:
+        return EXIT_DIVERGED
     if any(code not in (EXIT_DONE, EXIT_RESUMABLE) for code in codes):
         return EXIT_CRASHED
     return EXIT_RESUMABLE if EXIT_RESUMABLE in codes else EXIT_DONE

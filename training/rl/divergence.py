@@ -15,6 +15,10 @@ MAX_RATIO = 10.0
 """Mean probability ratio of an update; the clip range keeps a healthy one within a few percent of
 1.
 """
+MAX_LOGPROB_GAP_NATS = 0.2
+"""Mean over tokens of |log-probability of sampling - of training|. At this gap the ratio of an
+average token is at the edge of the customary clip range (0.2) before the first step.
+"""
 MAX_NEGATIVE_KL_ERRORS = 5.0
 """Standard errors by which the mean KL of samples from the policy may fall below zero by chance."""
 
@@ -34,6 +38,13 @@ def check_rollout(statistics: dict[str, float], settings: Online) -> None:
         raise TrainingDiverged(
             f"{section} {bad} is {statistics[bad]}: training diverged. Lower "
             f"{section}.learning_rate in params.yaml."
+        )
+    gap = statistics["rollout_logprob_gap"]
+    if gap > MAX_LOGPROB_GAP_NATS:
+        raise TrainingDiverged(
+            f"the log-probabilities of sampling and of training differ by {gap:.3g} nats per "
+            f"token, more than {MAX_LOGPROB_GAP_NATS}: the sampler has other weights or another "
+            f"precision. Set {section}.rollout_engine: static in params.yaml."
         )
     noise = SAME_SCORE_SPREAD * abs(statistics["score"])
     if statistics["score_std"] <= noise and settings.batch_size > 1:

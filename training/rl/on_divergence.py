@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from config.errors import TrainingDiverged
+from config.errors import RolledBack, TrainingDiverged
 from config.sections.online import Online
 from training.modeling.tokenizer import decode_response
 from training.process.stage import Stage
@@ -64,11 +64,11 @@ def on_divergence(
         said = f"{diverged} Its batch is in runs/{stage.name}/{KEPT}."
         if settings.on_divergence == "roll_back" and not state.rolled_back:
             back = roll_back(stage, roles)
-            said += (
-                f" The next attempt goes on after update {back.update} with half the learning "
-                "rates."
-            )
-        elif statistics is not None:
+            raise RolledBack(
+                f"{said} The next attempt goes on after update {back.update} with half the "
+                "learning rates."
+            ) from None
+        if statistics is not None:
             save_state(stage, roles, state)
         raise TrainingDiverged(said) from None
 

@@ -16,18 +16,21 @@ MODELS: dict[str, tuple[str, ...]] = {
     "score": ("reward_model",),
     "reference": ("ref_policy",),
     "value": ("value_model",),
+    "advantage": (),
+    "update": (),
+    "save": (),
 }
-"""The roles that a phase runs without gradient. The other phases enter autocast where they run a
-model, or run none.
+"""Phase -> the roles that it runs without gradient. `update` enters autocast around its forward
+passes, the phases after it run no model.
 """
 
 
 @contextmanager
 def in_phase(stage: Stage, roles: Roles, update: int, name: str) -> Iterator[Work]:
     """Time a block as the phase `name` of an update; its models compute in the compute type and are
-    unsharded meanwhile.
+    unsharded meanwhile. Raises KeyError for a name that is not in MODELS.
     """
-    runs = [getattr(roles, role) for role in MODELS.get(name, ())]
+    runs = [getattr(roles, role) for role in MODELS[name]]
     precision = autocast(stage.params.model, roles.policy.device) if runs else nullcontext()
     with stage.meter.phase(name, update) as work, precision, whole(*runs):
         yield work

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from config.sections.online import Online
 from training.distributed.collectives import Backoff, map_across_ranks
+from training.process.usage import Work
 from training.rl.passes import per_token
 from training.rl.roles import Roles
 from training.rollout import paged, static
@@ -73,15 +74,18 @@ def own_logprobs(
     sequences: Sequence[list[int]],
     prompt_lengths: Sequence[int],
     settings: Online,
+    work: Work,
 ) -> tuple[list[Tensor], dict[str, float]]:
     """The log-probabilities to learn from, and how far those of sampling are from the trainer's
-    own.
+    own. `work` counts the tokens of the sequences that are computed.
 
     With recompute_logprobs they are the trainer's, else those of sampling, and a sample of
     responses is compared.
     """
     every = 1 if settings.recompute_logprobs else max(1, len(sequences) // GAP_SAMPLE)
-    own = per_token(backoff, roles.logprobs, sequences[::every], prompt_lengths[::every], settings)
+    compared = sequences[::every]
+    own = per_token(backoff, roles.logprobs, compared, prompt_lengths[::every], settings)
+    work.add(sum(map(len, compared)), len(compared))
     gap_N = torch.cat(
         [(mine - sampled).abs() for mine, sampled in zip(own, logprobs[::every], strict=True)]
     )

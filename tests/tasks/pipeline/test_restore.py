@@ -71,6 +71,14 @@ def test_a_run_comes_back_whole_and_trains_nothing(project: Path) -> None:
     assert state(project) == second
 
 
+def test_every_restore_keeps_what_was_written_by_hand(project: Path) -> None:
+    for number, name in ((2, "params.yaml.bak"), (3, "params.yaml.bak2")):
+        text = (project / "params.yaml").read_text()
+        (project / "params.yaml").write_text(f"# {number}\n{text}".replace("seed: ", "seed: 10"))
+        assert restore(project, "first").backup == project / name
+        assert (project / name).read_text().startswith(f"# {number}\n")
+
+
 def test_the_run_in_place_is_brought_back_without_a_change(project: Path) -> None:
     before = state(project)
     assert restore(project, "second").backup is None

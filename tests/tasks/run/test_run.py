@@ -15,6 +15,7 @@ from tasks.run.run import (
     begin,
     end_left_open,
     keep_copies,
+    keep_edits,
     locked,
     new_run_id,
     put_params_back,
@@ -74,6 +75,21 @@ def test_what_a_run_asked_for_stays_once_its_data_are_prepared_or_somebody_has_e
     write(PARAMS.model_copy(update={"seed": 9}), tmp_path / "params.yaml")
     assert put_params_back(edited, text) == []
     assert load(tmp_path / "params.yaml").seed == 9
+
+
+def test_what_no_run_has_kept_is_copied_before_it_is_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "params.yaml"
+    other = PARAMS.model_copy(update={"seed": 7})
+    assert keep_edits(tmp_path, other) is None
+    path.write_text(f"# mine\n{dump(PARAMS)}")
+    assert keep_edits(tmp_path, PARAMS) is None, "it says the same, and stays"
+    assert keep_edits(tmp_path, other) == tmp_path / "params.yaml.bak"
+    assert keep_edits(tmp_path, other) == tmp_path / "params.yaml.bak", "the same once more"
+    begin(tmp_path, "r1", other, {})
+    assert keep_edits(tmp_path, PARAMS) is None, "the run has kept it"
+    path.write_text("seed: not what anybody meant")
+    assert keep_edits(tmp_path, PARAMS) == tmp_path / "params.yaml.bak2"
+    assert (tmp_path / "params.yaml.bak").read_text().startswith("# mine\n")
 
 
 def test_runs_that_were_killed_get_an_end_and_others_no_second_one(tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 import pytest
 
-from config.errors import EnvironmentFault, StageStopped, UserError
+from config.errors import EXIT_DIVERGED, EnvironmentFault, StageStopped, UserError
 from config.records import AttemptRow
 from tasks.stage.outcome import Outcome, StageCrashed, judge, last_attempt, last_done
 
@@ -87,6 +87,13 @@ def test_only_the_same_words_at_the_same_step_are_hopeless(step: int, hopeless: 
     with pytest.raises(StageCrashed) as crash:
         judge("sft", 1, rows, 255, "")
     assert crash.value.hopeless is hopeless
+
+
+def test_a_divergence_is_hopeless_the_first_time() -> None:
+    rows = [row(1, "start"), row(1, "end", EXIT_DIVERGED, "loss is nan at step 3.", 3)]
+    with pytest.raises(StageCrashed, match="loss is nan at step 3") as crash:
+        judge("sft", 0, rows, 255, "")
+    assert crash.value.hopeless
 
 
 def test_a_done_stage_whose_outputs_dvc_could_not_keep_is_not_done() -> None:

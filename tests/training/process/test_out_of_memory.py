@@ -53,6 +53,13 @@ def test_what_allocators_say_is_understood() -> None:
     assert is_out_of_memory(failed_allocation())
     assert is_out_of_memory(torch.OutOfMemoryError("CUDA out of memory."))
     assert is_out_of_memory(MemoryError())
+    for words in (
+        "CUDA error: out of memory",
+        "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+        "cuDNN error: CUDNN_STATUS_ALLOC_FAILED",
+        "HIP error: out of memory",
+    ):
+        assert is_out_of_memory(RuntimeError(words))
     assert not is_out_of_memory(RuntimeError("mat1 and mat2 shapes cannot be multiplied"))
     assert not is_out_of_memory(ValueError("not enough memory"))
 

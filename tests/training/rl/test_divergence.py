@@ -25,6 +25,7 @@ HEALTHY = {
     "reward": 0.2,
     "value": 0.1,
     "entropy": 2.0,
+    "rollout_logprob_gap": 0.01,
 }
 
 
@@ -52,7 +53,7 @@ def test_a_healthy_rollout_and_update_pass() -> None:
 def test_a_value_that_is_no_number_is_named(name: str, bad: float) -> None:
     with pytest.raises(TrainingDiverged, match=f"ppo {name} is {bad}") as error:
         check_rollout(HEALTHY | {name: bad}, settings())
-    assert error.value.exit_code == 1
+    assert error.value.exit_code == 3
 
 
 @pytest.mark.parametrize("score", [0.3, -0.3])
@@ -93,7 +94,9 @@ def test_one_episode_an_update_is_not_taken_for_divergence() -> None:
     one = torch.ones(1, 3)
     episode = Episodes([[1, 2, 3, 4]], [1], one > 0, -one, one, one, one)
     statistics = rollout_statistics(episode, -0.9 * one, torch.ones(1), torch.tensor([True]), 0.1)
-    check_rollout(statistics, settings(batch_size=1, num_mini_batches=1))
+    check_rollout(
+        statistics | {"rollout_logprob_gap": 0.0}, settings(batch_size=1, num_mini_batches=1)
+    )
 
 
 def test_two_responses_are_enough_to_tell_and_one_is_not() -> None:
@@ -103,6 +106,12 @@ def test_two_responses_are_enough_to_tell_and_one_is_not() -> None:
     with pytest.raises(TrainingDiverged, match="mean KL"):
         check_rollout(HEALTHY | {"kl": -0.6}, settings(batch_size=2, num_mini_batches=1))
     check_rollout(bad | {"kl": -0.6}, settings(batch_size=1, num_mini_batches=1))
+
+
+def test_a_sampler_that_disagrees_with_the_trainer_is_named() -> None:
+    check_rollout(HEALTHY | {"rollout_logprob_gap": 0.2}, settings())
+    with pytest.raises(TrainingDiverged, match=r"differ by 5 nats per token, more than 0\.2"):
+        check_rollout(HEALTHY | {"rollout_logprob_gap": 5.0}, settings())
 
 
 def test_a_kl_at_its_bound_passes() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from config import jsonl
-from config.errors import TrainingDiverged
+from config.errors import EXIT_CRASHED, EXIT_DIVERGED, RolledBack, TrainingDiverged
 from tests.training.processes import metric_rows
 from tests.training.tiny import files, open_stage, params, work
 from training import ppo as loop
@@ -33,8 +33,9 @@ def test_a_diverged_run_goes_back_once_with_half_the_rate_and_keeps_its_batch(
     monkeypatch.setattr(loop, "check_update", breaking)
     stage, run = open_stage(root, "ppo")
     back_to = 1 if saved_before else 0
-    with pytest.raises(TrainingDiverged) as said:
+    with pytest.raises(RolledBack) as said:
         run(stage)
+    assert said.value.exit_code == EXIT_CRASHED, "tried again"
     assert str(said.value) == (
         "entropy is 0 nats in update 2. Its batch is in runs/ppo/diverged.jsonl. The next attempt "
         f"goes on after update {back_to} with half the learning rates."
@@ -44,8 +45,9 @@ def test_a_diverged_run_goes_back_once_with_half_the_rate_and_keeps_its_batch(
     assert {row["step"] for row in kept} == {2}
     assert all(len(row["logprobs"]) == len(row["advantages"]) > 0 for row in kept)
     stage, run = open_stage(root, "ppo")
-    with pytest.raises(TrainingDiverged, match=r"diverged\.jsonl\.$"):
+    with pytest.raises(TrainingDiverged, match=r"diverged\.jsonl\.$") as again:
         run(stage)  # once and no more
+    assert again.value.exit_code == EXIT_DIVERGED
     breaks_at.clear()
     work(root, "ppo")
     rates = [row.values["learning_rate"] for row in metric_rows(root, "ppo")]

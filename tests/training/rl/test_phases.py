@@ -12,8 +12,6 @@ from tests.training.tiny import params, policy, reward_model
 from training.process.usage import Work
 from training.rl.phases import MODELS, in_phase
 
-OTHERS = ("advantage", "update", "save")
-
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 def test_a_phase_with_a_model_computes_in_the_compute_type_and_any_other_is_left_alone(
@@ -36,9 +34,11 @@ def test_a_phase_with_a_model_computes_in_the_compute_type_and_any_other_is_left
     )
     roles: Any = SimpleNamespace(**models)
     seen = {}
-    for name in (*MODELS, *OTHERS):
+    for name in MODELS:
         with in_phase(stage, roles, 7, name):
             seen[name] = torch.is_autocast_enabled("cpu")
-    assert seen == {name: name in MODELS and dtype == "bf16" for name in seen}
+    assert seen == {name: bool(MODELS[name]) and dtype == "bf16" for name in seen}
     assert timed == [(name, 7) for name in seen]
     assert not torch.is_autocast_enabled("cpu")
+    with pytest.raises(KeyError, match="reward"), in_phase(stage, roles, 7, "reward"):
+        pass  # a misspelt phase would lose autocast and unsharding

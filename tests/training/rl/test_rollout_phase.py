@@ -5,11 +5,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from config.errors import ParamsError, StageStopped
+from config.errors import ParamsError, StageStopped, TrainingDiverged
 from tests.training.processes import metric_rows
 from tests.training.tiny import files, open_stage, params, policy, prompts, random_responses, work
 from training.distributed.collectives import Backoff
 from training.modeling.sequences import sequence_logprobs
+from training.process.usage import Work
 from training.rl import rollout_phase
 from training.rl.rollout_phase import own_logprobs, roll_out
 from training.rollout.engine import Limits, Rollout, sampling_noise
@@ -54,8 +55,12 @@ def test_the_gap_is_the_distance_of_the_engines_logprobs_from_the_trainers(recom
     own = roles().logprobs(sequences, starts, chosen)
     off = [row + 0.25 for row in own]
     off[0] = own[0] - torch.tensor([0.25, 0.25, 0.5])
-    learnt_from, gap = own_logprobs(pieces_of(4096), roles(), off, sequences, starts, chosen)  # type: ignore[arg-type]
+    counted = Work()
+    learnt_from, gap = own_logprobs(
+        pieces_of(4096), roles(), off, sequences, starts, chosen, counted
+    )  # type: ignore[arg-type]
     compared = 40 if recompute else 20  # every second one of 40 makes at least 16
+    assert (counted.tokens, counted.sequences) == (7 * compared, compared)
     assert gap["rollout_logprob_gap"] == pytest.approx(0.25 + 0.25 / (3 * compared), abs=1e-5)
     assert gap["rollout_logprob_gap_max"] == pytest.approx(0.5, abs=1e-5)
     for row, same in zip(learnt_from, own if recompute else off, strict=True):
@@ -83,6 +88,25 @@ def test_with_recomputation_the_first_ratio_is_one_whatever_the_engine_says(
         values = metric_rows(root, "ppo")[0].values
         assert values["first_ratio_error"] == pytest.approx(error, abs=1e-4)
         assert values["rollout_logprob_gap"] == pytest.approx(0.1, abs=1e-4)
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+def test_a_sampler_whose_logprobs_are_off_stops_the_run_with_its_batch(
+    project: Project, monkeypatch: pytest.MonkeyPatch, recompute: bool
+) -> None:
+    exact = rollout_phase.ENGINES["static"]
+
+    def stale(*arguments: object) -> Rollout:
+        rollout = exact(*arguments)  # type: ignore[arg-type]
+        return rollout._replace(logprobs=[row - 5.0 for row in rollout.logprobs])
+
+    monkeypatch.setitem(rollout_phase.ENGINES, "static", stale)
+    root = project("ppo", ppo={"recompute_logprobs": recompute, "updates": 1})
+    stage, run = open_stage(root, "ppo")
+    with pytest.raises(TrainingDiverged, match=r"differ by 5 nats per token"):
+        run(stage)
+    assert metric_rows(root, "ppo")[-1].values["rollout_logprob_gap"] == pytest.approx(5, abs=1e-3)
+    assert (root / "runs/ppo/diverged.jsonl").exists()
 
 
 def test_both_engines_train_alike_and_the_paged_one_resumes_to_the_same_bits(
