@@ -77,6 +77,15 @@ def _set(node: Any, keys: list[str], value: Any, assignment: str) -> dict[str, A
     }
 
 
+def flat(content: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Dotted keys and values of nested sections."""
+    for key, value in content.items():
+        if isinstance(value, Mapping) and value:
+            yield from flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
 def lacking(base: Mapping[str, Any], overlay: Mapping[str, Any], place: str = "") -> Iterator[str]:
     """The dotted keys that `compose` takes from the base, the highest that is missing whole."""
     for key, under in base.items():

@@ -4,10 +4,11 @@ DVC reads params.yaml again when a stage's process has ended, and records what i
 the outputs were made with.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from config.compose import flat
 from config.load import load
 from config.schema import Params
 
@@ -23,15 +24,6 @@ class Difference(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.key} {self.before} -> {self.after}"
-
-
-def flat(content: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Dotted keys and values of nested sections."""
-    for key, value in content.items():
-        if isinstance(value, Mapping) and value:
-            yield from flat(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
 
 
 def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Difference]:

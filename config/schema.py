@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, model_validator
 
+from config.compose import flat
 from config.errors import ParamsError
 from config.records import METHODS
 from config.sections.base import Sparse
@@ -22,6 +23,7 @@ from config.sections.online import Grpo, Online, Ppo, Rloo
 from config.sections.retraining import Retrain
 from config.sections.run import Align, Evaluate, Tracking
 from config.sections.where import SHARED_STAGES, WEIGHTS_DIVIDED, Where
+from config.urls import require_no_secret, unreadable
 
 UNCHOSEN = "May be absent where align.method names another."
 
@@ -73,6 +75,21 @@ class Params(Sparse):
         """
         reward = ("reward",) if self.reward.init == "sft" else ()
         return (*reward, self.align.method)
+
+    @model_validator(mode="after")
+    def _addresses(self) -> "Params":
+        content = self.model_dump(mode="json", exclude={"data": {"prompt_template"}})
+        for setting, value in flat(content):
+            if isinstance(value, str) and "://" in value:
+                require_no_secret(setting, value)
+        urls = {f"data.{name}": url for name, url in self.data.urls().items()}
+        safety = self.retrain.safety_source
+        if safety is not None and safety.is_url:
+            urls["retrain.safety_source"] = safety.path
+        for setting, url in urls.items():
+            if reason := unreadable(url):
+                raise ParamsError(f"{setting}.path={url} {reason}, in params.yaml.")
+        return self
 
     @model_validator(mode="after")
     def _method_has_its_section(self) -> "Params":

@@ -10,7 +10,7 @@ import os
 import re
 import urllib.parse
 
-from config.errors import EnvironmentFault
+from config.errors import EnvironmentFault, ParamsError
 
 REMOTE_SCHEMES = (
     "http",
@@ -32,6 +32,10 @@ REMOTE_SCHEMES = (
 """Everything else that fsspec knows reads this machine, or unpacks, caches or chains what it
 reads.
 """
+LOGIN = re.compile(r"(\w[\w+.-]*)://([^?#\s]*)@([^/:?#@]*)")
+"""Scheme, what stands before the last @, and the host; a password may hold a slash."""
+PORT_AND_PATH = re.compile(r"\d+/")
+"""After a host rather than a user: the @ is part of the path. github:// names owner:repository."""
 IPV6 = re.compile(r"\[[0-9A-Fa-f:.]+\]")
 VARIABLE = re.compile(r"\$\{(RLHF_DATA_\w+)\}")
 SECRET_NAME = re.compile(
@@ -59,10 +63,41 @@ def unreadable(url: str) -> str | None:
     return None
 
 
+def require_no_secret(setting: str, url: str) -> None:
+    """Refuse an address that holds a password, a token or a signature; `setting` names it in the
+    message. Raises ParamsError, without the secret.
+    """
+    secret = secret_of(url)
+    if secret is None:
+        return
+    if setting == "tracking.uri":
+        fix = (
+            "Take it out, and set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD; for a "
+            "database, start mlflow server in front of it."
+        )
+    elif secret.startswith("a password"):
+        fix = (
+            "Take it out; the libraries find credentials in the files and variables of their own, "
+            "such as AWS_SHARED_CREDENTIALS_FILE."
+        )
+    else:
+        fix = (
+            "Put the value in a variable of the environment whose name starts with RLHF_DATA_, and "
+            "name that in its place: ${RLHF_DATA_TOKEN}."
+        )
+    raise ParamsError(
+        f"{setting} has {secret}, and params are kept and shown in many places. {fix}"
+    )
+
+
 def secret_of(url: str) -> str | None:
     """What in a URL is, or looks like, a secret, without its value; None if nothing does."""
-    for login, host in re.findall(r"https?://([^/?#]*)@([^/:?#]*)", url):
-        if not VARIABLE.fullmatch(login.rpartition(":")[2]):
+    for scheme, login, host in LOGIN.findall(url):
+        _, colon, password = login.partition(":")
+        if colon and scheme != "github" and not PORT_AND_PATH.match(password):
+            return f"a password before {host}"
+        of_http = scheme in ("http", "https") and "/" not in login
+        if not colon and of_http and not VARIABLE.fullmatch(login):
             return f"a login before {host}"
     parts = urllib.parse.urlsplit(url)
     for given in (part for text in (parts.query, parts.fragment) for part in text.split("&")):

@@ -3,7 +3,7 @@ twice stores once.
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from mlflow.entities import Metric
@@ -153,15 +153,6 @@ def _planned(prefix: str, comparison: Comparison) -> dict[str, float]:
         "error_peak_bytes": comparison.error_peak_bytes,
     }
     return {f"{prefix}/{name}": value for name, value in values.items() if value is not None}
-
-
-def flat_params(node: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, str]]:
-    """(`ppo.kl.coef`, `0.05`) ..., as params.yaml has them."""
-    for key, value in node.items():
-        if isinstance(value, Mapping) and value:
-            yield from flat_params(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", str(value)
 
 
 def _metric(name: str, value: float, time: float, step: int) -> Metric:

@@ -18,6 +18,7 @@ from mlflow.entities import Metric
 from pydantic import ValidationError
 
 from config import jsonl
+from config.compose import flat
 from config.errors import EXIT_DONE, EXIT_RESUMABLE, RlhfError
 from config.records import (
     NO_RUN_ID,
@@ -61,7 +62,6 @@ from tracking.rows import (
     contest_metrics,
     cost_metrics,
     final_metrics,
-    flat_params,
     plan_metrics,
     training_metrics,
     usage_metrics,
@@ -140,7 +140,8 @@ class Shipment:
             key: str(value) for key, value in row.detail.items() if isinstance(value, str | bool)
         }
         run = self._parent(row.run_id, row.time, origin)
-        params = dict(flat_params(self._params_of(row.run_id).model_dump(mode="json")))
+        content = self._params_of(row.run_id).model_dump(mode="json")
+        params = {key: str(value) for key, value in flat(content)}
         log(
             self._connection,
             run,

@@ -1,13 +1,11 @@
 """Where rows come from, and how they are cleaned and split."""
 
-import re
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
 from config.errors import ParamsError
 from config.sections.base import Count, Fraction, Positive, Section, Sparse
-from config.urls import secret_of, unreadable
 
 
 class HelpdeskWorld(Section):
@@ -185,14 +183,20 @@ class Data(Section):
             if isinstance(source, FileSource) and not source.is_url
         }
 
+    def urls(self) -> dict[str, str]:
+        """Setting -> URL, of the sources that are files of other machines."""
+        return {
+            setting: source.path
+            for setting, source in self.sources().items()
+            if isinstance(source, FileSource) and source.is_url
+        }
+
     def reads_elsewhere(self) -> bool:
         """Whether a source is a URL or a dataset of the hub: only reading it tells whether it has
         changed.
         """
-        return any(
-            isinstance(source, HubSource) or (isinstance(source, FileSource) and source.is_url)
-            for source in self.sources().values()
-        )
+        hub = any(isinstance(source, HubSource) for source in self.sources().values())
+        return hub or bool(self.urls())
 
     @model_validator(mode="after")
     def _votes(self) -> "Data":
@@ -206,37 +210,6 @@ class Data(Section):
                 "one of votes, pairs, trees. "
                 "Change it in params.yaml."
             )
-        return self
-
-    @model_validator(mode="after")
-    def _urls(self) -> "Data":
-        for setting, source in self.sources().items():
-            named = (
-                re.findall(r"(\w+)://([^/]*:[^/]*)@([^/:]*)", source.path)
-                if isinstance(source, FileSource)
-                else []
-            )
-            for host in (
-                host for scheme, _, host in named if scheme != "github"
-            ):  # which names owner:repository there
-                raise ParamsError(
-                    f"data.{setting}.path names a password before {host}, and params are kept and "
-                    "shown in many places. Take it out; the "
-                    "libraries find credentials in the files and variables of their own, such as "
-                    "AWS_SHARED_CREDENTIALS_FILE."
-                )
-            if not isinstance(source, FileSource) or not source.is_url:
-                continue
-            secret, reason = secret_of(source.path), unreadable(source.path)
-            if secret is not None:
-                raise ParamsError(
-                    f"data.{setting}.path has {secret}, and params are kept and shown in many "
-                    "places. Put the value in a variable of the "
-                    "environment whose name starts with RLHF_DATA_, and name that in its place: "
-                    "${RLHF_DATA_TOKEN}."
-                )
-            if reason is not None:
-                raise ParamsError(f"data.{setting}.path={source.path} {reason}, in params.yaml.")
         return self
 
     @model_validator(mode="after")

@@ -1,11 +1,9 @@
 """What is aligned how, compared how, and remembered where."""
 
-import re
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
-from config.errors import ParamsError
 from config.sections.base import Positive, Section
 
 
@@ -43,14 +41,3 @@ class Tracking(Section):
     )
     experiment: str = Field(description="MLflow experiment.")
     registered_model: str = Field(description="Name under which the aligned model is registered.")
-
-    @model_validator(mode="after")
-    def _no_secret(self) -> "Tracking":
-        if re.search(r"://[^/@]*:[^/@]+@", self.uri):
-            raise ParamsError(
-                f"tracking.uri holds a password ({re.sub(r':[^/:@]+@', ':***@', self.uri)}), and "
-                "params are kept and shown in many places. Take it "
-                "out, and set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD; of a "
-                "database, run mlflow server before it."
-            )
-        return self

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from config.differences import flat
+from config.compose import flat
 from costs.ledger.cost_change import CostChange, cost_changes
 from reporting.inputs import Findings
 from reporting.numbers import decimal, percent

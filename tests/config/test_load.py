@@ -6,8 +6,7 @@ from dvc.utils.serialize import load_yaml
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from config.compose import compose, parse_yaml
-from config.differences import flat
+from config.compose import compose, flat, parse_yaml
 from config.errors import ParamsError
 from config.load import dump, load, read, to_yaml, validate, write
 from config.schema import Params

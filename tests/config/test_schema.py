@@ -56,12 +56,12 @@ def test_sections_are_frozen_and_refuse_unknown_keys_and_conversions() -> None:
         (
             "data.source={kind: file, path: https://me:hunter2@data.example/x.jsonl, format: "
             "pairs, columns: {}}",
-            r"data\.source\.path names a password before data\.example",
+            r"data\.source\.path has a password before data\.example",
         ),
         (
             "data.source={kind: file, path: "
             "'zip://x.jsonl::https://me:hunter2@data.example/x.zip', format: pairs, columns: {}}",
-            r"data\.source\.path names a password before data\.example",
+            r"data\.source\.path has a password before data\.example",
         ),
         (
             "data.source={kind: file, path: "
@@ -89,7 +89,30 @@ def test_sections_are_frozen_and_refuse_unknown_keys_and_conversions() -> None:
         ),
         (
             "tracking.uri=postgresql://me:hunter2@db/mlflow",
-            r"tracking\.uri holds a password \(postgresql://me:\*\*\*@db",
+            r"tracking\.uri has a password before db, .* MLFLOW_TRACKING_PASSWORD",
+        ),
+        (
+            "tracking.uri=postgresql://db/mlflow?user=me&password=hunter2",
+            r"tracking\.uri has a value of 'password' in its query",
+        ),
+        (
+            "tracking.uri=http://me:hunter2/ss@host:5000",
+            r"tracking\.uri has a password before host",
+        ),
+        ("tracking.uri=https://hunter2@host:5000", r"tracking\.uri has a login before host"),
+        (
+            "retrain.safety_source={kind: file, path: 'https://data.example/x.jsonl?sig=hunter2', "
+            "format: prompts, columns: {}}",
+            r"retrain\.safety_source\.path has a value of 'sig' in its query, .* RLHF_DATA_",
+        ),
+        (
+            "retrain.safety_source={kind: file, path: 'file:///x.jsonl', format: prompts, columns: "
+            "{}}",
+            r"retrain\.safety_source\.path=file:///x\.jsonl has the scheme file",
+        ),
+        (
+            "prices.source='https://me:hunter2@prices.example/list'",
+            r"prices\.source has a password before prices\.example",
         ),
         ("prices.usd_per_device_hour=-0.5", r"prices\.usd_per_device_hour=-0\.5"),
         ("prices.usd_per_device_hour=1e6", r"less than or equal to 1000"),
@@ -118,6 +141,13 @@ def test_a_day_needs_no_quotes() -> None:
     assert (
         load(ROOT / "recipes" / "demo.yaml", ["prices.date=2026-12-01"]).prices.date == "2026-12-01"
     )
+
+
+@pytest.mark.parametrize(
+    "uri", ["http://host:5000/@me", "postgresql://me@db:5432/mlflow", "sqlite:///mlflow.db"]
+)
+def test_a_tracking_address_without_a_password_is_taken(uri: str) -> None:
+    assert load(ROOT / "recipes" / "demo.yaml", [f"tracking.uri={uri}"]).tracking.uri == uri
 
 
 def test_one_stage_may_have_a_limit_of_its_own() -> None:

@@ -107,9 +107,9 @@ TOLD = {
         "where.default.processes=0 from --set: input should be greater than or equal to 1."
     ),
     "tracking.uri=http://me:secret@host:5000": (
-        "tracking.uri holds a password (http://me:***@host:5000), and params are kept and"
-        " shown in many places. Take it out, and set MLFLOW_TRACKING_USERNAME and "
-        "MLFLOW_TRACKING_PASSWORD; of a database, run mlflow server before it."
+        "tracking.uri has a password before host, and params are kept and shown in many places. "
+        "Take it out, and set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD; for a "
+        "database, start mlflow server in front of it."
     ),
     "retrain.safety_source={kind: file, path: s.jsonl, format: pairs, columns: {}}": (
         "retrain.safety_source.format=pairs: safety prompts are of format prompts. Change"

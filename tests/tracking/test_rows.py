@@ -14,7 +14,6 @@ from tracking.rows import (
     contest_metrics,
     cost_metrics,
     final_metrics,
-    flat_params,
     metric_name,
     plan_metrics,
     training_metrics,
@@ -70,14 +69,6 @@ def test_final_metrics_count_a_boolean_and_leave_null_and_text_out() -> None:
     assert {metric.key: metric.value for metric in final_metrics(results, 1.0)} == {
         "eval/kl": 1.5,
         "eval/reward_hacking": 1.0,
-    }
-
-
-def test_params_are_flattened_as_in_params_yaml() -> None:
-    assert dict(flat_params({"ppo": {"kl": {"coef": 0.05}}, "seed": 1, "columns": {}})) == {
-        "ppo.kl.coef": "0.05",
-        "seed": "1",
-        "columns": "{}",
     }
 
 
