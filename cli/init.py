@@ -162,10 +162,13 @@ def _prices(known: Mapping[str, Any], device: str | None, usd: float | None) -> 
 
 
 def _longest(folder: Path) -> int:
-    """The most tokens that a model folder's config allows; no limit where it is not here."""
+    """The most tokens that a model folder's config allows (`n_positions` in GPT-2's); no limit
+    where the folder is not here.
+    """
     config = folder / "config.json"
     content = json.loads(config.read_text("utf-8")) if config.is_file() else {}
-    return int(content.get("max_position_embeddings") or 1_000_000)
+    names = ("max_position_embeddings", "n_positions")
+    return next((int(content[name]) for name in names if content.get(name)), 1_000_000)
 
 
 def _pad_token(folder: Path, model: str) -> str | None:

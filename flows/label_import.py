@@ -17,6 +17,6 @@ def label_import(
         file: The exported JSON file, from the project's folder or with its whole path.
         form: The tool that wrote it.
         columns: Our column (prompt, response1 or response2) -> the export's field, where it is not
-        found by itself.
+            found by itself.
     """
     import_votes(file, form, columns or {})

@@ -28,8 +28,9 @@ def retrain(params: Params, force: bool = False) -> State[Any]:
 
     Args:
         params: The whole run; its section retrain says when to train, what that may cost, and what
-        a new champion must show. force: Train without a reason in the data; neither the month's
-        budget nor the gate is lifted.
+            a new champion must show.
+        force: Train without a reason in the data; neither the month's budget nor the gate is
+            lifted.
     """
     with retraining(checked(params)) as cycle:
         if is_due(cycle, force):

@@ -22,9 +22,10 @@ def sweep(
 
     Args:
         params: The run to start from.
-        axis: What grows: the model, the length of sequences, the batch, the data or the steps; the
-        rest stays. stage: The stage whose cost is looked at. hardware: Device of the plan, such as
-        a100-80; null is this machine's CPU. gpus: Devices, 1 or more.
+        axis: What grows: the model, the length of sequences, the batch, the data or the steps.
+        stage: The stage whose cost is planned.
+        hardware: Device of the plan, such as a100-80; null is this machine's CPU.
+        gpus: Number of devices, 1 or more.
     """
     growth(checked(params), axis, stage, hardware, gpus)
     measured(stage)

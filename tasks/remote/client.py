@@ -256,7 +256,7 @@ class RemoteStage:
         try:
             self._receiver.receive()
             self._sign.show()
-            asked = max(stop.requests, int(self.budget.has_to_stop(watch)))
+            asked = max(stop.requests, int(self.budget.look(watch)))
             if asked > self._stop_requests_sent:
                 self._exchange.write(STOP, str(asked).encode())
                 self._stop_requests_sent = asked

@@ -84,9 +84,10 @@ class BudgetWatch:
                 latest[stage] = starts[-1]
         return latest.get(self._stage, max(latest.values(), default=0.0))
 
-    def has_to_stop(self, watch: Watch) -> bool:
-        """Whether the stage at work has to be asked to stop now. Between its rows cost grows with
-        the wall time.
+    def look(self, watch: Watch) -> bool:
+        """Compare what the stage has cost by now with its limits, and note in `reached` the first
+        that it must stop for. Returns whether there is one. Between the stage's rows its cost grows
+        with the wall time.
         """
         if self.reached is None and watch.attempt is not None and watch.pid is not None:
             left = self.left(watch.attempt.world_size)

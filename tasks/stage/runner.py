@@ -147,7 +147,7 @@ def _watched(
         while process.poll() is None:
             observe(watch.look())
             lifetime.look(process.pid, watch.attempt)
-            if stop.made or budget.has_to_stop(watch):
+            if stop.made or budget.look(watch):
                 _pass_on(stop, process.pid, watch.pid, asked)
             time.sleep(POLL_SECONDS)
     except BaseException:

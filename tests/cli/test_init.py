@@ -80,11 +80,14 @@ def test_without_a_gpu_a_small_shape_is_trained_from_nothing() -> None:
     assert params.data.source.model_dump(mode="json") == SOURCE
 
 
-def test_a_models_folder_says_its_longest_context_and_its_pad_token(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["max_position_embeddings", "n_positions"])
+def test_a_models_folder_says_its_longest_context_and_its_pad_token(
+    tmp_path: Path, name: str
+) -> None:
     shutil.copytree(ROOT / "recipes", tmp_path / "recipes")
     folder = tmp_path / "mine"
     folder.mkdir()
-    (folder / "config.json").write_text('{"max_position_embeddings": 512}')
+    (folder / "config.json").write_text(json.dumps({name: 512}))
     tokens = {"pad_token": {"content": "<pad>"}, "eos_token": "</s>"}
     (folder / "tokenizer_config.json").write_text(json.dumps(tokens))
     params = wanted(tmp_path, "mine", FOUND, "mine", "l4", 1.0, "ppo")

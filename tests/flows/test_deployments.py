@@ -54,6 +54,14 @@ def test_every_deployment_of_prefect_yaml_is_there_prefilled_from_the_recipe(up:
     assert found["rlhf"].parameters == {"params": load(RECIPE).model_dump(mode="json")}
 
 
+FORMS = ("rlhf", "retrain", "promote", "start", "label-import")
+
+
+def form_of(up: Stack, flow: str) -> dict[str, Any]:
+    found = up.client.read_deployment_by_name(f"{flow}/{flow}").parameter_openapi_schema
+    return found or {}
+
+
 def test_the_form_knows_descriptions_bounds_and_choices(up: Stack) -> None:
     schema: dict[str, Any] = (
         up.client.read_deployment_by_name("rlhf/rlhf").parameter_openapi_schema or {}
@@ -66,6 +74,11 @@ def test_the_form_knows_descriptions_bounds_and_choices(up: Stack) -> None:
         up.client.read_deployment_by_name("sweep/sweep").parameter_openapi_schema or {}
     )
     assert "What grows" in sweep["properties"]["axis"]["description"]
+    for name, shown in {"sweep": sweep, **{each: form_of(up, each) for each in FORMS}}.items():
+        missing = [
+            key for key, field in shown["properties"].items() if not field.get("description")
+        ]
+        assert missing == [], name
     assert sweep["properties"]["axis"]["enum"] == ["model", "sequence", "batch", "data", "steps"]
 
 

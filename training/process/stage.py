@@ -153,9 +153,9 @@ class Stage:
         if self.rank == 0:
             self.checkpoints.finish(self.step, outputs)
 
-    def is_finished(self) -> bool:
-        """Whether an attempt with these parameters, inputs and code put all outputs in place, and
-        nothing has touched them since.
+    def reuse_finished_outputs(self) -> bool:
+        """Take up the outputs of an earlier attempt with these parameters, inputs and code, if all
+        are in place and unchanged, and record that. Returns whether there were any. Collective.
         """
         step = collectives.of_first(self.checkpoints.finished)
         if step is not None:
@@ -300,12 +300,12 @@ class Stage:
         if self.stop_requested or self.orphaned or self._params_changed():
             raise self.stopped()
 
-    def agreed_to_stop(self) -> bool:
-        """Whether any process of the stage was asked to stop, lost its parent or found params.yaml
-        changed; the same answer in all, who must ask at the same point.
+    def agree_to_stop(self) -> bool:
+        """Collective: set and return `stopping`, which is true if any process of the stage was
+        asked to stop, lost its parent or found params.yaml changed.
 
-        Ask once a step, before deciding on a checkpoint: a request that comes later waits for the
-        next step.
+        Call it once a step, before deciding on a checkpoint: a request that comes later waits for
+        the next step.
         """
         wanted = self.stop_requested or self.orphaned or self._params_changed()
         self.stopping = collectives.all_reduce_max(wanted) > 0
@@ -382,7 +382,7 @@ def run_stage(
         stage.begin()
         collectives.join(name, stage.device != "cpu")
         torch.manual_seed(stage.params.seed)
-        if not stage.is_finished():
+        if not stage.reuse_finished_outputs():
             stage.resolve_changed_code()
             work(stage)
         stage.check_params()
