@@ -8,7 +8,11 @@ from config.records import STAGES
 from config.sections.where import SHARED_STAGES
 
 GONE = {
-    "sft.packing": "rows of like length share a batch anyway, so that packing had nothing to save"
+    "sft.packing": "rows of like length share a batch anyway, so that packing had nothing to save",
+    **dict.fromkeys(
+        ("ppo.kl.estimator", "rloo.kl.estimator", "grpo.kl.estimator"),
+        "the penalty is the log ratio (k1); k3 as a reward pushes the policy away from the SFT model",
+    ),
 }
 """Parameters of earlier versions, and why there are none of that name any more."""
 MOVED = {
@@ -53,13 +57,20 @@ def migrated(content: Mapping[str, Any]) -> dict[str, Any]:
             for stage in dict.fromkeys([*where, *under])
         }
     for place in GONE:
-        section, _, name = place.partition(".")
-        if isinstance(found.get(section), Mapping):
-            found[section] = {key: value for key, value in found[section].items() if key != name}
+        found = _without(found, place.split("."))
     if "extends" not in found:  # else what it extends says them
         for place, value in ADDED.items():
             found = _with(found, place.split("."), value)
     return found
+
+
+def _without(content: dict[str, Any], place: list[str]) -> dict[str, Any]:
+    """`content` without what is at `place`."""
+    name, *below = place
+    if not below:
+        return {key: value for key, value in content.items() if key != name}
+    section = content.get(name)
+    return content | {name: _without(section, below)} if isinstance(section, dict) else content
 
 
 def _with(content: dict[str, Any], place: list[str], value: Any) -> dict[str, Any]:

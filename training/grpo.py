@@ -6,9 +6,12 @@ plots/grpo.csv
 
 The loop is that of training/ppo.py.
 
-    R_i = score_i - penalties - kl_coef * KL_i
-    A_i = (R_i - mean of R_j) / std of R_j over all responses j to the same prompt, the same for
-    each token of response i
+    S_i = score_i - penalties
+    A_i = (S_i - mean of S_j) / std of S_j - kl_coef * (KL_i - mean of KL_j) over all responses j to
+    the same prompt, the same for each token of response i
+
+The paper has the KL penalty as a term of the loss; here its gradient comes with the advantage, on
+the same scale.
 Source: Shao et al. 2024 (arXiv:2402.03300). Its biases, and where we depart:
 training/rl/advantages.py.
 """

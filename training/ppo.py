@@ -36,7 +36,14 @@ from training.process.out_of_memory import OomBackoff
 from training.process.stage import Stage, run_stage
 from training.rl.advantages import Estimator, equal_groups, ppo_advantages
 from training.rl.divergence import check_rollout, check_update
-from training.rl.episodes import Episodes, choose_prompts, joined, mini_batches, pad_responses
+from training.rl.episodes import (
+    Episodes,
+    choose_prompts,
+    joined,
+    mini_batches,
+    pad_responses,
+    stream_seed,
+)
 from training.rl.layouts import load_roles, save_policy
 from training.rl.on_divergence import Batch, on_divergence
 from training.rl.passes import per_token, scores
@@ -101,7 +108,8 @@ def ppo(stage: Stage, estimate: Estimator = ppo_advantages) -> None:
 
         # 1. roll out
         batch = choose_prompts(prompts, settings, seed, update)
-        noise_BT = sampling_noise(len(batch), limits.max_new_tokens, seed * 1_000_003 + update)
+        own_seed = stream_seed(seed, "sampling", update)
+        noise_BT = sampling_noise(len(batch), limits.max_new_tokens, own_seed)
         with phase("rollout") as work:
             rollout = roll_out(rollout_backoff, roles, batch, noise_BT, settings, limits)
             sequences, starts = joined(batch, rollout.responses)
@@ -136,10 +144,10 @@ def ppo(stage: Stage, estimate: Estimator = ppo_advantages) -> None:
 
         with phase("advantage"):
             # 4. rewards
-            kl_BT = kl_per_token(logprobs_BT, ref_logprobs_BT, settings.kl.estimator)
+            kl_BT = kl_per_token(logprobs_BT, ref_logprobs_BT)
             reward_BT = token_rewards(kl_BT, shaped_B, mask_BT, state.kl_coef)
             # 5. advantages
-            targets = estimate(reward_BT, values_BT, mask_BT, settings)
+            targets = estimate(reward_BT, shaped_B, values_BT, mask_BT, settings)
             episodes = Episodes(sequences, starts, mask_BT, logprobs_BT, values_BT, *targets)
             row = gap | rollout_statistics(
                 episodes, ref_logprobs_BT, score_B, ended_B, state.kl_coef

@@ -26,10 +26,6 @@ class Kl(Section):
         description="adaptive: episodes over which the coefficient may change by a factor of about "
         "e^0.2."
     )
-    estimator: Literal["k1", "k3"] = Field(
-        description="Per-token estimate of the KL in the reward: k1 = log ratio, k3 = low "
-        "variance, never negative."
-    )
 
 
 class Online(Section):

@@ -35,8 +35,7 @@ TOLD = {
     ),
     "ppo.kl.coef=-0.1": "ppo.kl.coef=-0.1 from --set: input should be greater than or equal to 0.",
     "ppo.kl.mode=never": (
-        "ppo.kl.mode is not a parameter from --set; known there: coef, controller, "
-        "estimator, horizon, target."
+        "ppo.kl.mode is not a parameter from --set; known there: coef, controller, horizon, target."
     ),
     "ppo.lora={rank: 8, alpha: 16.0, modules: [q], dropout: 0.1}": (
         "ppo.lora.dropout=0.1: with dropout the policy that learns is not the one that "

@@ -25,6 +25,7 @@ from transformers import (
 from config.schema import Params
 from config.sections.levers import Lora
 from config.sections.online import Ppo
+from training.rl.episodes import stream_seed
 
 PEFT_NAMES = {
     "q": "q_proj",
@@ -35,7 +36,6 @@ PEFT_NAMES = {
     "up": "up_proj",
     "down": "down_proj",
 }
-SEED_STEP = 1_000_003
 
 
 @dataclass
@@ -76,13 +76,14 @@ def plain_ppo(root: Path, params: Params, settings: Ppo) -> Outcome:
             update * settings.batch_size // settings.responses_per_prompt,
         ):
             order = torch.randperm(
-                len(prompts), generator=_generator(seed * SEED_STEP + place // len(prompts))
+                len(prompts),
+                generator=_generator(stream_seed(seed, "prompts", place // len(prompts))),
             )
             chosen += [prompts[int(order[place % len(prompts)])]] * settings.responses_per_prompt
         noise = torch.rand(
             settings.batch_size,
             settings.max_new_tokens,
-            generator=_generator(seed * SEED_STEP + update),
+            generator=_generator(stream_seed(seed, "sampling", update)),
         )
         replies = [
             _sample(models.policy, ids, row, settings.temperature, tokenizer.eos_token_id)
@@ -109,9 +110,7 @@ def plain_ppo(root: Path, params: Params, settings: Ppo) -> Outcome:
         # 4. rewards
         rewards = []
         for mine, theirs, final in zip(old, ref, shaped, strict=True):
-            log_ratio = mine - theirs
-            kl = log_ratio if settings.kl.estimator == "k1" else (-log_ratio).exp() - 1 + log_ratio
-            reward = -kl_coef * kl
+            reward = -kl_coef * (mine - theirs)
             reward[-1] += final
             rewards.append(reward)
         if settings.whiten_rewards:
@@ -142,7 +141,7 @@ def plain_ppo(root: Path, params: Params, settings: Ppo) -> Outcome:
         outcome.rates = [settings.learning_rate * factor, settings.value_learning_rate * factor]
         for group, rate in zip(optimizer.param_groups, outcome.rates, strict=True):
             group["lr"] = rate
-        generator = _generator(seed * SEED_STEP + update)
+        generator = _generator(stream_seed(seed, "mini_batches", update))
         size = settings.batch_size // settings.num_mini_batches
         seen: list[dict[str, Tensor]] = []
         norms = []

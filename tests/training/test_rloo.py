@@ -53,11 +53,11 @@ def test_training_raises_the_score_and_starts_at_the_reference(
     project: Project, method: str
 ) -> None:
     """Responses of three tokens, so that a model that says anything soon finds what the reward
-    model likes. The gain is near 1 with the seed of the tiny recipe, and a third of that is asked
-    for; another seed may gain less.
+    model likes. The gains are 1.1 (RLOO) and 0.7 (GRPO) with the seed of the tiny recipe, and less
+    than half of that is asked for; another seed may gain less.
     """
     changes = {
-        "updates": 12,
+        "updates": 30,
         "learning_rate": 3.0e-3,
         "kl": params().rloo.kl.model_dump() | {"coef": 0.01},
         "max_new_tokens": 3,
@@ -70,12 +70,12 @@ def test_training_raises_the_score_and_starts_at_the_reference(
     root = project(method, **{method: changes})
     work(root, method)
     rows = [row.values for row in metric_rows(root, method)]
-    assert len(rows) == 12
+    assert len(rows) == 30
     assert rows[0]["kl"] == pytest.approx(0.0, abs=1e-3)
     assert sum(row["score"] for row in rows[-3:]) / 3 > rows[0]["score"] + 0.3
     assert rows[-1]["kl"] > 0.1
     found = metrics(root, method)
-    assert (found["updates"], found["episodes"]) == (12, 12 * 96)
+    assert (found["updates"], found["episodes"]) == (30, 30 * 96)
     assert found["score"] == pytest.approx(sum(row["score"] for row in rows[-5:]) / 5)
 
 
@@ -122,11 +122,16 @@ def test_an_update_learns_from_the_methods_own_advantages(
     project: Project, method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rewards: list[Tensor] = []
+    scores: list[Tensor] = []
     episodes: list[Any] = []
     made, batch = loop.token_rewards, loop.Episodes
-    monkeypatch.setattr(
-        loop, "token_rewards", lambda *given: rewards.append(made(*given)) or rewards[-1]
-    )
+
+    def kept(kl_BT: Tensor, score_B: Tensor, mask_BT: Tensor, kl_coef: float) -> Tensor:
+        scores.append(score_B)
+        rewards.append(made(kl_BT, score_B, mask_BT, kl_coef))
+        return rewards[-1]
+
+    monkeypatch.setattr(loop, "token_rewards", kept)
     monkeypatch.setattr(
         loop, "Episodes", lambda *columns: episodes.append(batch(*columns)) or episodes[-1]
     )
@@ -137,10 +142,12 @@ def test_an_update_learns_from_the_methods_own_advantages(
     }
     work(project(method, **{method: changes}), method)
     whole = episodes[0]
-    for group in rewards[0].sum(dim=1).split(4):
-        others = (group.sum() - group) / 3
+    for group, score in zip(rewards[0].sum(dim=1).split(4), scores[0].split(4), strict=True):
+        others, penalty = (group.sum() - group) / 3, score - group
         expected = (
-            group - others if method == "rloo" else (group - group.mean()) / (group.std() + 1e-4)
+            group - others
+            if method == "rloo"
+            else (score - score.mean()) / (score.std() + 1e-4) - (penalty - penalty.mean())
         )
         mask, advantages = whole.mask[:4], whole.advantages[:4]
         torch.testing.assert_close(advantages, expected[:, None] * mask, atol=1e-5, rtol=1e-5)
@@ -256,7 +263,7 @@ def test_an_adapter_learns_on_the_sft_model_which_is_its_reference(
     assert "model.safetensors" not in names(straight / "models" / method)
     rows = [row.values for row in metric_rows(straight, method)]
     assert rows[0]["kl"] == pytest.approx(0.0, abs=1e-4)
-    assert rows[-1]["kl"] > 10 * abs(rows[0]["kl"])
+    assert abs(rows[-1]["kl"]) > 10 * abs(rows[0]["kl"])
     stage, run = open_stage(interrupted, method)
     stage.stop_requested = True
     with pytest.raises(StageStopped):

@@ -207,7 +207,7 @@ def targets(recording: Recording) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     assert mask_BT.shape[1] == trl
     values_BT = recording["values"]
     # Both log-probs are the same mark behind the response, so the KL there is zero.
-    kl_BT = kl_per_token(recording["logprobs"], recording["ref_logprobs"], "k1")
+    kl_BT = kl_per_token(recording["logprobs"], recording["ref_logprobs"])
     reward_BT = token_rewards(kl_BT, recording["scores"], mask_BT, settings.kl.coef)
     return (reward_BT, *gae(reward_BT, values_BT, mask_BT, settings.gamma, settings.lam), mask_BT)
 
@@ -297,8 +297,10 @@ def test_without_responses_that_end_early_the_loop_itself_has_trls_gradients(
     values = recording.per_token("values", recording.lengths())
     monkeypatch.setattr(models, "values", lambda *_: values)
 
-    def unbiased(reward_BT: Tensor, values_BT: Tensor, mask_BT: Tensor, chosen: Ppo) -> Targets:
-        found = ppo_advantages(reward_BT, values_BT, mask_BT, chosen)
+    def unbiased(
+        reward_BT: Tensor, score_B: Tensor, values_BT: Tensor, mask_BT: Tensor, chosen: Ppo
+    ) -> Targets:
+        found = ppo_advantages(reward_BT, score_B, values_BT, mask_BT, chosen)
         assert float(masked_mean(found.advantages, mask_BT)) == pytest.approx(0.0, abs=1e-6)
         count = int(mask_BT.sum())
         return found._replace(advantages=found.advantages * ((count - 1) / count) ** 0.5)

@@ -4,7 +4,10 @@ Shapes: B episodes (a prompt and one response each), T response tokens, padded o
 True where the token counts; N response tokens of some episodes, one after another.
 """
 
+import hashlib
+from array import array
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
@@ -69,6 +72,15 @@ class Episodes(NamedTuple):
             yield MicroBatch(own.sequences, own.prompt_lengths, *at_tokens), counts
 
 
+def stream_seed(seed: int, stream: str, number: int) -> int:
+    """The seed of one random stream of a run (prompts, sampling, mini_batches) in the epoch or
+    update `number`. Generators of different streams are independent, where consecutive seeds would
+    meet in another stream.
+    """
+    digest = hashlib.sha256(f"{seed}/{stream}/{number}".encode()).digest()
+    return int.from_bytes(digest[:7], "big")
+
+
 def choose_prompts(
     prompts: Sequence[list[int]], settings: Online, seed: int, update: int
 ) -> list[list[int]]:
@@ -82,9 +94,17 @@ def choose_prompts(
     chosen = []
     for position in range((update - 1) * per_update, update * per_update):
         epoch, place = divmod(position, len(prompts))
-        generator = torch.Generator().manual_seed(seed * 1_000_003 + epoch)
-        chosen.append(prompts[int(torch.randperm(len(prompts), generator=generator)[place])])
+        chosen.append(prompts[_prompt_order(len(prompts), seed, epoch)[place]])
     return [prompt for prompt in chosen for _ in range(settings.responses_per_prompt)]
+
+
+@lru_cache(maxsize=2)
+def _prompt_order(prompts: int, seed: int, epoch: int) -> Sequence[int]:
+    """The order of one pass over all prompts; drawn once, as a permutation of 200,000 takes
+    milliseconds.
+    """
+    generator = torch.Generator().manual_seed(stream_seed(seed, "prompts", epoch))
+    return array("q", torch.randperm(prompts, generator=generator).tolist())
 
 
 def joined(
@@ -104,7 +124,7 @@ def pad_responses(rows: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
 
 def mini_batches(episodes: int, settings: Online, seed: int, update: int) -> list[list[int]]:
     """Episode indices of every optimizer step of an update, a new random order for each pass."""
-    generator = torch.Generator().manual_seed(seed * 1_000_003 + update)
+    generator = torch.Generator().manual_seed(stream_seed(seed, "mini_batches", update))
     size = episodes // settings.num_mini_batches
     orders = [
         torch.randperm(episodes, generator=generator).tolist() for _ in range(settings.epochs)

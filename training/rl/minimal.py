@@ -23,7 +23,13 @@ from transformers import PreTrainedModel
 from config.sections.online import Ppo
 from training.rl import ppo_math
 from training.rl.advantages import ppo_advantages
-from training.rl.episodes import choose_prompts, joined, mini_batches, pad_responses
+from training.rl.episodes import (
+    choose_prompts,
+    joined,
+    mini_batches,
+    pad_responses,
+    stream_seed,
+)
 from training.rollout.engine import draw, sampling_noise
 
 Rows: TypeAlias = tuple[list[list[int]], list[int]]
@@ -53,7 +59,7 @@ def minimal_ppo(
         with torch.no_grad():
             # 1. roll out
             batch = choose_prompts(prompts, settings, seed, update)
-            own_seed = seed * 1_000_003 + update
+            own_seed = stream_seed(seed, "sampling", update)
             noise_BT = sampling_noise(len(batch), settings.max_new_tokens, own_seed)
             drawn = zip(batch, noise_BT, strict=True)
             responses = [sample(policy, *each, settings.temperature, eos) for each in drawn]
@@ -72,10 +78,12 @@ def minimal_ppo(
             ref_logprobs_BT, _ = logprobs(ref_policy, rows, settings.temperature)
             values_BT, _ = of_responses(heads(value_model, rows), rows)
             # 4. rewards
-            kl_BT = ppo_math.kl_per_token(logprobs_BT, ref_logprobs_BT, settings.kl.estimator)
+            kl_BT = ppo_math.kl_per_token(logprobs_BT, ref_logprobs_BT)
             reward_BT = ppo_math.token_rewards(kl_BT, shaped_B, mask_BT, kl_coef)
             # 5. advantages, and the returns that values are to predict
-            advantages_BT, returns_BT = ppo_advantages(reward_BT, values_BT, mask_BT, settings)
+            advantages_BT, returns_BT = ppo_advantages(
+                reward_BT, shaped_B, values_BT, mask_BT, settings
+            )
             assert returns_BT is not None
         # 6. update
         progress = (update - 1) / settings.updates if settings.schedule == "linear" else 0.0
@@ -143,7 +151,7 @@ def logprobs(policy: PreTrainedModel, rows: Rows, temperature: float) -> tuple[T
 
 
 def heads(classifier: PreTrainedModel, rows: Rows) -> Tensor:
-    """What its head says at every token, [B, L]."""
+    """Head outputs per token, [B, L]."""
     hidden_BLD = classifier.base_model(padded(rows)).last_hidden_state
-    said_BL: Tensor = classifier.score(hidden_BLD).squeeze(2)
-    return said_BL
+    outputs_BL: Tensor = classifier.score(hidden_BLD).squeeze(2)
+    return outputs_BL

@@ -10,15 +10,15 @@ import torch
 from torch import Tensor
 
 
-def kl_per_token(logprobs: Tensor, ref_logprobs: Tensor, estimator: str) -> Tensor:
-    """Estimate of KL(policy || ref_policy) at each sampled token, in nats, same shape as given.
+def kl_per_token(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
+    """Estimate of KL(policy || ref_policy) at each sampled token, in nats, same shape as given:
+    log(policy / ref), called k1. It is unbiased for samples from the policy, and as a reward its
+    policy gradient is that of the KL. The low-variance k3 = exp(-k1) - 1 + k1 must not be a reward:
+    its gradient is that of another divergence and raises this one.
 
-    k1 = log(policy / ref); k3 = exp(-k1) - 1 + k1, never negative and of lower variance. Both are
-    unbiased for samples from the policy.
-    Source: Schulman 2020, "Approximating KL divergence".
+    Source: Schulman 2020, "Approximating KL divergence"; arXiv:2512.21852.
     """
-    k1 = logprobs - ref_logprobs
-    return k1 if estimator == "k1" else torch.expm1(-k1) + k1
+    return logprobs - ref_logprobs
 
 
 def token_rewards(kl_BT: Tensor, score_B: Tensor, mask_BT: Tensor, kl_coef: float) -> Tensor:

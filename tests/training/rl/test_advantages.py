@@ -9,7 +9,7 @@ loop itself. Where the two differ by intention:
   of each token, and the mean over tokens.
   With the old policy's weights the gradients differ by a factor (tokens / responses) alone; with
   responses of one token not at all.
-- TRL's GRPO adds the KL penalty to the loss: compared without one.
+- TRL's GRPO adds the KL penalty to the loss, ours to the advantage: compared without one.
 """
 
 from collections.abc import Sequence
@@ -49,6 +49,8 @@ MASK = torch.tensor(
     [[True, True, True], [True, False, False], [True, True, False], [True, True, True]]
 )
 REWARDS = torch.tensor([[-0.1, 0.2, 1.0], [0.5, 0.0, 0.0], [-0.3, 2.0, 0.0], [0.0, 0.0, 0.6]])
+SCORE = torch.tensor([1.0, 0.6, 2.0, 0.6])
+"""What of the rewards is score; the rest is penalty."""
 
 
 # ---------------------------------------------------------------- by hand
@@ -112,24 +114,40 @@ def settings(method: str, **changes: Any) -> Any:
 
 def test_the_rewards_of_a_responses_tokens_add_up_to_what_is_compared() -> None:
     chosen: Rloo = settings("rloo", responses_per_prompt=2, normalise_advantages=False)
-    found = rloo_advantages(REWARDS, None, MASK, chosen)
+    found = rloo_advantages(REWARDS, SCORE, None, MASK, chosen)
     assert found.returns is None
     torch.testing.assert_close(
         found.advantages, on_each_token(torch.tensor([0.6, -0.6, 1.1, -1.1]), MASK)
     )
     normalised = rloo_advantages(
-        REWARDS, None, MASK, chosen.model_copy(update={"normalise_advantages": True})
+        REWARDS, SCORE, None, MASK, chosen.model_copy(update={"normalise_advantages": True})
     ).advantages[:, 0]
     assert float(normalised.mean()) == pytest.approx(0, abs=1e-6)
     assert float(normalised.std()) == pytest.approx(1, abs=1e-3)
-    of_grpo: Grpo = settings("grpo", responses_per_prompt=2)
-    deviation = 0.6 / 2**0.5 + 1e-4, 1.1 / 2**0.5 + 1e-4
-    expected = torch.tensor(
-        [0.3 / deviation[0], -0.3 / deviation[0], 0.55 / deviation[1], -0.55 / deviation[1]]
-    )
+
+
+def test_grpo_normalises_scores_and_leaves_the_penalty_as_it_is() -> None:
+    chosen: Grpo = settings("grpo", responses_per_prompt=2)
+    found = grpo_advantages(REWARDS, SCORE, None, MASK, chosen).advantages
+    # scores 1.0, 0.6 and 2.0, 0.6; rewards 1.1, 0.5 and 1.7, 0.6: penalties -0.1, 0.1 and 0.3, 0
+    deviations = [0.4 / 2**0.5 + 1e-4, 1.4 / 2**0.5 + 1e-4]
+    of_scores = [0.2 / deviations[0], 0.7 / deviations[1]]
+    first, second = of_scores[0] + 0.1, of_scores[1] - 0.15
     torch.testing.assert_close(
-        grpo_advantages(REWARDS, None, MASK, of_grpo).advantages, on_each_token(expected, MASK)
+        found, on_each_token(torch.tensor([first, -first, second, -second]), MASK)
     )
+
+
+@given(st.lists(st.floats(-0.125, 0.125, width=32), min_size=8, max_size=8), st.floats(-5, 5, width=32))
+def test_the_noise_of_the_penalty_stays_as_small_as_it_is_where_scores_are_equal(
+    noise: list[float], score: float
+) -> None:
+    """Divided by its own deviation it would be an advantage of about 1."""
+    chosen: Grpo = settings("grpo", responses_per_prompt=8)
+    score_B, mask_BT = torch.full((8,), score), torch.ones(8, 1, dtype=torch.bool)
+    reward_BT = (score_B + torch.tensor(noise))[:, None]
+    found = grpo_advantages(reward_BT, score_B, None, mask_BT, chosen).advantages
+    assert float(found.abs().max()) <= 0.26
 
 
 @pytest.mark.parametrize("whiten_rewards", [False, True])
@@ -138,7 +156,7 @@ def test_ppo_whitens_generalised_advantages_and_keeps_returns_as_they_are(
 ) -> None:
     chosen: Ppo = settings("ppo", gamma=0.9, lam=0.8, whiten_rewards=whiten_rewards)
     values_BT = torch.linspace(-1, 1, 12).view(4, 3)
-    found = ppo_advantages(REWARDS, values_BT, MASK, chosen)
+    found = ppo_advantages(REWARDS, SCORE, values_BT, MASK, chosen)
     reward_BT = whiten(REWARDS, MASK, shift_mean=False) if whiten_rewards else REWARDS
     plain = gae(reward_BT, values_BT, MASK, 0.9, 0.8)
     torch.testing.assert_close(found.returns, plain.returns)
