@@ -11,7 +11,7 @@ GONE = {
     "sft.packing": "rows of like length share a batch anyway, so that packing had nothing to save",
     **dict.fromkeys(
         ("ppo.kl.estimator", "rloo.kl.estimator", "grpo.kl.estimator"),
-        "the penalty is the log ratio (k1); k3 as a reward pushes the policy away from the SFT model",
+        "the penalty is the log ratio, k1; k3 as a reward pushes the policy from the SFT model",
     ),
 }
 """Parameters of earlier versions, and why there are none of that name any more."""

@@ -138,7 +138,10 @@ def test_grpo_normalises_scores_and_leaves_the_penalty_as_it_is() -> None:
     )
 
 
-@given(st.lists(st.floats(-0.125, 0.125, width=32), min_size=8, max_size=8), st.floats(-5, 5, width=32))
+@given(
+    st.lists(st.floats(-0.125, 0.125, width=32), min_size=8, max_size=8),
+    st.floats(-5, 5, width=32),
+)
 def test_the_noise_of_the_penalty_stays_as_small_as_it_is_where_scores_are_equal(
     noise: list[float], score: float
 ) -> None:
