@@ -11,6 +11,7 @@ import typer
 from cli.chat import chat
 from cli.compare import compare
 from cli.data import app as data_app
+from cli.export import export
 from cli.ignored_options import refuse_ignored
 from cli.init import init
 from cli.label import label, label_import
@@ -109,6 +110,7 @@ app.command()(compare)
 app.command()(runs)
 app.command()(restore)
 app.command()(chat)
+app.command()(export)
 app.command()(label)
 app.command()(promote)
 app.command()(rollback)

@@ -1,0 +1,103 @@
+"""`rlhf export`: the aligned model of a run in the forms that others load."""
+
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from cli.project import project_root, typed_path
+from cli.run_models import CHAMPION, models_of, run_id_of
+
+if TYPE_CHECKING:
+    from config.schema import Params
+
+EXPORTS = Path("exports")
+
+
+def export(
+    run: Annotated[
+        str | None,
+        typer.Argument(
+            help="A run by its id, last, last-1, ..., or champion; the champion if there is one, "
+            "else the last run."
+        ),
+    ] = None,
+    to: Annotated[
+        Path | None,
+        typer.Option(help="The folder to write; exports/RUN.", parser=typed_path),
+    ] = None,
+) -> None:
+    """Write the aligned model of a run as merged safetensors and as GGUF files (f32, q8_0, q4_0),
+    with a model card that says what it scored, what it cost, and what quantising changes.
+    """
+    from config.workspace.champions import read_record
+
+    root = project_root()
+    if run is None:
+        run = CHAMPION if read_record(root).champion is not None else "last"
+    run_id = run_id_of(root, run)
+    target = to or EXPORTS / run_id
+    with models_of(root, run, "export") as (folder, params), tempfile.TemporaryDirectory() as made:
+        facts = Path(made) / "facts.json"
+        facts.write_text(json.dumps(_facts(root, run_id, params)), encoding="utf-8")
+        command = [sys.executable, "-m", "training.export.package", "--folder", str(folder)]
+        command += ["--to", str(target), "--facts", str(facts)]
+        code = subprocess.run(command, cwd=root, check=False).returncode
+    if code:
+        raise typer.Exit(code)
+    _show(target)
+
+
+def _facts(root: Path, run_id: str, params: "Params") -> dict[str, Any]:
+    """What the model card says of the run."""
+    from reporting.inputs import read_findings
+    from reporting.verdict import verdict
+
+    findings = read_findings(root, params, run_id)
+    judged = verdict(findings)
+    found = findings.metrics["evaluate"]
+    metrics = {
+        name: f"{value:.3f}"
+        for name in ("gold_sft", "gold_aligned", "kl")
+        if (value := findings.value("evaluate", name)) is not None
+    }
+    for kind in ("gold", "reward"):
+        names = (f"win_rate_{kind}", f"win_rate_{kind}_low", f"win_rate_{kind}_high")
+        rate, low, high = (findings.value("evaluate", name) for name in names)
+        if rate is not None and low is not None and high is not None:
+            confidence = f"{found.get('confidence', 0.95):.0%} interval"
+            metrics[f"wins over SFT, {kind}"] = (
+                f"{rate:.1%} ({low:.1%} to {high:.1%}, {confidence})"
+            )
+    source = params.data.source
+    return {
+        "name": params.tracking.registered_model,
+        "summary": f"{judged.title}. {judged.sentence}",
+        "run_id": run_id,
+        "method": params.align.method,
+        "base": params.model.path or "weights drawn at random",
+        "data": getattr(source, "path", source.kind),
+        "usd": findings.ledger.made_usd,
+        "metrics": metrics,
+    }
+
+
+def _show(target: Path) -> None:
+    """The files, and what each quantised one changes."""
+    content: Mapping[str, Any] = json.loads((target / "export.json").read_text(encoding="utf-8"))
+    print(f"{'file':<24} {'size':>9} {'replies that differ':>20} {'score':>8} {'interval':>20}")
+    for each in content["quantised"]:
+        gain = each["difference"]
+        print(
+            f"gguf/model-{each['kind']}.gguf".ljust(24),
+            f"{each['bytes'] / 2**20:6.2f} MiB",
+            f"{each['flips']:>8} of {each['prompts']:<8}",
+            f"{gain['mean']:+8.4f}",
+            f"{gain['low']:+.4f} to {gain['high']:+.4f}".rjust(20),
+        )
+    print(f"Written to {target}; README.md there is the model card.")

@@ -1,0 +1,96 @@
+"""An export of a run: what others load from it replies as the run's own model does."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from huggingface_hub import ModelCard
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from config.errors import ModelError
+from tests.training.tiny import tokenizer
+from training.export.package import export, with_prompts_of_training
+from training.modeling.tokenizer import encode_prompt, encode_prompts, trained_tokenizer
+
+pytestmark = pytest.mark.integration
+FACTS = {
+    "name": "helpdesk-assistant",
+    "summary": "Alignment worked.",
+    "run_id": "20261124-120000-a-run",
+    "method": "ppo",
+    "base": "weights drawn at random",
+    "data": "helpdesk",
+    "usd": 0.0123,
+    "metrics": {"gold_aligned": "0.974"},
+}
+
+
+@pytest.fixture(scope="module")
+def exported(finished: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    target = tmp_path_factory.mktemp("export") / "out"
+    export(finished, target, FACTS)
+    return target
+
+
+def test_the_weights_are_those_of_the_run(finished: Path, exported: Path) -> None:
+    theirs = AutoModelForCausalLM.from_pretrained(exported)
+    ours = AutoModelForCausalLM.from_pretrained(finished / "models/ppo")
+    for name, weight in ours.state_dict().items():
+        assert torch.equal(theirs.state_dict()[name], weight), name
+
+
+def test_the_chat_template_alone_gives_the_prompts_of_training(
+    finished: Path, exported: Path
+) -> None:
+    theirs = AutoTokenizer.from_pretrained(exported)
+    ours = AutoTokenizer.from_pretrained(finished / "data/tokenizer")
+    lines = (finished / "data/prepared/prompts/test.jsonl").read_text().split("\n")[:-1]
+    assert lines
+    for prompt in (json.loads(line)["prompt"] for line in lines):
+        ids = theirs.apply_chat_template(
+            [{"role": "user", "content": prompt}], add_generation_prompt=True, return_dict=False
+        )
+        assert ids == encode_prompt(ours, prompt)
+
+
+@pytest.mark.parametrize("template", ["{prompt}", 'Q: "{prompt}"\nA:\t', "\\{prompt} é"])
+def test_any_prompt_template_becomes_a_chat_template(template: str) -> None:
+    made = trained_tokenizer(["hello there"] * 2, 300, template)
+    expected = encode_prompts(made, ["a 'b' {{c}}"])[0]
+    made = with_prompts_of_training(made, is_plain=True)
+    messages = [{"role": "user", "content": "x"}, {"role": "user", "content": "a 'b' {{c}}"}]
+    assert made.apply_chat_template(messages, return_dict=False) == expected
+
+
+def test_a_tokenizer_of_conversations_keeps_its_chat_template() -> None:
+    before = tokenizer().chat_template
+    assert with_prompts_of_training(tokenizer(), is_plain=False).chat_template == before
+
+
+def test_quantising_is_compared_with_f32_and_in_the_card(exported: Path) -> None:
+    content = json.loads((exported / "export.json").read_text())
+    f32, q8, q4 = content["quantised"]
+    assert [each["kind"] for each in (f32, q8, q4)] == ["f32", "q8_0", "q4_0"]
+    assert (f32["flips"], f32["difference"]["mean"]) == (0, 0.0)
+    assert q4["bytes"] < q8["bytes"] < f32["bytes"]
+    assert 0 <= q8["flips"] <= q4["flips"] <= q4["prompts"]
+    assert q4["difference"]["low"] <= q4["difference"]["mean"] <= q4["difference"]["high"]
+    card = ModelCard.load(exported / "README.md")
+    assert card.data.tags == ["rlhf", "ppo"]
+    for words in ("20261124-120000-a-run", "0.0123 USD", "gguf/model-q4_0.gguf", "gold score"):
+        assert words in card.text, words
+
+
+def test_what_cannot_be_exported_leaves_the_export_before_it(
+    finished: Path, exported: Path, tmp_path: Path
+) -> None:
+    broken = tmp_path / "broken"
+    shutil.copytree(finished, broken)
+    (broken / "models/ppo/model.safetensors").write_bytes(b"half")
+    target = tmp_path / "out"
+    shutil.copytree(exported, target)
+    with pytest.raises(ModelError, match="models/ppo"):
+        export(broken, target, FACTS)
+    assert json.loads((target / "export.json").read_text())["run_id"] == FACTS["run_id"]

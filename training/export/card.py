@@ -1,0 +1,87 @@
+"""The model card of an export: what was trained on what, what it scored, what it cost, and what it
+is not for.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from huggingface_hub import ModelCard, ModelCardData
+
+from training.evaluation.comparison import Gain
+
+NO_LICENCE = "other"
+"""Hugging Face's name for a licence that is not in its list."""
+
+
+class Quantised(NamedTuple):
+    """A GGUF file beside the one in f32, on held-out prompts."""
+
+    kind: str
+    """f32, q8_0 or q4_0."""
+    bytes: int
+    prompts: int
+    flips: int
+    """Prompts whose greedy reply is not that of f32."""
+    difference: Gain
+    """Mean score of the replies less that of f32, with its paired interval."""
+    judge: str
+    """Whose score."""
+
+
+def model_card(facts: Mapping[str, Any], table: Sequence[Quantised]) -> str:
+    """The text of README.md. `facts`: run_id, method, base, data (text), metrics (name -> text),
+    usd, licence, summary.
+    """
+    data = ModelCardData(
+        license=str(facts.get("licence") or NO_LICENCE),
+        library_name="transformers",
+        pipeline_tag="text-generation",
+        tags=["rlhf", str(facts["method"])],
+    )
+    metrics = "\n".join(f"| {name} | {value} |" for name, value in facts["metrics"].items())
+    judge = table[0].judge
+    quantised = "\n".join(
+        f"| `gguf/model-{each.kind}.gguf` | {each.bytes / 2**20:.2f} MiB "
+        f"| {each.flips} of {each.prompts} "
+        f"| {gain.mean:+.4f} ({gain.low:+.4f} to {gain.high:+.4f}) |"
+        for each in table
+        for gain in [each.difference]
+    )
+    body = f"""
+# {facts["name"]}
+
+{facts["summary"]}
+
+| | |
+|---|---|
+| run | `{facts["run_id"]}` |
+| starts from | {facts["base"]} |
+| aligned with | {facts["method"]} |
+| data | {facts["data"]} |
+| cost of training | {facts["usd"]:.4g} USD |
+
+## Evaluation
+
+On held-out prompts, sampled as in training:
+
+| metric | value |
+|---|---|
+{metrics}
+
+## Files
+
+Merged weights in safetensors; the tokenizer's chat template renders prompts as training did. GGUF
+files for llama.cpp, each compared with f32 by greedy replies to the same held-out prompts:
+
+| file | size | replies that differ | {judge}, difference (interval) |
+|---|---|---|---|
+{quantised}
+
+Send prompts to llama.cpp as token ids of this tokenizer: it would split a text into other tokens.
+
+## Intended use and limits
+
+Made for replies to prompts like those of its data. It was not tested on anything else, and not for
+safety. The scores above are of one seed, and their intervals do not cover other data.
+"""
+    return f"{ModelCard(f'---{chr(10)}{data.to_yaml()}{chr(10)}---{chr(10)}{body}')}"

@@ -1,0 +1,149 @@
+"""Everything that `rlhf export` writes: merged weights, a tokenizer whose chat template renders
+prompts as training did, GGUF files, what quantising costs in quality, and a model card.
+
+python -m training.export.package --folder RUN --to FOLDER --facts facts.json
+"""
+
+import argparse
+import json
+import logging
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from config import jsonl
+from config.load import load
+from config.schema import Params
+from training.evaluation.comparison import gain
+from training.export.card import Quantised, model_card
+from training.export.gguf_file import TYPES, write_gguf
+from training.export.llama_cpp import greedy_replies, serving
+from training.inference.trained_models import TrainedModels
+from training.modeling.adapters import lora_layers, merge
+from training.modeling.scoring import score
+from training.modeling.tokenizer import (
+    PLAIN_TEMPLATE,
+    Prompt,
+    decode_response,
+    encode_prompts,
+    prompt_text,
+)
+from training.preparation.helpdesk import gold_score, known_world
+from training.preparation.prompts import fitting_prompts, require_prompts
+from training.process.artifacts import replacing
+from training.process.command import run_command
+
+GGUF = "gguf"
+"""Folder of the GGUF files within an export."""
+EXPORT = "export.json"
+
+
+def export(folder: Path, target: Path, facts: Mapping[str, Any]) -> None:
+    """Write the aligned model of the run in `folder` to `target`, which appears whole or not at
+    all. `facts` of the run go into the card.
+
+    Raises ModelError for a model that cannot be written as GGUF, or that is missing or damaged.
+    """
+    params = load(folder / "params.yaml")
+    models = TrainedModels(folder)
+    policy = models.policy
+    policy = (merge(policy) if lora_layers(policy) else policy).float()
+    prompts = held_out_prompts(models, params)
+    with replacing(target) as out:
+        tokenizer = with_prompts_of_training(models.tokenizer, isinstance(prompts[0], str))
+        tokenizer.save_pretrained(out)
+        policy.save_pretrained(out)
+        (out / GGUF).mkdir()
+        for kind in TYPES:
+            write_gguf(policy, tokenizer, kind, gguf_path(out, kind))
+        table = compared(models, params, out, prompts)
+        rows = [{**each._asdict(), "difference": each.difference._asdict()} for each in table]
+        content = {**facts, "quantised": rows}
+        (out / EXPORT).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+        (out / "README.md").write_text(model_card(facts, table), encoding="utf-8")
+
+
+def gguf_path(folder: Path, kind: str) -> Path:
+    """Where an export has its GGUF file of a type."""
+    return folder / GGUF / f"model-{kind}.gguf"
+
+
+def with_prompts_of_training(
+    tokenizer: PreTrainedTokenizerBase, is_plain: bool
+) -> PreTrainedTokenizerBase:
+    """The tokenizer with a chat template that renders the last user message as a plain prompt was
+    rendered in training. One that was trained on conversations is left as it is.
+    """
+    if is_plain:
+        template = str(tokenizer.init_kwargs.get("prompt_template", PLAIN_TEMPLATE))
+        before, after = (json.dumps(part) for part in template.split("{prompt}"))
+        starts_with_bos = encode_prompts(tokenizer, ["a"])[0][:1] == [tokenizer.bos_token_id]
+        tokenizer.chat_template = (
+            "{{ bos_token }}" if starts_with_bos else ""
+        ) + f"{{{{ {before} }}}}{{{{ messages[-1]['content'] }}}}{{{{ {after} }}}}"
+    return tokenizer
+
+
+def held_out_prompts(models: TrainedModels, params: Params) -> list[Prompt]:
+    """The first `evaluate.prompts` held-out prompts that leave room for a reply."""
+    rows = jsonl.plain(models.folder / "data/prepared/prompts/test.jsonl")
+    room = params.model.context_length - params.evaluate.max_new_tokens
+    fitting = fitting_prompts([row["prompt"] for row in rows], models.tokenizer, room)
+    require_prompts(fitting, "data/prepared/prompts/test.jsonl", room, "evaluate")
+    return [each.prompt for each in fitting[: params.evaluate.prompts]]
+
+
+def compared(
+    models: TrainedModels, params: Params, folder: Path, prompts: Sequence[Prompt]
+) -> list[Quantised]:
+    """Each GGUF file of an export beside the one in f32, by their greedy replies."""
+    tokenizer, evaluate = models.tokenizer, params.evaluate
+    encoded = encode_prompts(tokenizer, prompts)
+    replies: dict[str, list[list[int]]] = {}
+    for kind in TYPES:
+        with serving(gguf_path(folder, kind), params.model.context_length) as address:
+            replies[kind] = greedy_replies(
+                address, encoded, evaluate.max_new_tokens, tokenizer.eos_token_id
+            )
+    world = known_world(params.data.source, map(prompt_text, prompts))
+
+    def scores(of_kind: Sequence[list[int]]) -> list[float]:
+        if world is not None:
+            texts = [decode_response(tokenizer, ids) for ids in of_kind]
+            pairs = zip(map(prompt_text, prompts), texts, strict=True)
+            return [gold_score(prompt, text, world) for prompt, text in pairs]
+        sequences = [[*prompt, *ids] for prompt, ids in zip(encoded, of_kind, strict=True)]
+        budget_tokens = evaluate.batch_size * params.model.context_length
+        with models.precision:
+            found: list[float] = score(models.reward_model, sequences, budget_tokens).tolist()
+        return found
+
+    exact = scores(replies["f32"])
+    return [
+        Quantised(
+            kind,
+            gguf_path(folder, kind).stat().st_size,
+            len(prompts),
+            sum(one != other for one, other in zip(of_kind, replies["f32"], strict=True)),
+            gain(scores(of_kind), exact, evaluate.confidence),
+            "gold score" if world is not None else "score of the reward model",
+        )
+        for kind, of_kind in replies.items()
+    ]
+
+
+def main() -> None:
+    """Entry point of `rlhf export`."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--folder", type=Path, required=True)
+    parser.add_argument("--to", type=Path, required=True)
+    parser.add_argument("--facts", type=Path, required=True, help="JSON: what the card says")
+    given = parser.parse_args()
+    export(given.folder, given.to, json.loads(given.facts.read_text(encoding="utf-8")))
+
+
+if __name__ == "__main__":
+    sys.exit(run_command(main, "export", logging.WARNING))
