@@ -12,6 +12,7 @@ import typer
 
 from cli.project import project_root, typed_path
 from cli.run_models import CHAMPION, models_of, run_id_of
+from config.errors import EXIT_BAD_INPUT, RlhfError, UserError
 
 if TYPE_CHECKING:
     from config.schema import Params
@@ -35,22 +36,46 @@ def export(
     """Write the aligned model of a run as merged safetensors and as GGUF files (f32, q8_0, q4_0),
     with a model card that says what it scored, what it cost, and what quantising changes.
     """
+    root = project_root()
+    run = run or champion_or_last(root)
+    target = to or EXPORTS / run_id_of(root, run)
+    write_export(root, run, target)
+    _show(target)
+
+
+def champion_or_last(root: Path) -> str:
+    """The name of the run that is meant where none is given."""
     from config.workspace.champions import read_record
 
-    root = project_root()
-    if run is None:
-        run = CHAMPION if read_record(root).champion is not None else "last"
+    return CHAMPION if read_record(root).champion is not None else "last"
+
+
+def exported(root: Path, run: str) -> Path:
+    """The export of a run in its usual place, written first if it is not there. Raises as
+    `write_export` does.
+    """
+    target = root / EXPORTS / run_id_of(root, run)
+    if not (target / "export.json").is_file():
+        write_export(root, run, target)
+    return target
+
+
+def write_export(root: Path, run: str, target: Path) -> None:
+    """Write the export of a run in a process of its own, which prints its one line of complaint.
+
+    Raises UserError for a run that is not there, RlhfError if the process fails.
+    """
     run_id = run_id_of(root, run)
-    target = to or EXPORTS / run_id
     with models_of(root, run, "export") as (folder, params), tempfile.TemporaryDirectory() as made:
         facts = Path(made) / "facts.json"
         facts.write_text(json.dumps(_facts(root, run_id, params)), encoding="utf-8")
         command = [sys.executable, "-m", "training.export.package", "--folder", str(folder)]
         command += ["--to", str(target), "--facts", str(facts)]
         code = subprocess.run(command, cwd=root, check=False).returncode
+    if code == EXIT_BAD_INPUT:
+        raise UserError(f"run {run_id} was not exported: see the line above.")
     if code:
-        raise typer.Exit(code)
-    _show(target)
+        raise RlhfError(f"the export of run {run_id} ended with exit code {code}.")
 
 
 def _facts(root: Path, run_id: str, params: "Params") -> dict[str, Any]:

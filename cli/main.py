@@ -21,6 +21,7 @@ from cli.plan import plan
 from cli.project import typed_path
 from cli.report import report
 from cli.retrain import promote, rollback
+from cli.serve import serve
 from config.errors import RlhfError
 
 app = typer.Typer(
@@ -111,6 +112,7 @@ app.command()(runs)
 app.command()(restore)
 app.command()(chat)
 app.command()(export)
+app.command()(serve)
 app.command()(label)
 app.command()(promote)
 app.command()(rollback)

@@ -1,0 +1,265 @@
+"""The front: OpenAI's HTTP API over an engine. It owns the key, the limits, the queue and the
+prompts.
+"""
+
+import asyncio
+import json
+import secrets
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any
+
+from prometheus_client import generate_latest
+from starlette.applications import Starlette
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from serving.engines import Engine, EngineGone, Part
+from serving.limits import MAX_BODY_BYTES, BadRequest, Sampling, messages, sampling
+from serving.metrics import Metrics
+from serving.swap import Swap
+
+RETRY_SECONDS = 1
+LOOK_SECONDS = 0.5
+"""Between looks whether the client of an unfinished reply is still there."""
+PATHS = ("/v1/models", "/v1/chat/completions", "/v1/completions")
+
+
+class Front:
+    """The application, and what its requests share."""
+
+    def __init__(self, swap: Swap, key: str, hosts: frozenset[str], most_at_work: int) -> None:
+        """`hosts` are the Host headers that it answers to; of more than `most_at_work` requests at
+        once the further ones are refused with 429.
+        """
+        self._swap, self._key, self._hosts, self._most = swap, key, hosts, most_at_work
+        self._at_work = 0
+        self.metrics = Metrics()
+
+    def app(self) -> Starlette:
+        return Starlette(
+            routes=[
+                Route("/health", self.health),
+                Route("/metrics", self._guarded(self.show_metrics)),
+                Route("/v1/models", self._guarded(self.models)),
+                Route("/v1/chat/completions", self._guarded(self.chat), methods=["POST"]),
+                Route("/v1/completions", self._guarded(self.completions), methods=["POST"]),
+            ],
+            lifespan=self._lifespan,
+        )
+
+    @asynccontextmanager
+    async def _lifespan(self, _: Starlette) -> AsyncIterator[None]:
+        keeper = asyncio.create_task(self._swap.keep())
+        yield
+        keeper.cancel()
+        await self._swap.end()
+
+    def _guarded(self, handle: Callable[[Request], Any]) -> Callable[[Request], Any]:
+        """Refuse a foreign Host or Origin and a wrong key; answer mistakes in OpenAI's form."""
+
+        async def handled(request: Request) -> Response:
+            try:
+                self._check(request)
+                response: Response = await handle(request)
+            except BadRequest as error:
+                response = _refusal(error.status, str(error), error.field)
+            except EngineGone:
+                response = _refusal(503, "the model is starting again; try once more.", "")
+            except ClientDisconnect:
+                response = Response(status_code=499)
+            if response.status_code in (429, 503):
+                response.headers["Retry-After"] = str(RETRY_SECONDS)
+            path = request.url.path if request.url.path in PATHS else "other"
+            self.metrics.requests.labels(path, response.status_code).inc()
+            return response
+
+        return handled
+
+    def _check(self, request: Request) -> None:
+        host, origin = request.headers.get("host", ""), request.headers.get("origin")
+        if host not in self._hosts:
+            raise BadRequest("host", f"Host {host!r} is not served here.", 403)
+        if origin is not None and origin.partition("://")[2] not in self._hosts:
+            raise BadRequest("origin", f"Origin {origin!r} may not use this server.", 403)
+        scheme, _, given = request.headers.get("authorization", "").partition(" ")
+        if scheme.lower() != "bearer" or not secrets.compare_digest(
+            given.encode(), self._key.encode()
+        ):
+            raise BadRequest("authorization", "the key is missing or wrong: .rlhf/serve.key.", 401)
+
+    # ------------------------------------------------------------ what needs no engine
+
+    async def health(self, _: Request) -> Response:
+        engine = self._swap.engine
+        is_up = engine is not None and engine.is_alive
+        return JSONResponse({"status": "ok" if is_up else "starting"}, 200 if is_up else 503)
+
+    async def show_metrics(self, _: Request) -> Response:
+        return PlainTextResponse(generate_latest(self.metrics.registry))
+
+    async def models(self, _: Request) -> Response:
+        engine = self._engine()
+        one = {"id": engine.name, "object": "model", "owned_by": "rlhf-ledger"}
+        return JSONResponse({"object": "list", "data": [one]})
+
+    # ------------------------------------------------------------ replies
+
+    async def chat(self, request: Request) -> Response:
+        body = await _body(request)
+        engine = self._chosen(body)
+        ids = await asyncio.to_thread(engine.prompts.of_chat, messages(body))
+        return await self._reply(request, body, engine, ids, is_chat=True)
+
+    async def completions(self, request: Request) -> Response:
+        body = await _body(request)
+        engine = self._chosen(body)
+        prompt = body.get("prompt")
+        if not isinstance(prompt, str):
+            raise BadRequest("prompt", f"prompt={prompt!r:.80} must be one text.")
+        ids = await asyncio.to_thread(engine.prompts.of_text, prompt)
+        return await self._reply(request, body, engine, ids, is_chat=False)
+
+    def _engine(self) -> Engine:
+        engine = self._swap.engine
+        if engine is None or not engine.is_alive:
+            raise EngineGone
+        return engine
+
+    def _chosen(self, body: dict[str, Any]) -> Engine:
+        engine = self._engine()
+        name = body.get("model", engine.name)
+        if name not in (engine.name, "champion"):
+            raise BadRequest(
+                "model", f"model={name!r} is not served here; {engine.name} is, or champion.", 404
+            )
+        return engine
+
+    async def _reply(
+        self, request: Request, body: dict[str, Any], engine: Engine, ids: list[int], is_chat: bool
+    ) -> Response:
+        settings = sampling(body, len(ids), engine.prompts.context_length)
+        if self._at_work >= self._most:
+            raise BadRequest("", f"{self._most} requests are at work; try again in a second.", 429)
+        shape = _Shape(engine.name, is_chat, len(ids))
+        if settings.stream:
+            return StreamingResponse(
+                self._events(engine, ids, settings, shape), media_type="text/event-stream"
+            )
+        return await self._whole(request, engine, ids, settings, shape)
+
+    @contextmanager
+    def _counted(self) -> Iterator[None]:
+        self._at_work += 1
+        self.metrics.waiting.set(self._at_work)
+        try:
+            yield
+        finally:
+            self._at_work -= 1
+            self.metrics.waiting.set(self._at_work)
+
+    async def _parts(
+        self, engine: Engine, ids: list[int], settings: Sampling
+    ) -> AsyncIterator[Part]:
+        began, first, tokens = time.monotonic(), True, 0
+        with self._counted():
+            async for part in engine.generate(ids, settings):
+                if first:
+                    self.metrics.first_part_seconds.observe(time.monotonic() - began)
+                    self.metrics.prompt_tokens.inc(len(ids))
+                    first = False
+                self.metrics.reply_tokens.inc(max(0, part.tokens - tokens))
+                tokens = max(tokens, part.tokens)
+                yield part
+
+    async def _whole(
+        self, request: Request, engine: Engine, ids: list[int], settings: Sampling, shape: "_Shape"
+    ) -> Response:
+        async def only_part() -> Part:
+            return [part async for part in self._parts(engine, ids, settings)][-1]
+
+        work = asyncio.create_task(only_part())
+        while not work.done():
+            await asyncio.wait({work}, timeout=LOOK_SECONDS)
+            if not work.done() and await request.is_disconnected():
+                work.cancel()
+                raise ClientDisconnect
+        part = work.result()
+        text = engine.prompts.text(part.ids).strip()
+        return JSONResponse(shape.whole(text, len(part.ids), part.finish_reason))
+
+    async def _events(
+        self, engine: Engine, ids: list[int], settings: Sampling, shape: "_Shape"
+    ) -> AsyncIterator[str]:
+        began = False
+        try:
+            async for part in self._parts(engine, ids, settings):
+                text = part.text if began else part.text.lstrip()
+                began = began or bool(text)
+                if text or part.finish_reason:
+                    yield f"data: {json.dumps(shape.part(text, part.finish_reason))}\n\n"
+            yield "data: [DONE]\n\n"
+        except EngineGone as error:
+            content = {"error": {"message": f"{error}; try again.", "type": "server_error"}}
+            yield f"data: {json.dumps(content)}\n\n"
+
+
+class _Shape:
+    """OpenAI's answer objects."""
+
+    def __init__(self, model: str, is_chat: bool, prompt_tokens: int) -> None:
+        self._is_chat, self._prompt_tokens = is_chat, prompt_tokens
+        self._common = {
+            "id": f"{'chatcmpl' if is_chat else 'cmpl'}-{secrets.token_hex(12)}",
+            "created": int(time.time()),
+            "model": model,
+        }
+
+    def whole(self, text: str, tokens: int, reason: str | None) -> dict[str, Any]:
+        content = (
+            {"message": {"role": "assistant", "content": text}} if self._is_chat else {"text": text}
+        )
+        return {
+            **self._common,
+            "object": "chat.completion" if self._is_chat else "text_completion",
+            "choices": [{"index": 0, "finish_reason": reason, "logprobs": None, **content}],
+            "usage": {
+                "prompt_tokens": self._prompt_tokens,
+                "completion_tokens": tokens,
+                "total_tokens": self._prompt_tokens + tokens,
+            },
+        }
+
+    def part(self, text: str, reason: str | None) -> dict[str, Any]:
+        content = (
+            {"delta": {"role": "assistant", "content": text}} if self._is_chat else {"text": text}
+        )
+        return {
+            **self._common,
+            "object": "chat.completion.chunk" if self._is_chat else "text_completion",
+            "choices": [{"index": 0, "finish_reason": reason, "logprobs": None, **content}],
+        }
+
+
+async def _body(request: Request) -> dict[str, Any]:
+    """The JSON object of a request. Raises BadRequest."""
+    raw = b""
+    async for chunk in request.stream():
+        raw += chunk
+        if len(raw) > MAX_BODY_BYTES:
+            raise BadRequest("", f"the request is over {MAX_BODY_BYTES // 2**20} MiB.", 413)
+    try:
+        body = json.loads(raw)
+    except (ValueError, RecursionError) as error:
+        raise BadRequest("", f"the request is not JSON ({error}).") from None
+    if not isinstance(body, dict):
+        raise BadRequest("", f"the request is a {type(body).__name__}; an object is needed.")
+    return body
+
+
+def _refusal(status: int, message: str, field: str) -> JSONResponse:
+    kind = "server_error" if status >= 500 else "invalid_request_error"
+    error = {"message": message, "type": kind, "param": field or None, "code": None}
+    return JSONResponse({"error": error}, status)

@@ -1,0 +1,41 @@
+"""The engine process: llama.cpp's server on a port of the loopback address, until it is killed.
+
+python -m serving.llama_cpp --model FILE --port N --slots N --context-length N --threads N
+"""
+
+import argparse
+import os
+import threading
+import time
+
+PARENT_EVERY_SECONDS = 1.0
+
+
+def main() -> None:
+    """Serve until the process is killed, or its parent is gone."""
+    import xllamacpp
+
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", required=True)
+    for name in ("port", "slots", "context-length", "threads"):
+        parser.add_argument(f"--{name}", type=int, required=True)
+    given = parser.parse_args()
+    params = xllamacpp.CommonParams()
+    params.model.path = given.model
+    params.hostnames, params.port = ["127.0.0.1"], given.port
+    params.api_keys = [os.environ["RLHF_ENGINE_KEY"]]
+    params.n_parallel, params.n_ctx = given.slots, given.slots * given.context_length
+    params.cpuparams.n_threads = given.threads
+    # In f16, and with flash attention, logits are off by up to 0.002, and near ties fall otherwise.
+    params.cache_type_k = params.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_F32
+    params.flash_attn_type = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
+    params.verbosity = -1
+    server = xllamacpp.Server(params)  # noqa: F841 -- serves as long as it is there
+    parent = os.getppid()
+    while os.getppid() == parent:
+        time.sleep(PARENT_EVERY_SECONDS)
+
+
+if __name__ == "__main__":
+    threading.excepthook = lambda *_: os._exit(1)
+    main()

@@ -1,0 +1,28 @@
+"""What Prometheus reads at /metrics."""
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+
+
+class Metrics:
+    """The counters of one front."""
+
+    def __init__(self) -> None:
+        self.registry = registry = CollectorRegistry()
+        self.requests = Counter(
+            "rlhf_requests", "Requests by path and status.", ["path", "status"], registry=registry
+        )
+        self.prompt_tokens = Counter(
+            "rlhf_prompt_tokens", "Tokens of prompts that were answered.", registry=registry
+        )
+        self.reply_tokens = Counter("rlhf_reply_tokens", "Tokens generated.", registry=registry)
+        self.waiting = Gauge(
+            "rlhf_requests_at_work", "Requests that are not answered yet.", registry=registry
+        )
+        self.first_part_seconds = Histogram(
+            "rlhf_first_part_seconds",
+            "Time from a request to the first token of a streamed reply, or to a whole one.",
+            buckets=BUCKETS,
+            registry=registry,
+        )

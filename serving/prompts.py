@@ -1,0 +1,66 @@
+"""Text to token ids and back, as training had them: the front tokenises, so that an engine's own
+tokenizer has no say.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from jinja2 import TemplateError
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from tokenizers import Tokenizer
+
+from config.errors import ModelError
+from serving.limits import BadRequest
+
+
+class Prompts:
+    """The tokenizer and the chat template of an export."""
+
+    def __init__(self, folder: Path) -> None:
+        """Raises ModelError if `folder` has none, or they are damaged."""
+        try:
+            self._tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+            config = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
+            template = (folder / "chat_template.jinja").read_text(encoding="utf-8")
+            model = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        except Exception as error:  # tokenizers raises a plain Exception
+            reason = " ".join(str(error).split())[:200]
+            raise ModelError(
+                f"{folder} is no whole export: {reason}. Remove it, and write it again with rlhf "
+                "export."
+            ) from error
+        environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+        self._template = environment.from_string(template)
+        self._names = {name: config.get(name) for name in ("bos_token", "eos_token", "pad_token")}
+        eos = self._tokenizer.token_to_id(str(config["eos_token"]))
+        if eos is None:
+            raise ModelError(f"{folder}: eos_token is not in the vocabulary. Export it again.")
+        self.eos: int = eos
+        self.context_length = int(model["max_position_embeddings"])
+
+    def of_chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+        """Token ids of a conversation. Raises BadRequest if the template refuses it."""
+        try:
+            text = self._template.render(
+                messages=messages, add_generation_prompt=True, **self._names
+            )
+        except TemplateError as error:
+            raise BadRequest(
+                "messages", f"the model's chat template refuses them: {error}"
+            ) from None
+        return self._ids(text)
+
+    def of_text(self, prompt: str) -> list[int]:
+        """Token ids of a plain prompt, as a user's message."""
+        return self.of_chat([{"role": "user", "content": prompt}])
+
+    def _ids(self, text: str) -> list[int]:
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+        return ids
+
+    def text(self, ids: Sequence[int]) -> str:
+        """The reply that token ids spell, without special tokens."""
+        found: str = self._tokenizer.decode(list(ids), skip_special_tokens=True)
+        return found

@@ -1,0 +1,378 @@
+"""The front and a real engine, as processes, on a small model."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from tasks.servers.ports import free_port
+from tests.conftest import ROOT
+from tests.training.tiny import CONTEXT, policy, tokenizer
+from training.export.gguf_file import write_gguf
+from training.export.package import gguf_path, with_prompts_of_training
+from training.modeling.tokenizer import decode_response, encode_prompt
+
+pytestmark = pytest.mark.integration
+PROMPTS = [f"hello , my kettle is cracked . order number {n} ." for n in range(24)]
+PROGRAM = """
+import logging, sys
+from pathlib import Path
+from config.errors import RlhfError
+from serving import run
+root, port, slots, queue = Path(sys.argv[1]), *map(int, sys.argv[2:])
+run.SLOTS, run.QUEUE = slots, queue
+wanted = lambda: Path((root / "wanted").read_text())
+try:
+    run.serve(root, port, wanted, "f32", lambda line: print(line, flush=True))
+except RlhfError as error:
+    sys.exit(str(error))
+"""
+
+
+def made_export(folder: Path, model: PreTrainedModel) -> Path:
+    folder.mkdir()
+    (folder / "gguf").mkdir()
+    model.save_pretrained(folder)
+    with_prompts_of_training(tokenizer(), is_plain=True).save_pretrained(folder)
+    write_gguf(model, tokenizer(), "f32", gguf_path(folder, "f32"))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def models() -> dict[str, PreTrainedModel]:
+    return {name: policy(seed, "qwen3") for name, seed in (("first", 3), ("second", 4))}
+
+
+@pytest.fixture(scope="module")
+def exports(
+    models: dict[str, PreTrainedModel], tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Path]:
+    root = tmp_path_factory.mktemp("exports")
+    return {name: made_export(root / name, model) for name, model in models.items()}
+
+
+class Served:
+    """A running front, and a client of it."""
+
+    def __init__(self, root: Path, export: Path, slots: int = 4, queue: int = 64) -> None:
+        self.root, self.port = root, free_port()
+        self.want(export)
+        arguments = [root, self.port, slots, queue]
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", PROGRAM, *map(str, arguments)],
+            cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        assert self.process.stdout is not None
+        self.said = [self.process.stdout.readline(), self.process.stdout.readline()]
+        self.key = (root / ".rlhf/serve.key").read_text()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.client = httpx.Client(
+            base_url=self.url, headers={"Authorization": f"Bearer {self.key}"}, timeout=60,
+            trust_env=False,
+        )  # fmt: skip
+        self.await_health()
+
+    def want(self, export: Path) -> None:
+        temporary = self.root / "wanted.new"
+        temporary.write_text(str(export))
+        temporary.rename(self.root / "wanted")
+
+    def await_health(self, seconds: float = 30) -> None:
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            try:
+                if self.client.get("/health").status_code == 200:
+                    return
+            except httpx.TransportError:
+                pass
+            time.sleep(0.02)
+        raise AssertionError("the front is not up")
+
+    def ask(self, prompt: str, **settings: Any) -> httpx.Response:
+        body = {"messages": [{"role": "user", "content": prompt}], "temperature": 0, **settings}
+        return self.client.post("/v1/chat/completions", json=body)
+
+    def engines(self) -> list[psutil.Process]:
+        children = psutil.Process(self.process.pid).children()
+        return [one for one in children if "serving.llama_cpp" in one.cmdline()]
+
+    def at_work(self) -> float:
+        text = self.client.get("/metrics").text
+        (line,) = [one for one in text.splitlines() if one.startswith("rlhf_requests_at_work ")]
+        return float(line.split()[1])
+
+    def end(self) -> int:
+        self.client.close()
+        self.process.terminate()
+        code = self.process.wait(60)
+        for stream in (self.process.stdout, self.process.stderr):
+            assert stream is not None
+            stream.close()
+        return code
+
+
+@pytest.fixture
+def front(tmp_path: Path) -> Iterator[Callable[..., Served]]:
+    started: list[Served] = []
+
+    def start(export: Path, **settings: int) -> Served:
+        started.append(Served(tmp_path, export, **settings))
+        return started[-1]
+
+    yield start
+    for one in started:
+        if one.process.poll() is None:
+            one.end()
+
+
+@pytest.fixture(scope="module")
+def shared(exports: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """One front for the tests that leave it as it is."""
+    made = Served(tmp_path_factory.mktemp("front"), exports["first"])
+    yield made
+    assert made.end() == 0
+
+
+def offline(model: PreTrainedModel, prompt: str, max_tokens: int) -> str:
+    ids = encode_prompt(tokenizer(), prompt)
+    with torch.no_grad():
+        tokens = model.generate(
+            torch.tensor([ids]), max_new_tokens=max_tokens, do_sample=False,
+            eos_token_id=tokenizer().eos_token_id, pad_token_id=tokenizer().pad_token_id,
+        )  # fmt: skip
+    return decode_response(tokenizer(), tokens[0, len(ids) :].tolist())
+
+
+def text_of(response: httpx.Response) -> str:
+    assert response.status_code == 200, response.text
+    found: str = response.json()["choices"][0]["message"]["content"]
+    return found
+
+
+def test_requests_side_by_side_each_get_the_reply_that_transformers_gives(
+    shared: Served, models: dict[str, PreTrainedModel]
+) -> None:
+    assert shared.said[0] == f"Serving first at {shared.url}/v1\n"
+    assert shared.key in shared.said[1]
+    with ThreadPoolExecutor(8) as threads:
+        found = list(
+            threads.map(lambda prompt: text_of(shared.ask(prompt, max_tokens=12)), PROMPTS)
+        )
+    assert found == [offline(models["first"], prompt, 12) for prompt in PROMPTS]
+    assert len(set(found)) > 10
+
+
+def test_a_streamed_reply_is_the_whole_one_in_pieces(shared: Served) -> None:
+    body = {
+        "messages": [{"role": "user", "content": PROMPTS[0]}],
+        "temperature": 0, "max_tokens": 12, "stream": True,
+    }  # fmt: skip
+    with shared.client.stream("POST", "/v1/chat/completions", json=body) as response:
+        lines = [line.removeprefix("data: ") for line in response.iter_lines() if line]
+    assert lines.pop() == "[DONE]"
+    parts = [json.loads(line)["choices"][0] for line in lines]
+    assert len(parts) > 3
+    assert parts[-1]["finish_reason"] == "length"
+    whole = text_of(shared.ask(PROMPTS[0], max_tokens=12))
+    streamed = "".join(part["delta"]["content"] for part in parts).strip()
+    # a model with random weights ends in half a character, which is not streamed
+    assert streamed.replace("�", "") == whole.replace("�", "")
+
+
+def test_a_completion_reads_its_prompt_as_chat_does(shared: Served) -> None:
+    body = {"prompt": PROMPTS[1], "temperature": 0, "max_tokens": 12, "model": "first"}
+    found = shared.client.post("/v1/completions", json=body).json()
+    whole = shared.ask(PROMPTS[1], max_tokens=12).json()
+    assert found["choices"][0]["text"] == whole["choices"][0]["message"]["content"]
+    assert found["usage"] == whole["usage"]
+    assert found["usage"]["prompt_tokens"] == len(encode_prompt(tokenizer(), PROMPTS[1]))
+
+
+def test_a_seed_repeats_a_sampled_reply(shared: Served) -> None:
+    drawn = [
+        text_of(shared.ask(PROMPTS[0], temperature=1.5, seed=seed, max_tokens=12))
+        for seed in (1, 1, 2)
+    ]
+    assert drawn[0] == drawn[1] != drawn[2]
+
+
+SAY = {"messages": [{"role": "user", "content": "hello"}]}
+
+
+@pytest.mark.parametrize(
+    ("body", "headers", "status", "words"),
+    [
+        (SAY, {"Authorization": "Bearer wrong"}, 401, "the key is missing or wrong"),
+        (SAY, {"Authorization": ""}, 401, "the key is missing or wrong"),
+        (SAY, {"Host": "evil.example"}, 403, "Host 'evil.example' is not served here"),
+        (SAY, {"Origin": "https://evil.example"}, 403, "may not use this server"),
+        (b"{half", {}, 400, "the request is not JSON"),
+        (b"[1]", {}, 400, "is a list; an object is needed"),
+        (b"[" * 100_000, {}, 400, "the request is not JSON"),
+        (b" " * (4 * 2**20 + 1), {}, 413, "over 4 MiB"),
+        ({**SAY, "model": "gpt-5"}, {}, 404, "model='gpt-5' is not served here; first is"),
+        ({**SAY, "max_tokens": -1}, {}, 400, "max_tokens=-1 must be a number from 1 to"),
+        ({**SAY, "max_tokens": 10**9}, {}, 400, "max_tokens=1000000000 must be"),
+        ({**SAY, "max_tokens": 1.5}, {}, 400, "max_tokens=1.5 must be"),
+        ({**SAY, "temperature": "hot"}, {}, 400, "temperature='hot' must be"),
+        ({**SAY, "temperature": float("nan")}, {}, 400, "temperature=nan must be"),
+        ({**SAY, "n": 2}, {}, 400, "n=2: one reply a request"),
+        ({**SAY, "seed": "x"}, {}, 400, "seed='x' is not an integer"),
+        ({**SAY, "stream": 1}, {}, 400, "stream=1 must be true or false"),
+        ({"messages": []}, {}, 400, "messages must be a list of at least one"),
+        ({"messages": [{"role": "user"}]}, {}, 400, "messages[0] needs a role and a text"),
+        (
+            {"messages": [{"role": "user", "content": "kettle " * 200}]}, {}, 400,
+            f"the context of {CONTEXT} leaves no room for a reply",
+        ),
+    ],
+)  # fmt: skip
+def test_a_mistake_is_a_status_and_one_line(
+    shared: Served, body: Any, headers: dict[str, str], status: int, words: str
+) -> None:
+    content = body if isinstance(body, bytes) else json.dumps(body).encode()
+    found = shared.client.post("/v1/chat/completions", content=content, headers=headers)
+    message = found.json()["error"]["message"]
+    assert (found.status_code, "\n" in message) == (status, False)
+    assert words in message
+    assert shared.ask("hello", max_tokens=1).status_code == 200
+
+
+def test_a_client_that_goes_away_ends_its_generation(shared: Served) -> None:
+    body = {**SAY, "stream": True, "temperature": 5.0}
+    with shared.client.stream("POST", "/v1/chat/completions", json=body) as response:
+        next(response.iter_lines())
+    deadline = time.monotonic() + 10
+    while shared.at_work() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert shared.at_work() == 0
+
+
+def test_more_than_the_queue_holds_is_told_to_come_again(
+    front: Callable[..., Served], exports: dict[str, Path]
+) -> None:
+    served = front(exports["first"], slots=1, queue=0)
+    with ThreadPoolExecutor(12) as threads:
+        found = list(threads.map(lambda prompt: served.ask(prompt, temperature=9.0), PROMPTS))
+    codes = {response.status_code for response in found}
+    assert codes == {200, 429}
+    refused = next(response for response in found if response.status_code == 429)
+    assert refused.headers["Retry-After"] == "1"
+
+
+def test_an_engine_that_is_killed_is_started_again(
+    front: Callable[..., Served], exports: dict[str, Path]
+) -> None:
+    served = front(exports["first"])
+    (engine,) = served.engines()
+    engine.kill()
+    began = time.monotonic()
+    found = served.ask("hello", max_tokens=3)
+    while found.status_code == 503 and time.monotonic() < began + 20:
+        assert found.headers["Retry-After"] == "1"
+        time.sleep(0.1)
+        found = served.ask("hello", max_tokens=3)
+    assert found.status_code == 200
+    assert [one.pid for one in served.engines()] != [engine.pid]
+
+
+def test_a_promotion_under_load_loses_no_request_and_mixes_none_up(
+    front: Callable[..., Served], exports: dict[str, Path], models: dict[str, PreTrainedModel]
+) -> None:
+    served = front(exports["first"])
+    expected = {
+        (name, prompt): offline(model, prompt, 8)
+        for name, model in models.items()
+        for prompt in PROMPTS[:6]
+    }
+    seen: list[str] = []
+
+    def ask(number: int) -> None:
+        if number == 40:
+            served.want(exports["second"])
+        prompt = PROMPTS[number % 6]
+        answer = served.ask(prompt, max_tokens=8)
+        name = answer.json().get("model", answer.text)
+        assert text_of(answer) == expected[name, prompt]
+        seen.append(name)
+        time.sleep(0.01)
+
+    deadline, number = time.monotonic() + 30, 0
+    with ThreadPoolExecutor(4) as threads:
+        while len(set(seen)) < 2 and time.monotonic() < deadline:
+            list(threads.map(ask, range(number, number + 50)))
+            number += 50
+    assert set(seen) == {"first", "second"}
+    deadline = time.monotonic() + 10
+    while len(served.engines()) > 1 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert len(served.engines()) == 1, "the old one is gone"
+
+
+def test_a_successor_that_does_not_load_leaves_the_engine_at_work(
+    front: Callable[..., Served], exports: dict[str, Path], tmp_path: Path
+) -> None:
+    served = front(exports["first"])
+    broken = made_export(tmp_path / "broken", policy(5, "qwen3"))
+    gguf_path(broken, "f32").write_bytes(b"half a file")
+    served.want(broken)
+    time.sleep(3)
+    assert served.ask("hello", max_tokens=3).json()["model"] == "first"
+
+
+def test_sigterm_answers_what_is_at_work_and_ends_the_engine(
+    front: Callable[..., Served], exports: dict[str, Path]
+) -> None:
+    served = front(exports["first"])
+    (engine,) = served.engines()
+    with ThreadPoolExecutor(1) as threads:
+        reply = threads.submit(served.ask, "hello", temperature=9.0)
+        time.sleep(0.05)
+        served.process.send_signal(signal.SIGTERM)
+        assert reply.result(60).status_code == 200
+    assert served.end() == 0
+    assert not engine.is_running()
+
+
+def test_an_engine_does_not_outlive_a_front_that_is_killed(
+    front: Callable[..., Served], exports: dict[str, Path]
+) -> None:
+    served = front(exports["first"])
+    (engine,) = served.engines()
+    served.process.kill()
+    served.end()
+    psutil.wait_procs([engine], timeout=10)
+    assert not engine.is_running()
+
+
+@pytest.mark.parametrize("what", ["port", "export", "file"])
+def test_a_front_that_cannot_start_says_why_in_one_line(
+    exports: dict[str, Path], shared: Served, tmp_path: Path, what: str
+) -> None:
+    folder, port = exports["first"], free_port()
+    if what == "port":
+        port, words = shared.port, f"port {shared.port} is in use"
+    else:
+        folder = made_export(tmp_path / "export", policy(5, "qwen3"))
+        spoilt = folder / "tokenizer.json" if what == "export" else gguf_path(folder, "f32")
+        spoilt.write_text("{")
+        words = "is no whole export" if what == "export" else "llama.cpp could not load"
+    (tmp_path / "wanted").write_text(str(folder))
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, str(tmp_path), str(port), "1", "1"],
+        cwd=ROOT, capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert words in done.stderr
+    assert len(done.stderr.splitlines()) == 1, done.stderr
