@@ -21,7 +21,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.projects.checkouts import clone, point_remote
-from tasks.servers.ports import free_port
+from config.ports import free_port
 
 EVALUATED = (
     "gold_base",

@@ -14,8 +14,8 @@ from cli.project import project_root
 from config.errors import EXIT_BAD_INPUT, EXIT_DONE, RlhfError
 from config.inputs import expected_files
 from config.load import load
+from config.ports import is_port_free
 from config.schema import Params
-from tasks.servers.ports import is_port_free
 from tasks.servers.processes import servers
 from tasks.ui.links import DEFAULT_PORTS
 

@@ -4,7 +4,6 @@ import asyncio
 import json
 import os
 import secrets
-import socket
 import subprocess
 import sys
 import time
@@ -16,6 +15,7 @@ from typing import NamedTuple
 import httpx
 
 from config.errors import EnvironmentFault
+from config.ports import free_port
 from serving.limits import Sampling
 from serving.prompts import Prompts
 
@@ -56,7 +56,7 @@ class Engine:
         file = folder / "gguf" / f"model-{kind}.gguf"
         if not file.is_file():
             raise EnvironmentFault(f"{file} does not exist. Write it with rlhf export.")
-        port, key = _free_port(), secrets.token_urlsafe(16)
+        port, key = free_port(), secrets.token_urlsafe(16)
         self._process = subprocess.Popen(
             [
                 sys.executable, "-m", "serving.llama_cpp", "--model", str(file),
@@ -154,10 +154,3 @@ class Engine:
         self._process.kill()
         self._process.wait()
         await self._client.aclose()
-
-
-def _free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port: int = found.getsockname()[1]
-        return port

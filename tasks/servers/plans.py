@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from config.ports import free_port
 from config.sections.run import Tracking
 from config.workspace.login import MLFLOW_KEY, MLFLOW_USER, key
-from tasks.servers.ports import free_port
 from tasks.servers.prefect_server import HOST, own_origins
 from tasks.servers.prefect_settings import api_key, home, own_server, settings, without_telemetry
 

@@ -17,7 +17,8 @@ import threading
 from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from typing import Any
 
-HOST = "127.0.0.1"
+from config.ports import HOST
+
 NAMES = (HOST, "localhost")
 """How people call this machine in their browser."""
 GRACE_SECONDS = 5

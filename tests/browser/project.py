@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tasks.servers.ports import free_port
+from config.ports import free_port
 
 PATIENCE_SECONDS = 1800.0
 """For a run of any recipe that --recipe may name."""

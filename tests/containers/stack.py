@@ -17,7 +17,7 @@ from typing import Any
 import boto3
 
 from cli.docker import SECRETS
-from tasks.servers.ports import free_port
+from config.ports import free_port
 from tests.conftest import ROOT
 
 PROJECT = "rlhf-test"

@@ -19,10 +19,10 @@ import yaml
 
 from benchmarks.projects.checkouts import point_remote
 from config import jsonl
+from config.ports import free_port
 from config.records import AttemptRow, MetricRow, PipelineRow, UsageRow, stages_of
 from config.schema import Params
 from tasks.servers.plans import prefect_plan
-from tasks.servers.ports import free_port
 from tasks.servers.processes import start, stop
 from tests.conftest import ROOT, git
 

@@ -15,12 +15,12 @@ import yaml
 
 from config import jsonl
 from config.load import load, write
+from config.ports import free_port
 from config.records import AttemptRow, stages_of
 from config.sections.data import HelpdeskSource
 from config.workspace.champions import read_record
 from labelling.votes import VOTES_FILE, Pair, Vote, append
 from tasks.servers.plans import prefect_plan
-from tasks.servers.ports import free_port
 from tasks.servers.processes import start, stop
 from tests.conftest import ROOT
 from tests.support.stage_server import forked_stages

@@ -16,10 +16,10 @@ from pathlib import Path
 import pytest
 
 from config import jsonl
+from config.ports import free_port
 from config.records import AttemptRow, PipelineRow, stages_of
 from tasks.servers.flow_runs import is_run
 from tasks.servers.plans import prefect_plan
-from tasks.servers.ports import free_port
 from tasks.servers.processes import Server, start, stop
 from tests.conftest import ROOT
 from tests.flows.stack import environment

@@ -16,7 +16,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from tasks.servers.ports import free_port
+from config.ports import free_port
 from tests.conftest import ROOT
 from tests.training.tiny import CONTEXT, policy, tokenizer
 from training.export.gguf_file import write_gguf

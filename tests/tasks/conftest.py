@@ -6,9 +6,9 @@ import pytest
 from moto.server import ThreadedMotoServer
 
 from config.load import load
+from config.ports import free_port
 from tasks.remote import client
 from tasks.run.run import Run, begin
-from tasks.servers.ports import free_port
 from tests.support.stage_project import make_project
 from tests.tasks.pool import Pool
 

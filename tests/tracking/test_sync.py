@@ -18,10 +18,10 @@ from mlflow import MlflowClient
 from config import jsonl
 from config.errors import EnvironmentFault
 from config.load import load, write
+from config.ports import free_port
 from config.records import AttemptRow, MetricRow, PipelineRow, UsageRow
 from config.schema import Params
 from config.workspace.retraining import RETRAIN_FOLDER, RETRAIN_ROWS, RetrainRow
-from tasks.servers.ports import free_port
 from tests.conftest import ROOT
 from tests.tasks.champions.test_promotion_gate import WINNER
 from tracking import sync as module

@@ -1,7 +1,6 @@
 """llama.cpp's own server within this process, for a GGUF file that is to be measured."""
 
 import json
-import socket
 import urllib.request
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -10,6 +9,8 @@ from pathlib import Path
 
 import torch
 import xllamacpp
+
+from config.ports import free_port
 
 SLOTS = 4
 """Replies that are generated side by side."""
@@ -21,7 +22,7 @@ def serving(file: Path, context_length: int) -> Iterator[str]:
     params = xllamacpp.CommonParams()
     params.model.path = str(file)
     params.n_parallel, params.n_ctx = SLOTS, SLOTS * context_length
-    params.hostnames, params.port = ["127.0.0.1"], _free_port()
+    params.hostnames, params.port = ["127.0.0.1"], free_port()
     params.cpuparams.n_threads = torch.get_num_threads()
     # In f16, and with flash attention, logits are off by up to 0.002: near ties fall the other
     # way now and then, and would count as flips.
@@ -62,10 +63,3 @@ def greedy_replies(
 
     with ThreadPoolExecutor(SLOTS) as threads:
         return list(threads.map(reply, prompts))
-
-
-def _free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port: int = found.getsockname()[1]
-        return port

@@ -17,6 +17,7 @@ import yaml
 from config import jsonl
 from config.errors import EnvironmentFault
 from config.load import load
+from config.ports import free_port
 from config.records import AttemptRow
 from config.schema import Params
 from flows.stage import _state
@@ -28,7 +29,6 @@ from tasks.run.exchange import REPLY, REQUEST, Exchange, Receiver, dump
 from tasks.run.run import Run, begin
 from tasks.run.stop import StopRequest
 from tasks.run.transient import TransientFault, UnknownFault
-from tasks.servers.ports import free_port
 from tasks.stage.outcome import Outcome
 from tests.conftest import ROOT
 

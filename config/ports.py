@@ -2,7 +2,7 @@
 
 import socket
 
-from tasks.servers.prefect_server import HOST
+HOST = "127.0.0.1"
 
 
 def is_port_free(port: int) -> bool:
