@@ -12,10 +12,9 @@ from benchmarks.fault_injection.project import POOL, Project
 from benchmarks.fault_injection.worker import TYPE
 from benchmarks.projects.checkouts import ROOT, point_remote
 from config.load import load
-from config.ports import free_port
+from config.ports import HOST, free_port
 from config.sections.run import Tracking
 from tasks.servers.plans import mlflow_plan, prefect_plan
-from tasks.servers.prefect_server import HOST
 from tasks.servers.prefect_settings import api_key
 from tasks.servers.processes import servers, start, stop
 

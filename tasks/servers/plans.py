@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from config.ports import free_port
+from config.ports import HOST, free_port
 from config.sections.run import Tracking
 from config.workspace.login import MLFLOW_KEY, MLFLOW_USER, key
-from tasks.servers.prefect_server import HOST, own_origins
+from tasks.servers.prefect_server import own_origins
 from tasks.servers.prefect_settings import api_key, home, own_server, settings, without_telemetry
 
 POLL_SECONDS = 2

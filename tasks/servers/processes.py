@@ -23,12 +23,11 @@ import psutil
 
 from config.alive import created, is_alive
 from config.errors import EnvironmentFault
-from config.ports import free_port, is_port_free
+from config.ports import HOST, free_port, is_port_free
 from config.workspace.login import SERVERS
 from tasks.run.run import STATE_FOLDER
 from tasks.servers.flow_runs import end_runs
 from tasks.servers.plans import WORKER, Plan, prefect_plan
-from tasks.servers.prefect_server import HOST
 
 START_TIMEOUT_SECONDS = 300.0
 """10 s on an idle machine; the first start creates the databases, and a busy machine takes

@@ -4,9 +4,9 @@ import os
 from pathlib import Path
 
 from config import jsonl
+from config.ports import HOST
 from config.records import PipelineRow
 from config.schema import Params
-from tasks.servers.prefect_server import HOST
 from tasks.servers.processes import Server
 from tracking.cursor import cursor_path, load
 from tracking.runs_view import LINK_QUERY

@@ -16,9 +16,8 @@ from prefect.client.schemas.actions import WorkPoolCreate
 from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary_settings
 from prefect.workers.process import ProcessWorker
 
-from config.ports import free_port
+from config.ports import HOST, free_port
 from tasks.servers.plans import prefect_plan
-from tasks.servers.prefect_server import HOST
 from tasks.servers.prefect_settings import api_key
 from tasks.servers.processes import start, stop
 from tests.browser.conftest import OPTIONS, PATIENCE_MILLISECONDS, START_MILLISECONDS, chromium

@@ -18,9 +18,8 @@ from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterFlowRun
 from prefect.client.schemas.objects import FlowRun
 from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary_settings
 
-from config.ports import free_port
+from config.ports import HOST, free_port
 from config.records import stages_of
-from tasks.servers.prefect_server import HOST
 from tasks.servers.prefect_settings import api_key
 from tasks.servers.processes import Server, servers
 from tests.conftest import ROOT

@@ -20,11 +20,10 @@ from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary
 from prefect.states import Pending
 
 from config.errors import EnvironmentFault
-from config.ports import free_port
+from config.ports import HOST, free_port
 from tasks.deployment.automations import end_silent_runs, zombie_automation
 from tasks.remote.pools import FLOW, PARAMETERS, hand_over, require_served, state_of, withdraw
 from tasks.servers.plans import prefect_plan
-from tasks.servers.prefect_server import HOST
 from tasks.servers.prefect_settings import api_key
 from tasks.servers.processes import start, stop
 from tests.conftest import ROOT

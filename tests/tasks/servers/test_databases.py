@@ -15,11 +15,10 @@ import pytest
 from mlflow import MlflowClient
 
 from config.errors import EnvironmentFault
-from config.ports import free_port
+from config.ports import HOST, free_port
 from config.sections.run import Tracking
 from tasks.servers.databases import ensure_databases, prefect_url
 from tasks.servers.plans import mlflow_plan, prefect_plan
-from tasks.servers.prefect_server import HOST
 from tasks.servers.processes import start, stop
 
 WITH_PASSWORD = "guest"

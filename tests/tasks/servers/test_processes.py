@@ -15,14 +15,13 @@ import psutil
 import pytest
 
 from config.errors import EnvironmentFault
-from config.ports import free_port, is_port_free
+from config.ports import HOST, free_port, is_port_free
 from config.sections.run import Tracking
 from config.workspace.login import SERVERS, mlflow_password
 from tasks.dvc.status import environment
 from tasks.servers import processes
 from tasks.servers.logins import asks_for_key, asks_for_login
 from tasks.servers.plans import Plan, mlflow_plan, prefect_plan
-from tasks.servers.prefect_server import HOST
 from tasks.servers.prefect_settings import api_key, settings
 from tasks.servers.processes import Server, prefect_api, start, stop
 from tests.conftest import ROOT
