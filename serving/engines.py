@@ -7,8 +7,8 @@ import secrets
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator
-from contextlib import suppress
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -51,8 +51,7 @@ class Engine:
         """
         self.folder, self.name = folder, folder.name
         self.prompts = Prompts(folder)
-        self.active = 0
-        """Requests that it is at work on."""
+        self._users = 0
         file = folder / "gguf" / f"model-{kind}.gguf"
         if not file.is_file():
             raise EnvironmentFault(f"{file} does not exist. Write it with rlhf export.")
@@ -115,7 +114,6 @@ class Engine:
             "stream": sampling.stream,
             **({"seed": sampling.seed} if sampling.seed is not None else {}),
         }
-        self.active += 1
         try:
             async with self._client.stream("POST", "/completion", json=request) as response:
                 if response.status_code != 200:
@@ -136,12 +134,21 @@ class Engine:
             raise EngineGone("the engine ended in the middle of a reply")
         except (httpx.TransportError, ValueError, KeyError) as error:
             raise EngineGone(f"the engine does not answer: {type(error).__name__}") from error
+
+    @contextmanager
+    def in_use(self) -> Iterator[None]:
+        """Keeps `drain` waiting. Enter it when a request has chosen this engine, before anything
+        else is awaited.
+        """
+        self._users += 1
+        try:
+            yield
         finally:
-            self.active -= 1
+            self._users -= 1
 
     async def drain(self) -> None:
-        """Stop once all its requests are answered."""
-        while self.active and self.is_alive:
+        """Stop once nobody uses it any more."""
+        while self._users and self.is_alive:
             await asyncio.sleep(POLL_SECONDS)
         await self.stop()
 

@@ -7,7 +7,7 @@ import json
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
 from typing import Any
 
 from prometheus_client import generate_latest
@@ -15,6 +15,7 @@ from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
 from serving.engines import Engine, EngineGone, Part
 from serving.limits import MAX_BODY_BYTES, BadRequest, Sampling, messages, sampling
@@ -110,8 +111,9 @@ class Front:
     async def chat(self, request: Request) -> Response:
         body = await _body(request)
         engine = self._chosen(body)
-        ids = await asyncio.to_thread(engine.prompts.of_chat, messages(body))
-        return await self._reply(request, body, engine, ids, is_chat=True)
+        with engine.in_use():
+            ids = await asyncio.to_thread(engine.prompts.of_chat, messages(body))
+            return await self._reply(request, body, engine, ids, is_chat=True)
 
     async def completions(self, request: Request) -> Response:
         body = await _body(request)
@@ -119,8 +121,9 @@ class Front:
         prompt = body.get("prompt")
         if not isinstance(prompt, str):
             raise BadRequest("prompt", f"prompt={prompt!r:.80} must be one text.")
-        ids = await asyncio.to_thread(engine.prompts.of_text, prompt)
-        return await self._reply(request, body, engine, ids, is_chat=False)
+        with engine.in_use():
+            ids = await asyncio.to_thread(engine.prompts.of_text, prompt)
+            return await self._reply(request, body, engine, ids, is_chat=False)
 
     def _engine(self) -> Engine:
         engine = self._swap.engine
@@ -145,17 +148,20 @@ class Front:
             raise BadRequest("", f"{self._most} requests are at work; try again in a second.", 429)
         shape = _Shape(engine.name, is_chat, len(ids))
         if settings.stream:
-            return StreamingResponse(
-                self._events(engine, ids, settings, shape), media_type="text/event-stream"
+            return _Streamed(
+                self._events(engine, ids, settings, shape), lambda: self._counted(engine)
             )
-        return await self._whole(request, engine, ids, settings, shape)
+        with self._counted(engine):
+            return await self._whole(request, engine, ids, settings, shape)
 
     @contextmanager
-    def _counted(self) -> Iterator[None]:
+    def _counted(self, engine: Engine) -> Iterator[None]:
+        """Around the work on a reply; entered with no await since the queue was looked at."""
         self._at_work += 1
         self.metrics.waiting.set(self._at_work)
         try:
-            yield
+            with engine.in_use():
+                yield
         finally:
             self._at_work -= 1
             self.metrics.waiting.set(self._at_work)
@@ -164,15 +170,14 @@ class Front:
         self, engine: Engine, ids: list[int], settings: Sampling
     ) -> AsyncIterator[Part]:
         began, first, tokens = time.monotonic(), True, 0
-        with self._counted():
-            async for part in engine.generate(ids, settings):
-                if first:
-                    self.metrics.first_part_seconds.observe(time.monotonic() - began)
-                    self.metrics.prompt_tokens.inc(len(ids))
-                    first = False
-                self.metrics.reply_tokens.inc(max(0, part.tokens - tokens))
-                tokens = max(tokens, part.tokens)
-                yield part
+        async for part in engine.generate(ids, settings):
+            if first:
+                self.metrics.first_part_seconds.observe(time.monotonic() - began)
+                self.metrics.prompt_tokens.inc(len(ids))
+                first = False
+            self.metrics.reply_tokens.inc(max(0, part.tokens - tokens))
+            tokens = max(tokens, part.tokens)
+            yield part
 
     async def _whole(
         self, request: Request, engine: Engine, ids: list[int], settings: Sampling, shape: "_Shape"
@@ -204,6 +209,22 @@ class Front:
         except EngineGone as error:
             content = {"error": {"message": f"{error}; try again.", "type": "server_error"}}
             yield f"data: {json.dumps(content)}\n\n"
+
+
+class _Streamed(StreamingResponse):
+    """Server-sent events, sent within a context: from before the first to after the last, or to
+    when the client goes away.
+    """
+
+    def __init__(
+        self, events: AsyncIterator[str], context: Callable[[], AbstractContextManager[None]]
+    ) -> None:
+        super().__init__(events, media_type="text/event-stream")
+        self._context = context
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with self._context():
+            await super().__call__(scope, receive, send)
 
 
 class _Shape:

@@ -13,6 +13,8 @@ from serving.engines import Engine, EngineGone
 logger = logging.getLogger(__name__)
 
 LOOK_SECONDS = 0.5
+AFTER_FAULT_SECONDS = 5.0
+"""Before what failed is tried again: an export, or an engine that does not load."""
 
 
 class Swap:
@@ -29,28 +31,43 @@ class Swap:
 
     async def begin(self) -> None:
         """Start the first engine. Raises RlhfError or EngineGone if that fails."""
-        await self._switch(self._wanted())
+        self._folder = self._wanted()
+        await self._switch(self._folder)
 
     async def keep(self) -> None:
         """Look after the engine until cancelled."""
+        look: asyncio.Task[Path] | None = None
         while True:
             await asyncio.sleep(LOOK_SECONDS)
             try:
-                folder = await asyncio.to_thread(self._wanted)
-                old = self.engine
-                if old is None or not old.is_alive:
-                    self.engine = None
-                    logger.warning("the engine ended; starting it again")
-                    if old is not None:
-                        await old.stop()
-                    await self._switch(folder)
-                elif folder != old.folder:
-                    await self._switch(folder)
-                    drain = asyncio.create_task(old.drain())
-                    self._drains.add(drain)
-                    drain.add_done_callback(self._drains.discard)
+                if self.engine is None or not self.engine.is_alive:
+                    await self._restart()
+                # in a thread, as a model that was promoted may have to be exported first
+                look = look or asyncio.create_task(asyncio.to_thread(self._wanted))
+                if look.done():
+                    done, look = look, None
+                    await self._follow(done.result())
             except (RlhfError, EngineGone, OSError) as error:
                 logger.warning("%s", error)
+                await asyncio.sleep(AFTER_FAULT_SECONDS)
+
+    async def _restart(self) -> None:
+        old, self.engine = self.engine, None
+        if old is not None:
+            logger.warning("the engine ended; starting it again")
+            self._folder = old.folder
+            await old.stop()
+        await self._switch(self._folder)
+
+    async def _follow(self, folder: Path) -> None:
+        """Let the engine of another export take over, if this is another."""
+        old = self.engine
+        if old is None or folder == old.folder:
+            return
+        await self._switch(folder)
+        drain = asyncio.create_task(old.drain())
+        self._drains.add(drain)
+        drain.add_done_callback(self._drains.discard)
 
     async def _switch(self, folder: Path) -> None:
         engine = self._start(folder)

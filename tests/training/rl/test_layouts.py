@@ -163,8 +163,9 @@ def test_scores_are_those_of_the_reward_models_folder(lora_project: Project, lay
     ).eval()
     expected = score(alone, SEQUENCES, 4096)
     assert float(expected.std()) > 0
+    # without vector units the sums of both sides are rounded in another order: 6e-6 apart
     torch.testing.assert_close(
-        score(roles.reward_model, SEQUENCES, 4096), expected, atol=1e-6, rtol=1e-6
+        score(roles.reward_model, SEQUENCES, 4096), expected, atol=1e-5, rtol=1e-5
     )
 
 
