@@ -9,6 +9,7 @@ runs/pipeline/<run_id>/           params.yaml, dvc.lock, metrics, sample replies
 
 import re
 import shutil
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -77,18 +78,28 @@ def begin(root: Path, run_id: str, params: Params, detail: dict[str, Any]) -> Ru
 
 
 def keep_edits(root: Path, params: Params) -> Path | None:
-    """Copy params.yaml if a run of `params` will replace it and no run has kept what it holds: it
-    was written by hand, perhaps while the run was starting. Returns the copy, None if none was
-    needed. Raises OSError.
+    """Copy params.yaml if a run of `params` will replace it, and neither a run nor the last commit
+    has kept what it holds: it was written by hand, perhaps while the run was starting. Returns the
+    copy, None if none was needed. Raises OSError.
     """
     path = root / "params.yaml"
     if not path.exists() or says(path, params):
         return None
     content = path.read_bytes()
     by_runs = kept_folder(root, "any").parent.glob("*/params.yaml")
-    if any(copy.read_bytes() == content for copy in by_runs):
+    if any(copy.read_bytes() == content for copy in by_runs) or _committed(root) == content:
         return None
     return keep_copy(path)
+
+
+def _committed(root: Path) -> bytes | None:
+    """params.yaml as the last commit has it; None without git, or outside of a repository."""
+    command = ["git", "show", "HEAD:./params.yaml"]
+    try:
+        done = subprocess.run(command, cwd=root, capture_output=True, check=False)
+    except FileNotFoundError:
+        return None
+    return done.stdout if done.returncode == 0 else None
 
 
 def put_params_back(run: Run, before: bytes | None) -> list[Difference]:

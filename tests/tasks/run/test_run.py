@@ -20,7 +20,7 @@ from tasks.run.run import (
     new_run_id,
     put_params_back,
 )
-from tests.conftest import ROOT
+from tests.conftest import ROOT, git
 
 PARAMS = load(ROOT / "recipes" / "demo.yaml")
 
@@ -90,6 +90,19 @@ def test_what_no_run_has_kept_is_copied_before_it_is_replaced(tmp_path: Path) ->
     path.write_text("seed: not what anybody meant")
     assert keep_edits(tmp_path, PARAMS) == tmp_path / "params.yaml.bak2"
     assert (tmp_path / "params.yaml.bak").read_text().startswith("# mine\n")
+
+
+def test_what_the_last_commit_has_needs_no_copy(tmp_path: Path) -> None:
+    path, other = tmp_path / "params.yaml", PARAMS.model_copy(update={"seed": 7})
+    path.write_text(f"# of the project\n{dump(PARAMS)}")
+    git(tmp_path, "init", "--quiet")
+    assert keep_edits(tmp_path, other) == tmp_path / "params.yaml.bak"
+    git(tmp_path, "add", "params.yaml")
+    git(tmp_path, "commit", "--quiet", "-m", "params")
+    (tmp_path / "params.yaml.bak").unlink()
+    assert keep_edits(tmp_path, other) is None
+    path.write_text(f"# edited\n{dump(PARAMS)}")
+    assert keep_edits(tmp_path, other) == tmp_path / "params.yaml.bak"
 
 
 def test_runs_that_were_killed_get_an_end_and_others_no_second_one(tmp_path: Path) -> None:
