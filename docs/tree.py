@@ -29,6 +29,7 @@ SELF_EXPLAINING = {
     "docker/databases.sql": "the second database of the compose stack",
     "docker/pools/docker.json": "job template of the Docker work pools",
     "docker/pools/kubernetes.json": "job template of a Kubernetes work pool",
+    "params.yaml": "what the newest run was asked for; at first the demo",
     "labelling/page.html": "the page on which people compare replies",
     "reporting/style.css": "the look of the report",
 }
