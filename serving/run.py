@@ -65,7 +65,8 @@ async def _serve(
 
 
 def _listening(port: int) -> socket.socket:
-    listener = socket.socket()
+    # asyncio sets TCP_NODELAY only where the protocol is named; without it a reply takes 40 ms more
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind(("127.0.0.1", port))
