@@ -115,13 +115,13 @@ def _facts(root: Path, run_id: str, params: "Params") -> dict[str, Any]:
 def _show(target: Path) -> None:
     """The files, and what each quantised one changes."""
     content: Mapping[str, Any] = json.loads((target / "export.json").read_text(encoding="utf-8"))
-    print(f"{'file':<24} {'size':>9} {'replies that differ':>20} {'score':>8} {'interval':>20}")
+    print(f"{'in gguf/':<16} {'size':>12} {'differ':>14} {'score':>8} {'interval':>20}")
     for each in content["quantised"]:
         gain = each["difference"]
         print(
-            f"gguf/model-{each['kind']}.gguf".ljust(24),
-            f"{each['bytes'] / 2**20:6.2f} MiB",
-            f"{each['flips']:>8} of {each['prompts']:<8}",
+            f"model-{each['kind']}.gguf".ljust(16),
+            f"{each['bytes'] / 2**20:8.2f} MiB",
+            f"{each['flips']} of {each['prompts']}".rjust(14),
             f"{gain['mean']:+8.4f}",
             f"{gain['low']:+.4f} to {gain['high']:+.4f}".rjust(20),
         )

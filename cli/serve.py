@@ -1,12 +1,14 @@
 """`rlhf serve`: the model of a run, or the champion's as it changes, behind OpenAI's HTTP API."""
 
+from functools import cache
+from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
 from cli.export import champion_or_last, exported
 from cli.project import project_root
-from cli.run_models import CHAMPION, run_id_of
+from cli.run_models import CHAMPION
 
 
 def serve(
@@ -30,10 +32,11 @@ def serve(
 
     root = project_root()
     chosen = run or champion_or_last(root)
-    if chosen != CHAMPION:
-        chosen = run_id_of(root, chosen)  # a later run does not take over
+
+    def wanted() -> Path:
+        return exported(root, chosen)
 
     def say(line: str) -> None:
         print(line, flush=True)
 
-    serve_exports(root, port, lambda: exported(root, chosen), weights, say)
+    serve_exports(root, port, wanted if chosen == CHAMPION else cache(wanted), weights, say)

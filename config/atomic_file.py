@@ -26,11 +26,9 @@ def keep_copy(path: Path) -> Path:
     No earlier copy is replaced, and one with the same content serves again. Raises OSError.
     """
     content = path.read_bytes()
-    for number in itertools.count(1):
-        copy = path.with_name(f"{path.name}.bak{number if number > 1 else ''}")
-        if not copy.exists():
-            write_atomically(copy, content)
-            return copy
-        if copy.read_bytes() == content:
-            return copy
-    raise AssertionError("unreachable")
+    numbers = itertools.chain([""], itertools.count(2))
+    copies = (path.with_name(f"{path.name}.bak{number}") for number in numbers)
+    copy = next(each for each in copies if not each.exists() or each.read_bytes() == content)
+    if not copy.exists():
+        write_atomically(copy, content)
+    return copy

@@ -239,27 +239,24 @@ class _Shape:
         }
 
     def whole(self, text: str, tokens: int, reason: str | None) -> dict[str, Any]:
-        content = (
-            {"message": {"role": "assistant", "content": text}} if self._is_chat else {"text": text}
-        )
-        return {
-            **self._common,
-            "object": "chat.completion" if self._is_chat else "text_completion",
-            "choices": [{"index": 0, "finish_reason": reason, "logprobs": None, **content}],
-            "usage": {
-                "prompt_tokens": self._prompt_tokens,
-                "completion_tokens": tokens,
-                "total_tokens": self._prompt_tokens + tokens,
-            },
+        usage = {
+            "prompt_tokens": self._prompt_tokens,
+            "completion_tokens": tokens,
+            "total_tokens": self._prompt_tokens + tokens,
         }
+        return {**self._answer("chat.completion", "message", text, reason), "usage": usage}
 
     def part(self, text: str, reason: str | None) -> dict[str, Any]:
+        return self._answer("chat.completion.chunk", "delta", text, reason)
+
+    def _answer(self, kind: str, name: str, text: str, reason: str | None) -> dict[str, Any]:
+        """`kind` and `name` are those of a chat; a completion has its own for both."""
         content = (
-            {"delta": {"role": "assistant", "content": text}} if self._is_chat else {"text": text}
+            {name: {"role": "assistant", "content": text}} if self._is_chat else {"text": text}
         )
         return {
             **self._common,
-            "object": "chat.completion.chunk" if self._is_chat else "text_completion",
+            "object": kind if self._is_chat else "text_completion",
             "choices": [{"index": 0, "finish_reason": reason, "logprobs": None, **content}],
         }
 

@@ -31,8 +31,7 @@ class Swap:
 
     async def begin(self) -> None:
         """Start the first engine. Raises RlhfError or EngineGone if that fails."""
-        self._folder = self._wanted()
-        await self._switch(self._folder)
+        await self._switch(self._wanted())
 
     async def keep(self) -> None:
         """Look after the engine until cancelled."""
@@ -55,7 +54,6 @@ class Swap:
         old, self.engine = self.engine, None
         if old is not None:
             logger.warning("the engine ended; starting it again")
-            self._folder = old.folder
             await old.stop()
         await self._switch(self._folder)
 
@@ -72,7 +70,7 @@ class Swap:
     async def _switch(self, folder: Path) -> None:
         engine = self._start(folder)
         await engine.wait()
-        self.engine = engine
+        self.engine, self._folder = engine, folder
         logger.info("serving %s", engine.name)
 
     async def end(self) -> None:

@@ -11,6 +11,7 @@ import json
 import logging
 from collections import defaultdict
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -278,6 +279,7 @@ class Shipment:
         usage = self._cursor.follower(self._root, f"{stage}/usage.jsonl")
         batches: dict[tuple[str, int], list[Metric]] = defaultdict(list)
         begins: dict[tuple[str, int], float] = {}
+        price = cache(lambda run_id: stage_price(self._params_of(run_id), stage))
         rows: list[MetricRow | UsageRow] = [*metrics.read(MetricRow), *usage.read(UsageRow)]
         for row in rows:
             owner = (row.run_id, row.attempt)
@@ -285,8 +287,7 @@ class Shipment:
             if isinstance(row, MetricRow):
                 batches[owner] += training_metrics(stage, row)
             else:
-                price = stage_price(self._params_of(row.run_id), stage)
-                batches[owner] += usage_metrics(row, price)
+                batches[owner] += usage_metrics(row, price(row.run_id))
             self._rows += 1
         for (run_id, attempt), batch in batches.items():
             log(

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from config import jsonl
 from training.evaluation.comparison import (
     distinct_n,
     gain,
@@ -31,7 +30,7 @@ from training.modeling.tokenizer import (
     prompt_text,
 )
 from training.preparation.helpdesk import criteria, gold_score, known_world
-from training.preparation.prompts import fitting_prompts, require_prompts
+from training.preparation.prompts import held_out_prompts
 from training.preparation.worlds import World
 from training.process.artifacts import write_csv, write_json, write_jsonl
 from training.process.checkpoint import restoring
@@ -71,7 +70,7 @@ def inputs(method: str) -> tuple[str, ...]:
 def evaluate(stage: Stage) -> None:
     settings = stage.params.evaluate
     tokenizer = load_tokenizer(stage.root / "data/tokenizer")
-    prompts = held_out_prompts(stage)
+    prompts = held_out_prompts(stage.root, stage.params, tokenizer)
     world = known_world(stage.params.data.source, map(prompt_text, prompts))
     answers = answers_so_far(stage)
     for step, name in enumerate(MODELS, start=1):
@@ -104,20 +103,6 @@ def evaluate(stage: Stage) -> None:
             stage.root / "evaluation/samples.jsonl", samples(prompts[: settings.samples], answers)
         )
     stage.finish("metrics/evaluate.json", "plots/evaluate.csv", "evaluation/samples.jsonl")
-
-
-def held_out_prompts(stage: Stage) -> list[Prompt]:
-    """The first `evaluate.prompts` held-out prompts that leave room for a response.
-
-    Raises DataError if there is none.
-    """
-    path = stage.root / "data/prepared/prompts/test.jsonl"
-    prompts = [row["prompt"] for row in jsonl.plain(path)]
-    tokenizer = load_tokenizer(stage.root / "data/tokenizer")
-    room = stage.params.model.context_length - stage.params.evaluate.max_new_tokens
-    fitting = fitting_prompts(prompts, tokenizer, room)
-    require_prompts(fitting, str(path), room, "evaluate")
-    return [each.prompt for each in fitting[: stage.params.evaluate.prompts]]
 
 
 def save_answers(stage: Stage, step: int, answers: dict[str, Answers]) -> None:

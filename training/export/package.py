@@ -14,7 +14,6 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from config import jsonl
 from config.load import load
 from config.schema import Params
 from training.evaluation.comparison import gain
@@ -32,7 +31,7 @@ from training.modeling.tokenizer import (
     prompt_text,
 )
 from training.preparation.helpdesk import gold_score, known_world
-from training.preparation.prompts import fitting_prompts, require_prompts
+from training.preparation.prompts import held_out_prompts
 from training.process.artifacts import replacing
 from training.process.command import run_command
 
@@ -51,7 +50,7 @@ def export(folder: Path, target: Path, facts: Mapping[str, Any]) -> None:
     models = TrainedModels(folder)
     policy = models.policy
     policy = (merge(policy) if lora_layers(policy) else policy).float()
-    prompts = held_out_prompts(models, params)
+    prompts = held_out_prompts(folder, params, models.tokenizer)
     with replacing(target) as out:
         tokenizer = with_prompts_of_training(models.tokenizer, isinstance(prompts[0], str))
         tokenizer.save_pretrained(out)
@@ -85,15 +84,6 @@ def with_prompts_of_training(
             "{{ bos_token }}" if starts_with_bos else ""
         ) + f"{{{{ {before} }}}}{{{{ messages[-1]['content'] }}}}{{{{ {after} }}}}"
     return tokenizer
-
-
-def held_out_prompts(models: TrainedModels, params: Params) -> list[Prompt]:
-    """The first `evaluate.prompts` held-out prompts that leave room for a reply."""
-    rows = jsonl.plain(models.folder / "data/prepared/prompts/test.jsonl")
-    room = params.model.context_length - params.evaluate.max_new_tokens
-    fitting = fitting_prompts([row["prompt"] for row in rows], models.tokenizer, room)
-    require_prompts(fitting, "data/prepared/prompts/test.jsonl", room, "evaluate")
-    return [each.prompt for each in fitting[: params.evaluate.prompts]]
 
 
 def compared(

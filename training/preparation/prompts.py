@@ -2,12 +2,14 @@
 
 import logging
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 from transformers import PreTrainedTokenizerBase
 
 from config import jsonl
 from config.errors import DataError
+from config.schema import Params
 from training.modeling.tokenizer import Prompt, encode_prompts
 from training.process.stage import Stage
 
@@ -38,6 +40,20 @@ def require_prompts(fitting: Sequence[Encoded], place: str, room: int, section: 
             f"{place} has no prompt of at most {room} tokens (model.context_length - "
             f"{section}.max_new_tokens). Change either in params.yaml."
         )
+
+
+def held_out_prompts(
+    folder: Path, params: Params, tokenizer: PreTrainedTokenizerBase
+) -> list[Prompt]:
+    """The first `evaluate.prompts` held-out prompts below `folder` that leave room for a response.
+
+    Raises DataError if there is none.
+    """
+    path = folder / "data/prepared/prompts/test.jsonl"
+    room = params.model.context_length - params.evaluate.max_new_tokens
+    fitting = fitting_prompts([row["prompt"] for row in jsonl.plain(path)], tokenizer, room)
+    require_prompts(fitting, str(path), room, "evaluate")
+    return [each.prompt for each in fitting[: params.evaluate.prompts]]
 
 
 def read_prompts(stage: Stage, tokenizer: PreTrainedTokenizerBase) -> list[list[int]]:
