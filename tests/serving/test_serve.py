@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -105,7 +106,12 @@ class Served:
 
     def engines(self) -> list[psutil.Process]:
         children = psutil.Process(self.process.pid).children()
-        return [one for one in children if "serving.llama_cpp" in one.cmdline()]
+        found = []
+        for one in children:
+            with suppress(psutil.NoSuchProcess):  # ended, or a zombie that is not reaped yet
+                if "serving.llama_cpp" in one.cmdline():
+                    found.append(one)
+        return found
 
     def at_work(self) -> float:
         text = self.client.get("/metrics").text
