@@ -76,6 +76,21 @@ def write_export(root: Path, run: str, target: Path) -> None:
         raise UserError(f"run {run_id} was not exported: see the line above.")
     if code:
         raise RlhfError(f"the export of run {run_id} ended with exit code {code}.")
+    _keep(root, run_id, target)
+
+
+def _keep(root: Path, run_id: str, target: Path) -> None:
+    """What quantising changes goes into the report of the run, and to MLflow."""
+    from config.workspace.kept import kept_params
+    from config.workspace.quantised import Quantised, keep_quantised
+    from tasks.champions.registry import describe, tell_mlflow
+
+    files = json.loads((target / "export.json").read_text(encoding="utf-8"))["quantised"]
+    digest = describe(root, run_id).model_digest
+    keep_quantised(root, run_id, Quantised(model_digest=digest, files=files))
+    fault = tell_mlflow(root, kept_params(root, run_id))
+    if fault is not None:
+        print(f"Not in MLflow yet: {fault} rlhf report --sync does it later.")
 
 
 def _facts(root: Path, run_id: str, params: "Params") -> dict[str, Any]:

@@ -15,6 +15,7 @@ from config.errors import CostError
 from config.records import STAGES, MetricRow, PipelineRow, kept_folder
 from config.schema import Params
 from config.workspace.kept import Outs, completed_stages, own_file
+from config.workspace.quantised import QuantisedFile, read_quantised
 from costs.ledger.attempts import Attempt, read_attempts
 from costs.ledger.ledger import Ledger, ledger
 from costs.ledger.reconcile import Reconciled, read_plan, reconcile
@@ -47,6 +48,8 @@ class Findings:
     """Rows of plots/data_*.csv by file stem."""
     notes: list[str]
     """What could not be read or is not of this run, for the reader of the report."""
+    quantised: tuple[QuantisedFile, ...] = ()
+    """What the run's export measured; empty without one."""
 
     def value(self, stage: str, name: str) -> float | None:
         """A metric that is a finite number, else None."""
@@ -98,6 +101,7 @@ def read_findings(root: Path, params: Params, run_id: str | None = None) -> Find
         calibration=calibration,
         samples=samples,
         plots={name: _read_csv(path, notes) for name, path in plots.items() if path},
+        quantised=kept.files if (kept := read_quantised(root, book.run_id)) else (),
         notes=notes,
     )
 

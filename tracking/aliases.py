@@ -3,14 +3,21 @@ champions/record.json: safe to repeat, at any time.
 """
 
 import hashlib
+import logging
+import subprocess
+import sys
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from mlflow.exceptions import MlflowException
 
+from config.records import kept_folder
 from config.schema import Params
 from config.workspace.champions import RECORD, Champion, champion_folder, read_record
 from tracking.client import Connection, is_deleted
-from tracking.lineage import register_folder, version_of
+from tracking.lineage import register_folder, register_mlflow_model, version_of
+
+logger = logging.getLogger(__name__)
 
 ALIASES = ("champion", "previous")
 
@@ -25,9 +32,9 @@ def bring_in_line(connection: Connection, root: Path, params: Params, runs: dict
     """Set both aliases to the versions that have the recorded models' digests, and take away one
     that stands for nobody.
 
-    `runs` holds the MLflow run of each pipeline run: a champion that was never registered, as
-    MLflow was down then, is registered from its own folder. Returns whether all of it could be
-    done.
+    `runs` holds the MLflow run of each pipeline run. A champion becomes a version that
+    `mlflow.transformers.load_model` loads, made from its own folder; if that fails, a version with
+    its files as the run left them. Returns whether all of it could be done.
     """
     name, record, complete = params.tracking.registered_model, read_record(root), True
     for alias, entry in zip(ALIASES, (record.champion, record.previous), strict=True):
@@ -43,25 +50,34 @@ def bring_in_line(connection: Connection, root: Path, params: Params, runs: dict
 def _version(
     connection: Connection, root: Path, name: str, entry: Champion, runs: dict[str, str]
 ) -> str | None:
-    found = version_of(connection, name, entry.model_digest)
-    folder = champion_folder(root, entry.run_id)
-    if (
-        found is not None
-        or entry.run_id not in runs
-        or not folder.is_dir()
-        or is_deleted(connection, runs[entry.run_id])
-    ):
-        return found
-    tags = {"rlhf.run_id": entry.run_id}
-    return register_folder(
-        connection,
-        runs[entry.run_id],
-        folder,
-        f"models/{entry.method}",
-        name,
-        entry.model_digest,
-        tags,
+    found = version_of(connection, name, entry.model_digest, is_mlflow_model=True)
+    folder, run_id = champion_folder(root, entry.run_id), runs.get(entry.run_id)
+    if found is not None or run_id is None or not folder.is_dir():
+        return found or version_of(connection, name, entry.model_digest)
+    if is_deleted(connection, run_id):
+        return version_of(connection, name, entry.model_digest)
+    tags = {"dvc.digest": entry.model_digest, "rlhf.run_id": entry.run_id}
+    with TemporaryDirectory(dir=folder.parent, prefix=".mlflow-") as temporary:
+        model = Path(temporary) / "model"
+        if _write_mlflow_model(root, folder, model):
+            kept = kept_folder(root, entry.run_id)
+            return register_mlflow_model(connection, run_id, model, name, kept, tags)
+    return version_of(connection, name, entry.model_digest) or register_folder(
+        connection, run_id, folder, f"models/{entry.method}", name, tags
     )
+
+
+def _write_mlflow_model(root: Path, folder: Path, target: Path) -> bool:
+    """Write a champion as an MLflow model, in a process that has the packages of training; whether
+    that worked.
+    """
+    command = [sys.executable, "-m", "training.export.mlflow_model"]
+    command += ["--folder", str(folder), "--to", str(target)]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
+    if done.returncode:
+        reason = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+        logger.warning("champion %s is no MLflow model: %s", folder.name, reason)
+    return done.returncode == 0
 
 
 def _take_away(connection: Connection, name: str, alias: str) -> None:

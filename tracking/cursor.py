@@ -28,6 +28,10 @@ class Cursor(BaseModel):
     """Keys of `runs` that MLflow shows as running."""
     champions: str = ""
     """Digest of the champion's record that the registry's aliases are in line with."""
+    quantised: dict[str, str] = {}
+    """Pipeline run id -> what of its export the registry has: digests of the comparison and of the
+    champion's record.
+    """
 
     def follower(self, root: Path, name: str) -> Follower:
         """A reader of runs/<name> from where shipping stopped; from the start if the file was

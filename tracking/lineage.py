@@ -11,6 +11,7 @@ from typing import Any
 
 import yaml
 from mlflow.entities import Dataset, DatasetInput, InputTag
+from mlflow.entities.model_registry import ModelVersion
 from mlflow.exceptions import MlflowException
 from mlflow.protos.databricks_pb2 import RESOURCE_ALREADY_EXISTS, ErrorCode
 from mlflow.utils.mlflow_tags import MLFLOW_LOGGED_ARTIFACTS
@@ -19,11 +20,26 @@ from config import jsonl
 from config.dvc_stages import locked
 from config.records import SUMMARY
 from config.schema import Params
+from config.workspace.quantised import FILE, Quantised
 from tracking.client import Connection, log_folder, unless_deleted
 
 SAMPLES = "samples.json"
 CHALLENGER = "challenger"
 ADAPTER_CONFIG = "adapter_config.json"
+FLAVOR = "mlflow_model"
+"""Artifact folder of a model that MLflow can load, and the tag of its versions."""
+LOAD_FILES = """\
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+folder = mlflow.artifacts.download_artifacts("models:/{name}/{version}"){inner}
+model = AutoModelForCausalLM.from_pretrained(folder)
+tokenizer = AutoTokenizer.from_pretrained(folder)
+"""
+LOAD_PIPELINE = """\
+
+generator = mlflow.transformers.load_model("models:/{name}/{version}")
+generator([{{"role": "user", "content": "Hello"}}])
+"""
 DIGEST_CHARS = 36
 """MLflow's limit; a DVC folder digest (32 hex digits and .dir) just fits."""
 
@@ -73,24 +89,12 @@ def log_samples(connection: Connection, run_id: str, folder: Path) -> dict[str, 
     return {MLFLOW_LOGGED_ARTIFACTS: json.dumps([{"path": SAMPLES, "type": "table"}])}
 
 
-def version_page(folder: Path, name: str, version: str, model_folder: str) -> str:
+def version_page(folder: Path, load: str) -> str:
     """What a version's page says: what the run came to, and how to load the model."""
     path = folder / SUMMARY
     summary = path.read_text(encoding="utf-8") if path.exists() else ""
     text = "\n".join(line for line in summary.splitlines() if not line.startswith("!["))
-    return f"""{text.strip()}
-
-### Load it
-
-```python
-import mlflow
-from transformers import AutoModelForCausalLM, AutoTokenizer
-
-folder = mlflow.artifacts.download_artifacts("models:/{name}/{version}"){model_folder}
-model = AutoModelForCausalLM.from_pretrained(folder)
-tokenizer = AutoTokenizer.from_pretrained(folder)
-```
-"""
+    return f"{text.strip()}\n\n### Load it\n\n```python\nimport mlflow\n{load}```\n"
 
 
 def register(
@@ -127,9 +131,12 @@ def register(
                     "rlhf.model": f"not registered: {place} was replaced before this run was "
                     "shipped"
                 }
-        version = register_folder(connection, run_id, root, path, name, digest, tags)
+        version = register_folder(
+            connection, run_id, root, path, name, {"dvc.digest": digest, **tags}
+        )
         inner = f' + "/{path}"' if len(places) > 1 else ""
-        client.update_model_version(name, version, version_page(folder, name, version, inner))
+        load = LOAD_FILES.format(name=name, version=version, inner=inner)
+        client.update_model_version(name, version, version_page(folder, load))
     client.set_registered_model_alias(name, CHALLENGER, version)
     return {"rlhf.model": f"{name} version {version}", "dvc.model_digest": digest}
 
@@ -140,25 +147,47 @@ def register_folder(
     root: Path,
     path: str,
     name: str,
-    digest: str,
     tags: Mapping[str, str],
 ) -> str:
     """Log the model at `path` below `root`, with the base of an adapter, and make a version of it;
     returns its number.
     """
-    client, places = connection.client, model_folders(root, path)
+    places = model_folders(root, path)
     for place in places:
         log_folder(
             connection, run_id, root / place, f"model/{place}" if len(places) > 1 else "model"
         )
     tags = {**tags, **({"rlhf.model_folder": path} if len(places) > 1 else {})}
+    return _make_version(connection, run_id, "model", name, tags)
+
+
+def register_mlflow_model(
+    connection: Connection,
+    run_id: str,
+    model: Path,
+    name: str,
+    kept: Path,
+    tags: Mapping[str, str],
+) -> str:
+    """Log a folder that `mlflow.transformers.save_model` wrote and make a version of it; returns
+    its number. `kept` is what the pipeline run kept.
+    """
+    log_folder(connection, run_id, model, FLAVOR)
+    version = _make_version(connection, run_id, FLAVOR, name, {**tags, FLAVOR: "transformers"})
+    page = version_page(kept, LOAD_PIPELINE.format(name=name, version=version))
+    connection.client.update_model_version(name, version, page)
+    return version
+
+
+def _make_version(
+    connection: Connection, run_id: str, place: str, name: str, tags: Mapping[str, str]
+) -> str:
+    """A version of what the run has logged at `place`."""
+    client = connection.client
     _ensure_registered_model(connection, name)
-    source = f"{client.get_run(run_id).info.artifact_uri}/model"
-    return str(
-        client.create_model_version(
-            name, source=source, run_id=run_id, tags={"dvc.digest": digest, **tags}
-        ).version
-    )
+    source = f"{client.get_run(run_id).info.artifact_uri}/{place}"
+    made = client.create_model_version(name, source=source, run_id=run_id, tags=dict(tags))
+    return str(made.version)
 
 
 def model_folders(root: Path, path: str) -> list[str]:
@@ -201,12 +230,44 @@ def _md5(path: Path) -> str:
         return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
 
 
-def version_of(connection: Connection, name: str, digest: str) -> str | None:
-    """The version of the registered model that has this content, None if there is none."""
-    found = connection.client.search_model_versions(
-        f"name = '{name}' and tags.`dvc.digest` = '{digest}'", max_results=1
-    )
+def log_quantised(connection: Connection, run_id: str, name: str, found: Quantised) -> None:
+    """What quantising the run's model changes: a file of the run, tags of each model version."""
+    with unless_deleted(connection, run_id):
+        connection.client.log_dict(run_id, found.model_dump(mode="json"), FILE)
+    for version in _versions(connection, name, found.model_digest):
+        for each in found.files:
+            gain = each.difference
+            connection.client.set_model_version_tag(
+                name,
+                version.version,
+                f"quantised.{each.kind}",
+                f"{each.bytes} bytes; {each.flips} of {each.prompts} greedy replies differ from "
+                f"f32; {each.judge} {gain.mean:+.4f} ({gain.low:+.4f} to {gain.high:+.4f})",
+            )
+
+
+def version_of(
+    connection: Connection, name: str, digest: str, is_mlflow_model: bool = False
+) -> str | None:
+    """The newest version of the registered model that has this content, None if there is none; with
+    `is_mlflow_model` only one that `mlflow.transformers.load_model` loads.
+    """
+    found = [
+        version
+        for version in _versions(connection, name, digest)
+        if not is_mlflow_model or FLAVOR in version.tags
+    ]
     return str(found[0].version) if found else None
+
+
+def _versions(connection: Connection, name: str, digest: str) -> list[ModelVersion]:
+    """Newest first."""
+    return list(
+        connection.client.search_model_versions(
+            f"name = '{name}' and tags.`dvc.digest` = '{digest}'",
+            order_by=["version_number DESC"],
+        )
+    )
 
 
 def _ensure_registered_model(connection: Connection, name: str) -> None:

@@ -32,6 +32,7 @@ from config.records import (
 )
 from config.schema import Params
 from config.workspace.kept import completed_stages, kept_params, own_file
+from config.workspace.quantised import read_quantised
 from config.workspace.retraining import RETRAIN_FOLDER, RETRAIN_ROWS, Contest, RetrainRow
 from costs.ledger.ledger import ledger
 from costs.ledger.reconcile import read_plan, reconcile
@@ -57,7 +58,7 @@ from tracking.labels import (
     params_before,
     source,
 )
-from tracking.lineage import datasets, log_evidence, log_samples, register
+from tracking.lineage import datasets, log_evidence, log_quantised, log_samples, register
 from tracking.rows import (
     bought_metrics,
     contest_metrics,
@@ -121,6 +122,7 @@ class Shipment:
         self._cursor.offsets |= {PIPELINE: offset, RETRAIN: contests}
         save(self._cursor, self._path)
         self._name_champions()
+        self._ship_quantised()
         return self._rows
 
     def _name_champions(self) -> None:
@@ -133,6 +135,22 @@ class Shipment:
         ):
             self._cursor.champions = digest
             save(self._cursor, self._path)
+
+    def _ship_quantised(self) -> None:
+        """What exports measured, onto the runs and their model versions; again after a promotion,
+        which makes a version.
+        """
+        for run_id, mlflow_run in self._cursor.runs.items():
+            found = None if "/" in run_id else read_quantised(self._root, run_id)
+            if found is None or is_deleted(self._connection, mlflow_run):
+                continue
+            digest = hashlib.sha256(found.model_dump_json().encode()).hexdigest()
+            state = f"{digest} {self._cursor.champions}"
+            if self._cursor.quantised.get(run_id) != state:
+                name = self._params_of(run_id).tracking.registered_model
+                log_quantised(self._connection, mlflow_run, name, found)
+                self._cursor.quantised[run_id] = state
+                save(self._cursor, self._path)
 
     # ------------------------------------------------------------ pipeline runs
 

@@ -9,7 +9,7 @@ from reporting.bars import Estimate, estimates
 from reporting.charts import frontier_chart
 from reporting.inputs import Findings, finite
 from reporting.markup import Markup, element
-from reporting.numbers import count, decimal, percent
+from reporting.numbers import count, decimal, memory, percent
 from reporting.parts import badge, card, grid, missing, section, table
 from reporting.scales import ticks
 
@@ -56,6 +56,7 @@ def evaluation_section(findings: Findings) -> Markup:
         grid(*cards),
         _hacking(findings),
         _comparison(findings),
+        _quantised(findings),
     )
 
 
@@ -221,6 +222,29 @@ def _hacking(findings: Findings) -> Markup | None:
     )
     return card(
         "Was the reward hacked?", element("p", answer, " ", said, class_="plain"), note=note
+    )
+
+
+def _quantised(findings: Findings) -> Markup | None:
+    """The GGUF files of the run's export beside the one in f32."""
+    if not findings.quantised:
+        return None
+    rows = [
+        [
+            each.kind,
+            memory(each.bytes),
+            f"{count(each.flips)} of {count(each.prompts)}",
+            f"{gain.mean:+.4f} ({gain.low:+.4f} to {gain.high:+.4f})",
+        ]
+        for each in findings.quantised
+        for gain in [each.difference]
+    ]
+    judge = findings.quantised[0].judge
+    return card(
+        "What quantising changes",
+        table(["Weights", "Size", "Replies that differ", f"Change of the {judge}"], rows),
+        note="GGUF files of the export against f32: greedy replies to the same held-out prompts, "
+        "with paired intervals.",
     )
 
 

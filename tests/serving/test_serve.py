@@ -20,8 +20,9 @@ from transformers import PreTrainedModel
 from config.ports import free_port
 from tests.conftest import ROOT
 from tests.training.tiny import CONTEXT, policy, tokenizer
+from training.export.aligned import with_prompts_of_training
 from training.export.gguf_file import write_gguf
-from training.export.package import gguf_path, with_prompts_of_training
+from training.export.package import gguf_path
 from training.modeling.tokenizer import decode_response, encode_prompt
 
 pytestmark = pytest.mark.integration

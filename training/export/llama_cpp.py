@@ -1,44 +1,82 @@
-"""llama.cpp's own server within this process, for a GGUF file that is to be measured."""
+"""A GGUF file measured in the engine that serves it: llama.cpp in a process of its own."""
 
 import json
+import os
+import secrets
+import subprocess
+import sys
+import time
+import urllib.error
 import urllib.request
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
-import xllamacpp
 
+from config.errors import ModelError
 from config.ports import free_port
 
 SLOTS = 4
 """Replies that are generated side by side."""
+POLL_SECONDS = 0.02
+
+
+class Server(NamedTuple):
+    """Where an engine listens, and its key."""
+
+    address: str
+    key: str
 
 
 @contextmanager
-def serving(file: Path, context_length: int) -> Iterator[str]:
-    """The address of a server of the model in `file`, each of its slots with the whole context."""
-    params = xllamacpp.CommonParams()
-    params.model.path = str(file)
-    params.n_parallel, params.n_ctx = SLOTS, SLOTS * context_length
-    params.hostnames, params.port = ["127.0.0.1"], free_port()
-    params.cpuparams.n_threads = torch.get_num_threads()
-    # In f16, and with flash attention, logits are off by up to 0.002: near ties fall the other
-    # way now and then, and would count as flips.
-    params.cache_type_k = params.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_F32
-    flash = xllamacpp.llama_flash_attn_type
-    params.flash_attn_type = flash.LLAMA_FLASH_ATTN_TYPE_DISABLED
-    params.verbosity = -1
-    server = xllamacpp.Server(params)
+def serving(file: Path, context_length: int) -> Iterator[Server]:
+    """A server of the model in `file`, each of its slots with the whole context.
+
+    Raises ModelError if llama.cpp cannot load the file.
+    """
+    port, key = free_port(), secrets.token_urlsafe(16)
+    command = [sys.executable, "-m", "serving.llama_cpp", "--model", str(file)]
+    command += ["--port", str(port), "--slots", str(SLOTS), "--context-length", str(context_length)]
+    command += ["--threads", str(torch.get_num_threads())]
+    process = subprocess.Popen(
+        command,
+        env={**os.environ, "RLHF_ENGINE_KEY": key},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
     try:
-        yield server.listening_address
+        server = Server(f"http://127.0.0.1:{port}", key)
+        while not _is_up(server):
+            if process.poll() is not None:
+                raise ModelError(
+                    f"llama.cpp cannot load {file.name}: it exited with code {process.returncode}."
+                )
+            time.sleep(POLL_SECONDS)
+        yield server
     finally:
-        del server
+        process.kill()
+        process.wait()
+
+
+def _opener() -> urllib.request.OpenerDirector:
+    """Past any proxy of the environment."""
+    return urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+
+def _is_up(server: Server) -> bool:
+    try:
+        with _opener().open(f"{server.address}/health", timeout=5) as response:
+            return bool(response.status == 200)
+    except (urllib.error.URLError, TimeoutError, ConnectionError):
+        return False
 
 
 def greedy_replies(
-    address: str, prompts: Sequence[list[int]], max_new_tokens: int, eos: int
+    server: Server, prompts: Sequence[list[int]], max_new_tokens: int, eos: int
 ) -> list[list[int]]:
     """The most likely reply to each prompt, as token ids that end with EOS where it ended."""
 
@@ -49,11 +87,11 @@ def greedy_replies(
             "temperature": 0,
             "return_tokens": True,
         }
-        with urllib.request.urlopen(
+        with _opener().open(
             urllib.request.Request(
-                f"{address}/completion",
+                f"{server.address}/completion",
                 json.dumps(request).encode(),
-                {"Content-Type": "application/json"},
+                {"Content-Type": "application/json", "Authorization": f"Bearer {server.key}"},
             ),
             timeout=600,
         ) as response:

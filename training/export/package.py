@@ -12,26 +12,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from transformers import PreTrainedTokenizerBase
-
-from config.load import load
 from config.schema import Params
 from training.evaluation.comparison import gain
+from training.export.aligned import load_aligned
 from training.export.card import Quantised, model_card
 from training.export.gguf_file import TYPES, write_gguf
 from training.export.llama_cpp import greedy_replies, serving
 from training.inference.trained_models import TrainedModels
-from training.modeling.adapters import lora_layers, merge
 from training.modeling.scoring import score
-from training.modeling.tokenizer import (
-    PLAIN_TEMPLATE,
-    Prompt,
-    decode_response,
-    encode_prompts,
-    prompt_text,
-)
+from training.modeling.tokenizer import Prompt, decode_response, encode_prompts, prompt_text
 from training.preparation.helpdesk import gold_score, known_world
-from training.preparation.prompts import held_out_prompts
 from training.process.artifacts import replacing
 from training.process.command import run_command
 
@@ -46,13 +36,8 @@ def export(folder: Path, target: Path, facts: Mapping[str, Any]) -> None:
 
     Raises ModelError for a model that cannot be written as GGUF, or that is missing or damaged.
     """
-    params = load(folder / "params.yaml")
-    models = TrainedModels(folder)
-    policy = models.policy
-    policy = (merge(policy) if lora_layers(policy) else policy).float()
-    prompts = held_out_prompts(folder, params, models.tokenizer)
+    params, models, policy, tokenizer, prompts = load_aligned(folder)
     with replacing(target) as out:
-        tokenizer = with_prompts_of_training(models.tokenizer, isinstance(prompts[0], str))
         tokenizer.save_pretrained(out)
         policy.save_pretrained(out)
         (out / GGUF).mkdir()
@@ -70,22 +55,6 @@ def gguf_path(folder: Path, kind: str) -> Path:
     return folder / GGUF / f"model-{kind}.gguf"
 
 
-def with_prompts_of_training(
-    tokenizer: PreTrainedTokenizerBase, is_plain: bool
-) -> PreTrainedTokenizerBase:
-    """The tokenizer with a chat template that renders the last user message as a plain prompt was
-    rendered in training. One that was trained on conversations is left as it is.
-    """
-    if is_plain:
-        template = str(tokenizer.init_kwargs.get("prompt_template", PLAIN_TEMPLATE))
-        before, after = (json.dumps(part) for part in template.split("{prompt}"))
-        starts_with_bos = encode_prompts(tokenizer, ["a"])[0][:1] == [tokenizer.bos_token_id]
-        tokenizer.chat_template = (
-            "{{ bos_token }}" if starts_with_bos else ""
-        ) + f"{{{{ {before} }}}}{{{{ messages[-1]['content'] }}}}{{{{ {after} }}}}"
-    return tokenizer
-
-
 def compared(
     models: TrainedModels, params: Params, folder: Path, prompts: Sequence[Prompt]
 ) -> list[Quantised]:
@@ -94,9 +63,9 @@ def compared(
     encoded = encode_prompts(tokenizer, prompts)
     replies: dict[str, list[list[int]]] = {}
     for kind in TYPES:
-        with serving(gguf_path(folder, kind), params.model.context_length) as address:
+        with serving(gguf_path(folder, kind), params.model.context_length) as server:
             replies[kind] = greedy_replies(
-                address, encoded, evaluate.max_new_tokens, tokenizer.eos_token_id
+                server, encoded, evaluate.max_new_tokens, tokenizer.eos_token_id
             )
     world = known_world(params.data.source, map(prompt_text, prompts))
 

@@ -11,7 +11,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from config.errors import ModelError
 from tests.training.tiny import tokenizer
-from training.export.package import export, with_prompts_of_training
+from training.export.aligned import with_prompts_of_training
+from training.export.package import export
 from training.modeling.tokenizer import encode_prompt, encode_prompts, trained_tokenizer
 
 pytestmark = pytest.mark.integration

@@ -1,0 +1,61 @@
+"""What quantising a run's model changes: measured by its export, kept with the run."""
+
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from config.atomic_file import write_atomically
+from config.records import kept_folder
+
+FILE = "quantised.json"
+
+
+class Difference(BaseModel):
+    """Mean score of the replies minus that of the f32 replies to the same prompts, and its paired
+    interval.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    mean: float
+    low: float
+    high: float
+
+
+class QuantisedFile(BaseModel):
+    """A GGUF file compared with the one in f32."""
+
+    model_config = ConfigDict(frozen=True)
+
+    kind: str
+    """f32, q8_0 or q4_0."""
+    bytes: int
+    prompts: int
+    flips: int
+    """Prompts whose greedy reply is not that of f32."""
+    difference: Difference
+    judge: str
+    """Whose score."""
+
+
+class Quantised(BaseModel):
+    """The GGUF files of one model."""
+
+    model_config = ConfigDict(frozen=True)
+
+    model_digest: str
+    """DVC's digest of the aligned model."""
+    files: tuple[QuantisedFile, ...]
+
+
+def keep_quantised(root: Path, run_id: str, found: Quantised) -> None:
+    """Keep the comparison with the run that made the model."""
+    write_atomically(kept_folder(root, run_id) / FILE, found.model_dump_json(indent=1))
+
+
+def read_quantised(root: Path, run_id: str) -> Quantised | None:
+    """What an export of the run measured; None without one, or if the file is damaged."""
+    try:
+        return Quantised.model_validate_json((kept_folder(root, run_id) / FILE).read_bytes())
+    except (OSError, ValidationError):
+        return None

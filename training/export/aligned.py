@@ -1,0 +1,64 @@
+"""The aligned model of a run as others load it: merged weights, and a tokenizer whose chat template
+renders prompts as training did.
+"""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from config.load import load
+from config.schema import Params
+from training.inference.trained_models import TrainedModels
+from training.modeling.adapters import lora_layers, merge
+from training.modeling.tokenizer import PLAIN_TEMPLATE, Prompt, encode_prompts
+from training.preparation.prompts import held_out_prompts
+
+
+class Aligned(NamedTuple):
+    """What an export is made of."""
+
+    params: Params
+    models: TrainedModels
+    policy: PreTrainedModel
+    """Merged, in float32."""
+    tokenizer: PreTrainedTokenizerBase
+    """With the chat template."""
+    prompts: list[Prompt]
+    """Held out."""
+
+
+def load_aligned(folder: Path) -> Aligned:
+    """Load the aligned model of the run in `folder`. Raises ModelError if it is missing or
+    damaged.
+    """
+    params = load(folder / "params.yaml")
+    models = TrainedModels(folder)
+    policy = models.policy
+    policy = (merge(policy) if lora_layers(policy) else policy).float()
+    prompts = held_out_prompts(folder, params, models.tokenizer)
+    tokenizer = with_prompts_of_training(models.tokenizer, isinstance(prompts[0], str))
+    return Aligned(params, models, policy, tokenizer, prompts)
+
+
+def with_prompts_of_training(
+    tokenizer: PreTrainedTokenizerBase, is_plain: bool
+) -> PreTrainedTokenizerBase:
+    """The tokenizer with a chat template that renders the last user message as a plain prompt was
+    rendered in training. One that was trained on conversations is left as it is.
+    """
+    if is_plain:
+        template = str(tokenizer.init_kwargs.get("prompt_template", PLAIN_TEMPLATE))
+        before, after = (json.dumps(part) for part in template.split("{prompt}"))
+        starts_with_bos = encode_prompts(tokenizer, ["a"])[0][:1] == [tokenizer.bos_token_id]
+        tokenizer.chat_template = (
+            "{{ bos_token }}" if starts_with_bos else ""
+        ) + f"{{{{ {before} }}}}{{{{ messages[-1]['content'] }}}}{{{{ {after} }}}}"
+    return tokenizer
+
+
+def as_messages(prompt: Prompt) -> Sequence[dict[str, str]]:
+    """A prompt as the messages of a chat."""
+    return [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
