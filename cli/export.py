@@ -130,7 +130,8 @@ def _facts(root: Path, run_id: str, params: "Params") -> dict[str, Any]:
 def _show(target: Path) -> None:
     """The files, and what each quantised one changes."""
     content: Mapping[str, Any] = json.loads((target / "export.json").read_text(encoding="utf-8"))
-    print(f"{'in gguf/':<16} {'size':>12} {'differ':>14} {'score':>8} {'interval':>20}")
+    if content["quantised"]:
+        print(f"{'in gguf/':<16} {'size':>12} {'differ':>14} {'score':>8} {'interval':>20}")
     for each in content["quantised"]:
         gain = each["difference"]
         print(

@@ -1,27 +1,33 @@
-"""An engine: a process on the loopback address that turns prompt token ids into reply token ids."""
+"""An engine: a process on the loopback address that generates replies. Each kind has a command of
+its own and an HTTP API of its own.
+"""
 
 import asyncio
+import importlib.util
 import json
 import os
 import secrets
+import shutil
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import httpx
 
 from config.errors import EnvironmentFault
 from config.ports import free_port
 from serving.limits import Sampling
-from serving.prompts import Prompts
+from serving.prompts import Prompt, Prompts
+from serving.settings import EngineName, Settings
 
-START_SECONDS = 60.0
 STOP_SECONDS = 5.0
 POLL_SECONDS = 0.05
+VLLM_VARIABLE = "RLHF_VLLM"
+"""Names the command vllm of another environment."""
 
 
 class EngineGone(Exception):
@@ -29,12 +35,9 @@ class EngineGone(Exception):
 
 
 class Part(NamedTuple):
-    """What an engine generated since the last one: of a streamed reply a piece of text, of any
-    other all its token ids.
-    """
+    """What an engine generated since the last one; of a reply that is not streamed, all of it."""
 
     text: str
-    ids: list[int]
     tokens: int
     """Generated so far."""
     finish_reason: str | None
@@ -42,38 +45,47 @@ class Part(NamedTuple):
 
 
 class Engine:
-    """llama.cpp's server for one export."""
+    """The process of one export. Subclasses say how it is started and asked."""
 
-    def __init__(self, folder: Path, kind: str, slots: int, threads: int) -> None:
-        """Start the process; `wait` until it answers. `kind` is f32, q8_0 or q4_0.
+    title: ClassVar[str]
+    start_seconds: ClassVar[float] = 60.0
 
-        Raises EnvironmentFault if the export has no such file, ModelError if it is damaged.
+    def __init__(self, folder: Path, settings: Settings) -> None:
+        """Start the process; `wait` until it answers.
+
+        Raises EnvironmentFault if the engine is not installed or the export lacks what it loads,
+        ModelError if the export is damaged.
         """
         self.folder, self.name = folder, folder.name
         self.prompts = Prompts(folder)
         self._users = 0
-        file = folder / "gguf" / f"model-{kind}.gguf"
-        if not file.is_file():
-            raise EnvironmentFault(f"{file} does not exist. Write it with rlhf export.")
-        port, key = free_port(), secrets.token_urlsafe(16)
+        port, self._key = free_port(), secrets.token_urlsafe(16)
         self._process = subprocess.Popen(
-            [
-                sys.executable, "-m", "serving.llama_cpp", "--model", str(file),
-                "--port", str(port), "--slots", str(slots), "--threads", str(threads),
-                "--context-length", str(self.prompts.context_length),
-            ],
-            env={**os.environ, "RLHF_ENGINE_KEY": key},
+            self.command(port, settings),
+            env={**os.environ, "RLHF_ENGINE_KEY": self._key, "VLLM_API_KEY": self._key},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-        )  # fmt: skip
+        )
         self._client = httpx.AsyncClient(
             base_url=f"http://127.0.0.1:{port}",
-            headers={"Authorization": f"Bearer {key}"},
+            headers={"Authorization": f"Bearer {self._key}"},
             timeout=None,
             limits=httpx.Limits(max_connections=None),
             trust_env=False,
         )
+
+    def command(self, port: int, settings: Settings) -> Sequence[str]:
+        """What to start. Raises EnvironmentFault."""
+        raise NotImplementedError
+
+    def request(self, prompt: Prompt, sampling: Sampling) -> Any:
+        """Path and JSON body that ask for a reply. Raises BadRequest."""
+        raise NotImplementedError
+
+    def part(self, answer: dict[str, Any], tokens: int, sampling: Sampling) -> Part:
+        """One answer of the engine; `tokens` came before it."""
+        raise NotImplementedError
 
     @property
     def pid(self) -> int:
@@ -84,8 +96,8 @@ class Engine:
         return self._process.poll() is None
 
     async def wait(self) -> None:
-        """Until it answers. Raises EngineGone if its process ends or takes over a minute."""
-        deadline = time.monotonic() + START_SECONDS
+        """Until it answers. Raises EngineGone if its process ends or takes too long."""
+        deadline = time.monotonic() + self.start_seconds
         while self.is_alive and time.monotonic() < deadline:
             with suppress(httpx.TransportError):
                 if (await self._client.get("/health")).status_code == 200:
@@ -93,46 +105,29 @@ class Engine:
             await asyncio.sleep(POLL_SECONDS)
         await self.stop()
         raise EngineGone(
-            f"llama.cpp could not load {self.folder}. Write it again with rlhf export."
+            f"{self.title} could not load {self.folder}. Write it again with rlhf export."
         )
 
-    async def generate(self, ids: list[int], sampling: Sampling) -> AsyncIterator[Part]:
+    async def generate(self, prompt: Prompt, sampling: Sampling) -> AsyncIterator[Part]:
         """The reply to a prompt: as it comes if it is streamed, else at once. Closing the iterator
         ends the generation. Raises EngineGone.
-
-        A streamed reply comes as text, since llama.cpp holds tokens back until they make whole
-        characters, and then names the last one only.
         """
-        request = {
-            "prompt": ids,
-            "n_predict": sampling.max_tokens,
-            "temperature": sampling.temperature,
-            "top_p": sampling.top_p,
-            "top_k": 0,
-            "min_p": 0.0,
-            "return_tokens": not sampling.stream,
-            "stream": sampling.stream,
-            **({"seed": sampling.seed} if sampling.seed is not None else {}),
-        }
+        path, body = self.request(prompt, sampling)
+        tokens = 0
         try:
-            async with self._client.stream("POST", "/completion", json=request) as response:
+            async with self._client.stream("POST", path, json=body) as response:
                 if response.status_code != 200:
                     raise EngineGone(f"the engine answered with {response.status_code}")
                 async for line in response.aiter_lines():
-                    if not (text := line.removeprefix("data: ")):
+                    if not (text := line.removeprefix("data: ")) or text == "[DONE]":
                         continue
-                    part = json.loads(text)
-                    reason = "stop" if part.get("stop_type") == "eos" else "length"
-                    yield Part(
-                        part.get("content", ""),
-                        part.get("tokens", []),
-                        part.get("tokens_predicted", 0),
-                        reason if part["stop"] else None,
-                    )
-                    if part["stop"]:
+                    found = self.part(json.loads(text), tokens, sampling)
+                    tokens = found.tokens
+                    yield found
+                    if found.finish_reason is not None:
                         return
             raise EngineGone("the engine ended in the middle of a reply")
-        except (httpx.TransportError, ValueError, KeyError) as error:
+        except (httpx.TransportError, ValueError, LookupError) as error:
             raise EngineGone(f"the engine does not answer: {type(error).__name__}") from error
 
     @contextmanager
@@ -161,3 +156,143 @@ class Engine:
         self._process.kill()
         self._process.wait()
         await self._client.aclose()
+
+
+class LlamaCpp(Engine):
+    """llama.cpp's server for a GGUF file, prompted with token ids."""
+
+    title = "llama.cpp"
+
+    def command(self, port: int, settings: Settings) -> Sequence[str]:
+        file = self.folder / "gguf" / f"model-{settings.weights}.gguf"
+        if not file.is_file():
+            raise EnvironmentFault(
+                f"{file} does not exist. Write it with rlhf export, or serve with --engine "
+                "transformers."
+            )
+        return [
+            sys.executable, "-m", "serving.llama_cpp", "--model", str(file), "--port", str(port),
+            "--slots", str(settings.slots), "--threads", str(settings.threads),
+            "--context-length", str(self.prompts.context_length),
+        ]  # fmt: skip
+
+    def request(self, prompt: Prompt, sampling: Sampling) -> Any:
+        return "/completion", {
+            "prompt": prompt.ids,
+            "n_predict": sampling.max_tokens,
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "top_k": 0,
+            "min_p": 0.0,
+            "return_tokens": not sampling.stream,
+            "stream": sampling.stream,
+            **({"seed": sampling.seed} if sampling.seed is not None else {}),
+        }
+
+    def part(self, answer: dict[str, Any], tokens: int, sampling: Sampling) -> Part:
+        """A streamed reply comes as text, since llama.cpp holds tokens back until they make whole
+        characters, and then names the last one only.
+        """
+        reason = "stop" if answer.get("stop_type") == "eos" else "length"
+        ids = answer.get("tokens", [])
+        return Part(
+            answer["content"] if sampling.stream else self.prompts.text(ids),
+            answer.get("tokens_predicted", 0) if sampling.stream else len(ids),
+            reason if answer["stop"] else None,
+        )
+
+
+class Transformers(Engine):
+    """`transformers serve`: any architecture, one reply at a time.
+
+    Without its continuous batching, which draws every reply with the temperature of the first
+    request. Prompts go as text: its chat API looks for reasoning in every model of Qwen3's type.
+    """
+
+    title = "transformers serve"
+
+    def command(self, port: int, settings: Settings) -> Sequence[str]:
+        missing = [
+            name
+            for name in ("torch", "transformers", "openai")
+            if importlib.util.find_spec(name) is None
+        ]
+        if missing:
+            raise EnvironmentFault(
+                f"--engine transformers needs the package {missing[0]}. Install it: pip install "
+                "-c constraints.txt torch transformers openai."
+            )
+        return [
+            sys.executable, "-m", "transformers.cli.transformers", "serve",
+            "--host", "127.0.0.1", "--port", str(port), "--dtype", "float32",
+            str(self.folder.resolve()),
+        ]  # fmt: skip
+
+    def request(self, prompt: Prompt, sampling: Sampling) -> Any:
+        settings = {
+            "do_sample": sampling.temperature > 0,
+            "temperature": sampling.temperature or 1.0,
+            "top_p": sampling.top_p,
+            "top_k": 0,
+            "max_new_tokens": sampling.max_tokens,
+            "eos_token_id": self.prompts.eos,
+            "pad_token_id": self.prompts.eos,
+        }
+        return "/v1/completions", {
+            "prompt": self.prompts.text_for(prompt),
+            "stream": sampling.stream,
+            "generation_config": json.dumps(settings),
+            **({"seed": sampling.seed} if sampling.seed is not None else {}),
+        }
+
+    def part(self, answer: dict[str, Any], tokens: int, sampling: Sampling) -> Part:
+        choice = answer["choices"][0]
+        counted = (answer.get("usage") or {}).get("completion_tokens", tokens + 1)
+        return Part(choice["text"], counted, choice.get("finish_reason"))
+
+
+class Vllm(Engine):
+    """`vllm serve` on a GPU, prompted with token ids. It has an environment of its own, as it and
+    Prefect need different versions of FastAPI.
+    """
+
+    title = "vLLM"
+    start_seconds = 900.0
+
+    def command(self, port: int, settings: Settings) -> Sequence[str]:
+        vllm = os.environ.get(VLLM_VARIABLE) or shutil.which("vllm")
+        if vllm is None or shutil.which(vllm) is None:
+            raise EnvironmentFault(
+                f"--engine vllm finds no command vllm ({vllm or 'not on the PATH'}). Install it in "
+                f"an environment of its own and name it: {VLLM_VARIABLE}=/path/to/bin/vllm."
+            )
+        return [
+            vllm, "serve", str(self.folder.resolve()), "--host", "127.0.0.1", "--port", str(port),
+            "--served-model-name", self.name, "--max-num-seqs", str(settings.slots),
+            "--max-model-len", str(self.prompts.context_length), "--generation-config", "vllm",
+        ]  # fmt: skip
+
+    def request(self, prompt: Prompt, sampling: Sampling) -> Any:
+        return "/v1/completions", {
+            "model": self.name,
+            "prompt": prompt.ids,
+            "max_tokens": sampling.max_tokens,
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "stream": sampling.stream,
+            "return_token_ids": True,
+            **({"seed": sampling.seed} if sampling.seed is not None else {}),
+        }
+
+    def part(self, answer: dict[str, Any], tokens: int, sampling: Sampling) -> Part:
+        choice = answer["choices"][0]
+        ids = choice.get("token_ids") or []
+        text = choice["text"] if sampling.stream else self.prompts.text(ids)
+        return Part(text, tokens + len(ids), choice.get("finish_reason"))
+
+
+ENGINES: dict[EngineName, type[Engine]] = {
+    "llama_cpp": LlamaCpp,
+    "transformers": Transformers,
+    "vllm": Vllm,
+}

@@ -20,6 +20,7 @@ from starlette.types import Receive, Scope, Send
 from serving.engines import Engine, EngineGone, Part
 from serving.limits import MAX_BODY_BYTES, BadRequest, Sampling, messages, sampling
 from serving.metrics import Metrics
+from serving.prompts import Message, Prompt
 from serving.swap import Swap
 
 RETRY_SECONDS = 1
@@ -111,9 +112,7 @@ class Front:
     async def chat(self, request: Request) -> Response:
         body = await _body(request)
         engine = self._chosen(body)
-        with engine.in_use():
-            ids = await asyncio.to_thread(engine.prompts.of_chat, messages(body))
-            return await self._reply(request, body, engine, ids, is_chat=True)
+        return await self._reply(request, body, engine, messages(body), is_chat=True)
 
     async def completions(self, request: Request) -> Response:
         body = await _body(request)
@@ -121,9 +120,8 @@ class Front:
         prompt = body.get("prompt")
         if not isinstance(prompt, str):
             raise BadRequest("prompt", f"prompt={prompt!r:.80} must be one text.")
-        with engine.in_use():
-            ids = await asyncio.to_thread(engine.prompts.of_text, prompt)
-            return await self._reply(request, body, engine, ids, is_chat=False)
+        chat = [{"role": "user", "content": prompt}]
+        return await self._reply(request, body, engine, chat, is_chat=False)
 
     def _engine(self) -> Engine:
         engine = self._swap.engine
@@ -141,18 +139,26 @@ class Front:
         return engine
 
     async def _reply(
-        self, request: Request, body: dict[str, Any], engine: Engine, ids: list[int], is_chat: bool
+        self,
+        request: Request,
+        body: dict[str, Any],
+        engine: Engine,
+        chat: list[Message],
+        is_chat: bool,
     ) -> Response:
-        settings = sampling(body, len(ids), engine.prompts.context_length)
-        if self._at_work >= self._most:
-            raise BadRequest("", f"{self._most} requests are at work; try again in a second.", 429)
-        shape = _Shape(engine.name, is_chat, len(ids))
-        if settings.stream:
-            return _Streamed(
-                self._events(engine, ids, settings, shape), lambda: self._counted(engine)
-            )
-        with self._counted(engine):
-            return await self._whole(request, engine, ids, settings, shape)
+        with engine.in_use():
+            prompt = await asyncio.to_thread(engine.prompts.of_chat, chat)
+            settings = sampling(body, len(prompt.ids), engine.prompts.context_length)
+            if self._at_work >= self._most:
+                raise BadRequest(
+                    "", f"{self._most} requests are at work; try again in a second.", 429
+                )
+            shape = _Shape(engine.name, is_chat, len(prompt.ids))
+            parts = self._parts(engine, prompt, settings)
+            if settings.stream:
+                return _Streamed(self._events(parts, shape), lambda: self._counted(engine))
+            with self._counted(engine):
+                return await self._whole(request, parts, shape)
 
     @contextmanager
     def _counted(self, engine: Engine) -> Iterator[None]:
@@ -167,23 +173,23 @@ class Front:
             self.metrics.waiting.set(self._at_work)
 
     async def _parts(
-        self, engine: Engine, ids: list[int], settings: Sampling
+        self, engine: Engine, prompt: Prompt, settings: Sampling
     ) -> AsyncIterator[Part]:
         began, first, tokens = time.monotonic(), True, 0
-        async for part in engine.generate(ids, settings):
+        async for part in engine.generate(prompt, settings):
             if first:
                 self.metrics.first_part_seconds.observe(time.monotonic() - began)
-                self.metrics.prompt_tokens.inc(len(ids))
+                self.metrics.prompt_tokens.inc(len(prompt.ids))
                 first = False
             self.metrics.reply_tokens.inc(max(0, part.tokens - tokens))
             tokens = max(tokens, part.tokens)
             yield part
 
     async def _whole(
-        self, request: Request, engine: Engine, ids: list[int], settings: Sampling, shape: "_Shape"
+        self, request: Request, parts: AsyncIterator[Part], shape: "_Shape"
     ) -> Response:
         async def only_part() -> Part:
-            return [part async for part in self._parts(engine, ids, settings)][-1]
+            return [part async for part in parts][-1]
 
         work = asyncio.create_task(only_part())
         while not work.done():
@@ -192,15 +198,12 @@ class Front:
                 work.cancel()
                 raise ClientDisconnect
         part = work.result()
-        text = engine.prompts.text(part.ids).strip()
-        return JSONResponse(shape.whole(text, len(part.ids), part.finish_reason))
+        return JSONResponse(shape.whole(part.text.strip(), part.tokens, part.finish_reason))
 
-    async def _events(
-        self, engine: Engine, ids: list[int], settings: Sampling, shape: "_Shape"
-    ) -> AsyncIterator[str]:
+    async def _events(self, parts: AsyncIterator[Part], shape: "_Shape") -> AsyncIterator[str]:
         began = False
         try:
-            async for part in self._parts(engine, ids, settings):
+            async for part in parts:
                 text = part.text if began else part.text.lstrip()
                 began = began or bool(text)
                 if text or part.finish_reason:

@@ -3,9 +3,9 @@ tokenizer has no say.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 from jinja2 import TemplateError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -13,6 +13,17 @@ from tokenizers import Tokenizer
 
 from config.errors import ModelError
 from serving.limits import BadRequest
+
+Message = dict[str, str]
+"""A role and a content."""
+
+
+class Prompt(NamedTuple):
+    """A chat as a model reads it."""
+
+    text: str
+    """Rendered by the chat template, special tokens included."""
+    ids: list[int]
 
 
 class Prompts:
@@ -40,8 +51,8 @@ class Prompts:
         self.eos: int = eos
         self.context_length = int(model["max_position_embeddings"])
 
-    def of_chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
-        """Token ids of a conversation. Raises BadRequest if the template refuses it."""
+    def of_chat(self, messages: Sequence[Message]) -> Prompt:
+        """Render and tokenise a chat. Raises BadRequest if the template refuses it."""
         try:
             text = self._template.render(
                 messages=messages, add_generation_prompt=True, **self._names
@@ -50,15 +61,19 @@ class Prompts:
             raise BadRequest(
                 "messages", f"the model's chat template refuses them: {error}"
             ) from None
-        return self._ids(text)
+        return Prompt(text, self._tokenizer.encode(text, add_special_tokens=False).ids)
 
-    def of_text(self, prompt: str) -> list[int]:
-        """Token ids of a plain prompt, as a user's message."""
-        return self.of_chat([{"role": "user", "content": prompt}])
+    def text_for(self, prompt: Prompt) -> str:
+        """The text that becomes the prompt's ids where special tokens are added to it.
 
-    def _ids(self, text: str) -> list[int]:
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
-        return ids
+        Raises BadRequest if there is none.
+        """
+        for text in (prompt.text, prompt.text.removeprefix(str(self._names["bos_token"]))):
+            if self._tokenizer.encode(text).ids == prompt.ids:
+                return text
+        raise BadRequest(
+            "messages", "this engine takes text, and no text gives the tokens of these messages."
+        )
 
     def text(self, ids: Sequence[int]) -> str:
         """The reply that token ids spell, without special tokens."""

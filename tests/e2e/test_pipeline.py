@@ -16,12 +16,14 @@ from typing import Any, NamedTuple
 import psutil
 import pytest
 import yaml
+from mlflow import MlflowClient
 
 from benchmarks.projects.checkouts import point_remote
 from config import jsonl
 from config.ports import free_port
 from config.records import AttemptRow, MetricRow, PipelineRow, UsageRow, stages_of
 from config.schema import Params
+from config.workspace.champions import read_record
 from tasks.servers.plans import prefect_plan
 from tasks.servers.processes import start, stop
 from tests.conftest import ROOT, git
@@ -57,6 +59,21 @@ class Checkout(NamedTuple):
             return subprocess.Popen(
                 self.command(*arguments), cwd=self.root, stdout=subprocess.DEVNULL, stderr=said
             )
+
+    def talk(
+        self, run: str, prompts: Sequence[str], max_new_tokens: int
+    ) -> subprocess.CompletedProcess[str]:
+        """Greedy replies of rlhf chat."""
+        settings = ("--temperature", "0", "--max-new-tokens", str(max_new_tokens))
+        done = subprocess.run(
+            self.command("chat", run, *settings),
+            cwd=self.root,
+            input="\n".join(prompts),
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 0, done.stderr
+        return done
 
     @property
     def said_path(self) -> Path:
@@ -345,6 +362,50 @@ def test_the_two_methods_are_compared(checkout: Checkout) -> None:
     assert list((checkout.root / "runs" / "data" / "rows").iterdir())
 
 
+LOAD = """
+import json, sys
+import mlflow
+mlflow.set_tracking_uri("sqlite:///mlflow.db")
+generator = mlflow.transformers.load_model("models:/helpdesk-assistant@champion")
+chats = [[{"role": "user", "content": prompt}] for prompt in json.loads(sys.argv[1])]
+settings = {"do_sample": False, "max_new_tokens": 12, "return_full_text": False}
+print(json.dumps([generator(chat, **settings)[0]["generated_text"].strip() for chat in chats]))
+"""
+
+
+def test_a_promoted_model_is_loaded_from_the_registry(checkout: Checkout) -> None:
+    done = checkout.run("promote", "last", "--yes", "--why", "a test")
+    assert done.returncode == 0, done.stderr
+    prompts = prompts_held_out(checkout, 4)
+    loaded = subprocess.run(
+        [sys.executable, "-c", LOAD, json.dumps(prompts)],
+        cwd=checkout.root,
+        capture_output=True,
+        text=True,
+    )
+    assert loaded.returncode == 0, loaded.stderr
+    talked = checkout.talk("champion", prompts, 12)
+    replies = [line.strip() for line in talked.stdout.split("\n")[:-1]]
+    assert json.loads(loaded.stdout) == replies
+
+
+def test_what_an_export_measured_is_in_the_report_and_in_the_registry(checkout: Checkout) -> None:
+    done = checkout.run("export", "champion", "--to", str(checkout.root / "exported"))
+    assert done.returncode == 0, done.stderr
+    files = json.loads((checkout.root / "exported/export.json").read_text())["quantised"]
+    client = MlflowClient(f"sqlite:///{checkout.root / 'mlflow.db'}")
+    version = client.get_model_version_by_alias("helpdesk-assistant", "champion")
+    champion = read_record(checkout.root).champion
+    assert champion is not None
+    assert checkout.run("report", champion.run_id, "--html").returncode == 0
+    page = (checkout.root / "report/report.html").read_text()
+    assert [each["kind"] for each in files] == ["f32", "q8_0", "q4_0"]
+    for each in files:
+        found = f"{each['flips']} of {each['prompts']}"
+        assert f"{found} greedy replies differ" in version.tags[f"quantised.{each['kind']}"]
+        assert found in page
+
+
 def test_a_second_checkout_pulls_the_same_bytes(checkout: Checkout, tmp_path: Path) -> None:
     git(checkout.root, "add", "dvc.lock")
     git(checkout.root, "commit", "--quiet", "--message=run")
@@ -366,8 +427,7 @@ def test_a_second_checkout_pulls_the_same_bytes(checkout: Checkout, tmp_path: Pa
 def test_the_model_is_used_as_the_document_says_and_as_rlhf_chat_does(checkout: Checkout) -> None:
     document = (ROOT / "docs" / "models.md").read_text(encoding="utf-8")
     snippet = re.findall(r"```python\n(.*?)```", document, re.DOTALL)[-1]
-    rows = (checkout.root / "data/prepared/prompts/test.jsonl").read_text().splitlines()[:8]
-    prompts = [json.loads(row)["prompt"] for row in rows]
+    prompts = prompts_held_out(checkout, 8)
     assert "My camera is broken." in snippet
     code = snippet.replace('"My camera is broken."', "prompt").replace("\n", "\n    ")
     program = f"for prompt in {prompts!r}:\n    {code}"
@@ -375,15 +435,13 @@ def test_the_model_is_used_as_the_document_says_and_as_rlhf_chat_does(checkout: 
         [sys.executable, "-c", program], cwd=checkout.root, capture_output=True, text=True
     )
     assert used.returncode == 0, used.stderr
-    talked = subprocess.run(
-        checkout.command("chat", "--temperature", "0", "--max-new-tokens", "40"),
-        cwd=checkout.root,
-        input="\n".join(prompts),
-        capture_output=True,
-        text=True,
-    )
-    assert talked.returncode == 0, talked.stderr
+    talked = checkout.talk("last", prompts, 40)
     assert used.stdout.split() == talked.stdout.split() != []
+
+
+def prompts_held_out(checkout: Checkout, count: int) -> list[str]:
+    rows = (checkout.root / "data/prepared/prompts/test.jsonl").read_text().splitlines()[:count]
+    return [json.loads(row)["prompt"] for row in rows]
 
 
 def remote_of(root: Path) -> str:

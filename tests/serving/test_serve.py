@@ -1,6 +1,8 @@
 """The front and a real engine, as processes, on a small model."""
 
+import asyncio
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,12 +14,18 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import openai
 import psutil
 import pytest
 import torch
 from transformers import PreTrainedModel
 
+from config.errors import EnvironmentFault
 from config.ports import free_port
+from serving.engines import EngineGone, Part, Vllm
+from serving.limits import Sampling
+from serving.prompts import Prompt
+from serving.settings import EngineName, Settings
 from tests.conftest import ROOT
 from tests.training.tiny import CONTEXT, policy, tokenizer
 from training.export.aligned import with_prompts_of_training
@@ -32,11 +40,13 @@ import logging, sys
 from pathlib import Path
 from config.errors import RlhfError
 from serving import run
-root, port, slots, queue = Path(sys.argv[1]), *map(int, sys.argv[2:])
-run.SLOTS, run.QUEUE = slots, queue
+from serving.settings import Address
+root, engine = Path(sys.argv[1]), sys.argv[2]
+port, run.SLOTS, run.QUEUE = map(int, sys.argv[3:])
 wanted = lambda: Path((root / "wanted").read_text())
+say = lambda line: print(line, flush=True)
 try:
-    run.serve(root, port, wanted, "f32", lambda line: print(line, flush=True))
+    run.serve(root, Address(port), wanted, engine, "f32", say)
 except RlhfError as error:
     sys.exit(str(error))
 """
@@ -67,10 +77,17 @@ def exports(
 class Served:
     """A running front, and a client of it."""
 
-    def __init__(self, root: Path, export: Path, slots: int = 4, queue: int = 64) -> None:
+    def __init__(
+        self,
+        root: Path,
+        export: Path,
+        slots: int = 4,
+        queue: int = 64,
+        engine: EngineName = "llama_cpp",
+    ) -> None:
         self.root, self.port = root, free_port()
         self.want(export)
-        arguments = [root, self.port, slots, queue]
+        arguments = [root, engine, self.port, slots, queue]
         self.process = subprocess.Popen(
             [sys.executable, "-c", PROGRAM, *map(str, arguments)],
             cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
@@ -133,7 +150,7 @@ class Served:
 def front(tmp_path: Path) -> Iterator[Callable[..., Served]]:
     started: list[Served] = []
 
-    def start(export: Path, **settings: int) -> Served:
+    def start(export: Path, **settings: Any) -> Served:
         started.append(Served(tmp_path, export, **settings))
         return started[-1]
 
@@ -204,6 +221,90 @@ def test_a_completion_reads_its_prompt_as_chat_does(shared: Served) -> None:
     assert found["choices"][0]["text"] == whole["choices"][0]["message"]["content"]
     assert found["usage"] == whole["usage"]
     assert found["usage"]["prompt_tokens"] == len(encode_prompt(tokenizer(), PROMPTS[1]))
+
+
+def test_the_openai_package_is_answered(shared: Served, models: dict[str, PreTrainedModel]) -> None:
+    with httpx.Client(trust_env=False) as http:
+        client = openai.OpenAI(base_url=f"{shared.url}/v1", api_key=shared.key, http_client=http)
+        assert [model.id for model in client.models.list()] == ["first"]
+        settings: dict[str, Any] = {
+            "model": "first", "messages": [{"role": "user", "content": PROMPTS[2]}],
+            "temperature": 0, "max_tokens": 12,
+        }  # fmt: skip
+        whole = client.chat.completions.create(**settings)
+        assert whole.choices[0].message.content == offline(models["first"], PROMPTS[2], 12)
+        assert whole.usage is not None
+        assert 0 < whole.usage.completion_tokens <= 12
+        parts = list(client.chat.completions.create(**settings, stream=True))
+        streamed = "".join(part.choices[0].delta.content or "" for part in parts)
+        assert streamed.replace("�", "") == str(whole.choices[0].message.content).replace("�", "")
+        assert parts[-1].choices[0].finish_reason == whole.choices[0].finish_reason
+        text = client.completions.create(
+            model="first", prompt=PROMPTS[2], temperature=0, max_tokens=12
+        )
+        assert text.choices[0].text == whole.choices[0].message.content
+        with pytest.raises(openai.NotFoundError, match="gpt-5"):
+            client.chat.completions.create(**{**settings, "model": "gpt-5"})
+        with pytest.raises(openai.BadRequestError, match="max_tokens=-1"):
+            client.chat.completions.create(**{**settings, "max_tokens": -1})
+        wrong = client.with_options(api_key="wrong")
+        with pytest.raises(openai.AuthenticationError, match="key is missing or wrong"):
+            wrong.models.list()
+
+
+def test_transformers_serves_what_has_no_gguf_file(
+    front: Callable[..., Served], tmp_path: Path
+) -> None:
+    model = policy(6, "qwen3")
+    folder = made_export(tmp_path / "plain", model)
+    shutil.rmtree(folder / "gguf")
+    served = front(folder, engine="transformers")
+    whole = served.ask(PROMPTS[0], max_tokens=12)
+    assert text_of(whole) == offline(model, PROMPTS[0], 12)
+    assert whole.json()["usage"]["completion_tokens"] <= 12
+    drawn = [
+        text_of(served.ask(PROMPTS[0], temperature=1.5, seed=seed, max_tokens=12))
+        for seed in (1, 1, 2)
+    ]
+    assert drawn[0] == drawn[1] != drawn[2]
+    assert text_of(served.ask(PROMPTS[0], max_tokens=12)) == text_of(whole)
+    body = {**SAY, "temperature": 0, "max_tokens": 12, "stream": True}
+    with served.client.stream("POST", "/v1/chat/completions", json=body) as response:
+        lines = [line.removeprefix("data: ") for line in response.iter_lines() if line]
+    assert lines.pop() == "[DONE]"
+    parts = [json.loads(line)["choices"][0] for line in lines]
+    streamed = "".join(part["delta"]["content"] for part in parts).strip()
+    assert streamed.replace("�", "") == offline(model, "hello", 12).replace("�", "")
+    assert parts[-1]["finish_reason"] in ("stop", "length")
+
+
+def test_vllm_is_started_with_the_export_and_asked_by_token_ids(
+    exports: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = tmp_path / "vllm"
+    command.write_text('#!/bin/sh\nprintf "%s\\n" "$@" > "$0.said"\n')
+    command.chmod(0o755)
+    monkeypatch.setenv("RLHF_VLLM", str(command))
+    engine = Vllm(exports["first"], Settings("f32", 4, 1))
+    with pytest.raises(EngineGone, match="vLLM could not load"):
+        asyncio.run(engine.wait())
+    said = (tmp_path / "vllm.said").read_text().splitlines()
+    assert said[:2] == ["serve", str(exports["first"])]
+    assert said[said.index("--max-model-len") + 1] == str(CONTEXT)
+    sampling = Sampling(max_tokens=5, temperature=0.0, top_p=1.0, seed=None, stream=False)
+    path, body = engine.request(Prompt("", [3, 4]), sampling)
+    assert (path, body["prompt"], body["max_tokens"]) == ("/v1/completions", [3, 4], 5)
+    ids = encode_prompt(tokenizer(), "hello")
+    answer = {"choices": [{"text": "?", "token_ids": ids, "finish_reason": "stop"}]}
+    assert engine.part(answer, 0, sampling) == Part(engine.prompts.text(ids), len(ids), "stop")
+
+
+def test_an_engine_that_is_not_installed_is_refused_in_one_line(
+    exports: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RLHF_VLLM", "/nowhere/vllm")
+    with pytest.raises(EnvironmentFault, match=r"no command vllm \(/nowhere/vllm\)"):
+        Vllm(exports["first"], Settings("f32", 4, 1))
 
 
 def test_a_seed_repeats_a_sampled_reply(shared: Served) -> None:
@@ -385,7 +486,7 @@ def test_a_front_that_cannot_start_says_why_in_one_line(
         words = "is no whole export" if what == "export" else "llama.cpp could not load"
     (tmp_path / "wanted").write_text(str(folder))
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, str(tmp_path), str(port), "1", "1"],
+        [sys.executable, "-c", PROGRAM, str(tmp_path), "llama_cpp", str(port), "1", "1"],
         cwd=ROOT, capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
     assert done.returncode == 1

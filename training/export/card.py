@@ -39,14 +39,6 @@ def model_card(facts: Mapping[str, Any], table: Sequence[Quantised]) -> str:
         tags=["rlhf", str(facts["method"])],
     )
     metrics = "\n".join(f"| {name} | {value} |" for name, value in facts["metrics"].items())
-    judge = table[0].judge
-    quantised = "\n".join(
-        f"| `gguf/model-{each.kind}.gguf` | {each.bytes / 2**20:.2f} MiB "
-        f"| {each.flips} of {each.prompts} "
-        f"| {gain.mean:+.4f} ({gain.low:+.4f} to {gain.high:+.4f}) |"
-        for each in table
-        for gain in [each.difference]
-    )
     body = f"""
 # {facts["name"]}
 
@@ -70,18 +62,30 @@ On held-out prompts, sampled as in training:
 
 ## Files
 
-Merged weights in safetensors; the tokenizer's chat template renders prompts as training did. GGUF
-files for llama.cpp, each compared with f32 by greedy replies to the same held-out prompts:
-
-| file | size | replies that differ | {judge}, difference (interval) |
-|---|---|---|---|
-{quantised}
-
-Send prompts to llama.cpp as token ids of this tokenizer: it would split a text into other tokens.
-
+Merged weights in safetensors; the tokenizer's chat template renders prompts as training did.
+{_gguf_files(table) if table else ""}
 ## Intended use and limits
 
 Made for replies to prompts like those of its data. It was not tested on anything else, and not for
 safety. The scores above are of one seed, and their intervals do not cover other data.
 """
     return f"{ModelCard(f'---{chr(10)}{data.to_yaml()}{chr(10)}---{chr(10)}{body}')}"
+
+
+def _gguf_files(table: Sequence[Quantised]) -> str:
+    rows = "\n".join(
+        f"| `gguf/model-{each.kind}.gguf` | {each.bytes / 2**20:.2f} MiB "
+        f"| {each.flips} of {each.prompts} "
+        f"| {gain.mean:+.4f} ({gain.low:+.4f} to {gain.high:+.4f}) |"
+        for each in table
+        for gain in [each.difference]
+    )
+    return f"""
+GGUF files for llama.cpp, each compared with f32 by greedy replies to the same held-out prompts:
+
+| file | size | replies that differ | {table[0].judge}, difference (interval) |
+|---|---|---|---|
+{rows}
+
+Send prompts to llama.cpp as token ids of this tokenizer: it would split a text into other tokens.
+"""

@@ -83,7 +83,8 @@ def tensors(model: PreTrainedModel) -> Iterator[tuple[str, np.ndarray]]:
         name = names.get_name(place, try_suffixes=(".weight", ".bias"))
         if name is None:
             raise ModelError(
-                f"{place} has no counterpart in a GGUF file of type {config.model_type}."
+                f"{place} has no counterpart in a GGUF file of type {config.model_type}. Serve the "
+                "model with --engine transformers."
             )
         yield name, _rotated(place, weight, config).float().cpu().numpy()
 

@@ -7,11 +7,13 @@ python -m training.export.package --folder RUN --to FOLDER --facts facts.json
 import argparse
 import json
 import logging
+import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from config.errors import ModelError
 from config.schema import Params
 from training.evaluation.comparison import gain
 from training.export.aligned import load_aligned
@@ -25,6 +27,8 @@ from training.preparation.helpdesk import gold_score, known_world
 from training.process.artifacts import replacing
 from training.process.command import run_command
 
+logger = logging.getLogger(__name__)
+
 GGUF = "gguf"
 """Folder of the GGUF files within an export."""
 EXPORT = "export.json"
@@ -32,18 +36,24 @@ EXPORT = "export.json"
 
 def export(folder: Path, target: Path, facts: Mapping[str, Any]) -> None:
     """Write the aligned model of the run in `folder` to `target`, which appears whole or not at
-    all. `facts` of the run go into the card.
+    all. `facts` of the run go into the card. A model that cannot be written as GGUF is exported
+    without, and a warning says why.
 
-    Raises ModelError for a model that cannot be written as GGUF, or that is missing or damaged.
+    Raises ModelError for a model that is missing or damaged.
     """
     params, models, policy, tokenizer, prompts = load_aligned(folder)
     with replacing(target) as out:
         tokenizer.save_pretrained(out)
         policy.save_pretrained(out)
         (out / GGUF).mkdir()
-        for kind in TYPES:
-            write_gguf(policy, tokenizer, kind, gguf_path(out, kind))
-        table = compared(models, params, out, prompts)
+        try:
+            for kind in TYPES:
+                write_gguf(policy, tokenizer, kind, gguf_path(out, kind))
+            table = compared(models, params, out, prompts)
+        except ModelError as error:
+            logger.warning("no GGUF files: %s", error)
+            shutil.rmtree(out / GGUF)
+            table = []
         rows = [{**each._asdict(), "difference": each.difference._asdict()} for each in table]
         content = {**facts, "quantised": rows}
         (out / EXPORT).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")

@@ -11,6 +11,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from config.errors import ModelError
 from tests.training.tiny import tokenizer
+from training.export import gguf_file
 from training.export.aligned import with_prompts_of_training
 from training.export.package import export
 from training.modeling.tokenizer import encode_prompt, encode_prompts, trained_tokenizer
@@ -82,6 +83,22 @@ def test_quantising_is_compared_with_f32_and_in_the_card(exported: Path) -> None
     assert card.data.tags == ["rlhf", "ppo"]
     for words in ("20261124-120000-a-run", "0.0123 USD", "gguf/model-q4_0.gguf", "gold score"):
         assert words in card.text, words
+
+
+def test_a_model_that_gguf_does_not_know_is_exported_without(
+    finished: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(gguf_file, "ARCHITECTURES", ("gpt2",))
+    export(finished, tmp_path / "out", FACTS)
+    assert "cannot be written as GGUF" in caplog.text
+    assert "--engine transformers" in caplog.text
+    assert json.loads((tmp_path / "out/export.json").read_text())["quantised"] == []
+    assert not (tmp_path / "out/gguf").exists()
+    assert "GGUF" not in ModelCard.load(tmp_path / "out/README.md").text
+    assert AutoModelForCausalLM.from_pretrained(tmp_path / "out").num_parameters() > 0
 
 
 def test_what_cannot_be_exported_leaves_the_export_before_it(

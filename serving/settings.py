@@ -1,0 +1,31 @@
+"""Where a front listens, and how its engines are started."""
+
+from typing import Literal, NamedTuple
+
+from config.workspace.login import LOCAL_NAMES
+
+EngineName = Literal["llama_cpp", "transformers", "vllm"]
+Weights = Literal["f32", "q8_0", "q4_0"]
+
+
+class Address(NamedTuple):
+    """Where a front listens, and how clients may call it."""
+
+    port: int
+    listen: str = "127.0.0.1"
+    also: tuple[str, ...] = ()
+    """Host headers besides localhost:PORT and 127.0.0.1:PORT."""
+
+    @property
+    def hosts(self) -> frozenset[str]:
+        return frozenset((*(f"{name}:{self.port}" for name in LOCAL_NAMES), *self.also))
+
+
+class Settings(NamedTuple):
+    """How engines are started."""
+
+    weights: Weights
+    """Which GGUF file llama.cpp loads."""
+    slots: int
+    """Replies that are generated side by side."""
+    threads: int
