@@ -26,7 +26,7 @@ SHORTEST_SECRET = 8
 UP_TIMEOUT_SECONDS = 900
 
 
-def up(gpu: bool) -> None:
+def up(gpu: bool, serve: bool) -> None:
     """Start the stack and print its pages. Raises EnvironmentFault for a missing engine, setting or
     image.
     """
@@ -40,17 +40,17 @@ def up(gpu: bool) -> None:
     ):
         _require_image(settings.get(name) or default, name, target)
     print("Starting the stack ...", flush=True)
-    profile = ["--profile", "gpu"] if gpu else []
+    profiles = [name for name, wanted in (("gpu", gpu), ("serve", serve)) if wanted]
     done = _compose(
         root,
-        *profile,
+        *(word for profile in profiles for word in ("--profile", profile)),
         "up",
         "--detach",
         "--remove-orphans",
         "--wait",
         "--wait-timeout",
         str(UP_TIMEOUT_SECONDS),
-        *_awaited(gpu),
+        *_awaited(gpu, serve),
     )
     if done.returncode:
         raise EnvironmentFault(_why(root, done.stderr))
@@ -59,6 +59,9 @@ def up(gpu: bool) -> None:
         "the form that starts a run)"
     )
     print(f"MLflow   http://127.0.0.1:{settings.get('MLFLOW_PORT') or 5000}")
+    if serve:
+        print(f"Model    http://127.0.0.1:{settings.get('SERVE_PORT') or 8000}/v1")
+        print(f"Its key  docker compose --file {COMPOSE} exec serve cat .rlhf/serve.key")
     print(f"Prefect asks for PREFECT_KEY, MLflow for rlhf and MLFLOW_PASSWORD: {SETTINGS}.")
     print(f"Stop it with {this_command()} down --docker; volumes keep what was made.")
 
@@ -67,7 +70,7 @@ def down() -> None:
     """Stop the stack; its volumes stay. Raises EnvironmentFault if that fails."""
     root = project_root()
     require_engine()
-    done = _compose(root, "--profile", "gpu", "down")
+    done = _compose(root, "--profile", "gpu", "--profile", "serve", "down")
     if done.returncode:
         raise EnvironmentFault(_last_line(done.stderr))
     print("Stopped the stack. Its volumes stay: docker volume ls.")
@@ -165,7 +168,7 @@ def _compose(root: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def _awaited(gpu: bool) -> list[str]:
+def _awaited(gpu: bool, serve: bool) -> list[str]:
     """Services to wait for; `setup` ends by itself, which --wait takes for a failure unless it is
     left out.
     """
@@ -178,6 +181,7 @@ def _awaited(gpu: bool) -> list[str]:
         "retrain-worker",
         "docker-worker",
         *(["gpu-worker"] if gpu else []),
+        *(["serve"] if serve else []),
     ]
 
 
@@ -192,6 +196,11 @@ def _why(root: Path, said: str) -> str:
     ]
     if own:
         return own[-1].removeprefix("setup: ")
+    if "there is no champion yet" in _compose(root, "logs", "--tail", "20", "serve").stdout:
+        return (
+            "there is no champion to serve yet: name one with the deployment promote, then rlhf up "
+            "--docker --serve again. The rest of the stack runs."
+        )
     if (
         "password authentication failed"
         in _compose(root, "logs", "--tail", "20", "postgres").stdout

@@ -128,7 +128,15 @@ def calibrate(as_json: AsJson = False) -> None:
     measure(as_json)
 
 
-UP_HERE = {"prefect_port", "mlflow_port", "open_page", "notify", "no_auth", "mlflow_auth"}
+UP_HERE = {
+    "prefect_port",
+    "mlflow_port",
+    "serve",
+    "open_page",
+    "notify",
+    "no_auth",
+    "mlflow_auth",
+}
 """Parameters of `up` that the servers of this machine read."""
 
 
@@ -139,6 +147,12 @@ def up(
         int, typer.Option(help="Port of the Prefect server and its pages.")
     ] = 4200,
     mlflow_port: Annotated[int, typer.Option(help="Port of MLflow's pages.")] = 5000,
+    serve: Annotated[
+        bool, typer.Option("--serve", help="Serve the champion too, as rlhf serve does.")
+    ] = False,
+    serve_port: Annotated[
+        int, typer.Option(help="With --serve: the port.", min=1, max=65535)
+    ] = 8000,
     open_page: Annotated[
         str | None,
         typer.Option(
@@ -182,16 +196,20 @@ def up(
     prefect.yaml into the Prefect UI.
     """
     refuse_ignored(
-        context, {"docker", "gpu"} if docker else UP_HERE, {"gpu": "--docker"}, "--docker"
+        context,
+        {"docker", "gpu", "serve"} if docker else UP_HERE | ({"serve_port"} if serve else set()),
+        {"gpu": "--docker", **({} if serve else {"serve_port": "--serve"})},
+        "--docker",
     )
     if docker:
         from cli.docker import up as start_stack
 
-        start_stack(gpu)
+        start_stack(gpu, serve)
         return
     from cli.servers import up as start
 
-    start(prefect_port, mlflow_port, open_page, notify, no_auth, mlflow_auth)
+    serving = serve_port if serve else None
+    start(prefect_port, mlflow_port, serving, open_page, notify, no_auth, mlflow_auth)
 
 
 @app.command()

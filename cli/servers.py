@@ -10,18 +10,21 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from cli.project import chosen_params, project_root, this_command
+from cli.run_models import CHAMPION, run_id_of
 from config import jsonl
 from config.errors import EnvironmentFault, ParamsError
 from config.records import PipelineRow
 from config.workspace.at_work import run_at_work
-from config.workspace.login import MLFLOW_KEY, MLFLOW_USER, key
+from config.workspace.login import MLFLOW_KEY, MLFLOW_USER, SERVE_KEY, key
 from tasks.servers.flow_runs import runs_at_work
 from tasks.servers.logins import asks_for_key, asks_for_login
 from tasks.servers.plans import (
+    SERVE,
     WORKER,
     is_postgresql,
     mlflow_plan,
     prefect_plan,
+    serve_plan,
     worker_name,
     worker_plan,
 )
@@ -36,6 +39,7 @@ if TYPE_CHECKING:
 def up(
     prefect_port: int,
     mlflow_port: int,
+    serve_port: int | None,
     open_page: str | None,
     notify: str | None,
     no_auth: bool,
@@ -55,6 +59,7 @@ def up(
         for plan in (
             prefect_plan(root, prefect_port, params.tracking, with_key),
             mlflow_plan(root, params.tracking, mlflow_port, mlflow_auth),
+            None if serve_port is None else serve_plan(_with_champion(root), serve_port),
         )
         if plan
     ]
@@ -70,6 +75,9 @@ def up(
     if login:
         password = key(root / MLFLOW_KEY)
         rows.append(("Login", f"{MLFLOW_USER}, {password}   (MLflow's pages ask for it)"))
+    model = next((server for server in running if server.name == SERVE), None)
+    if model is not None:
+        rows.append(("Model", f"{model.url}/v1   (its key is in {SERVE_KEY})"))
     _say(console, rows)
     deployed = _work(root, prefect, notify)
     for each in deployed:
@@ -81,6 +89,12 @@ def up(
     )
     if open_page:
         webbrowser.open(found[open_page])
+
+
+def _with_champion(root: Path) -> Path:
+    """`root`, if there is a champion to serve. Raises UserError."""
+    run_id_of(root, CHAMPION)
+    return root
 
 
 def _make_databases(tracking_uri: str, console: Console) -> None:

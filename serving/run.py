@@ -5,19 +5,19 @@ import logging
 import os
 import signal
 import socket
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import uvicorn
 
 from config.errors import EnvironmentFault
-from config.workspace.login import key
+from config.workspace.login import SERVE_KEY, key
 from serving.engines import ENGINES, EngineGone
 from serving.front import Front
 from serving.settings import Address, EngineName, Settings, Weights
 from serving.swap import Swap
 
-SERVE_KEY = Path(".rlhf") / "serve.key"
 SLOTS = 4
 """Replies that are generated side by side."""
 QUEUE = 64
@@ -60,7 +60,8 @@ async def _serve(
         timeout_graceful_shutdown=DRAIN_SECONDS,
     )  # fmt: skip
     say(f"Serving {swap.engine.name if swap.engine else ''} at http://127.0.0.1:{address.port}/v1")
-    say(f"Key     {secret}   (in {SERVE_KEY})")
+    # the output of a background process is in a log, which others may read
+    say(f"Key     {f'{secret}   (in {SERVE_KEY})' if sys.stdout.isatty() else f'in {SERVE_KEY}'}")
     await uvicorn.Server(config).serve(sockets=[listener])
 
 

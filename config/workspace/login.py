@@ -3,6 +3,7 @@ MLflow server.
 
 .rlhf/servers.json   process id, start time and port of each server that `rlhf up` started
 .rlhf/mlflow.key     the password of its MLflow server, where that asks for one
+.rlhf/serve.key      the key of rlhf serve
 """
 
 import json
@@ -18,6 +19,7 @@ from config.errors import EnvironmentFault
 SERVERS = Path(".rlhf") / "servers.json"
 MLFLOW_KEY = Path(".rlhf") / "mlflow.key"
 MLFLOW_USER = "rlhf"
+SERVE_KEY = Path(".rlhf") / "serve.key"
 LOCAL_NAMES = ("127.0.0.1", "localhost")
 """How this machine's own servers are called on it."""
 

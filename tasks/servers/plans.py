@@ -18,7 +18,7 @@ HEARTBEAT_SECONDS = 30
 """Between two heartbeats of a run, which the automation on zombies waits for; Prefect takes no
 less.
 """
-WORKER = "worker"
+WORKER, SERVE = "worker", "serve"
 OWN_TRACKING_URI = "sqlite:///mlflow.db"
 """Where MLflow's server keeps what runs tell it whose tracking.uri is that server."""
 
@@ -102,6 +102,12 @@ def mlflow_plan(root: Path, tracking: Tracking, port: int, with_login: bool = Fa
             "MLFLOW_TRACKING_PASSWORD": key(root / MLFLOW_KEY),
         }
     return Plan("mlflow", port, "--mlflow-port", command, environment)
+
+
+def serve_plan(root: Path, port: int) -> Plan:
+    """The champion behind OpenAI's HTTP API."""
+    command = [sys.executable, "-m", "cli.main", "serve", "champion", "--port", str(port)]
+    return Plan(SERVE, port, "--serve-port", command, {})
 
 
 def is_postgresql(uri: str) -> bool:

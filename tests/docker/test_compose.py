@@ -71,7 +71,19 @@ def test_every_service_has_the_secrets_it_needs_and_no_other(stack: dict[str, An
         "engine-proxy": set(),
         "docker-worker": {"PREFECT_KEY"},
         "gpu-worker": {"PREFECT_KEY"},
+        "serve": set(),
     }
+
+
+def test_the_served_model_reaches_nothing_and_knows_the_addresses_people_call(
+    stack: dict[str, Any],
+) -> None:
+    serve = stack["services"]["serve"]
+    assert serve["networks"] == ["serve"]
+    assert [n for n, s in stack["services"].items() if "serve" in s["networks"]] == ["serve"]
+    port = serve["ports"][0].rpartition(":")[0]
+    assert port == "127.0.0.1:${SERVE_PORT:-8000}"
+    assert port in serve["command"]
 
 
 def test_prefect_asks_for_a_key_and_knows_its_addresses(stack: dict[str, Any]) -> None:

@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import os
+import pty
 import shutil
 import signal
 import subprocess
@@ -188,7 +190,7 @@ def test_requests_side_by_side_each_get_the_reply_that_transformers_gives(
     shared: Served, models: dict[str, PreTrainedModel]
 ) -> None:
     assert shared.said[0] == f"Serving first at {shared.url}/v1\n"
-    assert shared.key in shared.said[1]
+    assert shared.said[1] == "Key     in .rlhf/serve.key\n"
     with ThreadPoolExecutor(8) as threads:
         found = list(
             threads.map(lambda prompt: text_of(shared.ask(prompt, max_tokens=12)), PROMPTS)
@@ -221,6 +223,32 @@ def test_a_completion_reads_its_prompt_as_chat_does(shared: Served) -> None:
     assert found["choices"][0]["text"] == whole["choices"][0]["message"]["content"]
     assert found["usage"] == whole["usage"]
     assert found["usage"]["prompt_tokens"] == len(encode_prompt(tokenizer(), PROMPTS[1]))
+
+
+def test_the_key_is_shown_on_a_terminal(exports: dict[str, Path], tmp_path: Path) -> None:
+    (tmp_path / "wanted").write_text(str(exports["first"]))
+    ours, theirs = pty.openpty()
+    command = [
+        sys.executable,
+        "-c",
+        PROGRAM,
+        str(tmp_path),
+        "llama_cpp",
+        str(free_port()),
+        "1",
+        "1",
+    ]
+    process = subprocess.Popen(command, cwd=ROOT, stdout=theirs)
+    try:
+        with os.fdopen(ours, encoding="utf-8") as terminal:
+            said = [terminal.readline(), terminal.readline()]
+            key = (tmp_path / ".rlhf/serve.key").read_text()
+            assert said[1].split() == ["Key", key, "(in", ".rlhf/serve.key)"]
+    finally:
+        process.terminate()
+        process.wait(60)
+        os.close(theirs)
+    assert (tmp_path / ".rlhf/serve.key").stat().st_mode & 0o777 == 0o600
 
 
 def test_the_openai_package_is_answered(shared: Served, models: dict[str, PreTrainedModel]) -> None:
