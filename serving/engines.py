@@ -61,7 +61,7 @@ class Engine:
         self._users = 0
         port, self._key = free_port(), secrets.token_urlsafe(16)
         self._process = subprocess.Popen(
-            self.command(port, settings),
+            [sys.executable, "-m", "serving.bound", *self.command(port, settings)],
             env={**os.environ, "RLHF_ENGINE_KEY": self._key, "VLLM_API_KEY": self._key},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
@@ -98,11 +98,15 @@ class Engine:
     async def wait(self) -> None:
         """Until it answers. Raises EngineGone if its process ends or takes too long."""
         deadline = time.monotonic() + self.start_seconds
-        while self.is_alive and time.monotonic() < deadline:
-            with suppress(httpx.TransportError):
-                if (await self._client.get("/health")).status_code == 200:
-                    return
-            await asyncio.sleep(POLL_SECONDS)
+        try:
+            while self.is_alive and time.monotonic() < deadline:
+                with suppress(httpx.TransportError):
+                    if (await self._client.get("/health")).status_code == 200:
+                        return
+                await asyncio.sleep(POLL_SECONDS)
+        except asyncio.CancelledError:
+            await self.stop()
+            raise
         await self.stop()
         raise EngineGone(
             f"{self.title} could not load {self.folder}. Write it again with rlhf export."

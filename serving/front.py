@@ -57,6 +57,7 @@ class Front:
         keeper = asyncio.create_task(self._swap.keep())
         yield
         keeper.cancel()
+        await asyncio.wait({keeper})
         await self._swap.end()
 
     def _guarded(self, handle: Callable[[Request], Any]) -> Callable[[Request], Any]:

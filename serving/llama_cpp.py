@@ -5,14 +5,12 @@ python -m serving.llama_cpp --model FILE --port N --slots N --context-length N -
 
 import argparse
 import os
+import signal
 import threading
-import time
-
-PARENT_EVERY_SECONDS = 1.0
 
 
 def main() -> None:
-    """Serve until the process is killed, or its parent is gone."""
+    """Serve until a signal ends the process."""
     import xllamacpp
 
     parser = argparse.ArgumentParser(description=__doc__)
@@ -31,9 +29,7 @@ def main() -> None:
     params.flash_attn_type = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
     params.verbosity = -1
     server = xllamacpp.Server(params)  # noqa: F841 -- serves as long as it is there
-    parent = os.getppid()
-    while os.getppid() == parent:
-        time.sleep(PARENT_EVERY_SECONDS)
+    signal.pause()
 
 
 if __name__ == "__main__":

@@ -8,12 +8,13 @@ import socket
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import uvicorn
 
 from config.errors import EnvironmentFault
 from config.workspace.login import SERVE_KEY, key
-from serving.engines import ENGINES, EngineGone
+from serving.engines import ENGINES, POLL_SECONDS, EngineGone
 from serving.front import Front
 from serving.settings import Address, EngineName, Settings, Weights
 from serving.swap import Swap
@@ -37,32 +38,50 @@ def serve(
 
     Raises EnvironmentFault if the port is in use or the engine does not start.
     """
-    for number in (signal.SIGTERM, signal.SIGINT):  # uvicorn raises them again when it has ended
-        signal.signal(number, lambda *_: None)
     (root / SERVE_KEY).parent.mkdir(exist_ok=True)
     secret = key(root / SERVE_KEY)
     settings = Settings(weights, SLOTS, os.cpu_count() or 1)
-    swap = Swap(wanted, lambda folder: ENGINES[engine](folder, settings))
     with _listening(address) as listener:
-        asyncio.run(_serve(listener, address, swap, secret, say))
+        swap = Swap(wanted, lambda folder: ENGINES[engine](folder, settings))
+        asyncio.run(_serve(listener, address, swap, wanted(), secret, say))
 
 
 async def _serve(
-    listener: socket.socket, address: Address, swap: Swap, secret: str, say: Callable[[str], None]
+    listener: socket.socket,
+    address: Address,
+    swap: Swap,
+    first: Path,
+    secret: str,
+    say: Callable[[str], None],
 ) -> None:
-    try:
-        await swap.begin()
-    except EngineGone as error:
-        raise EnvironmentFault(str(error)) from None
     front = Front(swap, secret, address.hosts, SLOTS + QUEUE)
     config = uvicorn.Config(
         front.app(), log_level=logging.WARNING, access_log=False,
         timeout_graceful_shutdown=DRAIN_SECONDS,
     )  # fmt: skip
-    say(f"Serving {swap.engine.name if swap.engine else ''} at http://127.0.0.1:{address.port}/v1")
+    server = uvicorn.Server(config)
+
+    def stop(*_: Any) -> None:
+        server.should_exit = True
+
+    # until uvicorn has handlers of its own, and when it raises the signal again at its end
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, stop)
+    begin = asyncio.create_task(swap.begin(first))
+    while not (begin.done() or server.should_exit):
+        await asyncio.wait({begin}, timeout=POLL_SECONDS)
+    if not begin.done():
+        begin.cancel()
+        await asyncio.wait({begin})
+        return
+    try:
+        await begin
+    except EngineGone as error:
+        raise EnvironmentFault(str(error)) from None
+    say(f"Serving {first.name} at http://127.0.0.1:{address.port}/v1")
     # the output of a background process is in a log, which others may read
     say(f"Key     {f'{secret}   (in {SERVE_KEY})' if sys.stdout.isatty() else f'in {SERVE_KEY}'}")
-    await uvicorn.Server(config).serve(sockets=[listener])
+    await server.serve(sockets=[listener])
 
 
 def _listening(address: Address) -> socket.socket:

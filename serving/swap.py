@@ -29,9 +29,9 @@ class Swap:
         """The one that answers; None while there is none."""
         self._drains: set[asyncio.Task[None]] = set()
 
-    async def begin(self) -> None:
+    async def begin(self, folder: Path) -> None:
         """Start the first engine. Raises RlhfError or EngineGone if that fails."""
-        await self._switch(self._wanted())
+        await self._switch(folder)
 
     async def keep(self) -> None:
         """Look after the engine until cancelled."""

@@ -11,7 +11,6 @@ from config.errors import UserError
     ("typed", "told"),
     [
         ("up --serve-port 3", "--serve-port does nothing without --serve."),
-        ("up --docker --no-auth", "--no-auth does nothing beside --docker."),
         ("plan --max-usd 3", "--max-usd does nothing without --optimise."),
         ("plan --max-hours 3", "--max-hours does nothing without --optimise."),
         ("plan --adapters", "--adapters does nothing without --optimise."),

@@ -500,6 +500,24 @@ def test_an_engine_does_not_outlive_a_front_that_is_killed(
     assert not engine.is_running()
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_while_the_engine_starts_ends_both(
+    exports: dict[str, Path], tmp_path: Path, number: signal.Signals
+) -> None:
+    (tmp_path / "wanted").write_text(str(exports["first"]))
+    arguments = (tmp_path, "transformers", free_port(), 1, 1)  # takes seconds to start
+    process = subprocess.Popen([sys.executable, "-c", PROGRAM, *map(str, arguments)], cwd=ROOT)
+    deadline = time.monotonic() + 20
+    while not (children := psutil.Process(process.pid).children()):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    time.sleep(0.2)
+    process.send_signal(number)
+    assert process.wait(20) == 0
+    psutil.wait_procs(children, timeout=10)
+    assert not any(child.is_running() for child in children)
+
+
 @pytest.mark.parametrize("what", ["port", "export", "file"])
 def test_a_front_that_cannot_start_says_why_in_one_line(
     exports: dict[str, Path], shared: Served, tmp_path: Path, what: str

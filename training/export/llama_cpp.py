@@ -38,7 +38,8 @@ def serving(file: Path, context_length: int) -> Iterator[Server]:
     Raises ModelError if llama.cpp cannot load the file.
     """
     port, key = free_port(), secrets.token_urlsafe(16)
-    command = [sys.executable, "-m", "serving.llama_cpp", "--model", str(file)]
+    command = [sys.executable, "-m", "serving.bound"]
+    command += [sys.executable, "-m", "serving.llama_cpp", "--model", str(file)]
     command += ["--port", str(port), "--slots", str(SLOTS), "--context-length", str(context_length)]
     command += ["--threads", str(torch.get_num_threads())]
     process = subprocess.Popen(

@@ -1,0 +1,25 @@
+"""Become another program that ends with this one's parent, however the parent ends.
+
+python -m serving.bound PROGRAM [ARGUMENT ...]
+"""
+
+import ctypes
+import os
+import signal
+import sys
+
+PR_SET_PDEATHSIG = 1
+
+
+def main() -> None:
+    """Linux only; elsewhere the program outlives a parent that is killed."""
+    parent = os.getppid()
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+        if os.getppid() != parent:  # it ended before it was asked for
+            sys.exit(1)
+    os.execvp(sys.argv[1], sys.argv[1:])
+
+
+if __name__ == "__main__":
+    main()
