@@ -1,11 +1,14 @@
-"""Load on `rlhf serve`: is a request lost or mixed up, and what does the front cost beside the
-engine alone?
+"""Load on `rlhf serve`: is a request lost or mixed up, what does the front cost beside the engine
+alone, and what do clients see of a promotion and of an engine that is killed?
 
     python -m benchmarks.serve_load --requests 2000 --concurrency 32 --json
+    python -m benchmarks.serve_load --promote RUN --json
 
-Run it in a project that has run. Each greedy reply to a held-out prompt must
-be the one that Transformers gives. `engine_rate` is that of the same client on the engine without
-the front; `added_ms_median` compares single requests, front and engine in turn.
+Run it in a project that has run. Each greedy reply to a held-out prompt must be the one that
+Transformers gives with the model that answered. `engine_rate` is that of the same client on the
+engine without the front; `added_ms_median` compares single requests, front and engine in turn.
+With --promote the champion is served. RUN is promoted (`rlhf promote`) under load, then `rlhf
+rollback` brings the champion back, then the engine is killed, each during --requests or more.
 """
 
 import argparse
@@ -14,10 +17,11 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # so that it runs as a file, too
 
@@ -26,11 +30,16 @@ import psutil
 import torch
 from transformers import AutoModelForCausalLM
 
+from cli.export import exported
+from cli.run_models import CHAMPION, run_id_of
 from config import jsonl
 from config.ports import free_port
-from serving.engines import Engine
+from config.workspace.login import SERVE_KEY
+from serving.engines import LlamaCpp
 from serving.limits import Sampling
-from serving.run import QUEUE, SERVE_KEY, SLOTS
+from serving.prompts import Prompts
+from serving.run import QUEUE, SLOTS
+from serving.settings import Settings
 
 MAX_TOKENS = 48
 GREEDY = Sampling(MAX_TOKENS, 0.0, 1.0, None, stream=False)
@@ -48,11 +57,16 @@ def main() -> None:
     parser.add_argument("--run", default="last", help="a run, or champion (default last)")
     parser.add_argument("--requests", type=int, default=2000)
     parser.add_argument("--concurrency", type=int, default=32)
+    parser.add_argument("--promote", metavar="RUN", help="measure a promotion, and a kill")
     parser.add_argument("--json", action="store_true", help="print JSON, not lines")
     given = parser.parse_args()
     if not 1 <= given.concurrency <= SLOTS + QUEUE:
         parser.error(f"--concurrency must be 1 to {SLOTS + QUEUE}: the front refuses more")
-    found = asyncio.run(measured(given.run, given.requests, given.concurrency))
+    found = asyncio.run(
+        swapped(given.promote, given.requests, given.concurrency)
+        if given.promote
+        else measured(given.run, given.requests, given.concurrency)
+    )
     if given.json:
         print(json.dumps(found, indent=2))
     else:
@@ -60,48 +74,72 @@ def main() -> None:
             print(f"{name:<18} {value:.4g}" if isinstance(value, float) else f"{name:<18} {value}")
 
 
-async def measured(run: str, requests: int, concurrency: int) -> dict[str, Any]:
-    """The figures."""
-    from cli.export import exported
+def rlhf(*words: str) -> list[str]:
+    return [str(Path(sys.executable).with_name("rlhf")), *words]
 
-    folder, port = exported(Path.cwd(), run), free_port()
-    rows = jsonl.plain(Path("data/prepared/prompts/test.jsonl"))
-    prompts = [row["prompt"] for row in rows][:200]
-    server = subprocess.Popen(
-        [Path(sys.executable).with_name("rlhf"), "serve", folder.name, "--port", str(port)],
-        stdout=subprocess.DEVNULL,
-    )
-    engine = Engine(folder, "f32", SLOTS, torch.get_num_threads())
+
+def held_out() -> list[str]:
+    return [row["prompt"] for row in jsonl.plain(Path("data/prepared/prompts/test.jsonl"))][:200]
+
+
+class Served(NamedTuple):
+    """`rlhf serve` of a run, and a client of it."""
+
+    process: "subprocess.Popen[bytes]"
+    client: httpx.AsyncClient
+    up_seconds: float
+    """From the command to /health."""
+
+    async def ask(self, prompt: str) -> tuple[str, str]:
+        """The model that answered, and its reply."""
+        message = {"role": "user", "content": prompt}
+        body = {"messages": [message], "temperature": 0, "max_tokens": MAX_TOKENS}
+        answer = await self.client.post("/v1/chat/completions", json=body)
+        answer.raise_for_status()
+        content = answer.json()
+        return content["model"], content["choices"][0]["message"]["content"]
+
+
+@asynccontextmanager
+async def served(run: str) -> AsyncIterator[Served]:
+    port = free_port()
+    began = time.monotonic()
+    process = subprocess.Popen(rlhf("serve", run, "--port", str(port)), stdout=subprocess.DEVNULL)
+    client = httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=120, trust_env=False)
+    try:
+        while not await is_up(client):
+            if process.poll() is not None or time.monotonic() > began + 60:
+                raise SystemExit("rlhf serve is not up after a minute")
+            await asyncio.sleep(0.02)
+        client.headers["Authorization"] = f"Bearer {SERVE_KEY.read_text()}"
+        yield Served(process, client, time.monotonic() - began)
+    finally:
+        process.terminate()
+        process.wait(60)
+        await client.aclose()
+
+
+async def measured(run: str, requests: int, concurrency: int) -> dict[str, Any]:
+    """Load on the front and on the engine alone."""
+    folder, prompts = exported(Path.cwd(), run), held_out()
+    engine = LlamaCpp(folder, Settings("f32", SLOTS, torch.get_num_threads()))
+    encoded = [engine.prompts.of_chat([{"role": "user", "content": each}]) for each in prompts]
+    expected = offline(folder, prompts)
     try:
         await engine.wait()
-        ids = [engine.prompts.of_text(prompt) for prompt in prompts]
-        expected = offline(folder, ids, engine)
-        async with httpx.AsyncClient(
-            base_url=f"http://127.0.0.1:{port}", timeout=120, trust_env=False
-        ) as client:
-            began = time.monotonic()
-            while not await is_up(client):
-                if time.monotonic() > began + 60:
-                    raise SystemExit("rlhf serve is not up after a minute")
-                await asyncio.sleep(0.05)
-            client.headers["Authorization"] = f"Bearer {SERVE_KEY.read_text()}"
+        async with served(folder.name) as front:
 
             async def by_front(number: int) -> str:
-                message = {"role": "user", "content": prompts[number % len(prompts)]}
-                body = {"messages": [message], "temperature": 0, "max_tokens": MAX_TOKENS}
-                answer = await client.post("/v1/chat/completions", json=body)
-                answer.raise_for_status()
-                text: str = answer.json()["choices"][0]["message"]["content"]
-                return text
+                return (await front.ask(prompts[number % len(prompts)]))[1]
 
             async def by_engine(number: int) -> str:
-                (part,) = [part async for part in engine.generate(ids[number % len(ids)], GREEDY)]
-                return engine.prompts.text(part.ids).strip()
+                prompt = encoded[number % len(prompts)]
+                return [part async for part in engine.generate(prompt, GREEDY)][-1].text.strip()
 
             await load(by_front, requests // 10, concurrency)  # warm, for memory too
-            before = memory(server.pid)
+            before = memory(front.process.pid)
             replies, rate = await load(by_front, requests, concurrency)
-            growth = memory(server.pid) / before - 1
+            growth = memory(front.process.pid) / before - 1
             _, engine_rate = await load(by_engine, requests, concurrency)
             # in blocks: threads of an engine spin for a while after a reply, on the other's cores
             sides = (by_front, by_engine) * 2
@@ -109,8 +147,6 @@ async def measured(run: str, requests: int, concurrency: int) -> dict[str, Any]:
                 median([await seconds(ask, number) for number in range(SINGLES)]) for ask in sides
             ]
     finally:
-        server.terminate()
-        server.wait(60)
         await engine.stop()
     wrong = [
         number
@@ -126,19 +162,92 @@ async def measured(run: str, requests: int, concurrency: int) -> dict[str, Any]:
         "engine_rate": engine_rate,
         "added_ms_median": 1000 * (singles[0] - singles[1] + singles[2] - singles[3]) / 2,
         "rss_growth": growth,
+        "up_seconds": front.up_seconds,
     }
 
 
-def offline(folder: Path, ids: Sequence[list[int]], engine: Engine) -> list[str]:
+class Answer(NamedTuple):
+    """To one request under load."""
+
+    time: float
+    model: str
+    """Empty if the request failed."""
+    is_right: bool
+    says_when: bool
+    """It failed with 503 and Retry-After."""
+
+
+async def swapped(run: str, requests: int, concurrency: int) -> dict[str, Any]:
+    """A promotion, a rollback and a kill, each under a load of its own."""
+    prompts = held_out()
+    before, after = (run_id_of(Path.cwd(), name) for name in (CHAMPION, run))
+    expected = {name: offline(exported(Path.cwd(), name), prompts) for name in (before, after)}
+    async with served(CHAMPION) as front:
+
+        async def under_load(model: str) -> list[Answer]:
+            """At least `requests` answers, and until one is the model's."""
+            answers: list[Answer] = []
+
+            async def ask(number: int) -> str:
+                prompt = number % len(prompts)
+                try:
+                    name, reply = await front.ask(prompts[prompt])
+                except httpx.HTTPStatusError as error:
+                    response = error.response
+                    says_when = response.status_code == 503 and "Retry-After" in response.headers
+                    answers.append(Answer(time.monotonic(), "", False, says_when))
+                    await asyncio.sleep(0.05)
+                    return ""
+                is_right = reply == expected[name][prompt]
+                answers.append(Answer(time.monotonic(), name, is_right, False))
+                return reply
+
+            deadline = time.monotonic() + 120
+            while not any(each.model == model for each in answers[-concurrency:]):
+                if time.monotonic() > deadline:
+                    raise SystemExit(f"{model} does not answer after two minutes")
+                await load(ask, requests, concurrency)
+            return answers
+
+        found: dict[str, Any] = {"up_seconds": front.up_seconds}
+        for command, model in ((["promote", run, "--yes"], after), (["rollback", "--yes"], before)):
+            began = time.monotonic()
+            decision = subprocess.Popen(rlhf(*command, "--why", "benchmarks.serve_load"))
+            answers = await under_load(model)
+            decision.wait()
+            found |= counted(command[0], answers)
+            found[f"{command[0]}_seconds"] = (
+                min(each.time for each in answers if each.model == model) - began
+            )
+        began = time.monotonic()
+        for child in psutil.Process(front.process.pid).children():
+            child.kill()
+        answers = await under_load(before)
+        failures = [each for each in answers if not each.model]
+        found |= counted("kill", answers)
+        found["kill_without_retry_after"] = sum(not each.says_when for each in failures)
+        found["kill_seconds"] = max((each.time for each in failures), default=began) - began
+    return found
+
+
+def counted(event: str, answers: Sequence[Answer]) -> dict[str, int]:
+    return {
+        f"{event}_requests": len(answers),
+        f"{event}_failed": sum(not each.model for each in answers),
+        f"{event}_mixed_up": sum(not each.is_right for each in answers if each.model),
+    }
+
+
+def offline(folder: Path, prompts: Sequence[str]) -> list[str]:
     """Transformers' greedy replies."""
     model = AutoModelForCausalLM.from_pretrained(folder).eval()
+    tokenizer = Prompts(folder)
     found = []
-    for prompt in ids:
+    for prompt in prompts:
+        ids = tokenizer.of_chat([{"role": "user", "content": prompt}]).ids
         with torch.no_grad():
-            tokens = model.generate(
-                torch.tensor([prompt]), max_new_tokens=MAX_TOKENS, do_sample=False
-            )
-        found.append(engine.prompts.text(tokens[0, len(prompt) :].tolist()).strip())
+            tokens = model.generate(torch.tensor([ids]), max_new_tokens=MAX_TOKENS, do_sample=False)
+        found.append(tokenizer.text(tokens[0, len(ids) :].tolist()).strip())
     return found
 
 
