@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from config.schema import Params
 
 EXPORTS = Path("exports")
+HUB = "hub:"
 
 
 def export(
@@ -29,8 +30,12 @@ def export(
         ),
     ] = None,
     to: Annotated[
-        Path | None,
-        typer.Option(help="The folder to write; exports/RUN.", parser=typed_path),
+        str | None,
+        typer.Option(
+            metavar="FOLDER|hub:ORG/NAME",
+            help="The folder to write, without it exports/RUN; or a private repository of the "
+            "Hugging Face hub.",
+        ),
     ] = None,
 ) -> None:
     """Write the aligned model of a run as merged safetensors and as GGUF files (f32, q8_0, q4_0),
@@ -38,9 +43,14 @@ def export(
     """
     root = project_root()
     run = run or champion_or_last(root)
-    target = to or EXPORTS / run_id_of(root, run)
+    hub = (to or "").removeprefix(HUB) if (to or "").startswith(HUB) else None
+    target = EXPORTS / run_id_of(root, run) if hub is not None or not to else typed_path(to)
+    if hub is not None:
+        _to_hub(root, hub)  # a name or a token that the hub refuses is told before the work
     write_export(root, run, target)
     _show(target)
+    if hub is not None:
+        _to_hub(root, hub, "--folder", str(target))
 
 
 def champion_or_last(root: Path) -> str:
@@ -125,6 +135,16 @@ def _facts(root: Path, run_id: str, params: "Params") -> dict[str, Any]:
         "usd": findings.ledger.made_usd,
         "metrics": metrics,
     }
+
+
+def _to_hub(root: Path, name: str, *folder: str) -> None:
+    """Make a repository, or upload an export, in a process of its own, which prints its one
+    line.
+    """
+    command = [sys.executable, "-m", "training.export.hub", "--to", name, *folder]
+    code = subprocess.run(command, cwd=root, check=False).returncode
+    if code:
+        raise typer.Exit(code)
 
 
 def _show(target: Path) -> None:

@@ -132,8 +132,10 @@ class Stack:
     """The stack at work."""
 
     def __init__(self, images: dict[str, str], folder: Path) -> None:
-        ports = [free_port() for _ in range(3)]
-        self.prefect, self.mlflow, self.s3 = (f"http://127.0.0.1:{port}" for port in ports)
+        ports = [free_port() for _ in range(4)]
+        self.prefect, self.mlflow, self.s3, self.model = (
+            f"http://127.0.0.1:{port}" for port in ports
+        )
         self.secrets = {name: secrets.token_hex(12) for name in SECRETS}
         host = os.environ.get("DOCKER_HOST", "unix:///var/run/docker.sock").removeprefix("unix://")
         self._settings = folder / "env"
@@ -152,6 +154,7 @@ class Stack:
                     "PREFECT_PORT": ports[0],
                     "MLFLOW_PORT": ports[1],
                     "S3_PORT": ports[2],
+                    "SERVE_PORT": ports[3],
                     "OMP_NUM_THREADS": 1,
                     "COMPOSE_PROJECT_NAME": PROJECT,
                 }.items()
@@ -181,7 +184,16 @@ class Stack:
             "ps", "--all", "--quiet", "--filter", f"network={PROJECT}_stages"
         ).split():
             docker("rm", "--force", container, check=False)
-        self.compose("down", "--volumes", "--remove-orphans", "--timeout", "5", check=False)
+        self.compose(
+            "--profile",
+            "serve",
+            "down",
+            "--volumes",
+            "--remove-orphans",
+            "--timeout",
+            "5",
+            check=False,
+        )
 
     def ask(self, path: str, body: Any = None, method: str | None = None) -> Any:
         """The answer of Prefect's API."""

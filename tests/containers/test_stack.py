@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from mlflow import MlflowClient
 
@@ -307,6 +308,21 @@ def test_retraining_compares_with_the_champion_and_keeps_what_it_learned_of_the_
     assert (last["outcome"], last["detail"]["champion"]) == (cycle["name"].lower(), first)
     again = stack.start("retrain/retrain", {"params": params, "force": False})
     assert stack.await_end(again, 900)["name"] == "Skipped", "nothing is new"
+
+
+def test_the_champion_is_served_in_the_stack(stack: Stack) -> None:
+    stack.compose("--profile", "serve", "up", "--detach", "--wait", "--no-deps", "serve")
+    key = stack.compose("exec", "-T", "serve", "cat", ".rlhf/serve.key")
+    champion = json.loads(in_project(stack, "cat champions/record.json"))["lineage"][-1]["run_id"]
+    chat = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 3}
+    cases: list[tuple[int, dict[str, str]]] = [
+        (200, {"Authorization": f"Bearer {key}"}),
+        (401, {}),
+    ]
+    for wanted, headers in cases:
+        answer = httpx.post(f"{stack.model}/v1/chat/completions", json=chat, headers=headers)
+        assert answer.status_code == wanted, answer.text
+        assert wanted != 200 or answer.json()["model"] == champion
 
 
 def in_project(stack: Stack, command: str) -> str:
