@@ -12,6 +12,7 @@ from cli.chat import chat
 from cli.compare import compare
 from cli.data import app as data_app
 from cli.export import export
+from cli.fetch import fetch
 from cli.ignored_options import refuse_ignored
 from cli.init import init
 from cli.label import label, label_import
@@ -112,6 +113,7 @@ app.command()(runs)
 app.command()(restore)
 app.command()(chat)
 app.command()(export)
+app.command()(fetch)
 app.command()(serve)
 app.command()(label)
 app.command()(promote)

@@ -263,6 +263,7 @@ def _of_cycle(params: "Params", aim: "Target", stages: tuple[str, ...]) -> "Plan
 def _stands_on_guesses(params: "Params", hardware: str | None) -> list[str]:
     """What makes every figure below a guess, and what changes that: said first."""
     from config.inputs import expected_files
+    from config.workspace.machine import bf16_instructions
     from costs.planning.machine import this_machine
 
     lines = [
@@ -271,9 +272,18 @@ def _stands_on_guesses(params: "Params", hardware: str | None) -> list[str]:
         for setting, path in expected_files(Path(), params).items()
         if not Path(path).exists()
     ]
-    if hardware is None and this_machine(Path()) is None:
+    if hardware is not None or params.prices.device is not None:
+        return lines
+    machine = this_machine(Path())
+    if machine is None:
         lines.append(
             "The rates of this machine are not measured: rlhf calibrate does that in a minute."
+        )
+    on_cpu = machine is None or machine.is_cpu
+    if params.model.dtype == "bf16" and on_cpu and bf16_instructions() is None:
+        lines.append(
+            "model.dtype=bf16 is emulated by this processor, at a small part of the speed of fp32. "
+            "Set model.dtype: fp32."
         )
     return lines
 

@@ -97,13 +97,15 @@ class Params(Sparse):
         return self
 
     def _loops(self) -> Iterator[Online]:
-        """Of the methods that sample, those whose sections are there."""
-        yield from (loop for loop in (self.ppo, self.rloo, self.grpo) if loop is not None)
+        """The section of align.method, if it samples: others may be of another model's size."""
+        section = self.section(self.align.method)
+        if isinstance(section, Online):
+            yield section
 
     @model_validator(mode="after")
     def _lengths_fit(self) -> "Params":
         limit = self.model.context_length
-        dpo = [self.dpo] if self.dpo is not None else []
+        dpo = [self.dpo] if self.dpo is not None and self.align.method == "dpo" else []
         for name, length in (
             ("sft.max_length", self.sft.max_length),
             ("reward.max_length", self.reward.max_length),
@@ -132,7 +134,7 @@ class Params(Sparse):
     def _can_be_divided(self) -> "Params":
         for stage in SHARED_STAGES:
             section = getattr(self, stage)
-            if section is None:
+            if section is None or stage in self.unused:
                 continue
             level, said = self.where.of(stage).sharding, self.where.said(stage, "sharding")
             if level != "none" and section.optimizer == "adamw8bit":

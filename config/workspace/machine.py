@@ -10,6 +10,20 @@ MACHINE_FILE = Path(".rlhf/hardware.yaml")
 """Below the project; the planner takes it for the device of a plan that names none."""
 
 
+BF16_INSTRUCTIONS = ("amx_bf16", "avx512_bf16")
+"""Flags of /proc/cpuinfo, the faster first; without one, products in bf16 are emulated."""
+
+
+def bf16_instructions(cpuinfo: Path = Path("/proc/cpuinfo")) -> str | None:
+    """The flag of this processor's fastest instructions for bf16, None without any."""
+    try:
+        lines = cpuinfo.read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return None
+    flags = next((line.split() for line in lines if line.startswith("flags")), [])
+    return next((flag for flag in BF16_INSTRUCTIONS if flag in flags), None)
+
+
 class Part(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 

@@ -74,11 +74,12 @@ def _pass(
         + spread_bytes(setting, shape, levers, total)
     )
     return (
-        own.product_seconds(passes * layers, total, shape.width)
+        own.product_seconds(passes * layers, total, shape.width, levers.dtype)
         + own.product_seconds(
             head * (passes + (training and setting.loss.recomputes) - again),
             vocabulary_tokens,
             shape.width,
+            levers.dtype,
         )
         + own.attention_seconds(attention * (3.5 + again if training else 1.0), seen, training)
         + own.stream_seconds(streams * passes, size, training)
@@ -125,7 +126,7 @@ def fold_seconds(own: Measured, setting: Setting, shape: ModelShape, levers: Lev
     folded = shape.adapted(levers.lora_modules, shape.traits.packed_qkv).values()
     return shape.layers * sum(
         own.addition_seconds(8.0 * i * o, 4.0 * i * o)
-        + own.product_seconds(2.0 * levers.lora_rank * i * o, i, o)
+        + own.product_seconds(2.0 * levers.lora_rank * i * o, i, o, levers.dtype)
         for i, o, _ in folded
     )
 
@@ -140,7 +141,10 @@ def adapter_gradient_seconds(
     if levers.tuning != "lora":
         return 0.0
     return own.product_seconds(
-        4.0 * trained_parameters(shape, levers) * tokens, levers.lora_rank, shape.width
+        4.0 * trained_parameters(shape, levers) * tokens,
+        levers.lora_rank,
+        shape.width,
+        levers.dtype,
     )
 
 

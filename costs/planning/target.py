@@ -6,9 +6,10 @@ from pathlib import Path
 from config.errors import CostError
 from config.schema import Params
 from config.sections.where import LOCAL
-from costs.planning.machine import this_machine
+from config.workspace.machine import bf16_instructions
+from costs.planning.machine import this_machine, unmeasured
 from costs.tables.catalogue import Hardware, Price, hardware, own_price, price
-from costs.tables.price import OWN_DEVICE, pool_of, rented_devices
+from costs.tables.price import pool_of, rented_devices
 from costs.tables.price import usd_per_device_hour as own_rate
 
 
@@ -84,7 +85,7 @@ def target(
     if gpus < 1:
         raise CostError(f"--gpus {gpus} must be at least 1.")
     named = name or params.prices.device
-    device = hardware(named) if named else this_machine(root) or hardware(OWN_DEVICE)
+    device = hardware(named) if named else this_machine(root) or unmeasured(bf16_instructions())
     if usd_per_gpu_hour is not None:
         said = own_price(usd_per_gpu_hour, "command line", "today")
         return Target(device, said, gpus, root=root, by_pool=name is None, own_price=True)

