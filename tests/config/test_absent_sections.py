@@ -61,10 +61,17 @@ def test_the_section_of_the_chosen_method_is_asked_for_in_one_line(method: str) 
     ]
 
 
-def test_mistakes_in_the_section_of_a_method_that_is_not_chosen_are_refused_too() -> None:
+def test_a_method_that_is_not_chosen_need_not_fit_the_model_but_is_checked_by_itself() -> None:
     content = without("ppo")
     content["dpo"] = content["dpo"] | {"max_length": 10**6}
+    content["grpo"] = content["grpo"] | {"max_new_tokens": 10**6}
+    assert validate(content, "here").align.method == "ppo"
+    content["align"] = {"method": "dpo"}
     with pytest.raises(ParamsError, match=r"dpo\.max_length=1000000 does not fit"):
+        validate(content, "here")
+    content = without("ppo")
+    content["dpo"] = content["dpo"] | {"beta": -1.0}
+    with pytest.raises(ParamsError, match=r"dpo\.beta"):
         validate(content, "here")
 
 

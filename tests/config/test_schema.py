@@ -213,7 +213,7 @@ def test_adapters_that_can_not_work_are_one_line_that_names_what_to_change(
     ("changes", "words"),
     [
         (
-            ["where.dpo.processes=3"],
+            ["where.dpo.processes=3", "align.method=dpo"],
             r"dpo\.batch_size=\d+ does not split over where\.dpo\.processes=3",
         ),
         (["where.sft.sharding=zero4"], r"where\.sft\.sharding='zero4'"),
@@ -223,6 +223,7 @@ def test_adapters_that_can_not_work_are_one_line_that_names_what_to_change(
                 "grpo.batch_size=8",
                 "grpo.num_mini_batches=4",
                 "where.grpo.processes=4",
+                "align.method=grpo",
             ],
             r"a mini-batch of 2 episodes .* where\.grpo\.processes=4",
         ),

@@ -102,13 +102,14 @@ def by_hand(
     streams: float,
     size: int = 4,
     fused: bool = False,
+    dtype: str = "fp32",
 ) -> float:
     """`layers` and `head` in passes over them, `scores` over the causal half, `streams` in bytes;
     six of the ten tokens skip the last layer's 510 feed-forward weights.
     """
     return (
-        OWN.product_seconds(layers * 2 * (10 * LAYERS - 6 * 510), 10, 10)
-        + OWN.product_seconds(head * 2 * 4 * HEAD, 4, 10)
+        OWN.product_seconds(layers * 2 * (10 * LAYERS - 6 * 510), 10, 10, dtype)
+        + OWN.product_seconds(head * 2 * 4 * HEAD, 4, 10, dtype)
         + OWN.attention_seconds(scores * SCORES / 2, 5, training)
         + OWN.stream_seconds(streams, 10 * 10 * size, training)
         + OWN.logit_seconds(4 * 101, 101, training, fused)
@@ -162,8 +163,24 @@ def test_a_loss_that_keeps_its_logits_does_not_make_them_again() -> None:
 
 def test_streams_are_of_the_compute_type() -> None:
     assert spent(here(dtype="bf16"), False) == pytest.approx(
-        by_hand(False, 1, 1, 1, streams(2), size=2) + OPERATIONS * FORWARD_OP
+        by_hand(False, 1, 1, 1, streams(2), size=2, dtype="bf16") + OPERATIONS * FORWARD_OP
     )
+
+
+def test_16_bit_products_take_what_was_measured_or_are_emulated() -> None:
+    fp32 = OWN.product_seconds(1e9, 4096, 4096)
+    assert OWN.product_seconds(1e9, 4096, 4096, "bf16") == pytest.approx(83 * fp32)
+    assert OWN.product_seconds(1e9, 4096, 4096, "tf32") == fp32
+    fast = tuple(
+        product.model_copy(
+            update={"dtype": "bf16", "flops_per_second": 2 * product.flops_per_second}
+        )
+        for product in OWN.machine.products
+    )
+    both = OWN.machine.model_copy(update={"products": (*OWN.machine.products, *fast)})
+    measured = replace(OWN, machine=both)
+    assert measured.product_seconds(1e9, 4096, 4096, "bf16") == pytest.approx(fp32 / 2)
+    assert measured.product_seconds(1e9, 4096, 4096) == fp32
 
 
 def test_scores_above_the_diagonal_take_time_where_a_mask_or_eager_attention_computes_them() -> (

@@ -9,7 +9,7 @@ import yaml
 
 from config.errors import CostError
 from config.load import load
-from config.workspace.machine import MACHINE_FILE, Machine, Product, Stream
+from config.workspace.machine import MACHINE_FILE, Machine, Product, Stream, bf16_instructions
 from costs.formulas.calibrated import (
     adapter_gradient_seconds,
     calibrated_pass,
@@ -18,10 +18,10 @@ from costs.formulas.calibrated import (
 )
 from costs.formulas.ppo import ppo_phases
 from costs.formulas.setting import Rlhf, Setting, Workload
-from costs.planning.machine import FP32, OURS, _shape, device, rates, this_machine
+from costs.planning.machine import FP32, OURS, _shape, device, rates, this_machine, unmeasured
 from costs.planning.planner import plan
 from costs.planning.target import target
-from costs.tables.catalogue import Hardware
+from costs.tables.catalogue import Hardware, hardware
 from costs.tables.shapes import ModelShape, from_config
 from tests.costs.machines import machine
 
@@ -159,6 +159,23 @@ def test_twice_the_speed_is_half_the_time() -> None:
         for each in (slow, fast)
     ]
     assert seconds[0] == pytest.approx(2 * seconds[1])
+
+
+@pytest.mark.parametrize(
+    ("flags", "instructions"),
+    [("avx2 fma", None), ("avx2 avx512_bf16", "avx512_bf16"), ("avx512_bf16 amx_bf16", "amx_bf16")],
+)
+def test_bf16_is_planned_at_the_rate_of_the_processors_instructions(
+    tmp_path: Path, flags: str, instructions: str | None
+) -> None:
+    (tmp_path / "cpuinfo").write_text(f"processor : 0\nflags : fpu {flags}\nbugs : none\n")
+    assert bf16_instructions(tmp_path / "cpuinfo") == instructions
+    assert bf16_instructions(tmp_path / "none") is None
+    found, table = unmeasured(instructions), hardware("cpu")
+    faster = found.peak("bf16") / found.peak("fp32")
+    assert faster > 1 if instructions else faster < 0.1
+    assert found.peak("fp32") == table.peak("fp32")
+    assert found.name == table.name
 
 
 def test_no_file_is_no_machine(tmp_path: Path) -> None:
