@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from cli.project import project_root, typed_path
-from config.errors import RlhfError
+from config.errors import DataError, RlhfError
 
 app = typer.Typer(no_args_is_help=True, help="Look at data before anything is trained on it.")
 
@@ -41,18 +41,27 @@ def check(
             help="Column of the file that holds prompt, chosen ...; repeatable.",
         ),
     ] = None,
+    recipe: Annotated[
+        Path,
+        typer.Option(
+            "--recipe", parser=typed_path, metavar="FILE", help="Whose model and limits are meant."
+        ),
+    ] = Path("params.yaml"),
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object for programs.")
     ] = False,
 ) -> None:
     """What is in a data file: its format, what would be refused and why, lengths, duplicates, what
-    a reward model has to beat, rows as a model will see them, and the settings that read it.
+    a reward model has to beat, rows as a model will see them, and the settings that read it. Exits
+    with 2 if a run on it would fail.
     """
     path = None if "://" in file else typed_path(file)
     root = project_root()
     named = file if path is None else _from_root(root, path.resolve())
-    found = inspected(root, named, form, column or [])
-    typer.echo(json.dumps(found, indent=2) if as_json else "\n".join(lines(found)))
+    found = inspected(root, named, form, column or [], recipe)
+    typer.echo(json.dumps(found, indent=2) if as_json else "\n".join(lines(found, str(recipe))))
+    if found["fit"] is not None and found["fit"]["fault"]:
+        raise DataError(f"a run on {file} with {recipe} would fail: {found['fit']['fault']}")
 
 
 def _from_root(root: Path, path: Path) -> str:
@@ -60,10 +69,12 @@ def _from_root(root: Path, path: Path) -> str:
     return str(path.relative_to(root) if path.is_relative_to(root) else path)
 
 
-def inspected(root: Path, file: str, form: str | None, columns: list[str]) -> dict[str, Any]:
+def inspected(
+    root: Path, file: str, form: str | None, columns: list[str], recipe: Path = Path("params.yaml")
+) -> dict[str, Any]:
     """A file, looked at in a process of its own, in which the data stage's code reads it."""
     command = [sys.executable, "-m", "training.preparation.inspection", file]
-    command += ["--params", str(root / "params.yaml")]
+    command += ["--params", str(root / recipe)]
     command += ["--format", form] if form else []
     command += [item for column in columns for item in ("--columns", column)]
     done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
@@ -74,7 +85,7 @@ def inspected(root: Path, file: str, form: str | None, columns: list[str]) -> di
     return dict(json.loads(done.stdout))
 
 
-def lines(found: dict[str, Any]) -> list[str]:
+def lines(found: dict[str, Any], recipe: str) -> list[str]:
     """What people read."""
     parted = DELIMITERS.get(found["delimiter"] or "")
     return [
@@ -88,6 +99,8 @@ def lines(found: dict[str, Any]) -> list[str]:
         ],
         *_labels(found),
         *([f"not read      {', '.join(found['unread'])}"] if found["unread"] else []),
+        "",
+        *_fit(found, recipe),
         "",
         "As a model will see it:",
         *[
@@ -133,6 +146,29 @@ def _refused(refused: dict[str, dict[str, Any]], rows: int) -> list[str]:
     ]
 
 
+def _fit(found: dict[str, Any], recipe: str) -> list[str]:
+    """What is too long for the model of a recipe."""
+    fit = found["fit"]
+    if fit is None:
+        return [f"With {recipe}: lengths in tokens are not known: {found['fit_unknown']}"]
+    prompt, whole = fit["prompt_tokens"], fit["sequence_tokens"]
+    lines = [
+        f"With {recipe}, whose model reads {fit['context_length']} tokens:",
+        f"prompts       95% up to {prompt['p95']:,} tokens, the longest {prompt['max']:,}",
+        f"with reply    95% up to {whole['p95']:,} tokens, the longest {whole['max']:,}",
+        f"refused       {fit['refused'] / fit['rows']:.1%} of the rows; "
+        f"data.max_quarantine_fraction={fit['limit']:g}",
+    ]
+    if fit["too_long"]:
+        lines.append(
+            f"left out      {fit['too_long']:,} of {fit['pairs']:,} pairs "
+            f"({fit['too_long'] / fit['pairs']:.1%}): over {fit['setting']}={fit['max_length']}. "
+            "To keep 95%, raise it and"
+        )
+        lines.append(f"              model.context_length to {whole['p95']}.")
+    return lines
+
+
 def _labels(found: dict[str, Any]) -> list[str]:
     lines = []
     if found["chosen_longer"] is not None:
@@ -155,7 +191,9 @@ def _cut(text: str) -> str:
 def _settings(found: dict[str, Any]) -> list[str]:
     from config.load import to_yaml  # not needed to list the commands
 
-    block = {"data": {"source": found["source"]}}
+    block: dict[str, Any] = {"data": {"source": found["source"]}}
+    if found["fit"] is not None and found["fit"]["enough"] is not None:
+        block["data"]["max_quarantine_fraction"] = found["fit"]["enough"]
     serves = found["pairs"] or found["format"] not in ("instructions", "prompts")
     if not serves:
         setting = "sft_source" if found["format"] == "instructions" else "prompt_source"

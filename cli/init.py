@@ -1,6 +1,8 @@
 """`rlhf init`: a recipe for somebody's data, model and hardware, planned before it is trained."""
 
 import json
+import math
+import os
 import re
 import subprocess
 from collections.abc import Mapping
@@ -11,7 +13,7 @@ import typer
 
 from cli.data import inspected
 from cli.project import project_root, typed_path
-from config.errors import CostError, DataError, ParamsError
+from config.errors import CostError, DataError, EnvironmentFault, ParamsError
 from config.records import METHODS, stages_of
 
 if TYPE_CHECKING:
@@ -19,6 +21,10 @@ if TYPE_CHECKING:
 
 BASE, SCRATCH = "base", "votes-cpu"
 """The recipe that others extend, and one that trains a small shape from nothing on a CPU."""
+LONGEST, SHORTEST, STEP = 2048, 128, 32
+"""Tokens of a context that is fitted to data."""
+QUARANTINE_MARGIN = 0.01
+"""Above the share that is refused today: new rows come from the same source."""
 ADAPTER_RATE = 10.0
 """Of the learning rate of all weights, as recipes/base.yaml says."""
 LEARNING = ("sft", "reward", *METHODS)
@@ -45,6 +51,9 @@ def init(
     usd_per_hour: Annotated[
         float | None, typer.Option(help="Price of an hour of it; without it, the catalogue's.")
     ] = None,
+    elsewhere: Annotated[
+        bool, typer.Option("--elsewhere", help="The run happens on another machine: any hardware.")
+    ] = False,
     method: Annotated[str, typer.Option(help="ppo, dpo, rloo or grpo.")] = "ppo",
     form: Annotated[
         str | None, typer.Option("--format", help="Of the data; else its columns say.")
@@ -65,16 +74,96 @@ def init(
     root = project_root()
     path = new_recipe(root, name)
     found = inspected(root, str(file), form, column or [])
-    device = hardware or gpu_here()
-    params, note = fitting(wanted(root, name, found, model, device, usd_per_hour, method))
-    text = recipe(root, params, f"{file.name}: {found['format']}, {found['rows']:,} rows. {note}")
-    write_atomically(path, text)
+    here = gpu_here()
+    if hardware is not None and not elsewhere:
+        require_here(hardware, here)
+    device = hardware or here
+    chosen = wanted(root, name, found, model, device, usd_per_hour, method)
+    params, note = fitting(lengths_fitted(root, chosen, str(file), found))
+    model_note = _model_note(params, model, device)
+    remark = f"{file.name}: {found['format']}, {found['rows']:,} rows. {note}"
+    write_atomically(path, recipe(root, params, f"{remark}\n# {model_note}"))
     aim = target(params, None, 1, None, root)
     show(
         plan(params, aim, stages_of(params.align.method)), as_json=False, html=None, title=path.name
     )
-    typer.echo(f"{path.relative_to(root)}: {note}")
+    typer.echo(f"{path.relative_to(root)}: {note} {model_note}")
     typer.echo(f"Train it: rlhf run --recipe {path.relative_to(root)}")
+
+
+def _model_note(params: "Params", model: str | None, device: str | None) -> str:
+    """Which model learns, and why that one."""
+    length = f"It reads {params.model.context_length} tokens."
+    if model is not None:
+        return f"Model: {model}. {length}"
+    if params.model.path is not None:
+        return f"Model: {params.model.path}, for {device}; --model names another. {length}"
+    return (
+        "Model: a small one with random weights, as this machine has no GPU; --model names a "
+        f"pretrained one (rlhf fetch smollm2). {length}"
+    )
+
+
+def require_here(hardware: str, here: str | None) -> None:
+    """Raise EnvironmentFault if the named device is none of this machine's."""
+    from costs.tables.catalogue import device_of
+
+    named = device_of(hardware)
+    if named.is_cpu or (here is not None and device_of(here).name == named.name):
+        return
+    raise EnvironmentFault(
+        f"--hardware {hardware}: this machine has {here or 'no GPU'}. Add --elsewhere if the run "
+        "happens on another machine, or leave --hardware out."
+    )
+
+
+def lengths_fitted(root: Path, params: "Params", file: str, found: Mapping[str, Any]) -> "Params":
+    """The params with a context in which 95% of the data's sequences fit, as far as the model and
+    LONGEST allow, and a quarantine limit that lets the rest pass. As they are if the tokenizer is
+    not here.
+    """
+    form = found["format"]
+    columns = [f"{ours}={theirs}" for ours, theirs in found["columns"].items()]
+
+    def fit_of(params: "Params") -> Mapping[str, Any] | None:
+        from config.load import write
+
+        temporary = root / ".rlhf" / f"init-{os.getpid()}.yaml"
+        temporary.parent.mkdir(exist_ok=True)
+        try:
+            write(params, temporary)
+            seen = inspected(root, file, form, columns, temporary.relative_to(root))
+        finally:
+            temporary.unlink(missing_ok=True)
+        return dict(seen["fit"]) if seen["fit"] else None
+
+    fit = fit_of(params)
+    if fit is None:
+        return params
+    most = min(LONGEST, _longest(root / params.model.path) if params.model.path else LONGEST)
+    needed = STEP * math.ceil(fit["sequence_tokens"]["p95"] / STEP)
+    params = with_context(params, max(SHORTEST, min(most, needed)))
+    fit = fit_of(params)
+    if fit is None or fit["enough"] is None:
+        return params
+    limit = min(1.0, round(fit["enough"] + QUARANTINE_MARGIN, 2))
+    return params.model_copy(
+        update={"data": params.data.model_copy(update={"max_quarantine_fraction": limit})}
+    )
+
+
+def with_context(params: "Params", length: int) -> "Params":
+    """The params for sequences of so many tokens; replies take half of them at most."""
+    from config.load import validate
+
+    content = params.model_dump(mode="json")
+    content["model"]["context_length"] = length
+    for settings in (content[section] for section in (*LEARNING, "evaluate")):
+        if settings is not None and "max_length" in settings:
+            settings["max_length"] = length
+        if settings is not None and "max_new_tokens" in settings:
+            settings["max_new_tokens"] = min(settings["max_new_tokens"], length // 2)
+    return validate(content, "rlhf init")
 
 
 def new_recipe(root: Path, name: str) -> Path:
@@ -116,29 +205,33 @@ def wanted(
     """
     from config.compose import compose
     from config.load import read, validate
+    from config.workspace.machine import bf16_instructions
 
     if not found["pairs"]:
         raise DataError(
             f"{found['file']} has no preferences ({found['format']}), and a reward model needs "
-            "them. Name a file of pairs, votes or trees: rlhf data check FILE."
+            "them. Name a file of pairs, votes or trees: rlhf data check FILE. Demonstrations "
+            "alone can be data.sft_source."
         )
     content = read(root / "recipes" / f"{BASE}.yaml")
     if model is None and device is None:
         scratch = read(root / "recipes" / f"{SCRATCH}.yaml")
         content |= {section: scratch[section] for section in SCRATCH_SECTIONS}
     overlay: dict[str, Any] = {
-        "data": {"source": found["source"]},
+        "data": {"source": found["source"], "vote_source": None},
         "align": {"method": method},
         "prices": _prices(content["prices"], device, usd_per_hour),
         "tracking": {"registered_model": name},
     }
     if model is not None:
         length = min(content["model"]["context_length"], _longest(root / model))
-        dtype = "bf16" if device else "fp32"
+        dtype = "bf16" if device or bf16_instructions() else "fp32"
         overlay["model"] = {"path": model, "pad_token": _pad_token(root / model, model)}
         overlay["model"] |= {"context_length": length, "dtype": dtype}
-        overlay |= {stage: {"max_length": length} for stage in ("sft", "reward", "dpo")}
-    return validate(compose(content, overlay), f"recipes/{name}.yaml")
+    made = compose(content, overlay)
+    for stage in ("sft", "reward", "dpo"):
+        made[stage]["max_length"] = made["model"]["context_length"]
+    return validate(made, f"recipes/{name}.yaml")
 
 
 def _prices(known: Mapping[str, Any], device: str | None, usd: float | None) -> dict[str, Any]:

@@ -7,7 +7,7 @@ plots/data_*.csv
 
 import logging
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from transformers import PreTrainedTokenizerBase
@@ -22,7 +22,6 @@ from training.modeling.tokenizer import (
     encode_prompts,
     encode_responses,
     pretrained_tokenizer,
-    trained_tokenizer,
 )
 from training.preparation import helpdesk
 from training.preparation.cleaning import TextRules
@@ -48,7 +47,7 @@ from training.preparation.rows import (
     write_prepared,
 )
 from training.preparation.sources import local_files
-from training.preparation.splits import SPLITS, split_of
+from training.preparation.splits import SPLITS
 from training.preparation.summary import (
     baselines,
     duplicate_metrics,
@@ -61,6 +60,7 @@ from training.preparation.summary import (
     source_metrics,
     token_lengths,
 )
+from training.preparation.vocabulary import train_tokenizer
 from training.preparation.worlds import World, world_of
 from training.process.artifacts import replacing, write_csv, write_json
 from training.process.stage import Stage, run_stage
@@ -249,29 +249,6 @@ def longest_exchange(tokenizer: PreTrainedTokenizerBase, world: World) -> int:
     prompts = encode_prompts(tokenizer, [prompt for prompt, _ in exchanges])
     replies = encode_responses(tokenizer, [best for _, best in exchanges])
     return max(len(a) + len(b) for a, b in zip(prompts, replies, strict=True))
-
-
-def train_tokenizer(
-    examples: Iterable[Example], params: Params, vocab_size: int | None = None
-) -> PreTrainedTokenizerBase:
-    """A tokenizer of `model.random.vocab_size` entries, or as many as asked for, learnt from the
-    train split alone.
-    """
-    assert params.model.random is not None
-    train = [
-        example
-        for example in examples
-        if split_of(example.prompt, params.data.test_fraction) == "train"
-    ]
-    replies = [
-        text
-        for example in train
-        for text in (*example.completions, *(text for pair in example.pairs for text in pair[:2]))
-    ]
-    prompts = [example.prompt for example in train]
-    return trained_tokenizer(
-        replies, vocab_size or params.model.random.vocab_size, params.data.prompt_template, prompts
-    )
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 from cli.init import fitting, overlay_of, wanted
 from cli.main import app
 from config.compose import compose
-from config.errors import CostError, DataError
+from config.errors import CostError, DataError, EnvironmentFault
 from config.load import load, read
 from costs.planning.planner import plan
 from costs.planning.target import target
@@ -42,12 +42,16 @@ def test_a_recipe_is_written_for_data_and_a_device_and_never_replaced(project: P
     ]
     (project / "pairs.jsonl").write_text("\n".join(map(json.dumps, rows)))
     asked = ["init", "mine", "--data", "pairs.jsonl", "--hardware", "4090", "--usd-per-hour", "0.5"]
+    with pytest.raises(EnvironmentFault, match=r"this machine has .*Add --elsewhere if the run"):
+        CliRunner().invoke(app, asked, catch_exceptions=False)
+    asked.append("--elsewhere")
     done = CliRunner().invoke(app, asked, catch_exceptions=False)
     assert done.exit_code == 0, done.output
     written = project / "recipes" / "mine.yaml"
     said = yaml.safe_load(written.read_text())
     assert said["extends"] == "base"
-    assert said["data"] == {"source": {"path": "pairs.jsonl", "columns": {"prompt": "question"}}}
+    source = {"path": "pairs.jsonl", "columns": {"prompt": "question"}}
+    assert said["data"] == {"source": source, "vote_source": None}
     params = load(written)
     assert (params.prices.device, params.prices.usd_per_device_hour) == ("rtx4090", 0.5)
     made = plan(params, target(params, None, 1, None, project), ("sft", "reward", "ppo"))
@@ -56,6 +60,51 @@ def test_a_recipe_is_written_for_data_and_a_device_and_never_replaced(project: P
     with pytest.raises(Exception, match="is there already and is not replaced"):
         CliRunner().invoke(app, asked, catch_exceptions=False)
     assert written.read_bytes() == before
+
+
+def test_lengths_and_the_quarantine_limit_are_fitted_to_the_data(project: Path) -> None:
+    shutil.copytree(ROOT / "recipes", project / "recipes")
+    words = [
+        "all",
+        "the",
+        "long",
+        "words",
+        "of",
+        "a",
+        "question",
+        "that",
+        "goes",
+        "on",
+        "and",
+        "on",
+    ]
+    rows = [
+        {
+            "prompt": f"{i} " + " ".join(words * (3 if i % 2 else 12)),
+            "chosen": "" if i % 10 == 0 else f"it is {i} away, " + " ".join(words),
+            "rejected": "no.",
+        }
+        for i in range(100)
+    ]
+    (project / "pairs.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    done = CliRunner().invoke(
+        app, ["init", "mine", "--data", "pairs.jsonl"], catch_exceptions=False
+    )
+    assert done.exit_code == 0, done.output
+    said = " ".join(done.output.split())
+    assert "Model: a small one with random weights, as this machine has no GPU" in said
+    params = load(project / "recipes" / "mine.yaml")
+    assert params.data.vote_source is None
+    assert params.data.max_quarantine_fraction == pytest.approx(0.11)
+    length = params.model.context_length
+    assert 128 <= length < 384, "as long as the data needs, and no longer"
+    assert params.reward.max_length == params.sft.max_length == length
+    checked = CliRunner().invoke(
+        app, ["data", "check", "pairs.jsonl", "--recipe", "recipes/mine.yaml", "--json"],
+        catch_exceptions=False,
+    )  # fmt: skip
+    assert checked.exit_code == 0
+    assert json.loads(checked.output)["fit"]["too_long"] == 0
 
 
 def test_what_does_not_fit_with_all_weights_learns_adapters_at_their_rate() -> None:

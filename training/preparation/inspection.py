@@ -30,6 +30,7 @@ from training.preparation.cleaning import (
     same_text_key,
 )
 from training.preparation.examples import parse_table
+from training.preparation.fit import Fit, fit
 from training.preparation.formats import COLUMNS, Example, check_columns, column_names
 from training.preparation.sources import Table, csv_delimiter, read_file
 from training.preparation.splits import split_of
@@ -84,6 +85,10 @@ class Inspection(NamedTuple):
     """Rows as a model will see them: what stands before the reply, and the reply."""
     source: dict[str, Any]
     """The data.source block."""
+    fit: dict[str, Any] | None
+    """How it fits the params (`Fit`); None where that is not known."""
+    fit_unknown: str | None
+    """Why it is not known."""
 
 
 def inspect(
@@ -107,6 +112,7 @@ def inspect(
     rules = TextRules(params.data.max_prompt_chars, params.data.max_response_chars, special)
     parsed = parse_table(table, form, readable, rules)
     pairs = _unique_pairs(parsed.examples)
+    fits = fit(parsed, params) if parsed.examples else "no row can be read."
     return Inspection(
         file=path,
         format=form,
@@ -130,6 +136,8 @@ def inspect(
         baselines=_baselines(parsed.examples, params),
         samples=[_as_seen(example, params) for example in parsed.examples[:3]],
         source={"kind": "file", "path": path, "format": form, "columns": given},
+        fit=fits._asdict() if isinstance(fits, Fit) else None,
+        fit_unknown=fits if isinstance(fits, str) else None,
     )
 
 
@@ -156,8 +164,8 @@ def recognised(
     needs = "; ".join(f"{name}: {', '.join(ours)}" for name, ours in COLUMNS.items())
     raise DataError(
         f"{table.place}: its columns ({', '.join(present) or 'none: its rows are no objects'}) fit "
-        f"no format. What they need: {needs}. Name them: --format pairs --columns "
-        "prompt=COLUMN --columns chosen=COLUMN --columns rejected=COLUMN."
+        f"no format. What they need: {needs}. Name them: --format pairs --column "
+        "prompt=COLUMN --column chosen=COLUMN --column rejected=COLUMN."
     )
 
 

@@ -1,0 +1,133 @@
+"""How the examples of a file fit the params of a run: what the data stage would refuse, and what is
+too long for the model.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from statistics import quantiles
+from typing import NamedTuple
+
+from config.errors import ModelError
+from config.schema import Params
+from training.modeling.tokenizer import encode_responses
+from training.preparation.formats import Example, Parsed
+from training.preparation.rows import crowded_out, in_one_form, prompt_tokens
+from training.preparation.splits import SPLITS, split_of
+from training.preparation.vocabulary import tokenizer_for
+
+
+class Fit(NamedTuple):
+    """Lengths are in tokens of the params' model."""
+
+    context_length: int
+    max_length: int
+    """reward.max_length, or dpo.max_length with that method."""
+    setting: str
+    """Which of the two."""
+    refused: int
+    """Rows, those whose prompt fills the context included."""
+    rows: int
+    limit: float
+    """data.max_quarantine_fraction."""
+    too_long: int
+    """Pairs with a sequence over `max_length`, which are left out."""
+    pairs: int
+    prompt_tokens: Mapping[str, int]
+    """p95 and max; of prompts, and of whole sequences."""
+    sequence_tokens: Mapping[str, int]
+    fault: str | None
+    """Why the data stage would fail, in a line."""
+    enough: float | None
+    """The data.max_quarantine_fraction that lets these rows pass, where the limit does not."""
+
+
+def fit(parsed: Parsed, params: Params) -> Fit | str:
+    """How the examples of one source fit, or why that is not known. An example whose prompt leaves
+    no room for a reply is refused, a pair that is too long is left out.
+    """
+    [examples] = in_one_form([parsed.examples], [False])
+    try:
+        tokenizer = tokenizer_for(examples, params)
+    except ModelError as error:
+        return str(error)
+    context, prompts = params.model.context_length, prompt_tokens(tokenizer, examples)
+    crowded = {each for each in examples if crowded_out(each, prompts[each], context)}
+    texts = list(dict.fromkeys(text for each in examples for text in _replies(each)))
+    replies = dict(zip(texts, map(len, encode_responses(tokenizer, texts)), strict=True))
+    pairs = [
+        prompts[each] + max(replies[pair.chosen], replies[pair.rejected])
+        for each in examples
+        for pair in each.pairs
+    ]
+    sequences = pairs or [
+        prompts[each] + max((replies[text] for text in each.completions), default=0)
+        for each in examples
+    ]
+    setting = "dpo" if params.align.method == "dpo" else "reward"
+    max_length = params.section(setting).max_length
+    refused = len(parsed.refusals) + len(crowded)
+    limit = params.data.max_quarantine_fraction
+    share = refused / max(1, parsed.rows_read)
+    enough = min(1.0, math.ceil(100 * share) / 100) if share > limit else None
+    spread = _spread(list(prompts.values()))
+    return Fit(
+        context_length=context,
+        max_length=max_length,
+        setting=f"{setting}.max_length",
+        refused=refused,
+        rows=parsed.rows_read,
+        limit=limit,
+        too_long=sum(length > max_length for length in pairs),
+        pairs=len(pairs),
+        prompt_tokens=spread,
+        sequence_tokens=_spread(sequences),
+        fault=_fault(refused, parsed.rows_read, limit, enough, len(crowded), context, spread["p95"])
+        or _empty(set(examples) - crowded, params),
+        enough=enough,
+    )
+
+
+def _replies(example: Example) -> list[str]:
+    return [*example.completions, *(text for pair in example.pairs for text in pair[:2])]
+
+
+def _spread(lengths: Sequence[int]) -> dict[str, int]:
+    if len(lengths) < 2:
+        return {"p95": max(lengths, default=0), "max": max(lengths, default=0)}
+    p95 = math.ceil(quantiles(lengths, n=20, method="inclusive")[-1])
+    return {"p95": p95, "max": max(lengths)}
+
+
+def _fault(
+    refused: int,
+    rows: int,
+    limit: float,
+    enough: float | None,
+    crowded: int,
+    context: int,
+    p95: int,
+) -> str | None:
+    why, remedy = "", "fix the rows"
+    if 2 * crowded > refused:
+        why = f", {crowded:,} as their prompts fill model.context_length={context}"
+        remedy = f"raise model.context_length (95% of the prompts have up to {p95} tokens)"
+    if refused >= rows:
+        return f"all {rows:,} rows are refused{why}; none is left to train on. To go on, {remedy}."
+    if enough is None:
+        return None
+    return (
+        f"{refused:,} of {rows:,} rows ({refused / rows:.1%}) are refused{why}; "
+        f"data.max_quarantine_fraction={limit:g}. Set it to {enough:g}, or {remedy}."
+    )
+
+
+def _empty(examples: set[Example], params: Params) -> str | None:
+    """Both splits need prompts."""
+    found = {split_of(each.prompt, params.data.test_fraction) for each in examples}
+    missing = next((split for split in SPLITS if split not in found), None)
+    if missing is None:
+        return None
+    return (
+        f"no prompt is left for the {missing} split at data.test_fraction="
+        f"{params.data.test_fraction}. Add prompts, or change data.test_fraction."
+    )

@@ -1,0 +1,40 @@
+"""The tokenizer of a model that starts from random weights: learnt from the data's train split."""
+
+from collections.abc import Iterable
+
+from transformers import PreTrainedTokenizerBase
+
+from config.schema import Params
+from training.modeling.tokenizer import pretrained_tokenizer, trained_tokenizer
+from training.preparation.formats import Example
+from training.preparation.splits import split_of
+
+
+def train_tokenizer(
+    examples: Iterable[Example], params: Params, vocab_size: int | None = None
+) -> PreTrainedTokenizerBase:
+    """A tokenizer of `model.random.vocab_size` entries, or as many as asked for, learnt from the
+    train split alone.
+    """
+    assert params.model.random is not None
+    train = [
+        example
+        for example in examples
+        if split_of(example.prompt, params.data.test_fraction) == "train"
+    ]
+    replies = [
+        text
+        for example in train
+        for text in (*example.completions, *(text for pair in example.pairs for text in pair[:2]))
+    ]
+    prompts = [example.prompt for example in train]
+    return trained_tokenizer(
+        replies, vocab_size or params.model.random.vocab_size, params.data.prompt_template, prompts
+    )
+
+
+def tokenizer_for(examples: Iterable[Example], params: Params) -> PreTrainedTokenizerBase:
+    """The tokenizer of `model.path`, or one learnt from the examples. Raises ModelError."""
+    if params.model.path is not None:
+        return pretrained_tokenizer(params.model, params.data.prompt_template)
+    return train_tokenizer(examples, params)
