@@ -17,10 +17,11 @@ from training.preparation.cleaning import (
     write_quarantine,
 )
 from training.preparation.formats import Example, Parsed, check_columns, column_names, parse_rows
+from training.preparation.layouts import in_format
 from training.preparation.rows import USES
 from training.preparation.sources import SourceRow, Table, read_file, read_hub
 from training.preparation.trees import parse_trees
-from training.preparation.votes import gather, read_vote_lines
+from training.preparation.votes import read_vote_lines
 
 QUARANTINE_OF_FAILED_ATTEMPT = "runs/data/quarantine.jsonl"
 
@@ -75,8 +76,7 @@ def _vote_needs(source: FileSource, root: Path) -> list[Need]:
     table, refused = read_vote_lines(source, root, setting)
     columns = column_names(source.format, source.columns, setting)
     if table.rows:
-        if source.format == "votes":
-            table, columns = gather(table, columns)
+        table, columns = in_format(table, source.format, columns)
         check_columns(table, source.format, columns, setting)
     return [
         Need(table, source.format, columns, ("preference",), tuple(refused), teaches_tokens=False)
@@ -103,8 +103,7 @@ def _needs(
         if isinstance(source, HubSource)
         else read_file(source, root, setting)
     )
-    if source.format == "votes":
-        table, columns = gather(table, columns)
+    table, columns = in_format(table, source.format, columns)
     check_columns(table, source.format, columns, setting)
     return [Need(table, source.format, columns, uses)]
 

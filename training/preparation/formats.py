@@ -10,6 +10,7 @@ prompts       prompt (or a bare JSON string)       -> the prompt alone
 """
 
 import difflib
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -48,6 +49,16 @@ COLUMNS = {
 
 OPTIONAL = ("input",)
 """Read only if `columns` names it: further text put below the prompt, after an empty line."""
+ONE_VOTE = ("annotator", "vote")
+"""Columns of the votes format where a row has one vote, of one annotator or of nobody in
+particular.
+"""
+WINNER = re.compile(
+    r"(?:model|response|assistant|answer|output|reply|option|completion)?[ _-]?"
+    r"(?:(?P<first>1|a|first|left)|(?P<second>2|b|second|right)|(?P<tie>0|tie.*|both.*|neither.*|"
+    r"equal|same|none))"
+)
+"""How votes are written: 1, A, model_a, response_1, left ..."""
 
 ROLES = {
     "system": "system",
@@ -98,7 +109,11 @@ def column_names(form: str, given: Mapping[str, str], setting: str) -> dict[str,
 
     Raises ParamsError if `given` names a column the format does not have.
     """
-    known = [*COLUMNS[form], *(OPTIONAL if form != "trees" else ())]
+    known = [
+        *COLUMNS[form],
+        *(OPTIONAL if form != "trees" else ()),
+        *(ONE_VOTE if form == "votes" else ()),
+    ]
     for name in given:
         if name not in known:
             close = difflib.get_close_matches(name, known, n=1)
@@ -107,7 +122,8 @@ def column_names(form: str, given: Mapping[str, str], setting: str) -> dict[str,
                 f"{setting}.columns.{name} is not a column of format {form}; {hint} Change it in "
                 "params.yaml."
             )
-    return {**COLUMNS[form], **given}
+    one = {"annotators": given["vote"]} if "vote" in given and "annotator" not in given else {}
+    return {**COLUMNS[form], **given, **one}
 
 
 def annotator_columns(columns: Mapping[str, str]) -> list[str]:
@@ -128,7 +144,7 @@ def check_columns(table: Table, form: str, columns: Mapping[str, str], setting: 
     needed = {
         ours: theirs
         for ours, theirs in columns.items()
-        if ours != "annotators" and (form != "trees" or ours == "prompt")
+        if ours not in ("annotators", *ONE_VOTE) and (form != "trees" or ours == "prompt")
     }
     votes = [("annotators", name) for name in annotator_columns(columns)] if form == "votes" else []
     for ours, theirs in [*needed.items(), *votes]:
@@ -281,11 +297,11 @@ class Fields:
         )
 
     def vote(self, value: Any, name: str) -> int:
-        if isinstance(value, str) and value.strip() in ("0", "1", "2"):
-            return int(value)
+        if isinstance(value, str) and (found := WINNER.fullmatch(value.strip().lower())):
+            return 1 if found["first"] else 2 if found["second"] else 0
         if isinstance(value, (int, float)) and not isinstance(value, bool) and value in (0, 1, 2):
             return int(value)
-        raise Refused("not_a_vote", name, f"{value!r} is none of 0 (tie), 1, 2")
+        raise Refused("not_a_vote", name, f"{value!r} is none of 0 (tie), 1, 2, A, B, tie")
 
 
 def message(

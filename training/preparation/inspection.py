@@ -32,9 +32,10 @@ from training.preparation.cleaning import (
 from training.preparation.examples import parse_table
 from training.preparation.fit import Fit, fit
 from training.preparation.formats import COLUMNS, Example, check_columns, column_names
+from training.preparation.layouts import MESSAGES, holds_prompt, holds_ranked_replies, in_format
 from training.preparation.sources import Table, csv_delimiter, read_file
 from training.preparation.splits import split_of
-from training.preparation.votes import ANNOTATOR, VOTE, gather
+from training.preparation.votes import ANNOTATOR, VOTE
 from training.process.command import run_command
 
 SYNONYMS: Mapping[str, tuple[str, ...]] = {
@@ -48,6 +49,8 @@ SYNONYMS: Mapping[str, tuple[str, ...]] = {
 """Our column -> names it goes by in files people have, the likeliest first."""
 
 ANNOTATORS = re.compile(r"(annotator|vote|label|rater|judge)[ _]?\d+$", re.IGNORECASE)
+WINNER = ("winner", "vote", "preference", "preferred", "choice", "label")
+"""Names of a column that says which of two replies is better."""
 ROWS_LOOKED_AT = 1000
 FEWEST_PAIRS = 20
 """Below this many pairs to train or to test on, a baseline says nothing."""
@@ -105,8 +108,7 @@ def inspect(
     given = {ours: theirs for ours, theirs in named.items() if COLUMNS[form].get(ours) != theirs}
     readable = column_names(form, given, "data.source")
     seen = _columns(table)
-    if form == "votes":
-        table, readable = gather(table, readable)
+    table, readable = in_format(table, form, readable)
     check_columns(table, form, readable, "data.source")
     special = SPECIAL_TOKENS if params.model.path is None else ()
     rules = TextRules(params.data.max_prompt_chars, params.data.max_response_chars, special)
@@ -179,13 +181,27 @@ def _mapping(
         for ours in COLUMNS[form]
         if ours in SYNONYMS and not (form == "trees" and ours != "prompt")
     }
+    if form == "pairs" and found["prompt"] is None and None not in list(found.values())[1:]:
+        own = [
+            holds_prompt(row, str(found["chosen"]), str(found["rejected"]))
+            for row in _objects(table)
+        ]
+        found["prompt"] = "prompt" if own and sum(own) > len(own) / 2 else None
+    if form == "instructions" and set(MESSAGES) & set(present) and "prompt" not in columns:
+        return {}
     if None in found.values():
         return None
     named = {ours: theirs for ours, theirs in found.items() if theirs is not None}
     if form == "trees" and not _holds_replies(table, named["prompt"]):
         return None
-    if form == "votes" and not {ANNOTATOR, VOTE} <= set(present):
-        annotators = columns.get("annotators") or ", ".join(filter(ANNOTATORS.match, present))
+    one_vote = {columns.get(ANNOTATOR, ANNOTATOR), columns.get(VOTE, VOTE)}
+    if form == "votes" and not one_vote <= set(present):
+        annotators = (
+            columns.get("annotators")
+            or columns.get("vote")
+            or ", ".join(filter(ANNOTATORS.match, present))
+            or next((lower[name] for name in WINNER if name in lower), "")
+        )
         if not annotators:
             return None
         named["annotators"] = annotators
@@ -202,23 +218,19 @@ def _synonym(ours: str, lower: Mapping[str, str]) -> str | None:
 
 def _holds_replies(table: Table, column: str) -> bool:
     return any(
-        isinstance(row.content, dict)
-        and isinstance(row.content.get(column), dict)
-        and "replies" in row.content[column]
-        for row in table.rows[:ROWS_LOOKED_AT]
+        (isinstance(row.get(column), dict) and "replies" in row[column])
+        or holds_ranked_replies(row)
+        for row in _objects(table)
     )
+
+
+def _objects(table: Table) -> list[dict[str, Any]]:
+    """The rows that are looked at, those that are objects."""
+    return [row.content for row in table.rows[:ROWS_LOOKED_AT] if isinstance(row.content, dict)]
 
 
 def _columns(table: Table) -> list[str]:
-    return list(
-        dict.fromkeys(
-            name
-            for row in table.rows[:ROWS_LOOKED_AT]
-            if isinstance(row.content, dict)
-            for name in row.content
-            if name is not None
-        )
-    )
+    return list(dict.fromkeys(name for row in _objects(table) for name in row if name is not None))
 
 
 def _delimiter(path: Path) -> str | None:

@@ -29,6 +29,7 @@ def gather(table: Table, columns: Mapping[str, str]) -> tuple[Table, dict[str, s
     """
     if not _one_a_line(table, columns):
         return table, dict(columns)
+    who, said = columns.get(ANNOTATOR, ANNOTATOR), columns.get(VOTE, VOTE)
     rows: list[SourceRow] = []
     votes_of: dict[str, dict[Any, Any]] = {}
     for row in table.rows:
@@ -36,9 +37,7 @@ def gather(table: Table, columns: Mapping[str, str]) -> tuple[Table, dict[str, s
             rows.append(row)
             continue
         content = {
-            ours: row.content[ours]
-            for ours in row.content
-            if ours not in (ANNOTATOR, VOTE, GATHERED)
+            ours: row.content[ours] for ours in row.content if ours not in (who, said, GATHERED)
         }
         pair = json.dumps(
             [content.get(columns[name]) for name in ("prompt", "response1", "response2")],
@@ -47,9 +46,9 @@ def gather(table: Table, columns: Mapping[str, str]) -> tuple[Table, dict[str, s
         if pair not in votes_of:
             votes_of[pair] = {}
             rows.append(SourceRow(row.number, content | {GATHERED: votes_of[pair]}))
-        annotator = row.content.get(ANNOTATOR)
+        annotator = row.content.get(who)
         votes_of[pair][row.number if annotator is None else str(annotator)] = row.content.get(
-            VOTE, ""
+            said, ""
         )
     return table._replace(rows=[_with_tuple(row) for row in rows]), {
         **columns,
@@ -61,7 +60,8 @@ def _one_a_line(table: Table, columns: Mapping[str, str]) -> bool:
     """Whether some row has an annotator and a vote, and none a column of votes per annotator."""
     present = {name for row in table.rows if isinstance(row.content, dict) for name in row.content}
     per_annotator = {name.strip() for name in columns["annotators"].split(",")}
-    return {ANNOTATOR, VOTE} <= present and not per_annotator & present
+    one = {columns.get(ANNOTATOR, ANNOTATOR), columns.get(VOTE, VOTE)}
+    return one <= present and not per_annotator & present
 
 
 def _with_tuple(row: SourceRow) -> SourceRow:
