@@ -35,7 +35,7 @@ def read(*rows: Any, **columns: str) -> tuple[str, list[Example]]:
     [
         (
             {"chosen": f"{HH}Gladly.", "rejected": f"{HH}No."},
-            [USER, {"role": "assistant", "content": "Yes?"}, {"role": "user", "content": "Help me."}],
+            [USER, {**GOOD, "content": "Yes?"}, {**USER, "content": "Help me."}],
         ),
         ({"chosen": [USER, GOOD], "rejected": [USER, BAD]}, [USER]),
         ({"prompt": "Hello?", "chosen": [USER, GOOD], "rejected": [USER, BAD]}, "Hello?"),
@@ -77,7 +77,7 @@ def test_messages_are_a_demonstration_of_their_last_one(row: Any) -> None:
     [
         {"responses": ["b", "a", "c"], "ranks": [1, 0, 2]},
         {"responses": ["b", "a", "c"], "scores": [5, 9.5, 1]},
-        {"responses": [{"text": "b", "rank": 2}, {"text": "a", "rank": 1}, {"text": "c", "rank": 3}]},
+        {"responses": [{"text": t, "rank": r} for t, r in (("b", 2), ("a", 1), ("c", 3))]},
         {"completions": [{"response": r, "score": s} for r, s in (("b", 2), ("a", 3), ("c", 1))]},
     ],
 )  # fmt: skip
@@ -108,7 +108,7 @@ def test_a_winner_may_be_written_in_many_ways(value: Any, chosen: str | None) ->
     assert named.pairs == example.pairs
 
 
-def test_one_vote_a_row_counts_with_those_on_the_same_pair_whatever_its_columns_are_called() -> (
+def test_one_vote_a_row_counts_with_those_on_the_same_pair_whatever_the_columns() -> (
     None
 ):
     rows = [
