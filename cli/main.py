@@ -34,6 +34,26 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
+
+def show_version(wanted: bool) -> None:
+    """Print the version and end."""
+    if wanted:
+        from importlib.metadata import version
+
+        typer.echo(f"rlhf-ledger {version('rlhf-ledger')}")
+        raise typer.Exit
+
+
+@app.callback()
+def rlhf(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=show_version, is_eager=True, help="Print the version."),
+    ] = False,
+) -> None:
+    """RLHF pipelines that know what they cost."""
+
+
 Recipe = Annotated[
     Path | None,
     typer.Option(
@@ -146,9 +166,11 @@ UP_HERE = {
 def up(
     context: typer.Context,
     prefect_port: Annotated[
-        int, typer.Option(help="Port of the Prefect server and its pages.")
+        int, typer.Option(help="Port of the Prefect server and its pages.", min=1, max=65535)
     ] = 4200,
-    mlflow_port: Annotated[int, typer.Option(help="Port of MLflow's pages.")] = 5000,
+    mlflow_port: Annotated[
+        int, typer.Option(help="Port of MLflow's pages.", min=1, max=65535)
+    ] = 5000,
     serve: Annotated[
         bool, typer.Option("--serve", help="Serve the champion too, as rlhf serve does.")
     ] = False,

@@ -1,6 +1,7 @@
 """`rlhf runs` and `rlhf restore`: what was run here, and back to one of them."""
 
 import json
+import re
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -47,7 +48,7 @@ def table(found: "list[PastRun]", wide: bool) -> "Table":
     from reporting.numbers import decimal, duration, percent, usd
 
     shown = Table(box=None, header_style="bold")
-    shown.add_column("run", overflow="fold", min_width=16)
+    shown.add_column("run", no_wrap=True)
     shown.add_column("state", no_wrap=True)
     for name in ("time", "cost", "wins", *(("method", "gold", "KL") if wide else ())):
         shown.add_column(name, justify="right", no_wrap=True)
@@ -58,13 +59,14 @@ def table(found: "list[PastRun]", wide: bool) -> "Table":
             wins += f" [{100 * one.win_rate_low:.0f}, {100 * one.win_rate_high:.0f}]"
         more = (one.method or "", decimal(one.gold_aligned), decimal(one.kl)) if wide else ()
         shown.add_row(
-            one.run_id,
+            # date and nickname, which names it too, each on a line
+            one.run_id if wide else re.sub(r"^(\d{8}-\d{6}-)", r"\1\n", one.run_id),
             one.state,
             duration(one.seconds),
             usd(one.usd),
             wins,
             *more,
-            one.note or one.changed,
+            "; ".join(filter(None, (one.note, one.changed))),
         )
     return shown
 

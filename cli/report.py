@@ -1,6 +1,7 @@
 """`rlhf report`: what a run cost and what it bought, as a table, as JSON, or as the HTML page."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,6 +16,9 @@ if TYPE_CHECKING:
     from costs.ledger.ledger import Ledger
     from costs.ledger.reconcile import Comparison, Reconciled
     from reporting.inputs import Findings
+
+WIDE = 110
+"""Columns of a terminal in which plan and measurement fit in one table."""
 
 
 def report(
@@ -172,43 +176,54 @@ def phase_table(book: "Ledger") -> "Table":
     return table
 
 
-def plan_table(reconciled: "Reconciled") -> "Table":
-    """Planned beside measured, for every phase, every stage and the run."""
+def plan_tables(reconciled: "Reconciled", wide: bool) -> list["Table"]:
+    """Planned beside measured, for every phase, every stage and the run: one table where it fits,
+    else one of times and memory, and one of costs.
+    """
+    groups = [("time", "cost", "memory")] if wide else [("time", "memory"), ("cost",)]
+    return [_plan_table(reconciled, group) for group in groups]
+
+
+def _plan_table(reconciled: "Reconciled", quantities: Sequence[str]) -> "Table":
     from rich.table import Table
 
+    titles = {"time": ("planned", "measured"), "cost": ("planned $", "measured $")}
+    titles["memory"] = ("plan MiB", "MiB")
     table = Table("stage", "phase", box=None, header_style="bold")
-    for name in (
-        "planned",
-        "measured",
-        "error",
-        "planned $",
-        "measured $",
-        "planned mem.",
-        "measured mem.",
-        "error",
-    ):
-        table.add_column(name, justify="right")
+    for quantity in quantities:
+        for name in (*titles[quantity], *(("error",) if quantity != "cost" else ())):
+            table.add_column(name, justify="right", no_wrap=True)
+
+    def cells(comparison: "Comparison") -> list[str]:
+        return [cell for quantity in quantities for cell in _cells(comparison)[quantity]]
+
     for stage in reconciled.stages:
         for phase, comparison in stage.phases.items():
-            table.add_row(stage.stage, phase, *_cells(comparison))
-        table.add_row(stage.stage, "all", *_cells(stage.whole), style="bold")
-    table.add_row("total", "", *_cells(reconciled.whole), style="bold")
+            table.add_row(stage.stage, phase, *cells(comparison))
+        table.add_row(stage.stage, "all", *cells(stage.whole), style="bold")
+    table.add_row("total", "", *cells(reconciled.whole), style="bold")
     return table
 
 
-def _cells(comparison: "Comparison") -> list[str]:
-    from reporting.numbers import deviation, duration, memory, usd
+def _cells(comparison: "Comparison") -> dict[str, list[str]]:
+    from reporting.numbers import ABSENT, deviation, duration, usd
 
-    return [
-        duration(comparison.planned_seconds),
-        duration(comparison.measured_seconds),
-        deviation(comparison.error),
-        usd(comparison.planned_usd),
-        usd(comparison.measured_usd),
-        memory(comparison.planned_peak_bytes),
-        memory(comparison.measured_peak_bytes),
-        deviation(comparison.error_peak_bytes),
-    ]
+    def mebibytes(value: float | None) -> str:
+        return ABSENT if value is None else f"{value / 2**20:,.0f}"
+
+    return {
+        "time": [
+            duration(comparison.planned_seconds),
+            duration(comparison.measured_seconds),
+            deviation(comparison.error),
+        ],
+        "cost": [usd(comparison.planned_usd), usd(comparison.measured_usd)],
+        "memory": [
+            mebibytes(comparison.planned_peak_bytes),
+            mebibytes(comparison.measured_peak_bytes),
+            deviation(comparison.error_peak_bytes),
+        ],
+    }
 
 
 def cost_notes(root: Path, findings: "Findings") -> list[str]:
@@ -253,7 +268,9 @@ def _print(root: Path, params: "Params", run_id: str | None, costs: bool) -> Non
         console.print(phase_table(findings.ledger))
         console.print()
         if findings.reconciled.hardware:
-            console.print(plan_table(findings.reconciled))
+            for each in plan_tables(findings.reconciled, console.width >= WIDE):
+                console.print(each)
+                console.print()
         for line in cost_notes(root, findings):
             console.print(Text(line))
     console.print()

@@ -66,6 +66,13 @@ def up(
     _make_databases(params.tracking.uri, console)
     console.print("Starting the servers ..." if not servers(root) else "Looking at the servers ...")
     running = start(root, plans)
+    for plan, server in ((plan, one) for plan in plans for one in running if one.name == plan.name):
+        if server.port != plan.port:
+            console.print(
+                f"{plan.name} runs on port {server.port} already, not on {plan.port}. To move it: "
+                f"{this_command()} down, then up again.",
+                markup=False,
+            )
     prefect = next(server for server in running if server.name == "prefect")
     asked, login = _checked_logins(root, running, params.tracking.uri, no_auth, mlflow_auth)
     found = pages(root, params, running)

@@ -15,6 +15,7 @@ from ruamel.yaml.error import YAMLError
 from config.errors import ParamsError
 
 EXTENDS = "extends"
+RECIPES = Path(__file__).parents[1] / "recipes"
 """The key by which a params file names the one it is laid over: a name beside it, or a path."""
 
 
@@ -102,5 +103,9 @@ def _same_kind(under: Mapping[str, Any], value: Mapping[str, Any]) -> bool:
 
 
 def base_path(path: Path, name: str) -> Path:
-    """The file that `extends: name` in the file `path` stands for."""
-    return path.parent / (name if name.endswith((".yaml", ".yml")) else f"{name}.yaml")
+    """The file that `extends: name` in the file `path` stands for: one beside it, else a recipe of
+    the project.
+    """
+    file = name if name.endswith((".yaml", ".yml")) else f"{name}.yaml"
+    beside, recipe = path.parent / file, RECIPES / file
+    return recipe if not beside.exists() and recipe.exists() else beside

@@ -44,8 +44,8 @@ def read(path: Path) -> dict[str, Any]:
         name = content.pop(EXTENDS)
         if not isinstance(name, str) or not name:
             raise ParamsError(
-                f"extends={name!r} in {chain[-1]}: the name of a params file beside it is needed, "
-                "such as base."
+                f"extends={name!r} in {chain[-1]}: the name of a recipe or of a params "
+                "file beside it is needed, such as base."
             )
         base = base_path(chain[-1], name)
         if base.resolve() in [each.resolve() for each in chain]:

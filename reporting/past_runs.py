@@ -4,11 +4,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from config import jsonl
 from config.differences import differences, in_a_line
 from config.errors import RlhfError
+from config.records import PipelineRow
 from config.schema import Params
 from config.workspace.kept import kept_params
-from reporting.inputs import read_findings
+from reporting.inputs import Findings, read_findings
 from reporting.runs_named import known_runs
 from reporting.verdict import aligned_wins
 
@@ -31,7 +33,7 @@ class PastRun(NamedTuple):
     changed: str = ""
     """Parameters that differ from those of the run before it in the list; empty for the oldest."""
     note: str = ""
-    """What is missing of the run, empty where nothing is."""
+    """What is missing of the run or why it ended early, empty where nothing is."""
     made_usd: float | None = None
     """What its outputs cost to make, reused stages included."""
 
@@ -74,8 +76,24 @@ def _past_run(
         findings.value("evaluate", "gold_aligned"),
         findings.value("evaluate", "kl"),
         _changed(before, params) if isinstance(before, Params) else "",
+        _failure(root, findings),
         made_usd=book.made_usd,
     )
+
+
+def _failure(root: Path, findings: Findings) -> str:
+    """Why a run ended early: what its last stage said, or the run itself."""
+    book = findings.ledger
+    if book.state in ("completed", "running"):
+        return ""
+    ended = [f"{stage.stage}: {stage.message}" for stage in book.stages if stage.message]
+    rows = jsonl.read(root / "runs" / "pipeline.jsonl", PipelineRow).rows
+    ended += [
+        str(row.detail["message"])
+        for row in rows
+        if (row.run_id, row.event) == (book.run_id, "end") and "message" in row.detail
+    ][-1:]
+    return ended[0] if ended else ""
 
 
 def _changed(before: Params, after: Params) -> str:

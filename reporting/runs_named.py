@@ -1,4 +1,6 @@
-"""Runs as people name them: by id, or `last`, `last-1`, ..."""
+"""Runs as people name them: by id, by the nickname in it that Prefect and MLflow show, or `last`,
+`last-1`, ...
+"""
 
 import re
 from collections.abc import Sequence
@@ -19,21 +21,36 @@ def known_runs(root: Path) -> list[str]:
 
 
 def resolve(root: Path, names: Sequence[str]) -> list[str]:
-    """The ids behind `names`, in their order. No name stands for the last two runs, a single one is
-    compared with the last.
+    """The ids behind `names`, in their order. No name stands for the last two runs that completed,
+    a single one is compared with the last of these; where none completed, the last ones.
 
     Raises UserError for a run that is not there, fewer than two runs, or the same run twice.
     """
     known = known_runs(root)
-    asked = list(names) if len(names) > 1 else [*names, "last"] if names else ["last-1", "last"]
-    found = [_resolve(name, known) for name in asked]
+    found = [_resolve(name, known) for name in names]
+    if len(found) < 2:
+        others = [run for run in dict.fromkeys([*completed_runs(root), *known]) if run not in found]
+        missing = 2 - len(found)
+        if len(others) < missing:
+            raise UserError(
+                f"{len(known)} runs were recorded in runs/pipeline.jsonl, and two are compared. "
+                f"{_list(known)}"
+            )
+        found = [*found, *reversed(others[:missing])]
     twice = next((run for i, run in enumerate(found) if run in found[:i]), None)
     if twice is not None:
         raise UserError(
-            f"{' and '.join(asked)} name run {twice} twice, and a run is compared with other runs. "
+            f"{' and '.join(names)} name run {twice} twice, and a run is compared with other runs. "
             f"{_list(known)}"
         )
     return found
+
+
+def completed_runs(root: Path) -> list[str]:
+    """Ids of those that completed, newest first."""
+    rows = jsonl.read(root / "runs" / "pipeline.jsonl", PipelineRow).rows
+    complete = {row.run_id for row in rows if (row.event, row.state) == ("end", "completed")}
+    return [run for run in known_runs(root) if run in complete]
 
 
 def resolve_one(root: Path, name: str) -> str:
@@ -44,11 +61,13 @@ def resolve_one(root: Path, name: str) -> str:
 def _resolve(name: str, known: Sequence[str]) -> str:
     if name in known:
         return name
+    if nicknamed := [run for run in known if run.partition("-")[2].partition("-")[2] == name]:
+        return nicknamed[0]
     match = re.fullmatch(r"last(?:-(\d+))?", name)
     if match is None:
         raise UserError(
-            f"run {name!r} is not in runs/pipeline.jsonl. Name a run by its id, or as last, "
-            f"last-1, ... {_list(known)}"
+            f"run {name!r} is not in runs/pipeline.jsonl. Name a run by its id or nickname, or as "
+            f"last, last-1, ... {_list(known)}"
         )
     back = int(match[1] or 0)
     if back >= len(known):

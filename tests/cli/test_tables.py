@@ -98,11 +98,16 @@ def test_planned_and_measured_stand_under_their_headings() -> None:
         planned_peak_bytes=3.0 * GIB,
         measured_peak_bytes=2.0 * GIB,
     )
-    table = report.plan_table(
-        Reconciled((StageComparison("sft", seen, {"train": seen}),), seen, "cpu")
-    )
-    said = ["30 s", "40 s", "−25%", "$3.00", "$4.00", "3.0 GiB", "2.0 GiB", "+50%"]
-    assert rows(table) == [["sft", "train", *said], ["sft", "all", *said], ["total", "", *said]]
+    reconciled = Reconciled((StageComparison("sft", seen, {"train": seen}),), seen, "cpu")
+    time, cost, memory = ["30 s", "40 s", "−25%"], ["$3.00", "$4.00"], ["3,072", "2,048", "+50%"]
+
+    def expected(said: list[str]) -> list[list[str]]:
+        return [["sft", "train", *said], ["sft", "all", *said], ["total", "", *said]]
+
+    [one] = report.plan_tables(reconciled, wide=True)
+    assert rows(one) == expected([*time, *cost, *memory])
+    narrow = [rows(table) for table in report.plan_tables(reconciled, wide=False)]
+    assert narrow == [expected([*time, *memory]), expected(cost)]
 
 
 def test_the_notes_add_up_waste_savings_and_retries(tmp_path: Path, findings: Findings) -> None:

@@ -7,6 +7,7 @@ import pytest
 from config.compose import compose, lacking
 from config.errors import ParamsError
 from config.load import read
+from tests.conftest import ROOT
 
 
 def test_mappings_merge_and_everything_else_replaces() -> None:
@@ -45,7 +46,10 @@ def test_a_recipe_extends_a_file_beside_it_through_several(tmp_path: Path) -> No
     ("text", "message"),
     [
         ("extends: top", "top.yaml -> top.yaml extend each other"),
-        ("extends: [base]", r"extends=\['base'\] in .*top.yaml: the name of a params file"),
+        (
+            "extends: [base]",
+            r"extends=\['base'\] in .*top.yaml: the name of a recipe or of a params file",
+        ),
         ("extends: absent", "absent.yaml does not exist"),
     ],
 )
@@ -53,3 +57,12 @@ def test_an_extends_that_leads_nowhere_is_reported(tmp_path: Path, text: str, me
     (tmp_path / "top.yaml").write_text(text)
     with pytest.raises(ParamsError, match=message):
         read(tmp_path / "top.yaml")
+
+
+def test_a_recipe_elsewhere_extends_one_of_the_projects_unless_one_is_beside_it(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "mine.yaml").write_text("extends: base\nseed: 7\n")
+    assert read(tmp_path / "mine.yaml") == {**read(ROOT / "recipes" / "base.yaml"), "seed": 7}
+    (tmp_path / "base.yaml").write_text("own: 1\n")
+    assert read(tmp_path / "mine.yaml") == {"own": 1, "seed": 7}

@@ -28,10 +28,27 @@ def test_runs_are_listed_newest_first(root: Path) -> None:
         (["last", "last-3", "r2"], ["r4", "r1", "r2"]),
         ([], ["r3", "r4"]),
         (["r2"], ["r2", "r4"]),
+        (["last"], ["r4", "r3"]),
     ],
 )
 def test_names_stand_for_runs(root: Path, names: list[str], expected: list[str]) -> None:
     assert resolve(root, names) == expected
+
+
+def test_runs_that_completed_are_compared_by_default(root: Path) -> None:
+    for run_id in ("r1", "r2"):
+        Clock(root, run_id, BEGIN).pipeline("end", state="completed")
+    assert resolve(root, []) == ["r1", "r2"]
+    assert resolve(root, ["r4"]) == ["r4", "r2"]
+    assert resolve(root, ["r2"]) == ["r2", "r1"]
+
+
+def test_the_nickname_of_a_run_names_it(root: Path) -> None:
+    for run_id in ("20261124-141953-hopeful-bear", "20261125-141953-hopeful-bear"):
+        Clock(root, run_id, BEGIN).pipeline("start")
+    assert resolve(root, ["hopeful-bear", "r1"]) == ["20261125-141953-hopeful-bear", "r1"]
+    with pytest.raises(UserError, match="'bear' is not in"):
+        resolve(root, ["bear", "r1"])
 
 
 @pytest.mark.parametrize(
@@ -41,7 +58,6 @@ def test_names_stand_for_runs(root: Path, names: list[str], expected: list[str])
         (["last-1", "../r1"], r"run '\.\./r1' is not"),
         (["last-4", "last"], "last-4 is not there: 4 runs"),
         (["r3", "last-1"], "name run r3 twice"),
-        (["last"], "name run r4 twice"),
     ],
 )
 def test_a_mistake_is_one_line_with_the_runs_there_are(

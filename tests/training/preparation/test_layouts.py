@@ -108,9 +108,7 @@ def test_a_winner_may_be_written_in_many_ways(value: Any, chosen: str | None) ->
     assert named.pairs == example.pairs
 
 
-def test_one_vote_a_row_counts_with_those_on_the_same_pair_whatever_the_columns() -> (
-    None
-):
+def test_one_vote_a_row_counts_with_those_on_the_same_pair_whatever_the_columns() -> None:
     rows = [
         {"prompt": "Hello?", "response1": "x", "response2": "y", "rater": who, "verdict": said}
         for who, said in (("ada", "A"), ("bob", "B"), ("cy", "B"))
