@@ -6,6 +6,9 @@ from collections.abc import Sequence
 
 from reporting.markup import Child, Markup, element
 
+MOST_SIDE_BY_SIDE = 4
+"""Columns of a table that a phone shows beside one another."""
+
 
 def section(name: str, title: str, lead: Child, *children: Child) -> Markup:
     """A part of the page with an anchor, a title and one line that says what it shows."""
@@ -41,14 +44,20 @@ def table(
     numbers: range = range(1, 99),
 ) -> Markup:
     """A table that scrolls sideways where it does not fit; the columns `numbers` are set to the
-    right.
+    right. On a phone one of many columns becomes a list of rows, each value beside its heading.
     """
+    names = [cell if isinstance(cell, str) else None for cell in header]
 
     def line(cells: Sequence[Child], tag: str) -> Markup:
         return element(
             "tr",
             [
-                element(tag, cell, class_="number" if i in numbers else None)
+                element(
+                    tag,
+                    cell,
+                    class_="number" if i in numbers else None,
+                    data_name=names[i] if tag == "td" and i < len(names) else None,
+                )
                 for i, cell in enumerate(cells)
             ],
         )
@@ -62,7 +71,7 @@ def table(
     return element(
         "div",
         element("table", *body),
-        class_="scroll",
+        class_="scroll" if len(header) <= MOST_SIDE_BY_SIDE else "scroll many",
         tabindex=0,
         role="region",
         aria_label=f"Table: {header[0]}",

@@ -294,6 +294,8 @@ def samples(prompts: list[Prompt], answers: dict[str, Answers]) -> list[dict[str
     rows = []
     for i, prompt in enumerate(prompts):
         row: dict[str, Any] = {"prompt": prompt_text(prompt)}
+        if not isinstance(prompt, str):
+            row["messages"] = prompt
         for name in MODELS:
             golds = answers[name].golds
             row |= {

@@ -7,7 +7,7 @@ from pathlib import Path
 from tasks.run.code_version import PACKAGES
 
 ROOT = Path(__file__).resolve().parents[2]
-FOLDERS = (*PACKAGES, "inputs", ".dvc", "recipes")
+FOLDERS = (*PACKAGES, "inputs", ".dvc", "recipes", "data/samples")
 FILES = (
     ".dvcignore",
     ".gitignore",

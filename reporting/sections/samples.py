@@ -34,10 +34,27 @@ def _sample(row: Mapping[str, Any]) -> Markup:
     replies = [_reply(row, model) for model in MODELS if row.get(model) is not None]
     return element(
         "article",
-        element("p", shown_text(row.get("prompt", "")), class_="prompt", dir="auto"),
+        *_prompt(row),
         element("div", *replies, class_="replies"),
         class_="card",
     )
+
+
+def _prompt(row: Mapping[str, Any]) -> list[Markup]:
+    """The prompt; of a conversation every turn with its speaker."""
+    turns = row.get("messages")
+    if not isinstance(turns, list) or not all(isinstance(turn, dict) for turn in turns):
+        return [element("p", shown_text(row.get("prompt", "")), class_="prompt", dir="auto")]
+    return [
+        element(
+            "p",
+            element("b", str(turn.get("role", "?")).capitalize(), class_="speaker"),
+            shown_text(turn.get("content", "")),
+            class_="prompt turn" if place == len(turns) - 1 else "earlier turn",
+            dir="auto",
+        )
+        for place, turn in enumerate(turns)
+    ]
 
 
 def _reply(row: Mapping[str, Any], model: str) -> Markup:

@@ -9,6 +9,7 @@ PACKAGES = (
     "flows",
     "labelling",
     "reporting",
+    "serving",
     "tasks",
     "tracking",
     "training",

@@ -4,6 +4,7 @@ run can change.
 
 import json
 import re
+import tomllib
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ import yaml
 
 from cli.docker import SECRETS
 from tasks.deployment.compose_setup import container_template, pipeline_template
+from tasks.run.code_version import PACKAGES
 from tests.conftest import ROOT
 from tests.docker.test_pools import ENVIRONMENT, configured
 
@@ -124,6 +126,15 @@ def test_every_image_of_others_is_named_by_its_digest(stack: dict[str, Any]) -> 
     base = re.search(r"^ARG BASE=(\S+)$", (ROOT / "docker/Dockerfile").read_text(), re.MULTILINE)
     assert base
     assert re.fullmatch(r"python:[\w.-]+@sha256:[0-9a-f]{64}", base[1])
+
+
+def test_images_and_the_digest_of_the_code_have_every_package() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    found = project["tool"]["setuptools"]["packages"]["find"]["include"]
+    packages = {name.removesuffix("*") for name in found}
+    sent = set((ROOT / ".dockerignore").read_text().splitlines())
+    assert {f"!{name}" for name in packages} <= sent
+    assert set(PACKAGES) == packages
 
 
 @pytest.mark.parametrize("gpus", [False, True])
