@@ -14,7 +14,7 @@ from config.records import PlannedRow
 from costs.planning.plans import Band, Plan, PlanError, StagePlan
 
 FEWEST_RUNS = 3
-"""Below it nothing is corrected, and below two there is no spread to show."""
+"""Below it nothing is corrected, and no spread is shown."""
 NEWEST_RUNS = 20
 """Older ones were planned by other formulas."""
 LEVEL = 0.8
@@ -81,7 +81,7 @@ def correction(found: Sequence[float]) -> float:
 
 
 def spread(found: Sequence[float]) -> Spread | None:
-    """The interval that holds LEVEL of the runs to come, None from fewer than two.
+    """The interval that holds LEVEL of the runs to come, None from fewer than FEWEST_RUNS.
 
     Around a fitted mean: s sqrt(1 + 1/n) t(n - 1). Around 1: the root mean square of the logs times
     t(n).
@@ -89,7 +89,7 @@ def spread(found: Sequence[float]) -> Spread | None:
     2.2.
     """
     n = len(found)
-    if n < 2:
+    if n < FEWEST_RUNS:
         return None
     logs, factor = [log(ratio) for ratio in found], correction(found)
     middle = log(factor)
