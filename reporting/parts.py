@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from reporting.markup import Child, Markup, element
 
-MOST_SIDE_BY_SIDE = 4
+MOST_SIDE_BY_SIDE = 3
 """Columns of a table that a phone shows beside one another."""
 
 
