@@ -91,7 +91,7 @@ def _list(runs: Sequence[PastRun], links: dict[str, str | None]) -> Markup:
 
 def _row(run: PastRun, link: str | None) -> list[Child]:
     name: Child = element("a", run.run_id, href=link) if link else run.run_id
-    if run.note:
+    if run.usd is None:  # its params are gone
         return [name, *[ABSENT] * (len(HEAD) - 2), run.note]
     started = datetime.fromtimestamp(run.started, UTC) if run.started else None
     when = f"{started:%Y-%m-%d %H:%M} UTC, " if started else ""
@@ -103,7 +103,7 @@ def _row(run: PastRun, link: str | None) -> list[Child]:
         _wins(run),
         decimal(run.gold_aligned),
         decimal(run.kl),
-        run.changed,
+        "; ".join(filter(None, (run.note, run.changed))),
     ]
 
 

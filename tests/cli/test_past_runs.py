@@ -1,6 +1,7 @@
 """`rlhf runs` on the files of two runs, and what `rlhf restore` refuses."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,8 @@ from typer.testing import CliRunner
 from cli.main import app
 from config.errors import UserError
 from config.records import kept_folder
+from reporting.gallery_page import write_gallery
+from tests.reporting.plausible_run import BEGIN, Clock
 from tests.reporting.two_runs import FIRST, SECOND, write_two_runs
 
 
@@ -94,3 +97,20 @@ def test_before_the_first_run_it_says_how_to_start_one(
 def test_a_run_that_is_not_there_is_refused_with_those_that_are(project: Path) -> None:
     with pytest.raises(UserError, match=FIRST):
         call("restore", "yesterday")
+
+
+def test_a_run_that_failed_is_listed_with_its_reason(project: Path) -> None:
+    failed = "20261124-120000-broken-kettle"
+    kept_folder(project, failed).mkdir(parents=True)
+    source = kept_folder(project, FIRST) / "params.yaml"
+    shutil.copyfile(source, kept_folder(project, failed) / "params.yaml")
+    clock = Clock(project, failed, BEGIN)
+    clock.pipeline("start")
+    clock.pipeline("end", state="failed", detail={"message": "planned above budget.max_usd=3"})
+    newest = listed()[0]
+    assert (newest["run_id"], newest["state"]) == (failed, "failed")
+    assert newest["note"] == "planned above budget.max_usd=3"
+    assert "planned above budget.max_usd=3" in call("runs")
+    page = write_gallery(project).read_text()
+    assert "planned above budget.max_usd=3; " in page
+    assert page.count("failed") >= 1
