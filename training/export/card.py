@@ -3,32 +3,17 @@ is not for.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from huggingface_hub import ModelCard, ModelCardData
 
-from training.evaluation.comparison import Gain
+from config.workspace.quantised import QuantisedFile
 
 NO_LICENCE = "other"
 """Hugging Face's name for a licence that is not in its list."""
 
 
-class Quantised(NamedTuple):
-    """A GGUF file beside the one in f32, on held-out prompts."""
-
-    kind: str
-    """f32, q8_0 or q4_0."""
-    bytes: int
-    prompts: int
-    flips: int
-    """Prompts whose greedy reply is not that of f32."""
-    difference: Gain
-    """Mean score of the replies less that of f32, with its paired interval."""
-    judge: str
-    """Whose score."""
-
-
-def model_card(facts: Mapping[str, Any], table: Sequence[Quantised]) -> str:
+def model_card(facts: Mapping[str, Any], table: Sequence[QuantisedFile]) -> str:
     """The text of README.md. `facts`: run_id, method, base, data (text), metrics (name -> text),
     usd, licence, summary.
     """
@@ -72,7 +57,7 @@ safety. The scores above are of one seed, and their intervals do not cover other
     return f"{ModelCard(f'---{chr(10)}{data.to_yaml()}{chr(10)}---{chr(10)}{body}')}"
 
 
-def _gguf_files(table: Sequence[Quantised]) -> str:
+def _gguf_files(table: Sequence[QuantisedFile]) -> str:
     rows = "\n".join(
         f"| `gguf/model-{each.kind}.gguf` | {each.bytes / 2**20:.2f} MiB "
         f"| {each.flips} of {each.prompts} "

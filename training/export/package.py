@@ -15,9 +15,10 @@ from typing import Any
 
 from config.errors import ModelError
 from config.schema import Params
+from config.workspace.quantised import Difference, QuantisedFile
 from training.evaluation.comparison import gain
 from training.export.aligned import load_aligned
-from training.export.card import Quantised, model_card
+from training.export.card import model_card
 from training.export.gguf_file import TYPES, write_gguf
 from training.export.llama_cpp import greedy_replies, serving
 from training.inference.trained_models import TrainedModels
@@ -54,7 +55,7 @@ def export(folder: Path, target: Path, facts: Mapping[str, Any]) -> None:
             logger.warning("no GGUF files: %s", error)
             shutil.rmtree(out / GGUF)
             table = []
-        rows = [{**each._asdict(), "difference": each.difference._asdict()} for each in table]
+        rows = [each.model_dump() for each in table]
         content = {**facts, "quantised": rows}
         (out / EXPORT).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
         (out / "README.md").write_text(model_card(facts, table), encoding="utf-8")
@@ -67,7 +68,7 @@ def gguf_path(folder: Path, kind: str) -> Path:
 
 def compared(
     models: TrainedModels, params: Params, folder: Path, prompts: Sequence[Prompt]
-) -> list[Quantised]:
+) -> list[QuantisedFile]:
     """Each GGUF file of an export beside the one in f32, by their greedy replies."""
     tokenizer, evaluate = models.tokenizer, params.evaluate
     encoded = encode_prompts(tokenizer, prompts)
@@ -91,17 +92,20 @@ def compared(
         return found
 
     exact = scores(replies["f32"])
-    return [
-        Quantised(
-            kind,
-            gguf_path(folder, kind).stat().st_size,
-            len(prompts),
-            sum(one != other for one, other in zip(of_kind, replies["f32"], strict=True)),
-            gain(scores(of_kind), exact, evaluate.confidence),
-            "gold score" if world is not None else "score of the reward model",
+    found = []
+    for kind, of_kind in replies.items():
+        mean, low, high, _ = gain(scores(of_kind), exact, evaluate.confidence)
+        found.append(
+            QuantisedFile(
+                kind=kind,
+                bytes=gguf_path(folder, kind).stat().st_size,
+                prompts=len(prompts),
+                flips=sum(a != b for a, b in zip(of_kind, replies["f32"], strict=True)),
+                difference=Difference(mean=mean, low=low, high=high),
+                judge="gold score" if world is not None else "score of the reward model",
+            )
         )
-        for kind, of_kind in replies.items()
-    ]
+    return found
 
 
 def main() -> None:
