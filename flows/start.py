@@ -26,6 +26,7 @@ def start(
         "gpu-24gb",
         "gpu-80gb",
         "node-8gpu",
+        "smollm-cpu",
         "trees-cpu",
         "two-nodes",
         "votes-cpu",

@@ -334,4 +334,4 @@ def test_no_fitting_pair_is_a_mistake_of_the_user(project: Project) -> None:
 )
 def test_settings_that_can_not_work_are_refused_in_one_line(changes: dict, said: str) -> None:
     with pytest.raises(ParamsError, match=said):
-        params(dpo=changes)
+        params(dpo=changes, align={"method": "dpo"})

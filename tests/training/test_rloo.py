@@ -343,4 +343,4 @@ def test_settings_that_can_not_work_are_refused_in_one_line(
     method: str, changes: dict, said: str
 ) -> None:
     with pytest.raises(ParamsError, match=method + said):
-        params(**{method: changes})
+        params(**{method: changes, "align": {"method": method}})
