@@ -43,12 +43,13 @@ def export(
     """
     root = project_root()
     run = run or champion_or_last(root)
-    hub = (to or "").removeprefix(HUB) if (to or "").startswith(HUB) else None
-    target = EXPORTS / run_id_of(root, run) if hub is not None or not to else typed_path(to)
+    hub = to.removeprefix(HUB) if to and to.startswith(HUB) else None
+    target = typed_path(to) if to and hub is None else EXPORTS / run_id_of(root, run)
     if hub is not None:
-        _to_hub(root, hub)  # a name or a token that the hub refuses is told before the work
+        _to_hub(root, hub)  # fail on a bad name or token before the export, not after it
     write_export(root, run, target)
     _show(target)
+    _tell_mlflow(root, run_id_of(root, run))
     if hub is not None:
         _to_hub(root, hub, "--folder", str(target))
 
@@ -90,17 +91,22 @@ def write_export(root: Path, run: str, target: Path) -> None:
 
 
 def _keep(root: Path, run_id: str, target: Path) -> None:
-    """What quantising changes goes into the report of the run, and to MLflow."""
-    from config.workspace.kept import kept_params
+    """Keep with the run what quantising changes: its report shows it, the next sync ships it."""
     from config.workspace.quantised import Quantised, keep_quantised
-    from tasks.champions.registry import describe, tell_mlflow
+    from tasks.champions.registry import describe
 
     files = json.loads((target / "export.json").read_text(encoding="utf-8"))["quantised"]
     digest = describe(root, run_id).model_digest
     keep_quantised(root, run_id, Quantised(model_digest=digest, files=files))
+
+
+def _tell_mlflow(root: Path, run_id: str) -> None:
+    from config.workspace.kept import kept_params
+    from tasks.champions.registry import tell_mlflow
+
     fault = tell_mlflow(root, kept_params(root, run_id))
     if fault is not None:
-        print(f"Not in MLflow yet: {fault} rlhf report --sync does it later.")
+        print(f"warning: {fault}", file=sys.stderr)
 
 
 def _facts(root: Path, run_id: str, params: "Params") -> dict[str, Any]:

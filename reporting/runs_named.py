@@ -29,7 +29,10 @@ def resolve(root: Path, names: Sequence[str]) -> list[str]:
     known = known_runs(root)
     found = [_resolve(name, known) for name in names]
     if len(found) < 2:
-        others = [run for run in dict.fromkeys([*completed_runs(root), *known]) if run not in found]
+        complete = completed_runs(root)
+        others = sorted(
+            (run for run in known if run not in found), key=lambda run: run not in complete
+        )
         missing = 2 - len(found)
         if len(others) < missing:
             raise UserError(
@@ -46,11 +49,10 @@ def resolve(root: Path, names: Sequence[str]) -> list[str]:
     return found
 
 
-def completed_runs(root: Path) -> list[str]:
-    """Ids of those that completed, newest first."""
+def completed_runs(root: Path) -> set[str]:
+    """Ids of the runs that completed."""
     rows = jsonl.read(root / "runs" / "pipeline.jsonl", PipelineRow).rows
-    complete = {row.run_id for row in rows if (row.event, row.state) == ("end", "completed")}
-    return [run for run in known_runs(root) if run in complete]
+    return {row.run_id for row in rows if (row.event, row.state) == ("end", "completed")}
 
 
 def resolve_one(root: Path, name: str) -> str:

@@ -59,17 +59,17 @@ class Engine:
         self.folder, self.name = folder, folder.name
         self.prompts = Prompts(folder)
         self._users = 0
-        port, self._key = free_port(), secrets.token_urlsafe(16)
+        port, key = free_port(), secrets.token_urlsafe(16)
         self._process = subprocess.Popen(
             [sys.executable, "-m", "serving.bound", *self.command(port, settings)],
-            env={**os.environ, "RLHF_ENGINE_KEY": self._key, "VLLM_API_KEY": self._key},
+            env={**os.environ, "RLHF_ENGINE_KEY": key, "VLLM_API_KEY": key},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )
         self._client = httpx.AsyncClient(
             base_url=f"http://127.0.0.1:{port}",
-            headers={"Authorization": f"Bearer {self._key}"},
+            headers={"Authorization": f"Bearer {key}"},
             timeout=None,
             limits=httpx.Limits(max_connections=None),
             trust_env=False,
@@ -86,10 +86,6 @@ class Engine:
     def part(self, answer: dict[str, Any], tokens: int, sampling: Sampling) -> Part:
         """One answer of the engine; `tokens` came before it."""
         raise NotImplementedError
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
 
     @property
     def is_alive(self) -> bool:
@@ -189,8 +185,7 @@ class LlamaCpp(Engine):
             "top_k": 0,
             "min_p": 0.0,
             "return_tokens": not sampling.stream,
-            "stream": sampling.stream,
-            **({"seed": sampling.seed} if sampling.seed is not None else {}),
+            **_stream_and_seed(sampling),
         }
 
     def part(self, answer: dict[str, Any], tokens: int, sampling: Sampling) -> Part:
@@ -244,9 +239,8 @@ class Transformers(Engine):
         }
         return "/v1/completions", {
             "prompt": self.prompts.text_for(prompt),
-            "stream": sampling.stream,
             "generation_config": json.dumps(settings),
-            **({"seed": sampling.seed} if sampling.seed is not None else {}),
+            **_stream_and_seed(sampling),
         }
 
     def part(self, answer: dict[str, Any], tokens: int, sampling: Sampling) -> Part:
@@ -283,9 +277,8 @@ class Vllm(Engine):
             "max_tokens": sampling.max_tokens,
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
-            "stream": sampling.stream,
             "return_token_ids": True,
-            **({"seed": sampling.seed} if sampling.seed is not None else {}),
+            **_stream_and_seed(sampling),
         }
 
     def part(self, answer: dict[str, Any], tokens: int, sampling: Sampling) -> Part:
@@ -293,6 +286,12 @@ class Vllm(Engine):
         ids = choice.get("token_ids") or []
         text = choice["text"] if sampling.stream else self.prompts.text(ids)
         return Part(text, tokens + len(ids), choice.get("finish_reason"))
+
+
+def _stream_and_seed(sampling: Sampling) -> dict[str, Any]:
+    """The fields that all engines call alike."""
+    seed = {} if sampling.seed is None else {"seed": sampling.seed}
+    return {"stream": sampling.stream, **seed}
 
 
 ENGINES: dict[EngineName, type[Engine]] = {

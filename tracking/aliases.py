@@ -51,20 +51,19 @@ def _version(
     connection: Connection, root: Path, name: str, entry: Champion, runs: dict[str, str]
 ) -> str | None:
     found = version_of(connection, name, entry.model_digest, is_mlflow_model=True)
+    if found is not None:
+        return found
+    raw = version_of(connection, name, entry.model_digest)
     folder, run_id = champion_folder(root, entry.run_id), runs.get(entry.run_id)
-    if found is not None or run_id is None or not folder.is_dir():
-        return found or version_of(connection, name, entry.model_digest)
-    if is_deleted(connection, run_id):
-        return version_of(connection, name, entry.model_digest)
+    if run_id is None or not folder.is_dir() or is_deleted(connection, run_id):
+        return raw
     tags = {"dvc.digest": entry.model_digest, "rlhf.run_id": entry.run_id}
     with TemporaryDirectory(dir=folder.parent, prefix=".mlflow-") as temporary:
         model = Path(temporary) / "model"
         if _write_mlflow_model(root, folder, model):
             kept = kept_folder(root, entry.run_id)
             return register_mlflow_model(connection, run_id, model, name, kept, tags)
-    return version_of(connection, name, entry.model_digest) or register_folder(
-        connection, run_id, folder, f"models/{entry.method}", name, tags
-    )
+    return raw or register_folder(connection, run_id, folder, f"models/{entry.method}", name, tags)
 
 
 def _write_mlflow_model(root: Path, folder: Path, target: Path) -> bool:

@@ -142,11 +142,12 @@ class Shipment:
         """
         for run_id, mlflow_run in self._cursor.runs.items():
             found = None if "/" in run_id else read_quantised(self._root, run_id)
-            if found is None or is_deleted(self._connection, mlflow_run):
+            if found is None:
                 continue
             digest = hashlib.sha256(found.model_dump_json().encode()).hexdigest()
             state = f"{digest} {self._cursor.champions}"
-            if self._cursor.quantised.get(run_id) != state:
+            is_new = self._cursor.quantised.get(run_id) != state
+            if is_new and not is_deleted(self._connection, mlflow_run):
                 name = self._params_of(run_id).tracking.registered_model
                 log_quantised(self._connection, mlflow_run, name, found)
                 self._cursor.quantised[run_id] = state

@@ -70,7 +70,7 @@ def refusal(*arguments: str) -> str:
     return str(raised.value)
 
 
-def test_a_run_that_would_fail_is_said_with_the_setting_that_helps(project: Path) -> None:
+def test_a_run_that_would_fail_names_the_setting_that_helps(project: Path) -> None:
     rows = [{**row, "chosen": ""} if i < 6 else row for i, row in enumerate(ROWS)]
     (project / "empty.jsonl").write_text("\n".join(map(json.dumps, rows)))
     said = refusal("empty.jsonl")

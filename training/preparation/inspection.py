@@ -49,7 +49,7 @@ SYNONYMS: Mapping[str, tuple[str, ...]] = {
 """Our column -> names it goes by in files people have, the likeliest first."""
 
 ANNOTATORS = re.compile(r"(annotator|vote|label|rater|judge)[ _]?\d+$", re.IGNORECASE)
-WINNER = ("winner", "vote", "preference", "preferred", "choice", "label")
+WINNER_COLUMNS = ("winner", "vote", "preference", "preferred", "choice", "label")
 """Names of a column that says which of two replies is better."""
 ROWS_LOOKED_AT = 1000
 FEWEST_PAIRS = 20
@@ -200,7 +200,7 @@ def _mapping(
             columns.get("annotators")
             or columns.get("vote")
             or ", ".join(filter(ANNOTATORS.match, present))
-            or next((lower[name] for name in WINNER if name in lower), "")
+            or next((lower[name] for name in WINNER_COLUMNS if name in lower), "")
         )
         if not annotators:
             return None

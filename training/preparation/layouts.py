@@ -87,8 +87,8 @@ def _common(chosen: Sequence[Row], rejected: Sequence[Row]) -> tuple[list[Row], 
     """
     *before, last = chosen or [{}]
     *other, worse = rejected or [{}]
-    said_by = {last.get("role"), worse.get("role")}
-    if not before or before != other or said_by != {"assistant"}:
+    speakers = {last.get("role"), worse.get("role")}
+    if not before or before != other or speakers != {"assistant"}:
         return None
     return before, last["content"], worse["content"]
 
