@@ -11,6 +11,7 @@ from config.errors import ModelError
 from config.load import write
 from tests.training import tiny
 from training.inference.chat import Conversation, Sampling, Speaker, speakers, talk
+from training.modeling.tokenizer import encode_prompt
 
 GREEDY = Sampling(temperature=0.0, max_new_tokens=6, seed=0)
 
@@ -73,11 +74,15 @@ def test_a_conversation_remembers_its_turns_where_models_were_trained_on_some() 
 def test_the_oldest_turns_are_forgotten_when_the_context_is_full(folder: Path) -> None:
     (speaker,) = speakers(folder, ["sft"])
     speaker.conversation.several_turns = True
-    for _ in range(6):
-        speaker.reply("my kettle is cracked", GREEDY, io.StringIO())
-    ids = speaker._fitting("my kettle is cracked", GREEDY.max_new_tokens)
+    for turn in range(20):
+        speaker.conversation.add(f"kettle {turn}", "sorry")
+    messages = list(speaker.conversation.messages)
+    assert len(encode_prompt(speaker.tokenizer, messages)) > tiny.CONTEXT
+    ids = speaker._fitting("hello", GREEDY.max_new_tokens)
     assert len(ids) <= tiny.CONTEXT - GREEDY.max_new_tokens
-    assert len(speaker.conversation.messages) < 12
+    kept = speaker.conversation.messages
+    assert kept == messages[-len(kept) :]
+    assert 0 < len(kept) < len(messages)
 
 
 def test_an_empty_line_starts_anew(folder: Path) -> None:
