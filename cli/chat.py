@@ -17,7 +17,7 @@ def chat(
     ] = None,
     compare: Annotated[
         bool,
-        typer.Option("--compare", help="Base, SFT and aligned model answer in turn."),
+        typer.Option("--compare", help="Base, SFT, aligned model and student answer in turn."),
     ] = False,
     temperature: Annotated[
         float | None, typer.Option(help="0 is greedy; without it, evaluate.temperature.")
@@ -27,13 +27,14 @@ def chat(
     ] = None,
     seed: Annotated[int, typer.Option(help="Of the sampling.")] = 0,
 ) -> None:
-    """Talk to the aligned model in the terminal. A line is a message, an empty one starts anew,
-    Ctrl-D ends it. Lines can be piped in.
+    """Talk to the model that the run promotes in the terminal. A line is a message, an empty one
+    starts anew, Ctrl-D ends it. Lines can be piped in.
     """
     root = project_root()
     with models_of(root, run, "chat") as (folder, params):
         settings = params.evaluate
-        models = ["base", "sft", "aligned"] if compare else ["aligned"]
+        models = ["base", "sft", "aligned", *(["student"] if params.distill is not None else [])]
+        models = models if compare else [params.tracking.model]
         command = [sys.executable, "-m", "training.inference.chat", "--folder", str(folder)]
         command += ["--models", *models, "--seed", str(seed)]
         command += ["--temperature", str(_first(temperature, settings.temperature))]

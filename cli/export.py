@@ -119,7 +119,7 @@ def _facts(root: Path, run_id: str, params: "Params") -> dict[str, Any]:
     found = findings.metrics["evaluate"]
     metrics = {
         name: f"{value:.3f}"
-        for name in ("gold_sft", "gold_aligned", "kl")
+        for name in ("gold_sft", "gold_aligned", "gold_student", "quality_kept", "kl")
         if (value := findings.value("evaluate", name)) is not None
     }
     for kind in ("gold", "reward"):
@@ -136,6 +136,7 @@ def _facts(root: Path, run_id: str, params: "Params") -> dict[str, Any]:
         "summary": f"{judged.title}. {judged.sentence}",
         "run_id": run_id,
         "method": params.align.method,
+        "is_student": params.final_stage == "distill",
         "base": params.model.path or "weights drawn at random",
         "data": getattr(source, "path", source.kind),
         "usd": findings.ledger.made_usd,

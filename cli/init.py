@@ -14,7 +14,7 @@ import typer
 from cli.data import inspected
 from cli.project import project_root, typed_path
 from config.errors import CostError, DataError, EnvironmentFault, ParamsError
-from config.records import METHODS, stages_of
+from config.records import METHODS
 
 if TYPE_CHECKING:
     from config.schema import Params
@@ -84,9 +84,7 @@ def init(
     remark = f"{file.name}: {found['format']}, {found['rows']:,} rows. {note}"
     write_atomically(path, recipe(root, params, f"{remark}\n# {model_note}"))
     aim = target(params, None, 1, None, root)
-    show(
-        plan(params, aim, stages_of(params.align.method)), as_json=False, html=None, title=path.name
-    )
+    show(plan(params, aim, params.stages), as_json=False, html=None, title=path.name)
     typer.echo(f"{path.relative_to(root)}: {note} {model_note}")
     typer.echo(f"Train it: rlhf run --recipe {path.relative_to(root)}")
 
@@ -285,7 +283,7 @@ def fitting(params: "Params") -> tuple["Params", str]:
     from costs.planning.planner import plan
     from costs.planning.target import target
 
-    aim, stages = target(params, None, 1, None, Path()), stages_of(params.align.method)
+    aim, stages = target(params, None, 1, None, Path()), params.stages
     if all(stage.fits for stage in plan(params, aim, stages).stages):
         return params, "All weights learn."
     for adapters, note in ((False, "All weights learn"), (True, "Adapters learn")):

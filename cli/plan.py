@@ -210,7 +210,6 @@ def plan(
     if setting is not None:
         show(_setting_plan(setting, usd_per_gpu_hour), as_json, html, setting.name)
         return
-    from config.records import stages_of
     from costs.planning.partial import completed
     from costs.planning.planner import plan as run_plan
     from costs.planning.target import target
@@ -222,7 +221,7 @@ def plan(
     for line in _stands_on_guesses(params, hardware):
         typer.echo(line, err=True)
     make = _of_cycle if retrain else run_plan
-    chosen = stages or stages_of(params.align.method)
+    chosen = stages or params.stages
     if explain:
         from costs.planning.explain import explain_params
 

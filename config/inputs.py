@@ -1,11 +1,12 @@
-"""What params.yaml names outside of the project: content digests of local data files and of a local
-base model, for DVC to depend on.
+"""What params.yaml names outside of the project: content digests of local data files and of local
+models, for DVC to depend on.
 
-data/inputs/data.json    the files of data.source, data.sft_source and the other sources
-data/inputs/model.json   the files of model.path
+data/inputs/data.json     the files of data.source, data.sft_source and the other sources
+data/inputs/model.json    the files of model.path
+data/inputs/student.json  the files of distill.student.path
 
-DVC can not depend on a path that stands in params.yaml and may not be there, so these two files
-stand for them: they change when the content does. The DVC stage `inputs` writes them
+DVC cannot depend on a path that stands in params.yaml and may not be there, so these files stand
+for them: they change when the content does. The DVC stage `inputs` writes them
 (tasks/dvc/inputs_stage.py), and `rlhf run` does the same in process.
 """
 
@@ -18,10 +19,11 @@ from config.schema import Params
 
 DATA_DIGESTS = Path("data/inputs/data.json")
 MODEL_DIGESTS = Path("data/inputs/model.json")
+STUDENT_DIGESTS = Path("data/inputs/student.json")
 
 
 def write_digests(root: Path, params: Params) -> None:
-    """Bring both files up to date. A file that is not there has no digest: the stage that needs it
+    """Bring the files up to date. A file that is not there has no digest: the stage that needs it
     says so in its own words.
     """
     for target, text in digest_files(root, params).items():
@@ -31,7 +33,7 @@ def write_digests(root: Path, params: Params) -> None:
 
 
 def outdated_digests(root: Path, params: Params) -> list[Path]:
-    """Which of the two files do not say what they would with `params`; nothing is written."""
+    """Which of the files do not say what they would with `params`; nothing is written."""
     return [
         target
         for target, text in digest_files(root, params).items()
@@ -40,12 +42,17 @@ def outdated_digests(root: Path, params: Params) -> list[Path]:
 
 
 def named_paths(root: Path, params: Params) -> list[str]:
-    """The files and the folder that params name outside of the project, as they name them; a file
+    """The files and folders that params name outside of the project, as they name them; a file
     may be missing yet, a model that is no folder here comes from a hub.
     """
     files = sorted(set(params.data.local_paths().values()))
-    model = params.model.path
-    return [*files, *([model] if model and (root / model).is_dir() else [])]
+    models = {params.model.path, student_path(params)}
+    return [*files, *sorted(path for path in models if path and (root / path).is_dir())]
+
+
+def student_path(params: Params) -> str | None:
+    """The folder or hub model that a student starts from, if one does."""
+    return params.distill.student.path if params.distill is not None else None
 
 
 def expected_files(root: Path, params: Params) -> dict[str, str]:
@@ -60,12 +67,19 @@ def expected_files(root: Path, params: Params) -> dict[str, str]:
 
 
 def digest_files(root: Path, params: Params) -> dict[Path, str]:
-    """What the two files are to hold, by their place in the project."""
+    """What the files are to hold, by their place in the project."""
     data = {path: _digest(root / path) for path in sorted(set(params.data.local_paths().values()))}
-    model = _folder_digests(root, params.model.path) if params.model.path else {}
+    model, student = (
+        _folder_digests(root, path) if path else {}
+        for path in (params.model.path, student_path(params))
+    )
     return {
         path: json.dumps(digests, indent=1) + "\n"
-        for path, digests in ((DATA_DIGESTS, data), (MODEL_DIGESTS, model))
+        for path, digests in (
+            (DATA_DIGESTS, data),
+            (MODEL_DIGESTS, model),
+            (STUDENT_DIGESTS, student),
+        )
     }
 
 

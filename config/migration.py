@@ -15,15 +15,19 @@ GONE = {
     ),
 }
 """Parameters of earlier versions, and why there are none of that name any more."""
+LATER = ("distill",)
+"""Stages that came after the sections had moved."""
 MOVED = {
-    "processes": ("processes", SHARED_STAGES),
-    "sharding": ("sharding", SHARED_STAGES),
-    "placement": ("pool", STAGES),
+    "processes": ("processes", tuple(stage for stage in SHARED_STAGES if stage not in LATER)),
+    "sharding": ("sharding", tuple(stage for stage in SHARED_STAGES if stage not in LATER)),
+    "placement": ("pool", tuple(stage for stage in STAGES if stage not in LATER)),
 }
 """Sections of earlier versions -> the key of `where` that says it now, and the stages they had."""
 ADDED: dict[str, Any] = {
     **{f"{method}.on_divergence": "stop" for method in ("ppo", "rloo", "grpo")},
     "model.random.rope_theta": 10000.0,
+    "distill": None,
+    "tracking.model": "aligned",
 }
 """Parameters that earlier versions did not have, each with the value that does what was done."""
 

@@ -11,6 +11,7 @@ counted by the reader. `run_id` names the pipeline run that paid for the row. An
 process: its number grows by one at every start.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,7 +25,10 @@ SAMPLING_METHODS = ("ppo", "rloo", "grpo")
 METHODS = ("ppo", "dpo", "rloo", "grpo")
 """The alignment stages, of which a run has the one that `align.method` names."""
 
-STAGES = ("data", "sft", "reward", *METHODS, "evaluate")
+LOOPS = (*SAMPLING_METHODS, "distill")
+"""Stages that sample responses as they train, update by update."""
+
+STAGES = ("data", "sft", "reward", *METHODS, "distill", "evaluate")
 """Every stage, in order. One name everywhere: params section, DVC stage, module, runs/ folder, test
 file.
 """
@@ -74,9 +78,18 @@ def kept_folder(root: Path, run_id: str) -> Path:
     return root / "runs" / "pipeline" / inner_name(run_id, "run id")
 
 
-def stages_of(method: str) -> tuple[str, ...]:
+def stages_of(method: str, distills: bool = False) -> tuple[str, ...]:
     """The stages of a run that aligns with `method`, in order."""
-    return tuple(stage for stage in STAGES if stage == method or stage not in METHODS)
+    absent = {*METHODS, *(() if distills else ("distill",))} - {method}
+    return tuple(stage for stage in STAGES if stage not in absent)
+
+
+def final_stage(content: Mapping[str, Any]) -> str:
+    """The stage whose model is registered, promoted, exported and served, from params.yaml as it
+    was read: it may be of an earlier schema.
+    """
+    student = content.get("tracking", {}).get("model") == "student"
+    return "distill" if student else str(content["align"]["method"])
 
 
 class Record(BaseModel):

@@ -12,14 +12,15 @@ from pydantic import Field, model_validator
 
 from config.compose import flat
 from config.errors import ParamsError
-from config.records import METHODS
+from config.records import METHODS, final_stage, stages_of
 from config.sections.base import Sparse
 from config.sections.data import Data
+from config.sections.distillation import Distill
 from config.sections.levers import Lora
 from config.sections.model import Model
 from config.sections.money import Budget, Prices
 from config.sections.offline import Dpo, Reward, Sft
-from config.sections.online import Grpo, Online, Ppo, Rloo
+from config.sections.online import Grpo, Online, Ppo, Rloo, SamplingLoop
 from config.sections.retraining import Retrain
 from config.sections.run import Align, Evaluate, Tracking
 from config.sections.where import SHARED_STAGES, WEIGHTS_DIVIDED, Where
@@ -43,6 +44,9 @@ class Params(Sparse):
     dpo: Dpo | None = Field(None, title="Dpo", description=UNCHOSEN)
     rloo: Rloo | None = Field(None, title="Rloo", description=UNCHOSEN)
     grpo: Grpo | None = Field(None, title="Grpo", description=UNCHOSEN)
+    distill: Distill | None = Field(
+        title="Distill", description="A student of the aligned model; null makes none."
+    )
     evaluate: Evaluate
     where: Where
     prices: Prices
@@ -56,12 +60,27 @@ class Params(Sparse):
         Raises ParamsError if they are.
         """
         found = getattr(self, stage)
+        if found is None and stage == "distill":
+            raise ParamsError(
+                "distill is null in params.yaml, so there is no student to make. Give it the "
+                "section of recipes/demo-distill.yaml."
+            )
         if found is None:
             raise ParamsError(
                 f"align.method={self.align.method}, and params.yaml has no section {stage}. Copy "
                 "it from recipes/base.yaml, or choose a method whose section is there."
             )
         return found
+
+    @property
+    def stages(self) -> tuple[str, ...]:
+        """The stages of this run, in order."""
+        return stages_of(self.align.method, self.distill is not None)
+
+    @property
+    def final_stage(self) -> str:
+        """The stage whose model is registered, promoted, exported and served."""
+        return final_stage({"align": dict(self.align), "tracking": dict(self.tracking)})
 
     @property
     def unused(self) -> tuple[str, ...]:
@@ -96,11 +115,22 @@ class Params(Sparse):
         self.section(self.align.method)
         return self
 
-    def _loops(self) -> Iterator[Online]:
-        """The section of align.method, if it samples: others may be of another model's size."""
-        section = self.section(self.align.method)
-        if isinstance(section, Online):
-            yield section
+    def _loops(self) -> Iterator[SamplingLoop]:
+        """The sections that sample, of the methods only that of align.method: others may be of
+        another model's size.
+        """
+        for section in (self.section(self.align.method), self.distill):
+            if isinstance(section, SamplingLoop):
+                yield section
+
+    @model_validator(mode="after")
+    def _registers_a_model(self) -> "Params":
+        if self.tracking.model == "student" and self.distill is None:
+            raise ParamsError(
+                "tracking.model=student, and distill is null: this run makes no student. Set "
+                "tracking.model: aligned, or give the section distill in params.yaml."
+            )
+        return self
 
     @model_validator(mode="after")
     def _lengths_fit(self) -> "Params":

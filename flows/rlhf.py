@@ -10,6 +10,7 @@ from tasks.pipeline.pipeline_run import pipeline_run
 from tasks.pipeline.stage_tasks import (
     align,
     data,
+    distill,
     evaluate,
     places,
     report,
@@ -21,8 +22,8 @@ from tasks.planning.gate import approval, checked, plan, refused
 
 @flow(name="rlhf", persist_result=False, validate_parameters=False, on_failure=[refused])
 def rlhf(params: Params) -> State[Any]:
-    """Plan, data, demonstrations, preferences, PPO (or RLOO, GRPO, DPO), evaluation, report. Only
-    what changed since the last run is done again.
+    """Plan, data, demonstrations, preferences, PPO (or RLOO, GRPO, DPO), distillation where
+    asked for, evaluation, report. Only what changed since the last run is done again.
 
     Args:
         params: The whole run; another run needs only what differs to be changed.
@@ -35,6 +36,7 @@ def rlhf(params: Params) -> State[Any]:
         sft(run)
         reward(run)
         align(run)
+        distill(run)
         evaluate(run)
         report(run)
     return run.state

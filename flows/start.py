@@ -22,6 +22,7 @@ from tasks.deployment.short_form import (
 def start(
     recipe: Literal[
         "demo",
+        "demo-distill",
         "demo-lora",
         "gpu-24gb",
         "gpu-80gb",

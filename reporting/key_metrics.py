@@ -21,7 +21,17 @@ NAMES = {
     "sft": ("eval_loss",),
     "reward": ("accuracy", "bayes_accuracy", "ece"),
     ALIGN: ("score", "kl", "accuracy", "margin"),
-    "evaluate": ("win_rate_reward", "win_rate_gold", "gold_sft", "gold_aligned", "kl"),
+    "distill": ("loss", "parameters_student"),
+    "evaluate": (
+        "win_rate_reward",
+        "win_rate_gold",
+        "gold_sft",
+        "gold_aligned",
+        "kl",
+        "gold_student",
+        "win_rate_student",
+        "quality_kept",
+    ),
 }
 
 

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
-from config.records import stages_of
 from reporting.bars import Estimate
 from reporting.inputs import Findings
 from reporting.markup import Markup, element, text
@@ -96,7 +95,7 @@ def key_picture(findings: Findings) -> str:
 
 def _stages(findings: Findings) -> list[Spent]:
     # a stage has its colour in every run, so that pictures can be compared
-    names = stages_of(findings.params.align.method)
+    names = findings.params.stages
     colours = {name: _colour(i) for i, name in enumerate(names)}
     return [
         Spent(stage.stage, stage.seconds, stage.usd, colours.get(stage.stage, COLOURS["base"]))

@@ -105,7 +105,7 @@ def register(
     folder: Path,
     tags: Mapping[str, str],
 ) -> dict[str, str]:
-    """Log models/<align.method> with the run and register it as the challenger; the tags to put on
+    """Log the final model of the run and register it as the challenger; the tags to put on
     the run.
 
     An adapter is logged with the bases of this project that it stands on, each by its place in the
@@ -115,8 +115,8 @@ def register(
     logged any more.
     """
     client, name = connection.client, params.tracking.registered_model
-    path = f"models/{params.align.method}"
-    digest = out_digest(folder / "dvc.lock", params.align.method, path)
+    path = f"models/{params.final_stage}"
+    digest = out_digest(folder / "dvc.lock", params.final_stage, path)
     if digest is None:
         return {}
     version = version_of(connection, name, digest)

@@ -1,7 +1,8 @@
-"""Stage `evaluate`: base, SFT and aligned model answer the same held-out prompts and are compared.
+"""Stage `evaluate`: base, SFT and aligned model, and the student if there is one, answer the same
+held-out prompts and are compared.
 
-data/prepared/prompts/test.jsonl, models/{sft,reward,<align.method>} -> metrics/evaluate.json,
-plots/evaluate.csv, evaluation/samples.jsonl
+data/prepared/prompts/test.jsonl, models/{sft,reward,<align.method>,distill} ->
+metrics/evaluate.json, plots/evaluate.csv, evaluation/samples.jsonl
 """
 
 import json
@@ -11,10 +12,12 @@ from typing import Any, NamedTuple
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from config.schema import Params
 from training.evaluation.comparison import (
     distinct_n,
     gain,
     gain_at_equal_length,
+    gain_kept,
     reward_hacking,
     score_judge,
     win_rate,
@@ -38,8 +41,7 @@ from training.process.stage import Stage, run_stage
 from training.rollout.engine import Limits, sampling_noise
 from training.rollout.static import generate
 
-SECTIONS = ("seed", "model", "align", "evaluate", "data.source")
-MODELS = ("base", "sft", "aligned")
+SECTIONS = ("seed", "model", "align", "distill", "evaluate", "data.source")
 
 
 class Answers(NamedTuple):
@@ -57,13 +59,19 @@ class Answers(NamedTuple):
     """Of a helpdesk world: whether each names the item that its prompt names, and no other."""
 
 
-def inputs(method: str) -> tuple[str, ...]:
+def models(params: Params) -> tuple[str, ...]:
+    """Those that are compared, in this order everywhere."""
+    return ("base", "sft", "aligned", *(("student",) if params.distill is not None else ()))
+
+
+def inputs(params: Params) -> tuple[str, ...]:
     return (
         "data/prepared/prompts/test.jsonl",
         "data/tokenizer",
         "models/sft",
         "models/reward",
-        f"models/{method}",
+        f"models/{params.align.method}",
+        *(("models/distill",) if params.distill is not None else ()),
     )
 
 
@@ -72,10 +80,10 @@ def evaluate(stage: Stage) -> None:
     tokenizer = load_tokenizer(stage.root / "data/tokenizer")
     prompts = held_out_prompts(stage.root, stage.params, tokenizer)
     world = known_world(stage.params.data.source, map(prompt_text, prompts))
-    answers = answers_so_far(stage)
-    for step, name in enumerate(MODELS, start=1):
+    answers, names = answers_so_far(stage), models(stage.params)
+    for step, name in enumerate(names, start=1):
         if name not in answers:
-            answers[name] = answer(stage, name, prompts, tokenizer, world)
+            answers[name] = answer(stage, name, step, prompts, tokenizer, world)
             stage.log(
                 step,
                 {
@@ -87,14 +95,14 @@ def evaluate(stage: Stage) -> None:
             save_answers(stage, step, answers)
             stage.stop_if_requested()
     stage.check_params()
-    with stage.meter.phase("compare", len(MODELS)):
+    with stage.meter.phase("compare", len(names)):
         write_json(
             stage.root / "metrics/evaluate.json",
             compare(answers, settings.confidence, stage.params.seed),
         )
         table = [
             [name, key, value]
-            for name in MODELS
+            for name in names
             for key, value in describe(answers[name]).items()
             if value is not None
         ]
@@ -130,7 +138,7 @@ def answers_so_far(stage: Stage) -> dict[str, Answers]:
 
 
 def load_model(stage: Stage, name: str, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
-    """`base`, `sft` or `aligned`, in evaluation mode.
+    """One of `models`, in evaluation mode.
 
     Raises ModelError if its folder is missing, damaged or of another vocabulary.
     """
@@ -138,17 +146,15 @@ def load_model(stage: Stage, name: str, tokenizer: PreTrainedTokenizerBase) -> P
     if name == "base":
         model = base_model(params.model, tokenizer, params.seed)
     else:
-        model = load_policy(
-            stage.root / "models" / (params.align.method if name == "aligned" else name),
-            params.model,
-            tokenizer,
-        )
+        folder = {"aligned": params.align.method, "student": "distill"}.get(name, name)
+        model = load_policy(stage.root / "models" / folder, params.model, tokenizer)
     return model.to(stage.torch_device).eval()
 
 
 def answer(
     stage: Stage,
     name: str,
+    step: int,
     prompts: list[Prompt],
     tokenizer: PreTrainedTokenizerBase,
     world: World | None,
@@ -156,7 +162,7 @@ def answer(
     """Sample a reply to every prompt, with the same random numbers for every model, and score
     it.
     """
-    settings, step = stage.params.evaluate, MODELS.index(name) + 1
+    settings = stage.params.evaluate
     budget_tokens = settings.batch_size * stage.params.model.context_length
     encoded = encode_prompts(tokenizer, prompts)
     model = load_model(stage, name, tokenizer)
@@ -237,9 +243,11 @@ def describe(answers: Answers) -> dict[str, float | None]:
 
 
 def compare(answers: dict[str, Answers], confidence: float, seed: int) -> dict[str, Any]:
-    """metrics/evaluate.json: aligned against SFT, and each model alone."""
+    """metrics/evaluate.json: aligned against SFT, the student against aligned, and each model
+    alone.
+    """
     sft, aligned = answers["sft"], answers["aligned"]
-    metrics: dict[str, Any] = {f"gold_{name}": describe(answers[name])["gold"] for name in MODELS}
+    metrics: dict[str, Any] = {f"gold_{name}": describe(answers[name])["gold"] for name in answers}
     for name, of in (("right_item_rate", aligned), ("right_item_rate_sft", sft)):
         metrics[name] = None if of.right_items is None else _mean(of.right_items)
     wins = {"reward": (aligned.rewards, sft.rewards), "gold": (aligned.golds, sft.golds)}
@@ -280,13 +288,39 @@ def compare(answers: dict[str, Answers], confidence: float, seed: int) -> dict[s
         "prompts": len(sft.texts),
         "confidence": confidence,
     }
-    for name in MODELS:
+    if "student" in answers:
+        metrics |= compare_student(answers, confidence, seed)
+    for name in answers:
         metrics |= {
             f"{key}_{name}": value
             for key, value in describe(answers[name]).items()
             if key not in ("gold", "kl")
         }
     return metrics
+
+
+def compare_student(answers: dict[str, Answers], confidence: float, seed: int) -> dict[str, Any]:
+    """How often the student beats the aligned model, and how much of its gain over the SFT model
+    it keeps: by the gold score, without one by the reward model.
+    """
+    student, aligned, sft = (judge_scores(answers[name]) for name in ("student", "aligned", "sft"))
+    rate = win_rate(score_judge(student, aligned), len(student), confidence, seed)
+    kept = gain_kept(student, aligned, sft, confidence, seed)
+    return {
+        "win_rate_student": rate.rate,
+        "win_rate_student_low": rate.low,
+        "win_rate_student_high": rate.high,
+        "ties_student": rate.ties,
+        "quality_kept": kept and kept.share,
+        "quality_kept_low": kept and kept.low,
+        "quality_kept_high": kept and kept.high,
+        "kl_student": _mean(answers["student"].kl),
+    }
+
+
+def judge_scores(answers: Answers) -> list[float]:
+    """Gold scores, or where there are none the reward model's."""
+    return answers.rewards if answers.golds is None else answers.golds
 
 
 def samples(prompts: list[Prompt], answers: dict[str, Answers]) -> list[dict[str, Any]]:
@@ -296,7 +330,7 @@ def samples(prompts: list[Prompt], answers: dict[str, Answers]) -> list[dict[str
         row: dict[str, Any] = {"prompt": prompt_text(prompt)}
         if not isinstance(prompt, str):
             row["messages"] = prompt
-        for name in MODELS:
+        for name in answers:
             golds = answers[name].golds
             row |= {
                 name: answers[name].texts[i],
@@ -313,4 +347,4 @@ def _mean(values: list[float] | list[int] | list[bool]) -> float:
 
 if __name__ == "__main__":
     torch.set_grad_enabled(False)
-    sys.exit(run_stage("evaluate", SECTIONS, lambda params: inputs(params.align.method), evaluate))
+    sys.exit(run_stage("evaluate", SECTIONS, inputs, evaluate))

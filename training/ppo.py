@@ -93,7 +93,7 @@ def ppo(stage: Stage, estimate: Estimator = ppo_advantages) -> None:
     limits = Limits(settings.max_new_tokens, tokenizer.eos_token_id, tokenizer.pad_token_id)
     roles = load_roles(stage, tokenizer)
     device = roles.policy.device
-    state = load_state(stage, roles)
+    state = load_state(stage, roles, PpoState(0, 0, settings.kl.coef))
     if settings.on_divergence == "roll_back" and state.update == state.rolled_back == 0:
         with stage.meter.phase("save", 0):
             save_state(stage, roles, state)
@@ -111,7 +111,15 @@ def ppo(stage: Stage, estimate: Estimator = ppo_advantages) -> None:
         own_seed = stream_seed(seed, "sampling", update)
         noise_BT = sampling_noise(len(batch), limits.max_new_tokens, own_seed)
         with phase("rollout") as work:
-            rollout = roll_out(rollout_backoff, roles, batch, noise_BT, settings, limits)
+            rollout = roll_out(
+                rollout_backoff,
+                roles.policy,
+                batch,
+                noise_BT,
+                settings,
+                limits,
+                roles.trunk_value_head,
+            )
             sequences, starts = joined(batch, rollout.responses)
             tokens = sum(map(len, sequences))
             work.add(tokens, len(batch))

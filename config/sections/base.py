@@ -17,11 +17,18 @@ class Section(BaseModel):
 
 
 class Sparse(Section):
-    """A section of which keys may be absent: None stands for them, and is not written."""
+    """A section of which keys with a default may be absent: None stands for them, and is not
+    written.
+    """
 
     @model_serializer(mode="wrap")
     def _present(self, write: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
-        return {key: value for key, value in write(self).items() if value is not None}
+        fields = type(self).model_fields
+        return {
+            key: value
+            for key, value in write(self).items()
+            if value is not None or fields[key].is_required()
+        }
 
 
 Fraction = Annotated[float, Field(ge=0, le=1)]

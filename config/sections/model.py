@@ -1,6 +1,6 @@
 """The base model: built from a shape, or read from a folder or a hub."""
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -8,8 +8,11 @@ from config.errors import ParamsError
 from config.sections.base import Positive, Section
 
 
-class RandomModel(Section):
-    """A model built from its shape, for the embedded default and for benchmarks."""
+class Shape(Section):
+    """The shape of a model that is built from scratch."""
+
+    place: ClassVar[str]
+    """Where it is in params.yaml."""
 
     family: Literal["llama", "qwen2", "qwen3", "gpt2"] = Field(
         description="Architecture of the random-weight model. qwen3 normalises queries and keys: "
@@ -20,10 +23,6 @@ class RandomModel(Section):
     heads: Positive = Field(description="Number of attention heads; must divide the width.")
     kv_heads: Positive = Field(description="Number of key and value heads; must divide the heads.")
     mlp_width: Positive = Field(description="Width of the feed-forward layer.")
-    vocab_size: Annotated[int, Field(ge=300)] = Field(
-        description="Entries of the byte-level BPE tokenizer trained on the data (256 bytes and 4 "
-        "special tokens included)."
-    )
     tie_embeddings: bool = Field(description="Share input and output embedding.")
     rope_theta: Annotated[float, Field(gt=1)] = Field(
         description="Base of the rotary positions, usually 1e4: the longest wave in tokens, over "
@@ -31,19 +30,30 @@ class RandomModel(Section):
     )
 
     @model_validator(mode="after")
-    def _heads_divide(self) -> "RandomModel":
+    def _heads_divide(self) -> "Shape":
         if self.width % self.heads or (self.width // self.heads) % 2:
             raise ParamsError(
-                f"model.random.width={self.width} does not split into "
-                f"model.random.heads={self.heads} of even size. "
+                f"{self.place}.width={self.width} does not split into "
+                f"{self.place}.heads={self.heads} of even size. "
                 "Change either in params.yaml."
             )
         if self.heads % self.kv_heads:
             raise ParamsError(
-                f"model.random.kv_heads={self.kv_heads} does not divide "
-                f"model.random.heads={self.heads}. Change either in params.yaml."
+                f"{self.place}.kv_heads={self.kv_heads} does not divide "
+                f"{self.place}.heads={self.heads}. Change either in params.yaml."
             )
         return self
+
+
+class RandomModel(Shape):
+    """A base model built from its shape, for the embedded default and for benchmarks."""
+
+    place: ClassVar[str] = "model.random"
+
+    vocab_size: Annotated[int, Field(ge=300)] = Field(
+        description="Entries of the byte-level BPE tokenizer trained on the data (256 bytes and 4 "
+        "special tokens included)."
+    )
 
 
 class Model(Section):

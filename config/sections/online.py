@@ -1,5 +1,5 @@
-"""Methods that learn from responses they sample: PPO, RLOO and GRPO, three settings of one loop
-(training/ppo.py).
+"""Stages that learn from responses sampled as they train: PPO, RLOO and GRPO, three settings of one
+loop (training/ppo.py), and distillation (config/sections/distillation.py).
 """
 
 from typing import Annotated, ClassVar, Literal
@@ -28,10 +28,11 @@ class Kl(Section):
     )
 
 
-class Online(Section):
-    """What the methods of the loop have in common."""
+class SamplingLoop(Section):
+    """A loop of updates: sample responses, then take several optimizer steps on them."""
 
     method: ClassVar[str]
+    """The stage's name, and its section's."""
 
     lora: Lora | None = Field(description=LORA)
     optimizer: OptimizerName = Field(description=OPTIMIZER)
@@ -59,21 +60,41 @@ class Online(Section):
         "flash_attention_2; on a CPU it is slower. Both sample the same responses; paged gives no "
         "values, so not in shared_trunk."
     )
-    recompute_logprobs: bool = Field(
-        description="Take the old log-probabilities from the trainer's own forward, not from "
-        "sampling: right even where the engine's numbers "
-        "differ (rollout_logprob_gap says how much), for one more forward pass over the rollout."
-    )
     num_mini_batches: Positive = Field(
         description="Optimizer steps per pass; must divide the batch."
     )
     micro_batch_tokens: Positive = Field(
         description="Token budget of one forward and backward pass."
     )
-    learning_rate: Rate = Field(description="Adam learning rate of the policy.")
+    learning_rate: Rate = Field(description="Adam learning rate of the model that is trained.")
     schedule: Literal["constant", "linear"] = Field(description="Learning rate over the updates.")
     max_grad_norm: Annotated[float, Field(gt=0)] = Field(
         description="Gradient norm is clipped to this."
+    )
+    checkpoint_every_updates: Positive = Field(description="Updates between checkpoints.")
+    sample_every_updates: Positive = Field(description="Updates between rows of sample responses.")
+
+    @property
+    def epochs(self) -> int:
+        """Passes over each rollout."""
+        passes: int = getattr(self, f"{self.method}_epochs")
+        return passes
+
+    @model_validator(mode="after")
+    def _batches(self) -> "SamplingLoop":
+        for name in ("num_mini_batches", "responses_per_prompt"):
+            splits(self.method, "batch_size", self.batch_size, name, getattr(self, name))
+        without_dropout(self.method, self.lora)
+        return self
+
+
+class Online(SamplingLoop):
+    """What the methods of the RL loop have in common."""
+
+    recompute_logprobs: bool = Field(
+        description="Take the old log-probabilities from the trainer's own forward, not from "
+        "sampling: right even where the engine's numbers "
+        "differ (rollout_logprob_gap says how much), for one more forward pass over the rollout."
     )
     kl: Kl = Field(description="KL penalty towards the SFT model.")
     cliprange: Annotated[float, Field(gt=0, lt=1)] = Field(
@@ -98,29 +119,6 @@ class Online(Section):
         "in runs/<method>/diverged.jsonl. stop: the stage ends. roll_back: the first time it goes "
         "back to its last checkpoint with half the learning rates; the second time it ends."
     )
-    checkpoint_every_updates: Positive = Field(description="Updates between checkpoints.")
-    sample_every_updates: Positive = Field(description="Updates between rows of sample responses.")
-
-    @property
-    def epochs(self) -> int:
-        """Passes over each rollout."""
-        passes: int = getattr(self, f"{self.method}_epochs")
-        return passes
-
-    @model_validator(mode="after")
-    def _batches(self) -> "Online":
-        splits(
-            self.method, "batch_size", self.batch_size, "num_mini_batches", self.num_mini_batches
-        )
-        splits(
-            self.method,
-            "batch_size",
-            self.batch_size,
-            "responses_per_prompt",
-            self.responses_per_prompt,
-        )
-        without_dropout(self.method, self.lora)
-        return self
 
 
 class Ppo(Online):

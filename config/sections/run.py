@@ -40,4 +40,8 @@ class Tracking(Section):
         description="MLflow tracking URI: a server's URL or a database such as sqlite:///mlflow.db."
     )
     experiment: str = Field(description="MLflow experiment.")
-    registered_model: str = Field(description="Name under which the aligned model is registered.")
+    registered_model: str = Field(description="Name under which the model is registered.")
+    model: Literal["aligned", "student"] = Field(
+        description="The model of a run that is registered, promoted, exported and served: the "
+        "aligned one, or the student that distill makes of it."
+    )

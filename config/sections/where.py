@@ -90,6 +90,7 @@ class Where(Sparse):
     dpo: PlaceOverride | None = Field(None, description=OVERRIDE)
     rloo: PlaceOverride | None = Field(None, description=OVERRIDE)
     grpo: PlaceOverride | None = Field(None, description=OVERRIDE)
+    distill: PlaceOverride | None = Field(None, description=OVERRIDE)
     evaluate: PlaceOverride | None = Field(None, description=OVERRIDE)
 
     def of(self, stage: str) -> Place:

@@ -2,7 +2,7 @@
 machine: on a CPU the parts add up.
 """
 
-from config.records import SAMPLING_METHODS
+from config.records import LOOPS
 from costs.formulas.counts import (
     forward_attention_flops,
     forward_matmul_flops,
@@ -20,7 +20,7 @@ from costs.quantities import explained
 from costs.tables.measured import CACHE_PASSES, Measured
 from costs.tables.shapes import ModelShape
 
-OWN_STAGES = (*SAMPLING_METHODS, "evaluate", "contest")
+OWN_STAGES = (*LOOPS, "evaluate", "contest")
 """Stages whose rollouts and passes without gradient run in loops of our own."""
 
 
@@ -103,7 +103,7 @@ def _pace(own: Measured, setting: Setting, training: bool) -> float:
     overhead (`trainer_step_seconds`).
     """
     if training:
-        return own.update_pace if setting.stage in SAMPLING_METHODS else 1.0
+        return own.update_pace if setting.stage in LOOPS else 1.0
     return own.scoring_pace if setting.stage in OWN_STAGES else 1.0
 
 

@@ -96,12 +96,12 @@ def ppo_phases(setting: Setting) -> list[PhaseRow]:
         generated[1][3],
     )
     again = loop.rescored / setting.data_parallel
-    rescored = [_forward(setting, "logprobs", setting.model, True, again)] if again else []
+    rescored = [scored(setting, "logprobs", setting.model, True, again)] if again else []
     passes = [
-        _forward(setting, name, shape, vocabulary, each)
+        scored(setting, name, shape, vocabulary, each)
         for name, shape, vocabulary in _frozen_passes(setting)
     ]
-    return [rollout, *rescored, *passes, _advantage(setting, each), _update(setting, each)]
+    return [rollout, *rescored, *passes, _advantage(setting, each), update_phase(setting, each)]
 
 
 def _frozen_passes(setting: Setting) -> list[tuple[str, ModelShape, bool]]:
@@ -117,14 +117,14 @@ def _frozen_passes(setting: Setting) -> list[tuple[str, ModelShape, bool]]:
     return passes  # a head on the trunk says its values during the rollout
 
 
-def _forward(
+def scored(
     setting: Setting, name: str, shape: ModelShape, vocabulary: bool, sequences: float
 ) -> PhaseRow:
     """One pass over a rollout, micro-batch by micro-batch; log-probs only at response tokens, a
     score at one token of each sequence.
     """
     work = setting.workload
-    passes, micro = _passes(setting, sequences)
+    passes, micro = passes_over(setting, sequences)
     tokens = _tokens_in(setting, name == "score")
     said = work.mean_response_tokens or work.response_tokens
     counted = replace(
@@ -153,7 +153,7 @@ def gather_seconds(setting: Setting, shape: ModelShape) -> float:
 
 
 @explained("", "passes", "sequences")
-def _passes(setting: Setting, sequences: float) -> tuple[float, float]:
+def passes_over(setting: Setting, sequences: float) -> tuple[float, float]:
     """(passes, sequences of each) over `sequences` of them: as many as the budget of tokens asks
     for, or micro-batches padded to one size.
     """
@@ -172,7 +172,7 @@ def _passes(setting: Setting, sequences: float) -> tuple[float, float]:
 def _update_passes(setting: Setting, mini_batch: float) -> tuple[float, float]:
     """(passes, sequences of each) over a mini-batch."""
     micro = 1.0 * update_micro_batch(setting)
-    return _passes(setting, mini_batch) if setting.engine.packs else (mini_batch / micro, micro)
+    return passes_over(setting, mini_batch) if setting.engine.packs else (mini_batch / micro, micro)
 
 
 @explained("tokens")
@@ -199,7 +199,7 @@ def _advantage(setting: Setting, sequences: float) -> PhaseRow:
     return ("advantage", once.times(work.steps), seconds.seconds * work.steps, seconds.bound)
 
 
-def _update(setting: Setting, sequences: float) -> PhaseRow:
+def update_phase(setting: Setting, sequences: float) -> PhaseRow:
     """ppo_epochs over the rollout: policy and, in its own model, value."""
     loop, work, levers = roles_of(setting), setting.workload, setting.levers
     own = setting.engine.packs
@@ -247,7 +247,7 @@ def ppo_moments(setting: Setting) -> list[Moment]:
     )
     frozen = replace(setting.levers, tuning="frozen", weights_fp32=False)
     rollout["workspace"] += gathered_bytes(setting, setting.model, setting.levers)
-    found = [Moment("rollout", _plus(resident, "policy", rollout))]
+    found = [Moment("rollout", plus(resident, "policy", rollout))]
     again = [("logprobs", setting.model, True)] if loop.rescored else []
     longest = packed_sequences(setting, loop.batch / setting.data_parallel)
     for name, shape, vocabulary in [*again, *_frozen_passes(setting)]:
@@ -260,8 +260,8 @@ def ppo_moments(setting: Setting) -> list[Moment]:
         passing = scoring(setting, shape, setting.levers, rows, work.max_tokens, vocabulary)
         held = {"policy": setting.levers, "value": value_levers(setting)}.get(role, frozen)
         passing["workspace"] += gathered_bytes(setting, shape, held)
-        found.append(Moment(name, _plus(resident, role, passing)))
-    return found + _update_moments(setting, resident)
+        found.append(Moment(name, plus(resident, role, passing)))
+    return found + update_moments(setting, resident)
 
 
 def resident_roles(setting: Setting) -> Roles:
@@ -321,7 +321,7 @@ def packed_sequences(setting: Setting, available: float) -> float:
     return max(1.0, min(setting.micro_batch_tokens / setting.workload.max_tokens, available))
 
 
-def _update_moments(setting: Setting, resident: Roles) -> list[Moment]:
+def update_moments(setting: Setting, resident: Roles) -> list[Moment]:
     """Training: the passes of policy and value model over a micro-batch end in one loss, so both
     keep their activations until then.
 
@@ -352,7 +352,7 @@ def _update_moments(setting: Setting, resident: Roles) -> list[Moment]:
     )
     value = own_value(setting)
     if value is None:
-        return [Moment(phase, _plus(resident, "policy", parts)) for phase, parts in policy.items()]
+        return [Moment(phase, plus(resident, "policy", parts)) for phase, parts in policy.items()]
     held = replace(
         value_levers(setting), micro_batch=micro, accumulation=counted.levers.accumulation
     )
@@ -375,11 +375,11 @@ def _update_moments(setting: Setting, resident: Roles) -> list[Moment]:
         else 0.0
     }
     found = [
-        Moment(phase, _plus(_plus(resident, "value", parts), "policy", kept | waiting))
+        Moment(phase, plus(plus(resident, "value", parts), "policy", kept | waiting))
         for phase, parts in of_value.items()
     ]
     return found + [
-        Moment(phase, _plus(_plus(resident, "policy", parts), "value", gradients))
+        Moment(phase, plus(plus(resident, "policy", parts), "value", gradients))
         for phase, parts in policy.items()
     ]
 
@@ -399,7 +399,7 @@ def _work_parts(moments: list[Moment], role: str) -> dict[str, Parts]:
     }
 
 
-def _plus(roles: Roles, role: str, parts: Parts) -> Roles:
+def plus(roles: Roles, role: str, parts: Parts) -> Roles:
     """`roles` with further parts in one of them; a role without states of its own (ref, adapter
     off) has these parts only.
     """

@@ -30,7 +30,7 @@ MAPPED_BYTES = 2 * 2**20
 """Blocks from here on are not in the heap: training/process/allocator.py has them mapped and
 unmapped by themselves.
 """
-TRAINER_STAGES = ("sft", "pretrain", "reward", "dpo", "distill")
+TRAINER_STAGES = ("sft", "pretrain", "reward", "dpo")
 """Those on TRL's trainers, whose imports take more time and memory."""
 
 

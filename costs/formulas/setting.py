@@ -21,6 +21,8 @@ Optimizer = Literal["adamw", "adamw8bit", "paged_adamw", "paged_adamw8bit", "sgd
 Checkpointing = Literal["none", "full", "selective"]
 Attention = Literal["flash", "sdpa", "eager"]
 
+EVALUATED = 3
+"""Models that an evaluation asks: base, SFT and aligned; a student is one more."""
 DTYPE_BYTES = {"fp32": 4.0, "tf32": 4.0, "bf16": 2.0, "fp16": 2.0}
 QUANT_BYTES = {
     "int8": 1.0,
@@ -188,12 +190,20 @@ class Rlhf:
     ref_levers: Levers | None = None
     """How the SFT model's adapter is shaped, which the reference keeps; None: it has none."""
     teacher: ModelShape | None = None
+    """Of distillation."""
+    teacher_quantisation: str | None = None
+    student_share: float = 0.0
+    """Share of all responses that the student samples; the teacher samples the others."""
+    taught_share: float = 1.0
+    """Share of the updates that learn from the teacher's probabilities, not its responses alone."""
     batch: int = 1
     """Responses of one rollout, over all devices."""
     rollout_batch: int = 1
     """Responses generated side by side on one device."""
     ppo_epochs: int = 1
     mini_batches: int = 1
+    evaluated: int = EVALUATED
+    """Models that an evaluation asks."""
     rescored: int = 0
     """Responses of a rollout whose log-probs the policy computes once more, over all devices; 0
     where that is no phase.

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from pydantic import BaseModel
 
 from config.errors import CostError
-from config.records import SAMPLING_METHODS
+from config.records import LOOPS, SAMPLING_METHODS
 from config.schema import Params
 from costs.formulas.setting import Setting
 from costs.planning.data_stage import plan_data
@@ -273,8 +273,10 @@ def _totals(stage: StagePlan) -> list[tuple[str, Any, str]]:
 
 def _name_parts(stage: StagePlan, prefix: str) -> None:
     """Names for what a plan has names for: phases, parts of memory, totals."""
-    loop = stage.stage in SAMPLING_METHODS
-    timed = "costs/formulas/ppo.py" if loop else "costs/planning/phases.py"
+    timed = "costs/planning/phases.py"
+    if stage.stage in LOOPS:
+        own = "ppo" if stage.stage in SAMPLING_METHODS else "distillation"
+        timed = f"costs/formulas/{own}.py"
     for phase in stage.phases:
         _rename(phase.seconds, f"{prefix}{phase.phase}.seconds", "s", timed)
         _rename(phase.usd, f"{prefix}{phase.phase}.usd", "USD", SUMMED)

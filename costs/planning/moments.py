@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
-from config.errors import CostError
 from config.records import SAMPLING_METHODS
+from costs.formulas.distillation import distill_moments
 from costs.formulas.generation import generation_moment
 from costs.formulas.memory import Moment, frozen_role, scoring
 from costs.formulas.ppo import ppo_moments
@@ -20,7 +20,7 @@ from costs.formulas.states import (
     weights,
 )
 from costs.formulas.timeline import loading_moment, training_moments
-from costs.planning.phases import EVALUATED, TRAINING_STAGES
+from costs.planning.phases import TRAINING_STAGES
 from costs.tables.shapes import ModelShape
 
 READ_AT_ONCE = 2
@@ -62,6 +62,8 @@ def tensor_moments(setting: Setting) -> list[Moment]:
     """Every moment's tensors."""
     if setting.stage in SAMPLING_METHODS:
         return ppo_moments(setting)
+    if setting.stage == "distill":
+        return distill_moments(setting)
     if setting.stage == "examine":
         read = read_alone(setting, setting.model, setting.levers.micro_batch, False)
         return [Moment("score", {"reward": read})]
@@ -91,8 +93,6 @@ def trainer_moments(setting: Setting) -> list[Moment]:
     # with LoRA the reference is the policy with its adapter off
     elif setting.stage == "dpo" and levers.tuning != "lora":
         found = beside_frozen(setting, found, shape, "ref")
-    elif setting.stage == "distill":
-        found = beside_frozen(setting, found, _teacher(setting), "teacher")
     return [*found, loading_moment(setting, shape, levers)]
 
 
@@ -149,12 +149,6 @@ def held_out_moments(setting: Setting) -> list[Moment]:
     return [Moment("evaluate", {"policy": held | read_at_once(setting, setting.workload.held_out)})]
 
 
-def _teacher(setting: Setting) -> ModelShape:
-    if setting.rlhf is None or setting.rlhf.teacher is None:
-        raise CostError("stage distill needs a teacher's shape. Set rlhf.teacher in the setting.")
-    return setting.rlhf.teacher
-
-
 def judging_moments(setting: Setting) -> list[Moment]:
     """Scoring of replies by a reward model, then their log-probs under the SFT model, while the
     model that said them stays loaded.
@@ -167,7 +161,7 @@ def judging_moments(setting: Setting) -> list[Moment]:
         setting.rlhf.reward,
         setting.workload.max_tokens,
     )
-    replies = max(1.0, setting.workload.steps / EVALUATED * levers.micro_batch)
+    replies = max(1.0, setting.workload.steps / setting.rlhf.evaluated * levers.micro_batch)
     rows = max(1.0, min(setting.micro_batch_tokens / longest, replies))
     policy = frozen_role(setting, shape, levers)
 

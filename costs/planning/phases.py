@@ -3,20 +3,19 @@
 from typing import NamedTuple
 
 from config.errors import CostError
-from config.records import SAMPLING_METHODS
+from config.records import LOOPS, SAMPLING_METHODS
 from costs.formulas.compute import Work, forward_pass, gather, micro_step, optimizer_step
+from costs.formulas.distillation import distill_phases
 from costs.formulas.generation import generation
 from costs.formulas.ppo import ppo_phases
 from costs.formulas.process_heap import TRAINER_STAGES
-from costs.formulas.setting import Setting
+from costs.formulas.setting import EVALUATED, Setting
 from costs.formulas.sharding import sharding_of
 from costs.formulas.time import Seconds, duration
 from costs.quantities import explained
 
-TRAINING_STAGES = ("sft", "pretrain", "reward", "dpo", "distill")
-STAGES = (*TRAINING_STAGES, *SAMPLING_METHODS, "evaluate", "contest", "serve")
-EVALUATED = 3
-"""Models that an evaluation asks: base, SFT and aligned."""
+TRAINING_STAGES = ("sft", "pretrain", "reward", "dpo")
+STAGES = (*TRAINING_STAGES, *LOOPS, "evaluate", "contest", "serve")
 DISK_BYTES_PER_SECOND = 1.0e9
 """Reading or writing weights: a common local SSD."""
 TOKENISE_SECONDS = 2.6e-6
@@ -37,10 +36,12 @@ class Phase(NamedTuple):
 def phases(setting: Setting) -> list[Phase]:
     """Every phase of the stage with its work and time."""
     match setting.stage:
-        case "sft" | "pretrain" | "reward" | "dpo" | "distill":
+        case "sft" | "pretrain" | "reward" | "dpo":
             middle = [train_phase(setting), *forward_phases(setting), *held_out_phase(setting)]
         case stage if stage in SAMPLING_METHODS:
             middle = [Phase(*phase) for phase in ppo_phases(setting)]
+        case "distill":
+            middle = [Phase(*phase) for phase in distill_phases(setting)]
         case "evaluate" | "contest":
             middle = [_generate_phase(setting), *forward_phases(setting)]
         case "serve":
@@ -167,12 +168,9 @@ def _generate_phase(setting: Setting) -> Phase:
 
 
 def forward_phases(setting: Setting) -> list[Phase]:
-    """Passes of frozen roles: the reference of DPO, the teacher of distillation, the judge of an
-    evaluation.
-    """
+    """Passes of frozen roles: the reference of DPO, the judge of an evaluation."""
     shape, name = {
         "dpo": (setting.model, "reference"),
-        "distill": (setting.rlhf.teacher if setting.rlhf else None, "teacher"),
         **dict.fromkeys(
             ("evaluate", "contest"), (setting.rlhf.reward if setting.rlhf else None, "score")
         ),
@@ -188,6 +186,7 @@ def forward_phases(setting: Setting) -> list[Phase]:
         # and the log-probabilities of the replies under their own and under the SFT model, whose
         # own are both
     ):
+        models = setting.rlhf.evaluated if setting.rlhf else EVALUATED
         contest = setting.stage == "contest"  # both sides' replies, by one side's reward model
         once = once.times(2 if contest else 1) + forward_pass(
             setting,
@@ -196,7 +195,7 @@ def forward_phases(setting: Setting) -> list[Phase]:
             levers.micro_batch,
             work.mean_tokens,
             levers.micro_batch * work.mean_response_tokens,
-        ).times(2 if contest else 2 - 1 / EVALUATED)
+        ).times(2 if contest else 2 - 1 / models)
     times = work.steps * levers.accumulation
     if setting.stage == "dpo" and work.reference_sequences is not None:
         times = work.reference_sequences / levers.micro_batch / setting.data_parallel

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from config.errors import CostError
-from config.records import STAGES, stages_of
+from config.records import STAGES
 from config.schema import Params
 from costs.planning.data_stage import plan_data
 from costs.planning.idle import idle_note
@@ -23,7 +23,7 @@ def plan(params: Params, aim: Target, stages: tuple[str, ...] = ()) -> Plan:
         if stage not in STAGES:
             raise CostError(f"--stage {stage} is not a stage. Known: {', '.join(STAGES)}.")
     rows, model = count(params, aim.root), base_shape(params, aim.root)
-    planned, chosen = [], stages or stages_of(params.align.method)
+    planned, chosen = [], stages or params.stages
     for stage in chosen:
         own = aim.of(params, stage)
         if stage == "data":

@@ -12,7 +12,7 @@ from math import log
 from typing import Any, Literal
 
 from config.errors import CostError
-from config.records import SAMPLING_METHODS
+from config.records import LOOPS
 from config.sections.levers import Lora
 from costs.formulas.memory import device_bytes, peak
 from costs.formulas.setting import Levers, Setting
@@ -97,7 +97,7 @@ def micro_batches(setting: Setting) -> list[int]:
 
 def step_sequences(setting: Setting) -> int:
     """Sequences of an optimizer step on one device. A token budget may hold more than that."""
-    if setting.stage in SAMPLING_METHODS and setting.rlhf is not None:
+    if setting.stage in LOOPS and setting.rlhf is not None:
         return max(1, int(setting.rlhf.batch / setting.data_parallel / setting.rlhf.mini_batches))
     return setting.levers.micro_batch * setting.levers.accumulation
 
@@ -310,6 +310,6 @@ def section_changes(stage: str, best: Candidate) -> dict[str, Any]:
             "modules": list(levers.lora_modules),
             "dropout": 0.0,
         }
-    if stage in SAMPLING_METHODS:
+    if stage in LOOPS:
         return changes | {"micro_batch_tokens": int(best.setting.micro_batch_tokens)}
     return changes | {"micro_batch_size": max(1, levers.micro_batch // pairs)}

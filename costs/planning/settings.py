@@ -15,11 +15,12 @@ from typing import Any
 from config.errors import CostError
 from config.records import SAMPLING_METHODS, STAGES
 from config.schema import Params
+from config.sections.distillation import Distill
 from config.sections.levers import Lora
+from config.sections.model import Shape
 from config.sections.offline import Dpo
-from config.sections.online import Online, Ppo
-from costs.formulas.setting import Attention, Levers, Parallel, Rlhf, Setting, Workload
-from costs.planning.phases import EVALUATED
+from config.sections.online import Online, Ppo, SamplingLoop
+from costs.formulas.setting import EVALUATED, Attention, Levers, Parallel, Rlhf, Setting, Workload
 from costs.planning.rows import Rows, count
 from costs.planning.target import Target
 from costs.quantities import explained
@@ -40,11 +41,13 @@ ATTENTION: dict[str, Attention] = {"sdpa": "sdpa", "eager": "eager", "flash_atte
 
 def settings(params: Params, aim: Target) -> dict[str, Setting]:
     """One Setting for each stage that runs a model, those of other methods than `align.method`
-    too.
+    too; distill where there is a section for it.
     """
     rows, model = count(params, aim.root), base_shape(params, aim.root)
     return {
-        stage: setting_of(params, aim, stage, rows, model) for stage in STAGES if stage != "data"
+        stage: setting_of(params, aim, stage, rows, model)
+        for stage in STAGES
+        if stage != "data" and (stage != "distill" or params.distill is not None)
     }
 
 
@@ -62,8 +65,28 @@ def setting_of(params: Params, aim: Target, stage: str, rows: Rows, model: Model
 def base_shape(params: Params, root: Path) -> ModelShape:
     """The shape of the base model: model.random's, a local folder's config.json, or a named one."""
     if params.model.random is not None:
-        return from_config(random_config(params), "model.random")
-    path = str(params.model.path)
+        return random_shape(params, params.model.random)
+    return named_shape(str(params.model.path), root)
+
+
+def student_shape(params: Params, root: Path, teacher: ModelShape) -> ModelShape:
+    """The shape of distill's student. Raises CostError for more layers than the teacher has."""
+    student = params.section("distill").student
+    if student.random is not None:
+        # rows as the teacher has them: the tokenizer's
+        return replace(random_shape(params, student.random), vocab=teacher.vocab)
+    if student.path is not None:
+        return named_shape(student.path, root)
+    if student.layers > teacher.layers:
+        raise CostError(
+            f"distill.student.layers={student.layers}, and the teacher has {teacher.layers}. "
+            "Lower it in params.yaml."
+        )
+    return replace(teacher, layers=student.layers)
+
+
+def named_shape(path: str, root: Path) -> ModelShape:
+    """The shape of a local folder's config.json, or of a model by its name on the hub."""
     file = root / path / "config.json"
     if file.is_file():
         try:
@@ -75,22 +98,23 @@ def base_shape(params: Params, root: Path) -> ModelShape:
     return shape(path)
 
 
-def random_config(params: Params) -> dict[str, Any]:
-    """The config.json fields of model.random."""
-    random = params.model.random
-    if random is None:
-        raise CostError("model.random is null. Set model.random or model.path in params.yaml.")
-    return {
-        "model_type": random.family,
-        "hidden_size": random.width,
-        "num_hidden_layers": random.layers,
-        "num_attention_heads": random.heads,
-        "num_key_value_heads": random.kv_heads,
-        "intermediate_size": random.mlp_width,
-        "vocab_size": random.vocab_size,
-        "tie_word_embeddings": random.tie_embeddings,
+def random_shape(params: Params, shape: Shape) -> ModelShape:
+    """A model that is built from its shape; its vocabulary is that of model.random where there is
+    one.
+    """
+    vocabulary = params.model.random.vocab_size if params.model.random is not None else 0
+    config = {
+        "model_type": shape.family,
+        "hidden_size": shape.width,
+        "num_hidden_layers": shape.layers,
+        "num_attention_heads": shape.heads,
+        "num_key_value_heads": shape.kv_heads,
+        "intermediate_size": shape.mlp_width,
+        "vocab_size": vocabulary,
+        "tie_word_embeddings": shape.tie_embeddings,
         "max_position_embeddings": params.model.context_length,
     }
+    return from_config(config, shape.place)
 
 
 def levers_of(
@@ -197,22 +221,39 @@ def pair_lengths(rows: Rows, limit: int, attention: str) -> tuple[int, float, fl
     return ceil(min(longest, rows.longest_pair / 2)), shared, mean / shared
 
 
-def _loop(method: str, params: Params, aim: Target, rows: Rows, model: ModelShape) -> Setting:
-    """PPO, RLOO and GRPO: one loop, whose value model is PPO's alone."""
-    section: Online = params.section(method)
-    critic = section if isinstance(section, Ppo) else None
+def _sampling(
+    section: SamplingLoop, model: ModelShape, params: Params, aim: Target, rows: Rows
+) -> Setting:
+    """A loop that samples and trains `model`, without its other roles."""
     prompt, response = floor(rows.longest_prompt), section.max_new_tokens
     said = response_tokens(rows, response)
-    mean = rows.prompt_tokens + said
     each = max(1, section.batch_size // aim.gpus)
     micro = max(1, min(each, floor(section.micro_batch_tokens / (prompt + response))))
     whole = levers_of(params, dict(section), 1, section.batch_size, aim.gpus)
     levers = replace(
         whole, micro_batch=micro, accumulation=max(1, each // section.num_mini_batches // micro)
     )
+    work = Workload(
+        prompt + response,
+        rows.prompt_tokens + said,
+        section.updates,
+        prompt,
+        response,
+        said,
+        texts_tokens=rows.prompts * rows.prompt_tokens,
+        micro_batch_tokens=1.0 * section.micro_batch_tokens,
+    )
+    return Setting(section.method, model, levers, work, aim.hardware, engine("ours"), aim.gpus)
+
+
+def _loop(method: str, params: Params, aim: Target, rows: Rows, model: ModelShape) -> Setting:
+    """PPO, RLOO and GRPO: one loop, whose value model is PPO's alone."""
+    section: Online = params.section(method)
+    critic = section if isinstance(section, Ppo) else None
+    found = _sampling(section, model, params, aim, rows)
     # a model that does not learn is stored as the base of adapters is
     stored = replace(
-        levers, tuning="lora", quantisation=params.model.quantisation, weights_fp32=False
+        found.levers, tuning="lora", quantisation=params.model.quantisation, weights_fp32=False
     )
     judge, sft = (
         replace(stored, **adapter_of(lora)) if lora else None
@@ -233,17 +274,7 @@ def _loop(method: str, params: Params, aim: Target, rows: Rows, model: ModelShap
         if section.recompute_logprobs
         else compared_responses(section.batch_size),
     )
-    work = Workload(
-        prompt + response,
-        mean,
-        section.updates,
-        prompt,
-        response,
-        said,
-        texts_tokens=rows.prompts * rows.prompt_tokens,
-        micro_batch_tokens=1.0 * section.micro_batch_tokens,
-    )
-    return Setting(method, model, levers, work, aim.hardware, engine("ours"), aim.gpus, rlhf=loop)
+    return replace(found, rlhf=loop)
 
 
 def adapter_of(lora: Lora | None) -> dict[str, Any]:
@@ -282,12 +313,37 @@ def _dpo(params: Params, aim: Target, rows: Rows, model: ModelShape) -> Setting:
     return Setting("dpo", model, levers, work, aim.hardware, engine("ours"), aim.gpus)
 
 
+def _distill(params: Params, aim: Target, rows: Rows, model: ModelShape) -> Setting:
+    """The student as the policy of the loop, with the aligned model as its teacher."""
+    section: Distill = params.section("distill")
+    student = student_shape(params, aim.root, model)
+    found = _sampling(section, student, params, aim, rows)
+    taught = 1 - section.sft_updates / section.updates
+    loop = Rlhf(
+        ref=False,
+        teacher=model,
+        teacher_quantisation=params.model.quantisation,
+        student_share=section.lmbda * taught,
+        taught_share=taught,
+        batch=section.batch_size,
+        rollout_batch=section.rollout_batch_size,
+        ppo_epochs=section.epochs,
+        mini_batches=section.num_mini_batches,
+    )
+    return replace(found, rlhf=loop)
+
+
 def _evaluate(params: Params, aim: Target, rows: Rows, model: ModelShape) -> Setting:
-    """Base, SFT and aligned model answer the held-out prompts; the reward model scores the
-    answers.
+    """Base, SFT, aligned model and student answer the held-out prompts; the reward model scores the
+    answers. A student is planned as large as the others.
     """
     asked = held_out_prompts(params, rows)
-    return answering("evaluate", params, aim, rows, model, asked, EVALUATED)
+    return answering("evaluate", params, aim, rows, model, asked, evaluated(params))
+
+
+def evaluated(params: Params) -> int:
+    """Models that an evaluation asks."""
+    return EVALUATED + (params.distill is not None)
 
 
 def held_out_prompts(params: Params, rows: Rows) -> int:
@@ -328,7 +384,7 @@ def answering(
         aim.hardware,
         engine("ours"),
         aim.gpus,
-        rlhf=Rlhf(reward=model.scored),
+        rlhf=Rlhf(reward=model.scored, evaluated=models),
     )
 
 
@@ -336,6 +392,7 @@ _SETTINGS: dict[str, Callable[[Params, Target, Rows, ModelShape], Setting]] = {
     "sft": _sft,
     "reward": _reward,
     "dpo": _dpo,
+    "distill": _distill,
     "evaluate": _evaluate,
     **{method: partial(_loop, method) for method in SAMPLING_METHODS},
 }

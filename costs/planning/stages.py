@@ -2,7 +2,7 @@
 
 from dataclasses import asdict
 
-from config.records import SAMPLING_METHODS
+from config.records import LOOPS
 from costs.formulas.counts import mfu
 from costs.formulas.memory import Moment, device_bytes, peak
 from costs.formulas.setting import Setting
@@ -89,7 +89,7 @@ def phase_peak(held: list[Moment], phase: str) -> float:
 def processed_tokens(setting: Setting) -> float:
     """Tokens that the policy is trained on, or generates, over the whole stage and all devices."""
     levers, work = setting.levers, setting.workload
-    if setting.stage in SAMPLING_METHODS and setting.rlhf:
+    if setting.stage in LOOPS and setting.rlhf:
         return work.steps * setting.rlhf.batch * work.mean_tokens
     return (
         work.steps

@@ -8,7 +8,7 @@ of the retrain cycles, MLflow and the terminal all use it.
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from config.records import STAGES, UsageRow, stages_of
+from config.records import STAGES, UsageRow
 from config.schema import Params
 from config.sections.where import LOCAL
 from costs.tables.catalogue import hardware
@@ -30,7 +30,7 @@ def rented_devices(params: Params, stage: str | None = None) -> int:
     place = params.where.of
     if pool_of(params, stage) != LOCAL and stage is not None:
         return place(stage).processes
-    here = [each for each in stages_of(params.align.method) if pool_of(params, each) == LOCAL]
+    here = [each for each in params.stages if pool_of(params, each) == LOCAL]
     return max((place(each).processes for each in here), default=1)
 
 

@@ -19,7 +19,7 @@ import yaml
 from config.dvc_stages import locked
 from config.errors import EnvironmentFault, ModelError
 from config.inputs import MODEL_DIGESTS, digest_files
-from config.records import kept_folder, stages_of
+from config.records import kept_folder
 from config.workspace.champions import CHAMPIONS, FILES, champion_folder
 from config.workspace.kept import kept_params
 from tasks.run.exchange import inside
@@ -40,17 +40,19 @@ def run_outs(root: Path, run_id: str) -> dict[str, Out]:
 
     Raises ModelError if the run kept no dvc.lock, or did not come so far.
     """
-    lock, method = _kept_lock(root, run_id), run_method(root, run_id)
+    lock, params = _kept_lock(root, run_id), kept_params(root, run_id)
+    method = params.align.method
     wanted = {
         "data/prepared": "data",
         "data/tokenizer": "data",
         "models/sft": "sft",
         "models/reward": "reward",
         f"models/{method}": method,
+        f"models/{params.final_stage}": params.final_stage,
     }
     found = {
         out["path"]: Out(stage, out["path"], out["md5"])
-        for stage in stages_of(method)
+        for stage in params.stages
         for out in locked(lock, stage).get("outs", [])
         if wanted.get(out["path"]) == stage and "md5" in out
     }
@@ -79,13 +81,6 @@ def _kept_lock(root: Path, run_id: str) -> dict[str, Any]:
             f"{kept}/dvc.lock is not there or can not be read, so the outputs of run {run_id} are "
             "not known. Name another run."
         ) from None
-
-
-def run_method(root: Path, run_id: str) -> str:
-    """What aligned the model of a run. Raises ParamsError if its params.yaml is gone or of another
-    schema.
-    """
-    return kept_params(root, run_id).align.method
 
 
 @contextmanager

@@ -135,11 +135,10 @@ def describe(root: Path, run_id: str) -> Champion:
     """What the record says about a run. Raises as `run_outs` does."""
     outs = run_outs(root, run_id)
     params = kept_params(root, run_id)
-    method = params.align.method
     return Champion(
         run_id=run_id,
-        method=method,
-        model_digest=outs[f"models/{method}"].digest,
+        method=params.align.method,
+        model_digest=outs[f"models/{params.final_stage}"].digest,
         data_version=outs["data/prepared"].digest,
         data_key=key_of_run(root, run_id, params),
     )

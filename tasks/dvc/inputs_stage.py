@@ -13,7 +13,13 @@ from typing import Any
 import yaml
 
 from config.atomic_file import write_atomically
-from config.inputs import DATA_DIGESTS, MODEL_DIGESTS, named_paths, write_digests
+from config.inputs import (
+    DATA_DIGESTS,
+    MODEL_DIGESTS,
+    STUDENT_DIGESTS,
+    named_paths,
+    write_digests,
+)
 from config.load import load
 from config.schema import Params
 from tasks.dvc.status import repo_about
@@ -48,17 +54,17 @@ def _place(root: Path, path: str) -> str | None:
 def definition(watched: list[str], *, always_changed: bool) -> dict[str, Any]:
     """The stage with its deps; `always_changed` where these are not all that it has to look at."""
     return {
-        "desc": "Digests of the data files and the base model that params.yaml names.",
+        "desc": "Digests of the data files and the models that params.yaml names.",
         "cmd": "python -m tasks.dvc.inputs_stage",
         "wdir": "..",
         **({"deps": watched} if watched else {}),
         **({"always_changed": True} if always_changed else {}),
-        "params": ["model", "data"],
+        "params": ["model", "data", "distill"],
         "outs": [{str(path): {"cache": False, "persist": True}} for path in OUTS],
     }
 
 
-OUTS = (DATA_DIGESTS, MODEL_DIGESTS)
+OUTS = (DATA_DIGESTS, MODEL_DIGESTS, STUDENT_DIGESTS)
 
 
 def _within_reach(root: Path, places: set[str]) -> set[str]:

@@ -1,12 +1,15 @@
-"""The stages of DVC that a run does in its own process, since they take no time: `inputs` and
-`key_metrics`. DVC is told, so that `dvc status` has nothing to say after a run.
+"""The stages of DVC that a run does in its own process, since they take no time: `inputs`,
+`key_metrics`, and `distill` where there is no student to make. DVC is told, so that `dvc status`
+has nothing to say after a run.
 """
 
 import logging
+from contextlib import suppress
 from pathlib import Path
 
 from config.errors import EnvironmentFault
 from config.schema import Params
+from config.student import write_no_student
 from reporting.key_metrics import write_key_metrics
 from tasks.dvc import inputs_stage
 from tasks.dvc.status import repo_about
@@ -29,8 +32,19 @@ def do_light_stages(root: Path, params: Params) -> None:
         return
 
 
-def _record(root: Path, file: Path, name: str) -> None:
-    """Write what DVC finds of the stage's inputs, params and outputs into its lock file."""
+def record_no_student(root: Path) -> None:
+    """Have the outputs of `distill` in a run that makes no student: `evaluate` depends on them.
+    Where another process holds DVC's files they stay unrecorded.
+    """
+    write_no_student(root)
+    with suppress(EnvironmentFault):
+        _record(root, Path("dvc.yaml"), "distill", cached=True)
+
+
+def _record(root: Path, file: Path, name: str, cached: bool = False) -> None:
+    """Write what DVC finds of the stage's inputs, params and outputs into its lock file; `cached`
+    outputs go to its cache, from which another machine gets them.
+    """
     with repo_about(root, name) as repo:
         from dvc.dvcfile import load_file
         from dvc.repo import lock_repo
@@ -40,4 +54,6 @@ def _record(root: Path, file: Path, name: str) -> None:
             stage = load_file(repo, str((root / file).resolve())).stages[name]
             if stage.status():
                 stage.save()
+                if cached:
+                    stage.commit()
                 stage.dump(update_pipeline=False)

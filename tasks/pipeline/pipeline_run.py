@@ -18,7 +18,7 @@ from prefect.states import Cancelled, Completed
 from config import jsonl
 from config.differences import in_a_line
 from config.errors import EnvironmentFault, OverBudget, RlhfError, StageStopped
-from config.records import PipelineRow, stages_of
+from config.records import PipelineRow
 from costs.ledger.budget import results_key
 from costs.ledger.history import remember
 from costs.ledger.ledger import ledger
@@ -126,10 +126,8 @@ def pipeline_run(prepared: Prepared) -> Iterator[Pipeline]:
             root, params, run.run_id, SHIPPING_PERSISTENCE_SECONDS if is_own(root) else 0.0
         )
         shipper.start()
-        ahead = tuple(prepared.ahead) if prepared.plan else stages_of(params.align.method)
-        pipeline = Pipeline(
-            run, stop, shipper, RunProgress(prepared, stages_of(params.align.method)), ahead
-        )
+        ahead = tuple(prepared.ahead) if prepared.plan else params.stages
+        pipeline = Pipeline(run, stop, shipper, RunProgress(prepared, params.stages), ahead)
         pipeline.progress_artifacts.start()
         try:
             yield pipeline

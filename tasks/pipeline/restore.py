@@ -13,7 +13,7 @@ from config.dvc_stages import locked as entry_of
 from config.errors import EnvironmentFault, UserError
 from config.inputs import write_digests
 from config.load import read, write
-from config.records import kept_folder, stages_of
+from config.records import kept_folder
 from config.schema import Params
 from config.workspace.kept import completed_stages, kept_params
 from tasks.dvc.light_stages import do_light_stages
@@ -66,13 +66,13 @@ def restore(root: Path, run_id: str) -> Restored:
 def _stages(root: Path, run_id: str, params: Params) -> tuple[str, ...]:
     """The stages that the run completed, all of a run's. Raises UserError."""
     completed = completed_stages(root, run_id)
-    missing = [stage for stage in stages_of(params.align.method) if stage not in completed]
+    missing = [stage for stage in params.stages if stage not in completed]
     if missing:
         raise UserError(
             f"run {run_id} did not complete {', '.join(missing)}, so that there is no whole run "
             "to bring back. Name a completed one: rlhf runs lists them."
         )
-    return stages_of(params.align.method)
+    return params.stages
 
 
 def _lock(root: Path, run_id: str, stages: tuple[str, ...]) -> dict[str, Any]:

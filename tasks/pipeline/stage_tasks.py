@@ -13,7 +13,7 @@ from config.errors import OverBudget, StageStopped
 from config.records import METHODS
 from config.sections.where import LOCAL
 from reporting.numbers import duration, usd
-from tasks.dvc.light_stages import do_light_stages
+from tasks.dvc.light_stages import do_light_stages, record_no_student
 from tasks.pipeline.pipeline_run import OVER_BUDGET, STOPPED, Pipeline, write_report
 from tasks.remote.client import check_placement, place_of, remote_stages, run_here, run_remote
 from tasks.run.run import keep_copies
@@ -146,6 +146,7 @@ def report(pipeline: Pipeline) -> None:
 
 
 data, sft, reward, evaluate = (stage_task(stage) for stage in ("data", "sft", "reward", "evaluate"))
+_distill = stage_task("distill")
 _METHODS = {method: stage_task(method) for method in METHODS}
 
 
@@ -154,3 +155,11 @@ def align(pipeline: Pipeline) -> None:
     they are.
     """
     _METHODS[pipeline.run.params.align.method](pipeline)
+
+
+def distill(pipeline: Pipeline) -> None:
+    """Bring the student up to date, or where params.yaml asks for none, record that."""
+    if pipeline.run.params.distill is None:
+        record_no_student(pipeline.run.root)
+    else:
+        _distill(pipeline)

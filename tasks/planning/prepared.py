@@ -10,7 +10,7 @@ from typing import Any
 from config import jsonl
 from config.atomic_file import write_atomically
 from config.errors import CostError, ParamsError
-from config.records import RESTART, STAGES, PipelineRow, stages_of
+from config.records import RESTART, STAGES, PipelineRow
 from config.schema import Params
 from config.workspace.kept import kept_params
 from costs.ledger.attempts import read_attempts
@@ -94,7 +94,7 @@ def prepare(root: Path, params: Params) -> Prepared:
     except CostError as error:
         if limits(params.budget) or params.budget.approval_usd is not None:
             raise
-        require_reachable(root, params, stages_of(params.align.method))
+        require_reachable(root, params, params.stages)
         return Prepared(params, before, so_far, there, None, None, str(error), {}, Cost(0.0, 0.0))
     stale = stale_stages(root, params, [stage.stage for stage in plan.stages])
     require_reachable(root, params, stale)

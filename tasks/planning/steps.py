@@ -2,11 +2,11 @@
 
 from pathlib import Path
 
-from config.records import SAMPLING_METHODS
+from config.records import LOOPS
 from config.schema import Params
 from config.sections.offline import Optimisation
-from config.sections.online import Online
-from costs.planning.phases import EVALUATED
+from config.sections.online import SamplingLoop
+from costs.planning.settings import evaluated
 
 
 def planned_steps(root: Path, params: Params, stage: str) -> int | None:
@@ -16,13 +16,13 @@ def planned_steps(root: Path, params: Params, stage: str) -> int | None:
             return _optimizer_steps(params.sft, _rows(root, "sft"))
         case "reward":
             return _optimizer_steps(params.reward, _rows(root, "preference"))
-        case method if method in SAMPLING_METHODS:
-            loop: Online = params.section(method)
+        case name if name in LOOPS:
+            loop: SamplingLoop = params.section(name)
             return loop.updates
         case "dpo":
             return _optimizer_steps(params.section("dpo"), _rows(root, "preference"))
         case "evaluate":
-            return EVALUATED  # a step for each of base, SFT and aligned model
+            return evaluated(params)  # a step for each model
         case _:
             return None
 

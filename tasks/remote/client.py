@@ -13,7 +13,7 @@ import httpx
 
 from config import jsonl
 from config.errors import EnvironmentFault, StageStopped, UserError
-from config.records import AttemptRow, stages_of
+from config.records import AttemptRow
 from config.sections.where import LOCAL
 from tasks.dvc.pull import fetch, inputs_of, is_unchanged_elsewhere, remote_of, small_outputs
 from tasks.dvc.same_params import require_same_params
@@ -112,7 +112,7 @@ def run_here(
 
 def remote_stages(run: Run) -> list[str]:
     """Stages of this run that are placed on a work pool."""
-    return [stage for stage in stages_of(run.params.align.method) if place_of(run, stage) != LOCAL]
+    return [stage for stage in run.params.stages if place_of(run, stage) != LOCAL]
 
 
 def fetch_aligned(run: Run) -> None:

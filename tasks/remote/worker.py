@@ -366,6 +366,7 @@ def request_of(
         "dvc.lock",
         "data/inputs/data.json",
         "data/inputs/model.json",
+        "data/inputs/student.json",
         f"runs/{stage}/attempts.jsonl",
     ]
     return {

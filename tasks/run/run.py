@@ -26,7 +26,7 @@ from config.dvc_stages import dvc_name
 from config.errors import EnvironmentFault
 from config.inputs import write_digests
 from config.load import load, read, says, write
-from config.records import PipelineRow, kept_folder, stages_of
+from config.records import PipelineRow, kept_folder
 from config.schema import Params
 from config.workspace.at_work import RUN_LOCK
 from config.workspace.kept import completed_stages
@@ -155,7 +155,7 @@ def keep_copies(run: Run, report: Path | None = None) -> None:
         run,
         {
             name
-            for stage in set(stages_of(run.params.align.method)) - completed.keys()
+            for stage in set(run.params.stages) - completed.keys()
             for name in (dvc_name(stage), stage)
         },
     )

@@ -155,6 +155,7 @@ SHOWN = {
     "reward": ("loss", "accuracy"),
     **dict.fromkeys(SAMPLING_METHODS, ("score", "kl")),
     "dpo": ("loss", "margin"),
+    "distill": ("loss", "agreement"),
     "evaluate": (),
 }
 """Metrics worth a place in the line, per stage."""

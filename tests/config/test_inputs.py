@@ -69,6 +69,7 @@ def test_unchanged_digests_are_not_written_again(tmp_path: Path) -> None:
     assert sorted(path.name for path in (tmp_path / "data" / "inputs").iterdir()) == [
         "data.json",
         "model.json",
+        "student.json",
     ]
 
 

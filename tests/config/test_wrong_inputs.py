@@ -100,7 +100,7 @@ TOLD = {
     "budget.max_usd=-1": "budget.max_usd=-1 from --set: input should be greater than 0.",
     "budget.max_usd_by_stage={tune: 1}": (
         "budget.max_usd_by_stage limits tune, which is no stage; known: data, sft, "
-        "reward, ppo, dpo, rloo, grpo, evaluate. Change it in params.yaml."
+        "reward, ppo, dpo, rloo, grpo, distill, evaluate. Change it in params.yaml."
     ),
     "where.default.processes=0": (
         "where.default.processes=0 from --set: input should be greater than or equal to 1."
@@ -117,7 +117,7 @@ TOLD = {
     "seed=one": "seed='one' from --set: input should be a valid integer.",
     "seed": ("--set 'seed' is not of the form section.key=value, for example --set sft.epochs=2."),
     "nothing=1": (
-        "nothing is not a parameter from --set; known there: align, budget, data, dpo, "
+        "nothing is not a parameter from --set; known there: align, budget, data, distill, dpo, "
         "evaluate, grpo, model, ppo, prices, retrain, reward, rloo, seed, sft, tracking, "
         "where."
     ),

@@ -39,7 +39,8 @@ def finished(tmp_path_factory: pytest.TempPathFactory, threads: None) -> Path:
 def copied(source: Path, root: Path, stage: str, **sections: dict) -> Path:
     """A copy of a project in which the stages before `stage` have run, with params of its own."""
     shutil.copytree(source, root, ignore=shutil.ignore_patterns(*STREAMS))
-    for later in PIPELINE[PIPELINE.index("ppo" if stage in METHODS else stage) :]:
+    first = "ppo" if stage in METHODS else "evaluate" if stage == "distill" else stage
+    for later in PIPELINE[PIPELINE.index(first) :]:
         shutil.rmtree(root / "models" / later, ignore_errors=True)
         (root / "metrics" / f"{later}.json").unlink(missing_ok=True)
     write(params(**sections), root / "params.yaml")

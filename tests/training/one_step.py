@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from torch import Tensor
 
 import training.ppo as loop
@@ -65,6 +66,7 @@ def step_of_the_loop(
         name=settings.method,
         root=Path("nowhere"),
         world_size=1,
+        torch_device=torch.device("cpu"),
         params=SimpleNamespace(seed=1, model=params().model, section=lambda _: settings),
         checkpoints=SimpleNamespace(folder=Path("nowhere")),
         meter=Meter(None, "run", 1, "cpu", 1),

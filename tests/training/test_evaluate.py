@@ -16,7 +16,7 @@ from config.schema import Params
 from tests.training.processes import attempts, finish, metric_rows, metrics, signalled
 from tests.training.tiny import names, open_stage, params, work
 from training import evaluate
-from training.evaluate import MODELS, Answers, compare, describe
+from training.evaluate import Answers, compare, describe, models
 from training.evaluation.comparison import distinct_n
 from training.modeling.sequences import sequence_logprobs
 from training.preparation.helpdesk import gold_score, read_case, reply
@@ -25,6 +25,7 @@ from training.process.artifacts import write_jsonl
 
 Project = Callable[..., Path]
 OUTPUTS = ("metrics/evaluate.json", "plots/evaluate.csv", "evaluation/samples.jsonl")
+MODELS = models(params())
 
 
 def answers(
@@ -314,3 +315,34 @@ def test_ppo_against_a_broken_reward_model_is_hacking_and_a_sound_one_raises_gol
             for name in MODELS
         }
         assert compare(few, 0.95, seed=1)["reward_hacking"] is not (not hacked), count
+
+
+# ---------------------------------------------------------------- a student
+
+
+def test_a_student_answers_beside_the_others_and_is_held_against_the_aligned_model(
+    project: Project,
+) -> None:
+    root = project("distill", distill={})
+    work(root, "distill")
+    work(root, "evaluate")
+    found = metrics(root, "evaluate")
+    rows = list(jsonl.plain(root / "evaluation/samples.jsonl"))
+    assert all({"student", "reward_student", "gold_student"} <= row.keys() for row in rows)
+    assert found["gold_student"] is not None
+    assert found["win_rate_student_low"] <= found["win_rate_student"]
+    assert found["win_rate_student"] <= found["win_rate_student_high"]
+    assert found["kl_student"] != found["kl"]
+    without = project("evaluate", "without")
+    work(without, "evaluate")
+    assert not [name for name in metrics(without, "evaluate") if "student" in name]
+    kept = {k: v for k, v in found.items() if "student" not in k and "quality" not in k}
+    assert kept == metrics(without, "evaluate")
+
+
+def test_the_students_wins_are_counted_against_the_aligned_model() -> None:
+    scores = {"base": 0.0, "sft": 0.2, "aligned": 0.6, "student": 0.5}
+    found = compare({name: answers([x, x, x + 0.3]) for name, x in scores.items()}, 0.95, seed=1)
+    assert found["win_rate_student"] == 0.0
+    assert found["win_rate_reward"] == 1.0
+    assert found["quality_kept"] == pytest.approx(0.75)

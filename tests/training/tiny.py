@@ -152,8 +152,50 @@ def params(**sections: dict[str, Any]) -> Params:
         "learning_rate": 1.0e-3,
     }
     for name, section in sections.items():
-        content[name] = content[name] | section if isinstance(section, dict) else section
+        under = DISTILL if name == "distill" else content[name]
+        content[name] = under | section if isinstance(section, dict) else section
     return validate(content, "test")
+
+
+DISTILL: dict[str, Any] = {
+    "student": {
+        "path": None,
+        "revision": None,
+        "random": {
+            "family": "qwen3",
+            "width": 16,
+            "layers": 1,
+            "heads": 2,
+            "kv_heads": 2,
+            "mlp_width": 32,
+            "tie_embeddings": True,
+            "rope_theta": 10000.0,
+        },
+        "layers": None,
+    },
+    "lora": None,
+    "optimizer": "adamw",
+    "activation_checkpointing": False,
+    "updates": 8,
+    "batch_size": 8,
+    "responses_per_prompt": 2,
+    "max_new_tokens": 8,
+    "temperature": 1.0,
+    "rollout_batch_size": 8,
+    "rollout_engine": "static",
+    "num_mini_batches": 2,
+    "micro_batch_tokens": 400,
+    "learning_rate": 1.0e-2,
+    "schedule": "constant",
+    "max_grad_norm": 1.0,
+    "checkpoint_every_updates": 3,
+    "sample_every_updates": 2,
+    "sft_updates": 2,
+    "lmbda": 0.5,
+    "beta": 0.0,
+    "distill_epochs": 2,
+}
+"""A student with a quarter of the teacher's width, half of the responses its own."""
 
 
 def open_stage(root: Path, name: str) -> tuple[Stage, Callable[[Stage], None]]:
@@ -189,8 +231,8 @@ def run_main(root: Path, name: str) -> int:
 
 
 def _inputs(name: str, module: Any) -> Any:
-    if name == "evaluate":
-        return lambda params: module.inputs(params.align.method)
+    if hasattr(module, "inputs"):
+        return module.inputs
     return module.local_files if name == "data" else module.INPUTS
 
 

@@ -15,6 +15,9 @@ from scipy.special import stdtrit
 
 from training.evaluation.intervals import wilson
 
+RESAMPLES = 2000
+"""Bootstrap samples: the ends of a 95% interval then vary by about 1% of its width."""
+
 Judge = Callable[[int, bool], int]
 """(prompt, swapped) -> 1 if the reply shown first is better, -1 if the second is, 0 for a tie.
 Swapped: b is shown first.
@@ -72,6 +75,37 @@ def gain(scores_a: ArrayLike, scores_b: ArrayLike, confidence: float) -> Gain:
     count = len(difference_B)
     error = difference_B.std(ddof=1) / math.sqrt(count) if count > 1 else math.inf
     return _gain(float(difference_B.mean()), float(error), count - 1, confidence)
+
+
+class Kept(NamedTuple):
+    """Share of a gain, and its interval."""
+
+    share: float
+    low: float
+    high: float
+
+
+def gain_kept(
+    student: ArrayLike, aligned: ArrayLike, sft: ArrayLike, confidence: float, seed: int
+) -> Kept | None:
+    """(student - sft) / (aligned - sft) of the mean scores, with a bootstrap interval over the
+    prompts, which all three answered; None where the aligned model gained nothing that could be
+    kept.
+
+    Source: Efron and Tibshirani 1993, An Introduction to the Bootstrap, chapter 13 (percentiles).
+    """
+    scores_3B = np.asarray([student, aligned, sft], dtype=float)
+    count = scores_3B.shape[1]
+    drawn = np.random.default_rng(seed).integers(count, size=(RESAMPLES, count))
+    of_student, of_aligned, of_sft = scores_3B[:, drawn].mean(axis=2)
+    gained = of_aligned - of_sft
+    tail = 100 * (1 - confidence) / 2
+    if np.percentile(gained, tail) <= 0:
+        return None
+    low, high = np.percentile((of_student - of_sft) / gained, (tail, 100 - tail))
+    mean_student, mean_aligned, mean_sft = scores_3B.mean(axis=1)
+    share = (mean_student - mean_sft) / (mean_aligned - mean_sft)
+    return Kept(float(share), float(low), float(high))
 
 
 def gain_at_equal_length(

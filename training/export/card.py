@@ -14,8 +14,8 @@ NO_LICENCE = "other"
 
 
 def model_card(facts: Mapping[str, Any], table: Sequence[QuantisedFile]) -> str:
-    """The text of README.md. `facts`: run_id, method, base, data (text), metrics (name -> text),
-    usd, licence, summary.
+    """The text of README.md. `facts`: run_id, method, is_student, base, data (text), metrics
+    (name -> text), usd, licence, summary.
     """
     data = ModelCardData(
         license=str(facts.get("licence") or NO_LICENCE),
@@ -24,6 +24,7 @@ def model_card(facts: Mapping[str, Any], table: Sequence[QuantisedFile]) -> str:
         tags=["rlhf", str(facts["method"])],
     )
     metrics = "\n".join(f"| {name} | {value} |" for name, value in facts["metrics"].items())
+    distilled = ", then distilled into this student" if facts.get("is_student") else ""
     body = f"""
 # {facts["name"]}
 
@@ -33,7 +34,7 @@ def model_card(facts: Mapping[str, Any], table: Sequence[QuantisedFile]) -> str:
 |---|---|
 | run | `{facts["run_id"]}` |
 | starts from | {facts["base"]} |
-| aligned with | {facts["method"]} |
+| aligned with | {facts["method"]}{distilled} |
 | data | {facts["data"]} |
 | cost of training | {facts["usd"]:.4g} USD |
 

@@ -28,7 +28,7 @@ from training.modeling.tokenizer import (
 from training.process.command import run_command
 from training.process.device import device
 
-MODELS = ("base", "sft", "aligned")
+MODELS = ("base", "sft", "aligned", "student")
 
 
 class Sampling(NamedTuple):
@@ -76,8 +76,9 @@ class Speaker:
         if name == "base":
             found = base_model(self.settings, tokenizer, int(content["seed"]))
         else:
-            stage = str(content["align"]["method"]) if name == "aligned" else name
-            found = load_policy(folder / "models" / stage, self.settings, tokenizer)
+            stages = {"aligned": str(content["align"]["method"]), "student": "distill"}
+            place = folder / "models" / stages.get(name, name)
+            found = load_policy(place, self.settings, tokenizer)
         self.model: PreTrainedModel = found.to(device()).eval()
         self.conversation = Conversation(several_turns)
 

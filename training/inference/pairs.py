@@ -1,7 +1,7 @@
 """Draws pairs of responses for people to compare: `python -m training.inference.pairs` appends to
 data/labels/pairs.jsonl.
 
-data/prepared/prompts, models/<align.method>, of the champion if there is one -> prompt, response1,
+data/prepared/prompts, the served model, of the champion if there is one -> prompt, response1,
 response2, seed, model, model_digest; one JSON object a line
 """
 
@@ -43,7 +43,7 @@ PAIRS_FILE = Path("data/labels/pairs.jsonl")
 def draw_pairs(
     root: Path, params: Params, target: Path, count: int, temperature: float, seed: int | None
 ) -> int:
-    """Append `count` pairs of two different responses of the aligned model; returns how many were
+    """Append `count` pairs of two different responses of the model that is served; returns how many were
     found.
 
     Prompts of both splits are asked, those first that were asked least; `seed` None takes one that
@@ -51,11 +51,11 @@ def draw_pairs(
     Raises DataError if there is no prompt, or two samples of a prompt never differ; ModelError for
     a missing or damaged model.
     """
-    folder = f"models/{params.align.method}"
+    folder = f"models/{params.final_stage}"
     if not (root / folder).is_dir():
         raise ModelError(
             f"{folder} does not exist, and pairs are drawn from it. Run rlhf run first, or change "
-            "align.method in params.yaml."
+            "align.method or tracking.model in params.yaml."
         )
     before = list(jsonl.plain(target)) if target.exists() else []
     seed = params.seed + len(before) if seed is None else seed
@@ -119,8 +119,13 @@ def in_use(root: Path, params: Params) -> tuple[Path, Params]:
     if champion is None:
         return root, params
     its = TrainedModels(champion_folder(root, champion.run_id))
+    kind = "student" if its.final_stage == "distill" else "aligned"
     return its.folder, params.model_copy(
-        update={"model": its.model, "align": params.align.model_copy(update={"method": its.method})}
+        update={
+            "model": its.model,
+            "align": params.align.model_copy(update={"method": its.method}),
+            "tracking": params.tracking.model_copy(update={"model": kind}),
+        }
     )
 
 

@@ -12,6 +12,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from config.load import read
+from config.records import final_stage
 from config.sections.model import Model
 from training.modeling.models import autocast, load_policy, load_reward_model
 from training.modeling.scoring import score
@@ -38,6 +39,7 @@ class TrainedModels:
         content = read(folder / "params.yaml")
         self.model = Model.model_validate(content["model"])
         self.method = str(content["align"]["method"])
+        self.final_stage = final_stage(content)
         self.device = device()
         self._held: tuple[str, PreTrainedModel] | None = None
 
@@ -47,8 +49,8 @@ class TrainedModels:
 
     @property
     def policy(self) -> PreTrainedModel:
-        """The aligned model."""
-        return self._hold(self.method, self._policy)
+        """The model that the run promotes: aligned, or a student of that."""
+        return self._hold(self.final_stage, self._policy)
 
     @property
     def sft(self) -> PreTrainedModel:

@@ -65,7 +65,7 @@ class _ChunkedLogprobs(torch.autograd.Function):
         ctx.temperature = temperature
         logprobs_N = torch.empty(len(targets_N), device=hidden_ND.device)
         entropy_N = torch.empty_like(logprobs_N)
-        for rows in _chunks(hidden_ND, weight_VD):
+        for rows in chunks(hidden_ND, weight_VD):
             log_softmax = _log_softmax(hidden_ND[rows], weight_VD, temperature)
             logprobs_N[rows] = log_softmax.gather(1, targets_N[rows, None]).squeeze(1)
             entropy_N[rows] = -(log_softmax.exp() * log_softmax).sum(dim=1)
@@ -79,7 +79,7 @@ class _ChunkedLogprobs(torch.autograd.Function):
         hidden_ND, weight_VD, targets_N = ctx.saved_tensors
         grad_hidden_ND = torch.empty_like(hidden_ND) if ctx.needs_input_grad[0] else None
         grad_weight_VD = torch.zeros_like(weight_VD) if ctx.needs_input_grad[1] else None
-        for rows in _chunks(hidden_ND, weight_VD):
+        for rows in chunks(hidden_ND, weight_VD):
             grad_logits = _log_softmax(hidden_ND[rows], weight_VD, ctx.temperature).exp_().neg_()
             grad_logits.scatter_add_(
                 1,
@@ -99,6 +99,7 @@ def _log_softmax(hidden: Tensor, weight_VD: Tensor, temperature: float) -> Tenso
     return torch.log_softmax(logits.float().div_(temperature), dim=-1)
 
 
-def _chunks(hidden_ND: Tensor, weight_VD: Tensor) -> list[slice]:
+def chunks(hidden_ND: Tensor, weight_VD: Tensor) -> list[slice]:
+    """Rows of `hidden_ND` whose logits are held at once, for all of them."""
     rows = max(1, CHUNK_LOGITS // len(weight_VD))
     return [slice(start, start + rows) for start in range(0, len(hidden_ND), rows)]

@@ -22,7 +22,7 @@ from transformers import (
 from transformers.pytorch_utils import Conv1D
 
 from config.errors import EnvironmentFault, ModelError
-from config.sections.model import Model, RandomModel
+from config.sections.model import Model, Shape
 from training.modeling.adapter_base import CONFIG, base_of, is_adapter
 from training.modeling.adapters import merge, read_adapter
 from training.modeling.low_bit import check_storage, quantisation, unmap_weight_files
@@ -95,7 +95,7 @@ def initialise(model: PreTrainedModel, layers: int) -> None:
 
 
 def random_config(
-    shape: RandomModel, context_length: int, tokenizer: PreTrainedTokenizerBase
+    shape: Shape, context_length: int, tokenizer: PreTrainedTokenizerBase
 ) -> PreTrainedConfig:
     """The transformers config of a shape. Source of the rotary positions: Su et al. 2021
     (arXiv:2104.09864), section 3.2.2.

@@ -113,15 +113,7 @@ def pretrained_tokenizer(
             f"model.path={settings.path} is not a folder. Put the model there, or fix model.path "
             "in params.yaml."
         )
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(
-            settings.path, revision=settings.revision or "main", trust_remote_code=False
-        )
-    except Exception as error:  # a damaged or foreign tokenizer surfaces as almost any type
-        raise ModelError(
-            f"model.path={settings.path} gives no tokenizer: {_first_line(error)} "
-            "Name a folder with tokenizer files or a reachable hub model in params.yaml."
-        ) from error
+    tokenizer = tokenizer_of(settings.path, settings.revision, "model.path")
     if settings.pad_token is not None:
         if settings.pad_token not in tokenizer.get_vocab():
             raise ModelError(
@@ -140,6 +132,21 @@ def pretrained_tokenizer(
         )
     tokenizer.init_kwargs["prompt_template"] = prompt_template
     return tokenizer
+
+
+def tokenizer_of(place: str, revision: str | None, named: str) -> PreTrainedTokenizerBase:
+    """The tokenizer of a model folder or a hub model, which params.yaml has at `named`. Raises
+    ModelError if it cannot be loaded.
+    """
+    try:
+        return AutoTokenizer.from_pretrained(
+            place, revision=revision or "main", trust_remote_code=False
+        )
+    except Exception as error:  # a damaged or foreign tokenizer surfaces as almost any type
+        raise ModelError(
+            f"{named}={place} gives no tokenizer: {_first_line(error)} "
+            "Name a folder with tokenizer files or a reachable hub model in params.yaml."
+        ) from error
 
 
 def check_special_tokens(tokenizer: PreTrainedTokenizerBase, place: str) -> None:

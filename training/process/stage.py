@@ -126,7 +126,7 @@ class Stage:
         if missing is None:
             self.fingerprint = fingerprint(
                 sections,
-                [self.root / item for item in [*self._inputs, *self._base_model()]],
+                [self.root / item for item in [*self._inputs, *self._named_models()]],
                 self.root,
             )
         code = stage_code(Path(training.__path__[0]).parent, self.name)
@@ -139,12 +139,16 @@ class Stage:
             )
         self.check_params()
 
-    def _base_model(self) -> list[str]:
-        """The local model folder that params.yaml names: its content decides what is trained as
-        much as its name.
+    def _named_models(self) -> list[str]:
+        """The local model folders that params.yaml names: their content decides what is trained as
+        much as their names.
         """
-        named = self.params.model.path if "model" in self._sections else None
-        return [named] if named is not None and (self.root / named).is_dir() else []
+        distill = self.params.distill if "distill" in self._sections else None
+        named = [
+            self.params.model.path if "model" in self._sections else None,
+            distill.student.path if distill is not None else None,
+        ]
+        return [path for path in named if path is not None and (self.root / path).is_dir()]
 
     def finish(self, *outputs: str) -> None:
         """Note that all outputs are in place, and remove the checkpoints; the last thing a stage

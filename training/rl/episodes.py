@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from config.sections.online import Online
+from config.sections.online import SamplingLoop
 from training.distributed.collectives import lockstep
 from training.modeling.batching import token_budget_batches
 
@@ -82,7 +82,7 @@ def stream_seed(seed: int, stream: str, number: int) -> int:
 
 
 def choose_prompts(
-    prompts: Sequence[list[int]], settings: Online, seed: int, update: int
+    prompts: Sequence[list[int]], settings: SamplingLoop, seed: int, update: int
 ) -> list[list[int]]:
     """The prompts of an update, each repeated responses_per_prompt times: a pass over all in random
     order, then another.
@@ -122,7 +122,7 @@ def pad_responses(rows: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     return padded_BT, torch.arange(padded_BT.shape[1]) < lengths_B[:, None]
 
 
-def mini_batches(episodes: int, settings: Online, seed: int, update: int) -> list[list[int]]:
+def mini_batches(episodes: int, settings: SamplingLoop, seed: int, update: int) -> list[list[int]]:
     """Episode indices of every optimizer step of an update, a new random order for each pass."""
     generator = torch.Generator().manual_seed(stream_seed(seed, "mini_batches", update))
     size = episodes // settings.num_mini_batches

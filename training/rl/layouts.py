@@ -46,7 +46,8 @@ from training.modeling.models import (
 )
 from training.modeling.score_head import new_head, normalised_head
 from training.process.stage import Stage
-from training.rl.roles import Models, Role, Roles
+from training.rl.learner import Role
+from training.rl.roles import Models, Roles
 
 M = TypeVar("M", bound=nn.Module)
 POLICY, REWARD, VALUE = "policy", "reward", "value"

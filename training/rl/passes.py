@@ -10,7 +10,7 @@ from torch import Tensor
 from config.sections.online import Online
 from training.distributed.collectives import Backoff, map_across_ranks
 from training.modeling import scoring
-from training.rl.roles import Role
+from training.rl.learner import Role
 
 Pass = Callable[[Sequence[Sequence[int]], Sequence[int], Online], list[Tensor]]
 """(sequences, prompt lengths, settings) -> a number per response token: a method of Roles."""

@@ -2,13 +2,17 @@
 runs whole.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 
+from torch import nn
+
+from training.distributed import sharding
 from training.modeling.models import autocast
 from training.process.stage import Stage
 from training.process.usage import Work
-from training.rl.roles import Roles, whole
+from training.rl.learner import Role, modules_of
+from training.rl.roles import Roles
 
 MODELS: dict[str, tuple[str, ...]] = {
     "rollout": ("policy", "trunk_value_head"),
@@ -27,10 +31,21 @@ passes, the phases after it run no model.
 
 @contextmanager
 def in_phase(stage: Stage, roles: Roles, update: int, name: str) -> Iterator[Work]:
-    """Time a block as the phase `name` of an update; its models compute in the compute type and are
-    unsharded meanwhile. Raises KeyError for a name that is not in MODELS.
+    """Time a block as the phase `name` of an update. Raises KeyError for a name that is not in
+    MODELS.
     """
-    runs = [getattr(roles, role) for role in MODELS[name]]
-    precision = autocast(stage.params.model, roles.policy.device) if runs else nullcontext()
-    with stage.meter.phase(name, update) as work, precision, whole(*runs):
+    with running(stage, [getattr(roles, role) for role in MODELS[name]], update, name) as work:
+        yield work
+
+
+@contextmanager
+def running(
+    stage: Stage, roles: Sequence[Role | nn.Linear | None], update: int, name: str
+) -> Iterator[Work]:
+    """Time a block as the phase `name` of an update; the roles that it runs without gradient
+    compute in the compute type and are unsharded meanwhile.
+    """
+    precision = autocast(stage.params.model, stage.torch_device) if roles else nullcontext()
+    modules = [module for role in roles if role is not None for module in modules_of(role)]
+    with stage.meter.phase(name, update) as work, precision, sharding.unsharded(*modules):
         yield work

@@ -7,11 +7,12 @@ Shapes: B responses, T response tokens.
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from config.sections.online import Online
+from config.sections.online import Online, SamplingLoop
 from training.distributed.collectives import Backoff, map_across_ranks
 from training.process.usage import Work
+from training.rl.learner import Role
 from training.rl.passes import per_token
 from training.rl.roles import Roles
 from training.rollout import paged, static
@@ -25,14 +26,15 @@ GAP_SAMPLE = 16
 
 def roll_out(
     backoff: Backoff,
-    roles: Roles,
+    model: Role,
     batch: Sequence[list[int]],
     noise_BT: Tensor,
-    settings: Online,
+    settings: SamplingLoop,
     limits: Limits,
+    value_head: nn.Linear | None = None,
 ) -> Rollout:
-    """Responses to the prompts of an update. Those to one prompt stay in one process, where they
-    share its cache.
+    """Responses of `model` to the prompts of an update. Those to one prompt stay in one process,
+    where they share its cache.
     """
     width, engine = settings.responses_per_prompt, ENGINES[settings.rollout_engine]
 
@@ -41,13 +43,13 @@ def roll_out(
     ) -> list[Rollout]:
         rows = [prompt for prompt in prompts for _ in range(width)]
         own = engine(
-            roles.policy,
+            model,
             rows,
             torch.cat(list(noise)),
             settings.temperature,
             limits,
             size,
-            roles.trunk_value_head,
+            value_head,
         )
         parts = [slice(start, start + width) for start in range(0, len(rows), width)]
         return [

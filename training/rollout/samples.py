@@ -19,20 +19,18 @@ def write_samples(
     tokenizer: PreTrainedTokenizerBase,
     prompts: Sequence[list[int]],
     responses: Sequence[list[int]],
-    score_B: Tensor,
+    score_B: Tensor | None = None,
 ) -> None:
     """Append a few responses to runs/<stage>/samples.jsonl."""
     if stage.rank != 0:
         return
     with (stage.root / "runs" / stage.name / "samples.jsonl").open("a", encoding="utf-8") as file:
-        for prompt, response, value in list(zip(prompts, responses, score_B.tolist(), strict=True))[
-            :4
-        ]:
+        for i, (prompt, response) in enumerate(zip(prompts[:4], responses[:4], strict=True)):
             row = {
                 "run_id": stage.run_id,
                 "attempt": stage.attempt,
                 "step": update,
-                "score": value,
+                **({"score": score_B[i].item()} if score_B is not None else {}),
                 "prompt": tokenizer.decode(prompt, skip_special_tokens=True).strip(),
                 "response": decode_response(tokenizer, response),
             }

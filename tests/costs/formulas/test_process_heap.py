@@ -103,7 +103,7 @@ def test_packed_rows_leave_out_the_last_token_of_each_sequence() -> None:
     assert pass_tokens(tiny(tokens=64)) == 64
 
 
-@pytest.mark.parametrize("stage", ["sft", "pretrain", "reward", "dpo", "distill"])
+@pytest.mark.parametrize("stage", ["sft", "pretrain", "reward", "dpo"])
 def test_stages_on_trainers_import_more(stage: str) -> None:
     setting = replace(tiny(), stage=stage)
     held = with_process(setting, MOMENTS)[0].roles["process"]["workspace"]

@@ -83,7 +83,7 @@ def test_dpo_passes_the_reference_and_holds_it_unless_an_adapter_can_be_turned_o
 
 def test_distillation_needs_its_teacher() -> None:
     with pytest.raises(CostError, match="teacher's shape"):
-        moments(replace(of_stage("distill"), rlhf=Rlhf()))
+        moments(replace(of_stage("ppo"), stage="distill", rlhf=Rlhf()))
 
 
 def test_a_reward_model_has_no_logits() -> None:

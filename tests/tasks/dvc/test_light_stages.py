@@ -18,7 +18,7 @@ from tasks.dvc.inputs_stage import PIPELINE
 from tasks.dvc.light_stages import do_light_stages
 from tests.conftest import ROOT
 
-STAGES = ("data", "sft", "reward", "ppo", "evaluate")
+STAGES = ("data", "sft", "reward", "ppo", "distill", "evaluate")
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ from training.evaluation.comparison import (
     distinct_n,
     gain,
     gain_at_equal_length,
+    gain_kept,
     reward_hacking,
     score_judge,
     win_rate,
@@ -267,3 +268,23 @@ def test_distinct_n_by_hand() -> None:
     assert distinct_n(texts, 2) == 2 / 4
     assert distinct_n(texts, 5) == 0.0
     assert distinct_n([], 1) == 0.0
+
+
+def test_a_student_keeps_the_share_of_the_gain_that_it_has() -> None:
+    sft = [0.1 * (i % 5) for i in range(200)]
+    aligned = [score + 0.4 for score in sft]
+    student = [score + 0.3 + 0.05 * (-1) ** i for i, score in enumerate(sft)]
+    kept = gain_kept(student, aligned, sft, 0.95, seed=1)
+    assert kept is not None
+    assert kept.share == pytest.approx(0.75)
+    error = 0.05 / 0.4 / 200**0.5  # of a mean of 200 numbers 0.05 from it, over the gain
+    assert kept.high - kept.low == pytest.approx(2 * 1.96 * error, rel=0.1)
+    assert kept.low < 0.75 < kept.high
+    everything = gain_kept(aligned, aligned, sft, 0.95, seed=1)
+    assert everything == pytest.approx((1.0, 1.0, 1.0))
+
+
+def test_where_nothing_was_gained_nothing_is_kept() -> None:
+    scores = [0.1 * (i % 5) for i in range(50)]
+    assert gain_kept(scores, scores, scores, 0.95, seed=1) is None
+    assert gain_kept(scores, [x - 0.1 for x in scores], scores, 0.95, seed=1) is None

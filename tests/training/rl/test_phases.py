@@ -30,7 +30,9 @@ def test_a_phase_with_a_model_computes_in_the_compute_type_and_any_other_is_left
         "trunk_value_head": None,
     }
     stage: Any = SimpleNamespace(
-        params=params(model={"dtype": dtype}), meter=SimpleNamespace(phase=phase)
+        params=params(model={"dtype": dtype}),
+        meter=SimpleNamespace(phase=phase),
+        torch_device=torch.device("cpu"),
     )
     roles: Any = SimpleNamespace(**models)
     seen = {}

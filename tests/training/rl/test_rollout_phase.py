@@ -38,10 +38,10 @@ def test_responses_stand_beside_their_prompts(engine: str) -> None:
     chosen = params(ppo={"rollout_engine": engine, "responses_per_prompt": 2}).ppo
     batch = [prompt for prompt in prompts(4) for _ in range(2)]
     noise = sampling_noise(8, 6, 1)
-    rollout = roll_out(pieces_of(3), roles(), batch, noise, chosen, Limits(6, -1, 0))  # type: ignore[arg-type]
+    rollout = roll_out(pieces_of(3), roles().policy, batch, noise, chosen, Limits(6, -1, 0))  # type: ignore[arg-type]
     for i in (0, 5):
         alone = roll_out(
-            pieces_of(3), roles(), [batch[i]] * 2, noise[[i, i]], chosen, Limits(6, -1, 0)
+            pieces_of(3), roles().policy, [batch[i]] * 2, noise[[i, i]], chosen, Limits(6, -1, 0)
         )  # type: ignore[arg-type]
         assert alone.responses[0] == rollout.responses[i]
         torch.testing.assert_close(alone.logprobs[0], rollout.logprobs[i], atol=1e-5, rtol=0)

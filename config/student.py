@@ -1,0 +1,23 @@
+"""The outputs of stage `distill` in a run that makes no student: DVC's stage `evaluate` depends on
+models/distill, whether there is one or not.
+"""
+
+import json
+from pathlib import Path
+
+from config.atomic_file import write_atomically
+
+OUTS = ("models/distill", "metrics/distill.json", "plots/distill.csv")
+
+
+def write_no_student(root: Path) -> None:
+    """Write outputs that say so, where there are none; those of an earlier student stay."""
+    contents = {
+        "models/distill/none.json": json.dumps({"distill": None}) + "\n",
+        "metrics/distill.json": "{}\n",
+        "plots/distill.csv": "step,loss\n",
+    }
+    for out, (name, text) in zip(OUTS, contents.items(), strict=True):
+        if not (root / out).exists():
+            (root / name).parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(root / name, text)

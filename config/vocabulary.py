@@ -1,0 +1,47 @@
+"""Whether two tokenizers have the same tokens under the same numbers, which a teacher and its
+student must: their probabilities are compared token by token.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from config.errors import ModelError
+
+
+def vocabulary_digest(vocabulary: Mapping[str, int]) -> str:
+    """Digest of the tokens and their numbers."""
+    listed = json.dumps(sorted(vocabulary.items(), key=lambda item: item[1])).encode()
+    return hashlib.sha256(listed).hexdigest()
+
+
+def stored_vocabulary(folder: Path) -> dict[str, int] | None:
+    """Tokens and their numbers from a folder's tokenizer.json, added ones included; None where
+    that is not there or cannot be read.
+    """
+    try:
+        content: dict[str, Any] = json.loads((folder / "tokenizer.json").read_text("utf-8"))
+        vocabulary = content["model"]["vocab"]
+        if isinstance(vocabulary, list):  # Unigram: [token, score] by number
+            vocabulary = {token: number for number, (token, _) in enumerate(vocabulary)}
+        added = {each["content"]: each["id"] for each in content.get("added_tokens") or []}
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return {**vocabulary, **added}
+
+
+def require_same_vocabulary(
+    student: Mapping[str, int], teacher: Mapping[str, int], named: str
+) -> None:
+    """Raise ModelError unless both digests are equal; `named` is the setting of the student."""
+    if vocabulary_digest(student) == vocabulary_digest(teacher):
+        return
+    other = sum(student.get(token) != number for token, number in teacher.items())
+    raise ModelError(
+        f"{named} has a vocabulary of {len(student)}, the teacher one of {len(teacher)}, and "
+        f"{other or len(student) - len(teacher)} tokens differ: a student learns from the "
+        "teacher's probabilities token by token. Name a student with the teacher's tokenizer, or "
+        "set distill.student.random in params.yaml."
+    )

@@ -1,0 +1,171 @@
+"""The student: built from a shape, loaded from a folder, or cut from the teacher; and its files."""
+
+import copy
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
+
+from config.errors import ModelError
+from config.sections.distillation import Distill
+from config.vocabulary import require_same_vocabulary
+from training.distributed import sharding
+from training.distributed.model_files import replacing_by_first, save_adapter, save_model
+from training.modeling.adapter_base import named_base
+from training.modeling.adapters import AdapterView, begin_adapter
+from training.modeling.logprobs import output_weight
+from training.modeling.models import (
+    autocast,
+    initialise,
+    load_policy,
+    random_config,
+    without_dropout,
+)
+from training.modeling.tokenizer import tokenizer_of
+from training.process.stage import Stage
+from training.rl.learner import Learner, Role
+
+STUDENT = "student"
+"""The student's adapter in its model."""
+LAYER = re.compile(r"\.(layers|h)\.(\d+)\.")
+"""Where a weight's name has the number of its layer."""
+
+
+class Pair(Learner):
+    """Teacher and student, and the optimizer of the student."""
+
+    def __init__(self, teacher: PreTrainedModel, student: Role, stage: Stage) -> None:
+        self.teacher, self.student = teacher, student
+        settings: Distill = stage.params.section("distill")
+        whole = student.model if isinstance(student, AdapterView) else student
+        self.sizes = {"student": parameters_of(whole), "teacher": parameters_of(teacher)}
+        # a copy where the teacher is divided: the update reads it when the teacher is not whole
+        head_VE = output_weight(teacher).detach()
+        self.teacher_head_VE = head_VE.clone() if sharding.shards_weights(stage) else head_VE
+        for model in (teacher, whole):
+            sharding.shard(model, stage, sums_gradients=True)
+            model.eval()
+        self.teacher_head_VE = self.teacher_head_VE.to(stage.torch_device)
+        super().__init__(
+            [teacher, student],
+            {STUDENT: student},
+            {STUDENT: settings.learning_rate},
+            settings,
+            stage.params.model.dtype,
+            stage,
+        )
+
+
+def load_pair(stage: Stage, tokenizer: PreTrainedTokenizerBase) -> Pair:
+    """Teacher and student of a stage.
+
+    Raises ModelError if a folder is missing or damaged, or the tokenizers differ.
+    """
+    params, settings = stage.params, stage.params.section("distill")
+    aligned = stage.root / "models" / params.align.method
+    student = _student(stage, settings, tokenizer)
+    return Pair(load_policy(aligned, params.model, tokenizer), student, stage)
+
+
+def _student(stage: Stage, settings: Distill, tokenizer: PreTrainedTokenizerBase) -> Role:
+    params, seed, origin = stage.params, stage.params.seed, settings.student
+    if origin.random is not None:
+        torch.manual_seed(seed)
+        model = AutoModelForCausalLM.from_config(
+            random_config(origin.random, params.model.context_length, tokenizer),
+            attn_implementation=params.model.attention,
+            dtype=torch.float32,
+        )
+        initialise(model, origin.random.layers)
+        return without_dropout(model)
+    if origin.layers is not None:
+        aligned = stage.root / "models" / params.align.method
+        teacher = load_policy(aligned, params.model, tokenizer, trainable=True)
+        return without_dropout(with_layers(teacher, origin.layers))
+    assert origin.path is not None
+    own = tokenizer_of(origin.path, origin.revision, "distill.student.path")
+    require_same_vocabulary(
+        own.get_vocab(), tokenizer.get_vocab(), f"distill.student.path={origin.path}"
+    )
+    if settings.lora is None:
+        return load_policy(
+            origin.path, params.model, tokenizer, trainable=True, revision=origin.revision
+        )
+    model = load_policy(origin.path, params.model, tokenizer, revision=origin.revision)
+    begin_adapter(model, settings.lora, STUDENT, seed, "distill.lora", origin.path)
+    return AdapterView(model, STUDENT, autocast(params.model, stage.torch_device))
+
+
+def kept_layers(total: int, kept: int) -> list[int]:
+    """Indices of `kept` of `total` layers, evenly spaced, the first and the last included; of one
+    layer the first.
+
+    Raises ModelError if there are not so many.
+    """
+    if kept > total:
+        raise ModelError(
+            f"distill.student.layers={kept}, and the teacher has {total}. Lower it in params.yaml."
+        )
+    return [round(i * (total - 1) / max(1, kept - 1)) for i in range(kept)]
+
+
+def with_layers(teacher: PreTrainedModel, kept: int) -> PreTrainedModel:
+    """A model of `kept` of the teacher's layers, with its embeddings, last norm and head.
+
+    Source of the idea: Sanh et al. 2019 (arXiv:1910.01108), section 3.
+    """
+    layers = kept_layers(teacher.config.num_hidden_layers, kept)
+    config = copy.deepcopy(teacher.config)
+    kinds = getattr(config, "layer_types", None)
+    config.num_hidden_layers = kept
+    if kinds is not None:
+        config.layer_types = [kinds[layer] for layer in layers]
+    model: PreTrainedModel = AutoModelForCausalLM.from_config(
+        config, attn_implementation=teacher.config._attn_implementation, dtype=torch.float32
+    )
+    model.load_state_dict(_renumbered(teacher.state_dict(), layers))
+    model.tie_weights()
+    return model
+
+
+def _renumbered(state: Mapping[str, Tensor], layers: list[int]) -> dict[str, Tensor]:
+    """The weights of these layers, and those of none, under the names of the smaller model."""
+    found: dict[str, Tensor] = {}
+    for name, tensor in state.items():
+        place = LAYER.search(name)
+        if place is None:
+            found[name] = tensor
+        elif int(place[2]) in layers:
+            number = layers.index(int(place[2]))
+            found[f"{name[: place.start(2)]}{number}{name[place.end(2) :]}"] = tensor
+    return found
+
+
+def save_student(stage: Stage, student: Role, tokenizer: PreTrainedTokenizerBase) -> None:
+    """models/distill: the student's weights, or its adapter. Collective; rank 0 writes."""
+    target, origin = stage.root / "models/distill", stage.params.section("distill").student
+    with replacing_by_first(target) as folder:
+        if isinstance(student, AdapterView):
+            base = named_base(origin.path, target, origin.revision)
+            save_adapter(folder, student.model, STUDENT, *base)
+        else:
+            save_model(folder, student)
+        if stage.rank == 0:
+            tokenizer.save_pretrained(folder)
+
+
+def parameters_of(model: PreTrainedModel) -> dict[str, int]:
+    """How many weights a model has, and how many besides embeddings and head."""
+    outer: dict[int, Any] = {
+        id(weight): weight
+        for layer in (model.get_input_embeddings(), model.get_output_embeddings())
+        for weight in layer.parameters()
+    }
+    total = model.num_parameters()
+    return {
+        "parameters": total,
+        "non_embedding_parameters": total - sum(weight.numel() for weight in outer.values()),
+    }
