@@ -43,8 +43,8 @@ PAIRS_FILE = Path("data/labels/pairs.jsonl")
 def draw_pairs(
     root: Path, params: Params, target: Path, count: int, temperature: float, seed: int | None
 ) -> int:
-    """Append `count` pairs of two different responses of the model that is served; returns how many were
-    found.
+    """Append `count` pairs of two different responses of the model that is served; returns how many
+    were found.
 
     Prompts of both splits are asked, those first that were asked least; `seed` None takes one that
     the file has not seen.
