@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from config.errors import ModelError
+from config.schema import Params
 
 
 def vocabulary_digest(vocabulary: Mapping[str, int]) -> str:
@@ -30,6 +31,20 @@ def stored_vocabulary(folder: Path) -> dict[str, int] | None:
     except (OSError, ValueError, KeyError, TypeError):
         return None
     return {**vocabulary, **added}
+
+
+def require_students_vocabulary(root: Path, params: Params) -> None:
+    """Raise ModelError if a student's folder has another vocabulary than the base model's, or where
+    that is built here, than data/tokenizer. What is on the hub, or not there yet, the stage
+    compares as it starts.
+    """
+    named = params.distill.student.path if params.distill is not None else None
+    if named is None:
+        return
+    base = root / params.model.path if params.model.path is not None else root / "data/tokenizer"
+    student, teacher = stored_vocabulary(root / named), stored_vocabulary(base)
+    if student is not None and teacher is not None:
+        require_same_vocabulary(student, teacher, f"distill.student.path={named}")
 
 
 def require_same_vocabulary(

@@ -5,8 +5,8 @@ missing is empty.
 import csv
 import json
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +48,8 @@ class Findings:
     """Rows of plots/data_*.csv by file stem."""
     notes: list[str]
     """What could not be read or is not of this run, for the reader of the report."""
+    reply_rates: Mapping[str, float] = field(default_factory=dict)
+    """Reply tokens per second of each model while it answered the held-out prompts."""
     quantised: tuple[QuantisedFile, ...] = ()
     """What the run's export measured; empty without one."""
 
@@ -100,10 +102,31 @@ def read_findings(root: Path, params: Params, run_id: str | None = None) -> Find
         },
         calibration=calibration,
         samples=samples,
+        reply_rates=_reply_rates(metrics["evaluate"], attempts["evaluate"]),
         plots={name: _read_csv(path, notes) for name, path in plots.items() if path},
         quantised=kept.files if (kept := read_quantised(root, book.run_id)) else (),
         notes=notes,
     )
+
+
+def _reply_rates(metrics: Metrics, attempts: Sequence[Attempt]) -> dict[str, float]:
+    """By the newest rows of the phase `generate`, whose step is the model's number."""
+    seconds = {
+        row.step: row.seconds
+        for attempt in attempts
+        for row in attempt.usage
+        if row.phase == "generate"
+    }
+    replies = finite(metrics.get("prompts")) or 0.0
+    lengths = {
+        name: finite(metrics.get(f"length_{name}"))
+        for name in ("base", "sft", "aligned", "student")
+    }
+    return {
+        name: replies * length / seconds[step]
+        for step, (name, length) in enumerate(lengths.items(), start=1)
+        if length is not None and seconds.get(step)
+    }
 
 
 def _ledger(root: Path, params: Params, run_id: str | None) -> Ledger:

@@ -34,6 +34,12 @@ def key_figure(stage: str, metrics: Mapping[str, Any]) -> str:
             return ", ".join(
                 [*known, f"margin {decimal(value['margin'])}"] if "margin" in value else known
             )
+        case "distill":
+            share = value.get("parameters_student", 0) / value.get("parameters_teacher", 1)
+            known = [f"{percent(share)} of the weights"] if share else []
+            if "agreement" in value:
+                known.append(f"agreement {percent(value['agreement'])}")
+            return ", ".join(known)
         case "evaluate":
             if "gold_sft" in value and "gold_aligned" in value:
                 return f"gold {decimal(value['gold_sft'])} → {decimal(value['gold_aligned'])}"

@@ -10,6 +10,7 @@ from reporting.markup import Child, Markup, element, join
 from reporting.sections.costs import costs_section
 from reporting.sections.curves import curves_section
 from reporting.sections.data import data_section
+from reporting.sections.distillation import distillation_section
 from reporting.sections.evaluation import evaluation_section, frontier_section
 from reporting.sections.overview import masthead, tiles
 from reporting.sections.parameters import parameters_section
@@ -26,6 +27,7 @@ ANCHORS = (
     ("data", "Data"),
     ("parameters", "Parameters"),
 )
+STUDENT = (("student", "Student"),)
 POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 """Content-Security-Policy: the browser refuses scripts and requests, whatever a model managed to
 write.
@@ -34,11 +36,13 @@ write.
 
 def page(findings: Findings) -> str:
     """The report as one HTML text."""
+    has_student = findings.params.distill is not None
     content = element(
         "main",
         tiles(findings),
-        navigation(ANCHORS),
+        navigation([*ANCHORS[:1], *STUDENT, *ANCHORS[1:]] if has_student else ANCHORS),
         evaluation_section(findings),
+        distillation_section(findings),
         costs_section(findings),
         samples_section(findings),
         frontier_section(findings),

@@ -57,6 +57,8 @@ METRICS = (
     Metric("reward", "ece", "Calibration error", decimal),
     Metric("evaluate", "gold_sft", "Gold, SFT", decimal),
     Metric("evaluate", "gold_aligned", "Gold, aligned", decimal),
+    Metric("evaluate", "gold_student", "Gold, student", decimal),
+    Metric("evaluate", "quality_kept", "Kept by the student", percent),
     Metric("evaluate", "right_item_rate", "Right item", percent),
     Metric("evaluate", "win_rate_gold", "Wins, by gold", percent),
     Metric("evaluate", "win_rate_reward", "Wins, by reward", percent),

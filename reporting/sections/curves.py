@@ -124,6 +124,29 @@ WITHOUT_CRITIC = (
         True,
     ),
 )
+DISTILL = (
+    Panel(
+        "Loss",
+        {"loss": "per token"},
+        "Nats per reply token: cross-entropy in the first distill.sft_updates, then the "
+        "divergence from the teacher.",
+    ),
+    Panel(
+        "Agreement",
+        {"agreement": "same token"},
+        "Share of reply tokens at which student and teacher have the same most likely token.",
+        True,
+    ),
+    Panel("Reply length", {"length": "all replies", "student_length": "the student's"}),
+    Panel(
+        "Replies that end",
+        {"eos_rate": "all replies", "student_eos_rate": "the student's"},
+        "",
+        True,
+    ),
+    Panel("Learning rate", {"learning_rate": "rate"}),
+    Panel("Gradient norm", {"grad_norm": "before clipping"}),
+)
 METHODS = {
     "ppo": (PPO, "update"),
     "dpo": (DPO, "step"),
@@ -138,11 +161,13 @@ def curves_section(findings: Findings) -> Markup:
     """All stages that logged something."""
     method = findings.params.align.method
     panels, row = METHODS[method]
-    stages = (
+    stages: list[tuple[str, str, tuple[Panel, ...], str]] = [
         ("sft", "Supervised fine-tuning", SFT, "step"),
         ("reward", "Reward model", REWARD, "step"),
         (method, method.upper(), panels, row),
-    )
+    ]
+    if findings.params.distill is not None:
+        stages.append(("distill", "Distillation", DISTILL, "update"))
     groups = [_group(findings, *stage) for stage in stages]
     return section("curves", "Learning curves", "Point at a curve to read its values.", *groups)
 

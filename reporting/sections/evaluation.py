@@ -13,8 +13,7 @@ from reporting.numbers import count, decimal, memory, percent
 from reporting.parts import badge, card, grid, missing, section, table
 from reporting.scales import ticks
 
-MODELS = ("base", "sft", "aligned")
-NAMES = {"base": "Base", "sft": "SFT", "aligned": "Aligned"}
+NAMES = {"base": "Base", "sft": "SFT", "aligned": "Aligned", "student": "Student"}
 QUANTITIES = {
     "gold": "Gold score",
     "reward": "Reward-model score",
@@ -134,10 +133,16 @@ def _endpoints(findings: Findings, title: str) -> Markup:
     )
 
 
+def models(findings: Findings) -> list[str]:
+    """Those that were evaluated, in their order."""
+    metrics = findings.metrics["evaluate"]
+    return [name for name in NAMES if name != "student" or f"reward_{name}" in metrics]
+
+
 def _scores(kind: str, findings: Findings) -> Markup:
     """The mean score of each model, one dot each."""
     name = QUANTITIES[kind]
-    values = {model: findings.value("evaluate", f"{kind}_{model}") for model in MODELS}
+    values = {model: findings.value("evaluate", f"{kind}_{model}") for model in models(findings)}
     if all(value is None for value in values.values()):
         absent = (
             "This data has no gold score: only the reward model and people can judge the replies."
@@ -252,14 +257,15 @@ def _comparison(findings: Findings) -> Markup:
     """Everything measured of each model, known quantities first, then whatever else the stage
     wrote.
     """
+    asked = models(findings)
     rows = [
         [
             QUANTITIES.get(stem, stem),
-            *(_shown(stem, findings.value("evaluate", f"{stem}_{model}")) for model in MODELS),
+            *(_shown(stem, findings.value("evaluate", f"{stem}_{model}")) for model in asked),
         ]
         for stem in _stems(findings)
     ]
-    return table(["On held-out prompts", *NAMES.values()], rows)
+    return table(["On held-out prompts", *(NAMES[model] for model in asked)], rows)
 
 
 def _stems(findings: Findings) -> Iterator[str]:
@@ -267,7 +273,7 @@ def _stems(findings: Findings) -> Iterator[str]:
     known = [
         stem
         for stem in QUANTITIES
-        if any(finite(metrics.get(f"{stem}_{model}")) is not None for model in MODELS)
+        if any(finite(metrics.get(f"{stem}_{model}")) is not None for model in NAMES)
     ]
     yield from known
     suffix = "_aligned"

@@ -7,7 +7,7 @@ from reporting.inputs import Findings, finite
 from reporting.markup import Markup, element
 from reporting.numbers import decimal
 from reporting.parts import missing, section
-from reporting.sections.evaluation import MODELS, NAMES
+from reporting.sections.evaluation import NAMES
 
 LONGEST = 2000
 """Characters of a reply that are shown."""
@@ -31,7 +31,7 @@ def samples_section(findings: Findings) -> Markup:
 
 
 def _sample(row: Mapping[str, Any]) -> Markup:
-    replies = [_reply(row, model) for model in MODELS if row.get(model) is not None]
+    replies = [_reply(row, model) for model in NAMES if row.get(model) is not None]
     return element(
         "article",
         *_prompt(row),

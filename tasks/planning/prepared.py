@@ -12,6 +12,7 @@ from config.atomic_file import write_atomically
 from config.errors import CostError, ParamsError
 from config.records import RESTART, STAGES, PipelineRow
 from config.schema import Params
+from config.vocabulary import require_students_vocabulary
 from config.workspace.kept import kept_params
 from costs.ledger.attempts import read_attempts
 from costs.ledger.budget import (
@@ -79,8 +80,10 @@ def prepare(root: Path, params: Params) -> Prepared:
 
     Raises CostError if there is a budget or an approval threshold and no plan can be made; without
     one, `fault` says why there is none.
-    Raises ParamsError if a stage is placed where a file that it reads is not.
+    Raises ParamsError if a stage is placed where a file that it reads is not, and ModelError for a
+    student of another tokenizer than its teacher.
     """
+    require_students_vocabulary(root, params)
     rows = jsonl.read(root / "runs" / "pipeline.jsonl", PipelineRow).rows
     before = predecessor(rows, params, lambda run_id: _kept_params(root, run_id))
     so_far = spent_by_stage(root, params, chain(rows, before))
