@@ -28,6 +28,7 @@ def start(
         "gpu-80gb",
         "node-8gpu",
         "smollm-cpu",
+        "smollm-distill",
         "trees-cpu",
         "two-nodes",
         "votes-cpu",

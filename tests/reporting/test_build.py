@@ -18,6 +18,7 @@ from reporting.build import build_report
 from reporting.key_figures import key_figure
 from tests.reporting.plausible_run import BEGIN, Clock, write_cached_run, write_pipeline_run
 
+ROOT = Path(__file__).parents[2]
 SECTIONS = {"evaluation", "cost", "samples", "frontier", "reward", "curves", "data", "parameters"}
 
 
@@ -293,3 +294,29 @@ def test_a_file_where_the_folder_should_be_is_a_plain_error(tmp_path: Path, para
     with pytest.raises(EnvironmentFault, match="report"):
         build_report(tmp_path, params)
     assert (tmp_path / "report").read_text() == "mine"
+
+
+def test_a_student_is_shown_with_what_it_kept_and_when_it_is_paid_back(tmp_path: Path) -> None:
+    params = load(ROOT / "recipes/demo-distill.yaml")
+    write_pipeline_run(tmp_path, "r1")
+    clock = Clock(tmp_path, "r1", BEGIN + 9000)
+    clock.attempt("distill", 1, "start")
+    clock.use("distill", 1, "update", 1, 36.0, tokens=9000, sequences=400)
+    clock.done("distill", 1, 1)
+    clock.use("evaluate", 1, "generate", 4, 1.2, tokens=19_000, sequences=400)
+    clock.pipeline("stage", stage="distill", attempt=1)
+    sizes = {"parameters_student": 72_000, "parameters_teacher": 432_000, "agreement": 0.998}
+    (tmp_path / "metrics/distill.json").write_text(json.dumps(sizes))
+    metrics = json.loads((tmp_path / "metrics/evaluate.json").read_text())
+    metrics |= {"gold_student": 0.871, "reward_student": 1.6, "length_student": 25.2}
+    for name, value in (("win_rate_student", 0.48), ("quality_kept", 0.973)):
+        metrics |= {name: value, f"{name}_low": value - 0.04, f"{name}_high": value + 0.04}
+    (tmp_path / "metrics/evaluate.json").write_text(json.dumps(metrics))
+    page = read(build_report(tmp_path, params))
+    said = " | ".join(page.texts)
+    assert "student" in {section["id"] for section in page.all("section")}
+    assert "Quality kept | 97.3% (93.3% to 101.3%)" in said
+    assert "A model with 16.7% of the weights." in said
+    assert "Reply tokens per second | 8,400 | 4,200" in said
+    # 36 s of the student at the saving of 1 / 4200 - 1 / 8400 seconds a token
+    assert "Paid back after | 302 k reply tokens" in said
