@@ -27,6 +27,7 @@ from config.workspace.champions import read_record
 from tasks.servers.plans import prefect_plan
 from tasks.servers.processes import start, stop
 from tests.conftest import ROOT, git
+from tests.training.tiny import DISTILL
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200)]
 
@@ -421,6 +422,43 @@ def test_a_second_checkout_pulls_the_same_bytes(checkout: Checkout, tmp_path: Pa
         "evaluation/samples.jsonl",
     ):
         assert content(clone / name) == content(checkout.root / name)
+
+
+def test_a_student_is_made_after_the_others_and_promoted_in_their_place(
+    checkout: Checkout,
+) -> None:
+    before = checkout.starts()
+    recipe = checkout.root / "student.yaml"
+    recipe.write_text(
+        yaml.safe_dump(
+            {
+                "extends": str(checkout.root / "params.yaml"),
+                "distill": DISTILL | {"updates": 3},
+                "tracking": {"model": "student"},
+            }
+        )
+    )
+    done = checkout.run("run", "--json", "--recipe", str(recipe))
+    assert done.returncode == 0, done.stderr
+    found = {stage["stage"]: stage["cached"] for stage in json.loads(done.stdout)["stages"]}
+    assert found == dict.fromkeys(STAGES, True) | {"distill": False, "evaluate": False}
+    assert checkout.starts() == before + 1  # evaluate, beside distill, which STAGES has not
+    assert dvc(checkout, "status", "--json") == {}
+    again = checkout.run("run", "--json")
+    assert all(stage["cached"] for stage in json.loads(again.stdout)["stages"])
+    promoted = checkout.run("promote", "last", "--yes", "--why", "a test")
+    assert promoted.returncode == 0, promoted.stderr
+    champion = read_record(checkout.root).champion
+    assert champion is not None
+    lock = yaml.safe_load((checkout.root / "dvc.lock").read_text())["stages"]["distill"]
+    assert champion.model_digest == next(
+        out["md5"] for out in lock["outs"] if out["path"] == "models/distill"
+    )
+    version = MlflowClient(f"sqlite:///{checkout.root / 'mlflow.db'}").get_model_version_by_alias(
+        "helpdesk-assistant", "champion"
+    )
+    assert version.tags["dvc.digest"] == champion.model_digest
+    assert len(checkout.talk("champion", prompts_held_out(checkout, 3), 8).stdout.splitlines()) == 3
 
 
 @pytest.mark.slow
