@@ -3,7 +3,7 @@ the run that was never killed?
 
     python benchmarks/crash_resume.py [--kills 60] [--seed 1] [--start fork|exec] [--json]
 
-A tiny helpdesk run of the stages sft, reward and ppo. Each stage first runs undisturbed; then it is
+A tiny helpdesk run of the stages sft, reward, ppo and distill. Each stage first runs undisturbed; then it is
 started, killed with SIGKILL at a moment uniform over the seconds of that run, started again, killed
 again ..., until it is done, and then from the beginning, until it had its share of the kills. Every
 output is compared with that of the undisturbed run, and while a process works and after every kill
@@ -34,11 +34,11 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # also as a script: the code beside it
 
 from config import jsonl  # noqa: E402
-from config.load import load, write  # noqa: E402
+from config.load import load, read, write  # noqa: E402
 from config.records import AttemptRow, MetricRow, UsageRow  # noqa: E402
 from training.process.stage import run_stage  # noqa: E402
 
-TRAINED = ("sft", "reward", "ppo")
+TRAINED = ("sft", "reward", "ppo", "distill")
 OUTPUTS = {
     "sft": ("models/sft", "metrics/sft.json", "plots/sft.csv"),
     "reward": (
@@ -48,9 +48,20 @@ OUTPUTS = {
         "plots/reward_calibration.csv",
     ),
     "ppo": ("models/ppo", "metrics/ppo.json", "plots/ppo.csv"),
+    "distill": ("models/distill", "metrics/distill.json", "plots/distill.csv"),
 }
-LAST_STEP = {"sft": 40, "reward": 40, "ppo": 16}
+LAST_STEP = {"sft": 40, "reward": 40, "ppo": 16, "distill": 16}
+DISTILL = {
+    **read(ROOT / "recipes/demo-distill.yaml")["distill"],
+    "updates": LAST_STEP["distill"],
+    "batch_size": 8,
+    "max_new_tokens": 12,
+    "checkpoint_every_updates": 2,
+    "sft_updates": 4,
+    "lmbda": 0.5,
+}
 SIZES = [
+    f"distill={json.dumps(DISTILL)}",
     "data.source.sft_rows=160",
     "data.source.preference_rows=160",
     "sft.log_every_steps=1",
@@ -126,7 +137,9 @@ def begin(root: Path, stage: str, start: str) -> int:
             environment = {**os.environ, "PYTHONPATH": str(ROOT)}
             os.execve(sys.executable, [sys.executable, "-m", f"training.{stage}"], environment)
         module = import_module(f"training.{stage}")
-        inputs = module.local_files if stage == "data" else module.INPUTS
+        inputs = getattr(module, "inputs", None) or (
+            module.local_files if stage == "data" else module.INPUTS
+        )
         code = run_stage(stage, module.SECTIONS, inputs, getattr(module, stage))
         sys.stdout.flush()
         os._exit(code)

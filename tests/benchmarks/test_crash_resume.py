@@ -49,9 +49,10 @@ def test_twenty_kills_across_the_stages_end_with_the_bits_of_the_undisturbed_run
         0,
     )
     assert [(row["stage"], row["kills"]) for row in found["stages"]] == [
-        ("sft", 7),
-        ("reward", 7),
-        ("ppo", 6),
+        ("sft", 5),
+        ("reward", 5),
+        ("ppo", 5),
+        ("distill", 5),
     ]
     assert all(
         row["runs"] == row["identical_runs"] >= 1 and sum(row["doing"].values()) == row["kills"]
