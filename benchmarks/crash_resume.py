@@ -3,11 +3,12 @@ the run that was never killed?
 
     python benchmarks/crash_resume.py [--kills 60] [--seed 1] [--start fork|exec] [--json]
 
-A tiny helpdesk run of the stages sft, reward, ppo and distill. Each stage first runs undisturbed; then it is
-started, killed with SIGKILL at a moment uniform over the seconds of that run, started again, killed
-again ..., until it is done, and then from the beginning, until it had its share of the kills. Every
-output is compared with that of the undisturbed run, and while a process works and after every kill
-whatever is visible of an output must be the whole previous one or the whole new one.
+A tiny helpdesk run of the stages sft, reward, ppo and distill. Each stage first runs undisturbed;
+then it is started, killed with SIGKILL at a moment uniform over the seconds of that run, started
+again, killed again ..., until it is done, and then from the beginning, until it had its share of
+the kills. Every output is compared with that of the undisturbed run, and while a process works and
+after every kill whatever is visible of an output must be the whole previous one or the whole new
+one.
 
 --start fork  (the default) forks the stage's process from one that has imported everything and
               computed nothing, so that kills hit the
