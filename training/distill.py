@@ -96,6 +96,7 @@ def inputs(params: Params) -> tuple[str, ...]:
 
 def distill(stage: Stage) -> None:
     if stage.params.distill is None:
+        stage.check_params()
         write_no_student(stage.root)
         return
     settings = stage.params.distill

@@ -123,7 +123,7 @@ def as_owner(*command: str) -> None:
 def test_one_setting_puts_both_servers_on_postgresql(postgresql: str, tmp_path: Path) -> None:
     assert ensure_databases(postgresql) == ["mlflow", "prefect"]
     assert ensure_databases(postgresql) == []
-    tracking = Tracking(uri=postgresql, experiment="e", registered_model="m")
+    tracking = Tracking(uri=postgresql, experiment="e", registered_model="m", model="aligned")
     plan = mlflow_plan(tmp_path, tracking, free_port())
     assert plan is not None
     try:

@@ -29,7 +29,9 @@ from tracking import client
 
 pytestmark = pytest.mark.integration
 
-TRACKING = Tracking(uri="sqlite:///mlflow.db", experiment="e", registered_model="m")
+TRACKING = Tracking(
+    uri="sqlite:///mlflow.db", experiment="e", registered_model="m", model="aligned"
+)
 
 
 @pytest.fixture

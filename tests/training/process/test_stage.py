@@ -311,7 +311,7 @@ def test_params_edited_meanwhile_stop_the_stage_and_it_goes_on_once_they_are_bac
 def test_no_output_is_put_in_place_once_params_are_others(
     project: Project, stage: str, content: str | None
 ) -> None:
-    root = project(stage)
+    root = project(stage, **({"distill": {}} if stage == "distill" else {}))
     before = files(root / "models") | files(root / "data/tokenizer")
     begun, run = open_stage(root, stage)
     if content is None:
