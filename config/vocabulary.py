@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from config.errors import ModelError
+from config.inputs import student_path
 from config.schema import Params
 
 
@@ -38,7 +39,7 @@ def require_students_vocabulary(root: Path, params: Params) -> None:
     that is built here, than data/tokenizer. What is on the hub, or not there yet, the stage
     compares as it starts.
     """
-    named = params.distill.student.path if params.distill is not None else None
+    named = student_path(params)
     if named is None:
         return
     base = root / params.model.path if params.model.path is not None else root / "data/tokenizer"

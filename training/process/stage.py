@@ -31,6 +31,7 @@ from config.errors import (
     RlhfError,
     StageStopped,
 )
+from config.inputs import student_path
 from config.load import load
 from config.records import (
     CHANGED_CODE_VARIABLE,
@@ -143,10 +144,9 @@ class Stage:
         """The local model folders that params.yaml names: their content decides what is trained as
         much as their names.
         """
-        distill = self.params.distill if "distill" in self._sections else None
         named = [
             self.params.model.path if "model" in self._sections else None,
-            distill.student.path if distill is not None else None,
+            student_path(self.params) if "distill" in self._sections else None,
         ]
         return [path for path in named if path is not None and (self.root / path).is_dir()]
 

@@ -77,9 +77,8 @@ class Learner:
 
     def with_gradient(self, forward: Callable[[], T]) -> T:
         """What `forward` gives, a pass with gradient through the models that learn."""
-        for layer in (
-            self._recomputed
-        ):  # only layers that train are computed again, and those keep no cache for generation
+        # only layers that train are computed again, and those keep no cache for generation
+        for layer in self._recomputed:
             layer.train()
         try:
             return sharding.run_as_forward(self._working, forward)
