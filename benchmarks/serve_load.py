@@ -38,11 +38,13 @@ from config.workspace.login import SERVE_KEY
 from serving.engines import LlamaCpp
 from serving.limits import Sampling
 from serving.prompts import Prompts
-from serving.run import QUEUE, SLOTS
+from serving.run import QUEUE
 from serving.settings import Settings
 
 MAX_TOKENS = 48
 GREEDY = Sampling(MAX_TOKENS, 0.0, 1.0, None, stream=False)
+SLOTS = 4
+"""Those of rlhf serve by default."""
 SINGLES = 100
 """Requests of each side for the time that the front adds."""
 

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from cli.bench import bench
 from cli.chat import chat
 from cli.compare import compare
 from cli.data import app as data_app
@@ -135,6 +136,7 @@ app.command()(chat)
 app.command()(export)
 app.command()(fetch)
 app.command()(serve)
+app.command()(bench)
 app.command()(label)
 app.command()(promote)
 app.command()(rollback)

@@ -1,6 +1,7 @@
 """`rlhf serve`: the model of a run, or the champion's as it changes, behind OpenAI's HTTP API."""
 
-from functools import cache
+import os
+from functools import cache, partial
 from pathlib import Path
 from typing import Annotated
 
@@ -31,6 +32,9 @@ def serve(
     weights: Annotated[
         Weights, typer.Option(help="Which GGUF file of the export llama_cpp loads.")
     ] = "f32",
+    slots: Annotated[
+        int, typer.Option(help="Replies that are generated side by side.", min=1, max=256)
+    ] = 4,
     listen: Annotated[
         str, typer.Option(help="Address to listen on; 0.0.0.0 within a container.")
     ] = "127.0.0.1",
@@ -38,15 +42,28 @@ def serve(
         list[str] | None,
         typer.Option(help="A Host header to answer to, besides localhost:PORT; repeatable."),
     ] = None,
+    record: Annotated[
+        bool,
+        typer.Option(help="Count the tokens that are served in .rlhf/served.jsonl."),
+    ] = True,
 ) -> None:
     """Serve a model at http://127.0.0.1:PORT/v1 (models, chat/completions, completions), with
     /health and /metrics, until Ctrl-C or SIGTERM; requests at work are answered first. A run that
     has no export yet is exported.
     """
+    from config import jsonl
+    from config.load import load
+    from config.workspace.served import SERVED
+    from costs.tables.price import usd_per_device_hour
+    from serving.account import Account, Price
     from serving.run import serve as serve_exports
+    from serving.settings import Settings
 
     root = project_root()
     chosen = run or champion_or_last(root)
+    params = load(root / "params.yaml")
+    price = Price(usd_per_device_hour(params), params.tracking.registered_model)
+    keep = partial(jsonl.append, root / SERVED) if record else None
 
     def wanted() -> Path:
         return exported(root, chosen)
@@ -56,4 +73,5 @@ def serve(
 
     address = Address(port, listen, tuple(host or ()))
     follow = wanted if chosen == CHAMPION else cache(wanted)
-    serve_exports(root, address, follow, engine, weights, say)
+    settings = Settings(weights, slots, os.cpu_count() or 1)
+    serve_exports(root, address, follow, engine, settings, Account(price, keep), say)

@@ -42,6 +42,9 @@ class Part(NamedTuple):
     """Generated so far."""
     finish_reason: str | None
     """stop (at EOS) or length; None while more is to come."""
+    prefill_seconds: float | None = None
+    """Of the whole reply, with its last part, where the engine measures it."""
+    decode_seconds: float | None = None
 
 
 class Engine:
@@ -194,10 +197,14 @@ class LlamaCpp(Engine):
         """
         reason = "stop" if answer.get("stop_type") == "eos" else "length"
         ids = answer.get("tokens", [])
+        timings = answer.get("timings") or {}
+        prefill, decode = timings.get("prompt_ms"), timings.get("predicted_ms")
         return Part(
             answer["content"] if sampling.stream else self.prompts.text(ids),
             answer.get("tokens_predicted", 0) if sampling.stream else len(ids),
             reason if answer["stop"] else None,
+            None if prefill is None else prefill / 1000,
+            None if decode is None else decode / 1000,
         )
 
 

@@ -17,6 +17,8 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response, Strea
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
+from config.workspace.served import RECORD_SECONDS
+from serving.account import Account
 from serving.engines import Engine, EngineGone, Part
 from serving.limits import MAX_BODY_BYTES, BadRequest, Sampling, messages, sampling
 from serving.metrics import Metrics
@@ -32,13 +34,22 @@ PATHS = ("/v1/models", "/v1/chat/completions", "/v1/completions")
 class Front:
     """The application, and what its requests share."""
 
-    def __init__(self, swap: Swap, key: str, hosts: frozenset[str], most_at_work: int) -> None:
+    def __init__(
+        self,
+        swap: Swap,
+        key: str,
+        hosts: frozenset[str],
+        most_at_work: int,
+        account: Account,
+    ) -> None:
         """`hosts` are the Host headers that it answers to; of more than `most_at_work` requests at
         once the further ones are refused with 429.
         """
         self._swap, self._key, self._hosts, self._most = swap, key, hosts, most_at_work
         self._at_work = 0
+        self._account = account
         self.metrics = Metrics()
+        self.metrics.registry.register(account)
 
     def app(self) -> Starlette:
         return Starlette(
@@ -54,11 +65,17 @@ class Front:
 
     @asynccontextmanager
     async def _lifespan(self, _: Starlette) -> AsyncIterator[None]:
-        keeper = asyncio.create_task(self._swap.keep())
+        keepers = {asyncio.create_task(self._swap.keep()), asyncio.create_task(self._record())}
         yield
-        keeper.cancel()
-        await asyncio.wait({keeper})
+        for keeper in keepers:
+            keeper.cancel()
+        await asyncio.wait(keepers)
         await self._swap.end()
+
+    async def _record(self) -> None:
+        while True:
+            await asyncio.sleep(RECORD_SECONDS)
+            await asyncio.to_thread(self._account.record)
 
     def _guarded(self, handle: Callable[[Request], Any]) -> Callable[[Request], Any]:
         """Refuse a foreign Host or Origin and a wrong key; answer mistakes in OpenAI's form."""
@@ -157,7 +174,8 @@ class Front:
             shape = _Shape(engine.name, is_chat, len(prompt.ids))
             parts = self._parts(engine, prompt, settings)
             if settings.stream:
-                return _Streamed(self._events(parts, shape), lambda: self._counted(engine))
+                events = self._events(parts, shape, settings.include_usage)
+                return _Streamed(events, lambda: self._counted(engine))
             with self._counted(engine):
                 return await self._whole(request, parts, shape)
 
@@ -167,7 +185,7 @@ class Front:
         self._at_work += 1
         self.metrics.waiting.set(self._at_work)
         try:
-            with engine.in_use():
+            with engine.in_use(), self._account.at_work(engine.name):
                 yield
         finally:
             self._at_work -= 1
@@ -184,6 +202,8 @@ class Front:
                 first = False
             self.metrics.reply_tokens.inc(max(0, part.tokens - tokens))
             tokens = max(tokens, part.tokens)
+            if part.finish_reason is not None:
+                self._account.answered(engine.name, len(prompt.ids), part)
             yield part
 
     async def _whole(
@@ -201,14 +221,19 @@ class Front:
         part = work.result()
         return JSONResponse(shape.whole(part.text.strip(), part.tokens, part.finish_reason))
 
-    async def _events(self, parts: AsyncIterator[Part], shape: "_Shape") -> AsyncIterator[str]:
-        began = False
+    async def _events(
+        self, parts: AsyncIterator[Part], shape: "_Shape", include_usage: bool
+    ) -> AsyncIterator[str]:
+        began, tokens, part = False, 0, None
         try:
             async for part in parts:
+                tokens = max(tokens, part.tokens)
                 text = part.text if began else part.text.lstrip()
                 began = began or bool(text)
                 if text or part.finish_reason:
                     yield f"data: {json.dumps(shape.part(text, part.finish_reason))}\n\n"
+            if include_usage and part is not None:
+                yield f"data: {json.dumps(shape.usage_chunk(tokens, part))}\n\n"
             yield "data: [DONE]\n\n"
         except EngineGone as error:
             content = {"error": {"message": f"{error}; try again.", "type": "server_error"}}
@@ -243,15 +268,33 @@ class _Shape:
         }
 
     def whole(self, text: str, tokens: int, reason: str | None) -> dict[str, Any]:
-        usage = {
-            "prompt_tokens": self._prompt_tokens,
-            "completion_tokens": tokens,
-            "total_tokens": self._prompt_tokens + tokens,
-        }
-        return {**self._answer("chat.completion", "message", text, reason), "usage": usage}
+        return {**self._answer("chat.completion", "message", text, reason), **self._usage(tokens)}
 
     def part(self, text: str, reason: str | None) -> dict[str, Any]:
         return self._answer("chat.completion.chunk", "delta", text, reason)
+
+    def usage_chunk(self, tokens: int, last: Part) -> dict[str, Any]:
+        """After the last part: the tokens, and the seconds where the engine measures them, under
+        the names of llama.cpp's own server.
+        """
+        timings = {}
+        if last.prefill_seconds is not None and last.decode_seconds is not None:
+            timings = {
+                "timings": {
+                    "prompt_ms": 1000 * last.prefill_seconds,
+                    "predicted_ms": 1000 * last.decode_seconds,
+                }
+            }
+        return {**self.part("", None), "choices": [], **self._usage(tokens), **timings}
+
+    def _usage(self, tokens: int) -> dict[str, Any]:
+        return {
+            "usage": {
+                "prompt_tokens": self._prompt_tokens,
+                "completion_tokens": tokens,
+                "total_tokens": self._prompt_tokens + tokens,
+            }
+        }
 
     def _answer(self, kind: str, name: str, text: str, reason: str | None) -> dict[str, Any]:
         """`kind` and `name` are those of a chat; a completion has its own for both."""

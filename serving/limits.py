@@ -26,6 +26,8 @@ class Sampling:
     top_p: float
     seed: int | None
     stream: bool
+    include_usage: bool = False
+    """A streamed reply ends with a chunk that counts its tokens."""
 
 
 def sampling(body: Mapping[str, Any], prompt_tokens: int, context_length: int) -> Sampling:
@@ -50,12 +52,19 @@ def sampling(body: Mapping[str, Any], prompt_tokens: int, context_length: int) -
     stream = body.get("stream", False)
     if not isinstance(stream, bool):
         raise BadRequest("stream", f"stream={stream!r} must be true or false.")
+    options = body.get("stream_options") or {}
+    if not isinstance(options, dict) or (options and not stream):
+        raise BadRequest(
+            "stream_options",
+            f"stream_options={options!r:.80} must be an object, with stream: true.",
+        )
     return Sampling(
         max_tokens=int(most),
         temperature=_number(body, "temperature", 1.0, float, 0.0, MAX_TEMPERATURE),
         top_p=_number(body, "top_p", 1.0, float, 1e-6, 1.0),
         seed=seed,
         stream=stream,
+        include_usage=options.get("include_usage") is True,
     )
 
 

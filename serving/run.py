@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import os
 import signal
 import socket
 import sys
@@ -14,13 +13,12 @@ import uvicorn
 
 from config.errors import EnvironmentFault
 from config.workspace.login import SERVE_KEY, key
+from serving.account import Account
 from serving.engines import ENGINES, POLL_SECONDS, EngineGone
 from serving.front import Front
-from serving.settings import Address, EngineName, Settings, Weights
+from serving.settings import Address, EngineName, Settings
 from serving.swap import Swap
 
-SLOTS = 4
-"""Replies that are generated side by side."""
 QUEUE = 64
 """Requests that may wait for a slot."""
 DRAIN_SECONDS = 60
@@ -31,7 +29,8 @@ def serve(
     address: Address,
     wanted: Callable[[], Path],
     engine: EngineName,
-    weights: Weights,
+    settings: Settings,
+    account: Account,
     say: Callable[[str], None],
 ) -> None:
     """Serve the export that `wanted` names.
@@ -40,10 +39,13 @@ def serve(
     """
     (root / SERVE_KEY).parent.mkdir(exist_ok=True)
     secret = key(root / SERVE_KEY)
-    settings = Settings(weights, SLOTS, os.cpu_count() or 1)
     with _listening(address) as listener:
-        swap = Swap(wanted, lambda folder: ENGINES[engine](folder, settings))
-        asyncio.run(_serve(listener, address, swap, wanted(), secret, say))
+        swap = Swap(wanted, lambda folder: ENGINES[engine](folder, settings), account.serves)
+        front = Front(swap, secret, address.hosts, settings.slots + QUEUE, account)
+        try:
+            asyncio.run(_serve(listener, address, swap, wanted(), secret, front, say))
+        finally:
+            account.record()
 
 
 async def _serve(
@@ -52,9 +54,9 @@ async def _serve(
     swap: Swap,
     first: Path,
     secret: str,
+    front: Front,
     say: Callable[[str], None],
 ) -> None:
-    front = Front(swap, secret, address.hosts, SLOTS + QUEUE)
     config = uvicorn.Config(
         front.app(), log_level=logging.WARNING, access_log=False,
         timeout_graceful_shutdown=DRAIN_SECONDS,

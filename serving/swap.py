@@ -23,8 +23,14 @@ class Swap:
     when its last request is answered.
     """
 
-    def __init__(self, wanted: Callable[[], Path], start: Callable[[Path], Engine]) -> None:
-        self._wanted, self._start = wanted, start
+    def __init__(
+        self,
+        wanted: Callable[[], Path],
+        start: Callable[[Path], Engine],
+        serves: Callable[[str], None],
+    ) -> None:
+        """`serves` hears the name of the export that is served from then on."""
+        self._wanted, self._start, self._serves = wanted, start, serves
         self.engine: Engine | None = None
         """The one that answers; None while there is none."""
         self._drains: set[asyncio.Task[None]] = set()
@@ -71,6 +77,7 @@ class Swap:
         engine = self._start(folder)
         await engine.wait()
         self.engine, self._folder = engine, folder
+        self._serves(engine.name)
         logger.info("serving %s", engine.name)
 
     async def end(self) -> None:

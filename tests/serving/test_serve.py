@@ -41,14 +41,19 @@ PROGRAM = """
 import logging, sys
 from pathlib import Path
 from config.errors import RlhfError
+from functools import partial
+from config import jsonl
+from config.workspace.served import SERVED
 from serving import run
-from serving.settings import Address
+from serving.account import Account, Price
+from serving.settings import Address, Settings
 root, engine = Path(sys.argv[1]), sys.argv[2]
-port, run.SLOTS, run.QUEUE = map(int, sys.argv[3:])
+port, slots, run.QUEUE = map(int, sys.argv[3:])
 wanted = lambda: Path((root / "wanted").read_text())
 say = lambda line: print(line, flush=True)
+account = Account(Price(3.6, "assistant"), partial(jsonl.append, root / SERVED))
 try:
-    run.serve(root, Address(port), wanted, engine, "f32", say)
+    run.serve(root, Address(port), wanted, engine, Settings("f32", slots, 2), account, say)
 except RlhfError as error:
     sys.exit(str(error))
 """

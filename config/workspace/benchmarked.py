@@ -1,0 +1,134 @@
+"""What `rlhf bench` measured of a served model, kept with the run that made it: the report, MLflow
+and later benchmarks read it.
+"""
+
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from config.atomic_file import write_atomically
+from config.records import kept_folder
+
+FILE = "benchmarked.json"
+
+
+class Measured(BaseModel):
+    model_config = ConfigDict(frozen=True, allow_inf_nan=False)
+
+
+class Usage(Measured):
+    """What a server did in a while."""
+
+    wall_seconds: float
+    busy_seconds: float
+    """With at least one request at work."""
+    input_tokens: float
+    output_tokens: float
+    prefill_seconds: float = 0.0
+    """Of all requests, added up: until the first token. 0 with `decode_seconds`: not timed."""
+    decode_seconds: float = 0.0
+
+
+class Percentiles(Measured):
+    """Of a latency, in milliseconds."""
+
+    p50: float
+    p95: float
+    p99: float
+
+
+class Load(Measured):
+    """One load. Rates are of the time in which it was kept up, latencies of all its replies."""
+
+    concurrency: int | None
+    """Requests at work all the time; None where they arrived at a rate."""
+    requests_per_second: float | None
+    """At which they arrived; None where so many were at work all the time."""
+    seconds: float
+    requests: int
+    failed: int
+    fault: str | None
+    """Why the first one failed."""
+    replies_per_second: float
+    goodput_per_second: float
+    """Replies within the limits."""
+    tokens_per_second: float
+    """Of output."""
+    input_tokens_per_second: float
+    ttft_ms: Percentiles | None
+    """Time to the first token; None if every request failed."""
+    tpot_ms: Percentiles | None
+    """Time per output token after the first; None if no reply had two tokens."""
+    usage: Usage
+    """What the load used, for its price."""
+
+
+class Knee(Measured):
+    """Where more load stops being worth its latency."""
+
+    concurrency: int
+    """The highest before p95 TPOT is twice that of the lowest load."""
+    doubles_at: int | None
+    """The first concurrency at which it is; None if none of those that were measured is."""
+
+
+class Limits(Measured):
+    """What a reply must keep to be counted in the goodput."""
+
+    ttft_ms: float = 1000.0
+    tpot_ms: float = 100.0
+
+
+class Benchmark(Measured):
+    """The loads of one way to serve a model."""
+
+    engine: str
+    weights: str
+    slots: int
+    time: str
+    """When it was measured, ISO 8601."""
+    usd_per_hour: float
+    limits: Limits
+    loads: tuple[Load, ...]
+    knee: Knee | None
+    peak_bytes: int | None = None
+    """Resident memory of front and engine; None where they run elsewhere."""
+
+    @property
+    def variant(self) -> tuple[str, str, int]:
+        return self.engine, self.weights, self.slots
+
+    def at_knee(self) -> Load | None:
+        """The load that a price is quoted for."""
+        if self.knee is None:
+            return None
+        wanted = self.knee.concurrency
+        return next((each for each in self.loads if each.concurrency == wanted), None)
+
+
+class Benchmarked(Measured):
+    """All that was measured of one model, the newest of each way to serve it."""
+
+    model_digest: str
+    """DVC's digest of the model."""
+    benchmarks: tuple[Benchmark, ...]
+
+
+def keep_benchmark(root: Path, run_id: str, model_digest: str, found: Benchmark) -> Benchmarked:
+    """Keep a benchmark with the run that made the model, in the place of an earlier one of the
+    same variant; those of another model are dropped.
+    """
+    before = read_benchmarked(root, run_id)
+    kept = before.benchmarks if before and before.model_digest == model_digest else ()
+    others = tuple(each for each in kept if each.variant != found.variant)
+    made = Benchmarked(model_digest=model_digest, benchmarks=(*others, found))
+    write_atomically(kept_folder(root, run_id) / FILE, made.model_dump_json(indent=1))
+    return made
+
+
+def read_benchmarked(root: Path, run_id: str) -> Benchmarked | None:
+    """What was measured of a run's model; None without it, or if the file is damaged."""
+    try:
+        return Benchmarked.model_validate_json((kept_folder(root, run_id) / FILE).read_bytes())
+    except (OSError, ValidationError):
+        return None

@@ -1,0 +1,149 @@
+"""What each model that was served used of the server, and what a million of its tokens cost."""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from config.workspace.benchmarked import Usage
+from config.workspace.served import ServedRow
+from costs.formulas.serving import BASES, split_method, token_price, usd_of_usage
+from serving.engines import Part
+
+Keep = Callable[[ServedRow], None]
+
+
+class Price(NamedTuple):
+    """Of the server, and the name under which its models are registered."""
+
+    usd_per_hour: float
+    model_name: str
+
+
+@dataclass
+class _Times:
+    """Of one model, in seconds of the clock."""
+
+    wall: float = 0.0
+    busy: float = 0.0
+    at_work: int = 0
+    input_tokens: int = 0
+    output_tokens: int = 0
+    prefill: float = 0.0
+    decode: float = 0.0
+
+    def usage(self) -> Usage:
+        return Usage(
+            wall_seconds=self.wall,
+            busy_seconds=self.busy,
+            input_tokens=self.input_tokens,
+            output_tokens=self.output_tokens,
+            prefill_seconds=self.prefill,
+            decode_seconds=self.decode,
+        )
+
+
+class Account(Collector):
+    """The usage of every model since the server began, by run."""
+
+    def __init__(
+        self, price: Price, keep: Keep | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """`keep` keeps a row of what was served."""
+        self._price, self._keep, self._clock = price, keep, clock
+        self._times: dict[str, _Times] = {}
+        self._served: str | None = None
+        self._at = clock()
+        self._recorded: dict[str, Usage] = {}
+
+    def serves(self, run_id: str) -> None:
+        """From now on the server's time is this model's."""
+        self._tick()
+        self._served = run_id
+        self._times.setdefault(run_id, _Times())
+
+    @contextmanager
+    def at_work(self, run_id: str) -> Iterator[None]:
+        """Around a request."""
+        times = self._times.setdefault(run_id, _Times())
+        self._tick()
+        times.at_work += 1
+        try:
+            yield
+        finally:
+            self._tick()
+            times.at_work -= 1
+
+    def answered(self, run_id: str, input_tokens: int, last: Part) -> None:
+        """A reply came to its end."""
+        times = self._times.setdefault(run_id, _Times())
+        times.input_tokens += input_tokens
+        times.output_tokens += last.tokens
+        times.prefill += last.prefill_seconds or 0.0
+        times.decode += last.decode_seconds or 0.0
+
+    def usages(self) -> dict[str, Usage]:
+        """By run."""
+        self._tick()
+        return {run_id: times.usage() for run_id, times in self._times.items()}
+
+    def record(self) -> None:
+        """Keep what was added since the last call."""
+        if self._keep is None:
+            return
+        for run_id, usage in self.usages().items():
+            before = self._recorded.get(run_id)
+            added = usage if before is None else minus(usage, before)
+            if added.wall_seconds > 0 or added.output_tokens > 0:
+                rate = self._price.usd_per_hour
+                row = ServedRow(time=time.time(), run_id=run_id, usd_per_hour=rate, usage=added)
+                self._keep(row)
+            self._recorded[run_id] = usage
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        """OpenCost's metrics. Its namespace is a Kubernetes one, which there is none of here."""
+        hourly = GaugeMetricFamily(
+            "llm_total_cost",
+            "US dollars an hour; usage leaves out the time without a request.",
+            labels=["model_name", "model_version", "cost_basis"],
+        )
+        each_million = GaugeMetricFamily(
+            "llm_cost_per_million_tokens",
+            "US dollars per million tokens since the model is served: of all tokens, or of those "
+            "of a phase.",
+            labels=["model_name", "model_version", "cost_basis", "phase", "allocation_method"],
+        )
+        rate, name = self._price
+        for run_id, usage in self.usages().items():
+            hours = usage.wall_seconds / 3600
+            for basis in BASES:
+                if hours > 0:
+                    usd = usd_of_usage(usage, rate, basis)
+                    hourly.add_metric([name, run_id, basis], usd / hours)
+                price = token_price(usage, rate, basis)
+                phases = {"": price.blended, "prompt": price.input, "generation": price.output}
+                for phase, value in phases.items():
+                    method = split_method(usage) if phase else ""
+                    if value is not None:
+                        each_million.add_metric([name, run_id, basis, phase, method], value)
+        yield hourly
+        yield each_million
+
+    def _tick(self) -> None:
+        """Add the time since the last change."""
+        now = self._clock()
+        passed, self._at = now - self._at, now
+        if self._served is not None:
+            self._times[self._served].wall += passed
+        for times in self._times.values():
+            times.busy += passed * (times.at_work > 0)
+
+
+def minus(usage: Usage, before: Usage) -> Usage:
+    """What was added to a usage."""
+    names = type(usage).model_fields
+    return Usage(**{name: getattr(usage, name) - getattr(before, name) for name in names})

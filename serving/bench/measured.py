@@ -1,0 +1,139 @@
+"""What a load test measured: rates and latencies of each load, and the knee."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from config.workspace.benchmarked import Knee, Limits, Load, Percentiles, Usage
+
+
+@dataclass(frozen=True)
+class Reply:
+    """One request of a load, its times in seconds."""
+
+    sent: float
+    """Of a clock that all replies share."""
+    ttft_seconds: float
+    seconds: float
+    """Until the last token."""
+    input_tokens: int
+    output_tokens: int
+    prefill_seconds: float | None = None
+    """Without the wait for a slot, where the endpoint says so."""
+    fault: str | None = None
+    """Why it failed."""
+
+    @property
+    def tpot_seconds(self) -> float | None:
+        """Per output token after the first; None for a reply without a second one."""
+        if self.output_tokens < 2:
+            return None
+        return (self.seconds - self.ttft_seconds) / (self.output_tokens - 1)
+
+    def output_between(self, begin: float, end: float) -> float:
+        """Output tokens that came in a while: the first at TTFT, the others evenly after it."""
+        first = self.sent + self.ttft_seconds
+        last = self.sent + self.seconds
+        if last <= first:
+            return float(self.output_tokens) * (begin <= first < end)
+        share = max(0.0, min(last, end) - max(first, begin)) / (last - first)
+        return (begin <= first < end) + share * (self.output_tokens - 1)
+
+
+def holds(limits: Limits, reply: Reply) -> bool:
+    """Whether a reply is within the limits."""
+    tpot = reply.tpot_seconds or 0.0
+    return 1000 * reply.ttft_seconds <= limits.ttft_ms and 1000 * tpot <= limits.tpot_ms
+
+
+def measured_load(
+    replies: Sequence[Reply],
+    begin: float,
+    end: float,
+    limits: Limits,
+    concurrency: int | None = None,
+    requests_per_second: float | None = None,
+) -> Load:
+    """What the replies say of the time from `begin` to `end`. A reply counts by the share of it
+    that lies within.
+    """
+    good = [each for each in replies if each.fault is None]
+    faults = [each.fault for each in replies if each.fault is not None]
+    seconds = end - begin
+    tpots = [each.tpot_seconds for each in good if each.tpot_seconds is not None]
+    shared = [(share_between(each, begin, end), each) for each in good]
+    usage = Usage(
+        wall_seconds=seconds,
+        busy_seconds=covered([(each.sent, each.sent + each.seconds) for each in good], begin, end),
+        input_tokens=sum(share * each.input_tokens for share, each in shared),
+        output_tokens=sum(each.output_between(begin, end) for each in good),
+        prefill_seconds=sum(
+            share * (each.ttft_seconds if each.prefill_seconds is None else each.prefill_seconds)
+            for share, each in shared
+        ),
+        decode_seconds=sum(share * (each.seconds - each.ttft_seconds) for share, each in shared),
+    )
+    return Load(
+        concurrency=concurrency,
+        requests_per_second=requests_per_second,
+        seconds=seconds,
+        requests=len(replies),
+        failed=len(faults),
+        fault=faults[0] if faults else None,
+        replies_per_second=sum(share for share, _ in shared) / seconds,
+        goodput_per_second=sum(share for share, each in shared if holds(limits, each)) / seconds,
+        tokens_per_second=usage.output_tokens / seconds,
+        input_tokens_per_second=usage.input_tokens / seconds,
+        ttft_ms=percentiles([each.ttft_seconds for each in good]),
+        tpot_ms=percentiles(tpots),
+        usage=usage,
+    )
+
+
+def share_between(reply: Reply, begin: float, end: float) -> float:
+    """The share of a reply's time that lies in a while."""
+    last = reply.sent + reply.seconds
+    if reply.seconds <= 0:
+        return float(begin <= reply.sent < end)
+    return max(0.0, min(last, end) - max(reply.sent, begin)) / reply.seconds
+
+
+def covered(spans: Sequence[tuple[float, float]], begin: float, end: float) -> float:
+    """Seconds of a while in which at least one of the spans lasts."""
+    total, at = 0.0, begin
+    for first, last in sorted(spans):
+        total += max(0.0, min(last, end) - max(first, at))
+        at = max(at, min(last, end))
+    return total
+
+
+def percentiles(seconds: Sequence[float]) -> Percentiles | None:
+    """In milliseconds; None of nothing."""
+    if not seconds:
+        return None
+    ordered = sorted(1000 * each for each in seconds)
+    return Percentiles(**{f"p{p}": quantile(ordered, p / 100) for p in (50, 95, 99)})
+
+
+def quantile(ordered: Sequence[float], share: float) -> float:
+    """Linear between the neighbours."""
+    place = share * (len(ordered) - 1)
+    low = int(place)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (place - low) * (ordered[high] - ordered[low])
+
+
+def knee_of(loads: Sequence[Load]) -> Knee | None:
+    """The knee of the closed loops, by rising concurrency; None without one that has latencies."""
+    closed = sorted(
+        (each for each in loads if each.concurrency is not None and each.tpot_ms is not None),
+        key=lambda each: each.concurrency or 0,
+    )
+    if not closed:
+        return None
+    most = 2 * (closed[0].tpot_ms.p95 if closed[0].tpot_ms else 0.0)
+    before = closed[0]
+    for load in closed:
+        if load.tpot_ms is not None and load.tpot_ms.p95 > most:
+            return Knee(concurrency=before.concurrency or 1, doubles_at=load.concurrency)
+        before = load
+    return Knee(concurrency=before.concurrency or 1, doubles_at=None)

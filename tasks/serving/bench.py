@@ -1,0 +1,296 @@
+"""One benchmark of a served model, from the endpoint to the record that its run keeps."""
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import httpx
+import psutil
+
+from config import jsonl
+from config.errors import DataError, EnvironmentFault, ModelError, ParamsError, UserError
+from config.ports import free_port
+from config.records import kept_folder
+from config.schema import Params
+from config.workspace.benchmarked import Benchmark, Limits, Load, keep_benchmark
+from config.workspace.login import SERVE_KEY
+from serving.bench.endpoint import (
+    ChatEndpoint,
+    api_url,
+    is_loopback,
+    reply_seconds,
+    served_model,
+)
+from serving.bench.loads import Interrupted, Plan, measure
+from serving.bench.measured import knee_of
+from serving.prompts import Prompts
+from serving.settings import EngineName, Weights
+from tasks.champions.registry import describe
+
+KEY_VARIABLE = "RLHF_SERVE_KEY"
+START_SECONDS = 900.0
+"""A run that has no export yet is exported first."""
+WARM_REQUESTS = 3
+SAMPLE_SECONDS = 0.2
+MOST_PROMPTS = 2000
+PREPARED = Path("data/prepared/prompts/test.jsonl")
+OUTSIDE = "endpoint"
+"""The engine's name where the server is not ours."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What to measure, and how."""
+
+    run: str
+    """What to serve, where no address is given."""
+    url: str | None = None
+    model: str | None = None
+    plans: Sequence[Plan] = ()
+    seconds: float = 10.0
+    max_tokens: int | None = None
+    """None is evaluate.max_new_tokens."""
+    limits: Limits = field(default_factory=Limits)
+    engine: EngineName = "llama_cpp"
+    weights: Weights = "f32"
+    slots: int = 4
+
+
+class Found(NamedTuple):
+    """A benchmark, whole or as far as it came."""
+
+    benchmark: Benchmark
+    model: str
+    url: str
+    run_id: str | None
+    """The run whose model was served, which keeps the benchmark; None if it is not of this
+    project.
+    """
+    interrupted: bool
+
+
+Heard = Callable[[Load, int], None]
+"""Hears of each load as it is measured, and how many are left."""
+
+
+class Target(NamedTuple):
+    """A server that answers."""
+
+    url: str
+    model: str
+    key: str | None
+    process: psutil.Process | None
+    """Of the server that was started for this."""
+
+
+def bench(root: Path, params: Params, asked: Asked, usd_per_hour: float, heard: Heard) -> Found:
+    """Measure every load. What was measured is kept with the run, after Ctrl-C too.
+
+    Raises EnvironmentFault, UserError or DataError with one line if there is nothing to measure.
+    """
+    with _target(root, asked) as target:
+        run_id = target.model if _is_run(root, target.model) else None
+        payloads = _payloads(root, params, asked, run_id)
+        _require_pace(target, payloads[0], asked)
+        endpoint = ChatEndpoint(target.url, target.model, target.key, timeout_seconds=600.0)
+        try:
+            _warm(endpoint, payloads)
+            loads, peak, interrupted = _measured(endpoint, target, asked, payloads, heard)
+        finally:
+            endpoint.stop()
+    found = Benchmark(
+        engine=asked.engine if target.process else OUTSIDE,
+        weights=asked.weights if target.process else "",
+        slots=asked.slots if target.process else 0,
+        time=datetime.now(UTC).isoformat(timespec="seconds"),
+        usd_per_hour=usd_per_hour,
+        limits=asked.limits,
+        loads=tuple(loads),
+        knee=knee_of(loads),
+        peak_bytes=peak,
+    )
+    if run_id is not None and loads and not interrupted:
+        keep_benchmark(root, run_id, describe(root, run_id).model_digest, found)
+    return Found(found, target.model, target.url, run_id, interrupted)
+
+
+def _measured(
+    endpoint: ChatEndpoint,
+    target: Target,
+    asked: Asked,
+    payloads: Sequence[dict[str, Any]],
+    heard: Heard,
+) -> tuple[list[Load], int | None, bool]:
+    """The loads, the server's peak memory, and whether somebody stopped it."""
+    loads: list[Load] = []
+    with _peak_bytes(target.process) as peak:
+        try:
+            for load in measure(endpoint, asked.plans, payloads, asked.seconds, asked.limits):
+                if load.failed == load.requests:
+                    if not loads:
+                        raise EnvironmentFault(
+                            f"{target.url}: all {load.requests} requests of the first load failed: "
+                            f"{load.fault}."
+                        )
+                    heard(load, -1)
+                    break
+                loads.append(load)
+                heard(load, len(asked.plans) - len(loads))
+        except (Interrupted, KeyboardInterrupt):
+            return loads, peak(), True
+    return loads, peak(), False
+
+
+def _is_run(root: Path, name: str) -> bool:
+    try:
+        return (kept_folder(root, name) / "dvc.lock").is_file()
+    except (UserError, ValueError):
+        return False
+
+
+# ---------------------------------------------------------------- the server
+
+
+@contextmanager
+def _target(root: Path, asked: Asked) -> Iterator[Target]:
+    if asked.url is not None:
+        url = api_url(asked.url)
+        key = os.environ.get(KEY_VARIABLE) or _own_key(root, url)
+        yield Target(url, served_model(url, key, asked.model), key, None)
+        return
+    with _served(root, asked) as (url, process):
+        key = _own_key(root, url)
+        yield Target(url, served_model(url, key, None), key, process)
+
+
+def _own_key(root: Path, url: str) -> str | None:
+    """The key of this project's own server; it is sent to no other machine."""
+    path = root / SERVE_KEY
+    return path.read_text(encoding="utf-8") if is_loopback(url) and path.is_file() else None
+
+
+@contextmanager
+def _served(root: Path, asked: Asked) -> Iterator[tuple[str, psutil.Process]]:
+    """`rlhf serve` of the run on a free port, until the block ends. It ends with this process."""
+    port = free_port()
+    command = [sys.executable, "-m", "cli.main", "serve", asked.run, "--port", str(port)]
+    command += ["--engine", asked.engine, "--weights", asked.weights, "--slots", str(asked.slots)]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "serving.bound", *command, "--no-record"],
+        cwd=root,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,  # Ctrl-C is meant for the benchmark
+    )
+    try:
+        _await(process, port)
+        yield f"http://127.0.0.1:{port}/v1", psutil.Process(process.pid)
+    finally:
+        process.terminate()
+        process.communicate()
+
+
+def _await(process: "subprocess.Popen[str]", port: int) -> None:
+    deadline = time.monotonic() + START_SECONDS
+    while time.monotonic() < deadline:
+        if process.poll() is not None:
+            lines = (process.communicate()[1] or "").strip().splitlines()
+            last = lines[-1].removeprefix("rlhf: ") if lines else "it ended with no message"
+            raise EnvironmentFault(f"the server did not start: {last}")
+        try:
+            if httpx.get(f"http://127.0.0.1:{port}/health", trust_env=False).status_code == 200:
+                return
+        except httpx.TransportError:
+            pass
+        time.sleep(0.05)
+    raise EnvironmentFault(f"the server is not up after {START_SECONDS:.0f} s.")
+
+
+@contextmanager
+def _peak_bytes(process: psutil.Process | None) -> Iterator[Callable[[], int | None]]:
+    """The most resident memory of a process and its children while the block runs."""
+    most = 0
+    done = threading.Event()
+
+    def watch() -> None:
+        nonlocal most
+        while process is not None and not done.wait(SAMPLE_SECONDS):
+            try:
+                family = (process, *process.children(recursive=True))
+                most = max(most, sum(each.memory_info().rss for each in family))
+            except psutil.Error:
+                continue
+
+    watcher = threading.Thread(target=watch, daemon=True)
+    watcher.start()
+    try:
+        yield lambda: most or None
+    finally:
+        done.set()
+        watcher.join()
+
+
+# ---------------------------------------------------------------- the requests
+
+
+def _payloads(root: Path, params: Params, asked: Asked, run_id: str | None) -> list[dict[str, Any]]:
+    """Requests for replies to the held-out prompts, as the evaluation asks for them. Those that
+    leave no room in the context of an exported model are left out.
+
+    Raises DataError if there are none.
+    """
+    most = asked.max_tokens or params.evaluate.max_new_tokens
+    path = root / PREPARED
+    if not path.is_file():
+        raise DataError(f"{path} does not exist. Prepare data first: rlhf run, or rlhf restore.")
+    chats = [
+        [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+        for row in list(jsonl.plain(path))[:MOST_PROMPTS]
+        for prompt in [row["prompt"]]
+    ]
+    reader = _prompts(root, run_id)
+    if reader is not None:
+        room = reader.context_length - most
+        chats = [chat for chat in chats if len(reader.of_chat(chat).ids) <= room]
+    if not chats:
+        raise ParamsError(
+            f"no prompt of {PREPARED} leaves room for {most} tokens in the model's context. Lower "
+            "--max-tokens."
+        )
+    temperature = params.evaluate.temperature
+    return [{"messages": chat, "max_tokens": most, "temperature": temperature} for chat in chats]
+
+
+def _prompts(root: Path, run_id: str | None) -> Prompts | None:
+    """The tokenizer of a run's export, where it is in its usual place."""
+    if run_id is None:
+        return None
+    try:
+        return Prompts(root / "exports" / run_id)
+    except ModelError:
+        return None
+
+
+def _require_pace(target: Target, payload: dict[str, Any], asked: Asked) -> None:
+    """Raise EnvironmentFault if a load would not see one reply to its end."""
+    expected = reply_seconds(target.url, target.model, target.key, payload)
+    if expected > asked.seconds:
+        raise EnvironmentFault(
+            f"{target.url} needs about {expected:.0f} s for a reply of {payload['max_tokens']} "
+            f"tokens, and a load lasts {asked.seconds:g} s. Set --seconds to {expected * 2:.0f} or "
+            "more, or lower --max-tokens."
+        )
+
+
+def _warm(endpoint: ChatEndpoint, payloads: Sequence[dict[str, Any]]) -> None:
+    for payload in payloads[:WARM_REQUESTS]:
+        endpoint.invoke(payload)
