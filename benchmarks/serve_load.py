@@ -124,7 +124,7 @@ async def served(run: str) -> AsyncIterator[Served]:
 async def measured(run: str, requests: int, concurrency: int) -> dict[str, Any]:
     """Load on the front and on the engine alone."""
     folder, prompts = exported(Path.cwd(), run), held_out()
-    engine = LlamaCpp(folder, Settings("f32", SLOTS, torch.get_num_threads()))
+    engine = LlamaCpp(folder, Settings("llama_cpp", "f32", SLOTS, torch.get_num_threads()))
     encoded = [engine.prompts.of_chat([{"role": "user", "content": each}]) for each in prompts]
     expected = offline(folder, prompts)
     try:

@@ -159,15 +159,21 @@ def as_record(found: "Found") -> dict[str, Any]:
     from costs.formulas.serving import BASES, token_price
 
     benchmark = found.benchmark
+    planned = {each.concurrency: each for each in found.plan.loads} if found.plan else {}
     loads = []
     for load in benchmark.loads:
+        plan = planned.get(load.concurrency or 0)
         price = {
             basis: token_price(load.usage, benchmark.usd_per_hour, basis)._asdict()
             for basis in BASES
         }
         loads.append(
             load.model_dump(mode="json")
-            | {"usd_per_million_tokens": price["allocation"]["blended"], "price": price}
+            | {
+                "usd_per_million_tokens": price["allocation"]["blended"],
+                "price": price,
+                "planned_tokens_per_second": plan.tokens_per_second if plan else None,
+            }
         )
     return {
         "model": found.model,
@@ -175,6 +181,7 @@ def as_record(found: "Found") -> dict[str, Any]:
         "run_id": found.run_id,
         **benchmark.model_dump(mode="json"),
         "loads": loads,
+        "planned_peak_bytes": found.plan.peak_bytes if found.plan else None,
         "interrupted": found.interrupted,
     }
 
@@ -184,4 +191,4 @@ def _show(found: "Found") -> None:
 
     from cli.bench_tables import bench_view
 
-    Console(soft_wrap=False).print(bench_view(found.benchmark, found.model))
+    Console(soft_wrap=False).print(bench_view(found.benchmark, found.model, found.plan))

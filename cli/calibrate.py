@@ -9,11 +9,12 @@ import typer
 
 from cli.project import project_root
 from config.errors import EnvironmentFault
-from config.workspace.machine import MACHINE_FILE
+from config.workspace.machine import MACHINE_FILE, SERVING_FILE
 
 
 def calibrate(as_json: bool) -> None:
-    """Write .rlhf/hardware.yaml, which `rlhf plan` then takes for this machine.
+    """Write .rlhf/hardware.yaml and .rlhf/serving.yaml, which `rlhf plan` then takes for this
+    machine.
 
     Raises EnvironmentFault if the measurement fails; what was measured before stays.
     """
@@ -29,6 +30,9 @@ def calibrate(as_json: bool) -> None:
             f"the measurement failed with exit code {code}, the line above says why; "
             f"{MACHINE_FILE} is as it was. Try rlhf doctor."
         )
+    from tasks.serving.calibrate import calibrate_serving
+
+    calibrate_serving(root, lambda line: print(line, file=sys.stderr, flush=True))
     show(root, as_json)
 
 
@@ -60,4 +64,4 @@ def show(root: Path, as_json: bool) -> None:
             f"processes   {machine.stages['sft'].start_seconds:.1f} s to start a Trainer's stage, "
             f"{machine.stages['ppo'].start_seconds:.1f} s another"
         )
-    typer.echo(f"written: {MACHINE_FILE}; rlhf plan uses it from now on")
+    typer.echo(f"written: {MACHINE_FILE}, {SERVING_FILE}; rlhf plan uses them from now on")

@@ -10,6 +10,7 @@ import typer
 
 from cli.ignored_options import refuse_ignored
 from cli.project import enter_project, typed_path
+from serving.settings import Weights
 
 if TYPE_CHECKING:
     from config.schema import Params
@@ -45,10 +46,14 @@ READ = {
     "--sweep": PLANNED | {"sweep"},
     "--optimise": PLANNED | {"optimise", "adapters", "max_usd", "max_hours", "out"},
     "--explain": PLANNED | {"explain", "part"},
+    "--stage serve": (PLANNED - {"gpus"}) | {"requests_per_second", "weights", "slots"},
     "--setting": {"setting", "usd_per_gpu_hour", "as_json", "html", "explain", "part"},
 }
 """What was asked for -> the parameters of `plan` that it reads."""
 NEEDED = {
+    "requests_per_second": "--stage serve",
+    "weights": "--stage serve",
+    "slots": "--stage serve",
     "markdown": "--compare",
     "adapters": "--optimise",
     "max_usd": "--optimise",
@@ -86,7 +91,8 @@ def plan(
         list[str] | None,
         typer.Option(
             "--stage",
-            help="Plan this stage alone; the file may then leave other sections out. Repeatable.",
+            help="Plan this stage alone; the file may then leave other sections out. Repeatable. "
+            "serve: the server of the final model.",
         ),
     ] = None,
     hardware: Annotated[
@@ -181,6 +187,18 @@ def plan(
             "what 10% more of each input does.",
         ),
     ] = False,
+    requests_per_second: Annotated[
+        float | None,
+        typer.Option(
+            metavar="N", min=0.001, help="With --stage serve: how many devices answer so many."
+        ),
+    ] = None,
+    weights: Annotated[
+        Weights, typer.Option(help="With --stage serve: of the GGUF file, on a CPU.")
+    ] = "f32",
+    slots: Annotated[
+        int, typer.Option(help="With --stage serve: replies side by side.", min=1, max=1024)
+    ] = 16,
     setting: Annotated[
         Path | None,
         typer.Option(
@@ -202,6 +220,8 @@ def plan(
         "--explain": explain or None,
     }
     mode = next((option for option, value in modes.items() if value is not None), "")
+    if not mode and "serve" in (stage or ()):
+        mode = "--stage serve"
     enter_project()
     refuse_ignored(context, READ[mode], NEEDED, mode or "a plan")
     if setting is not None and explain:
@@ -216,6 +236,12 @@ def plan(
 
     stages = tuple(stage or ())
     file = params_file or Path("params.yaml")
+    if mode == "--stage serve":
+        price = hardware, usd_per_gpu_hour
+        _serving(
+            file, assignments or [], stages, price, weights, slots, requests_per_second, as_json
+        )
+        return
     params, notes = completed(file, assignments or [], stages)
     aim = target(params, hardware, gpus, usd_per_gpu_hour, Path())
     for line in _stands_on_guesses(params, hardware):
@@ -249,6 +275,39 @@ def plan(
         note = skipped_note(past.skipped)
         made = _noted(make(params, aim, chosen), (*notes, note) if note else notes)
         show(with_errors(made, past.rows), as_json, html, file.name)
+
+
+def _serving(
+    file: Path,
+    assignments: list[str],
+    stages: tuple[str, ...],
+    price: tuple[str | None, float | None],
+    weights: str,
+    slots: int,
+    requests_per_second: float | None,
+    as_json: bool,
+) -> None:
+    """The plan of the server of a run's final model. Raises ParamsError beside other stages."""
+    from config.errors import ParamsError
+    from config.load import load
+    from costs.planning.serving import as_json as as_record
+    from costs.planning.serving import plan_serving
+    from costs.planning.target import target
+
+    if len(stages) > 1:
+        raise ParamsError(
+            f"--stage {' --stage '.join(stages)}: serve is planned alone. Leave the others out."
+        )
+    params = load(file, assignments)
+    aim = target(params, price[0], 1, price[1], Path())
+    concurrencies = [2**power for power in range(slots.bit_length()) if 2**power <= slots]
+    found = plan_serving(params, aim, weights, slots, concurrencies, requests_per_second)
+    if as_json:
+        typer.echo(json.dumps(as_record(found), indent=2))
+        return
+    from cli.bench_tables import plan_view
+
+    _print(plan_view(found))
 
 
 def _of_cycle(params: "Params", aim: "Target", stages: tuple[str, ...]) -> "Plan":

@@ -73,5 +73,5 @@ def serve(
 
     address = Address(port, listen, tuple(host or ()))
     follow = wanted if chosen == CHAMPION else cache(wanted)
-    settings = Settings(weights, slots, os.cpu_count() or 1)
-    serve_exports(root, address, follow, engine, settings, Account(price, keep), say)
+    settings = Settings(engine, weights, slots, os.cpu_count() or 1)
+    serve_exports(root, address, follow, settings, Account(price, keep), say)

@@ -21,6 +21,7 @@ import httpx
 from config.errors import EnvironmentFault
 from config.ports import free_port
 from serving.limits import Sampling
+from serving.lines import alines
 from serving.prompts import Prompt, Prompts
 from serving.settings import EngineName, Settings
 
@@ -59,7 +60,7 @@ class Engine:
         Raises EnvironmentFault if the engine is not installed or the export lacks what it loads,
         ModelError if the export is damaged.
         """
-        self.folder, self.name = folder, folder.name
+        self.folder, self.name, self.settings = folder, folder.name, settings
         self.prompts = Prompts(folder)
         self._users = 0
         port, key = free_port(), secrets.token_urlsafe(16)
@@ -121,7 +122,7 @@ class Engine:
             async with self._client.stream("POST", path, json=body) as response:
                 if response.status_code != 200:
                     raise EngineGone(f"the engine answered with {response.status_code}")
-                async for line in response.aiter_lines():
+                async for line in alines(response):
                     if not (text := line.removeprefix("data: ")) or text == "[DONE]":
                         continue
                     found = self.part(json.loads(text), tokens, sampling)

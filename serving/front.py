@@ -122,7 +122,12 @@ class Front:
 
     async def models(self, _: Request) -> Response:
         engine = self._engine()
-        one = {"id": engine.name, "object": "model", "owned_by": "rlhf-ledger"}
+        one = {
+            "id": engine.name,
+            "object": "model",
+            "owned_by": "rlhf-ledger",
+            "serving": engine.settings._asdict(),
+        }
         return JSONResponse({"object": "list", "data": [one]})
 
     # ------------------------------------------------------------ replies

@@ -16,7 +16,7 @@ from config.workspace.login import SERVE_KEY, key
 from serving.account import Account
 from serving.engines import ENGINES, POLL_SECONDS, EngineGone
 from serving.front import Front
-from serving.settings import Address, EngineName, Settings
+from serving.settings import Address, Settings
 from serving.swap import Swap
 
 QUEUE = 64
@@ -28,7 +28,6 @@ def serve(
     root: Path,
     address: Address,
     wanted: Callable[[], Path],
-    engine: EngineName,
     settings: Settings,
     account: Account,
     say: Callable[[str], None],
@@ -40,7 +39,9 @@ def serve(
     (root / SERVE_KEY).parent.mkdir(exist_ok=True)
     secret = key(root / SERVE_KEY)
     with _listening(address) as listener:
-        swap = Swap(wanted, lambda folder: ENGINES[engine](folder, settings), account.serves)
+        swap = Swap(
+            wanted, lambda folder: ENGINES[settings.engine](folder, settings), account.serves
+        )
         front = Front(swap, secret, address.hosts, settings.slots + QUEUE, account)
         try:
             asyncio.run(_serve(listener, address, swap, wanted(), secret, front, say))

@@ -24,6 +24,7 @@ class Address(NamedTuple):
 class Settings(NamedTuple):
     """How engines are started."""
 
+    engine: EngineName
     weights: Weights
     """Which GGUF file llama.cpp loads."""
     slots: int

@@ -93,6 +93,8 @@ class Benchmark(Measured):
     knee: Knee | None
     peak_bytes: int | None = None
     """Resident memory of front and engine; None where they run elsewhere."""
+    pace_seconds: float | None = None
+    """Of a fixed piece of work on the machine that measured, between the loads (median)."""
 
     @property
     def variant(self) -> tuple[str, str, int]:

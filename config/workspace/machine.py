@@ -8,6 +8,8 @@ from pydantic import BaseModel, ConfigDict
 
 MACHINE_FILE = Path(".rlhf/hardware.yaml")
 """Below the project; the planner takes it for the device of a plan that names none."""
+SERVING_FILE = Path(".rlhf/serving.yaml")
+"""What `rlhf serve` does on this machine, written with it."""
 
 
 BF16_INSTRUCTIONS = ("amx_bf16", "avx512_bf16")
@@ -186,5 +188,50 @@ class Machine(Part):
     """`sft` stands for the stages on a Trainer, `ppo` for the others."""
     loop: Loop
     """How far a real stage is from the best that its parts can do."""
+    seconds: float
+    """That the measurement took."""
+
+
+class ServedPoint(Part):
+    """One load on a server of a model with random weights: so many requests at work all the
+    time.
+    """
+
+    weights: str
+    """f32, q8_0 or q4_0."""
+    parameters: int
+    """Of the matrices that a token passes through, output head included."""
+    layers: int
+    concurrency: int
+    input_tokens: float
+    """Of a request, on average."""
+    output_tokens: float
+    seconds_per_reply: float
+    """Of the server, which answers several at once: 1 / (replies a second)."""
+    ttft_seconds: float
+    """Median."""
+
+
+class ServingRates(Part):
+    """How front and llama.cpp serve on this machine. Times are at its pace then."""
+
+    pace_seconds: float
+    """Of a fixed piece of work (serving/bench/pace.py): the median between the loads. Each load's
+    times are put to it.
+    """
+    processor: str
+    date: str
+    small: tuple[ServedPoint, ...]
+    """Of a model that is hardly there: what every request and token costs whatever the model. The
+    same concurrencies for each length of replies.
+    """
+    deep: tuple[ServedPoint, ...]
+    """Of one with many layers and few parameters, at the same concurrencies."""
+    large: tuple[ServedPoint, ...]
+    """Of one whose weights exceed the caches. By weights: the same concurrencies, and one load with
+    long prompts and a concurrency of 1.
+    """
+    process_bytes: int
+    """Resident memory of both processes beside weights and cache."""
     seconds: float
     """That the measurement took."""

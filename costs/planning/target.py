@@ -85,7 +85,7 @@ def target(
     if gpus < 1:
         raise CostError(f"--gpus {gpus} must be at least 1.")
     named = name or params.prices.device
-    device = hardware(named) if named else this_machine(root) or unmeasured(bf16_instructions())
+    device = hardware(named) if named else this_device(root)
     if usd_per_gpu_hour is not None:
         said = own_price(usd_per_gpu_hour, "command line", "today")
         return Target(device, said, gpus, root=root, by_pool=name is None, own_price=True)
@@ -98,3 +98,8 @@ def target(
             by_pool=True,
         )
     return Target(device, price(device.name), gpus, root=root)
+
+
+def this_device(root: Path) -> Hardware:
+    """This machine, as `rlhf calibrate` measured it if it did."""
+    return this_machine(root) or unmeasured(bf16_instructions())

@@ -6,15 +6,18 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 import httpx
 from llmeter.endpoints.base import Endpoint, InvocationResponse
 
 from config.errors import EnvironmentFault
+from serving.lines import lines
 
 CONNECT_SECONDS = 5.0
+KEEP_SECONDS = 2.0
+"""An idle connection is not used again after that."""
 PROBE_SECONDS = 30.0
 """A first token that takes longer is not worth a load test."""
 PROBE_TOKENS = 4
@@ -102,7 +105,10 @@ class ChatEndpoint(Endpoint[httpx.Response]):
 
 def client(url: str, key: str | None, timeout_seconds: float) -> httpx.Client:
     headers = {} if key is None else {"Authorization": f"Bearer {key}"}
-    limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
+    # servers close idle connections, uvicorn after 5 s; a request that is on its way then is lost
+    limits = httpx.Limits(
+        max_connections=None, max_keepalive_connections=None, keepalive_expiry=KEEP_SECONDS
+    )
     timeout = httpx.Timeout(timeout_seconds, connect=CONNECT_SECONDS)
     return httpx.Client(
         base_url=url, headers=headers, timeout=timeout, limits=limits, trust_env=False
@@ -111,7 +117,7 @@ def client(url: str, key: str | None, timeout_seconds: float) -> httpx.Client:
 
 def events(response: httpx.Response) -> Iterator[dict[str, Any]]:
     """The JSON objects of server-sent events. Raises ValueError for what is none."""
-    for line in response.iter_lines():
+    for line in lines(response):
         text = line.removeprefix("data:").strip()
         if not line.startswith("data:") or text == "[DONE]":
             continue
@@ -158,7 +164,15 @@ def is_loopback(url: str) -> bool:
         return host == "localhost"
 
 
-def served_model(url: str, key: str | None, wanted: str | None) -> str:
+class ServedModel(NamedTuple):
+    """A model of an endpoint."""
+
+    name: str
+    settings: Mapping[str, Any]
+    """How a server of ours serves it: engine, weights, slots, threads; {} of another."""
+
+
+def served_model(url: str, key: str | None, wanted: str | None) -> ServedModel:
     """The model to ask for: the only one that the endpoint lists, unless one is wanted.
 
     Raises EnvironmentFault with one line for an endpoint that is dead or is not an OpenAI API.
@@ -171,20 +185,22 @@ def served_model(url: str, key: str | None, wanted: str | None) -> str:
     if response.status_code in (401, 403):
         raise _key_refused(url, response.status_code)
     try:
-        names = [str(each["id"]) for each in response.json()["data"]]
-    except (ValueError, LookupError, TypeError):
+        found = {str(each["id"]): each.get("serving") or {} for each in response.json()["data"]}
+    except (ValueError, LookupError, TypeError, AttributeError):
         kind = response.headers.get("content-type", "no content type").partition(";")[0]
         raise EnvironmentFault(
             f"{url}/models answers with HTTP {response.status_code} and {kind}, not with a list of "
             "models: it is no OpenAI-compatible API. Give the address up to /v1."
         ) from None
-    if wanted is not None and wanted not in (*names, "champion"):
-        raise EnvironmentFault(f"--model {wanted} is not served at {url}: {', '.join(names)}.")
-    if wanted is None and len(names) != 1:
+    if wanted is not None and wanted not in found:
+        raise EnvironmentFault(f"--model {wanted} is not served at {url}: {', '.join(found)}.")
+    if wanted is None and len(found) != 1:
         raise EnvironmentFault(
-            f"{url} serves {len(names)} models: {', '.join(names[:5])}. Choose one with --model."
+            f"{url} serves {len(found)} models: {', '.join(list(found)[:5])}. Choose one with "
+            "--model."
         )
-    return wanted or names[0]
+    name = wanted or next(iter(found))
+    return ServedModel(name, found[name])
 
 
 def reply_seconds(url: str, model: str, key: str | None, payload: Mapping[str, Any]) -> float:

@@ -1,27 +1,27 @@
 """One benchmark of a served model, from the endpoint to the record that its run keeps."""
 
 import os
-import subprocess
 import sys
-import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
+from statistics import median
 from typing import Any, NamedTuple
 
-import httpx
 import psutil
 
 from config import jsonl
 from config.errors import DataError, EnvironmentFault, ModelError, ParamsError, UserError
-from config.ports import free_port
 from config.records import kept_folder
 from config.schema import Params
 from config.workspace.benchmarked import Benchmark, Limits, Load, keep_benchmark
 from config.workspace.login import SERVE_KEY
+from costs.planning.serving import ServingPlan, plan_serving
+from costs.planning.target import Target as Aim
+from costs.planning.target import this_device
+from costs.tables.catalogue import own_price
 from serving.bench.endpoint import (
     ChatEndpoint,
     api_url,
@@ -31,15 +31,14 @@ from serving.bench.endpoint import (
 )
 from serving.bench.loads import Interrupted, Plan, measure
 from serving.bench.measured import knee_of
+from serving.bench.pace import pace_seconds
+from serving.bench.server import peak_bytes, running
 from serving.prompts import Prompts
 from serving.settings import EngineName, Weights
 from tasks.champions.registry import describe
 
 KEY_VARIABLE = "RLHF_SERVE_KEY"
-START_SECONDS = 900.0
-"""A run that has no export yet is exported first."""
 WARM_REQUESTS = 3
-SAMPLE_SECONDS = 0.2
 MOST_PROMPTS = 2000
 PREPARED = Path("data/prepared/prompts/test.jsonl")
 OUTSIDE = "endpoint"
@@ -75,6 +74,8 @@ class Found(NamedTuple):
     project.
     """
     interrupted: bool
+    plan: ServingPlan | None
+    """Of the same loads; None where the server is elsewhere, or not ours."""
 
 
 Heard = Callable[[Load, int], None]
@@ -87,6 +88,8 @@ class Target(NamedTuple):
     url: str
     model: str
     key: str | None
+    settings: Mapping[str, Any]
+    """How a server of ours serves; {} of another."""
     process: psutil.Process | None
     """Of the server that was started for this."""
 
@@ -103,23 +106,36 @@ def bench(root: Path, params: Params, asked: Asked, usd_per_hour: float, heard: 
         endpoint = ChatEndpoint(target.url, target.model, target.key, timeout_seconds=600.0)
         try:
             _warm(endpoint, payloads)
-            loads, peak, interrupted = _measured(endpoint, target, asked, payloads, heard)
+            loads, peak, paces, interrupted = _measured(endpoint, target, asked, payloads, heard)
         finally:
             endpoint.stop()
     found = Benchmark(
-        engine=asked.engine if target.process else OUTSIDE,
-        weights=asked.weights if target.process else "",
-        slots=asked.slots if target.process else 0,
+        engine=str(target.settings.get("engine", OUTSIDE)),
+        weights=str(target.settings.get("weights", "")),
+        slots=int(target.settings.get("slots", 0)),
         time=datetime.now(UTC).isoformat(timespec="seconds"),
         usd_per_hour=usd_per_hour,
         limits=asked.limits,
         loads=tuple(loads),
         knee=knee_of(loads),
         peak_bytes=peak,
+        pace_seconds=median(paces),
     )
     if run_id is not None and loads and not interrupted:
         keep_benchmark(root, run_id, describe(root, run_id).model_digest, found)
-    return Found(found, target.model, target.url, run_id, interrupted)
+    plan = _plan(root, params, target, found)
+    return Found(found, target.model, target.url, run_id, interrupted, plan)
+
+
+def _plan(root: Path, params: Params, target: Target, found: Benchmark) -> ServingPlan | None:
+    """What was to be expected of the concurrencies that were measured."""
+    if found.engine != "llama_cpp" or not is_loopback(target.url):
+        return None
+    aim = Aim(this_device(root), own_price(found.usd_per_hour, "rlhf bench", found.time), root=root)
+    concurrencies = [each.concurrency for each in found.loads if each.concurrency is not None]
+    return plan_serving(
+        params, aim, found.weights, found.slots, concurrencies, pace_seconds=found.pace_seconds
+    )
 
 
 def _measured(
@@ -128,10 +144,13 @@ def _measured(
     asked: Asked,
     payloads: Sequence[dict[str, Any]],
     heard: Heard,
-) -> tuple[list[Load], int | None, bool]:
-    """The loads, the server's peak memory, and whether somebody stopped it."""
+) -> tuple[list[Load], int | None, list[float], bool]:
+    """The loads, the server's peak memory, the machine's pace between the loads, and whether
+    somebody stopped it.
+    """
     loads: list[Load] = []
-    with _peak_bytes(target.process) as peak:
+    paces = [pace_seconds()]
+    with peak_bytes(target.process) as peak:
         try:
             for load in measure(endpoint, asked.plans, payloads, asked.seconds, asked.limits):
                 if load.failed == load.requests:
@@ -144,9 +163,10 @@ def _measured(
                     break
                 loads.append(load)
                 heard(load, len(asked.plans) - len(loads))
+                paces.append(pace_seconds())
         except (Interrupted, KeyboardInterrupt):
-            return loads, peak(), True
-    return loads, peak(), False
+            return loads, peak(), paces, True
+    return loads, peak(), paces, False
 
 
 def _is_run(root: Path, name: str) -> bool:
@@ -164,79 +184,21 @@ def _target(root: Path, asked: Asked) -> Iterator[Target]:
     if asked.url is not None:
         url = api_url(asked.url)
         key = os.environ.get(KEY_VARIABLE) or _own_key(root, url)
-        yield Target(url, served_model(url, key, asked.model), key, None)
+        name, settings = served_model(url, key, asked.model)
+        yield Target(url, name, key, settings, None)
         return
-    with _served(root, asked) as (url, process):
+    command = [sys.executable, "-m", "cli.main", "serve", asked.run, "--engine", asked.engine]
+    command += ["--weights", asked.weights, "--slots", str(asked.slots), "--no-record"]
+    with running(command, root) as (url, process):
         key = _own_key(root, url)
-        yield Target(url, served_model(url, key, None), key, process)
+        name, settings = served_model(url, key, None)
+        yield Target(url, name, key, settings, process)
 
 
 def _own_key(root: Path, url: str) -> str | None:
     """The key of this project's own server; it is sent to no other machine."""
     path = root / SERVE_KEY
     return path.read_text(encoding="utf-8") if is_loopback(url) and path.is_file() else None
-
-
-@contextmanager
-def _served(root: Path, asked: Asked) -> Iterator[tuple[str, psutil.Process]]:
-    """`rlhf serve` of the run on a free port, until the block ends. It ends with this process."""
-    port = free_port()
-    command = [sys.executable, "-m", "cli.main", "serve", asked.run, "--port", str(port)]
-    command += ["--engine", asked.engine, "--weights", asked.weights, "--slots", str(asked.slots)]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "serving.bound", *command, "--no-record"],
-        cwd=root,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,  # Ctrl-C is meant for the benchmark
-    )
-    try:
-        _await(process, port)
-        yield f"http://127.0.0.1:{port}/v1", psutil.Process(process.pid)
-    finally:
-        process.terminate()
-        process.communicate()
-
-
-def _await(process: "subprocess.Popen[str]", port: int) -> None:
-    deadline = time.monotonic() + START_SECONDS
-    while time.monotonic() < deadline:
-        if process.poll() is not None:
-            lines = (process.communicate()[1] or "").strip().splitlines()
-            last = lines[-1].removeprefix("rlhf: ") if lines else "it ended with no message"
-            raise EnvironmentFault(f"the server did not start: {last}")
-        try:
-            if httpx.get(f"http://127.0.0.1:{port}/health", trust_env=False).status_code == 200:
-                return
-        except httpx.TransportError:
-            pass
-        time.sleep(0.05)
-    raise EnvironmentFault(f"the server is not up after {START_SECONDS:.0f} s.")
-
-
-@contextmanager
-def _peak_bytes(process: psutil.Process | None) -> Iterator[Callable[[], int | None]]:
-    """The most resident memory of a process and its children while the block runs."""
-    most = 0
-    done = threading.Event()
-
-    def watch() -> None:
-        nonlocal most
-        while process is not None and not done.wait(SAMPLE_SECONDS):
-            try:
-                family = (process, *process.children(recursive=True))
-                most = max(most, sum(each.memory_info().rss for each in family))
-            except psutil.Error:
-                continue
-
-    watcher = threading.Thread(target=watch, daemon=True)
-    watcher.start()
-    try:
-        yield lambda: most or None
-    finally:
-        done.set()
-        watcher.join()
 
 
 # ---------------------------------------------------------------- the requests

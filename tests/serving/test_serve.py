@@ -11,7 +11,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,48 +23,19 @@ from transformers import PreTrainedModel
 
 from config.errors import EnvironmentFault
 from config.ports import free_port
+from config.workspace.served import served_of
 from serving.engines import EngineGone, Part, Vllm
 from serving.limits import Sampling
 from serving.prompts import Prompt
-from serving.settings import EngineName, Settings
+from serving.settings import Settings
 from tests.conftest import ROOT
+from tests.serving.fronts import PROGRAM, Served, made_export
 from tests.training.tiny import CONTEXT, policy, tokenizer
-from training.export.aligned import with_prompts_of_training
-from training.export.gguf_file import write_gguf
 from training.export.package import gguf_path
 from training.modeling.tokenizer import decode_response, encode_prompt
 
 pytestmark = pytest.mark.integration
 PROMPTS = [f"hello , my kettle is cracked . order number {n} ." for n in range(24)]
-PROGRAM = """
-import logging, sys
-from pathlib import Path
-from config.errors import RlhfError
-from functools import partial
-from config import jsonl
-from config.workspace.served import SERVED
-from serving import run
-from serving.account import Account, Price
-from serving.settings import Address, Settings
-root, engine = Path(sys.argv[1]), sys.argv[2]
-port, slots, run.QUEUE = map(int, sys.argv[3:])
-wanted = lambda: Path((root / "wanted").read_text())
-say = lambda line: print(line, flush=True)
-account = Account(Price(3.6, "assistant"), partial(jsonl.append, root / SERVED))
-try:
-    run.serve(root, Address(port), wanted, engine, Settings("f32", slots, 2), account, say)
-except RlhfError as error:
-    sys.exit(str(error))
-"""
-
-
-def made_export(folder: Path, model: PreTrainedModel) -> Path:
-    folder.mkdir()
-    (folder / "gguf").mkdir()
-    model.save_pretrained(folder)
-    with_prompts_of_training(tokenizer(), is_plain=True).save_pretrained(folder)
-    write_gguf(model, tokenizer(), "f32", gguf_path(folder, "f32"))
-    return folder
 
 
 @pytest.fixture(scope="module")
@@ -79,78 +49,6 @@ def exports(
 ) -> dict[str, Path]:
     root = tmp_path_factory.mktemp("exports")
     return {name: made_export(root / name, model) for name, model in models.items()}
-
-
-class Served:
-    """A running front, and a client of it."""
-
-    def __init__(
-        self,
-        root: Path,
-        export: Path,
-        slots: int = 4,
-        queue: int = 64,
-        engine: EngineName = "llama_cpp",
-    ) -> None:
-        self.root, self.port = root, free_port()
-        self.want(export)
-        arguments = [root, engine, self.port, slots, queue]
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", PROGRAM, *map(str, arguments)],
-            cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        )  # fmt: skip
-        assert self.process.stdout is not None
-        self.said = [self.process.stdout.readline(), self.process.stdout.readline()]
-        self.key = (root / ".rlhf/serve.key").read_text()
-        self.url = f"http://127.0.0.1:{self.port}"
-        self.client = httpx.Client(
-            base_url=self.url, headers={"Authorization": f"Bearer {self.key}"}, timeout=60,
-            trust_env=False,
-        )  # fmt: skip
-        self.await_health()
-
-    def want(self, export: Path) -> None:
-        temporary = self.root / "wanted.new"
-        temporary.write_text(str(export))
-        temporary.rename(self.root / "wanted")
-
-    def await_health(self, seconds: float = 30) -> None:
-        deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline:
-            try:
-                if self.client.get("/health").status_code == 200:
-                    return
-            except httpx.TransportError:
-                pass
-            time.sleep(0.02)
-        raise AssertionError("the front is not up")
-
-    def ask(self, prompt: str, **settings: Any) -> httpx.Response:
-        body = {"messages": [{"role": "user", "content": prompt}], "temperature": 0, **settings}
-        return self.client.post("/v1/chat/completions", json=body)
-
-    def engines(self) -> list[psutil.Process]:
-        children = psutil.Process(self.process.pid).children()
-        found = []
-        for one in children:
-            with suppress(psutil.NoSuchProcess):  # ended, or a zombie that is not reaped yet
-                if "serving.llama_cpp" in one.cmdline():
-                    found.append(one)
-        return found
-
-    def at_work(self) -> float:
-        text = self.client.get("/metrics").text
-        (line,) = [one for one in text.splitlines() if one.startswith("rlhf_requests_at_work ")]
-        return float(line.split()[1])
-
-    def end(self) -> int:
-        self.client.close()
-        self.process.terminate()
-        code = self.process.wait(60)
-        for stream in (self.process.stdout, self.process.stderr):
-            assert stream is not None
-            stream.close()
-        return code
 
 
 @pytest.fixture
@@ -219,6 +117,51 @@ def test_a_streamed_reply_is_the_whole_one_in_pieces(shared: Served) -> None:
     streamed = "".join(part["delta"]["content"] for part in parts).strip()
     # a model with random weights ends in half a character, which is not streamed
     assert streamed.replace("�", "") == whole.replace("�", "")
+
+
+def test_a_streamed_reply_ends_with_its_tokens_if_asked_to(shared: Served) -> None:
+    body = {
+        "messages": [{"role": "user", "content": PROMPTS[0]}], "temperature": 0, "max_tokens": 12,
+        "stream": True, "stream_options": {"include_usage": True},
+    }  # fmt: skip
+    with shared.client.stream("POST", "/v1/chat/completions", json=body) as response:
+        chunks = [line.removeprefix("data: ") for line in response.iter_lines() if line][:-1]
+    last = json.loads(chunks[-1])
+    whole = shared.ask(PROMPTS[0], max_tokens=12).json()
+    assert (last["choices"], last["usage"]) == ([], whole["usage"])
+    assert 0 < last["timings"]["prompt_ms"] + last["timings"]["predicted_ms"] < 60_000
+    assert "usage" not in json.loads(chunks[-2])
+
+
+def test_the_front_prices_what_it_serves(
+    front: Callable[..., Served], exports: dict[str, Path], tmp_path: Path
+) -> None:
+    made = front(exports["first"])
+    for stream in (True, False):
+        made.ask(PROMPTS[0], max_tokens=12, stream=stream)
+    metrics = {
+        line.rpartition(" ")[0]: float(line.rpartition(" ")[2])
+        for line in made.client.get("/metrics").text.splitlines()
+        if line.startswith("llm_")
+    }
+    assert len(metrics) == 2 + 2 * 3
+    model = 'model_name="assistant",model_version="first"'
+    name = "llm_cost_per_million_tokens"
+    labels = 'cost_basis="usage",model_name="assistant",model_version="first"'
+    assert any(key.startswith(f"llm_total_cost{{{labels}") or model in key for key in metrics)
+    by_phase = {
+        phase: next(
+            value
+            for key, value in metrics.items()
+            if key.startswith(name) and f'phase="{phase}"' in key and 'basis="allocation"' in key
+        )
+        for phase in ("", "prompt", "generation")
+    }
+    assert min(by_phase.values()) > 0
+    assert made.end() == 0
+    row = served_of(tmp_path, "first")
+    assert row.tokens == 2 * (len(encode_prompt(tokenizer(), PROMPTS[0])) + 12)
+    assert row.usd > 0
 
 
 def test_a_completion_reads_its_prompt_as_chat_does(shared: Served) -> None:
@@ -318,7 +261,7 @@ def test_vllm_is_started_with_the_export_and_asked_by_token_ids(
     command.write_text('#!/bin/sh\nprintf "%s\\n" "$@" > "$0.said"\n')
     command.chmod(0o755)
     monkeypatch.setenv("RLHF_VLLM", str(command))
-    engine = Vllm(exports["first"], Settings("f32", 4, 1))
+    engine = Vllm(exports["first"], Settings("vllm", "f32", 4, 1))
     with pytest.raises(EngineGone, match="vLLM could not load"):
         asyncio.run(engine.wait())
     said = (tmp_path / "vllm.said").read_text().splitlines()
@@ -337,7 +280,7 @@ def test_an_engine_that_is_not_installed_is_refused_in_one_line(
 ) -> None:
     monkeypatch.setenv("RLHF_VLLM", "/nowhere/vllm")
     with pytest.raises(EnvironmentFault, match=r"no command vllm \(/nowhere/vllm\)"):
-        Vllm(exports["first"], Settings("f32", 4, 1))
+        Vllm(exports["first"], Settings("vllm", "f32", 4, 1))
 
 
 def test_a_seed_repeats_a_sampled_reply(shared: Served) -> None:
@@ -371,6 +314,8 @@ SAY = {"messages": [{"role": "user", "content": "hello"}]}
         ({**SAY, "n": 2}, {}, 400, "n=2: one reply a request"),
         ({**SAY, "seed": "x"}, {}, 400, "seed='x' is not an integer"),
         ({**SAY, "stream": 1}, {}, 400, "stream=1 must be true or false"),
+        ({**SAY, "stream_options": {"include_usage": True}}, {}, 400, "with stream: true"),
+        ({**SAY, "stream": True, "stream_options": 3}, {}, 400, "stream_options=3 must be an obj"),
         ({"messages": []}, {}, 400, "messages must be a list of at least one"),
         ({"messages": [{"role": "user"}]}, {}, 400, "messages[0] needs a role and a text"),
         (

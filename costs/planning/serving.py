@@ -1,0 +1,468 @@
+"""What serving a model takes: memory, tokens a second, devices, and the price of a million tokens.
+
+On a machine that `rlhf calibrate` measured, with llama.cpp, a reply costs the server
+
+    seconds = front(concurrency, output) + input x prefill x N
+              + output x (launch(batch) x L + step(batch) x N) / batch
+
+for N matrix parameters and L layers beyond those of a small model, and a batch of min(concurrency,
+slots): `front` is what the small model costs, launch and step come from a deep and a large one.
+Elsewhere prefill and decode are those of the roofline (costs/formulas), and the front is left out.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from math import ceil, floor
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import ValidationError
+
+from config.errors import CostError
+from config.schema import Params
+from config.workspace.benchmarked import Usage
+from config.workspace.machine import SERVING_FILE, ServedPoint, ServingRates
+from costs.formulas.compute import decode_step, forward_pass
+from costs.formulas.serving import token_price
+from costs.formulas.setting import DTYPE_BYTES, Levers, Setting, Workload
+from costs.formulas.time import decode_duration, duration
+from costs.planning.rows import count
+from costs.planning.settings import base_shape, response_tokens, student_shape
+from costs.planning.target import Target
+from costs.tables.engines import engine
+from costs.tables.measured import interpolated
+from costs.tables.shapes import ModelShape
+
+WEIGHT_BYTES = {"f32": 4.0, "q8_0": 34 / 32, "q4_0": 18 / 32}
+"""A parameter in a GGUF file: blocks of 32 share a 16-bit scale. Source: ggml's `quants`."""
+ROOFLINE_DTYPES = {"q8_0": "int8", "q4_0": "int4"}
+"""The storage whose rates stand for a kind where it was not measured."""
+BATCH_TOKENS = 512
+"""Tokens that llama.cpp reads at once, and has buffers for."""
+UTILISATION = 0.8
+"""Of its highest rate that a device is planned for: waits grow without bound towards 1."""
+MONTH_HOURS = 730.0
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """Mean tokens of a request."""
+
+    input: float
+    output: float
+
+
+@dataclass(frozen=True)
+class PlannedLoad:
+    """So many requests at work on one device all the time."""
+
+    concurrency: int
+    tokens_per_second: float
+    """Of output."""
+    ttft_seconds: float
+    """With a slot free at once."""
+    tpot_seconds: float
+    usd_per_million_tokens: float
+    """Of input and output together."""
+
+
+@dataclass(frozen=True)
+class PlannedRate:
+    """So many requests a second, on as few devices as answer them."""
+
+    requests_per_second: float
+    devices: int
+    concurrency: float
+    """Requests at work on each."""
+    reply_seconds: float
+    utilisation: float
+    """Of the highest rate."""
+    usd_per_month: float
+    usd_per_million_tokens: float
+
+
+@dataclass(frozen=True)
+class ServingPlan:
+    """Bytes are of one device."""
+
+    engine: str
+    weights: str
+    hardware: str
+    slots: int
+    lengths: Lengths
+    weight_bytes: float
+    cache_bytes_per_request: float
+    peak_bytes: float
+    usable_bytes: float
+    requests_that_fit: int
+    """At work at once, each as long as the context."""
+    usd_per_hour: float
+    calibrated: bool
+    slower: float | None
+    """Seconds of the machine now over those of its calibration; None where nobody asked."""
+    loads: tuple[PlannedLoad, ...]
+    rate: PlannedRate | None
+    assumptions: tuple[str, ...]
+
+    @property
+    def fits(self) -> bool:
+        return self.peak_bytes <= self.usable_bytes
+
+
+def plan_serving(
+    params: Params,
+    aim: Target,
+    weights: str,
+    slots: int,
+    concurrencies: Sequence[int],
+    requests_per_second: float | None = None,
+    lengths: Lengths | None = None,
+    pace_seconds: float | None = None,
+) -> ServingPlan:
+    """The plan of a server of the run's final model. Without `lengths` those of the held-out
+    prompts and the demonstrations. `pace_seconds` is the machine's pace if it is not that of its
+    calibration.
+
+    Raises CostError for what cannot be planned.
+    """
+    shape, length = served_shape(params, aim.root), lengths or data_lengths(params, aim.root)
+    rates = serving_rates(aim.root) if aim.hardware.is_cpu else None
+    setting = _setting(params, aim, shape, weights, slots, length)
+    slower = pace_seconds / rates.pace_seconds if rates and pace_seconds else 1.0
+    if rates is None:
+        pace = _roofline(setting, slots)
+    else:
+        pace = _measured_pace(rates, shape, weights, slots, slower)
+    cache = cache_bytes(shape) if aim.hardware.is_cpu else _cache_bytes(setting)
+    per_request = cache * params.model.context_length
+    held = _weight_bytes(setting, weights)
+    context = params.model.context_length
+    fixed = held + _beside_bytes(setting, rates, slots, context, length)
+    usable = float(aim.hardware.usable_bytes)
+    usd_per_hour = aim.price.expected
+    notes = () if rates else _guesses(aim)
+    return ServingPlan(
+        engine="llama_cpp" if aim.hardware.is_cpu else "vllm",
+        weights=weights if aim.hardware.is_cpu else params.model.dtype,
+        hardware=aim.hardware.name,
+        slots=slots,
+        lengths=length,
+        weight_bytes=held,
+        cache_bytes_per_request=per_request,
+        peak_bytes=fixed + slots * per_request,
+        usable_bytes=usable,
+        requests_that_fit=max(0, floor((usable - fixed) / per_request)),
+        usd_per_hour=usd_per_hour,
+        calibrated=rates is not None,
+        slower=slower if rates and pace_seconds else None,
+        loads=tuple(_load(pace, each, length, usd_per_hour) for each in concurrencies),
+        rate=_rate(pace, requests_per_second, slots, length, usd_per_hour)
+        if requests_per_second
+        else None,
+        assumptions=notes,
+    )
+
+
+def served_shape(params: Params, root: Path) -> ModelShape:
+    """The shape of the model that a run promotes."""
+    teacher = base_shape(params, root)
+    return student_shape(params, root, teacher) if params.final_stage == "distill" else teacher
+
+
+def data_lengths(params: Params, root: Path) -> Lengths:
+    """Of the held-out prompts, and of replies as long as the demonstrations."""
+    rows = count(params, root)
+    return Lengths(rows.prompt_tokens, response_tokens(rows, params.evaluate.max_new_tokens))
+
+
+def matrix_parameters(shape: ModelShape) -> int:
+    """Parameters that a token is multiplied with: layers and output head."""
+    head = shape.vocab * (shape.embedding_width or shape.width)
+    return round(shape.layers * shape.active_layer_parameters + head)
+
+
+def cache_bytes(shape: ModelShape) -> float:
+    """Keys and values of one token in llama.cpp as it is started here, in fp32."""
+    return 2.0 * shape.layers * shape.kv_width * 4
+
+
+def _cache_bytes(setting: Setting) -> float:
+    return 2 * setting.model.layers * setting.model.kv_width * setting.levers.cache_bytes
+
+
+def _weight_bytes(setting: Setting, weights: str) -> float:
+    """Norms and other vectors stay in fp32, which is next to nothing."""
+    each = WEIGHT_BYTES[weights] if setting.hardware.is_cpu else DTYPE_BYTES[setting.levers.dtype]
+    return setting.model.parameters * each
+
+
+def buffer_bytes(shape: ModelShape, slots: int, context: int, input_tokens: float) -> float:
+    """What llama.cpp computes in: attention scores and their softmax over every slot's context for
+    the tokens that it reads at once, their activations, and the logits of every slot.
+    """
+    read = min(BATCH_TOKENS, slots * input_tokens)
+    scores = 2.0 * shape.heads * slots * context
+    return 4.0 * (read * (scores + 3 * shape.mlp_width + 6 * shape.width) + slots * shape.vocab)
+
+
+def _beside_bytes(
+    setting: Setting, rates: ServingRates | None, slots: int, context: int, length: Lengths
+) -> float:
+    """What a server holds beside weights and cache: its processes and buffers, or on a GPU the
+    context and what vLLM keeps for activations.
+    """
+    if not setting.hardware.is_cpu:
+        return setting.engine.context_bytes + VLLM_KEEPS * setting.hardware.usable_bytes
+    buffers = buffer_bytes(setting.model, slots, context, length.input)
+    return buffers + (rates.process_bytes if rates else PROCESS_BYTES)
+
+
+PROCESS_BYTES = 100e6
+"""Of front and engine, where they were not measured: on an EPYC, 24 November 2026."""
+VLLM_KEEPS = 0.1
+"""Its default, gpu_memory_utilization=0.9, leaves so much of a device's memory."""
+
+
+# ---------------------------------------------------------------- how fast
+
+
+@dataclass(frozen=True)
+class Pace:
+    """Seconds of one device, as functions of the concurrency."""
+
+    per_reply: Callable[[float, Lengths], float]
+    """1 / (replies a second)."""
+    first_token: Callable[[Lengths], float]
+    """With nobody else there."""
+
+
+def serving_rates(root: Path) -> ServingRates | None:
+    """What `rlhf calibrate` measured here, None without it. Raises CostError for a damaged file."""
+    path = root / SERVING_FILE
+    try:
+        return ServingRates.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        return None
+    except (OSError, UnicodeDecodeError, yaml.YAMLError, ValidationError) as error:
+        first = str(error).splitlines()[0]
+        raise CostError(
+            f"{path} is damaged or of an earlier version: {first}. Run rlhf calibrate again, or "
+            "delete the file."
+        ) from None
+
+
+def _measured_pace(
+    rates: ServingRates, shape: ModelShape, weights: str, slots: int, slower: float
+) -> Pace:
+    """By the measured loads of a small and a large model, on a machine that is `slower` by now."""
+    large = [each for each in rates.large if each.weights == weights]
+    if not large:
+        raise CostError(
+            f"no model in {weights} was measured: {SERVING_FILE} has "
+            f"{', '.join(sorted({each.weights for each in rates.large}))}. Run rlhf calibrate."
+        )
+    longest = max(large, key=lambda each: each.input_tokens)
+    others = [each for each in large if each is not longest]
+    alone = min(others, key=lambda each: each.concurrency)
+    prefill = max(
+        0.0,
+        (longest.ttft_seconds - alone.ttft_seconds)
+        / (longest.input_tokens - alone.input_tokens)
+        / alone.parameters,
+    )
+    front, small = _front(rates.small), rates.small[0]
+
+    def beside_front(point: ServedPoint) -> float:
+        """Seconds of one step of the engine beyond those of the small model."""
+        length = Lengths(point.input_tokens, point.output_tokens)
+        reading = length.input * prefill * (point.parameters - small.parameters)
+        left = point.seconds_per_reply - front(point.concurrency, length.output) - reading
+        return max(0.0, left) * point.concurrency / length.output
+
+    deep = {each.concurrency: each for each in rates.deep}
+    launches, steps = [], []
+    for point in sorted(others, key=lambda each: each.concurrency):
+        launch, step = _shares(deep[point.concurrency], point, small, beside_front)
+        launches.append((1.0 * point.concurrency, launch))
+        steps.append((1.0 * point.concurrency, step))
+    size, layers = matrix_parameters(shape) - small.parameters, shape.layers - small.layers
+
+    def per_reply(concurrency: float, length: Lengths) -> float:
+        batch = min(concurrency, slots)
+        step = layers * interpolated(launches, batch) + size * interpolated(steps, batch)
+        least = front(concurrency, length.output)
+        seconds = least + length.input * prefill * size + length.output * step / batch
+        return slower * max(seconds, LEAST_SHARE * least)
+
+    def first_token(length: Lengths) -> float:
+        least = min(each.ttft_seconds for each in rates.small if each.concurrency == 1)
+        return slower * max(LEAST_SHARE * least, least + length.input * prefill * size)
+
+    return Pace(per_reply, first_token)
+
+
+LEAST_SHARE = 0.2
+"""Of the front's time in a model smaller than the small one: what no engine takes away."""
+
+
+def _shares(
+    deep: ServedPoint,
+    large: ServedPoint,
+    small: ServedPoint,
+    seconds: Callable[[ServedPoint], float],
+) -> tuple[float, float]:
+    """Seconds of a step for each layer and for each parameter, from two models that differ in
+    both: the solution of two linear equations, neither below 0.
+    """
+    (l1, n1), (l2, n2) = (
+        (each.layers - small.layers, each.parameters - small.parameters) for each in (deep, large)
+    )
+    t1, t2 = seconds(deep), seconds(large)
+    step = max(TINY, (t2 * l1 - t1 * l2) / (n2 * l1 - n1 * l2))
+    launch = max(TINY, (t1 - step * n1) / l1)
+    return launch, step
+
+
+TINY = 1e-13
+"""Seconds, where other programs disturbed a load so that nothing is left."""
+
+
+def _front(small: Sequence[ServedPoint]) -> Callable[[float, float], float]:
+    """Seconds of a reply of so many tokens, whatever the model: linear in the tokens between the
+    two lengths that were measured.
+    """
+    concurrencies = sorted({each.concurrency for each in small})
+    lines = []
+    for concurrency in concurrencies:
+        first, second = sorted(
+            (each for each in small if each.concurrency == concurrency),
+            key=lambda each: each.output_tokens,
+        )
+        slope = (second.seconds_per_reply - first.seconds_per_reply) / (
+            second.output_tokens - first.output_tokens
+        )
+        slope = max(0.0, slope)
+        lines.append(
+            (1.0 * concurrency, first.seconds_per_reply - slope * first.output_tokens, slope)
+        )
+
+    def seconds(concurrency: float, tokens: float) -> float:
+        points = [(n, max(1e-6, fixed + slope * tokens)) for n, fixed, slope in lines]
+        return interpolated(points, concurrency)
+
+    return seconds
+
+
+def _setting(
+    params: Params, aim: Target, shape: ModelShape, weights: str, slots: int, length: Lengths
+) -> Setting:
+    on_cpu = aim.hardware.is_cpu
+    levers = Levers(
+        tuning="frozen",
+        dtype="fp32" if on_cpu else params.model.dtype,
+        quantisation=ROOFLINE_DTYPES.get(weights) if on_cpu else None,
+        micro_batch=slots,
+    )
+    work = Workload(
+        ceil(length.input + length.output), length.input + length.output, 1.0,
+        ceil(length.input), ceil(length.output), length.output,
+    )  # fmt: skip
+    return Setting(
+        "serve", shape, levers, work, replace(aim.hardware, measured=None),
+        engine("vllm"),
+    )  # fmt: skip
+
+
+def _roofline(setting: Setting, slots: int) -> Pace:
+    """Prefill and decode by costs/formulas; each prompt is read alone."""
+
+    def prefill(length: Lengths) -> float:
+        work = forward_pass(
+            setting, setting.model, setting.levers, 1.0, max(1.0, length.input), 1.0
+        )
+        return duration(work, setting).seconds
+
+    def per_reply(concurrency: float, length: Lengths) -> float:
+        batch = min(concurrency, slots)
+        context = length.input + length.output / 2
+        step = decode_step(setting, setting.model, setting.levers, batch, context)
+        seconds = decode_duration(step, setting).seconds
+        return prefill(length) + length.output * seconds / batch
+
+    return Pace(per_reply, prefill)
+
+
+def _guesses(aim: Target) -> tuple[str, ...]:
+    if aim.hardware.is_cpu:
+        return (
+            "serving was not measured on this machine: rlhf calibrate does that, and these figures "
+            "leave out the front",
+        )
+    return (
+        "the front and the network are left out; each prompt is read alone",
+        f"a tenth of {aim.hardware.name}'s memory is left to vLLM's activations and graphs",
+    )
+
+
+# ---------------------------------------------------------------- what it costs
+
+
+def _load(pace: Pace, concurrency: int, length: Lengths, usd_per_hour: float) -> PlannedLoad:
+    seconds = pace.per_reply(concurrency, length)
+    first = pace.first_token(length)
+    return PlannedLoad(
+        concurrency=concurrency,
+        tokens_per_second=length.output / seconds,
+        ttft_seconds=first,
+        tpot_seconds=max(0.0, concurrency * seconds - first) / max(1.0, length.output - 1),
+        usd_per_million_tokens=_usd_per_million(seconds, length, usd_per_hour),
+    )
+
+
+def _usd_per_million(seconds_per_reply: float, length: Lengths, usd_per_hour: float) -> float:
+    usage = Usage(
+        wall_seconds=seconds_per_reply, busy_seconds=seconds_per_reply,
+        input_tokens=length.input, output_tokens=length.output,
+    )  # fmt: skip
+    return token_price(usage, usd_per_hour, "allocation").blended or 0.0
+
+
+def _rate(
+    pace: Pace, wanted: float, slots: int, length: Lengths, usd_per_hour: float
+) -> PlannedRate:
+    """Devices so that each is at most UTILISATION of its highest rate; requests at work follow from
+    the rate (Little's law: concurrency = rate x seconds of a reply).
+    """
+    most = 1 / pace.per_reply(slots, length)
+    devices = max(1, ceil(wanted / (UTILISATION * most)))
+    each = wanted / devices
+    concurrency = _at_work(pace, each, slots, length)
+    return PlannedRate(
+        requests_per_second=wanted,
+        devices=devices,
+        concurrency=concurrency,
+        reply_seconds=concurrency / each,
+        utilisation=each / most,
+        usd_per_month=devices * usd_per_hour * MONTH_HOURS,
+        usd_per_million_tokens=_usd_per_million(devices / wanted, length, usd_per_hour),
+    )
+
+
+def _at_work(pace: Pace, rate: float, slots: int, length: Lengths) -> float:
+    """The concurrency at which a device answers so many requests a second; below 1 it idles
+    between them.
+    """
+    alone = pace.per_reply(1, length)
+    if rate * alone <= 1:
+        return rate * alone
+    low, high = 1.0, 1.0 * slots
+    for _ in range(40):
+        middle = (low + high) / 2
+        low, high = (middle, high) if rate * pace.per_reply(middle, length) > 1 else (low, middle)
+    return high
+
+
+def as_json(found: ServingPlan) -> dict[str, Any]:
+    """What `rlhf plan --stage serve --json` prints."""
+    return {"stage": "serve", "fits": found.fits, **asdict(found)}

@@ -1,0 +1,30 @@
+"""One export behind the front, with no project around it: what `rlhf calibrate` measures.
+
+python -m serving EXPORT --home FOLDER --port N --weights KIND --slots N
+"""
+
+import argparse
+import os
+from pathlib import Path
+
+from serving.account import Account, Price
+from serving.run import serve
+from serving.settings import Address, Settings
+
+
+def main() -> None:
+    """Serve until SIGTERM."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("export", type=Path)
+    parser.add_argument("--home", type=Path, required=True)
+    parser.add_argument("--weights", required=True)
+    for name in ("port", "slots"):
+        parser.add_argument(f"--{name}", type=int, required=True)
+    given = parser.parse_args()
+    settings = Settings("llama_cpp", given.weights, given.slots, os.cpu_count() or 1)
+    account = Account(Price(0.0, "calibration"))
+    serve(given.home, Address(given.port), lambda: given.export, settings, account, print)
+
+
+if __name__ == "__main__":
+    main()

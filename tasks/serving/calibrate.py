@@ -1,0 +1,204 @@
+"""What serving costs on this machine: loads on models with random weights, behind the real front
+and engine.
+"""
+
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from statistics import median
+from typing import Any, NamedTuple
+
+import yaml
+
+from config.atomic_file import write_atomically
+from config.errors import EnvironmentFault
+from config.workspace.benchmarked import Limits, Load
+from config.workspace.login import SERVE_KEY
+from config.workspace.machine import SERVING_FILE, ServedPoint, ServingRates
+from costs.ledger.history import this_machine
+from costs.planning.serving import buffer_bytes, cache_bytes, matrix_parameters
+from costs.tables.shapes import ModelShape, from_config
+from serving.bench.endpoint import ChatEndpoint, served_model
+from serving.bench.loads import Plan, measure
+from serving.bench.pace import pace_seconds
+from serving.bench.server import peak_bytes, running
+from serving.settings import Weights
+
+SLOTS = 16
+CONCURRENCIES = (1, 4, 16)
+SHORT, LONG = 16, 40
+"""Tokens of a reply, which is never shorter."""
+SHORT_PROMPT, LONG_PROMPT = 5, 60
+"""Words."""
+PROMPTS = 200
+"""So many that none is in the engine's cache when it comes again."""
+SMALL_SECONDS, LARGE_SECONDS = 2.0, 3.0
+WORDS = ("hello", "my", "kettle", "is", "cracked", "please", "refund", "it", "cost", "too", "much")
+
+
+class Timed(NamedTuple):
+    """A point, and the machine's pace around it."""
+
+    point: ServedPoint
+    pace_seconds: float
+
+
+class Shown(NamedTuple):
+    """A load: words of a prompt, tokens of a reply, requests at work, seconds."""
+
+    words: int
+    tokens: int
+    concurrency: int
+    seconds: float
+
+
+def calibrate_serving(root: Path, say: Callable[[str], None]) -> None:
+    """Write .rlhf/serving.yaml. Raises EnvironmentFault if a server does not start."""
+    began = time.perf_counter()
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        _write_exports(root, folder)
+        say("serving a small model")
+        pairs = [(tokens, n) for tokens in (SHORT, LONG) for n in CONCURRENCIES]
+        shown_small = [Shown(SHORT_PROMPT, tokens, n, SMALL_SECONDS) for tokens, n in pairs]
+        small, held = _measured(folder, "small", "f32", shown_small)
+        say("serving a deep model")
+        deep_loads = [Shown(SHORT_PROMPT, LONG, n, SMALL_SECONDS) for n in CONCURRENCIES]
+        deep, _ = _measured(folder, "deep", "f32", deep_loads)
+        large = []
+        kinds: tuple[Weights, ...] = ("f32", "q8_0", "q4_0")
+        for kind in kinds:
+            say(f"serving a large model in {kind}")
+            shown = [Shown(SHORT_PROMPT, 24, n, LARGE_SECONDS) for n in CONCURRENCIES]
+            shown.append(Shown(LONG_PROMPT, 4, 1, SMALL_SECONDS))
+            large += _measured(folder, "large", kind, shown)[0]
+        say("the small one again")
+        again, _ = _measured(folder, "small", "f32", shown_small)
+        shape = _shape(folder / "small")
+        weights = (folder / "small/gguf/model-f32.gguf").stat().st_size
+        context = json.loads((folder / "small/config.json").read_text())["max_position_embeddings"]
+    longest = max(each.point.input_tokens for each in small)
+    pace = median(each.pace_seconds for each in (*small, *deep, *large, *again))
+    beside = weights + SLOTS * context * cache_bytes(shape)
+    beside += buffer_bytes(shape, SLOTS, context, longest)
+    rates = ServingRates(
+        processor=this_machine(),
+        date=datetime.now(UTC).date().isoformat(),
+        pace_seconds=pace,
+        small=tuple(
+            _between(_at_pace(one, pace), _at_pace(two, pace))
+            for one, two in zip(small, again, strict=True)
+        ),
+        deep=tuple(_at_pace(each, pace) for each in deep),
+        large=tuple(_at_pace(each, pace) for each in large),
+        process_bytes=round(held - beside),
+        seconds=time.perf_counter() - began,
+    )
+    content = yaml.safe_dump(rates.model_dump(mode="json"), sort_keys=False)
+    write_atomically(root / SERVING_FILE, content)
+
+
+def _write_exports(root: Path, folder: Path) -> None:
+    command = [sys.executable, "-m", "training.calibrate.exports", "--to", str(folder)]
+    if subprocess.run(command, cwd=root, check=False, stdout=subprocess.DEVNULL).returncode:
+        raise EnvironmentFault("models to serve could not be written; the line above says why.")
+
+
+def _at_pace(timed: Timed, pace: float) -> ServedPoint:
+    """The point as it would have been at another pace of the machine."""
+    times = ("seconds_per_reply", "ttft_seconds")
+    factor = pace / timed.pace_seconds
+    return timed.point.model_copy(update={n: getattr(timed.point, n) * factor for n in times})
+
+
+def _between(first: ServedPoint, second: ServedPoint) -> ServedPoint:
+    """The mean of two points of one load."""
+    means = {
+        name: (getattr(first, name) + getattr(second, name)) / 2
+        for name in ("input_tokens", "output_tokens", "seconds_per_reply", "ttft_seconds")
+    }
+    return first.model_copy(update=means)
+
+
+def _shape(folder: Path) -> ModelShape:
+    return from_config(json.loads((folder / "config.json").read_text()), folder.name)
+
+
+def _measured(
+    folder: Path, name: str, weights: Weights, shown: Sequence[Shown]
+) -> tuple[list[Timed], int]:
+    """A point for each load on a server of one export, and its peak memory."""
+    export = folder / name
+    shape = _shape(export)
+    with _served(folder, export, weights) as (endpoint, peak):
+        points, before = [], pace_seconds()
+        for each in shown:
+            load, after = _load(endpoint, each), pace_seconds()
+            assert load.ttft_ms is not None
+            replies = load.replies_per_second * load.seconds
+            point = ServedPoint(
+                weights=weights,
+                parameters=matrix_parameters(shape),
+                layers=shape.layers,
+                concurrency=each.concurrency,
+                input_tokens=load.usage.input_tokens / replies,
+                output_tokens=load.usage.output_tokens / replies,
+                seconds_per_reply=1 / load.replies_per_second,
+                ttft_seconds=load.ttft_ms.p50 / 1000,
+            )
+            points.append(Timed(point, (before + after) / 2))
+            before = after
+        return points, peak() or 0
+
+
+@contextmanager
+def _served(
+    folder: Path, export: Path, weights: Weights
+) -> Iterator[tuple[ChatEndpoint, Callable[[], int | None]]]:
+    command = [sys.executable, "-m", "serving", str(export), "--home", str(folder)]
+    command += ["--weights", weights, "--slots", str(SLOTS)]
+    with running(command, Path.cwd()) as (url, process), peak_bytes(process) as peak:
+        key = (folder / SERVE_KEY).read_text(encoding="utf-8")
+        endpoint = ChatEndpoint(url, served_model(url, key, None).name, key, timeout_seconds=60.0)
+        try:
+            for payload in payloads(Shown(SHORT_PROMPT, SHORT, 1, 0.0))[-5:]:  # warm
+                endpoint.invoke(payload)
+            yield endpoint, peak
+        finally:
+            endpoint.stop()
+
+
+def _load(endpoint: ChatEndpoint, shown: Shown) -> Load:
+    load = next(
+        measure(endpoint, [Plan(shown.concurrency)], payloads(shown), shown.seconds, Limits())
+    )
+    if load.failed or load.ttft_ms is None:
+        raise EnvironmentFault(
+            f"{load.failed} of {load.requests} requests to a server of this machine failed "
+            f"({load.fault}). Try rlhf doctor."
+        )
+    return load
+
+
+def payloads(shown: Shown) -> list[dict[str, Any]]:
+    """Requests whose prompts begin differently, so that no engine has read them before."""
+    texts = [
+        " ".join(
+            WORDS[(place + word * (1 + place % 13)) % len(WORDS)] for word in range(shown.words)
+        )
+        for place in range(PROMPTS)
+    ]
+    return [
+        {
+            "messages": [{"role": "user", "content": f"{place} {text}"}],
+            "max_tokens": shown.tokens,
+            "temperature": 1.0,
+        }
+        for place, text in enumerate(texts)
+    ]

@@ -1,0 +1,122 @@
+"""A front in a process of its own, for tests to ask and to kill."""
+
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+from transformers import PreTrainedModel
+
+from config.ports import free_port
+from serving.settings import EngineName
+from tests.conftest import ROOT
+from tests.training.tiny import tokenizer
+from training.export.aligned import with_prompts_of_training
+from training.export.gguf_file import write_gguf
+from training.export.package import gguf_path
+
+PROGRAM = """
+import logging, sys
+from pathlib import Path
+from config.errors import RlhfError
+from functools import partial
+from config import jsonl
+from config.workspace.served import SERVED
+from serving import run
+from serving.account import Account, Price
+from serving.settings import Address, Settings
+root, engine = Path(sys.argv[1]), sys.argv[2]
+port, slots, run.QUEUE = map(int, sys.argv[3:])
+wanted = lambda: Path((root / "wanted").read_text())
+say = lambda line: print(line, flush=True)
+account = Account(Price(3.6, "assistant"), partial(jsonl.append, root / SERVED))
+try:
+    run.serve(root, Address(port), wanted, Settings(engine, "f32", slots, 2), account, say)
+except RlhfError as error:
+    sys.exit(str(error))
+"""
+
+
+def made_export(folder: Path, model: PreTrainedModel) -> Path:
+    folder.mkdir()
+    (folder / "gguf").mkdir()
+    model.save_pretrained(folder)
+    with_prompts_of_training(tokenizer(), is_plain=True).save_pretrained(folder)
+    write_gguf(model, tokenizer(), "f32", gguf_path(folder, "f32"))
+    return folder
+
+
+class Served:
+    """A running front, and a client of it."""
+
+    def __init__(
+        self,
+        root: Path,
+        export: Path,
+        slots: int = 4,
+        queue: int = 64,
+        engine: EngineName = "llama_cpp",
+    ) -> None:
+        self.root, self.port = root, free_port()
+        self.want(export)
+        arguments = [root, engine, self.port, slots, queue]
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", PROGRAM, *map(str, arguments)],
+            cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        assert self.process.stdout is not None
+        self.said = [self.process.stdout.readline(), self.process.stdout.readline()]
+        self.key = (root / ".rlhf/serve.key").read_text()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.client = httpx.Client(
+            base_url=self.url, headers={"Authorization": f"Bearer {self.key}"}, timeout=60,
+            trust_env=False,
+        )  # fmt: skip
+        self.await_health()
+
+    def want(self, export: Path) -> None:
+        temporary = self.root / "wanted.new"
+        temporary.write_text(str(export))
+        temporary.rename(self.root / "wanted")
+
+    def await_health(self, seconds: float = 30) -> None:
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            try:
+                if self.client.get("/health").status_code == 200:
+                    return
+            except httpx.TransportError:
+                pass
+            time.sleep(0.02)
+        raise AssertionError("the front is not up")
+
+    def ask(self, prompt: str, **settings: Any) -> httpx.Response:
+        body = {"messages": [{"role": "user", "content": prompt}], "temperature": 0, **settings}
+        return self.client.post("/v1/chat/completions", json=body)
+
+    def engines(self) -> list[psutil.Process]:
+        children = psutil.Process(self.process.pid).children()
+        found = []
+        for one in children:
+            with suppress(psutil.NoSuchProcess):  # ended, or a zombie that is not reaped yet
+                if "serving.llama_cpp" in one.cmdline():
+                    found.append(one)
+        return found
+
+    def at_work(self) -> float:
+        text = self.client.get("/metrics").text
+        (line,) = [one for one in text.splitlines() if one.startswith("rlhf_requests_at_work ")]
+        return float(line.split()[1])
+
+    def end(self) -> int:
+        self.client.close()
+        self.process.terminate()
+        code = self.process.wait(60)
+        for stream in (self.process.stdout, self.process.stderr):
+            assert stream is not None
+            stream.close()
+        return code

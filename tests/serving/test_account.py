@@ -1,0 +1,85 @@
+"""Whose time the server's is, with a clock that the tests turn."""
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from config.workspace.served import ServedRow
+from serving.account import Account, Price
+from serving.engines import Part
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def account(clock: Clock, kept: list[ServedRow] | None = None) -> Account:
+    return Account(Price(3.6, "assistant"), None if kept is None else kept.append, clock)
+
+
+def last(tokens: int, prefill: float | None = None, decode: float | None = None) -> Part:
+    return Part("", tokens, "stop", prefill, decode)
+
+
+def test_time_belongs_to_the_model_that_is_served_and_is_busy_once() -> None:
+    clock = Clock()
+    made = account(clock)
+    made.serves("first")
+    clock.now += 5
+    with made.at_work("first"):
+        clock.now += 1
+        with made.at_work("first"):  # side by side: still one busy second a second
+            clock.now += 2
+        made.answered("first", 10, last(4, 0.5, 1.5))
+        made.serves("second")  # takes over while the first still answers
+        clock.now += 3
+    clock.now += 1
+    first, second = made.usages()["first"], made.usages()["second"]
+    assert (first.wall_seconds, first.busy_seconds) == (8, 6)
+    assert (second.wall_seconds, second.busy_seconds) == (4, 0)
+    assert (first.input_tokens, first.output_tokens) == (10, 4)
+    assert (first.prefill_seconds, first.decode_seconds) == (0.5, 1.5)
+
+
+def test_the_metrics_are_opencosts() -> None:
+    clock = Clock()
+    made = account(clock)
+    registry = CollectorRegistry()
+    registry.register(made)
+    made.serves("run-a")
+    with made.at_work("run-a"):
+        clock.now += 10
+        made.answered("run-a", 600, last(400, 2.0, 6.0))
+    clock.now += 10
+
+    def value(name: str, **labels: str) -> float | None:
+        model = {"model_name": "assistant", "model_version": "run-a"}
+        return registry.get_sample_value(name, model | labels)
+
+    assert value("llm_total_cost", cost_basis="allocation") == pytest.approx(3.6)
+    assert value("llm_total_cost", cost_basis="usage") == pytest.approx(1.8)
+    name = "llm_cost_per_million_tokens"
+    blended = {"phase": "", "allocation_method": ""}
+    assert value(name, cost_basis="allocation", **blended) == pytest.approx(0.02 / 1000 * 1e6)
+    assert value(name, cost_basis="usage", **blended) == pytest.approx(0.01 / 1000 * 1e6)
+    prompt = {"phase": "prompt", "allocation_method": "compute_time"}
+    assert value(name, cost_basis="allocation", **prompt) == pytest.approx(0.005 / 600 * 1e6)
+    generation = {"phase": "generation", "allocation_method": "compute_time"}
+    assert value(name, cost_basis="usage", **generation) == pytest.approx(0.0075 / 400 * 1e6)
+
+
+def test_rows_hold_what_was_added_since_the_last_ones() -> None:
+    clock, kept = Clock(), []
+    made = account(clock, kept)
+    made.serves("run-a")
+    clock.now += 7
+    made.answered("run-a", 3, last(2))
+    made.record()
+    clock.now += 5
+    made.answered("run-a", 30, last(20))
+    made.record()
+    made.record()  # nothing since: no row
+    assert [(row.usage.wall_seconds, row.usage.output_tokens) for row in kept] == [(7, 2), (5, 20)]
+    assert {row.usd_per_hour for row in kept} == {3.6}
