@@ -43,3 +43,14 @@ def defined(root: Path) -> dict[str, dict[str, Any]]:
             method: yaml.safe_load(template.replace("${item}", method)) for method in METHODS
         }
     return stages
+
+
+def out_digest(lock: Path, stage: str, path: str) -> str | None:
+    """DVC's digest of an output in a dvc.lock, None if it is not there."""
+    if not lock.exists():
+        return None
+    content: dict[str, Any] = yaml.safe_load(lock.read_text(encoding="utf-8"))
+    return next(
+        (out.get("md5") for out in locked(content, stage).get("outs", []) if out["path"] == path),
+        None,
+    )

@@ -367,3 +367,12 @@ def _picture(label: str, width: int, height: int, *parts: list[Markup]) -> Marku
     return element(
         "svg", *parts, class_=kind, viewBox=f"0 0 {width} {height}", role="img", aria_label=label
     )
+
+
+def legend(series: Sequence[Series]) -> Markup:
+    """The colours of the curves by name."""
+    return element(
+        "ul",
+        [element("li", element("i", class_=f"swatch {s.tone}"), s.name) for s in series],
+        class_="legend",
+    )

@@ -11,11 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from config import jsonl
+from config.dvc_stages import out_digest
 from config.errors import CostError
 from config.records import STAGES, MetricRow, PipelineRow, kept_folder
 from config.schema import Params
+from config.workspace.benchmarked import Benchmark, read_benchmarked
 from config.workspace.kept import Outs, completed_stages, own_file
 from config.workspace.quantised import QuantisedFile, read_quantised
+from config.workspace.served import NOTHING_SERVED, Served, served_of
 from costs.ledger.attempts import Attempt, read_attempts
 from costs.ledger.ledger import Ledger, ledger
 from costs.ledger.reconcile import Reconciled, read_plan, reconcile
@@ -52,6 +55,12 @@ class Findings:
     """Reply tokens per second of each model while it answered the held-out prompts."""
     quantised: tuple[QuantisedFile, ...] = ()
     """What the run's export measured; empty without one."""
+    benchmarks: tuple[Benchmark, ...] = ()
+    """What rlhf bench measured of the run's model, by way of serving it."""
+    teacher_benchmarks: tuple[Benchmark, ...] = ()
+    """Of a student: what it measured of the aligned model, served by another run."""
+    served: Served = NOTHING_SERVED
+    """What rlhf serve served of it."""
 
     def value(self, stage: str, name: str) -> float | None:
         """A metric that is a finite number, else None."""
@@ -105,8 +114,30 @@ def read_findings(root: Path, params: Params, run_id: str | None = None) -> Find
         reply_rates=_reply_rates(metrics["evaluate"], attempts["evaluate"]),
         plots={name: _read_csv(path, notes) for name, path in plots.items() if path},
         quantised=kept.files if (kept := read_quantised(root, book.run_id)) else (),
+        benchmarks=_benchmarks(root, book.run_id, params.final_stage),
+        teacher_benchmarks=_teacher_benchmarks(root, params, book.run_id),
+        served=served_of(root, book.run_id),
         notes=notes,
     )
+
+
+def _benchmarks(root: Path, run_id: str, stage: str) -> tuple[Benchmark, ...]:
+    """Those of the run's model of a stage, whichever run served it: the newest of each way."""
+    lock = kept_folder(root, run_id) / "dvc.lock"
+    digest = out_digest(lock, stage, f"models/{stage}")
+    found: dict[tuple[str, str, int], Benchmark] = {}
+    for path in (root / "runs" / "pipeline").glob("*/benchmarked.json") if digest else ():
+        kept = read_benchmarked(root, path.parent.name)
+        for each in kept.benchmarks if kept and kept.model_digest == digest else ():
+            known = found.get(each.variant)
+            if known is None or known.time < each.time:
+                found[each.variant] = each
+    return tuple(found[variant] for variant in sorted(found))
+
+
+def _teacher_benchmarks(root: Path, params: Params, run_id: str) -> tuple[Benchmark, ...]:
+    is_student = params.final_stage == "distill"
+    return _benchmarks(root, run_id, params.align.method) if is_student else ()
 
 
 def _reply_rates(metrics: Metrics, attempts: Sequence[Attempt]) -> dict[str, float]:

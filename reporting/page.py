@@ -16,6 +16,7 @@ from reporting.sections.overview import masthead, tiles
 from reporting.sections.parameters import parameters_section
 from reporting.sections.reward import reward_section
 from reporting.sections.samples import samples_section
+from reporting.sections.serving import serving_section
 
 ANCHORS = (
     ("evaluation", "Did it work?"),
@@ -28,6 +29,7 @@ ANCHORS = (
     ("parameters", "Parameters"),
 )
 STUDENT = (("student", "Student"),)
+SERVED = (("served", "Served"),)
 POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 """Content-Security-Policy: the browser refuses scripts and requests, whatever a model managed to
 write.
@@ -36,13 +38,17 @@ write.
 
 def page(findings: Findings) -> str:
     """The report as one HTML text."""
-    has_student = findings.params.distill is not None
+    more = (
+        *(STUDENT if findings.params.distill is not None else ()),
+        *(SERVED if findings.benchmarks else ()),
+    )
     content = element(
         "main",
         tiles(findings),
-        navigation([*ANCHORS[:1], *STUDENT, *ANCHORS[1:]] if has_student else ANCHORS),
+        navigation([*ANCHORS[:1], *more, *ANCHORS[1:]]),
         evaluation_section(findings),
         distillation_section(findings),
+        serving_section(findings),
         costs_section(findings),
         samples_section(findings),
         frontier_section(findings),

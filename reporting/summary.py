@@ -6,6 +6,7 @@ from config.records import PICTURE
 from reporting.inputs import Findings
 from reporting.key_figures import key_figure
 from reporting.numbers import deviation, duration, usd
+from reporting.sections.serving import served_summary
 from reporting.verdict import usd_per_win_rate_point, verdict
 
 
@@ -25,6 +26,8 @@ def summary(findings: Findings, picture: str = PICTURE) -> str:
         )
         for stage in book.stages
     ]
+    if (served := served_summary(findings)) is not None:
+        rows.append(("served", "", served[0], "", served[1]))
     whole = deviation(findings.reconciled.whole.error)
     rows.append(
         (

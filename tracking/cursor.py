@@ -32,6 +32,8 @@ class Cursor(BaseModel):
     """Pipeline run id -> what of its export the registry has: digests of the comparison and of the
     champion's record.
     """
+    benchmarked: dict[str, str] = {}
+    """The same of its benchmarks."""
 
     def follower(self, root: Path, name: str) -> Follower:
         """A reader of runs/<name> from where shipping stopped; from the start if the file was

@@ -7,9 +7,7 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
-import yaml
 from mlflow.entities import Dataset, DatasetInput, InputTag
 from mlflow.entities.model_registry import ModelVersion
 from mlflow.exceptions import MlflowException
@@ -17,13 +15,15 @@ from mlflow.protos.databricks_pb2 import RESOURCE_ALREADY_EXISTS, ErrorCode
 from mlflow.utils.mlflow_tags import MLFLOW_LOGGED_ARTIFACTS
 
 from config import jsonl
-from config.dvc_stages import locked
+from config.dvc_stages import out_digest
 from config.records import SUMMARY
 from config.schema import Params
+from config.workspace.benchmarked import Benchmarked
 from config.workspace.quantised import FILE, Quantised
-from tracking.client import Connection, log_folder, unless_deleted
+from tracking.client import Connection, log, log_folder, unless_deleted
+from tracking.rows import serving_line, serving_metrics, serving_name, serving_rows
 
-SAMPLES = "samples.json"
+SAMPLES, SERVED_TABLE = "samples.json", "served.json"
 CHALLENGER = "challenger"
 ADAPTER_CONFIG = "adapter_config.json"
 FLAVOR = "mlflow_model"
@@ -203,17 +203,6 @@ def model_folders(root: Path, path: str) -> list[str]:
     return [path] if place.startswith("..") else [path, Path(place).as_posix()]
 
 
-def out_digest(lock: Path, stage: str, path: str) -> str | None:
-    """DVC's digest of an output in a dvc.lock, None if it is not there."""
-    if not lock.exists():
-        return None
-    content: dict[str, Any] = yaml.safe_load(lock.read_text(encoding="utf-8"))
-    return next(
-        (out.get("md5") for out in locked(content, stage).get("outs", []) if out["path"] == path),
-        None,
-    )
-
-
 def content_digest(folder: Path) -> str:
     """The digest that DVC gives the files of a folder as they are now: the MD5 of their sorted
     list, with .dir.
@@ -244,6 +233,26 @@ def log_quantised(connection: Connection, run_id: str, name: str, found: Quantis
                 f"{each.bytes} bytes; {each.flips} of {each.prompts} greedy replies differ from "
                 f"f32; {each.judge} {gain.mean:+.4f} ({gain.low:+.4f} to {gain.high:+.4f})",
             )
+
+
+def log_benchmarks(connection: Connection, run_id: str, name: str, found: Benchmarked) -> None:
+    """How the run's model is served: metrics of the run by requests at work, which MLflow draws, a
+    table of all loads, and a tag for each way to serve it on each model version.
+    """
+    log(connection, run_id, [m for each in found.benchmarks for m in serving_metrics(each)])
+    rows = [row for each in found.benchmarks for row in serving_rows(each)]
+    table = {"columns": list(rows[0]), "data": [list(row.values()) for row in rows]}
+    with unless_deleted(connection, run_id):
+        connection.client.log_dict(run_id, table, SERVED_TABLE)
+        shown = connection.client.get_run(run_id).data.tags.get(MLFLOW_LOGGED_ARTIFACTS, "[]")
+        tables = [each for each in json.loads(shown) if each["path"] != SERVED_TABLE]
+        tables.append({"path": SERVED_TABLE, "type": "table"})
+        connection.client.set_tag(run_id, MLFLOW_LOGGED_ARTIFACTS, json.dumps(tables))
+    for version in _versions(connection, name, found.model_digest):
+        for each in found.benchmarks:
+            if (line := serving_line(each)) is not None:
+                key = f"served.{serving_name(each)}"
+                connection.client.set_model_version_tag(name, version.version, key, line)
 
 
 def version_of(

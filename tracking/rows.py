@@ -4,12 +4,15 @@ twice stores once.
 
 import re
 from collections.abc import Mapping
+from datetime import datetime
 from typing import Any
 
 from mlflow.entities import Metric
 
 from config.records import MetricRow, UsageRow
+from config.workspace.benchmarked import Benchmark, Load
 from config.workspace.retraining import Contest
+from costs.formulas.serving import token_price
 from costs.ledger.ledger import Ledger, StageCost, usd_per_win_rate_point
 from costs.ledger.reconcile import Comparison, Reconciled
 from costs.tables.price import StagePrice
@@ -157,3 +160,74 @@ def _planned(prefix: str, comparison: Comparison) -> dict[str, float]:
 
 def _metric(name: str, value: float, time: float, step: int) -> Metric:
     return Metric(name, float(value), round(time * 1000), step)
+
+
+def serving_name(found: Benchmark) -> str:
+    """How a way to serve a model is called in names of metrics and tags."""
+    return "-".join(str(part) for part in found.variant if part)
+
+
+def serving_metrics(found: Benchmark) -> list[Metric]:
+    """`serve/<way>/tokens_per_second` and others, the step being the requests at work."""
+    time = datetime.fromisoformat(found.time).timestamp()
+    return [
+        _metric(metric_name("serve", serving_name(found), name), value, time, load.concurrency)
+        for load in found.loads
+        if load.concurrency is not None
+        for name, value in _served(found, load).items()
+        if value is not None
+    ]
+
+
+def serving_rows(found: Benchmark) -> list[dict[str, Any]]:
+    """A row of a table for each load."""
+    return [
+        {
+            "served by": serving_name(found),
+            "requests at work": load.concurrency,
+            "requests per second": load.requests_per_second,
+            "requests": load.requests,
+            "failed": load.failed,
+            **_served(found, load),
+        }
+        for load in found.loads
+    ]
+
+
+def serving_line(found: Benchmark) -> str | None:
+    """A benchmark in a line, at its knee."""
+    load = found.at_knee()
+    if load is None:
+        return None
+    shown = _served(found, load)
+    prices = ", ".join(
+        f"{_short(shown[f'usd_per_million_{kind}tokens'])} USD per million {kind.replace('_', ' ')}"
+        "tokens"
+        for kind in ("", "input_", "output_")
+    )
+    return (
+        f"{load.tokens_per_second:.0f} tokens/s at {load.concurrency} requests at work, p95 TPOT "
+        f"{_short(shown['tpot_ms_p95'])} ms; {prices} at {found.usd_per_hour:g} USD an hour"
+    )
+
+
+def _short(value: float | None) -> str:
+    return "?" if value is None else f"{value:.3g}"
+
+
+def _served(found: Benchmark, load: Load) -> dict[str, float | None]:
+    price = token_price(load.usage, found.usd_per_hour, "allocation")
+    busy = token_price(load.usage, found.usd_per_hour, "usage")
+    return {
+        "tokens_per_second": load.tokens_per_second,
+        "goodput_per_second": load.goodput_per_second,
+        **{
+            f"{name}_{p}": getattr(latency, p) if latency else None
+            for name, latency in (("ttft_ms", load.ttft_ms), ("tpot_ms", load.tpot_ms))
+            for p in ("p50", "p95", "p99")
+        },
+        "usd_per_million_tokens": price.blended,
+        "usd_per_million_input_tokens": price.input,
+        "usd_per_million_output_tokens": price.output,
+        "usage_usd_per_million_tokens": busy.blended,
+    }

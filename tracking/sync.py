@@ -10,13 +10,13 @@ import hashlib
 import json
 import logging
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from mlflow.entities import Metric
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from config import jsonl
 from config.compose import flat
@@ -31,6 +31,7 @@ from config.records import (
     kept_folder,
 )
 from config.schema import Params
+from config.workspace.benchmarked import read_benchmarked
 from config.workspace.kept import completed_stages, kept_params, own_file
 from config.workspace.quantised import read_quantised
 from config.workspace.retraining import RETRAIN_FOLDER, RETRAIN_ROWS, Contest, RetrainRow
@@ -58,7 +59,14 @@ from tracking.labels import (
     params_before,
     source,
 )
-from tracking.lineage import datasets, log_evidence, log_quantised, log_samples, register
+from tracking.lineage import (
+    datasets,
+    log_benchmarks,
+    log_evidence,
+    log_quantised,
+    log_samples,
+    register,
+)
 from tracking.rows import (
     bought_metrics,
     contest_metrics,
@@ -71,6 +79,7 @@ from tracking.rows import (
 
 logger = logging.getLogger(__name__)
 
+M = TypeVar("M", bound=BaseModel)
 PIPELINE, RETRAIN = "pipeline.jsonl", RETRAIN_ROWS.name
 STATUS = {"completed": "FINISHED", "stopped": "KILLED", "over_budget": "KILLED", "killed": "KILLED"}
 """State of a pipeline run -> MLflow's status; any other is FAILED."""
@@ -122,7 +131,7 @@ class Shipment:
         self._cursor.offsets |= {PIPELINE: offset, RETRAIN: contests}
         save(self._cursor, self._path)
         self._name_champions()
-        self._ship_quantised()
+        self._ship_measured_later()
         return self._rows
 
     def _name_champions(self) -> None:
@@ -136,21 +145,30 @@ class Shipment:
             self._cursor.champions = digest
             save(self._cursor, self._path)
 
-    def _ship_quantised(self) -> None:
-        """What exports measured, onto the runs and their model versions; again after a promotion,
-        which makes a version.
+    def _ship_measured_later(self) -> None:
+        """What exports and benchmarks measured after a run, onto the run and its model versions;
+        again after a promotion, which makes a version.
         """
+        self._ship_kept(read_quantised, log_quantised, self._cursor.quantised)
+        self._ship_kept(read_benchmarked, log_benchmarks, self._cursor.benchmarked)
+
+    def _ship_kept(
+        self,
+        read: Callable[[Path, str], M | None],
+        ship: Callable[[Connection, str, str, M], None],
+        shipped: dict[str, str],
+    ) -> None:
         for run_id, mlflow_run in self._cursor.runs.items():
-            found = None if "/" in run_id else read_quantised(self._root, run_id)
+            found = None if "/" in run_id else read(self._root, run_id)
             if found is None:
                 continue
             digest = hashlib.sha256(found.model_dump_json().encode()).hexdigest()
             state = f"{digest} {self._cursor.champions}"
-            is_new = self._cursor.quantised.get(run_id) != state
+            is_new = shipped.get(run_id) != state
             if is_new and not is_deleted(self._connection, mlflow_run):
                 name = self._params_of(run_id).tracking.registered_model
-                log_quantised(self._connection, mlflow_run, name, found)
-                self._cursor.quantised[run_id] = state
+                ship(self._connection, mlflow_run, name, found)
+                shipped[run_id] = state
                 save(self._cursor, self._path)
 
     # ------------------------------------------------------------ pipeline runs

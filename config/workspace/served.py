@@ -37,6 +37,9 @@ class Served(BaseModel):
     """The server's price for all of the time, idle or not."""
 
 
+NOTHING_SERVED = Served(tokens=0.0, usd=0.0)
+
+
 def served_of(root: Path, run_id: str) -> Served:
     """What was served of a run's model so far; a row cut by a crash is skipped."""
     rows = [row for row in jsonl.read(root / SERVED, ServedRow).rows if row.run_id == run_id]

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 from config.records import SAMPLING_METHODS
 from config.sections.online import Kl
-from reporting.charts import Reference, Series, line_chart
+from reporting.charts import Reference, Series, legend, line_chart
 from reporting.inputs import Curves, Findings
 from reporting.markup import Markup, element
 from reporting.numbers import decimal, percent
@@ -203,7 +203,7 @@ def _panel(panel: Panel, curves: Curves, findings: Findings, stage: str, step_na
         shares=panel.shares,
     )
     return card(
-        panel.title, _legend(series) if len(series) > 1 else None, picture, note=panel.note or None
+        panel.title, legend(series) if len(series) > 1 else None, picture, note=panel.note or None
     )
 
 
@@ -219,11 +219,3 @@ def _references(panel: Panel, findings: Findings, stage: str) -> list[Reference]
         penalty: Kl = getattr(findings.params, stage).kl
         return [Reference("target", penalty.target)] if penalty.controller == "adaptive" else []
     return []
-
-
-def _legend(series: list[Series]) -> Markup:
-    return element(
-        "ul",
-        [element("li", element("i", class_=f"swatch {s.tone}"), s.name) for s in series],
-        class_="legend",
-    )

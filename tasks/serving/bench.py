@@ -17,6 +17,7 @@ from config.errors import DataError, EnvironmentFault, ModelError, ParamsError, 
 from config.records import kept_folder
 from config.schema import Params
 from config.workspace.benchmarked import Benchmark, Limits, Load, keep_benchmark
+from config.workspace.kept import kept_params
 from config.workspace.login import SERVE_KEY
 from costs.planning.serving import ServingPlan, plan_serving
 from costs.planning.target import Target as Aim
@@ -35,7 +36,8 @@ from serving.bench.pace import pace_seconds
 from serving.bench.server import peak_bytes, running
 from serving.prompts import Prompts
 from serving.settings import EngineName, Weights
-from tasks.champions.registry import describe
+from tasks.champions.registry import describe, tell_mlflow
+from tasks.stage.progress import Display
 
 KEY_VARIABLE = "RLHF_SERVE_KEY"
 WARM_REQUESTS = 3
@@ -73,6 +75,8 @@ class Found(NamedTuple):
     """The run whose model was served, which keeps the benchmark; None if it is not of this
     project.
     """
+    model_digest: str
+    """DVC's, empty without a run."""
     interrupted: bool
     plan: ServingPlan | None
     """Of the same loads; None where the server is elsewhere, or not ours."""
@@ -95,7 +99,8 @@ class Target(NamedTuple):
 
 
 def bench(root: Path, params: Params, asked: Asked, usd_per_hour: float, heard: Heard) -> Found:
-    """Measure every load. What was measured is kept with the run, after Ctrl-C too.
+    """Measure every load. A benchmark that came to its end is kept with the run, and goes to
+    MLflow.
 
     Raises EnvironmentFault, UserError or DataError with one line if there is nothing to measure.
     """
@@ -121,18 +126,21 @@ def bench(root: Path, params: Params, asked: Asked, usd_per_hour: float, heard: 
         peak_bytes=peak,
         pace_seconds=median(paces),
     )
+    digest = "" if run_id is None else describe(root, run_id).model_digest
     if run_id is not None and loads and not interrupted:
-        keep_benchmark(root, run_id, describe(root, run_id).model_digest, found)
-    plan = _plan(root, params, target, found)
-    return Found(found, target.model, target.url, run_id, interrupted, plan)
+        keep_benchmark(root, run_id, digest, found)
+        if fault := tell_mlflow(root, kept_params(root, run_id)):
+            Display().say(f"warning: {fault}")
+    plan = None if run_id is None else _plan(root, kept_params(root, run_id), target, found)
+    return Found(found, target.model, target.url, run_id, digest, interrupted, plan)
 
 
 def _plan(root: Path, params: Params, target: Target, found: Benchmark) -> ServingPlan | None:
     """What was to be expected of the concurrencies that were measured."""
+    concurrencies = [each.concurrency for each in found.loads if each.concurrency is not None]
     if found.engine != "llama_cpp" or not is_loopback(target.url):
         return None
     aim = Aim(this_device(root), own_price(found.usd_per_hour, "rlhf bench", found.time), root=root)
-    concurrencies = [each.concurrency for each in found.loads if each.concurrency is not None]
     return plan_serving(
         params, aim, found.weights, found.slots, concurrencies, pace_seconds=found.pace_seconds
     )

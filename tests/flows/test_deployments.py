@@ -54,7 +54,7 @@ def test_every_deployment_of_prefect_yaml_is_there_prefilled_from_the_recipe(up:
     assert found["rlhf"].parameters == {"params": load(RECIPE).model_dump(mode="json")}
 
 
-FORMS = ("rlhf", "retrain", "promote", "start", "label-import")
+FORMS = ("rlhf", "retrain", "promote", "start", "serve-bench", "label-import")
 
 
 def form_of(up: Stack, flow: str) -> dict[str, Any]:

@@ -132,8 +132,7 @@ def test_the_record_has_every_load_and_the_knee(front: Served, project: Path) ->
         assert {"p50", "p95", "p99"} == set(load["ttft_ms"]) == set(load["tpot_ms"])
     assert found["knee"]["concurrency"] in (1, 2)
     assert (found["engine"], found["weights"], found["slots"]) == ("llama_cpp", "f32", 8)
-    assert found["loads"][0]["planned_tokens_per_second"] > 0
-    assert found["loads"][2]["planned_tokens_per_second"] is None
+    assert found["loads"][0]["planned_tokens_per_second"] is None  # no run of this project
     assert found["interrupted"] is False
 
 

@@ -24,7 +24,9 @@ def served() -> dict[str, dict[str, Any]]:
 
 
 def test_the_stack_serves_what_a_checkout_serves(served: dict[str, dict[str, Any]]) -> None:
-    assert {"start", "rlhf", "retrain", "promote", "sweep", "label-import"} == set(served)
+    assert {"start", "rlhf", "retrain", "promote", "sweep", "serve-bench", "label-import"} == set(
+        served
+    )
     for name, each in served.items():
         assert set(each["parameters"]) == set(each["parameter_openapi_schema"]["properties"]), name
     schema = served["label-import"]["parameter_openapi_schema"]
@@ -39,7 +41,7 @@ def test_retraining_has_its_schedule_switched_off_and_no_second_cycle_beside_it(
     assert (weekly.slug, weekly.active, weekly.schedule.cron) == ("weekly", False, "0 3 * * 1")
     assert retrain["concurrency_limit"] == 1
     assert retrain["concurrency_options"].collision_strategy == "CANCEL_NEW"
-    assert [each["schedules"] for name, each in served.items() if name != "retrain"] == [[]] * 5
+    assert [each["schedules"] for name, each in served.items() if name != "retrain"] == [[]] * 6
 
 
 def test_forms_place_stages_in_containers_and_data_where_the_votes_are(

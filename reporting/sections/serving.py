@@ -1,0 +1,153 @@
+"""Served: how fast the model is under load, what a million tokens cost, and when a cheaper way to
+serve has paid for what it cost to make.
+"""
+
+from collections.abc import Iterator
+
+from config.workspace.benchmarked import Benchmark, Load
+from costs.formulas.serving import payback_tokens, token_price
+from reporting.charts import Series, legend, line_chart
+from reporting.inputs import Findings
+from reporting.markup import Markup, element
+from reporting.numbers import count, short, usd
+from reporting.parts import card, grid, section, table
+
+TITLE = "Served"
+TONES = ("accent", "second", "sft", "quiet", "base")
+BASELINE = "f32"
+
+
+def serving_section(findings: Findings) -> Markup | None:
+    """Nothing for a model that was not benchmarked."""
+    found = sorted(findings.benchmarks, key=lambda each: each.variant)
+    if not found:
+        return None
+    knees = [(each, load) for each in found if (load := each.at_knee()) is not None]
+    note = (
+        "At the knee: the highest load before p95 TPOT is twice that of the lowest. Dollars per "
+        "million tokens: idle time included (allocation); input and output split by the seconds "
+        "they take. Paid back: tokens to serve until the difference to the first row, or of a "
+        "student to the aligned model, has paid for making this one."
+    )
+    header = [
+        "",
+        "At the knee",
+        "Tokens/s",
+        "TTFT p95",
+        "TPOT p95",
+        "$ per M",
+        "$ input",
+        "$ output",
+    ]
+    numbers = table([*header, "Paid back"], [_row(findings, *each) for each in knees])
+    return section(
+        "served",
+        TITLE,
+        _lead(findings, knees),
+        card("At the knee of each", numbers, note=note),
+        grid(
+            card("Tokens per second", _curves(found, "tokens")),
+            card("Dollars per million tokens", _curves(found, "usd")),
+            kind="halves",
+        ),
+    )
+
+
+def _lead(findings: Findings, knees: list[tuple[Benchmark, Load]]) -> str:
+    made, served = findings.ledger.made_usd, findings.served
+    prices = [
+        price
+        for each, load in knees
+        if (price := token_price(load.usage, each.usd_per_hour, "allocation").blended)
+    ]
+    so_far = (
+        f"{short(served.tokens)} tokens were served so far, for {usd(served.usd)}; training came "
+        f"to {usd(1e6 * made / served.tokens)} per million of them."
+        if served.tokens
+        else "Nothing was served by rlhf serve so far."
+    )
+    if not prices or not made:
+        return so_far
+    return (
+        f"{so_far} Training ({usd(made)}) costs as much as serving "
+        f"{short(1e6 * made / min(prices))} tokens."
+    )
+
+
+def _row(findings: Findings, each: Benchmark, load: Load) -> list[str]:
+    price = token_price(load.usage, each.usd_per_hour, "allocation")
+    return [
+        _name(each),
+        f"{load.concurrency} at work",
+        count(load.tokens_per_second),
+        _ms(load.ttft_ms.p95 if load.ttft_ms else None),
+        _ms(load.tpot_ms.p95 if load.tpot_ms else None),
+        usd(price.blended),
+        usd(price.input),
+        usd(price.output),
+        _paid_back(findings, each, price.blended),
+    ]
+
+
+def _paid_back(findings: Findings, each: Benchmark, price: float | None) -> str:
+    """A quantised file costs nothing beyond the export that makes all of them; a student costs its
+    stage.
+    """
+    distilled = findings.ledger.stage("distill")
+    if findings.teacher_benchmarks and distilled is not None:
+        extra, others = distilled.usd, findings.teacher_benchmarks
+    else:
+        extra, others = 0.0, findings.benchmarks
+    baseline = next((one for one in others if one.weights == BASELINE), None)
+    at = baseline.at_knee() if baseline else None
+    if baseline is None or at is None or price is None or baseline is each:
+        return ""
+    before = token_price(at.usage, baseline.usd_per_hour, "allocation").blended
+    tokens = None if before is None else payback_tokens(extra, before, price)
+    if tokens is None:
+        return "never: it is no cheaper"
+    return f"{short(tokens)} tokens" if tokens else "at once"
+
+
+def _curves(found: list[Benchmark], what: str) -> Markup:
+    series = [
+        Series(_name(each), list(_points(each, what)), TONES[place % len(TONES)])
+        for place, each in enumerate(found)
+    ]
+    label = "Tokens per second" if what == "tokens" else "Dollars per million tokens"
+    drawn = [each for each in series if each.points]
+    chart = line_chart(drawn, f"{label} by requests at work", "requests at work")
+    return element("div", legend(drawn), chart) if len(drawn) > 1 else chart
+
+
+def _points(each: Benchmark, what: str) -> Iterator[tuple[float, float]]:
+    for load in each.loads:
+        if load.concurrency is None:
+            continue
+        price = token_price(load.usage, each.usd_per_hour, "allocation").blended
+        value = load.tokens_per_second if what == "tokens" else price
+        if value is not None:
+            yield float(load.concurrency), value
+
+
+def _name(each: Benchmark) -> str:
+    return f"{each.engine} {each.weights}, {each.slots} slots" if each.slots else each.engine
+
+
+def _ms(value: float | None) -> str:
+    return "" if value is None else f"{value:.3g} ms"
+
+
+def served_summary(findings: Findings) -> tuple[str, str] | None:
+    """Cost and figure of the cheapest way that was measured, for the run's summary."""
+    priced = [
+        (price, load)
+        for each in findings.benchmarks
+        if (load := each.at_knee()) is not None
+        and (price := token_price(load.usage, each.usd_per_hour, "allocation").blended)
+    ]
+    if not priced:
+        return None
+    price, load = min(priced, key=lambda each: each[0])
+    tpot = f", p95 TPOT {_ms(load.tpot_ms.p95)}" if load.tpot_ms else ""
+    return f"{usd(price)} per M tokens", f"{count(load.tokens_per_second)} tokens/s{tpot}"

@@ -1,0 +1,66 @@
+"""A benchmark started from the Prefect UI, and its result there."""
+
+from pathlib import Path
+
+from prefect import task
+from prefect.artifacts import create_table_artifact
+from prefect.cache_policies import NO_CACHE
+
+from config.errors import EnvironmentFault
+from config.schema import Params
+from config.workspace.benchmarked import Load
+from costs.tables.price import usd_per_device_hour
+from reporting.runs_named import resolve_one
+from serving.bench.loads import Plan
+from serving.settings import Weights
+from tasks.servers.processes import servers
+from tasks.serving.bench import Asked, Found, bench
+from tasks.stage.progress import Display
+from tasks.ui.links import pages
+from tracking.client import connect
+from tracking.lineage import version_of
+from tracking.rows import serving_line, serving_rows
+
+
+@task(name="bench", cache_policy=NO_CACHE, persist_result=False)
+def show_benchmark(
+    params: Params, run: str, weights: Weights, slots: int, concurrency: list[int], seconds: float
+) -> str:
+    """Serve a run's model, measure it, and show the loads as a table; returns the knee in a line.
+
+    Raises as `bench` does.
+    """
+    root, display = Path.cwd(), Display()
+    plans = [Plan(concurrency=each) for each in sorted(set(concurrency))]
+    run_id = run if run == "champion" else resolve_one(root, run)
+    asked = Asked(run_id, plans=plans, seconds=seconds, weights=weights, slots=slots)
+
+    def heard(load: Load, left: int) -> None:
+        display.say(
+            f"{load.concurrency} at work: {load.tokens_per_second:.0f} tokens/s, {left} left"
+        )
+
+    found = bench(root, params, asked, usd_per_device_hour(params), heard)
+    line = serving_line(found.benchmark) or "no load was measured"
+    create_table_artifact(
+        serving_rows(found.benchmark),
+        key="serving",
+        description=f"{found.model}: {line}. {_where(root, params, found)}",
+    )
+    return line
+
+
+def _where(root: Path, params: Params, found: Found) -> str:
+    """A link to the model version in MLflow; without one, to the run."""
+    if found.run_id is None:
+        return ""
+    mlflow = pages(root, params, servers(root), found.run_id)["mlflow"]
+    name = params.tracking.registered_model
+    try:
+        version = version_of(connect(root, params.tracking), name, found.model_digest)
+    except EnvironmentFault:
+        version = None
+    if version is None:
+        return f"[Run in MLflow]({mlflow})"
+    address = f"{mlflow.partition('/#/')[0]}/#/models/{name}/versions/{version}"
+    return f"[{name} version {version} in MLflow]({address})"
