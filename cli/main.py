@@ -146,7 +146,9 @@ app.add_typer(data_app, name="data")
 
 @app.command()
 def calibrate(as_json: AsJson = False) -> None:
-    """Measure this machine in less than a minute; rlhf plan then plans with its own rates."""
+    """Measure this machine in two minutes, training and serving; rlhf plan then plans with its
+    own rates.
+    """
     from cli.calibrate import calibrate as measure
 
     measure(as_json)

@@ -335,7 +335,7 @@ def _stands_on_guesses(params: "Params", hardware: str | None) -> list[str]:
     machine = this_machine(Path())
     if machine is None:
         lines.append(
-            "The rates of this machine are not measured: rlhf calibrate does that in a minute."
+            "The rates of this machine are not measured: rlhf calibrate does that in two minutes."
         )
     on_cpu = machine is None or machine.is_cpu
     if params.model.dtype == "bf16" and on_cpu and bf16_instructions() is None:

@@ -24,6 +24,8 @@ from tracking.client import Connection, log, log_folder, unless_deleted
 from tracking.rows import serving_line, serving_metrics, serving_name, serving_rows
 
 SAMPLES, SERVED_TABLE = "samples.json", "served.json"
+SERVED_TITLE = "### Served"
+"""Of the last part of a model version's page."""
 CHALLENGER = "challenger"
 ADAPTER_CONFIG = "adapter_config.json"
 FLAVOR = "mlflow_model"
@@ -241,18 +243,27 @@ def log_benchmarks(connection: Connection, run_id: str, name: str, found: Benchm
     """
     log(connection, run_id, [m for each in found.benchmarks for m in serving_metrics(each)])
     rows = [row for each in found.benchmarks for row in serving_rows(each)]
-    table = {"columns": list(rows[0]), "data": [list(row.values()) for row in rows]}
+    columns = [name for name in rows[0] if any(row[name] is not None for row in rows)]
+    table = {"columns": columns, "data": [[row[name] for name in columns] for row in rows]}
     with unless_deleted(connection, run_id):
         connection.client.log_dict(run_id, table, SERVED_TABLE)
         shown = connection.client.get_run(run_id).data.tags.get(MLFLOW_LOGGED_ARTIFACTS, "[]")
         tables = [each for each in json.loads(shown) if each["path"] != SERVED_TABLE]
         tables.append({"path": SERVED_TABLE, "type": "table"})
         connection.client.set_tag(run_id, MLFLOW_LOGGED_ARTIFACTS, json.dumps(tables))
+    lines = {
+        serving_name(each): line
+        for each in found.benchmarks
+        if (line := serving_line(each)) is not None
+    }
     for version in _versions(connection, name, found.model_digest):
-        for each in found.benchmarks:
-            if (line := serving_line(each)) is not None:
-                key = f"served.{serving_name(each)}"
-                connection.client.set_model_version_tag(name, version.version, key, line)
+        for way, line in lines.items():
+            connection.client.set_model_version_tag(name, version.version, f"served.{way}", line)
+        before = (version.description or "").partition(SERVED_TITLE)[0].rstrip()
+        listed = "\n".join(f"- {way}: {line}" for way, line in lines.items())
+        connection.client.update_model_version(
+            name, version.version, f"{before}\n\n{SERVED_TITLE}\n\n{listed}\n"
+        )
 
 
 def version_of(

@@ -206,7 +206,7 @@ def serving_line(found: Benchmark) -> str | None:
         for kind in ("", "input_", "output_")
     )
     return (
-        f"{load.tokens_per_second:.0f} tokens/s at {load.concurrency} requests at work, p95 TPOT "
+        f"{load.tokens_per_second:.0f} tokens/s with {load.concurrency} at work, p95 TPOT "
         f"{_short(shown['tpot_ms_p95'])} ms; {prices} at {found.usd_per_hour:g} USD an hour"
     )
 

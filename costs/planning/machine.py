@@ -9,9 +9,10 @@ from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
+from typing import TypeVar
 
 import yaml
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from config.errors import CostError
 from config.workspace.machine import (
@@ -34,6 +35,7 @@ from costs.tables.shapes import ModelShape, from_config
 
 CALIBRATED_CPU = "cpu-calibrated"
 """A name of its own: plans for the table's `cpu` have other errors."""
+M = TypeVar("M", bound=BaseModel)
 OURS = engine("ours")
 FP32 = Levers(dtype="fp32")
 BF16_SPEEDUP = 1.8
@@ -50,12 +52,17 @@ def this_machine(root: Path) -> Hardware | None:
 
     Raises CostError for a file that can not be read.
     """
-    path = root / MACHINE_FILE
+    found = calibration(root / MACHINE_FILE, Machine)
+    return None if found is None else device(found)
+
+
+def calibration(path: Path, kind: type[M]) -> M | None:
+    """What `rlhf calibrate` wrote to a file, None if it is not there. Raises CostError for a file
+    that can not be read.
+    """
     try:
-        content = yaml.load(
-            path.read_text(encoding="utf-8"), getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-        )
-        return device(Machine.model_validate(content))
+        loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+        return kind.model_validate(yaml.load(path.read_text(encoding="utf-8"), loader))
     except FileNotFoundError:
         return None
     except (OSError, UnicodeDecodeError, yaml.YAMLError, ValidationError) as error:

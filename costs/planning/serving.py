@@ -16,9 +16,6 @@ from math import ceil, floor
 from pathlib import Path
 from typing import Any
 
-import yaml
-from pydantic import ValidationError
-
 from config.errors import CostError
 from config.schema import Params
 from config.workspace.benchmarked import Usage
@@ -27,6 +24,7 @@ from costs.formulas.compute import decode_step, forward_pass
 from costs.formulas.serving import token_price
 from costs.formulas.setting import DTYPE_BYTES, Levers, Setting, Workload
 from costs.formulas.time import decode_duration, duration
+from costs.planning.machine import calibration
 from costs.planning.rows import count
 from costs.planning.settings import base_shape, response_tokens, student_shape
 from costs.planning.target import Target
@@ -239,17 +237,7 @@ class Pace:
 
 def serving_rates(root: Path) -> ServingRates | None:
     """What `rlhf calibrate` measured here, None without it. Raises CostError for a damaged file."""
-    path = root / SERVING_FILE
-    try:
-        return ServingRates.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
-    except FileNotFoundError:
-        return None
-    except (OSError, UnicodeDecodeError, yaml.YAMLError, ValidationError) as error:
-        first = str(error).splitlines()[0]
-        raise CostError(
-            f"{path} is damaged or of an earlier version: {first}. Run rlhf calibrate again, or "
-            "delete the file."
-        ) from None
+    return calibration(root / SERVING_FILE, ServingRates)
 
 
 def _measured_pace(

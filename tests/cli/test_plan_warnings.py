@@ -20,7 +20,7 @@ def warned(*arguments: str) -> list[str]:
 
 def test_data_that_is_not_there_and_rates_that_are_not_measured_are_named(project: Path) -> None:
     assert warned() == [
-        "The rates of this machine are not measured: rlhf calibrate does that in a minute."
+        "The rates of this machine are not measured: rlhf calibrate does that in two minutes."
     ]
     mine = project / "mine.yaml"
     mine.write_text(

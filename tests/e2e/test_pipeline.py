@@ -23,6 +23,7 @@ from config import jsonl
 from config.ports import free_port
 from config.records import AttemptRow, MetricRow, PipelineRow, UsageRow, stages_of
 from config.schema import Params
+from config.workspace.benchmarked import read_benchmarked
 from config.workspace.champions import read_record
 from tasks.servers.plans import prefect_plan
 from tasks.servers.processes import start, stop
@@ -405,6 +406,54 @@ def test_what_an_export_measured_is_in_the_report_and_in_the_registry(checkout: 
         found = f"{each['flips']} of {each['prompts']}"
         assert f"{found} greedy replies differ" in version.tags[f"quantised.{each['kind']}"]
         assert found in page
+
+
+def test_a_benchmark_of_the_champion_is_planned_priced_and_kept(checkout: Checkout) -> None:
+    done = checkout.run("bench", "--concurrency", "1,2", "--seconds", "1", "--slots", "2", "--json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    champion = read_record(checkout.root).champion
+    assert champion is not None
+    assert (found["run_id"], found["model"]) == (champion.run_id, champion.run_id)
+    assert [each["failed"] for each in found["loads"]] == [0, 0]
+    assert all(each["planned_tokens_per_second"] > 0 for each in found["loads"])
+    assert found["peak_bytes"] > 50e6
+    assert found["planned_peak_bytes"] > 50e6
+    kept = read_benchmarked(checkout.root, champion.run_id)
+    assert kept is not None
+    assert kept.model_digest == champion.model_digest
+    client = MlflowClient(f"sqlite:///{checkout.root / 'mlflow.db'}")
+    version = client.get_model_version_by_alias("helpdesk-assistant", "champion")
+    assert "tokens/s with" in version.tags["served.llama_cpp-f32-2"]
+    assert not (checkout.root / ".rlhf/served.jsonl").exists()  # a benchmark serves nobody
+
+
+def test_the_flow_serve_bench_leaves_a_table_and_a_line(checkout: Checkout) -> None:
+    program = """
+import os
+from pathlib import Path
+from tasks.servers.prefect_settings import own_server, settings
+from tasks.servers.processes import prefect_api
+api = prefect_api(Path())
+os.environ.update(settings(Path(), api) | own_server(Path(), api))
+from config.load import load
+from flows.serve_bench import serve_bench
+params = load(Path("params.yaml")).model_dump(mode="json")
+state = serve_bench(params, concurrency=[1], seconds=1.0, slots=2, return_state=True)
+print(state.name, "|", state.message)
+wrong = serve_bench(params, run="nobody", return_state=True)
+print(wrong.name, "|", wrong.message)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=checkout.root, capture_output=True, text=True,
+        timeout=STEP_SECONDS, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    first, second = done.stdout.strip().splitlines()[-2:]
+    assert first.startswith("Measured | ")
+    assert "tokens/s with 1 at work" in first
+    assert second.startswith("Failed | ")
+    assert "nobody" in second
 
 
 def test_a_second_checkout_pulls_the_same_bytes(checkout: Checkout, tmp_path: Path) -> None:

@@ -21,8 +21,10 @@ from config.load import load, write
 from config.ports import free_port
 from config.records import AttemptRow, MetricRow, PipelineRow, UsageRow
 from config.schema import Params
+from config.workspace.benchmarked import keep_benchmark
 from config.workspace.retraining import RETRAIN_FOLDER, RETRAIN_ROWS, RetrainRow
 from tests.conftest import ROOT
+from tests.support.benchmarks import benchmark
 from tests.tasks.champions.test_promotion_gate import WINNER
 from tracking import sync as module
 from tracking.client import Connection, log_folder
@@ -669,3 +671,29 @@ def test_a_run_that_was_deleted_in_mlflow_does_not_hold_the_others_up(
     assert set(runs(root)) == {"r2", "r2/ppo/1"}
     assert runs(root)["r2"].info.status == "FINISHED"
     assert client(root).search_registered_models() == []
+
+
+def test_a_benchmark_arrives_on_the_run_and_on_the_model_version(
+    root: Path, params: Params
+) -> None:
+    Story(root, params).whole()
+    sync(root, params)
+    page = client(root).get_model_version(params.tracking.registered_model, "1").description
+    keep_benchmark(root, "r1", MODEL_DIGEST, benchmark("f32", {1: 100.0, 4: 250.0}))
+    keep_benchmark(root, "r1", MODEL_DIGEST, benchmark("q8_0", {1: 120.0, 4: 300.0}))
+    for _ in range(2):  # the second time nothing is new
+        sync(root, params)
+    speed = "serve/llama_cpp-f32-16/tokens_per_second"
+    assert history(root, "r1", speed) == [(1, 100.0), (4, 250.0)]
+    usd = "serve/llama_cpp-f32-16/usd_per_million_tokens"
+    # 3.6 USD an hour, 100 output and 200 input tokens in each second
+    assert dict(history(root, "r1", usd))[1] == pytest.approx(3.6 / 3600 / 300 * 1e6)
+    run = runs(root)["r1"].info.run_id
+    table = json.loads(Path(client(root).download_artifacts(run, "served.json")).read_text())
+    assert len(table["data"]) == 4
+    assert "requests per second" not in table["columns"]  # none arrived at a rate
+    version = client(root).get_model_version(params.tracking.registered_model, "1")
+    assert "100 tokens/s with 1 at work" in version.tags["served.llama_cpp-f32-16"]
+    assert version.description.startswith(page.rstrip())
+    assert version.description.count("### Served") == 1
+    assert version.description.count("\n- llama_cpp-") == 2
