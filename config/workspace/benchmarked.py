@@ -94,7 +94,7 @@ class Benchmark(Measured):
     peak_bytes: int | None = None
     """Resident memory of front and engine; None where they run elsewhere."""
     pace_seconds: float | None = None
-    """Of a fixed piece of work on the machine that measured, between the loads (median)."""
+    """Of a fixed piece of work on the machine that measured, between the loads (mean)."""
 
     @property
     def variant(self) -> tuple[str, str, int]:

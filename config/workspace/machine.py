@@ -216,7 +216,7 @@ class ServingRates(Part):
     """How front and llama.cpp serve on this machine. Times are at its pace then."""
 
     pace_seconds: float
-    """Of a fixed piece of work (serving/bench/pace.py): the median between the loads. Each load's
+    """Of a fixed piece of work (serving/bench/pace.py): the mean between the loads. Each load's
     times are put to it.
     """
     processor: str

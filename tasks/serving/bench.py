@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from statistics import median
+from statistics import mean
 from typing import Any, NamedTuple
 
 import psutil
@@ -124,7 +124,7 @@ def bench(root: Path, params: Params, asked: Asked, usd_per_hour: float, heard: 
         loads=tuple(loads),
         knee=knee_of(loads),
         peak_bytes=peak,
-        pace_seconds=median(paces),
+        pace_seconds=mean(paces),
     )
     digest = "" if run_id is None else describe(root, run_id).model_digest
     if run_id is not None and loads and not interrupted:

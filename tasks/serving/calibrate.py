@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from statistics import median
+from statistics import mean
 from typing import Any, NamedTuple
 
 import yaml
@@ -84,7 +84,7 @@ def calibrate_serving(root: Path, say: Callable[[str], None]) -> None:
         weights = (folder / "small/gguf/model-f32.gguf").stat().st_size
         context = json.loads((folder / "small/config.json").read_text())["max_position_embeddings"]
     longest = max(each.point.input_tokens for each in small)
-    pace = median(each.pace_seconds for each in (*small, *deep, *large, *again))
+    pace = mean(each.pace_seconds for each in (*small, *deep, *large, *again))
     beside = weights + SLOTS * context * cache_bytes(shape)
     beside += buffer_bytes(shape, SLOTS, context, longest)
     rates = ServingRates(
