@@ -60,6 +60,12 @@ class Shown(NamedTuple):
 
 def calibrate_serving(root: Path, say: Callable[[str], None]) -> None:
     """Write .rlhf/serving.yaml. Raises EnvironmentFault if a server does not start."""
+    content = yaml.safe_dump(measured_rates(root, say).model_dump(mode="json"), sort_keys=False)
+    write_atomically(root / SERVING_FILE, content)
+
+
+def measured_rates(root: Path, say: Callable[[str], None]) -> ServingRates:
+    """Serve models with random weights, and measure them. Raises EnvironmentFault."""
     began = time.perf_counter()
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
@@ -87,7 +93,7 @@ def calibrate_serving(root: Path, say: Callable[[str], None]) -> None:
     pace = mean(each.pace_seconds for each in (*small, *deep, *large, *again))
     beside = weights + SLOTS * context * cache_bytes(shape)
     beside += buffer_bytes(shape, SLOTS, context, longest)
-    rates = ServingRates(
+    return ServingRates(
         processor=this_machine(),
         date=datetime.now(UTC).date().isoformat(),
         pace_seconds=pace,
@@ -100,8 +106,6 @@ def calibrate_serving(root: Path, say: Callable[[str], None]) -> None:
         process_bytes=round(held - beside),
         seconds=time.perf_counter() - began,
     )
-    content = yaml.safe_dump(rates.model_dump(mode="json"), sort_keys=False)
-    write_atomically(root / SERVING_FILE, content)
 
 
 def _write_exports(root: Path, folder: Path) -> None:

@@ -28,6 +28,7 @@ from serving.bench.loads import Plan, measure
 from tests.conftest import ROOT
 from tests.serving.fronts import Served, made_export
 from tests.training.tiny import policy
+from training.calibrate.exports import write_exports
 
 pytestmark = pytest.mark.integration
 PROMPTS = [f"hello , my kettle number {n} is cracked ." for n in range(50)]
@@ -79,16 +80,19 @@ async def outside(url: str, key: str, clients: int, seconds: float) -> float:
 
 
 @pytest.mark.slow  # compares speeds
-def test_an_outside_client_measures_the_same_rate(front: Served) -> None:
-    endpoint = ChatEndpoint(f"{front.url}/v1", "model", front.key, 60.0)
+def test_an_outside_client_measures_the_same_rate(tmp_path: Path) -> None:
+    write_exports(tmp_path / "made")  # the large one keeps the engine busy, not its clients
+    front = Served(tmp_path, tmp_path / "made/large", slots=8)
+    endpoint = ChatEndpoint(f"{front.url}/v1", "large", front.key, 60.0)
     ratios = []
     for _ in range(3):  # pairs, as the machine's pace changes
-        before = asyncio.run(outside(front.url, front.key, 4, 4.0))
-        load = next(measure(endpoint, [Plan(4)], PAYLOADS, 4.0, Limits()))
-        after = asyncio.run(outside(front.url, front.key, 4, 4.0))
+        before = asyncio.run(outside(front.url, front.key, 4, 6.0))
+        load = next(measure(endpoint, [Plan(4)], PAYLOADS, 6.0, Limits()))
+        after = asyncio.run(outside(front.url, front.key, 4, 6.0))
         assert load.failed == 0
         ratios.append(2 * load.tokens_per_second / (before + after))
     endpoint.stop()
+    assert front.end() == 0
     assert sorted(ratios)[1] == pytest.approx(1.0, abs=0.1)
 
 

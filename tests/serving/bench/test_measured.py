@@ -3,7 +3,7 @@
 import pytest
 
 from config.workspace.benchmarked import Limits, Load
-from serving.bench.measured import Reply, knee_of, measured_load, percentiles
+from serving.bench.measured import Reply, covered, knee_of, measured_load, percentiles
 
 
 def reply(sent: float, ttft: float = 1.0, seconds: float = 3.0, output: int = 5) -> Reply:
@@ -73,3 +73,10 @@ def test_the_knee_is_the_last_load_before_tpot_doubles() -> None:
     assert flat is not None
     assert (flat.concurrency, flat.doubles_at) == (4, None)
     assert knee_of([]) is None
+
+
+def test_time_is_busy_once_however_requests_overlap() -> None:
+    spans = [(0.0, 8.0), (1.0, 2.0), (7.0, 9.0), (12.0, 30.0)]
+    assert covered(spans, 0.0, 20.0) == pytest.approx(9 + 8)
+    assert covered(spans, 3.0, 13.0) == pytest.approx(6 + 1)
+    assert covered([], 0.0, 20.0) == 0
