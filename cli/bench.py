@@ -12,8 +12,8 @@ from serving.settings import EngineName, Weights
 
 if TYPE_CHECKING:
     from config.workspace.benchmarked import Load
-    from serving.bench.loads import Plan
-    from tasks.serving.bench import Found
+    from serving.bench.loads import LoadSpec
+    from tasks.serving.bench import BenchResult
 
 CONCURRENCIES = "1,2,4,8,16"
 
@@ -39,15 +39,13 @@ def bench(
     ] = None,
     concurrency: Annotated[
         str,
-        typer.Option(
-            metavar="N,N,...", help="Requests at work all the time, one load each; '' for none."
-        ),
+        typer.Option(metavar="N,N,...", help="Concurrent requests, one load each; '' for none."),
     ] = CONCURRENCIES,
     rate: Annotated[
         str,
         typer.Option(
             metavar="N,N,...",
-            help="Requests a second that arrive whatever is at work, one load each.",
+            help="Requests arriving per second, one load each, however many are unanswered.",
         ),
     ] = "",
     seconds: Annotated[float, typer.Option(help="Of each load.", min=1.0)] = 10.0,
@@ -83,21 +81,21 @@ def bench(
     from config.load import load
     from config.workspace.benchmarked import Limits
     from costs.tables.price import usd_per_device_hour
-    from tasks.serving.bench import Asked, bench
+    from tasks.serving.bench import BenchSettings, bench
 
     params = load(root / "params.yaml")
     price = usd_per_device_hour(params) if usd_per_hour is None else usd_per_hour
-    plans = _plans(concurrency, rate)
-    asked = Asked(
+    loads = _loads(concurrency, rate)
+    settings = BenchSettings(
         run or ("" if url else champion_or_last(root)),
-        url, model, plans, seconds, max_tokens, Limits(ttft_ms=ttft_ms, tpot_ms=tpot_ms), engine,
+        url, model, loads, seconds, max_tokens, Limits(ttft_ms=ttft_ms, tpot_ms=tpot_ms), engine,
         weights, slots,
     )  # fmt: skip
 
-    def heard(load: "Load", left: int) -> None:
+    def on_load(load: "Load", left: int) -> None:
         print(_line(load, left, seconds, price), file=sys.stderr, flush=True)
 
-    found = bench(root, params, asked, price, heard)
+    found = bench(root, params, settings, price, on_load)
     if as_json:
         typer.echo(json.dumps(as_record(found), indent=2))
     elif found.benchmark.loads:
@@ -107,14 +105,17 @@ def bench(
         raise typer.Exit(130)
 
 
-def _plans(concurrency: str, rate: str) -> "list[Plan]":
+def _loads(concurrency: str, rate: str) -> "list[LoadSpec]":
     """The loads that the options ask for. Raises ParamsError."""
     from config.errors import ParamsError
-    from serving.bench.loads import Plan
+    from serving.bench.loads import LoadSpec
 
     found = [
-        *(Plan(concurrency=int(n)) for n in _numbers("--concurrency", concurrency, 1, 1024, int)),
-        *(Plan(requests_per_second=n) for n in _numbers("--rate", rate, 0.01, 1000, float)),
+        *(
+            LoadSpec(concurrency=int(n))
+            for n in _numbers("--concurrency", concurrency, 1, 1024, int)
+        ),
+        *(LoadSpec(requests_per_second=n) for n in _numbers("--rate", rate, 0.01, 1000, float)),
     ]
     if not found:
         raise ParamsError("there is no load to measure: give --concurrency or --rate.")
@@ -154,7 +155,7 @@ def _line(load: "Load", left: int, seconds: float, usd_per_hour: float) -> str:
     return f"{name}: {load.tokens_per_second:.0f} tokens/s, ${spent:.5f}{rest}"
 
 
-def as_record(found: "Found") -> dict[str, Any]:
+def as_record(found: "BenchResult") -> dict[str, Any]:
     """What --json prints."""
     from costs.formulas.serving import BASES, token_price
 
@@ -186,7 +187,7 @@ def as_record(found: "Found") -> dict[str, Any]:
     }
 
 
-def _show(found: "Found") -> None:
+def _show(found: "BenchResult") -> None:
     from rich.console import Console
 
     from cli.bench_tables import bench_view

@@ -14,9 +14,9 @@ def bench_view(found: Benchmark, model: str, plan: ServingPlan | None) -> Group:
     planned = {each.concurrency: each for each in plan.loads} if plan else {}
     served = f"{found.engine} {found.weights}".strip()
     table = Table(title=f"{model}, {served}", title_justify="left", box=None, pad_edge=False)
-    names = ("load", "tok/s", "plan", "goodput", "TTFT p50", "p95", "TPOT p50", "p95", "failed")
-    for name in names:
-        table.add_column(name, justify="left" if name == "load" else "right", no_wrap=True)
+    latencies = ("TTFT p50", "p95", "TPOT p50", "p95")
+    for name in ("clients", "tok/s", "plan", "goodput", *latencies, "failed"):
+        table.add_column(name, justify="right", no_wrap=True)
     table.add_column("$ per M", justify="right", no_wrap=True)
     for load in found.loads:
         price = token_price(load.usage, found.usd_per_hour, "allocation")
@@ -27,7 +27,7 @@ def bench_view(found: Benchmark, model: str, plan: ServingPlan | None) -> Group:
             f"{load.goodput_per_second:.1f}/s",
             *(_ms(load.ttft_ms, p) for p in ("p50", "p95")),
             *(_ms(load.tpot_ms, p) for p in ("p50", "p95")),
-            f"{load.failed}/{load.requests}",
+            str(load.failed),
             usd(price.blended),
         )
     return Group(table, *(Text(line) for line in notes(found, plan)))
@@ -70,9 +70,10 @@ def notes(found: Benchmark, plan: ServingPlan | None) -> list[str]:
 
 
 def load_name(load: Load) -> str:
+    """The concurrency, or the arrival rate."""
     if load.concurrency is not None:
-        return f"{load.concurrency} at work"
-    return f"{load.requests_per_second:g}/s arrive"
+        return str(load.concurrency)
+    return f"{load.requests_per_second:g}/s"
 
 
 def usd(value: float | None) -> str:
@@ -93,8 +94,9 @@ def plan_view(found: ServingPlan) -> Group:
     """Memory, the rates of rising loads, and the devices for a rate of requests."""
     title = f"serve: {found.engine} {found.weights}, {found.slots} slots, {found.hardware}"
     table = Table(title=title, title_justify="left", box=None, pad_edge=False)
-    for name in ("at work", "tokens/s", "TTFT ms", "TPOT ms", "$ per M tokens"):
+    for name in ("concurrent", "tokens/s", "TTFT ms", "TPOT ms", "$ per M tokens"):
         table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("bound by", no_wrap=True)
     for load in found.loads:
         table.add_row(
             str(load.concurrency),
@@ -102,6 +104,7 @@ def plan_view(found: ServingPlan) -> Group:
             _number(1000 * load.ttft_seconds),
             _number(1000 * load.tpot_seconds),
             usd(load.usd_per_million_tokens),
+            load.bound,
         )
     mib = 2**20
     fits = "fits" if found.fits else "does not fit"
@@ -118,7 +121,7 @@ def plan_view(found: ServingPlan) -> Group:
         devices = "1 device" if rate.devices == 1 else f"{rate.devices} devices"
         lines += [
             f"{rate.requests_per_second:g} requests/s: {devices}, {rate.utilisation:.0%} used, "
-            f"{rate.concurrency:.1f} requests at work on each,",
+            f"{rate.concurrency:.1f} concurrent requests on each,",
             f"a reply in {rate.reply_seconds:.2f} s, {usd(rate.usd_per_month)} a month, "
             f"{usd(rate.usd_per_million_tokens)} per million tokens.",
         ]

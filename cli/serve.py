@@ -9,7 +9,7 @@ import typer
 
 from cli.export import champion_or_last, exported
 from cli.project import project_root
-from cli.run_models import CHAMPION
+from cli.run_models import CHAMPION, run_id_of
 from serving.settings import Address, EngineName, Weights
 
 
@@ -52,7 +52,7 @@ def serve(
     has no export yet is exported.
     """
     from config import jsonl
-    from config.load import load
+    from config.workspace.kept import kept_params
     from config.workspace.served import SERVED
     from costs.tables.price import usd_per_device_hour
     from serving.account import Account, Price
@@ -61,7 +61,7 @@ def serve(
 
     root = project_root()
     chosen = run or champion_or_last(root)
-    params = load(root / "params.yaml")
+    params = kept_params(root, run_id_of(root, chosen))
     price = Price(usd_per_device_hour(params), params.tracking.registered_model)
     keep = partial(jsonl.append, root / SERVED) if record else None
 

@@ -1,5 +1,6 @@
 """What each model that was served used of the server, and what a million of its tokens cost."""
 
+import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,6 +14,8 @@ from config.workspace.benchmarked import Usage
 from config.workspace.served import ServedRow
 from costs.formulas.serving import BASES, split_method, token_price, usd_of_usage
 from serving.engines import Part
+
+logger = logging.getLogger(__name__)
 
 Keep = Callable[[ServedRow], None]
 
@@ -101,7 +104,11 @@ class Account(Collector):
             if added.wall_seconds > 0 or added.output_tokens > 0:
                 rate = self._price.usd_per_hour
                 row = ServedRow(time=time.time(), run_id=run_id, usd_per_hour=rate, usage=added)
-                self._keep(row)
+                try:
+                    self._keep(row)
+                except OSError as error:  # counted with the next row
+                    logger.warning("what was served is not recorded: %s", error)
+                    continue
             self._recorded[run_id] = usage
 
     def collect(self) -> Iterator[GaugeMetricFamily]:

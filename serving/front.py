@@ -75,7 +75,7 @@ class Front:
     async def _record(self) -> None:
         while True:
             await asyncio.sleep(RECORD_SECONDS)
-            await asyncio.to_thread(self._account.record)
+            self._account.record()
 
     def _guarded(self, handle: Callable[[Request], Any]) -> Callable[[Request], Any]:
         """Refuse a foreign Host or Origin and a wrong key; answer mistakes in OpenAI's form."""

@@ -238,7 +238,7 @@ def log_quantised(connection: Connection, run_id: str, name: str, found: Quantis
 
 
 def log_benchmarks(connection: Connection, run_id: str, name: str, found: Benchmarked) -> None:
-    """How the run's model is served: metrics of the run by requests at work, which MLflow draws, a
+    """How the run's model is served: metrics of the run by concurrency, which MLflow draws, a
     table of all loads, and a tag for each way to serve it on each model version.
     """
     log(connection, run_id, [m for each in found.benchmarks for m in serving_metrics(each)])

@@ -168,7 +168,7 @@ def serving_name(found: Benchmark) -> str:
 
 
 def serving_metrics(found: Benchmark) -> list[Metric]:
-    """`serve/<way>/tokens_per_second` and others, the step being the requests at work."""
+    """`serve/<way>/tokens_per_second` and others, the step being the concurrency."""
     time = datetime.fromisoformat(found.time).timestamp()
     return [
         _metric(metric_name("serve", serving_name(found), name), value, time, load.concurrency)
@@ -184,7 +184,7 @@ def serving_rows(found: Benchmark) -> list[dict[str, Any]]:
     return [
         {
             "served by": serving_name(found),
-            "requests at work": load.concurrency,
+            "concurrency": load.concurrency,
             "requests per second": load.requests_per_second,
             "requests": load.requests,
             "failed": load.failed,
@@ -206,7 +206,7 @@ def serving_line(found: Benchmark) -> str | None:
         for kind in ("", "input_", "output_")
     )
     return (
-        f"{load.tokens_per_second:.0f} tokens/s with {load.concurrency} at work, p95 TPOT "
+        f"{load.tokens_per_second:.0f} tokens/s at concurrency {load.concurrency}, p95 TPOT "
         f"{_short(shown['tpot_ms_p95'])} ms; {prices} at {found.usd_per_hour:g} USD an hour"
     )
 

@@ -41,9 +41,9 @@ class Load(Measured):
     """One load. Rates are of the time in which it was kept up, latencies of all its replies."""
 
     concurrency: int | None
-    """Requests at work all the time; None where they arrived at a rate."""
+    """Constant number of concurrent requests; None where they arrived at a rate."""
     requests_per_second: float | None
-    """At which they arrived; None where so many were at work all the time."""
+    """Arrival rate; None where the concurrency was constant."""
     seconds: float
     requests: int
     failed: int
@@ -116,16 +116,19 @@ class Benchmarked(Measured):
     benchmarks: tuple[Benchmark, ...]
 
 
-def keep_benchmark(root: Path, run_id: str, model_digest: str, found: Benchmark) -> Benchmarked:
+def keep_benchmark(
+    root: Path, run_id: str, model_digest: str, found: Benchmark, is_whole: bool = True
+) -> None:
     """Keep a benchmark with the run that made the model, in the place of an earlier one of the
-    same variant; those of another model are dropped.
+    same variant, which only a whole one replaces; those of another model are dropped.
     """
     before = read_benchmarked(root, run_id)
     kept = before.benchmarks if before and before.model_digest == model_digest else ()
+    if not is_whole and any(each.variant == found.variant for each in kept):
+        return
     others = tuple(each for each in kept if each.variant != found.variant)
     made = Benchmarked(model_digest=model_digest, benchmarks=(*others, found))
     write_atomically(kept_folder(root, run_id) / FILE, made.model_dump_json(indent=1))
-    return made
 
 
 def read_benchmarked(root: Path, run_id: str) -> Benchmarked | None:

@@ -193,8 +193,8 @@ class Machine(Part):
 
 
 class ServedPoint(Part):
-    """One load on a server of a model with random weights: so many requests at work all the
-    time.
+    """One load on a server of a model with random weights: a constant number of concurrent
+    requests.
     """
 
     weights: str

@@ -23,7 +23,7 @@ from config.workspace.machine import SERVING_FILE, ServedPoint, ServingRates
 from costs.formulas.compute import decode_step, forward_pass
 from costs.formulas.serving import token_price
 from costs.formulas.setting import DTYPE_BYTES, Levers, Setting, Workload
-from costs.formulas.time import decode_duration, duration
+from costs.formulas.time import Seconds, decode_duration, duration
 from costs.planning.machine import calibration
 from costs.planning.rows import count
 from costs.planning.settings import base_shape, response_tokens, student_shape
@@ -53,7 +53,7 @@ class Lengths:
 
 @dataclass(frozen=True)
 class PlannedLoad:
-    """So many requests at work on one device all the time."""
+    """A constant number of concurrent requests on one device."""
 
     concurrency: int
     tokens_per_second: float
@@ -63,16 +63,20 @@ class PlannedLoad:
     tpot_seconds: float
     usd_per_million_tokens: float
     """Of input and output together."""
+    bound: str
+    """What takes most of a reply: front or engine where they were measured, else compute,
+    bandwidth, launch ... of decoding.
+    """
 
 
 @dataclass(frozen=True)
 class PlannedRate:
-    """So many requests a second, on as few devices as answer them."""
+    """A rate of requests, on as few devices as can answer it."""
 
     requests_per_second: float
     devices: int
     concurrency: float
-    """Requests at work on each."""
+    """Concurrent requests on each."""
     reply_seconds: float
     utilisation: float
     """Of the highest rate."""
@@ -94,7 +98,7 @@ class ServingPlan:
     peak_bytes: float
     usable_bytes: float
     requests_that_fit: int
-    """At work at once, each as long as the context."""
+    """Concurrently, each as long as the context."""
     usd_per_hour: float
     calibrated: bool
     slower: float | None
@@ -233,6 +237,7 @@ class Pace:
     """1 / (replies a second)."""
     first_token: Callable[[Lengths], float]
     """With nobody else there."""
+    bound: Callable[[float, Lengths], str]
 
 
 def serving_rates(root: Path) -> ServingRates | None:
@@ -287,7 +292,11 @@ def _measured_pace(
         least = min(each.ttft_seconds for each in rates.small if each.concurrency == 1)
         return slower * max(LEAST_SHARE * least, least + length.input * prefill * size)
 
-    return Pace(per_reply, first_token)
+    def bound(concurrency: float, length: Lengths) -> str:
+        least = slower * front(concurrency, length.output)
+        return "engine" if per_reply(concurrency, length) > 2 * least else "front"
+
+    return Pace(per_reply, first_token, bound)
 
 
 LEAST_SHARE = 0.2
@@ -371,14 +380,21 @@ def _roofline(setting: Setting, slots: int) -> Pace:
         )
         return duration(work, setting).seconds
 
-    def per_reply(concurrency: float, length: Lengths) -> float:
-        batch = min(concurrency, slots)
+    def step(concurrency: float, length: Lengths) -> Seconds:
         context = length.input + length.output / 2
-        step = decode_step(setting, setting.model, setting.levers, batch, context)
-        seconds = decode_duration(step, setting).seconds
-        return prefill(length) + length.output * seconds / batch
+        batch = min(concurrency, slots)
+        return decode_duration(
+            decode_step(setting, setting.model, setting.levers, batch, context), setting
+        )
 
-    return Pace(per_reply, prefill)
+    def per_reply(concurrency: float, length: Lengths) -> float:
+        each = step(concurrency, length).seconds / min(concurrency, slots)
+        return prefill(length) + length.output * each
+
+    def bound(concurrency: float, length: Lengths) -> str:
+        return step(concurrency, length).bound
+
+    return Pace(per_reply, prefill, bound)
 
 
 def _guesses(aim: Target) -> tuple[str, ...]:
@@ -405,6 +421,7 @@ def _load(pace: Pace, concurrency: int, length: Lengths, usd_per_hour: float) ->
         ttft_seconds=first,
         tpot_seconds=max(0.0, concurrency * seconds - first) / max(1.0, length.output - 1),
         usd_per_million_tokens=_usd_per_million(seconds, length, usd_per_hour),
+        bound=pace.bound(concurrency, length),
     )
 
 

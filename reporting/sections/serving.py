@@ -78,7 +78,7 @@ def _row(findings: Findings, each: Benchmark, load: Load) -> list[str]:
     price = token_price(load.usage, each.usd_per_hour, "allocation")
     return [
         _name(each),
-        f"{load.concurrency} at work",
+        f"{load.concurrency} concurrent",
         count(load.tokens_per_second),
         _ms(load.ttft_ms.p95 if load.ttft_ms else None),
         _ms(load.tpot_ms.p95 if load.tpot_ms else None),
@@ -116,7 +116,7 @@ def _curves(found: list[Benchmark], what: str) -> Markup:
     ]
     label = "Tokens per second" if what == "tokens" else "Dollars per million tokens"
     drawn = [each for each in series if each.points]
-    chart = line_chart(drawn, f"{label} by requests at work", "requests at work")
+    chart = line_chart(drawn, f"{label} by concurrent requests", "concurrent requests")
     return element("div", legend(drawn), chart) if len(drawn) > 1 else chart
 
 

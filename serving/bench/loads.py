@@ -1,5 +1,5 @@
-"""Loads on an endpoint, one after the other: so many requests at work all the time (closed loop),
-or so many arriving a second whatever is at work (open loop).
+"""Loads on an endpoint, one after the other: a constant number of concurrent requests (closed
+loop), or requests that arrive at a rate, however many are unanswered (open loop).
 """
 
 import asyncio
@@ -26,7 +26,7 @@ START_SECONDS = 0.2
 """Until the first arrival, while the threads start."""
 
 
-class Plan(NamedTuple):
+class LoadSpec(NamedTuple):
     """One load that is to be measured: either a concurrency or a rate."""
 
     concurrency: int | None = None
@@ -44,7 +44,7 @@ class Interrupted(Exception):
 
 def measure(
     endpoint: ChatEndpoint,
-    plans: Sequence[Plan],
+    plans: Sequence[LoadSpec],
     payloads: Sequence[Mapping[str, Any]],
     seconds: float,
     limits: Limits,

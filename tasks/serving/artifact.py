@@ -11,10 +11,10 @@ from config.schema import Params
 from config.workspace.benchmarked import Load
 from costs.tables.price import usd_per_device_hour
 from reporting.runs_named import resolve_one
-from serving.bench.loads import Plan
+from serving.bench.loads import LoadSpec
 from serving.settings import Weights
 from tasks.servers.processes import servers
-from tasks.serving.bench import Asked, Found, bench
+from tasks.serving.bench import BenchResult, BenchSettings, bench
 from tasks.stage.progress import Display
 from tasks.ui.links import pages
 from tracking.client import connect
@@ -31,16 +31,16 @@ def show_benchmark(
     Raises as `bench` does.
     """
     root, display = Path.cwd(), Display()
-    plans = [Plan(concurrency=each) for each in sorted(set(concurrency))]
+    loads = [LoadSpec(concurrency=each) for each in sorted(set(concurrency))]
     run_id = run if run == "champion" else resolve_one(root, run)
-    asked = Asked(run_id, plans=plans, seconds=seconds, weights=weights, slots=slots)
+    settings = BenchSettings(run_id, loads=loads, seconds=seconds, weights=weights, slots=slots)
 
-    def heard(load: Load, left: int) -> None:
+    def on_load(load: Load, left: int) -> None:
         display.say(
-            f"{load.concurrency} at work: {load.tokens_per_second:.0f} tokens/s, {left} left"
+            f"concurrency {load.concurrency}: {load.tokens_per_second:.0f} tokens/s, {left} left"
         )
 
-    found = bench(root, params, asked, usd_per_device_hour(params), heard)
+    found = bench(root, params, settings, usd_per_device_hour(params), on_load)
     line = serving_line(found.benchmark) or "no load was measured"
     create_table_artifact(
         serving_rows(found.benchmark),
@@ -50,7 +50,7 @@ def show_benchmark(
     return line
 
 
-def _where(root: Path, params: Params, found: Found) -> str:
+def _where(root: Path, params: Params, found: BenchResult) -> str:
     """A link to the model version in MLflow; without one, to the run."""
     if found.run_id is None:
         return ""

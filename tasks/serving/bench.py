@@ -30,7 +30,7 @@ from serving.bench.endpoint import (
     reply_seconds,
     served_model,
 )
-from serving.bench.loads import Interrupted, Plan, measure
+from serving.bench.loads import Interrupted, LoadSpec, measure
 from serving.bench.measured import knee_of
 from serving.bench.pace import pace_seconds
 from serving.bench.server import peak_bytes, running
@@ -48,14 +48,14 @@ OUTSIDE = "endpoint"
 
 
 @dataclass(frozen=True)
-class Asked:
+class BenchSettings:
     """What to measure, and how."""
 
     run: str
     """What to serve, where no address is given."""
     url: str | None = None
     model: str | None = None
-    plans: Sequence[Plan] = ()
+    loads: Sequence[LoadSpec] = ()
     seconds: float = 10.0
     max_tokens: int | None = None
     """None is evaluate.max_new_tokens."""
@@ -65,7 +65,7 @@ class Asked:
     slots: int = 4
 
 
-class Found(NamedTuple):
+class BenchResult(NamedTuple):
     """A benchmark, whole or as far as it came."""
 
     benchmark: Benchmark
@@ -82,7 +82,7 @@ class Found(NamedTuple):
     """Of the same loads; None where the server is elsewhere, or not ours."""
 
 
-Heard = Callable[[Load, int], None]
+OnLoad = Callable[[Load, int], None]
 """Hears of each load as it is measured, and how many are left."""
 
 
@@ -92,47 +92,52 @@ class Target(NamedTuple):
     url: str
     model: str
     key: str | None
-    settings: Mapping[str, Any]
-    """How a server of ours serves; {} of another."""
+    serving: Mapping[str, Any]
+    """How a server of ours serves: engine, weights, slots; {} of another."""
     process: psutil.Process | None
     """Of the server that was started for this."""
 
 
-def bench(root: Path, params: Params, asked: Asked, usd_per_hour: float, heard: Heard) -> Found:
-    """Measure every load. A benchmark that came to its end is kept with the run, and goes to
-    MLflow.
+def bench(
+    root: Path, params: Params, settings: BenchSettings, usd_per_hour: float, on_load: OnLoad
+) -> BenchResult:
+    """Measure every load. What was measured is kept with the run; a benchmark that came to its
+    end goes to MLflow too.
 
     Raises EnvironmentFault, UserError or DataError with one line if there is nothing to measure.
     """
-    with _target(root, asked) as target:
+    with _target(root, settings) as target:
         run_id = target.model if _is_run(root, target.model) else None
-        payloads = _payloads(root, params, asked, run_id)
-        _require_pace(target, payloads[0], asked)
+        payloads = _payloads(root, params, settings, run_id)
+        _require_pace(target, payloads[0], settings)
         endpoint = ChatEndpoint(target.url, target.model, target.key, timeout_seconds=600.0)
         try:
             _warm(endpoint, payloads)
-            loads, peak, paces, interrupted = _measured(endpoint, target, asked, payloads, heard)
+            loads, peak, paces, interrupted = _measured(
+                endpoint, target, settings, payloads, on_load
+            )
         finally:
             endpoint.stop()
     found = Benchmark(
-        engine=str(target.settings.get("engine", OUTSIDE)),
-        weights=str(target.settings.get("weights", "")),
-        slots=int(target.settings.get("slots", 0)),
+        engine=str(target.serving.get("engine", OUTSIDE)),
+        weights=str(target.serving.get("weights", "")),
+        slots=int(target.serving.get("slots", 0)),
         time=datetime.now(UTC).isoformat(timespec="seconds"),
         usd_per_hour=usd_per_hour,
-        limits=asked.limits,
+        limits=settings.limits,
         loads=tuple(loads),
         knee=knee_of(loads),
         peak_bytes=peak,
         pace_seconds=mean(paces),
     )
     digest = "" if run_id is None else describe(root, run_id).model_digest
-    if run_id is not None and loads and not interrupted:
-        keep_benchmark(root, run_id, digest, found)
-        if fault := tell_mlflow(root, kept_params(root, run_id)):
+    if run_id is not None and loads:
+        keep_benchmark(root, run_id, digest, found, is_whole=not interrupted)
+        fault = None if interrupted else tell_mlflow(root, kept_params(root, run_id))
+        if fault is not None:
             Display().say(f"warning: {fault}")
     plan = None if run_id is None else _plan(root, kept_params(root, run_id), target, found)
-    return Found(found, target.model, target.url, run_id, digest, interrupted, plan)
+    return BenchResult(found, target.model, target.url, run_id, digest, interrupted, plan)
 
 
 def _plan(root: Path, params: Params, target: Target, found: Benchmark) -> ServingPlan | None:
@@ -149,9 +154,9 @@ def _plan(root: Path, params: Params, target: Target, found: Benchmark) -> Servi
 def _measured(
     endpoint: ChatEndpoint,
     target: Target,
-    asked: Asked,
+    settings: BenchSettings,
     payloads: Sequence[dict[str, Any]],
-    heard: Heard,
+    on_load: OnLoad,
 ) -> tuple[list[Load], int | None, list[float], bool]:
     """The loads, the server's peak memory, the machine's pace between the loads, and whether
     somebody stopped it.
@@ -160,17 +165,19 @@ def _measured(
     paces = [pace_seconds()]
     with peak_bytes(target.process) as peak:
         try:
-            for load in measure(endpoint, asked.plans, payloads, asked.seconds, asked.limits):
+            for load in measure(
+                endpoint, settings.loads, payloads, settings.seconds, settings.limits
+            ):
                 if load.failed == load.requests:
                     if not loads:
                         raise EnvironmentFault(
                             f"{target.url}: all {load.requests} requests of the first load failed: "
                             f"{load.fault}."
                         )
-                    heard(load, -1)
+                    on_load(load, -1)
                     break
                 loads.append(load)
-                heard(load, len(asked.plans) - len(loads))
+                on_load(load, len(settings.loads) - len(loads))
                 paces.append(pace_seconds())
         except (Interrupted, KeyboardInterrupt):
             return loads, peak(), paces, True
@@ -188,19 +195,19 @@ def _is_run(root: Path, name: str) -> bool:
 
 
 @contextmanager
-def _target(root: Path, asked: Asked) -> Iterator[Target]:
-    if asked.url is not None:
-        url = api_url(asked.url)
+def _target(root: Path, settings: BenchSettings) -> Iterator[Target]:
+    if settings.url is not None:
+        url = api_url(settings.url)
         key = os.environ.get(KEY_VARIABLE) or _own_key(root, url)
-        name, settings = served_model(url, key, asked.model)
-        yield Target(url, name, key, settings, None)
+        name, serving = served_model(url, key, settings.model)
+        yield Target(url, name, key, serving, None)
         return
-    command = [sys.executable, "-m", "cli.main", "serve", asked.run, "--engine", asked.engine]
-    command += ["--weights", asked.weights, "--slots", str(asked.slots), "--no-record"]
+    command = [sys.executable, "-m", "cli.main", "serve", settings.run, "--engine", settings.engine]
+    command += ["--weights", settings.weights, "--slots", str(settings.slots), "--no-record"]
     with running(command, root) as (url, process):
         key = _own_key(root, url)
-        name, settings = served_model(url, key, None)
-        yield Target(url, name, key, settings, process)
+        name, serving = served_model(url, key, None)
+        yield Target(url, name, key, serving, process)
 
 
 def _own_key(root: Path, url: str) -> str | None:
@@ -212,13 +219,15 @@ def _own_key(root: Path, url: str) -> str | None:
 # ---------------------------------------------------------------- the requests
 
 
-def _payloads(root: Path, params: Params, asked: Asked, run_id: str | None) -> list[dict[str, Any]]:
+def _payloads(
+    root: Path, params: Params, settings: BenchSettings, run_id: str | None
+) -> list[dict[str, Any]]:
     """Requests for replies to the held-out prompts, as the evaluation asks for them. Those that
     leave no room in the context of an exported model are left out.
 
     Raises DataError if there are none.
     """
-    most = asked.max_tokens or params.evaluate.max_new_tokens
+    most = settings.max_tokens or params.evaluate.max_new_tokens
     path = root / PREPARED
     if not path.is_file():
         raise DataError(f"{path} does not exist. Prepare data first: rlhf run, or rlhf restore.")
@@ -250,14 +259,14 @@ def _prompts(root: Path, run_id: str | None) -> Prompts | None:
         return None
 
 
-def _require_pace(target: Target, payload: dict[str, Any], asked: Asked) -> None:
+def _require_pace(target: Target, payload: dict[str, Any], settings: BenchSettings) -> None:
     """Raise EnvironmentFault if a load would not see one reply to its end."""
     expected = reply_seconds(target.url, target.model, target.key, payload)
-    if expected > asked.seconds:
+    if expected > settings.seconds:
         raise EnvironmentFault(
             f"{target.url} needs about {expected:.0f} s for a reply of {payload['max_tokens']} "
-            f"tokens, and a load lasts {asked.seconds:g} s. Set --seconds to {expected * 2:.0f} or "
-            "more, or lower --max-tokens."
+            f"tokens, and a load lasts {settings.seconds:g} s. Set --seconds to "
+            f"{expected * 2:.0f} or more, or lower --max-tokens."
         )
 
 

@@ -25,7 +25,7 @@ from costs.ledger.history import this_machine
 from costs.planning.serving import buffer_bytes, cache_bytes, matrix_parameters
 from costs.tables.shapes import ModelShape, from_config
 from serving.bench.endpoint import ChatEndpoint, served_model
-from serving.bench.loads import Plan, measure
+from serving.bench.loads import LoadSpec, measure
 from serving.bench.pace import pace_seconds
 from serving.bench.server import peak_bytes, running
 from serving.settings import Weights
@@ -49,7 +49,7 @@ class Timed(NamedTuple):
     pace_seconds: float
 
 
-class Shown(NamedTuple):
+class CalibrationLoad(NamedTuple):
     """A load: words of a prompt, tokens of a reply, requests at work, seconds."""
 
     words: int
@@ -72,20 +72,22 @@ def measured_rates(root: Path, say: Callable[[str], None]) -> ServingRates:
         _write_exports(root, folder)
         say("serving a small model")
         pairs = [(tokens, n) for tokens in (SHORT, LONG) for n in CONCURRENCIES]
-        shown_small = [Shown(SHORT_PROMPT, tokens, n, SMALL_SECONDS) for tokens, n in pairs]
-        small, held = _measured(folder, "small", "f32", shown_small)
+        small_loads = [
+            CalibrationLoad(SHORT_PROMPT, tokens, n, SMALL_SECONDS) for tokens, n in pairs
+        ]
+        small, held = _measured(folder, "small", "f32", small_loads)
         say("serving a deep model")
-        deep_loads = [Shown(SHORT_PROMPT, LONG, n, SMALL_SECONDS) for n in CONCURRENCIES]
+        deep_loads = [CalibrationLoad(SHORT_PROMPT, LONG, n, SMALL_SECONDS) for n in CONCURRENCIES]
         deep, _ = _measured(folder, "deep", "f32", deep_loads)
         large = []
         kinds: tuple[Weights, ...] = ("f32", "q8_0", "q4_0")
         for kind in kinds:
             say(f"serving a large model in {kind}")
-            shown = [Shown(SHORT_PROMPT, 24, n, LARGE_SECONDS) for n in CONCURRENCIES]
-            shown.append(Shown(LONG_PROMPT, 4, 1, SMALL_SECONDS))
-            large += _measured(folder, "large", kind, shown)[0]
+            loads = [CalibrationLoad(SHORT_PROMPT, 24, n, LARGE_SECONDS) for n in CONCURRENCIES]
+            loads.append(CalibrationLoad(LONG_PROMPT, 4, 1, SMALL_SECONDS))
+            large += _measured(folder, "large", kind, loads)[0]
         say("the small one again")
-        again, _ = _measured(folder, "small", "f32", shown_small)
+        again, _ = _measured(folder, "small", "f32", small_loads)
         shape = _shape(folder / "small")
         weights = (folder / "small/gguf/model-f32.gguf").stat().st_size
         context = json.loads((folder / "small/config.json").read_text())["max_position_embeddings"]
@@ -135,14 +137,14 @@ def _shape(folder: Path) -> ModelShape:
 
 
 def _measured(
-    folder: Path, name: str, weights: Weights, shown: Sequence[Shown]
+    folder: Path, name: str, weights: Weights, loads: Sequence[CalibrationLoad]
 ) -> tuple[list[Timed], int]:
     """A point for each load on a server of one export, and its peak memory."""
     export = folder / name
     shape = _shape(export)
     with _served(folder, export, weights) as (endpoint, peak):
         points, before = [], pace_seconds()
-        for each in shown:
+        for each in loads:
             load, after = _load(endpoint, each), pace_seconds()
             assert load.ttft_ms is not None
             replies = load.replies_per_second * load.seconds
@@ -171,16 +173,16 @@ def _served(
         key = (folder / SERVE_KEY).read_text(encoding="utf-8")
         endpoint = ChatEndpoint(url, served_model(url, key, None).name, key, timeout_seconds=60.0)
         try:
-            for payload in payloads(Shown(SHORT_PROMPT, SHORT, 1, 0.0))[-5:]:  # warm
+            for payload in payloads(CalibrationLoad(SHORT_PROMPT, SHORT, 1, 0.0))[-5:]:  # warm
                 endpoint.invoke(payload)
             yield endpoint, peak
         finally:
             endpoint.stop()
 
 
-def _load(endpoint: ChatEndpoint, shown: Shown) -> Load:
+def _load(endpoint: ChatEndpoint, spec: CalibrationLoad) -> Load:
     load = next(
-        measure(endpoint, [Plan(shown.concurrency)], payloads(shown), shown.seconds, Limits())
+        measure(endpoint, [LoadSpec(spec.concurrency)], payloads(spec), spec.seconds, Limits())
     )
     if load.failed or load.ttft_ms is None:
         raise EnvironmentFault(
@@ -190,18 +192,18 @@ def _load(endpoint: ChatEndpoint, shown: Shown) -> Load:
     return load
 
 
-def payloads(shown: Shown) -> list[dict[str, Any]]:
+def payloads(spec: CalibrationLoad) -> list[dict[str, Any]]:
     """Requests whose prompts begin differently, so that no engine has read them before."""
     texts = [
         " ".join(
-            WORDS[(place + word * (1 + place % 13)) % len(WORDS)] for word in range(shown.words)
+            WORDS[(place + word * (1 + place % 13)) % len(WORDS)] for word in range(spec.words)
         )
         for place in range(PROMPTS)
     ]
     return [
         {
             "messages": [{"role": "user", "content": f"{place} {text}"}],
-            "max_tokens": shown.tokens,
+            "max_tokens": spec.tokens,
             "temperature": 1.0,
         }
         for place, text in enumerate(texts)

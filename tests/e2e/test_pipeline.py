@@ -424,7 +424,7 @@ def test_a_benchmark_of_the_champion_is_planned_priced_and_kept(checkout: Checko
     assert kept.model_digest == champion.model_digest
     client = MlflowClient(f"sqlite:///{checkout.root / 'mlflow.db'}")
     version = client.get_model_version_by_alias("helpdesk-assistant", "champion")
-    assert "tokens/s with" in version.tags["served.llama_cpp-f32-2"]
+    assert "tokens/s at concurrency" in version.tags["served.llama_cpp-f32-2"]
     assert not (checkout.root / ".rlhf/served.jsonl").exists()  # a benchmark serves nobody
 
 
@@ -451,7 +451,7 @@ print(wrong.name, "|", wrong.message)
     assert done.returncode == 0, done.stderr
     first, second = done.stdout.strip().splitlines()[-2:]
     assert first.startswith("Measured | ")
-    assert "tokens/s with 1 at work" in first
+    assert "tokens/s at concurrency 1" in first
     assert second.startswith("Failed | ")
     assert "nobody" in second
 

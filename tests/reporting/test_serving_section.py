@@ -69,6 +69,15 @@ def test_prices_are_those_of_the_knee_and_a_quantised_file_pays_at_once(
     )
 
 
+def test_a_benchmark_that_was_stopped_replaces_no_whole_one(tmp_path: Path, params: Params) -> None:
+    write_pipeline_run(tmp_path)
+    lock(tmp_path, RUN)
+    for loads, is_whole in (({1: 1.0}, False), ({1: 2.0, 2: 3.0}, True), ({1: 4.0}, False)):
+        keep_benchmark(tmp_path, RUN, "aligned.dir", benchmark("f32", loads), is_whole)
+        (kept,) = read_findings(tmp_path, params, RUN).benchmarks
+        assert len(kept.loads) == (2 if loads != {1: 1.0} else 1)
+
+
 def test_benchmarks_of_another_model_are_not_shown(tmp_path: Path, params: Params) -> None:
     write_pipeline_run(tmp_path)
     lock(tmp_path, RUN)

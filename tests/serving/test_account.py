@@ -83,3 +83,23 @@ def test_rows_hold_what_was_added_since_the_last_ones() -> None:
     made.record()  # nothing since: no row
     assert [(row.usage.wall_seconds, row.usage.output_tokens) for row in kept] == [(7, 2), (5, 20)]
     assert {row.usd_per_hour for row in kept} == {3.6}
+
+
+def test_a_row_that_cannot_be_written_is_part_of_the_next(caplog: pytest.LogCaptureFixture) -> None:
+    clock, kept = Clock(), []
+    full = True
+
+    def keep(row: ServedRow) -> None:
+        if full:
+            raise OSError("No space left on device")
+        kept.append(row)
+
+    made = Account(Price(3.6, "assistant"), keep, clock)
+    made.serves("run-a")
+    clock.now += 7
+    made.record()
+    assert "No space left on device" in caplog.text
+    full = False
+    clock.now += 5
+    made.record()
+    assert [row.usage.wall_seconds for row in kept] == [12]

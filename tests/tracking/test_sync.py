@@ -693,7 +693,7 @@ def test_a_benchmark_arrives_on_the_run_and_on_the_model_version(
     assert len(table["data"]) == 4
     assert "requests per second" not in table["columns"]  # none arrived at a rate
     version = client(root).get_model_version(params.tracking.registered_model, "1")
-    assert "100 tokens/s with 1 at work" in version.tags["served.llama_cpp-f32-16"]
+    assert "100 tokens/s at concurrency 1" in version.tags["served.llama_cpp-f32-16"]
     assert version.description.startswith(page.rstrip())
     assert version.description.count("### Served") == 1
     assert version.description.count("\n- llama_cpp-") == 2

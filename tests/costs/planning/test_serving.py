@@ -98,6 +98,14 @@ def test_a_third_model_is_planned_as_the_machine_would_serve_it(root: Path, para
     assert found.loads[0].ttft_seconds == pytest.approx(first, rel=1e-6)
 
 
+def test_a_small_model_waits_for_the_front_and_a_large_one_for_the_engine(
+    root: Path, params: Params
+) -> None:
+    assert {each.bound for each in planned(root, params).loads} == {"engine"}
+    small = load(ROOT / "recipes/demo.yaml")
+    assert {each.bound for each in planned(root, small).loads} == {"front"}
+
+
 def test_a_batch_is_never_larger_than_the_slots(root: Path, params: Params) -> None:
     few, many = (planned(root, params, slots=n, concurrencies=(16,)).loads[0] for n in (4, 16))
     assert few.tokens_per_second < many.tokens_per_second
@@ -151,6 +159,7 @@ def test_a_gpu_is_planned_by_its_roofline(tmp_path: Path) -> None:
     # one at a time, every weight is read for each token
     assert 0.4 < alone * 2 * shape.parameters / bandwidth < 1.0
     assert found.loads[1].tokens_per_second > 20 * found.loads[0].tokens_per_second
+    assert found.loads[0].bound == "bandwidth"
     assert found.requests_that_fit > 0
     assert found.assumptions
 

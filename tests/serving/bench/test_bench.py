@@ -24,7 +24,7 @@ from config.load import dump, read, validate
 from config.ports import free_port
 from config.workspace.benchmarked import Limits
 from serving.bench.endpoint import ChatEndpoint
-from serving.bench.loads import Plan, measure
+from serving.bench.loads import LoadSpec, measure
 from tests.conftest import ROOT
 from tests.serving.fronts import Served, made_export
 from tests.training.tiny import policy
@@ -87,7 +87,7 @@ def test_an_outside_client_measures_the_same_rate(tmp_path: Path) -> None:
     ratios = []
     for _ in range(3):  # pairs, as the machine's pace changes
         before = asyncio.run(outside(front.url, front.key, 4, 6.0))
-        load = next(measure(endpoint, [Plan(4)], PAYLOADS, 6.0, Limits()))
+        load = next(measure(endpoint, [LoadSpec(4)], PAYLOADS, 6.0, Limits()))
         after = asyncio.run(outside(front.url, front.key, 4, 6.0))
         assert load.failed == 0
         ratios.append(2 * load.tokens_per_second / (before + after))
@@ -98,7 +98,7 @@ def test_an_outside_client_measures_the_same_rate(tmp_path: Path) -> None:
 
 def test_a_closed_loop_keeps_its_requests_at_work(front: Served) -> None:
     endpoint = ChatEndpoint(f"{front.url}/v1", "model", front.key, 60.0)
-    load = next(measure(endpoint, [Plan(3)], PAYLOADS, 1.5, Limits()))
+    load = next(measure(endpoint, [LoadSpec(3)], PAYLOADS, 1.5, Limits()))
     endpoint.stop()
     assert load.failed == 0
     assert load.requests > 3
@@ -114,7 +114,7 @@ def test_a_closed_loop_keeps_its_requests_at_work(front: Served) -> None:
 
 def test_requests_arrive_at_their_rate_whatever_is_at_work(front: Served) -> None:
     endpoint = ChatEndpoint(f"{front.url}/v1", "model", front.key, 60.0)
-    load = next(measure(endpoint, [Plan(requests_per_second=20.0)], PAYLOADS, 2.0, Limits()))
+    load = next(measure(endpoint, [LoadSpec(requests_per_second=20.0)], PAYLOADS, 2.0, Limits()))
     endpoint.stop()
     assert load.failed == 0
     assert load.requests == pytest.approx(40, abs=25)  # Poisson
@@ -189,7 +189,7 @@ class Strange(BaseHTTPRequestHandler):
         if self.way == "html":
             return self.answer(200, "text/html", b"<html>hello</html>")
         if self.way == "404":
-            return self.answer(404, "application/json", b'{"detail": "Not Found"}')
+            return self.answer(404, "application/json", b'{"detail": "Not BenchResult"}')
         if self.way == "401":
             return self.answer(401, "application/json", b"{}")
         return self.answer(200, "application/json", b'{"data": [{"id": "m"}]}')
