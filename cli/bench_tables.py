@@ -49,7 +49,7 @@ def notes(found: Benchmark, plan: ServingPlan | None) -> list[str]:
             "calibration."
         )
     if plan is not None and not plan.calibrated:
-        lines.append("This machine's rates are not measured: rlhf calibrate makes better plans.")
+        lines.append("Plan: by another machine's rates; rlhf calibrate measures those of this one.")
     at = found.at_knee()
     if at is None or found.knee is None:
         return lines

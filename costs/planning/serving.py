@@ -1,13 +1,14 @@
 """What serving a model takes: memory, tokens a second, devices, and the price of a million tokens.
 
-On a machine that `rlhf calibrate` measured, with llama.cpp, a reply costs the server
+On a CPU, with llama.cpp, a reply costs the server
 
     seconds = front(concurrency, output) + input x prefill x N
               + output x (launch(batch) x L + step(batch) x N) / batch
 
 for N matrix parameters and L layers beyond those of a small model, and a batch of min(concurrency,
 slots): `front` is what the small model costs, launch and step come from a deep and a large one.
-Elsewhere prefill and decode are those of the roofline (costs/formulas), and the front is left out.
+Other CPUs are planned by the rates of costs/tables/serving.yaml; GPUs by a roofline of prefill and
+decode (costs/formulas), without the front.
 """
 
 from collections.abc import Callable, Sequence
@@ -34,13 +35,12 @@ from costs.tables.shapes import ModelShape
 
 WEIGHT_BYTES = {"f32": 4.0, "q8_0": 34 / 32, "q4_0": 18 / 32}
 """A parameter in a GGUF file: blocks of 32 share a 16-bit scale. Source: ggml's `quants`."""
-ROOFLINE_DTYPES = {"q8_0": "int8", "q4_0": "int4"}
-"""The storage whose rates stand for a kind where it was not measured."""
 BATCH_TOKENS = 512
 """Tokens that llama.cpp reads at once, and has buffers for."""
 UTILISATION = 0.8
 """Of its highest rate that a device is planned for: waits grow without bound towards 1."""
 MONTH_HOURS = 730.0
+USUAL = Path(__file__).parents[1] / "tables" / "serving.yaml"
 
 
 @dataclass(frozen=True)
@@ -129,8 +129,9 @@ def plan_serving(
     Raises CostError for what cannot be planned.
     """
     shape, length = served_shape(params, aim.root), lengths or data_lengths(params, aim.root)
-    rates = serving_rates(aim.root) if aim.hardware.is_cpu else None
-    setting = _setting(params, aim, shape, weights, slots, length)
+    own = serving_rates(aim.root) if aim.hardware.is_cpu else None
+    rates = (own or usual_rates()) if aim.hardware.is_cpu else None
+    setting = _setting(params, aim, shape, slots, length)
     slower = pace_seconds / rates.pace_seconds if rates and pace_seconds else 1.0
     if rates is None:
         pace = _roofline(setting, slots)
@@ -143,7 +144,7 @@ def plan_serving(
     fixed = held + _beside_bytes(setting, rates, slots, context, length)
     usable = float(aim.hardware.usable_bytes)
     usd_per_hour = aim.price.expected
-    notes = () if rates else _guesses(aim)
+    notes = () if own else _guesses(aim)
     return ServingPlan(
         engine="llama_cpp" if aim.hardware.is_cpu else "vllm",
         weights=weights if aim.hardware.is_cpu else params.model.dtype,
@@ -156,8 +157,8 @@ def plan_serving(
         usable_bytes=usable,
         requests_that_fit=max(0, floor((usable - fixed) / per_request)),
         usd_per_hour=usd_per_hour,
-        calibrated=rates is not None,
-        slower=slower if rates and pace_seconds else None,
+        calibrated=own is not None,
+        slower=slower if own and pace_seconds else None,
         loads=tuple(_load(pace, each, length, usd_per_hour) for each in concurrencies),
         rate=_rate(pace, requests_per_second, slots, length, usd_per_hour)
         if requests_per_second
@@ -217,11 +218,9 @@ def _beside_bytes(
     if not setting.hardware.is_cpu:
         return setting.engine.context_bytes + VLLM_KEEPS * setting.hardware.usable_bytes
     buffers = buffer_bytes(setting.model, slots, context, length.input)
-    return buffers + (rates.process_bytes if rates else PROCESS_BYTES)
+    return buffers + (rates.process_bytes if rates else 0.0)
 
 
-PROCESS_BYTES = 100e6
-"""Of front and engine, where they were not measured: on an EPYC, 24 November 2026."""
 VLLM_KEEPS = 0.1
 """Its default, gpu_memory_utilization=0.9, leaves so much of a device's memory."""
 
@@ -243,6 +242,13 @@ class Pace:
 def serving_rates(root: Path) -> ServingRates | None:
     """What `rlhf calibrate` measured here, None without it. Raises CostError for a damaged file."""
     return calibration(root / SERVING_FILE, ServingRates)
+
+
+def usual_rates() -> ServingRates:
+    """Those of the machine in costs/tables/serving.yaml, for one that was not calibrated."""
+    found = calibration(USUAL, ServingRates)
+    assert found is not None
+    return found
 
 
 def _measured_pace(
@@ -352,13 +358,11 @@ def _front(small: Sequence[ServedPoint]) -> Callable[[float, float], float]:
 
 
 def _setting(
-    params: Params, aim: Target, shape: ModelShape, weights: str, slots: int, length: Lengths
+    params: Params, aim: Target, shape: ModelShape, slots: int, length: Lengths
 ) -> Setting:
-    on_cpu = aim.hardware.is_cpu
     levers = Levers(
         tuning="frozen",
-        dtype="fp32" if on_cpu else params.model.dtype,
-        quantisation=ROOFLINE_DTYPES.get(weights) if on_cpu else None,
+        dtype="fp32" if aim.hardware.is_cpu else params.model.dtype,
         micro_batch=slots,
     )
     work = Workload(
@@ -400,8 +404,8 @@ def _roofline(setting: Setting, slots: int) -> Pace:
 def _guesses(aim: Target) -> tuple[str, ...]:
     if aim.hardware.is_cpu:
         return (
-            "serving was not measured on this machine: rlhf calibrate does that, and these figures "
-            "leave out the front",
+            "serving was not measured on this machine, and these are figures of two cores of an "
+            "EPYC: rlhf calibrate measures it",
         )
     return (
         "the front and the network are left out; each prompt is read alone",

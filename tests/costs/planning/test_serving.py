@@ -164,6 +164,13 @@ def test_a_gpu_is_planned_by_its_roofline(tmp_path: Path) -> None:
     assert found.assumptions
 
 
+def test_another_machines_rates_stand_in_where_nobody_measured(tmp_path: Path) -> None:
+    found = planned(tmp_path, load(ROOT / "recipes/demo.yaml"))
+    assert not found.calibrated
+    assert "rlhf calibrate" in found.assumptions[0]
+    assert 300 < found.loads[0].tokens_per_second < 3000  # this machine's: 650 to 1,400
+
+
 def test_a_damaged_calibration_is_one_line(root: Path, params: Params) -> None:
     (root / SERVING_FILE).write_text("small: 3")
     with pytest.raises(Exception, match=r"serving.yaml is damaged .* Run rlhf calibrate again"):
