@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
+from itertools import cycle
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
@@ -32,16 +33,19 @@ class ChatEndpoint(Endpoint[httpx.Response]):
         self.url = url
         self._client = client(url, key, timeout_seconds)
         self._stopped = threading.Event()
+        self._payloads: Iterator[Mapping[str, Any]] | None = None
         self._arrivals: Iterator[float] | None = None
         self._lock = threading.Lock()
 
-    def arrive_at(self, times: Sequence[float]) -> None:
-        """Send the next requests at these times of `time.perf_counter`, whatever is at work."""
-        self._arrivals = iter(times)
-
-    def at_once(self) -> None:
-        """Send requests as soon as a client is free."""
-        self._arrivals = None
+    def send_in_turn(
+        self, payloads: Sequence[Mapping[str, Any]], arrivals: Sequence[float] | None = None
+    ) -> None:
+        """Send these payloads one after the other, whichever client is free: LLMeter gives all
+        clients the same in the same order. With `arrivals` each waits for its time of
+        `time.perf_counter`.
+        """
+        self._payloads = cycle(payloads)
+        self._arrivals = None if arrivals is None else iter(arrivals)
 
     def stop(self) -> None:
         """Let requests that were not sent yet fail, and end those at work."""
@@ -49,12 +53,12 @@ class ChatEndpoint(Endpoint[httpx.Response]):
         self._client.close()
 
     def prepare_payload(self, payload: dict[str, Any]) -> dict[str, Any]:
-        if self._arrivals is not None:
-            with self._lock:
-                arrival = next(self._arrivals)
-            self._stopped.wait(max(0.0, arrival - time.perf_counter()))
+        with self._lock:
+            content = payload if self._payloads is None else next(self._payloads)
+            arrival = 0.0 if self._arrivals is None else next(self._arrivals)
+        self._stopped.wait(max(0.0, arrival - time.perf_counter()))
         options = {"stream": True, "stream_options": {"include_usage": True}}
-        return {**payload, "model": self.model_id, **options}
+        return {**content, "model": self.model_id, **options}
 
     @Endpoint.llmeter_invoke
     def invoke(self, payload: dict[str, Any]) -> httpx.Response:

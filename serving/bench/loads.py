@@ -8,13 +8,10 @@ import os
 import random
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any, NamedTuple
 
-os.environ.setdefault("LLMETER_DISABLE_ALL_PROGRESS_BARS", "1")  # read as llmeter is imported
-
 from llmeter.endpoints.base import InvocationResponse
-from llmeter.results import Result
-from llmeter.runner import Runner
 
 from config.workspace.benchmarked import Limits, Load
 from serving.bench.endpoint import ChatEndpoint
@@ -44,7 +41,7 @@ class Interrupted(Exception):
 
 def measure(
     endpoint: ChatEndpoint,
-    plans: Sequence[LoadSpec],
+    specs: Sequence[LoadSpec],
     payloads: Sequence[Mapping[str, Any]],
     seconds: float,
     limits: Limits,
@@ -55,15 +52,16 @@ def measure(
     Raises Interrupted when the process is asked to stop.
     """
     logging.getLogger("llmeter").setLevel(logging.CRITICAL)  # failures are counted, not printed
-    for plan in plans:
-        drawn = random.Random(f"{seed} {plan}")
+    for spec in specs:
+        drawn = random.Random(f"{seed} {spec}")
         order = [dict(each) for each in drawn.sample(list(payloads), len(payloads))]
-        if plan.concurrency is not None:
-            yield asyncio.run(_closed(endpoint, plan.concurrency, order, seconds, limits))
+        if spec.concurrency is not None:
+            yield asyncio.run(_closed(endpoint, spec.concurrency, order, seconds, limits))
         else:
-            rate = plan.requests_per_second or 1.0
-            arrivals = list(poisson(rate, seconds, drawn))[:MOST_ARRIVALS]
-            yield asyncio.run(_open(endpoint, rate, order, arrivals, limits))
+            rate = spec.requests_per_second or 1.0
+            arrivals = list(islice(poisson(rate, seconds, drawn), MOST_ARRIVALS))
+            whole = seconds if len(arrivals) < MOST_ARRIVALS else arrivals[-1]
+            yield asyncio.run(_open(endpoint, rate, order, arrivals, whole, limits))
 
 
 def poisson(rate: float, seconds: float, drawn: random.Random) -> Iterator[float]:
@@ -71,7 +69,7 @@ def poisson(rate: float, seconds: float, drawn: random.Random) -> Iterator[float
     one.
     """
     at = drawn.expovariate(rate)
-    yield min(at, seconds)
+    yield min(at, seconds / 2)
     while (at := at + drawn.expovariate(rate)) < seconds:
         yield at
 
@@ -83,9 +81,8 @@ async def _closed(
     seconds: float,
     limits: Limits,
 ) -> Load:
-    endpoint.at_once()
-    result = await _run(endpoint, payloads, clients=clients, run_duration=seconds)
-    replies = _replies(result.responses)
+    endpoint.send_in_turn(payloads)
+    replies = _replies(await _run(endpoint, payloads, clients=clients, run_duration=seconds))
     begin = min((each.sent for each in replies), default=0.0)
     return measured_load(replies, begin, begin + seconds, limits, concurrency=clients)
 
@@ -95,23 +92,28 @@ async def _open(
     rate: float,
     payloads: list[dict[str, Any]],
     arrivals: list[float],
+    seconds: float,
     limits: Limits,
 ) -> Load:
-    begin = time.perf_counter() + START_SECONDS
-    endpoint.arrive_at([begin + arrival for arrival in arrivals])
-    result = await _run(endpoint, payloads, clients=len(arrivals), n_requests=1)
-    replies = _replies(result.responses)
-    first = min((each.sent for each in replies), default=0.0)
-    return measured_load(replies, first, first + arrivals[-1], limits, requests_per_second=rate)
+    start = time.perf_counter() + START_SECONDS
+    endpoint.send_in_turn(payloads, [start + arrival for arrival in arrivals])
+    replies = _replies(await _run(endpoint, payloads, clients=len(arrivals), n_requests=1))
+    begin = min((each.sent for each in replies), default=0.0) - arrivals[0]
+    return measured_load(replies, begin, begin + seconds, limits, requests_per_second=rate)
 
 
-async def _run(endpoint: ChatEndpoint, payloads: list[dict[str, Any]], **load: Any) -> Result:
+async def _run(
+    endpoint: ChatEndpoint, payloads: list[dict[str, Any]], **load: Any
+) -> list[InvocationResponse]:
+    os.environ.setdefault("LLMETER_DISABLE_ALL_PROGRESS_BARS", "1")  # read as it is imported
+    from llmeter.runner import Runner
+
     runner = Runner(endpoint=endpoint, payload=payloads, timeout=3600)
     result = await runner.run(**load)
     if result.stats.get("interrupted"):
         endpoint.stop()  # else the process waits for its threads
         raise Interrupted
-    return result
+    return list(result.responses)
 
 
 def _replies(responses: Sequence[InvocationResponse]) -> list[Reply]:

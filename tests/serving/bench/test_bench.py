@@ -121,6 +121,18 @@ def test_requests_arrive_at_their_rate_whatever_is_at_work(front: Served) -> Non
     assert load.usage.busy_seconds < load.usage.wall_seconds
 
 
+def test_clients_share_the_prompts_and_wait_for_arrivals() -> None:
+    endpoint = ChatEndpoint("http://127.0.0.1:1/v1", "model", None, 1.0)
+    endpoint.send_in_turn(PAYLOADS[:3])
+    sent = [endpoint.prepare_payload(PAYLOADS[9])["messages"] for _ in range(4)]
+    assert sent == [PAYLOADS[place]["messages"] for place in (0, 1, 2, 0)]
+    began = time.perf_counter()
+    endpoint.send_in_turn(PAYLOADS[:3], [began + 0.3])
+    assert endpoint.prepare_payload({})["messages"] == PAYLOADS[0]["messages"]
+    assert 0.3 <= time.perf_counter() - began < 1
+    endpoint.stop()
+
+
 def test_the_record_has_every_load_and_the_knee(front: Served, project: Path) -> None:
     found = bench(front, "--concurrency", "1,2", "--rate", "5", "--seconds", "1.5")
     assert [(load["concurrency"], load["requests_per_second"]) for load in found["loads"]] == [
