@@ -20,7 +20,9 @@ def pace_seconds() -> float:
     """Seconds of a fixed piece of work, done on every core at the same time; the mean."""
     command = [sys.executable, "-S", "-c", WORK]
     started = [
-        subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        subprocess.Popen(
+            command, stdout=subprocess.PIPE, text=True, start_new_session=True
+        )  # Ctrl-C is meant for what measures
         for _ in range(os.cpu_count() or 1)
     ]
     return mean(float(process.communicate()[0]) for process in started)
