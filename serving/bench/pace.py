@@ -19,10 +19,8 @@ print(time.perf_counter() - began)
 def pace_seconds() -> float:
     """Seconds of a fixed piece of work, done on every core at the same time; the mean."""
     command = [sys.executable, "-S", "-c", WORK]
-    started = [
-        subprocess.Popen(
-            command, stdout=subprocess.PIPE, text=True, start_new_session=True
-        )  # Ctrl-C is meant for what measures
+    started = [  # in sessions of their own, as Ctrl-C is meant for what measures
+        subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
         for _ in range(os.cpu_count() or 1)
     ]
     return mean(float(process.communicate()[0]) for process in started)
