@@ -20,7 +20,17 @@ def pace_seconds() -> float:
     """Seconds of a fixed piece of work, done on every core at the same time; the mean."""
     command = [sys.executable, "-S", "-c", WORK]
     started = [  # in sessions of their own, as Ctrl-C is meant for what measures
-        subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
+        subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+            start_new_session=True,
+        )
         for _ in range(os.cpu_count() or 1)
-    ]
-    return mean(float(process.communicate()[0]) for process in started)
+    ]  # fmt: skip
+    try:
+        return mean(float(process.communicate()[0]) for process in started)
+    finally:
+        for process in started:  # after Ctrl-C some are still at work
+            process.kill()
+            process.wait()
+            if process.stdout is not None:
+                process.stdout.close()
