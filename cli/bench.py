@@ -157,17 +157,14 @@ def _line(load: "Load", left: int, seconds: float, usd_per_hour: float) -> str:
 
 def as_record(found: "BenchResult") -> dict[str, Any]:
     """What --json prints."""
-    from costs.formulas.serving import BASES, token_price
+    from costs.formulas.serving import BASES, price_of
 
     benchmark = found.benchmark
     planned = {each.concurrency: each for each in found.plan.loads} if found.plan else {}
     loads = []
     for load in benchmark.loads:
         plan = planned.get(load.concurrency or 0)
-        price = {
-            basis: token_price(load.usage, benchmark.usd_per_hour, basis)._asdict()
-            for basis in BASES
-        }
+        price = {basis: price_of(benchmark, load, basis)._asdict() for basis in BASES}
         loads.append(
             load.model_dump(mode="json")
             | {

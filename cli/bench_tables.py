@@ -5,7 +5,7 @@ from rich.table import Table
 from rich.text import Text
 
 from config.workspace.benchmarked import Benchmark, Load
-from costs.formulas.serving import token_price
+from costs.formulas.serving import BASES, price_of
 from costs.planning.serving import ServingPlan
 
 
@@ -19,7 +19,7 @@ def bench_view(found: Benchmark, model: str, plan: ServingPlan | None) -> Group:
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("$ per M", justify="right", no_wrap=True)
     for load in found.loads:
-        price = token_price(load.usage, found.usd_per_hour, "allocation")
+        price = price_of(found, load)
         table.add_row(
             load_name(load),
             f"{load.tokens_per_second:.0f}",
@@ -59,8 +59,8 @@ def notes(found: Benchmark, plan: ServingPlan | None) -> list[str]:
         else "p95 TPOT does not double up to there"
     )
     lines.append(f"Knee: concurrency {found.knee.concurrency}; {until}.")
-    for basis in ("allocation", "usage"):
-        price = token_price(at.usage, found.usd_per_hour, basis)
+    for basis in BASES:
+        price = price_of(found, at, basis)
         lines.append(
             f"{basis.capitalize():<11} {usd(price.input)} per million input tokens, "
             f"{usd(price.output)} output."

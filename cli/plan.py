@@ -230,6 +230,7 @@ def plan(
     if setting is not None:
         show(_setting_plan(setting, usd_per_gpu_hour), as_json, html, setting.name)
         return
+    from config.errors import ParamsError
     from costs.planning.partial import completed
     from costs.planning.planner import plan as run_plan
     from costs.planning.target import target
@@ -237,10 +238,13 @@ def plan(
     stages = tuple(stage or ())
     file = params_file or Path("params.yaml")
     if mode == "--stage serve":
-        price = hardware, usd_per_gpu_hour
-        _serving(
-            file, assignments or [], stages, price, weights, slots, requests_per_second, as_json
-        )
+        if len(stages) > 1:
+            raise ParamsError(
+                f"--stage {' --stage '.join(stages)}: serve is planned alone. Leave the others out."
+            )
+        params, _ = completed(file, assignments or [], ())
+        aim = target(params, hardware, None, usd_per_gpu_hour, Path())
+        _serving(params, aim, weights, slots, requests_per_second, as_json)
         return
     params, notes = completed(file, assignments or [], stages)
     aim = target(params, hardware, gpus, usd_per_gpu_hour, Path())
@@ -278,28 +282,17 @@ def plan(
 
 
 def _serving(
-    file: Path,
-    assignments: list[str],
-    stages: tuple[str, ...],
-    price: tuple[str | None, float | None],
+    params: "Params",
+    aim: "Target",
     weights: str,
     slots: int,
     requests_per_second: float | None,
     as_json: bool,
 ) -> None:
-    """The plan of the server of a run's final model. Raises ParamsError beside other stages."""
-    from config.errors import ParamsError
-    from config.load import load
+    """Print the plan of the server of a run's final model."""
     from costs.planning.serving import as_json as as_record
     from costs.planning.serving import plan_serving
-    from costs.planning.target import target
 
-    if len(stages) > 1:
-        raise ParamsError(
-            f"--stage {' --stage '.join(stages)}: serve is planned alone. Leave the others out."
-        )
-    params = load(file, assignments)
-    aim = target(params, price[0], 1, price[1], Path())
     concurrencies = [2**power for power in range(slots.bit_length()) if 2**power <= slots]
     found = plan_serving(params, aim, weights, slots, concurrencies, requests_per_second)
     if as_json:

@@ -12,7 +12,7 @@ from mlflow.entities import Metric
 from config.records import MetricRow, UsageRow
 from config.workspace.benchmarked import Benchmark, Load
 from config.workspace.retraining import Contest
-from costs.formulas.serving import token_price
+from costs.formulas.serving import price_of
 from costs.ledger.ledger import Ledger, StageCost, usd_per_win_rate_point
 from costs.ledger.reconcile import Comparison, Reconciled
 from costs.tables.price import StagePrice
@@ -216,8 +216,7 @@ def _short(value: float | None) -> str:
 
 
 def _served(found: Benchmark, load: Load) -> dict[str, float | None]:
-    price = token_price(load.usage, found.usd_per_hour, "allocation")
-    busy = token_price(load.usage, found.usd_per_hour, "usage")
+    price, busy = price_of(found, load), price_of(found, load, "usage")
     return {
         "tokens_per_second": load.tokens_per_second,
         "goodput_per_second": load.goodput_per_second,

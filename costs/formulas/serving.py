@@ -2,7 +2,7 @@
 
 from typing import Literal, NamedTuple
 
-from config.workspace.benchmarked import Usage
+from config.workspace.benchmarked import Benchmark, Load, Usage
 
 MILLION = 1e6
 OUTPUT_TO_INPUT = 2.5
@@ -51,6 +51,11 @@ def token_price(usage: Usage, usd_per_hour: float, basis: CostBasis) -> TokenPri
         _per_million(usd * share, usage.input_tokens),
         _per_million(usd * (1 - share), usage.output_tokens),
     )
+
+
+def price_of(found: Benchmark, load: Load, basis: CostBasis = "allocation") -> TokenPrice:
+    """The price of a load that was benchmarked."""
+    return token_price(load.usage, found.usd_per_hour, basis)
 
 
 def split_method(usage: Usage) -> str:

@@ -58,7 +58,7 @@ def this_machine(root: Path) -> Hardware | None:
 
 def calibration(path: Path, kind: type[M]) -> M | None:
     """What `rlhf calibrate` wrote to a file, None if it is not there. Raises CostError for a file
-    that can not be read.
+    that cannot be read.
     """
     try:
         loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)

@@ -22,6 +22,8 @@ from config.schema import Params
 from config.workspace.benchmarked import Usage
 from config.workspace.machine import SERVING_FILE, ServedPoint, ServingRates
 from costs.formulas.compute import decode_step, forward_pass
+from costs.formulas.counts import forward_matmul_flops
+from costs.formulas.memory import kv_cache_bytes
 from costs.formulas.serving import token_price
 from costs.formulas.setting import DTYPE_BYTES, Levers, Setting, Workload
 from costs.formulas.time import Seconds, decode_duration, duration
@@ -102,7 +104,7 @@ class ServingPlan:
     usd_per_hour: float
     calibrated: bool
     slower: float | None
-    """Seconds of the machine now over those of its calibration; None where nobody asked."""
+    """Seconds of the machine now over those of its calibration; None if its pace was not given."""
     loads: tuple[PlannedLoad, ...]
     rate: PlannedRate | None
     assumptions: tuple[str, ...]
@@ -137,10 +139,9 @@ def plan_serving(
         pace = _roofline(setting, slots)
     else:
         pace = _measured_pace(rates, shape, weights, slots, slower)
-    cache = cache_bytes(shape) if aim.hardware.is_cpu else _cache_bytes(setting)
-    per_request = cache * params.model.context_length
-    held = _weight_bytes(setting, weights)
     context = params.model.context_length
+    per_request = kv_cache_bytes(shape, setting.levers.dtype, 1.0, context)
+    held = _weight_bytes(setting, weights)
     fixed = held + _beside_bytes(setting, rates, slots, context, length)
     usable = float(aim.hardware.usable_bytes)
     usd_per_hour = aim.price.expected
@@ -181,17 +182,12 @@ def data_lengths(params: Params, root: Path) -> Lengths:
 
 def matrix_parameters(shape: ModelShape) -> int:
     """Parameters that a token is multiplied with: layers and output head."""
-    head = shape.vocab * (shape.embedding_width or shape.width)
-    return round(shape.layers * shape.active_layer_parameters + head)
+    return round(forward_matmul_flops(shape, 1.0) / 2)
 
 
 def cache_bytes(shape: ModelShape) -> float:
     """Keys and values of one token in llama.cpp as it is started here, in fp32."""
-    return 2.0 * shape.layers * shape.kv_width * 4
-
-
-def _cache_bytes(setting: Setting) -> float:
-    return 2 * setting.model.layers * setting.model.kv_width * setting.levers.cache_bytes
+    return kv_cache_bytes(shape, "fp32", 1.0, 1.0)
 
 
 def _weight_bytes(setting: Setting, weights: str) -> float:
@@ -215,10 +211,9 @@ def _beside_bytes(
     """What a server holds beside weights and cache: its processes and buffers, or on a GPU the
     context and what vLLM keeps for activations.
     """
-    if not setting.hardware.is_cpu:
+    if rates is None:
         return setting.engine.context_bytes + VLLM_KEEPS * setting.hardware.usable_bytes
-    buffers = buffer_bytes(setting.model, slots, context, length.input)
-    return buffers + (rates.process_bytes if rates else 0.0)
+    return rates.process_bytes + buffer_bytes(setting.model, slots, context, length.input)
 
 
 VLLM_KEEPS = 0.1

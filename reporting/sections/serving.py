@@ -2,19 +2,21 @@
 serve has paid for what it cost to make.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable
+from itertools import cycle
 
 from config.workspace.benchmarked import Benchmark, Load
-from costs.formulas.serving import payback_tokens, token_price
+from costs.formulas.serving import payback_tokens, price_of
 from reporting.charts import Series, legend, line_chart
 from reporting.inputs import Findings
-from reporting.markup import Markup, element
+from reporting.markup import Markup
 from reporting.numbers import count, short, usd
 from reporting.parts import card, grid, section, table
 
 TITLE = "Served"
 TONES = ("accent", "second", "sft", "quiet", "base")
 BASELINE = "f32"
+Value = Callable[[Benchmark, Load], float | None]
 
 
 def serving_section(findings: Findings) -> Markup | None:
@@ -46,8 +48,10 @@ def serving_section(findings: Findings) -> Markup | None:
         _lead(findings, knees),
         card("At the knee of each", numbers, note=note),
         grid(
-            card("Tokens per second", _curves(found, "tokens")),
-            card("Dollars per million tokens", _curves(found, "usd")),
+            _curves("Tokens per second", found, lambda _, load: load.tokens_per_second),
+            _curves(
+                "Dollars per million tokens", found, lambda each, load: price_of(each, load).blended
+            ),
             kind="halves",
         ),
     )
@@ -55,11 +59,7 @@ def serving_section(findings: Findings) -> Markup | None:
 
 def _lead(findings: Findings, knees: list[tuple[Benchmark, Load]]) -> str:
     made, served = findings.ledger.made_usd, findings.served
-    prices = [
-        price
-        for each, load in knees
-        if (price := token_price(load.usage, each.usd_per_hour, "allocation").blended)
-    ]
+    prices = [price for each, load in knees if (price := price_of(each, load).blended)]
     so_far = (
         f"{short(served.tokens)} tokens were served so far, for {usd(served.usd)}; training came "
         f"to {usd(1e6 * made / served.tokens)} per million of them."
@@ -75,7 +75,7 @@ def _lead(findings: Findings, knees: list[tuple[Benchmark, Load]]) -> str:
 
 
 def _row(findings: Findings, each: Benchmark, load: Load) -> list[str]:
-    price = token_price(load.usage, each.usd_per_hour, "allocation")
+    price = price_of(each, load)
     return [
         _name(each),
         f"{load.concurrency} concurrent",
@@ -102,32 +102,30 @@ def _paid_back(findings: Findings, each: Benchmark, price: float | None) -> str:
     at = baseline.at_knee() if baseline else None
     if baseline is None or at is None or price is None or baseline is each:
         return ""
-    before = token_price(at.usage, baseline.usd_per_hour, "allocation").blended
+    before = price_of(baseline, at).blended
     tokens = None if before is None else payback_tokens(extra, before, price)
     if tokens is None:
         return "never: it is no cheaper"
     return f"{short(tokens)} tokens" if tokens else "at once"
 
 
-def _curves(found: list[Benchmark], what: str) -> Markup:
+def _curves(title: str, found: list[Benchmark], value: Value) -> Markup:
+    """A card with a curve by concurrency for each way to serve."""
     series = [
-        Series(_name(each), list(_points(each, what)), TONES[place % len(TONES)])
-        for place, each in enumerate(found)
+        Series(
+            _name(each),
+            [
+                (float(load.concurrency), known)
+                for load in each.loads
+                if load.concurrency is not None and (known := value(each, load)) is not None
+            ],
+            tone,
+        )
+        for each, tone in zip(found, cycle(TONES), strict=False)
     ]
-    label = "Tokens per second" if what == "tokens" else "Dollars per million tokens"
     drawn = [each for each in series if each.points]
-    chart = line_chart(drawn, f"{label} by concurrent requests", "concurrent requests")
-    return element("div", legend(drawn), chart) if len(drawn) > 1 else chart
-
-
-def _points(each: Benchmark, what: str) -> Iterator[tuple[float, float]]:
-    for load in each.loads:
-        if load.concurrency is None:
-            continue
-        price = token_price(load.usage, each.usd_per_hour, "allocation").blended
-        value = load.tokens_per_second if what == "tokens" else price
-        if value is not None:
-            yield float(load.concurrency), value
+    chart = line_chart(drawn, f"{title} by concurrent requests", "concurrent requests")
+    return card(title, legend(drawn) if len(drawn) > 1 else None, chart)
 
 
 def _name(each: Benchmark) -> str:
@@ -143,8 +141,7 @@ def served_summary(findings: Findings) -> tuple[str, str] | None:
     priced = [
         (price, load)
         for each in findings.benchmarks
-        if (load := each.at_knee()) is not None
-        and (price := token_price(load.usage, each.usd_per_hour, "allocation").blended)
+        if (load := each.at_knee()) is not None and (price := price_of(each, load).blended)
     ]
     if not priced:
         return None

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import quantiles
 
 from config.workspace.benchmarked import Knee, Limits, Load, Percentiles, Usage
 
@@ -110,16 +111,10 @@ def percentiles(seconds: Sequence[float]) -> Percentiles | None:
     """In milliseconds; None of nothing."""
     if not seconds:
         return None
-    ordered = sorted(1000 * each for each in seconds)
-    return Percentiles(**{f"p{p}": quantile(ordered, p / 100) for p in (50, 95, 99)})
-
-
-def quantile(ordered: Sequence[float], share: float) -> float:
-    """Linear between the neighbours."""
-    place = share * (len(ordered) - 1)
-    low = int(place)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (place - low) * (ordered[high] - ordered[low])
+    milliseconds = [1000 * each for each in seconds]
+    several = milliseconds * 2 if len(seconds) == 1 else milliseconds
+    cuts = quantiles(several, n=100, method="inclusive")
+    return Percentiles(**{f"p{p}": cuts[p - 1] for p in (50, 95, 99)})
 
 
 def knee_of(loads: Sequence[Load]) -> Knee | None:

@@ -130,13 +130,15 @@ def bench(
         peak_bytes=peak,
         pace_seconds=mean(paces),
     )
-    digest = "" if run_id is None else describe(root, run_id).model_digest
-    if run_id is not None and loads:
+    if run_id is None:
+        return BenchResult(found, target.model, target.url, None, "", interrupted, None)
+    run_params, digest = kept_params(root, run_id), describe(root, run_id).model_digest
+    if loads:
         keep_benchmark(root, run_id, digest, found, is_whole=not interrupted)
-        fault = None if interrupted else tell_mlflow(root, kept_params(root, run_id))
+        fault = None if interrupted else tell_mlflow(root, run_params)
         if fault is not None:
             Display().say(f"warning: {fault}")
-    plan = None if run_id is None else _plan(root, kept_params(root, run_id), target, found)
+    plan = _plan(root, run_params, target, found)
     return BenchResult(found, target.model, target.url, run_id, digest, interrupted, plan)
 
 
@@ -158,8 +160,8 @@ def _measured(
     payloads: Sequence[dict[str, Any]],
     on_load: OnLoad,
 ) -> tuple[list[Load], int | None, list[float], bool]:
-    """The loads, the server's peak memory, the machine's pace between the loads, and whether
-    somebody stopped it.
+    """The loads, the server's peak memory, the machine's pace between the loads, and whether it was
+    interrupted.
     """
     loads: list[Load] = []
     paces = [pace_seconds()]
