@@ -4,6 +4,7 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +46,8 @@ def made_export(folder: Path, model: PreTrainedModel) -> Path:
     folder.mkdir()
     (folder / "gguf").mkdir()
     model.save_pretrained(folder)
-    with_prompts_of_training(tokenizer(), is_plain=True).save_pretrained(folder)
+    own = deepcopy(tokenizer())  # it is shared by all tests, and this changes its chat template
+    with_prompts_of_training(own, is_plain=True).save_pretrained(folder)
     write_gguf(model, tokenizer(), "f32", gguf_path(folder, "f32"))
     return folder
 
