@@ -17,6 +17,7 @@ from cli.fetch import fetch
 from cli.ignored_options import refuse_ignored
 from cli.init import init
 from cli.label import label, label_import
+from cli.levers import levers, scale
 from cli.output import outlive_readers
 from cli.past_runs import restore, runs
 from cli.plan import plan
@@ -137,6 +138,8 @@ app.command()(export)
 app.command()(fetch)
 app.command()(serve)
 app.command()(bench)
+app.command()(levers)
+app.command()(scale)
 app.command()(label)
 app.command()(promote)
 app.command()(rollback)

@@ -59,6 +59,11 @@ CHANGED_CODE_VARIABLE = "RLHF_CHANGED_CODE"
 or RESTART.
 """
 
+ROLLOUTS_VARIABLE = "RLHF_ROLLOUTS"
+"""Environment variable: set, a stage that samples keeps every response of every update in
+runs/<stage>/rollouts.jsonl. It changes nothing that is trained.
+"""
+
 CONTINUE, RESTART = "continue", "restart"
 """Go on from a checkpoint that other code made, or begin anew."""
 

@@ -53,9 +53,10 @@ def line_chart(
     references: Sequence[Reference] = (),
     height: int = 200,
     shares: bool = False,
+    steps: bool = True,
 ) -> Markup:
     """Curves over steps, each of a point at least; `label` tells the picture to those who do not
-    see it. `shares` are shown in percent.
+    see it. `shares` are shown in percent. Without `steps` the x axis is of any numbers.
     """
     curves = [Series(s.name, thinned(s.points), s.tone) for s in series]
     xs = [x for s in curves for x, _ in s.points]
@@ -64,7 +65,7 @@ def line_chart(
     if shares and y_range[0] == y_range[1]:
         y_range = (max(0.0, y_range[0] - 0.05), min(1.0, y_range[1] + 0.05))
     frame, axes = _axes(
-        spread(min(xs), max(xs)), y_range, x_name, "", WIDTH, height, steps=True, shares=shares
+        spread(min(xs), max(xs)), y_range, x_name, "", WIDTH, height, steps=steps, shares=shares
     )
     drawn = [_path(s.points, s.tone, frame) for s in curves]
     drawn += [_reference(reference, frame) for reference in references]
@@ -154,6 +155,51 @@ def _dot(dot: Dot, frame: Frame) -> Markup:
         element("circle", class_=f"dot {dot.tone}", cx=x, cy=frame.y(dot.y), r=4.5),
     )
     return element("a", drawn, href=dot.href) if dot.href else drawn
+
+
+class CostDot(NamedTuple):
+    """Something with a quality, and what it was planned to cost beside what it did cost."""
+
+    name: str
+    planned: float
+    measured: float
+    quality: float
+    low: float
+    high: float
+    tone: str = "accent"
+
+
+def cost_chart(
+    dots: Sequence[CostDot],
+    label: str,
+    x_name: str,
+    y_name: str,
+    references: Sequence[Reference] = (),
+    height: int = 340,
+) -> Markup:
+    """A full dot at the measured cost, joined with a hollow one at the planned cost."""
+    xs = [x for dot in dots for x in (dot.planned, dot.measured)]
+    ys = [y for dot in dots for y in (dot.low, dot.high)] + [r.value for r in references]
+    frame, axes = _axes((0.0, max(xs)), (min(ys), max(ys)), x_name, y_name, WIDE, height)
+    drawn = [_reference(reference, frame) for reference in references]
+    return _picture(label, WIDE, height, axes, [*drawn, *(_cost_dot(dot, frame) for dot in dots)])
+
+
+def _cost_dot(dot: CostDot, frame: Frame) -> Markup:
+    x, planned, y = frame.x(dot.measured), frame.x(dot.planned), frame.y(dot.quality)
+    title = (
+        f"{dot.name}: measured {decimal(dot.measured)}, planned {decimal(dot.planned)}; quality "
+        f"{decimal(dot.quality)} ({decimal(dot.low)} to {decimal(dot.high)})"
+    )
+    low, high = frame.y(dot.low), frame.y(dot.high)
+    return element(
+        "g",
+        element("title", title),
+        element("line", class_=f"whisker {dot.tone}", x1=x, y1=low, x2=x, y2=high),
+        element("line", class_=f"whisker {dot.tone}", x1=x, y1=y, x2=planned, y2=y),
+        element("circle", class_=f"hollow {dot.tone}", cx=planned, cy=y, r=3.5),
+        element("circle", class_=f"dot {dot.tone}", cx=x, cy=y, r=4.5),
+    )
 
 
 def reliability_chart(

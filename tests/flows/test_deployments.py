@@ -54,7 +54,9 @@ def test_every_deployment_of_prefect_yaml_is_there_prefilled_from_the_recipe(up:
     assert found["rlhf"].parameters == {"params": load(RECIPE).model_dump(mode="json")}
 
 
-FORMS = ("rlhf", "retrain", "promote", "start", "serve-bench", "label-import")
+FORMS = (
+    "rlhf", "retrain", "promote", "start", "levers", "scale", "serve-bench", "label-import"
+)  # fmt: skip
 
 
 def form_of(up: Stack, flow: str) -> dict[str, Any]:
@@ -70,16 +72,9 @@ def test_the_form_knows_descriptions_bounds_and_choices(up: Stack) -> None:
     assert (ppo["batch_size"]["minimum"], ppo["batch_size"]["type"]) == (1, "integer")
     assert ppo["layout"]["enum"] == ["separate", "shared_trunk", "shared_base"]
     assert all(field.get("description") for field in ppo.values() if "$ref" not in field)
-    sweep: dict[str, Any] = (
-        up.client.read_deployment_by_name("sweep/sweep").parameter_openapi_schema or {}
-    )
-    assert "What grows" in sweep["properties"]["axis"]["description"]
-    for name, shown in {"sweep": sweep, **{each: form_of(up, each) for each in FORMS}}.items():
-        missing = [
-            key for key, field in shown["properties"].items() if not field.get("description")
-        ]
-        assert missing == [], name
-    assert sweep["properties"]["axis"]["enum"] == ["model", "sequence", "batch", "data", "steps"]
+    for name in FORMS:
+        shown = form_of(up, name)["properties"]
+        assert [key for key, field in shown.items() if not field.get("description")] == [], name
 
 
 @pytest.mark.parametrize(
@@ -158,15 +153,20 @@ def test_a_deployed_run_waits_for_one_from_the_command_line(up: Stack) -> None:
     assert up.await_end(waiting).state_name == "Completed"
 
 
-def test_a_sweep_shows_how_cost_grows_beside_what_was_measured(up: Stack) -> None:
-    run = up.await_end(up.start("sweep/sweep", axis="model", stage="ppo"))
-    assert run.state_name == "Completed"
-    shown = up.artifacts(run.id)
-    exponent = re.search(r"time ~ model\^([\d.]+)", shown["growth"])
-    assert exponent is not None
-    assert 0.3 < float(exponent[1]) < 1.5
-    assert shown["measured"].startswith("# ppo as measured")
-    assert len([line for line in shown["measured"].splitlines() if line.startswith("| 20")]) == 1
+@pytest.mark.parametrize(
+    ("flow", "message"),
+    [
+        ("levers/levers", "--only magic is not a variant. Known: baseline, "),
+        ("scale/scale", "--only magic is not a factor. Known: model, sequence, "),
+    ],
+)
+def test_a_lever_that_does_not_exist_is_named_with_those_that_do(
+    up: Stack, flow: str, message: str
+) -> None:
+    run = up.await_end(up.start(flow, only=["magic"]))
+    assert run.state is not None
+    assert run.state.name == "Failed"
+    assert str(run.state.message).startswith(message)
 
 
 def test_up_again_changes_nothing(up: Stack) -> None:

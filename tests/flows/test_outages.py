@@ -172,7 +172,7 @@ def test_a_run_without_a_sign_of_life_is_ended_by_the_server(up: Stack) -> None:
     impatient = wanted.trigger.model_copy(update={"within": timedelta(seconds=10)})
     up.client.update_automation(automation.id, wanted.model_copy(update={"trigger": impatient}))
     try:
-        silent = up.start("sweep/sweep")
+        silent = up.start("label-import/label-import")
         up.await_end(silent)  # a run of its own, which the events below speak of as at work
         up.client.set_flow_run_state(silent, Running(), force=True)
         emit_event(

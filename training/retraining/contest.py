@@ -17,8 +17,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from torch import Tensor
-
 from config import jsonl
 from config.errors import DataError
 from config.load import load
@@ -33,9 +31,9 @@ from training.evaluation.comparison import (
     score_judge,
     win_rate,
 )
+from training.inference.replies import Replies, answer
 from training.inference.trained_models import TrainedModels
-from training.modeling.sequences import sequence_logprobs
-from training.modeling.tokenizer import Prompt, decode_response, encode_prompts, prompt_text
+from training.modeling.tokenizer import Prompt, prompt_text
 from training.preparation.cleaning import TextRules, same_prompt_key
 from training.preparation.formats import check_columns, column_names, parse_rows
 from training.preparation.helpdesk import gold_score, known_world
@@ -44,26 +42,10 @@ from training.preparation.rows import USES
 from training.preparation.sources import read_file
 from training.preparation.worlds import World
 from training.process.artifacts import write_json, write_jsonl
-from training.process.out_of_memory import halving
 from training.retraining.helper import run_helper
-from training.rollout.engine import Limits, sampling_noise
-from training.rollout.static import generate
 
 GOLD, CHAMPIONS_REWARD = "the gold score", "the champion's reward model"
 SAMPLES = 8
-
-
-class Replies(NamedTuple):
-    """What a model answers to the prompts, in their order."""
-
-    texts: list[str]
-    ended: list[bool]
-    kl: list[float]
-    """Nats from the model's own SFT model."""
-
-    @property
-    def chars(self) -> list[int]:
-        return [len(text) for text in self.texts]
 
 
 class Scores(NamedTuple):
@@ -192,55 +174,6 @@ def safety_prompts(source: FileSource, root: Path, params: Params) -> list[Promp
 
 
 # ---------------------------------------------------------------- replies and scores
-
-
-def answer(trained_models: TrainedModels, prompts: Sequence[Prompt], params: Params) -> Replies:
-    """Sample a reply to every prompt, with the random numbers of `seed`, and measure its distance
-    to the SFT model.
-    """
-    settings, tokenizer = params.evaluate, trained_models.tokenizer
-    encoded = encode_prompts(tokenizer, prompts)
-    noise_BT = (
-        sampling_noise(len(prompts), settings.max_new_tokens, params.seed)
-        if settings.temperature > 0
-        else None
-    )
-    limits = Limits(settings.max_new_tokens, tokenizer.eos_token_id, tokenizer.pad_token_id)
-    with trained_models.precision:
-        responses = halving(
-            lambda size: (
-                generate(
-                    trained_models.policy, encoded, noise_BT, settings.temperature, limits, size
-                ).responses
-            ),
-            settings.batch_size,
-            "evaluate.batch_size",
-        )
-    sequences = [[*prompt, *response] for prompt, response in zip(encoded, responses, strict=True)]
-    prompt_lengths, budget_tokens = (
-        [len(ids) for ids in encoded],
-        settings.batch_size * trained_models.model.context_length,
-    )
-
-    temperature = settings.temperature or 1.0
-
-    def logprobs(role: str) -> list[Tensor]:
-        """Under a model that nothing here keeps."""
-
-        def pieces(size: int) -> list[Tensor]:
-            model = getattr(trained_models, role)
-            with trained_models.precision:
-                return sequence_logprobs(model, sequences, prompt_lengths, temperature, size)
-
-        return halving(pieces, budget_tokens, "tokens at once")
-
-    own, reference = logprobs("policy"), logprobs("sft")
-    trained_models.release()
-    return Replies(
-        [decode_response(tokenizer, response) for response in responses],
-        [response[-1] == limits.eos for response in responses],
-        [float((a - b).sum()) for a, b in zip(own, reference, strict=True)],
-    )
 
 
 def judge(

@@ -1,0 +1,3 @@
+"""What the comparison of levers asks of models: replies to held-out prompts, best-of-n, paired
+differences.
+"""
