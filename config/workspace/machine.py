@@ -178,6 +178,10 @@ class Machine(Part):
     streams: tuple[Stream, ...]
     attention: tuple[Attention, ...]
     passes: tuple[Passes, ...]
+    autocast: tuple[Passes, ...] = ()
+    """Some of the same with fp32 weights under bf16 autocast; empty where products in bf16 are
+    emulated, and in files of earlier versions.
+    """
     vocabulary: tuple[Vocabulary, ...]
     sampling: tuple[Sampling, ...]
     generation: tuple[Generation, ...]

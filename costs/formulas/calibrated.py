@@ -2,6 +2,8 @@
 machine: on a CPU the parts add up.
 """
 
+from dataclasses import replace
+
 from config.records import LOOPS
 from costs.formulas.counts import (
     forward_attention_flops,
@@ -55,7 +57,13 @@ def _pass(
     vocabulary_tokens: float,
     training: bool,
 ) -> float:
-    """The sum of its parts at the machine's best."""
+    """The sum of its parts at the machine's best; in bf16 that of fp32 times what autocast makes of
+    it, where that was measured.
+    """
+    if levers.dtype == "bf16" and own.forward_autocast:
+        plain = replace(levers, dtype="fp32")
+        seconds = _pass(own, setting, shape, plain, sequences, tokens, vocabulary_tokens, training)
+        return seconds * own.autocast_ratio(4.0 * sequences * tokens * shape.width, training)
     total, again = sequences * tokens, float(training and levers.checkpointing == "full")
     passes = (3.0 if levers.tuning == "full" else 2.0) + again if training else 1.0
     causal = levers.attention != "eager" and not (training and setting.mask_tensor)

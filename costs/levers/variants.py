@@ -27,6 +27,7 @@ BEST_OF = 16
 FEWER = 4
 """Pieces of a micro-batch, and passes over a rollout that become one."""
 MODULES = ("q", "k", "v", "o", "gate", "up", "down")
+ONE_LAYER = "the model has one layer, and no half of them"
 HARDWARE_WITH_ALL = "a100-80"
 """The device that levers are planned for where this machine lacks them."""
 
@@ -75,13 +76,17 @@ class Variant:
 
 
 def variants(
-    params: Params, device: Device, optimised: Params | None = None, rate: float = ADAPTER_RATE
+    params: Params,
+    device: Device,
+    layers: int,
+    optimised: Params | None = None,
+    rate: float = ADAPTER_RATE,
 ) -> list[Variant]:
     """The baseline first, then every lever that applies to `params`; what changes nothing, or
     contradicts the rest of params, is left out or has the reason in `missing`.
 
-    `optimised` are the params that the planner would choose; `rate` multiplies the learning rates
-    of adapters.
+    `layers` are the base model's, `optimised` the params that the planner would choose; `rate`
+    multiplies the learning rates of adapters.
     """
     content = params.model_dump(mode="json") | {"distill": None}
     content["tracking"] = content["tracking"] | {"model": "aligned"}
@@ -91,7 +96,7 @@ def variants(
         content = optimised.model_dump(mode="json") | {"distill": None}
         content["tracking"] = content["tracking"] | {"model": "aligned"}
         found.append(_variant(OPTIMISED, baseline, validate(content, OPTIMISED)))
-    for name, overlay, missing in _levers(params, device, rate):
+    for name, overlay, missing in _levers(params, device, layers, rate):
         own = params.tracking.model == "student" or name == "student"
         changed = compose(baseline.params.model_dump(mode="json"), overlay)
         if name != "student" and own:
@@ -103,9 +108,17 @@ def variants(
             continue
         found.append(_variant(name, baseline, made, missing))
     found.append(Variant(f"best-of-{BEST_OF}", baseline.params, {}, best_of=BEST_OF))
-    return [
-        each for each in found if each.changes or each.missing or each.best_of or each is found[0]
-    ]
+    return _distinct(found)
+
+
+def _distinct(found: list[Variant]) -> list[Variant]:
+    """Without variants that another one before them is already."""
+    kept: list[Variant] = []
+    for each in found:
+        trained = not each.missing and not each.best_of
+        if not trained or all(each.params != other.params for other in kept if not other.missing):
+            kept.append(each)
+    return kept
 
 
 def _variant(name: str, baseline: Variant, params: Params, missing: str = "") -> Variant:
@@ -118,7 +131,9 @@ def _variant(name: str, baseline: Variant, params: Params, missing: str = "") ->
 Overlay = dict[str, Any]
 
 
-def _levers(params: Params, device: Device, rate: float) -> Iterator[tuple[str, Overlay, str]]:
+def _levers(
+    params: Params, device: Device, layers: int, rate: float
+) -> Iterator[tuple[str, Overlay, str]]:
     """Name, what changes, and why it cannot run here."""
     method = params.align.method
     section = params.section(method)
@@ -142,6 +157,9 @@ def _levers(params: Params, device: Device, rate: float) -> Iterator[tuple[str, 
         yield "shared-trunk", {"ppo": {"layout": "shared_trunk"}}, ""
         if section.lora is None:
             yield "shared-base", _shared_base(params, adapter), ""
+        if params.reward.lora is None:
+            smaller = {"reward": {"layers": -(-layers // 2)}} if layers > 1 else {}
+            yield "small-reward", smaller, "" if layers > 1 else ONE_LAYER
     for other in METHODS:
         if other != method:
             there = getattr(params, other) is not None
@@ -153,8 +171,8 @@ def _levers(params: Params, device: Device, rate: float) -> Iterator[tuple[str, 
         fewer = {passes: max(1, section.epochs // FEWER)}
         yield "fewer-passes", {method: fewer}, ""
         yield "half-updates", {method: {"updates": max(1, section.updates // 2)}}, ""
-        student = _student(params)
-        yield "student", student or {}, "" if student else "the model has one layer"
+        student = _student(params, layers)
+        yield "student", student or {}, "" if student else ONE_LAYER
         if method == "ppo":
             both = {"layout": "shared_trunk", **fewer}
             yield "shared-trunk+fewer-passes", {"ppo": both}, ""
@@ -213,15 +231,14 @@ def _smaller_pieces(params: Params) -> dict[str, int]:
     return {"micro_batch_size": max(1, section.micro_batch_size // FEWER)}
 
 
-def _student(params: Params) -> Overlay | None:
+def _student(params: Params, layers: int) -> Overlay | None:
     """The section distill of the params, or half of the aligned model's layers; None for a model
     that has no half.
     """
     served = {"tracking": {"model": "student"}}
     if params.distill is not None:
         return {"distill": params.distill.model_dump(mode="json"), **served}
-    random = params.model.random
-    if random is None or random.layers < 2:
+    if layers < 2:
         return None
     loop = params.section(params.align.method).model_dump(mode="json")
     shared = (
@@ -230,7 +247,7 @@ def _student(params: Params) -> Overlay | None:
         "micro_batch_tokens", "max_grad_norm", "schedule", "checkpoint_every_updates",
         "sample_every_updates",
     )  # fmt: skip
-    origin = {"path": None, "revision": None, "random": None, "layers": -(-random.layers // 2)}
+    origin = {"path": None, "revision": None, "random": None, "layers": -(-layers // 2)}
     distill = {name: loop[name] for name in shared} | {
         "student": origin, "lora": None, "responses_per_prompt": 1, "sft_updates": 0,
         "lmbda": 0.0, "beta": 0.0, "distill_epochs": 2,

@@ -147,9 +147,29 @@ def rates(machine: Machine) -> Measured:
         trainer_step_seconds=max(0.0, trainer),
     )
     found = replace(
+        found,
+        forward_autocast=_autocast(machine, training=False),
+        training_autocast=_autocast(machine, training=True),
+    )
+    found = replace(
         found, decode_share=median(_decode_share(found, each) for each in machine.generation)
     )
     return _paced(found, machine.loop)
+
+
+def _autocast(machine: Machine, training: bool) -> Points:
+    """How much longer each trunk takes under bf16 autocast than in fp32, by its tensors."""
+    name = "training_seconds" if training else "forward_seconds"
+    plain = {_sizes(each): each for each in machine.passes}
+    return tuple(
+        (_tensor_bytes(each), getattr(each, name) / getattr(plain[_sizes(each)], name))
+        for each in sorted(machine.autocast, key=_tensor_bytes)
+        if _sizes(each) in plain
+    )
+
+
+def _sizes(each: Passes) -> tuple[int, ...]:
+    return (each.width, each.layers, each.heads, each.mlp_width, each.sequences, each.tokens)
 
 
 def _paced(found: Measured, loop: Loop) -> Measured:

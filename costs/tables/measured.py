@@ -61,6 +61,11 @@ class Measured:
     """
     update_pace: float = 1.0
     rollout_pace: float = 1.0
+    forward_autocast: Points = ()
+    """Bytes of a tensor [tokens, width] in fp32 -> time of a trunk under bf16 autocast over its
+    time in fp32; empty where that was not measured.
+    """
+    training_autocast: Points = ()
 
     @property
     def name(self) -> str:
@@ -81,6 +86,15 @@ class Measured:
         ]
         slower = EMULATION if dtype in ("bf16", "fp16") and dtype not in measured else 1.0
         return slower * flops / interpolated_twice(found, width, rows)
+
+    @explained("ratio")
+    def autocast_ratio(self, tensor_bytes: float, training: bool) -> float:
+        """Time of a trunk under bf16 autocast over its time in fp32: weights and activations are
+        converted for every product, which small ones do not repay.
+        """
+        return interpolated(
+            self.training_autocast if training else self.forward_autocast, tensor_bytes
+        )
 
     @explained("s")
     def attention_seconds(self, flops: float, tokens: float, training: bool) -> float:

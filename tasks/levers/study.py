@@ -4,37 +4,28 @@ What is done stays done: the same command goes on from where it was stopped, and
 added later runs alone.
 """
 
-import hashlib
 import json
-import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from config import jsonl
+from config.atomic_file import write_atomically
 from config.compose import compose
 from config.errors import CostError, OverBudget, ParamsError
-from config.inputs import digest_files
 from config.load import validate, write
-from config.records import METHODS, SAMPLING_METHODS, MetricRow
+from config.records import SAMPLING_METHODS
 from config.schema import Params
 from config.workspace.levers import (
     FOLDER,
     LEVERS,
-    FrontierPoint,
     Levers,
-    VariantResult,
     keep,
 )
 from config.workspace.machine import bf16_instructions
 from costs.levers.judgement import (
-    Costed,
-    Scored,
     choice,
-    first_update_at,
-    margin,
     pareto,
     ranking,
 )
@@ -50,41 +41,29 @@ from costs.levers.variants import (
 from costs.planning.cheaper import cheapest
 from costs.planning.planner import plan
 from costs.planning.plans import Plan, StagePlan
+from costs.planning.settings import base_shape
 from costs.planning.target import target
 from costs.tables.price import usd_per_device_hour
 from reporting.numbers import decimal, duration, usd
 from tasks.levers.processes import Ended, Spent, run_helper, run_stage, spent
+from tasks.levers.replies import scored_replies
+from tasks.levers.results import Judged, Trained, costed_of, frontier, variant_result
 from tasks.levers.stage_folders import (
     STUDIES,
     Chain,
     digest,
-    lay_out,
-    link_outputs,
     prepare,
     stage_folder,
     write_lock,
 )
-from tasks.run.code_version import HOME
 from tasks.run.stop import StopRequest
 from tasks.stage.progress import Display
 
-ANSWERS = "answers.json"
 SWEEP_SHARE = 3
 """A learning rate is tried on a third of the updates."""
 CHEAPEST = "cheapest.yaml"
-
-
-@dataclass
-class Trained:
-    """A variant with one seed."""
-
-    variant: Variant
-    seed: int
-    chain: dict[str, Params]
-    plans: dict[str, StagePlan]
-    costs: dict[str, Spent] = field(default_factory=dict)
-    state: Ended = field(default_factory=lambda: Ended("done"))
-    answers: Path | None = None
+ANSWER_SECONDS = 10.0
+"""To answer the held-out prompts, most of it the start of a process; for the time left alone."""
 
 
 class Study:
@@ -105,11 +84,12 @@ class Study:
         self.display = Display()
         self.aim = target(params, None, None, None, root)
         self.only = tuple(only)
-        self.started = time.monotonic()
         self.paid: dict[Path, float] = {}
         """Stage folder -> what it cost, each counted once."""
         self.trained: list[Trained] = []
         self.rate, self.sweep_usd = ADAPTER_RATE, 0.0
+        self.layers = base_shape(params, root).layers
+        self._chosen: dict[int, Params | None] = {}
         self.target: float | None = None
 
     # ------------------------------------------------------------ variants and plans
@@ -117,7 +97,8 @@ class Study:
     def variants(self, seed: int) -> list[Variant]:
         """Those that were asked for. Raises ParamsError for an unknown name."""
         params = _with(self.params, {"seed": seed})
-        found = variants(params, this_device(), self._optimised(params), self.rate)
+        optimised = self._optimised(seed, params)
+        found = variants(params, this_device(), self.layers, optimised, self.rate)
         known = [each.name for each in found]
         for name in self.only:
             if name not in known:
@@ -125,12 +106,15 @@ class Study:
         wanted = {BASELINE, *self.only} if self.only else set(known)
         return [each for each in found if each.name in wanted]
 
-    def _optimised(self, params: Params) -> Params | None:
+    def _optimised(self, seed: int, params: Params) -> Params | None:
         """What `rlhf plan --optimise usd` would choose for the method."""
-        try:
-            return cheapest(params, self.aim, (params.align.method,), "usd").params
-        except CostError:
-            return None
+        if seed not in self._chosen:
+            try:
+                found = cheapest(params, self.aim, (params.align.method,), "usd").params
+            except CostError:
+                found = None
+            self._chosen[seed] = found
+        return self._chosen[seed]
 
     def plan_of(self, variant: Variant, root: Path | None = None) -> Plan:
         """Its plan, on this machine or, where it cannot run here, on a device that can. `root` is
@@ -219,9 +203,10 @@ class Study:
 
     def _train(self, variant: Variant, seed: int) -> Trained:
         chain = self.chain(variant, seed)
-        done = Trained(variant, seed, chain, {})
+        done = Trained(variant, seed, chain)
         for stage in variant.stages:
             state, done.costs[stage] = self._make(chain, stage)
+            done.folders[stage] = stage_folder(self.root, chain, stage)
             if state.state != "done":
                 done.state = Ended(state.state, f"{stage}: {state.reason}")
                 break
@@ -241,7 +226,7 @@ class Study:
         if stage == "data":
             write_lock(folder, chain[stage])
         cost = spent(folder, chain[stage], stage)
-        self.paid[folder] = cost.usd + cost.waste_usd
+        self.paid[folder] = cost.usd if state.state != "done" else cost.usd + cost.waste_usd
         return state, cost
 
     def _within_budget(self) -> None:
@@ -253,41 +238,12 @@ class Study:
             )
 
     def _answer(self, variant: Variant, chain: Chain, sft: bool = False) -> Path:
-        """The scored replies of a variant's model, or of the SFT model."""
-        last = "sft" if sft or variant.best_of else variant.stages[-1]
-        params = chain[variant.stages[-1]] if not variant.best_of else variant.params
-        judge = dict.fromkeys(("data", "sft", "reward"), self.baseline(params.seed))
+        """The replies of a variant's model, or of the SFT model, scored by the gold score and by
+        the reward model of the baseline.
+        """
+        judge = dict.fromkeys(("data", "sft", "reward"), self.baseline(variant.params.seed))
         self._make(judge, "reward")
-        content = {
-            "evaluate": params.evaluate.model_dump(mode="json"),
-            "best_of": variant.best_of, "sft": sft,
-            "stage": digest(self.root, chain, last),
-            "reward": digest(self.root, judge, "reward"),
-            "code": [
-                hashlib.sha256((HOME / "training" / name).read_bytes()).hexdigest()
-                for name in ("levers/answers.py", "inference/replies.py")
-            ],
-            "files": {str(path): text for path, text in digest_files(self.root, params).items()},
-        }  # fmt: skip
-        name = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]
-        folder = self.root / STUDIES / "answers" / f"{last}-{name}"
-        if (folder / ANSWERS).exists():
-            return folder / ANSWERS
-        lay_out(self.root, folder, params)
-        for stage in variant.stages:
-            if stage != "reward":
-                link_outputs(folder, stage_folder(self.root, chain, stage), stage)
-        link_outputs(folder, stage_folder(self.root, judge, "reward"), "reward")
-        options = ["--out", ANSWERS]
-        if variant.best_of:
-            options += ["--best-of", str(variant.best_of)]
-        elif sft:
-            options += ["--role", "sft"]
-        elif last in SAMPLING_METHODS:
-            rollouts = stage_folder(self.root, chain, last) / "runs" / last / "rollouts.jsonl"
-            options += ["--rollouts", str(rollouts.resolve())]
-        run_helper(folder, "training.levers.answers", options, self.stop)
-        return folder / ANSWERS
+        return scored_replies(self.root, variant, chain, judge, sft, self.stop)
 
     def _choose_rate(self, seed: int) -> None:
         """Try the adapters' learning rates on a part of the updates; the best by the reward model's
@@ -324,16 +280,21 @@ class Study:
         if self.target is not None or baseline.answers is None:
             return
         judged = self._compared([baseline])
-        own = judged["variants"][BASELINE]
-        self.target = own["quality"] - margin(judged["judge"])
+        self.target = judged.target
         path = self.root / FOLDER / "target.json"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        content = {"baseline": own, "judge": judged["judge"], "margin": margin(judged["judge"]),
-                   "target": self.target, "seed": baseline.seed}  # fmt: skip
-        path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+        content = {
+            "study": digest(self.root, baseline.chain, self.params.align.method),
+            "judge": judged.judge, "baseline": judged.variants[BASELINE],
+            "margin": judged.margin, "target": self.target,
+        }  # fmt: skip
+        written = json.dumps(content, indent=1) + "\n"
+        if not path.exists() or path.read_text(encoding="utf-8") != written:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(path, written)
+        quality = judged.variants[BASELINE]["quality"]
         self.display.say(
-            f"target: {judged['judge'].replace('_', ' ')} {decimal(own['quality'])} of the "
-            f"baseline minus {margin(judged['judge']):g} = {decimal(self.target)}"
+            f"target: {judged.judge.replace('_', ' ')} {decimal(quality)} of the baseline minus "
+            f"{judged.margin:g} = {decimal(self.target)}"
         )
 
     def _line(self, done: Trained, number: int, of: int) -> str:
@@ -346,18 +307,35 @@ class Study:
         cost = sum(done.costs[stage].usd for stage in own)
         planned = sum(done.plans[stage].usd.expected for stage in own)
         said = f"{usd(cost)}, planned {usd(planned)}" if own else "no training"
-        left = self._eta(number, of, done.seed)
+        left = self._left(number, done.seed)
         return f"{variant.name:<26} {said}, {usd(sum(self.paid.values()))} so far, {where}{left}"
 
-    def _eta(self, number: int, of: int, seed: int) -> str:
-        total = of * len(self.seeds)
-        at = self.seeds.index(seed) * of + number
-        gone = time.monotonic() - self.started
-        return f", about {duration(gone / at * (total - at))} left" if at < total else ""
+    def _left(self, number: int, seed: int) -> str:
+        """The time of the variants to come: as planned, times what those before it took over their
+        plans.
+        """
+        took = sum(cost.seconds for each in self.trained for cost in each.costs.values())
+        planned = sum(plan.seconds for each in self.trained for plan in each.plans.values())
+        ahead = [
+            self._ahead(each)
+            for at, other in enumerate(self.seeds)
+            if other >= seed
+            for i, each in enumerate(self.variants(other), start=1)
+            if at > self.seeds.index(seed) or i > number
+        ]
+        seconds = sum(ahead) * took / planned if planned else 0.0
+        return f", about {duration(seconds)} left" if seconds else ""
+
+    def _ahead(self, variant: Variant) -> float:
+        """Planned seconds of the stages that a variant does not share, and of its answers."""
+        if variant.missing:
+            return 0.0
+        own = [s.seconds for s in self.plan_of(variant).stages if s.stage in variant.own_stages]
+        return ANSWER_SECONDS + sum(own)
 
     # ------------------------------------------------------------ judging
 
-    def _compared(self, trained: Sequence[Trained]) -> dict[str, Any]:
+    def _compared(self, trained: Sequence[Trained]) -> Judged:
         """Qualities and differences, from a process that has the statistics."""
         answered: dict[str, list[str]] = {}
         for each in trained:
@@ -376,36 +354,37 @@ class Study:
         run_helper(
             folder, "training.levers.compare", ["study.json", "--out", "compared.json"], self.stop
         )
-        return dict(json.loads((folder / "compared.json").read_text(encoding="utf-8")))
+        found = json.loads((folder / "compared.json").read_text(encoding="utf-8"))
+        return Judged(found["judge"], self.params.evaluate.confidence, found["variants"])
 
     def judge(self) -> Levers:
         """The result, from everything that was trained."""
         judged = self._compared(self.trained)
-        limit = margin(judged["judge"])
-        baseline_quality = judged["variants"][BASELINE]["quality"]
-        results = [
-            self._result(variant, judged["variants"].get(variant.name), limit, baseline_quality)
-            for variant in self.variants(self.seeds[0])
+        first = self.seeds[0]
+        found = [
+            variant_result(
+                variant,
+                [each for each in self.trained if each.variant.name == variant.name],
+                judged,
+                self.plan_of(variant),
+                self.sweep_usd if variant.name == self._first_adapter(first) else 0.0,
+            )
+            for variant in self.variants(first)
         ]
-        costed = [
-            Costed(each.name, each.planned_usd or 0.0, each.measured_usd, each.same_quality,
-                   each.quality or 0.0)
-            for each in results
-            if each.state == "done" and each.measured_usd
-        ]  # fmt: skip
+        costed = [each for each in map(costed_of, found) if each is not None]
         order, chosen = ranking(costed), choice(costed)
-        chain = self.chain(self.variants(self.seeds[0])[0], self.seeds[0])
+        chain = self.chain(self.variants(first)[0], first)
         return Levers(
             study=digest(self.root, chain, self.params.align.method),
-            judge=judged["judge"],
-            margin=limit,
-            target=baseline_quality - limit,
+            judge=judged.judge,
+            margin=judged.margin,
+            target=judged.target,
             seeds=self.seeds,
-            confidence=self.params.evaluate.confidence,
+            confidence=judged.confidence,
             method=self.params.align.method,
             usd_per_hour=usd_per_device_hour(self.params),
-            variants=results,
-            frontier=self._frontier(judged),
+            variants=found,
+            frontier=frontier([each for each in self.trained if each.seed == first], judged),
             pareto=pareto(costed),
             pairs=order.pairs,
             pairs_ranked_right=order.share,
@@ -415,89 +394,6 @@ class Study:
             regret=chosen.regret if chosen else None,
             total_usd=sum(self.paid.values()),
         )
-
-    def _result(
-        self, variant: Variant, judged: dict[str, float] | None, limit: float, baseline: float
-    ) -> VariantResult:
-        own = [each for each in self.trained if each.variant.name == variant.name]
-        common: dict[str, Any] = {
-            "name": variant.name,
-            "changes": dict(variant.changes),
-            "seeds": len(own),
-        }
-        if variant.missing:
-            return VariantResult(
-                **common, state="not here", reason=variant.missing, hardware=HARDWARE_WITH_ALL,
-                **_planned(variant, {s.stage: s for s in self.plan_of(variant).stages}),
-            )  # fmt: skip
-        failed = next((each for each in own if each.state.state != "done"), None)
-        found = common | {"hardware": self.aim.hardware.name}
-        found |= _mean_dicts([_costs(each) for each in own])
-        if _has_adapter(variant) and variant.name == self._first_adapter(self.seeds[0]):
-            found["sweep_usd"] = self.sweep_usd
-        if failed is not None or judged is None:
-            state = failed.state if failed else Ended("failed", "it has no answers")
-            return VariantResult(**found, state=state.state, reason=state.reason)
-        same = judged["difference_low"] >= -limit
-        at_target = self._at_target(own, baseline - limit)
-        return VariantResult(**found, state="done", **judged, same_quality=same, **at_target)
-
-    def _at_target(self, own: Sequence[Trained], aim: float) -> dict[str, Any]:
-        """When the method's own responses first reached the target, and what it had cost by then;
-        means over seeds, nothing if one of them never did.
-        """
-        updates, costs = [], []
-        for each in own:
-            curve = _curve(each)
-            at = first_update_at(curve, aim, self.params.evaluate.confidence)
-            if at is None:
-                return {}
-            updates.append(at)
-            costs.append(_cost_at(each, at))
-        if not updates:
-            return {}
-        return {
-            "updates_at_target": round(sum(updates) / len(updates)),
-            "usd_at_target": sum(costs) / len(costs),
-        }
-
-    def _frontier(self, judged: dict[str, Any]) -> dict[str, list[FrontierPoint]]:
-        """Quality against KL: along training for the methods that sample, else where they end."""
-        found: dict[str, list[FrontierPoint]] = {}
-        seed = self.seeds[0]
-        for each in self.trained:
-            if each.seed != seed or each.answers is None:
-                continue
-            variant = each.variant
-            if variant.best_of:
-                content = json.loads(each.answers.read_text(encoding="utf-8"))
-                if judged["judge"] == "gold":
-                    found["best-of-n"] = [
-                        FrontierPoint(kl=one["kl"], quality=sum(one["golds"]) / len(one["golds"]))
-                        for one in content["best_of"]
-                    ]
-                continue
-            method = variant.params.align.method
-            if variant.name not in (BASELINE, *METHODS):
-                continue
-            end = judged["variants"][variant.name]
-            points = [FrontierPoint(kl=end["kl"], quality=end["quality"])]
-            if judged["judge"] == "gold" and method in SAMPLING_METHODS:
-                points = [*self._along(each), *points]
-            found[method] = points
-        return found
-
-    def _along(self, each: Trained) -> list[FrontierPoint]:
-        """KL and quality of the responses of each update."""
-        method = each.variant.params.align.method
-        metrics = stage_folder(self.root, each.chain, method) / "runs" / method / "metrics.jsonl"
-        rows: list[MetricRow] = jsonl.read(metrics, MetricRow).rows
-        kls = {row.step: row.values["kl"] for row in rows if "kl" in row.values}
-        return [
-            FrontierPoint(kl=kls[point.update], quality=point.mean)
-            for point in _curve(each)
-            if point.update in kls
-        ]
 
     def _write_cheapest(self, found: Levers) -> None:
         """The params of the cheapest variant that is as good as the baseline."""
@@ -520,57 +416,3 @@ def _with(params: Params, overlay: dict[str, Any]) -> Params:
 def _has_adapter(variant: Variant) -> bool:
     changed = f"{variant.params.align.method}.lora."
     return not variant.missing and any(key.startswith(changed) for key in variant.changes)
-
-
-def _planned(variant: Variant, plans: dict[str, StagePlan]) -> dict[str, float]:
-    own = [plans[stage] for stage in variant.own_stages if stage in plans]
-    if not own:
-        return {}
-    return {
-        "planned_seconds": sum(stage.seconds for stage in own),
-        "planned_usd": sum(stage.usd.expected for stage in own),
-        "planned_total_usd": sum(stage.usd.expected for stage in plans.values()),
-        "planned_peak_bytes": max(stage.peak_bytes_per_gpu for stage in own),
-        "planned_flops": sum(phase.flops for stage in own for phase in stage.phases),
-    }
-
-
-def _costs(each: Trained) -> dict[str, float]:
-    """Planned and measured figures of one seed."""
-    found = _planned(each.variant, each.plans)
-    own = [each.costs[stage] for stage in each.variant.own_stages if stage in each.costs]
-    if not own:
-        return found
-    found |= {
-        "measured_seconds": sum(cost.seconds for cost in own),
-        "measured_usd": sum(cost.usd for cost in own),
-        "measured_total_usd": sum(cost.usd for cost in each.costs.values()),
-        "measured_peak_bytes": float(max(cost.peak_bytes for cost in own)),
-        "waste_usd": sum(cost.waste_usd for cost in own),
-    }
-    tokens = sum(each.plans[stage].tokens for stage in each.variant.own_stages)
-    if tokens and "planned_flops" in found:
-        measured = sum(cost.tokens for cost in own)
-        found["measured_flops"] = found["planned_flops"] * measured / tokens
-    return found
-
-
-def _mean_dicts(found: Sequence[dict[str, float]]) -> dict[str, float]:
-    keys = {key for each in found for key in each}
-    return {
-        key: sum(each[key] for each in found if key in each) / sum(key in each for each in found)
-        for key in sorted(keys)
-    }
-
-
-def _curve(each: Trained) -> list[Scored]:
-    if each.answers is None or each.variant.best_of:
-        return []
-    content = json.loads(each.answers.read_text(encoding="utf-8"))
-    return [Scored(**point) for point in content.get("curve", [])]
-
-
-def _cost_at(each: Trained, update: int) -> float:
-    """US dollars until that update was made."""
-    by_step = each.costs[each.variant.params.align.method].usd_by_step
-    return max((cost for step, cost in by_step.items() if step <= update), default=0.0)

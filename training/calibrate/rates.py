@@ -76,6 +76,8 @@ GENERATIONS = (
     (192, 2, 6, 512, 8192, 16, 64, 12),
     (256, 2, 8, 768, 512, 8, 192, 12),
 )
+AUTOCAST_TRUNKS = (*TRUNKS[:3], TRUNKS[5])
+"""Launches alone, small tensors, and those of a width at which bf16 pays."""
 ADAM_PARAMETERS = (500_000, 16_000_000)
 """Within the caches, and far beyond them."""
 
@@ -182,14 +184,25 @@ def _llama(width: int, layers: int, heads: int, mlp_width: int, **tokens: int) -
     )
 
 
-def passes(device: str, trunks: Sequence[tuple[int, ...]] = ()) -> Iterator[Passes]:
-    """Whole trunks, without gradients and with them."""
+def autocast_passes(device: str) -> Iterator[Passes]:
+    """Trunks with fp32 weights as a stage trains them with model.dtype bf16, where that is not
+    emulated.
+    """
+    if device != "cpu" or bf16_instructions():
+        yield from passes(device, AUTOCAST_TRUNKS, bf16=True)
+
+
+def passes(
+    device: str, trunks: Sequence[tuple[int, ...]] = (), bf16: bool = False
+) -> Iterator[Passes]:
+    """Whole trunks, without gradients and with them; with `bf16` under autocast."""
     for width, layers, heads, mlp_width, sequences, tokens in trunks or TRUNKS:
         model = trunk(width, layers, heads, mlp_width).to(device)
         ids_BT = torch.randint(64, (sequences, tokens), device=device)
 
         def forward(model: PreTrainedModel = model, ids_BT: Tensor = ids_BT) -> Tensor:
-            return model(input_ids=ids_BT, use_cache=False).last_hidden_state
+            with torch.autocast(device, torch.bfloat16, enabled=bf16):
+                return model(input_ids=ids_BT, use_cache=False).last_hidden_state
 
         def train(model: PreTrainedModel = model, run: Callable[[], Tensor] = forward) -> None:
             run().sum().backward()
@@ -337,6 +350,7 @@ def measured_round(device: str) -> Rates:
         "streams": tuple(streams(device)),
         "attention": tuple(attention(device)),
         "passes": tuple(passes(device)),
+        "autocast": tuple(autocast_passes(device)),
         "vocabulary": tuple(vocabulary(device)),
         "sampling": tuple(samplings(device)),
         "generation": tuple(generations(device)),

@@ -107,6 +107,27 @@ def test_starting_takes_what_it_took_here(tmp_path: Path) -> None:
     assert stage.phases[0].seconds == pytest.approx(6.0, abs=0.5)
 
 
+def test_a_trunk_under_bf16_is_planned_to_take_what_it_took() -> None:
+    plain = machine().passes[1]
+    slower = plain.model_copy(
+        update={
+            "forward_seconds": 1.5 * plain.forward_seconds,
+            "training_seconds": 2 * plain.training_seconds,
+        }
+    )
+    hardware, bf16 = at_its_best(machine(autocast=(slower,))), replace(FP32, dtype="bf16")
+    work = Workload(plain.tokens, plain.tokens, 1)
+    setting = Setting("sft", _shape(plain), FP32, work, hardware, OURS)
+    for training, ratio in ((False, 1.5), (True, 2.0)):
+        in_fp32, in_bf16 = (
+            calibrated_pass(
+                setting, setting.model, levers, plain.sequences, plain.tokens, 0.0, training
+            )
+            for levers in (FP32, bf16)
+        )
+        assert in_bf16 == pytest.approx(ratio * in_fp32)
+
+
 def test_twice_the_speed_is_half_the_time() -> None:
     slow = machine()
     fast = machine(
