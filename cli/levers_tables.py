@@ -1,44 +1,40 @@
 """The tables of `rlhf levers` and `rlhf scale`."""
 
+from textwrap import wrap
+
 from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
 from config.workspace.levers import Levers, Scale, VariantResult
 from costs.levers.variants import BASELINE
+from reporting.levers_page import levers_sentence
 from reporting.numbers import decimal, duration, memory, percent, usd
 
 
 def levers_view(found: Levers) -> Group:
     """A row per variant, then what the comparison says."""
     baseline = next(each for each in found.variants if each.name == BASELINE)
-    table = Table(box=None, pad_edge=False)
-    table.add_column("variant", no_wrap=True)
-    for name in (
-        "$",
-        "plan",
-        "time",
-        "memory",
-        found.judge.replace("_", " "),
-        "±",
-        "KL",
-        "$ ratio",
-    ):
-        table.add_column(name, justify="right", no_wrap=True)
+    judge = found.judge.replace("_", " ")
+    table = _table("variant", "$", "planned", "time", "memory", judge, "at least", "KL", "ratio")
     for each in found.variants:
-        table.add_row(*_row(each, baseline))
+        if each.state == "done":
+            table.add_row(*_row(each, baseline))
     return Group(table, *(Text(line) for line in conclusions(found)))
 
 
+def _table(first: str, *numbers: str) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
+    table.add_column(first, no_wrap=True)
+    for name in numbers:
+        table.add_column(name, justify="right", no_wrap=True)
+    return table
+
+
 def _row(each: VariantResult, baseline: VariantResult) -> list[str]:
-    if each.state != "done":
-        return [each.name, each.state, usd(each.planned_usd)]
-    half = ((each.quality_high or 0) - (each.quality_low or 0)) / 2
-    ratio = (
-        f"{each.measured_usd / baseline.measured_usd:.2f}{'' if each.same_quality else ' (worse)'}"
-        if each.measured_usd and baseline.measured_usd
-        else "-"
-    )
+    trained = each.measured_usd and baseline.measured_usd
+    ratio = f"{each.measured_usd / baseline.measured_usd:.2f}" if trained else ""  # type: ignore[operator]
+    worse = "" if each.same_quality else "*"
     return [
         each.name,
         usd(each.measured_usd),
@@ -46,50 +42,47 @@ def _row(each: VariantResult, baseline: VariantResult) -> list[str]:
         duration(each.measured_seconds),
         memory(each.measured_peak_bytes),
         decimal(each.quality),
-        decimal(half, 2),
-        decimal(each.kl),
+        f"{decimal(each.difference_low, 2)}{worse}",
+        decimal(each.kl, 2),
         ratio,
     ]
 
 
 def conclusions(found: Levers) -> list[str]:
     """What the numbers come to, in lines of at most 80 characters."""
-    lines = [f"Same quality: at most {found.margin:g} below the baseline, "
-             f"by the paired {percent(found.confidence, 0)} interval."]  # fmt: skip
-    if found.best is not None:
-        best = next(each for each in found.variants if each.name == found.best)
-        base = next(each for each in found.variants if each.name == BASELINE)
-        if best.measured_usd and base.measured_usd and best.name != BASELINE:
-            times = base.measured_usd / best.measured_usd
-            lines.append(f"{best.name}: same quality, {times:.1f} times cheaper.")
+    lines = [
+        "$, time: of the method alone. at least: lower end of the paired "
+        f"{percent(found.confidence, 0)} interval",
+        f"of the difference to the baseline. *: not shown to be within {found.margin:g} of it.",
+        *wrap(levers_sentence(found), 80),
+    ]
     if found.pairs_ranked_right is not None:
-        lines.append(
+        lines += wrap(
             f"The plan ranks {percent(found.pairs_ranked_right, 0)} of {found.pairs} pairs right; "
-            f"its choice, {found.chosen}, costs {percent(found.regret, 0)} too much."
+            f"its choice, {found.chosen}, costs {percent(found.regret, 0)} too much.",
+            80,
         )
-    lines += [f"{each.name}: {each.state}, {each.reason}" for each in found.variants
-              if each.state != "done"]  # fmt: skip
-    lines.append(f"The comparison cost {usd(found.total_usd)}.")
-    return lines
+    for each in found.variants:
+        if each.state != "done":
+            on = (
+                f" (planned {usd(each.planned_usd)} on {each.hardware})" if each.planned_usd else ""
+            )
+            lines += wrap(f"{each.name}: {each.state}, {each.reason}{on}", 80)
+    return [*lines, f"The comparison cost {usd(found.total_usd)}."]
 
 
 def scale_view(found: Scale) -> Group:
-    """A row per factor, then the points of each."""
-    table = Table(box=None, pad_edge=False)
-    table.add_column("factor", no_wrap=True)
-    for name in ("exponent", "interval", "planned"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("seconds measured / planned", no_wrap=True)
+    """A row per factor, with its points."""
+    table = _table("factor", "exponent", "interval", "planned", "seconds measured/planned")
     for each in found.factors:
-        points = "  ".join(
-            f"{point.measured_seconds:.2g}/{point.planned_seconds:.2g}" for point in each.points
-        )
+        points = [f"{p.measured_seconds:.2g}/{p.planned_seconds:.2g}" for p in each.points]
         table.add_row(
             each.factor,
             f"{each.exponent:.2f}",
             f"{each.exponent_low:.2f} to {each.exponent_high:.2f}",
             f"{each.planned_exponent:.2f}",
-            points,
+            "  ".join(points),
         )
-    lines = [f"Seconds of the stages' steps on {found.hardware}; {usd(found.total_usd)} in all."]
-    return Group(table, *(Text(line) for line in (*lines, found.answer) if line))
+    said = f"Seconds of the stages' steps on {found.hardware}; {usd(found.total_usd)} in all."
+    lines = [said, *wrap(found.answer, 80)]
+    return Group(table, *(Text(line) for line in lines))

@@ -167,6 +167,8 @@ class CostDot(NamedTuple):
     low: float
     high: float
     tone: str = "accent"
+    is_named: bool = False
+    """Its name stands beside it; of the others it appears under the pointer."""
 
 
 def cost_chart(
@@ -199,6 +201,9 @@ def _cost_dot(dot: CostDot, frame: Frame) -> Markup:
         element("line", class_=f"whisker {dot.tone}", x1=x, y1=y, x2=planned, y2=y),
         element("circle", class_=f"hollow {dot.tone}", cx=planned, cy=y, r=3.5),
         element("circle", class_=f"dot {dot.tone}", cx=x, cy=y, r=4.5),
+        element("text", dot.name, class_="value", x=x, y=low + 14, text_anchor="middle")
+        if dot.is_named
+        else None,
     )
 
 

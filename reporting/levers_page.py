@@ -71,6 +71,7 @@ def _pictures(found: Levers) -> Markup:
         CostDot(
             each.name, each.planned_usd or 0.0, each.measured_usd or 0.0, each.quality or 0.0,
             each.quality_low or 0.0, each.quality_high or 0.0, _tone(each),
+            is_named=each.name in (BASELINE, found.best),
         )
         for each in done
     ]  # fmt: skip
@@ -193,20 +194,15 @@ def _decisions(found: Levers) -> Markup:
 
 
 def _growth(found: Scale) -> Markup:
-    cards = [
-        card(
-            each.factor.replace("_", " "),
-            line_chart(
-                [
-                    Series("measured", [(p.size, p.measured_seconds) for p in each.points]),
-                    Series("planned", [(p.size, p.planned_seconds) for p in each.points], "second"),
-                ],
-                f"Seconds by {each.factor}", each.unit, steps=False,
-            ),
-            note=growth_line(each),
-        )
-        for each in found.factors
-    ]  # fmt: skip
+    cards = []
+    for each in found.factors:
+        curves = [
+            Series("measured", [(p.size, p.measured_seconds) for p in each.points]),
+            Series("planned", [(p.size, p.planned_seconds) for p in each.points], "second"),
+        ]
+        label = f"Seconds by {each.factor}"
+        drawn = line_chart(curves, label, each.unit, steps=False)
+        cards.append(card(each.factor, legend(curves), drawn, note=growth_line(each)))
     lead = f"Seconds of the stages' steps on {found.hardware} as one factor grows. {found.answer}"
     return section("growth", "How cost grows", lead, grid(*cards))
 

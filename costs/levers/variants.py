@@ -149,7 +149,7 @@ def _levers(
         rates = _rates(params, 1 / rate)
         separate = {"layout": "separate"} if method == "ppo" else {}
         yield "full", {method: {"lora": None, **rates, **separate}}, ""
-    yield "8bit-optimizer", {method: {"optimizer": "adamw8bit"}}, ""
+    yield "8bit-adamw", {method: {"optimizer": "adamw8bit"}}, ""
     yield "accumulation", {method: _smaller_pieces(params)}, ""
     recompute = not section.activation_checkpointing
     yield "checkpointing", {method: {"activation_checkpointing": recompute}}, ""
@@ -175,12 +175,12 @@ def _levers(
         yield "student", student or {}, "" if student else ONE_LAYER
         if method == "ppo":
             both = {"layout": "shared_trunk", **fewer}
-            yield "shared-trunk+fewer-passes", {"ppo": both}, ""
+            yield "trunk+fewer-passes", {"ppo": both}, ""
             halved = {"updates": max(1, section.updates // 2), "layout": "shared_trunk"}
-            yield "shared-trunk+half-updates", {"ppo": halved}, ""
+            yield "trunk+half-updates", {"ppo": halved}, ""
         if section.lora is None:
             small = compose(adapter, {method: {"optimizer": "adamw8bit"}})
-            yield "lora+8bit-optimizer", small, ""
+            yield "lora+8bit-adamw", small, ""
 
 
 def _precisions(params: Params, device: Device) -> Iterator[tuple[str, Overlay, str]]:

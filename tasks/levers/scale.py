@@ -5,6 +5,7 @@ of the same points.
 from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
+from statistics import median
 
 from config import jsonl
 from config.errors import EnvironmentFault, ParamsError
@@ -139,23 +140,26 @@ class Measuring:
         return multiple
 
     def _measured(self, params: Params, stage: str) -> Steps:
-        """Seconds of each step by phase; the first step warms up."""
+        """Seconds of each step by phase; the first step warms up, and counts as a usual one."""
         folder = stage_folder(self.root, self._chain(params), stage)
         rows: list[UsageRow] = jsonl.read(_usage(folder, stage), UsageRow).rows
         steps: dict[str, list[float]] = defaultdict(list)
         for row in rows:
-            if row.phase not in UNTIMED and row.step > 1:
+            if row.phase not in UNTIMED:
                 steps[row.phase].append(row.seconds)
-        return dict(steps)
+        return {
+            phase: [median(seconds[1:]), *seconds[1:]] if len(seconds) > 1 else seconds
+            for phase, seconds in steps.items()
+        }
 
     def _planned(self, params: Params, stage: str) -> Steps:
         """As many steps, as planned."""
         data = stage_folder(self.root, self._chain(params), "data")
         aim = replace(self.aim, root=data)
         setting = setting_of(params, aim, stage, count(params, data), base_shape(params, self.root))
-        timed_steps = max(1, round(setting.workload.steps) - 1)
+        steps = max(1, round(setting.workload.steps))
         return {
-            phase.name: [phase.seconds / setting.workload.steps] * timed_steps
+            phase.name: [phase.seconds / steps] * steps
             for phase in phases(setting)
             if phase.bound != "fixed" and phase.name not in UNTIMED
         }

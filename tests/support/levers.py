@@ -21,11 +21,12 @@ def variant(
         "difference": quality - 0.9, "difference_low": quality - 0.91,
         "difference_high": quality - 0.89, "kl": 2.0,
     }  # fmt: skip
-    return VariantResult(
-        name=name, state=state, changes={} if name == "baseline" else {"ppo.lam": 0.9},
-        hardware="cpu", measured_usd=measured, planned_usd=0.003, measured_seconds=30.0,
-        measured_peak_bytes=2.0**29, seeds=1, **(known | more),
-    )  # fmt: skip
+    content = {
+        "name": name, "state": state, "changes": {} if name == "baseline" else {"ppo.lam": 0.9},
+        "hardware": "cpu", "measured_usd": measured, "planned_usd": 0.003,
+        "measured_seconds": 30.0, "measured_peak_bytes": 2.0**29, "seeds": 1,
+    }  # fmt: skip
+    return VariantResult.model_validate(content | known | more)
 
 
 def comparison(*more: VariantResult) -> Levers:

@@ -71,8 +71,8 @@ def test_stages_before_the_alignment_are_the_baselines_unless_their_section_chan
 
 
 def test_a_combination_that_is_another_variant_is_left_out() -> None:
-    assert "shared-trunk+fewer-passes" in found()
-    assert "shared-trunk+fewer-passes" not in found(CPU, "ppo.ppo_epochs=1")
+    assert "trunk+fewer-passes" in found()
+    assert "trunk+fewer-passes" not in found(CPU, "ppo.ppo_epochs=1")
 
 
 def test_what_the_planner_would_choose_is_a_variant_if_it_differs() -> None:

@@ -1,11 +1,15 @@
 """The comparison end to end on the tiny recipe: four variants, stopped once, extended, repeated."""
 
 import json
+import os
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
 
 import pytest
+from mlflow import MlflowClient
 
 from config import jsonl
 from config.errors import CostError, ParamsError, StageStopped
@@ -13,6 +17,7 @@ from config.load import load, read
 from config.records import AttemptRow
 from config.schema import Params
 from config.workspace.levers import FOLDER, Levers, read_levers
+from reporting.levers_page import levers_sentence
 from tasks.levers.study import Study
 from tasks.run.stop import StopRequest
 from tests.conftest import ROOT
@@ -132,3 +137,49 @@ def test_a_comparison_above_the_budget_is_refused_before_it_starts(tmp_path: Pat
     with pytest.raises(CostError, match=r"budget\.max_usd=0\.0001 does not allow it"):
         poor.run()
     assert not (tmp_path / FOLDER).exists()
+
+
+FLOW = """
+import os
+from pathlib import Path
+from tasks.servers.prefect_settings import own_server, settings
+from tasks.servers.processes import prefect_api
+api = prefect_api(Path())
+os.environ.update(settings(Path(), api) | own_server(Path(), api))
+from prefect import get_client
+from flows.levers import levers
+from flows.scale import scale
+params = {params!r}
+state = levers(params, only={only!r}, return_state=True)
+print(state.name, "|", state.message)
+with get_client(sync_client=True) as client:
+    names = sorted(run.name.rsplit("-", 1)[0] for run in client.read_task_runs())
+    print(",".join(names))
+    print(",".join(sorted(each.key for each in client.read_artifacts())))
+wrong = scale(params, only=["magic"], return_state=True)
+print(wrong.name, "|", wrong.message)
+"""
+
+
+def test_the_flow_has_a_task_for_each_variant_a_table_a_page_and_runs_in_mlflow(
+    compared: tuple[Path, Levers],
+) -> None:
+    root, found = compared
+    program = FLOW.format(params=params().model_dump(mode="json"), only=ONLY)
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=root, capture_output=True, text=True, timeout=600,
+        check=False, env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    state, tasks, artifacts, wrong = done.stdout.strip().splitlines()[-4:]
+    assert state == f"Compared | {levers_sentence(found)}"
+    assert tasks.split(",") == sorted(["baseline", *ONLY])
+    assert artifacts == "levers"
+    assert wrong.startswith("Failed | --only magic is not a factor.")
+    assert "Cost against quality" in (root / "report/levers.html").read_text()
+    client = MlflowClient(f"sqlite:///{root}/mlflow.db")
+    (experiment,) = [
+        each for each in client.search_experiments() if each.name == params().tracking.experiment
+    ]
+    runs = client.search_runs([experiment.experiment_id])
+    assert {run.info.run_name for run in runs} == {"levers of ppo", "baseline", *ONLY}
