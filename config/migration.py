@@ -27,6 +27,7 @@ ADDED: dict[str, Any] = {
     **{f"{method}.on_divergence": "stop" for method in ("ppo", "rloo", "grpo")},
     "model.random.rope_theta": 10000.0,
     "distill": None,
+    "reward.layers": None,
     "tracking.model": "aligned",
 }
 """Parameters that earlier versions did not have, each with the value that does what was done."""

@@ -28,7 +28,8 @@ from training.hf.trainer import BucketedData, CountingCollator, StageCallback, a
 from training.modeling.adapter_base import named_base
 from training.modeling.adapters import learn_adapter
 from training.modeling.batching import shared_length
-from training.modeling.models import autocast, base_model, new_reward_model
+from training.modeling.layers import with_layers
+from training.modeling.models import autocast, base_model, load_policy, new_reward_model
 from training.modeling.packing import reads_shared_once
 from training.modeling.scoring import raw_pair_scores, score_in_pairs
 from training.modeling.tokenizer import load_tokenizer
@@ -156,11 +157,18 @@ def start_of(stage: Stage) -> tuple[Path | str, str | None]:
 
 def untrained(stage: Stage, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
     """The model that is to learn: all of it, or with reward.lora an adapter and the head."""
-    params, lora = stage.params, stage.params.reward.lora
-    if params.reward.init == "base" and params.model.random is not None:
-        trunk = base_model(params.model, tokenizer, params.seed, trainable=True)
-        return new_reward_model(trunk, params.model, tokenizer, params.seed)
+    params, lora, kept = stage.params, stage.params.reward.lora, stage.params.reward.layers
+    random = params.reward.init == "base" and params.model.random is not None
     start, revision = start_of(stage)
+    if random or kept is not None:
+        trunk = (
+            base_model(params.model, tokenizer, params.seed, trainable=True)
+            if random
+            else load_policy(start, params.model, tokenizer, trainable=True, revision=revision)
+        )
+        if kept is not None:
+            trunk = with_layers(trunk, kept, "reward.layers")
+        return new_reward_model(trunk, params.model, tokenizer, params.seed)
     if lora is None:
         return new_reward_model(
             start, params.model, tokenizer, params.seed, trainable=True, revision=revision

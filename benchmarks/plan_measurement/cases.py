@@ -202,7 +202,7 @@ def _trainer(rng: random.Random, stage: str, length: int) -> dict[str, Any]:
         "activation_checkpointing": rng.random() < 0.25,
         "checkpoint_every_steps": 1000,
         "log_every_steps": 1,
-    } | ({"init": "sft"} if stage == "reward" else {})
+    } | ({"init": "sft", "layers": None} if stage == "reward" else {})
 
 
 def _ppo(rng: random.Random, length: int, response: int) -> dict[str, Any]:

@@ -74,6 +74,10 @@ class Reward(Optimisation):
     """Reward model: Bradley-Terry on the preference pairs."""
 
     init: Literal["sft", "base"] = Field(description="Weights the reward model starts from.")
+    layers: Positive | None = Field(
+        description="Layers of the starting model that it keeps, evenly spaced, the first and the "
+        "last included; null keeps all. A value model that starts from it is as small."
+    )
     max_length: Positive = Field(
         description="Prompt plus reply, in tokens; longer pairs are dropped and counted."
     )
@@ -85,6 +89,15 @@ class Reward(Optimisation):
     @model_validator(mode="after")
     def _batches(self) -> "Reward":
         splits("reward", "batch_size", self.batch_size, "micro_batch_size", self.micro_batch_size)
+        return self
+
+    @model_validator(mode="after")
+    def _whole_base(self) -> "Reward":
+        if self.layers is not None and self.lora is not None:
+            raise ParamsError(
+                f"reward.layers={self.layers} makes a model of its own, and reward.lora adapts the "
+                "one that it starts from. Set either to null in params.yaml."
+            )
         return self
 
 

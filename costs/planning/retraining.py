@@ -24,7 +24,13 @@ from costs.planning.moments import SCORED_AT_ONCE, moments
 from costs.planning.phases import DISK_BYTES_PER_SECOND, Phase, phases, process_seconds
 from costs.planning.plans import Plan, StagePlan
 from costs.planning.rows import Rows, count, source_rows
-from costs.planning.settings import ATTENTION, answering, base_shape, held_out_prompts
+from costs.planning.settings import (
+    ATTENTION,
+    answering,
+    base_shape,
+    held_out_prompts,
+    reward_shape,
+)
 from costs.planning.stages import planned
 from costs.planning.target import Target
 from costs.tables.engines import engine
@@ -123,7 +129,7 @@ def _judging(params: Params, rows: Rows, aim: Target, pairs: float) -> Setting:
         micro_batch=at_once,
     )
     work = Workload(int(longest), min(rows.preference_tokens, longest), 2 * pairs / at_once)
-    shape = base_shape(params, aim.root).scored
+    shape = reward_shape(params, base_shape(params, aim.root))
     return Setting(EXAMINE, shape, levers, work, aim.hardware, engine("ours"), aim.gpus, aim.rented)
 
 

@@ -69,6 +69,19 @@ def base_shape(params: Params, root: Path) -> ModelShape:
     return named_shape(str(params.model.path), root)
 
 
+def reward_shape(params: Params, model: ModelShape) -> ModelShape:
+    """The shape of the reward model. Raises CostError for more layers than there are."""
+    kept = params.reward.layers
+    if kept is None:
+        return model.scored
+    if kept > model.layers:
+        raise CostError(
+            f"reward.layers={kept}, and the model that it starts from has {model.layers}. Lower "
+            "it in params.yaml."
+        )
+    return replace(model.scored, layers=int(kept))
+
+
 def student_shape(params: Params, root: Path, teacher: ModelShape) -> ModelShape:
     """The shape of distill's student. Raises CostError for more layers than the teacher has."""
     student = params.section("distill").student
@@ -200,7 +213,7 @@ def _reward(params: Params, aim: Target, rows: Rows, model: ModelShape) -> Setti
     )
     return Setting(
         "reward",
-        model.scored,
+        reward_shape(params, model),
         replace(levers, micro_batch=2 * levers.micro_batch),
         work,
         aim.hardware,
@@ -259,10 +272,12 @@ def _loop(method: str, params: Params, aim: Target, rows: Rows, model: ModelShap
         replace(stored, **adapter_of(lora)) if lora else None
         for lora in (params.reward.lora, params.sft.lora)
     )
+    of_reward = critic is not None and critic.value_init == "reward"
+    value = reward_shape(params, model) if of_reward else model.scored
     loop = Rlhf(
         layout=critic.layout if critic else "separate",
-        reward=model.scored,
-        value=model.scored if critic and critic.layout != "shared_trunk" else None,
+        reward=reward_shape(params, model),
+        value=value if critic and critic.layout != "shared_trunk" else None,
         batch=section.batch_size,
         rollout_batch=section.rollout_batch_size,
         ppo_epochs=section.epochs,
@@ -384,7 +399,7 @@ def answering(
         aim.hardware,
         engine("ours"),
         aim.gpus,
-        rlhf=Rlhf(reward=model.scored, evaluated=models),
+        rlhf=Rlhf(reward=reward_shape(params, model), evaluated=models),
     )
 
 

@@ -165,6 +165,10 @@ LORA = "{rank: 4, alpha: 8.0, modules: [q], dropout: 0.0}"
     ("changes", "words"),
     [
         (
+            ["reward.layers=1", f"reward.lora={LORA}"],
+            r"reward\.layers=1 makes a model of its own.* Set either to null",
+        ),
+        (
             ["ppo.layout=shared_base"],
             r"ppo\.layout=shared_base .* ppo\.lora is null\. Set ppo\.lora, or layout: separate",
         ),

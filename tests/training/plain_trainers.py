@@ -71,6 +71,10 @@ def plain_reward(root: Path, params: Params, settings: Reward) -> Outcome:
         else _base(root, params)
     )
     config = AutoConfig.from_pretrained(root / "models/sft", num_labels=1)
+    if settings.layers is not None:
+        assert settings.layers == 1, "the first one"
+        del trunk.base_model.layers[1:]
+        config.num_hidden_layers = 1
     model = AutoModelForSequenceClassification.from_config(config, dtype=torch.float32)
     model.base_model.load_state_dict(trunk.base_model.state_dict())
     width = config.hidden_size

@@ -29,6 +29,7 @@ from training.modeling.models import load_reward_model
 from training.modeling.scoring import raw_scores, score, score_in_pairs
 from training.modeling.tokenizer import encode_prompt, encode_response, load_tokenizer
 from training.reward import margins, read_sequences, store_normalisation
+from training.rl.layouts import load_roles
 
 Project = Callable[..., Path]
 
@@ -181,3 +182,18 @@ def test_a_run_killed_and_stopped_on_its_way_ends_with_the_bits_of_the_undisturb
     assert files(root / "models/reward") == files(finished / "models/reward")
     assert json.loads((root / "metrics/reward.json").read_text()) == metrics(finished, "reward")
     assert not list((root / "checkpoints/reward").glob("*/step-*"))
+
+
+def test_a_smaller_reward_model_and_the_value_model_that_starts_from_it(project: Project) -> None:
+    root = project("reward", reward={"layers": 1, "max_steps": 2})
+    work(root, "reward")
+    stage, tokenizer = open_stage(root, "ppo")[0], load_tokenizer(root / "data/tokenizer")
+    assert stage.params.section("ppo").value_init == "reward"
+    roles = load_roles(stage, tokenizer)
+    assert isinstance(roles.reward_model, torch.nn.Module)
+    assert isinstance(roles.value_model, torch.nn.Module)
+    layers = [
+        each.config.num_hidden_layers
+        for each in (roles.policy, roles.reward_model, roles.value_model)
+    ]
+    assert layers == [2, 1, 1]

@@ -1,21 +1,17 @@
 """The student: built from a shape, loaded from a folder, or cut from the teacher; and its files."""
 
-import copy
-import re
-from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
-from config.errors import ModelError
 from config.sections.distillation import Distill
 from config.vocabulary import require_same_vocabulary
 from training.distributed import sharding
 from training.distributed.model_files import replacing_by_first, save_adapter, save_model
 from training.modeling.adapter_base import named_base
 from training.modeling.adapters import AdapterView, begin_adapter
+from training.modeling.layers import with_layers
 from training.modeling.logprobs import output_weight
 from training.modeling.models import (
     autocast,
@@ -30,8 +26,6 @@ from training.rl.learner import Learner, Role
 
 STUDENT = "student"
 """The student's adapter in its model."""
-LAYER = re.compile(r"\.(layers|h)\.(\d+)\.")
-"""Where a weight's name has the number of its layer."""
 
 
 class Pair(Learner):
@@ -84,7 +78,7 @@ def _student(stage: Stage, settings: Distill, tokenizer: PreTrainedTokenizerBase
     if origin.layers is not None:
         aligned = stage.root / "models" / params.align.method
         teacher = load_policy(aligned, params.model, tokenizer, trainable=True)
-        return without_dropout(with_layers(teacher, origin.layers))
+        return without_dropout(with_layers(teacher, origin.layers, "distill.student.layers"))
     assert origin.path is not None
     own = tokenizer_of(origin.path, origin.revision, "distill.student.path")
     require_same_vocabulary(
@@ -97,51 +91,6 @@ def _student(stage: Stage, settings: Distill, tokenizer: PreTrainedTokenizerBase
     model = load_policy(origin.path, params.model, tokenizer, revision=origin.revision)
     begin_adapter(model, settings.lora, STUDENT, seed, "distill.lora", origin.path)
     return AdapterView(model, STUDENT, autocast(params.model, stage.torch_device))
-
-
-def kept_layers(total: int, kept: int) -> list[int]:
-    """Indices of `kept` of `total` layers, evenly spaced, the first and the last included; of one
-    layer the first.
-
-    Raises ModelError if there are not so many.
-    """
-    if kept > total:
-        raise ModelError(
-            f"distill.student.layers={kept}, and the teacher has {total}. Lower it in params.yaml."
-        )
-    return [round(i * (total - 1) / max(1, kept - 1)) for i in range(kept)]
-
-
-def with_layers(teacher: PreTrainedModel, kept: int) -> PreTrainedModel:
-    """A model of `kept` of the teacher's layers, with its embeddings, last norm and head.
-
-    Source of the idea: Sanh et al. 2019 (arXiv:1910.01108), section 3.
-    """
-    layers = kept_layers(teacher.config.num_hidden_layers, kept)
-    config = copy.deepcopy(teacher.config)
-    kinds = getattr(config, "layer_types", None)
-    config.num_hidden_layers = kept
-    if kinds is not None:
-        config.layer_types = [kinds[layer] for layer in layers]
-    model: PreTrainedModel = AutoModelForCausalLM.from_config(
-        config, attn_implementation=teacher.config._attn_implementation, dtype=torch.float32
-    )
-    model.load_state_dict(_renumbered(teacher.state_dict(), layers))
-    model.tie_weights()
-    return model
-
-
-def _renumbered(state: Mapping[str, Tensor], layers: list[int]) -> dict[str, Tensor]:
-    """The weights of these layers, and those of none, under the names of the smaller model."""
-    found: dict[str, Tensor] = {}
-    for name, tensor in state.items():
-        place = LAYER.search(name)
-        if place is None:
-            found[name] = tensor
-        elif int(place[2]) in layers:
-            number = layers.index(int(place[2]))
-            found[f"{name[: place.start(2)]}{number}{name[place.end(2) :]}"] = tensor
-    return found
 
 
 def save_student(stage: Stage, student: Role, tokenizer: PreTrainedTokenizerBase) -> None:

@@ -531,3 +531,20 @@ def test_votes_are_pairs_to_learn_from(tmp_path: Path) -> None:
     without, with_votes = count(demo(), tmp_path), count(demo(source), tmp_path)
     assert with_votes.preference - without.preference == pytest.approx(50 * 0.9)
     assert with_votes.preference_held_out - without.preference_held_out == pytest.approx(50 * 0.1)
+
+
+def test_a_smaller_reward_model_costs_less_wherever_it_is() -> None:
+    """The reward stage, PPO with the value model that starts from it, and the evaluation."""
+    whole, small = (
+        {stage.stage: stage for stage in plan(params, aim(params)).stages}
+        for params in (demo(), demo("reward.layers=1"))
+    )
+    for stage in ("reward", "ppo", "evaluate"):
+        assert small[stage].seconds < whole[stage].seconds, stage
+    roles = ("reward", "value")
+    for role in roles:
+        held = [each["ppo"].memory[role]["weights"] for each in (whole, small)]
+        assert held[1] < held[0], role
+    assert small["sft"].seconds == whole["sft"].seconds
+    with pytest.raises(CostError, match=r"reward\.layers=9, and the model .* has 3\. Lower it"):
+        plan(demo("reward.layers=9"), aim(demo()))
