@@ -11,6 +11,7 @@ from config.errors import ParamsError
 from config.load import validate
 from config.records import METHODS, SAMPLING_METHODS
 from config.schema import Params
+from config.sections.online import Online
 from costs.planning.cheaper import adapter_beside
 from costs.planning.search import LORA_RANK
 
@@ -24,8 +25,8 @@ ADAPTER_RATE = 10.0
 REWARD_ADAPTER_RATE = 3.0
 """Of a reward model's adapter: its scores saturate at a lower rate than a policy's."""
 BEST_OF = 16
-FEWER = 4
-"""Pieces of a micro-batch, and passes over a rollout that become one."""
+PIECES = 4
+"""Of a micro-batch, with accumulation."""
 MODULES = ("q", "k", "v", "o", "gate", "up", "down")
 ONE_LAYER = "the model has one layer, and no half of them"
 HARDWARE_WITH_ALL = "a100-80"
@@ -138,7 +139,6 @@ def _levers(
     method = params.align.method
     section = params.section(method)
     adapter = _adapter(params, rate)
-    passes = f"{method}_epochs"
     yield from _precisions(params, device)
     if section.lora is None:
         yield "lora", adapter, ""
@@ -168,19 +168,30 @@ def _levers(
     for name, sharding in (("ddp-2", "none"), ("zero2-2", "zero2"), ("fsdp2-2", "zero3")):
         yield name, {"where": {method: {"processes": 2, "sharding": sharding}}}, ""
     if method in SAMPLING_METHODS:
-        fewer = {passes: max(1, section.epochs // FEWER)}
-        yield "fewer-passes", {method: fewer}, ""
-        yield "half-updates", {method: {"updates": max(1, section.updates // 2)}}, ""
+        yield "fewer-passes", {method: _fewer_passes(section)}, ""
+        yield "fewer-updates", {method: _fewer_updates(section)}, ""
         student = _student(params, layers)
         yield "student", student or {}, "" if student else ONE_LAYER
         if method == "ppo":
-            both = {"layout": "shared_trunk", **fewer}
-            yield "trunk+fewer-passes", {"ppo": both}, ""
-            halved = {"updates": max(1, section.updates // 2), "layout": "shared_trunk"}
-            yield "trunk+half-updates", {"ppo": halved}, ""
+            trunk = {"layout": "shared_trunk"}
+            yield "trunk+fewer-passes", {"ppo": {**trunk, **_fewer_passes(section)}}, ""
+            yield "trunk+fewer-updates", {"ppo": {**trunk, **_fewer_updates(section)}}, ""
+        if method != "rloo" and params.rloo is not None:
+            fewer = {"align": {"method": "rloo"}, "rloo": _fewer_updates(params.rloo)}
+            yield "rloo+fewer-updates", fewer, ""
         if section.lora is None:
             small = compose(adapter, {method: {"optimizer": "adamw8bit"}})
             yield "lora+8bit-adamw", small, ""
+
+
+def _fewer_passes(section: Online) -> dict[str, int]:
+    """Half of the passes over each rollout."""
+    return {f"{section.method}_epochs": max(1, section.epochs // 2)}
+
+
+def _fewer_updates(section: Online) -> dict[str, int]:
+    """Two thirds of the updates; the learning rate falls as fast."""
+    return {"updates": max(1, 2 * section.updates // 3)}
 
 
 def _precisions(params: Params, device: Device) -> Iterator[tuple[str, Overlay, str]]:
@@ -227,8 +238,8 @@ def _smaller_pieces(params: Params) -> dict[str, int]:
     section = params.section(params.align.method)
     if params.align.method in SAMPLING_METHODS:
         least = params.model.context_length
-        return {"micro_batch_tokens": max(least, section.micro_batch_tokens // FEWER)}
-    return {"micro_batch_size": max(1, section.micro_batch_size // FEWER)}
+        return {"micro_batch_tokens": max(least, section.micro_batch_tokens // PIECES)}
+    return {"micro_batch_size": max(1, section.micro_batch_size // PIECES)}
 
 
 def _student(params: Params, layers: int) -> Overlay | None:

@@ -56,7 +56,7 @@ def test_what_contradicts_the_params_has_the_reason() -> None:
 def test_a_method_without_sampling_has_no_levers_of_the_loop() -> None:
     of_dpo = found(CPU, "align.method=dpo")
     assert {"ppo", "rloo", "grpo", "lora", "accumulation"} <= of_dpo.keys()
-    assert not {"shared-trunk", "student", "half-updates"} & of_dpo.keys()
+    assert not {"shared-trunk", "student", "fewer-updates"} & of_dpo.keys()
     assert of_dpo["accumulation"].changes == {"dpo.micro_batch_size": 16}
     assert of_dpo[BASELINE].stages == ("data", "sft", "dpo")
 
