@@ -12,6 +12,7 @@ Shapes: B sequences, T tokens, N tokens one after another, D width, V vocabulary
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import count, islice
 from statistics import median
 
 import torch
@@ -186,23 +187,67 @@ def _llama(width: int, layers: int, heads: int, mlp_width: int, **tokens: int) -
 
 def autocast_passes(device: str) -> Iterator[Passes]:
     """Trunks with fp32 weights as a stage trains them with model.dtype bf16, where that is not
-    emulated.
+    emulated: each pass of a new shape, as packed batches are, for which oneDNN compiles a kernel
+    per matrix.
     """
-    if device != "cpu" or bf16_instructions():
-        yield from passes(device, AUTOCAST_TRUNKS, bf16=True)
+    if device == "cpu" and not bf16_instructions():
+        return
+    for width, layers, heads, mlp_width, sequences, tokens in AUTOCAST_TRUNKS:
+        model = trunk(width, layers, heads, mlp_width).to(device)
+
+        def forward(ids_BT: Tensor, model: PreTrainedModel = model) -> Tensor:
+            with torch.autocast(device, torch.bfloat16):
+                return model(input_ids=ids_BT, use_cache=False).last_hidden_state
+
+        def train(ids_BT: Tensor, model: PreTrainedModel = model) -> None:
+            forward(ids_BT, model).sum().backward()
+            model.zero_grad(set_to_none=True)
+
+        with torch.no_grad():
+            first = new_shape_seconds(forward, sequences, tokens, device)
+        yield Passes(
+            width=width, layers=layers, heads=heads, mlp_width=mlp_width, sequences=sequences,
+            tokens=tokens, forward_seconds=first,
+            training_seconds=new_shape_seconds(train, sequences, tokens, device),
+        )  # fmt: skip
 
 
-def passes(
-    device: str, trunks: Sequence[tuple[int, ...]] = (), bf16: bool = False
-) -> Iterator[Passes]:
-    """Whole trunks, without gradients and with them; with `bf16` under autocast."""
+SHAPES = count()
+NEW_SHAPES = 10
+SEEN = 2
+"""Passes of one shape: policy and value model read the same batch."""
+
+
+def new_shape_seconds(
+    work: Callable[[Tensor], object], sequences: int, tokens: int, device: str
+) -> float:
+    """Seconds of `work` on ids [sequences, tokens], from batches that are a little smaller, each
+    shape SEEN times and no more.
+    """
+    work(torch.randint(64, (sequences, tokens), device=device))
+    _synchronise()
+    total, began, began_cpu = 0, time.perf_counter(), time.process_time()
+    for number in islice(SHAPES, NEW_SHAPES):
+        rows = max(1, sequences - number // (tokens // 2) % sequences)
+        columns = tokens - number % (tokens // 2)
+        ids_BT = torch.randint(64, (rows, columns), device=device)
+        for _ in range(SEEN):
+            work(ids_BT)
+        total += SEEN * rows * columns
+    _synchronise()
+    wall, cpu = time.perf_counter() - began, time.process_time() - began_cpu
+    seconds = wall if torch.accelerator.is_available() else min(wall, cpu)
+    return seconds * sequences * tokens / total
+
+
+def passes(device: str, trunks: Sequence[tuple[int, ...]] = ()) -> Iterator[Passes]:
+    """Whole trunks, without gradients and with them."""
     for width, layers, heads, mlp_width, sequences, tokens in trunks or TRUNKS:
         model = trunk(width, layers, heads, mlp_width).to(device)
         ids_BT = torch.randint(64, (sequences, tokens), device=device)
 
         def forward(model: PreTrainedModel = model, ids_BT: Tensor = ids_BT) -> Tensor:
-            with torch.autocast(device, torch.bfloat16, enabled=bf16):
-                return model(input_ids=ids_BT, use_cache=False).last_hidden_state
+            return model(input_ids=ids_BT, use_cache=False).last_hidden_state
 
         def train(model: PreTrainedModel = model, run: Callable[[], Tensor] = forward) -> None:
             run().sum().backward()
