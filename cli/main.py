@@ -283,7 +283,9 @@ def clean(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Remove old workspaces and checkpoints, never the champion's nor what a run at work holds."""
+    """Remove old workspaces, checkpoints and stages of lever comparisons, never the champion's nor
+    what a run at work holds.
+    """
     from cli.clean import clean as remove_old
 
     remove_old(older_than, max_gib, yes, as_json)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from config import jsonl
+from config.alive import created
 from config.atomic_file import write_atomically
 from config.errors import (
     EXIT_DIVERGED,
@@ -22,7 +23,13 @@ from config.errors import (
     EnvironmentFault,
     StageStopped,
 )
-from config.records import CHANGED_CODE_VARIABLE, RESTART, ROLLOUTS_VARIABLE, UsageRow
+from config.records import (
+    CHANGED_CODE_VARIABLE,
+    PIPELINE_VARIABLE,
+    RESTART,
+    ROLLOUTS_VARIABLE,
+    UsageRow,
+)
 from config.schema import Params
 from config.sections.where import SHARED_STAGES
 from costs.ledger.ledger import StageCost, ledger
@@ -55,12 +62,12 @@ def ended(folder: Path) -> Ended | None:
 def run_stage(
     folder: Path, params: Params, stage: str, stop: StopRequest, show: Callable[[Progress], None]
 ) -> Ended:
-    """Run a stage in its folder, to its end; one that ended before is not run again.
+    """Run a stage in its folder, to its end; one that is done, or diverged, is not run again.
 
     Raises StageStopped where it was asked to stop: it goes on from its checkpoint next time.
     """
     known = ended(folder)
-    if known is not None:
+    if known is not None and known.state != "failed":
         return known
     launch = ["training.process.launch", stage] if stage in SHARED_STAGES else [f"training.{stage}"]
     watch = Watch(folder, params, stage)
@@ -94,6 +101,7 @@ def run_helper(folder: Path, module: str, arguments: Sequence[str], stop: StopRe
 def _run(folder: Path, command: Sequence[str], stop: StopRequest, look: Callable[[], None]) -> int:
     own = {
         "PYTHONPATH": str(HOME),
+        PIPELINE_VARIABLE: f"{os.getpid()}:{created(os.getpid())}",  # a stage stops without us
         CHANGED_CODE_VARIABLE: RESTART,
         ROLLOUTS_VARIABLE: "1",
     }
@@ -153,8 +161,10 @@ def spent(folder: Path, params: Params, stage: str) -> Spent:
     """From the rows that the stage left: the work that made its outputs, or where it made none, all
     of it.
     """
+    if not (folder / "runs" / stage / "attempts.jsonl").exists():
+        return Spent(0.0, 0.0, 0, 0, 0.0, {})  # it ended before it began
     cost = ledger(folder, params).stage(stage)
-    assert cost is not None, f"{folder} has no rows of {stage}"
+    assert cost is not None, f"{stage} has an attempt"
     phases = cost.made or cost.phases
     tokens = next((each.tokens for each in phases if each.phase in ("rollout", "train")), 0)
     return Spent(

@@ -3,6 +3,7 @@ of the same points.
 """
 
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
@@ -31,7 +32,7 @@ from costs.planning.target import target
 from costs.tables.price import stage_price
 from reporting.numbers import duration, usd
 from tasks.levers.processes import run_stage
-from tasks.levers.stage_folders import prepare, stage_folder, write_lock
+from tasks.levers.stage_folders import alone, prepare, stage_folder, write_lock
 from tasks.run.stop import StopRequest
 from tasks.stage.progress import Display
 
@@ -58,7 +59,13 @@ class Measuring:
         self.usd = 0.0
 
     def run(self) -> Scale:
-        """Every factor; raises StageStopped where it was asked to stop."""
+        """Every factor. Raises StageStopped where it was asked to stop, EnvironmentFault if a stage
+        fails or a comparison is at work in this project.
+        """
+        with alone(self.root):
+            return self._run()
+
+    def _run(self) -> Scale:
         growths = []
         for factor in self.factors:
             growths.append(self._growth(factor))
@@ -87,7 +94,7 @@ class Measuring:
         planned: dict[str, list[Steps]] = {stage: [] for stage in stages}
         for multiple in factor.quick if self.quick else factor.sizes:
             params = at(self.params, factor, multiple)
-            self._make(params)
+            self._make(params, stages)
             size = self._size(factor, params, multiple)
             for stage in stages:
                 measured[stage].append(self._measured(params, stage))
@@ -115,10 +122,12 @@ class Measuring:
             },
         )
 
-    def _make(self, params: Params) -> None:
-        """Run the stages of a point, as far as they have not been run."""
+    def _make(self, params: Params, stages: Sequence[str]) -> None:
+        """Run the stages of a point, and those before them, as far as they have not been run."""
         chain = self._chain(params)
         for stage in chain:
+            if stage == self.method and stage not in stages:
+                continue
             folder = prepare(self.root, chain, stage)
             state = run_stage(folder, params, stage, self.stop, self.display.show)
             if state.state != "done":

@@ -8,7 +8,8 @@ in all of these share the folder, and a folder whose stage is done is never comp
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -17,12 +18,14 @@ import yaml
 
 from config.differences import sections_of
 from config.dvc_stages import defined
+from config.errors import EnvironmentFault
 from config.inputs import digest_files, named_paths
 from config.load import write
 from config.records import METHODS
 from config.schema import Params
 from config.stage_code import stage_code
 from tasks.run.code_version import HOME
+from tasks.run.locks import lock_file
 
 STUDIES = Path(".rlhf/levers")
 OUTPUTS = {
@@ -33,6 +36,21 @@ OUTPUTS = {
     "distill": ("models/distill",),
 }
 """What later stages read of a stage."""
+
+
+@contextmanager
+def alone(root: Path) -> Iterator[None]:
+    """Hold the folders of a project: two processes would train in the same ones. Raises
+    EnvironmentFault if another one has them.
+    """
+    (root / STUDIES).mkdir(parents=True, exist_ok=True)
+    with lock_file(root / STUDIES / "lock") as holder:
+        if holder is not None:
+            raise EnvironmentFault(
+                f"process {holder} is comparing levers or measuring growth in this project: wait "
+                "for its end, or stop it."
+            )
+        yield
 
 
 Chain = Mapping[str, Params]

@@ -13,7 +13,7 @@ from typing import Any
 
 from config.atomic_file import write_atomically
 from config.compose import compose
-from config.errors import CostError, OverBudget, ParamsError
+from config.errors import CostError, EnvironmentFault, OverBudget, ParamsError
 from config.load import validate, write
 from config.records import SAMPLING_METHODS
 from config.schema import Params
@@ -51,6 +51,7 @@ from tasks.levers.results import Judged, Trained, costed_of, frontier, variant_r
 from tasks.levers.stage_folders import (
     STUDIES,
     Chain,
+    alone,
     digest,
     prepare,
     stage_folder,
@@ -125,15 +126,16 @@ class Study:
             aim = target(variant.params, HARDWARE_WITH_ALL, None, None, self.root)
         return plan(variant.params, replace(aim, root=root or self.root), variant.stages)
 
-    def check_budget(self) -> None:
-        """Refuse a comparison that is planned above budget.max_usd."""
-        limit = self.params.budget.max_usd
-        planned = self.planned_usd()
+    def _affordable(self) -> list[StagePlan]:
+        """The plan; refuses a comparison that is planned above budget.max_usd."""
+        limit, found = self.params.budget.max_usd, self.planned()
+        planned = sum(stage.usd.expected for stage in found)
         if limit is not None and planned > limit:
             raise CostError(
                 f"the comparison is planned at {planned:.4g} USD, budget.max_usd={limit:g} does "
                 "not allow it. Raise it, or compare fewer levers with --only."
             )
+        return found
 
     def planned(self) -> list[StagePlan]:
         """Every stage that will be run, once."""
@@ -146,9 +148,6 @@ class Study:
                 for stage in self.plan_of(variant).stages:
                     found[f"{stage.stage}-{digest(self.root, chain, stage.stage)}"] = stage
         return list(found.values())
-
-    def planned_usd(self) -> float:
-        return sum(stage.usd.expected for stage in self.planned())
 
     def baseline(self, seed: int) -> Params:
         """The params as they are, without a student."""
@@ -163,9 +162,14 @@ class Study:
     # ------------------------------------------------------------ the runs
 
     def run(self) -> Levers:
-        """Everything; raises StageStopped where it was asked to stop."""
-        self.check_budget()
-        planned = self.planned()
+        """Everything. Raises StageStopped where it was asked to stop, EnvironmentFault if another
+        comparison is at work in this project or the baseline fails, CostError above the budget.
+        """
+        planned = self._affordable()
+        with alone(self.root):
+            return self._run(planned)
+
+    def _run(self, planned: Sequence[StagePlan]) -> Levers:
         seconds = sum(stage.seconds for stage in planned)
         self.display.say(
             f"{len(planned)} stages, planned {duration(seconds)} and "
@@ -191,6 +195,11 @@ class Study:
                 continue
             done = self.around(name, partial(self._train, variant, seed))
             self.trained.append(done)
+            if name == BASELINE and done.state.state != "done":
+                raise EnvironmentFault(
+                    f"the baseline {done.state.state}, and there is nothing to compare with: "
+                    f"{done.state.reason}"
+                )
             if name == BASELINE:
                 self._write_target(done)
             self.display.say(self._line(done, number, len(names)))

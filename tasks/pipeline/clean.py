@@ -1,5 +1,5 @@
-"""What runs left behind and nobody needs any more: workspaces of runs and stages, and checkpoints,
-by age and size.
+"""What runs left behind and nobody needs any more: workspaces of runs and stages, checkpoints, and
+stages of lever comparisons, by age and size.
 
 Never the champion's, and never what a run holds that is at work. A run's rows, reports and kept
 copies stay; DVC's cache is `dvc gc`'s.
@@ -19,10 +19,12 @@ from config.errors import EnvironmentFault
 from config.records import STAGES, PipelineRow
 from config.workspace.at_work import APPROVAL_PATIENCE_SECONDS, RUN_LOCK, is_held
 from config.workspace.champions import read_record
+from config.workspace.levers import FOLDER as LEVERS_FOLDER
 from tasks.run.locks import lock_file
 from tasks.run.workspace import PROJECT
 from tasks.stage.progress import attempts
 
+COMPARED = "a comparison of levers is at work"
 RUN_AT_WORK, CHAMPIONS_OWN, MAY_WAIT, REMEMBERS = (
     "a run is at work in it",
     "it is the champion's",
@@ -33,10 +35,10 @@ RUN_AT_WORK, CHAMPIONS_OWN, MAY_WAIT, REMEMBERS = (
 
 @dataclass(frozen=True)
 class Leftover:
-    """A workspace, or the checkpoints of one attempt of a stage."""
+    """A workspace, the checkpoints of one attempt of a stage, or a stage of a lever comparison."""
 
     kind: str
-    """workspace or checkpoints."""
+    """workspace, checkpoints or levers."""
     path: Path
     workspace: Path
     """Whose lock a run at work holds."""
@@ -64,6 +66,10 @@ def leftovers(root: Path, workspaces: Path, now: float | None = None) -> list[Le
         for path in _folders(root / "checkpoints" / stage):
             why = RUN_AT_WORK if is_held(root / RUN_LOCK) else in_use.get(path.name, "")
             found.append(_leftover("checkpoints", path, root, now, why))
+    compared = COMPARED if is_held(root / LEVERS_FOLDER / "lock") else ""
+    for part in ("stages", "answers"):
+        for path in _folders(root / LEVERS_FOLDER / part):
+            found.append(_leftover("levers", path, root, now, compared))
     return found
 
 

@@ -12,12 +12,13 @@ import pytest
 from mlflow import MlflowClient
 
 from config import jsonl
-from config.errors import CostError, ParamsError, StageStopped
+from config.errors import CostError, EnvironmentFault, ParamsError, StageStopped
 from config.load import load, read
 from config.records import AttemptRow
 from config.schema import Params
 from config.workspace.levers import FOLDER, Levers, read_levers
 from reporting.levers_page import levers_sentence
+from tasks.levers.stage_folders import alone
 from tasks.levers.study import Study
 from tasks.run.stop import StopRequest
 from tests.conftest import ROOT
@@ -183,3 +184,18 @@ def test_the_flow_has_a_task_for_each_variant_a_table_a_page_and_runs_in_mlflow(
     ]
     runs = client.search_runs([experiment.experiment_id])
     assert {run.info.run_name for run in runs} == {"levers of ppo", "baseline", *ONLY}
+
+
+def test_a_baseline_that_fails_ends_the_comparison_and_is_tried_again(tmp_path: Path) -> None:
+    source = "{kind: file, path: pairs.jsonl, format: pairs, columns: {}}"
+    for attempt in (1, 2):
+        made = Study(tmp_path, params(f"data.source={source}"), 1, ["dpo"], StopRequest())
+        with pytest.raises(EnvironmentFault, match=r"the baseline failed.*pairs\.jsonl"):
+            made.run()
+        ends = [event for event, _ in attempts(tmp_path, "data")].count("end")
+        assert ends == attempt
+
+
+def test_two_comparisons_never_share_a_project(tmp_path: Path) -> None:
+    with alone(tmp_path), pytest.raises(EnvironmentFault, match="is comparing levers"):
+        study(tmp_path, ["dpo"]).run()

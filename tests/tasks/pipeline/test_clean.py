@@ -12,6 +12,7 @@ from config.records import AttemptRow, PipelineRow
 from config.workspace.champions import Champion, ChampionRecord, Event, write_record
 from tasks.pipeline.clean import (
     CHAMPIONS_OWN,
+    COMPARED,
     MAY_WAIT,
     RUN_AT_WORK,
     Leftover,
@@ -19,6 +20,7 @@ from tasks.pipeline.clean import (
     leftovers,
     remove,
 )
+from tasks.run.locks import lock_file
 from tasks.run.run import locked
 
 DAY = 24 * 3600.0
@@ -127,6 +129,22 @@ def test_what_a_run_at_work_or_the_champion_has_never_goes(tmp_path: Path) -> No
     with locked(root):
         assert {one.kept_because for one in leftovers(root, tmp_path / "nowhere")} == {RUN_AT_WORK}
     assert best.exists()
+
+
+def test_stages_of_a_lever_comparison_go_unless_it_is_at_work(tmp_path: Path) -> None:
+    made = tmp_path / ".rlhf/levers/stages/ppo-0123456789ab"
+    (made / "models").mkdir(parents=True)
+    (made / "models/weights").write_bytes(b"x" * 1000)
+    (made / "data").symlink_to(tmp_path)  # leads elsewhere, and is not counted
+    aged(made, 20)
+    (found,) = leftovers(tmp_path, tmp_path / "workspaces", NOW)
+    assert (found.kind, found.path, found.kept_because) == ("levers", made, "")
+    assert 1000 <= found.size_bytes < 20_000
+    with lock_file(tmp_path / ".rlhf/levers/lock"):
+        (held,) = leftovers(tmp_path, tmp_path / "workspaces", NOW)
+    assert held.kept_because == COMPARED
+    assert remove(found)
+    assert not made.exists()
 
 
 def test_a_run_that_began_since_keeps_its_workspace(tmp_path: Path) -> None:
