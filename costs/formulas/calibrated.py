@@ -38,13 +38,19 @@ def calibrated_pass(
 ) -> float:
     """Seconds of a forward pass, or of forward, recomputation and backward pass, at this machine's
     own rates; 0 without them.
+
+    Passes of our own stages take longer than the calibrated trunks: without gradients in
+    proportion, in updates by operation, as each wakes threads that sleep. TRL's trainers have an
+    overhead of their own (`trainer_step_seconds`).
     """
     own = setting.hardware.measured
     if own is None:
         return 0.0
-    return _pace(own, setting, training) * _pass(
-        own, setting, shape, levers, sequences, tokens, vocabulary_tokens, training
-    )
+    seconds = _pass(own, setting, shape, levers, sequences, tokens, vocabulary_tokens, training)
+    if training and setting.stage in LOOPS:
+        operations = launched(setting, shape, levers, backward=False)
+        return seconds + (own.update_pace - 1) * own.launch_seconds(operations, training)
+    return seconds * (own.scoring_pace if setting.stage in OWN_STAGES and not training else 1.0)
 
 
 def _pass(
@@ -104,15 +110,6 @@ def _pass(
         + fold_seconds(own, setting, shape, levers) * (2 + again if training else 1)
         + (adapter_gradient_seconds(own, shape, levers, total) if training else 0.0)
     )
-
-
-def _pace(own: Measured, setting: Setting, training: bool) -> float:
-    """How much longer a pass takes within a stage of our own; what TRL's trainers do has its own
-    overhead (`trainer_step_seconds`).
-    """
-    if training:
-        return own.update_pace if setting.stage in LOOPS else 1.0
-    return own.scoring_pace if setting.stage in OWN_STAGES else 1.0
 
 
 @explained("s")

@@ -60,6 +60,10 @@ class Measured:
     machine's best.
     """
     update_pace: float = 1.0
+    """Seconds that launching an operation takes in updates, over what the smallest trunk says: a
+    stage's threads sleep between operations, and most of what its updates take beyond the trunks
+    grows with their operations, not with their tokens.
+    """
     rollout_pace: float = 1.0
     forward_autocast: Points = ()
     """Bytes of a tensor [tokens, width] in fp32 -> time of a trunk under bf16 autocast over its

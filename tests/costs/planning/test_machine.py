@@ -252,16 +252,13 @@ def test_what_updates_really_took_sets_the_pace_of_our_own_loops_and_of_no_train
             training,
         )
 
-    ratios = {
-        (stage, training): seconds(stage, paced, training) / seconds(stage, plain, training)
-        for stage in ("ppo", "rloo", "grpo", "sft")
-        for training in (False, True)
-    }
-    assert ratios == pytest.approx({
-        ("ppo", False): 2, ("ppo", True): 3, ("rloo", False): 2,
-        ("rloo", True): 3,
-        ("grpo", False): 2, ("grpo", True): 3, ("sft", False): 1, ("sft", True): 1,
-    })  # fmt: skip
+    for stage, ratio in {"ppo": 2, "rloo": 2, "grpo": 2, "sft": 1}.items():
+        scored = seconds(stage, paced, training=False)
+        assert scored == pytest.approx(ratio * seconds(stage, plain, training=False))
+    launched = plain.measured.launch_seconds(TINY.layers * OURS.layer_ops + 20, training=True)
+    for stage, more in {"ppo": 2, "rloo": 2, "grpo": 2, "sft": 0}.items():
+        trained = seconds(stage, paced, training=True)
+        assert trained == pytest.approx(seconds(stage, plain, training=True) + more * launched)
 
 
 def test_the_updates_that_were_measured_are_planned_to_take_what_they_took() -> None:

@@ -144,8 +144,8 @@ FLOW = """
 import os
 from pathlib import Path
 from tasks.servers.prefect_settings import own_server, settings
-from tasks.servers.processes import prefect_api
-api = prefect_api(Path())
+from tasks.servers.processes import start_temporary
+api = start_temporary(Path())
 os.environ.update(settings(Path(), api) | own_server(Path(), api))
 from prefect import get_client
 from flows.levers import levers
