@@ -16,7 +16,7 @@ def levers_view(found: Levers) -> Group:
     """A row per variant, then what the comparison says."""
     baseline = next(each for each in found.variants if each.name == BASELINE)
     judge = found.judge.replace("_", " ")
-    table = _table("variant", "$", "planned", "time", "memory", judge, "at least", "KL", "ratio")
+    table = _table("variant", "$", "planned", "time", "memory", judge, "at least", "KL", "cost")
     for each in found.variants:
         if each.state == "done":
             table.add_row(*_row(each, baseline))
@@ -51,9 +51,9 @@ def _row(each: VariantResult, baseline: VariantResult) -> list[str]:
 def conclusions(found: Levers) -> list[str]:
     """What the numbers come to, in lines of at most 80 characters."""
     lines = [
-        "$, time: of the method alone. at least: lower end of the paired "
-        f"{percent(found.confidence, 0)} interval",
-        f"of the difference to the baseline. *: not shown to be within {found.margin:g} of it.",
+        "$, time: of the method alone. cost: over the baseline's. at least: lower end of",
+        f"the paired {percent(found.confidence, 0)} interval of the difference to it. "
+        f"*: not within {found.margin:g} of it.",
         *wrap(levers_sentence(found), 80),
     ]
     if found.pairs_ranked_right is not None:

@@ -379,8 +379,13 @@ def _probes(curves: Sequence[Series], x_name: str, format_y: Format, frame: Fram
     for x, (left, right) in zip(xs, pairwise(edges), strict=True):
         here = [(s, known[x]) for s, known in zip(curves, by_series, strict=True) if x in known]
         values = ", ".join(f"{s.name} {format_y(y)}" for s, y in here)
-        probes.append(_probe(x, left, right, here, f"{x_name} {decimal(x, 7)}: {values}", frame))
+        probes.append(_probe(x, left, right, here, f"{x_name} {_place(x)}: {values}", frame))
     return probes
+
+
+def _place(x: float) -> str:
+    """A place on the x axis: steps and sizes as they are, anything else with three digits."""
+    return f"{x:,.0f}" if x == round(x) else decimal(0.0 if abs(x) < 1e-4 else x)
 
 
 def _probe(

@@ -19,8 +19,9 @@ def test_a_comparison_fits_80_columns_and_says_what_it_came_to() -> None:
         "trunk+fewer-passes", 0.0123456, 0.87, measured_seconds=3599.0, same_quality=False,
         measured_peak_bytes=2.0**31,
     )  # fmt: skip
+    tiny = variant("tiny", 0.0123456, 0.9, difference_low=-0.000371)
     missing = variant("qlora", None, None, "not here", reason="a base is never quantised " * 3)
-    lines = shown(levers_view(comparison(long, missing)))
+    lines = shown(levers_view(comparison(long, tiny, missing)))
     assert max(map(len, lines)) <= 80
     assert not any("\u2026" in line for line in lines), "nothing is cut"
     rows = {line.split()[0]: line for line in lines if line}

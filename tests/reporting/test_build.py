@@ -72,7 +72,7 @@ def test_the_page_has_every_section_and_a_picture_of_everything(
     # sft, reward and ppo curves; frontier, calibration, lengths
     assert len(pictures) == 3 + 3 + 12 + 3
     assert all(picture["role"] == "img" and picture["aria-label"] for picture in pictures)
-    frontier = [text for text in page.texts if re.match(r"update \d+: KL", text)]
+    frontier = [text for text in page.texts if re.match(r"update \d+: KL \(", text)]
     assert len(frontier) == 40
 
 
@@ -206,7 +206,7 @@ def test_score_against_kl_is_told_of_the_method_of_the_run(
     clock.use(method, 7, "rollout", 3, 2.0, tokens=900)
     clock.done(method, 7, 3)
     page = read(build_report(tmp_path, chosen(method)))
-    assert [text for text in page.texts if text.startswith("update 3: KL")] == [
+    assert [text for text in page.texts if text.startswith("update 3: KL (")] == [
         "update 3: KL (nats per reply) 1.00, reward-model score 0.429"
     ]
     assert sum(remedy in text for text in page.texts) == 1
