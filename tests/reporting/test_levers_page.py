@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 from config.workspace.levers import LEVERS, SCALE, keep
+from reporting.charts import Series, line_chart
 from reporting.levers_page import levers_page, levers_sentence, write_levers_page
 from tests.support.levers import comparison, scale, variant
 
@@ -56,3 +57,10 @@ def test_growth_is_on_the_same_page(tmp_path: Path) -> None:
 def test_a_file_of_another_version_is_no_result(tmp_path: Path) -> None:
     keep(tmp_path, scale(), LEVERS)
     assert "No levers were compared yet." in write_levers_page(tmp_path).read_text()
+
+
+def test_tooltips_have_whole_sizes_and_no_noise() -> None:
+    points = [(1e-9, 1.0), (1.5, 2.0), (3.0, 3.0), (529200.0, 4.0)]
+    page = str(line_chart([Series("measured", points, "accent")], "Seconds", x_name="size"))
+    for place in ("size 0:", "size 1.50:", "size 3:", "size 529,200:"):
+        assert place in page
