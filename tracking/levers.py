@@ -9,7 +9,7 @@ from mlflow.entities import Metric
 
 from config.schema import Params
 from config.workspace.levers import Levers, VariantResult
-from tracking.client import connect, ensure_run, log, named_faults, unless_deleted
+from tracking.client import Connection, connect, ensure_run, log, named_faults, unless_deleted
 from tracking.labels import KIND_TAG
 from tracking.rows import metric_name
 
@@ -56,11 +56,20 @@ def log_levers(root: Path, params: Params, found: Levers, files: Sequence[Path])
                 tags={"rlhf.state": variant.state, "rlhf.same_quality": str(variant.same_quality)}
                 | ({"rlhf.message": variant.reason} if variant.reason else {}),
             )  # fmt: skip
-            with unless_deleted(connection, child):
-                connection.client.set_terminated(child, STATUS.get(variant.state, "FAILED"))
-        with unless_deleted(connection, parent):
-            connection.client.set_terminated(parent, "FINISHED")
+            status = STATUS.get(variant.state, "FAILED")
+            _end(connection, child, status, variant.measured_seconds or 0.0)
+        seconds = sum(variant.measured_seconds or 0.0 for variant in found.variants)
+        _end(connection, parent, "FINISHED", seconds)
     return parent
+
+
+def _end(connection: Connection, run: str, status: str, seconds: float) -> None:
+    """Ended `seconds` after it began, however often it is logged: MLflow shows that as its
+    duration.
+    """
+    with unless_deleted(connection, run):
+        began = connection.client.get_run(run).info.start_time
+        connection.client.set_terminated(run, status, end_time=began + round(1000 * seconds))
 
 
 def _figures(variant: VariantResult) -> dict[str, float | None]:

@@ -33,3 +33,6 @@ def test_a_parent_with_a_child_per_variant_and_again_the_same(tmp_path: Path) ->
     assert cheap.tags["rlhf.same_quality"] == "True"
     assert runs["late"].data.tags["rlhf.message"] == "no GPU"
     assert {run.info.status for name, run in runs.items() if name != "late"} == {"FINISHED"}
+    took = {name: run.info.end_time - run.info.start_time for name, run in runs.items()}
+    assert took == {"baseline": 30_000, "cheap": 30_000, "worse": 30_000, "late": 30_000}
+    assert parent.info.end_time - parent.info.start_time == 4 * 30_000
