@@ -9,6 +9,7 @@ from config.errors import ParamsError
 from config.load import load
 from config.records import UsageRow
 from config.workspace.levers import FOLDER, read_scale
+from costs.planning.sweep import exponent
 from tasks.levers.scale import Measuring
 from tasks.run.stop import StopRequest
 from tests.conftest import ROOT
@@ -23,7 +24,8 @@ def test_updates_cost_what_they_cost_however_many_there_are(tmp_path: Path) -> N
     (steps,) = found.factors
     assert [point.size for point in steps.points] == [1, 2, 4]
     assert steps.planned_exponent == pytest.approx(1)
-    assert 0.7 < steps.exponent < 1.4
+    seconds = [point.measured_seconds for point in steps.points]
+    assert steps.exponent == pytest.approx(exponent([1, 2, 4], seconds))
     assert steps.exponent_low <= steps.exponent <= steps.exponent_high
     for point in steps.points:
         own = point.stages["ppo"]
