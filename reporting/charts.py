@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from reporting.markup import Markup, element
-from reporting.numbers import decimal, percent
+from reporting.numbers import count, decimal, percent
 from reporting.scales import Scale, spread, thinned, tick_labels, ticks
 
 WIDTH, WIDE = 320, 390
@@ -385,7 +385,7 @@ def _probes(curves: Sequence[Series], x_name: str, format_y: Format, frame: Fram
 
 def _place(x: float) -> str:
     """A place on the x axis: steps and sizes as they are, anything else with three digits."""
-    return f"{x:,.0f}" if x == round(x) else decimal(0.0 if abs(x) < 1e-4 else x)
+    return count(x) if x == round(x) else decimal(0.0 if abs(x) < 1e-4 else x)
 
 
 def _probe(

@@ -47,10 +47,12 @@ def calibrated_pass(
     if own is None:
         return 0.0
     seconds = _pass(own, setting, shape, levers, sequences, tokens, vocabulary_tokens, training)
-    if training and setting.stage in LOOPS:
+    if not training:
+        return seconds * (own.scoring_pace if setting.stage in OWN_STAGES else 1.0)
+    if setting.stage in LOOPS:
         operations = launched(setting, shape, levers, backward=False)
-        return seconds + (own.update_pace - 1) * own.launch_seconds(operations, training)
-    return seconds * (own.scoring_pace if setting.stage in OWN_STAGES and not training else 1.0)
+        seconds += (own.update_pace - 1) * own.launch_seconds(operations, training)
+    return seconds
 
 
 def _pass(

@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 TINY = load(ROOT / "tests/e2e/tiny.yaml")
 
 
-def test_updates_cost_what_they_cost_however_many_there_are(tmp_path: Path) -> None:
+def test_the_growth_of_updates_is_that_of_its_points(tmp_path: Path) -> None:
     found = Measuring(tmp_path, TINY, True, ["steps"], StopRequest()).run()
     (steps,) = found.factors
     assert [point.size for point in steps.points] == [1, 2, 4]

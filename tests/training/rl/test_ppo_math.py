@@ -61,7 +61,7 @@ def test_descending_the_penalty_alone_lowers_the_kl_to_the_reference(seed: int) 
         return float((policy_V.exp() * (policy_V - reference_V)).sum())
 
     before, mask_VT = kl(), torch.ones(8, 1, dtype=torch.bool)
-    for _ in range(100):
+    for _ in range(800):  # a table with a token that is hardly ever drawn takes 400 to halve it
         policy_V = torch.log_softmax(logits_V, dim=0)
         kl_VT = kl_per_token(policy_V.detach(), reference_V)[:, None]
         reward_V = token_rewards(kl_VT, torch.zeros(8).double(), mask_VT, 1.0)[:, 0]
@@ -69,7 +69,7 @@ def test_descending_the_penalty_alone_lowers_the_kl_to_the_reference(seed: int) 
         (gradient_V,) = torch.autograd.grad(surrogate, logits_V)
         with torch.no_grad():
             logits_V -= 0.5 * gradient_V
-    assert kl() < before
+    assert kl() < 0.5 * before
 
 
 def test_rewards_are_the_penalty_everywhere_and_the_score_once_at_the_last_token() -> None:
