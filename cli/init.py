@@ -104,10 +104,10 @@ def _model_note(params: "Params", model: str | None, device: str | None) -> str:
 
 def require_here(hardware: str, here: str | None) -> None:
     """Raise EnvironmentFault if the named device is none of this machine's."""
-    from costs.tables.catalogue import device_of
+    from costs.tables.catalogue import hardware as hardware_named
 
-    named = device_of(hardware)
-    if named.is_cpu or (here is not None and device_of(here).name == named.name):
+    named = hardware_named(hardware)
+    if named.is_cpu or (here is not None and hardware_named(here).name == named.name):
         return
     raise EnvironmentFault(
         f"--hardware {hardware}: this machine has {here or 'no GPU'}. Add --elsewhere if the run "
@@ -235,9 +235,10 @@ def wanted(
 def _prices(known: Mapping[str, Any], device: str | None, usd: float | None) -> dict[str, Any]:
     from datetime import UTC, datetime
 
-    from costs.tables.catalogue import device_of, price
+    from costs.tables.catalogue import hardware as hardware_named
+    from costs.tables.catalogue import price
 
-    row = device_of(device) if device is not None else None
+    row = hardware_named(device) if device is not None else None
     overlay: dict[str, Any] = {} if row is None else {"device": row.name}
     if usd is not None:
         today = datetime.now(UTC).date().isoformat()

@@ -14,12 +14,10 @@ from serving.settings import Weights
 
 if TYPE_CHECKING:
     from config.schema import Params
-    from costs.formulas.setting import Setting
     from costs.planning.explain import Explanation
     from costs.planning.plans import Plan
     from costs.planning.search import Found
     from costs.planning.target import Target
-    from costs.tables.catalogue import Price
 
 
 class Search(NamedTuple):
@@ -47,7 +45,6 @@ READ = {
     "--optimise": PLANNED | {"optimise", "adapters", "max_usd", "max_hours", "out"},
     "--explain": PLANNED | {"explain", "part"},
     "--stage serve": (PLANNED - {"gpus"}) | {"requests_per_second", "weights", "slots"},
-    "--setting": {"setting", "usd_per_gpu_hour", "as_json", "html", "explain", "part"},
 }
 """What was asked for -> the parameters of `plan` that it reads."""
 NEEDED = {
@@ -199,21 +196,11 @@ def plan(
     slots: Annotated[
         int, typer.Option(help="With --stage serve: replies side by side.", min=1, max=1024)
     ] = 16,
-    setting: Annotated[
-        Path | None,
-        typer.Option(
-            "--setting",
-            metavar="FILE",
-            parser=typed_path,
-            help="Plan one published setting instead of params; see docs/planning.md.",
-        ),
-    ] = None,
 ) -> None:
     """What a run will need: memory, time and money of every stage and phase, and whether it
     fits.
     """
     modes = {
-        "--setting": setting,
         "--sweep": sweep,
         "--optimise": optimise,
         "--compare": compare,
@@ -224,12 +211,6 @@ def plan(
         mode = "--stage serve"
     enter_project()
     refuse_ignored(context, READ[mode], NEEDED, mode or "a plan")
-    if setting is not None and explain:
-        _explain_setting(setting, usd_per_gpu_hour, part or "", as_json)
-        return
-    if setting is not None:
-        show(_setting_plan(setting, usd_per_gpu_hour), as_json, html, setting.name)
-        return
     from config.errors import ParamsError
     from costs.planning.partial import completed
     from costs.planning.planner import plan as run_plan
@@ -477,60 +458,3 @@ def _show_trail(explanation: "Explanation", as_json: bool) -> None:
         typer.echo(json.dumps(explanation.as_json(), indent=2))
         return
     _print(_views().explain_view(explanation))
-
-
-def _explain_setting(file: Path, usd_per_gpu_hour: float | None, part: str, as_json: bool) -> None:
-    """The trail of a published setting; `part` is its stage, or STAGE.PHASE."""
-    from config.errors import UserError
-    from costs.planning.explain import explain_setting
-
-    setting, cost, _ = _priced_setting(file, usd_per_gpu_hour)
-    stage, _, phase = part.partition(".")
-    if stage not in ("", setting.stage):
-        raise UserError(
-            f"--explain {part}: {stage} is not a stage of this setting. Known: {setting.stage}."
-        )
-    _show_trail(explain_setting(setting, cost, phase, file.name), as_json)
-
-
-def _setting_plan(file: Path, usd_per_gpu_hour: float | None) -> "Plan":
-    """The plan of a published setting."""
-    from costs.planning.plans import Plan
-    from costs.planning.stages import plan_stage
-
-    made, cost, assumptions = _priced_setting(file, usd_per_gpu_hour)
-    said = (f"{made.engine.name} on {made.gpus} x {made.hardware.name}", *assumptions)
-    return Plan((plan_stage(made, cost),), said)
-
-
-def _priced_setting(
-    file: Path, usd_per_gpu_hour: float | None
-) -> "tuple[Setting, Price, tuple[str, ...]]":
-    """A published setting with its price and what was assumed: a YAML mapping in the words that
-    sources print, see costs/published/printed.py.
-    """
-    from config.errors import UserError
-    from config.load import read
-    from costs.published.settings import planned_of
-    from costs.tables.catalogue import own_price, price
-
-    found = planned_of(read(file))
-    if found.printed.device is None:
-        raise UserError("gpu is not stated: time and money depend on it. Name it in the setting.")
-    if not found.batch_stated:
-        raise UserError("micro_batch is not stated: memory depends on it. Name it in the setting.")
-    said = found.printed
-    if said.placement or said.vllm or said.apart or said.pipeline_parallel > 1 or (
-        said.context_parallel > 1
-    ):  # fmt: skip
-        raise UserError(
-            "placement, pipeline_parallel and context_parallel have no stage plan. Plan it as a "
-            "row: python -m benchmarks.published_costs TABLE.yaml --json."
-        )
-    made = found.setting
-    cost = (
-        own_price(usd_per_gpu_hour, "command line", "today")
-        if usd_per_gpu_hour is not None
-        else price(made.hardware.name)
-    )
-    return made, cost, found.assumptions

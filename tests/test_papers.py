@@ -8,6 +8,7 @@ from tests.conftest import ROOT
 PAPERS = (ROOT / "docs" / "papers.md").read_text(encoding="utf-8")
 ARXIV_ID = r"arXiv[: ](\d{4}\.\d{4,5})"
 PACKAGES = (
+    "benchmarks",
     "config",
     "costs",
     "labelling",

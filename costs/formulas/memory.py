@@ -137,8 +137,8 @@ def scoring(
         active = max(active, 2 * shape.heads * tokens + 4 * shape.width)
     total = sequences * tokens
     logits = 0.0
-    if vocabulary:  # those of responses alone, by our own loop whatever trains
-        read = total * said_share(setting)
+    if vocabulary:
+        read = total * logits_share(setting)
         logits = read * loss(setting.engine.loss).bytes_per_token(
             shape.vocab, read, b, setting.engine.compiled
         )
@@ -150,7 +150,9 @@ def scoring(
 
 
 @explained("")
-def said_share(setting: Setting) -> float:
-    """Of the tokens of the longest sequences, those of the response, or that the loss looks at."""
+def logits_share(setting: Setting) -> float:
+    """Share of the tokens of the longest sequences that logits are computed at."""
     work = setting.workload
+    if setting.rlhf is not None and setting.engine.whole_logits:
+        return 1.0
     return work.response_tokens / work.max_tokens if work.response_tokens else work.loss_tokens

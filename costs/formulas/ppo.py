@@ -131,8 +131,9 @@ def scored(
         setting,
         workload=replace(work, read_tokens=min(1.0, (1.0 if name == "score" else said) / tokens)),
     )
+    read = tokens if setting.engine.whole_logits else said
     once = forward_pass(
-        counted, shape, setting.levers, micro, tokens, micro * said if vocabulary else 0.0
+        counted, shape, setting.levers, micro, tokens, micro * read if vocabulary else 0.0
     )
     times = work.steps * passes
     seconds = duration(once, setting)
@@ -208,7 +209,12 @@ def update_phase(setting: Setting, sequences: float) -> PhaseRow:
     said = work.mean_response_tokens or work.response_tokens
     read = min(1.0, said / tokens)
     counted = replace(
-        setting, workload=replace(work, loss_tokens=read, read_tokens=read if own else 1.0)
+        setting,
+        workload=replace(
+            work,
+            loss_tokens=1.0 if setting.engine.whole_logits else read,
+            read_tokens=read if own else 1.0,
+        ),
     )
     passes = work.steps * loop.ppo_epochs * loop.mini_batches * each
     optimizer_steps = work.steps * loop.ppo_epochs * loop.mini_batches
@@ -335,7 +341,7 @@ def update_moments(setting: Setting, resident: Roles) -> list[Moment]:
     loss_tokens = min(
         1.0, (work.mean_response_tokens or work.response_tokens) / max(1.0, work.mean_tokens)
     )
-    if setting.loss.host and setting.hardware.is_cpu:
+    if setting.engine.whole_logits or (setting.loss.host and setting.hardware.is_cpu):
         loss_tokens = 1.0  # without Triton TRL's fused head reads every position
     longest = packed_sequences(setting, mini_batch(setting)) * work.max_tokens if own else None
     counted = replace(

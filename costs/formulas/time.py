@@ -65,6 +65,10 @@ def _matmul_rate(setting: Setting) -> float:
         if setting.hardware.is_cpu
         else efficiency.matmul * setting.hardware.attainable
     )
+    if setting.hardware.generation in ("hopper", "blackwell") and not (
+        setting.engine.vendor_products
+    ):  # fmt: skip
+        share *= efficiency.hopper
     return setting.hardware.peak(setting.levers.dtype) * share
 
 

@@ -22,7 +22,6 @@ from costs.planning.settings import base_shape, setting_of
 from costs.planning.stages import plan_stage
 from costs.planning.target import Target
 from costs.quantities import Quantity, formula, recording, steps
-from costs.tables.catalogue import Price
 
 MORE = 1.1
 """Of an input, for the table of what inputs do."""
@@ -142,16 +141,6 @@ def inputs_of_params(params: Params, inputs: Inputs, file: str) -> Params:
         if isinstance(section := getattr(params, name), BaseModel)
     }
     return params.model_copy(update=found)
-
-
-def explain_setting(setting: Setting, price: Price, phase: str, file: str) -> Explanation:
-    """The trail of a single setting, such as a published one, or of one of its phases."""
-
-    def make(inputs: Inputs) -> Plan:
-        cost = inputs.of(price, "price", f"{price.source}, read {price.date}")
-        return Plan((plan_stage(with_facts(setting, inputs, file), cost, find_lever=False),))
-
-    return explained_plan(make, setting.stage, phase)
 
 
 def with_facts(setting: Setting, inputs: Inputs, file: str) -> Setting:

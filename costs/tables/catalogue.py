@@ -8,7 +8,7 @@ and date.
 import difflib
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -51,6 +51,14 @@ class Hardware:
     @property
     def is_cpu(self) -> bool:
         return self.name.startswith("cpu")
+
+    @property
+    def generation(self) -> str:
+        """The architecture, by the longest start of the name that fits; the name itself where none
+        does.
+        """
+        fits = [start for start in GENERATIONS if self.name.startswith(start)]
+        return GENERATIONS[max(fits, key=len)] if fits else self.name
 
     def peak(self, dtype: str) -> float:
         """FLOP/s at `dtype`; a 16-bit type that the device lacks runs at its fp32 rate, fp32 uses
@@ -136,58 +144,6 @@ def _with_memory(wanted: str, index: Mapping[str, str]) -> str | None:
             ]
             return fits[0] if fits else None
     return None
-
-
-_REMARKS: tuple[tuple[str, str], ...] = (
-    (r"(?:power limit(?:ed to)?\s*)?(\d+)\s*w(?:atts?)?(?: class| power limit| tdp)?", "watts"),
-    (r"(\d+(?:\.\d+)?)\s*tb/s", "terabytes"),
-    (r"(?:total memory\s*)?(\d+(?:\.\d+)?)\s*gi?b", "gib"),
-    (
-        r"inferred|assumed|implied|log|tutorial|consumer|per note|probably|single|each|default|"
-        r"bare metal|dgx|hgx|node|server|cloud|aws|gcp|azure|lambda|runpod|colab|p4de?\.\w+|"
-        r"p5\w*\.\w+|g5\.\w+|nvlink|nvswitch",
-        "",
-    ),
-)
-
-
-def device_of(text: str) -> Hardware:
-    """The device of a printed name with its remarks: `A100-80GB (power limit 330W)`,
-    `8x H100-80GB-HBM3`, `V100-32GB (inferred)`. A power limit or bandwidth in the remarks is
-    applied. Raises CostError for an unknown name or an unread remark.
-    """
-    remarks = " ".join(re.findall(r"\(([^)]*)\)", text)).lower()
-    name = re.sub(r"\([^)]*\)", " ", text)
-    name = re.sub(r"^\s*\d+\s*[x*]\s*", "", name)
-    name = re.sub(r"([-_ ]\d+)g\b", r"\1GB", name, flags=re.I)
-    name = _MEMORY_KIND.sub(" ", name.lower().replace("-", " ").replace("_", " ")).strip()
-    found = hardware(re.sub(r"\s+", "-", name))
-    said: dict[str, float] = {}
-    for pattern, fact in _REMARKS:
-        for match in re.finditer(rf"(?<![a-z0-9])(?:{pattern})(?![a-z0-9])", remarks):
-            if fact:
-                said[fact] = float(match[1])
-        remarks = re.sub(rf"(?<![a-z0-9])(?:{pattern})(?![a-z0-9])", " ", remarks)
-    left = re.findall(r"[a-z0-9.]+", remarks)
-    if left:
-        raise CostError(
-            f"device {text!r}: {', '.join(repr(word) for word in left)} is not understood. Name "
-            "the device alone, with a power limit (330W) or a bandwidth (2.4TB/s) where it has "
-            "its own."
-        )
-    if "gib" in said and not 0.9 <= said["gib"] / (found.memory_bytes / GIB) <= 1.1:
-        raise CostError(
-            f"device {text!r} says {said['gib']:g} GB, {found.name} has "
-            f"{found.memory_bytes / GIB:g}. Change either."
-        )
-    if "terabytes" in said:
-        found = replace(found, bandwidth_bytes_per_second=said["terabytes"] * 1e12)
-    if "watts" in said and said["watts"] < found.watts:
-        # clocks under load follow the cube root of the power: power ~ frequency x voltage^2, and
-        # voltage follows frequency
-        share = (said["watts"] / found.watts) ** (1 / 3)
-        found = replace(found, watts=said["watts"], attainable=found.attainable * share)
-    return found
 
 
 def hardware_row(name: str, row: Mapping[str, Any], measured: Measured | None = None) -> Hardware:
@@ -306,12 +262,6 @@ GENERATIONS = {"v100": "volta", "titan-rtx": "turing", "rtx20": "turing", "t4": 
                "gh200": "hopper", "b": "blackwell", "gb200": "blackwell",
                "rtx50": "blackwell"}  # fmt: skip
 """Start of a device's name -> its architecture."""
-
-
-def generation_of(device: str) -> str:
-    """The architecture of a device by its name in hardware.yaml: the longest start that fits."""
-    fits = [start for start in GENERATIONS if device.startswith(start)]
-    return GENERATIONS[max(fits, key=len)] if fits else device
 
 
 _SUFFIXES = re.compile(

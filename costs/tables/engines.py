@@ -77,6 +77,10 @@ class Engine:
     the last layer's feed-forward part runs at the tokens alone whose hidden states are read
     (training/modeling/packing.py, training/modeling/last_layer.py).
     """
+    whole_logits: bool = True
+    """In a loop, logits are computed at every token of prompt and response; ours at the responses'
+    alone.
+    """
     concatenates_cache: bool = False
     """The cache of keys and values grows by concatenation (Transformers' dynamic cache)."""
     admits_by_cache: bool = False
@@ -103,6 +107,13 @@ class Engine:
     """`selective` recomputation keeps the attention output and every other matrix product, and
     makes the rest again (torchtitan's policy `op`); else only attention is made again.
     """
+    vendor_products: bool = False
+    """Its matrix products are NVIDIA's own stack (Transformer Engine)."""
+    loop_seconds: float = 0.7
+    """Fixed time of an iteration of a loop: replies are decoded and read again, metrics written,
+    processes wait for each other. 0.7 s are what a step of 3.8 s in DeepSpeed-Chat's log has beyond
+    its parts; ours are counted by operation.
+    """
     start_seconds: float = 12.0
     """Imports and set-up of one process."""
 
@@ -114,91 +125,14 @@ ENGINES = {
         # torch's fused AdamW.
         Engine(
             "ours",
+            whole_logits=False,
+            loop_seconds=0.0,
             loss="streamed",
             lora_input_bytes=4,
             repeats_kv=False,
             fused_activation=False,
             packs=True,
         ),
-        Engine(
-            "transformers",
-            concatenates_cache=True,
-            loss="whole",
-            lora_input_bytes=4,
-            repeats_kv=False,
-            fused_activation=False,
-            widens_unquantised=True,
-        ),
-        # Its log has the allocator's maximum (torch.cuda.max_memory_reserved).
-        Engine(
-            "ms-swift",
-            concatenates_cache=True,
-            loss="whole",
-            lora_input_bytes=4,
-            repeats_kv=False,
-            fused_activation=False,
-            reports_reserved=True,
-            widens_unquantised=True,
-        ),
-        Engine(
-            "transformers-2022",
-            concatenates_cache=True,
-            loss="shifted",
-            lora_input_bytes=4,
-            step_copies=1,
-            context_bytes=1343 * 2**20,
-            fused_activation=False,
-        ),
-        Engine("torchtune", loss="chunked", repeats_kv=True, attention_copy=True),
-        Engine("torchtune-2024", loss="shifted", attention_copy=False),
-        # Packed projection, LoRA on it padded with zeros (litgpt/lora.py zero_pad), bitsandbytes
-        # 0.41 on all linear layers.
-        Engine(
-            "litgpt",
-            loss="half",
-            packed_view=True,
-            wide_norm=True,
-            padded_lora=True,
-            quantised_keeps_input=True,
-            quantises_head=True,
-            stages_whole_model=True,
-            iterates_micro_batches=True,
-            op_seconds=20e-6,
-            layer_ops=50,
-            lora_ops=15,
-        ),
-        # Triton flash attention, fused norms (low-precision layer norm), fp32 master weights under
-        # FSDP mixed precision.
-        Engine(
-            "llm-foundry",
-            # `loss_fn: fused_crossentropy`, its default: llmfoundry/models/mpt/modeling_mpt.py
-            loss="kernel",
-            fused_norm=True,
-            pointwise=0.75,
-            op_seconds=8e-6,
-            layer_ops=20,
-        ),
-        Engine(
-            "megatron",
-            loss="in-place",
-            fused_norm=True,
-            pointwise=0.75,
-            op_seconds=8e-6,
-            layer_ops=20,
-            sequence_parallel=True,
-        ),
-        Engine("nanogpt", loss="half", fused_norm=True, compiled=True),
-        # Hand-written kernels: fused norms, rotary positions and SwiGLU, a loss that never holds
-        # all logits.
-        Engine(
-            "unsloth",
-            loss="streamed",
-            fused_norm=True,
-            compiled=True,
-            layer_ops=20,
-            reports_reserved=True,
-        ),
-        Engine("gpt-fast", compiled=True, decode_layer_seconds=60e-6, op_seconds=0.0),
         Engine(
             "vllm",
             admits_by_cache=True,
@@ -209,65 +143,6 @@ ENGINES = {
             prefill_launches=20,
             prefill_tokens=8192,  # max_num_batched_tokens
         ),
-        Engine("deepspeed-chat", loss="shifted", layer_ops=25, concatenates_cache=True),
-        # PyTorch's own modules under FSDP2, losses whole, attention with values repeated for
-        # grouped queries; fp32 weights cast for computing (torchtitan/models/llama).
-        Engine(
-            "torchtitan",
-            loss="whole",
-            repeats_kv=True,
-            layer_ops=30,
-            sequence_parallel=True,
-            selective_ops=True,
-        ),
-        # Transformers' modules under FSDP1, bitsandbytes' NF4 (fsdp_qlora/train.py).
-        Engine(
-            "fsdp-qlora",
-            concatenates_cache=True,
-            loss="shifted",
-            fused_activation=False,
-            repeats_kv=False,
-        ),
-        Engine("gpt-neox", loss="whole", fused_norm=True, pointwise=0.75, layer_ops=25),
-        # Generation servers: weights and paged cache, one CUDA graph a step; DeepSpeed's kernels
-        # are injected, and launched one by one.
-        Engine(
-            "tensorrt-llm",
-            admits_by_cache=True,
-            compiled=True,
-            decode_layer_seconds=20e-6,
-            prefill_launches=20,
-            fp8_cache=True,
-            prefill_tokens=8192,
-            op_seconds=0.0,
-            repeats_kv=False,
-        ),
-        Engine(
-            "lmdeploy",
-            admits_by_cache=True,
-            compiled=True,
-            decode_layer_seconds=40e-6,
-            prefill_launches=20,
-            op_seconds=0.0,
-            repeats_kv=False,
-            prefill_tokens=8192,
-        ),
-        Engine(
-            "deepspeed-inference",
-            compiled=True,
-            layer_ops=22,
-            repeats_kv=False,
-        ),
-        # PPO over DeepSpeed ZeRO with Transformers' modules; generation by them or by vLLM.
-        Engine(
-            "openrlhf",
-            concatenates_cache=True,
-            loss="whole",
-            lora_input_bytes=4,
-            repeats_kv=False,
-            layer_ops=30,
-        ),
-        Engine("verl", loss="whole", lora_input_bytes=4, repeats_kv=False, layer_ops=30),
     )
 }
 

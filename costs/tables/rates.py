@@ -7,23 +7,27 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Efficiency:
-    """Attained shares of the peak rates, the same for every device and model;
-    costs/published/measurements.py reports their held-out error.
+    """Attained shares of the peak rates, the same for every device and model; their held-out error
+    is in docs/published-costs.md.
 
     matmul: a model's matrix products, as a share of the best that the device reaches. attention:
     flash kernels reach less on the exploited half of the causal square. bandwidth: streaming
     kernels. decode: matrix-vector products by storage type, whose unpacking costs cycles.
     """
 
-    matmul: float = 0.84
-    attention: float = 0.40
-    bandwidth: float = 0.80
-    decode: float = 0.85
-    decode_int8: float = 0.71
+    matmul: float = 0.76
+    hopper: float = 0.78
+    """Of that, what PyTorch's own products reach on Hopper and later, which are fast enough that
+    tails of kernels show.
+    """
+    attention: float = 0.41
+    bandwidth: float = 0.75
+    decode: float = 0.80
+    decode_int8: float = 0.70
     decode_4bit: float = 0.61
     dequantise: float = 0.25
     """bitsandbytes and torchao unpack NF4 far below the bandwidth."""
-    network: float = 0.7
+    network: float = 0.68
     message_seconds: float = 12e-6
     """Latency of one collective."""
     host_flops: float = 0.6

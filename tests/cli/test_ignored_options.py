@@ -20,8 +20,6 @@ from config.errors import UserError
         ("plan --sweep model --optimise usd", "--optimise does nothing beside --sweep."),
         ("plan --compare a.yaml --html a.html", "--html does nothing beside --compare."),
         ("plan --retrain --optimise usd", "--retrain does nothing beside --optimise."),
-        ("plan --setting a.yaml --gpus 2", "--gpus does nothing beside --setting."),
-        ("plan --setting a.yaml --recipe b.yaml", "--recipe does nothing beside --setting."),
         ("up --gpu", "--gpu does nothing without --docker."),
         ("up --docker --prefect-port 5", "--prefect-port does nothing beside --docker."),
         ("up --docker --no-auth", "--no-auth does nothing beside --docker."),

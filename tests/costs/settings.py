@@ -3,9 +3,9 @@
 from dataclasses import replace
 from typing import Any
 
+from benchmarks.published.engines import engine
 from costs.formulas.setting import Levers, Rlhf, Setting, Workload
 from costs.tables.catalogue import hardware, shape
-from costs.tables.engines import engine
 from costs.tables.shapes import ModelShape
 
 ALL_LINEAR = ("q", "k", "v", "o", "gate", "up", "down")

@@ -103,20 +103,6 @@ def test_a_comparison_is_markdown_for_a_pull_request(tmp_path: Path) -> None:
     assert "| ppo |" in run("--compare", str(other), "--markdown").stdout
 
 
-def test_a_published_setting_is_planned_without_params(tmp_path: Path) -> None:
-    file = tmp_path / "setting.yaml"
-    file.write_text(
-        "{engine: litgpt, model: Llama 2 7B, tuning: 'lora r8 q,v', quant: None, micro_batch: 1, "
-        "global_batch: 128, dtype: bf16-true, "
-        "gpus: 1, gpu: A100-SXM4-40GB, dataset: Alpaca, longest_seq: 1304}"
-    )
-    stage = json.loads(CliRunner().invoke(app, ["--setting", str(file), "--json"]).stdout)[
-        "stages"
-    ][0]
-    # litgpt tutorials/resource-tables.md
-    assert stage["peak_bytes_per_gpu"] == pytest.approx(21.30e9, rel=0.02)
-
-
 def test_a_mistake_is_one_line() -> None:
     result = run("--hardware", "a200")
     assert isinstance(result.exception, CostError)

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
+from benchmarks.published.engines import ENGINES, engine
 from costs.formulas.activations import layer_kept
 from costs.formulas.setting import Levers
-from costs.tables.engines import ENGINES, Engine, engine
+from costs.tables.engines import Engine
 from costs.tables.shapes import ModelShape, from_config
 from tests.costs.settings import ALL_LINEAR, small, small_mixture
 

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from benchmarks.published.engines import engine
 from costs.formulas.counts import (
     dequantised_bytes,
     forward_attention_flops,
@@ -21,7 +22,7 @@ from costs.formulas.counts import (
     unpacked_bytes,
 )
 from costs.formulas.setting import Levers
-from costs.tables.engines import Engine, engine
+from costs.tables.engines import Engine
 from tests.costs.settings import sft, small, small_mixture, small_setting
 
 LAYERS, HEAD = 3 * 870, 1010

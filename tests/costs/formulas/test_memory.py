@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.published.engines import engine
 from costs.formulas.activations import layer_kept
 from costs.formulas.kept import (
     activation_bytes,
@@ -25,8 +26,8 @@ from costs.formulas.memory import (
     frozen_role,
     generating,
     kv_cache_bytes,
+    logits_share,
     peak,
-    said_share,
     scoring,
 )
 from costs.formulas.setting import Levers, Setting
@@ -44,7 +45,6 @@ from costs.formulas.states import (
 from costs.formulas.timeline import training_moments
 from costs.planning.moments import moments
 from costs.tables.catalogue import shape
-from costs.tables.engines import engine
 from costs.tables.losses import loss
 from costs.tables.shapes import from_config
 from tests.costs.settings import ALL_LINEAR, ppo, sft, small, small_mixture, small_setting
@@ -710,8 +710,8 @@ def test_a_compiled_pass_never_upcasts_a_chunk() -> None:
 
 
 def test_the_response_is_the_share_of_the_longest_sequence_that_it_takes() -> None:
-    assert said_share(small_setting({"response_tokens": 2})) == 2 / 8
-    assert said_share(small_setting()) == 1
+    assert logits_share(small_setting({"response_tokens": 2})) == 2 / 8
+    assert logits_share(small_setting()) == 1
 
 
 def test_the_peak_is_the_moment_whose_roles_hold_most_together() -> None:

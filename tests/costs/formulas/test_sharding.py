@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from benchmarks.published.engines import engine
 from costs.formulas.compute import (
     forward_pass,
     gather,
@@ -29,7 +30,6 @@ from costs.formulas.timeline import training_moments
 from costs.planning.moments import moments
 from costs.planning.phases import phases
 from costs.tables.catalogue import hardware
-from costs.tables.engines import engine
 from costs.tables.shapes import ModelShape, from_config
 from tests.costs.settings import ppo, sft
 

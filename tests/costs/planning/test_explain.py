@@ -22,7 +22,6 @@ from config.schema import Params
 from costs.planning.explain import (
     Explanation,
     explain_params,
-    explain_setting,
     inputs_below,
     roots_of,
     stage_from,
@@ -34,9 +33,8 @@ from costs.planning.planner import plan
 from costs.planning.plans import Plan, StagePlan
 from costs.planning.target import Target, target
 from costs.quantities import OPERATIONS, Quantity, explained, recording
-from costs.tables.catalogue import own_price, price
+from costs.tables.catalogue import own_price
 from tests.costs.machines import machine
-from tests.costs.settings import ppo, sft
 
 RECIPES = sorted(path.name for path in Path("recipes").glob("*.yaml"))
 COMBINED = {"max": max, "min": min, "ceil": ceil, "floor": floor, "log": log, "exp": exp}
@@ -218,13 +216,6 @@ def test_what_an_input_does_is_what_planning_again_says(tmp_path: Path) -> None:
     # half a device is none
     assert effects["gpus"].time is None
     assert effects["sft.micro_batch_size"].usd is None
-
-
-def test_a_single_setting_has_a_trail_too() -> None:
-    for setting in (sft(), ppo()):
-        found = explain_setting(setting, price("a100-80"), "", "setting.yaml")
-        hold(found)
-    assert {step.name for step in found.trail} >= {"seconds", "usd", "rollout.seconds"}
 
 
 def test_unknown_parts_are_refused_with_the_known_ones(tmp_path: Path) -> None:

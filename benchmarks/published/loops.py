@@ -6,21 +6,19 @@ Roles apart work side by side: scoring takes as long as the slowest of its roles
 training. Generation and training still wait for each other unless they are one step apart.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from benchmarks.published.engines import engine
+from benchmarks.published.row import Role
+from benchmarks.published.settings import Planned
 from costs.formulas.compute import gather_bytes
 from costs.formulas.generation import generation
 from costs.formulas.memory import kv_cache_bytes
 from costs.formulas.ppo import ppo_phases, roles_of
 from costs.formulas.setting import Levers, Setting
 from costs.formulas.states import base_weight_bytes
-from costs.published.settings import Planned
-from costs.published.words import Refused
-from costs.tables.engines import engine
 
-ROLES = ("ref", "reward", "actor", "critic", "vllm")
-"""Order of a placement without names: 1:1:4:2 or 1:1:2:2:2."""
-SAME = {"rm": "reward", "policy": "actor", "value": "critic"}
 GATHERED_AHEAD = 0.95
 """Share of the link that whole layers reach which are gathered one behind the other."""
 CACHE_SHARE = 0.9
@@ -35,46 +33,32 @@ class Iteration:
     scoring: float
     training: float
     transfer: float
+    fixed: float = 0.0
     lag: int = 0
 
     @property
     def seconds(self) -> float:
         """Critical path with lag 0; one step apart, the longer of generation and the rest."""
         after = self.scoring + self.training + self.transfer
-        return max(self.generation, after) if self.lag else self.generation + after
-
-
-def devices_of(planning: Planned) -> dict[str, int] | None:
-    """Role -> its own devices; None where all roles share all devices. Raises Refused where the
-    placement does not add up.
-    """
-    said, gpus = planning.printed, planning.setting.gpus
-    if said.placement is None:
-        if said.apart:
-            raise Refused(["placement: roles are on their own devices, it would need how many each "
-                           "(ref:reward:actor:critic 1:1:4:2)"])  # fmt: skip
-        return None
-    names, counts = said.placement
-    names = tuple(SAME.get(name, name) for name in names) or ROLES[: len(counts)]
-    if len(names) != len(counts) or sum(counts) != gpus:
-        raise Refused([f"placement {':'.join(map(str, counts))} does not put {gpus} devices to "
-                       f"{len(names)} roles"])  # fmt: skip
-    return dict(zip(names, counts, strict=True))
+        longest = max(self.generation, after) if self.lag else self.generation + after
+        return longest + self.fixed
 
 
 def iteration(planning: Planned) -> Iteration:
-    """The parts of one iteration. Raises Refused where the placement does not add up."""
-    setting, said = planning.setting, planning.printed
+    """The parts of one iteration."""
+    setting, run = planning.setting, planning.run
     one = replace(setting, workload=replace(setting.workload, steps=1.0))
-    own = devices_of(planning)
-    generating = (own or {}).get("vllm") or (own or {}).get("actor") or setting.gpus
-    served = bool(said.vllm or (own or {}).get("vllm"))
+    own = run.roles
+    generating = (own or {}).get("engine") or (own or {}).get("policy") or setting.gpus
+    served = run.generator == "vllm" or "engine" in (own or {})
     rolled = _rollout(planning, one, generating, served)
-    passes = _passes(one, own, judged=said.stage == "ppo" or said.reward is not None)
+    passes = _passes(one, own, judged=run.stage == "ppo" or run.reward_model is not None)
     updates = _updates(one, own)
     together = max if own else sum
     sent = transfer_seconds(setting) if served else 0.0
-    return Iteration(rolled, together(passes), together(updates), sent, said.lag)
+    return Iteration(
+        rolled, together(passes), together(updates), sent, one.engine.loop_seconds, run.lag
+    )
 
 
 def transfer_seconds(setting: Setting) -> float:
@@ -93,9 +77,14 @@ def _on(setting: Setting, devices: int) -> Setting:
     return replace(setting, gpus=devices)
 
 
-def _passes(one: Setting, own: dict[str, int] | None, judged: bool) -> list[float]:
+def _passes(one: Setting, own: Mapping[Role, int] | None, judged: bool) -> list[float]:
     """Seconds of each frozen role's passes over a rollout; rules take none."""
-    roles = {"score": "reward", "reference": "ref", "value": "critic"}
+    roles: dict[str, Role] = {
+        "logprobs": "policy",
+        "score": "reward",
+        "reference": "ref",
+        "value": "value",
+    }
     found = []
     for phase, role in roles.items():
         if phase == "score" and not judged:
@@ -105,30 +94,28 @@ def _passes(one: Setting, own: dict[str, int] | None, judged: bool) -> list[floa
     return found
 
 
-def _updates(one: Setting, own: dict[str, int] | None) -> list[float]:
+def _updates(one: Setting, own: Mapping[Role, int] | None) -> list[float]:
     """Seconds of the policy's and of the value model's update."""
 
     def update(setting: Setting) -> float:
         return next(row[2] for row in ppo_phases(setting) if row[0] == "update")
 
     alone = replace(one, stage="grpo")
-    policy = update(_on(alone, (own or {}).get("actor", one.gpus)))
+    policy = update(_on(alone, (own or {}).get("policy", one.gpus)))
     if one.stage != "ppo":
         return [policy]
-    critic = _on(one, (own or {}).get("critic", one.gpus))
+    critic = _on(one, (own or {}).get("value", one.gpus))
     both = update(critic)
     return [policy, max(0.0, both - update(replace(critic, stage="grpo")))]
 
 
 def _rollout(planning: Planned, one: Setting, devices: int, served: bool) -> float:
     """Seconds of generating all responses on `devices`."""
-    said, loop = planning.printed, roles_of(one)
+    run, loop = planning.run, roles_of(one)
     software = one.engine
     if served:
         software = engine("vllm")
-    elif said.hybrid_engine is not False and (
-        said.hybrid_engine or software.name == "deepspeed-chat"
-    ):
+    elif run.generator == "hybrid" or (run.generator is None and software.name == "deepspeed-chat"):
         software = engine("deepspeed-inference")
     whole = software is not one.engine
     frozen = replace(one.levers, tuning="frozen", parallel="ddp", weights_fp32=False,

@@ -1,0 +1,1 @@
+"""Published measurements as typed rows, and what the planner says of each."""

@@ -1,0 +1,170 @@
+"""Errors of the planner on sources that it was not fitted to, and the grades that follow from them.
+
+For each source the shared rates (costs/tables/rates.py) are fitted again to the other sources, and
+what was chosen by looking at its software (launch times, see `CHOSEN`) is replaced by what others
+of its kind have. Its rows are then planned and compared.
+"""
+
+import json
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import fields, replace
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+import numpy.typing as npt
+
+from benchmarks.published.engines import ENGINES
+from benchmarks.published.errors import compare, signed_quantile
+from benchmarks.published.measurements import Case
+from benchmarks.published.row import Row
+from costs.tables.engines import Engine
+from costs.tables.rates import EFFICIENCY, Efficiency
+
+CHECKED = Path(__file__).parents[2] / "costs" / "tables" / "checked.yaml"
+FITTED = tuple(each.name for each in fields(Efficiency) if each.name != "host_flops")
+PRIOR = 0.15
+"""Standard deviation of the logarithm of a rate before any row is seen."""
+NOISE = 0.25
+"""Of the logarithm of a plan over its measurement."""
+NUDGE = 0.02
+"""Change of the logarithm of a rate by which its effect is measured."""
+CHOSEN = ("op_seconds", "layer_ops", "lora_ops", "decode_layer_seconds", "prefill_launches")
+"""Facts of an engine that were chosen by looking at measurements of it."""
+COVERED = 0.85
+"""Share of held-out measurements that an interval is to hold."""
+LEAST = 0.05
+"""Half the narrowest interval, as a logarithm: repeated measurements differ by as much."""
+
+
+def held_out(rows: Sequence[Row]) -> list[Case]:
+    """Every measurement, planned by what the other sources taught."""
+    timed = [row for row in rows if row.run.device is not None]
+    fit = _Fit(timed)
+    found: list[Case] = []
+    for source in sorted({row.source for row in rows}):
+        rates = fit.without(source)
+        own = [_unknown_engine(row, rows) for row in rows if row.source == source]
+        found += compare(own, rates)[0]
+    return found
+
+
+def refitted(rows: Sequence[Row]) -> Efficiency:
+    """The shared rates fitted to all sources."""
+    return _Fit([row for row in rows if row.run.device is not None]).without("")
+
+
+class _Fit:
+    """Ridge regression of ln(planned / measured) on the logarithms of the rates. A source weighs as
+    much as another, and an error beyond `NOISE` pulls no harder than one of `NOISE` (Huber).
+    """
+
+    def __init__(self, rows: Sequence[Row]) -> None:
+        start = _times(rows, EFFICIENCY)
+        self.sources = [case.source for case in start]
+        self.errors = np.array([case.factor for case in start])
+        self.effects: npt.NDArray[np.float64] = np.stack(
+            [
+                (np.array([c.factor for c in _times(rows, _scaled({name: NUDGE}))]) - self.errors)
+                / NUDGE
+                for name in FITTED
+            ],
+            axis=1,
+        )
+
+    def without(self, source: str) -> Efficiency:
+        """The rates fitted to all but one source."""
+        kept = np.array([each != source for each in self.sources])
+        x, y = self.effects[kept], self.errors[kept]
+        names = [each for each in self.sources if each != source]
+        weights = np.array([1 / math.sqrt(names.count(each)) for each in names])
+        step = np.zeros(len(FITTED))
+        for _ in range(20):
+            left = y + x @ step
+            pull = weights * np.minimum(1.0, NOISE / np.maximum(np.abs(left), 1e-9)) / NOISE**2
+            normal = x.T @ (pull[:, None] * x) + np.eye(len(FITTED)) / PRIOR**2
+            step = -np.linalg.solve(normal, x.T @ (pull * y))
+        return _scaled(dict(zip(FITTED, step, strict=True)))
+
+
+def _scaled(changes: dict[str, float]) -> Efficiency:
+    """The shared rates, each times exp(change)."""
+    return replace(
+        EFFICIENCY,
+        **{name: getattr(EFFICIENCY, name) * math.exp(by) for name, by in changes.items()},
+    )
+
+
+def _times(rows: Iterable[Row], rates: Efficiency) -> list[Case]:
+    return [
+        case
+        for case in compare(rows, rates)[0]
+        if case.quantity in ("time", "throughput") and case.measured
+    ]
+
+
+def _unknown_engine(row: Row, rows: Sequence[Row]) -> Row:
+    """The row as if nobody had looked at its software's speed: where no other source has it, its
+    launch times are the median of other engines that launch in the same way.
+    """
+    own = row.run.engine
+    if own is None or any(
+        other.run.engine == own and other.source != row.source for other in rows
+    ):  # fmt: skip
+        return row
+    like = [other for other in ENGINES.values() if other != own and _way(other) == _way(own)]
+    changes = {name: median(getattr(other, name) for other in like) for name in CHOSEN}
+    run = row.run.model_copy(update={"engine": replace(own, **changes)})
+    return row.model_copy(update={"run": run})
+
+
+def _way(engine: Engine) -> tuple[bool, bool]:
+    """A server, or a program that launches every operation; with fused modules or without."""
+    return engine.op_seconds == 0, engine.fused_norm
+
+
+def write(found: Iterable[Case]) -> None:
+    """costs/tables/checked.yaml: for each kind of number the interval of measured / planned that
+    held `COVERED` of the held-out measurements, and the domain they cover.
+    """
+    lines = [
+        "# How far plans of published settings were off, by sources that they were not fitted to.",
+        "# Written by python -m benchmarks.published_costs. low, high: factors on a plan that hold",
+        f"# {COVERED:.0%} of the measurements; billions: of parameters.",
+    ]
+    for (what, tuning), cases in sorted(_kinds(found).items()):
+        low, high = interval(cases)
+        sizes = [case.planning.setting.model.parameters / 1e9 for case in cases]
+        row = {
+            "low": round(low, 3),
+            "high": round(high, 3),
+            "rows": len(cases),
+            "sources": len({case.source for case in cases}),
+            "billions": [round(min(sizes), 2), round(max(sizes), 2)],
+            "generations": sorted({c.planning.setting.hardware.generation for c in cases}),
+        }
+        lines.append(f"{what} {tuning}: {json.dumps(row)}".replace('"', ""))
+    CHECKED.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def kind(case: Case) -> tuple[str, str]:
+    """Measurements of one kind are planned by the same formulas."""
+    training = case.group.endswith("training")
+    return case.group, case.planning.setting.levers.tuning if training else "any"
+
+
+def _kinds(found: Iterable[Case]) -> dict[tuple[str, str], list[Case]]:
+    kinds: dict[tuple[str, str], list[Case]] = {}
+    for case in found:
+        if case.measured and case.quantity != "fits" and case.tier == "A":
+            kinds.setdefault(kind(case), []).append(case)
+    return kinds
+
+
+def interval(cases: Iterable[Case]) -> tuple[float, float]:
+    """Factors (low, high) that turn a plan into the range of what is measured."""
+    pairs = [(case.source, -case.factor) for case in cases]
+    tail = (1 - COVERED) / 2
+    low, high = signed_quantile(pairs, tail), signed_quantile(pairs, 1 - tail)
+    return math.exp(min(low, -LEAST)), math.exp(max(high, LEAST))
