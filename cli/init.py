@@ -280,8 +280,8 @@ def fitting(params: "Params") -> tuple["Params", str]:
     """The params as they are if every stage fits; else with the cheapest levers that train all
     weights; else with adapters. And which of them, in words. Raises CostError if none does.
     """
-    from costs.planning.cheaper import cheapest
     from costs.planning.planner import plan
+    from costs.planning.search import cheapest
     from costs.planning.target import target
 
     aim, stages = target(params, None, 1, None, Path()), params.stages

@@ -418,8 +418,7 @@ def _optimise(
 ) -> None:
     """Search every stage, check the whole run against the limits, write the winner."""
     from config.load import write
-    from costs.planning.cheaper import cheapest
-    from costs.planning.search import Limits, within_total
+    from costs.planning.search import Limits, cheapest, within_total
 
     best = cheapest(params, aim, stages, goal, how.adapters)  # type: ignore[arg-type]
     within_total(list(best.found.values()), Limits(how.max_usd, how.max_hours))

@@ -233,17 +233,29 @@ def search_view(found: dict[str, "Found"]) -> Group:
     lines: list[object] = []
     for stage, result in found.items():
         first, best = result.start, result.best
-        lines.append(
-            f"[bold]{stage}[/bold]: {result.tried} combinations; {usd(first.usd)} -> "
-            f"{usd(best.usd)}, "
-            f"{duration(first.seconds)} -> {duration(best.seconds)}, "
-            f"{memory(int(first.device_bytes))} -> {memory(int(best.device_bytes))} a device"
-        )
         lines += [
-            f"  {choice.lever}: {choice.before} -> {choice.after}  ({choice.reason})"
-            for choice in result.choices
-        ] or ["  nothing to change"]
+            f"[bold]{stage}[/bold], {result.tried} combinations: "
+            f"{usd(first.usd)} -> {usd(best.usd)}, "
+            f"{duration(first.seconds)} -> {duration(best.seconds)}",
+            f"  {memory(int(first.device_bytes))} -> {memory(int(best.device_bytes))} a device",
+        ]
+        for choice in result.choices:
+            lines += [
+                f"  {choice.key}: {_value(choice.before)} -> {_value(choice.after)}",
+                f"    {choice.reason}",
+            ]
+        if not result.choices:
+            lines.append("  nothing to change")
     return Group(*lines)  # type: ignore[arg-type]
+
+
+def _value(value: object) -> str:
+    """A setting as params.yaml has it; an adapter by its rank and its matrices."""
+    if isinstance(value, dict):
+        return f"rank {value['rank']} on {', '.join(value['modules'])}"
+    if value is None:
+        return "null"
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def growth_table(growths: list["Growth"]) -> Group:

@@ -12,8 +12,7 @@ from config.load import validate
 from config.records import METHODS, SAMPLING_METHODS
 from config.schema import Params
 from config.sections.online import Online
-from costs.planning.cheaper import adapter_beside
-from costs.planning.search import LORA_RANK
+from costs.planning.search import LORA_RANK, adapter_beside
 
 BASELINE, OPTIMISED = "baseline", "optimised"
 RATE_FACTORS = (3.0, 10.0, 30.0)

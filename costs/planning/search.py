@@ -1,28 +1,39 @@
-"""The cheapest levers that fit: every combination is planned, the best one is explained against the
-params as they are.
+"""The cheapest levers of a run that fit its devices.
 
-Levers that change what is learnt (LoRA, quantisation) are tried only when asked for; the others
-change memory, time and money alone.
+Every combination is written into params and planned from them, so a search promises what the file
+that it writes is planned at. Levers that change what is learnt (LoRA, 4-bit storage) are tried only
+when asked for; the others change memory, time and money alone.
 """
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import product
 from math import log
-from typing import Any, Literal
+from typing import Any, Literal, get_args
+
+from pydantic import BaseModel
 
 from config.errors import CostError
-from config.records import LOOPS
+from config.load import validate
+from config.records import LOOPS, SAMPLING_METHODS
+from config.schema import Params
 from config.sections.levers import Lora
+from config.sections.where import can_be_divided
 from costs.formulas.memory import device_bytes, peak
-from costs.formulas.setting import Levers, Setting
+from costs.formulas.setting import Setting
 from costs.planning.moments import moments
 from costs.planning.phases import phases
-from costs.planning.settings import adapter_of
+from costs.planning.settings import settings
+from costs.planning.target import Target
 from costs.tables.catalogue import Price
 
 Goal = Literal["usd", "time", "memory"]
-GOALS: tuple[Goal, ...] = ("usd", "time", "memory")
+GOALS: tuple[Goal, ...] = get_args(Goal)
+LORA_RANK = 16
+"""Rank of the adapters that are tried, on all matrices: that of recipes/demo-lora.yaml. A smaller
+one costs hardly less.
+"""
+MOST_MICRO_BATCHES = 12
 
 
 @dataclass(frozen=True)
@@ -34,8 +45,8 @@ class Limits:
 
 
 @dataclass(frozen=True)
-class Candidate:
-    """One combination and what it needs."""
+class Need:
+    """What one stage needs."""
 
     setting: Setting
     seconds: float
@@ -46,24 +57,12 @@ class Candidate:
     def fits(self) -> bool:
         return self.device_bytes <= self.setting.hardware.usable_bytes
 
-    def value(self, goal: Goal, start: Levers) -> tuple[float, ...]:
-        """What is minimised: the goal to within 1%, then the fewest changed levers, then memory,
-        then time.
-        """
-        main = {"usd": self.usd, "time": self.seconds, "memory": self.device_bytes}[goal]
-        changes = sum(
-            getattr(start, name) != getattr(self.setting.levers, name)
-            for name in Levers.__dataclass_fields__
-            if name != "accumulation"
-        )
-        return (round(log(max(main, 1e-12)) / 0.01), changes, self.device_bytes, self.seconds)
-
 
 @dataclass(frozen=True)
 class Choice:
-    """One lever of the winner that differs from the start, and what it alone changes."""
+    """A key of params that the search changed, and what it changes by itself."""
 
-    lever: str
+    key: str
     before: Any
     after: Any
     reason: str
@@ -71,28 +70,170 @@ class Choice:
 
 @dataclass(frozen=True)
 class Found:
-    """The result of a search."""
+    """What the search did for one stage."""
 
-    start: Candidate
-    best: Candidate
+    start: Need
+    best: Need
     tried: int
     choices: tuple[Choice, ...]
 
 
-LORA_RANK = 16
-"""Rank of the adapters that are tried, on all matrices: that of recipes/demo-lora.yaml. A smaller
-one costs hardly less.
-"""
+@dataclass(frozen=True)
+class Cheaper:
+    """Params that train the same at less cost; with adapters, the same stages."""
+
+    params: Params
+    changes: tuple[str, ...]
+    """`sft.micro_batch_size=16` ..., what differs."""
+    found: dict[str, Found]
+    """By stage."""
 
 
-def micro_batches(setting: Setting) -> list[int]:
-    """Micro-batches that divide the sequences of a step on one device, and the one that is set."""
-    whole, own = step_sequences(setting), setting.levers.micro_batch
-    least = 2 if setting.stage in ("reward", "dpo") else 1  # a pair stays together
-    sizes = [size for size in range(least, whole + 1) if whole % size == 0 and size % least == 0][
-        -12:
+def evaluate(setting: Setting, price: Price) -> Need:
+    """Time, money and memory of one stage."""
+    seconds = sum(phase.seconds for phase in phases(setting))
+    usd = seconds * setting.paid_gpus / 3600 * price.expected
+    return Need(setting, seconds, usd, device_bytes(setting, peak(moments(setting)).total))
+
+
+def cheapest(
+    params: Params, aim: Target, stages: tuple[str, ...], goal: Goal, adapters: bool = False
+) -> Cheaper:
+    """The best levers of `stages` for `goal` that fit the device; with `adapters` LoRA and four
+    bits are levers too.
+
+    Raises CostError where a stage fits the device with no combination.
+    """
+    if goal not in GOALS:
+        raise CostError(f"--optimise {goal} is not one of {', '.join(GOALS)}.")
+    storages: tuple[str | None, ...] = (params.model.quantisation,)
+    if adapters and params.model.random is None:
+        storages = ("nf4", None)
+    made: list[tuple[Params, dict[str, int]]] = []
+    refusal: CostError | None = None
+    for quantisation in storages:
+        model = params.model.model_copy(update={"quantisation": quantisation})
+        try:
+            stored = params.model_copy(update={"model": model})
+            made.append(_with_storage(stored, aim, stages, goal, adapters))
+        except CostError as error:
+            refusal = error
+    if not made:
+        assert refusal is not None
+        raise refusal
+    best, tried = min(reversed(made), key=lambda each: _total(each[0], aim, stages, goal))
+    if all(best.section(stage).model_dump().get("lora") is None for stage in tried):
+        best = best.model_copy(update={"model": params.model})
+    best = validate(best.model_dump(mode="json"), "the cheapest params")
+    before, after = _needs(params, aim), _needs(best, aim)
+    found = {
+        stage: Found(before[stage], after[stage], count, _choices(params, best, aim, stage))
+        for stage, count in tried.items()
+    }
+    return Cheaper(best, _assignments(params, best), found)
+
+
+def _with_storage(
+    params: Params, aim: Target, stages: tuple[str, ...], goal: Goal, adapters: bool
+) -> tuple[Params, dict[str, int]]:
+    """(params with the best section of each stage, combinations tried of each), one stage after the
+    other: later stages hold what earlier ones make.
+    """
+    counts = {}
+    for stage in settings(params, aim):
+        if stage in stages:
+            params, counts[stage] = _best_of_stage(params, aim, stage, goal, adapters)
+    return params, counts
+
+
+def _best_of_stage(
+    params: Params, aim: Target, stage: str, goal: Goal, adapters: bool
+) -> tuple[Params, int]:
+    start, price = params.section(stage), aim.of(params, stage).price
+    tried = [
+        (made, section, evaluate(settings(made, aim)[stage], price))
+        for section in _sections(params, aim, stage, adapters)
+        for made in (params.model_copy(update={stage: section}),)
     ]
-    return sizes if own in sizes else [*sizes, own]
+    if not tried:
+        raise CostError(
+            f"model.quantisation={params.model.quantisation} goes with no levers of {stage} as "
+            "where divides it. Set it to null, or where.STAGE.sharding: none."
+        )
+    fitting = [each for each in tried if each[2].fits]
+    if not fitting:
+        raise CostError(_none_fits([need for _, _, need in tried]))
+
+    def order(each: tuple[Params, BaseModel, Need]) -> tuple[float, ...]:
+        """The goal to within 1%, then the fewest changes, then memory, then time."""
+        _, section, need = each
+        main = log(max(_value(need, goal), 1e-12)) / 0.01
+        return (round(main), len(_changed(start, section)), need.device_bytes, need.seconds)
+
+    return min(fitting, key=order)[0], len(tried)
+
+
+def _value(need: Need, goal: Goal) -> float:
+    return {"usd": need.usd, "time": need.seconds, "memory": need.device_bytes}[goal]
+
+
+def _needs(params: Params, aim: Target) -> dict[str, Need]:
+    return {
+        stage: evaluate(setting, aim.of(params, stage).price)
+        for stage, setting in settings(params, aim).items()
+    }
+
+
+def _total(params: Params, aim: Target, stages: tuple[str, ...], goal: Goal) -> float:
+    values = [_value(need, goal) for name, need in _needs(params, aim).items() if name in stages]
+    return max(values, default=0.0) if goal == "memory" else sum(values)
+
+
+# ---------------------------------------------------------------- combinations
+
+
+def _sections(params: Params, aim: Target, stage: str, adapters: bool) -> Iterator[BaseModel]:
+    """A stage's section with every combination of levers that trains the same, but for rounding;
+    with `adapters` also LoRA.
+    """
+    own, setting = params.section(stage), settings(params, aim)[stage]
+    batches = list(_batch_keys(stage, setting, own))
+    if stage == "evaluate":
+        yield from (own.model_copy(update=batch) for batch in batches)
+        return
+    loras = [own.lora]
+    if own.lora is None and adapters and _may_adapt(params, stage):
+        loras.append(_new_adapter(params, stage, setting))
+    sharding, storage = params.where.of(stage).sharding, params.model.quantisation
+    optimizers = [
+        optimizer
+        for optimizer in ("adamw", "adamw8bit")
+        if can_be_divided(sharding, optimizer, storage)
+    ]
+    for batch, checkpointing, optimizer, lora in product(batches, (False, True), optimizers, loras):
+        # over four bits a policy that learns whole would start from other weights than its
+        # reference has
+        if lora is None and storage and stage in SAMPLING_METHODS:
+            continue
+        levers = {"activation_checkpointing": checkpointing, "optimizer": optimizer, "lora": lora}
+        yield own.model_copy(update=batch | levers)
+
+
+def _batch_keys(stage: str, setting: Setting, own: Any) -> Iterator[dict[str, int]]:
+    """The micro-batches that divide the sequences of a step on one device, and the one that is set,
+    as keys of the section.
+    """
+    pair = 2 if setting.stage in ("reward", "dpo") else 1
+    step = step_sequences(setting)
+    sizes = [n for n in range(pair, step + 1) if step % n == 0 and n % pair == 0]
+    key = {"evaluate": "batch_size"}.get(stage, "micro_batch_size")
+    if stage in LOOPS:
+        key = "micro_batch_tokens"
+    yield {key: getattr(own, key)}
+    for size in sizes[-MOST_MICRO_BATCHES:]:
+        if size != setting.levers.micro_batch:
+            tokens = size * setting.workload.max_tokens
+            yield {key: tokens if stage in LOOPS else size // pair}
 
 
 def step_sequences(setting: Setting) -> int:
@@ -102,122 +243,87 @@ def step_sequences(setting: Setting) -> int:
     return setting.levers.micro_batch * setting.levers.accumulation
 
 
-def with_combination(setting: Setting, levers: Levers) -> Setting:
-    """`setting` with these levers; another micro-batch takes the place of its budget of tokens."""
-    changed = levers.micro_batch != setting.levers.micro_batch
-    return replace(
-        setting.with_levers(micro_batch=levers.micro_batch) if changed else setting, levers=levers
-    )
-
-
-def combinations(
-    setting: Setting, adapters: bool = False, free: bool = True, like: Lora | None = None
-) -> Iterator[Levers]:
-    """Every combination of levers that gives the same training, but for rounding; with `adapters`
-    also LoRA and QLoRA, with the rank and the matrices of `like`.
-
-    `free` False keeps what params.yaml can not say (sharding, offloading, paged optimizers, double
-    quantisation) as it is.
+def _may_adapt(params: Params, stage: str) -> bool:
+    """Whether a stage can learn an adapter: it starts from a model that has learnt, and what starts
+    from it has an adapter like it.
     """
-    levers, shared = setting.levers, setting.gpus > 1
-    whole = step_sequences(setting)
-    stores = ("nf4", "nf4-dq") if free else ("nf4",)
-    modules = tuple(
-        name
-        for name in setting.model.matrices
-        if name != "router" and not name.startswith("shared_")
+    if params.model.random is not None and (
+        stage == "sft" or (stage == "reward" and params.reward.init == "base")
+    ):
+        return False
+    if stage == "distill":
+        return params.section("distill").student.path is not None
+    like = adapter_beside(params, stage)
+    others = (params.section(copy).lora for copy in params.start_from_sft)
+    return stage != "sft" or not any(
+        other is not None and like is not None and other.difference(like) for other in others
     )
-    tunings: list[dict[str, Any]] = [{}]
-    if adapters and levers.tuning == "full":
-        lora = {
-            "tuning": "lora",
-            "lora_rank": LORA_RANK,
-            "lora_modules": modules,
-            "weights_fp32": False,
-        } | adapter_of(like)
-        tunings += [lora | {"quantisation": quant} for quant in (None, *stores)]
-    if adapters and levers.tuning == "lora":
-        tunings += [
-            {"quantisation": quant} for quant in (None, *stores) if quant != levers.quantisation
-        ]
-    parallels = ("ddp", "zero2", "zero3", "fsdp") if shared and free else (levers.parallel,)
-    optimizers = (
-        ("adamw", "adamw8bit", *(("paged_adamw8bit",) if free else ()))
-        if levers.tuning != "frozen"
-        else (levers.optimizer,)
-    )
-    attentions = ("flash", "sdpa") if free and not setting.hardware.is_cpu else (levers.attention,)
-    checkpointings = ("none", "selective", "full") if levers.tuning != "frozen" else ("none",)
-    offloads = (False, True) if free else (levers.offload_optimizer,)
-    axes = product(
-        micro_batches(setting), checkpointings, attentions, optimizers, parallels, offloads, tunings
-    )
-    for micro, checkpointing, attention, optimizer, parallel, offload, tuning in axes:
-        if checkpointing == "selective" and (levers.attention != "eager" or not free):
-            continue  # only worth its name where the scores are kept
-        if offload and optimizer.startswith("paged"):
-            continue
-        yield replace(
-            levers,
-            micro_batch=micro,
-            accumulation=max(1, whole // micro),
-            checkpointing=checkpointing,
-            attention=attention,
-            optimizer=optimizer,
-            parallel=parallel,
-            offload_optimizer=offload,
-            **tuning,
-        )
 
 
-def evaluate(setting: Setting, price: Price) -> Candidate:
-    """Time, money and memory of one combination."""
-    seconds = sum(phase.seconds for phase in phases(setting))
-    usd = seconds * setting.paid_gpus / 3600 * price.expected
-    return Candidate(setting, seconds, usd, device_bytes(setting, peak(moments(setting)).total))
-
-
-def search(
-    setting: Setting,
-    price: Price,
-    goal: Goal,
-    limits: Limits | None = None,
-    adapters: bool = False,
-    free: bool = True,
-    allowed: Callable[[Levers], bool] = lambda _: True,
-    like: Lora | None = None,
-) -> Found:
-    """The best of the `allowed` combinations for `goal` that fits the device and the limits; `like`
-    as in `combinations`.
-
-    Raises CostError where none does, with the nearest: what it needs and what there is.
+def adapter_beside(params: Params, stage: str) -> Lora | None:
+    """What a new adapter of `stage` has to be like: those of the SFT model and of what starts from
+    it are copies of one.
     """
-    if goal not in GOALS:
-        raise CostError(f"--optimise {goal} is not one of {', '.join(GOALS)}.")
-    bounds = limits or Limits()
-    start = evaluate(setting, price)
-    tried, best, nearest = 0, None, start
-    for levers in filter(allowed, combinations(setting, adapters, free, like)):
-        candidate = evaluate(with_combination(setting, levers), price)
-        tried += 1
-        nearest = min(nearest, candidate, key=lambda c: c.device_bytes)
-        if (
-            candidate.fits
-            and _within(candidate, bounds)
-            and (
-                best is None
-                or candidate.value(goal, setting.levers) < best.value(goal, setting.levers)
-            )
-        ):
-            best = candidate
-    if best is None:
-        raise CostError(_none_fits(setting, nearest, bounds, tried))
-    return Found(start, best, tried, explain(start, best, price))
+    related = ("sft", *params.start_from_sft)
+    if stage not in related:
+        return None
+    found = (params.section(other).lora for other in related)
+    return next((lora for lora in found if lora is not None), None)
 
 
-def _within(candidate: Candidate, limits: Limits) -> bool:
-    return (limits.max_usd is None or candidate.usd <= limits.max_usd) and (
-        limits.max_hours is None or candidate.seconds / 3600 <= limits.max_hours
+def _new_adapter(params: Params, stage: str, setting: Setting) -> Lora:
+    like = adapter_beside(params, stage)
+    if like is not None:
+        return like.model_copy(update={"dropout": 0.0})
+    matrices = setting.model.matrices
+    modules = [name for name in matrices if name != "router" and not name.startswith("shared_")]
+    return Lora(rank=LORA_RANK, alpha=2.0 * LORA_RANK, modules=modules, dropout=0.0)
+
+
+# ---------------------------------------------------------------- what was found
+
+
+def _changed(before: BaseModel, after: BaseModel) -> dict[str, Any]:
+    """The keys of a section that differ, with their new values."""
+    return {name: value for name, value in after if getattr(before, name) != value}
+
+
+def _choices(params: Params, best: Params, aim: Target, stage: str) -> tuple[Choice, ...]:
+    """What each changed key does by itself: the best params with that key put back."""
+    before, after = params.section(stage), best.section(stage)
+    price = aim.of(best, stage).price
+    need = evaluate(settings(best, aim)[stage], price)
+    found = []
+    for name, value in _changed(before, after).items():
+        back: dict[str, Any] = {stage: after.model_copy(update={name: getattr(before, name)})}
+        if name == "lora":
+            back["model"] = params.model
+        without = evaluate(settings(best.model_copy(update=back), aim)[stage], price)
+        found.append(Choice(name, _plain(getattr(before, name)), _plain(value),
+                            _reason(without, need)))  # fmt: skip
+    return tuple(found)
+
+
+def _plain(value: Any) -> Any:
+    return value.model_dump(mode="json") if isinstance(value, BaseModel) else value
+
+
+def _reason(without: Need, best: Need) -> str:
+    memory = (best.device_bytes - without.device_bytes) / 2**30
+    share = best.seconds / without.seconds - 1 if without.seconds else 0.0
+    fits = "" if without.fits else "; without it the stage does not fit"
+    return f"{memory:+.2f} GiB a device, {share:+.1%} time{fits}"
+
+
+def _assignments(before: Params, after: Params) -> tuple[str, ...]:
+    """What differs, as `--set` takes it."""
+    old, new = before.model_dump(mode="json"), after.model_dump(mode="json")
+    return tuple(
+        f"{section}.{key}={str(value).lower() if isinstance(value, bool) else value}"
+        for section in new
+        if isinstance(new[section], dict)
+        for key, value in new[section].items()
+        if old[section][key] != value
     )
 
 
@@ -229,87 +335,21 @@ def within_total(found: list[Found], limits: Limits) -> None:
     if limits.max_usd is not None and usd > limits.max_usd:
         raise CostError(
             f"the cheapest plan found costs {usd:.4g} USD, --max-usd {limits.max_usd:g} does not "
-            "allow it. "
-            "Raise it, or take another --hardware."
+            "allow it. Raise it, or take another --hardware."
         )
     if limits.max_hours is not None and seconds > limits.max_hours * 3600:
         raise CostError(
             f"the plan found takes {seconds / 3600:.3g} h, --max-hours {limits.max_hours:g} does "
-            "not allow it. "
-            "Raise it, or take another --hardware or more --gpus."
+            "not allow it. Raise it, or take another --hardware or more --gpus."
         )
 
 
-def _none_fits(setting: Setting, nearest: Candidate, limits: Limits, tried: int) -> str:
-    needed, there = nearest.device_bytes / 2**30, setting.hardware.usable_bytes / 2**30
-    if not nearest.fits:
-        return (
-            f"none of {tried} combinations of {setting.stage} fits {setting.gpus} x "
-            f"{setting.hardware.name}: "
-            f"the smallest needs {needed:.1f} GiB a device, it has {there:.1f}. "
-            "Take a larger device or more of them (--hardware, --gpus), or let it try LoRA "
-            "(--adapters)."
-        )
+def _none_fits(tried: list[Need]) -> str:
+    nearest = min(tried, key=lambda need: need.device_bytes)
+    setting, gib = nearest.setting, 2**30
     return (
-        f"none of {tried} combinations of {setting.stage} keeps to max_usd={limits.max_usd} and "
-        f"max_hours={limits.max_hours}: "
-        f"one that fits the memory costs {nearest.usd:.2f} USD and {nearest.seconds / 3600:.2f} h. "
-        "Raise --max-usd or --max-hours."
+        f"none of {len(tried)} combinations of {setting.stage} fits {setting.gpus} x "
+        f"{setting.hardware.name}: the smallest needs {nearest.device_bytes / gib:.1f} GiB a "
+        f"device, it has {setting.hardware.usable_bytes / gib:.1f}. Take a larger device or more "
+        "of them (--hardware, --gpus), or let it try LoRA (--adapters)."
     )
-
-
-def explain(start: Candidate, best: Candidate, price: Price) -> tuple[Choice, ...]:
-    """What each changed lever does by itself: the winner with that lever put back, beside the
-    winner.
-    """
-    changed = [
-        name
-        for name in Levers.__dataclass_fields__
-        if getattr(start.setting.levers, name) != getattr(best.setting.levers, name)
-    ]
-    adapter = ("tuning", "lora_rank", "lora_modules", "weights_fp32") if "tuning" in changed else ()
-    found = []
-    for name in changed:
-        if name == "accumulation" or (name != "tuning" and name in adapter):
-            continue  # follows from the micro-batch, or from LoRA
-        before, after = getattr(start.setting.levers, name), getattr(best.setting.levers, name)
-        changes: dict[str, Any] = {name: before}
-        if name == "tuning":
-            changes |= {
-                other: getattr(start.setting.levers, other) for other in (*adapter, "quantisation")
-            }
-        if name == "micro_batch":
-            changes["accumulation"] = start.setting.levers.accumulation
-        without = evaluate(best.setting.with_levers(**changes), price)
-        found.append(Choice(name, before, after, _reason(without, best)))
-    return tuple(found)
-
-
-def _reason(without: Candidate, best: Candidate) -> str:
-    memory = (best.device_bytes - without.device_bytes) / 2**30
-    share = best.seconds / without.seconds - 1 if without.seconds else 0.0
-    fits = "" if without.fits else "; without it the stage does not fit"
-    return f"{memory:+.2f} GiB a device, {share:+.1%} time{fits}"
-
-
-def section_changes(stage: str, best: Candidate) -> dict[str, Any]:
-    """The winner as keys of the stage's section of params.yaml; `lora` only where the section may
-    have none yet.
-    """
-    levers, pairs = best.setting.levers, 2 if stage in ("reward", "dpo") else 1
-    if stage == "evaluate":
-        return {"batch_size": levers.micro_batch}
-    changes: dict[str, Any] = {
-        "activation_checkpointing": levers.checkpointing == "full",
-        "optimizer": levers.optimizer,
-    }
-    if levers.tuning == "lora":
-        changes["lora"] = {
-            "rank": levers.lora_rank,
-            "alpha": 2.0 * levers.lora_rank,
-            "modules": list(levers.lora_modules),
-            "dropout": 0.0,
-        }
-    if stage in LOOPS:
-        return changes | {"micro_batch_tokens": int(best.setting.micro_batch_tokens)}
-    return changes | {"micro_batch_size": max(1, levers.micro_batch // pairs)}

@@ -38,9 +38,9 @@ from costs.levers.variants import (
     Variant,
     variants,
 )
-from costs.planning.cheaper import cheapest
 from costs.planning.planner import plan
 from costs.planning.plans import Plan, StagePlan
+from costs.planning.search import cheapest
 from costs.planning.settings import base_shape
 from costs.planning.target import target
 from costs.tables.price import usd_per_device_hour

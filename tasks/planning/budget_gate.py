@@ -9,7 +9,7 @@ from costs.ledger.budget import (
     excess,
     total,
 )
-from costs.planning.cheaper import cheapest
+from costs.planning.search import cheapest
 from tasks.planning.prepared import Prepared, prepare
 from tasks.run.changed_code import (
     policy,

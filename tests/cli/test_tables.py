@@ -256,11 +256,21 @@ def test_a_search_shows_what_was_before_what_is_better() -> None:
         SimpleNamespace(usd=usd, seconds=seconds, device_bytes=gib * GIB)
         for usd, seconds, gib in ((4.0, 120.0, 8), (1.0, 60.0, 2))
     )
-    choice = SimpleNamespace(lever="micro_batch", before=8, after=2, reason="less memory")
-    found = SimpleNamespace(start=start, best=best, tried=7, choices=(choice,))
+    lora = {"rank": 16, "modules": ["q", "v"]}
+    choices = [
+        SimpleNamespace(key=key, before=before, after=after, reason="less memory")
+        for key, before, after in (("micro_batch_size", 8, 1), ("packing", False, True),
+                                   ("lora", None, lora))
+    ]  # fmt: skip
+    found = SimpleNamespace(start=start, best=best, tried=7, choices=choices)
     lines = [str(line) for line in plan_tables.search_view({"ppo": found}).renderables]  # type: ignore[dict-item]
     assert lines == [
-        "[bold]ppo[/bold]: 7 combinations; $4.00 -> $1.00, 2 min -> 1 min, 8.0 GiB -> 2.0 GiB a "
-        "device",
-        "  micro_batch: 8 -> 2  (less memory)",
+        "[bold]ppo[/bold], 7 combinations: $4.00 -> $1.00, 2 min -> 1 min",
+        "  8.0 GiB -> 2.0 GiB a device",
+        "  micro_batch_size: 8 -> 1",
+        "    less memory",
+        "  packing: false -> true",
+        "    less memory",
+        "  lora: null -> rank 16 on q, v",
+        "    less memory",
     ]
