@@ -45,6 +45,9 @@ ROOT = Path(__file__).parents[1]
 KEPT = ROOT / ".bench" / "plan"
 MOST_SECONDS = 900
 """Of one run: on a busy machine most of it is waiting for a core."""
+CHECKED = ROOT / "costs" / "tables" / "checked_cpu.yaml"
+COVERED = 0.85
+"""Share of the measurements that an interval is to hold."""
 UNTIMED = ("start", "save", "evaluate", "other")
 PARTS = ("weights", "gradients", "optimizer")
 
@@ -240,6 +243,44 @@ def by_name(pairs: Iterable[tuple[str, tuple[float, float]]]) -> dict[str, float
     return {name: median(values) for name, values in found.items()}
 
 
+def write_checked(rows: Sequence[Comparison], drawn: Sequence[Case]) -> None:
+    """costs/tables/checked_cpu.yaml: between which factors on a plan the measurements lie."""
+    sizes = [
+        setting.model.parameters / 1e9
+        for case in drawn
+        for setting in settings(
+            case.params, target(case.params, None, None, None, KEPT / case.name)
+        ).values()
+        if setting.stage == case.stage
+    ]
+    times = [at_pace(total(row), row) for row in rows if row.seconds]
+    lines = [
+        "# How far plans of our own stages were off on calibrated CPUs. Written by",
+        "# python benchmarks/plan_accuracy.py --write. low, high: factors on a plan that hold",
+        f"# {COVERED:.0%} of the measurements; sources: configurations; billions: of parameters.",
+    ]
+    for kind, pairs in (
+        ("memory on a CPU", [row.peak_bytes for row in rows]),
+        ("time on a calibrated CPU", times),
+    ):
+        low, high = interval([found / planned for found, planned in pairs])
+        domain = {
+            "low": round(low, 3), "high": round(high, 3), "rows": len(pairs),
+            "sources": len(pairs), "billions": [round(f(sizes), 5) for f in (min, max)],
+            "generations": ["cpu"],
+        }  # fmt: skip
+        lines.append(f"{kind}: {json.dumps(domain)}".replace('"', ""))
+    CHECKED.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def interval(ratios: Sequence[float]) -> tuple[float, float]:
+    """The factors that hold COVERED of the ratios measured / planned, 1 among them."""
+    ordered = sorted(ratios)
+    tail = (1 - COVERED) / 2
+    low, high = (ordered[min(len(ordered) - 1, int(len(ordered) * at))] for at in (tail, 1 - tail))
+    return min(low, 1.0), max(high, 1.0)
+
+
 def table(rows: Sequence[Comparison], figures: dict[str, Any]) -> str:
     """For people."""
     lines = [
@@ -280,6 +321,9 @@ def main() -> None:
     parser.add_argument("--stages", nargs="+", choices=KNOWN, default=list(STAGES))
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--picture", type=Path)
+    parser.add_argument(
+        "--write", action="store_true", help=f"write {CHECKED.name}, which intervals rest on"
+    )
     options = parser.parse_args()
     rows = []
     drawn = draw(
@@ -289,6 +333,8 @@ def main() -> None:
         print(case.name, file=sys.stderr, flush=True)
         rows.append(compare(case, measured(case, KEPT), KEPT))
     figures = summary(rows)
+    if options.write:
+        write_checked(rows, drawn)
     if options.picture:
         options.picture.parent.mkdir(parents=True, exist_ok=True)
         points = [(row.stage, row.peak_bytes[0] / 2**20, row.peak_bytes[1] / 2**20) for row in rows]

@@ -236,7 +236,7 @@ def plan(
     if explain:
         from costs.planning.explain import explain_params
 
-        _show_trail(explain_params(params, aim, chosen, part or "", file.name), as_json)
+        _show_trail(explain_params(params, aim, chosen, part or ""), as_json)
     elif sweep is not None:
         _sweep(params, aim, sweep, stages, as_json)
     elif optimise is not None:

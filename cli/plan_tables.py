@@ -1,6 +1,5 @@
 """How `rlhf plan` looks on a terminal."""
 
-import textwrap
 from typing import TYPE_CHECKING
 
 from rich.console import Group
@@ -10,7 +9,7 @@ from reporting.numbers import duration, memory, usd
 
 if TYPE_CHECKING:
     from costs.planning.compare import Difference
-    from costs.planning.explain import Effect, Explanation
+    from costs.planning.explain import Effect, Explanation, PhaseReason
     from costs.planning.plans import Plan, StagePlan
     from costs.planning.search import Found
     from costs.planning.sweep import Growth
@@ -18,7 +17,14 @@ if TYPE_CHECKING:
 
 def plan_view(plan: "Plan") -> Group:
     """Stages with their total, phases, memory by role, and what the plan stands on."""
-    parts: list[object] = [stage_table(plan), *error_lines(plan), "", phase_table(plan)]
+    parts: list[object] = [
+        stage_table(plan),
+        "",
+        interval_table(plan),
+        *interval_notes(plan),
+        "",
+        phase_table(plan),
+    ]
     if any(stage.memory for stage in plan.stages):
         parts += ["", memory_table(plan)]
     notes = [*plan.assumptions, *(note for stage in plan.stages for note in stage.assumptions)]
@@ -26,26 +32,48 @@ def plan_view(plan: "Plan") -> Group:
     return Group(*parts)  # type: ignore[arg-type]
 
 
-def error_lines(plan: "Plan") -> list[str]:
-    """What past runs on this machine make of the plan, where there are any."""
-    found = []
+def interval_table(plan: "Plan") -> Table:
+    """Between what the time and memory of each stage may fall, and how sure that is."""
+    table = Table(box=None, header_style="bold")
+    table.add_column("stage", no_wrap=True)
+    table.add_column("grade", no_wrap=True)
+    for name in ("time may be", "memory may be"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for stage in plan.stages:
+        time, held = stage.time_interval, stage.memory_interval
+        sizes = f"{memory(int(held.low))} to {memory(int(held.high))}" if held.high else ""
+        table.add_row(
+            stage.stage,
+            f"{time.grade}, {held.grade}" if held.high and held.grade != time.grade else time.grade,
+            f"{duration(time.low)} to {duration(time.high)}",
+            sizes,
+        )
+    return table
+
+
+def interval_notes(plan: "Plan") -> list[str]:
+    """Why each grade is what it is, and what past runs make of the time."""
+    reasons: dict[str, list[str]] = {}
+    for stage in plan.stages:
+        for interval in (stage.time_interval, stage.memory_interval):
+            if interval.high:
+                said = f"{interval.grade}: {interval.why}"
+                reasons.setdefault(said, []).append(stage.stage)
+    lines = [
+        f"  {_plain(said)} ({', '.join(dict.fromkeys(stages))})"
+        for said, stages in sorted(reasons.items())
+    ]
     for stage in plan.stages:
         for band, shown in (
             (stage.error.seconds, duration),
             (stage.error.peak_bytes, lambda size: memory(int(size))),
         ):
-            if band is None:
-                continue
-            corrected = f", expected {shown(band.expected)}" if band.corrected else ""
-            found.append(
-                f"  {stage.stage}: {shown(band.low)} to {shown(band.high)}{corrected}, "
-                f"by {band.runs} runs here whose plans were {band.error:.0%} off"
-            )  # fmt: skip
-    return (
-        ["", "[bold]by past runs on this machine, four of five within[/bold]", *found]
-        if found
-        else []
-    )
+            if band is not None and band.corrected:
+                lines.append(
+                    f"  {stage.stage}: {shown(band.expected)} expected, as plans of "
+                    f"{band.runs} runs here were {band.error:.0%} off"
+                )
+    return lines
 
 
 def _plain(text: str) -> str:
@@ -97,19 +125,19 @@ def _fits(stage: "StagePlan") -> str:
 
 
 def phase_table(plan: "Plan") -> Table:
-    """Every phase: its share of the stage's time, what bounds it, its work."""
+    """Every phase: its share of the stage's time, what bounds it, its work. It fits 80 columns."""
     table = Table(box=None, header_style="bold")
     for name in ("stage", "phase"):
         table.add_column(name, no_wrap=True)
-    for name in ("time", "share", "cost", "TFLOP", "GB moved"):
+    for name in ("time", "share", "cost", "TFLOP"):
         table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("bound by")
+    table.add_column("bound by", no_wrap=True)
     for stage in plan.stages:
         for phase in stage.phases:
             share = phase.seconds / stage.seconds if stage.seconds else 0.0
             table.add_row(
                 stage.stage, phase.phase, duration(phase.seconds), f"{share:.0%}", usd(phase.usd),
-                f"{phase.flops / 1e12:,.3g}", f"{phase.bytes_moved / 1e9:,.3g}", phase.bound,
+                f"{phase.flops / 1e12:,.3g}", phase.bound,
             )  # fmt: skip
     return table
 
@@ -118,11 +146,11 @@ MIB = 2**20
 PARTS = {
     "weights": "weights",
     "gradients": "grads",
-    "optimizer": "optimizer",
+    "optimizer": "optim.",
     "activations": "activ.",
     "logits": "logits",
-    "kv_cache": "kv cache",
-    "workspace": "workspace",
+    "kv_cache": "cache",
+    "workspace": "work",
 }
 
 
@@ -149,60 +177,115 @@ def _mib(size: float) -> str:
 
 
 UNITS = {
-    "s": duration,
+    "s": lambda value: duration(value) if value >= 0.1 else f"{value * 1e6:,.4g} us",
     "B": lambda value: memory(int(value)),
-    "USD": usd,
+    "B/s": lambda value: f"{value / 1e9:,.4g} GB/s",
+    "FLOP": lambda value: f"{value / 1e12:,.4g} TFLOP",
+    "FLOP/s": lambda value: f"{value / 1e12:,.4g} TFLOP/s",
+    "operations": lambda value: f"{value:,.4g}",
 }
 """How values of a unit are written; others with four digits and the unit."""
 
 
 def quantity(value: float, unit: str) -> str:
-    """A value with its unit, for people. A constant of less than a tenth of a second keeps its
-    digits.
-    """
-    if unit in UNITS and (unit != "s" or value >= 0.1) and (unit != "B" or value >= 2**20):
+    """A value with its unit, for people."""
+    if unit in UNITS:
         return UNITS[unit](value)
     return f"{value:,.4g} {unit}".rstrip()
 
 
+MOST_EFFECTS = 12
+"""Inputs that are listed, those that change most."""
+
+
 def explain_view(explained: "Explanation") -> Group:
-    """The trail, each quantity indented below the one that needs it, then what its inputs do."""
-    table = Table(box=None, header_style="bold", title_justify="left", expand=True)
-    table.add_column("quantity", overflow="fold", ratio=5)
-    table.add_column("value", no_wrap=True, justify="right")
-    table.add_column("formula", overflow="fold", ratio=6)
-    table.add_column("source", overflow="fold", ratio=4)
-    rows = {step.name for step in explained.trail}
-    for step in explained.trail:
-        beyond = [f"{name} {value:.4g}" for name, value in step.terms.items() if name not in rows]
-        with_them = f" (with {', '.join(beyond)})" if beyond else ""
+    """What is asked of the device, what is in memory, and what inputs do."""
+    parts: list[object] = [
+        f"[bold]{explained.of}[/bold]: {duration(explained.seconds)}, {usd(explained.usd)}, "
+        f"{memory(int(explained.peak_bytes))} a device"
+    ]
+    if len(explained.phases) == 1:
+        parts += _phase_lines(explained.phases[0])
+    else:
+        parts += ["", _reason_table(explained)]
+    if explained.memory:
+        parts += ["", "[bold]in memory at the peak of the stage[/bold]", _held_table(explained)]
+    parts += ["", f"[bold]what 10% more of an input does to {explained.of}[/bold]"]
+    return Group(*parts, effect_table(explained.effects))  # type: ignore[arg-type]
+
+
+def _phase_lines(phase: "PhaseReason") -> list[object]:
+    """A phase's resources with their formulas, and which of them decides."""
+    lines: list[object] = [f"  bound by {phase.bound}"]
+    if not phase.resources:
+        return lines
+    table = Table(box=None, header_style="bold")
+    table.add_column("asks one device for", no_wrap=True)
+    table.add_column("amount", justify="right", no_wrap=True)
+    table.add_column("by itself", justify="right", no_wrap=True)
+    table.add_column("counted as")
+    for each in phase.resources:
         table.add_row(
-            _plain(" " * step.depth + step.name),
-            quantity(step.value, step.unit),
-            _plain(step.formula.replace(" * ", " x ") + with_them),
-            _plain(textwrap.shorten(step.source, 60, placeholder=" ...")),
+            each.name,
+            quantity(each.amount, each.unit),
+            "-" if each.seconds is None else duration(each.seconds),
+            each.formula,
         )
-    return Group(
-        f"[bold]how the plan of {explained.of} came about[/bold]",
-        table,
-        "",
-        f"[bold]what 10% more of an input does to {explained.of}[/bold]",
-        effect_table(explained.effects),
+    measured = all(each.seconds is None for each in phase.resources)
+    how = (
+        "  Its time comes from rates measured on this machine (.rlhf/hardware.yaml)."
+        if measured
+        else "  A pass takes the longer of the device (products or reading weights,\n"
+        "  attention, traffic) and launching; then unpacking, host memory, and what\n"
+        "  computation does not hide of collectives."
     )
+    return [*lines, "", table, "", how]
+
+
+def _reason_table(explained: "Explanation") -> Table:
+    """Every phase with its share."""
+    table = Table(box=None, header_style="bold")
+    for name in ("stage", "phase"):
+        table.add_column(name, no_wrap=True)
+    for name in ("time", "share", "cost"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("bound by", no_wrap=True)
+    for each in explained.phases:
+        share = each.seconds / explained.seconds if explained.seconds else 0.0
+        table.add_row(
+            each.stage, each.phase, duration(each.seconds), f"{share:.0%}", usd(each.usd),
+            each.bound,
+        )  # fmt: skip
+    return table
+
+
+def _held_table(explained: "Explanation") -> Table:
+    table = Table(box=None, header_style="bold")
+    table.add_column("MiB of", no_wrap=True)
+    parts = {
+        part: name
+        for part, name in PARTS.items()
+        if any(sizes.get(part) for sizes in explained.memory.values())
+    }
+    for name in parts.values():
+        table.add_column(name, justify="right", no_wrap=True)
+    for role, sizes in explained.memory.items():
+        table.add_row(role, *(_mib(sizes.get(part, 0)) for part in parts))
+    return table
 
 
 def effect_table(effects: "tuple[Effect, ...]") -> Table:
-    """Relative changes, the largest first; a dash where an input goes in whole steps only."""
+    """Relative changes, the largest first."""
     table = Table(box=None, header_style="bold")
     table.add_column("input", no_wrap=True)
     for name in ("value", "memory", "time", "cost"):
         table.add_column(name, justify="right", no_wrap=True)
-    for each in effects:
+    for each in effects[:MOST_EFFECTS]:
         changes = (each.memory, each.time, each.usd)
         table.add_row(
             each.input,
             quantity(each.value, each.unit),
-            *("whole steps" if change is None else f"{change:+.1%}" for change in changes),
+            *("" if abs(change) < 0.0005 else f"{change:+.1%}" for change in changes),
         )
     return table
 

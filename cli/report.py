@@ -178,9 +178,9 @@ def phase_table(book: "Ledger") -> "Table":
 
 def plan_tables(reconciled: "Reconciled", wide: bool) -> list["Table"]:
     """Planned beside measured, for every phase, every stage and the run: one table where it fits,
-    else one of times and memory, and one of costs.
+    else one of times, and one of costs and memory.
     """
-    groups = [("time", "cost", "memory")] if wide else [("time", "memory"), ("cost",)]
+    groups = [("time", "cost", "memory")] if wide else [("time",), ("cost", "memory")]
     return [_plan_table(reconciled, group) for group in groups]
 
 

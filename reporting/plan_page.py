@@ -4,7 +4,7 @@ role by role.
 
 from collections.abc import Callable
 
-from costs.planning.plans import Band, Plan, StagePlan
+from costs.planning.plans import Interval, Plan, StagePlan
 from reporting.bars import Part, bar_list, stacked_list, strip
 from reporting.markup import Child, Markup, element, join
 from reporting.numbers import ABSENT, decimal, duration, memory, percent, short, usd
@@ -134,23 +134,20 @@ def _stage_row(i: int, stage: StagePlan) -> list[Child]:
     swatch = element("i", class_=f"swatch {_tone(i)}")
     return [
         element("span", swatch, stage.stage, class_="together"),
-        join(duration(stage.seconds), _band(stage.error.seconds, duration)),
+        join(duration(stage.seconds), _interval(stage.time_interval, duration)),
         usd(stage.usd.expected),
-        join(memory(stage.peak_bytes_per_gpu), _band(stage.error.peak_bytes, memory)),
+        join(memory(stage.peak_bytes_per_gpu), _interval(stage.memory_interval, memory)),
         badge("yes", "good") if stage.fits else badge("no", "bad"),
         percent(stage.mfu) if stage.mfu else ABSENT,
     ]
 
 
-def _band(band: Band | None, shown: Callable[[float], str]) -> Markup | None:
-    """What past runs on this machine make of a number."""
-    if band is None:
+def _interval(interval: Interval, shown: Callable[[float], str]) -> Markup | None:
+    """Between what a number may fall, its grade, and why."""
+    if not interval.high:
         return None
-    return element(
-        "span",
-        f"{shown(band.low)} to {shown(band.high)} in four of five of {band.runs} past runs",
-        class_="remark",
-    )
+    span = f"{shown(interval.low)} to {shown(interval.high)}"
+    return element("span", f"{span} ({interval.grade}: {interval.why})", class_="remark")
 
 
 def _stage(stage: StagePlan) -> Markup:

@@ -11,7 +11,6 @@ tokens of the sequence.
 """
 
 from costs.formulas.setting import Levers
-from costs.quantities import explained
 from costs.tables.engines import Engine
 from costs.tables.shapes import ModelShape
 
@@ -26,7 +25,6 @@ attention output be copied.
 """
 
 
-@explained("B/token")
 def layer_kept(
     shape: ModelShape, levers: Levers, engine: Engine, tokens: int, mask_tensor: bool = False
 ) -> dict[str, float]:

@@ -18,7 +18,6 @@ from costs.formulas.counts import (
 from costs.formulas.kept import spared_tokens
 from costs.formulas.setting import Levers, Setting
 from costs.formulas.states import trained_parameters
-from costs.quantities import explained
 from costs.tables.measured import CACHE_PASSES, Measured
 from costs.tables.shapes import ModelShape
 
@@ -26,7 +25,6 @@ OWN_STAGES = (*LOOPS, "evaluate", "contest")
 """Stages whose rollouts and passes without gradient run in loops of our own."""
 
 
-@explained("s")
 def calibrated_pass(
     setting: Setting,
     shape: ModelShape,
@@ -114,7 +112,6 @@ def _pass(
     )
 
 
-@explained("s")
 def fold_seconds(own: Measured, setting: Setting, shape: ModelShape, levers: Levers) -> float:
     """Seconds of putting the adapters into their matrices for one pass
     (training/modeling/lora_linear.py): each is read and written once.
@@ -138,7 +135,6 @@ def fold_seconds(own: Measured, setting: Setting, shape: ModelShape, levers: Lev
     )
 
 
-@explained("s")
 def adapter_gradient_seconds(
     own: Measured, shape: ModelShape, levers: Levers, tokens: float
 ) -> float:
@@ -155,7 +151,6 @@ def adapter_gradient_seconds(
     )
 
 
-@explained("s")
 def table_seconds(own: Measured, shape: ModelShape, levers: Levers, vocabulary: bool) -> float:
     """Seconds of the gradients of embedding and output head, which are as large for one token as
     for all: each is filled with zeros, the head's is written by a product, a tied pair is added,
@@ -167,7 +162,6 @@ def table_seconds(own: Measured, shape: ModelShape, levers: Levers, vocabulary: 
     return own.addition_seconds(passes * size, size)
 
 
-@explained("s")
 def calibrated_decode(
     setting: Setting, shape: ModelShape, levers: Levers, sequences: float, context: float
 ) -> float:

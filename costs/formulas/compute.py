@@ -31,7 +31,6 @@ from costs.formulas.states import (
     trained_parameters,
     weights,
 )
-from costs.quantities import explained
 from costs.tables.shapes import ModelShape
 
 
@@ -90,7 +89,6 @@ WORK_UNITS = {
 """Unit of each field of Work."""
 
 
-@explained(**WORK_UNITS)
 def micro_step(
     setting: Setting,
     shape: ModelShape,
@@ -161,7 +159,6 @@ softmax with its output and gradient 12, cast 6, mask 4, second reads of both pr
 """
 
 
-@explained("B")
 def eager_bytes(
     shape: ModelShape,
     levers: Levers,
@@ -175,7 +172,6 @@ def eager_bytes(
     return shape.layers * shape.heads * sequences * tokens**2 * each
 
 
-@explained("B")
 def gather_bytes(setting: Setting, shape: ModelShape, levers: Levers) -> float:
     """Bytes that a device sends to gather all weights once: as stored, or in the type of computing
     where the software has one for collectives. Source: arXiv 1910.02054 section 7.
@@ -189,7 +185,6 @@ def gather_bytes(setting: Setting, shape: ModelShape, levers: Levers) -> float:
     return collective_bytes(size, setting.data_parallel) / levers.tensor_parallel
 
 
-@explained("B")
 def reduce_bytes(setting: Setting, shape: ModelShape, levers: Levers) -> float:
     """Bytes that a device sends to reduce all gradients and scatter the sums: in their own type
     where torch does it, else in that of computing.
@@ -200,7 +195,6 @@ def reduce_bytes(setting: Setting, shape: ModelShape, levers: Levers) -> float:
     return collective_bytes(size, setting.data_parallel) / levers.tensor_parallel
 
 
-@explained("", "bytes", "messages")
 def micro_communication(setting: Setting, shape: ModelShape, levers: Levers) -> tuple[float, float]:
     """(bytes, messages) that dividing costs in one micro-batch, forward and backward."""
     row = sharding_of(setting)
@@ -209,7 +203,6 @@ def micro_communication(setting: Setting, shape: ModelShape, levers: Levers) -> 
     return sent, 1.0 * (row.micro_gathers + row.micro_reduces) * (shape.layers + 1)
 
 
-@explained("", "bytes", "messages")
 def step_communication(setting: Setting, shape: ModelShape, levers: Levers) -> tuple[float, float]:
     """(bytes, messages) that dividing costs once in an optimizer step."""
     row = sharding_of(setting)
@@ -218,7 +211,6 @@ def step_communication(setting: Setting, shape: ModelShape, levers: Levers) -> t
     return sent, 1.0 * shape.layers if row.step_gathers or row.step_reduces else 0.0
 
 
-@explained(**WORK_UNITS)
 def gather(setting: Setting, shape: ModelShape, levers: Levers) -> Work:
     """Making a divided role whole for the passes of a phase without gradient, as our stages do."""
     if not sharding_of(setting).fsdp2:
@@ -230,7 +222,6 @@ def gather(setting: Setting, shape: ModelShape, levers: Levers) -> Work:
     )
 
 
-@explained("B")
 def resting_on_host(setting: Setting, shape: ModelShape, levers: Levers) -> float:
     """Bytes of a device's share of the weights where they wait in the host's memory, else 0."""
     if not levers.offload_weights:
@@ -238,7 +229,6 @@ def resting_on_host(setting: Setting, shape: ModelShape, levers: Levers) -> floa
     return stored_bytes(setting, shape, levers) / shards(setting)["weights"]
 
 
-@explained(**WORK_UNITS)
 def optimizer_step(setting: Setting, shape: ModelShape, levers: Levers) -> Work:
     """One optimizer step on one device: read gradient, weight and moments, write weight and
     moments; and the gradients' reduction.
@@ -258,7 +248,6 @@ def optimizer_step(setting: Setting, shape: ModelShape, levers: Levers) -> Work:
     )
 
 
-@explained("B")
 def paged_bytes(setting: Setting, shape: ModelShape, levers: Levers) -> float:
     """Bytes that one step moves to and from host memory: gradients and weights where the optimizer
     is offloaded, and of a paged state what does not fit beside the weights.
@@ -279,7 +268,6 @@ def paged_bytes(setting: Setting, shape: ModelShape, levers: Levers) -> float:
     return 2 * max(0.0, state_bytes(setting, shape, levers) - max(0.0, free))
 
 
-@explained("B")
 def micro_paged_bytes(setting: Setting, shape: ModelShape, levers: Levers) -> float:
     """Bytes between host and device in one micro-batch of FSDP2 that offloads: a device's share of
     the weights up for each gather, that of the gradients down.
@@ -294,7 +282,6 @@ def micro_paged_bytes(setting: Setting, shape: ModelShape, levers: Levers) -> fl
     )
 
 
-@explained(**WORK_UNITS)
 def forward_pass(
     setting: Setting,
     shape: ModelShape,
@@ -339,7 +326,6 @@ def forward_pass(
     )
 
 
-@explained(**WORK_UNITS)
 def decode_step(
     setting: Setting, shape: ModelShape, levers: Levers, sequences: float, context: float
 ) -> Work:

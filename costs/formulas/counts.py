@@ -8,12 +8,10 @@ arXiv 2205.14135 section 3 (attention's traffic).
 
 from costs.formulas.setting import QUANT_BYTES, Levers, Setting
 from costs.formulas.states import trained_parameters
-from costs.quantities import explained
 from costs.tables.engines import Engine
 from costs.tables.shapes import ModelShape
 
 
-@explained("FLOP")
 def forward_matmul_flops(
     shape: ModelShape, tokens: float, vocabulary_tokens: float | None = None
 ) -> float:
@@ -25,7 +23,6 @@ def forward_matmul_flops(
     return 2 * (shape.layers * shape.active_layer_parameters * tokens + head * head_tokens)
 
 
-@explained("FLOP")
 def forward_attention_flops(
     shape: ModelShape, sequences: float, tokens: float, causal: bool = True
 ) -> float:
@@ -37,7 +34,6 @@ def forward_attention_flops(
     return shape.layers * sequences * 4 * shape.query_width * tokens**2 * (0.5 if causal else 1.0)
 
 
-@explained("FLOP", "matmul", "attention")
 def training_flops(
     shape: ModelShape,
     levers: Levers,
@@ -74,7 +70,6 @@ def training_flops(
     return passes * matmul + again + adapters, attention * attention_passes
 
 
-@explained("parameters")
 def met_by_a_token(shape: ModelShape, levers: Levers) -> float:
     """Trained parameters that a token is multiplied with: of the adapters beside a mixture's
     experts, k of E.
@@ -85,7 +80,6 @@ def met_by_a_token(shape: ModelShape, levers: Levers) -> float:
     return shape.layers * sum(levers.lora_rank * (i + o) * used for i, o, used in adapted.values())
 
 
-@explained("FLOP")
 def spared_flops(shape: ModelShape, tokens: float) -> float:
     """2 x one layer's feed-forward weights x the tokens at which the last layer's does not run."""
     return 2 * shape.feed_forward_parameters * tokens
@@ -105,7 +99,6 @@ def mfu(
     )
 
 
-@explained("B")
 def pointwise_bytes(shape: ModelShape, levers: Levers, engine: Engine, tokens: float) -> float:
     """Traffic of norms, activations, rotary positions and residuals in one forward pass: each
     operation reads and writes its tensors.
@@ -125,7 +118,6 @@ def pointwise_bytes(shape: ModelShape, levers: Levers, engine: Engine, tokens: f
     )
 
 
-@explained("B")
 def spread_bytes(setting: Setting, shape: ModelShape, levers: Levers, tokens: float) -> float:
     """Traffic of putting queries, keys and values at attention's places, and its outputs back, in
     one forward pass; none where every token has one place.
@@ -146,7 +138,6 @@ def _feed_forward_passes(shape: ModelShape, engine: Engine) -> float:
     return 3.0 if engine.fused_activation or not shape.traits.tanh_gelu else 18.0
 
 
-@explained("B")
 def spared_bytes(shape: ModelShape, levers: Levers, engine: Engine, tokens: float) -> float:
     """Of `pointwise_bytes`, those of the feed-forward part at tokens where the last layer's does
     not run: half of the passes over width d.
@@ -164,13 +155,11 @@ def _unfused(engine: Engine) -> float:
     return 0.42 if engine.compiled else engine.pointwise
 
 
-@explained("B")
 def logits_traffic(shape: ModelShape, tokens: float) -> float:
     """The loss reads and writes its logits: about as many bytes as `whole` holds, twice."""
     return 2 * 14 * shape.vocab * tokens
 
 
-@explained("B")
 def held_weight_bytes(shape: ModelShape, levers: Levers) -> float:
     """Bytes of weights that one pass through the layers and the head reads."""
     weights = shape.layers * shape.active_layer_parameters + shape.vocab * shape.width
@@ -179,7 +168,6 @@ def held_weight_bytes(shape: ModelShape, levers: Levers) -> float:
     )
 
 
-@explained("B")
 def dequantised_bytes(shape: ModelShape, levers: Levers) -> float:
     """Traffic of turning the 4-bit weights into 16-bit ones once: read the packed, write the plain
     ones.
@@ -189,7 +177,6 @@ def dequantised_bytes(shape: ModelShape, levers: Levers) -> float:
     return shape.layers * shape.layer_matrix_parameters * (QUANT_BYTES[levers.quantisation] + 2.0)
 
 
-@explained("")
 def experts_read(shape: ModelShape, tokens: float) -> float:
     """Expected share of a layer's experts that `tokens` tokens are routed to: 1 - (1 - k/E)^n of E
     experts, k a token, where each token draws its experts evenly and apart from the others.
@@ -202,7 +189,6 @@ def experts_read(shape: ModelShape, tokens: float) -> float:
     return 1 - (1 - shape.experts_per_token / shape.experts) ** tokens
 
 
-@explained("B")
 def unpacked_bytes(shape: ModelShape, levers: Levers) -> float:
     """Traffic of turning int8 or 4-bit integer weights (GPTQ, AWQ, LLM.int8) into 16-bit ones once
     for a product over many tokens: a multiplication and a cast, at the bandwidth; NF4's table
@@ -213,7 +199,6 @@ def unpacked_bytes(shape: ModelShape, levers: Levers) -> float:
     return shape.layers * shape.layer_matrix_parameters * (QUANT_BYTES[levers.quantisation] + 2.0)
 
 
-@explained("operations")
 def launched(setting: Setting, shape: ModelShape, levers: Levers, backward: bool) -> float:
     """Small operations of one pass through the model."""
     engine = setting.engine
@@ -232,7 +217,6 @@ def launched(setting: Setting, shape: ModelShape, levers: Levers, backward: bool
     return forward * (2.8 if backward else 1.0) + again
 
 
-@explained("operations")
 def plain_operations(setting: Setting, shape: ModelShape) -> float:
     """Small operations of a forward pass through a model without adapters or quantisation."""
     return shape.layers * setting.engine.layer_ops + 20

@@ -24,7 +24,6 @@ from costs.formulas.ppo import (
 from costs.formulas.setting import Levers, Setting
 from costs.formulas.states import gathered_bytes, optimizer_bytes, role_weights
 from costs.formulas.time import duration
-from costs.quantities import explained
 from costs.tables.shapes import ModelShape
 
 
@@ -108,7 +107,6 @@ def _teacher_head(setting: Setting, teacher: ModelShape, levers: Levers, respons
 # ---------------------------------------------------------------- memory
 
 
-@explained("B")
 def teacher_hidden_bytes(setting: Setting) -> float:
     """The teacher's last hidden states at every response token of an update, which every process
     keeps until the update ends.

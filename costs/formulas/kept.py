@@ -5,11 +5,9 @@ from dataclasses import replace
 from costs.formulas.activations import layer_kept
 from costs.formulas.setting import DTYPE_BYTES, Levers, Setting
 from costs.formulas.sharding import sharding_of
-from costs.quantities import explained
 from costs.tables.shapes import ModelShape
 
 
-@explained("B/token")
 def kept_per_token(setting: Setting, shape: ModelShape, levers: Levers, tokens: int) -> float:
     """Bytes per token that one layer keeps, on one device of a tensor-parallel group."""
     kept = layer_kept(
@@ -32,7 +30,6 @@ def computing(setting: Setting, levers: Levers) -> Levers:
     return replace(levers, weights_fp32=False)
 
 
-@explained("B/token")
 def selectively_kept(setting: Setting, shape: ModelShape, levers: Levers, tokens: int) -> float:
     """Bytes per token that one layer keeps with `selective` recomputation, on one device: all but
     scores, masks and dropout of attention (arXiv 2205.05198 section 5); or, by torchtitan's policy
@@ -50,7 +47,6 @@ def selectively_kept(setting: Setting, shape: ModelShape, levers: Levers, tokens
     return (layer_inputs(inner, shape) + attention + products) / levers.tensor_parallel
 
 
-@explained("B/token")
 def layer_inputs(levers: Levers, shape: ModelShape) -> float:
     """Bytes per token of one layer's input: all that full checkpointing keeps (arXiv 2205.05198
     section 5).
@@ -58,7 +54,6 @@ def layer_inputs(levers: Levers, shape: ModelShape) -> float:
     return shape.width * (4.0 if levers.mixed else levers.dtype_bytes)
 
 
-@explained("B")
 def activation_bytes(
     setting: Setting, shape: ModelShape, levers: Levers, sequences: float, tokens: int
 ) -> float:
@@ -92,7 +87,6 @@ NARROWED = ("llama", "mistral", "qwen2", "qwen3")
 """
 
 
-@explained("tokens")
 def spared_tokens(setting: Setting, shape: ModelShape, levers: Levers, tokens: float) -> float:
     """Of `tokens` in packed rows, those at which the last layer's feed-forward part does not run,
     as nobody reads them.
@@ -101,7 +95,6 @@ def spared_tokens(setting: Setting, shape: ModelShape, levers: Levers, tokens: f
     return tokens * (1 - setting.workload.read_tokens) if narrows else 0.0
 
 
-@explained("B")
 def recomputed_bytes(
     setting: Setting, shape: ModelShape, levers: Levers, sequences: float, tokens: int
 ) -> float:
@@ -131,7 +124,6 @@ def recomputed_bytes(
     return sequences * tokens * (rebuilt + active / levers.tensor_parallel)
 
 
-@explained("B")
 def workspace(setting: Setting, shape: ModelShape, levers: Levers) -> float:
     """Copies that kernels make: the largest quantised matrix in 16 bit, twice, while it is
     multiplied forward and backward; none where a compiler puts unpacking into the product.

@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from costs.formulas.kept import workspace
 from costs.formulas.setting import DTYPE_BYTES, Levers, Setting
 from costs.formulas.states import Parts, role_weights
-from costs.quantities import explained
 from costs.tables.losses import loss
 from costs.tables.shapes import ModelShape
 
@@ -41,7 +40,6 @@ def peak(moments: Iterable[Moment]) -> Moment:
     return max(moments, key=lambda moment: moment.total)
 
 
-@explained("B")
 def device_bytes(setting: Setting, allocated: float) -> float:
     """What the device must have for `allocated` bytes: fragments of the allocator, and the context
     outside of it.
@@ -53,7 +51,6 @@ def device_bytes(setting: Setting, allocated: float) -> float:
     )
 
 
-@explained("B")
 def frozen_role(setting: Setting, shape: ModelShape, levers: Levers) -> Parts:
     """A role that only computes: weights in the compute type (PPO.md), no gradients, no
     optimizer.
@@ -65,7 +62,6 @@ def frozen_role(setting: Setting, shape: ModelShape, levers: Levers) -> Parts:
     }
 
 
-@explained("B")
 def kv_cache_bytes(
     shape: ModelShape, dtype: str, sequences: float, tokens: float, tensor_parallel: int = 1
 ) -> float:
@@ -83,7 +79,6 @@ def kv_cache_bytes(
     )
 
 
-@explained("B")
 def generating(
     setting: Setting, shape: ModelShape, levers: Levers, sequences: float, tokens: int, prompt: int
 ) -> Parts:
@@ -118,7 +113,6 @@ Transformers before `logits_to_keep` (4.45).
 """
 
 
-@explained("B")
 def scoring(
     setting: Setting,
     shape: ModelShape,
@@ -149,7 +143,6 @@ def scoring(
     }
 
 
-@explained("")
 def logits_share(setting: Setting) -> float:
     """Share of the tokens of the longest sequences that logits are computed at."""
     work = setting.workload

@@ -25,7 +25,6 @@ from costs.formulas.states import (
 )
 from costs.formulas.time import duration
 from costs.formulas.timeline import training_moments
-from costs.quantities import explained
 from costs.tables.shapes import ModelShape
 
 PhaseRow = tuple[str, Work, float, str]
@@ -146,14 +145,12 @@ def scored(
     )
 
 
-@explained("s")
 def gather_seconds(setting: Setting, shape: ModelShape) -> float:
     """Of making a divided role whole for a phase: nothing is computed meanwhile."""
     once = gather(setting, shape, setting.levers)
     return duration(once, setting).seconds if once.communicated_bytes else 0.0
 
 
-@explained("", "passes", "sequences")
 def passes_over(setting: Setting, sequences: float) -> tuple[float, float]:
     """(passes, sequences of each) over `sequences` of them: as many as the budget of tokens asks
     for, or micro-batches padded to one size.
@@ -169,14 +166,12 @@ def passes_over(setting: Setting, sequences: float) -> tuple[float, float]:
     return 1.0 * passes, sequences / passes
 
 
-@explained("", "passes", "sequences")
 def _update_passes(setting: Setting, mini_batch: float) -> tuple[float, float]:
     """(passes, sequences of each) over a mini-batch."""
     micro = 1.0 * update_micro_batch(setting)
     return passes_over(setting, mini_batch) if setting.engine.packs else (mini_batch / micro, micro)
 
 
-@explained("tokens")
 def _tokens_in(setting: Setting, whole: bool) -> float:
     """Mean tokens of a sequence that go through a model: the last one predicts nothing, and is read
     for a score alone.
@@ -311,13 +306,11 @@ def _states(setting: Setting, shape: ModelShape, levers: Levers) -> Parts:
     }
 
 
-@explained("sequences")
 def update_micro_batch(setting: Setting) -> int:
     """Sequences of one forward and backward pass: no more than a mini-batch has."""
     return min(setting.levers.micro_batch, mini_batch(setting))
 
 
-@explained("sequences")
 def packed_sequences(setting: Setting, available: float) -> float:
     """Sequences of the longest kind that one pass holds, of `available` ones; a share of one where
     the budget of tokens asks for it.
@@ -390,7 +383,6 @@ def update_moments(setting: Setting, resident: Roles) -> list[Moment]:
     ]
 
 
-@explained("sequences")
 def mini_batch(setting: Setting) -> int:
     """Responses between two optimizer steps, of one device."""
     loop = roles_of(setting)

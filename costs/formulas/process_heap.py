@@ -9,7 +9,6 @@ from costs.formulas.kept import layer_inputs
 from costs.formulas.memory import Moment
 from costs.formulas.ppo import mini_batch, packed_sequences
 from costs.formulas.setting import Setting
-from costs.quantities import explained
 
 IMPORTS_BYTES = 404 * 2**20
 """Resident set of a stage on a CPU after its imports, on x86-64 Linux."""
@@ -34,7 +33,6 @@ TRAINER_STAGES = ("sft", "pretrain", "reward", "dpo")
 """Those on TRL's trainers, whose imports take more time and memory."""
 
 
-@explained("B")
 def imports_bytes(setting: Setting) -> float:
     """Resident set of a stage's process after its imports, as this machine measured it where it
     did.
@@ -62,13 +60,11 @@ def phase_of(moment: Moment) -> str:
     return moment.phase.split(":")[0]
 
 
-@explained("")
 def heap_shares(setting: Setting) -> dict[str, float]:
     """Part -> share of it that lies in the heap."""
     return {"activations": activations_in_heap(setting), "gradients": gradients_in_heap(setting)}
 
 
-@explained("B")
 def in_heap(shares: Mapping[str, float], moment: Moment) -> float:
     """Bytes of tensors that lie in the heap at a moment."""
     return sum(
@@ -78,7 +74,6 @@ def in_heap(shares: Mapping[str, float], moment: Moment) -> float:
     )
 
 
-@explained("B")
 def held_by_heap(shares: Mapping[str, float], moments: Sequence[Moment]) -> dict[str, float]:
     """Phase -> bytes that the heap holds. What was freed stays with it until the phase ends, when
     it is trimmed: at any moment of a phase it is as large as at its fullest, while large tensors
@@ -91,7 +86,6 @@ def held_by_heap(shares: Mapping[str, float], moments: Sequence[Moment]) -> dict
     return fullest
 
 
-@explained("")
 def activations_in_heap(setting: Setting) -> float:
     """Share of the activations of the policy's passes whose tensors are too small to be mapped."""
     shape, levers = setting.model, setting.levers
@@ -117,7 +111,6 @@ def activations_in_heap(setting: Setting) -> float:
     return small / sum(kept.values()) if kept else 1.0
 
 
-@explained("tokens")
 def pass_tokens(setting: Setting) -> float:
     """Tokens of a pass with gradient. Where rows are packed, the last token of each sequence is
     left out: a tensor just too small to be mapped is as likely as one just large enough.
@@ -127,7 +120,6 @@ def pass_tokens(setting: Setting) -> float:
     return packed_sequences(setting, mini_batch(setting)) * (setting.workload.max_tokens - 1)
 
 
-@explained("")
 def gradients_in_heap(setting: Setting) -> float:
     """Share of the gradients in matrices too small to be mapped; all of an adapter's."""
     shape, levers = setting.model, setting.levers

@@ -8,7 +8,6 @@ ZeRO-1 and 2 (gradients scattered, weights gathered), 3 psi for ZeRO-3.
 from dataclasses import dataclass, replace
 
 from costs.formulas.setting import Setting
-from costs.quantities import explained
 
 
 @dataclass(frozen=True)
@@ -68,7 +67,6 @@ def sharding_of(setting: Setting) -> Sharding:
     return replace(row, buckets=False) if setting.engine.name in WITHOUT_DDP else row
 
 
-@explained("B")
 def collective_bytes(size: float, devices: int) -> float:
     """Bytes that each of n devices sends to gather, or to reduce and scatter, `size` bytes in all:
     size (1 - 1/n). Source: arXiv 1910.02054 section 7.
@@ -76,7 +74,6 @@ def collective_bytes(size: float, devices: int) -> float:
     return size * (1 - 1 / devices)
 
 
-@explained("parameters")
 def outside_of_layers(parameters: float, layers: int, layer_parameters: float) -> float:
     """Parameters of FSDP's root unit: embedding, output head, last norm."""
     return parameters - layers * layer_parameters

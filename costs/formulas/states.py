@@ -6,7 +6,6 @@ and figure 1 for what each stage divides by the number of devices.
 
 from costs.formulas.setting import QUANT_BYTES, Levers, Setting
 from costs.formulas.sharding import outside_of_layers, sharding_of
-from costs.quantities import explained
 from costs.tables.shapes import ModelShape
 
 Parts = dict[str, float]
@@ -24,7 +23,6 @@ sums are negligible.
 """
 
 
-@explained("parameters")
 def adapter_parameters(shape: ModelShape, levers: Levers) -> float:
     """Trained parameters that are not in the base model.
 
@@ -51,13 +49,11 @@ def adapter_parameters(shape: ModelShape, levers: Levers) -> float:
     return 0.0
 
 
-@explained("parameters")
 def trained_parameters(shape: ModelShape, levers: Levers) -> float:
     """Parameters that get a gradient."""
     return 1.0 * shape.parameters if levers.tuning == "full" else adapter_parameters(shape, levers)
 
 
-@explained("B")
 def base_weight_bytes(shape: ModelShape, levers: Levers, quantised_head: bool = False) -> float:
     """Bytes of a model's own weights, undivided."""
     plain = levers.dtype_bytes if levers.tuning == "frozen" else levers.weight_bytes
@@ -80,7 +76,6 @@ def _adapter_bytes(levers: Levers, setting: Setting) -> float:
     return 4.0 if setting.engine.lora_input_bytes else levers.dtype_bytes
 
 
-@explained("")
 def shards(setting: Setting) -> Parts:
     """By how much weights between two steps, gradients and optimizer state are divided. Source:
     arXiv 1910.02054 figure 1.
@@ -93,14 +88,12 @@ def shards(setting: Setting) -> Parts:
     }
 
 
-@explained("B")
 def stored_bytes(setting: Setting, shape: ModelShape, levers: Levers) -> float:
     """Bytes of a role's weights as they are stored, adapters included, undivided."""
     base = base_weight_bytes(shape, levers, setting.engine.quantises_head)
     return base + adapter_parameters(shape, levers) * _adapter_bytes(levers, setting)
 
 
-@explained("B")
 def resting_weights(setting: Setting, shape: ModelShape, levers: Levers) -> float:
     """Bytes of a role's weights on one device while it does nothing: its share of them."""
     if levers.offload_weights:
@@ -108,7 +101,6 @@ def resting_weights(setting: Setting, shape: ModelShape, levers: Levers) -> floa
     return stored_bytes(setting, shape, levers) / shards(setting)["weights"]
 
 
-@explained("B")
 def weights(setting: Setting, shape: ModelShape, levers: Levers) -> float:
     """Bytes of a role's weights on one device while it trains: its share, what is gathered at
     once, and the 16-bit copies of autocast.
@@ -133,7 +125,6 @@ def weights(setting: Setting, shape: ModelShape, levers: Levers) -> float:
     return held + autocast_copies(setting, shape, levers)
 
 
-@explained("B")
 def weights_in_backward(setting: Setting, shape: ModelShape, levers: Levers) -> float:
     """Bytes of a role's weights while its backward pass runs: autocast ended with the forward pass,
     and its copies are there because products keep them; with checkpointing, of one layer.
@@ -145,7 +136,6 @@ def weights_in_backward(setting: Setting, shape: ModelShape, levers: Levers) -> 
     return held - copies + min(copies, one)
 
 
-@explained("B")
 def weights_after_backward(setting: Setting, shape: ModelShape, levers: Levers) -> float:
     """Bytes of a role's weights when the backward pass is at its end: no layer is whole any more,
     what is outside of the layers still is, and no copy of autocast is left.
@@ -157,7 +147,6 @@ def weights_after_backward(setting: Setting, shape: ModelShape, levers: Levers) 
     return resting_weights(setting, shape, levers) + root * _gathered_width(setting, levers)
 
 
-@explained("B")
 def weights_in_step(setting: Setting, shape: ModelShape, levers: Levers) -> float:
     """Bytes of a role's weights in the optimizer step."""
     if sharding_of(setting).fsdp2:
@@ -175,7 +164,6 @@ def _gathered_width(setting: Setting, levers: Levers) -> float:
     return levers.weight_bytes if stored else levers.dtype_bytes
 
 
-@explained("B")
 def autocast_copies(setting: Setting, shape: ModelShape, levers: Levers) -> float:
     """Bytes of the 16-bit copies that autocast keeps of fp32 weights which learn: of each matrix it
     multiplied with, until the pass ends, however the weights themselves are divided. An embedding
@@ -188,7 +176,6 @@ def autocast_copies(setting: Setting, shape: ModelShape, levers: Levers) -> floa
     return (shape.parameters - looked_up) * levers.dtype_bytes / setting.levers.tensor_parallel
 
 
-@explained("B")
 def gathered_bytes(setting: Setting, shape: ModelShape, levers: Levers) -> float:
     """Bytes by which a role at rest grows for a pass without gradient: our stages gather it whole,
     and autocast copies what learns.
@@ -208,13 +195,11 @@ def role_weights(setting: Setting, shape: ModelShape, levers: Levers) -> float:
     return (resting_weights if setting.engine.name == "ours" else weights)(setting, shape, levers)
 
 
-@explained("B")
 def gradient_width(setting: Setting, levers: Levers) -> float:
     """Bytes of the gradient of one weight that learns."""
     return levers.weight_bytes if levers.tuning == "full" else _adapter_bytes(levers, setting)
 
 
-@explained("B")
 def gradient_bytes(setting: Setting, shape: ModelShape, levers: Levers) -> float:
     """Bytes of all gradients of a role on one device, when they are complete. Where the optimizer
     is offloaded, divided gradients go to the host as they come (arXiv 2101.06840 section 4).
@@ -225,7 +210,6 @@ def gradient_bytes(setting: Setting, shape: ModelShape, levers: Levers) -> float
     return trained_parameters(shape, levers) * gradient_width(setting, levers) / divided
 
 
-@explained("B")
 def unreduced_gradients(setting: Setting, shape: ModelShape, levers: Levers) -> float:
     """Bytes of gradients that are whole at the end of a backward pass though they are divided: of
     FSDP2 those outside of the layers, the buffer that they are reduced through, and that of a
@@ -237,7 +221,6 @@ def unreduced_gradients(setting: Setting, shape: ModelShape, levers: Levers) -> 
     return 2 * waiting + shape.layer_parameters * levers.weight_bytes
 
 
-@explained("B")
 def waiting_gradients(setting: Setting, shape: ModelShape, levers: Levers) -> float:
     """Bytes of the gradients outside of the layers, which FSDP2 reduces when the whole backward
     pass is over, that of any other model with the same loss included.
@@ -248,7 +231,6 @@ def waiting_gradients(setting: Setting, shape: ModelShape, levers: Levers) -> fl
     return root * levers.weight_bytes
 
 
-@explained("B")
 def bucket_bytes(setting: Setting, shape: ModelShape, levers: Levers) -> float:
     """Bytes of the buckets that gradients are summed in: torch's DDP copies all of them there, and
     keeps the buckets (`gradient_as_bucket_view` is off). Our alignment stages sum messages of
@@ -267,7 +249,6 @@ SUMMED_AT_ONCE = 2**22
 """BUCKET_ELEMENTS of training/distributed/collectives.py, which this package can not import."""
 
 
-@explained("B")
 def optimizer_bytes(setting: Setting, shape: ModelShape, levers: Levers) -> float:
     """Bytes of the optimizer state of a role on one device. Paged state lives in host memory and is
     fetched page by page.
@@ -279,7 +260,6 @@ def optimizer_bytes(setting: Setting, shape: ModelShape, levers: Levers) -> floa
     )
 
 
-@explained("B")
 def state_bytes(setting: Setting, shape: ModelShape, levers: Levers) -> float:
     """Bytes of the optimizer state that belongs to one device, wherever it is kept."""
     moments = STATE_BYTES[levers.optimizer]
@@ -298,7 +278,6 @@ def state_bytes(setting: Setting, shape: ModelShape, levers: Levers) -> float:
     return size / shards(setting)["optimizer"]
 
 
-@explained("parameters")
 def wide_state_parameters(setting: Setting, shape: ModelShape) -> float:
     """Parameters whose moments an 8-bit optimizer keeps in fp32: the token embedding's, where
     Transformers' Trainer makes the optimizer (its GlobalOptimManager override of nn.Embedding, as

@@ -11,7 +11,6 @@ from typing import Literal, NamedTuple
 
 from costs.formulas.compute import Work
 from costs.formulas.setting import Setting
-from costs.quantities import explained, maximum, minimum
 
 Bound = Literal["compute", "bandwidth", "launch", "communication", "fixed"]
 
@@ -42,7 +41,6 @@ class Seconds(NamedTuple):
     bound: Bound
 
 
-@explained("B/s")
 def _link(setting: Setting) -> float:
     """Bytes per second that a device takes part in a collective with.
 
@@ -52,13 +50,12 @@ def _link(setting: Setting) -> float:
     hardware = setting.hardware
     if setting.gpus <= setting.devices_per_node:
         return hardware.link_bytes_per_second
-    return minimum(
+    return min(
         hardware.link_bytes_per_second, hardware.network_bytes_per_second * setting.devices_per_node
     )
 
 
-@explained("FLOP/s")
-def _matmul_rate(setting: Setting) -> float:
+def matmul_rate(setting: Setting) -> float:
     efficiency = setting.efficiency
     share = (
         efficiency.host_flops
@@ -72,60 +69,53 @@ def _matmul_rate(setting: Setting) -> float:
     return setting.hardware.peak(setting.levers.dtype) * share
 
 
-@explained(seconds="s")
 def duration(work: Work, setting: Setting) -> Seconds:
     """Seconds that `work`, done in one go, takes on one device."""
     if work.calibrated_seconds:
         return _calibrated(work, setting)
     device, launch = device_seconds(work, setting), launch_seconds(work, setting)
-    exposed = exposed_seconds(sent_seconds(work, setting), maximum(device, launch), setting)
+    exposed = exposed_seconds(sent_seconds(work, setting), max(device, launch), setting)
     # unpacking weights comes on top even where the host is the limit: the product that follows
     # waits for it
-    seconds = maximum(device, launch) + unpacking_seconds(work, setting) + exposed
-    computing = work.matmul_flops / _matmul_rate(setting) + attention_seconds(work, setting)
+    seconds = max(device, launch) + unpacking_seconds(work, setting) + exposed
+    computing = work.matmul_flops / matmul_rate(setting) + attention_seconds(work, setting)
     return Seconds(
         seconds + paging_seconds(work, setting), _bound(computing, device, launch, exposed)
     )
 
 
-@explained("s")
 def device_seconds(work: Work, setting: Setting) -> float:
     """What the device needs: matrix products or reading their weights, attention, and what streams
     through its memory.
     """
     bandwidth = setting.hardware.bandwidth_bytes_per_second * setting.efficiency.bandwidth
-    products = maximum(work.matmul_flops / _matmul_rate(setting), work.weight_bytes / bandwidth)
+    products = max(work.matmul_flops / matmul_rate(setting), work.weight_bytes / bandwidth)
     return products + attention_seconds(work, setting) + work.bytes_moved / bandwidth
 
 
-@explained("s")
 def attention_seconds(work: Work, setting: Setting) -> float:
     """Scores and weighted values at the share of the peak that attention kernels reach."""
     peak = setting.hardware.peak(setting.levers.dtype)
     return work.attention_flops / (peak * setting.efficiency.attention)
 
 
-@explained("s")
 def launch_seconds(work: Work, setting: Setting) -> float:
     """What the host needs to launch every small operation."""
     return work.operations * setting.engine.op_seconds
 
 
-@explained("s")
 def unpacking_seconds(work: Work, setting: Setting) -> float:
     """Turning quantised weights into 16-bit ones at the share of the bandwidth that it reaches."""
     bandwidth = setting.hardware.bandwidth_bytes_per_second
     return work.dequantised_bytes / (bandwidth * setting.efficiency.dequantise)
 
 
-@explained("s")
 def paging_seconds(work: Work, setting: Setting) -> float:
     """Moving bytes between the memory of host and device."""
-    link = minimum(setting.hardware.link_bytes_per_second, HOST_LINK_BYTES_PER_SECOND)
+    link = min(setting.hardware.link_bytes_per_second, HOST_LINK_BYTES_PER_SECOND)
     return work.paged_bytes / link
 
 
-@explained("s")
 def sent_seconds(work: Work, setting: Setting) -> float:
     """What collectives take by themselves."""
     if not work.communicated_bytes and not work.messages:
@@ -135,20 +125,18 @@ def sent_seconds(work: Work, setting: Setting) -> float:
     ) + work.messages * _message_seconds(setting)
 
 
-@explained("s")
 def _message_seconds(setting: Setting) -> float:
     """Latency of one collective."""
     return GLOO_MESSAGE_SECONDS if setting.hardware.is_cpu else setting.efficiency.message_seconds
 
 
-@explained("s")
 def exposed_seconds(sent: float, hiding: float, setting: Setting) -> float:
     """What of collectives computation does not hide: the share that never overlaps, and what lasts
     longer than there is computation to hide it.
     """
     if not sent:
         return 0.0
-    return maximum(sent * (1 - setting.engine.overlap), sent - hiding)
+    return max(sent * (1 - setting.engine.overlap), sent - hiding)
 
 
 def _calibrated(work: Work, setting: Setting) -> Seconds:
@@ -159,7 +147,6 @@ def _calibrated(work: Work, setting: Setting) -> Seconds:
     )
 
 
-@explained(seconds="s")
 def decode_duration(work: Work, setting: Setting) -> Seconds:
     """Seconds of one decoding step: weights and cache at the bandwidth that matrix-vector kernels
     reach, or compute, or launches.
@@ -177,15 +164,15 @@ def decode_duration(work: Work, setting: Setting) -> Seconds:
     moved = work.weight_bytes / (hardware.bandwidth_bytes_per_second * share) + work.bytes_moved / (
         hardware.bandwidth_bytes_per_second * efficiency.bandwidth
     )
-    compute = work.matmul_flops / _matmul_rate(setting) + work.attention_flops / (
+    compute = work.matmul_flops / matmul_rate(setting) + work.attention_flops / (
         hardware.peak(setting.levers.dtype) * efficiency.attention
     )
     launch = work.operations * setting.engine.op_seconds
     layers = setting.model.layers * setting.engine.decode_layer_seconds
     latency = _message_seconds(setting) if setting.engine.op_seconds else GRAPH_MESSAGE_SECONDS
     sent = work.communicated_bytes / (_link(setting) * efficiency.network) + work.messages * latency
-    device = maximum(moved, compute) + layers
-    seconds = maximum(device, launch) + sent
+    device = max(moved, compute) + layers
+    seconds = max(device, launch) + sent
     return Seconds(seconds, _bound(compute, device, launch, sent))
 
 
@@ -197,7 +184,6 @@ def _bound(compute: float, device: float, launch: float, exposed: float) -> Boun
     return "compute" if compute > device / 2 else "bandwidth"
 
 
-@explained("kWh")
 def energy_kwh(gpu_hours: float, watts: float) -> float:
     """Board power for the whole time: hours x watts / 1000; without cooling and host.
 

@@ -22,7 +22,6 @@ from costs.formulas.states import (
     weights_in_backward,
     weights_in_step,
 )
-from costs.quantities import explained
 from costs.tables.shapes import ModelShape
 
 
@@ -109,7 +108,6 @@ def training_moments(
     ]
 
 
-@explained("B")
 def logits_bytes(setting: Setting, shape: ModelShape, levers: Levers) -> float:
     """Bytes that the loss over the vocabulary holds at its peak."""
     tokens = (
@@ -125,7 +123,6 @@ def _logits(setting: Setting, shape: ModelShape, levers: Levers, tokens: float) 
     return tokens * each
 
 
-@explained("B")
 def head_gradient(setting: Setting, shape: ModelShape, levers: Levers) -> float:
     """The gradient of the output head, which is there before any activation has been freed."""
     return (
@@ -135,7 +132,6 @@ def head_gradient(setting: Setting, shape: ModelShape, levers: Levers) -> float:
     )
 
 
-@explained("B")
 def largest_gradient(setting: Setting, shape: ModelShape, levers: Levers) -> float:
     """The largest single gradient: all that is left of them when each is applied in the backward
     pass.

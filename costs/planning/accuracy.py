@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from math import exp, fsum, log, sqrt
 
 from config.records import PlannedRow
-from costs.planning.plans import Band, Plan, PlanError, StagePlan
+from costs.planning.plans import Band, Interval, Plan, PlanError, StagePlan
 
 FEWEST_RUNS = 3
 """Below it nothing is corrected, and no spread is shown."""
@@ -113,10 +113,20 @@ def _with_error(stage: StagePlan, past: Sequence[PlannedRow]) -> StagePlan:
     own = [row for row in past if row.stage == stage.stage and row.hardware == stage.hardware]
     seconds = spread(ratios((row.planned_seconds, row.measured_seconds) for row in own))
     memory = spread(ratios((row.planned_peak_bytes, row.measured_peak_bytes) for row in own))
+    error = PlanError(_band(stage.seconds, seconds), _band(stage.peak_bytes_per_gpu, memory))
     return replace(
         stage,
-        error=PlanError(_band(stage.seconds, seconds), _band(stage.peak_bytes_per_gpu, memory)),
+        error=error,
+        time_interval=_graded(stage.time_interval, error.seconds),
+        memory_interval=_graded(stage.memory_interval, error.peak_bytes),
     )
+
+
+def _graded(before: Interval, band: Band | None) -> Interval:
+    """Grade A where this machine's own runs say it."""
+    if band is None:
+        return before
+    return Interval("A", band.low, band.high, f"{band.runs} runs of this machine")
 
 
 def _band(planned: float, found: Spread | None) -> Band | None:

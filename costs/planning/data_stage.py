@@ -6,9 +6,9 @@ three agree to a third in each phase, and to a tenth in the sum.
 """
 
 from costs.formulas.time import energy_kwh
-from costs.planning.plans import NOTHING, PhasePlan, StagePlan, Usd
+from costs.planning.grades import UNCHECKED
+from costs.planning.plans import NOTHING, Interval, PhasePlan, StagePlan, Usd
 from costs.planning.rows import Rows
-from costs.quantities import explained
 from costs.tables.catalogue import Hardware, Price
 
 START_SECONDS = 3.3
@@ -27,7 +27,6 @@ WRITE_SECONDS = 5e-6
 """Writing a row."""
 
 
-@explained("s")
 def data_seconds(rows: Rows, test_fraction: float) -> dict[str, float]:
     """Seconds of each phase, in the order and under the names that the stage measures. A pair is
     two sequences.
@@ -89,5 +88,8 @@ def plan_data(
         steps=rows.sft + rows.preference + rows.prompts,
         tokens=0.0,
         mfu=0.0,
+        time_interval=Interval(
+            "C", whole / UNCHECKED, whole * UNCHECKED, "measured on another machine"
+        ),
         assumptions=("the devices wait while data is prepared, and are paid for",),
     )

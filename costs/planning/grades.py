@@ -14,7 +14,13 @@ from typing import Any, Literal
 
 import yaml
 
-CHECKED = Path(__file__).parent.parent / "tables" / "checked.yaml"
+from config.records import LOOPS
+from costs.formulas.setting import Setting
+from costs.planning.plans import Interval
+
+TABLES = Path(__file__).parent.parent / "tables"
+CHECKED = ("checked.yaml", "checked_cpu.yaml")
+"""Published measurements of others, and our own of calibrated machines."""
 FEWEST_SOURCES = 3
 """Below it a kind of number is not counted as checked."""
 MARGIN = 2.0
@@ -37,9 +43,12 @@ class Grade:
 
 @cache
 def checked() -> Mapping[str, Mapping[str, Any]]:
-    """The rows of checked.yaml: kind -> interval and domain."""
+    """Kind -> interval and domain."""
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    return dict(yaml.load(CHECKED.read_text(encoding="utf-8"), loader))
+    found: dict[str, Mapping[str, Any]] = {}
+    for name in CHECKED:
+        found |= yaml.load((TABLES / name).read_text(encoding="utf-8"), loader)
+    return found
 
 
 def grade_of(kind: str, billions: float, generation: str, known: bool = True) -> Grade:
@@ -50,11 +59,13 @@ def grade_of(kind: str, billions: float, generation: str, known: bool = True) ->
     if row is None:
         return Grade("C", 1 / UNCHECKED, UNCHECKED, f"{kind}: nothing was checked")
     smallest, largest = row["billions"]
+    if row["sources"] < FEWEST_SOURCES:
+        low, high = min(float(row["low"]), 1 / UNCHECKED), max(float(row["high"]), UNCHECKED)
+        return Grade("C", low, high, f"checked on {row['sources']} of {FEWEST_SOURCES} sources")
     why = next(
         (
             reason
             for reason, outside in (
-                (f"only {row['sources']} sources were checked", row["sources"] < FEWEST_SOURCES),
                 ("its software was not checked", not known),
                 (
                     f"{billions:.3g} billion parameters, checked from {smallest:g} to {largest:g}",
@@ -71,3 +82,34 @@ def grade_of(kind: str, billions: float, generation: str, known: bool = True) ->
         return Grade("B", low, high, f"{row['rows']} measurements of {row['sources']} sources")
     # twice as wide: the logarithms of its ends are doubled
     return Grade("C", low**2, high**2, why)
+
+
+def time_interval(setting: Setting, seconds: float) -> Interval:
+    """What a stage of ours may take. On accelerators our software was never checked."""
+    if setting.hardware.is_cpu:
+        kind, known = "time on a calibrated CPU", setting.hardware.measured is not None
+    else:
+        kind, known = f"time of {_what(setting)}", False
+    return _interval(setting, kind, known, seconds)
+
+
+def memory_interval(setting: Setting, peak_bytes: float) -> Interval:
+    """What the memory of a stage of ours may turn out to be."""
+    cpu = setting.hardware.is_cpu
+    kind = "memory on a CPU" if cpu else f"memory of {_what(setting)}"
+    return _interval(setting, kind, cpu, peak_bytes)
+
+
+def _what(setting: Setting) -> str:
+    """The kind of work, as the kinds of published measurements are named."""
+    if setting.stage in LOOPS:
+        return "a loop any"
+    if setting.stage in ("sft", "pretrain", "reward", "dpo"):
+        return f"training {setting.levers.tuning}"
+    return "decoding any"
+
+
+def _interval(setting: Setting, kind: str, known: bool, planned: float) -> Interval:
+    size = setting.model.parameters / 1e9
+    found = grade_of(kind, size, setting.hardware.generation, known)
+    return Interval(found.letter, planned * found.low, planned * found.high, found.why)

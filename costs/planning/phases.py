@@ -12,7 +12,6 @@ from costs.formulas.process_heap import TRAINER_STAGES
 from costs.formulas.setting import EVALUATED, Setting
 from costs.formulas.sharding import sharding_of
 from costs.formulas.time import Seconds, duration
-from costs.quantities import explained
 
 TRAINING_STAGES = ("sft", "pretrain", "reward", "dpo")
 STAGES = (*TRAINING_STAGES, *LOOPS, "evaluate", "contest", "serve")
@@ -72,7 +71,6 @@ def start_phase(setting: Setting) -> Phase:
     )
 
 
-@explained("s")
 def process_seconds(setting: Setting) -> float:
     """What starting the stage's process takes: imports, most of it."""
     own = setting.hardware.measured
@@ -90,7 +88,6 @@ def save_phase(setting: Setting) -> Phase:
     return Phase("save", Work(bytes_moved=saved), saved / DISK_BYTES_PER_SECOND, "fixed")
 
 
-@explained(seconds="s")
 def step_seconds(setting: Setting) -> Seconds:
     """Seconds of one optimizer step with its accumulation."""
     micro = duration(_micro(setting), setting)

@@ -51,6 +51,19 @@ class PlanError:
 
 
 @dataclass(frozen=True)
+class Interval:
+    """What a planned number may turn out to be, with its grade (costs/planning/grades.py)."""
+
+    grade: str
+    low: float
+    high: float
+    why: str
+
+
+UNKNOWN = Interval("C", 0.0, 0.0, "nothing is planned")
+
+
+@dataclass(frozen=True)
 class PhasePlan:
     """One phase over the whole stage; flops and bytes are sums over devices."""
 
@@ -99,6 +112,10 @@ class StagePlan:
     levers: Mapping[str, Any] = field(default_factory=dict)
     assumptions: tuple[str, ...] = ()
     error: PlanError = PlanError()
+    time_interval: Interval = UNKNOWN
+    """Of `seconds`."""
+    memory_interval: Interval = UNKNOWN
+    """Of `peak_bytes_per_gpu`."""
 
 
 @dataclass(frozen=True)
@@ -127,6 +144,8 @@ class Plan:
                 phase.bytes_moved for stage in self.stages for phase in stage.phases
             ),
             "seconds": sum(stage.seconds for stage in self.stages),
+            "seconds_low": sum(stage.time_interval.low for stage in self.stages),
+            "seconds_high": sum(stage.time_interval.high for stage in self.stages),
             "gpu_hours": sum(stage.gpu_hours for stage in self.stages),
             "kwh": sum(stage.kwh for stage in self.stages),
             "usd": asdict(usd),

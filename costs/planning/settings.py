@@ -23,7 +23,6 @@ from config.sections.online import Online, Ppo, SamplingLoop
 from costs.formulas.setting import EVALUATED, Attention, Levers, Parallel, Rlhf, Setting, Workload
 from costs.planning.rows import Rows, count
 from costs.planning.target import Target
-from costs.quantities import explained
 from costs.tables.catalogue import shape
 from costs.tables.engines import engine
 from costs.tables.shapes import ModelShape, from_config
@@ -160,7 +159,6 @@ def levers_of(
     )
 
 
-@explained("tokens")
 def response_tokens(rows: Rows, longest: int) -> float:
     """Mean tokens of a response: as many as the demonstrations have, whose length a policy learns
     with their content.
@@ -169,7 +167,6 @@ def response_tokens(rows: Rows, longest: int) -> float:
     return min(1.0 * longest, demonstrated) if demonstrated >= 1 else 1.0 * longest
 
 
-@explained("steps")
 def _steps(rows: float, section: Any) -> float:
     steps = max(1.0, rows * section.epochs / section.batch_size)
     return steps if section.max_steps is None else min(steps, 1.0 * section.max_steps)

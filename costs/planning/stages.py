@@ -8,10 +8,10 @@ from costs.formulas.memory import Moment, device_bytes, peak
 from costs.formulas.setting import Setting
 from costs.formulas.time import energy_kwh
 from costs.planning.fitting import closing_lever
+from costs.planning.grades import memory_interval, time_interval
 from costs.planning.moments import moments
 from costs.planning.phases import Phase, phases
 from costs.planning.plans import PhasePlan, StagePlan, Usd
-from costs.quantities import explained
 from costs.tables.catalogue import Price
 
 
@@ -75,6 +75,8 @@ def planned(
         else 0.0,
         levers=asdict(setting.levers),
         assumptions=setting.assumptions,
+        time_interval=time_interval(setting, seconds),
+        memory_interval=memory_interval(setting, highest.total),
     )
 
 
@@ -85,7 +87,6 @@ def phase_peak(held: list[Moment], phase: str) -> float:
     )
 
 
-@explained("tokens")
 def processed_tokens(setting: Setting) -> float:
     """Tokens that the policy is trained on, or generates, over the whole stage and all devices."""
     levers, work = setting.levers, setting.workload

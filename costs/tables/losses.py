@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 
 from config.errors import CostError
-from costs.quantities import explained
 
 
 @dataclass(frozen=True)
@@ -31,7 +30,6 @@ class Loss:
     recomputes: bool = False
     """The backward pass makes the logits again."""
 
-    @explained("B/token")
     def bytes_per_token(
         self,
         vocab: int,

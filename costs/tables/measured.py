@@ -7,9 +7,9 @@ memory, work on logits, and launches.
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import exp, log
 
 from config.workspace.machine import Machine
-from costs.quantities import exp, explained, log
 
 Points = tuple[tuple[float, float], ...]
 """(size, value) by rising size."""
@@ -75,7 +75,6 @@ class Measured:
     def name(self) -> str:
         return self.machine.name
 
-    @explained("s")
     def product_seconds(
         self, flops: float, rows: float, width: float, dtype: str = "fp32"
     ) -> float:
@@ -91,7 +90,6 @@ class Measured:
         slower = EMULATION if dtype in ("bf16", "fp16") and dtype not in measured else 1.0
         return slower * flops / interpolated_twice(found, width, rows)
 
-    @explained("ratio")
     def autocast_ratio(self, tensor_bytes: float, training: bool) -> float:
         """Time of a trunk under bf16 autocast over its time in fp32: weights and activations are
         converted for every product, which small ones do not repay.
@@ -100,7 +98,6 @@ class Measured:
             self.training_autocast if training else self.forward_autocast, tensor_bytes
         )
 
-    @explained("s")
     def attention_seconds(self, flops: float, tokens: float, training: bool) -> float:
         """Of scores and weighted values over sequences of `tokens`."""
         points = tuple(
@@ -112,7 +109,6 @@ class Measured:
         )
         return flops / interpolated(points, tokens)
 
-    @explained("s")
     def addition_seconds(self, moved: float, tensor_bytes: float) -> float:
         """Of additions that move `moved` bytes between tensors of `tensor_bytes` each."""
         points = tuple(
@@ -121,7 +117,6 @@ class Measured:
         )
         return moved / interpolated(points, tensor_bytes)
 
-    @explained("s")
     def stream_seconds(self, moved: float, tensor_bytes: float, training: bool) -> float:
         """Of what a trunk does beside products and attention."""
         share = interpolated(
@@ -129,7 +124,6 @@ class Measured:
         )
         return self.addition_seconds(moved, tensor_bytes) * share
 
-    @explained("s")
     def logit_seconds(self, logits: float, vocab: float, training: bool, fused: bool) -> float:
         """Of log-probabilities, their matrix products not counted; `fused` as TRL's head computes
         them.
@@ -144,7 +138,6 @@ class Measured:
             FUSED_BYTES[training] * logits, tile
         )
 
-    @explained("s")
     def sampling_seconds(self, rows: float, vocab: float, width: float) -> float:
         """Of a token for each of `rows` sequences: their logits, and drawing from them."""
         products = [
@@ -163,7 +156,6 @@ class Measured:
             )
         )
 
-    @explained("s")
     def optimizer_seconds(self, parameters: float) -> float:
         """Of a fused AdamW step, and of clipping: the gradients read twice and written once, in
         place.
@@ -175,12 +167,10 @@ class Measured:
         adam = parameters / interpolated(points, parameters)
         return adam * (1 + 3 / 7)  # AdamW moves seven numbers a parameter
 
-    @explained("s")
     def decode_launch_seconds(self, layers: int) -> float:
         """Of one decoding step, by layers: measured with two."""
         return self.machine.decode_step_seconds * (1 + layers) / 3
 
-    @explained("s")
     def launch_seconds(self, operations: float, training: bool) -> float:
         """Of `operations` forward operations; with `training` their backward passes too."""
         return operations * (self.training_op_seconds if training else self.forward_op_seconds)

@@ -11,7 +11,6 @@ from math import floor
 from typing import Any, NamedTuple
 
 from config.errors import CostError
-from costs.quantities import explained
 
 
 class Traits(NamedTuple):
@@ -181,12 +180,10 @@ class ModelShape:
         return FAMILIES[self.family]
 
     @property
-    @explained("")
     def query_width(self) -> int:
         return self.heads * self.head_dim
 
     @property
-    @explained("")
     def kv_width(self) -> int:
         return self.kv_heads * self.head_dim
 
@@ -241,20 +238,17 @@ class ModelShape:
         return named
 
     @property
-    @explained("parameters")
     def layer_matrix_parameters(self) -> int:
         """Weights of one layer's linear layers, all experts."""
         copies = {"gate": self.experts or 1, "up": self.experts or 1, "down": self.experts or 1}
         return sum(i * o * copies.get(name, 1) for name, (i, o, _) in self.matrices.items())
 
     @property
-    @explained("parameters")
     def active_layer_parameters(self) -> int:
         """Weights of one layer that a token is multiplied with."""
         return floor(sum(i * o * used for i, o, used in self.matrices.values()))
 
     @property
-    @explained("parameters")
     def feed_forward_parameters(self) -> int:
         """Weights of one layer's feed-forward part that a token is multiplied with."""
         return floor(
@@ -266,7 +260,6 @@ class ModelShape:
         )
 
     @property
-    @explained("parameters")
     def layer_small_parameters(self) -> int:
         """Biases and norms of one layer."""
         t = self.traits
@@ -277,12 +270,10 @@ class ModelShape:
         return biases + self.norms * per_norm * self.width + 2 * self.head_dim * t.qk_norm + gate
 
     @property
-    @explained("parameters")
     def layer_parameters(self) -> int:
         return self.layer_matrix_parameters + self.layer_small_parameters
 
     @property
-    @explained("parameters")
     def embedding_parameters(self) -> int:
         """Token and position tables, with OPT-350M's projections."""
         e = self.embedding_width or self.width
@@ -293,14 +284,12 @@ class ModelShape:
         )
 
     @property
-    @explained("parameters")
     def head_parameters(self) -> int:
         """The output head's own weights, 0 where it shares the embedding."""
         own = 0 if self.tied else self.vocab * (self.embedding_width or self.width)
         return own + (self.vocab if self.traits.head_bias else 0)
 
     @property
-    @explained("parameters")
     def outer_parameters(self) -> int:
         """Everything outside of the layers and the output head."""
         per_norm = 2 if self.traits.norm == "layer" else 1
@@ -310,19 +299,16 @@ class ModelShape:
         return self.embedding_parameters + norms * per_norm * self.width + bert
 
     @property
-    @explained("parameters")
     def backbone_parameters(self) -> int:
         """All but the output head: what a reward or value model shares with the language model."""
         return self.outer_parameters + self.layers * self.layer_parameters
 
     @property
-    @explained("parameters")
     def parameters(self) -> int:
         """The causal language model's parameters; a tied head is counted once."""
         return self.backbone_parameters + self.head_parameters
 
     @property
-    @explained("parameters")
     def active_parameters(self) -> int:
         """Parameters a token meets: all of a dense model, the routed experts of a mixture."""
         return self.parameters - self.layers * (

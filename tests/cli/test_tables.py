@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import replace
+from io import StringIO
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +18,10 @@ from config.load import load, write
 from costs.ledger.ledger import StageCost
 from costs.ledger.reconcile import Comparison, Reconciled, StageComparison
 from costs.planning.compare import Difference
-from costs.planning.plans import Band, PhasePlan, Plan, PlanError, StagePlan, Usd
+from costs.planning.explain import explain_params
+from costs.planning.planner import plan
+from costs.planning.plans import Band, Interval, PhasePlan, Plan, PlanError, StagePlan, Usd
+from costs.planning.target import target
 from reporting.compared.inputs import read_side_by_side
 from reporting.inputs import Findings, read_findings
 from reporting.numbers import duration, usd
@@ -107,7 +111,7 @@ def test_planned_and_measured_stand_under_their_headings() -> None:
     [one] = report.plan_tables(reconciled, wide=True)
     assert rows(one) == expected([*time, *cost, *memory])
     narrow = [rows(table) for table in report.plan_tables(reconciled, wide=False)]
-    assert narrow == [expected([*time, *memory]), expected(cost)]
+    assert narrow == [expected(time), expected([*cost, *memory])]
 
 
 def test_the_notes_add_up_waste_savings_and_retries(tmp_path: Path, findings: Findings) -> None:
@@ -168,8 +172,8 @@ def test_one_stage_that_does_not_fit_is_a_run_that_does_not() -> None:
 
 def test_phases_have_their_share_and_their_work_in_its_units() -> None:
     table = plan_tables.phase_table(Plan((stage_plan(),)))
-    assert headings(table)[2:] == ["time", "share", "cost", "TFLOP", "GB moved", "bound by"]
-    assert rows(table) == [["sft", "train", "45 s", "75%", "$0.50", "2.5", "7", "compute"]]
+    assert headings(table)[2:] == ["time", "share", "cost", "TFLOP", "bound by"]
+    assert rows(table) == [["sft", "train", "45 s", "75%", "$0.50", "2.5", "compute"]]
 
 
 def test_memory_is_in_mebibytes_under_its_part() -> None:
@@ -178,13 +182,24 @@ def test_memory_is_in_mebibytes_under_its_part() -> None:
     assert rows(table) == [["sft", "policy", "64", "8"]]
 
 
-def test_past_runs_give_a_span_and_an_expectation() -> None:
+def test_every_stage_has_a_grade_its_intervals_and_their_reasons() -> None:
     seconds = Band(50.0, 70.0, 90.0, 6, 0.2, True)
-    peak = Band(1.0 * GIB, 2.0 * GIB, 4.0 * GIB, 7, 0.1, False)
-    lines = plan_tables.error_lines(Plan((stage_plan(error=PlanError(seconds, peak)),)))[2:]
-    assert lines == [
-        "  sft: 50 s to 1 min 30 s, expected 1 min 10 s, by 6 runs here whose plans were 20% off",
-        "  sft: 1.0 GiB to 4.0 GiB, by 7 runs here whose plans were 10% off",
+    known = stage_plan(
+        error=PlanError(seconds, None),
+        time_interval=Interval("A", 50.0, 90.0, "6 runs of this machine"),
+        memory_interval=Interval("B", 1.0 * GIB, 4.0 * GIB, "40 measurements"),
+    )
+    data = stage_plan(stage="data", time_interval=Interval("C", 30.0, 120.0, "never checked"))
+    made = Plan((data, known))
+    assert rows(plan_tables.interval_table(made)) == [
+        ["data", "C", "30 s to 2 min", ""],
+        ["sft", "A, B", "50 s to 1 min 30 s", "1.0 GiB to 4.0 GiB"],
+    ]
+    assert plan_tables.interval_notes(made) == [
+        "  A: 6 runs of this machine (sft)",
+        "  B: 40 measurements (sft)",
+        "  C: never checked (data)",
+        "  sft: 1 min 10 s expected, as plans of 6 runs here were 20% off",
     ]
 
 
@@ -274,3 +289,45 @@ def test_a_search_shows_what_was_before_what_is_better() -> None:
         "  lora: null -> rank 16 on q, v",
         "    less memory",
     ]
+
+
+RECIPES = sorted(
+    path.name for path in (ROOT / "recipes").glob("*.yaml") if path.name != "base.yaml"
+)
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_plans_and_explanations_fit_80_columns_and_a_phase_60_lines(recipe: str) -> None:
+    params = load(ROOT / "recipes" / recipe)
+    aim = target(params, None, None, None, Path("nowhere"))
+    made = plan(params, aim, params.stages)
+    shown = [plan_tables.stage_table(made), plan_tables.interval_table(made),
+             plan_tables.phase_table(made), plan_tables.memory_table(made)]  # fmt: skip
+    for view in shown:
+        assert_whole(view)
+    for stage in made.stages:
+        whole = explain_params(params, aim, params.stages, stage.stage)
+        assert_whole(plan_tables.explain_view(whole))
+        for phase in stage.phases:
+            asked = f"{stage.stage}.{phase.phase}"
+            found = explain_params(params, aim, params.stages, asked)
+            assert len(assert_whole(plan_tables.explain_view(found))) <= 60
+
+
+def assert_whole(view: object) -> list[str]:
+    """The lines of a view on a terminal of 80 columns, in which nothing was cut off."""
+    console = Console(width=80, file=StringIO(), force_terminal=False)
+    console.print(view)
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    lines = text.splitlines()
+    assert "…" not in text
+    assert max(map(len, lines)) <= 80
+    return list(lines)
+
+
+def test_planned_beside_measured_fits_80_columns(tmp_path: Path) -> None:
+    long = Comparison(200 * 3600.0, 199 * 3600.0, 12345.67, 12345.67, 80.0 * GIB, 81.0 * GIB)
+    stage = SimpleNamespace(stage="evaluate", phases={"reference": long}, whole=long)
+    reconciled = SimpleNamespace(stages=[stage], whole=long)
+    for table in report.plan_tables(reconciled, wide=False):  # type: ignore[arg-type]
+        assert_whole(table)

@@ -11,7 +11,7 @@ from costs.formulas.kept import activation_bytes
 from costs.formulas.memory import generating
 from costs.formulas.setting import Setting
 from costs.formulas.states import base_weight_bytes
-from costs.formulas.time import _matmul_rate
+from costs.formulas.time import matmul_rate
 
 TRAINED: dict[str, Any] = {
     "stage": "sft", "engine": "transformers", "model": "llama-3-8b", "device": "a100-80",
@@ -92,7 +92,7 @@ def test_a_cache_that_grows_by_concatenation_is_held_twice_and_fp8_halves_it() -
 
 def test_hopper_is_planned_at_what_plain_pytorch_reaches() -> None:
     plain, own, older = (
-        _matmul_rate(setting_of(TRAINED | changes))
+        matmul_rate(setting_of(TRAINED | changes))
         for changes in (
             {"device": "h100-80"}, {"device": "h100-80", "engine": "megatron"}, {},
         )

@@ -92,6 +92,5 @@ def test_the_stage_is_planned_and_explained_where_there_is_a_section() -> None:
     assert evaluated(params) == 4
     without = plan(load(ROOT / "recipes/demo.yaml"), aim)
     assert "distill" not in [stage.stage for stage in without.stages]
-    said = explain_params(params, aim, params.stages, "distill", "params.yaml")
-    named = {step.name: step.value for step in said.trail}
-    assert named["seconds"] == pytest.approx(found.stages[-2].seconds)
+    said = explain_params(params, aim, params.stages, "distill")
+    assert said.seconds == pytest.approx(found.stages[-2].seconds)
