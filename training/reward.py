@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
-from datasets import Dataset
+from datasets import Dataset, Features, List, Value
 from numpy.typing import NDArray
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from trl import RewardConfig, RewardTrainer
@@ -49,6 +49,10 @@ NORMALISATION_PAIRS = 2000
 """
 
 
+IDS = Features({name: List(Value("int32")) for name in ("chosen_ids", "rejected_ids")})
+"""Columns of token ids, half as large as the 64-bit integers that Arrow takes by itself."""
+
+
 class BucketedRewardTrainer(PairLoss, BucketedData, LearningCheckpoints, RewardTrainer):
     """TRL's trainer with batches of like length."""
 
@@ -58,7 +62,9 @@ class BucketedRewardTrainer(PairLoss, BucketedData, LearningCheckpoints, RewardT
 def reward(stage: Stage) -> None:
     settings = stage.params.reward
     tokenizer = load_tokenizer(stage.root / "data/tokenizer")
-    pairs = {split: read_sequences(stage, split, tokenizer) for split in ("train", "test")}
+    train_pairs, test_pairs = (
+        read_sequences(stage, split, tokenizer) for split in ("train", "test")
+    )
     model = untrained(stage, tokenizer)
     score_in_pairs(model)
     once = reads_shared_once(model)
@@ -71,13 +77,14 @@ def reward(stage: Stage) -> None:
             **arguments(stage, settings), max_length=None, disable_dropout=False
         ),  # the model has none but its adapter's
         data_collator=collator,
-        train_dataset=Dataset.from_list(pairs["train"].rows),
+        train_dataset=Dataset.from_list(train_pairs.rows, IDS),
         processing_class=tokenizer,
         callbacks=[StageCallback(stage, collator)],
     )
     trainer.loss_is_scaled_for_ga = True
-    filler = {name: [tokenizer.eos_token_id] for name in ("chosen_ids", "rejected_ids")}
-    lengths = [max(len(row["chosen_ids"]), len(row["rejected_ids"])) for row in pairs["train"].rows]
+    filler = {name: [tokenizer.eos_token_id] for name in IDS}
+    lengths = [max(len(row["chosen_ids"]), len(row["rejected_ids"])) for row in train_pairs.rows]
+    del train_pairs.rows[NORMALISATION_PAIRS:]  # the Dataset has them
     trainer.bucket(lengths, filler, settings)
     train(trainer, stage)
     model = trainer.model.eval()
@@ -90,11 +97,11 @@ def reward(stage: Stage) -> None:
         unsharded(model),
         autocast(stage.params.model, model.device),
     ):
-        held_out = oom.run(partial(margins, model, pairs["test"].rows), step)
+        held_out = oom.run(partial(margins, model, test_pairs.rows), step)
         work.add(
             tokens=sum(
                 len(first) + len(second) - once * shared_length(first, second)
-                for first, second in as_tuples(pairs["test"].rows)
+                for first, second in as_tuples(test_pairs.rows)
             ),
             sequences=2 * len(held_out),
         )
@@ -102,7 +109,7 @@ def reward(stage: Stage) -> None:
             partial(
                 store_normalisation,
                 model,
-                pairs["train"].rows[:NORMALISATION_PAIRS],
+                train_pairs.rows[:NORMALISATION_PAIRS],
                 settings.normalise,
             ),
             step,
@@ -134,8 +141,8 @@ def reward(stage: Stage) -> None:
             **data_limits(stage.root / "metrics/data.json"),
             "margin_mean": float(held_out.mean()),
             "score_mean": model.config.score_mean, "score_std": model.config.score_std,
-            "test_pairs": len(held_out), "train_pairs": len(pairs["train"].rows),
-            "pairs_too_long": pairs["train"].too_long + pairs["test"].too_long,
+            "test_pairs": len(held_out), "train_pairs": len(lengths),
+            "pairs_too_long": train_pairs.too_long + test_pairs.too_long,
             "steps": trainer.state.global_step, "parameters": model.num_parameters(),
             "learning_parameters": model.num_parameters(only_trainable=True),
         }  # fmt: skip

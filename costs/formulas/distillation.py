@@ -15,12 +15,11 @@ from costs.formulas.ppo import (
     gather_seconds,
     packed_sequences,
     passes_over,
-    plus,
     roles_of,
     scored,
-    update_moments,
     update_phase,
 )
+from costs.formulas.ppo_memory import plus, update_moments
 from costs.formulas.setting import Levers, Setting
 from costs.formulas.states import gathered_bytes, optimizer_bytes, role_weights
 from costs.formulas.time import duration

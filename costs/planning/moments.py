@@ -6,7 +6,8 @@ from config.records import SAMPLING_METHODS
 from costs.formulas.distillation import distill_moments
 from costs.formulas.generation import generation_moment
 from costs.formulas.memory import Moment, frozen_role, scoring
-from costs.formulas.ppo import ppo_moments
+from costs.formulas.ppo import packed_sequences
+from costs.formulas.ppo_memory import ppo_moments
 from costs.formulas.process_heap import with_process
 from costs.formulas.setting import Setting
 from costs.formulas.sharding import sharding_of
@@ -162,7 +163,7 @@ def judging_moments(setting: Setting) -> list[Moment]:
         setting.workload.max_tokens,
     )
     replies = max(1.0, setting.workload.steps / setting.rlhf.evaluated * levers.micro_batch)
-    rows = max(1.0, min(setting.micro_batch_tokens / longest, replies))
+    rows = packed_sequences(setting, replies)
     policy = frozen_role(setting, shape, levers)
 
     def reading(role: str, read: ModelShape, vocabulary: bool) -> Moment:

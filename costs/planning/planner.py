@@ -6,10 +6,10 @@ from config.errors import CostError
 from config.records import STAGES
 from config.schema import Params
 from costs.planning.data_stage import plan_data
-from costs.planning.idle import idle_note
-from costs.planning.plans import Plan
+from costs.planning.models import base_shape
+from costs.planning.plans import Plan, StagePlan
 from costs.planning.rows import Rows, count
-from costs.planning.settings import base_shape, setting_of
+from costs.planning.settings import setting_of
 from costs.planning.stages import plan_stage
 from costs.planning.target import Target
 
@@ -62,4 +62,27 @@ def assumptions(aims: Sequence[Target], rows: Rows) -> tuple[str, ...]:
         ),
         "responses assumed as long as the demonstrations, and at most max_new_tokens",
         *rows.assumptions,
+    )
+
+
+def idle_device_seconds(used: Sequence[tuple[int, int, float]]) -> float:
+    """Seconds x devices that are paid and not used.
+
+    used: (devices at work, devices paid for, seconds) of each stage.
+    """
+    return sum((paid - devices) * seconds for devices, paid, seconds in used)
+
+
+def idle_note(stages: Sequence[StagePlan]) -> tuple[str, ...]:
+    """One line where devices wait, none where all stages use what is rented for them."""
+    idle = idle_device_seconds([(stage.gpus, stage.rented, stage.seconds) for stage in stages])
+    if not idle:
+        return ()
+    fewer = [stage for stage in stages if stage.gpus < stage.rented]
+    names = ", ".join(f"{stage.stage} ({stage.gpus})" for stage in fewer)
+    usd = sum(stage.idle_usd for stage in fewer)
+    return (
+        f"{max(stage.rented for stage in fewer)} devices are rented together: those that wait "
+        f"while {names} run take {idle / 3600:.3g} device-hours, {usd:.4g} USD, in these stages' "
+        "cost; place them on a pool of their own with where.STAGE.pool",
     )

@@ -20,17 +20,12 @@ from costs.formulas.compute import Work, forward_pass
 from costs.formulas.setting import Levers, Setting, Workload
 from costs.formulas.time import duration
 from costs.planning.data_stage import data_seconds
+from costs.planning.models import base_shape, reward_shape
 from costs.planning.moments import SCORED_AT_ONCE, moments
 from costs.planning.phases import DISK_BYTES_PER_SECOND, Phase, phases, process_seconds
 from costs.planning.plans import Plan, StagePlan
 from costs.planning.rows import Rows, count, source_rows
-from costs.planning.settings import (
-    ATTENTION,
-    answering,
-    base_shape,
-    held_out_prompts,
-    reward_shape,
-)
+from costs.planning.settings import ATTENTION, answering, held_out_prompts
 from costs.planning.stages import planned
 from costs.planning.target import Target
 from costs.tables.engines import engine

@@ -11,28 +11,31 @@ Other CPUs are planned by the rates of costs/tables/serving.yaml; GPUs by a roof
 decode (costs/formulas), without the front.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from math import ceil, floor
 from pathlib import Path
 from typing import Any
 
-from config.errors import CostError
 from config.schema import Params
 from config.workspace.benchmarked import Usage
-from config.workspace.machine import SERVING_FILE, ServedPoint, ServingRates
-from costs.formulas.compute import decode_step, forward_pass
-from costs.formulas.counts import forward_matmul_flops
+from config.workspace.machine import ServingRates
 from costs.formulas.memory import kv_cache_bytes
 from costs.formulas.serving import token_price
 from costs.formulas.setting import DTYPE_BYTES, Levers, Setting, Workload
-from costs.formulas.time import Seconds, decode_duration, duration
-from costs.planning.machine import calibration
+from costs.planning.models import base_shape, student_shape
 from costs.planning.rows import count
-from costs.planning.settings import base_shape, response_tokens, student_shape
+from costs.planning.serving_pace import (
+    Lengths,
+    Pace,
+    measured_pace,
+    roofline,
+    serving_rates,
+    usual_rates,
+)
+from costs.planning.settings import response_tokens
 from costs.planning.target import Target
 from costs.tables.engines import engine
-from costs.tables.measured import interpolated
 from costs.tables.shapes import ModelShape
 
 WEIGHT_BYTES = {"f32": 4.0, "q8_0": 34 / 32, "q4_0": 18 / 32}
@@ -42,15 +45,6 @@ BATCH_TOKENS = 512
 UTILISATION = 0.8
 """Of its highest rate that a device is planned for: waits grow without bound towards 1."""
 MONTH_HOURS = 730.0
-USUAL = Path(__file__).parents[1] / "tables" / "serving.yaml"
-
-
-@dataclass(frozen=True)
-class Lengths:
-    """Mean tokens of a request."""
-
-    input: float
-    output: float
 
 
 @dataclass(frozen=True)
@@ -136,9 +130,9 @@ def plan_serving(
     setting = _setting(params, aim, shape, slots, length)
     slower = pace_seconds / rates.pace_seconds if rates and pace_seconds else 1.0
     if rates is None:
-        pace = _roofline(setting, slots)
+        pace = roofline(setting, slots)
     else:
-        pace = _measured_pace(rates, shape, weights, slots, slower)
+        pace = measured_pace(rates, shape, weights, slots, slower)
     context = params.model.context_length
     per_request = kv_cache_bytes(shape, setting.levers.dtype, 1.0, context)
     held = _weight_bytes(setting, weights)
@@ -180,11 +174,6 @@ def data_lengths(params: Params, root: Path) -> Lengths:
     return Lengths(rows.prompt_tokens, response_tokens(rows, params.evaluate.max_new_tokens))
 
 
-def matrix_parameters(shape: ModelShape) -> int:
-    """Parameters that a token is multiplied with: layers and output head."""
-    return round(forward_matmul_flops(shape, 1.0) / 2)
-
-
 def cache_bytes(shape: ModelShape) -> float:
     """Keys and values of one token in llama.cpp as it is started here, in fp32."""
     return kv_cache_bytes(shape, "fp32", 1.0, 1.0)
@@ -220,138 +209,6 @@ VLLM_KEEPS = 0.1
 """Its default, gpu_memory_utilization=0.9, leaves so much of a device's memory."""
 
 
-# ---------------------------------------------------------------- how fast
-
-
-@dataclass(frozen=True)
-class Pace:
-    """Seconds of one device, as functions of the concurrency."""
-
-    per_reply: Callable[[float, Lengths], float]
-    """1 / (replies a second)."""
-    first_token: Callable[[Lengths], float]
-    """With nobody else there."""
-    bound: Callable[[float, Lengths], str]
-
-
-def serving_rates(root: Path) -> ServingRates | None:
-    """What `rlhf calibrate` measured here, None without it. Raises CostError for a damaged file."""
-    return calibration(root / SERVING_FILE, ServingRates)
-
-
-def usual_rates() -> ServingRates:
-    """Those of the machine in costs/tables/serving.yaml, for one that was not calibrated."""
-    found = calibration(USUAL, ServingRates)
-    assert found is not None
-    return found
-
-
-def _measured_pace(
-    rates: ServingRates, shape: ModelShape, weights: str, slots: int, slower: float
-) -> Pace:
-    """By the measured loads of a small and a large model, on a machine that is `slower` by now."""
-    large = [each for each in rates.large if each.weights == weights]
-    if not large:
-        raise CostError(
-            f"no model in {weights} was measured: {SERVING_FILE} has "
-            f"{', '.join(sorted({each.weights for each in rates.large}))}. Run rlhf calibrate."
-        )
-    longest = max(large, key=lambda each: each.input_tokens)
-    others = [each for each in large if each is not longest]
-    alone = min(others, key=lambda each: each.concurrency)
-    prefill = max(
-        0.0,
-        (longest.ttft_seconds - alone.ttft_seconds)
-        / (longest.input_tokens - alone.input_tokens)
-        / alone.parameters,
-    )
-    front, small = _front(rates.small), rates.small[0]
-
-    def beside_front(point: ServedPoint) -> float:
-        """Seconds of one step of the engine beyond those of the small model."""
-        length = Lengths(point.input_tokens, point.output_tokens)
-        reading = length.input * prefill * (point.parameters - small.parameters)
-        left = point.seconds_per_reply - front(point.concurrency, length.output) - reading
-        return max(0.0, left) * point.concurrency / length.output
-
-    deep = {each.concurrency: each for each in rates.deep}
-    launches, steps = [], []
-    for point in sorted(others, key=lambda each: each.concurrency):
-        launch, step = _shares(deep[point.concurrency], point, small, beside_front)
-        launches.append((1.0 * point.concurrency, launch))
-        steps.append((1.0 * point.concurrency, step))
-    size, layers = matrix_parameters(shape) - small.parameters, shape.layers - small.layers
-
-    def per_reply(concurrency: float, length: Lengths) -> float:
-        batch = min(concurrency, slots)
-        step = layers * interpolated(launches, batch) + size * interpolated(steps, batch)
-        least = front(concurrency, length.output)
-        seconds = least + length.input * prefill * size + length.output * step / batch
-        return slower * max(seconds, LEAST_SHARE * least)
-
-    def first_token(length: Lengths) -> float:
-        least = min(each.ttft_seconds for each in rates.small if each.concurrency == 1)
-        return slower * max(LEAST_SHARE * least, least + length.input * prefill * size)
-
-    def bound(concurrency: float, length: Lengths) -> str:
-        least = slower * front(concurrency, length.output)
-        return "engine" if per_reply(concurrency, length) > 2 * least else "front"
-
-    return Pace(per_reply, first_token, bound)
-
-
-LEAST_SHARE = 0.2
-"""Of the front's time in a model smaller than the small one: what no engine takes away."""
-
-
-def _shares(
-    deep: ServedPoint,
-    large: ServedPoint,
-    small: ServedPoint,
-    seconds: Callable[[ServedPoint], float],
-) -> tuple[float, float]:
-    """Seconds of a step for each layer and for each parameter, from two models that differ in
-    both: the solution of two linear equations, neither below 0.
-    """
-    (l1, n1), (l2, n2) = (
-        (each.layers - small.layers, each.parameters - small.parameters) for each in (deep, large)
-    )
-    t1, t2 = seconds(deep), seconds(large)
-    step = max(TINY, (t2 * l1 - t1 * l2) / (n2 * l1 - n1 * l2))
-    launch = max(TINY, (t1 - step * n1) / l1)
-    return launch, step
-
-
-TINY = 1e-13
-"""Seconds, where other programs disturbed a load so that nothing is left."""
-
-
-def _front(small: Sequence[ServedPoint]) -> Callable[[float, float], float]:
-    """Seconds of a reply of so many tokens, whatever the model: linear in the tokens between the
-    two lengths that were measured.
-    """
-    concurrencies = sorted({each.concurrency for each in small})
-    lines = []
-    for concurrency in concurrencies:
-        first, second = sorted(
-            (each for each in small if each.concurrency == concurrency),
-            key=lambda each: each.output_tokens,
-        )
-        slope = (second.seconds_per_reply - first.seconds_per_reply) / (
-            second.output_tokens - first.output_tokens
-        )
-        slope = max(0.0, slope)
-        lines.append(
-            (1.0 * concurrency, first.seconds_per_reply - slope * first.output_tokens, slope)
-        )
-
-    def seconds(concurrency: float, tokens: float) -> float:
-        points = [(n, max(1e-6, fixed + slope * tokens)) for n, fixed, slope in lines]
-        return interpolated(points, concurrency)
-
-    return seconds
-
-
 def _setting(
     params: Params, aim: Target, shape: ModelShape, slots: int, length: Lengths
 ) -> Setting:
@@ -368,32 +225,6 @@ def _setting(
         "serve", shape, levers, work, replace(aim.hardware, measured=None),
         engine("vllm"),
     )  # fmt: skip
-
-
-def _roofline(setting: Setting, slots: int) -> Pace:
-    """Prefill and decode by costs/formulas; each prompt is read alone."""
-
-    def prefill(length: Lengths) -> float:
-        work = forward_pass(
-            setting, setting.model, setting.levers, 1.0, max(1.0, length.input), 1.0
-        )
-        return duration(work, setting).seconds
-
-    def step(concurrency: float, length: Lengths) -> Seconds:
-        context = length.input + length.output / 2
-        batch = min(concurrency, slots)
-        return decode_duration(
-            decode_step(setting, setting.model, setting.levers, batch, context), setting
-        )
-
-    def per_reply(concurrency: float, length: Lengths) -> float:
-        each = step(concurrency, length).seconds / min(concurrency, slots)
-        return prefill(length) + length.output * each
-
-    def bound(concurrency: float, length: Lengths) -> str:
-        return step(concurrency, length).bound
-
-    return Pace(per_reply, prefill, bound)
 
 
 def _guesses(aim: Target) -> tuple[str, ...]:

@@ -57,6 +57,8 @@ class Hardware:
         """The architecture, by the longest start of the name that fits; the name itself where none
         does.
         """
+        if self.is_cpu:
+            return "cpu"
         fits = [start for start in GENERATIONS if self.name.startswith(start)]
         return GENERATIONS[max(fits, key=len)] if fits else self.name
 

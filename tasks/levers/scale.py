@@ -24,9 +24,10 @@ from costs.levers.growth import (
     timed,
     typical_seconds,
 )
+from costs.planning.models import base_shape
 from costs.planning.phases import phases
 from costs.planning.rows import count
-from costs.planning.settings import base_shape, setting_of
+from costs.planning.settings import setting_of
 from costs.planning.sweep import exponent
 from costs.planning.target import target
 from costs.tables.price import stage_price

@@ -38,10 +38,10 @@ from costs.levers.variants import (
     Variant,
     variants,
 )
+from costs.planning.models import base_shape
 from costs.planning.planner import plan
 from costs.planning.plans import Plan, StagePlan
 from costs.planning.search import cheapest
-from costs.planning.settings import base_shape
 from costs.planning.target import target
 from costs.tables.price import usd_per_device_hour
 from reporting.numbers import decimal, duration, usd

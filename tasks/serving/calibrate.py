@@ -22,7 +22,8 @@ from config.workspace.benchmarked import Limits, Load
 from config.workspace.login import SERVE_KEY
 from config.workspace.machine import SERVING_FILE, ServedPoint, ServingRates
 from costs.ledger.history import this_machine
-from costs.planning.serving import buffer_bytes, cache_bytes, matrix_parameters
+from costs.planning.serving import buffer_bytes, cache_bytes
+from costs.planning.serving_pace import matrix_parameters
 from costs.tables.shapes import ModelShape, from_config
 from serving.bench.endpoint import ChatEndpoint, served_model
 from serving.bench.loads import LoadSpec, measure

@@ -113,7 +113,7 @@ def test_the_plan_takes_processes_sharding_and_offload_of_each_stage(tmp_path: P
 
 
 def _model(params: Params):  # type: ignore[no-untyped-def]
-    from costs.planning.settings import base_shape
+    from costs.planning.models import base_shape
 
     return base_shape(params, Path())
 

@@ -187,7 +187,7 @@ class BucketedData:
         self.args.max_steps = settings.optimizer_steps(len(lengths))
         if collectives.world_size() > 1:
             self.train_dataset = concatenate_datasets(
-                [self.train_dataset, Dataset.from_list([dict(filler)])]
+                [self.train_dataset, Dataset.from_list([dict(filler)], self.train_dataset.features)]
             )
 
     def _get_train_sampler(self, train_dataset: Any = None) -> LengthBuckets:

@@ -297,16 +297,23 @@ def prompt_text(prompt: Prompt) -> str:
     )
 
 
+ENCODED_AT_ONCE = 2000
+"""Texts whose encodings are held at the same time: one keeps offsets and strings beside its ids."""
+
+
 def _encode(
     tokenizer: PreTrainedTokenizerBase, texts: list[str], split_special_tokens: bool = False
 ) -> list[list[int]]:
-    if not texts:
-        return []
-    encoded = tokenizer(
-        texts, add_special_tokens=False, return_attention_mask=False, return_token_type_ids=False,
-        split_special_tokens=split_special_tokens, verbose=False,
-    )  # fmt: skip
-    return list(encoded["input_ids"])
+    found: list[list[int]] = []
+    known: dict[int, int] = {}  # one object for each id, not one for each token
+    for start in range(0, len(texts), ENCODED_AT_ONCE):
+        encoded = tokenizer(
+            texts[start : start + ENCODED_AT_ONCE], add_special_tokens=False,
+            return_attention_mask=False, return_token_type_ids=False,
+            split_special_tokens=split_special_tokens, verbose=False,
+        )  # fmt: skip
+        found += [[known.setdefault(each, each) for each in row] for row in encoded["input_ids"]]
+    return found
 
 
 def _starts_with_bos(tokenizer: PreTrainedTokenizerBase) -> bool:

@@ -31,6 +31,7 @@ def read_pairs(stage: Stage, split: str, tokenizer: PreTrainedTokenizerBase) -> 
     replies = [
         encode_responses(tokenizer, [row[side] for row in found]) for side in ("chosen", "rejected")
     ]
+    del found
     every = [
         {"prompt_ids": p, "chosen_ids": c, "rejected_ids": r}
         for p, c, r in zip(prompts, *replies, strict=True)

@@ -22,7 +22,7 @@ from costs.formulas.counts import (
     mfu,
     training_flops,
 )
-from costs.formulas.ppo import ppo_moments
+from costs.formulas.ppo_memory import ppo_moments
 from costs.formulas.setting import Levers, Setting
 from costs.planning.machine import rates
 from costs.tables.catalogue import shape

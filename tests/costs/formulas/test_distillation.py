@@ -9,11 +9,12 @@ from config.load import load
 from costs.formulas.distillation import teacher_hidden_bytes
 from costs.formulas.setting import Setting
 from costs.planning.explain import explain_params
+from costs.planning.models import base_shape
 from costs.planning.moments import moments
 from costs.planning.phases import phases
 from costs.planning.planner import plan
 from costs.planning.rows import count
-from costs.planning.settings import base_shape, evaluated, setting_of
+from costs.planning.settings import evaluated, setting_of
 from costs.planning.target import target
 from tests.conftest import ROOT
 

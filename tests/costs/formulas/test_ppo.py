@@ -16,12 +16,12 @@ from costs.formulas.ppo import (
     mini_batch,
     own_value,
     packed_sequences,
-    ppo_moments,
     ppo_phases,
     roles_of,
     update_micro_batch,
     value_levers,
 )
+from costs.formulas.ppo_memory import ppo_moments
 from costs.formulas.setting import Levers, Rlhf, Setting
 from costs.formulas.states import gathered_bytes, optimizer_bytes, weights
 from costs.formulas.time import duration
@@ -292,6 +292,8 @@ def test_a_mini_batch_is_the_devices_share_and_at_least_one(
         (None, "ours", 2, 2),
         (20.0, "ours", 24, 2.5),
         (2.0, "ours", 24, 1),
+        (1e6, "ours", 24, 24),
+        (1e6, "ours", 400, (400 * 7 + 3 * 20 * 3) / 8),
         (None, "transformers", 24, 3),
         (None, "transformers", 2, 2),
         (20.0, "transformers", 24, 3),
@@ -526,7 +528,8 @@ def test_without_a_value_model_the_policy_trains_alone() -> None:
     [
         ({"mean_response_tokens": 0.0}, {}, {"read": 4 / 7}),
         ({"mean_response_tokens": 9.0}, {}, {"read": 1.0}),
-        ({"mean_response_tokens": 1.0, "mean_tokens": 0.5}, {}, {"read": 1.0, "accumulation": 1}),
+        ({"mean_response_tokens": 1.0, "mean_tokens": 0.5}, {},
+         {"read": 1.0, "accumulation": 1, "budget": 12 * 0.5 + 3 * 12**0.5 * 1.0}),
         ({}, {"loss": "fused", "device": "cpu"}, {"read": 1.0}),
         ({}, {"loss": "fused"}, {"read": 3 / 7}),
         ({}, {"device": "cpu"}, {"read": 3 / 7}),

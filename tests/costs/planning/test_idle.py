@@ -9,8 +9,7 @@ from costs.ledger.attempts import read_attempts
 from costs.ledger.budget import spent
 from costs.ledger.ledger import ledger
 from costs.ledger.reconcile import reconcile
-from costs.planning.idle import idle_device_seconds, idle_note
-from costs.planning.planner import plan
+from costs.planning.planner import idle_device_seconds, idle_note, plan
 from costs.planning.retraining import plan_cycle
 from costs.planning.target import target
 from costs.tables.price import StagePrice, rented_devices

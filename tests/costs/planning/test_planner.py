@@ -10,11 +10,12 @@ from config.errors import CostError, ParamsError
 from config.load import load
 from config.schema import Params
 from costs.formulas.setting import Workload
+from costs.planning.models import base_shape
 from costs.planning.moments import moments
 from costs.planning.partial import completed
 from costs.planning.planner import plan
 from costs.planning.rows import Rows, count, file_rows
-from costs.planning.settings import base_shape, compared_responses, setting_of, settings
+from costs.planning.settings import compared_responses, setting_of, settings
 from costs.planning.target import Target, target
 from training.rl.rollout_phase import GAP_SAMPLE
 

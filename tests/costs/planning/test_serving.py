@@ -11,13 +11,8 @@ from cli.main import app
 from config.load import load
 from config.schema import Params
 from config.workspace.machine import SERVING_FILE, ServedPoint, ServingRates
-from costs.planning.serving import (
-    Lengths,
-    ServingPlan,
-    matrix_parameters,
-    plan_serving,
-    served_shape,
-)
+from costs.planning.serving import ServingPlan, plan_serving, served_shape
+from costs.planning.serving_pace import Lengths, matrix_parameters
 from costs.planning.target import Target
 from costs.tables.catalogue import hardware, own_price, price
 from tests.conftest import ROOT

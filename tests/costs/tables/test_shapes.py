@@ -110,7 +110,9 @@ def test_scaling_a_shape_scales_its_layers() -> None:
 
 
 def test_an_unknown_architecture_says_where_to_add_it() -> None:
-    with pytest.raises(CostError, match=r"model_type='mamba'.*FAMILIES in costs/tables/shapes.py"):
+    with pytest.raises(
+        CostError, match=r"model_type='mamba'.*FAMILIES in costs/tables/families.py"
+    ):
         from_config({"model_type": "mamba", "hidden_size": 64}, "a model")
 
 

@@ -7,7 +7,8 @@ import yaml
 
 from config.load import load
 from config.workspace.machine import SERVING_FILE
-from costs.planning.serving import plan_serving, serving_rates
+from costs.planning.serving import plan_serving
+from costs.planning.serving_pace import serving_rates
 from costs.planning.target import Target
 from costs.tables.catalogue import hardware, own_price
 from tasks.serving import calibrate

@@ -11,6 +11,7 @@ from transformers import PreTrainedTokenizerFast
 
 from config.errors import ModelError
 from config.sections.model import Model
+from training.modeling import tokenizer as tokenizer_module
 from training.modeling.tokenizer import (
     SPECIAL_TOKENS,
     decode_response,
@@ -148,6 +149,17 @@ def test_encoding_side_by_side_equals_encoding_one_by_one() -> None:
         encode_response(TOKENIZER, text) for text in TEXTS[:4]
     ]
     assert encode_prompts(TOKENIZER, []) == []
+
+
+def test_many_texts_are_encoded_in_parts_and_share_the_objects_of_their_ids(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    whole = encode_prompts(TOKENIZER, TEXTS)
+    monkeypatch.setattr(tokenizer_module, "ENCODED_AT_ONCE", 3)
+    parts = encode_prompts(TOKENIZER, TEXTS)
+    assert parts == whole
+    large = [each for row in parts for each in row if each > 256]  # Python shares the others itself
+    assert len({id(each) for each in large}) == len(set(large)) < len(large)
 
 
 def test_a_conversational_response_is_encoded_as_its_text() -> None:

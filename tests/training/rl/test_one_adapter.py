@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from config.errors import ModelError, StageStopped
 from config.load import load, write
-from costs.formulas.ppo import resident_roles
+from costs.formulas.ppo_memory import resident_roles
 from costs.planning.settings import settings
 from costs.planning.target import target
 from tests.training.processes import metric_rows, metrics
