@@ -37,6 +37,7 @@ ENGINES = OWN | {
         Engine(
             "transformers-2022",
             concatenates_cache=True,
+            whole_prefill=True,
             loss="shifted",
             lora_input_bytes=4,
             step_copies=1,
@@ -94,7 +95,13 @@ ENGINES = OWN | {
             reports_reserved=True,
         ),
         Engine("gpt-fast", compiled=True, decode_layer_seconds=60e-6, op_seconds=0.0),
-        Engine("deepspeed-chat", loss="shifted", layer_ops=25, concatenates_cache=True),
+        Engine(
+            "deepspeed-chat",
+            loss="shifted",
+            layer_ops=25,
+            concatenates_cache=True,
+            whole_prefill=True,
+        ),
         # PyTorch's own modules under FSDP2, losses whole, attention with values repeated for
         # grouped queries; fp32 weights cast for computing (torchtitan/models/llama).
         Engine(
@@ -161,8 +168,8 @@ ENGINES = OWN | {
 }
 
 SHIFTED_UNTIL = "2024-09"
-"""Month of Transformers 4.45, whose loss no longer copies the shifted logits; torchtune's loss in
-chunks came in the month after.
+"""Month of Transformers 4.45, whose loss no longer copies the shifted logits and whose prefill
+makes those of the last token alone; torchtune's loss in chunks came in the month after.
 """
 ON_TRANSFORMERS = ("transformers", "ms-swift", "openrlhf", "verl")
 
@@ -182,7 +189,8 @@ def as_of(found: Engine, month: str) -> Engine:
         return found
     if found.name == "torchtune":
         return ENGINES["torchtune-2024"]
-    return replace(found, loss="shifted") if found.name in ON_TRANSFORMERS else found
+    old = found.name in ON_TRANSFORMERS
+    return replace(found, loss="shifted", whole_prefill=True) if old else found
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from costs.formulas.generation import generation, generation_moment
 from costs.formulas.memory import Moment, device_bytes, frozen_role, peak
 from costs.formulas.setting import Setting
 from costs.planning.moments import moments
-from costs.planning.phases import phases, step_seconds
+from costs.planning.phases import forward_phases, phases, step_seconds
 from costs.tables.rates import EFFICIENCY, Efficiency
 
 HOST_LAUNCH_SECONDS = 10e-6
@@ -193,6 +193,8 @@ def seconds_per_item(planning: Planned, measured: Measured) -> float:
         raise Refused(f"{measured.per} is not what stage {setting.stage} counts")
     devices = setting.gpus * run.pipeline_parallel
     step = planning.bubble * step_seconds(setting).seconds / run.context_parallel
+    # the reference of DPO reads every pair beside the policy
+    step += sum(phase.seconds for phase in forward_phases(setting)) / setting.workload.steps
     sequences = (
         setting.levers.micro_batch
         * setting.levers.accumulation

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 
-from benchmarks.published.checked import COVERED, interval, kind
+from benchmarks.published.checked import HELD, coverage, interval, kinds, widening
 from benchmarks.published.errors import signed_quantile, summary, weighted_quantile
 from benchmarks.published.measurements import Case
 from benchmarks.published.row import LOOPS
@@ -92,36 +92,19 @@ def _grades(held_out: Sequence[Case]) -> list[str]:
     lines = [
         "## Intervals",
         "",
-        f"An interval is to hold {COVERED:.0%} of the measurements; each source's comes from the "
-        "held-out errors of the others. The intervals from all sources are in "
-        "`costs/tables/checked.yaml`.",
+        f"An interval is as wide as it takes for those of other sources to hold {HELD:.0%} of a "
+        "source's held-out measurements.",
+        "`costs/tables/checked.yaml` has them.",
         "",
         "| kind | measurements | inside | width, end to end |",
         "|---|--:|--:|--:|",
     ]
-    scored = [
-        case for case in held_out if case.measured and case.quantity != "fits" and case.tier == "A"
-    ]
-    for each in sorted({kind(case) for case in scored}):
-        own = [case for case in scored if kind(case) == each]
-        counted = []
-        for source in sorted({case.source for case in own}):
-            others = [case for case in own if case.source != source]
-            if len({case.source for case in others}) < 2:
-                continue
-            low, high = interval(others)
-            counted += [
-                (low <= math.exp(-case.factor) <= high, high / low)
-                for case in own
-                if case.source == source
-            ]
-        if counted:
-            widths = sorted(width for _, width in counted)
-            lines.append(
-                f"| {' '.join(each)} | {len(counted)} | "
-                f"{sum(inside for inside, _ in counted) / len(counted):.0%} | "
-                f"{widths[len(widths) // 2]:.2f} |"
-            )
+    for each, cases in sorted(kinds(held_out).items()):
+        if len({case.source for case in cases}) < 3:
+            continue
+        low, high = interval(cases)
+        inside = coverage(cases, widening(cases))
+        lines.append(f"| {' '.join(each)} | {len(cases)} | {inside:.0%} | {high / low:.2f} |")
     return lines
 
 

@@ -174,6 +174,7 @@ class Run(Typed):
     reward_model: Model | None = None
     """None: as large as the policy under PPO, rules under GRPO and RLOO."""
     ref_model: bool = True
+    """Of a loop and of DPO: whether a reference model is held and read."""
     ema: bool = False
     """A running average of the policy is held beside it."""
     rollout_batch: Count | None = None

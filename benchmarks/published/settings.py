@@ -143,6 +143,8 @@ def _training(
     share = gpus // run.pipeline_parallel
     sequences = micro * passes * gpus / model_parallel(run)
     work = Workload(tokens, mean, _steps(run, sequences, mean))
+    if run.stage == "dpo" and not run.ref_model:
+        work = replace(work, reference_sequences=0.0)
     if run.context_parallel > 1:
         work = replace(work, micro_batch_tokens=micro * tokens / run.context_parallel)
     setting = Setting(
@@ -283,4 +285,7 @@ def _loop(
     if total is None:
         total = micro * gpus
         notes.append(f"rollout_batch is not stated: {total} assumed, a micro-batch a device")
-    return Planned(made(run.generation_batch or micro, micro, total), run, tuple(notes))
+    # a server takes all that its cache has room for, whatever a pass of training holds
+    served = run.generator == "vllm" or "engine" in (run.roles or {})
+    side = run.generation_batch or (total if served else micro)
+    return Planned(made(side, micro, total), run, tuple(notes))

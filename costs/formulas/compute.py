@@ -336,6 +336,10 @@ def decode_step(
     """
     tp, b = levers.tensor_parallel, DTYPE_BYTES[levers.dtype]
     cache = 2 * shape.layers * shape.kv_width * levers.cache_bytes * sequences * context
+    if setting.engine.concatenates_cache:
+        # read and written to append a token; repeated for grouped queries, then read so
+        repeats = shape.heads / shape.kv_heads
+        cache *= 3.0 if repeats == 1 else 3.0 + 2 * repeats
     routed = 0.0
     if shape.experts:
         # beside those of one token, which `held_weight_bytes` counts

@@ -91,7 +91,7 @@ def generating(
     )
     # the logits, fp32 copy and probabilities that sampling makes
     logits = sequences * shape.vocab * (b + 8)
-    if setting.engine.name in WHOLE_PREFILL:
+    if setting.engine.whole_prefill:
         logits = max(logits, sequences * prompt * shape.vocab * (b + 4))
     cache = kv_cache_bytes(shape, levers.dtype, sequences, tokens, levers.tensor_parallel)
     # a cache that grows by concatenation never fits into the block that it had before
@@ -105,12 +105,6 @@ def generating(
         "logits": logits,
         "workspace": workspace(setting, shape, levers),
     }
-
-
-WHOLE_PREFILL = ("transformers-2022", "deepspeed-chat")
-"""Software whose prefill makes the logits of the whole prompt and an fp32 copy of them:
-Transformers before `logits_to_keep` (4.45).
-"""
 
 
 def scoring(

@@ -82,7 +82,13 @@ class Engine:
     alone.
     """
     concatenates_cache: bool = False
-    """The cache of keys and values grows by concatenation (Transformers' dynamic cache)."""
+    """The cache of keys and values grows by concatenation (Transformers' dynamic cache), and is
+    repeated for grouped queries in every step.
+    """
+    whole_prefill: bool = False
+    """The prefill makes the logits of the whole prompt and an fp32 copy of them: Transformers
+    before `logits_to_keep` (4.45).
+    """
     admits_by_cache: bool = False
     """A server whose requests wait until the paged cache has room for them: of a batch as many
     sequences are at work as fit (arXiv 2309.06180 section 4.5).

@@ -7,6 +7,7 @@ import pytest
 from benchmarks.published.measurements import Case, cases
 from benchmarks.published.row import read_row
 from benchmarks.published.settings import planned_of
+from costs.formulas.compute import decode_step
 from costs.formulas.kept import activation_bytes
 from costs.formulas.memory import generating
 from costs.formulas.setting import Setting
@@ -88,6 +89,37 @@ def test_a_cache_that_grows_by_concatenation_is_held_twice_and_fp8_halves_it() -
     assert cache() == 2 * once
     assert cache(engine="vllm") == once
     assert cache(engine="vllm", kv_cache="fp8") == once / 2
+
+
+def test_prompts_were_read_with_all_their_logits_before_4_45() -> None:
+    def logits(**changes: Any) -> float:
+        s = setting_of(SERVED | changes)
+        return generating(s, s.model, s.levers, 4, 1024, 512)["logits"]
+
+    assert logits(released="2023-11") > 100 * logits(released="2025-01")
+
+
+def test_a_growing_cache_is_copied_and_repeated_for_grouped_queries() -> None:
+    def moved(**changes: Any) -> float:
+        s = setting_of(SERVED | changes)
+        return decode_step(s, s.model, s.levers, 4.0, 1024.0).bytes_moved
+
+    cache = 2 * 32 * 1024 * 2 * 4 * 1024  # of 8 heads for the keys of 32
+    plain = moved(engine="pytorch-fsdp")
+    assert moved() - plain == pytest.approx((3 + 2 * 4 - 1) * cache)
+    heads = 4 * cache
+    whole = moved(model="llama-7b") - moved(model="llama-7b", engine="pytorch-fsdp")
+    assert whole == pytest.approx(2 * heads)
+
+
+def test_dpo_reads_its_reference_unless_it_has_none() -> None:
+    pairs = FULL | {"stage": "dpo", "gpus": 1, "recomputation": "none"}
+    step = {"quantity": "time", "unit": "s", "per": "step", "value": 1.0}
+    memory = {"quantity": "memory", "unit": "GiB", "value": 1.0}
+    for measured, more in ((step, 1.2), (memory, 1.1)):
+        both, alone = (float(case(pairs | changes, measured).planned)
+                       for changes in ({}, {"ref_model": False}))  # fmt: skip
+        assert both > more * alone
 
 
 def test_hopper_is_planned_at_what_plain_pytorch_reaches() -> None:

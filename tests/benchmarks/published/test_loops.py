@@ -91,6 +91,15 @@ def test_sequences_that_wait_take_their_time() -> None:
     assert rates[1] == pytest.approx(rates[0], rel=0.1)
 
 
+def test_a_server_in_a_loop_takes_what_its_cache_has_room_for_not_a_training_pass() -> None:
+    changes = {"roles": SERVED_APART, "generation_batch": None, "micro_batch": 1}
+    base = {key: value for key, value in (LOOP | changes).items() if value is not None}
+    apart = [planned_of(run(base, micro_batch=micro)) for micro in (1, 2)]
+    times = [iteration(each).generation for each in apart]
+    assert times[0] == times[1]
+    assert times[0] < 0.5 * parts(roles=SERVED_APART).generation
+
+
 def test_a_hybrid_engine_generates_with_whole_weights() -> None:
     hybrid = parts(engine="deepspeed-chat")
     plain = parts(engine="deepspeed-chat", generator="training")
