@@ -19,7 +19,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
@@ -155,7 +155,7 @@ def compare(case: Case, found: dict[str, Any], kept: Path) -> Comparison:
     plan_inputs(case, kept / case.name)
     processes = case.params.where.of(case.stage).processes
     aim = target(case.params, None, processes, None, ROOT)
-    aim = type(aim)(aim.hardware, aim.price, aim.gpus, kept / case.name)
+    aim = replace(aim, root=kept / case.name)
     setting = settings(case.params, aim)[case.stage]
     made = plan(case.params, aim, (case.stage,)).stages[0]
     peak = (
@@ -248,9 +248,7 @@ def write_checked(rows: Sequence[Comparison], drawn: Sequence[Case]) -> None:
     sizes = [
         setting.model.parameters / 1e9
         for case in drawn
-        for setting in settings(
-            case.params, target(case.params, None, None, None, KEPT / case.name)
-        ).values()
+        for setting in settings(case.params, target(case.params, None, None, None, ROOT)).values()
         if setting.stage == case.stage
     ]
     times = [at_pace(total(row), row) for row in rows if row.seconds]

@@ -53,16 +53,9 @@ def interval_table(plan: "Plan") -> Table:
 
 def interval_notes(plan: "Plan") -> list[str]:
     """Why each grade is what it is, and what past runs make of the time."""
-    reasons: dict[str, list[str]] = {}
-    for stage in plan.stages:
-        for interval in (stage.time_interval, stage.memory_interval):
-            if interval.high:
-                said = f"{interval.grade}: {interval.why}"
-                reasons.setdefault(said, []).append(stage.stage)
-    lines = [
-        f"  {_plain(said)} ({', '.join(dict.fromkeys(stages))})"
-        for said, stages in sorted(reasons.items())
-    ]
+    from costs.planning.grades import reasons
+
+    lines = [f"  {_plain(why)} ({', '.join(stages)})" for why, stages in reasons(plan).items()]
     for stage in plan.stages:
         for band, shown in (
             (stage.error.seconds, duration),

@@ -4,6 +4,7 @@ role by role.
 
 from collections.abc import Callable
 
+from costs.planning.grades import reasons
 from costs.planning.plans import Interval, Plan, StagePlan
 from reporting.bars import Part, bar_list, stacked_list, strip
 from reporting.markup import Child, Markup, element, join
@@ -147,7 +148,7 @@ def _interval(interval: Interval, shown: Callable[[float], str]) -> Markup | Non
     if not interval.high:
         return None
     span = f"{shown(interval.low)} to {shown(interval.high)}"
-    return element("span", f"{span} ({interval.grade}: {interval.why})", class_="remark")
+    return element("span", f"{span}, {interval.grade}", class_="remark", title=interval.why)
 
 
 def _stage(stage: StagePlan) -> Markup:
@@ -214,6 +215,7 @@ def _work(stage: StagePlan) -> Markup:
 
 def _assumptions(plan: Plan) -> Markup:
     notes = [
+        *(f"grade {why} ({', '.join(stages)})" for why, stages in reasons(plan).items()),
         *plan.assumptions,
         *(f"{stage.stage}: {note}" for stage in plan.stages for note in stage.assumptions),
     ]

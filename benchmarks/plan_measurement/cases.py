@@ -18,8 +18,8 @@ from config.schema import Params
 from config.sections.model import Model
 from config.sections.where import SHARED_STAGES
 from costs.formulas.counts import forward_matmul_flops
-from costs.planning.settings import random_config
-from costs.tables.shapes import ModelShape, from_config
+from costs.planning.models import base_shape
+from costs.tables.shapes import ModelShape
 
 RECIPE = ROOT / "recipes" / "demo.yaml"
 STAGES = ("sft", "reward", "ppo", "evaluate", "ppo", "dpo", "rloo", "ppo")
@@ -106,6 +106,7 @@ def _case(name: str, stage: str, rng: random.Random, base: dict[str, Any]) -> Ca
         "mlp_width": width * rng.choice((2, 3, 4)),
         "vocab_size": rng.choice((512, 2048, 8192, 32000)),
         "tie_embeddings": rng.random() < 0.5,
+        "rope_theta": 1.0e6,
     }
     if model["family"] == "gpt2":
         model |= {"kv_heads": heads, "tie_embeddings": True}
@@ -132,7 +133,7 @@ def _case(name: str, stage: str, rng: random.Random, base: dict[str, Any]) -> Ca
     params = validate(content, name) if adapters else whole
     # a policy of random weights never ends
     said = (response, response) if stage in ANSWERING else _spread(response, shortest)
-    shape = from_config(random_config(whole), "model.random")
+    shape = base_shape(whole, Path())
     case = Case(name, stage, params, _spread(prompt, shortest), said, whole.model, shape)
     return case if _flops(case) <= MOST_FLOPS and _bytes(case) >= LEAST_BYTES else None
 

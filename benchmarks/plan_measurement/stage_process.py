@@ -95,11 +95,7 @@ def main() -> int:
     Meter._append = lambda *arguments: meter(*arguments)  # type: ignore[method-assign]
     if options.stage == "evaluate":
         torch.set_grad_enabled(False)
-    inputs = (
-        module.INPUTS
-        if options.stage != "evaluate"
-        else lambda params: module.inputs(params.align.method)
-    )
+    inputs = module.INPUTS if options.stage != "evaluate" else module.inputs
     code = run_stage(options.stage, module.SECTIONS, inputs, getattr(module, options.stage))
     if os.environ.get("RANK", "0") != "0":
         return code

@@ -3,7 +3,7 @@
 A  this machine's own past runs of the stage (costs/planning/accuracy.py)
 B  inside the domain that the formulas were checked on: published measurements
    (costs/tables/checked.yaml), or a machine whose rates were measured
-C  outside of it: the interval of B, twice as wide
+C  outside of it: the interval of B, twice as wide, and at least a factor of 1.5
 """
 
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ import yaml
 
 from config.records import LOOPS
 from costs.formulas.setting import Setting
-from costs.planning.plans import Interval
+from costs.planning.plans import Interval, Plan
 
 TABLES = Path(__file__).parent.parent / "tables"
 CHECKED = ("checked.yaml", "checked_cpu.yaml")
@@ -25,6 +25,8 @@ FEWEST_SOURCES = 3
 """Below it a kind of number is not counted as checked."""
 MARGIN = 2.0
 """Factor of model size beyond the smallest and the largest checked."""
+LEAST = 1.5
+"""Half the narrowest interval of grade C, as a factor."""
 UNCHECKED = 2.0
 """Half the interval of a kind that nothing was checked of, as a factor."""
 
@@ -81,7 +83,7 @@ def grade_of(kind: str, billions: float, generation: str, known: bool = True) ->
     if why is None:
         return Grade("B", low, high, f"{row['rows']} measurements of {row['sources']} sources")
     # twice as wide: the logarithms of its ends are doubled
-    return Grade("C", low**2, high**2, why)
+    return Grade("C", min(low**2, 1 / LEAST), max(high**2, LEAST), why)
 
 
 def time_interval(setting: Setting, seconds: float) -> Interval:
@@ -113,3 +115,17 @@ def _interval(setting: Setting, kind: str, known: bool, planned: float) -> Inter
     size = setting.model.parameters / 1e9
     found = grade_of(kind, size, setting.hardware.generation, known)
     return Interval(found.letter, planned * found.low, planned * found.high, found.why)
+
+
+def reasons(plan: Plan) -> dict[str, list[str]]:
+    """`B: 40 measurements` -> the stages that have a time or memory of that grade for that reason,
+    the best grade first.
+    """
+    found: dict[str, list[str]] = {}
+    for stage in plan.stages:
+        for interval in (stage.time_interval, stage.memory_interval):
+            if interval.high:
+                stages = found.setdefault(f"{interval.grade}: {interval.why}", [])
+                if stage.stage not in stages:
+                    stages.append(stage.stage)
+    return dict(sorted(found.items()))

@@ -62,18 +62,18 @@ def named_shape(path: str, root: Path) -> ModelShape:
 
 def random_shape(params: Params, shape: Shape) -> ModelShape:
     """A model that is built from its shape; its vocabulary is that of model.random where there is
-    one. Whole numbers, as a config.json has them: `--explain` puts its own in their place.
+    one.
     """
-    vocabulary = int(params.model.random.vocab_size) if params.model.random is not None else 0
+    vocabulary = params.model.random.vocab_size if params.model.random is not None else 0
     config = {
         "model_type": shape.family,
-        "hidden_size": int(shape.width),
-        "num_hidden_layers": int(shape.layers),
-        "num_attention_heads": int(shape.heads),
-        "num_key_value_heads": int(shape.kv_heads),
-        "intermediate_size": int(shape.mlp_width),
+        "hidden_size": shape.width,
+        "num_hidden_layers": shape.layers,
+        "num_attention_heads": shape.heads,
+        "num_key_value_heads": shape.kv_heads,
+        "intermediate_size": shape.mlp_width,
         "vocab_size": vocabulary,
         "tie_word_embeddings": shape.tie_embeddings,
-        "max_position_embeddings": int(params.model.context_length),
+        "max_position_embeddings": params.model.context_length,
     }
     return from_config(config, shape.place)
