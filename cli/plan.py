@@ -1,5 +1,5 @@
 """`rlhf plan`: what a run will need before it starts, as a table, JSON, an HTML page, a comparison,
-a search or a sweep.
+or a search.
 """
 
 import json
@@ -41,7 +41,6 @@ PLANNED = {
 READ = {
     "": PLANNED | {"html", "retrain"},
     "--compare": PLANNED | {"compare", "markdown", "retrain"},
-    "--sweep": PLANNED | {"sweep"},
     "--optimise": PLANNED | {"optimise", "adapters", "max_usd", "max_hours", "out"},
     "--explain": PLANNED | {"explain", "part"},
     "--stage serve": (PLANNED - {"gpus"}) | {"requests_per_second", "weights", "slots"},
@@ -168,14 +167,6 @@ def plan(
             help="With --optimise: where the winning params go.",
         ),
     ] = Path("params.optimised.yaml"),
-    sweep: Annotated[
-        str | None,
-        typer.Option(
-            "--sweep",
-            metavar="model|sequence|batch|data|steps",
-            help="Show how cost grows with this factor.",
-        ),
-    ] = None,
     explain: Annotated[
         bool,
         typer.Option(
@@ -201,7 +192,6 @@ def plan(
     fits.
     """
     modes = {
-        "--sweep": sweep,
         "--optimise": optimise,
         "--compare": compare,
         "--explain": explain or None,
@@ -237,8 +227,6 @@ def plan(
         from costs.planning.explain import explain_params
 
         _show_trail(explain_params(params, aim, chosen, part or ""), as_json)
-    elif sweep is not None:
-        _sweep(params, aim, sweep, stages, as_json)
     elif optimise is not None:
         _optimise(params, aim, optimise, chosen, Search(adapters, max_usd, max_hours, out), as_json)
     elif compare is not None:
@@ -380,32 +368,6 @@ def _compare(
         typer.echo(json.dumps([asdict(row) for row in rows], indent=2))
     else:
         _print(_views().difference_table(rows))
-
-
-def _sweep(
-    params: "Params", aim: "Target", axis: str, stages: tuple[str, ...], as_json: bool
-) -> None:
-    """The sweep of the named stages that run a model; of sft where none is named."""
-    from dataclasses import asdict
-
-    from costs.planning.settings import settings
-    from costs.planning.sweep import sweep
-
-    found = settings(params, aim)
-    chosen = [stage for stage in stages if stage in found] or ["sft"]
-    growths = {stage: sweep(found[stage], aim.of(params, stage).price, axis) for stage in chosen}  # type: ignore[arg-type]
-    if as_json:
-        typer.echo(
-            json.dumps(
-                {stage: [asdict(growth) for growth in each] for stage, each in growths.items()},
-                indent=2,
-            )
-        )
-        return
-    for stage, each in growths.items():
-        own = aim.of(params, stage)
-        typer.echo(f"{stage} on {own.gpus} x {own.hardware.name}")
-        _print(_views().growth_table(each))
 
 
 def _optimise(

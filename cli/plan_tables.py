@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from costs.planning.explain import Effect, Explanation, PhaseReason
     from costs.planning.plans import Plan, StagePlan
     from costs.planning.search import Found
-    from costs.planning.sweep import Growth
 
 
 def plan_view(plan: "Plan") -> Group:
@@ -332,37 +331,3 @@ def _value(value: object) -> str:
     if value is None:
         return "null"
     return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def growth_table(growths: list["Growth"]) -> Group:
-    """A sweep's points, with the exponents of time and memory."""
-    parts: list[object] = []
-    for growth in growths:
-        table = Table(
-            "factor",
-            box=None,
-            header_style="bold",
-            title=f"{growth.axis}{', ' + growth.kind if growth.kind else ''}",
-            title_justify="left",
-        )
-        for name in ("parameters", "time", "cost", "memory a device"):
-            table.add_column(name, justify="right")
-        for point in growth.points:
-            table.add_row(
-                f"{point.factor:g}",
-                f"{point.parameters:,.4g}",
-                duration(point.seconds),
-                usd(point.usd),
-                memory(int(point.peak_bytes)),
-            )
-        found = (
-            f"time ~ {growth.axis}^{growth.seconds_exponent:.2f}, memory ~ "
-            f"{growth.axis}^{growth.memory_exponent:.2f}"
-        )
-        if growth.measured_exponent is not None:
-            found += (
-                "; timed here by rlhf calibrate: time ~ "
-                f"{growth.axis}^{growth.measured_exponent:.2f}"
-            )
-        parts += [table, found, ""]
-    return Group(*parts)  # type: ignore[arg-type]

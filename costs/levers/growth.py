@@ -5,6 +5,7 @@ with its interval.
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from math import log
 from statistics import median
 from typing import Any
 
@@ -13,7 +14,6 @@ from config.load import validate
 from config.records import SAMPLING_METHODS
 from config.schema import Params
 from config.sections.data import HelpdeskSource
-from costs.planning.sweep import exponent
 
 RESAMPLES = 500
 FILLER = "please "
@@ -176,6 +176,18 @@ def typical_seconds(steps: Steps) -> float:
     any other.
     """
     return sum(len(seconds) * median(seconds) for seconds in steps.values() if seconds)
+
+
+def exponent(sizes: Sequence[float], values: Sequence[float]) -> float:
+    """Slope of log(value) over log(size) by least squares; 0 where nothing varies."""
+    xs, ys = [log(size) for size in sizes], [log(max(value, 1e-12)) for value in values]
+    mean_x, mean_y = sum(xs) / len(xs), sum(ys) / len(ys)
+    spread = sum((x - mean_x) ** 2 for x in xs)
+    return (
+        sum((x - mean_x) * (y - mean_y) for x, y in zip(xs, ys, strict=True)) / spread
+        if spread
+        else 0.0
+    )
 
 
 def fitted(

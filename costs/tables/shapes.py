@@ -200,25 +200,6 @@ class ModelShape:
         """
         return replace(self, tied=True)
 
-    def scaled(self, factor: float) -> "ModelShape":
-        """A like shape of about `factor` times the layer parameters: width times sqrt(factor), in
-        whole heads.
-        """
-        group = self.heads // self.kv_heads
-        kv_heads = max(1, round(self.kv_heads * factor**0.5))
-        ratio = kv_heads * group / self.heads
-        return replace(
-            self,
-            name=f"{self.name} x{factor:g}",
-            heads=kv_heads * group,
-            kv_heads=kv_heads,
-            width=round(self.width * ratio),
-            mlp_width=round(self.mlp_width * ratio),
-            expert_width=round(self.expert_width * ratio),
-            shared_expert_width=round(self.shared_expert_width * ratio),
-            embedding_width=round(self.embedding_width * ratio),
-        )
-
 
 def from_config(config: Mapping[str, Any], name: str) -> ModelShape:
     """The shape in the fields of a Transformers `config.json`.

@@ -18,6 +18,7 @@ from costs.levers.growth import (
     Factor,
     Steps,
     at,
+    exponent,
     factors,
     fitted,
     quadratic,
@@ -28,7 +29,6 @@ from costs.planning.models import base_shape
 from costs.planning.phases import phases
 from costs.planning.rows import count
 from costs.planning.settings import setting_of
-from costs.planning.sweep import exponent
 from costs.planning.target import target
 from costs.tables.price import stage_price
 from reporting.numbers import duration, usd

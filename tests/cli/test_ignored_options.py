@@ -16,8 +16,6 @@ from config.errors import UserError
         ("plan --adapters", "--adapters does nothing without --optimise."),
         ("plan --out a.yaml", "--out does nothing without --optimise."),
         ("plan --markdown", "--markdown does nothing without --compare."),
-        ("plan --sweep model --html a.html", "--html does nothing beside --sweep."),
-        ("plan --sweep model --optimise usd", "--optimise does nothing beside --sweep."),
         ("plan --compare a.yaml --html a.html", "--html does nothing beside --compare."),
         ("plan --retrain --optimise usd", "--retrain does nothing beside --optimise."),
         ("up --gpu", "--gpu does nothing without --docker."),

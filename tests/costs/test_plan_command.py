@@ -56,7 +56,7 @@ def test_the_contest_of_a_retrain_cycle_is_planned_where_it_is_asked_for(tmp_pat
     )
     assert "contest" in (tmp_path / "plan.html").read_text()
     with pytest.raises(UserError, match="--retrain"):
-        raise run("--retrain", "--sweep", "model").exception  # type: ignore[misc]
+        raise run("--retrain", "--optimise", "usd").exception  # type: ignore[misc]
 
 
 def test_people_get_tables() -> None:
@@ -86,15 +86,6 @@ def test_the_winning_params_are_complete_and_plan_cheaper(tmp_path: Path) -> Non
     )
     assert after["total"]["peak_bytes_per_gpu"] < before["total"]["peak_bytes_per_gpu"]
     assert load(out).sft.batch_size == load(Path("recipes/demo.yaml")).sft.batch_size
-
-
-def test_a_sweep_gives_an_exponent_for_every_stage_named() -> None:
-    found = json.loads(
-        run("--sweep", "steps", "--stage", "sft", "--stage", "reward", "--json").stdout
-    )
-    assert set(found) == {"sft", "reward"}
-    # the evaluation in the end does not grow
-    assert found["sft"][0]["seconds_exponent"] == pytest.approx(1.0, abs=0.03)
 
 
 def test_a_comparison_is_markdown_for_a_pull_request(tmp_path: Path) -> None:

@@ -1,11 +1,15 @@
 """Exponents of growth, and the points that they are fitted to."""
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from config.load import load
-from costs.levers.growth import at, factors, fitted, quadratic, timed, typical_seconds
+from costs.levers.growth import at, exponent, factors, fitted, quadratic, timed, typical_seconds
+from costs.planning.phases import phases
+from tests.costs.settings import sft
 
 DEMO = Path("recipes/demo.yaml")
 
@@ -58,3 +62,23 @@ def test_the_question_of_the_square_is_answered_for_both_cases() -> None:
     assert quadratic(0.9, 1.0).endswith("does not quite hold at these sizes.")
     assert "1.05th power" not in quadratic(1.0, 1.0)
     assert quadratic(1.0, 1.0).endswith("quadratic or worse holds.")
+
+
+@pytest.mark.parametrize("power", [0.5, 1.0, 2.0])
+def test_a_power_law_gives_its_exponent(power: float) -> None:
+    sizes = [1.0, 2.0, 4.0, 8.0]
+    assert exponent(sizes, [3 * size**power for size in sizes]) == pytest.approx(power)
+
+
+def planned(lengths: Sequence[int], **chosen: Any) -> float:
+    """The exponent of planned training time over the length of sequences."""
+    seconds = [
+        next(p.seconds for p in phases(sft("llama-7b", tokens=n, **chosen)) if p.name == "train")
+        for n in lengths
+    ]
+    return exponent([float(n) for n in lengths], seconds)
+
+
+def test_long_sequences_grow_towards_the_square() -> None:
+    assert planned((2048, 4096, 8192), checkpointing="full") == pytest.approx(1.0, abs=0.15)
+    assert planned((65536, 131072, 262144)) > 1.6

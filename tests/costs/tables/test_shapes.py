@@ -100,15 +100,6 @@ def test_a_mixture_has_all_experts_but_a_token_meets_two() -> None:
     assert mixtral.active_parameters == pytest.approx(12.9e9, rel=5e-3)
 
 
-def test_scaling_a_shape_scales_its_layers() -> None:
-    small, large = shape("llama-7b"), shape("llama-7b").scaled(4)
-    assert large.width == 2 * small.width
-    assert (
-        large.layers * large.layer_matrix_parameters
-        == 4 * small.layers * small.layer_matrix_parameters
-    )
-
-
 def test_an_unknown_architecture_says_where_to_add_it() -> None:
     with pytest.raises(
         CostError, match=r"model_type='mamba'.*FAMILIES in costs/tables/families.py"

@@ -9,7 +9,7 @@ from config.errors import ParamsError
 from config.load import load
 from config.records import UsageRow
 from config.workspace.levers import FOLDER, read_scale
-from costs.planning.sweep import exponent
+from costs.levers.growth import exponent
 from tasks.levers.scale import Measuring
 from tasks.run.stop import StopRequest
 from tests.conftest import ROOT
