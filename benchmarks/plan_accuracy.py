@@ -245,12 +245,7 @@ def by_name(pairs: Iterable[tuple[str, tuple[float, float]]]) -> dict[str, float
 
 def write_checked(rows: Sequence[Comparison], drawn: Sequence[Case]) -> None:
     """costs/tables/checked_cpu.yaml: between which factors on a plan the measurements lie."""
-    sizes = [
-        setting.model.parameters / 1e9
-        for case in drawn
-        for setting in settings(case.params, target(case.params, None, None, None, ROOT)).values()
-        if setting.stage == case.stage
-    ]
+    sizes = [case.shape.parameters / 1e9 for case in drawn]
     times = [at_pace(total(row), row) for row in rows if row.seconds]
     lines = [
         "# How far plans of our own stages were off on calibrated CPUs. Written by",

@@ -23,7 +23,7 @@ CHECKED = ("checked.yaml", "checked_cpu.yaml")
 """Published measurements of others, and our own of calibrated machines."""
 FEWEST_SOURCES = 3
 """Below it a kind of number is not counted as checked."""
-MARGIN = 2.0
+MARGIN = 5.0
 """Factor of model size beyond the smallest and the largest checked."""
 LEAST = 1.5
 """Half the narrowest interval of grade C, as a factor."""
@@ -70,7 +70,8 @@ def grade_of(kind: str, billions: float, generation: str, known: bool = True) ->
             for reason, outside in (
                 ("its software was not checked", not known),
                 (
-                    f"{billions:.3g} billion parameters, checked from {smallest:g} to {largest:g}",
+                    f"a model of {_size(billions)}, checked from {_size(smallest)} to "
+                    f"{_size(largest)}",
                     not smallest / MARGIN <= billions <= largest * MARGIN,
                 ),
                 (f"no {generation} device was checked", generation not in row["generations"]),
@@ -81,9 +82,14 @@ def grade_of(kind: str, billions: float, generation: str, known: bool = True) ->
     )
     low, high = float(row["low"]), float(row["high"])
     if why is None:
-        return Grade("B", low, high, f"{row['rows']} measurements of {row['sources']} sources")
+        of_sources = f" of {row['sources']} sources" if row["sources"] < row["rows"] else ""
+        return Grade("B", low, high, f"{row['rows']} measurements{of_sources}")
     # twice as wide: the logarithms of its ends are doubled
     return Grade("C", min(low**2, 1 / LEAST), max(high**2, LEAST), why)
+
+
+def _size(billions: float) -> str:
+    return f"{billions:.3g}B" if billions >= 0.1 else f"{billions * 1e3:.3g}M"
 
 
 def time_interval(setting: Setting, seconds: float) -> Interval:

@@ -84,9 +84,10 @@ def test_a_kind_of_few_sources_is_c_at_least_by_a_factor_of_two() -> None:
 def test_a_larger_model_than_any_checked_is_c() -> None:
     kind = "time of training full"
     largest = checked()[kind]["billions"][1]
-    assert grade_of(kind, 1.9 * largest, "ampere").letter == "B"
-    far = grade_of(kind, 2.1 * largest, "ampere")
+    assert grade_of(kind, 4.9 * largest, "ampere").letter == "B"
+    far = grade_of(kind, 5.1 * largest, "ampere")
     assert far.letter == "C"
+    assert far.why == "a model of 331B, checked from 0.12B to 64.8B"
     assert math.log(far.high) == pytest.approx(2 * math.log(checked()[kind]["high"]))
 
 
