@@ -48,9 +48,21 @@ def calibrated_pass(
     if not training:
         return seconds * (own.scoring_pace if setting.stage in OWN_STAGES else 1.0)
     if setting.stage in LOOPS:
-        operations = launched(setting, shape, levers, backward=False)
-        seconds += (own.update_pace - 1) * own.launch_seconds(operations, training)
+        seconds += (own.update_launch_pace - 1) * launches_seconds(
+            own, setting, shape, levers, True
+        )
     return seconds
+
+
+def launches_seconds(
+    own: Measured, setting: Setting, shape: ModelShape, levers: Levers, training: bool
+) -> float:
+    """Seconds of launching the operations of a pass, those that checkpointing makes again too."""
+    operations = launched(setting, shape, levers, backward=False)
+    again = float(training and levers.checkpointing == "full")
+    return own.launch_seconds(operations, training) + own.launch_seconds(
+        operations * again, training=False
+    )
 
 
 def _pass(
@@ -79,7 +91,6 @@ def _pass(
         shape, vocabulary_tokens, 0.0
     )
     size = total * shape.width * levers.dtype_bytes
-    operations = launched(setting, shape, levers, backward=False)
     spared = spared_tokens(setting, shape, levers, total)
     layers = forward_matmul_flops(shape, total, 0.0) - spared_flops(shape, spared)
     streams = (
@@ -100,8 +111,7 @@ def _pass(
         + own.logit_seconds(
             vocabulary_tokens * shape.vocab, shape.vocab, training, setting.loss.name == "fused"
         )
-        + own.launch_seconds(operations, training)
-        + own.launch_seconds(operations * again, training=False)
+        + launches_seconds(own, setting, shape, levers, training)
         + (
             table_seconds(own, shape, levers, vocabulary_tokens > 0)
             if training and levers.tuning == "full"

@@ -213,7 +213,7 @@ def _paced(found: Measured, loop: Loop) -> Measured:
     )
     # prompts are read at the pace of scoring, and an optimizer step at none: what the other two
     # paces act on grows with them
-    one, two = planned(found), planned(replace(found, rollout_pace=2.0, update_pace=2.0))
+    one, two = planned(found), planned(replace(found, rollout_pace=2.0, update_launch_pace=2.0))
 
     def pace(phase: str, measured: float) -> float:
         return max(SMALLEST_SHARE, 1 + (measured / slower - one[phase]) / (two[phase] - one[phase]))
@@ -221,7 +221,7 @@ def _paced(found: Measured, loop: Loop) -> Measured:
     return replace(
         found,
         rollout_pace=pace("rollout", loop.rollout_seconds),
-        update_pace=pace("update", loop.update_seconds),
+        update_launch_pace=pace("update", loop.update_seconds),
     )
 
 

@@ -59,7 +59,7 @@ class Measured:
     """Seconds that passes without gradient take in a stage, over what the rates say, which are the
     machine's best.
     """
-    update_pace: float = 1.0
+    update_launch_pace: float = 1.0
     """Seconds that launching an operation takes in updates, over what the smallest trunk says: a
     stage's threads sleep between operations, and most of what its updates take beyond the trunks
     grows with their operations, not with their tokens.

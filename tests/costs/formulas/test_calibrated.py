@@ -73,7 +73,7 @@ OWN = Measured(
     trainer_step_seconds=1e-3,
     decode_share=0.8,
     scoring_pace=1.5,
-    update_pace=1.25,
+    update_launch_pace=1.25,
     rollout_pace=1.75,
 )
 LAYERS, HEAD = 3 * 870, 1010
@@ -315,3 +315,10 @@ def test_a_decoding_step_is_the_sum_of_its_parts(stage: str, pace: float, lora: 
     )
     found = calibrated_decode(setting, setting.model, setting.levers, 3, 7)
     assert found == pytest.approx(expected, rel=1e-9)
+
+
+@pytest.mark.parametrize(("how", "again"), [("none", 0), ("full", 1)])
+def test_an_update_launches_recomputed_operations_at_its_own_pace_too(how: Any, again: int) -> None:
+    update, trainer = (spent(here(stage, checkpointing=how), True) for stage in ("ppo", "sft"))
+    launched = OPERATIONS * (TRAINING_OP + again * FORWARD_OP)
+    assert update - trainer == pytest.approx(0.25 * launched)

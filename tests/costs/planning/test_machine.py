@@ -40,7 +40,10 @@ def at_its_best(machine: Machine) -> Hardware:
     found = device(machine)
     assert found.measured is not None
     return replace(
-        found, measured=replace(found.measured, scoring_pace=1.0, update_pace=1.0, rollout_pace=1.0)
+        found,
+        measured=replace(
+            found.measured, scoring_pace=1.0, update_launch_pace=1.0, rollout_pace=1.0
+        ),
     )
 
 
@@ -239,7 +242,9 @@ TINY = from_config(
 def test_what_updates_really_took_sets_the_pace_of_our_own_loops_and_of_no_trainer() -> None:
     plain = at_its_best(machine())
     assert plain.measured is not None
-    paced = replace(plain, measured=replace(plain.measured, scoring_pace=2.0, update_pace=3.0))
+    paced = replace(
+        plain, measured=replace(plain.measured, scoring_pace=2.0, update_launch_pace=3.0)
+    )
 
     def seconds(stage: str, hardware: Hardware, training: bool) -> float:
         return calibrated_pass(
