@@ -5,7 +5,7 @@ was never stopped.
 
 Both runs are made in clones of this checkout (its committed code). Each stop is also held against
 its promise: within 2 % of the budget or one optimizer step, whichever is longer. A stage whose
-start alone took longer than what was left (`start_passed_it`, on a busy machine) can not keep that:
+start alone took longer than what was left (`start_passed_it`, on a busy machine) cannot keep that:
 it does one step, checkpoints and stops.
 """
 

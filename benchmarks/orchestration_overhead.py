@@ -13,7 +13,7 @@ temporary  `rlhf run` with the temporary Prefect server that it starts itself
 On a shared machine the stages themselves differ by more than what is looked for, so the time that
 the stages account for in their own rows is taken off, on both sides: overhead = (wall - rows) of
 the flow - (wall - rows) of the bare processes. Medians over the runs. Other work on the cores
-stretches that too; what it can not change much is the processor time, flow less bare, which is
+stretches that too; what it cannot change much is the processor time, flow less bare, which is
 shown beside it. Exit code 1 if the overhead is above its limit.
 """
 

@@ -172,7 +172,7 @@ def tools(root: Path) -> list[Finding]:
             Finding(
                 "dvc",
                 "problem",
-                f"can not read dvc.yaml: {done.stderr.strip().splitlines()[-1]}",
+                f"cannot read dvc.yaml: {done.stderr.strip().splitlines()[-1]}",
                 "fix dvc.yaml",
             )
         )

@@ -32,7 +32,7 @@ def run_flow(
     """Plan first, then `start`, which imports a flow and runs it; returns the state of a run that
     was done or stopped. Of a `retrain` cycle its own processes are planned too.
 
-    Raises CostError if it was not to be started, EnvironmentFault if Prefect can not run it, and
+    Raises CostError if it was not to be started, EnvironmentFault if Prefect cannot run it, and
     what the flow failed with.
     """
     plan_first(root, params, yes, recipe, retrain)

@@ -169,7 +169,7 @@ def new_recipe(root: Path, name: str) -> Path:
     path = root / "recipes" / f"{name}.yaml"
     if not re.fullmatch(r"[A-Za-z0-9][\w.-]*", name):
         raise ParamsError(
-            f"{name!r} can not name a recipe: letters, digits, _ - and . can. Take another name."
+            f"{name!r} cannot name a recipe: letters, digits, _ - and . can. Take another name."
         )
     if path.exists():
         raise ParamsError(
@@ -337,5 +337,5 @@ def overlay_of(base: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[str, 
 
 
 def _goes_over(before: Mapping[str, Any], value: Mapping[str, Any]) -> bool:
-    """Whether a mapping laid over `before` can become `value`: a key that is there can not go."""
+    """Whether a mapping laid over `before` can become `value`: a key that is there cannot go."""
     return before.keys() <= value.keys() and before.get("kind") == value.get("kind")

@@ -350,7 +350,7 @@ def _write(path: Path, text: str) -> None:
         write_atomically(path, text)
     except OSError as error:
         raise EnvironmentFault(
-            f"{path} can not be written: {error.strerror}. Name another file."
+            f"{path} cannot be written: {error.strerror}. Name another file."
         ) from None
 
 

@@ -10,7 +10,7 @@ def write_atomically(path: Path, content: str | bytes) -> None:
     """Write to a temporary place beside `path` and rename; text as UTF-8. Whoever reads sees the
     old file or the new one.
 
-    Its folder has to be there. Raises OSError, and leaves the old file, if it can not be written.
+    Its folder has to be there. Raises OSError, and leaves the old file, if it cannot be written.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:

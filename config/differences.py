@@ -66,7 +66,7 @@ class Watched:
 
     def differences(self) -> list[Difference]:
         """What the file says otherwise now; it is read only if it was written since. Raises
-        ParamsError if it can not be read.
+        ParamsError if it cannot be read.
         """
         status = self._path.stat() if self._path.exists() else None
         seen = (status.st_mtime_ns, status.st_size, status.st_ino) if status else None

@@ -1,4 +1,4 @@
-"""docs/params.md from the schema, so that it can not say anything else: `python -m config.document`
+"""docs/params.md from the schema, so that it cannot say anything else: `python -m config.document`
 writes it.
 
 Below, a node is a part of the JSON schema that pydantic makes of `Params`.

@@ -5,9 +5,9 @@ RlhfError                 anything this project raises on purpose
 │   ├── ParamsError       params.yaml, a recipe, or a --set
 │   ├── DataError         a data file, or its rows
 │   ├── ModelError        a model folder, a tokenizer, or two that do not fit together
-│   ├── CheckpointError   a checkpoint that can not be used
+│   ├── CheckpointError   a checkpoint that cannot be used
 │   ├── EnvironmentFault  disk, permission, port, a missing library or device
-│   └── CostError         an unknown price, GPU or architecture; a plan that can not be made
+│   └── CostError         an unknown price, GPU or architecture; a plan that cannot be made
 ├── SmallerPieces         exit 76: out of memory where processes share a step; all start again in
                           smaller pieces
 ├── TrainingDiverged      exit 3: NaN, collapsed entropy, exploding ratio ...; a checkpoint is kept,
@@ -54,7 +54,7 @@ class ModelError(UserError):
 
 
 class CheckpointError(UserError):
-    """A checkpoint that can not be used."""
+    """A checkpoint that cannot be used."""
 
 
 class EnvironmentFault(UserError):
@@ -62,7 +62,7 @@ class EnvironmentFault(UserError):
 
 
 class CostError(UserError):
-    """An unknown price, GPU or architecture, or a plan that can not be made."""
+    """An unknown price, GPU or architecture, or a plan that cannot be made."""
 
 
 class SmallerPieces(RlhfError):

@@ -66,7 +66,7 @@ def _mapping(path: Path) -> dict[str, Any]:
         ) from None
     except (OSError, UnicodeDecodeError) as error:
         raise ParamsError(
-            f"{path} can not be read: {error}. It must be a UTF-8 YAML file."
+            f"{path} cannot be read: {error}. It must be a UTF-8 YAML file."
         ) from None
     except (YAMLError, ValueError) as error:
         where = getattr(error, "problem_mark", None)

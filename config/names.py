@@ -15,7 +15,7 @@ def inner_name(name: str, what: str) -> str:
     """
     if not isinstance(name, str) or not INNER_NAME.fullmatch(name):
         raise EnvironmentFault(
-            f"{what} {str(name)[:80]!r} can not name a folder: letters, digits, _ - and . can, "
+            f"{what} {str(name)[:80]!r} cannot name a folder: letters, digits, _ - and . can, "
             "after the first character."
         )
     return name

@@ -184,7 +184,7 @@ class Params(Sparse):
             if self.model.quantisation is not None:
                 raise ParamsError(
                     f"model.quantisation={self.model.quantisation} packs weights into bytes that "
-                    f"{said} can not divide. "
+                    f"{said} cannot divide. "
                     f"Set model.quantisation: null, or where.{stage}.sharding: none in params.yaml."
                 )
         for loop in self._loops():

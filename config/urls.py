@@ -3,7 +3,7 @@
 Params are copied: to runs/, Prefect, MLflow, the store, the report. A URL that needs a signature or
 a token therefore names a variable of the environment,
 `https://data.example/rows.jsonl?sig=${RLHF_DATA_SIGNATURE}`, which is put in where the URL is read
-and nowhere else. Other variables can not be named: params of a stranger would send them away.
+and nowhere else. Other variables cannot be named: params of a stranger would send them away.
 """
 
 import os

@@ -1,5 +1,5 @@
 # The store, started: its users from the keys in its environment, then SeaweedFS. Only the S3 port is open; what the
-# parts of SeaweedFS ask each other stays on the loopback, and the one internal port that can not stay there asks for
+# parts of SeaweedFS ask each other stays on the loopback, and the one internal port that cannot stay there asks for
 # the certificate of tasks/deployment/store_setup.py.
 set -eu
 export WEED_GRPC_CA=/run/store/cert.pem

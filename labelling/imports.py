@@ -1,4 +1,4 @@
-"""Votes from the JSON exports of Label Studio and Argilla. What can not be read becomes a Refused
+"""Votes from the JSON exports of Label Studio and Argilla. What cannot be read becomes a Refused
 with its reason, never an exception.
 
 label-studio   a list of tasks: data (the texts), annotations[] with completed_by, was_cancelled and
@@ -100,7 +100,7 @@ def _entries(path: Path) -> list[Any]:
         raise DataError(f"{path} does not exist. Name the exported JSON file.") from None
     except (OSError, ValueError, RecursionError) as error:
         raise DataError(
-            f"{path} can not be read as JSON: {error}. Export it again, as JSON."
+            f"{path} cannot be read as JSON: {error}. Export it again, as JSON."
         ) from None
     if not isinstance(content, list):
         raise DataError(

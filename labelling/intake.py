@@ -1,4 +1,4 @@
-"""An export of another tool becomes votes: appended to the votes file, and what can not be read
+"""An export of another tool becomes votes: appended to the votes file, and what cannot be read
 kept with its reason.
 """
 
@@ -33,7 +33,7 @@ def take_in(root: Path, file: Path, form: str, columns: Mapping[str, str]) -> In
     """Append the votes of an export that are not known yet; `columns` maps our names to the
     export's.
 
-    Raises DataError if the file can not be read or gave no vote at all, ParamsError for an unknown
+    Raises DataError if the file cannot be read or gave no vote at all, ParamsError for an unknown
     format or column.
     """
     votes, refused = read_export(file, form, columns)

@@ -79,8 +79,8 @@ class Session:
         return self._state(annotator, own, self._pairs[order[max(0, position - 1)]])
 
     def vote(self, annotator: str, key: str, choice: str) -> None:
-        """Keep a vote. Raises DataError for an unknown pair or choice, EnvironmentFault if it can
-        not be written.
+        """Keep a vote. Raises DataError for an unknown pair or choice, EnvironmentFault if it
+        cannot be written.
         """
         pair = self._pairs.get(key)
         if pair is None:
@@ -132,7 +132,7 @@ def serve(session: Session, port: int = 0) -> ThreadingHTTPServer:
         return _Server(port, session)
     except (OSError, OverflowError) as error:
         raise EnvironmentFault(
-            f"--port {port} can not be used: {getattr(error, 'strerror', error)}. Take another, or "
+            f"--port {port} cannot be used: {getattr(error, 'strerror', error)}. Take another, or "
             "0 for a free one."
         ) from None
 
@@ -180,7 +180,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _vote(self) -> dict[str, Any]:
         if (
             self.headers.get_content_type() != "application/json"
-        ):  # another site's form can not send this without asking
+        ):  # another site's form cannot send this without asking
             raise DataError("a vote is sent as application/json.")
         length = int(self.headers.get("Content-Length") or 0)
         if not 0 < length <= MAX_BODY_BYTES:

@@ -192,8 +192,8 @@ def append(path: Path, votes: Sequence[Vote], now: float | None = None) -> None:
     """Append votes, each whole and on disk before this returns; a line that a crash cut is put
     aside first.
 
-    `now` is the time of the votes in seconds since 1970. Raises EnvironmentFault if the file can
-    not be written.
+    `now` is the time of the votes in seconds since 1970. Raises EnvironmentFault if the file
+    cannot be written.
     """
     lines = "".join(_line(vote, time.time() if now is None else now) for vote in votes).encode()
     try:
@@ -204,7 +204,7 @@ def append(path: Path, votes: Sequence[Vote], now: float | None = None) -> None:
             _write(file.fileno(), lines)
     except OSError as error:
         raise EnvironmentFault(
-            f"{path} can not be written: {error.strerror}; the last vote is not kept. Fix that and "
+            f"{path} cannot be written: {error.strerror}; the last vote is not kept. Fix that and "
             "vote again."
         ) from error
 

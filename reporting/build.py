@@ -20,7 +20,7 @@ def build_report(root: Path, params: Params, run_id: str | None = None) -> Path:
 
     The file appears whole or not at all, and is a function of what the run left: building it twice
     gives the same bytes.
-    Raises CostError if there is no such run, EnvironmentFault if it can not be written; the
+    Raises CostError if there is no such run, EnvironmentFault if it cannot be written; the
     previous report is then as it was.
     """
     target = root / REPORT
@@ -31,7 +31,7 @@ def build_report(root: Path, params: Params, run_id: str | None = None) -> Path:
 def build_summary(root: Path, params: Params, run_id: str) -> None:
     """Write summary.md and key.svg into the folder of the run's own copies.
 
-    Raises CostError if there is no such run, EnvironmentFault if they can not be written.
+    Raises CostError if there is no such run, EnvironmentFault if they cannot be written.
     """
     findings = read_findings(root, params, run_id)
     for name, content in ((PICTURE, key_picture(findings)), (SUMMARY, summary(findings))):
@@ -47,6 +47,6 @@ def write_page(target: Path, content: str, command: str) -> None:
         write_atomically(target, content)
     except OSError as error:
         raise EnvironmentFault(
-            f"{target} can not be written: {error.strerror or error}. Free some space or make the "
+            f"{target} cannot be written: {error.strerror or error}. Free some space or make the "
             f"folder writable, then run: {command}"
         ) from error

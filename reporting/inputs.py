@@ -285,9 +285,7 @@ def _read_json(path: Path | None, notes: list[str]) -> Metrics:
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:
-        notes.append(
-            f"metrics/{path.name} can not be read ({error}): its figures are missing here."
-        )
+        notes.append(f"metrics/{path.name} cannot be read ({error}): its figures are missing here.")
         return {}
     return content if isinstance(content, dict) else {}
 
@@ -299,7 +297,7 @@ def _read_csv(path: Path, notes: list[str]) -> list[Mapping[str, str]]:
     except FileNotFoundError:
         return []
     except (OSError, ValueError, csv.Error) as error:
-        notes.append(f"plots/{path.name} can not be read ({error}): its picture is missing here.")
+        notes.append(f"plots/{path.name} cannot be read ({error}): its picture is missing here.")
         return []
 
 
@@ -329,6 +327,6 @@ def _read_samples(path: Path | None, notes: list[str]) -> list[Mapping[str, Any]
         return []
     except (OSError, ValueError) as error:
         notes.append(
-            f"evaluation/{path.name} can not be read ({error}): sample replies are missing here."
+            f"evaluation/{path.name} cannot be read ({error}): sample replies are missing here."
         )
         return []

@@ -28,7 +28,7 @@ def keep_row_digests(root: Path, version: str) -> None:
     """Write the digests of the rows in data/prepared, which DVC knows as `version`; nothing to do
     if they are there.
 
-    Raises OSError if they can not be written or read.
+    Raises OSError if they cannot be written or read.
     """
     target = _path(root, version)
     if target.exists():

@@ -140,7 +140,7 @@ def log_in(root: Path, uri: str) -> None:
 
 
 def create_database(uri: str) -> None:
-    """Make a SQLite database that is not there yet, whole or not at all: MLflow can not open one
+    """Make a SQLite database that is not there yet, whole or not at all: MLflow cannot open one
     whose creation was cut off.
     """
     target = Path(uri.removeprefix("sqlite:///"))

@@ -53,7 +53,7 @@ def cursor_path(root: Path, uri: str) -> Path:
 
 
 def load(path: Path) -> Cursor:
-    """The cursor at `path`, a new one if there is none or it can not be read: shipping again does
+    """The cursor at `path`, a new one if there is none or it cannot be read: shipping again does
     no harm.
     """
     try:

@@ -113,7 +113,7 @@ def register(
     An adapter is logged with the bases of this project that it stands on, each by its place in the
     project, so that the names it has for them hold; the version's tag `rlhf.model_folder` says
     which of the folders is the model. Content that is registered already gets no second version. A
-    model that a later run has replaced, or whose files are others than dvc.lock says, can not be
+    model that a later run has replaced, or whose files are others than dvc.lock says, cannot be
     logged any more.
     """
     client, name = connection.client, params.tracking.registered_model

@@ -135,7 +135,7 @@ class Shipment:
         return self._rows
 
     def _name_champions(self) -> None:
-        """The registry's aliases follow the champion's record; what can not be named yet is tried
+        """The registry's aliases follow the champion's record; what cannot be named yet is tried
         again with the next rows.
         """
         digest = record_digest(self._root)
@@ -280,7 +280,7 @@ class Shipment:
                 contest = Contest.model_validate_json(found.read_bytes())
             except ValidationError as error:
                 logger.warning(
-                    "%s is not shipped, as it can not be read: %s",
+                    "%s is not shipped, as it cannot be read: %s",
                     found,
                     str(error).splitlines()[0],
                 )

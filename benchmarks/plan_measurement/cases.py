@@ -83,7 +83,7 @@ def draw(
 
 
 def _divisible(name: str, stage: str, rng: random.Random, base: dict[str, Any]) -> Case | None:
-    """A case, None where what was drawn can not be shared as it says."""
+    """A case, None where what was drawn cannot be shared as it says."""
     try:
         return _case(name, stage, rng, base)
     except ParamsError:

@@ -37,7 +37,7 @@ WEIGHTS_DIVIDED = ("zero2", "zero3")
 
 def can_be_divided(sharding: str, optimizer: str, quantisation: str | None) -> bool:
     """Whether `sharding` can divide a stage's states: blocks of 8-bit moments and packed 4-bit
-    weights can not be cut.
+    weights cannot be cut.
     """
     return sharding not in WEIGHTS_DIVIDED or (optimizer != "adamw8bit" and quantisation is None)
 

@@ -6,7 +6,7 @@ champions/record.json     the record: runs in the order of their promotion, and 
 champions/<run_id>/       the run's data, tokenizer, models, metrics and params.yaml, laid out as in
                           the project
 
-The record is one file, replaced whole, so champion and previous can not come apart. It may be
+The record is one file, replaced whole, so champion and previous cannot come apart. It may be
 committed; the folders are not in git.
 """
 
@@ -70,7 +70,7 @@ class ChampionRecord(Record):
 
 def read_record(root: Path) -> ChampionRecord:
     """The record of the project at `root`, an empty one if there is none. Raises EnvironmentFault
-    if it can not be read.
+    if it cannot be read.
     """
     path = root / RECORD
     try:
@@ -84,7 +84,7 @@ def read_record(root: Path) -> ChampionRecord:
             else f"{error.error_count()} faults, the first: {error.errors()[0]['msg']}"
         )
         raise EnvironmentFault(
-            f"{path} can not be read ({reason}), so nobody knows which model is the champion. "
+            f"{path} cannot be read ({reason}), so nobody knows which model is the champion. "
             "Bring it back from git or a backup, or move "
             "it away and name the champion again: rlhf promote RUN."
         ) from None

@@ -27,7 +27,7 @@ LOCAL_NAMES = ("127.0.0.1", "localhost")
 def key(path: Path) -> str:
     """The key in a file, made if need be; its folder has to be there.
 
-    Raises EnvironmentFault if other users could read it, or it can not be written.
+    Raises EnvironmentFault if other users could read it, or it cannot be written.
     """
     try:
         if not path.exists():
@@ -42,7 +42,7 @@ def key(path: Path) -> str:
         return path.read_text(encoding="ascii").strip()
     except OSError as error:
         raise EnvironmentFault(
-            f"{path} can not be used ({error.strerror}). Make it readable for this user, or remove "
+            f"{path} cannot be used ({error.strerror}). Make it readable for this user, or remove "
             "it."
         ) from None
 

@@ -246,7 +246,7 @@ def bucket_bytes(setting: Setting, shape: ModelShape, levers: Levers) -> float:
 
 
 SUMMED_AT_ONCE = 2**22
-"""BUCKET_ELEMENTS of training/distributed/collectives.py, which this package can not import."""
+"""BUCKET_ELEMENTS of training/distributed/collectives.py, which this package cannot import."""
 
 
 def optimizer_bytes(setting: Setting, shape: ModelShape, levers: Levers) -> float:

@@ -81,7 +81,7 @@ def predecessor(
     A run that went on from it and completed has completed it too; runs for other results in between
     change nothing.
 
-    params_of  run id -> the params it kept, None where they can not be read any more
+    params_of  run id -> the params it kept, None where they cannot be read any more
     """
     completed = {row.run_id for row in rows if row.event == "end" and row.state == "completed"}
     done = {run_id for last in completed for run_id in chain(rows, last)}

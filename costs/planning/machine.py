@@ -50,7 +50,7 @@ SMALLEST_SHARE = 0.1
 def this_machine(root: Path) -> Hardware | None:
     """The calibrated device of the project at `root`, None if it was not calibrated.
 
-    Raises CostError for a file that can not be read.
+    Raises CostError for a file that cannot be read.
     """
     found = calibration(root / MACHINE_FILE, Machine)
     return None if found is None else device(found)
@@ -84,7 +84,7 @@ def unmeasured(instructions: str | None) -> Hardware:
 
 
 def device(machine: Machine) -> Hardware:
-    """A device with the machine's rates; power is the catalogue's, as it can not be measured."""
+    """A device with the machine's rates; power is the catalogue's, as it cannot be measured."""
     try:
         known = hardware(machine.name)
     except CostError:

@@ -34,7 +34,7 @@ from costs.tables.price import rented_devices
 EXAMINE, CONTEST = "examine", "contest"
 """Their names beside the stages in a plan."""
 MAX_PAIRS = 5000
-"""Of training/retraining/examine.py, which this package can not import."""
+"""Of training/retraining/examine.py, which this package cannot import."""
 COMPARE_SECONDS = 26e-6
 """Comparing a row of the data now or of the champion's with the other: 2.0 CPU seconds for 76,000
 helpdesk rows on one core of an AMD EPYC machine, two thirds of it tokenising prompts for their
@@ -176,7 +176,7 @@ def _champions(params: Params, root: Path) -> tuple[Params, str]:
         model = Model.model_validate(content["model"])
     except (ParamsError, KeyError, ValueError):
         return params, (
-            f"the params of the champion {champion.run_id} can not be read, its shape is "
+            f"the params of the champion {champion.run_id} cannot be read, its shape is "
             "assumed to be the new model's"
         )
     return params.model_copy(update={"model": model}), f"against {champion.run_id}"

@@ -1,7 +1,7 @@
 """How many rows and tokens a run will see: from the data stage's own metrics where they are of
 these params, else from the source.
 
-The data stage is not run for a plan. What can not be known before it has run is assumed, and the
+The data stage is not run for a plan. What cannot be known before it has run is assumed, and the
 assumption is part of the plan.
 """
 
@@ -18,7 +18,7 @@ from config.sections.offline import Dpo
 from config.sections.online import Online
 
 UNKNOWN_ROWS = 1000
-"""Assumed rows of a source that can not be read now."""
+"""Assumed rows of a source that cannot be read now."""
 MEAN_OVER_LONGEST = 0.6
 """Assumed mean length of a bucketed batch over the longest sequence allowed, where the data stage
 has not measured it.
@@ -197,7 +197,7 @@ def source_rows(source: Source, root: Path, name: str) -> tuple[dict[str, float]
     )
     if found is None:
         note = (
-            f"{name}={source.path} can not be counted before the data stage has run: "
+            f"{name}={source.path} cannot be counted before the data stage has run: "
             f"{UNKNOWN_ROWS} rows assumed"
         )
         return dict.fromkeys(("sft", "preference", "prompts"), float(UNKNOWN_ROWS)), (note,)

@@ -29,7 +29,7 @@ NORMALISATION_PAIRS = 2000
 scores.
 """
 GAP_SAMPLE = 16
-"""Of training/rl/rollout_phase.py, which this package can not import."""
+"""Of training/rl/rollout_phase.py, which this package cannot import."""
 PARALLEL: dict[str, Parallel] = {"none": "ddp", "zero2": "zero2", "zero3": "fsdp"}
 """By the word in `sharding`."""
 ATTENTION: dict[str, Attention] = {"sdpa": "sdpa", "eager": "eager", "flash_attention_2": "flash"}

@@ -24,7 +24,7 @@ def _side(root: Path, run_id: str) -> Side:
     kept = kept_folder(root, run_id) / "params.yaml"
     if not kept.exists():
         raise UserError(
-            f"run {run_id} can not be compared: its parameters are not in {kept} any more. Put "
+            f"run {run_id} cannot be compared: its parameters are not in {kept} any more. Put "
             "that file back, or name other runs."
         )
     findings = read_findings(root, kept_params(root, run_id), run_id)

@@ -2,7 +2,7 @@
 run replaces in the workspace stays here.
 
 Files are hard links into the cache where the file system has them, so a champion takes no second
-place on the disk, and `dvc gc` can not take it away.
+place on the disk, and `dvc gc` cannot take it away.
 """
 
 import hashlib
@@ -78,7 +78,7 @@ def _kept_lock(root: Path, run_id: str) -> dict[str, Any]:
         }
     except (OSError, KeyError, TypeError, ValueError, yaml.YAMLError):
         raise ModelError(
-            f"{kept}/dvc.lock is not there or can not be read, so the outputs of run {run_id} are "
+            f"{kept}/dvc.lock is not there or cannot be read, so the outputs of run {run_id} are "
             "not known. Name another run."
         ) from None
 
@@ -86,7 +86,7 @@ def _kept_lock(root: Path, run_id: str) -> dict[str, Any]:
 @contextmanager
 def gathered(root: Path, run_id: str, target: Path) -> Iterator[Path]:
     """The folder `target` with the run's outputs, whatever the project's own folders hold by now;
-    it is gone afterwards. Raises as `gather` does, and EnvironmentFault if it can not be written.
+    it is gone afterwards. Raises as `gather` does, and EnvironmentFault if it cannot be written.
     """
     shutil.rmtree(target, ignore_errors=True)
     try:
@@ -95,7 +95,7 @@ def gathered(root: Path, run_id: str, target: Path) -> Iterator[Path]:
             gather(root, run_id, target)
         except OSError as error:
             raise EnvironmentFault(
-                f"{target} can not be written ({error.strerror}). Make room and try again."
+                f"{target} cannot be written ({error.strerror}). Make room and try again."
             ) from error
         yield target
     finally:
@@ -245,7 +245,7 @@ def check_champion(root: Path, run_id: str) -> Path:
     fault = _fault(folder)
     if fault is not None:
         raise EnvironmentFault(
-            f"the champion {run_id} can not be used: {fault}. Bring it back with rlhf promote "
+            f"the champion {run_id} cannot be used: {fault}. Bring it back with rlhf promote "
             f"{run_id} (from DVC's cache or remote), "
             "go back with rlhf rollback, or promote another run."
         )

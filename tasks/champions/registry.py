@@ -168,7 +168,7 @@ def _keep(root: Path, run_id: str) -> None:
         temporary.rename(target)
     except OSError as error:
         raise EnvironmentFault(
-            f"{target} can not be written ({error.strerror}). Nothing was promoted; make room and "
+            f"{target} cannot be written ({error.strerror}). Nothing was promoted; make room and "
             "try again."
         ) from error
     finally:

@@ -117,13 +117,13 @@ def await_worker() -> None:
 
 
 def prefect_file(root: Path) -> dict[str, Any]:
-    """What stands in prefect.yaml. Raises EnvironmentFault if it can not be read."""
+    """What stands in prefect.yaml. Raises EnvironmentFault if it cannot be read."""
     path = root / PREFECT_FILE
     try:
         return dict(yaml.safe_load(path.read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError, yaml.YAMLError) as error:
         raise EnvironmentFault(
-            f"{path} can not be read: {' '.join(str(error).split())}. Fix it, or take it back from "
+            f"{path} cannot be read: {' '.join(str(error).split())}. Fix it, or take it back from "
             "git."
         ) from None
 

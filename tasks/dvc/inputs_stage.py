@@ -1,9 +1,9 @@
 """The DVC stage `inputs`, in inputs/dvc.yaml: it depends on the files that params.yaml names, and
 writes their digests, on which the other stages depend.
 
-dvc.yaml can not name a path that stands in params.yaml and may not be there. So this file is
+dvc.yaml cannot name a path that stands in params.yaml and may not be there. So this file is
 written anew from the params, by a run and by the stage itself: its deps are the named files, or
-the folder of one that is not there yet. What DVC can not depend on is looked at each time.
+the folder of one that is not there yet. What DVC cannot depend on is looked at each time.
 """
 
 from collections.abc import Sequence
@@ -69,7 +69,7 @@ OUTS = (DATA_DIGESTS, MODEL_DIGESTS, STUDENT_DIGESTS)
 
 def _within_reach(root: Path, places: set[str]) -> set[str]:
     """Those that DVC can depend on: not hidden from it, and not made by the pipeline, which would
-    then depend on itself. Raises EnvironmentFault if DVC can not tell.
+    then depend on itself. Raises EnvironmentFault if DVC cannot tell.
     """
     if not places:
         return set()

@@ -63,7 +63,7 @@ def _require_common(url: str) -> None:
         )
     if scheme not in ("", "s3"):
         raise EnvironmentFault(
-            f"a stage is placed on a work pool, and the DVC remote {url} can not be reached from "
+            f"a stage is placed on a work pool, and the DVC remote {url} cannot be reached from "
             "there: only s3:// and a shared folder can. "
             "dvc remote add --default store s3://bucket/folder, or set where.default.pool to local."
         )

@@ -18,7 +18,7 @@ NAME = "rwlock"
 
 def release_dead(repo: Any) -> None:
     """Take what processes that are gone are said to hold out of the table of `repo`, DVC's Repo; a
-    table that can not be read goes as a whole. Raises dvc's LockError where others keep it busy.
+    table that cannot be read goes as a whole. Raises dvc's LockError where others keep it busy.
     """
     from dvc.lock import make_lock
 
@@ -39,7 +39,7 @@ def release_dead(repo: Any) -> None:
 
 
 def _read(path: Path) -> dict[str, Any] | None:
-    """The table, None if it can not be read."""
+    """The table, None if it cannot be read."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, ValueError):

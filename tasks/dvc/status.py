@@ -38,7 +38,7 @@ def is_unchanged(root: Path, stage: str) -> bool:
     """Whether DVC finds inputs, parameters, code and outputs of `stage` as dvc.lock has them.
 
     Asked in process: the library takes 0.05 s where the command takes 0.7 s. Raises
-    EnvironmentFault if DVC can not tell.
+    EnvironmentFault if DVC cannot tell.
     """
     with repo_about(root, stage) as repo:
         return not changes(repo, root, stage)
@@ -57,8 +57,8 @@ def changes(repo: Any, root: Path, stage: str) -> list[Any]:
 
 @contextmanager
 def repo_about(root: Path, stage: str) -> Iterator[Any]:
-    """DVC's Repo, to ask it about `stage`. Raises StageAtWork or EnvironmentFault for what it can
-    not tell.
+    """DVC's Repo, to ask it about `stage`. Raises StageAtWork or EnvironmentFault for what it
+    cannot tell.
     """
     from dvc.exceptions import (
         DvcException,  # imported late: half a second that a stopped or refused run need not pay
@@ -77,7 +77,7 @@ def repo_about(root: Path, stage: str) -> Iterator[Any]:
         ) from None
     except DvcException as error:
         raise EnvironmentFault(
-            f"DVC can not tell whether {stage} changed: {_one_line(error)} See dvc status {stage}."
+            f"DVC cannot tell whether {stage} changed: {_one_line(error)} See dvc status {stage}."
         ) from None
 
 
@@ -87,7 +87,7 @@ def stale_stages(root: Path, params: Params, stages: Sequence[str]) -> list[str]
 
     A stage is taken for stale if it reads what a stale one makes: whether that comes out the same
     is not known before. So is one that a run which was killed left at work.
-    Raises EnvironmentFault if DVC can not tell.
+    Raises EnvironmentFault if DVC cannot tell.
     """
     pipeline, lock = defined(root), yaml_of(root / "dvc.lock")
     wanted = params.model_dump(mode="json")

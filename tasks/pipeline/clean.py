@@ -101,7 +101,7 @@ def remove(one: Leftover) -> bool:
             shutil.rmtree(one.path)
         except OSError as error:
             raise EnvironmentFault(
-                f"{one.path} can not be removed ({error.strerror}). Remove it as the user who made "
+                f"{one.path} cannot be removed ({error.strerror}). Remove it as the user who made "
                 "it, or make it writable."
             ) from None
     return True

@@ -234,7 +234,7 @@ def _announce(pipeline: Pipeline, state: RunEvent, message: str) -> None:
 
 
 def _bring_model(pipeline: Pipeline) -> None:
-    """A model that was aligned elsewhere comes here to be registered; that can not fail the run."""
+    """A model that was aligned elsewhere comes here to be registered; that cannot fail the run."""
     try:
         fetch_aligned(pipeline.run)
     except EnvironmentFault as fault:
@@ -243,7 +243,7 @@ def _bring_model(pipeline: Pipeline) -> None:
 
 
 def remember_cost(run: Run) -> None:
-    """Keep what was planned beside what was measured, for the planner's error; that can not fail
+    """Keep what was planned beside what was measured, for the planner's error; that cannot fail
     the run.
     """
     try:

@@ -82,13 +82,13 @@ def _lock(root: Path, run_id: str, stages: tuple[str, ...]) -> dict[str, Any]:
     kept = kept_folder(root, run_id) / LOCK
     if not kept.exists():
         raise UserError(
-            f"run {run_id} can not be brought back: {kept.relative_to(root)} is gone. Name another."
+            f"run {run_id} cannot be brought back: {kept.relative_to(root)} is gone. Name another."
         )
     theirs = yaml.safe_load(kept.read_text(encoding="utf-8"))
     lacking = [stage for stage in stages if not entry_of(theirs, stage)]
     if lacking:
         raise UserError(
-            f"run {run_id} can not be brought back: its dvc.lock has no {', '.join(lacking)}. Name "
+            f"run {run_id} cannot be brought back: its dvc.lock has no {', '.join(lacking)}. Name "
             "another."
         )
     ours = yaml.safe_load(content) if (content := _bytes(root / LOCK)) else {}
@@ -109,7 +109,7 @@ def _check_out(root: Path, run_id: str) -> None:
     if done.returncode:
         reason = error_line(done.stderr) or f"dvc checkout ended with {done.returncode}."
         raise EnvironmentFault(
-            f"run {run_id} can not be brought back, its outputs are not to be had: "
+            f"run {run_id} cannot be brought back, its outputs are not to be had: "
             f"{' '.join(reason.split())} Everything is as it was. With the same parameters, rlhf "
             "run makes them again."
         )

@@ -12,7 +12,7 @@ from tasks.planning.prepared import Prepared
 
 def with_cycle(prepared: Prepared, examined: bool = False) -> Prepared:
     """The run with the contest that follows it, and unless that has been done the examination
-    before it; where these can not be planned, `fault` says why and there is no plan of either.
+    before it; where these cannot be planned, `fault` says why and there is no plan of either.
 
     Raises CostError instead where there is an approval threshold.
     """

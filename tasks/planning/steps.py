@@ -10,7 +10,7 @@ from costs.planning.settings import evaluated
 
 
 def planned_steps(root: Path, params: Params, stage: str) -> int | None:
-    """How many steps the stage will take, None if that can not be known before it ends."""
+    """How many steps the stage will take, None if that cannot be known before it ends."""
     match stage:
         case "sft":
             return _optimizer_steps(params.sft, _rows(root, "sft"))

@@ -99,7 +99,7 @@ def run_here(
         recover_abandoned(run, stage, stop)  # an earlier run may have placed it
     except EnvironmentFault as fault:
         logger.warning(
-            "whether an earlier run has left %s at work can not be seen: %s", stage, fault
+            "whether an earlier run has left %s at work cannot be seen: %s", stage, fault
         )
     if not remote_stages(run):
         return run_stage(run, stage, stop, observe)
@@ -135,7 +135,7 @@ def _in_containers(
         _patiently(lambda: send_outputs(run.root), stop)
     except EnvironmentFault as fault:
         raise EnvironmentFault(
-            f"{stage} is placed on {pool} and can not get its inputs: {fault}"
+            f"{stage} is placed on {pool} and cannot get its inputs: {fault}"
         ) from None
     for _ in range(PREEMPTIONS):
         BudgetWatch(run, stage, local=False).refuse_without_room()
@@ -267,7 +267,7 @@ class RemoteStage:
             logger.warning("%s Asking again.", fault)
 
     def check(self) -> str:
-        """What the pool's container says of itself. Raises EnvironmentFault if it can not do a
+        """What the pool's container says of itself. Raises EnvironmentFault if it cannot do a
         stage.
         """
         began = time.monotonic()
@@ -318,7 +318,7 @@ class RemoteStage:
 def check_placement(run: Run, stages: Sequence[str]) -> None:
     """See that every pool that one of `stages` is placed on can do it, before anything is paid for.
 
-    Raises EnvironmentFault with the first one that can not: no pool, no worker, no image, no GPU,
+    Raises EnvironmentFault with the first one that cannot: no pool, no worker, no image, no GPU,
     no store, other code.
     """
     places = {

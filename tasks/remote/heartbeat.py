@@ -30,7 +30,7 @@ class Heartbeat:
         self._due = 0.0
 
     def show(self) -> None:
-        """Write the next count if it is time to. Raises EnvironmentFault if the store can not be
+        """Write the next count if it is time to. Raises EnvironmentFault if the store cannot be
         reached.
         """
         if time.monotonic() >= self._due:
@@ -47,7 +47,7 @@ class HeartbeatMonitor:
         self._since = time.monotonic()
 
     def seconds(self) -> float:
-        """Look, and say how long it lasts. Raises EnvironmentFault if the store can not be reached:
+        """Look, and say how long it lasts. Raises EnvironmentFault if the store cannot be reached:
         nobody can be heard then, and it begins anew.
         """
         try:

@@ -32,7 +32,7 @@ def ask_to_stop(run: Run) -> None:
     """Ask whatever earlier runs have left at work, of any stage, to stop, and do not wait: its
     machines may be the ones that are needed.
 
-    Raises EnvironmentFault if the store can not be reached.
+    Raises EnvironmentFault if the store cannot be reached.
     """
     for left, _ in _exchanges(run):
         if left.read(REPLY) is None:
@@ -44,7 +44,7 @@ def recover_abandoned(run: Run, stage: str, stop: StopRequest) -> str | None:
 
     Takes and returns the dvc.lock of one that came to its end meanwhile, if nothing has changed the
     lock here since; None otherwise.
-    Raises EnvironmentFault if the store can not be reached.
+    Raises EnvironmentFault if the store cannot be reached.
     """
     lock = None
     for left, of in _exchanges(run):
@@ -70,7 +70,7 @@ def take_lock(root: Path, lock: str) -> None:
 
 
 def clear(exchange: Exchange) -> None:
-    """Remove what two sides have exchanged. That can not fail a stage: what stays there is only
+    """Remove what two sides have exchanged. That cannot fail a stage: what stays there is only
     litter.
     """
     try:

@@ -79,7 +79,7 @@ class Reply(NamedTuple):
 
 
 def work(url: str, stop: StopRequest) -> Reply:
-    """Do what the request at `url` asks for, and put the reply beside it; of a store that can not
+    """Do what the request at `url` asks for, and put the reply beside it; of a store that cannot
     be used only the flow's state can tell.
 
     What the stage leaves is cleared away after its reply is in the store, so that none that is done
@@ -180,7 +180,7 @@ def _room(folder: Path, pool: str) -> int:
             free = shutil.disk_usage(folder).free
     except OSError as error:
         raise EnvironmentFault(
-            f"{folder} can not be written in the container of work pool {pool} ({error.strerror}). "
+            f"{folder} cannot be written in the container of work pool {pool} ({error.strerror}). "
             "Mount a volume there that the image's user "
             f"(id {os.geteuid()}) may write."
         ) from None

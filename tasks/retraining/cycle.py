@@ -168,7 +168,7 @@ def is_due(cycle: Cycle, force: bool) -> bool:
         return False
     cycle.examination = _examined(cycle, champion_folder)
     if cycle.data_key is None and cycle.examination.changed_rows:
-        forget(root, "data")  # DVC can not see that a URL or a dataset of the hub has changed
+        forget(root, "data")  # DVC cannot see that a URL or a dataset of the hub has changed
     cycle.prepared = prepared = with_cycle(prepare(root, params), examined=True)
     planned_usd = prepared.ahead_total.usd if prepared.plan is not None else None
     cycle.decision = decide(

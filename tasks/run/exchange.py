@@ -33,7 +33,7 @@ PATIENT = {"connect_timeout": 10, "read_timeout": 60}
 
 class Exchange:
     """A folder on S3 or on a disk that both sides reach. Every method raises TransientFault if the
-    store can not be reached, and EnvironmentFault for what somebody has to correct.
+    store cannot be reached, and EnvironmentFault for what somebody has to correct.
     """
 
     def __init__(self, url: str) -> None:
@@ -135,7 +135,7 @@ class StoreFaults:
 
 
 def store_fault(url: str, error: Exception) -> str:
-    """One line on why a store can not be used: which address, what is wrong, where to fix it."""
+    """One line on why a store cannot be used: which address, what is wrong, where to fix it."""
     said = " ".join(str(error).split())
     name = type(error).__name__
     bucket = re.match(r"s3://([^/]+)", url)
@@ -157,7 +157,7 @@ def store_fault(url: str, error: Exception) -> str:
     if isinstance(error, OSError) and error.errno == ENOSPC:
         return f"the disk of {url} is full. Make room there: rlhf clean, dvc gc."
     return (
-        f"{url} can not be reached ({name}: {said[:160]}). Check that the store runs and that "
+        f"{url} cannot be reached ({name}: {said[:160]}). Check that the store runs and that "
         "AWS_ENDPOINT_URL names it."
     )
 

@@ -20,14 +20,14 @@ def lock_file(path: Path, wait: Callable[[str], bool] | None = None) -> Iterator
     already (`?` if it does not say).
 
     `wait` is asked again and again, with that id, whether to wait for it. Raises EnvironmentFault
-    if the file can not be written.
+    if the file cannot be written.
     """
     try:
         path.parent.mkdir(exist_ok=True)
         file = path.open("a+")
     except OSError as error:
         raise EnvironmentFault(
-            f"{path} can not be written ({error.strerror}). Make {path.parent.parent} writable for "
+            f"{path} cannot be written ({error.strerror}). Make {path.parent.parent} writable for "
             "this user."
         ) from None
     with file:

@@ -27,7 +27,7 @@ def differs_from_recipe(root: Path, params: Params, recipe: Path | None) -> str 
         except ParamsError:
             if recipe is not None:
                 raise
-            continue  # a recipe that can not be read is nobody's origin
+            continue  # a recipe that cannot be read is nobody's origin
         place = file.relative_to(root) if file.is_relative_to(root) else file
         found.append((len(against), str(place), against))
     if not found or min(found)[0] == 0:

@@ -150,7 +150,7 @@ def is_own(root: Path) -> bool:
 
 
 def keep_lock(root: Path, remote: str) -> None:
-    """Leave the dvc.lock of a run for the next one. Raises EnvironmentFault if the store can not be
+    """Leave the dvc.lock of a run for the next one. Raises EnvironmentFault if the store cannot be
     reached.
     """
     lock = root / "dvc.lock"
@@ -167,7 +167,7 @@ class Unfinished(NamedTuple):
 
 
 def read_unfinished(remote: str, key: str) -> Unfinished | None:
-    """What `keep_unfinished` left. Raises EnvironmentFault if the store can not be reached."""
+    """What `keep_unfinished` left. Raises EnvironmentFault if the store cannot be reached."""
     content = Exchange(remote).read(UNFINISHED.format(name=DEPLOYED, key=key))
     if content is None:
         return None

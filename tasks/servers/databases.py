@@ -52,7 +52,7 @@ def ensure_databases(uri: str) -> list[str]:
     except psycopg.Error as error:
         reason = " ".join(str(error).split()).rstrip(".")
         raise EnvironmentFault(
-            f"PostgreSQL at tracking.uri={url.render_as_string(hide_password=True)} can not be "
+            f"PostgreSQL at tracking.uri={url.render_as_string(hide_password=True)} cannot be "
             f"used: {reason}. Start it, make the databases "
             f"{' and '.join(wanted)} for that user, or change the URI in params.yaml; the password "
             "may come from PGPASSWORD or ~/.pgpass."

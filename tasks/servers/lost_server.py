@@ -1,4 +1,4 @@
-"""Prefect's server at the end of a run from the command line: gone or not, it can not change what
+"""Prefect's server at the end of a run from the command line: gone or not, it cannot change what
 the run has become.
 """
 
@@ -43,9 +43,7 @@ def hang_up() -> None:
     context = FlowRunContext.get()
     if context is not None and isinstance(context.client, SyncPrefectClient):
         context.client._client.close()
-    logging.raiseExceptions = (
-        False  # Prefect else prints each batch of records that it can not send
-    )
+    logging.raiseExceptions = False  # Prefect else prints each batch of records that it cannot send
 
 
 def recorded_state(root: Path, since: float) -> State | None:

@@ -21,7 +21,7 @@ def home(root: Path) -> Path:
     """PREFECT_HOME, made if need be: results and the database, shared by the temporary server and
     the one of `rlhf up`.
 
-    Raises EnvironmentFault if it can not be written.
+    Raises EnvironmentFault if it cannot be written.
     """
     folder = (root / STATE_FOLDER / "prefect").resolve()
     try:
@@ -30,7 +30,7 @@ def home(root: Path) -> Path:
         folder.mkdir(parents=True, exist_ok=True)  # Prefect does not make the folders above it
     except OSError as error:
         raise EnvironmentFault(
-            f"{folder} can not be made ({error.strerror}). Make {root} writable for this user."
+            f"{folder} cannot be made ({error.strerror}). Make {root} writable for this user."
         ) from None
     return folder
 
@@ -38,7 +38,7 @@ def home(root: Path) -> Path:
 def api_key(root: Path) -> str:
     """The key of this project's Prefect server, made if need be.
 
-    Raises EnvironmentFault if other users could read it, or it can not be written.
+    Raises EnvironmentFault if other users could read it, or it cannot be written.
     """
     return key(home(root).parent / "prefect.key")
 

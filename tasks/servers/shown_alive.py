@@ -54,4 +54,4 @@ def _correct(run: UUID) -> None:
                     "slept): it is at work, and says so"
                 )
     except Exception as error:  # noqa: BLE001 -- whatever is wrong with the server, the run goes on
-        logger.debug("whether the server takes this run for dead can not be asked: %s", error)
+        logger.debug("whether the server takes this run for dead cannot be asked: %s", error)

@@ -79,7 +79,7 @@ def record(run: Run, stage: str, outcome: Outcome) -> Outcome:
 
 
 def _keep_rows(root: Path, version: str) -> None:
-    """Remember which rows this version of the data has, for rlhf compare; that can not fail the
+    """Remember which rows this version of the data has, for rlhf compare; that cannot fail the
     run.
     """
     try:

@@ -19,8 +19,8 @@ PREFIX = "rlhf"
 
 
 def run_event(what: RunEvent, run_id: str, message: str, **figures: float | str | None) -> None:
-    """Something became of a pipeline run; `figures` name their unit, as `usd` and `seconds`. It can
-    not fail the run.
+    """Something became of a pipeline run; `figures` name their unit, as `usd` and `seconds`. It
+    cannot fail the run.
     """
     _emit(f"{PREFIX}.run.{what}", "run", run_id, message, figures)
 

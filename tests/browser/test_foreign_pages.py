@@ -161,7 +161,7 @@ def got_nothing(said: dict[str, str]) -> bool:
 
 
 @pytest.mark.parametrize("name", [HOST, ELSEWHERE])
-def test_a_page_of_another_origin_can_not_list_create_or_run(
+def test_a_page_of_another_origin_cannot_list_create_or_run(
     target: Target, page: Page, other_port: int, name: str
 ) -> None:
     before = target.state()
@@ -188,7 +188,7 @@ def test_a_name_that_now_resolves_to_this_machine_is_refused(target: Target, pag
     assert target.state() == before
 
 
-def test_another_page_can_not_show_ours_in_a_frame(
+def test_another_page_cannot_show_ours_in_a_frame(
     target: Target, page: Page, other_port: int
 ) -> None:
     page.goto(f"http://{HOST}:{other_port}/")

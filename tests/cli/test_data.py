@@ -105,7 +105,7 @@ def test_pairs_that_are_too_long_are_counted_with_the_length_that_keeps_them(
     assert fit["too_long"] == 0
 
 
-def test_what_can_not_be_read_is_one_line_and_exit_code_2(project: Path) -> None:
+def test_what_cannot_be_read_is_one_line_and_exit_code_2(project: Path) -> None:
     (project / "rows.jsonl").write_text('{"left": "a"}')
     for arguments, words in (
         (["rows.jsonl"], "its columns (left) fit no format"),

@@ -46,7 +46,7 @@ def test_the_example_names_every_setting_and_holds_no_secret(tmp_path: Path) -> 
         ({"DOCKER_GROUP": ""}, r"DOCKER_GROUP= in docker/\.env is no number.*stat -c %g"),
     ],
 )
-def test_a_setting_that_can_not_work_is_named_without_its_value(
+def test_a_setting_that_cannot_work_is_named_without_its_value(
     tmp_path: Path, changes: dict[str, str], words: str
 ) -> None:
     with pytest.raises(EnvironmentFault, match=words) as fault:

@@ -52,7 +52,7 @@ def test_a_folder_without_git_is_a_problem(tmp_path: Path) -> None:
     assert ("git", "problem") in levels(doctor.tools(tmp_path))
 
 
-def test_a_pipeline_that_dvc_can_not_read_is_a_problem(project: Path) -> None:
+def test_a_pipeline_that_dvc_cannot_read_is_a_problem(project: Path) -> None:
     (project / "dvc.yaml").write_text("stages: [")
     assert ("dvc", "problem") in levels(doctor.tools(project))
 

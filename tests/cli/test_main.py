@@ -59,7 +59,7 @@ def test_a_command_whose_output_nobody_reads_ends_as_it_would_have(
             assert subprocess.run(command, cwd=ROOT, check=False, **streams).returncode == code
 
 
-def test_an_output_that_can_not_be_written_is_no_unread_one() -> None:
+def test_an_output_that_cannot_be_written_is_no_unread_one() -> None:
     with Path("/dev/full").open("w") as full:
         command = [sys.executable, "-m", "cli.main", "plan", "--json"]
         done = subprocess.run(

@@ -32,7 +32,7 @@ def test_a_name_that_leads_elsewhere_names_no_folder(name: str) -> None:
         lambda: kept_folder(Path("p"), name),
         lambda: champion_folder(Path("p"), name),
     ):
-        with pytest.raises(EnvironmentFault, match="can not name a folder"):
+        with pytest.raises(EnvironmentFault, match="cannot name a folder"):
             use()
 
 

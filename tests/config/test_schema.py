@@ -130,7 +130,7 @@ def test_sections_are_frozen_and_refuse_unknown_keys_and_conversions() -> None:
         ("budget.approval_usd=-1", r"budget\.approval_usd=-1"),
     ],
 )
-def test_a_price_or_budget_that_can_not_be_meant_is_one_line(change: str, words: str) -> None:
+def test_a_price_or_budget_that_cannot_be_meant_is_one_line(change: str, words: str) -> None:
     with pytest.raises(ParamsError, match=words) as refused:
         load(ROOT / "recipes" / "demo.yaml", [change])
     assert "\n" not in str(refused.value)
@@ -205,7 +205,7 @@ LORA = "{rank: 4, alpha: 8.0, modules: [q], dropout: 0.0}"
         (["ppo.optimizer=adamw4bit"], r"ppo\.optimizer='adamw4bit'"),
     ],
 )
-def test_adapters_that_can_not_work_are_one_line_that_names_what_to_change(
+def test_adapters_that_cannot_work_are_one_line_that_names_what_to_change(
     changes: list[str], words: str
 ) -> None:
     with pytest.raises(ParamsError, match=words) as refused:
@@ -259,7 +259,7 @@ def test_adapters_that_can_not_work_are_one_line_that_names_what_to_change(
         ),
     ],
 )
-def test_what_can_not_be_divided_is_one_line_that_names_what_to_change(
+def test_what_cannot_be_divided_is_one_line_that_names_what_to_change(
     changes: list[str], words: str
 ) -> None:
     with pytest.raises(ParamsError, match=words) as refused:

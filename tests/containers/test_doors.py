@@ -162,7 +162,7 @@ def test_a_worker_of_stages_gets_a_stages_container_whatever_it_asks_for(
         docker("rm", "--force", made)
 
 
-def test_a_worker_of_stages_can_not_use_another_image_or_container_or_the_engine(
+def test_a_worker_of_stages_cannot_use_another_image_or_container_or_the_engine(
     images: dict[str, str], stack: Stack
 ) -> None:
     other = stack.compose("ps", "--quiet", "prefect").strip()
@@ -249,7 +249,7 @@ def test_nobody_without_a_key_gets_anything_from_the_store(stack: Stack) -> None
 
 
 @pytest.mark.parametrize("image", ["orchestrator", "train", "retrain"])
-def test_what_runs_in_an_image_can_not_change_its_code(images: dict[str, str], image: str) -> None:
+def test_what_runs_in_an_image_cannot_change_its_code(images: dict[str, str], image: str) -> None:
     user = docker("run", "--rm", images[image], "sh", "-c", f"id -u && {OWN_CODE}").split()
     assert user == ["1000"]
 

@@ -71,7 +71,7 @@ def test_the_page_is_written(tmp_path: Path) -> None:
     assert target.read_text().startswith("<!DOCTYPE html>")
 
 
-def test_a_page_that_can_not_be_written_is_reported(tmp_path: Path) -> None:
+def test_a_page_that_cannot_be_written_is_reported(tmp_path: Path) -> None:
     result = run("--html", str(tmp_path / "missing" / "plan.html"))
     assert isinstance(result.exception, UserError)
 

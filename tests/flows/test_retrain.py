@@ -131,4 +131,4 @@ def test_a_champion_whose_files_were_deleted_is_named(project: Path) -> None:
     assert state.is_failed()
     error = state.result(raise_on_failure=False)
     assert isinstance(error, EnvironmentFault)
-    assert "the champion r1 can not be used: champions/r1 was deleted" in str(error)
+    assert "the champion r1 cannot be used: champions/r1 was deleted" in str(error)

@@ -154,7 +154,7 @@ def test_a_file_that_is_no_export_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="does not exist"):
         read_export(tmp_path / "none.json", "argilla", {})
     path = tmp_path / "export.json"
-    for content, named in (('[{"id"', "can not be read as JSON"), ("{}", "holds one dict")):
+    for content, named in (('[{"id"', "cannot be read as JSON"), ("{}", "holds one dict")):
         path.write_text(content)
         with pytest.raises(DataError, match=named):
             read_export(path, "argilla", {})

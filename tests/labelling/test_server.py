@@ -149,7 +149,7 @@ def test_other_sites_can_neither_read_nor_vote(port: int, files: tuple[Path, Pat
     assert ask(port, "/api/vote", body, Origin=f"http://localhost:{port}")[0] == 200
 
 
-def test_a_vote_that_can_not_be_written_is_an_error_on_the_page(
+def test_a_vote_that_cannot_be_written_is_an_error_on_the_page(
     port: int, files: tuple[Path, Path]
 ) -> None:
     files[1].mkdir()

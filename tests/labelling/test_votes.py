@@ -127,7 +127,7 @@ def test_a_line_that_was_edited_wrongly_is_named(tmp_path: Path, line: str, name
     assert named in str(raised.value)
 
 
-def test_a_file_that_can_not_be_written_is_one_line(tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(EnvironmentFault, match="Is a directory"):
         append(tmp_path, [Vote(PAIR, "ada", 1)])
 

@@ -259,7 +259,7 @@ def test_steps_are_marked_with_whole_numbers(tmp_path: Path, params: Params) -> 
     assert not [text for text in page.texts if text.startswith("1.5") or text.startswith("−")]
 
 
-def test_a_page_that_can_not_be_written_leaves_the_previous_one(
+def test_a_page_that_cannot_be_written_leaves_the_previous_one(
     tmp_path: Path, params: Params
 ) -> None:
     write_pipeline_run(tmp_path)

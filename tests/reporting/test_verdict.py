@@ -54,7 +54,7 @@ def test_reward_hacking_is_bad_whatever_the_score(tmp_path: Path, params: Params
     assert "0.566 to 0.884" in hacked.sentence
 
 
-def test_hacking_that_the_prompts_can_not_decide_is_neither_claimed_nor_denied(
+def test_hacking_that_the_prompts_cannot_decide_is_neither_claimed_nor_denied(
     tmp_path: Path, params: Params
 ) -> None:
     write_pipeline_run(tmp_path)
@@ -408,7 +408,7 @@ def test_what_an_evaluation_came_to_in_a_sentence(
         (
             (stage(), REUSED),
             "completed",
-            "This run has no evaluation, so it can not be said whether alignment worked.",
+            "This run has no evaluation, so it cannot be said whether alignment worked.",
         ),
         (
             (stage("sft"), stage("reward", "running")),

@@ -15,7 +15,7 @@ ALLOWED = {
     "tests use PostgreSQL",
     r"only root can become another user": "CI need not run as root",
     r"this user may not mount a file system": "a container may not",
-    r"this system can not reset the peak of a process": "some sandboxes have no clear_refs",
+    r"this system cannot reset the peak of a process": "some sandboxes have no clear_refs",
 }
 """Pattern of a skip's reason -> why it may be."""
 

@@ -1,4 +1,4 @@
-"""Whoever starts a stage can not tell that a fork does its work."""
+"""Whoever starts a stage cannot tell that a fork does its work."""
 
 import os
 import signal

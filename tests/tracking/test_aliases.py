@@ -120,7 +120,7 @@ def test_a_champion_that_was_replaced_before_mlflow_was_up_is_registered_from_it
     ]
 
 
-def test_a_champion_that_can_not_be_named_yet_is_tried_again(root: Path, params: Params) -> None:
+def test_a_champion_that_cannot_be_named_yet_is_tried_again(root: Path, params: Params) -> None:
     a_run(root, params, 1)
     sync(root, params)
     decide(root, 1, 3)

@@ -1,4 +1,4 @@
-"""`python -m tests.training.short_of_memory STAGE TOKENS`: a stage whose second process can not
+"""`python -m tests.training.short_of_memory STAGE TOKENS`: a stage whose second process cannot
 allocate more in the middle of a forward pass.
 
 The allocation that fails is a real one, in the first layer of a pass with gradient over more than

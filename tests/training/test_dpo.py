@@ -332,6 +332,6 @@ def test_no_fitting_pair_is_a_mistake_of_the_user(project: Project) -> None:
         ({"beta": 0.0}, r"dpo\.beta=0\.0"),
     ],
 )
-def test_settings_that_can_not_work_are_refused_in_one_line(changes: dict, said: str) -> None:
+def test_settings_that_cannot_work_are_refused_in_one_line(changes: dict, said: str) -> None:
     with pytest.raises(ParamsError, match=said):
         params(dpo=changes, align={"method": "dpo"})

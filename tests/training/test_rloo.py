@@ -300,7 +300,7 @@ def test_no_fitting_prompt_is_a_mistake_of_the_user(project: Project) -> None:
         (float("nan"), r"grpo score is nan.*grpo\.learning_rate"),
     ],
 )
-def test_a_reward_model_that_can_not_teach_is_named_and_the_state_kept(
+def test_a_reward_model_that_cannot_teach_is_named_and_the_state_kept(
     project: Project, factor: float, said: str
 ) -> None:
     root = project("grpo")
@@ -339,7 +339,7 @@ def test_a_reward_model_that_can_not_teach_is_named_and_the_state_kept(
         ({"layout": "separate"}, r"\.layout is not a parameter"),
     ],
 )
-def test_settings_that_can_not_work_are_refused_in_one_line(
+def test_settings_that_cannot_work_are_refused_in_one_line(
     method: str, changes: dict, said: str
 ) -> None:
     with pytest.raises(ParamsError, match=method + said):

@@ -150,7 +150,7 @@ def _await(folder: Path, started: "Mapping[str, subprocess.Popen[bytes]]") -> No
                 encoding="utf-8", errors="replace"
             ).strip().splitlines() or ["nothing was said"]
             raise ModelError(
-                f"a small {stage} stage fails on this machine, so it can not be measured: "
+                f"a small {stage} stage fails on this machine, so it cannot be measured: "
                 f"{said[-1]}. Try rlhf doctor."
             )
 

@@ -39,7 +39,7 @@ logger = logging.getLogger(__name__)
 def trainer_arguments(stage: Stage, settings: Optimisation) -> dict[str, Any]:
     """TrainingArguments that mean the same in every stage.
 
-    Raises EnvironmentFault for what this machine can not do.
+    Raises EnvironmentFault for what this machine cannot do.
     """
     if stage.params.model.dtype == "fp16" and stage.device == "cpu":
         raise EnvironmentFault(
@@ -167,7 +167,7 @@ class BucketedData:
     resume and for any number of processes.
 
     Several processes must take the same number of like micro-batches each: rows that stand for no
-    data fill the last batch up. A checkpoint that this version can not restore is a
+    data fill the last batch up. A checkpoint that this version cannot restore is a
     CheckpointError, not a traceback.
     """
 

@@ -170,7 +170,7 @@ def read_adapter(model: PreTrainedModel, folder: Path, name: str, dropout: float
         weights = load_file(folder / WEIGHTS)
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise ModelError(
-            f"{folder} can not be loaded: {str(error).splitlines()[0]}. Run the stage that made it."
+            f"{folder} cannot be loaded: {str(error).splitlines()[0]}. Run the stage that made it."
         ) from error
     except Exception as error:
         if type(error).__name__ == "SafetensorError":

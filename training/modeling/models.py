@@ -347,7 +347,7 @@ def _load(
         )
     except (OSError, ValueError, ImportError) as error:
         raise ModelError(
-            f"{place} can not be loaded: {str(error).splitlines()[0]}. Fix model.path or "
+            f"{place} cannot be loaded: {str(error).splitlines()[0]}. Fix model.path or "
             "model.attention in params.yaml."
         ) from error
     except Exception as error:

@@ -104,7 +104,7 @@ def pretrained_tokenizer(
     """The tokenizer of `model.path` at `model.revision`, padding with `model.pad_token`; remote
     code is never run.
 
-    Raises ModelError if it can not be loaded, has no end-of-sequence token, or no pad token
+    Raises ModelError if it cannot be loaded, has no end-of-sequence token, or no pad token
     distinct from it.
     """
     assert settings.path is not None

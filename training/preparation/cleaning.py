@@ -175,7 +175,7 @@ def _quarantine_line(refusal: Refusal) -> str:
         TypeError,
     ):  # nested deeper than the writer can follow, or keys that are no text (a CSV row's overflow)
         return json.dumps(
-            {**row, "original": None, "note": f"can not be copied, see {origin}"},
+            {**row, "original": None, "note": f"cannot be copied, see {origin}"},
             ensure_ascii=False,
         )
 

@@ -79,7 +79,7 @@ def download(url: str, setting: str, max_bytes: int | None = None) -> bytes:
         reason = str(error) or type(error).__name__
     reason = " ".join(without_secrets(reason).split()).rstrip(".")[:MAX_REASON_CHARS]
     raise DataError(
-        f"{url} can not be read: {reason}. Try again later, or fix {setting}.path in params.yaml."
+        f"{url} cannot be read: {reason}. Try again later, or fix {setting}.path in params.yaml."
     )
 
 

@@ -99,7 +99,7 @@ def inspect(
 ) -> Inspection:
     """Read a local file or URL and say what it is; `form` and `columns` override what is found.
 
-    Raises DataError if it can not be read or its format can not be told, ParamsError for a column
+    Raises DataError if it cannot be read or its format cannot be told, ParamsError for a column
     that the format does not have.
     """
     source = FileSource(kind="file", path=path, format="pairs", columns={})

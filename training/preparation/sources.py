@@ -88,7 +88,7 @@ def read_hub(source: HubSource, setting: str) -> Table:
     """The rows of a Hugging Face dataset, or of a local dataset folder; code that comes with a
     dataset is never run.
 
-    Raises DataError if it can not be loaded.
+    Raises DataError if it cannot be loaded.
     """
     import datasets  # a second of import that the other sources need not pay
 
@@ -101,7 +101,7 @@ def read_hub(source: HubSource, setting: str) -> Table:
         raise DataError(
             f"{setting}: dataset {source.path} (config={source.config}, "
             f"revision={source.revision}, split={source.split}) "
-            f"can not be loaded: {_one_line(error)}. Fix {setting} in params.yaml."
+            f"cannot be loaded: {_one_line(error)}. Fix {setting} in params.yaml."
         ) from error
     if not rows:
         raise DataError(
@@ -120,7 +120,7 @@ def read_hub(source: HubSource, setting: str) -> Table:
 
 def read_bytes(path: str, root: Path, setting: str) -> bytes:
     """What a local file (relative to `root`) or URL holds. Raises DataError or EnvironmentFault if
-    it can not be read.
+    it cannot be read.
     """
     return download(path, setting) if "://" in path else _local(root / path, setting)
 

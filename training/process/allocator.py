@@ -63,7 +63,7 @@ def release_free_memory() -> None:
 
 
 def free_bytes() -> int:
-    """Of the main heap: freed and not given back. 0 where it can not be asked."""
+    """Of the main heap: freed and not given back. 0 where it cannot be asked."""
     info = _found("mallinfo2")
     if info is None:
         return 0

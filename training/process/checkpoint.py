@@ -216,7 +216,7 @@ def restoring(path: Path) -> Iterator[None]:
             raise
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
         raise CheckpointError(
-            f"{path} is whole but can not be restored ({reason}): other code or another library "
+            f"{path} is whole but cannot be restored ({reason}): other code or another library "
             "version wrote it. "
             f"Go back to that version, or remove {path.parent} to begin anew."
         ) from error
@@ -253,7 +253,7 @@ def damage(folder: Path) -> str | None:
             if _digest(path) != digest:
                 return f"{name} is not what was written"
         except OSError as error:
-            return f"{name} can not be read: {error.strerror}"
+            return f"{name} cannot be read: {error.strerror}"
     return None
 
 

@@ -65,7 +65,7 @@ def contest(
     root: Path, params: Params, champion: TrainedModels, challenger: TrainedModels
 ) -> tuple[Contest, list[dict[str, Any]]]:
     """Figures and sample replies. Raises DataError if fewer than two prompts are held out from
-    both, ModelError for models that can not be loaded.
+    both, ModelError for models that cannot be loaded.
     """
     confidence = params.evaluate.confidence
     prompts, left_out = held_out(params, champion, challenger)
@@ -153,7 +153,7 @@ def fits(prompts: Sequence[Prompt], params: Params, *candidates: TrainedModels) 
 
 
 def safety_prompts(source: FileSource, root: Path, params: Params) -> list[Prompt]:
-    """The prompts of `retrain.safety_source`. Raises DataError for a file that can not be read or
+    """The prompts of `retrain.safety_source`. Raises DataError for a file that cannot be read or
     has none.
     """
     setting = "retrain.safety_source"

@@ -29,7 +29,7 @@ a mean of equal numbers need not be that number.
 
 
 def check_rollout(statistics: dict[str, float], settings: Online) -> None:
-    """Raise TrainingDiverged if a rollout can not be learnt from."""
+    """Raise TrainingDiverged if a rollout cannot be learnt from."""
     section = settings.method
     if any(math.isnan(value) or math.isinf(value) for value in statistics.values()):
         bad = next(
@@ -60,7 +60,7 @@ def check_rollout(statistics: dict[str, float], settings: Online) -> None:
         raise TrainingDiverged(
             f"mean KL is {statistics['kl']:.3f} nats with a standard error of "
             f"{statistics['kl_error']:.3f}, which samples "
-            "from the policy can not give: sampling and scoring disagree. Check "
+            "from the policy cannot give: sampling and scoring disagree. Check "
             f"{section}.temperature and the tokenizer."
         )
 

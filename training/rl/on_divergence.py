@@ -49,7 +49,7 @@ def on_divergence(
 ) -> Iterator[None]:
     """Around a check of the update after `state`: what it raises says where the batch is.
 
-    statistics  of a rollout that can not be learnt from, for the log; the weights that made it are
+    statistics  of a rollout that cannot be learnt from, for the log; the weights that made it are
                 then saved, unless the stage goes back
 
     With on_divergence=roll_back the first time leaves the newest checkpoint with half the learning

@@ -169,7 +169,7 @@ def test_without_a_plan_or_an_end_there_is_no_error(tmp_path: Path) -> None:
     assert (stopped.stages[0].whole.measured_seconds, stopped.stages[0].whole.error) == (None, None)
 
 
-def test_a_plan_that_can_not_be_read_is_no_plan(tmp_path: Path) -> None:
+def test_a_plan_that_cannot_be_read_is_no_plan(tmp_path: Path) -> None:
     assert read_plan(tmp_path) is None
     for text in ("{", "[]", '{"stages": 3}'):
         (tmp_path / "plan.json").write_text(text)

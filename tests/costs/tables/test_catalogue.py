@@ -124,7 +124,7 @@ def test_a_device_row_without_its_date_is_refused() -> None:
         {"expected": None},
     ],
 )
-def test_a_price_that_can_not_be_believed_is_refused(wrong: dict[str, object]) -> None:
+def test_a_price_that_cannot_be_believed_is_refused(wrong: dict[str, object]) -> None:
     with pytest.raises(
         CostError,
         match=r"price \w+=.* of mine must be above 0 and at most 1000.*costs/tables/prices.yaml",
@@ -144,6 +144,6 @@ def test_a_price_without_a_date_is_refused(date: object) -> None:
 
 
 @pytest.mark.parametrize("usd", [0.0, -1.0, 5000.0])
-def test_an_own_price_that_can_not_be_believed_is_refused(usd: float) -> None:
+def test_an_own_price_that_cannot_be_believed_is_refused(usd: float) -> None:
     with pytest.raises(CostError, match=r"prices.usd_per_device_hour in params.yaml"):
         own_price(usd, "me", "2026-01-01")

@@ -176,7 +176,7 @@ def test_other_judges_are_noted(root: Path) -> None:
 
 def test_a_run_whose_params_are_gone_is_named(root: Path) -> None:
     (root / "runs/pipeline" / FIRST / "params.yaml").unlink()
-    with pytest.raises(UserError, match=f"run {FIRST} can not be compared"):
+    with pytest.raises(UserError, match=f"run {FIRST} cannot be compared"):
         found(root)
 
 

@@ -159,7 +159,7 @@ def test_every_condition_has_its_name_and_says_its_figures() -> None:
     assert (found.promotes, found.failed) == (True, ())
 
 
-def test_conditions_that_fail_or_can_not_be_checked_say_why() -> None:
+def test_conditions_that_fail_or_cannot_be_checked_say_why() -> None:
     def check(number: int, **changes: Any) -> tuple[str, bool | None, str]:
         return tuple(verdict(**changes).checks[number])
 

@@ -321,7 +321,7 @@ def test_a_broken_record_is_told_and_never_replaced_in_silence(project: Path) ->
     (project / RECORD).write_text(text[:40])
     with pytest.raises(
         EnvironmentFault,
-        match=r"record.json can not be read .* nobody knows which model is the champion",
+        match=r"record.json cannot be read .* nobody knows which model is the champion",
     ):
         promote(project, run_id, "again")
     assert (project / RECORD).read_text() == text[:40]

@@ -87,7 +87,7 @@ def test_a_base_model_and_votes_that_are_not_there_yet_are_watched(
 
 
 @pytest.mark.parametrize("path", ["models/sft", "models", "champions/one"])
-def test_what_dvc_can_not_depend_on_is_looked_at_each_time(
+def test_what_dvc_cannot_depend_on_is_looked_at_each_time(
     tmp_path: Path, project: Callable[..., Params], path: str
 ) -> None:
     project(f"model.path={path}", "model.random=null")

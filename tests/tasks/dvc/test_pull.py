@@ -212,7 +212,7 @@ def test_only_public_settings_of_the_remote_are_reported(project: Path, tmp_path
     [
         (
             "gs://bucket/dvc",
-            "the DVC remote gs://bucket/dvc can not be reached from there: only s3:// and a shared "
+            "the DVC remote gs://bucket/dvc cannot be reached from there: only s3:// and a shared "
             "folder can",
         ),
         (
@@ -225,7 +225,7 @@ def test_only_public_settings_of_the_remote_are_reported(project: Path, tmp_path
         ),
     ],
 )
-def test_a_remote_that_containers_can_not_or_should_not_be_given_is_one_line(
+def test_a_remote_that_containers_cannot_or_should_not_be_given_is_one_line(
     project: Path, url: str, words: str
 ) -> None:
     (project / ".dvc" / "config.local").write_text(f"['remote \"local\"']\n    url = {url}\n")

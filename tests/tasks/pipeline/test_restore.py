@@ -111,7 +111,7 @@ def test_where_outputs_are_gone_everything_stays(project: Path) -> None:
     before = state(project)
     lose(project, "first")
     shutil.rmtree(project.parent / "remote", ignore_errors=True)
-    with pytest.raises(EnvironmentFault, match="run first can not be brought back"):
+    with pytest.raises(EnvironmentFault, match="run first cannot be brought back"):
         restore(project, "first")
     assert state(project) == before
 

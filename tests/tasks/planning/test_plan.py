@@ -270,7 +270,7 @@ def test_a_gate_that_warns_lets_the_run_start(project: Path) -> None:
     assert "stops there" in warning
 
 
-# ---------------------------------------------------------------- what can not be planned
+# ---------------------------------------------------------------- what cannot be planned
 
 
 def test_an_unknown_model_can_be_run_without_a_budget_and_not_with_one(project: Path) -> None:

@@ -108,7 +108,7 @@ def test_a_mistake_of_the_user_is_the_stages_own_line(run: Run, ask: Ask) -> Non
     assert "data/" in reply.message
 
 
-def test_a_container_that_can_not_use_the_store_says_so_as_the_state_of_its_flow(
+def test_a_container_that_cannot_use_the_store_says_so_as_the_state_of_its_flow(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     elsewhere = _state(work(f"{tmp_path}/not-mounted", StopRequest()))
@@ -127,7 +127,7 @@ def test_a_container_that_can_not_use_the_store_says_so_as_the_state_of_its_flow
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "who")
     away = _state(work("s3://store/dvc/exchange/run-1/sft-1", StopRequest()))
     assert away.is_failed()
-    assert (away.message or "").startswith("s3://store/dvc/exchange/run-1/sft-1 can not be reached")
+    assert (away.message or "").startswith("s3://store/dvc/exchange/run-1/sft-1 cannot be reached")
     assert "hidden" not in (away.message or "")
 
 
@@ -173,7 +173,7 @@ def test_a_check_says_what_is_there_and_what_is_missing(
     closed = ask(None, "check-4")
     assert (
         closed.kind,
-        "cache can not be written in the container of work pool pool" in closed.message,
+        "cache cannot be written in the container of work pool pool" in closed.message,
     ) == ("bad_input", True)
 
 
@@ -290,5 +290,5 @@ def test_a_request_removes_nothing_outside_of_its_own_folder(
         folder.mkdir()
         (folder / "file").write_text("kept")
     reply = ask("sft", "sft-1", id=identity)
-    assert (reply.kind, "can not name a folder" in reply.message) == ("bad_input", True)
+    assert (reply.kind, "cannot name a folder" in reply.message) == ("bad_input", True)
     assert [path.read_text() for path in tmp_path.glob("*/file")] == ["kept", "kept"]

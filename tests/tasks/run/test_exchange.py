@@ -84,7 +84,7 @@ def test_an_upload_that_fails_half_way_leaves_no_manifest(
         original(source, target)
 
     exchange._files.put_file = put_file  # type: ignore[method-assign]
-    with pytest.raises(EnvironmentFault, match="can not be reached"):
+    with pytest.raises(EnvironmentFault, match="cannot be reached"):
         exchange.upload(folder, "step-4", last="manifest.json")
     del exchange._files.put_file
     assert "step-4/manifest.json" not in exchange.names()
@@ -106,7 +106,7 @@ def test_a_missing_bucket_and_an_absent_store_are_one_line_without_secrets(
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
     with pytest.raises(
-        EnvironmentFault, match=r"s3://store/dvc can not be reached .*AWS_ENDPOINT_URL"
+        EnvironmentFault, match=r"s3://store/dvc cannot be reached .*AWS_ENDPOINT_URL"
     ) as absent:
         Exchange("s3://store/dvc").read("x")
     for fault in (missing, absent):

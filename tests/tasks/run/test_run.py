@@ -181,7 +181,7 @@ def test_a_run_that_failed_keeps_nothing_of_stages_that_it_did_not_complete(tmp_
     }
 
 
-def test_a_folder_that_can_not_be_written_is_named(
+def test_a_folder_that_cannot_be_written_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: object, **__: object) -> None:
@@ -189,9 +189,7 @@ def test_a_folder_that_can_not_be_written_is_named(
 
     monkeypatch.setattr(Path, "mkdir", refuse)
     with (
-        pytest.raises(
-            EnvironmentFault, match=r"run\.lock can not be written \(Permission denied\)"
-        ),
+        pytest.raises(EnvironmentFault, match=r"run\.lock cannot be written \(Permission denied\)"),
         locked(tmp_path),
     ):
         pass

@@ -57,7 +57,7 @@ def test_a_url_without_a_database_is_refused_in_one_line_without_its_password(ur
 
 def test_a_server_that_does_not_answer_is_one_line_without_its_password() -> None:
     with pytest.raises(
-        EnvironmentFault, match=r"me:\*\*\*@127.0.0.1.*can not be used: .*Connection refused"
+        EnvironmentFault, match=r"me:\*\*\*@127.0.0.1.*cannot be used: .*Connection refused"
     ) as refused:
         ensure_databases(f"postgresql://me:secret@{HOST}:{free_port()}/mlflow")
     assert "secret" not in str(refused.value)
@@ -161,7 +161,7 @@ def test_wrong_credentials_are_one_line_without_them(
     for named in [uri, *([uri.replace("@", f":{given}@")] if given else [])]:
         with pytest.raises(
             EnvironmentFault,
-            match=rf"{WITH_PASSWORD}(:\*\*\*)?@127.0.0.1.*can not be used: .*{reason}.*PGPASSWORD",
+            match=rf"{WITH_PASSWORD}(:\*\*\*)?@127.0.0.1.*cannot be used: .*{reason}.*PGPASSWORD",
         ) as refused:
             ensure_databases(named)
         assert "secret" not in str(refused.value)

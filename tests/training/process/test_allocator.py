@@ -1,4 +1,4 @@
-"""In processes of their own: how the C library's heap is set up can not be undone."""
+"""In processes of their own: how the C library's heap is set up cannot be undone."""
 
 import subprocess
 import sys

@@ -137,7 +137,7 @@ print(during - before, during - peak_memory_bytes(accelerator=False))
 
 def test_the_peak_is_that_since_the_last_reset() -> None:
     if not Path("/proc/self/clear_refs").exists():
-        pytest.skip("this system can not reset the peak of a process")
+        pytest.skip("this system cannot reset the peak of a process")
     # a process of its own: this one may have changed its user in another test, and then may not
     # reset its peak
     done = subprocess.run(

@@ -67,7 +67,7 @@ def test_equal_scores_are_named(score: float) -> None:
 
 
 @pytest.mark.parametrize("kl_error", [0.1, 0.0])
-def test_a_kl_that_samples_of_the_policy_can_not_give_is_named(kl_error: float) -> None:
+def test_a_kl_that_samples_of_the_policy_cannot_give_is_named(kl_error: float) -> None:
     with pytest.raises(TrainingDiverged, match=r"mean KL is -0\.600 nats"):
         check_rollout(HEALTHY | {"kl": -0.6, "kl_error": kl_error}, settings())
 
@@ -133,7 +133,7 @@ def test_a_kl_at_its_bound_passes() -> None:
         (
             {"kl": -0.6},
             "mean KL is -0.600 nats with a standard error of 0.100, which samples from the policy "
-            "can not give: sampling and scoring disagree. Check ppo.temperature and the tokenizer.",
+            "cannot give: sampling and scoring disagree. Check ppo.temperature and the tokenizer.",
         ),
     ],
 )
