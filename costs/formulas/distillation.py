@@ -93,12 +93,12 @@ def _teacher_head(setting: Setting, teacher: ModelShape, levers: Levers, respons
     """
     loop, work = roles_of(setting), setting.workload
     times, micro = passes_over(setting, responses / loop.mini_batches)
-    said = micro * (work.mean_response_tokens or work.response_tokens)
+    at_responses = micro * work.response_mean
 
     def reading(vocabulary_tokens: float) -> Work:
         return forward_pass(setting, teacher, levers, micro, work.mean_tokens, vocabulary_tokens)
 
-    head = reading(said) + reading(0.0).times(-1)
+    head = reading(at_responses) + reading(0.0).times(-1)
     passes = work.steps * loop.taught_share * loop.ppo_epochs * loop.mini_batches * times
     return head.times(passes)
 
@@ -111,8 +111,8 @@ def teacher_hidden_bytes(setting: Setting) -> float:
     keeps until the update ends.
     """
     work = setting.workload
-    said = work.mean_response_tokens or work.response_tokens
-    return roles_of(setting).batch * said * teacher_of(setting).width * setting.levers.dtype_bytes
+    tokens = roles_of(setting).batch * work.response_mean
+    return tokens * teacher_of(setting).width * setting.levers.dtype_bytes
 
 
 def distill_moments(setting: Setting) -> list[Moment]:

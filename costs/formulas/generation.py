@@ -25,11 +25,7 @@ def generation(
     batches = work.steps * levers.accumulation if batches is None else batches
     sequences = 1.0 * levers.micro_batch if sequences is None else sequences
     prefill = forward_pass(setting, shape, levers, sequences, max(1, work.prompt_tokens), sequences)
-    going = (
-        sequences
-        * (work.mean_response_tokens or work.response_tokens)
-        / max(1, work.response_tokens)
-    )
+    going = sequences * work.response_mean / max(1, work.response_tokens)
     step = decode_step(
         setting, shape, levers, max(1.0, going), work.prompt_tokens + work.response_tokens / 2
     )

@@ -116,12 +116,13 @@ def scored(
     work = setting.workload
     passes, micro = passes_over(setting, sequences)
     tokens = _tokens_in(setting, name == "score")
-    said = work.mean_response_tokens or work.response_tokens
     counted = replace(
         setting,
-        workload=replace(work, read_tokens=min(1.0, (1.0 if name == "score" else said) / tokens)),
+        workload=replace(
+            work, read_tokens=min(1.0, (1.0 if name == "score" else work.response_mean) / tokens)
+        ),
     )
-    read = tokens if setting.engine.whole_logits else said
+    read = tokens if setting.engine.whole_logits else work.response_mean
     once = forward_pass(
         counted, shape, setting.levers, micro, tokens, micro * read if vocabulary else 0.0
     )
@@ -192,8 +193,7 @@ def update_phase(setting: Setting, sequences: float) -> PhaseRow:
     own = setting.engine.packs
     each, micro = update_passes(setting, sequences / loop.mini_batches)
     tokens = _tokens_in(setting, whole=False)
-    said = work.mean_response_tokens or work.response_tokens
-    read = min(1.0, said / tokens)
+    read = min(1.0, work.response_mean / tokens)
     counted = replace(
         setting,
         workload=replace(

@@ -111,9 +111,7 @@ def update_moments(setting: Setting, resident: Roles) -> list[Moment]:
     passes, _ = update_passes(setting, mini_batch(setting))
     counted = setting.with_levers(micro_batch=micro, accumulation=max(1, floor(passes)))
     work = setting.workload
-    loss_tokens = min(
-        1.0, (work.mean_response_tokens or work.response_tokens) / max(1.0, work.mean_tokens)
-    )
+    loss_tokens = min(1.0, work.response_mean / max(1.0, work.mean_tokens))
     if setting.engine.whole_logits or (setting.loss.host and setting.hardware.is_cpu):
         loss_tokens = 1.0  # without Triton TRL's fused head reads every position
     longest = packed_sequences(setting, mini_batch(setting)) * work.max_tokens if own else None

@@ -171,6 +171,11 @@ class Workload:
     step.
     """
 
+    @property
+    def response_mean(self) -> float:
+        """Mean tokens of a response; of the longest where the mean is not known."""
+        return self.mean_response_tokens or float(self.response_tokens)
+
 
 @dataclass(frozen=True)
 class Rlhf:

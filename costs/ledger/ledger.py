@@ -50,7 +50,7 @@ class StageCost:
     state: str
     """cached, done, running, stopped (resumable), failed, or unfinished (killed)."""
     message: str
-    """What the last attempt said when it failed or stopped."""
+    """The last attempt's message when it failed or stopped."""
     attempt: int | None
     """Number of the attempt whose outputs the run uses, None if there are none."""
     attempts: int

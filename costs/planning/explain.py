@@ -206,7 +206,7 @@ def _longer(setting: Setting, factor: float) -> Setting:
                 mean_tokens=work.mean_tokens * factor,
             ),
         )
-    mean = work.mean_response_tokens or float(work.response_tokens)
+    mean = work.response_mean
     return replace(
         setting,
         workload=replace(

@@ -152,7 +152,7 @@ def held_out_moments(setting: Setting) -> list[Moment]:
 
 def judging_moments(setting: Setting) -> list[Moment]:
     """Scoring of replies by a reward model, then their log-probs under the SFT model, while the
-    model that said them stays loaded.
+    model that sampled them stays loaded.
     """
     if setting.rlhf is None or setting.rlhf.reward is None:
         return []

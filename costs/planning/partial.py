@@ -1,7 +1,7 @@
 """A params file of which only one stage is to be planned may leave the rest out: what is missing
 comes from recipes/base.yaml.
 
-Only plans are made from such a file; a run needs every parameter to be said.
+Only plans are made from such a file; a run needs every parameter.
 """
 
 from collections.abc import Mapping

@@ -102,12 +102,12 @@ def _new_pairs(rows: Rows, root: Path) -> tuple[float, str]:
         except (OSError, ValueError, KeyError, TypeError):
             champion = None
     pairs = min(max(0.0, now - before), float(MAX_PAIRS))
-    said = (
+    reason = (
         "as many as there are more than the champion had"
         if champion
         else "all, as it is not known how many a champion had"
     )
-    return pairs, f"{pairs:.0f} new pairs to judge ({said}; at most {MAX_PAIRS})"
+    return pairs, f"{pairs:.0f} new pairs to judge ({reason}; at most {MAX_PAIRS})"
 
 
 def _judging(params: Params, rows: Rows, aim: Target, pairs: float) -> Setting:
@@ -158,8 +158,8 @@ def plan_contest(params: Params, aim: Target) -> StagePlan:
         find_lever=False,
     )
     words = tuple(line for _, notes in asked for line in notes)
-    said = f"contest: {' and '.join(str(prompts) for prompts, _ in asked)} prompts of each model"
-    return replace(made, assumptions=(said, f"contest: {note}", *words), lever=_lever(made))
+    reason = f"contest: {' and '.join(str(prompts) for prompts, _ in asked)} prompts of each model"
+    return replace(made, assumptions=(reason, f"contest: {note}", *words), lever=_lever(made))
 
 
 def _lever(made: StagePlan) -> str:

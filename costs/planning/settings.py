@@ -165,7 +165,7 @@ def _sampling(
 ) -> Setting:
     """A loop that samples and trains `model`, without its other roles."""
     prompt, response = floor(rows.longest_prompt), section.max_new_tokens
-    said = response_tokens(rows, response)
+    mean_response = response_tokens(rows, response)
     each = max(1, section.batch_size // aim.gpus)
     micro = max(1, min(each, floor(section.micro_batch_tokens / (prompt + response))))
     whole = levers_of(params, dict(section), 1, section.batch_size, aim.gpus)
@@ -174,11 +174,11 @@ def _sampling(
     )
     work = Workload(
         prompt + response,
-        rows.prompt_tokens + said,
+        rows.prompt_tokens + mean_response,
         section.updates,
         prompt,
         response,
-        said,
+        mean_response,
         texts_tokens=rows.prompts * rows.prompt_tokens,
         micro_batch_tokens=1.0 * section.micro_batch_tokens,
     )
@@ -238,7 +238,7 @@ def _dpo(params: Params, aim: Target, rows: Rows, model: ModelShape) -> Setting:
     )
     levers = replace(levers, micro_batch=2 * levers.micro_batch)
     longest, mean, places = pair_lengths(rows, section.max_length, levers.attention)
-    said = min(1.0, (rows.pair_tokens - rows.preference_tokens) / mean)  # all but the prompt
+    in_replies = min(1.0, (rows.pair_tokens - rows.preference_tokens) / mean)  # all but the prompt
     held_out, every = 2 * rows.preference_held_out, 2 * (rows.preference + rows.preference_held_out)
     work = Workload(
         longest,
@@ -247,8 +247,8 @@ def _dpo(params: Params, aim: Target, rows: Rows, model: ModelShape) -> Setting:
         held_out=held_out,
         texts_tokens=every * rows.preference_tokens,
         reference_sequences=every,
-        loss_tokens=said,
-        read_tokens=said,
+        loss_tokens=in_replies,
+        read_tokens=in_replies,
         attention_places=places,
     )
     return Setting("dpo", model, levers, work, aim.hardware, engine("ours"), aim.gpus)
@@ -312,9 +312,10 @@ def answering(
         micro_batch=min(section.batch_size, prompts),
     )
     batches = models * ceil(prompts / levers.micro_batch / aim.gpus)
-    said = response_tokens(rows, response)
+    mean_response = response_tokens(rows, response)
     work = Workload(
-        prompt + response, rows.prompt_tokens + said, batches, prompt, response, said,
+        prompt + response, rows.prompt_tokens + mean_response, batches, prompt, response,
+        mean_response,
         micro_batch_tokens=1.0 * section.batch_size * params.model.context_length,
     )  # fmt: skip
     return Setting(

@@ -87,8 +87,8 @@ def target(
     named = name or params.prices.device
     device = hardware(named) if named else this_device(root)
     if usd_per_gpu_hour is not None:
-        said = own_price(usd_per_gpu_hour, "command line", "today")
-        return Target(device, said, gpus, root=root, by_pool=name is None, own_price=True)
+        own = own_price(usd_per_gpu_hour, "command line", "today")
+        return Target(device, own, gpus, root=root, by_pool=name is None, own_price=True)
     if name is None:
         return Target(
             device,
