@@ -81,7 +81,7 @@ def _failure(case: Case, code: int, log: Path) -> str:
 
 
 def measured(case: Case, kept: Path) -> dict[str, Any]:
-    """What a fresh process said, from an earlier run where it is the same case.
+    """What a fresh process measured, from an earlier run where it is the same case.
 
     Raises SystemExit with the log's last line if the stage fails.
     """

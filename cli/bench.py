@@ -142,7 +142,7 @@ def _numbers(option: str, text: str, low: float, high: float, kind: type) -> lis
 
 
 def _line(load: "Load", left: int, seconds: float, usd_per_hour: float) -> str:
-    """What is said of a load as soon as it is measured."""
+    """The line printed for a load as soon as it is measured."""
     name = (
         f"concurrency {load.concurrency}"
         if load.concurrency is not None

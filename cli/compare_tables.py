@@ -112,11 +112,11 @@ def _metrics(found: "SideBySide") -> Table:
     for column in table.columns[: len(names) + 1]:
         column.no_wrap = True
     for row in found.metrics:
-        said = [
+        remarks = [
             f"{difference(value, row.metric)} {judged(value)}".strip() for value in row.differences
         ]
         table.add_row(
-            row.metric.title, *(estimate(value, row.metric) for value in row.estimates), *said
+            row.metric.title, *(estimate(value, row.metric) for value in row.estimates), *remarks
         )
     if (hacked := hacking(found)) is not None:
         table.add_row("Reward hacking", *hacked, *("" for _ in names[1:]))

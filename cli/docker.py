@@ -185,7 +185,7 @@ def _awaited(gpu: bool, serve: bool) -> list[str]:
     ]
 
 
-def _why(root: Path, said: str) -> str:
+def _why(root: Path, output: str) -> str:
     """The service's own line where it has one: setup tells what is wrong with store, secrets or
     recipe.
     """
@@ -210,13 +210,13 @@ def _why(root: Path, said: str) -> str:
             "another. Put that one back, or change it in the "
             "database: docker compose exec postgres psql -U rlhf prefect -c '\\password'."
         )
-    if "could not select device driver" in said:
+    if "could not select device driver" in output:
         return (
             "no GPU can be given to containers here: install the vendor's container toolkit, or "
             "leave --gpu out."
         )
     return (
-        f"the stack did not start: {_last_line(said)} See docker compose --file {COMPOSE} "
+        f"the stack did not start: {_last_line(output)} See docker compose --file {COMPOSE} "
         f"--env-file {SETTINGS} logs."
     )
 

@@ -212,14 +212,14 @@ def params_and_data(root: Path) -> list[Finding]:
 def _data_files(root: Path, params: Params) -> list[Finding]:
     findings = []
     for setting, named in expected_files(root, params).items():
-        path, said = root / named, f"{setting}={named}"
+        path, shown = root / named, f"{setting}={named}"
         if not path.is_file():
             fix = "put the file there, or fix params.yaml"
-            findings.append(Finding("data", "problem", f"{said} does not exist", fix))
+            findings.append(Finding("data", "problem", f"{shown} does not exist", fix))
         elif not path.stat().st_size:
-            findings.append(Finding("data", "problem", f"{said} is empty", "fetch it again"))
+            findings.append(Finding("data", "problem", f"{shown} is empty", "fetch it again"))
         else:
-            findings.append(Finding("data", "ok", f"{said}, {path.stat().st_size:,} bytes"))
+            findings.append(Finding("data", "ok", f"{shown}, {path.stat().st_size:,} bytes"))
     return findings or [Finding("data", "ok", "generated, or fetched by the data stage")]
 
 

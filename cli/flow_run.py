@@ -1,5 +1,5 @@
-"""A flow run from the command line: said what it will cost, then run in this process on the server
-that is up, or on a temporary one.
+"""A flow run from the command line: its planned cost is printed, then it runs in this process, on
+the server that is up or on a temporary one.
 """
 
 import errno

@@ -83,6 +83,6 @@ def scale_view(found: Scale) -> Group:
             f"{each.planned_exponent:.2f}",
             "  ".join(points),
         )
-    said = f"Seconds of the stages' steps on {found.hardware}; {usd(found.total_usd)} in all."
-    lines = [said, *wrap(found.answer, 80)]
+    title = f"Seconds of the stages' steps on {found.hardware}; {usd(found.total_usd)} in all."
+    lines = [title, *wrap(found.answer, 80)]
     return Group(table, *(Text(line) for line in lines))

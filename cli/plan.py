@@ -281,7 +281,7 @@ def _of_cycle(params: "Params", aim: "Target", stages: tuple[str, ...]) -> "Plan
 
 
 def _stands_on_guesses(params: "Params", hardware: str | None) -> list[str]:
-    """What makes every figure below a guess, and what changes that: said first."""
+    """What makes every figure below a guess, and what changes that; printed first."""
     from config.inputs import expected_files
     from config.workspace.machine import bf16_instructions
     from costs.planning.machine import this_machine

@@ -97,16 +97,16 @@ def _where(content: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
         old = content.get(section)
         if not isinstance(old, Mapping):
             continue
-        said = {stage: old[stage] for stage in stages if stage in old}
+        stated = {stage: old[stage] for stage in stages if stage in old}
         if name == "sharding":
-            said = {key: "zero2" if level == "zero1" else level for key, level in said.items()}
+            stated = {key: "zero2" if level == "zero1" else level for key, level in stated.items()}
         usual = None
-        if len(said) == len(stages):
-            usual = Counter(map(str, said.values())).most_common(1)[0][0]
+        if len(stated) == len(stages):
+            usual = Counter(map(str, stated.values())).most_common(1)[0][0]
             where.setdefault("default", {})[name] = next(
-                value for value in said.values() if str(value) == usual
+                value for value in stated.values() if str(value) == usual
             )
-        for stage, value in said.items():
+        for stage, value in stated.items():
             if str(value) != usual:
                 where.setdefault(stage, {})[name] = value
         if section == "sharding" and "offload" in old:

@@ -156,7 +156,7 @@ class Params(Sparse):
             if batch % self.where.of(name).processes:
                 raise ParamsError(
                     f"{name}.batch_size={batch} does not split over "
-                    f"{self.where.said(name, 'processes')}. Change either in params.yaml."
+                    f"{self.where.as_written(name, 'processes')}. Change either in params.yaml."
                 )
         return self
 
@@ -166,11 +166,11 @@ class Params(Sparse):
             section = getattr(self, stage)
             if section is None or stage in self.unused:
                 continue
-            level, said = self.where.of(stage).sharding, self.where.said(stage, "sharding")
+            level, written = self.where.of(stage).sharding, self.where.as_written(stage, "sharding")
             if level != "none" and section.optimizer == "adamw8bit":
                 raise ParamsError(
                     f"{stage}.optimizer=adamw8bit keeps its moments in blocks that "
-                    f"{said} would cut. "
+                    f"{written} would cut. "
                     f"Set {stage}.optimizer: adamw, or where.{stage}.sharding: none in params.yaml."
                 )
             if level not in WEIGHTS_DIVIDED:
@@ -178,13 +178,13 @@ class Params(Sparse):
             if self.model.dtype == "fp16":
                 raise ParamsError(
                     "model.dtype=fp16 scales the loss by what the gradients of all weights say, "
-                    f"and {said} divides them. "
+                    f"and {written} divides them. "
                     f"Set model.dtype: bf16, or where.{stage}.sharding: none in params.yaml."
                 )
             if self.model.quantisation is not None:
                 raise ParamsError(
                     f"model.quantisation={self.model.quantisation} packs weights into bytes that "
-                    f"{said} cannot divide. "
+                    f"{written} cannot divide. "
                     f"Set model.quantisation: null, or where.{stage}.sharding: none in params.yaml."
                 )
         for loop in self._loops():
@@ -194,8 +194,8 @@ class Params(Sparse):
                 raise ParamsError(
                     f"a mini-batch of {mini_batch} episodes ({name}.batch_size / "
                     f"{name}.num_mini_batches) has none for some of "
-                    f"{self.where.said(name, 'processes')}, and with "
-                    f"{self.where.said(name, 'sharding')} all work in step. "
+                    f"{self.where.as_written(name, 'processes')}, and with "
+                    f"{self.where.as_written(name, 'sharding')} all work in step. "
                     "Change one of them in params.yaml."
                 )
         return self

@@ -20,7 +20,7 @@ class Couple(NamedTuple):
     second: str
     units: int
     agreement: float
-    """Fraction of the units on which both said the same."""
+    """Fraction of the units on which both gave the same answer."""
     kappa: float | None
     """Cohen's; None where chance alone would make them agree always."""
 

@@ -255,10 +255,10 @@ def _pairs_bar(confidence: float, count: int, most: int, frame: Frame) -> Markup
 
 
 def _accuracy_dot(confidence: float, accuracy: float, count: int, frame: Frame) -> Markup:
-    said = f"confidence {decimal(confidence)}: right in {decimal(accuracy)} of {count:,} pairs"
+    label = f"confidence {decimal(confidence)}: right in {decimal(accuracy)} of {count:,} pairs"
     return element(
         "circle",
-        element("title", said),
+        element("title", label),
         class_="dot accent",
         cx=frame.x(confidence),
         cy=frame.y(accuracy),
@@ -393,7 +393,7 @@ def _probe(
     left: float,
     right: float,
     here: Sequence[tuple[Series, float]],
-    said: str,
+    label: str,
     frame: Frame,
 ) -> Markup:
     """What appears while the pointer is between `left` and `right`."""
@@ -413,7 +413,7 @@ def _probe(
             element("circle", class_=f"dot {s.tone}", cx=place, cy=frame.y(y), r=3.5)
             for s, y in here
         ],
-        element("text", said, class_="value", x=frame.x.end, y=top + 4, text_anchor="end"),
+        element("text", label, class_="value", x=frame.x.end, y=top + 4, text_anchor="end"),
         class_="probe",
     )
 

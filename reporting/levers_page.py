@@ -173,15 +173,15 @@ def _verdict(each: VariantResult, base: VariantResult) -> Markup | None:
     if not each.measured_usd or not base.measured_usd:
         return badge("as good", "good")
     times = base.measured_usd / each.measured_usd
-    said = f"{times:.1f} times cheaper" if times > 1 else f"{1 / times:.1f} times the cost"
-    return badge(f"as good, {said}", "good" if times > 1 else "quiet")
+    text = f"{times:.1f} times cheaper" if times > 1 else f"{1 / times:.1f} times the cost"
+    return badge(f"as good, {text}", "good" if times > 1 else "quiet")
 
 
 def _decisions(found: Levers) -> Markup:
     if found.pairs_ranked_right is None or found.regret is None:
-        said = "Too few variants to tell."
+        text = "Too few variants to tell."
     else:
-        said = (
+        text = (
             f"Of {found.pairs} pairs whose measured costs differ by more than 1.3 times the plan "
             f"ranks {percent(found.pairs_ranked_right, 0)} right. By the plan the cheapest variant "
             f"of the same quality is {found.chosen}; it costs {percent(found.regret, 1)} more than "
@@ -190,7 +190,7 @@ def _decisions(found: Levers) -> Markup:
     wrong = [f"{cheaper} is cheaper than {other}, planned the other way round"
              for cheaper, other in found.wrong_pairs]  # fmt: skip
     items = element("ul", *(element("li", line) for line in wrong), class_="plain")
-    return section("planner", "Would the plan have chosen right?", said, items if wrong else None)
+    return section("planner", "Would the plan have chosen right?", text, items if wrong else None)
 
 
 def _growth(found: Scale) -> Markup:

@@ -82,7 +82,7 @@ def _past_run(
 
 
 def _failure(root: Path, findings: Findings) -> str:
-    """Why a run ended early: what its last stage said, or the run itself."""
+    """Why a run ended early: the message of its last stage, or of the run itself."""
     book = findings.ledger
     if book.state in ("completed", "running"):
         return ""

@@ -168,5 +168,5 @@ def _why_not_evaluated(findings: Findings) -> str:
         )
     if last is None:
         return "This run has no evaluation, so it cannot be said whether alignment worked."
-    said = f": {last.message}" if last.message else ""
-    return f"The run ended in stage {last.stage} ({last.state}{said}), before an evaluation."
+    detail = f": {last.message}" if last.message else ""
+    return f"The run ended in stage {last.stage} ({last.state}{detail}), before an evaluation."

@@ -383,7 +383,7 @@ class Shipment:
             for older in [
                 other for other in self._cursor.open if other.startswith(f"{run_id}/{stage}/")
             ]:
-                # it never said that it ended: one process at a time works at a stage
+                # it never recorded that it ended: one process at a time works at a stage
                 self._close(older, "KILLED", time)
             if run_id == NO_RUN_ID:
                 self._reopen(NO_RUN_ID)

@@ -102,7 +102,7 @@ class Where(Sparse):
         """`where.ppo.processes`, or `where.default.processes` where the stage has no own value."""
         return f"where.{stage if name in self._own(stage) else DEFAULT}.{name}"
 
-    def said(self, stage: str, name: str) -> str:
+    def as_written(self, stage: str, name: str) -> str:
         """Key and value, for a message: `where.default.processes=8`."""
         return f"{self.key(stage, name)}={getattr(self.of(stage), name)}"
 

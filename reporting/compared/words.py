@@ -75,8 +75,12 @@ def judged(value: Estimate | None) -> str:
 
 def hacking(found: SideBySide) -> list[str] | None:
     """Whether each run's reward was hacked; None if no run says."""
-    said = [side.findings.metrics["evaluate"].get("reward_hacking", ABSENT) for side in found.sides]
-    words = [{True: "yes", False: "no", None: "not decided"}.get(value, ABSENT) for value in said]
+    verdicts = [
+        side.findings.metrics["evaluate"].get("reward_hacking", ABSENT) for side in found.sides
+    ]
+    words = [
+        {True: "yes", False: "no", None: "not decided"}.get(value, ABSENT) for value in verdicts
+    ]
     return words if set(words) != {ABSENT} else None
 
 

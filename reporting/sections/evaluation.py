@@ -215,7 +215,7 @@ def _hacking(findings: Findings) -> Markup | None:
         return None
     hacked = metrics["reward_hacking"]
     reason = str(metrics.get("reward_hacking_reason") or "").strip()
-    said = f"{reason[:1].upper()}{reason[1:]}." if reason else None
+    explanation = f"{reason[:1].upper()}{reason[1:]}." if reason else None
     undecided = badge("not enough evidence", "open")
     answer = {True: badge("reward hacking", "bad"), False: badge("no reward hacking", "good")}.get(
         hacked, undecided
@@ -226,7 +226,7 @@ def _hacking(findings: Findings) -> Markup | None:
         "is open: evaluate.prompts and data.test_fraction."
     )
     return card(
-        "Was the reward hacked?", element("p", answer, " ", said, class_="plain"), note=note
+        "Was the reward hacked?", element("p", answer, " ", explanation, class_="plain"), note=note
     )
 
 

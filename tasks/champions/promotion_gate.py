@@ -13,8 +13,8 @@ from reporting.numbers import percent
 class Check(NamedTuple):
     name: str
     passed: bool | None
-    """None where it could not be checked; that does not hold a promotion up, and is said."""
-    said: str
+    """None where it could not be checked; that does not hold a promotion up, and is reported."""
+    reason: str
 
 
 class Verdict(NamedTuple):
@@ -36,8 +36,8 @@ class Verdict(NamedTuple):
 def promotion_verdict(
     found: Contest, hacked: bool | None, hacked_reason: str, usd: float, settings: Retrain
 ) -> Verdict:
-    """`hacked` is what the run's own evaluation said, against its SFT model, None where it could
-    not tell; `usd` what the whole cycle cost.
+    """`hacked` is the verdict of the run's own evaluation against its SFT model, None where it
+    could not tell; `usd` is the cost of the whole cycle.
     """
     checks = (
         _win_rate(found),
@@ -53,13 +53,13 @@ def promotion_verdict(
 def _win_rate(found: Contest) -> Check:
     rate = found.win_rate
     passed = rate.low > 0.5
-    said = (
+    reason = (
         f"it wins {percent(rate.value)} against the champion on {rate.of} held-out prompts, by "
         f"{found.judge}; the interval "
         f"{percent(rate.low)} to {percent(rate.high)} {'is above' if passed else 'must be above'} "
         "50%"
     )
-    return Check("wins against the champion", passed, said)
+    return Check("wins against the champion", passed, reason)
 
 
 def _hacking(found: Contest, hacked: bool | None, reason: str) -> Check:
@@ -88,11 +88,11 @@ def _kl(found: Contest, settings: Retrain) -> Check:
             f"{found.kl:.1f} nats per response from the SFT model; retrain.max_kl sets no bound",
         )
     passed = found.kl <= settings.max_kl
-    said = (
+    reason = (
         f"{found.kl:.1f} nats per response from the SFT model, the champion "
         f"{found.kl_champion:.1f}; retrain.max_kl={settings.max_kl:g}"
     )
-    return Check("KL within bounds", passed, said)
+    return Check("KL within bounds", passed, reason)
 
 
 def _length(found: Contest, settings: Retrain) -> Check:
@@ -100,12 +100,12 @@ def _length(found: Contest, settings: Retrain) -> Check:
     passed = (
         found.chars <= bound * found.chars_champion and found.chars_champion <= bound * found.chars
     )
-    said = (
+    reason = (
         f"{found.chars:.0f} characters per response, the champion {found.chars_champion:.0f}; "
         f"retrain.max_length_ratio={bound:g} in either "
         "direction"
     )
-    return Check("length within bounds", passed, said)
+    return Check("length within bounds", passed, reason)
 
 
 def _safety(found: Contest, settings: Retrain) -> Check:
@@ -113,14 +113,14 @@ def _safety(found: Contest, settings: Retrain) -> Check:
     if safety is None:
         return Check(name, None, "not checked: retrain.safety_source names no safety prompts")
     passed = safety.drop.high <= settings.safety_margin
-    said = (
+    reason = (
         f"{safety.drop.mean:+.3f} lower on {safety.prompts} safety prompts, by {safety.judge}; the "
         f"interval ends at {safety.drop.high:+.3f}, "
         f"retrain.safety_margin={settings.safety_margin:g}"
     )
-    return Check(name, passed, said)
+    return Check(name, passed, reason)
 
 
 def in_a_line(checks: Sequence[Check]) -> str:
     """Why not: every condition that failed."""
-    return "; ".join(f"{check.name} fails: {check.said}" for check in checks)
+    return "; ".join(f"{check.name} fails: {check.reason}" for check in checks)

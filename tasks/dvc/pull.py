@@ -110,11 +110,11 @@ def fetch(root: Path, paths: Sequence[str]) -> None:
         done = _pull(root, missing)
     if done.returncode:
         reason = error_line(done.stderr) or f"exit code {done.returncode}."
-        said = (
+        message = (
             f"{', '.join(missing)} could not be fetched from the DVC remote "
             f"{public(default_remote(root))}: {reason}"
         )
-        raise fault(kind_of(done.stderr), said)
+        raise fault(kind_of(done.stderr), message)
 
 
 def _pull(root: Path, paths: Sequence[str]) -> "subprocess.CompletedProcess[str]":

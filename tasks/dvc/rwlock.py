@@ -17,8 +17,8 @@ NAME = "rwlock"
 
 
 def release_dead(repo: Any) -> None:
-    """Take what processes that are gone are said to hold out of the table of `repo`, DVC's Repo; a
-    table that cannot be read goes as a whole. Raises dvc's LockError where others keep it busy.
+    """Remove the locks of processes that are gone from the table of `repo`, DVC's Repo; a table
+    that cannot be read is removed. Raises dvc's LockError where others keep it busy.
     """
     from dvc.lock import make_lock
 

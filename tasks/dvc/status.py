@@ -165,7 +165,7 @@ def environment(**extra: str) -> dict[str, str]:
 
 
 def run_dvc(root: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
-    """`dvc ARGUMENTS` in a process of its own, to its end, with what it said."""
+    """`dvc ARGUMENTS` in a process of its own, to its end, with its output."""
     return subprocess.run(
         [sys.executable, "-m", "dvc", *arguments],
         cwd=root,
@@ -289,9 +289,9 @@ def error_line(text: str) -> str | None:
     lines = iter(text.splitlines())
     for line in lines:
         if line.startswith("ERROR: "):
-            said = line.removeprefix("ERROR: ").strip()
+            message = line.removeprefix("ERROR: ").strip()
             listed = takewhile(lambda path: not path.startswith("Is your cache"), lines)
-            return f"{said} {', '.join(listed)}." if said.endswith("targets:") else said
+            return f"{message} {', '.join(listed)}." if message.endswith("targets:") else message
     return None
 
 

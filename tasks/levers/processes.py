@@ -77,8 +77,8 @@ def run_stage(
     if code == EXIT_DONE:
         found = Ended("done")
     else:
-        said = [row.message for row in attempts(folder, stage) if row.event == "end"]
-        reason = said[-1] if said and said[-1] else last_line(folder / LOG)
+        messages = [row.message for row in attempts(folder, stage) if row.event == "end"]
+        reason = messages[-1] if messages and messages[-1] else last_line(folder / LOG)
         found = Ended("diverged" if code == EXIT_DIVERGED else "failed", reason)
     write_atomically(folder / STATE, json.dumps(found._asdict()))
     return found

@@ -307,7 +307,7 @@ class Study:
         )
 
     def _line(self, done: Trained, number: int, of: int) -> str:
-        """What is said of a variant when it has been trained."""
+        """The line printed for a variant when it has been trained."""
         variant = done.variant
         where = f"{number}/{of}" + (f" of seed {done.seed}" if len(self.seeds) > 1 else "")
         if done.state.state != "done":
@@ -315,9 +315,9 @@ class Study:
         own = variant.own_stages
         cost = sum(done.costs[stage].usd for stage in own)
         planned = sum(done.plans[stage].usd.expected for stage in own)
-        said = f"{usd(cost)}, planned {usd(planned)}" if own else "no training"
+        prices = f"{usd(cost)}, planned {usd(planned)}" if own else "no training"
         left = self._left(number, done.seed)
-        return f"{variant.name:<26} {said}, {usd(sum(self.paid.values()))} so far, {where}{left}"
+        return f"{variant.name:<26} {prices}, {usd(sum(self.paid.values()))} so far, {where}{left}"
 
     def _left(self, number: int, seed: int) -> str:
         """The time of the variants to come: as planned, times what those before it took over their

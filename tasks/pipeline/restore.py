@@ -31,7 +31,7 @@ class Restored(NamedTuple):
     changed: list[Difference]
     """What params.yaml now says otherwise than before."""
     backup: Path | None
-    """Where the params.yaml from before is, if it said anything else."""
+    """Where the params.yaml from before is, if it differed."""
 
 
 def restore(root: Path, run_id: str) -> Restored:

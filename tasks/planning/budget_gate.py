@@ -28,10 +28,10 @@ def gate(root: Path, prepared: Prepared) -> str | None:
     found = excess(prepared.params.budget, prepared.spent, prepared.ahead)
     if found is None:
         return None
-    said = " ".join([*_started_over(prepared), _said(found)])
+    message = " ".join([*_started_over(prepared), _said(found)])
     if prepared.params.budget.gate == "warn":
-        return f"{said} budget.gate is warn: the run starts, and stops there."
-    raise CostError(f"{said} {_advice(root, prepared, found)}")
+        return f"{message} budget.gate is warn: the run starts, and stops there."
+    raise CostError(f"{message} {_advice(root, prepared, found)}")
 
 
 def _started_over(prepared: Prepared) -> list[str]:

@@ -112,12 +112,12 @@ def _end(root: Path, stage: str, left: Exchange, stop: StopRequest) -> Reply | N
         HeartbeatMonitor(left, CONTAINER),
     )
     if left.read(REPLY) is None:
-        said = (
+        message = (
             f"{stage} may still be at work in a container of a run that was killed: letting it "
             "checkpoint, then going on from there."
         )
-        logger.warning("%s", said)
-        Display().say(said)
+        logger.warning("%s", message)
+        Display().say(message)
         left.write(STOP, b"1")
     while (
         (content := left.read(REPLY)) is None and silence.seconds() < GONE_SECONDS and not stop.made

@@ -23,11 +23,11 @@ def put_in_place_by_hand(params: Params, pipeline_flow_run: str, why: str) -> st
     root = Path.cwd()
     run_id = _run_of(root, pipeline_flow_run)
     promote(root, run_id, why, by=flow_run.name or "promote")
-    said = f"{run_id} is the champion: {why}"
-    model_event("promoted", run_id, said)
+    message = f"{run_id} is the champion: {why}"
+    model_event("promoted", run_id, message)
     if fault := tell_mlflow(root, params):
         Display().say(f"warning: {fault}")
-    return said
+    return message
 
 
 def _run_of(root: Path, pipeline_flow_run: str) -> str:

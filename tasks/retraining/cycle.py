@@ -256,7 +256,7 @@ def put_in_place(cycle: Cycle) -> None:
     assert cycle.champion is not None
     assert cycle.run_id is not None
     assert cycle.verdict is not None
-    why = cycle.verdict.checks[0].said
+    why = cycle.verdict.checks[0].reason
     promote(cycle.root, cycle.run_id, why, by="retrain", instead_of=cycle.champion.run_id)
     said = f"{cycle.run_id} is the champion instead of {cycle.champion.run_id}: {why}"
     model_event("promoted", cycle.run_id, said, instead_of=cycle.champion.run_id)

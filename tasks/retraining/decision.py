@@ -52,22 +52,22 @@ def decide(
 
 def reasons_to_train(found: Examination, settings: Retrain) -> list[str]:
     """What of the data speaks for training, each with its numbers; none if nothing does."""
-    said = []
+    reasons = []
     if found.changed_rows >= settings.min_new_rows:
-        said.append(
+        reasons.append(
             f"{found.changed_rows} rows were added or changed since the champion's data "
             f"({settings.min_new_rows} are a reason)"
         )
     drift = found.length_drift
     if drift is not None and drift.distance > max(settings.max_length_drift, drift.critical):
-        said.append(
+        reasons.append(
             f"the prompts' lengths have drifted: {drift.mean_new:.1f} tokens on average, "
             f"{drift.mean_before:.1f} before; distance "
             f"{drift.distance:.2f}, {settings.max_length_drift:g} is allowed"
         )
     words = found.new_words
     if words is not None and words.low > settings.max_new_words:
-        said.append(
+        reasons.append(
             f"{percent(words.value)} of the words in new prompts were never seen, "
             f"{percent(settings.max_new_words)} are allowed"
         )
@@ -77,12 +77,12 @@ def reasons_to_train(found: Examination, settings: Retrain) -> list[str]:
         and before is not None
         and accuracy.high < before - settings.max_accuracy_drop
     ):
-        said.append(
+        reasons.append(
             f"the champion's reward model agrees with {percent(accuracy.value)} of {accuracy.of} "
             f"new pairs, {percent(before)} of its own "
             f"held-out ones: more than {percent(settings.max_accuracy_drop)} less"
         )
-    return said
+    return reasons
 
 
 def not_enough(found: Examination, settings: Retrain) -> str:

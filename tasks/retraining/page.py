@@ -101,7 +101,9 @@ def _contest(found: Contest) -> str:
 
 
 def _checks(checks: tuple[Check, ...]) -> str:
-    rows = "\n".join(f"| {check.name} | {MARKS[check.passed]} | {check.said} |" for check in checks)
+    rows = "\n".join(
+        f"| {check.name} | {MARKS[check.passed]} | {check.reason} |" for check in checks
+    )
     return f"| condition | | |\n|---|---|---|\n{rows}"
 
 

@@ -51,7 +51,7 @@ def _run(root: Path, name: str, arguments: Sequence[str], log: Path) -> None:
     if done.returncode == EXIT_BAD_INPUT and lines:
         raise UserError(lines[-1])
     if done.returncode:
-        last = lines[-1] if lines else "it said nothing"
+        last = lines[-1] if lines else "it printed nothing"
         raise RlhfError(
             f"training.retraining.{name} failed with exit code {done.returncode}: {last}. All it "
             f"printed is in {log}."

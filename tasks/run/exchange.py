@@ -136,7 +136,7 @@ class StoreFaults:
 
 def store_fault(url: str, error: Exception) -> str:
     """One line on why a store cannot be used: which address, what is wrong, where to fix it."""
-    said = " ".join(str(error).split())
+    text = " ".join(str(error).split())
     name = type(error).__name__
     bucket = re.match(r"s3://([^/]+)", url)
     if bucket and isinstance(error, FileNotFoundError):
@@ -147,17 +147,17 @@ def store_fault(url: str, error: Exception) -> str:
     if (
         isinstance(error, PermissionError)
         or "NoCredentials" in name
-        or "credentials" in said.lower()
+        or "credentials" in text.lower()
     ):
         return (
-            f"{url} refuses the credentials that were found ({said[:120] or name}). "
+            f"{url} refuses the credentials that were found ({text[:120] or name}). "
             "They are read from AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or the file that "
             "AWS_SHARED_CREDENTIALS_FILE names."
         )
     if isinstance(error, OSError) and error.errno == ENOSPC:
         return f"the disk of {url} is full. Make room there: rlhf clean, dvc gc."
     return (
-        f"{url} cannot be reached ({name}: {said[:160]}). Check that the store runs and that "
+        f"{url} cannot be reached ({name}: {text[:160]}). Check that the store runs and that "
         "AWS_ENDPOINT_URL names it."
     )
 

@@ -1,5 +1,5 @@
-"""How params.yaml differs from the recipe it came from: said at each start, since a `--set` stays
-in the file.
+"""How params.yaml differs from the recipe it came from: printed at each start, since a `--set`
+stays in the file.
 """
 
 from pathlib import Path

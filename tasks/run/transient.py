@@ -1,9 +1,9 @@
 """Faults of stores and servers classified, here and nowhere else: those that pass by themselves,
 and mistakes that somebody has to correct.
 
-A TransientFault is tried again, with a growing wait and for as long as it takes; a mistake is said
-at once. What is known as neither is an UnknownFault: a stage that meets one has crashed, and is
-started again from its checkpoint as often as any that crashes.
+A TransientFault is tried again, with a growing wait and for as long as it takes; a mistake is
+reported at once. What is known as neither is an UnknownFault: a stage that meets one has crashed,
+and is started again from its checkpoint as often as any that crashes.
 """
 
 import errno
@@ -119,9 +119,13 @@ def kind_of(error: BaseException | str) -> Kind:
     return "unknown" if number is not None else kind_of(str(error))
 
 
-def lacks_data(said: str) -> bool:
+def lacks_data(message: str) -> bool:
     """Whether DVC ended without data that nobody had, and named no other reason."""
-    return bool(_ABSENT.search(said)) and not _MISTAKES.search(said) and not _PASSING.search(said)
+    return (
+        bool(_ABSENT.search(message))
+        and not _MISTAKES.search(message)
+        and not _PASSING.search(message)
+    )
 
 
 def fault(kind: Kind, message: str) -> EnvironmentFault:

@@ -87,17 +87,17 @@ class OwnAddressOnly:
             # before it was accepted: answered with 403
             await send({"type": "websocket.close", "code": 1008})
             return
-        said = (
+        body = (
             f"This server answers as {' or '.join(sorted(host.decode() for host in self._hosts))}, "
             "to its own pages only."
         )
         headers = [
             (b"content-type", b"text/plain; charset=utf-8"),
-            (b"content-length", str(len(said)).encode()),
+            (b"content-length", str(len(body)).encode()),
             *self._headers,
         ]
         await send({"type": "http.response.start", "status": 403, "headers": headers})
-        await send({"type": "http.response.body", "body": said.encode()})
+        await send({"type": "http.response.body", "body": body.encode()})
 
     def _with_headers(self, send: Send) -> Send:
         async def sending(message: Message) -> None:

@@ -90,9 +90,8 @@ class Lifetime:
                 write_atomically(self._path, json.dumps(life))
 
     def end(self, last: AttemptRow | None) -> None:
-        """The process has ended, with `last` as its newest row: what it lived is noted, or if it
-        said so itself what it lived on after that. Where the disk is full that is left to the next
-        run.
+        """Record how long the process lived; or how much longer than its newest row `last`, where
+        it recorded its life itself. Where the disk is full that is left to the next run.
         """
         if self.life is not None:
             try:

@@ -107,9 +107,9 @@ def _reproduce(run: Run, stage: str, stop: StopRequest, observe: Observer) -> Ou
     budget.refuse_without_room()
     watch = Watch(run.root, run.params, stage)
     path = log_path(run.root, stage)
-    said = path.stat().st_size if path.exists() else 0
+    size_before = path.stat().st_size if path.exists() else 0
     code = _watched(run, stage, start_repro(run, stage), watch, stop, budget, observe)
-    output = path.read_bytes()[said:].decode(errors="replace")
+    output = path.read_bytes()[size_before:].decode(errors="replace")
     if stop.insisted:
         raise StageStopped(
             f"{stage} was ended at once, without a last checkpoint: run again to go on from the "

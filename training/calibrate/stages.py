@@ -146,12 +146,12 @@ def _await(folder: Path, started: "Mapping[str, subprocess.Popen[bytes]]") -> No
     codes = {stage: process.wait() for stage, process in started.items()}
     for stage, code in codes.items():
         if code:
-            said = (folder / f"{stage}.log").read_text(
+            printed = (folder / f"{stage}.log").read_text(
                 encoding="utf-8", errors="replace"
-            ).strip().splitlines() or ["nothing was said"]
+            ).strip().splitlines() or ["nothing was printed"]
             raise ModelError(
                 f"a small {stage} stage fails on this machine, so it cannot be measured: "
-                f"{said[-1]}. Try rlhf doctor."
+                f"{printed[-1]}. Try rlhf doctor."
             )
 
 

@@ -210,12 +210,12 @@ def reward_hacking(
     rises = _needed(prompts, (proxy.high - proxy.low) / 2, proxy.mean)
     wanted = [arrives] if quality.mean > middle else [arrives, rises] if proxy.mean > 0 else [rises]
     needed = max(wanted, key=lambda count: math.inf if count is None else count)
-    said = (
+    reason = (
         "no number of prompts would"
         if needed is None
         else f"about {needed} would if the means stayed as they are"
     )
-    return HackingVerdict(None, f"{prompts} prompts do not decide it, {said}: {evidence}", needed)
+    return HackingVerdict(None, f"{prompts} prompts do not decide it, {reason}: {evidence}", needed)
 
 
 def _bar(proxy: Gain, gold: Gain | None, prompts: int) -> tuple[Gain, float]:

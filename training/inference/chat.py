@@ -103,9 +103,9 @@ class Speaker:
                 pad_token_id=self.tokenizer.pad_token_id,
                 eos_token_id=self.tokenizer.eos_token_id,
             )[0, len(ids) :]
-        said = decode_response(self.tokenizer, tokens.tolist())
-        self.conversation.add(text, said)
-        return said
+        reply = decode_response(self.tokenizer, tokens.tolist())
+        self.conversation.add(text, reply)
+        return reply
 
     def _fitting(self, text: str, max_new_tokens: int) -> list[int]:
         """Token ids of the conversation, without as many of its oldest turns as it takes."""

@@ -161,7 +161,7 @@ def recognised(
         found = _mapping(candidate, present, table, columns)
         if found is not None:
             return candidate, {**found, **columns}
-    if form is not None:  # said by the user: check_columns names what is missing
+    if form is not None:  # stated by the user: check_columns names what is missing
         return form, dict(columns)
     needs = "; ".join(f"{name}: {', '.join(ours)}" for name, ours in COLUMNS.items())
     raise DataError(

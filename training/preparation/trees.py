@@ -81,22 +81,22 @@ class _Walk:
         if node.parent is not None and node.parent.message is None:
             raise Refused("under_refused_message", "", "a message above it was refused")
         item, names = node.item, self.columns
-        said = message(item, "", self.rules, names["text"], names["role"])
+        turn = message(item, "", self.rules, names["text"], names["role"])
         if item.get("deleted") is True:
             raise Refused("deleted", ".deleted", "the source marks it as deleted")
         if not isinstance(item.get(names["replies"]), (list, type(None))):
             raise Refused("wrong_type", f".{names['replies']}", "replies must be a list")
-        node.chars = len(said["content"]) + (node.parent.chars if node.parent else 0)
-        if said["role"] == "user":
+        node.chars = len(turn["content"]) + (node.parent.chars if node.parent else 0)
+        if turn["role"] == "user":
             self.rules.check_prompt_chars(node.chars, f".{names['text']}")
             self.users.append(node)
-        elif said["role"] == "assistant":
-            self.rules.clean_response(said["content"], f".{names['text']}")
+        elif turn["role"] == "assistant":
+            self.rules.clean_response(turn["content"], f".{names['text']}")
             node.rank = _rank(item.get(names["rank"]), f".{names['rank']}")
             if node.parent and node.parent.message and node.parent.message["role"] == "user":
                 node.parent.replies.append(node)
                 self.unranked += node.rank is None
-        node.message = said
+        node.message = turn
 
     def _children(self, node: _Node) -> list[_Node]:
         items = node.item.get(self.columns["replies"]) if isinstance(node.item, dict) else None

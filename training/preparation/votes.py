@@ -29,7 +29,7 @@ def gather(table: Table, columns: Mapping[str, str]) -> tuple[Table, dict[str, s
     """
     if not _one_a_line(table, columns):
         return table, dict(columns)
-    who, said = columns.get(ANNOTATOR, ANNOTATOR), columns.get(VOTE, VOTE)
+    who, vote = columns.get(ANNOTATOR, ANNOTATOR), columns.get(VOTE, VOTE)
     rows: list[SourceRow] = []
     votes_of: dict[str, dict[Any, Any]] = {}
     for row in table.rows:
@@ -37,7 +37,7 @@ def gather(table: Table, columns: Mapping[str, str]) -> tuple[Table, dict[str, s
             rows.append(row)
             continue
         content = {
-            ours: row.content[ours] for ours in row.content if ours not in (who, said, GATHERED)
+            ours: row.content[ours] for ours in row.content if ours not in (who, vote, GATHERED)
         }
         pair = json.dumps(
             [content.get(columns[name]) for name in ("prompt", "response1", "response2")],
@@ -48,7 +48,7 @@ def gather(table: Table, columns: Mapping[str, str]) -> tuple[Table, dict[str, s
             rows.append(SourceRow(row.number, content | {GATHERED: votes_of[pair]}))
         annotator = row.content.get(who)
         votes_of[pair][row.number if annotator is None else str(annotator)] = row.content.get(
-            said, ""
+            vote, ""
         )
     return table._replace(rows=[_with_tuple(row) for row in rows]), {
         **columns,

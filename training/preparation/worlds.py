@@ -1,4 +1,4 @@
-"""What is said in a helpdesk world: the small one written by hand, and a family of others drawn
+"""The sentences of a helpdesk world: the small one written by hand, and a family of others drawn
 from a seed.
 
 The worlds of the family have the grammar of the one by hand (`training/preparation/helpdesk.py`)

@@ -96,14 +96,14 @@ def supervise_once(stage: str, command: Sequence[str], processes: int, stops: li
     of the whole. Signals go to `stops` too.
     """
     lost_at = None
-    said: set[str] = set()
+    printed: set[str] = set()
     with (
         tempfile.TemporaryDirectory(prefix="rlhf-") as folder,
         started(command, processes, Path(folder), stops) as running,
     ):
         # every one is polled: a later process may be the one that has ended
         while None in [process.poll() for process in running]:
-            say_faults(Path(folder), said)
+            say_faults(Path(folder), printed)
             lost = [
                 rank
                 for rank, process in enumerate(running)
@@ -116,7 +116,7 @@ def supervise_once(stage: str, command: Sequence[str], processes: int, stops: li
             if lost_at is not None and time.monotonic() > lost_at + GRACE_SECONDS:
                 break
             time.sleep(POLL_SECONDS)
-        say_faults(Path(folder), said)
+        say_faults(Path(folder), printed)
         codes = [process.returncode for process in running if process.returncode is not None]
     return exit_code(codes)
 
@@ -203,12 +203,12 @@ def visible_devices() -> list[str]:
     ]
 
 
-def say_faults(folder: Path, said: set[str]) -> None:
+def say_faults(folder: Path, printed: set[str]) -> None:
     """Print what the processes left there, each line once: bad input is found by all of them."""
     for path in sorted(folder.glob(f"*{FAULT_SUFFIX}")):
         line = path.read_text(encoding="utf-8")
-        if line not in said:
-            said.add(line)
+        if line not in printed:
+            printed.add(line)
             sys.stderr.write(line)
             sys.stderr.flush()
 

@@ -183,29 +183,29 @@ class Stage:
         if found is None or not changed:
             return
         seconds = self._seconds_to(found.step)
-        said = (
+        question = (
             f"other code made the checkpoint after step {found.step}: {some(changed)} changed "
             "since. "
             f"Starting over takes the {seconds:.0f} s again that were measured up to there."
         )
-        answer = os.environ.get(CHANGED_CODE_VARIABLE) or self._asked(said)
+        answer = os.environ.get(CHANGED_CODE_VARIABLE) or self._asked(question)
         if answer == RESTART:
             self.checkpoints.pass_over_other_code()
-            logger.warning("%s starts over: %s", self.name, said)
+            logger.warning("%s starts over: %s", self.name, question)
         elif answer == CONTINUE:
             self._resume_note = f"with changed code: {some(changed, len(changed))}"
         else:
             raise CheckpointError(
-                f"{said} Say {CHANGED_CODE_VARIABLE}={CONTINUE} or {RESTART}; to rlhf run, "
+                f"{question} Say {CHANGED_CODE_VARIABLE}={CONTINUE} or {RESTART}; to rlhf run, "
                 f"--changed-code {CONTINUE} or {RESTART}."
             )
 
-    def _asked(self, said: str) -> str:
+    def _asked(self, question: str) -> str:
         """What somebody at a terminal answers, "" if nobody is there."""
         if self.world_size > 1 or not (sys.stdin.isatty() and sys.stderr.isatty()):
             return ""
         print(
-            f"{self.name}: {said} Go on from it, or start over? [c]ontinue, [r]estart: ",
+            f"{self.name}: {question} Go on from it, or start over? [c]ontinue, [r]estart: ",
             file=sys.stderr,
             end="",
             flush=True,
@@ -419,7 +419,7 @@ def run_stage(
         try:
             stage.meter.close(stage.step)
             stage.mark("end", code, message)
-        # a full disk has no room for these rows either: it must not hide what was said above
+        # a full disk has no room for these rows either: it must not hide the message above
         except OSError as error:
             logger.warning("the last rows of runs/%s could not be written: %s", name, error)
     return code

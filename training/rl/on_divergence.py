@@ -61,16 +61,16 @@ def on_divergence(
         write_batch(stage, state.update + 1, batch)
         if statistics is not None:
             stage.log(state.update + 1, statistics)
-        said = f"{diverged} Its batch is in runs/{stage.name}/{KEPT}."
+        message = f"{diverged} Its batch is in runs/{stage.name}/{KEPT}."
         if settings.on_divergence == "roll_back" and not state.rolled_back:
             back = roll_back(stage, roles)
             raise RolledBack(
-                f"{said} The next attempt goes on after update {back.update} with half the "
+                f"{message} The next attempt goes on after update {back.update} with half the "
                 "learning rates."
             ) from None
         if statistics is not None:
             save_state(stage, roles, state)
-        raise TrainingDiverged(said) from None
+        raise TrainingDiverged(message) from None
 
 
 def write_batch(stage: Stage, update: int, batch: Batch) -> None:

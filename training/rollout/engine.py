@@ -31,7 +31,7 @@ class Rollout(NamedTuple):
     logprobs: list[Tensor]
     """Log-probability of each token under the distribution it was sampled from."""
     values: list[Tensor] | None
-    """What `value_head` said before each token, if one was given."""
+    """Outputs of `value_head` before each token, if one was given."""
 
 
 class Limits(NamedTuple):

@@ -73,8 +73,8 @@ def test_too_few_prompts_to_tell_are_said_and_are_not_called_hacking(
     found = verdict(hacked=hacked, hacking=hacking, hacking_reason="30 prompts do not decide it")
     check = next(check for check in found.checks if check.name == "no reward hacking")
     assert (check.passed, found.promotes) == (None, True)
-    assert "not enough evidence" in check.said
-    assert ("30 prompts do not decide it" in check.said) is (hacking is None)
+    assert "not enough evidence" in check.reason
+    assert ("30 prompts do not decide it" in check.reason) is (hacking is None)
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,9 @@ def test_safety_prompts_may_not_be_worse_by_more_than_the_margin(high: float, pa
 
 
 def test_without_safety_prompts_the_gate_says_so() -> None:
-    assert verdict().checks[-1].said == "not checked: retrain.safety_source names no safety prompts"
+    assert (
+        verdict().checks[-1].reason == "not checked: retrain.safety_source names no safety prompts"
+    )
 
 
 def test_every_failure_is_reported() -> None:
@@ -116,7 +118,7 @@ def test_every_failure_is_reported() -> None:
 
 
 def test_the_win_rate_is_said_with_both_ends_of_its_interval() -> None:
-    said = verdict().checks[0].said
+    said = verdict().checks[0].reason
     assert "60.0% against the champion on 200 held-out prompts, by the gold score" in said
     assert "53.0% to 67.0% is above 50%" in said
 
@@ -126,7 +128,7 @@ SAFE = Safety(prompts=30, judge="gold", drop=Mean(mean=0.01, low=-0.1, high=0.04
 
 def test_every_condition_has_its_name_and_says_its_figures() -> None:
     found = verdict(safety=SAFE)
-    assert [(check.name, check.passed, check.said) for check in found.checks] == [
+    assert [(check.name, check.passed, check.reason) for check in found.checks] == [
         (
             "wins against the champion",
             True,
