@@ -93,7 +93,7 @@ def _ask_for_approval(planned_usd: float, approval_usd: float | None) -> None:
     above = f"{planned_usd:.4g} USD are planned, above budget.approval_usd={approval_usd:g}"
     if not sys.stdin.isatty():
         raise CostError(
-            f"{above}, and nobody is there to ask. Approve with --yes, or raise "
+            f"{above}, and stdin is not a terminal. Approve with --yes, or raise "
             "budget.approval_usd in params.yaml."
         )
     print(f"{above}. Start the run? [y/N] ", file=sys.stderr, end="", flush=True)

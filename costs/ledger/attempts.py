@@ -99,10 +99,10 @@ def kept_step(attempt: Attempt, later: Sequence[Attempt]) -> float:
     after = [other for other in later if other.worked]
     if attempt.done or not after:
         return math.inf
-    heirs = _until_done(other for other in after if attempt.may_share_checkpoints(other))
-    if not heirs or (not heirs[-1].done and heirs[-1] is not after[-1]):
+    successors = _until_done(other for other in after if attempt.may_share_checkpoints(other))
+    if not successors or (not successors[-1].done and successors[-1] is not after[-1]):
         return 0
-    return min(other.resumed_step for other in heirs)
+    return min(other.resumed_step for other in successors)
 
 
 def split_usage(

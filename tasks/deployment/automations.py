@@ -68,7 +68,7 @@ NOTICES = (
         "rlhf: run crashed",
         frozenset({"prefect.flow-run.Crashed", f"prefect.flow-run.{ZOMBIE}"}),
         "prefect.flow-run.*",
-        "The process of a run ended without a word.",
+        "The process of a run exited without an error message.",
     ),
     Notice(
         "rlhf: run over budget",

@@ -121,7 +121,7 @@ def _run(folder: Path, command: Sequence[str], stop: StopRequest, look: Callable
             look()
             if stop.requests > asked:
                 asked = stop.requests
-                _signal(process, signal.SIGKILL if stop.insisted else signal.SIGTERM)
+                _signal(process, signal.SIGKILL if stop.force else signal.SIGTERM)
             time.sleep(POLL_SECONDS)
     except BaseException:
         _signal(process, signal.SIGKILL)

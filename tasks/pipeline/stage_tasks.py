@@ -50,11 +50,11 @@ def stage_task(stage: str) -> Callable[[Pipeline], None]:
         cache_policy=NO_CACHE,
         persist_result=False,
     )
-    def bring_up_to_date(pipeline: Pipeline) -> State[Any]:
+    def run_stage_task(pipeline: Pipeline) -> State[Any]:
         observer = _Observer(pipeline)
         done = False
         try:
-            outcome = _bring_up_to_date(pipeline, stage, observer)
+            outcome = _run_stage(pipeline, stage, observer)
             done = True
         except StageStopped as stopped:
             return Cancelled(
@@ -69,14 +69,14 @@ def stage_task(stage: str) -> Callable[[Pipeline], None]:
         )
 
     def call(pipeline: Pipeline) -> None:
-        state = bring_up_to_date(pipeline)
+        state = run_stage_task(pipeline)
         if isinstance(state, State) and state.name in (STOPPED, OVER_BUDGET):
             raise (OverBudget if state.name == OVER_BUDGET else StageStopped)(state.message or "")
 
     return call
 
 
-def _bring_up_to_date(pipeline: Pipeline, stage: str, observer: "_Observer") -> Outcome:
+def _run_stage(pipeline: Pipeline, stage: str, observer: "_Observer") -> Outcome:
     """Here, or in a container of the work pool that `where` names."""
     place = place_of(pipeline.run, stage)
     if place == LOCAL:

@@ -223,7 +223,7 @@ class RemoteStage:
         return reply
 
     def _note_loss(self, attempt: AttemptRow) -> None:
-        """A container killed without a word is paid for up to now, when its death is seen."""
+        """A container that was killed is paid for up to now, when its death is seen."""
         row = attempt.model_copy(update={"event": "lost", "time": time.time()})
         jsonl.append(self.run.root / "runs" / str(self._stage) / "attempts.jsonl", row)
 

@@ -95,7 +95,7 @@ def work(url: str, stop: StopRequest) -> Reply:
             )
         with ExitStack() as afterwards:
             reply = _answer(json.loads(content), exchange, stop, afterwards)
-            persist(lambda: exchange.write(REPLY, dump(reply._asdict())), lambda: stop.insisted)
+            persist(lambda: exchange.write(REPLY, dump(reply._asdict())), lambda: stop.force)
     except EnvironmentFault as fault:
         return Reply("bad_input", str(fault))
     return reply
@@ -330,7 +330,7 @@ def _couriers(
             thread.join()
         for send in (sender.send, mirror.send):
             try:
-                persist(send, lambda: stop.insisted)
+                persist(send, lambda: stop.force)
             except EnvironmentFault as met:  # it must not take the place of how the stage ended
                 logger.warning("%s", met)
 

@@ -23,7 +23,7 @@ class StopRequest:
         return self.requests > 0
 
     @property
-    def insisted(self) -> bool:
+    def force(self) -> bool:
         """A second request: end at once, and lose what was done since the last checkpoint."""
         return self.requests > 1
 

@@ -120,8 +120,8 @@ def _child(pid: int) -> int | None:
 def note_loss(
     root: Path, stage: str, life: Life, died: float, last: AttemptRow | None = None
 ) -> None:
-    """Append what a process lived that ended without a word; `died` in seconds since the epoch.
-    `last`: its newest row, None if it was killed before its first.
+    """Append how long a killed process lived; `died` in seconds since the epoch. `last`: its newest
+    row, None if it was killed before its first.
     """
     number = last.attempt if last else 1 + last_attempt(attempts(root, stage))
     row = AttemptRow(

@@ -84,8 +84,8 @@ def judge(
     end = next((row for row in newest if row.event == "end"), None)
     if end is None:
         raise StageCrashed(
-            f"{stage}: the process of attempt {number} was killed without a word (out of memory?). "
-            f"What it printed is in {log}."
+            f"{stage}: the process of attempt {number} was killed without an error message (out of "
+            f"memory?). What it printed is in {log}."
         )
     if end.exit_code == EXIT_DONE:
         if dvc_exit_code:

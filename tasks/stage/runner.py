@@ -110,7 +110,7 @@ def _reproduce(run: Run, stage: str, stop: StopRequest, observe: Observer) -> Ou
     size_before = path.stat().st_size if path.exists() else 0
     code = _watched(run, stage, start_repro(run, stage), watch, stop, budget, observe)
     output = path.read_bytes()[size_before:].decode(errors="replace")
-    if stop.insisted:
+    if stop.force:
         raise StageStopped(
             f"{stage} was ended at once, without a last checkpoint: run again to go on from the "
             "one before."
@@ -189,7 +189,7 @@ def _pass_on(stop: StopRequest, group: int, pid: int | None, asked: set[tuple[in
     """SIGTERM to the stage process, once; to all before there is one; SIGKILL to all if somebody
     insists.
     """
-    if stop.insisted:
+    if stop.force:
         _signal_group(group, signal.SIGKILL)
     elif pid is not None and (pid, signal.SIGTERM) not in asked:
         asked.add((pid, signal.SIGTERM))

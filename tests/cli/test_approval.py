@@ -47,7 +47,7 @@ def rlhf(project: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     [
         ("budget.max_usd=0.0001", "The fixed cost alone is"),
         ("budget.max_hours=0.05", "budget.max_hours=0.05 does not allow it"),
-        ("budget.approval_usd=0.001", "nobody is there to ask. Approve with --yes"),
+        ("budget.approval_usd=0.001", "stdin is not a terminal. Approve with --yes"),
     ],
 )
 def test_a_run_that_may_not_start_is_one_line_after_its_plan_and_leaves_everything_alone(

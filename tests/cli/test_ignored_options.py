@@ -1,4 +1,4 @@
-"""Nothing that is typed is passed over without a word."""
+"""No option that is typed is ignored silently."""
 
 import pytest
 from typer.testing import CliRunner

@@ -161,7 +161,7 @@ def _sum_in_place(tensors: Sequence[Tensor]) -> None:
         tensor.copy_(part.view_as(tensor))
 
 
-def of_first(work: Callable[[], T]) -> T:
+def broadcast_from_rank0(work: Callable[[], T]) -> T:
     """What `work` gives in the first process, which alone does it. It must not raise: the others
     would wait.
     """

@@ -107,7 +107,7 @@ class Checkpoints:
 
         All processes ask, and the first one reads.
         """
-        return collectives.of_first(self._latest)
+        return collectives.broadcast_from_rank0(self._latest)
 
     def _latest(self) -> Checkpoint | None:
         known = len(self._passed_over)

@@ -214,7 +214,7 @@ def say_faults(folder: Path, printed: set[str]) -> None:
 
 
 def note_loss(stage: str) -> None:
-    """Where the first process was ended without a word, its attempt is paid for up to now."""
+    """Where the first process was killed, its attempt is paid for up to now."""
     path = Path("runs") / stage / "attempts.jsonl"
     rows: list[AttemptRow] = jsonl.read(path, AttemptRow).rows
     if rows and rows[-1].event != "end":

@@ -61,7 +61,10 @@ NO_MEMORY = (
     "out of memory, and no smaller pieces would help here. Take a smaller model, or a device with "
     "more memory: see rlhf plan."
 )
-LOST_PEER = "another process of the stage ended without a word: what it printed comes before this."
+LOST_PEER = (
+    "another process of the stage exited without an error message: what it printed comes before "
+    "this."
+)
 
 Inputs = Sequence[str] | Callable[[Params], Sequence[str]]
 """Files and folders a stage reads, below the project's folder; a function of the params where those
@@ -161,7 +164,7 @@ class Stage:
         """Take up the outputs of an earlier attempt with these parameters, inputs and code, if all
         are in place and unchanged, and record that. Returns whether there were any. Collective.
         """
-        step = collectives.of_first(self.checkpoints.finished)
+        step = collectives.broadcast_from_rank0(self.checkpoints.finished)
         if step is not None:
             self.step = step
             self.mark("resume")
@@ -201,7 +204,7 @@ class Stage:
             )
 
     def _asked(self, question: str) -> str:
-        """What somebody at a terminal answers, "" if nobody is there."""
+        """What somebody at a terminal answers, "" where stdin is not a terminal."""
         if self.world_size > 1 or not (sys.stdin.isatty() and sys.stderr.isatty()):
             return ""
         print(
@@ -264,13 +267,13 @@ class Stage:
             jsonl.append(path, row)
 
     def resumed(self, step: int) -> None:
-        """Tell that a checkpoint was found and work goes on after `step`."""
+        """Record that a checkpoint was found and work goes on after `step`."""
         self.step = step
         self.mark("resume", message=self._resume_note)
         logger.info("%s goes on from its checkpoint after step %d", self.name, step)
 
     def retried(self, step: int, lost_seconds: float, message: str) -> None:
-        """Tell that work of `step` is done again in smaller pieces, and what the first try took."""
+        """Record that the work of `step` is done again in smaller pieces, and the time lost."""
         self.step = max(self.step, step - 1)
         self.mark("retry", message=message, lost_seconds=lost_seconds)
         logger.warning("%s; going on, %.1f s were lost", message, lost_seconds)

@@ -2,7 +2,8 @@
 
 Left out: processes, adapters, layouts but `separate`, checkpoints, engines, packing, memory that
 does not suffice, and training that ends early (`target_kl`, `max_kl`). Kept: every formula. From
-the same models, prompts, settings and seed it goes the way of training/ppo.py; a test compares.
+the same models, prompts, settings and seed it follows the trajectory of training/ppo.py; a test
+compares them.
 
 Schulman et al. 2017 (arXiv:1707.06347) for the update, Ziegler et al. 2019 (arXiv:1909.08593) for
 rewards from a language model's KL, Huang et al. 2024 (arXiv:2403.17031) for the details.
