@@ -7,6 +7,7 @@ for what is left out are part of its answer. docs/planning.md describes how to w
 import difflib
 import math
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -53,9 +54,7 @@ def with_power_limit(device: Hardware, watts: float) -> Hardware:
     frequency times voltage squared, and voltage follows frequency.
     """
     share = min(1.0, watts / device.watts) ** (1 / 3)
-    return device.__class__(
-        **{**device.__dict__, "watts": watts, "attainable": device.attainable * share}
-    )
+    return replace(device, watts=watts, attainable=device.attainable * share)
 
 
 def _model(value: Any) -> Any:

@@ -1,12 +1,15 @@
 """A typed row is read whole or refused, one line for each mistake."""
 
+from functools import cache
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from benchmarks.published.row import Refused, read_row
+from benchmarks.published.row import Refused, Run, read_row
 from benchmarks.published.settings import planned_of
-from benchmarks.published.table import estimates, published, read_table
+from benchmarks.published.table import ROWS, estimates, published, read_table
 
 RUN: dict[str, Any] = {
     "stage": "sft", "engine": "litgpt", "model": "llama-7b", "device": "a100-80", "gpus": 8,
@@ -120,3 +123,22 @@ def test_an_engine_shards_as_it_does_by_itself(engine: str, sharding: str) -> No
     assert planned_of(read_row(row(engine=engine)).run).setting.levers.parallel == sharding
     alone = planned_of(read_row(row(engine=engine, gpus=1)).run).setting.levers
     assert alone.parallel == "ddp"
+
+
+ODD = [None, 0, 1, 3, 1000, 10**7, 1.5, -1, True, "bf16", "full", "none", [], ["q"], {}, "x",
+       float("nan"), float("inf")]  # fmt: skip
+
+
+@given(data=st.data())
+def test_no_row_ends_in_a_traceback(data: st.DataObject) -> None:
+    row_ = data.draw(st.sampled_from(every_row()))
+    made = row_ | {"run": dict(row_["run"])}
+    for key in data.draw(st.lists(st.sampled_from(sorted(Run.model_fields)), max_size=3)):
+        made["run"][key] = data.draw(st.sampled_from(ODD))
+    (first, *_) = estimates([made])
+    assert ("refused" in first) != ("planned" in first)
+
+
+@cache
+def every_row() -> list[dict[str, Any]]:
+    return [row for file in sorted(ROWS.glob("*.yaml")) for row in read_table(file)]
