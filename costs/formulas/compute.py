@@ -74,21 +74,6 @@ class Work(NamedTuple):
         return self.bytes_moved + self.weight_bytes + self.dequantised_bytes
 
 
-WORK_UNITS = {
-    "matmul_flops": "FLOP",
-    "attention_flops": "FLOP",
-    "bytes_moved": "B",
-    "weight_bytes": "B",
-    "dequantised_bytes": "B",
-    "operations": "operations",
-    "communicated_bytes": "B",
-    "messages": "messages",
-    "paged_bytes": "B",
-    "calibrated_seconds": "s",
-}
-"""Unit of each field of Work."""
-
-
 def micro_step(
     setting: Setting,
     shape: ModelShape,

@@ -6,7 +6,7 @@ never fitted to one measurement.
 """
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from config.errors import CostError
 
@@ -153,14 +153,11 @@ ENGINES = {
 }
 
 
-def engine(name: str, compiled: bool | None = None) -> Engine:
-    """The facts of an engine; `compiled` overrides its own default. Raises CostError if it is not
-    known.
-    """
+def engine(name: str) -> Engine:
+    """The facts of an engine. Raises CostError if it is not known."""
     if name not in ENGINES:
         raise CostError(
             f"engine {name!r} is not known. Known: {', '.join(ENGINES)}. Add its facts to ENGINES "
             "in costs/tables/engines.py."
         )
-    found = ENGINES[name]
-    return found if compiled is None else replace(found, compiled=compiled)
+    return ENGINES[name]
