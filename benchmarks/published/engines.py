@@ -169,8 +169,10 @@ ENGINES = OWN | {
 
 SHIFTED_UNTIL = "2024-09"
 """Month of Transformers 4.45, whose loss no longer copies the shifted logits and whose prefill
-makes those of the last token alone; torchtune's loss in chunks came in the month after.
+makes those of the last token alone.
 """
+CHUNKED_FROM = "2024-10"
+"""Month of torchtune's loss in chunks."""
 ON_TRANSFORMERS = ("transformers", "ms-swift", "openrlhf", "verl")
 
 
@@ -185,10 +187,10 @@ def engine(name: str) -> Engine:
 
 def as_of(found: Engine, month: str) -> Engine:
     """The facts of an engine in a month, `2023-12`."""
+    if found.name == "torchtune":
+        return found if month >= CHUNKED_FROM else ENGINES["torchtune-2024"]
     if month >= SHIFTED_UNTIL:
         return found
-    if found.name == "torchtune":
-        return ENGINES["torchtune-2024"]
     old = found.name in ON_TRANSFORMERS
     return replace(found, loss="shifted", whole_prefill=True) if old else found
 
