@@ -8,6 +8,8 @@ from rich.table import Table
 from reporting.numbers import duration, memory, usd
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from costs.planning.compare import Difference
     from costs.planning.explain import Effect, Explanation, PhaseReason
     from costs.planning.plans import Plan, StagePlan
@@ -148,19 +150,26 @@ PARTS = {
 
 def memory_table(plan: "Plan") -> Table:
     """Role by part at the peak of each stage, in MiB; parts that no role has are left out."""
-    roles = [
-        (stage.stage, role, sizes) for stage in plan.stages for role, sizes in stage.memory.items()
+    rows = [
+        ((stage.stage, role), sizes)
+        for stage in plan.stages
+        for role, sizes in stage.memory.items()
     ]
-    parts = {
-        part: name for part, name in PARTS.items() if any(sizes.get(part) for _, _, sizes in roles)
-    }
+    return _parts_table(("stage", "MiB of"), rows)
+
+
+def _parts_table(
+    heads: tuple[str, ...], rows: "Sequence[tuple[tuple[str, ...], Mapping[str, float]]]"
+) -> Table:
+    """Rows of (names under `heads`, part -> bytes)."""
+    parts = {part: name for part, name in PARTS.items() if any(size.get(part) for _, size in rows)}
     table = Table(box=None, header_style="bold")
-    for name in ("stage", "MiB of"):
+    for name in heads:
         table.add_column(name, no_wrap=True)
     for name in parts.values():
         table.add_column(name, justify="right", no_wrap=True)
-    for stage, role, sizes in roles:
-        table.add_row(stage, role, *(_mib(sizes.get(part, 0)) for part in parts))
+    for names, sizes in rows:
+        table.add_row(*names, *(_mib(sizes.get(part, 0)) for part in parts))
     return table
 
 
@@ -201,7 +210,12 @@ def explain_view(explained: "Explanation") -> Group:
     else:
         parts += ["", _reason_table(explained)]
     if explained.memory:
-        parts += ["", "[bold]in memory at the peak of the stage[/bold]", _held_table(explained)]
+        held = [((role,), sizes) for role, sizes in explained.memory.items()]
+        parts += [
+            "",
+            "[bold]in memory at the peak of the stage[/bold]",
+            _parts_table(("MiB of",), held),
+        ]
     parts += ["", f"[bold]what 10% more of an input does to {explained.of}[/bold]"]
     return Group(*parts, effect_table(explained.effects))  # type: ignore[arg-type]
 
@@ -248,21 +262,6 @@ def _reason_table(explained: "Explanation") -> Table:
             each.stage, each.phase, duration(each.seconds), f"{share:.0%}", usd(each.usd),
             each.bound,
         )  # fmt: skip
-    return table
-
-
-def _held_table(explained: "Explanation") -> Table:
-    table = Table(box=None, header_style="bold")
-    table.add_column("MiB of", no_wrap=True)
-    parts = {
-        part: name
-        for part, name in PARTS.items()
-        if any(sizes.get(part) for sizes in explained.memory.values())
-    }
-    for name in parts.values():
-        table.add_column(name, justify="right", no_wrap=True)
-    for role, sizes in explained.memory.items():
-        table.add_row(role, *(_mib(sizes.get(part, 0)) for part in parts))
     return table
 
 

@@ -43,8 +43,7 @@ LEAST = 0.05
 
 def held_out(rows: Sequence[Row]) -> list[Case]:
     """Every measurement, planned by what the other sources taught."""
-    timed = [row for row in rows if row.run.device is not None]
-    fit = _Fit(timed)
+    fit = _Fit(rows)
     found: list[Case] = []
     for source in sorted({row.source for row in rows}):
         rates = fit.without(source)
@@ -55,7 +54,7 @@ def held_out(rows: Sequence[Row]) -> list[Case]:
 
 def refitted(rows: Sequence[Row]) -> Efficiency:
     """The shared rates fitted to all sources."""
-    return _Fit([row for row in rows if row.run.device is not None]).without("")
+    return _Fit(rows).without("")
 
 
 class _Fit:
@@ -128,8 +127,8 @@ def _way(engine: Engine) -> tuple[bool, bool]:
 
 
 def write(found: Iterable[Case]) -> None:
-    """costs/tables/checked.yaml: for each kind of number the interval of measured / planned that
-    held `COVERED` of the held-out measurements, and the domain they cover.
+    """costs/tables/checked.yaml: for each kind of number the `interval` of measured / planned, and
+    the domain that its measurements cover.
     """
     lines = [
         "# How far plans of published settings were off, by sources that they were not fitted to.",
@@ -159,11 +158,12 @@ def kind(case: Case) -> tuple[str, str]:
 
 
 def kinds(found: Iterable[Case]) -> dict[tuple[str, str], list[Case]]:
-    kinds: dict[tuple[str, str], list[Case]] = {}
+    """The measurements of tier A, by kind."""
+    by_kind: dict[tuple[str, str], list[Case]] = {}
     for case in found:
         if case.measured and case.quantity != "fits" and case.tier == "A":
-            kinds.setdefault(kind(case), []).append(case)
-    return kinds
+            by_kind.setdefault(kind(case), []).append(case)
+    return by_kind
 
 
 def interval(cases: Sequence[Case]) -> tuple[float, float]:

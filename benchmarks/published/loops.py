@@ -50,12 +50,11 @@ def iteration(planning: Planned) -> Iteration:
     one = replace(setting, workload=replace(setting.workload, steps=1.0))
     own = run.roles
     generating = (own or {}).get("engine") or (own or {}).get("policy") or setting.gpus
-    served = run.generator == "vllm" or "engine" in (own or {})
-    rolled = _rollout(planning, one, generating, served)
+    rolled = _rollout(planning, one, generating)
     passes = _passes(one, own, judged=run.stage == "ppo" or run.reward_model is not None)
     updates = _updates(one, own)
     together = max if own else sum
-    sent = transfer_seconds(setting) if served else 0.0
+    sent = transfer_seconds(setting) if run.served else 0.0
     return Iteration(
         rolled, together(passes), together(updates), sent, one.engine.loop_seconds, run.lag
     )
@@ -109,11 +108,11 @@ def _updates(one: Setting, own: Mapping[Role, int] | None) -> list[float]:
     return [policy, max(0.0, both - update(replace(critic, stage="grpo")))]
 
 
-def _rollout(planning: Planned, one: Setting, devices: int, served: bool) -> float:
+def _rollout(planning: Planned, one: Setting, devices: int) -> float:
     """Seconds of generating all responses on `devices`."""
     run, loop = planning.run, roles_of(one)
     software = one.engine
-    if served:
+    if run.served:
         software = engine("vllm")
     elif run.generator == "hybrid" or (run.generator is None and software.name == "deepspeed-chat"):
         software = engine("deepspeed-inference")
@@ -126,7 +125,7 @@ def _rollout(planning: Planned, one: Setting, devices: int, served: bool) -> flo
     copies = devices // tensor
     each = loop.batch / copies
     side = min(float(loop.rollout_batch), each)
-    if served:
+    if run.served:
         side = max(1.0, min(side, _room(group, held)))
     rows = generation(group, one.model, held, each / side, side)
     total = rows[0][2] + rows[1][2]

@@ -193,6 +193,11 @@ class Run(Typed):
     lag: Literal[0, 1] = 0
     """Rollouts that generation runs ahead of training."""
 
+    @property
+    def served(self) -> bool:
+        """Whether a server generates the responses of a loop."""
+        return self.generator == "vllm" or "engine" in (self.roles or {})
+
     @model_validator(mode="after")
     def _agree(self) -> "Run":
         for rule, broken in _RULES:

@@ -286,6 +286,5 @@ def _loop(
         total = micro * gpus
         notes.append(f"rollout_batch is not stated: {total} assumed, a micro-batch a device")
     # a server takes all that its cache has room for, whatever a pass of training holds
-    served = run.generator == "vllm" or "engine" in (run.roles or {})
-    side = run.generation_batch or (total if served else micro)
+    side = run.generation_batch or (total if run.served else micro)
     return Planned(made(side, micro, total), run, tuple(notes))

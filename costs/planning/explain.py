@@ -102,7 +102,7 @@ def explain_params(params: Params, aim: Target, stages: Sequence[str], asked: st
         )
     chosen = (stage,) if stage else tuple(stages)
     found = settings(params, aim)
-    planned = [each for each in plan(params, aim, tuple(stages)).stages if each.stage in chosen]
+    planned = plan(params, aim, chosen).stages
     reasons = [
         reason for each in planned for reason in _reasons(each, found.get(each.stage), phase)
     ]

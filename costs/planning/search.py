@@ -122,12 +122,17 @@ def cheapest(
         assert refusal is not None
         raise refusal
     best, tried = min(reversed(made), key=lambda each: _total(each[0], aim, stages, goal))
-    if all(best.section(stage).model_dump().get("lora") is None for stage in tried):
+    if all(getattr(best.section(stage), "lora", None) is None for stage in tried):
         best = best.model_copy(update={"model": params.model})
     best = validate(best.model_dump(mode="json"), "the cheapest params")
     before, after = _needs(params, aim), _needs(best, aim)
     found = {
-        stage: Found(before[stage], after[stage], count, _choices(params, best, aim, stage))
+        stage: Found(
+            before[stage],
+            after[stage],
+            count,
+            _choices(params, best, aim, stage, after[stage]),
+        )
         for stage, count in tried.items()
     }
     return Cheaper(best, _assignments(params, best), found)
@@ -226,7 +231,7 @@ def _batch_keys(stage: str, setting: Setting, own: Any) -> Iterator[dict[str, in
     pair = 2 if setting.stage in ("reward", "dpo") else 1
     step = step_sequences(setting)
     sizes = [n for n in range(pair, step + 1) if step % n == 0 and n % pair == 0]
-    key = {"evaluate": "batch_size"}.get(stage, "micro_batch_size")
+    key = "batch_size" if stage == "evaluate" else "micro_batch_size"
     if stage in LOOPS:
         key = "micro_batch_tokens"
     yield {key: getattr(own, key)}
@@ -288,11 +293,14 @@ def _changed(before: BaseModel, after: BaseModel) -> dict[str, Any]:
     return {name: value for name, value in after if getattr(before, name) != value}
 
 
-def _choices(params: Params, best: Params, aim: Target, stage: str) -> tuple[Choice, ...]:
-    """What each changed key does by itself: the best params with that key put back."""
+def _choices(
+    params: Params, best: Params, aim: Target, stage: str, need: Need
+) -> tuple[Choice, ...]:
+    """What each changed key does by itself: the best params, which `need` so much, with that key
+    put back.
+    """
     before, after = params.section(stage), best.section(stage)
     price = aim.of(best, stage).price
-    need = evaluate(settings(best, aim)[stage], price)
     found = []
     for name, value in _changed(before, after).items():
         back: dict[str, Any] = {stage: after.model_copy(update={name: getattr(before, name)})}

@@ -315,9 +315,11 @@ class Study:
         own = variant.own_stages
         cost = sum(done.costs[stage].usd for stage in own)
         planned = sum(done.plans[stage].usd.expected for stage in own)
-        prices = f"{usd(cost)}, planned {usd(planned)}" if own else "no training"
+        cost_text = f"{usd(cost)}, planned {usd(planned)}" if own else "no training"
         left = self._left(number, done.seed)
-        return f"{variant.name:<26} {prices}, {usd(sum(self.paid.values()))} so far, {where}{left}"
+        return (
+            f"{variant.name:<26} {cost_text}, {usd(sum(self.paid.values()))} so far, {where}{left}"
+        )
 
     def _left(self, number: int, seed: int) -> str:
         """The time of the variants to come: as planned, times what those before it took over their

@@ -28,7 +28,7 @@ def gate(root: Path, prepared: Prepared) -> str | None:
     found = excess(prepared.params.budget, prepared.spent, prepared.ahead)
     if found is None:
         return None
-    message = " ".join([*_started_over(prepared), _said(found)])
+    message = " ".join([*_started_over(prepared), _excess_message(found)])
     if prepared.params.budget.gate == "warn":
         return f"{message} budget.gate is warn: the run starts, and stops there."
     raise CostError(f"{message} {_advice(root, prepared, found)}")
@@ -41,7 +41,7 @@ def _started_over(prepared: Prepared) -> list[str]:
     return [*map(str, prepared.changed), f"To go on instead: --changed-code {CONTINUE}."]
 
 
-def _said(found: Excess) -> str:
+def _excess_message(found: Excess) -> str:
     limit = found.limit
     subject = limit.stage or "the run"
     before = f"{found.spent:.4g} {limit.unit} are spent and " if found.spent else ""

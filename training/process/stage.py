@@ -186,29 +186,29 @@ class Stage:
         if found is None or not changed:
             return
         seconds = self._seconds_to(found.step)
-        question = (
+        change = (
             f"other code made the checkpoint after step {found.step}: {some(changed)} changed "
             "since. "
             f"Starting over takes the {seconds:.0f} s again that were measured up to there."
         )
-        answer = os.environ.get(CHANGED_CODE_VARIABLE) or self._asked(question)
+        answer = os.environ.get(CHANGED_CODE_VARIABLE) or self._asked(change)
         if answer == RESTART:
             self.checkpoints.pass_over_other_code()
-            logger.warning("%s starts over: %s", self.name, question)
+            logger.warning("%s starts over: %s", self.name, change)
         elif answer == CONTINUE:
             self._resume_note = f"with changed code: {some(changed, len(changed))}"
         else:
             raise CheckpointError(
-                f"{question} Say {CHANGED_CODE_VARIABLE}={CONTINUE} or {RESTART}; to rlhf run, "
+                f"{change} Say {CHANGED_CODE_VARIABLE}={CONTINUE} or {RESTART}; to rlhf run, "
                 f"--changed-code {CONTINUE} or {RESTART}."
             )
 
-    def _asked(self, question: str) -> str:
+    def _asked(self, change: str) -> str:
         """What somebody at a terminal answers, "" where stdin is not a terminal."""
         if self.world_size > 1 or not (sys.stdin.isatty() and sys.stderr.isatty()):
             return ""
         print(
-            f"{self.name}: {question} Go on from it, or start over? [c]ontinue, [r]estart: ",
+            f"{self.name}: {change} Go on from it, or start over? [c]ontinue, [r]estart: ",
             file=sys.stderr,
             end="",
             flush=True,
