@@ -31,6 +31,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from config.methods.registry import stage_module
+from training.process.stage import entry
+
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # also as a script: the code beside it
 
@@ -136,12 +139,10 @@ def begin(root: Path, stage: str, start: str) -> int:
         os.dup2(log, 2)
         if start == "exec":
             environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-            os.execve(sys.executable, [sys.executable, "-m", f"training.{stage}"], environment)
-        module = import_module(f"training.{stage}")
-        inputs = getattr(module, "inputs", None) or (
-            module.local_files if stage == "data" else module.INPUTS
-        )
-        code = run_stage(stage, module.SECTIONS, inputs, getattr(module, stage))
+            os.execve(
+                sys.executable, [sys.executable, "-m", stage_module(stage), stage], environment
+            )
+        code = run_stage(stage, *entry(stage))
         sys.stdout.flush()
         os._exit(code)
     except BaseException as error:  # noqa: BLE001, a process that was forked must end here whatever happens
@@ -374,7 +375,7 @@ def crash_and_resume(
 def experiment(kills: int, seed: int, start: str, folder: Path) -> dict[str, Any]:
     """The whole experiment below `folder`: what `--json` prints."""
     for stage in ("data", *TRAINED):
-        import_module(f"training.{stage}")  # once, here: a forked process then starts with its work
+        import_module(stage_module(stage))  # once, here: a forked process then starts with its work
     rng = random.Random(seed)
     reference, seconds = undisturbed(folder, start)
     tallies = []

@@ -33,6 +33,7 @@ from typing import NamedTuple
 
 from config import jsonl
 from config.load import load, write
+from config.methods.registry import stage_module
 from config.records import UsageRow
 from training.process.launch import usable_cores
 
@@ -74,7 +75,7 @@ def stage_in(folder: Path, stage: str, waiting: str) -> Took:
     """Run a stage in `folder`."""
     began = time.monotonic()
     done = subprocess.run(
-        [sys.executable, "-m", f"training.{stage}"],
+        [sys.executable, "-m", stage_module(stage), stage],
         cwd=folder,
         env=environment(waiting) | {"PYTHONPATH": str(ROOT)},
         capture_output=True,

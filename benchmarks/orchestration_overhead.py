@@ -29,6 +29,8 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
+from config.methods.registry import stage_module
+
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # also as a script: the code beside it
 
@@ -134,7 +136,7 @@ def measure(root: Path, runs: int, ports: list[str]) -> dict[str, list[Timing]]:
     """The three ways, after one run of each kind that warms the file cache and makes the
     databases.
     """
-    bare = [["-m", f"training.{stage}"] for stage in STAGES]
+    bare = [["-m", stage_module(stage), stage] for stage in STAGES]
     flow = [["-m", "cli.main", "run", "--json"]]
     seeds = iter(range(1000, 10_000))
     found: dict[str, list[Timing]] = {"bare": [], "temporary": [], "running": []}

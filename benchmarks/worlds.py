@@ -28,6 +28,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from config.methods.registry import stage_module
+
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # also as a script: the code beside it
 
@@ -100,7 +102,7 @@ def run_stages(folder: Path, params: Params) -> dict[str, float]:
         begin = time.monotonic()
         with (folder / f"{stage}.log").open("a", encoding="utf-8") as log:
             done = subprocess.run(
-                [sys.executable, "-m", f"training.{stage}"],
+                [sys.executable, "-m", stage_module(stage), stage],
                 cwd=folder,
                 env={**os.environ, "PYTHONPATH": str(ROOT)},
                 stdout=log,

@@ -14,7 +14,7 @@ import typer
 from cli.data import inspected
 from cli.project import project_root, typed_path
 from config.errors import CostError, DataError, EnvironmentFault, ParamsError
-from config.records import METHODS
+from config.methods.registry import METHODS
 
 if TYPE_CHECKING:
     from config.schema import Params
@@ -54,7 +54,7 @@ def init(
     elsewhere: Annotated[
         bool, typer.Option("--elsewhere", help="The run happens on another machine: any hardware.")
     ] = False,
-    method: Annotated[str, typer.Option(help="ppo, dpo, rloo or grpo.")] = "ppo",
+    method: Annotated[str, typer.Option(help=f"One of {', '.join(METHODS)}.")] = "ppo",
     form: Annotated[
         str | None, typer.Option("--format", help="Of the data; else its columns say.")
     ] = None,

@@ -97,7 +97,7 @@ def run(
     as_json: AsJson = False,
     changed_code: ChangedCode = None,
 ) -> None:
-    """Run the pipeline: data, sft, reward, ppo (or rloo, grpo, dpo), evaluate, report. Only what
+    """Run the pipeline: data, sft, reward, the method of align.method, evaluate, report. Only what
     changed is done again.
     """
     from cli.run import run_pipeline

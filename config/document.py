@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from config.records import METHODS, STAGES
+from config.methods.registry import METHODS
+from config.records import STAGES
 from config.schema import Params
 
 DOCUMENT = Path("docs/params.md")

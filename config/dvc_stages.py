@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from config.records import METHODS
+from config.methods.registry import METHODS
 
 ALIGN = "align"
 

@@ -17,13 +17,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
+from config.methods.registry import METHODS, SAMPLING_METHODS
 from config.names import inner_name
-
-SAMPLING_METHODS = ("ppo", "rloo", "grpo")
-"""Alignment stages that learn from what they sample, all in the loop of training/ppo.py."""
-
-METHODS = ("ppo", "dpo", "rloo", "grpo")
-"""The alignment stages, of which a run has the one that `align.method` names."""
 
 LOOPS = (*SAMPLING_METHODS, "distill")
 """Stages that sample responses as they train, update by update."""
@@ -117,8 +112,8 @@ class UsageRow(Record):
     attempt: int
     step: int
     phase: str
-    """`start` (imports, loading), then the stage's own phases, `save`, `end`; for ppo, rloo and
-    grpo: rollout, score, reference, ...
+    """`start` (imports, loading), then the stage's own phases, `save`, `end`; in the loop of
+    training/ppo.py: rollout, score, reference, ...
     """
     seconds: float
     tokens: int

@@ -6,21 +6,22 @@ form and in `docs/params.md`; units are part of the name or of the description.
 """
 
 from collections.abc import Iterator
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import Field, model_validator
+from pydantic import Field, create_model, model_validator
 
 from config.compose import flat
 from config.errors import ParamsError
-from config.records import METHODS, final_stage, stages_of
+from config.methods.registry import METHODS, RECORDS
+from config.records import final_stage, stages_of
 from config.sections.base import Sparse
 from config.sections.data import Data
 from config.sections.distillation import Distill
 from config.sections.levers import Lora
 from config.sections.model import Model
 from config.sections.money import Budget, Prices
-from config.sections.offline import Dpo, Reward, Sft
-from config.sections.online import Grpo, Online, Ppo, Rloo, SamplingLoop
+from config.sections.offline import Optimisation, Reward, Sft
+from config.sections.online import ActorCritic, Online, SamplingLoop
 from config.sections.retraining import Retrain
 from config.sections.run import Align, Evaluate, Tracking
 from config.sections.where import SHARED_STAGES, WEIGHTS_DIVIDED, Where
@@ -29,8 +30,8 @@ from config.urls import require_no_secret, unreadable
 UNCHOSEN = "May be absent where align.method names another."
 
 
-class Params(Sparse):
-    """A whole run."""
+class _BeforeMethods(Sparse):
+    """The sections before those of the methods: fields are shown in this order."""
 
     seed: Annotated[int, Field(ge=0, lt=2**31)] = Field(
         description="Seeds data generation, initial weights, data order and sampling."
@@ -40,10 +41,27 @@ class Params(Sparse):
     sft: Sft
     reward: Reward
     align: Align
-    ppo: Ppo | None = Field(None, title="Ppo", description=UNCHOSEN)
-    dpo: Dpo | None = Field(None, title="Dpo", description=UNCHOSEN)
-    rloo: Rloo | None = Field(None, title="Rloo", description=UNCHOSEN)
-    grpo: Grpo | None = Field(None, title="Grpo", description=UNCHOSEN)
+
+
+if TYPE_CHECKING:
+    _WithMethods = _BeforeMethods
+else:
+    _WithMethods = create_model(
+        "_WithMethods",
+        __base__=_BeforeMethods,
+        **{
+            name: (
+                method.settings | None,
+                Field(None, title=method.settings.__name__, description=UNCHOSEN),
+            )
+            for name, method in RECORDS.items()
+        },
+    )
+
+
+class Params(_WithMethods):
+    """All of params.yaml: the sections above, one for each method by its name, and these."""
+
     distill: Distill | None = Field(
         title="Distill", description="A student of the aligned model; null makes none."
     )
@@ -135,12 +153,14 @@ class Params(Sparse):
     @model_validator(mode="after")
     def _lengths_fit(self) -> "Params":
         limit = self.model.context_length
-        dpo = [self.dpo] if self.dpo is not None and self.align.method == "dpo" else []
+        method = self.align.method
+        chosen = self.section(method)
+        pairs: list[Any] = [chosen] if isinstance(chosen, Optimisation) else []
         for name, length in (
             ("sft.max_length", self.sft.max_length),
             ("reward.max_length", self.reward.max_length),
             *((f"{loop.method}.max_new_tokens", loop.max_new_tokens + 1) for loop in self._loops()),
-            *(("dpo.max_length", section.max_length) for section in dpo),
+            *((f"{method}.max_length", section.max_length) for section in pairs),
             ("evaluate.max_new_tokens", self.evaluate.max_new_tokens + 1),
         ):
             if length > limit:
@@ -151,7 +171,7 @@ class Params(Sparse):
         for name, batch in (
             ("sft", self.sft.batch_size),
             ("reward", self.reward.batch_size),
-            *(("dpo", section.batch_size) for section in dpo),
+            *((method, section.batch_size) for section in pairs),
         ):
             if batch % self.where.of(name).processes:
                 raise ParamsError(
@@ -227,16 +247,17 @@ class Params(Sparse):
                 f"its reference has. Set {method}.lora, or model.quantisation: null in params.yaml."
             )
         if (
-            isinstance(settings, Ppo)
+            isinstance(settings, ActorCritic)
             and settings.layout == "shared_base"
             and (self.reward.lora is None or (self.reward.init == "base" and self.sft.lora is None))
         ):
             raise ParamsError(
-                "ppo.layout=shared_base needs a reward model that is an adapter on the SFT "
+                f"{method}.layout=shared_base needs a reward model that is an adapter on the SFT "
                 "model's base; reward.lora is "
                 f"{'null' if self.reward.lora is None else 'set'}, reward.init is "
                 f"{self.reward.init}. "
-                "Set reward.lora and reward.init: sft, or ppo.layout: separate in params.yaml."
+                f"Set reward.lora and reward.init: sft, or {method}.layout: separate in "
+                "params.yaml."
             )
         return self
 

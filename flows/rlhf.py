@@ -22,7 +22,7 @@ from tasks.planning.gate import approval, checked, plan, refused
 
 @flow(name="rlhf", persist_result=False, validate_parameters=False, on_failure=[refused])
 def rlhf(params: Params) -> State[Any]:
-    """Plan, data, demonstrations, preferences, PPO (or RLOO, GRPO, DPO), distillation where
+    """Plan, data, demonstrations, preferences, alignment by align.method, distillation where
     asked for, evaluation, report. Only what changed since the last run is done again.
 
     Args:

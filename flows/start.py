@@ -1,7 +1,7 @@
 """The flow `start`: a run of the pipeline by a form that fits on a screen."""
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from prefect import flow
 from prefect.client.schemas.objects import State
@@ -9,6 +9,7 @@ from prefect.states import Completed, Failed
 from prefect.utilities.urls import url_for
 
 from config.errors import RlhfError
+from config.methods.registry import METHODS
 from tasks.deployment.short_form import (
     OF_THE_RECIPE,
     Change,
@@ -16,6 +17,11 @@ from tasks.deployment.short_form import (
     start_pipeline,
     wanted_params,
 )
+
+if TYPE_CHECKING:
+    Choice = str
+else:
+    Choice = Literal["as in the recipe", *METHODS]
 
 
 @flow(name="start", persist_result=False, validate_parameters=False)
@@ -33,7 +39,7 @@ def start(
         "two-nodes",
         "votes-cpu",
     ] = "demo",
-    method: Literal["as in the recipe", "ppo", "rloo", "grpo", "dpo"] = "as in the recipe",
+    method: Choice = "as in the recipe",
     max_usd: float | None = None,
     seed: int | None = None,
     changes: list[Change] | None = None,

@@ -5,9 +5,11 @@ the list of them with the page of each.
 import os
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from itertools import cycle
 from pathlib import Path
 
 from config.atomic_file import write_atomically
+from config.methods.registry import METHODS
 from config.records import kept_folder
 from reporting.build import REPORT
 from reporting.charts import Dot, dots_chart
@@ -17,7 +19,7 @@ from reporting.page import document
 from reporting.parts import card, section, table
 from reporting.past_runs import PastRun, past_runs
 
-TONES = {"ppo": "accent", "dpo": "second", "rloo": "sft", "grpo": "base"}
+TONES = dict(zip(METHODS, cycle(("accent", "second", "base", "sft"))))
 PAGE = REPORT.with_name("all.html")
 HEAD = ("run", "method", "cost", "time", "wins over SFT", "gold", "KL", "changed")
 

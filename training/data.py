@@ -68,6 +68,7 @@ from training.process.stage import Stage, run_stage
 logger = logging.getLogger("training.data")  # as a process this module is called __main__
 
 SECTIONS = ("seed", "model", "data")
+INPUTS = local_files
 EXCHANGES = 2000
 """Prompts by which the longest exchange of a generated world is found."""
 UNLIMITED_VOCABULARY = 1 << 16
@@ -252,4 +253,4 @@ def longest_exchange(tokenizer: PreTrainedTokenizerBase, world: World) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(run_stage("data", SECTIONS, local_files, data))
+    sys.exit(run_stage("data", SECTIONS, INPUTS, data))

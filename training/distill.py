@@ -46,7 +46,7 @@ from training.process.curves import write_curves
 from training.process.out_of_memory import OomBackoff
 from training.process.stage import Stage, run_stage
 from training.rl.episodes import choose_prompts, joined, mini_batches, stream_seed
-from training.rl.phases import running
+from training.rl.phases import in_phase
 from training.rl.rollout_phase import roll_out
 from training.rl.state import LoopState, load_state, save_state
 from training.rollout.engine import Limits, sampling_noise
@@ -94,6 +94,9 @@ def inputs(params: Params) -> tuple[str, ...]:
     )
 
 
+INPUTS = inputs
+
+
 def distill(stage: Stage) -> None:
     if stage.params.distill is None:
         stage.check_params()
@@ -111,7 +114,7 @@ def distill(stage: Stage) -> None:
 
     while state.update < settings.updates:
         update, began = state.update + 1, time.monotonic()
-        phase = partial(running, stage, update=update)
+        phase = partial(in_phase, stage, update)
         backoff = partial(oom.run, step=update)
         rollout_backoff = partial(oom_rollout.run, step=update)
 
@@ -128,7 +131,7 @@ def distill(stage: Stage) -> None:
         ):
             if not batch[part]:
                 continue
-            with phase([model], name=name) as work:
+            with phase(name, model) as work:
                 found = roll_out(
                     rollout_backoff, model, batch[part], noise_BT[part], settings, limits
                 ).responses
@@ -144,7 +147,7 @@ def distill(stage: Stage) -> None:
         supervised = update <= settings.sft_updates
         teacher: list[Tensor] = []
         if not supervised:
-            with phase([pair.teacher], name="teacher_logprobs") as work:
+            with phase("teacher_logprobs", pair.teacher) as work:
                 teacher = map_across_ranks(
                     backoff, partial(teacher_hidden, pair), sequences, starts
                 )
@@ -152,40 +155,24 @@ def distill(stage: Stage) -> None:
 
         # 3. update
         learnt = Sums()
-        with phase([], name="update") as work:
-            pair.set_learning_rates(settings, state.update / settings.updates)
+        with phase("update") as work:
+            pair.set_learning_rates(state.update / settings.updates)
             for rows in mini_batches(len(batch), settings, seed, update):
                 tokens = sum(len(responses[i]) for i in rows)
                 share = [rows[i] for i in local_indices([len(sequences[i]) for i in rows])]
 
-                def accumulate_gradients(budget_tokens: int) -> None:
-                    pair.optimizer.zero_grad(set_to_none=True)
-                    learnt.begin(tokens)
-                    lengths = [len(sequences[i]) for i in share]
-                    batches = token_budget_batches(lengths, budget_tokens)
-                    for micro, counts in (
-                        lockstep(batches) if pair.lockstep else [(each, True) for each in batches]
-                    ):
-                        chosen = [share[i] for i in micro]
-                        with autocast(stage.params.model, stage.torch_device):
-                            total, agreed = pair.with_gradient(
-                                partial(
-                                    student_loss,
-                                    pair,
-                                    [sequences[i] for i in chosen],
-                                    [starts[i] for i in chosen],
-                                    [teacher[i] for i in chosen] if teacher else None,
-                                    settings,
-                                )
-                            )
-                        loss = total / tokens
-                        pair.backward(loss if counts else 0 * loss)
-                        if counts:
-                            learnt.add(float(total.detach()), float(agreed))
-
-                # A function, as it runs again where memory does not suffice: what a failed run
-                # holds goes with its frame.
-                backoff(accumulate_gradients, lockstep=pair.lockstep)
+                accumulate = partial(
+                    accumulate_gradients,
+                    stage,
+                    pair,
+                    learnt,
+                    share,
+                    tokens,
+                    sequences,
+                    starts,
+                    teacher,
+                )
+                backoff(accumulate, lockstep=pair.lockstep)
                 all_reduce_gradients(pair.trainable().values())
                 learnt.step(pair.step(settings.max_grad_norm))
                 work.add(sum(len(sequences[i]) for i in rows), len(rows))
@@ -203,7 +190,7 @@ def distill(stage: Stage) -> None:
             write_samples(stage, update, tokenizer, batch, responses)
         log_progress(update, settings, row)
         if stage.agree_to_stop() or update % settings.checkpoint_every_updates == 0:
-            with phase([], name="save"):
+            with phase("save"):
                 save_state(stage, pair, state)
         if stage.stopping:
             raise stage.stopped()
@@ -211,6 +198,44 @@ def distill(stage: Stage) -> None:
     with stage.meter.phase("save", state.update):
         write_outputs(stage, pair, state, tokenizer)
     stage.finish("models/distill", "metrics/distill.json", "plots/distill.csv")
+
+
+def accumulate_gradients(
+    stage: Stage,
+    pair: Pair,
+    learnt: "Sums",
+    share: Sequence[int],
+    tokens: int,
+    sequences: Sequence[list[int]],
+    starts: Sequence[int],
+    teacher: Sequence[Tensor],
+    budget_tokens: int,
+) -> None:
+    """The gradient of this process's `share` of a mini-batch of `tokens` response tokens, in
+    micro-batches of at most `budget_tokens`.
+
+    Called again with smaller ones where memory does not suffice.
+    """
+    settings = stage.params.section("distill")
+    pair.optimizer.zero_grad(set_to_none=True)
+    learnt.begin(tokens)
+    batches = token_budget_batches([len(sequences[i]) for i in share], budget_tokens)
+    for micro, counts in lockstep(batches) if pair.lockstep else [(each, True) for each in batches]:
+        chosen = [share[i] for i in micro]
+        loss_of = partial(
+            student_loss,
+            pair,
+            [sequences[i] for i in chosen],
+            [starts[i] for i in chosen],
+            [teacher[i] for i in chosen] if teacher else None,
+            settings,
+        )
+        with autocast(stage.params.model, stage.torch_device):
+            total, agreed = pair.with_gradient(loss_of)
+        loss = total / tokens
+        pair.backward(loss if counts else 0 * loss)
+        if counts:
+            learnt.add(float(total.detach()), float(agreed))
 
 
 def student_responses(settings: Distill, update: int) -> int:
@@ -360,4 +385,4 @@ def write_outputs(
 
 
 if __name__ == "__main__":
-    sys.exit(run_stage("distill", SECTIONS, inputs, distill))
+    sys.exit(run_stage("distill", SECTIONS, INPUTS, distill))

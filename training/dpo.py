@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 from trl import DPOConfig, DPOTrainer
 from trl.trainer.dpo_trainer import DataCollatorForPreference
 
-from config.sections.offline import Dpo
+from config.methods.dpo import Dpo
 from training.distributed.collectives import map_across_ranks
 from training.distributed.model_files import replacing_by_first, save_adapter, save_model
 from training.distributed.sharding import unsharded

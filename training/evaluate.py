@@ -75,6 +75,9 @@ def inputs(params: Params) -> tuple[str, ...]:
     )
 
 
+INPUTS = inputs
+
+
 def evaluate(stage: Stage) -> None:
     settings = stage.params.evaluate
     tokenizer = load_tokenizer(stage.root / "data/tokenizer")
@@ -347,4 +350,4 @@ def _mean(values: list[float] | list[int] | list[bool]) -> float:
 
 if __name__ == "__main__":
     torch.set_grad_enabled(False)
-    sys.exit(run_stage("evaluate", SECTIONS, inputs, evaluate))
+    sys.exit(run_stage("evaluate", SECTIONS, INPUTS, evaluate))

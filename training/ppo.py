@@ -1,20 +1,19 @@
-"""Stage `ppo`: proximal policy optimisation of the SFT model against the reward model. Read `ppo`
-from top to bottom; training/rl/minimal.py is the same on one page.
+"""The loop of PPO and of every other method that samples: alignment of the SFT model against the
+reward model. Read `ppo` from top to bottom; training/rl/minimal.py is the same on one page.
 
-data/prepared/prompts/train.jsonl, models/sft, models/reward -> models/ppo, metrics/ppo.json,
-plots/ppo.csv
+`python -m training.ppo [METHOD]`: data/prepared/prompts/train.jsonl, models/sft, models/reward ->
+models/<method>, metrics/<method>.json, plots/<method>.csv
 
-RLOO and GRPO (training/rloo.py, training/grpo.py) are the same loop with another estimator of
-advantages and no critic: no value model is loaded, there is no value phase and no value loss, and
-nothing else differs.
+A method (config/methods) brings its estimator of advantages, step 5. One without a critic has no
+value model, no value phase and no value loss; nothing else differs.
 
 Shapes: B responses, P prompt tokens, T response tokens, L tokens of prompt and response, N response
 tokens one after another, D model width. Padding is on the right of [B, T] tensors, and masks are
 True where the token counts.
 
 Several processes share the costly work: `spread` divides the episodes of a phase over them and
-hands the results to all, in the update each does its share of every mini-batch and the gradients
-are summed. All else every process computes for itself, with the same result.
+hands the results to all; in the update each computes its share of every mini-batch, and the
+gradients are summed. Everything else is computed in every process, with the same result.
 """
 
 import logging
@@ -25,7 +24,9 @@ from functools import partial
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from config.sections.online import Online, Ppo
+from config.methods.method import Estimator
+from config.methods.registry import RECORDS
+from config.sections.online import ActorCritic, Online
 from training.distributed.collectives import all_reduce_gradients, local_indices
 from training.modeling.models import autocast
 from training.modeling.tokenizer import load_tokenizer
@@ -34,7 +35,6 @@ from training.process.artifacts import write_json
 from training.process.curves import write_curves
 from training.process.out_of_memory import OomBackoff
 from training.process.stage import Stage, run_stage
-from training.rl.advantages import Estimator, equal_groups, ppo_advantages
 from training.rl.divergence import check_rollout, check_update
 from training.rl.episodes import (
     Episodes,
@@ -55,7 +55,7 @@ from training.rl.ppo_math import (
     token_rewards,
     value_loss,
 )
-from training.rl.report import UpdateStatistics, rollout_statistics
+from training.rl.report import UpdateStatistics, equal_groups, rollout_statistics
 from training.rl.roles import Roles
 from training.rl.rollout_phase import own_logprobs, roll_out
 from training.rl.state import PpoState, load_state, save_state
@@ -64,7 +64,8 @@ from training.rollout.samples import write_rollouts, write_samples
 
 logger = logging.getLogger(__name__)
 
-SECTIONS = ("seed", "model", "ppo")
+SECTIONS = ("seed", "model")
+"""And the section of the method."""
 INPUTS = ("data/prepared/prompts/train.jsonl", "data/tokenizer", "models/sft", "models/reward")
 CURVES = (
     "score",
@@ -83,16 +84,15 @@ CURVES = (
 OF_A_CRITIC = ("value_loss", "explained_variance")
 
 
-def ppo(stage: Stage, estimate: Estimator = ppo_advantages) -> None:
-    """The loop of PPO, RLOO and GRPO; `estimate` is the method's step 5."""
+def ppo(stage: Stage) -> None:
+    """The loop of every method that samples; step 5 is the method's own."""
     settings: Online = stage.params.section(stage.name)
-    critic = settings if isinstance(settings, Ppo) else None
+    critic = isinstance(settings, ActorCritic)
     seed = stage.params.seed
     tokenizer = load_tokenizer(stage.root / "data/tokenizer")
     prompts = read_prompts(stage, tokenizer)
     limits = Limits(settings.max_new_tokens, tokenizer.eos_token_id, tokenizer.pad_token_id)
     roles = load_roles(stage, tokenizer)
-    device = roles.policy.device
     state = load_state(stage, roles, PpoState(0, 0, settings.kl.coef))
     if settings.on_divergence == "roll_back" and state.update == state.rolled_back == 0:
         with stage.meter.phase("save", 0):
@@ -102,17 +102,16 @@ def ppo(stage: Stage, estimate: Estimator = ppo_advantages) -> None:
 
     while state.update < settings.updates and not state.ended:
         update, began = state.update + 1, time.monotonic()
-        phase = partial(in_phase, stage, roles, update)
+        phase = partial(in_phase, stage, update)
         backoff = partial(oom.run, step=update)
-        rollout_backoff = partial(oom_rollout.run, step=update)
 
         # 1. roll out
         batch = choose_prompts(prompts, settings, seed, update)
         own_seed = stream_seed(seed, "sampling", update)
         noise_BT = sampling_noise(len(batch), limits.max_new_tokens, own_seed)
-        with phase("rollout") as work:
+        with phase("rollout", roles.policy, roles.trunk_value_head) as work:
             rollout = roll_out(
-                rollout_backoff,
+                partial(oom_rollout.run, step=update),
                 roles.policy,
                 batch,
                 noise_BT,
@@ -123,13 +122,11 @@ def ppo(stage: Stage, estimate: Estimator = ppo_advantages) -> None:
             sequences, starts = joined(batch, rollout.responses)
             tokens = sum(map(len, sequences))
             work.add(tokens, len(batch))
-        with phase("logprobs") as work:
-            logprobs, gap = own_logprobs(
-                backoff, roles, rollout.logprobs, sequences, starts, settings, work
-            )
+        with phase("logprobs", roles.policy) as work:
+            logprobs, gap = own_logprobs(backoff, roles, rollout.logprobs, sequences, starts, work)
 
         # 2. score
-        with phase("score") as work:
+        with phase("score", roles.reward_model) as work:
             score_B = scores(backoff, roles.reward_model, sequences)
             work.add(tokens, len(batch))
         ended_B = torch.tensor([response[-1] == limits.eos for response in rollout.responses])
@@ -138,13 +135,13 @@ def ppo(stage: Stage, estimate: Estimator = ppo_advantages) -> None:
             shaped_B = shaped_B.clamp(-settings.score_clip, settings.score_clip)
 
         # 3. reference log-probs, and values of a critic
-        with phase("reference") as work:
-            ref_logprobs = per_token(backoff, roles.ref_logprobs, sequences, starts, settings)
+        with phase("reference", roles.ref_policy) as work:
+            ref_logprobs = per_token(backoff, roles.ref_logprobs, sequences, starts)
             work.add(tokens, len(batch))
         values = rollout.values
         if roles.value_model is not None:
-            with phase("value") as work:
-                values = per_token(backoff, roles.values, sequences, starts, settings)
+            with phase("value", roles.value_model) as work:
+                values = per_token(backoff, roles.values, sequences, starts)
                 work.add(tokens, len(batch))
         logprobs_BT, mask_BT = pad_responses(logprobs)
         ref_logprobs_BT, _ = pad_responses(ref_logprobs)
@@ -155,55 +152,30 @@ def ppo(stage: Stage, estimate: Estimator = ppo_advantages) -> None:
             kl_BT = kl_per_token(logprobs_BT, ref_logprobs_BT)
             reward_BT = token_rewards(kl_BT, shaped_B, mask_BT, state.kl_coef)
             # 5. advantages
-            targets = estimate(reward_BT, shaped_B, values_BT, mask_BT, settings)
+            targets = advantages(stage.name)(reward_BT, shaped_B, values_BT, mask_BT, settings)
             episodes = Episodes(sequences, starts, mask_BT, logprobs_BT, values_BT, *targets)
             row = gap | rollout_statistics(
                 episodes, ref_logprobs_BT, score_B, ended_B, state.kl_coef
             )
-            if critic is None:
+            if not critic:
                 row["equal_groups"] = equal_groups(shaped_B, settings.responses_per_prompt)
         rolled_out = Batch(tokenizer, batch, rollout.responses, score_B, episodes)
-        diverging = partial(on_divergence, stage, roles, state, settings, rolled_out)
+        diverging = partial(on_divergence, stage, roles, state, rolled_out)
         with diverging(row):
             check_rollout(row, settings)
 
         # 6. update
-        learnt = UpdateStatistics(critic is not None)
+        learnt = UpdateStatistics(critic)
         with phase("update") as work:
-            roles.set_learning_rates(settings, state.update / settings.updates, state.rate_factor)
+            roles.set_learning_rates(state.update / settings.updates, state.rate_factor)
             for rows in mini_batches(len(batch), settings, seed, update):
                 if settings.target_kl is not None and learnt.approx_kl() > settings.target_kl:
                     break
-                mini_batch = episodes.of(rows)
-                mini_tokens = int(mini_batch.mask.sum())
-                share = mini_batch.of(local_indices(mini_batch.lengths()))
-
-                def accumulate_gradients(budget_tokens: int) -> None:
-                    roles.optimizer.zero_grad(set_to_none=True)
-                    learnt.begin()
-                    for old, counts in share.micro_batches(budget_tokens, device, roles.lockstep):
-                        with autocast(stage.params.model, device):
-                            new = roles.forward(old.sequences, old.prompt_lengths, settings)
-                        policy = policy_loss(
-                            new.logprobs, old.logprobs, old.advantages, settings.cliprange
-                        )
-                        total, value = policy.losses.sum(), None
-                        if critic is not None:
-                            value = value_loss(
-                                new.values, old.values, old.returns, critic.cliprange_value
-                            )
-                            total = total + critic.vf_coef * value.losses.sum()
-                        loss = total / mini_tokens
-                        roles.backward(loss if counts else 0 * loss)
-                        if counts:
-                            learnt.add(policy, value, new)
-
-                # A function, as it runs again where memory does not suffice: what a failed run
-                # holds goes with its frame.
-                backoff(accumulate_gradients, lockstep=roles.lockstep)
+                accumulate = partial(accumulate_gradients, stage, roles, episodes.of(rows), learnt)
+                backoff(accumulate, lockstep=roles.lockstep)
                 all_reduce_gradients(roles.trainable().values())
                 learnt.step(roles.step(settings.max_grad_norm))
-                work.add(sum(mini_batch.lengths()), len(rows))
+                work.add(sum(len(sequences[i]) for i in rows), len(rows))
                 with diverging():
                     check_update(learnt, update, stage.name)
 
@@ -228,6 +200,45 @@ def ppo(stage: Stage, estimate: Estimator = ppo_advantages) -> None:
     with stage.meter.phase("save", state.update):
         write_outputs(stage, roles, state, tokenizer)
     stage.finish(f"models/{stage.name}", f"metrics/{stage.name}.json", f"plots/{stage.name}.csv")
+
+
+def advantages(method: str) -> Estimator:
+    """The advantage estimator of a method that samples."""
+    estimator = RECORDS[method].advantages
+    assert estimator is not None
+    return estimator
+
+
+def accumulate_gradients(
+    stage: Stage,
+    roles: Roles,
+    mini_batch: Episodes,
+    learnt: UpdateStatistics,
+    budget_tokens: int,
+) -> None:
+    """The gradient of the mean loss per token of a mini-batch: this process's share of it, in
+    micro-batches of at most `budget_tokens`.
+
+    Called again with smaller ones where memory does not suffice.
+    """
+    settings, device = roles.settings, roles.policy.device
+    critic = settings if isinstance(settings, ActorCritic) else None
+    mini_tokens = int(mini_batch.mask.sum())
+    share = mini_batch.of(local_indices(mini_batch.lengths()))
+    roles.optimizer.zero_grad(set_to_none=True)
+    learnt.begin()
+    for old, counts in share.micro_batches(budget_tokens, device, roles.lockstep):
+        with autocast(stage.params.model, device):
+            new = roles.forward(old.sequences, old.prompt_lengths)
+        policy = policy_loss(new.logprobs, old.logprobs, old.advantages, settings.cliprange)
+        total, value = policy.losses.sum(), None
+        if critic is not None:
+            value = value_loss(new.values, old.values, old.returns, critic.cliprange_value)
+            total = total + critic.vf_coef * value.losses.sum()
+        loss = total / mini_tokens
+        roles.backward(loss if counts else 0 * loss)
+        if counts:
+            learnt.add(policy, value, new)
 
 
 def next_kl_coef(kl_coef: float, kl: float, settings: Online) -> float:
@@ -270,7 +281,8 @@ def write_outputs(
     save_policy(stage, roles, tokenizer)
     if stage.rank != 0:
         return
-    curves = [name for name in CURVES if name not in OF_A_CRITIC or stage.name == "ppo"]
+    critic = RECORDS[stage.name].has_critic
+    curves = [name for name in CURVES if name not in OF_A_CRITIC or critic]
     history = write_curves(stage, f"plots/{stage.name}.csv", curves)
     last = history[-5:]
     metrics = {name: sum(values[name] for values in last) / len(last) for name in curves}
@@ -281,4 +293,5 @@ def write_outputs(
 
 
 if __name__ == "__main__":
-    sys.exit(run_stage("ppo", SECTIONS, INPUTS, ppo))
+    METHOD = sys.argv[1] if len(sys.argv) > 1 else "ppo"
+    sys.exit(run_stage(METHOD, (*SECTIONS, METHOD), INPUTS, ppo))

@@ -8,7 +8,6 @@ bench/process.json   bytes held after the imports; bytes of weights, gradients a
 
 import argparse
 import gc
-import importlib
 import json
 import os
 import sys
@@ -23,7 +22,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from training.calibrate.rates import pace
 from training.process.device import device
-from training.process.stage import run_stage
+from training.process.stage import entry, run_stage
 from training.process.usage import Meter
 
 BENCH = Path("bench")
@@ -87,7 +86,7 @@ def main() -> int:
     )
     parser.add_argument("stage")
     options = parser.parse_args()
-    module = importlib.import_module(f"training.{options.stage}")
+    own = entry(options.stage)
     BENCH.mkdir(exist_ok=True)
     found["after_imports_bytes"] = psutil.Process().memory_info().rss
     register_optimizer_step_post_hook(note_parts)
@@ -95,8 +94,7 @@ def main() -> int:
     Meter._append = lambda *arguments: meter(*arguments)  # type: ignore[method-assign]
     if options.stage == "evaluate":
         torch.set_grad_enabled(False)
-    inputs = module.INPUTS if options.stage != "evaluate" else module.inputs
-    code = run_stage(options.stage, module.SECTIONS, inputs, getattr(module, options.stage))
+    code = run_stage(options.stage, *own)
     if os.environ.get("RANK", "0") != "0":
         return code
     found["pace"] = pace(device().type)

@@ -24,6 +24,7 @@ from benchmarks.projects.processes import stage_process
 from config import jsonl
 from config.compose import compose
 from config.load import read, validate, write
+from config.methods.registry import stage_module
 from config.schema import Params
 from training.modeling.adapters import merge
 from training.modeling.models import load_reward_model
@@ -276,7 +277,7 @@ def _made(
         fitted = validate(compose(content, {}, lengths), str(folder))
         write(fitted, folder / "params.yaml")
         for stage in ("sft", "reward"):
-            stage_process(folder, f"training.{stage}", environment)
+            stage_process(folder, stage_module(stage), environment)
         stamp.write_text(
             json.dumps({"digest": digest, "lengths": lengths}) + "\n", encoding="utf-8"
         )

@@ -1,5 +1,6 @@
-"""Stages that learn from responses sampled as they train: PPO, RLOO and GRPO, three settings of one
-loop (training/ppo.py), and distillation (config/sections/distillation.py).
+"""Settings of the stages that train on responses they sample: what the methods of the loop in
+training/ppo.py share (each method's own are in config/methods), and what distillation shares with
+them (config/sections/distillation.py).
 """
 
 from typing import Annotated, ClassVar, Literal
@@ -7,7 +8,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from config.errors import ParamsError
-from config.sections.base import Fraction, Positive, Rate, Section, splits
+from config.sections.base import Positive, Rate, Section, splits
 from config.sections.levers import LORA, OPTIMIZER, Lora, OptimizerName, without_dropout
 
 
@@ -121,10 +122,8 @@ class Online(SamplingLoop):
     )
 
 
-class Ppo(Online):
-    """Proximal policy optimisation of the SFT model against the reward model."""
-
-    method: ClassVar[str] = "ppo"
+class ActorCritic(Online):
+    """What the methods with a critic have in common."""
 
     lora: Lora | None = Field(
         description="Train adapters on the frozen SFT model or, where that has one itself, from "
@@ -140,68 +139,34 @@ class Ppo(Online):
     value_init: Literal["reward", "sft"] = Field(
         description="Weights the value model starts from, its head included; not in shared_trunk."
     )
-    ppo_epochs: Positive = Field(description="Passes over each rollout.")
     value_learning_rate: Rate = Field(
         description="Adam learning rate of the value model (layout separate) or value head."
     )
-    gamma: Fraction = Field(description="Discount per token.")
-    lam: Fraction = Field(description="GAE lambda.")
     cliprange_value: Annotated[float, Field(gt=0)] = Field(
         description="Clip range of the value prediction around its old value."
     )
     vf_coef: Annotated[float, Field(ge=0)] = Field(description="Weight of the value loss.")
-    whiten_rewards: bool = Field(description="Scale per-token rewards to unit variance before GAE.")
 
     @model_validator(mode="after")
-    def _adapters(self) -> "Ppo":
+    def _adapters(self) -> "ActorCritic":
         if self.layout == "shared_base" and self.lora is None:
             raise ParamsError(
-                "ppo.layout=shared_base shares one frozen base between adapters, and ppo.lora is "
-                "null. "
-                "Set ppo.lora, or layout: separate in params.yaml."
+                f"{self.method}.layout=shared_base shares one frozen base between adapters, and "
+                f"{self.method}.lora is null. "
+                f"Set {self.method}.lora, or layout: separate in params.yaml."
             )
         return self
 
     @model_validator(mode="after")
-    def _engine(self) -> "Ppo":
+    def _engine(self) -> "ActorCritic":
         if self.layout == "shared_trunk" and self.rollout_engine == "paged":
             raise ParamsError(
-                "ppo.rollout_engine=paged gives no values, and ppo.layout=shared_trunk takes them "
-                "from the rollout. "
+                f"{self.method}.rollout_engine=paged gives no values, and "
+                f"{self.method}.layout=shared_trunk takes them from the rollout. "
                 "Set rollout_engine: static or layout: separate in params.yaml."
             )
         return self
 
 
 Siblings = Annotated[int, Field(ge=2)]
-
-
-class Rloo(Online):
-    """REINFORCE leave-one-out of the SFT model against the reward model: the other responses to a
-    prompt are the baseline.
-    """
-
-    method: ClassVar[str] = "rloo"
-
-    responses_per_prompt: Siblings = Field(
-        description="Responses drawn from each prompt, each the baseline of the others; must "
-        "divide the batch."
-    )
-    rloo_epochs: Positive = Field(description="Passes over each rollout.")
-    normalise_advantages: bool = Field(
-        description="Scale the advantages of an update to mean 0 and standard deviation 1."
-    )
-
-
-class Grpo(Online):
-    """Group relative policy optimisation: the responses to a prompt are compared with their mean,
-    in units of their deviation.
-    """
-
-    method: ClassVar[str] = "grpo"
-
-    responses_per_prompt: Siblings = Field(
-        description="Responses drawn from each prompt, the group that each is compared with; must "
-        "divide the batch."
-    )
-    grpo_epochs: Positive = Field(description="Passes over each rollout.")
+"""Responses to a prompt where each is compared with the others."""

@@ -1,20 +1,24 @@
 """What is aligned how, compared how, and remembered where."""
 
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
+from config.methods.registry import METHODS, RECORDS
 from config.sections.base import Positive, Section
+
+if TYPE_CHECKING:
+    MethodName = str
+else:
+    MethodName = Literal[METHODS]
 
 
 class Align(Section):
     """Which method aligns the SFT model."""
 
-    method: Literal["ppo", "dpo", "rloo", "grpo"] = Field(
+    method: MethodName = Field(
         description="Alignment method; names the stage that is run and whose model is evaluated. "
-        "ppo: policy and critic. "
-        "rloo, grpo: the same loop without a critic, several responses to each prompt. dpo: on the "
-        "preference pairs alone, without sampling."
+        + " ".join(f"{name}: {method.choice}." for name, method in RECORDS.items())
     )
 
 

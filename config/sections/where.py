@@ -1,9 +1,9 @@
 """Where each stage runs: in which place, in how many processes, and what these divide."""
 
 from collections.abc import Iterator
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, field_validator, model_validator
+from pydantic import BeforeValidator, Field, create_model, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from config.errors import ParamsError
@@ -57,7 +57,8 @@ class Place(Section):
         description="What the processes divide beside the work, to hold larger models. none: each "
         "process holds all. zero2: the optimizer's state and gradients are divided, "
         "and weights between two steps. zero3: also weights at work, which are gathered layer by "
-        "layer (FSDP2). In ppo, rloo and grpo it is all roles; one that samples is whole meanwhile."
+        "layer (FSDP2). A loop that samples divides all its models; one that is sampling is whole "
+        "meanwhile."
     )
     offload: bool = Field(
         description="zero2 and zero3: divided weights, gradients and optimizer state wait in the "
@@ -77,21 +78,24 @@ class PlaceOverride(Sparse):
 OVERRIDE = "What is different for this stage; may be absent."
 
 
-class Where(Sparse):
+class _Default(Sparse):
+    default: Place = Field(description="Every stage that says nothing else.")
+
+
+if TYPE_CHECKING:
+    _WithStages = _Default
+else:
+    _WithStages = create_model(
+        "_WithStages",
+        __base__=_Default,
+        **{stage: (PlaceOverride | None, Field(None, description=OVERRIDE)) for stage in STAGES},
+    )
+
+
+class Where(_WithStages):
     """Where each stage runs. The same result to rounding wherever that is: changing it retrains
     nothing.
     """
-
-    default: Place = Field(description="Every stage that says nothing else.")
-    data: PlaceOverride | None = Field(None, description=OVERRIDE)
-    sft: PlaceOverride | None = Field(None, description=OVERRIDE)
-    reward: PlaceOverride | None = Field(None, description=OVERRIDE)
-    ppo: PlaceOverride | None = Field(None, description=OVERRIDE)
-    dpo: PlaceOverride | None = Field(None, description=OVERRIDE)
-    rloo: PlaceOverride | None = Field(None, description=OVERRIDE)
-    grpo: PlaceOverride | None = Field(None, description=OVERRIDE)
-    distill: PlaceOverride | None = Field(None, description=OVERRIDE)
-    evaluate: PlaceOverride | None = Field(None, description=OVERRIDE)
 
     def of(self, stage: str) -> Place:
         """Where `stage` runs: its own keys over those of the default."""

@@ -11,7 +11,7 @@ from typing import Any
 
 from config.compose import compose
 from config.load import validate
-from config.records import SAMPLING_METHODS
+from config.methods.registry import SAMPLING_METHODS
 from config.schema import Params
 from config.sections.data import HelpdeskSource
 

@@ -9,7 +9,7 @@ from typing import Any
 from config.compose import compose, flat
 from config.errors import ParamsError
 from config.load import validate
-from config.records import METHODS, SAMPLING_METHODS
+from config.methods.registry import METHODS, RECORDS, SAMPLING_METHODS
 from config.schema import Params
 from config.sections.online import Online
 from costs.planning.search import LORA_RANK, adapter_beside
@@ -146,14 +146,14 @@ def _levers(
         yield "qlora", quantised, random if params.model.random is not None else ""
     else:
         rates = _rates(params, 1 / rate)
-        separate = {"layout": "separate"} if method == "ppo" else {}
+        separate = {"layout": "separate"} if RECORDS[method].has_critic else {}
         yield "full", {method: {"lora": None, **rates, **separate}}, ""
     yield "8bit-adamw", {method: {"optimizer": "adamw8bit"}}, ""
     yield "accumulation", {method: _smaller_pieces(params)}, ""
     recompute = not section.activation_checkpointing
     yield "checkpointing", {method: {"activation_checkpointing": recompute}}, ""
-    if method == "ppo":
-        yield "shared-trunk", {"ppo": {"layout": "shared_trunk"}}, ""
+    if RECORDS[method].has_critic:
+        yield "shared-trunk", {method: {"layout": "shared_trunk"}}, ""
         if section.lora is None:
             yield "shared-base", _shared_base(params, adapter), ""
         if params.reward.lora is None:
@@ -171,12 +171,12 @@ def _levers(
         yield "fewer-updates", {method: _fewer_updates(section)}, ""
         student = _student(params, layers)
         yield "student", student or {}, "" if student else ONE_LAYER
-        if method == "ppo":
+        if RECORDS[method].has_critic:
             trunk = {"layout": "shared_trunk"}
-            yield "trunk+fewer-passes", {"ppo": {**trunk, **_fewer_passes(section)}}, ""
-            yield "trunk+fewer-updates", {"ppo": {**trunk, **_fewer_updates(section)}}, ""
-        if method != "rloo" and params.rloo is not None:
-            fewer = {"align": {"method": "rloo"}, "rloo": _fewer_updates(params.rloo)}
+            yield "trunk+fewer-passes", {method: {**trunk, **_fewer_passes(section)}}, ""
+            yield "trunk+fewer-updates", {method: {**trunk, **_fewer_updates(section)}}, ""
+        if method != "rloo" and (rloo := getattr(params, "rloo", None)) is not None:
+            fewer = {"align": {"method": "rloo"}, "rloo": _fewer_updates(rloo)}
             yield "rloo+fewer-updates", fewer, ""
         if section.lora is None:
             small = compose(adapter, {method: {"optimizer": "adamw8bit"}})

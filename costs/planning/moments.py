@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from config.records import SAMPLING_METHODS
+from config.methods.registry import SAMPLING_METHODS
 from costs.formulas.distillation import distill_moments
 from costs.formulas.generation import generation_moment
 from costs.formulas.memory import Moment, frozen_role, scoring

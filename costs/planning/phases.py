@@ -3,7 +3,8 @@
 from typing import NamedTuple
 
 from config.errors import CostError
-from config.records import LOOPS, SAMPLING_METHODS
+from config.methods.registry import SAMPLING_METHODS
+from config.records import LOOPS
 from costs.formulas.compute import Work, forward_pass, gather, micro_step, optimizer_step
 from costs.formulas.distillation import distill_phases
 from costs.formulas.generation import generation

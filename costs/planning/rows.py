@@ -13,8 +13,8 @@ from typing import Any
 import yaml
 
 from config.schema import Params
+from config.sections.base import Section
 from config.sections.data import FileSource, HelpdeskSource, Source
-from config.sections.offline import Dpo
 from config.sections.online import Online
 
 UNKNOWN_ROWS = 1000
@@ -111,7 +111,7 @@ def _from_sources(params: Params, root: Path) -> Rows:
         else (main, ())
     )
     votes = (file_rows(root / data.vote_source.path) or 0) if data.vote_source else 0
-    sampled: Online | Dpo = params.section(params.align.method)
+    sampled: Section = params.section(params.align.method)
     response = (
         sampled.max_new_tokens if isinstance(sampled, Online) else params.evaluate.max_new_tokens
     )

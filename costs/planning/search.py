@@ -15,7 +15,8 @@ from pydantic import BaseModel
 
 from config.errors import CostError
 from config.load import validate
-from config.records import LOOPS, SAMPLING_METHODS
+from config.methods.registry import SAMPLING_METHODS
+from config.records import LOOPS
 from config.schema import Params
 from config.sections.levers import Lora
 from config.sections.where import can_be_divided

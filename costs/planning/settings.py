@@ -11,12 +11,13 @@ from math import ceil, floor
 from typing import Any
 
 from config.errors import CostError
-from config.records import SAMPLING_METHODS, STAGES
+from config.methods.dpo import Dpo
+from config.methods.registry import SAMPLING_METHODS
+from config.records import STAGES
 from config.schema import Params
 from config.sections.distillation import Distill
 from config.sections.levers import Lora
-from config.sections.offline import Dpo
-from config.sections.online import Online, Ppo, SamplingLoop
+from config.sections.online import ActorCritic, Online, SamplingLoop
 from costs.formulas.setting import EVALUATED, Attention, Levers, Parallel, Rlhf, Setting, Workload
 from costs.planning.models import base_shape, reward_shape, student_shape
 from costs.planning.rows import Rows, count
@@ -186,9 +187,9 @@ def _sampling(
 
 
 def _loop(method: str, params: Params, aim: Target, rows: Rows, model: ModelShape) -> Setting:
-    """PPO, RLOO and GRPO: one loop, whose value model is PPO's alone."""
+    """A method of the loop, with a value model where it has a critic."""
     section: Online = params.section(method)
-    critic = section if isinstance(section, Ppo) else None
+    critic = section if isinstance(section, ActorCritic) else None
     found = _sampling(section, model, params, aim, rows)
     # a model that does not learn is stored as the base of adapters is
     stored = replace(

@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from config.records import SAMPLING_METHODS
+from config.methods.registry import RECORDS
 from config.sections.online import Kl
 from reporting.charts import Reference, Series, legend, line_chart
 from reporting.inputs import Curves, Findings
@@ -147,20 +147,15 @@ DISTILL = (
     Panel("Learning rate", {"learning_rate": "rate"}),
     Panel("Gradient norm", {"grad_norm": "before clipping"}),
 )
-METHODS = {
-    "ppo": (PPO, "update"),
-    "dpo": (DPO, "step"),
-    "rloo": (WITHOUT_CRITIC, "update"),
-    "grpo": (WITHOUT_CRITIC, "update"),
-}
-"""align.method -> what it logs, and what a row of it is."""
 TONES = ("accent", "second")
 
 
 def curves_section(findings: Findings) -> Markup:
     """All stages that logged something."""
     method = findings.params.align.method
-    panels, row = METHODS[method]
+    record = RECORDS[method]
+    panels = DPO if not record.samples else PPO if record.has_critic else WITHOUT_CRITIC
+    row = "update" if record.samples else "step"
     stages: list[tuple[str, str, tuple[Panel, ...], str]] = [
         ("sft", "Supervised fine-tuning", SFT, "step"),
         ("reward", "Reward model", REWARD, "step"),
@@ -215,7 +210,7 @@ def _references(panel: Panel, findings: Findings, stage: str) -> list[Reference]
         and (limit := findings.value("reward", "bayes_accuracy")) is not None
     ):
         return [Reference("best possible", limit)]
-    if stage in SAMPLING_METHODS and panel.title == "KL to SFT":
+    if stage in RECORDS and RECORDS[stage].samples and panel.title == "KL to SFT":
         penalty: Kl = getattr(findings.params, stage).kl
         return [Reference("target", penalty.target)] if penalty.controller == "adaptive" else []
     return []

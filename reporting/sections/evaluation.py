@@ -4,7 +4,7 @@ each nat of KL.
 
 from collections.abc import Iterator
 
-from config.records import SAMPLING_METHODS
+from config.methods.registry import SAMPLING_METHODS
 from reporting.bars import Estimate, estimates
 from reporting.charts import frontier_chart
 from reporting.inputs import Findings, finite

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from config.methods.registry import RECORDS
 from config.schema import Params
 from config.sections.data import FileSource, HubSource
 from costs.ledger.ledger import Ledger
@@ -13,15 +14,6 @@ from reporting.verdict import verdict
 
 RUN_NAMES = {"manual": "stages started by hand", NO_RUN: "a run that was not recorded here"}
 """State of a ledger that is not of a pipeline run -> how to call it."""
-
-
-METHODS = {
-    "ppo": "SFT, reward model, PPO",
-    "rloo": "SFT, reward model, RLOO (no critic)",
-    "grpo": "SFT, reward model, GRPO (no critic)",
-    "dpo": "SFT, DPO on the pairs; the reward model only judges",
-}
-"""align.method -> how the model was aligned."""
 
 
 def masthead(findings: Findings) -> Markup:
@@ -69,7 +61,7 @@ def tiles(findings: Findings) -> Markup:
 def _facts(findings: Findings) -> Iterator[tuple[str, str]]:
     params, book = findings.params, findings.ledger
     yield "Model", model_name(params, findings.value("sft", "parameters"))
-    yield "Method", METHODS[params.align.method]
+    yield "Method", RECORDS[params.align.method].summary
     yield "Data", source_name(params)
     if book.started is not None:
         unfinished = "" if book.state == "completed" else f" ({book.state})"

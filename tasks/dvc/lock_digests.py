@@ -11,7 +11,7 @@ from typing import Any
 
 from config.differences import value_at
 from config.dvc_stages import dvc_name
-from config.records import METHODS
+from config.methods.registry import METHODS
 
 OUTSIDE = "inputs"
 """The stage whose outputs are digests of what is outside of the project; they travel with the

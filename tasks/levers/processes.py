@@ -23,6 +23,7 @@ from config.errors import (
     EnvironmentFault,
     StageStopped,
 )
+from config.methods.registry import stage_module
 from config.records import (
     CHANGED_CODE_VARIABLE,
     PIPELINE_VARIABLE,
@@ -69,9 +70,9 @@ def run_stage(
     known = ended(folder)
     if known is not None and known.state != "failed":
         return known
-    launch = ["training.process.launch", stage] if stage in SHARED_STAGES else [f"training.{stage}"]
+    module = "training.process.launch" if stage in SHARED_STAGES else stage_module(stage)
     watch = Watch(folder, params, stage)
-    code = _run(folder, launch, stop, lambda: show(watch.look()))
+    code = _run(folder, [module, stage], stop, lambda: show(watch.look()))
     if code == EXIT_RESUMABLE or stop.made:
         raise StageStopped(f"{stage} was asked to stop: the same command goes on from there.")
     if code == EXIT_DONE:

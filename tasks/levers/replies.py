@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 
 from config.inputs import digest_files
-from config.records import SAMPLING_METHODS
+from config.methods.registry import SAMPLING_METHODS
 from costs.levers.variants import Variant
 from tasks.levers.processes import run_helper
 from tasks.levers.stage_folders import (

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from config import jsonl
-from config.records import METHODS, SAMPLING_METHODS, MetricRow
+from config.methods.registry import METHODS, SAMPLING_METHODS
+from config.records import MetricRow
 from config.schema import Params
 from config.workspace.levers import FrontierPoint, VariantResult
 from costs.levers.judgement import Costed, Scored, first_update_at, margin

@@ -15,7 +15,7 @@ from config.atomic_file import write_atomically
 from config.compose import compose
 from config.errors import CostError, EnvironmentFault, OverBudget, ParamsError
 from config.load import validate, write
-from config.records import SAMPLING_METHODS
+from config.methods.registry import SAMPLING_METHODS
 from config.schema import Params
 from config.workspace.levers import (
     FOLDER,

@@ -10,7 +10,7 @@ from prefect.client.schemas.objects import State, TaskRun
 from prefect.states import Cancelled, Completed
 
 from config.errors import OverBudget, StageStopped
-from config.records import METHODS
+from config.methods.registry import METHODS
 from config.sections.where import LOCAL
 from reporting.numbers import duration, usd
 from tasks.dvc.light_stages import do_light_stages, record_no_student

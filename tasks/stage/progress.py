@@ -12,7 +12,8 @@ from typing import NamedTuple
 from config import jsonl
 from config.alive import now
 from config.jsonl import Follower
-from config.records import SAMPLING_METHODS, AttemptRow, MetricRow, UsageRow
+from config.methods.registry import SAMPLING_METHODS
+from config.records import AttemptRow, MetricRow, UsageRow
 from config.schema import Params
 from costs.ledger.budget import Pace
 from costs.tables.price import stage_price

@@ -15,6 +15,7 @@ import psutil
 
 from config import jsonl
 from config.errors import StageStopped
+from config.methods.registry import stage_module
 from config.records import STAGES, PipelineRow
 from reporting.row_digests import PREPARED, keep_row_digests
 from tasks.dvc.repro import is_repro_process, log_path, start_repro
@@ -246,8 +247,8 @@ def _is_stage_process(pid: int, stage: str, root: Path) -> bool:
     try:
         process = psutil.Process(pid)
         command = process.cmdline()
-        at_work = f"training.{stage}" in command or (
-            "training.process.launch" in command and stage in command
+        at_work = stage in command and (
+            stage_module(stage) in command or "training.process.launch" in command
         )
         return at_work and Path(process.cwd()) == root.resolve()
     except (psutil.NoSuchProcess, psutil.AccessDenied):

@@ -7,7 +7,8 @@ import pytest
 
 from config.errors import ParamsError
 from config.load import dump, read, validate
-from config.records import METHODS, stages_of
+from config.methods.registry import METHODS
+from config.records import stages_of
 from config.schema import Params
 from costs.ledger.budget import results_key, same_results
 from costs.planning.planner import plan

@@ -1,11 +1,12 @@
 import re
 
 from config.document import DOCUMENT, params_markdown
+from config.methods.ppo import Ppo
 from config.schema import Params
 from config.sections.data import Data
 from config.sections.model import RandomModel
 from config.sections.offline import Optimisation
-from config.sections.online import Kl, Ppo
+from config.sections.online import Kl
 from tests.conftest import ROOT
 
 

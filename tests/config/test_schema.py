@@ -4,6 +4,7 @@ from pydantic import BaseModel
 from config import schema
 from config.errors import ParamsError
 from config.load import load
+from config.methods.registry import RECORDS
 from config.schema import Params
 from config.sections.base import Section, Sparse
 from config.sections.where import PlaceOverride, Where
@@ -11,11 +12,12 @@ from tests.conftest import ROOT
 
 
 def sections() -> list[type[BaseModel]]:
-    return [
+    named = [
         item
-        for item in vars(schema).values()
-        if isinstance(item, type) and issubclass(item, Section)
+        for name, item in vars(schema).items()
+        if isinstance(item, type) and issubclass(item, Section) and not name.startswith("_")
     ]
+    return [*named, *(method.settings for method in RECORDS.values())]
 
 
 def test_no_parameter_has_a_default() -> None:

@@ -42,7 +42,7 @@ TOLD = {
         "sampled. Set ppo.lora.dropout: 0.0 in params.yaml."
     ),
     "align.method=dqn": (
-        "align.method='dqn' from --set: input should be 'ppo', 'dpo', 'rloo' or 'grpo'."
+        "align.method='dqn' from --set: input should be 'ppo', 'dpo', 'grpo' or 'rloo'."
     ),
     "model.path=base": (
         "model.path=base and model.random=a shape: exactly one of them must be set. Set "
@@ -100,7 +100,7 @@ TOLD = {
     "budget.max_usd=-1": "budget.max_usd=-1 from --set: input should be greater than 0.",
     "budget.max_usd_by_stage={tune: 1}": (
         "budget.max_usd_by_stage limits tune, which is no stage; known: data, sft, "
-        "reward, ppo, dpo, rloo, grpo, distill, evaluate. Change it in params.yaml."
+        "reward, ppo, dpo, grpo, rloo, distill, evaluate. Change it in params.yaml."
     ),
     "where.default.processes=0": (
         "where.default.processes=0 from --set: input should be greater than or equal to 1."

@@ -10,7 +10,7 @@ import yaml
 
 from benchmarks.projects.checkouts import point_remote
 from config.load import load, write
-from config.records import METHODS
+from config.methods.registry import METHODS
 from tests.conftest import ROOT, git
 
 STAGE = '''

@@ -11,9 +11,11 @@ import yaml
 from dvc.repo import Repo
 
 from config.dvc_stages import defined
-from config.records import METHODS, STAGES
+from config.methods.registry import METHODS, stage_module
+from config.records import STAGES
 from config.sections.where import SHARED_STAGES
 from tests.conftest import ROOT
+from training.process.stage import entry
 
 PIPELINE = defined(ROOT)
 ROOMS_OF_PLUMBING = ("training/process/", "training/distributed/")
@@ -57,10 +59,21 @@ def imported(path: Path, found: set[str]) -> set[str]:
 
 @pytest.mark.parametrize("stage", STAGES)
 def test_a_stage_depends_on_the_code_that_decides_its_numbers(stage: str) -> None:
-    code = {dep for dep in PIPELINE[stage]["deps"] if dep.endswith(".py")}
-    together = METHODS if stage in METHODS else (stage,)  # one list for all methods
-    needed = set().union(*(imported(ROOT / "training" / f"{name}.py", set()) for name in together))
-    assert code == {path for path in needed if not is_plumbing(path)}
+    code = [dep for dep in PIPELINE[stage]["deps"] if dep.startswith("training/")]
+    together = {stage_module(name) for name in (METHODS if stage in METHODS else (stage,))}
+    needed = set().union(
+        *(imported(ROOT / f"{name.replace('.', '/')}.py", set()) for name in together)
+    )  # one list for all methods
+    covered = {path: [dep for dep in code if path.startswith(dep)] for path in needed}
+    assert all(is_plumbing(path) for path, deps in covered.items() if not deps)
+    assert {dep for deps in covered.values() for dep in deps} == {*code}
+    assert all(len(deps) < 2 for deps in covered.values())
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_method_depends_on_its_own_file(method: str) -> None:
+    code = {dep for dep in PIPELINE[method]["deps"] if dep.startswith("config/")}
+    assert code == {f"config/methods/{method}.py"}
 
 
 def test_all_methods_are_one_stage_that_is_made_for_the_one_in_params_yaml() -> None:
@@ -98,7 +111,7 @@ def test_the_default_remote_is_the_same_for_every_checkout_of_a_user() -> None:
 
 @pytest.mark.parametrize("stage", STAGES)
 def test_a_stage_watches_the_params_that_dvc_records(stage: str) -> None:
-    assert list(import_module(f"training.{stage}").SECTIONS) == [
+    assert list(entry(stage).sections) == [
         key for key in PIPELINE[stage]["params"] if isinstance(key, str)
     ]
 

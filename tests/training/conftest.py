@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from config.load import write
-from config.records import METHODS
+from config.methods.registry import METHODS
 from tests.training.tiny import params, run_main
 
 PIPELINE = ("data", "sft", "reward", "ppo", "evaluate")

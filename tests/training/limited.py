@@ -8,8 +8,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from config.records import SAMPLING_METHODS
-from training.process.stage import run_stage
+from config.methods.registry import SAMPLING_METHODS
+from training.process.stage import entry, run_stage
 
 LAST_LOADED = {
     **dict.fromkeys(SAMPLING_METHODS, ("training.ppo", "load_state")),
@@ -29,7 +29,6 @@ def limit(more_bytes: int) -> None:
 
 
 def main(stage: str, more_bytes: int) -> int:
-    module: Any = import_module(f"training.{stage}")
     place, name = LAST_LOADED[stage]
     caller: Any = import_module(place)
     loaded = getattr(caller, name)
@@ -39,7 +38,7 @@ def main(stage: str, more_bytes: int) -> int:
         return loaded(*arguments)
 
     setattr(caller, name, limited)
-    return run_stage(stage, module.SECTIONS, module.INPUTS, getattr(module, stage))
+    return run_stage(stage, *entry(stage))
 
 
 if __name__ == "__main__":

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 import training.ppo as loop
+from config.methods.method import Estimator
 from config.sections.online import Online
 from tests.training.tiny import params, tokenizer
 from training.process.usage import Meter
-from training.rl.advantages import Estimator
 from training.rl.report import UpdateStatistics
 from training.rl.roles import Roles
 from training.rl.state import PpoState
@@ -59,6 +59,8 @@ def step_of_the_loop(
     }
     for name, value in given.items():
         monkeypatch.setattr(loop, name, lambda *_, value=value: value)
+    monkeypatch.setattr(loop, "advantages", lambda _: estimate)
+    monkeypatch.setattr(roles, "settings", settings)
     monkeypatch.setattr(loop, "check_rollout", lambda *_: None)  # the policy is another by now
     monkeypatch.setattr(loop, "check_update", end)
     monkeypatch.setattr(roles, "step", lambda max_grad_norm: 0.0)
@@ -72,5 +74,5 @@ def step_of_the_loop(
         meter=Meter(None, "run", 1, "cpu", 1),
     )
     with pytest.raises(Stepped):
-        loop.ppo(stage, estimate)
+        loop.ppo(stage)
     return kept[0].summary()

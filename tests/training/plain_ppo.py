@@ -22,9 +22,9 @@ from transformers import (
     PreTrainedModel,
 )
 
+from config.methods.ppo import Ppo
 from config.schema import Params
 from config.sections.levers import Lora
-from config.sections.online import Ppo
 from training.rl.episodes import stream_seed
 
 PEFT_NAMES = {

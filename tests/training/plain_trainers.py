@@ -25,8 +25,9 @@ from transformers import (
     PreTrainedModel,
 )
 
+from config.methods.dpo import Dpo
 from config.schema import Params
-from config.sections.offline import Dpo, Optimisation, Reward, Sft
+from config.sections.offline import Optimisation, Reward, Sft
 from tests.training.plain_ppo import adapted
 from training.modeling.batching import LengthBuckets
 

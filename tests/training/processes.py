@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from config import jsonl
+from config.methods.registry import stage_module
 from config.records import AttemptRow, MetricRow
 from tests.training.preloaded import ROOT, Forked
 
@@ -27,7 +28,7 @@ def start(
     environment = {**os.environ, "PYTHONPATH": str(ROOT), **more}
     if processes:
         return Forked(module, [stage, "--processes", str(processes)], root, environment)
-    return Forked(f"training.{stage}", [], root, environment)
+    return Forked(stage_module(stage), [stage], root, environment)
 
 
 def attempts(root: Path, stage: str) -> list[AttemptRow]:

@@ -7,13 +7,12 @@ so many tokens, padding included.
 
 import os
 import sys
-from importlib import import_module
 from typing import Any
 
 import torch
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
-from training.process.stage import run_stage
+from training.process.stage import entry, run_stage
 
 
 def fail_above(most_tokens: int) -> None:
@@ -31,8 +30,7 @@ def fail_above(most_tokens: int) -> None:
 def main(stage: str, most_tokens: int) -> int:
     if os.environ["RANK"] == "1":
         fail_above(most_tokens)
-    module: Any = import_module(f"training.{stage}")
-    return run_stage(stage, module.SECTIONS, module.INPUTS, getattr(module, stage))
+    return run_stage(stage, *entry(stage))
 
 
 if __name__ == "__main__":

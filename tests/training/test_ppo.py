@@ -12,8 +12,8 @@ from torch import Tensor
 from config import jsonl
 from config.errors import ModelError, StageStopped, TrainingDiverged
 from config.load import write
+from config.methods.ppo import Ppo
 from config.records import UsageRow
-from config.sections.online import Ppo
 from tests.training.processes import killed_stopped_and_resumed, metric_rows, metrics
 from tests.training.tiny import files, names, open_stage, params, prompts, random_responses, work
 from training.distributed import shards
@@ -97,9 +97,7 @@ def gradients(roles: Roles, batches: list[list[int]], chosen: Ppo) -> dict[str, 
     """Of the whole PPO loss on the sequences, added up over batches of them."""
     old = torch.linspace(-3, -1, sum(RESPONSE_LENGTHS)).split(RESPONSE_LENGTHS)
     for batch in batches:
-        new = roles.forward(
-            [SEQUENCES[i] for i in batch], [PROMPT_LENGTHS[i] for i in batch], chosen
-        )
+        new = roles.forward([SEQUENCES[i] for i in batch], [PROMPT_LENGTHS[i] for i in batch])
         old_N = torch.cat([old[i] for i in batch])
         losses_N = (
             policy_loss(new.logprobs, old_N - 3, torch.sin(old_N * 9), 0.2).losses
@@ -118,10 +116,8 @@ def test_padding_is_inert_in_logprobs_values_and_gradients(
 ) -> None:
     chosen = settings(layout=layout)
     roles = roles_in(project("ppo", ppo={"layout": layout}))
-    together = roles.forward(SEQUENCES, PROMPT_LENGTHS, chosen)
-    alone = [
-        roles.forward([ids], [n], chosen) for ids, n in zip(SEQUENCES, PROMPT_LENGTHS, strict=True)
-    ]
+    together = roles.forward(SEQUENCES, PROMPT_LENGTHS)
+    alone = [roles.forward([ids], [n]) for ids, n in zip(SEQUENCES, PROMPT_LENGTHS, strict=True)]
     for place in range(3):
         torch.testing.assert_close(
             together[place], torch.cat([one[place] for one in alone]), atol=1e-5, rtol=0
@@ -135,15 +131,17 @@ def test_padding_is_inert_in_logprobs_values_and_gradients(
 
 
 def test_old_values_and_reference_logprobs_are_those_of_the_forward(project: Project) -> None:
-    chosen = settings()
     roles = roles_in(project("ppo"))
     with torch.no_grad():
-        new = roles.forward(SEQUENCES, PROMPT_LENGTHS, chosen)
+        new = roles.forward(SEQUENCES, PROMPT_LENGTHS)
     torch.testing.assert_close(
-        torch.cat(roles.values(SEQUENCES, PROMPT_LENGTHS, chosen)), new.values, atol=1e-5, rtol=0
+        torch.cat(roles.values(SEQUENCES, PROMPT_LENGTHS, 4096)),
+        new.values,
+        atol=1e-5,
+        rtol=0,
     )
     torch.testing.assert_close(
-        torch.cat(roles.ref_logprobs(SEQUENCES, PROMPT_LENGTHS, chosen)),
+        torch.cat(roles.ref_logprobs(SEQUENCES, PROMPT_LENGTHS, 4096)),
         new.logprobs,
         atol=1e-5,
         rtol=0,

@@ -20,9 +20,10 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 from config import jsonl
 from config.errors import ParamsError
 from config.load import load, write
+from config.methods.ppo import Ppo
 from config.records import UsageRow
 from config.sections.levers import Lora
-from config.sections.online import Kl, Ppo
+from config.sections.online import Kl
 from tests.training.plain_ppo import Outcome, plain_ppo
 from tests.training.processes import metric_rows
 from tests.training.tiny import open_stage, params

@@ -15,7 +15,8 @@ from torch import Tensor
 from config import jsonl
 from config.errors import DataError, ParamsError, StageStopped, TrainingDiverged
 from config.load import write
-from config.records import SAMPLING_METHODS, UsageRow
+from config.methods.registry import SAMPLING_METHODS
+from config.records import UsageRow
 from tests.training.distributed.test_collectives import largest_difference
 from tests.training.processes import killed_stopped_and_resumed, metric_rows, metrics
 from tests.training.tiny import files, names, open_stage, params, work

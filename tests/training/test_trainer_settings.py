@@ -17,9 +17,10 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
 from config import jsonl
 from config.load import load, write
+from config.methods.dpo import Dpo
 from config.records import UsageRow
 from config.sections.levers import Lora
-from config.sections.offline import Dpo, Optimisation, Reward, Sft
+from config.sections.offline import Optimisation, Reward, Sft
 from tests.training.plain_trainers import Outcome, plain_dpo, plain_reward, plain_sft
 from tests.training.processes import metric_rows, metrics
 from tests.training.tiny import open_stage, params

@@ -37,20 +37,17 @@ from transformers import (
 )
 
 from config.load import load
-from config.sections.online import Ppo
+from config.methods.method import Targets
+from config.methods.ppo import Ppo, advantages, gae, whiten
 from tests.training.one_step import step_of_the_loop
 from training.modeling.scoring import score
-from training.rl.advantages import ppo_advantages
 from training.rl.episodes import joined, pad_responses
 from training.rl.ppo_math import (
-    Targets,
-    gae,
     kl_per_token,
     masked_mean,
     policy_loss,
     token_rewards,
     value_loss,
-    whiten,
 )
 from training.rl.roles import Models, Roles
 
@@ -173,8 +170,8 @@ def close(ours: Tensor, theirs: Tensor) -> None:
 def test_logprobs_of_policy_and_reference_are_those_of_trl(recording: Recording) -> None:
     sequences, prompt_lengths = joined(recording.prompts(), recording.responses())
     models = initial_roles(recording)
-    reference = models.ref_logprobs(sequences, prompt_lengths, recording.settings)
-    own = models.forward(sequences, prompt_lengths, recording.settings).logprobs.detach()
+    reference = models.ref_logprobs(sequences, prompt_lengths, 4096)
+    own = models.forward(sequences, prompt_lengths).logprobs.detach()
     close(torch.cat(reference), torch.cat(recording.per_token("ref_logprobs", recording.lengths())))
     close(own, torch.cat(recording.per_token("logprobs", recording.lengths())))
 
@@ -190,7 +187,7 @@ def test_scores_are_those_of_trl(recording: Recording) -> None:
 def test_values_are_those_of_trl_also_behind_eos(recording: Recording) -> None:
     responses = with_place_behind_eos(recording)
     sequences, prompt_lengths = joined(recording.prompts(), responses)
-    values = initial_roles(recording).values(sequences, prompt_lengths, recording.settings)
+    values = initial_roles(recording).values(sequences, prompt_lengths, 4096)
     close(
         torch.cat(values),
         torch.cat(recording.per_token("values", [len(response) for response in responses])),
@@ -238,7 +235,7 @@ def loss_of_last_step(recording: Recording, models: Roles) -> tuple[Tensor, Tens
         with_place_behind_eos(recording),
     )
     sequences, prompt_lengths = joined([prompts[i] for i in rows], [extended[i] for i in rows])
-    new = models.forward(sequences, prompt_lengths, settings)
+    new = models.forward(sequences, prompt_lengths)
     real_N = torch.cat([torch.arange(len(extended[i])) < lengths[i] for i in rows])
 
     def old(name: str) -> Tensor:
@@ -300,7 +297,7 @@ def test_without_responses_that_end_early_the_loop_itself_has_trls_gradients(
     def unbiased(
         reward_BT: Tensor, score_B: Tensor, values_BT: Tensor, mask_BT: Tensor, chosen: Ppo
     ) -> Targets:
-        found = ppo_advantages(reward_BT, score_B, values_BT, mask_BT, chosen)
+        found = advantages(reward_BT, score_B, values_BT, mask_BT, chosen)
         assert float(masked_mean(found.advantages, mask_BT)) == pytest.approx(0.0, abs=1e-6)
         count = int(mask_BT.sum())
         return found._replace(advantages=found.advantages * ((count - 1) / count) ** 0.5)

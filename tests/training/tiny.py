@@ -9,7 +9,6 @@ import random
 import signal
 import subprocess
 from collections.abc import Callable, Sequence
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,7 @@ from config.sections.model import Model, RandomModel
 from training.modeling.models import base_model, new_reward_model
 from training.modeling.tokenizer import encode_prompts, trained_tokenizer
 from training.preparation.worlds import BY_HAND
-from training.process.stage import Stage, run_stage
+from training.process.stage import Stage, entry, run_stage
 
 ROOT = Path(__file__).parents[2]
 FAMILIES = ("llama", "qwen2", "qwen3", "gpt2")
@@ -200,11 +199,11 @@ DISTILL: dict[str, Any] = {
 
 def open_stage(root: Path, name: str) -> tuple[Stage, Callable[[Stage], None]]:
     """The stage begun in `root`, and its work: what the process does, without the process."""
-    module = import_module(f"training.{name}")
-    stage = Stage(name, module.SECTIONS, _inputs(name, module), root)
+    own = entry(name)
+    stage = Stage(name, own.sections, own.inputs, root)
     stage.begin()
     torch.manual_seed(stage.params.seed)
-    return stage, getattr(module, name)
+    return stage, own.work
 
 
 def work(root: Path, name: str) -> Stage:
@@ -220,20 +219,13 @@ def run_main(root: Path, name: str) -> int:
     """The exit code of a stage's main function in `root`, this process's signal handlers put
     back.
     """
-    module = import_module(f"training.{name}")
     handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         with contextlib.chdir(root), torch.set_grad_enabled(name != "evaluate"):
-            return run_stage(name, module.SECTIONS, _inputs(name, module), getattr(module, name))
+            return run_stage(name, *entry(name))
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)
-
-
-def _inputs(name: str, module: Any) -> Any:
-    if hasattr(module, "inputs"):
-        return module.inputs
-    return module.local_files if name == "data" else module.INPUTS
 
 
 def files(folder: Path) -> dict[str, bytes]:

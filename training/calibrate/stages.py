@@ -6,7 +6,6 @@ python -m training.calibrate.stages sft [trunks]    in a folder that `project` m
 one line of JSON about the process
 """
 
-import importlib
 import json
 import os
 import subprocess
@@ -213,11 +212,11 @@ def project(folder: Path, overrides: Sequence[str]) -> None:
 
 def main(stage: str, with_trunks: bool = False) -> int:
     """Run a stage here as its own module does, and note what the process took."""
-    module: Any = importlib.import_module(f"training.{stage}")
-    from training.process.stage import run_stage
+    from training.process.stage import entry, run_stage
 
+    own = entry(stage)
     imports, held = time.process_time(), psutil.Process().memory_info().rss
-    code = run_stage(stage, module.SECTIONS, module.INPUTS, getattr(module, stage))
+    code = run_stage(stage, *own)
     noted = {
         "imports_seconds": imports,
         "after_imports_bytes": held,

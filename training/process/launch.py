@@ -34,6 +34,7 @@ from config.errors import (
     RlhfError,
 )
 from config.load import load
+from config.methods.registry import stage_module
 from config.records import (
     FAULT_SUFFIX,
     FAULTS_VARIABLE,
@@ -68,7 +69,7 @@ def main(arguments: Sequence[str]) -> int:
     if processes < 1:
         say(given.stage, f"--processes={processes} must be at least 1.")
         return EXIT_BAD_INPUT
-    command = [sys.executable, "-m", f"training.{given.stage}"]
+    command = [sys.executable, "-m", stage_module(given.stage), given.stage]
     if processes == 1:
         os.execve(command[0], command, os.environ | own_device(0, 1))
     return supervise(given.stage, command, processes)

@@ -11,8 +11,10 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
 from types import FrameType
+from typing import Any, NamedTuple
 
 import torch
 import transformers
@@ -33,6 +35,7 @@ from config.errors import (
 )
 from config.inputs import student_path
 from config.load import load
+from config.methods.registry import stage_module
 from config.records import (
     CHANGED_CODE_VARIABLE,
     CONTINUE,
@@ -366,6 +369,24 @@ def configure_process() -> None:
         format="%(asctime)s %(name)s %(message)s",
         datefmt="%H:%M:%S",
     )
+
+
+class Entry(NamedTuple):
+    """What a stage process reads and does: the arguments of `run_stage` after the name."""
+
+    sections: tuple[str, ...]
+    inputs: Inputs
+    work: Callable[[Stage], None]
+
+
+def entry(stage: str) -> Entry:
+    """Of the module that runs `stage`: its SECTIONS, with the stage's own if it serves several
+    stages, its INPUTS, and the function by its name.
+    """
+    name = stage_module(stage)
+    module: Any = import_module(name)
+    sections = module.SECTIONS if stage in module.SECTIONS else (*module.SECTIONS, stage)
+    return Entry(sections, module.INPUTS, getattr(module, name.rsplit(".", 1)[1]))
 
 
 def run_stage(

@@ -1,4 +1,4 @@
 """Reinforcement learning: formulas, layouts, roles, state and report of the loop.
 
-Only the stages that sample (ppo, rloo, grpo) may import it.
+Only the stages that sample may import it.
 """

@@ -8,11 +8,11 @@ shared_trunk  the same                 the same                own              
 shared_base   an adapter on the one    another adapter or      an adapter on       an adapter on
               base                     none on it              the base            the base
 
-RLOO and GRPO have the first three of `separate`, and no value model.
+A method without a critic has the first three of `separate`, and no value model.
 Each role has one adapter. Where models/sft is an adapter, it is the reference and the policy begins
 as its copy; where it has weights of its own, they are the base: the reference is the base with no
 adapter on, and the policy's is new. A value model begins in the same way from the model that
-ppo.value_init names.
+`value_init` names.
 """
 
 from typing import Any, TypeVar
@@ -23,7 +23,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from config.errors import ModelError
 from config.schema import Params
 from config.sections.levers import Lora
-from config.sections.online import Online, Ppo
+from config.sections.online import ActorCritic, Online
 from training.distributed import sharding
 from training.distributed.model_files import replacing_by_first, save_adapter, save_model
 from training.modeling.adapter_base import base_of, is_adapter, named_base, same_base
@@ -83,7 +83,7 @@ class _Origin:
 
 
 def load_roles(stage: Stage, tokenizer: PreTrainedTokenizerBase) -> Roles:
-    """The roles of the stage's method, PPO's as `ppo.layout` says, from models/sft and
+    """The roles of the stage's method, with a critic as its `layout` says, from models/sft and
     models/reward.
 
     Raises ModelError if either is missing, damaged, of another vocabulary, or not made as the
@@ -91,7 +91,7 @@ def load_roles(stage: Stage, tokenizer: PreTrainedTokenizerBase) -> Roles:
     """
     origin = _Origin(stage, tokenizer)
     settings = origin.settings
-    critic = settings if isinstance(settings, Ppo) else None
+    critic = settings if isinstance(settings, ActorCritic) else None
     if critic is not None and critic.layout == "shared_base":
         assert settings.lora is not None
         models = _shared_base(origin, settings.lora)
@@ -132,12 +132,13 @@ def _policies(origin: _Origin) -> tuple[Role, Role]:
 
 
 def _value_model(origin: _Origin) -> Role:
-    """A value model of its own, from ppo.value_init: whole, or a frozen base with an adapter and a
+    """A value model of its own, from `value_init`: whole, or a frozen base with an adapter and a
     head that learn. A reward model's adapter goes on learning with the rank and the matrices that
     it has.
     """
-    params, settings = origin.params, origin.params.section("ppo")
-    lora: Lora | None = settings.lora
+    params, settings = origin.params, origin.settings
+    assert isinstance(settings, ActorCritic)
+    lora, section = settings.lora, f"{settings.method}.lora"
     if lora is None:
         if settings.value_init == "reward":
             model = load_reward_model(origin.reward, params.model, origin.tokenizer, trainable=True)
@@ -151,12 +152,12 @@ def _value_model(origin: _Origin) -> Role:
         model = load_reward_model(origin.reward, params.model, origin.tokenizer, adapter=VALUE)
         model.score = normalised_head(model.score, model.config.score_mean, model.config.score_std)
         if not is_adapter(origin.reward):
-            add_adapter(model, lora, VALUE, params.seed + 1, "ppo.lora")
+            add_adapter(model, lora, VALUE, params.seed + 1, section)
     else:
         model = new_reward_model(
             origin.sft, params.model, origin.tokenizer, params.seed, False, adapter=None
         )
-        begin_adapter(model, lora, VALUE, params.seed + 1, "ppo.lora", origin.sft)
+        begin_adapter(model, lora, VALUE, params.seed + 1, section, origin.sft)
     model = origin.place(model)
     return origin.view(model, VALUE, score=model.score)
 
@@ -166,7 +167,9 @@ def _shared_base(origin: _Origin, lora: Lora) -> Models:
     head, or begins on the SFT model.
     """
     params, seed = origin.params, origin.params.seed
-    settings: Ppo = params.section("ppo")
+    settings = origin.settings
+    assert isinstance(settings, ActorCritic)
+    section = f"{settings.method}.lora"
     check_reward_folder(origin.reward)
     if not is_adapter(origin.reward) or not same_base(origin.sft, origin.reward):
         stands = (
@@ -175,19 +178,19 @@ def _shared_base(origin: _Origin, lora: Lora) -> Models:
             else "has weights of its own"
         )
         raise ModelError(
-            f"ppo.layout=shared_base needs models/reward to be an adapter on "
+            f"{settings.method}.layout=shared_base needs models/reward to be an adapter on "
             f"{base_of(origin.sft).place}, the base of models/sft; it {stands}. "
-            "Set reward.lora and reward.init: sft and run the reward stage, or ppo.layout: "
-            "separate in params.yaml."
+            "Set reward.lora and reward.init: sft and run the reward stage, or "
+            f"{settings.method}.layout: separate in params.yaml."
         )
     model = load_policy(origin.sft, params.model, origin.tokenizer)
     reference = active(lora_layers(model))
-    begin_adapter(model, lora, POLICY, seed, "ppo.lora", origin.sft)
+    begin_adapter(model, lora, POLICY, seed, section, origin.sft)
     read_adapter(model, origin.reward, REWARD)
     if settings.value_init == "reward":
         read_adapter(model, origin.reward, VALUE)
     else:
-        begin_adapter(model, lora, VALUE, seed + 1, "ppo.lora", origin.sft)
+        begin_adapter(model, lora, VALUE, seed + 1, section, origin.sft)
     model = origin.place(model)
     judge = new_head(model.config.hidden_size, seed, origin.device)
     read_head(origin.reward, judge)

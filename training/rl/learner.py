@@ -45,7 +45,7 @@ class Learner:
         `stage` says how models and optimizer are divided among processes; without one they are not.
         """
         self._learning = {name: learning(role) for name, role in trained.items()}
-        self._rates = dict(rates)
+        self._rates, self._schedule = dict(rates), settings.schedule
         modules = [*{id(module): module for role in roles for module in modules_of(role)}.values()]
         for module in modules:
             module.requires_grad_(False)
@@ -86,11 +86,9 @@ class Learner:
             for layer in self._recomputed:
                 layer.eval()
 
-    def set_learning_rates(
-        self, settings: SamplingLoop, progress: float, factor: float = 1.0
-    ) -> None:
+    def set_learning_rates(self, progress: float, factor: float = 1.0) -> None:
         """Learning rates at `progress` in [0, 1), times `factor`."""
-        factor *= 1 - progress if settings.schedule == "linear" else 1.0
+        factor *= 1 - progress if self._schedule == "linear" else 1.0
         for group, rate in zip(self.optimizer.param_groups, self._rates.values(), strict=True):
             group["lr"] = rate * factor
 

@@ -21,9 +21,8 @@ from torch.nn.utils import clip_grad_norm_
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
-from config.sections.online import Ppo
+from config.methods.ppo import Ppo, advantages
 from training.rl import ppo_math
-from training.rl.advantages import ppo_advantages
 from training.rl.episodes import (
     choose_prompts,
     joined,
@@ -82,7 +81,7 @@ def minimal_ppo(
             kl_BT = ppo_math.kl_per_token(logprobs_BT, ref_logprobs_BT)
             reward_BT = ppo_math.token_rewards(kl_BT, shaped_B, mask_BT, kl_coef)
             # 5. advantages, and the returns that values are to predict
-            advantages_BT, returns_BT = ppo_advantages(
+            advantages_BT, returns_BT = advantages(
                 reward_BT, shaped_B, values_BT, mask_BT, settings
             )
             assert returns_BT is not None

@@ -17,7 +17,6 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from config.errors import RolledBack, TrainingDiverged
-from config.sections.online import Online
 from training.modeling.tokenizer import decode_response
 from training.process.stage import Stage
 from training.rl.episodes import Episodes
@@ -43,7 +42,6 @@ def on_divergence(
     stage: Stage,
     roles: Roles,
     state: PpoState,
-    settings: Online,
     batch: Batch,
     statistics: Mapping[str, float] | None = None,
 ) -> Iterator[None]:
@@ -62,7 +60,7 @@ def on_divergence(
         if statistics is not None:
             stage.log(state.update + 1, statistics)
         message = f"{diverged} Its batch is in runs/{stage.name}/{KEPT}."
-        if settings.on_divergence == "roll_back" and not state.rolled_back:
+        if roles.settings.on_divergence == "roll_back" and not state.rolled_back:
             back = roll_back(stage, roles)
             raise RolledBack(
                 f"{message} The next attempt goes on after update {back.update} with half the "

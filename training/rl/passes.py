@@ -1,5 +1,5 @@
-"""Passes without gradient over the sequences of an update: processes share them, in pieces that fit
-in memory, and all have all results.
+"""Passes without gradient over the sequences of an update. Collective: processes share the
+sequences, in pieces that fit in memory, and all get all results.
 """
 
 from collections.abc import Callable, Sequence
@@ -7,17 +7,18 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from config.sections.online import Online
 from training.distributed.collectives import Backoff, map_across_ranks
 from training.modeling import scoring
 from training.rl.learner import Role
 
-Pass = Callable[[Sequence[Sequence[int]], Sequence[int], Online], list[Tensor]]
-"""(sequences, prompt lengths, settings) -> a number per response token: a method of Roles."""
+Pass = Callable[[Sequence[Sequence[int]], Sequence[int], int], list[Tensor]]
+"""(sequences, prompt lengths, tokens of a micro-batch) -> a number per response token: a method of
+Roles.
+"""
 
 
 def scores(backoff: Backoff, model: Role, sequences: Sequence[list[int]]) -> Tensor:
-    """What the reward model says of each sequence, [B]."""
+    """The reward model's score of each sequence, [B]."""
     return torch.tensor(
         map_across_ranks(
             backoff, lambda size, own: scoring.score(model, own, size).tolist(), sequences
@@ -26,18 +27,9 @@ def scores(backoff: Backoff, model: Role, sequences: Sequence[list[int]]) -> Ten
 
 
 def per_token(
-    backoff: Backoff,
-    of_role: Pass,
-    sequences: Sequence[list[int]],
-    prompt_lengths: Sequence[int],
-    settings: Online,
+    backoff: Backoff, of_role: Pass, sequences: Sequence[list[int]], prompt_lengths: Sequence[int]
 ) -> list[Tensor]:
     """A number per response token of each sequence, in order."""
-
-    def in_pieces(
-        micro_batch_tokens: int, own: Sequence[list[int]], starts: Sequence[int]
-    ) -> list[Tensor]:
-        smaller = settings.model_copy(update={"micro_batch_tokens": micro_batch_tokens})
-        return of_role(own, starts, smaller)
-
-    return map_across_ranks(backoff, in_pieces, sequences, prompt_lengths)
+    return map_across_ranks(
+        backoff, lambda size, own, starts: of_role(own, starts, size), sequences, prompt_lengths
+    )

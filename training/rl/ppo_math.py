@@ -32,47 +32,9 @@ def token_rewards(kl_BT: Tensor, score_B: Tensor, mask_BT: Tensor, kl_coef: floa
     return reward_BT.scatter_add(1, last_B1, score_B.unsqueeze(1).to(reward_BT.dtype))
 
 
-class Targets(NamedTuple):
-    """What the update learns from, [B, T], zero where the mask is False."""
-
-    advantages: Tensor
-    returns: Tensor | None
-    """What a critic learns; None without one."""
-
-
-def gae(reward_BT: Tensor, values_BT: Tensor, mask_BT: Tensor, gamma: float, lam: float) -> Targets:
-    """Generalised advantage estimation: A_t = sum_k (gamma * lam)^k delta_(t+k), delta_t = r_t +
-    gamma * V_(t+1) - V_t.
-
-    The value after the last token is zero. returns = advantages + values. lam=0 is the TD error;
-    gamma=lam=1 is return minus value.
-    Source: Schulman et al. 2016 (arXiv:1506.02438), eq. 16.
-    """
-    values_BT = torch.where(mask_BT, values_BT, 0.0)
-    advantages_BT = torch.zeros_like(values_BT)
-    next_value_B = torch.zeros_like(values_BT[:, 0])
-    next_advantage_B = torch.zeros_like(next_value_B)
-    for t in reversed(range(values_BT.shape[1])):
-        delta_B = reward_BT[:, t] + gamma * next_value_B - values_BT[:, t]
-        advantage_B = torch.where(mask_BT[:, t], delta_B + gamma * lam * next_advantage_B, 0.0)
-        advantages_BT[:, t] = next_advantage_B = advantage_B
-        next_value_B = values_BT[:, t]
-    return Targets(advantages_BT, torch.where(mask_BT, advantages_BT + values_BT, 0.0))
-
-
 def masked_mean(x_BT: Tensor, mask_BT: Tensor) -> Tensor:
     """Mean over the tokens that count, a scalar."""
     return torch.where(mask_BT, x_BT, 0.0).sum() / mask_BT.sum()
-
-
-def whiten(x_BT: Tensor, mask_BT: Tensor, shift_mean: bool = True) -> Tensor:
-    """Scaled to variance 1 under the mask, and shifted to mean 0 unless `shift_mean` is False; zero
-    where the mask is False.
-    """
-    mean = masked_mean(x_BT, mask_BT)
-    variance = masked_mean((x_BT - mean) ** 2, mask_BT)
-    whitened_BT = (x_BT - mean) * torch.rsqrt(variance + 1e-8)
-    return torch.where(mask_BT, whitened_BT if shift_mean else whitened_BT + mean, 0.0)
 
 
 class PolicyLoss(NamedTuple):

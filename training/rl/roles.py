@@ -1,4 +1,4 @@
-"""The roles of the loop (policy, ref_policy, reward_model, and PPO's value_model) at work;
+"""The roles of the loop (policy, ref_policy, reward_model, and a critic's value_model) at work;
 `ppo_layouts` makes them.
 
 Shapes: L tokens of prompt and response, N response tokens one after another, D model width.
@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from config.sections.online import Online, Ppo
+from config.sections.online import ActorCritic, Online
 from training.modeling.logprobs import output_weight, token_logprobs
 from training.modeling.sequences import (
     per_response,
@@ -37,13 +37,13 @@ def learning_rates(settings: Online) -> dict[str, float]:
     """
     return {
         "policy": settings.learning_rate,
-        **({"value": settings.value_learning_rate} if isinstance(settings, Ppo) else {}),
+        **({"value": settings.value_learning_rate} if isinstance(settings, ActorCritic) else {}),
     }
 
 
 class Models(NamedTuple):
-    """The roles as their layout has them. PPO has one of `value_model` and `trunk_value_head`
-    (layout shared_trunk), RLOO and GRPO none.
+    """The roles as their layout has them. A method with a critic has one of `value_model` and
+    `trunk_value_head` (layout shared_trunk), any other neither.
     """
 
     policy: Role
@@ -60,6 +60,7 @@ class Roles(Learner):
         self, models: Models, settings: Online, dtype: str = "fp32", stage: Stage | None = None
     ) -> None:
         """See Learner."""
+        self.settings = settings
         self.policy, self.ref_policy, self.reward_model, self.value_model, self.trunk_value_head = (
             models
         )
@@ -73,26 +74,24 @@ class Roles(Learner):
             stage,
         )
 
-    def forward(
-        self, sequences: Sequence[Sequence[int]], prompt_lengths: Sequence[int], settings: Online
-    ) -> Forward:
+    def forward(self, sequences: Sequence[Sequence[int]], prompt_lengths: Sequence[int]) -> Forward:
         """Log-probs and values of the response tokens, with gradient: one micro-batch."""
-        return self.with_gradient(lambda: self._forward(sequences, prompt_lengths, settings))
+        return self.with_gradient(lambda: self._forward(sequences, prompt_lengths))
 
     def _values_at(self, rows: Sequence[Sequence[int]], lengths: Sequence[int]) -> Tensor:
-        """What the value model's head says before each response token, [N]."""
+        """The value model's prediction before each response token, [N]."""
         model = self.value_model
         assert model is not None
         values_N: Tensor = model.score(response_hidden(model, rows, lengths)).squeeze(-1)
         return values_N
 
     def _forward(
-        self, sequences: Sequence[Sequence[int]], prompt_lengths: Sequence[int], settings: Online
+        self, sequences: Sequence[Sequence[int]], prompt_lengths: Sequence[int]
     ) -> Forward:
         hidden_ND = response_hidden(self.policy, sequences, prompt_lengths)
         targets_N = response_targets(sequences, prompt_lengths).to(hidden_ND.device)
         logprobs_N, entropy_N = token_logprobs(
-            hidden_ND, output_weight(self.policy), targets_N, settings.temperature
+            hidden_ND, output_weight(self.policy), targets_N, self.settings.temperature
         )
         if self.trunk_value_head is not None:
             values_N = self.trunk_value_head(hidden_ND).squeeze(-1)
@@ -104,20 +103,20 @@ class Roles(Learner):
 
     @torch.no_grad()
     def logprobs(
-        self, sequences: Sequence[Sequence[int]], prompt_lengths: Sequence[int], settings: Online
+        self, sequences: Sequence[Sequence[int]], prompt_lengths: Sequence[int], budget_tokens: int
     ) -> list[Tensor]:
         """Log-probs of each response under the policy as the update computes them, in order."""
         return sequence_logprobs(
             self.policy,
             sequences,
             prompt_lengths,
-            settings.temperature,
-            settings.micro_batch_tokens,
+            self.settings.temperature,
+            budget_tokens,
         )
 
     @torch.no_grad()
     def ref_logprobs(
-        self, sequences: Sequence[Sequence[int]], prompt_lengths: Sequence[int], settings: Online
+        self, sequences: Sequence[Sequence[int]], prompt_lengths: Sequence[int], budget_tokens: int
     ) -> list[Tensor]:
         """Log-probs of each response under the SFT model, in order."""
 
@@ -125,13 +124,13 @@ class Roles(Learner):
             self.ref_policy,
             sequences,
             prompt_lengths,
-            settings.temperature,
-            settings.micro_batch_tokens,
+            self.settings.temperature,
+            budget_tokens,
         )
 
     @torch.no_grad()
     def values(
-        self, sequences: Sequence[Sequence[int]], prompt_lengths: Sequence[int], settings: Online
+        self, sequences: Sequence[Sequence[int]], prompt_lengths: Sequence[int], budget_tokens: int
     ) -> list[Tensor]:
         """The value model's prediction before each response token, in order (layout separate)."""
-        return per_response(self._values_at, sequences, prompt_lengths, settings.micro_batch_tokens)
+        return per_response(self._values_at, sequences, prompt_lengths, budget_tokens)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from config.sections.online import Online, SamplingLoop
+from config.sections.online import SamplingLoop
 from training.distributed.collectives import Backoff, map_across_ranks
 from training.process.usage import Work
 from training.rl.learner import Role
@@ -75,7 +75,6 @@ def own_logprobs(
     logprobs: Sequence[Tensor],
     sequences: Sequence[list[int]],
     prompt_lengths: Sequence[int],
-    settings: Online,
     work: Work,
 ) -> tuple[list[Tensor], dict[str, float]]:
     """The log-probabilities to learn from, and how far those of sampling are from the trainer's
@@ -84,9 +83,10 @@ def own_logprobs(
     With recompute_logprobs they are the trainer's, else those of sampling, and a sample of
     responses is compared.
     """
+    settings = roles.settings
     every = 1 if settings.recompute_logprobs else max(1, len(sequences) // GAP_SAMPLE)
     compared = sequences[::every]
-    own = per_token(backoff, roles.logprobs, compared, prompt_lengths[::every], settings)
+    own = per_token(backoff, roles.logprobs, compared, prompt_lengths[::every])
     work.add(sum(map(len, compared)), len(compared))
     gap_N = torch.cat(
         [(mine - sampled).abs() for mine, sampled in zip(own, logprobs[::every], strict=True)]

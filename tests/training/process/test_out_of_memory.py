@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from config.errors import EnvironmentFault
-from config.records import SAMPLING_METHODS
+from config.methods.registry import SAMPLING_METHODS
 from costs.ledger.attempts import read_attempts, split_usage
 from tests.training.distributed.test_collectives import largest_difference
 from tests.training.processes import attempts

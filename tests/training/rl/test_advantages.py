@@ -26,19 +26,15 @@ from transformers import PreTrainedModel
 from trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer
 from trl.trainer.utils import add_fused_lm_head
 
-from config.sections.online import Grpo, Ppo, Rloo
+from config.methods import grpo, ppo, rloo
+from config.methods.grpo import Grpo, group_normalised
+from config.methods.method import Targets, per_token
+from config.methods.ppo import Ppo, gae, whiten
+from config.methods.rloo import Rloo, leave_one_out
 from tests.training.one_step import step_of_the_loop
 from tests.training.tiny import params, policy, prompts, random_responses, reward_model, tokenizer
-from training.rl.advantages import (
-    equal_groups,
-    group_normalised,
-    grpo_advantages,
-    leave_one_out,
-    on_each_token,
-    ppo_advantages,
-    rloo_advantages,
-)
-from training.rl.ppo_math import Targets, gae, masked_mean, whiten
+from training.rl.ppo_math import masked_mean
+from training.rl.report import equal_groups
 from training.rl.roles import Models, Roles
 
 GROUP, KL_COEF = 4, 0.3
@@ -101,7 +97,7 @@ def test_both_sum_to_zero_over_a_prompt_and_only_one_keeps_the_scale(
 
 
 def test_each_token_of_a_response_has_its_advantage_and_padding_none() -> None:
-    assert on_each_token(torch.tensor([1.0, -2.0]), MASK[:2]).tolist() == [[1, 1, 1], [-2, 0, 0]]
+    assert per_token(torch.tensor([1.0, -2.0]), MASK[:2]).tolist() == [[1, 1, 1], [-2, 0, 0]]
 
 
 def test_prompts_whose_responses_have_one_score_are_counted() -> None:
@@ -114,12 +110,12 @@ def settings(method: str, **changes: Any) -> Any:
 
 def test_the_rewards_of_a_responses_tokens_add_up_to_what_is_compared() -> None:
     chosen: Rloo = settings("rloo", responses_per_prompt=2, normalise_advantages=False)
-    found = rloo_advantages(REWARDS, SCORE, None, MASK, chosen)
+    found = rloo.advantages(REWARDS, SCORE, None, MASK, chosen)
     assert found.returns is None
     torch.testing.assert_close(
-        found.advantages, on_each_token(torch.tensor([0.6, -0.6, 1.1, -1.1]), MASK)
+        found.advantages, per_token(torch.tensor([0.6, -0.6, 1.1, -1.1]), MASK)
     )
-    normalised = rloo_advantages(
+    normalised = rloo.advantages(
         REWARDS, SCORE, None, MASK, chosen.model_copy(update={"normalise_advantages": True})
     ).advantages[:, 0]
     assert float(normalised.mean()) == pytest.approx(0, abs=1e-6)
@@ -128,13 +124,13 @@ def test_the_rewards_of_a_responses_tokens_add_up_to_what_is_compared() -> None:
 
 def test_grpo_normalises_scores_and_leaves_the_penalty_as_it_is() -> None:
     chosen: Grpo = settings("grpo", responses_per_prompt=2)
-    found = grpo_advantages(REWARDS, SCORE, None, MASK, chosen).advantages
+    found = grpo.advantages(REWARDS, SCORE, None, MASK, chosen).advantages
     # scores 1.0, 0.6 and 2.0, 0.6; rewards 1.1, 0.5 and 1.7, 0.6: penalties -0.1, 0.1 and 0.3, 0
     deviations = [0.4 / 2**0.5 + 1e-4, 1.4 / 2**0.5 + 1e-4]
     of_scores = [0.2 / deviations[0], 0.7 / deviations[1]]
     first, second = of_scores[0] + 0.1, of_scores[1] - 0.15
     torch.testing.assert_close(
-        found, on_each_token(torch.tensor([first, -first, second, -second]), MASK)
+        found, per_token(torch.tensor([first, -first, second, -second]), MASK)
     )
 
 
@@ -149,7 +145,7 @@ def test_the_noise_of_the_penalty_stays_as_small_as_it_is_where_scores_are_equal
     chosen: Grpo = settings("grpo", responses_per_prompt=8)
     score_B, mask_BT = torch.full((8,), score), torch.ones(8, 1, dtype=torch.bool)
     reward_BT = (score_B + torch.tensor(noise))[:, None]
-    found = grpo_advantages(reward_BT, score_B, None, mask_BT, chosen).advantages
+    found = grpo.advantages(reward_BT, score_B, None, mask_BT, chosen).advantages
     assert float(found.abs().max()) <= 0.26
 
 
@@ -159,7 +155,7 @@ def test_ppo_whitens_generalised_advantages_and_keeps_returns_as_they_are(
 ) -> None:
     chosen: Ppo = settings("ppo", gamma=0.9, lam=0.8, whiten_rewards=whiten_rewards)
     values_BT = torch.linspace(-1, 1, 12).view(4, 3)
-    found = ppo_advantages(REWARDS, SCORE, values_BT, MASK, chosen)
+    found = ppo.advantages(REWARDS, SCORE, values_BT, MASK, chosen)
     reward_BT = whiten(REWARDS, MASK, shift_mean=False) if whiten_rewards else REWARDS
     plain = gae(reward_BT, values_BT, MASK, 0.9, 0.8)
     torch.testing.assert_close(found.returns, plain.returns)
@@ -264,7 +260,7 @@ def ours(
         update={"kl": chosen.kl.model_copy(update={"coef": coef}), "micro_batch_tokens": 60}
     )
     sequences = [[*prompt, *response] for prompt, response in zip(PROMPTS, responses, strict=True)]
-    logprobs = roles.logprobs(sequences, [len(prompt) for prompt in PROMPTS], chosen)
+    logprobs = roles.logprobs(sequences, [len(prompt) for prompt in PROMPTS], 60)
     everything = range(len(PROMPTS))
     statistics = step_of_the_loop(
         monkeypatch, roles, chosen, kept, PROMPTS, responses, logprobs, SCORES, everything
@@ -315,7 +311,7 @@ def test_rloo_learns_what_trls_loss_teaches(
     advantages_B, loss = theirs(trainer, is_moved)
     roles = our_roles(chosen)
     found_B, statistics = ours(
-        monkeypatch, roles, responses, chosen, rloo_advantages, KL_COEF, is_moved
+        monkeypatch, roles, responses, chosen, rloo.advantages, KL_COEF, is_moved
     )
     torch.testing.assert_close(found_B, advantages_B, rtol=1e-4, atol=1e-4)
     same_gradients(roles.policy, trainer.model, factor=len(lengths) / sum(lengths))
@@ -334,7 +330,7 @@ def test_grpo_learns_what_trls_loss_teaches(
     advantages_B, loss = theirs(trainer, is_moved)
     roles = our_roles(chosen)
     found_B, statistics = ours(
-        monkeypatch, roles, responses, chosen, grpo_advantages, 0.0, is_moved
+        monkeypatch, roles, responses, chosen, grpo.advantages, 0.0, is_moved
     )
     torch.testing.assert_close(found_B, advantages_B, rtol=1e-4, atol=1e-4)
     same_gradients(roles.policy, trainer.model)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from config.errors import TrainingDiverged
-from config.sections.online import Ppo
+from config.methods.ppo import Ppo
 from tests.training.tiny import params
 from training.rl.divergence import (
     MAX_RATIO,

@@ -149,8 +149,11 @@ def test_the_reference_is_the_sft_model_whatever_the_adapters_learnt(
     )
     with torch.no_grad():
         # leaves the policy's adapter on
-        policy = roles.forward(SEQUENCES, PROMPT_LENGTHS, chosen).logprobs
-    assert torch.equal(torch.cat(roles.ref_logprobs(SEQUENCES, PROMPT_LENGTHS, chosen)), expected)
+        policy = roles.forward(SEQUENCES, PROMPT_LENGTHS).logprobs
+    assert torch.equal(
+        torch.cat(roles.ref_logprobs(SEQUENCES, PROMPT_LENGTHS, 4096)),
+        expected,
+    )
     assert float((policy - expected).abs().max()) > 0.01
 
 
@@ -182,10 +185,7 @@ def test_the_value_model_starts_on_the_scale_of_the_rewards(
     root = lora_project(layout=layout, value_init=value_init, lora=LORA if lora else None)
     other_normalisation(root)
     roles = roles_in(root)
-    last = [
-        roles.values([ids], [len(ids) - 1], params(**sections({"layout": layout})).ppo)[0]
-        for ids in SEQUENCES
-    ]
+    last = [roles.values([ids], [len(ids) - 1], 4096)[0] for ids in SEQUENCES]
     assert roles.value_model is not None
     before_last = score(roles.reward_model, [ids[:-1] for ids in SEQUENCES], 4096)
     gap = float((torch.cat(last) - before_last).abs().max())
@@ -209,12 +209,9 @@ def other_normalisation(root: Path) -> None:
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_padding_is_inert_with_adapters(lora_project: Project, layout: str) -> None:
-    chosen = params(**sections({"layout": layout})).ppo
     roles = stirred(roles_in(lora_project(layout=layout)))
-    together = roles.forward(SEQUENCES, PROMPT_LENGTHS, chosen)
-    alone = [
-        roles.forward([ids], [n], chosen) for ids, n in zip(SEQUENCES, PROMPT_LENGTHS, strict=True)
-    ]
+    together = roles.forward(SEQUENCES, PROMPT_LENGTHS)
+    alone = [roles.forward([ids], [n]) for ids, n in zip(SEQUENCES, PROMPT_LENGTHS, strict=True)]
     for place in range(3):
         torch.testing.assert_close(
             together[place], torch.cat([one[place] for one in alone]), atol=2e-5, rtol=0
@@ -233,7 +230,7 @@ def test_recomputed_activations_give_the_same_gradients_under_the_right_adapters
         with torch.autograd.graph.saved_tensors_hooks(
             lambda t, saved=saved: (saved.append(t.numel()), t)[1], lambda t: t
         ):
-            new = roles.forward(SEQUENCES, PROMPT_LENGTHS, params(**sections({})).ppo)
+            new = roles.forward(SEQUENCES, PROMPT_LENGTHS)
         # another role at work in between must not matter
         activate(lora_layers(roles.policy.model), None)
         (new.logprobs.sum() + (new.values**2).sum()).backward()
@@ -286,7 +283,7 @@ def test_the_saved_policy_says_what_the_policy_in_memory_said(
         module.load_roles = load
     chosen = stage.params.ppo
     with torch.no_grad():
-        expected = kept[0].forward(SEQUENCES, PROMPT_LENGTHS, chosen).logprobs
+        expected = kept[0].forward(SEQUENCES, PROMPT_LENGTHS).logprobs
     moved = tmp_path / "elsewhere" / "moved"
     shutil.copytree(root, moved)
     shutil.rmtree(root)

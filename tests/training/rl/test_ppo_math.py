@@ -6,17 +6,16 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from config.methods.ppo import gae, whiten
 from tests.training.tiny import padded
 from training.rl.ppo_math import (
     adapted_kl_coef,
     explained_variance,
-    gae,
     kl_per_token,
     masked_mean,
     policy_loss,
     token_rewards,
     value_loss,
-    whiten,
 )
 
 LENGTHS = st.lists(st.integers(1, 6), min_size=1, max_size=4)

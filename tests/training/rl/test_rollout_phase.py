@@ -1,6 +1,7 @@
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -19,14 +20,16 @@ Project = Callable[..., Path]
 ENGINES = ("static", "paged")
 
 
-def roles() -> SimpleNamespace:
+def roles(settings: Any = None) -> SimpleNamespace:
     """A policy and what is asked of it, without the other three roles."""
     model = policy()
 
-    def logprobs(rows: list[list[int]], starts: list[int], settings: object) -> list[torch.Tensor]:
-        return sequence_logprobs(model, rows, starts, 1.0, 4096)
+    def logprobs(rows: list[list[int]], starts: list[int], budget: int) -> list[torch.Tensor]:
+        return sequence_logprobs(model, rows, starts, 1.0, budget)
 
-    return SimpleNamespace(policy=model, trunk_value_head=None, logprobs=logprobs)
+    return SimpleNamespace(
+        settings=settings, policy=model, trunk_value_head=None, logprobs=logprobs
+    )
 
 
 def pieces_of(size: int) -> Backoff:
@@ -52,13 +55,11 @@ def test_the_gap_is_the_distance_of_the_engines_logprobs_from_the_trainers(recom
     chosen = params(ppo={"recompute_logprobs": recompute}).ppo
     starts = [4] * 40
     sequences = [[5, 6, 7, 8, *response] for response in random_responses([3] * 40)]
-    own = roles().logprobs(sequences, starts, chosen)
+    own = roles().logprobs(sequences, starts, 4096)
     off = [row + 0.25 for row in own]
     off[0] = own[0] - torch.tensor([0.25, 0.25, 0.5])
     counted = Work()
-    learnt_from, gap = own_logprobs(
-        pieces_of(4096), roles(), off, sequences, starts, chosen, counted
-    )  # type: ignore[arg-type]
+    learnt_from, gap = own_logprobs(pieces_of(4096), roles(chosen), off, sequences, starts, counted)  # type: ignore[arg-type]
     compared = 40 if recompute else 20  # every second one of 40 makes at least 16
     assert (counted.tokens, counted.sequences) == (7 * compared, compared)
     assert gap["rollout_logprob_gap"] == pytest.approx(0.25 + 0.25 / (3 * compared), abs=1e-5)
