@@ -30,7 +30,7 @@ import psutil
 import torch
 from transformers import AutoModelForCausalLM
 
-from cli.export import exported
+from cli.commands.export import exported
 from cli.run_models import CHAMPION, run_id_of
 from config import jsonl
 from config.ports import free_port

@@ -8,23 +8,23 @@ from typing import Annotated
 
 import typer
 
-from cli.bench import bench
-from cli.chat import chat
-from cli.compare import compare
-from cli.data import app as data_app
-from cli.export import export
-from cli.fetch import fetch
+from cli.commands.bench import bench
+from cli.commands.chat import chat
+from cli.commands.compare import compare
+from cli.commands.data import app as data_app
+from cli.commands.export import export
+from cli.commands.fetch import fetch
+from cli.commands.init import init
+from cli.commands.label import label, label_import
+from cli.commands.levers import levers, scale
+from cli.commands.plan import plan
+from cli.commands.report import report
+from cli.commands.retrain import promote, rollback
+from cli.commands.serve import serve
 from cli.ignored_options import refuse_ignored
-from cli.init import init
-from cli.label import label, label_import
-from cli.levers import levers, scale
 from cli.output import outlive_readers
-from cli.past_runs import restore, runs
-from cli.plan import plan
 from cli.project import typed_path
-from cli.report import report
-from cli.retrain import promote, rollback
-from cli.serve import serve
+from cli.tables.past_runs import restore, runs
 from config.errors import RlhfError
 
 app = typer.Typer(
@@ -100,7 +100,7 @@ def run(
     """Run the pipeline: data, sft, reward, the method of align.method, evaluate, report. Only what
     changed is done again.
     """
-    from cli.run import run_pipeline
+    from cli.commands.run import run_pipeline
 
     raise typer.Exit(run_pipeline(recipe, overrides or [], yes, as_json, changed_code))
 
@@ -122,7 +122,7 @@ def retrain(
     """Look for new data and votes; if it is worth it train, compare with the champion, and promote
     only on evidence.
     """
-    from cli.retrain import retrain_cycle
+    from cli.commands.retrain import retrain_cycle
 
     raise typer.Exit(retrain_cycle(recipe, overrides or [], force, yes, as_json))
 
@@ -152,7 +152,7 @@ def calibrate(as_json: AsJson = False) -> None:
     """Measure this machine in two minutes, training and serving; rlhf plan then plans with its
     own rates.
     """
-    from cli.calibrate import calibrate as measure
+    from cli.commands.calibrate import calibrate as measure
 
     measure(as_json)
 
@@ -237,7 +237,7 @@ def up(
 
         start_stack(gpu, serve)
         return
-    from cli.servers import up as start
+    from cli.commands.servers import up as start
 
     serving = serve_port if serve else None
     start(prefect_port, mlflow_port, serving, open_page, notify, no_auth, mlflow_auth)
@@ -255,7 +255,7 @@ def down(
 
         stop_stack()
         return
-    from cli.servers import down as stop
+    from cli.commands.servers import down as stop
 
     stop()
 
@@ -263,7 +263,7 @@ def down(
 @app.command()
 def status(as_json: AsJson = False) -> None:
     """Show the servers and the worker, and how the newest run stands."""
-    from cli.servers import status as show
+    from cli.commands.servers import status as show
 
     show(as_json)
 
@@ -286,7 +286,7 @@ def clean(
     """Remove old workspaces, checkpoints and stages of lever comparisons, never the champion's nor
     what a run at work holds.
     """
-    from cli.clean import clean as remove_old
+    from cli.commands.clean import clean as remove_old
 
     remove_old(older_than, max_gib, yes, as_json)
 
@@ -303,10 +303,10 @@ def doctor(
     what fixes it.
     """
     if migrate:
-        from cli.migrate import migrate as migrate_params
+        from cli.commands.migrate import migrate as migrate_params
 
         raise typer.Exit(migrate_params())
-    from cli.doctor import examine
+    from cli.commands.doctor import examine
 
     raise typer.Exit(examine(as_json))
 

@@ -11,11 +11,12 @@ from pydantic import ValidationError
 from ruamel.yaml.error import YAMLError
 
 from config.atomic_file import write_atomically
-from config.compose import EXTENDS, base_path, compose, parse_yaml
+from config.compose import EXTENDS, base_path, compose, lacking, parse_yaml
 from config.errors import ParamsError
 from config.migration import GONE, moved
 from config.schema import Params
 
+BASE = Path(__file__).parents[1] / "recipes" / "base.yaml"
 YAML_1_1_BOOLEANS = dict.fromkeys(("yes", "on", "y"), "true") | dict.fromkeys(
     ("no", "off", "n"), "false"
 )
@@ -31,6 +32,33 @@ def load(path: Path, overrides: list[str] | None = None) -> Params:
     an impossible combination.
     """
     return validate(compose(read(path), {}, overrides or []), str(path), overrides or [])
+
+
+def load_partly(
+    path: Path, overrides: list[str], stages: tuple[str, ...]
+) -> tuple[Params, tuple[str, ...]]:
+    """Params of a file of which only `stages` are to be planned, and a note on what was filled in:
+    what is missing comes from recipes/base.yaml. Without `stages` the file must be complete.
+
+    A run needs every parameter; only plans are made from such a file.
+
+    Raises ParamsError as config.load does, and where a named stage's own section is missing.
+    """
+    content = compose(read(path), {}, overrides)
+    if not stages:
+        return validate(content, str(path)), ()
+    for stage in stages:
+        if stage != "data" and stage not in content:
+            raise ParamsError(
+                f"{path} has no section {stage}, so --stage {stage} has nothing to plan. Add the "
+                "section."
+            )
+    base = read(BASE)
+    filled = list(lacking(base, content))
+    whole = compose(base, content)
+    _fit_model(whole, content)
+    note = f"not in {path.name}, taken from recipes/base.yaml: {', '.join(filled)}"
+    return validate(whole, str(path)), (note,) if filled else ()
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -233,3 +261,19 @@ def says(path: Path, params: Params) -> bool:
         return EXTENDS not in _mapping(path) and load(path) == params
     except ParamsError:
         return False
+
+
+def _fit_model(whole: dict[str, Any], content: Mapping[str, Any]) -> None:
+    """A named model is not also a random one, and the context holds what the file's own stages ask
+    for.
+    """
+    given = content.get("model") or {}
+    if given.get("path") is not None and "random" not in given:
+        whole["model"]["random"] = None
+    if given.get("random") is not None and "path" not in given:
+        whole["model"]["path"] = None
+    if "context_length" not in given:
+        lengths = [(content.get(stage) or {}).get("max_length") for stage in ("sft", "reward")]
+        whole["model"]["context_length"] = max(
+            [whole["model"]["context_length"], *(n for n in lengths if isinstance(n, int))]
+        )

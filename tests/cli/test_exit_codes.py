@@ -9,10 +9,10 @@ from prefect.client.schemas.objects import State
 from prefect.states import Cancelled, Completed
 from typer.testing import CliRunner
 
+import cli.commands.run
 import cli.flow_run
-import cli.run
 import flows.retrain
-from cli import doctor, retrain
+from cli.commands import doctor, retrain
 from cli.main import app
 from config import jsonl
 from config.workspace.champions import Champion, ChampionRecord, Event, write_record
@@ -33,7 +33,7 @@ def test_of_a_run(
         given.append((root, params.seed, yes, recipe))
         return state
 
-    monkeypatch.setattr(cli.run, "run_flow", run_flow)
+    monkeypatch.setattr(cli.commands.run, "run_flow", run_flow)
     done = CliRunner().invoke(app, ["run", "--yes", "--json", "--set", "seed=77"])
     assert done.exit_code == code
     assert given == [(project, 77, True, None)]

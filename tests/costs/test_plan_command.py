@@ -11,7 +11,7 @@ import pytest
 import typer
 from typer.testing import CliRunner, Result
 
-from cli.plan import plan
+from cli.commands.plan import plan
 from config import jsonl
 from config.errors import CostError, UserError
 from config.load import dump, load
@@ -103,7 +103,7 @@ def test_a_mistake_is_one_line() -> None:
 def test_planning_imports_neither_torch_nor_the_orchestrator(tmp_path: Path) -> None:
     code = (
         "import sys; from pathlib import Path; from typer.testing import CliRunner; import typer; "
-        "from cli.plan import plan\n"
+        "from cli.commands.plan import plan\n"
         "app = typer.Typer(); app.command()(plan)\n"
         "assert CliRunner().invoke(app, ['--params', 'recipes/demo.yaml', '--optimise', 'usd', "
         "'--out', sys.argv[1]]).exit_code == 0\n"

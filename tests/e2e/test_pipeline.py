@@ -28,7 +28,7 @@ from config.workspace.champions import read_record
 from tasks.servers.plans import prefect_plan
 from tasks.servers.processes import start, stop
 from tests.conftest import ROOT, git
-from tests.training.tiny import DISTILL
+from tests.training.support.tiny import DISTILL
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200)]
 

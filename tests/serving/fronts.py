@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from config.ports import free_port
 from serving.settings import EngineName
 from tests.conftest import ROOT
-from tests.training.tiny import tokenizer
+from tests.training.support.tiny import tokenizer
 from training.export.aligned import with_prompts_of_training
 from training.export.gguf_file import write_gguf
 from training.export.package import gguf_path

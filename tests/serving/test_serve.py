@@ -30,7 +30,7 @@ from serving.prompts import Prompt
 from serving.settings import Settings
 from tests.conftest import ROOT
 from tests.serving.fronts import PROGRAM, Served, made_export
-from tests.training.tiny import CONTEXT, policy, tokenizer
+from tests.training.support.tiny import CONTEXT, policy, tokenizer
 from training.export.package import gguf_path
 from training.modeling.tokenizer import decode_response, encode_prompt
 

@@ -8,8 +8,6 @@ from typing import Any
 import pytest
 
 ALLOWED = {
-    r"\.\./shared/data\b.* is not there": "real data sets, not part of the repository; "
-    "the formats are tested on small files",
     r"no browser: none of": "a system package that .ci/run brings where it can",
     r"no PostgreSQL here: ": "a system package; SQLite is tested everywhere, and the containers' "
     "tests use PostgreSQL",

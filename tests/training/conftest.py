@@ -12,7 +12,7 @@ import torch
 
 from config.load import write
 from config.methods.registry import METHODS
-from tests.training.tiny import params, run_main
+from tests.training.support.tiny import params, run_main
 
 PIPELINE = ("data", "sft", "reward", "ppo", "evaluate")
 STREAMS = ("runs", "checkpoints")

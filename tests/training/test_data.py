@@ -31,7 +31,8 @@ from training.preparation.worlds import world_of
 from training.process.stage import Stage
 
 PROJECT = Path(__file__).parents[2]
-REAL = PROJECT / "../shared/data"
+REAL = PROJECT / "tests/fixtures/real"
+TREES = PROJECT / "data/samples/oasst-trees/trees.jsonl"
 DATASETS = ("sft", "preference", "prompts")
 HELPDESK = {
     "kind": "helpdesk",
@@ -523,53 +524,50 @@ def test_the_process_ends_with_2_and_one_line_on_a_bad_file_and_leaves_no_output
 # ---------------------------------------------------------------- real data
 
 
-@pytest.mark.skipif(not REAL.exists(), reason="../shared/data is not there")
 def test_real_votes_come_through_the_recipe(tmp_path: Path) -> None:
     source = {
         **read(PROJECT / "recipes/votes-cpu.yaml")["data"]["source"],
-        "path": str(REAL / "pandalm_testset/testset-v1.json"),
+        "path": str(REAL / "pandalm_votes.json"),
     }
     # room for every prompt, so that only dirty rows are refused
     metrics = run(
         tmp_path, source, "votes-cpu", model={"context_length": 1024}, max_quarantine_fraction=0.1
     )
-    # 54 replies, 1 prompt
     assert (
         metrics["rows_read"],
         metrics["quarantined_wrong_type"],
         metrics["quarantined_empty"],
-    ) == (999, 6, 55)
+    ) == (90, 6, 3)
     kept = (
         sum(metrics[f"preference_{split}_rows"] for split in ("train", "test"))
         + metrics["preference_duplicates"]
     )
-    assert kept + metrics["ties_dropped"] + metrics["rows_quarantined"] == 999
+    assert metrics["ties_dropped"] == 21  # 20 even, and one vote against two ties
+    assert kept + metrics["ties_dropped"] + metrics["rows_quarantined"] == 90
     assert not prompts(tmp_path, "train") & prompts(tmp_path, "test")
-    assert 0.4 < metrics["chosen_first"] < 0.6
-    assert metrics["baseline_longer_wins_low"] > 0.5
+    assert 0.3 < metrics["chosen_first"] < 0.7
 
 
-@pytest.mark.skipif(not REAL.exists(), reason="../shared/data is not there")
 def test_real_trees_demonstrations_and_prompts_come_through(tmp_path: Path) -> None:
     metrics = run(
         tmp_path,
-        file_source(REAL / "oasst_en100/en_100_tree.jsonl", "trees"),
+        file_source(TREES, "trees"),
         "trees-cpu",
         model={"context_length": 100_000},
         max_prompt_chars=100_000,
         max_response_chars=100_000,
         sft_source=file_source(
-            REAL / "gsm8k/train.jsonl", "instructions", prompt="question", completion="answer"
+            REAL / "gsm8k.jsonl", "instructions", prompt="question", completion="answer"
         ),
-        prompt_source=file_source(REAL / "oasst_en100/prompt_lottery_en_250_text.jsonl", "prompts"),
+        prompt_source=file_source(REAL / "oasst_prompts.jsonl", "prompts"),
     )
-    assert metrics["rows_read"] == 1167 + 7473 + 250
+    assert metrics["rows_read"] == 1145 + 60 + 40
     assert metrics["rows_quarantined"] == 0
     assert (
         sum(metrics[f"preference_{split}_rows"] for split in ("train", "test"))
-        == 754 - metrics["preference_duplicates"]
+        == 732 - metrics["preference_duplicates"]
     )
-    assert metrics["sft_train_rows"] + metrics["sft_test_rows"] == 7473 - metrics["sft_duplicates"]
+    assert metrics["sft_train_rows"] + metrics["sft_test_rows"] == 60 - metrics["sft_duplicates"]
     assert not prompts(tmp_path, "train") & prompts(tmp_path, "test")
     assert isinstance(rows(tmp_path, "preference", "train")[0]["prompt"], list)
     assert isinstance(rows(tmp_path, "sft", "train")[0]["prompt"], list)

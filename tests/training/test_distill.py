@@ -23,7 +23,7 @@ from config.records import UsageRow
 from config.sections.distillation import Distill
 from config.student import OUTS, write_no_student
 from tests.training.conftest import copied
-from tests.training.processes import (
+from tests.training.support.processes import (
     attempts,
     finish,
     killed_stopped_and_resumed,
@@ -31,7 +31,7 @@ from tests.training.processes import (
     metrics,
     signalled,
 )
-from tests.training.tiny import files, open_stage, params, run_main, work
+from tests.training.support.tiny import files, open_stage, params, run_main, work
 from training.distillation.student import load_pair
 from training.modeling.models import base_model, load_policy
 from training.modeling.tokenizer import load_tokenizer

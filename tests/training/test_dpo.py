@@ -13,8 +13,8 @@ from config import jsonl
 from config.errors import DataError, ParamsError, StageStopped
 from config.load import write
 from config.records import UsageRow
-from tests.training.processes import killed_stopped_and_resumed, metric_rows, metrics
-from tests.training.tiny import (
+from tests.training.support.processes import killed_stopped_and_resumed, metric_rows, metrics
+from tests.training.support.tiny import (
     FAMILIES,
     files,
     names,

@@ -13,8 +13,8 @@ from config import jsonl
 from config.errors import DataError, StageStopped
 from config.load import write
 from config.schema import Params
-from tests.training.processes import attempts, finish, metric_rows, metrics, signalled
-from tests.training.tiny import names, open_stage, params, work
+from tests.training.support.processes import attempts, finish, metric_rows, metrics, signalled
+from tests.training.support.tiny import names, open_stage, params, work
 from training import evaluate
 from training.evaluate import Answers, compare, describe, models
 from training.evaluation.comparison import distinct_n

@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from tests.conftest import ROOT
-from tests.training.processes import metric_rows, metrics
+from tests.training.support.processes import metric_rows, metrics
 
 TOUR = ROOT / "docs" / "tour.md"
 TRAIN = """

@@ -14,8 +14,16 @@ from config.errors import ModelError, StageStopped, TrainingDiverged
 from config.load import write
 from config.methods.ppo import Ppo
 from config.records import UsageRow
-from tests.training.processes import killed_stopped_and_resumed, metric_rows, metrics
-from tests.training.tiny import files, names, open_stage, params, prompts, random_responses, work
+from tests.training.support.processes import killed_stopped_and_resumed, metric_rows, metrics
+from tests.training.support.tiny import (
+    files,
+    names,
+    open_stage,
+    params,
+    prompts,
+    random_responses,
+    work,
+)
 from training.distributed import shards
 from training.modeling.tokenizer import load_tokenizer
 from training.preparation.prompts import read_prompts

@@ -24,9 +24,9 @@ from config.methods.ppo import Ppo
 from config.records import UsageRow
 from config.sections.levers import Lora
 from config.sections.online import Kl
-from tests.training.plain_ppo import Outcome, plain_ppo
-from tests.training.processes import metric_rows
-from tests.training.tiny import open_stage, params
+from tests.training.support.plain_ppo import Outcome, plain_ppo
+from tests.training.support.processes import metric_rows
+from tests.training.support.tiny import open_stage, params
 from training.distributed import shards
 from training.rl import rollout_phase
 from training.rl.roles import Roles

@@ -19,8 +19,8 @@ from config.records import CHANGED_CODE_VARIABLE, UsageRow
 from config.stage_code import CODE
 from tests.tasks.test_dvc_yaml import PIPELINE as DVC
 from tests.training.conftest import PIPELINE
-from tests.training.processes import attempts
-from tests.training.tiny import files, names, open_stage, params, run_main, work
+from tests.training.support.processes import attempts
+from tests.training.support.tiny import files, names, open_stage, params, run_main, work
 from training.process.checkpoint import DONE, MANIFEST, write_manifest
 
 Project = Callable[..., Path]

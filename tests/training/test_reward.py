@@ -11,8 +11,8 @@ from trl import RewardConfig, RewardTrainer
 from config import jsonl
 from config.errors import DataError, TrainingDiverged
 from config.records import UsageRow
-from tests.training.processes import killed_stopped_and_resumed, metrics
-from tests.training.tiny import (
+from tests.training.support.processes import killed_stopped_and_resumed, metrics
+from tests.training.support.tiny import (
     FAMILIES,
     files,
     open_stage,

@@ -18,8 +18,8 @@ from config.load import write
 from config.methods.registry import SAMPLING_METHODS
 from config.records import UsageRow
 from tests.training.distributed.test_collectives import largest_difference
-from tests.training.processes import killed_stopped_and_resumed, metric_rows, metrics
-from tests.training.tiny import files, names, open_stage, params, work
+from tests.training.support.processes import killed_stopped_and_resumed, metric_rows, metrics
+from tests.training.support.tiny import files, names, open_stage, params, work
 from training import ppo as loop
 from training.modeling.tokenizer import load_tokenizer
 from training.rl import layouts

@@ -9,8 +9,8 @@ from safetensors.torch import load_file
 from config import jsonl
 from config.errors import DataError
 from config.records import UsageRow
-from tests.training.processes import killed_stopped_and_resumed, metric_rows, metrics
-from tests.training.tiny import files, open_stage, params, work
+from tests.training.support.processes import killed_stopped_and_resumed, metric_rows, metrics
+from tests.training.support.tiny import files, open_stage, params, work
 from training.modeling.models import load_policy
 from training.modeling.sequences import sequence_logprobs
 from training.modeling.tokenizer import encode_prompt, encode_response, load_tokenizer

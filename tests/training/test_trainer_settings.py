@@ -21,9 +21,9 @@ from config.methods.dpo import Dpo
 from config.records import UsageRow
 from config.sections.levers import Lora
 from config.sections.offline import Optimisation, Reward, Sft
-from tests.training.plain_trainers import Outcome, plain_dpo, plain_reward, plain_sft
-from tests.training.processes import metric_rows, metrics
-from tests.training.tiny import open_stage, params
+from tests.training.support.plain_trainers import Outcome, plain_dpo, plain_reward, plain_sft
+from tests.training.support.processes import metric_rows, metrics
+from tests.training.support.tiny import open_stage, params
 from training.modeling import scoring, sequences
 from training.modeling.packing import pack_pairs
 

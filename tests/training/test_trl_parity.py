@@ -39,7 +39,7 @@ from transformers import (
 from config.load import load
 from config.methods.method import Targets
 from config.methods.ppo import Ppo, advantages, gae, whiten
-from tests.training.one_step import step_of_the_loop
+from tests.training.support.one_step import step_of_the_loop
 from training.modeling.scoring import score
 from training.rl.episodes import joined, pad_responses
 from training.rl.ppo_math import (

@@ -7,12 +7,11 @@ import pytest
 import yaml
 
 from config.errors import CostError, ParamsError
-from config.load import load
+from config.load import load, load_partly
 from config.schema import Params
 from costs.formulas.setting import Workload
 from costs.planning.models import base_shape
 from costs.planning.moments import moments
-from costs.planning.partial import completed
 from costs.planning.planner import plan
 from costs.planning.rows import Rows, count, file_rows
 from costs.planning.settings import compared_responses, setting_of, settings
@@ -385,7 +384,7 @@ def test_a_stage_alone_needs_no_other_section(tmp_path: Path) -> None:
         "sft: {max_length: 2048, batch_size: 8, micro_batch_size: 2, max_steps: 100, "
         "activation_checkpointing: true}\n"
     )
-    params, notes = completed(file, [], ("sft",))
+    params, notes = load_partly(file, [], ("sft",))
     stage = plan(params, aim(params, "a100-80"), ("sft",)).stages[0]
     # fp32, and the copy that autocast keeps of all but the embedding
     assert stage.memory["policy"]["weights"] == (4 + 2) * 6_738_415_616 - 2 * 32000 * 4096
@@ -397,14 +396,14 @@ def test_a_stage_alone_must_be_there(tmp_path: Path) -> None:
     file = tmp_path / "p.yaml"
     file.write_text("model: {path: llama-2-7b}\n")
     with pytest.raises(ParamsError, match="has no section sft"):
-        completed(file, [], ("sft",))
+        load_partly(file, [], ("sft",))
 
 
 def test_without_a_named_stage_the_file_must_be_complete(tmp_path: Path) -> None:
     file = tmp_path / "p.yaml"
     file.write_text("seed: 1\n")
     with pytest.raises(ParamsError, match="is missing"):
-        completed(file, [], ())
+        load_partly(file, [], ())
 
 
 @pytest.mark.parametrize("recipe", sorted(path.name for path in Path("recipes").glob("*.yaml")))

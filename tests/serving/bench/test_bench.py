@@ -27,7 +27,7 @@ from serving.bench.endpoint import ChatEndpoint
 from serving.bench.loads import LoadSpec, measure
 from tests.conftest import ROOT
 from tests.serving.fronts import Served, made_export
-from tests.training.tiny import policy
+from tests.training.support.tiny import policy
 from training.calibrate.exports import write_exports
 
 pytestmark = pytest.mark.integration

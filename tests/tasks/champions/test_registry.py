@@ -114,7 +114,7 @@ def chat(root: Path, monkeypatch: pytest.MonkeyPatch, run: str, *sets: str) -> d
 
     monkeypatch.chdir(root)
     with monkeypatch.context() as patch:
-        patch.setattr("cli.chat.subprocess.run", run_chat)
+        patch.setattr("cli.commands.chat.subprocess.run", run_chat)
         done = CliRunner().invoke(app, ["chat", run, *sets], catch_exceptions=False)
     assert done.exit_code == 0
     return found

@@ -10,7 +10,7 @@ from datasets import Dataset
 from torch import Tensor
 from trl import DistillationConfig, DistillationTrainer
 
-from tests.training.tiny import policy, prompts, random_responses, tokenizer
+from tests.training.support.tiny import policy, prompts, random_responses, tokenizer
 from training.distillation.divergence import divergence, generalised_jsd
 from training.modeling import logprobs
 from training.modeling.sequences import response_hidden

@@ -4,7 +4,7 @@ import pytest
 
 from config.errors import ModelError
 from config.vocabulary import require_same_vocabulary, stored_vocabulary, vocabulary_digest
-from tests.training.tiny import policy, tokenizer
+from tests.training.support.tiny import policy, tokenizer
 from training.distillation.student import parameters_of
 from training.modeling.layers import with_layers
 

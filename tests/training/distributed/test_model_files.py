@@ -16,8 +16,8 @@ from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM
 
 from tests.training.distributed.test_shards import together
-from tests.training.divided import SHAPES, SHARD_BYTES, built, divided, model_bytes
 from tests.training.modeling.test_adapters import lora, policy, stir
+from tests.training.support.divided import SHAPES, SHARD_BYTES, built, divided, model_bytes
 from training.distributed import model_files
 from training.distributed.model_files import save_adapter, save_model
 from training.modeling.adapters import WEIGHTS, adapter_tensors, add_adapter

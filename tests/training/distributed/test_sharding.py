@@ -14,10 +14,10 @@ from config import jsonl
 from config.errors import StageStopped
 from config.records import UsageRow
 from tests.training.conftest import copied
-from tests.training.crew import Job, run_together
 from tests.training.distributed.test_collectives import NOISE, largest_difference
-from tests.training.processes import attempts, metric_rows, metrics
-from tests.training.tiny import open_stage, work
+from tests.training.support.crew import Job, run_together
+from tests.training.support.processes import attempts, metric_rows, metrics
+from tests.training.support.tiny import open_stage, work
 from training.distributed import sharding
 
 pytestmark = pytest.mark.timeout(900)  # one fixture does the work of all

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from config.records import RENDEZVOUS_VARIABLE
-from tests.training.divided import WHOLE_BYTES
-from tests.training.tiny import ROOT
+from tests.training.support.divided import WHOLE_BYTES
+from tests.training.support.tiny import ROOT
 from training.distributed.shards import load_optimizer, load_tensors, save_optimizer, save_tensors
 from training.process.usage import peak_memory_bytes, reset_peak_memory
 
@@ -24,7 +24,7 @@ def together(what: str, folder: Path, processes: int) -> list[dict]:
         **os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "WORLD_SIZE": str(processes),
         RENDEZVOUS_VARIABLE: str(folder / f"rendezvous-{what}-{processes}"),
     }  # fmt: skip
-    command = [sys.executable, "-m", "tests.training.divided", what, str(folder)]
+    command = [sys.executable, "-m", "tests.training.support.divided", what, str(folder)]
     running = [
         subprocess.Popen(
             command,

@@ -8,7 +8,7 @@ import torch
 from transformers import PreTrainedModel
 
 from config.errors import ModelError
-from tests.training.tiny import CONTEXT, policy, prompts, tokenizer
+from tests.training.support.tiny import CONTEXT, policy, prompts, tokenizer
 from training.export.gguf_file import write_gguf
 from training.export.llama_cpp import greedy_replies, serving
 

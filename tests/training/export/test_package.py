@@ -10,7 +10,7 @@ from huggingface_hub import ModelCard
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from config.errors import ModelError
-from tests.training.tiny import tokenizer
+from tests.training.support.tiny import tokenizer
 from training.export import gguf_file
 from training.export.aligned import with_prompts_of_training
 from training.export.package import export

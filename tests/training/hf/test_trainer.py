@@ -14,8 +14,8 @@ from config.jsonl import read
 from config.load import load
 from config.records import UsageRow
 from tasks.planning.steps import planned_steps
-from tests.training.processes import metric_rows, metrics
-from tests.training.tiny import files, names, open_stage, work
+from tests.training.support.processes import metric_rows, metrics
+from tests.training.support.tiny import files, names, open_stage, work
 from training.distributed.shards import WEIGHTS
 from training.hf.trainer import CountingCollator, arguments, largest_divisor
 

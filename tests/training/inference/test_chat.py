@@ -9,7 +9,7 @@ import pytest
 
 from config.errors import ModelError
 from config.load import write
-from tests.training import tiny
+from tests.training.support import tiny
 from training.inference.chat import Conversation, Sampling, Speaker, speakers, talk
 from training.modeling.tokenizer import encode_prompt
 

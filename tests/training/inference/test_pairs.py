@@ -13,7 +13,7 @@ from config.errors import DataError, ModelError
 from config.load import load, write
 from config.workspace.champions import Champion, ChampionRecord, champion_folder, write_record
 from labelling.votes import read_pairs
-from tests.training import tiny
+from tests.training.support import tiny
 from training.inference import pairs
 from training.inference.pairs import draw_pairs, in_turn, in_use
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.training.tiny import params
+from tests.training.support.tiny import params
 from training.levers.answers import best_of, learning_curve
 from training.preparation.helpdesk import gold_score
 from training.preparation.worlds import world_of

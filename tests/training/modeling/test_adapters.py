@@ -13,8 +13,16 @@ from transformers import PreTrainedModel
 
 from config.errors import EnvironmentFault, ModelError, StageStopped
 from config.sections.levers import Lora
-from tests.training.processes import metric_rows, metrics
-from tests.training.tiny import FAMILIES, files, open_stage, policy, settings, tokenizer, work
+from tests.training.support.processes import metric_rows, metrics
+from tests.training.support.tiny import (
+    FAMILIES,
+    files,
+    open_stage,
+    policy,
+    settings,
+    tokenizer,
+    work,
+)
 from training.distributed import shards
 from training.distributed.model_files import save_adapter
 from training.modeling.adapter_base import CONFIG, Base, base_of, named_base

@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from config.sections.levers import Lora
-from tests.training.tiny import policy, prompts
+from tests.training.support.tiny import policy, prompts
 from training.modeling.adapters import add_adapter
 from training.modeling.last_layer import narrows
 from training.modeling.packing import pack, packed_hidden

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from config.errors import ModelError
-from tests.training.tiny import policy, prompts
+from tests.training.support.tiny import policy, prompts
 from training.modeling.layers import kept_layers, with_layers
 
 FAMILIES = ("llama", "qwen3", "gpt2")

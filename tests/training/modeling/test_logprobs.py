@@ -3,7 +3,7 @@ import torch
 from torch import Tensor
 
 from config.errors import ModelError
-from tests.training.tiny import FAMILIES, policy
+from tests.training.support.tiny import FAMILIES, policy
 from training.modeling import logprobs
 from training.modeling.logprobs import output_weight, token_logprobs
 

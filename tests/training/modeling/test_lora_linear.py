@@ -7,7 +7,7 @@ from peft.tuners.lora import LoraLayer
 from torch import Tensor
 
 from config.sections.levers import Lora
-from tests.training.tiny import policy
+from tests.training.support.tiny import policy
 from training.modeling.adapters import activate, add_adapter, lora_layers
 from training.modeling.lora_linear import _buffers, _FoldedLinear, _Folding
 

@@ -15,9 +15,9 @@ from torch import nn
 from config.errors import EnvironmentFault
 from config.load import write
 from config.schema import Params
-from tests.training.processes import metric_rows, metrics
 from tests.training.rl.test_layouts import LORA, adapted, lora_project  # noqa: F401 # fixtures
-from tests.training.tiny import files, open_stage, params, policy, settings, tokenizer, work
+from tests.training.support.processes import metric_rows, metrics
+from tests.training.support.tiny import files, open_stage, params, policy, settings, tokenizer, work
 from training import ppo as ppo_module
 from training.modeling.adapters import AdapterView
 from training.modeling.low_bit import optimizer, quantisation, require_bitsandbytes

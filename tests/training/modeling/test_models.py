@@ -10,7 +10,7 @@ from torch import nn
 
 from config.errors import ModelError
 from config.sections.model import Model
-from tests.training.tiny import FAMILIES, policy, reward_model, settings, tokenizer
+from tests.training.support.tiny import FAMILIES, policy, reward_model, settings, tokenizer
 from training.modeling.models import (
     base_model,
     check_folder,

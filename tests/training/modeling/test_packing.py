@@ -11,7 +11,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, modeling_flash_attention_utils
 
 from config.errors import ModelError
-from tests.training.tiny import FAMILIES, policy, prompts
+from tests.training.support.tiny import FAMILIES, policy, prompts
 from training.modeling.packing import NO_MASK, PACKABLE, pack, pack_pairs, packed_hidden
 
 SEQUENCES = [ids[:length] for ids, length in zip(prompts(6), [7, 3, 7, 1, 5, 3], strict=True)]

@@ -9,7 +9,15 @@ import torch
 from torch import Tensor
 
 from config.load import write
-from tests.training.tiny import FAMILIES, params, prompts, reward_model, settings, tokenizer, work
+from tests.training.support.tiny import (
+    FAMILIES,
+    params,
+    prompts,
+    reward_model,
+    settings,
+    tokenizer,
+    work,
+)
 from training import evaluate, reward
 from training.inference import trained_models as contest_models
 from training.modeling.models import autocast, load_reward_model

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from tests.training.tiny import FAMILIES, prompts, random_responses, reward_model
+from tests.training.support.tiny import FAMILIES, prompts, random_responses, reward_model
 from training.modeling.scoring import raw_pair_scores, raw_scores, score
 
 SEQUENCES = [

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from tests.training.tiny import FAMILIES, policy, prompts, random_responses, tokenizer
+from tests.training.support.tiny import FAMILIES, policy, prompts, random_responses, tokenizer
 from training.modeling.sequences import (
     per_response,
     response_hidden,

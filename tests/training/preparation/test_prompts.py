@@ -1,7 +1,7 @@
 import pytest
 
 from config.errors import DataError
-from tests.training.tiny import tokenizer
+from tests.training.support.tiny import tokenizer
 from training.modeling.tokenizer import encode_prompts
 from training.preparation.prompts import fitting_prompts, require_prompts
 

@@ -11,7 +11,7 @@ from training.preparation.sources import SourceRow, Table
 from training.preparation.trees import parse_trees
 
 RULES = TextRules(1000, 500, ())
-OASST = Path(__file__).parents[3] / "../shared/data/oasst_en100/en_100_tree.jsonl"
+OASST = Path(__file__).parents[3] / "data/samples/oasst-trees/trees.jsonl"
 
 
 def user(text: Any, *replies: Any, **others: Any) -> dict[str, Any]:
@@ -146,7 +146,6 @@ def test_a_tree_of_any_depth_is_read() -> None:
     assert Counter(r.reason for r in parsed.refusals)["prompt_too_long"] == 1
 
 
-@pytest.mark.skipif(not OASST.exists(), reason="../shared/data/oasst_en100 is not there")
 def test_the_open_assistant_trees_give_the_known_number_of_pairs() -> None:
     rows = [
         SourceRow(i, json.loads(line))
@@ -156,9 +155,9 @@ def test_the_open_assistant_trees_give_the_known_number_of_pairs() -> None:
         Table(str(OASST), "line", rows), COLUMNS["trees"], TextRules(10**6, 10**6, ())
     )
     assert (parsed.trees, parsed.rows_read, len(pairs(parsed)), parsed.refusals) == (
-        100,
-        1167,
-        754,
+        95,
+        1145,
+        732,
         [],
     )
     assert parsed.replies_unranked == 46

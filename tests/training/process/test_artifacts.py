@@ -12,7 +12,7 @@ import pytest
 
 from config.errors import EnvironmentFault
 from tests.support.forked import exit_code_of_fork
-from tests.training.tiny import files, names, on_a_small_disk
+from tests.training.support.tiny import files, names, on_a_small_disk
 from training.process.artifacts import replacing, restore, write_csv, write_json, write_jsonl
 from training.process.faults import named_fault
 

@@ -11,7 +11,7 @@ import torch
 
 from config.errors import CheckpointError
 from tests.support.forked import exit_code_of_fork
-from tests.training.tiny import names
+from tests.training.support.tiny import names
 from training.process import checkpoint
 from training.process.checkpoint import DONE, MANIFEST, Checkpoints, damage, fingerprint, restoring
 

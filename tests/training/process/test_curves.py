@@ -2,7 +2,7 @@ import csv
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.training.tiny import open_stage
+from tests.training.support.tiny import open_stage
 from training.process.curves import write_curves
 from training.process.stage import Stage
 

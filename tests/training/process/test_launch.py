@@ -12,12 +12,13 @@ import psutil
 import pytest
 
 from tests.training.distributed.test_collectives import largest_difference
-from tests.training.processes import attempts, signalled, start
-from tests.training.tiny import ROOT, files, work
+from tests.training.support.processes import attempts, signalled, start
+from tests.training.support.tiny import ROOT, files, work
 from training.process import launch
 from training.process.launch import exit_code, main, supervise
 from training.process.stage import LOST_PEER
 
+SUPPORT = "tests.training.support"
 Project = Callable[..., Path]
 
 
@@ -149,7 +150,7 @@ def test_what_only_another_process_finds_is_said_at_once_and_ends_all(
     """Its first process works on, or waits for the other, and has nothing to say."""
     root = project("ppo", ppo={"updates": 200})
     environment = {"FAIL_IN_RANK": "1", "FAIL_AT_STEP": str(at_step or 0)}
-    process = start(root, "ppo", processes=2, module="tests.training.failing", **environment)
+    process = start(root, "ppo", processes=2, module=f"{SUPPORT}.failing", **environment)
     assert process.stderr is not None
     try:
         lines = []
@@ -290,7 +291,13 @@ def test_where_one_process_runs_out_of_memory_in_the_middle_of_a_step_all_go_on_
     root = project(stage, where={stage: {"sharding": level}}, **{stage: changes})
     monkeypatch.chdir(root)
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    command = [sys.executable, "-m", "tests.training.short_of_memory", stage, str(most_tokens)]
+    command = [
+        sys.executable,
+        "-m",
+        f"{SUPPORT}.short_of_memory",
+        stage,
+        str(most_tokens),
+    ]
     assert supervise(stage, command, 2) == 0
     rows = attempts(root, stage)
     again = [row for row in rows if row.event == "retry"]
@@ -315,8 +322,7 @@ def test_what_does_not_fit_in_the_smallest_pieces_ends_all_with_one_line(
     monkeypatch.chdir(root)
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     assert (
-        supervise("sft", [sys.executable, "-m", "tests.training.short_of_memory", "sft", "1"], 2)
-        == 2
+        supervise("sft", [sys.executable, "-m", f"{SUPPORT}.short_of_memory", "sft", "1"], 2) == 2
     )
     assert not (root / "models/sft").exists()
 

@@ -15,8 +15,8 @@ from config.errors import EnvironmentFault
 from config.methods.registry import SAMPLING_METHODS
 from costs.ledger.attempts import read_attempts, split_usage
 from tests.training.distributed.test_collectives import largest_difference
-from tests.training.processes import attempts
-from tests.training.tiny import ROOT, open_stage, work
+from tests.training.support.processes import attempts
+from tests.training.support.tiny import ROOT, open_stage, work
 from training.process.faults import is_out_of_memory
 from training.process.out_of_memory import OomBackoff
 
@@ -141,7 +141,13 @@ def test_a_stage_that_runs_out_of_memory_ends_with_the_weights_of_one_that_did_n
             rows = root / "data/prepared" / dataset / "train.jsonl"
             rows.write_text(rows.read_text() * 8)
     work(ample, stage)
-    command = [sys.executable, "-m", "tests.training.limited", stage, str(ROOM_BYTES[stage])]
+    command = [
+        sys.executable,
+        "-m",
+        "tests.training.support.limited",
+        stage,
+        str(ROOM_BYTES[stage]),
+    ]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
         command,

@@ -18,8 +18,15 @@ from config import jsonl
 from config.alive import created
 from config.errors import ParamsError, StageStopped
 from config.records import PIPELINE_VARIABLE, RUN_ID_VARIABLE, STAGES, UsageRow
-from tests.training.processes import attempts, finish, metric_rows, metrics, signalled, start
-from tests.training.tiny import files, on_a_small_disk, open_stage, run_main
+from tests.training.support.processes import (
+    attempts,
+    finish,
+    metric_rows,
+    metrics,
+    signalled,
+    start,
+)
+from tests.training.support.tiny import files, on_a_small_disk, open_stage, run_main
 from training.process.stage import Stage, run_stage
 
 Project = Callable[..., Path]

@@ -16,7 +16,7 @@ from config.errors import DataError
 from config.load import load
 from config.schema import Params
 from config.workspace.retraining import Contest
-from tests.training.tiny import params
+from tests.training.support.tiny import params
 from training.inference import trained_models
 from training.inference.trained_models import TrainedModels
 from training.preparation.cleaning import same_prompt_key

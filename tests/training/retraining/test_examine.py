@@ -11,7 +11,7 @@ import pytest
 from config import jsonl
 from config.errors import DataError
 from config.workspace.retraining import Examination
-from tests.training.tiny import files, params
+from tests.training.support.tiny import files, params
 from training.inference.trained_models import TrainedModels
 from training.retraining.examine import examine
 

@@ -31,8 +31,15 @@ from config.methods.grpo import Grpo, group_normalised
 from config.methods.method import Targets, per_token
 from config.methods.ppo import Ppo, gae, whiten
 from config.methods.rloo import Rloo, leave_one_out
-from tests.training.one_step import step_of_the_loop
-from tests.training.tiny import params, policy, prompts, random_responses, reward_model, tokenizer
+from tests.training.support.one_step import step_of_the_loop
+from tests.training.support.tiny import (
+    params,
+    policy,
+    prompts,
+    random_responses,
+    reward_model,
+    tokenizer,
+)
 from training.rl.ppo_math import masked_mean
 from training.rl.report import equal_groups
 from training.rl.roles import Models, Roles

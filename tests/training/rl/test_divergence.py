@@ -5,7 +5,7 @@ import torch
 
 from config.errors import TrainingDiverged
 from config.methods.ppo import Ppo
-from tests.training.tiny import params
+from tests.training.support.tiny import params
 from training.rl.divergence import (
     MAX_RATIO,
     MIN_ENTROPY_NATS,

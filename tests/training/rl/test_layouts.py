@@ -12,8 +12,8 @@ from torch import nn
 
 from config.errors import ModelError, StageStopped
 from config.load import write
-from tests.training.processes import metric_rows, metrics
-from tests.training.tiny import files, open_stage, params, prompts, random_responses, work
+from tests.training.support.processes import metric_rows, metrics
+from tests.training.support.tiny import files, open_stage, params, prompts, random_responses, work
 from training.distributed.shards import WEIGHTS
 from training.modeling.adapters import AdapterView, activate, lora_layers
 from training.modeling.models import load_policy, load_reward_model

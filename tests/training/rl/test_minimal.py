@@ -8,8 +8,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.training.processes import metric_rows
-from tests.training.tiny import open_stage
+from tests.training.support.processes import metric_rows
+from tests.training.support.tiny import open_stage
 from training.modeling.models import load_policy, load_reward_model
 from training.modeling.score_head import normalised_head
 from training.modeling.tokenizer import load_tokenizer

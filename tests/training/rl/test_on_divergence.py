@@ -7,8 +7,8 @@ import pytest
 
 from config import jsonl
 from config.errors import EXIT_CRASHED, EXIT_DIVERGED, RolledBack, TrainingDiverged
-from tests.training.processes import metric_rows
-from tests.training.tiny import files, open_stage, params, work
+from tests.training.support.processes import metric_rows
+from tests.training.support.tiny import files, open_stage, params, work
 from training import ppo as loop
 from training.rl.report import UpdateStatistics
 

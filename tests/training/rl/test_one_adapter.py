@@ -20,8 +20,8 @@ from config.load import load, write
 from costs.formulas.ppo_memory import resident_roles
 from costs.planning.settings import settings
 from costs.planning.target import target
-from tests.training.processes import metric_rows, metrics
-from tests.training.tiny import files, open_stage, params, prompts, random_responses, work
+from tests.training.support.processes import metric_rows, metrics
+from tests.training.support.tiny import files, open_stage, params, prompts, random_responses, work
 from training.distributed.shards import WEIGHTS
 from training.modeling.adapters import AdapterView, adapter_parameters
 from training.modeling.models import load_policy, load_reward_model

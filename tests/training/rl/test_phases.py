@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.training.tiny import params, policy, reward_model
+from tests.training.support.tiny import params, policy, reward_model
 from training.process.usage import Work
 from training.rl.phases import in_phase
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from config.methods.ppo import gae, whiten
-from tests.training.tiny import padded
+from tests.training.support.tiny import padded
 from training.rl.ppo_math import (
     adapted_kl_coef,
     explained_variance,

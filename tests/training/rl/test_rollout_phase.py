@@ -7,8 +7,16 @@ import pytest
 import torch
 
 from config.errors import ParamsError, StageStopped, TrainingDiverged
-from tests.training.processes import metric_rows
-from tests.training.tiny import files, open_stage, params, policy, prompts, random_responses, work
+from tests.training.support.processes import metric_rows
+from tests.training.support.tiny import (
+    files,
+    open_stage,
+    params,
+    policy,
+    prompts,
+    random_responses,
+    work,
+)
 from training.distributed.collectives import Backoff
 from training.modeling.sequences import sequence_logprobs
 from training.process.usage import Work

@@ -14,7 +14,7 @@ from transformers import (
     Qwen2ForCausalLM,
 )
 
-from tests.training.tiny import FAMILIES, policy, prompts, tokenizer
+from tests.training.support.tiny import FAMILIES, policy, prompts, tokenizer
 from training.modeling.score_head import init_head
 from training.modeling.sequences import sequence_logprobs
 from training.rollout import kv_cache

@@ -11,7 +11,7 @@ from tests.training.rollout.test_engine import (
     frequent_token,
     policy,
 )
-from tests.training.tiny import FAMILIES
+from tests.training.support.tiny import FAMILIES
 from training.rollout import paged as rollout_paged
 from training.rollout import static
 from training.rollout.engine import Limits, Rollout, sampling_noise

@@ -1,0 +1,341 @@
+"""`rlhf init`: a recipe for somebody's data, model and hardware, planned before it is trained."""
+
+import json
+import math
+import os
+import re
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from cli.commands.data import inspected
+from cli.project import project_root, typed_path
+from config.errors import CostError, DataError, EnvironmentFault, ParamsError
+from config.methods.registry import METHODS
+
+if TYPE_CHECKING:
+    from config.schema import Params
+
+BASE, SCRATCH = "base", "votes-cpu"
+"""The recipe that others extend, and one that trains a small shape from nothing on a CPU."""
+LONGEST, SHORTEST, STEP = 2048, 128, 32
+"""Tokens of a context that is fitted to data."""
+QUARANTINE_MARGIN = 0.01
+"""Above the share that is refused today: new rows come from the same source."""
+ADAPTER_RATE = 10.0
+"""Of the learning rate of all weights, as recipes/base.yaml says."""
+LEARNING = ("sft", "reward", *METHODS)
+SCRATCH_SECTIONS = ("model", *LEARNING, "evaluate")
+
+
+def init(
+    name: Annotated[str, typer.Argument(help="The recipe becomes recipes/NAME.yaml.")],
+    file: Annotated[
+        Path,
+        typer.Option("--data", parser=typed_path, metavar="FILE", help="Preferences to learn."),
+    ],
+    model: Annotated[
+        str | None,
+        typer.Option(
+            help="Base model, a folder or a hub id. Without it: that of recipes/base.yaml on a "
+            "GPU, a small one from nothing on a CPU."
+        ),
+    ] = None,
+    hardware: Annotated[
+        str | None,
+        typer.Option(help="Device such as rtx4090; without it the GPU of this machine, or none."),
+    ] = None,
+    usd_per_hour: Annotated[
+        float | None, typer.Option(help="Price of an hour of it; without it, the catalogue's.")
+    ] = None,
+    elsewhere: Annotated[
+        bool, typer.Option("--elsewhere", help="The run happens on another machine: any hardware.")
+    ] = False,
+    method: Annotated[str, typer.Option(help=f"One of {', '.join(METHODS)}.")] = "ppo",
+    form: Annotated[
+        str | None, typer.Option("--format", help="Of the data; else its columns say.")
+    ] = None,
+    column: Annotated[
+        list[str] | None,
+        typer.Option("--column", metavar="OURS=THEIRS", help="As of rlhf data check; repeatable."),
+    ] = None,
+) -> None:
+    """Write a recipe for your data, model and hardware that fits, and show its plan. Nothing is
+    asked, and no file is replaced.
+    """
+    from cli.commands.plan import show
+    from config.atomic_file import write_atomically
+    from costs.planning.planner import plan
+    from costs.planning.target import target
+
+    root = project_root()
+    path = new_recipe(root, name)
+    found = inspected(root, str(file), form, column or [])
+    here = gpu_here()
+    if hardware is not None and not elsewhere:
+        require_here(hardware, here)
+    device = hardware or here
+    chosen = wanted(root, name, found, model, device, usd_per_hour, method)
+    params, note = fitting(lengths_fitted(root, chosen, str(file), found))
+    model_note = _model_note(params, model, device)
+    remark = f"{file.name}: {found['format']}, {found['rows']:,} rows. {note}"
+    write_atomically(path, recipe(root, params, f"{remark}\n# {model_note}"))
+    aim = target(params, None, 1, None, root)
+    show(plan(params, aim, params.stages), as_json=False, html=None, title=path.name)
+    typer.echo(f"{path.relative_to(root)}: {note} {model_note}")
+    typer.echo(f"Train it: rlhf run --recipe {path.relative_to(root)}")
+
+
+def _model_note(params: "Params", model: str | None, device: str | None) -> str:
+    """Which model learns, and why that one."""
+    length = f"It reads {params.model.context_length} tokens."
+    if model is not None:
+        return f"Model: {model}. {length}"
+    if params.model.path is not None:
+        return f"Model: {params.model.path}, for {device}; --model names another. {length}"
+    return (
+        "Model: a small one with random weights, as this machine has no GPU; --model names a "
+        f"pretrained one (rlhf fetch smollm2). {length}"
+    )
+
+
+def require_here(hardware: str, here: str | None) -> None:
+    """Raise EnvironmentFault if the named device is none of this machine's."""
+    from costs.tables.catalogue import hardware as hardware_named
+
+    named = hardware_named(hardware)
+    if named.is_cpu or (here is not None and hardware_named(here).name == named.name):
+        return
+    raise EnvironmentFault(
+        f"--hardware {hardware}: this machine has {here or 'no GPU'}. Add --elsewhere if the run "
+        "happens on another machine, or leave --hardware out."
+    )
+
+
+def lengths_fitted(root: Path, params: "Params", file: str, found: Mapping[str, Any]) -> "Params":
+    """The params with a context in which 95% of the data's sequences fit, as far as the model and
+    LONGEST allow, and a quarantine limit that lets the rest pass. As they are if the tokenizer is
+    not here.
+    """
+    form = found["format"]
+    columns = [f"{ours}={theirs}" for ours, theirs in found["columns"].items()]
+
+    def fit_of(params: "Params") -> Mapping[str, Any] | None:
+        from config.load import write
+
+        temporary = root / ".rlhf" / f"init-{os.getpid()}.yaml"
+        temporary.parent.mkdir(exist_ok=True)
+        try:
+            write(params, temporary)
+            seen = inspected(root, file, form, columns, temporary.relative_to(root))
+        finally:
+            temporary.unlink(missing_ok=True)
+        return dict(seen["fit"]) if seen["fit"] else None
+
+    fit = fit_of(params)
+    if fit is None:
+        return params
+    most = min(LONGEST, _longest(root / params.model.path) if params.model.path else LONGEST)
+    needed = STEP * math.ceil(fit["sequence_tokens"]["p95"] / STEP)
+    params = with_context(params, max(SHORTEST, min(most, needed)))
+    fit = fit_of(params)
+    if fit is None or fit["enough"] is None:
+        return params
+    limit = min(1.0, round(fit["enough"] + QUARANTINE_MARGIN, 2))
+    return params.model_copy(
+        update={"data": params.data.model_copy(update={"max_quarantine_fraction": limit})}
+    )
+
+
+def with_context(params: "Params", length: int) -> "Params":
+    """The params for sequences of so many tokens; replies take half of them at most."""
+    from config.load import validate
+
+    content = params.model_dump(mode="json")
+    content["model"]["context_length"] = length
+    for settings in (content[section] for section in (*LEARNING, "evaluate")):
+        if settings is not None and "max_length" in settings:
+            settings["max_length"] = length
+        if settings is not None and "max_new_tokens" in settings:
+            settings["max_new_tokens"] = min(settings["max_new_tokens"], length // 2)
+    return validate(content, "rlhf init")
+
+
+def new_recipe(root: Path, name: str) -> Path:
+    """Where the recipe goes. Raises ParamsError for a name that is none, or is taken."""
+    path = root / "recipes" / f"{name}.yaml"
+    if not re.fullmatch(r"[A-Za-z0-9][\w.-]*", name):
+        raise ParamsError(
+            f"{name!r} cannot name a recipe: letters, digits, _ - and . can. Take another name."
+        )
+    if path.exists():
+        raise ParamsError(
+            f"recipes/{name}.yaml is there already and is not replaced. Take another name, or "
+            "remove it."
+        )
+    return path
+
+
+def gpu_here() -> str | None:
+    """The first GPU of this machine, as its driver names it; None without one."""
+    command = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=20)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return next(iter(done.stdout.splitlines()), None) if done.returncode == 0 else None
+
+
+def wanted(
+    root: Path,
+    name: str,
+    found: Mapping[str, Any],
+    model: str | None,
+    device: str | None,
+    usd_per_hour: float | None,
+    method: str,
+) -> "Params":
+    """The params for data that were `found` so, with all weights learning. Raises DataError for
+    data without preferences, ParamsError, or CostError for a device that nobody knows.
+    """
+    from config.compose import compose
+    from config.load import read, validate
+    from config.workspace.machine import bf16_instructions
+
+    if not found["pairs"]:
+        raise DataError(
+            f"{found['file']} has no preferences ({found['format']}), and a reward model needs "
+            "them. Name a file of pairs, votes or trees: rlhf data check FILE. Demonstrations "
+            "alone can be data.sft_source."
+        )
+    content = read(root / "recipes" / f"{BASE}.yaml")
+    if model is None and device is None:
+        scratch = read(root / "recipes" / f"{SCRATCH}.yaml")
+        content |= {section: scratch[section] for section in SCRATCH_SECTIONS}
+    overlay: dict[str, Any] = {
+        "data": {"source": found["source"], "vote_source": None},
+        "align": {"method": method},
+        "prices": _prices(content["prices"], device, usd_per_hour),
+        "tracking": {"registered_model": name},
+    }
+    if model is not None:
+        length = min(content["model"]["context_length"], _longest(root / model))
+        dtype = "bf16" if device or bf16_instructions() else "fp32"
+        overlay["model"] = {"path": model, "pad_token": _pad_token(root / model, model)}
+        overlay["model"] |= {"context_length": length, "dtype": dtype}
+    made = compose(content, overlay)
+    for stage in ("sft", "reward", "dpo"):
+        made[stage]["max_length"] = made["model"]["context_length"]
+    return validate(made, f"recipes/{name}.yaml")
+
+
+def _prices(known: Mapping[str, Any], device: str | None, usd: float | None) -> dict[str, Any]:
+    from datetime import UTC, datetime
+
+    from costs.tables.catalogue import hardware as hardware_named
+    from costs.tables.catalogue import price
+
+    row = hardware_named(device) if device is not None else None
+    overlay: dict[str, Any] = {} if row is None else {"device": row.name}
+    if usd is not None:
+        today = datetime.now(UTC).date().isoformat()
+        return overlay | {"usd_per_device_hour": usd, "source": "as stated", "date": today}
+    if row is None:
+        return {}
+    rate = price(row.name)
+    return overlay | {
+        "usd_per_device_hour": rate.expected,
+        "source": rate.source,
+        "date": str(rate.date),
+    }
+
+
+def _longest(folder: Path) -> int:
+    """The most tokens that a model folder's config allows (`n_positions` in GPT-2's); no limit
+    where the folder is not here.
+    """
+    config = folder / "config.json"
+    content = json.loads(config.read_text("utf-8")) if config.is_file() else {}
+    names = ("max_position_embeddings", "n_positions")
+    return next((int(content[name]) for name in names if content.get(name)), 1_000_000)
+
+
+def _pad_token(folder: Path, model: str) -> str | None:
+    """The pad token of the tokenizer in a folder, that of the family of the base recipe, or none:
+    the data stage then says what is missing.
+    """
+    config = folder / "tokenizer_config.json"
+    if not config.is_file():
+        return "<|fim_pad|>" if model.startswith("Qwen/") else None
+    content = json.loads(config.read_text("utf-8"))
+    names = [content.get(key) for key in ("pad_token", "eos_token")]
+    pad, eos = (name.get("content") if isinstance(name, dict) else name for name in names)
+    return None if pad == eos else pad
+
+
+def fitting(params: "Params") -> tuple["Params", str]:
+    """The params as they are if every stage fits; else with the cheapest levers that train all
+    weights; else with adapters. And which of them, in words. Raises CostError if none does.
+    """
+    from costs.planning.planner import plan
+    from costs.planning.search import cheapest
+    from costs.planning.target import target
+
+    aim, stages = target(params, None, 1, None, Path()), params.stages
+    if all(stage.fits for stage in plan(params, aim, stages).stages):
+        return params, "All weights learn."
+    for adapters, note in ((False, "All weights learn"), (True, "Adapters learn")):
+        try:
+            best = cheapest(params, aim, stages, "usd", adapters=adapters)
+        except CostError as error:
+            refusal = error
+            continue
+        return _with_adapter_rates(params, best.params), f"{note}, in steps that fit the device."
+    raise CostError(
+        f"this model fits {aim.hardware.name} neither with all weights nor with adapters: take a "
+        "smaller --model or a larger --hardware."
+    ) from refusal
+
+
+def _with_adapter_rates(before: "Params", after: "Params") -> "Params":
+    """An adapter that is new learns at the rate of one."""
+    changes = {}
+    for stage in LEARNING:
+        old, new = getattr(before, stage), getattr(after, stage)
+        if new is not None and old.lora is None and new.lora is not None:
+            rate = ADAPTER_RATE * new.learning_rate
+            changes[stage] = new.model_copy(update={"learning_rate": rate})
+    return after.model_copy(update=changes)
+
+
+def recipe(root: Path, params: "Params", remark: str) -> str:
+    """The recipe's text: what differs from recipes/base.yaml."""
+    from config.load import read, to_yaml
+
+    base = read(root / "recipes" / f"{BASE}.yaml")
+    differs = overlay_of(base, params.model_dump(mode="json"))
+    return f"# {remark}\n{to_yaml({'extends': BASE, **differs})}"
+
+
+def overlay_of(base: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[str, Any]:
+    """What a recipe that extends `base` has to say to be `wanted`: mappings key by key; lists,
+    null and a source of another kind as a whole.
+    """
+    found: dict[str, Any] = {}
+    for key, value in wanted.items():
+        before = base.get(key)
+        if key in base and before == value:
+            continue
+        if isinstance(value, Mapping) and isinstance(before, Mapping) and _goes_over(before, value):
+            found[key] = overlay_of(before, value)
+        else:
+            found[key] = value
+    return found
+
+
+def _goes_over(before: Mapping[str, Any], value: Mapping[str, Any]) -> bool:
+    """Whether a mapping laid over `before` can become `value`: a key that is there cannot go."""
+    return before.keys() <= value.keys() and before.get("kind") == value.get("kind")

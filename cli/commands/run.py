@@ -1,0 +1,125 @@
+"""`rlhf run`: the pipeline in this process, then what it cost and where to look."""
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+
+from cli.commands.report import run_json, stage_table
+from cli.flow_run import run_flow
+from cli.project import chosen_params, project_root, this_command
+from config.errors import EXIT_DONE, EXIT_RESUMABLE
+from config.records import CHANGED_CODE_VARIABLE, kept_folder
+from config.schema import Params
+from reporting.build import REPORT
+from reporting.inputs import read_findings
+from reporting.verdict import verdict
+from tasks.servers.processes import servers
+from tasks.ui.links import NAMES, pages
+
+if TYPE_CHECKING:
+    from prefect.client.schemas.objects import State
+
+
+def run_pipeline(
+    recipe: Path | None,
+    overrides: list[str],
+    yes: bool,
+    as_json: bool,
+    changed_code: str | None = None,
+) -> int:
+    """Plan the run, then run the flow and print the result; returns the exit code. Raises RlhfError
+    for what the user can fix and for a crash.
+    """
+    if changed_code is not None:
+        os.environ[CHANGED_CODE_VARIABLE] = changed_code
+    root = project_root()
+    params = chosen_params(root, recipe, overrides)
+    state = run_flow(root, params, yes, lambda: _start(params), recipe)
+    if as_json:
+        print(json.dumps(result(root, params), indent=2))
+    else:
+        show(root, params)
+    code = EXIT_DONE
+    if state.is_cancelled():
+        print(f"rlhf: {state.message}", file=sys.stderr)
+        code = EXIT_RESUMABLE
+    _end_without_server(code)
+    return code
+
+
+def _end_without_server(code: int) -> None:
+    """Where the server is gone, end now: Prefect's threads would try for minutes to send it what is
+    left.
+    """
+    from tasks.servers.lost_server import is_gone
+
+    if is_gone():
+        print(
+            "warning: the Prefect server is gone, its pages do not show how this run ended.",
+            file=sys.stderr,
+        )
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def _start(params: Params) -> "State[Any]":
+    from flows.rlhf import (
+        rlhf,  # Prefect takes over a second to import, and reads its settings when it is
+    )
+    from tasks.run.stop import on_signals
+    from tasks.servers.lost_server import recorded_state
+
+    began = time.time()
+    try:
+        with on_signals(
+            interactive=False
+        ):  # a SIGTERM that comes just after the end undoes nothing
+            return rlhf(params, return_state=True)
+    except Exception:  # what the flow raises is in its state: this is Prefect's own
+        state = recorded_state(Path.cwd(), began)
+        if state is None:
+            raise
+        return state
+
+
+def result(root: Path, params: Params) -> dict[str, Any]:
+    """What `--json` prints: the ledger of the newest run, its report, its pages."""
+    content = run_json(root, params)
+    report = own_report(root, content["run_id"])
+    return {
+        **content,
+        "report": str(report) if report else None,
+        "pages": pages(root, params, servers(root)),
+    }
+
+
+def own_report(root: Path, run_id: str) -> Path | None:
+    """The report in place if it is of this run, which then kept a copy of it; None if it is of an
+    earlier one.
+    """
+    return root / REPORT if (kept_folder(root, run_id) / REPORT).exists() else None
+
+
+def show(root: Path, params: Params) -> None:
+    """The table, the verdict, the report, and the commands that open this run in Prefect's and
+    MLflow's pages.
+    """
+    findings = read_findings(root, params)
+    judged = verdict(findings)
+    console = Console(highlight=False, soft_wrap=True)
+    console.print()
+    console.print(stage_table(findings))
+    console.print(f"\n{judged.title}. {judged.sentence}", markup=False)
+    report = own_report(root, findings.ledger.run_id)
+    console.print(f"\nReport      {report or 'could not be written'}", markup=False)
+    for name, url in pages(root, params, servers(root)).items():
+        if name == "report":
+            continue  # named above, by its path
+        opened = url if name == "runs" else f"{this_command()} up --open {name}   ({url})"
+        console.print(f"{NAMES[name]:<11} {opened}", markup=False)

@@ -1,0 +1,77 @@
+"""`rlhf serve`: the model of a run, or the champion's as it changes, behind OpenAI's HTTP API."""
+
+import os
+from functools import cache, partial
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from cli.commands.export import champion_or_last, exported
+from cli.project import project_root
+from cli.run_models import CHAMPION, run_id_of
+from serving.settings import Address, EngineName, Weights
+
+
+def serve(
+    run: Annotated[
+        str | None,
+        typer.Argument(
+            help="A run by its id, last, last-1, ..., or champion, whose successors take over as "
+            "they are promoted; the champion if there is one, else the last run."
+        ),
+    ] = None,
+    port: Annotated[int, typer.Option(help="Port of 127.0.0.1.", min=1, max=65535)] = 8000,
+    engine: Annotated[
+        EngineName,
+        typer.Option(
+            help="llama_cpp; transformers, for any architecture, one reply at a time; or vllm, on "
+            "a GPU, from an environment of its own."
+        ),
+    ] = "llama_cpp",
+    weights: Annotated[
+        Weights, typer.Option(help="Which GGUF file of the export llama_cpp loads.")
+    ] = "f32",
+    slots: Annotated[
+        int, typer.Option(help="Replies that are generated side by side.", min=1, max=256)
+    ] = 4,
+    listen: Annotated[
+        str, typer.Option(help="Address to listen on; 0.0.0.0 within a container.")
+    ] = "127.0.0.1",
+    host: Annotated[
+        list[str] | None,
+        typer.Option(help="A Host header to answer to, besides localhost:PORT; repeatable."),
+    ] = None,
+    record: Annotated[
+        bool,
+        typer.Option(help="Count the tokens that are served in .rlhf/served.jsonl."),
+    ] = True,
+) -> None:
+    """Serve a model at http://127.0.0.1:PORT/v1 (models, chat/completions, completions), with
+    /health and /metrics, until Ctrl-C or SIGTERM; requests at work are answered first. A run that
+    has no export yet is exported.
+    """
+    from config import jsonl
+    from config.workspace.kept import kept_params
+    from config.workspace.served import SERVED
+    from costs.tables.price import usd_per_device_hour
+    from serving.account import Account, Price
+    from serving.run import serve as serve_exports
+    from serving.settings import Settings
+
+    root = project_root()
+    chosen = run or champion_or_last(root)
+    params = kept_params(root, run_id_of(root, chosen))
+    price = Price(usd_per_device_hour(params), params.tracking.registered_model)
+    keep = partial(jsonl.append, root / SERVED) if record else None
+
+    def wanted() -> Path:
+        return exported(root, chosen)
+
+    def say(line: str) -> None:
+        print(line, flush=True)
+
+    address = Address(port, listen, tuple(host or ()))
+    follow = wanted if chosen == CHAMPION else cache(wanted)
+    settings = Settings(engine, weights, slots, os.cpu_count() or 1)
+    serve_exports(root, address, follow, settings, Account(price, keep), say)

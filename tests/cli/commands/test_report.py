@@ -1,0 +1,247 @@
+"""`rlhf report` on the files of a run: JSON for programs, a table for people, the page."""
+
+import json
+import subprocess
+import sys
+import webbrowser
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from typer.testing import CliRunner, Result
+
+from cli.commands.report import report, run_params
+from config.errors import CostError, EnvironmentFault, ParamsError, UserError
+from config.load import load, write
+from config.records import kept_folder
+from costs.ledger.history import HISTORY
+from tests.reporting.plausible_run import write_cached_run, write_pipeline_run
+
+ROOT = Path(__file__).parents[3]
+FIRST = "20261121-120000-a1b2"
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A project folder after one run."""
+    (tmp_path / "config").mkdir()
+    for mark in ("dvc.yaml", "config/schema.py"):
+        (tmp_path / mark).touch()
+    write(load(ROOT / "recipes" / "demo.yaml"), tmp_path / "params.yaml")
+    write_pipeline_run(tmp_path, FIRST)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def call(*arguments: str) -> Result:
+    app = typer.Typer()
+    app.command()(report)
+    return CliRunner().invoke(app, list(arguments), env={"COLUMNS": "160"})
+
+
+def printed(*arguments: str) -> dict[str, Any]:
+    result = call("--json", *arguments)
+    assert result.exit_code == 0
+    content: dict[str, Any] = json.loads(result.stdout)
+    return content
+
+
+def test_json_holds_the_agreed_keys_and_adds_up(project: Path) -> None:
+    content = printed()
+    assert content["run_id"] == FIRST
+    assert [stage["stage"] for stage in content["stages"]] == [
+        "data",
+        "sft",
+        "reward",
+        "ppo",
+        "evaluate",
+    ]
+    assert content["total_usd"] == sum(stage["usd"] for stage in content["stages"]) > 0
+    assert content["total_seconds"] == sum(stage["seconds"] for stage in content["stages"])
+    for stage in content["stages"]:
+        assert set(stage) >= {"stage", "cached", "seconds", "usd", "phases"}
+        assert stage["usd"] == sum(phase["usd"] for phase in stage["phases"])
+        assert all(
+            set(phase) >= {"phase", "seconds", "tokens", "usd", "peak_bytes"}
+            for phase in stage["phases"]
+        )
+
+
+def write_plan(project: Path) -> None:
+    """The plan of a run that would take half as long for sft as it did, and said nothing of the
+    rest.
+    """
+    phases = [
+        {"phase": "start", "seconds": 5.0, "peak_bytes": 1e9},
+        {"phase": "train", "seconds": 25.0, "peak_bytes": 1e9},
+    ]
+    stage = {
+        "stage": "sft",
+        "gpus": 1,
+        "seconds": 30.0,
+        "peak_bytes_per_gpu": 1e9,
+        "phases": phases,
+    }
+    path = kept_folder(project, FIRST) / "plan.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({"stages": [stage], "hardware": "cpu"}))
+
+
+def test_plan_and_measurement_are_side_by_side(project: Path) -> None:
+    assert printed()["stages"][1]["planned_seconds"] is None
+    write_plan(project)
+    content = printed("--costs")
+    sft = content["stages"][1]
+    assert sft["planned_seconds"] == 30.0
+    assert sft["error"] == pytest.approx(30.0 / sft["measured_seconds"] - 1)
+    assert content["error"] == sft["error"], "of the stages that were planned"
+    train = next(phase for phase in sft["phases"] if phase["phase"] == "train")
+    assert train["error"] == pytest.approx(25.0 / train["measured_seconds"] - 1)
+    assert content["stages"][3]["planned_seconds"] is None
+    table = call("--costs").stdout
+    assert next(line.split() for line in table.splitlines() if line.split()[:2] == ["sft", "all"])[
+        2:4
+    ] == ["30", "s"]
+
+
+def test_a_point_of_win_rate_has_its_price(project: Path) -> None:
+    content = printed()
+    assert content["usd_per_win_rate_point"] == pytest.approx(content["total_usd"] / 37.3)
+    write_cached_run(project)
+    assert printed()["usd_per_win_rate_point"] == pytest.approx(
+        (content["total_usd"] - content["waste_usd"]) / 37.3
+    )
+
+
+def test_the_newest_run_is_reported_and_an_older_one_by_name(project: Path) -> None:
+    write_cached_run(project)
+    newest, first = printed(), printed(FIRST)
+    assert [stage["cached"] for stage in newest["stages"]] == [True] * 5
+    assert newest["total_usd"] == 0
+    assert first["total_usd"] > 0
+    assert newest["saved_usd"] == pytest.approx(first["total_usd"] - first["waste_usd"])
+
+
+def test_another_price_changes_the_bill_in_proportion(project: Path) -> None:
+    assert printed("--set", "prices.usd_per_device_hour=1.0")["total_usd"] == pytest.approx(
+        10 * printed()["total_usd"]
+    )
+
+
+def test_a_run_keeps_the_price_it_was_made_at(project: Path) -> None:
+    before = printed()["total_usd"]
+    kept_folder(project, FIRST).mkdir(parents=True)
+    (project / "params.yaml").rename(kept_folder(project, FIRST) / "params.yaml")
+    write(
+        load(ROOT / "recipes" / "demo.yaml", ["prices.usd_per_device_hour=1.0"]),
+        project / "params.yaml",
+    )
+    assert printed()["total_usd"] == before
+    assert run_params(project, "another-run", []).prices.usd_per_device_hour == 1.0
+
+
+def test_the_table_shows_every_stage_and_the_phases_on_demand(project: Path) -> None:
+    plain, with_phases = call(), call("--costs")
+    assert plain.exit_code == with_phases.exit_code == 0
+    for stage in ("data", "sft", "reward", "ppo", "evaluate", "total"):
+        assert sum(line.split()[:1] == [stage] for line in plain.stdout.splitlines()) == 1
+    phases = [line.split()[:2] for line in with_phases.stdout.splitlines()]
+    assert [
+        phase for stage, phase in (line for line in phases if len(line) == 2) if stage == "ppo"
+    ] == [
+        "done",
+        "start",
+        "rollout",
+        "score",
+        "reference",
+        "value",
+        "advantage",
+        "update",
+        "save",
+        "other",
+    ]
+
+
+def test_html_is_written_and_its_path_printed(project: Path) -> None:
+    result = call("--html")
+    assert result.stdout.strip() == str(project / "report" / "report.html")
+    assert (project / "report" / "report.html").stat().st_size > 100_000
+
+
+def test_outside_of_a_project_it_says_so(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(project.parent)
+    assert isinstance(call("--json").exception, EnvironmentFault)
+
+
+def test_mistakes_are_errors_of_the_user(project: Path) -> None:
+    assert isinstance(call("no-such-run").exception, CostError)
+    assert isinstance(call("--set", "prices.usd_per_device_hours=1").exception, ParamsError)
+
+
+def test_rows_are_shipped_to_mlflow_on_demand(project: Path) -> None:
+    url = f"sqlite:///{project / 'mlflow.db'}"
+    command = [
+        sys.executable,
+        "-c",
+        "import typer; from cli.commands.report import report; typer.run(report)",
+        "--sync",
+        "--set",
+        f"tracking.uri={url}",
+    ]
+    done = subprocess.run(
+        command,
+        cwd=project,
+        env={"PYTHONPATH": str(ROOT), "PATH": ""},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=240,
+    )
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout.split()[0]) > 1000
+    assert (project / "mlflow.db").stat().st_size > 0
+
+
+def test_the_command_imports_neither_torch_nor_a_server() -> None:
+    heavy = "{'torch', 'prefect', 'mlflow', 'matplotlib', 'transformers'}"
+    program = (
+        f"import sys, cli.commands.report, reporting.build, costs.ledger.ledger; "
+        f"print(sorted({heavy} & set(sys.modules)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "[]"
+
+
+def test_costs_tell_a_row_of_the_history_that_a_crash_cut(project: Path) -> None:
+    history = project / HISTORY
+    history.parent.mkdir(exist_ok=True)
+    history.write_text("")
+    assert str(HISTORY) not in call("--costs").stdout
+    history.write_text('{"time": 1.0, "run\n{"time"\n')
+    lines = [
+        line
+        for line in call("--costs").stdout.splitlines()
+        if line.startswith(f"2 rows of {HISTORY}")
+    ]
+    assert len(lines) == 1
+
+
+def test_the_page_of_all_runs_is_written_and_takes_no_other_option(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[str] = []
+    monkeypatch.setattr(webbrowser, "open", opened.append)
+    done = call("--all")
+    assert (done.exit_code, opened) == (0, [])
+    page = Path(done.stdout.strip())
+    assert FIRST in page.read_text()
+    assert call("--all", "--open").exit_code == 0
+    assert opened == [page.as_uri()]
+    for arguments, name in ((["--json"], "--json"), (["--set", "seed=2"], "--set")):
+        refused = call("--all", *arguments).exception
+        assert isinstance(refused, UserError)
+        assert str(refused).startswith(f"{name} does nothing beside --all")
+    assert isinstance(call(FIRST, "--all").exception, UserError)

@@ -1,0 +1,335 @@
+"""Each column of each table holds what its heading says, in its unit."""
+
+import re
+from dataclasses import replace
+from io import StringIO
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from rich.console import Console
+from rich.table import Table
+from typer.testing import CliRunner
+
+from cli.commands import clean, report
+from cli.main import app
+from cli.tables import compare as compare_tables
+from cli.tables import plan as plan_tables
+from config.load import load, write
+from costs.ledger.ledger import StageCost
+from costs.ledger.reconcile import Comparison, Reconciled, StageComparison
+from costs.planning.compare import Difference
+from costs.planning.explain import explain_params
+from costs.planning.planner import plan
+from costs.planning.plans import Band, Interval, PhasePlan, Plan, PlanError, StagePlan, Usd
+from costs.planning.target import target
+from reporting.compared.inputs import read_side_by_side
+from reporting.inputs import Findings, read_findings
+from reporting.numbers import duration, usd
+from tasks.pipeline.clean import Leftover
+from tests.conftest import ROOT
+from tests.costs import books
+from tests.costs.books import book
+from tests.reporting.plausible_run import write_pipeline_run
+from tests.reporting.two_runs import FIRST, SECOND, write_two_runs
+
+GIB = 2**30
+
+
+def rows(table: Table) -> list[list[str]]:
+    return [
+        list(map(str, row)) for row in zip(*(column.cells for column in table.columns), strict=True)
+    ]
+
+
+def headings(table: Table) -> list[str]:
+    return [str(column.header) for column in table.columns]
+
+
+@pytest.fixture
+def findings(tmp_path: Path) -> Findings:
+    params = load(ROOT / "recipes" / "demo.yaml")
+    write(params, tmp_path / "params.yaml")
+    write_pipeline_run(tmp_path)
+    return read_findings(tmp_path, params)
+
+
+def stage_cost(stage: str, usd: float, saved_usd: float, retries: int) -> StageCost:
+    return books.stage_cost(
+        stage,
+        seconds=30.0,
+        usd=usd,
+        waste_seconds=1.0,
+        waste_usd=usd / 4,
+        memory_retries=retries,
+        saved_usd=saved_usd,
+        peak_bytes=GIB,
+    )
+
+
+# ---------------------------------------------------------------- rlhf report
+
+
+def test_the_foot_of_the_stages_is_what_the_run_cost_and_not_what_it_saved(
+    findings: Findings,
+) -> None:
+    made = book(stage_cost("sft", 4.0, 0.0, 0), stage_cost("x", 2.0, 8.0, 0))
+    table = report.stage_table(replace(findings, ledger=made))
+    assert headings(table) == ["stage", "result", "time", "cost", "key figure"]
+    assert [str(column.footer) for column in table.columns[:4]] == ["total", "", "1 min", "$6.00"]
+    assert [row[:4] for row in rows(table)] == [
+        ["sft", "done", "30 s", "$4.00"],
+        ["x", "done", "30 s", "$2.00"],
+    ]
+
+
+def test_the_phases_are_shown_with_their_own_memory_and_tokens(findings: Findings) -> None:
+    table = report.phase_table(findings.ledger)
+    assert headings(table)[2:] == ["time", "cost", "tokens", "peak memory"]
+    shown = {(row[0], row[1]): row[2:] for row in rows(table)}
+    for stage in findings.ledger.stages:
+        for phase in stage.phases:
+            _, _, tokens, memory = shown[stage.stage, phase.phase]
+            assert tokens == (f"{phase.tokens:,}" if phase.tokens else "–")
+            assert memory == (f"{phase.peak_bytes / 2**20:,.0f} MiB" if phase.peak_bytes else "–")
+
+
+def test_planned_and_measured_stand_under_their_headings() -> None:
+    seen = Comparison(
+        planned_seconds=30.0,
+        measured_seconds=40.0,
+        planned_usd=3.0,
+        measured_usd=4.0,
+        planned_peak_bytes=3.0 * GIB,
+        measured_peak_bytes=2.0 * GIB,
+    )
+    reconciled = Reconciled((StageComparison("sft", seen, {"train": seen}),), seen, "cpu")
+    time, cost, memory = ["30 s", "40 s", "−25%"], ["$3.00", "$4.00"], ["3,072", "2,048", "+50%"]
+
+    def expected(said: list[str]) -> list[list[str]]:
+        return [["sft", "train", *said], ["sft", "all", *said], ["total", "", *said]]
+
+    [one] = report.plan_tables(reconciled, wide=True)
+    assert rows(one) == expected([*time, *cost, *memory])
+    narrow = [rows(table) for table in report.plan_tables(reconciled, wide=False)]
+    assert narrow == [expected(time), expected([*cost, *memory])]
+
+
+def test_the_notes_add_up_waste_savings_and_retries(tmp_path: Path, findings: Findings) -> None:
+    made = book(stage_cost("sft", 4.0, 0.5, 2), stage_cost("ppo", 8.0, 0.0, 3))
+    notes = report.cost_notes(tmp_path, replace(findings, ledger=made))
+    assert notes[0] == ("Wasted on work done again: $3.00. Saved by unchanged stages: $0.50.")
+    assert notes[1].endswith("because memory ran out: 5 times.")
+
+
+# ---------------------------------------------------------------- rlhf plan
+
+
+def stage_plan(**changes: Any) -> StagePlan:
+    phase = PhasePlan("train", 2.5e12, 7e9, 45.0, "compute", 0.5, GIB)
+    content: dict[str, Any] = {
+        "stage": "sft",
+        "hardware": "cpu",
+        "rented": 1,
+        "idle_usd": 0.0,
+        "gpus": 1,
+        "fits": True,
+        "shortfall_bytes": 0.0,
+        "lever": "",
+        "peak_bytes_per_gpu": 2.0 * GIB,
+        "device_bytes_per_gpu": 3.0 * GIB,
+        "peak_phase": "train",
+        "memory": {"policy": {"weights": 64.0 * 2**20, "logits": 8.0 * 2**20}},
+        "phases": (phase,),
+        "seconds": 60.0,
+        "gpu_hours": 0.25,
+        "kwh": 0.125,
+        "usd": Usd(1.0, 2.0, 3.0),
+        "steps": 10.0,
+        "tokens": 100.0,
+        "mfu": 0.5,
+    }
+    return StagePlan(**content | changes)
+
+
+def test_the_stages_of_a_plan_have_three_prices_and_their_totals() -> None:
+    table = plan_tables.stage_table(Plan((stage_plan(), stage_plan(stage="ppo"))))
+    assert headings(table) == [
+        "stage", "memory", "fits", "time", "GPU-h", "kWh", "low $", "expected $", "high $",
+    ]  # fmt: skip
+    one = ["2.0 GiB", "yes", "1 min", "0.25", "0.12", "$1.00", "$2.00", "$3.00"]
+    assert rows(table) == [["sft", *one], ["ppo", *one]]
+    assert [str(column.footer) for column in table.columns] == [
+        "total", "2.0 GiB", "yes", "2 min", "0.5", "0.25", "$2.00", "$4.00", "$6.00",
+    ]  # fmt: skip
+
+
+def test_one_stage_that_does_not_fit_is_a_run_that_does_not() -> None:
+    short = stage_plan(stage="ppo", fits=False, shortfall_bytes=5.0 * GIB, lever="LoRA")
+    table = plan_tables.stage_table(Plan((stage_plan(), short)))
+    assert str(table.columns[2].footer) == "no"
+    assert re.search(r"no, 5\.0 GiB short: LoRA", rows(table)[1][2])
+
+
+def test_phases_have_their_share_and_their_work_in_its_units() -> None:
+    table = plan_tables.phase_table(Plan((stage_plan(),)))
+    assert headings(table)[2:] == ["time", "share", "cost", "TFLOP", "bound by"]
+    assert rows(table) == [["sft", "train", "45 s", "75%", "$0.50", "2.5", "compute"]]
+
+
+def test_memory_is_in_mebibytes_under_its_part() -> None:
+    table = plan_tables.memory_table(Plan((stage_plan(),)))
+    assert headings(table) == ["stage", "MiB of", "weights", "logits"]
+    assert rows(table) == [["sft", "policy", "64", "8"]]
+
+
+def test_every_stage_has_a_grade_its_intervals_and_their_reasons() -> None:
+    seconds = Band(50.0, 70.0, 90.0, 6, 0.2, True)
+    known = stage_plan(
+        error=PlanError(seconds, None),
+        time_interval=Interval("A", 50.0, 90.0, "6 runs of this machine"),
+        memory_interval=Interval("B", 1.0 * GIB, 4.0 * GIB, "40 measurements"),
+    )
+    data = stage_plan(stage="data", time_interval=Interval("C", 30.0, 120.0, "never checked"))
+    made = Plan((data, known))
+    assert rows(plan_tables.interval_table(made)) == [
+        ["data", "C", "30 s to 2 min", ""],
+        ["sft", "A, B", "50 s to 1 min 30 s", "1.0 GiB to 4.0 GiB"],
+    ]
+    assert plan_tables.interval_notes(made) == [
+        "  A: 6 runs of this machine (sft)",
+        "  B: 40 measurements (sft)",
+        "  C: never checked (data)",
+        "  sft: 1 min 10 s expected, as plans of 6 runs here were 20% off",
+    ]
+
+
+def test_a_comparison_goes_from_before_to_after() -> None:
+    row = Difference("sft", (40.0, 50.0), (2.0, 3.0), (4.0, 3.0), (True, False))
+    assert rows(plan_tables.difference_table([row])) == [
+        ["sft", "$2.00", "$3.00", "+50.0%", "+25.0%", "-25.0%", "yes -> no"]
+    ]
+
+
+# ---------------------------------------------------------------- rlhf compare
+
+
+def test_runs_side_by_side_have_their_own_time_cost_and_savings(tmp_path: Path) -> None:
+    write_two_runs(tmp_path)
+    found = read_side_by_side(tmp_path, [FIRST, SECOND])
+    table = compare_tables._runs(found)
+    assert headings(table)[3:] == ["time", "cost", "saved"]
+    for row, side in zip(rows(table), found.sides, strict=True):
+        ledger = side.findings.ledger
+        assert row[1] == ledger.run_id
+        assert row[3:] == [
+            duration(sum(stage.seconds for stage in ledger.stages)),
+            usd(sum(stage.usd for stage in ledger.stages)),
+            usd(sum(stage.saved_usd for stage in ledger.stages)),
+        ]
+
+
+def test_a_run_that_cost_more_has_a_plus(tmp_path: Path) -> None:
+    write_two_runs(tmp_path)
+    (changes,) = read_side_by_side(tmp_path, [FIRST, SECOND]).costs
+    shown = rows(compare_tables._costs(changes, 1))
+    differing = 0
+    for row, change in zip(
+        shown, (part for each in changes for part in (each, *each.phases)), strict=True
+    ):
+        if abs(change.usd) > 1e-6:
+            differing += 1
+            assert row[3].startswith("+" if change.usd > 0 else "−")
+    assert differing > 1
+
+
+# ---------------------------------------------------------------- rlhf clean
+
+
+@pytest.mark.parametrize(("days", "goes"), [("4", True), ("6", False)])
+def test_clean_counts_in_days_and_gib(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, days: str, goes: bool
+) -> None:
+    (tmp_path / "dvc.yaml").write_text("stages: {}\n")
+    monkeypatch.chdir(tmp_path)
+    one = Leftover("checkpoints", tmp_path / "a", tmp_path, 3 * GIB, 5 * 86400.0, "")
+    monkeypatch.setattr(clean, "leftovers", lambda root, folder: [one])
+    for most, also in (("4", False), ("2", True)):
+        done = CliRunner().invoke(app, ["clean", "--older-than", days, "--max-gib", most])
+        assert ("1 of 1 would go, 3.00 GiB" in done.stdout) is (goes or also)
+    table = clean._table(tmp_path, [one])
+    assert rows(table)[0][:4] == ["checkpoints", "a", "3.00 GiB", "5.0 days ago"]
+
+
+def test_what_is_shown_can_be_printed(findings: Findings) -> None:
+    console = Console(width=200, record=True)
+    console.print(report.phase_table(findings.ledger), plan_tables.plan_view(Plan((stage_plan(),))))
+    assert "stands on" in console.export_text()
+
+
+def test_a_search_shows_what_was_before_what_is_better() -> None:
+    start, best = (
+        SimpleNamespace(usd=usd, seconds=seconds, device_bytes=gib * GIB)
+        for usd, seconds, gib in ((4.0, 120.0, 8), (1.0, 60.0, 2))
+    )
+    lora = {"rank": 16, "modules": ["q", "v"]}
+    choices = [
+        SimpleNamespace(key=key, before=before, after=after, reason="less memory")
+        for key, before, after in (("micro_batch_size", 8, 1), ("packing", False, True),
+                                   ("lora", None, lora))
+    ]  # fmt: skip
+    found = SimpleNamespace(start=start, best=best, tried=7, choices=choices)
+    lines = [str(line) for line in plan_tables.search_view({"ppo": found}).renderables]  # type: ignore[dict-item]
+    assert lines == [
+        "[bold]ppo[/bold], 7 combinations: $4.00 -> $1.00, 2 min -> 1 min",
+        "  8.0 GiB -> 2.0 GiB a device",
+        "  micro_batch_size: 8 -> 1",
+        "    less memory",
+        "  packing: false -> true",
+        "    less memory",
+        "  lora: null -> rank 16 on q, v",
+        "    less memory",
+    ]
+
+
+RECIPES = sorted(
+    path.name for path in (ROOT / "recipes").glob("*.yaml") if path.name != "base.yaml"
+)
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_plans_and_explanations_fit_80_columns_and_a_phase_60_lines(recipe: str) -> None:
+    params = load(ROOT / "recipes" / recipe)
+    aim = target(params, None, None, None, Path("nowhere"))
+    made = plan(params, aim, params.stages)
+    shown = [plan_tables.stage_table(made), plan_tables.interval_table(made),
+             plan_tables.phase_table(made), plan_tables.memory_table(made)]  # fmt: skip
+    for view in shown:
+        assert_whole(view)
+    for stage in made.stages:
+        whole = explain_params(params, aim, params.stages, stage.stage)
+        assert_whole(plan_tables.explain_view(whole))
+        for phase in stage.phases:
+            asked = f"{stage.stage}.{phase.phase}"
+            found = explain_params(params, aim, params.stages, asked)
+            assert len(assert_whole(plan_tables.explain_view(found))) <= 60
+
+
+def assert_whole(view: object) -> list[str]:
+    """The lines of a view on a terminal of 80 columns, in which nothing was cut off."""
+    console = Console(width=80, file=StringIO(), force_terminal=False)
+    console.print(view)
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    lines = text.splitlines()
+    assert "…" not in text
+    assert max(map(len, lines)) <= 80
+    return list(lines)
+
+
+def test_planned_beside_measured_fits_80_columns(tmp_path: Path) -> None:
+    long = Comparison(200 * 3600.0, 199 * 3600.0, 12345.67, 12345.67, 80.0 * GIB, 81.0 * GIB)
+    stage = SimpleNamespace(stage="evaluate", phases={"reference": long}, whole=long)
+    reconciled = SimpleNamespace(stages=[stage], whole=long)
+    for table in report.plan_tables(reconciled, wide=False):  # type: ignore[arg-type]
+        assert_whole(table)
