@@ -50,9 +50,8 @@ images:  ## the three images; DEVICE=cuda for GPUs, TORCH_INDEX= for an index of
 up-docker: $(STAMP) images  ## servers, store and workers in containers: docker/compose.yaml
 	$(BIN)/rlhf up --docker
 
-docs:  ## pages written from the code: docs/params.md, docs/tree.md
+docs:  ## docs/params.md, from the schema
 	$(BIN)/python -m config.document
-	$(BIN)/python docs/tree.py
 
 lock: $(STAMP)  ## requirements.lock and requirements-cuda.lock from constraints.txt; needs a package index
 	$(BIN)/python docker/lock.py
