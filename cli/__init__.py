@@ -1,4 +1,3 @@
-"""The `rlhf` command, thin: it reads arguments, calls the packages below, and prints.
-
-Nobody imports it.
+"""The `rlhf` command. It reads arguments, calls the packages below, and prints. No package imports
+it.
 """

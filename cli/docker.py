@@ -77,8 +77,8 @@ def down() -> None:
 
 
 def read_settings(path: Path) -> dict[str, str]:
-    """What stands in docker/.env. Raises EnvironmentFault if it or one of its secrets is missing;
-    never shows a value.
+    """The settings in docker/.env. Raises EnvironmentFault if the file or one of its secrets is
+    missing; never shows a value.
     """
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
@@ -169,8 +169,8 @@ def _compose(root: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def _awaited(gpu: bool, serve: bool) -> list[str]:
-    """Services to wait for; `setup` ends by itself, which --wait takes for a failure unless it is
-    left out.
+    """Services to wait for. `setup` is left out: it exits by itself, which --wait takes for a
+    failure.
     """
     return [
         "postgres",
@@ -186,7 +186,7 @@ def _awaited(gpu: bool, serve: bool) -> list[str]:
 
 
 def _why(root: Path, output: str) -> str:
-    """The service's own line where it has one: setup tells what is wrong with store, secrets or
+    """The service's own error line if it has one: setup reports problems with store, secrets or
     recipe.
     """
     own = [

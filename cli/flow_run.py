@@ -1,5 +1,5 @@
-"""A flow run from the command line: its planned cost is printed, then it runs in this process, on
-the server that is up or on a temporary one.
+"""A flow run from the command line: its planned cost is printed, then it runs in this process,
+against the running server or a temporary one.
 """
 
 import errno
@@ -36,7 +36,7 @@ def run_flow(
     what the flow failed with.
     """
     plan_first(root, params, yes, recipe, retrain)
-    if "PREFECT_API_URL" in os.environ:  # a server that the user has named
+    if "PREFECT_API_URL" in os.environ:  # a server named by the user
         os.environ.update(settings(root, None))
     else:
         os.environ.update(settings(root, prefect_api(root) or _temporary(root)))
@@ -60,8 +60,8 @@ def _temporary(root: Path) -> str:
 def plan_first(
     root: Path, params: Params, yes: bool, recipe: Path | None = None, retrain: bool = False
 ) -> None:
-    """Say what the run will cost and how its params differ from the recipe (None: the nearest);
-    refuse it above the budget, and ask where it needs approval. Raises CostError.
+    """Print the planned cost and the differences from the recipe (None: the nearest one); refuse a
+    run over budget, ask for approval where needed. Raises CostError.
     """
     from tasks.planning.budget_gate import gate, needs_approval
     from tasks.planning.plan_text import summary
@@ -89,7 +89,7 @@ def plan_first(
 
 
 def _ask_for_approval(planned_usd: float, approval_usd: float | None) -> None:
-    """Raises CostError unless somebody at the terminal approves."""
+    """Raises CostError unless the user at the terminal approves."""
     above = f"{planned_usd:.4g} USD are planned, above budget.approval_usd={approval_usd:g}"
     if not sys.stdin.isatty():
         raise CostError(
@@ -102,8 +102,8 @@ def _ask_for_approval(planned_usd: float, approval_usd: float | None) -> None:
 
 
 def _asked(changed: "Sequence[ChangedCode]") -> str:
-    """What somebody at the terminal wants of checkpoints that other code made. Raises
-    CheckpointError without an answer.
+    """Ask at the terminal what to do with checkpoints of other code. Raises CheckpointError without
+    an answer.
     """
     for one in changed:
         print(one, file=sys.stderr)
@@ -123,7 +123,7 @@ def _asked(changed: "Sequence[ChangedCode]") -> str:
 
 
 def reason(state: "State[Any]") -> RlhfError:
-    """Our own error as it was raised, anything else in one line."""
+    """Our own error as it was raised, anything else as one line."""
     error = state.result(raise_on_failure=False)
     if isinstance(error, RlhfError):
         return error

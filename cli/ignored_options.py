@@ -1,4 +1,4 @@
-"""An option that nothing reads, as the command was typed, is refused and not passed over."""
+"""Refuses options that the command, as typed, would not read."""
 
 from collections.abc import Collection
 
@@ -8,7 +8,7 @@ from config.errors import UserError
 
 
 def typed_options(context: typer.Context) -> dict[str, str]:
-    """Parameter -> option, such as --max-usd, of those on the command line of a command."""
+    """Parameter -> option (such as --max-usd) given on the command line."""
     return {
         option.name: max(reversed(option.opts), key=len)
         for option in context.command.params

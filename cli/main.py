@@ -1,6 +1,4 @@
-"""`rlhf`: its commands and options. Everything heavier than this file is imported by the command
-that needs it.
-"""
+"""`rlhf`: its commands and options. Each command imports what it needs when it runs."""
 
 import sys
 from pathlib import Path
@@ -38,7 +36,7 @@ app = typer.Typer(
 
 
 def show_version(wanted: bool) -> None:
-    """Print the version and end."""
+    """Print the version and exit."""
     if wanted:
         from importlib.metadata import version
 
@@ -119,8 +117,8 @@ def retrain(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Look for new data and votes; if it is worth it train, compare with the champion, and promote
-    only on evidence.
+    """Check for new data and votes; if retraining is worthwhile, train, compare with the champion,
+    and promote only on evidence.
     """
     from cli.commands.retrain import retrain_cycle
 
@@ -166,7 +164,7 @@ UP_HERE = {
     "no_auth",
     "mlflow_auth",
 }
-"""Parameters of `up` that the servers of this machine read."""
+"""Options of `up` that apply to servers of this machine; containers ignore them."""
 
 
 @app.command()
@@ -223,8 +221,8 @@ def up(
         ),
     ] = False,
 ) -> None:
-    """Start the Prefect and MLflow servers and a worker in the background, and put the forms of
-    prefect.yaml into the Prefect UI.
+    """Start the Prefect and MLflow servers and a worker in the background, and deploy the flows of
+    prefect.yaml.
     """
     refuse_ignored(
         context,
@@ -249,7 +247,7 @@ def down(
         bool, typer.Option("--docker", help="Stop the stack of docker/compose.yaml instead.")
     ] = False,
 ) -> None:
-    """Let runs at work checkpoint, then stop what `rlhf up` started."""
+    """Let running stages checkpoint, then stop what `rlhf up` started."""
     if docker:
         from cli.docker import down as stop_stack
 
@@ -262,7 +260,7 @@ def down(
 
 @app.command()
 def status(as_json: AsJson = False) -> None:
-    """Show the servers and the worker, and how the newest run stands."""
+    """Show the servers, the worker and the state of the newest run."""
     from cli.commands.servers import status as show
 
     show(as_json)
@@ -283,8 +281,8 @@ def clean(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Remove old workspaces, checkpoints and stages of lever comparisons, never the champion's nor
-    what a run at work holds.
+    """Remove old workspaces, checkpoints and stages of lever comparisons. The champion's and those
+    of a running run are kept.
     """
     from cli.commands.clean import clean as remove_old
 
@@ -299,8 +297,8 @@ def doctor(
         typer.Option("--migrate", help="Write a params.yaml of an earlier version as it is now."),
     ] = False,
 ) -> None:
-    """Check what a run needs: versions, device, disk, ports, params, data. Each problem comes with
-    what fixes it.
+    """Check what a run needs: versions, device, disk, ports, params, data. Each problem is printed
+    with its fix.
     """
     if migrate:
         from cli.commands.migrate import migrate as migrate_params
@@ -312,9 +310,7 @@ def doctor(
 
 
 def main() -> None:
-    """Entry point: a mistake of the user's is one line on stderr and exit code 2, never a
-    traceback.
-    """
+    """Entry point: a user's mistake is one line on stderr and exit code 2, never a traceback."""
     outlive_readers()
     try:
         app()

@@ -1,5 +1,5 @@
-"""What a command prints, where nobody may read it any more: `rlhf run | head -1`, a terminal that
-was closed. The command does its work to the end, and its exit code is that of the work.
+"""Output that may lose its reader: `rlhf run | head -1`, a closed terminal. The command finishes
+its work, and its exit code is that of the work.
 """
 
 import errno
@@ -10,7 +10,7 @@ from typing import Any
 
 
 class Output(io.FileIO):
-    """A file descriptor whose content goes nowhere once its reader is gone."""
+    """A file descriptor whose output is dropped once its reader is gone."""
 
     def __init__(self, descriptor: int) -> None:
         super().__init__(descriptor, "w", closefd=False)
@@ -24,23 +24,23 @@ class Output(io.FileIO):
             if error.errno != errno.EPIPE and not closed:
                 raise
             nowhere = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(nowhere, self.fileno())  # child processes have the same one
+            os.dup2(nowhere, self.fileno())  # child processes inherit it
             os.close(nowhere)
             return memoryview(content).nbytes
 
 
 def outlive_readers() -> None:
-    """Have what this process prints outlive whoever reads it. To be called before anything is
-    printed, or keeps sys.stdout or sys.stderr, as libraries do when they are imported.
+    """Keep this process running when the reader of its output goes away. Call it before anything is
+    printed or keeps sys.stdout or sys.stderr, as libraries do at import.
     """
     sys.stdout, sys.stderr = outliving(sys.stdout), outliving(sys.stderr)
 
 
 def outliving(stream: Any) -> Any:
-    """A stream like `stream` on the same descriptor, or itself if it has none."""
+    """A stream like `stream` on the same descriptor, or `stream` itself if it has none."""
     try:
         descriptor = stream.fileno()
-    except (AttributeError, OSError):  # nothing there, or a text in memory
+    except (AttributeError, OSError):  # closed, or a buffer in memory
         return stream
     return io.TextIOWrapper(
         io.BufferedWriter(Output(descriptor)),

@@ -1,4 +1,4 @@
-"""Which project and which params a command works on, and how commands are typed in it."""
+"""The project and the params that a command works on, and how to type its commands."""
 
 import os
 import sys
@@ -12,8 +12,8 @@ if TYPE_CHECKING:
 
 
 def project_root() -> Path:
-    """The folder of the project, which the command then works in: the current one, or the one
-    above it that has the pipeline. Raises EnvironmentFault if there is none.
+    """The project's folder, which becomes the working directory: the current folder, or the nearest
+    parent that has the pipeline. Raises EnvironmentFault if there is none.
     """
     root = enter_project()
     if root is None:
@@ -25,7 +25,7 @@ def project_root() -> Path:
 
 
 def enter_project() -> Path | None:
-    """Work in the folder of the project from here on, if this is in one."""
+    """Change to the project's folder, if this is inside one."""
     root = _around(Path.cwd())
     if root is not None:
         os.chdir(root)
@@ -33,7 +33,9 @@ def enter_project() -> Path | None:
 
 
 def _around(folder: Path) -> Path | None:
-    """The nearest folder with a pipeline; that of the stage `inputs` is a part of the project's."""
+    """The nearest parent with a pipeline; the folder `inputs` with its own dvc.yaml is part of the
+    project.
+    """
     return next(
         (at for at in (folder, *folder.parents) if (at / "dvc.yaml").exists() and not _is_part(at)),
         None,
@@ -45,8 +47,8 @@ def _is_part(folder: Path) -> bool:
 
 
 def typed_path(text: str) -> Path:
-    """A file that was named on the command line, as it is called in the project's folder. For
-    `parser=` of an option: what is typed in a folder of the project is meant from there.
+    """A path given on the command line, relative to the project's folder. For `parser=` of an
+    option: paths are typed relative to the current folder.
     """
     here = Path.cwd()
     root = _around(here)
@@ -63,6 +65,6 @@ def chosen_params(root: Path, recipe: Path | None, overrides: list[str]) -> "Par
 
 
 def this_command() -> str:
-    """How to type `rlhf` here: by its path if the environment's folder is below the current one."""
+    """How to type `rlhf` here: by path if the virtual environment is below the current folder."""
     program = Path(sys.executable).with_name("rlhf")
     return str(program.relative_to(Path.cwd())) if program.is_relative_to(Path.cwd()) else "rlhf"

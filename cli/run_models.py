@@ -1,4 +1,4 @@
-"""The params, data and models of a run, brought into a folder for a command that works on them."""
+"""Puts the params, data and models of a run into a folder for a command that needs them."""
 
 import os
 from collections.abc import Iterator

@@ -1,3 +1,3 @@
-"""Params: their schema, how they are read and merged; the rows that processes exchange; the errors.
-Everybody may import it; it imports pydantic, yaml and itself alone.
+"""Params: their schema, reading and merging; rows that processes exchange; errors. Every package
+may import it; it imports only pydantic and yaml.
 """

@@ -1,5 +1,5 @@
-"""Whether a process that was started earlier still runs, and since when, by a clock that nobody
-sets: a clock that is corrected while a run is at work changes neither costs nor who is alive.
+"""Whether a process started earlier still runs, by a monotonic clock: correcting the system clock
+during a run changes neither costs nor which processes count as alive.
 """
 
 import os
@@ -13,14 +13,12 @@ if sys.platform == "linux":
     TICK_SECONDS = 1 / os.sysconf("SC_CLK_TCK")
 
     def now() -> float:
-        """Seconds since boot, sleep of the machine included; elsewhere than on Linux since the
-        epoch.
-        """
+        """Seconds since boot, sleep included; on systems other than Linux since the epoch."""
         return time.clock_gettime(time.CLOCK_BOOTTIME)
 
     def created(pid: int) -> float:
-        """When the process `pid` was created, by the clock of `now`. The system's own account of
-        that, since the epoch, moves with every correction of the clock.
+        """When the process `pid` was created, by the clock of `now`. The system's own creation time
+        moves with every correction of the clock.
 
         Raises psutil.NoSuchProcess.
         """
@@ -39,9 +37,8 @@ else:
 
 
 def is_alive(pid: int, since: float) -> bool:
-    """Whether the process `pid` that was `created` at `since` still runs: process ids are used
-    again, and a dead process whose parent does not ask for it stays in the table, in containers
-    mostly.
+    """Whether the process `pid` that was `created` at `since` still runs: process ids are reused,
+    and zombies stay in the process table, mostly in containers.
     """
     try:
         return (

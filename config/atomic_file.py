@@ -1,4 +1,4 @@
-"""A file that is replaced whole or not at all."""
+"""Atomic replacement of a file."""
 
 import itertools
 import os
@@ -7,23 +7,23 @@ from pathlib import Path
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
-    """Write to a temporary place beside `path` and rename; text as UTF-8. Whoever reads sees the
-    old file or the new one.
+    """Write to a temporary place beside `path` and rename; text as UTF-8. Readers see the old file
+    or the new one, never a part.
 
-    Its folder has to be there. Raises OSError, and leaves the old file, if it cannot be written.
+    The folder must exist. Raises OSError and keeps the old file if it cannot be written.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         temporary.write_bytes(content.encode() if isinstance(content, str) else content)
         temporary.replace(path)
     finally:
-        with suppress(OSError):  # it is gone if all went well
+        with suppress(OSError):  # already renamed if all went well
             temporary.unlink()
 
 
 def keep_copy(path: Path) -> Path:
     """Copy a file that will be replaced to NAME.bak, NAME.bak2 ... beside it, and return the copy.
-    No earlier copy is replaced, and one with the same content serves again. Raises OSError.
+    Earlier copies are kept, and one with the same content is reused. Raises OSError.
     """
     content = path.read_bytes()
     numbers = itertools.chain([""], itertools.count(2))

@@ -1,5 +1,4 @@
-"""The one place where params are merged: `extends: base` in a recipe, `--set`, and what an
-incomplete file lacks.
+"""Merges params: `extends: base` in a recipe, `--set`, and filling an incomplete file.
 
 Mappings merge key by key. Everything else replaces: plain values, lists, null, and a mapping of
 another `kind` (the unions of the schema, such as data.source).
@@ -16,7 +15,7 @@ from config.errors import ParamsError
 
 EXTENDS = "extends"
 RECIPES = Path(__file__).parents[1] / "recipes"
-"""The key by which a params file names the one it is laid over: a name beside it, or a path."""
+"""Key of a params file that names its base: a name beside it, or a path."""
 
 
 def compose(
@@ -88,7 +87,7 @@ def flat(content: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
 
 
 def lacking(base: Mapping[str, Any], overlay: Mapping[str, Any], place: str = "") -> Iterator[str]:
-    """The dotted keys that `compose` takes from the base, the highest that is missing whole."""
+    """The dotted keys that `compose` takes from the base; a missing section is one key."""
     for key, under in base.items():
         if key not in overlay:
             yield f"{place}{key}"
@@ -103,8 +102,8 @@ def _same_kind(under: Mapping[str, Any], value: Mapping[str, Any]) -> bool:
 
 
 def base_path(path: Path, name: str) -> Path:
-    """The file that `extends: name` in the file `path` stands for: one beside it, else a recipe of
-    the project.
+    """The file that `extends: name` in `path` refers to: one beside it, else a recipe of the
+    project.
     """
     file = name if name.endswith((".yaml", ".yml")) else f"{name}.yaml"
     beside, recipe = path.parent / file, RECIPES / file

@@ -1,7 +1,7 @@
-"""What differs between two params, and whether params.yaml still says what somebody began with.
+"""Differences between two params, and a watch on params.yaml during a stage.
 
-DVC reads params.yaml again when a stage's process has ended, and records what it then says as what
-the outputs were made with.
+DVC reads params.yaml again when a stage's process has ended, and records its values at that time as
+those that made the outputs.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,7 +27,7 @@ class Difference(NamedTuple):
 
 
 def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Difference]:
-    """Keys whose values are not the same in both, in the order of the files."""
+    """Keys whose values differ, in file order."""
     old, new = dict(flat(before)), dict(flat(after))
     found = (Difference(key, old.get(key, ABSENT), new.get(key, ABSENT)) for key in {**old, **new})
     return [one for one in found if one.before != one.after]
@@ -40,7 +40,7 @@ def in_a_line(found: Sequence[Difference], most: int = MOST_NAMED) -> str:
 
 
 def sections_of(params: Params, sections: Sequence[str]) -> dict[str, Any]:
-    """The named sections, or dotted keys of them, as they stand in the file."""
+    """The named sections, or dotted keys within them, as in the file."""
     content = params.model_dump(mode="json")
     return {key: value_at(content, key) for key in sections}
 
@@ -54,9 +54,7 @@ def value_at(content: Mapping[str, Any], dotted: str) -> Any:
 
 
 class Watched:
-    """A params.yaml that is to say of `sections` what `began` says, as long as somebody works with
-    that.
-    """
+    """Watches that params.yaml keeps the values of `sections` with which a stage began."""
 
     def __init__(self, path: Path, began: Params, sections: Sequence[str]) -> None:
         self._path, self._sections = path, sections
@@ -65,8 +63,8 @@ class Watched:
         self._found: list[Difference] = []
 
     def differences(self) -> list[Difference]:
-        """What the file says otherwise now; it is read only if it was written since. Raises
-        ParamsError if it cannot be read.
+        """Keys that have changed since; the file is read only if it was written. Raises ParamsError
+        if it cannot be read.
         """
         status = self._path.stat() if self._path.exists() else None
         seen = (status.st_mtime_ns, status.st_size, status.st_ino) if status else None

@@ -1,5 +1,4 @@
-"""docs/params.md from the schema, so that it cannot say anything else: `python -m config.document`
-writes it.
+"""Generates docs/params.md from the schema: `python -m config.document`.
 
 Below, a node is a part of the JSON schema that pydantic makes of `Params`.
 """
@@ -36,7 +35,7 @@ SHOWN_ONCE = {
         "any keys of `where.default`, or absent",
     ),
 }
-"""All sources have one shape, and all stages one kind of place."""
+"""All sources have the same shape, and all stages the same kind of place."""
 BAR = r"\|"
 TYPES = {
     "integer": "whole number",
@@ -57,8 +56,8 @@ def params_markdown() -> str:
 def _section(
     name: str, node: dict[str, Any], schema: dict[str, Any], title: str = "", remark: str = ""
 ) -> Iterator[str]:
-    """The table of a section, then those of the sections in it. `title` goes behind its name,
-    `remark` behind its description.
+    """The table of a section, then those of the sections in it. `title` is appended to its name,
+    `remark` to its description.
     """
     plain, inner = [], []
     for key, child in node["properties"].items():
@@ -107,7 +106,7 @@ def _options(node: dict[str, Any], schema: dict[str, Any]) -> list[dict[str, Any
 
 
 def _absence(name: str, options: list[dict[str, Any]]) -> str:
-    """How a section is left out, if it can be."""
+    """How a section may be left out."""
     if name in METHODS:
         return " May be absent where `align.method` names another."
     return " Or null." if len(options) > 1 else ""

@@ -18,21 +18,21 @@ ALIGN = "align"
 
 
 def dvc_name(stage: str) -> str:
-    """What `dvc repro` and dvc.lock call a stage."""
+    """The name of a stage for `dvc repro` and in dvc.lock."""
     return f"{ALIGN}@{stage}" if stage in METHODS else stage
 
 
 def locked(lock: Mapping[str, Any], stage: str) -> dict[str, Any]:
     """The entry of a stage in the content of a dvc.lock, empty if it was never run.
 
-    Runs that were kept before the methods became one stage have it by the method's name.
+    Older kept runs have an alignment stage under the method's name.
     """
     stages = lock.get("stages") or {}
     return stages.get(dvc_name(stage)) or stages.get(stage) or {}
 
 
 def defined(root: Path) -> dict[str, dict[str, Any]]:
-    """The stages of dvc.yaml by our names, each alignment method with what `align` is for it."""
+    """The stages of dvc.yaml by our names; `align` is expanded for each method."""
     stages: dict[str, dict[str, Any]] = yaml.safe_load(
         (root / "dvc.yaml").read_text(encoding="utf-8")
     )["stages"]
@@ -46,7 +46,7 @@ def defined(root: Path) -> dict[str, dict[str, Any]]:
 
 
 def out_digest(lock: Path, stage: str, path: str) -> str | None:
-    """DVC's digest of an output in a dvc.lock, None if it is not there."""
+    """DVC's digest of an output in a dvc.lock, None if it has none."""
     if not lock.exists():
         return None
     content: dict[str, Any] = yaml.safe_load(lock.read_text(encoding="utf-8"))

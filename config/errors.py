@@ -24,13 +24,13 @@ EXIT_DIVERGED = 3
 EXIT_RESUMABLE = 75
 """EX_TEMPFAIL of sysexits.h: try again later."""
 EXIT_SMALLER_PIECES = 76
-"""Memory did not suffice in one of several processes: training.process.launch starts all of them
-again, which then take smaller pieces.
+"""One of several processes ran out of memory: training.process.launch restarts all of them with
+smaller micro-batches.
 """
 
 
 class RlhfError(Exception):
-    """Anything this project raises on purpose. `exit_code` is what a process ends with."""
+    """Any error this project raises on purpose. `exit_code` is that of the process."""
 
     exit_code = EXIT_CRASHED
 
@@ -66,8 +66,8 @@ class CostError(UserError):
 
 
 class SmallerPieces(RlhfError):
-    """Out of memory in the middle of a step that several processes take together: all have to start
-    again, in smaller pieces.
+    """Out of memory during a collective step: all processes must restart with smaller
+    micro-batches.
     """
 
     exit_code = EXIT_SMALLER_PIECES
@@ -82,7 +82,7 @@ class TrainingDiverged(RlhfError):
 
 
 class RolledBack(TrainingDiverged):
-    """Training diverged, and the next attempt goes on from an earlier checkpoint with lower
+    """Training diverged, and the next attempt resumes from an earlier checkpoint with lower
     learning rates.
     """
 
@@ -96,6 +96,6 @@ class StageStopped(RlhfError):
 
 
 class OverBudget(StageStopped):
-    """A limit of `budget` is reached: what was at work is checkpointed, and a higher limit goes on
-    from there.
+    """A limit of `budget` was reached. The stage has checkpointed and resumes under a higher
+    one.
     """

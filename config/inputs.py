@@ -23,9 +23,7 @@ STUDENT_DIGESTS = Path("data/inputs/student.json")
 
 
 def write_digests(root: Path, params: Params) -> None:
-    """Bring the files up to date. A file that is not there has no digest: the stage that needs it
-    says so in its own words.
-    """
+    """Update the files. A missing file has no digest: the stage that needs it reports it."""
     for target, text in digest_files(root, params).items():
         if not _says(root / target, text):
             (root / target).parent.mkdir(parents=True, exist_ok=True)
@@ -33,7 +31,7 @@ def write_digests(root: Path, params: Params) -> None:
 
 
 def outdated_digests(root: Path, params: Params) -> list[Path]:
-    """Which of the files do not say what they would with `params`; nothing is written."""
+    """Which of the files are out of date for `params`; nothing is written."""
     return [
         target
         for target, text in digest_files(root, params).items()
@@ -42,8 +40,8 @@ def outdated_digests(root: Path, params: Params) -> list[Path]:
 
 
 def named_paths(root: Path, params: Params) -> list[str]:
-    """The files and folders that params name outside of the project, as they name them; a file
-    may be missing yet, a model that is no folder here comes from a hub.
+    """The files and folders outside the project that params name, as they name them; they may be
+    missing, and a model that is not a local folder comes from a hub.
     """
     files = sorted(set(params.data.local_paths().values()))
     models = {params.model.path, student_path(params)}
@@ -51,13 +49,13 @@ def named_paths(root: Path, params: Params) -> list[str]:
 
 
 def student_path(params: Params) -> str | None:
-    """The folder or hub model that a student starts from, if one does."""
+    """The folder or hub model that the student starts from, if any."""
     return params.distill.student.path if params.distill is not None else None
 
 
 def expected_files(root: Path, params: Params) -> dict[str, str]:
-    """The same data files by the parameter that names each. Votes are left out while nobody has
-    voted: a file that is not there adds none.
+    """Data files by the parameter that names each. A missing votes file is left out: there are no
+    votes yet.
     """
     return {
         f"data.{section}.path": path
@@ -67,7 +65,7 @@ def expected_files(root: Path, params: Params) -> dict[str, str]:
 
 
 def digest_files(root: Path, params: Params) -> dict[Path, str]:
-    """What the files are to hold, by their place in the project."""
+    """The expected content of the files, by path in the project."""
     data = {path: _digest(root / path) for path in sorted(set(params.data.local_paths().values()))}
     model, student = (
         _folder_digests(root, path) if path else {}
@@ -84,7 +82,7 @@ def digest_files(root: Path, params: Params) -> dict[Path, str]:
 
 
 def _folder_digests(root: Path, named: str) -> dict[str, str | None]:
-    """Every file of a local model folder; nothing for a hub model, whose revision is in the
+    """Every file of a local model folder; empty for a hub model, which has its revision in the
     params.
     """
     folder = root / named

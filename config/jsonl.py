@@ -1,4 +1,4 @@
-"""Append-only files of one JSON object a line, safe against kill -9."""
+"""Append-only JSON Lines files, safe against kill -9."""
 
 import json
 import os
@@ -12,17 +12,15 @@ R = TypeVar("R", bound=BaseModel)
 
 
 class Rows(NamedTuple):
-    """What a file held. `skipped` counts the lines that were cut by a crash or are not of the
-    schema.
-    """
+    """Rows of a file. `skipped` counts lines that are incomplete or do not match the schema."""
 
     rows: list
     skipped: int
 
 
 def append(path: Path, row: BaseModel) -> None:
-    """Append one row in a single write, creating file and folders; a line cut by an earlier crash
-    is closed first.
+    """Append one row in a single write, creating file and folders; an incomplete last line is
+    terminated first.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     line = row.model_dump_json(exclude_none=True).encode() + b"\n"
@@ -37,7 +35,7 @@ def append(path: Path, row: BaseModel) -> None:
 
 
 def read(path: Path, schema: type[R]) -> Rows:
-    """All whole rows of `path`, none if the file does not exist."""
+    """All complete rows of `path`, none if the file does not exist."""
     if not path.exists():
         return Rows([], 0)
     rows, skipped = [], 0
@@ -50,16 +48,16 @@ def read(path: Path, schema: type[R]) -> Rows:
 
 
 class Follower:
-    """Reads a growing file from where it last stopped, only whole lines, as `tail -f` would."""
+    """Reads new complete lines of a growing file, as `tail -f` would."""
 
     def __init__(self, path: Path, offset: int = 0) -> None:
         self.path = path
         self.offset = offset
-        """Bytes read so far: kept by whoever must not read a row twice."""
+        """Bytes read so far, for callers that must not read a row twice."""
         self.skipped = 0
 
     def read(self, schema: type[R]) -> Iterator[R]:
-        """The rows that have come since the last call."""
+        """Rows added since the last call."""
         if not self.path.exists():
             return
         with self.path.open("rb") as file:
@@ -75,7 +73,7 @@ class Follower:
 
 
 def plain(path: Path) -> Iterator[dict]:
-    """The objects of a jsonl file that this project wrote itself and that is known to be whole."""
+    """Objects of a jsonl file that this project wrote and that is known to be complete."""
     with path.open(encoding="utf-8") as file:
         for line in file:
             yield json.loads(line)

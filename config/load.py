@@ -20,9 +20,9 @@ BASE = Path(__file__).parents[1] / "recipes" / "base.yaml"
 YAML_1_1_BOOLEANS = dict.fromkeys(("yes", "on", "y"), "true") | dict.fromkeys(
     ("no", "off", "n"), "false"
 )
-"""Words that YAML 1.1 reads as booleans and YAML 1.2 as text."""
+"""Words that are booleans in YAML 1.1 and text in YAML 1.2."""
 NUMBER_IN_YAML_1_2 = re.compile(r"[-+.0-9][-+.0-9_a-fA-Fox]*")
-"""Text that YAML 1.2 might read as a number; YAML 1.1 has other rules."""
+"""Text that YAML 1.2 might read as a number; the rules of YAML 1.1 differ."""
 
 
 def load(path: Path, overrides: list[str] | None = None) -> Params:
@@ -115,7 +115,7 @@ def _parse(text: str) -> Any:
     try:
         return parse_yaml(text)
     except (YAMLError, ValueError):
-        parse_yaml(text, pure=True)  # its error names the line that is wrong, not the last one
+        parse_yaml(text, pure=True)  # its error names the wrong line, not the last one
         raise
 
 
@@ -136,7 +136,7 @@ def validate(content: dict[str, Any], origin: str, overrides: Sequence[str] = ()
 def _explain(error: ValidationError, origin: str, overrides: Sequence[str]) -> str:
     """The first mistake in one line, and how many more there are."""
     problems = error.errors()
-    # a misspelt key is also a missing one: the misspelling is what helps
+    # a misspelt key is also a missing one: report the misspelling
     first = next(
         (problem for problem in problems if problem["type"] == "extra_forbidden"), problems[0]
     )
@@ -215,7 +215,7 @@ def dump(params: Params) -> str:
 
 
 def to_yaml(content: Mapping[str, Any]) -> str:
-    """A mapping as YAML text that YAML 1.1 and 1.2 read alike, whichever tool opens the file."""
+    """A mapping as YAML text that YAML 1.1 and 1.2 parse alike."""
     return yaml.dump(
         content,
         Dumper=_Dumper,
@@ -246,8 +246,8 @@ _Dumper.add_representer(str, _text)
 
 
 def write(params: Params, path: Path) -> None:
-    """Write a complete params.yaml, to a temporary place and renamed; a complete file that says the
-    same is left alone, comments and all.
+    """Write a complete params.yaml atomically. A complete file with the same values is left alone,
+    comments included.
 
     DVC reads the file without what it may extend, so one that extends another is not complete.
     """
@@ -264,8 +264,8 @@ def says(path: Path, params: Params) -> bool:
 
 
 def _fit_model(whole: dict[str, Any], content: Mapping[str, Any]) -> None:
-    """A named model is not also a random one, and the context holds what the file's own stages ask
-    for.
+    """A file that names a model overrides the base's random one, and the context is long enough for
+    the file's own stages.
     """
     given = content.get("model") or {}
     if given.get("path") is not None and "random" not in given:

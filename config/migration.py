@@ -1,4 +1,4 @@
-"""Params of earlier versions: what has moved, what is gone, and the same as it is written now."""
+"""Migration of params of earlier versions: moved, removed and added parameters."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -14,15 +14,15 @@ GONE = {
         "the penalty is the log ratio, k1; k3 as a reward pushes the policy from the SFT model",
     ),
 }
-"""Parameters of earlier versions, and why there are none of that name any more."""
+"""Removed parameters, and why."""
 LATER = ("distill",)
-"""Stages that came after the sections had moved."""
+"""Stages added after the sections had moved."""
 MOVED = {
     "processes": ("processes", tuple(stage for stage in SHARED_STAGES if stage not in LATER)),
     "sharding": ("sharding", tuple(stage for stage in SHARED_STAGES if stage not in LATER)),
     "placement": ("pool", tuple(stage for stage in STAGES if stage not in LATER)),
 }
-"""Sections of earlier versions -> the key of `where` that says it now, and the stages they had."""
+"""Earlier sections -> the key of `where` that replaces them, and the stages they had."""
 ADDED: dict[str, Any] = {
     **{f"{method}.on_divergence": "stop" for method in ("ppo", "rloo", "grpo")},
     "model.random.rope_theta": 10000.0,
@@ -30,11 +30,11 @@ ADDED: dict[str, Any] = {
     "reward.layers": None,
     "tracking.model": "aligned",
 }
-"""Parameters that earlier versions did not have, each with the value that does what was done."""
+"""Added parameters, each with the value that keeps the earlier behaviour."""
 
 
 def moved(content: Mapping[str, Any], origin: str) -> list[str]:
-    """A line for each section that has moved: what to write now."""
+    """One line per moved section: what to write now."""
     lines = []
     for section in MOVED:
         if section in content:
@@ -52,7 +52,7 @@ def moved(content: Mapping[str, Any], origin: str) -> list[str]:
 
 
 def migrated(content: Mapping[str, Any]) -> dict[str, Any]:
-    """`content` as it is written now; as it is if it is of this version."""
+    """`content` in the current schema; unchanged if it is current."""
     found = {key: value for key, value in content.items() if key not in MOVED}
     where = _where(content)
     if where:
@@ -63,14 +63,14 @@ def migrated(content: Mapping[str, Any]) -> dict[str, Any]:
         }
     for place in GONE:
         found = _without(found, place.split("."))
-    if "extends" not in found:  # else what it extends says them
+    if "extends" not in found:  # otherwise the file it extends has them
         for place, value in ADDED.items():
             found = _with(found, place.split("."), value)
     return found
 
 
 def _without(content: dict[str, Any], place: list[str]) -> dict[str, Any]:
-    """`content` without what is at `place`."""
+    """`content` without the value at `place`."""
     name, *below = place
     if not below:
         return {key: value for key, value in content.items() if key != name}
@@ -79,7 +79,7 @@ def _without(content: dict[str, Any], place: list[str]) -> dict[str, Any]:
 
 
 def _with(content: dict[str, Any], place: list[str], value: Any) -> dict[str, Any]:
-    """`content` with `value` at `place`, unless one is there or its section is not."""
+    """`content` with `value` at `place`, unless there is one already or its section is missing."""
     name, *below = place
     if not below:
         return {name: value} | content
@@ -88,9 +88,10 @@ def _with(content: dict[str, Any], place: list[str], value: Any) -> dict[str, An
 
 
 def _where(content: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """The `where` of old sections: what most stages say becomes the default, if all say something.
+    """`where` from earlier sections: the most common value becomes the default if all stages have
+    one.
 
-    Stages that are one process had neither processes nor sharding.
+    Single-process stages had neither processes nor sharding.
     """
     where: dict[str, dict[str, Any]] = {}
     for section, (name, stages) in MOVED.items():

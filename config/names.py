@@ -1,4 +1,4 @@
-"""Names that become folders and come from elsewhere: a person, a store, a file of somebody else."""
+"""Names from outside that become folder names: people, stores, other tools' files."""
 
 import re
 
@@ -8,10 +8,9 @@ INNER_NAME = re.compile(r"\w[\w.-]*")
 
 
 def inner_name(name: str, what: str) -> str:
-    """`name`, which can only be a folder within the one it is appended to.
+    """`name`, checked to stay inside the folder it is appended to.
 
-    Raises EnvironmentFault if it could lead elsewhere: what is removed there would be somebody
-    else's.
+    Raises EnvironmentFault otherwise: removing that path could delete other files.
     """
     if not isinstance(name, str) or not INNER_NAME.fullmatch(name):
         raise EnvironmentFault(

@@ -3,7 +3,7 @@
 runs/<stage>/metrics.jsonl   MetricRow    training metrics, one row per logging step
 runs/<stage>/usage.jsonl     UsageRow     what a step cost, one row per step and phase
 runs/<stage>/attempts.jsonl  AttemptRow   when a process of this stage began and how it ended
-runs/pipeline.jsonl          PipelineRow  which stages a pipeline run asked for, and which it found
+runs/pipeline.jsonl          PipelineRow  which stages a pipeline run requested, and which it found
                              unchanged
 
 Rows are appended and flushed whole, so they survive kill -9; a row cut in the middle is skipped and
@@ -29,7 +29,7 @@ file.
 """
 
 RUN_ID_VARIABLE = "RLHF_RUN_ID"
-"""Environment variable that hands the pipeline run's id to the stage process."""
+"""Environment variable with the pipeline run's id, for the stage process."""
 
 PIPELINE_VARIABLE = "RLHF_PIPELINE"
 """Environment variable with `pid:created` (config/alive.py) of the process that follows a stage
@@ -37,38 +37,36 @@ and its budget.
 """
 
 LAUNCHER_VARIABLE = "RLHF_LAUNCHER_PID"
-"""Environment variable with the process id of the parent of a stage's several processes: it passes
-signals on to all of them.
+"""Environment variable with the process id of the launcher of a stage's several processes; it
+forwards signals to all of them.
 """
 
 FAULTS_VARIABLE = "RLHF_FAULTS"
-"""Folder in which each process of a stage leaves the line that says why it ended, in a file named
-by its rank, for their parent to print.
+"""Folder in which each process of a stage writes its error line, in a file named by its rank; the
+launcher prints it.
 """
 FAULT_SUFFIX = ".fault"
 RENDEZVOUS_VARIABLE = "RLHF_RENDEZVOUS"
-"""Environment variable with the file through which a stage's several processes find each other."""
+"""Environment variable with the file for the rendezvous of a stage's several processes."""
 
 CHANGED_CODE_VARIABLE = "RLHF_CHANGED_CODE"
-"""Environment variable that says what a stage does with a checkpoint that other code made: CONTINUE
-or RESTART.
+"""Environment variable that decides what a stage does with a checkpoint of other code: CONTINUE or
+RESTART.
 """
 
 ROLLOUTS_VARIABLE = "RLHF_ROLLOUTS"
-"""Environment variable: set, a stage that samples keeps every response of every update in
-runs/<stage>/rollouts.jsonl. It changes nothing that is trained.
+"""Environment variable: if set, a stage that samples writes every response of every update to
+runs/<stage>/rollouts.jsonl. Training does not change.
 """
 
 CONTINUE, RESTART = "continue", "restart"
-"""Go on from a checkpoint that other code made, or begin anew."""
+"""Resume from a checkpoint of other code, or start again."""
 
 SUMMARY, PICTURE = "summary.md", "key.svg"
-"""A run in a few lines of markdown, and the picture that they show by this name: in
-runs/pipeline/<run_id>/.
-"""
+"""A run in a few lines of markdown, and the picture they embed: in runs/pipeline/<run_id>/."""
 
 NO_RUN_ID = "manual"
-"""The run id of a stage that somebody started by hand."""
+"""The run id of a stage started by hand."""
 
 
 def kept_folder(root: Path, run_id: str) -> Path:
@@ -85,8 +83,8 @@ def stages_of(method: str, distills: bool = False) -> tuple[str, ...]:
 
 
 def final_stage(content: Mapping[str, Any]) -> str:
-    """The stage whose model is registered, promoted, exported and served, from params.yaml as it
-    was read: it may be of an earlier schema.
+    """The stage whose model is registered, promoted, exported and served, from the raw content of
+    params.yaml, possibly of an earlier schema.
     """
     student = content.get("tracking", {}).get("model") == "student"
     return "distill" if student else str(content["align"]["method"])
@@ -96,13 +94,13 @@ class Record(BaseModel):
     model_config = ConfigDict(
         frozen=True, extra="ignore", allow_inf_nan=True, ser_json_inf_nan="strings"
     )
-    """NaN and Infinity are written as JSON strings: JSON has no numbers for them, and the row that
-    has one matters most.
+    """NaN and Infinity are written as JSON strings: JSON has no such numbers, and a row with one
+    must not be lost.
     """
 
 
 class UsageRow(Record):
-    """What one step spent in one phase. Phases of one attempt do not overlap, and add up to its
+    """Resources of one phase of one step. Phases of one attempt do not overlap, and add up to its
     wall time.
     """
 
@@ -140,9 +138,8 @@ class AttemptRow(Record):
     attempt: int
     event: Literal["start", "resume", "retry", "end", "lost"]
     """`resume` follows `start` when a checkpoint was found; `step` is where it goes on from.
-    `retry`: memory did not suffice, and a step is done again in the smaller pieces that `message`
-    names. `lost` is written by the parent when it finds the process dead without an `end`: the time
-    up to then was paid for.
+    `retry`: out of memory; a step is repeated with the smaller micro-batch in `message`. `lost` is
+    written by the parent when it finds the process dead without an `end`: its time was paid for.
     """
     fingerprint: str
     """Digest of the stage's parameters and inputs; empty until it is known."""
@@ -151,18 +148,18 @@ class AttemptRow(Record):
     exit_code: int | None = None
     message: str = ""
     lost_seconds: float = 0.0
-    """Of a `retry`: what the work took that was in vain."""
+    """Seconds lost by a `retry`."""
     lived_seconds: float | None = None
-    """Of a `lost` process: from its creation to when it was last seen alive, by a clock that nobody
-    sets; None where nobody of its machine looked.
+    """Seconds from creation to the last sign of life of a `lost` process, by a monotonic clock;
+    None if no process of its machine observed it.
     """
     device: str = ""
     world_size: int = 1
 
 
 class PlannedRow(Record):
-    """What a stage, or a phase of it, was planned to need and what it did need:
-    .rlhf/planned-measured.jsonl, see costs/ledger/history.py.
+    """Plan and measurement of a stage or one of its phases: .rlhf/planned-measured.jsonl, see
+    costs/ledger/history.py.
     """
 
     time: float
@@ -173,10 +170,10 @@ class PlannedRow(Record):
     """The device that the plan was made for."""
     stage: str
     phase: str
-    """Empty for the whole stage."""
+    """Empty for the stage as a whole."""
     planned_seconds: float
     measured_seconds: float
-    """Of the work that made the outputs, done once."""
+    """Time of the work that produced the outputs, without repeated work."""
     planned_peak_bytes: float
     measured_peak_bytes: float
 
@@ -187,7 +184,7 @@ class PipelineRow(Record):
     event: Literal["start", "stage", "end"]
     stage: str = ""
     cached: bool = False
-    """DVC found the stage's outputs still good: no process was started."""
+    """DVC found the outputs valid: no process was started."""
     attempt: int | None = None
     """The attempt whose outputs the run uses; for a cached stage the one that made them."""
     state: str = ""

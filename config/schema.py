@@ -1,4 +1,4 @@
-"""params.yaml as types: the whole, and the rules between its sections.
+"""The schema of params.yaml, and the rules between its sections.
 
 No field has a default: a default here would change results without DVC noticing. The sections of
 methods that align.method does not name may be absent. Every description is shown in the Prefect
@@ -31,7 +31,7 @@ UNCHOSEN = "May be absent where align.method names another."
 
 
 class _BeforeMethods(Sparse):
-    """The sections before those of the methods: fields are shown in this order."""
+    """The sections before those of the methods; documents and forms show fields in this order."""
 
     seed: Annotated[int, Field(ge=0, lt=2**31)] = Field(
         description="Seeds data generation, initial weights, data order and sampling."
@@ -73,7 +73,7 @@ class Params(_WithMethods):
     tracking: Tracking
 
     def section(self, stage: str) -> Any:
-        """The settings of a stage, of which those of a method may be absent.
+        """The settings of a stage; a method's section may be absent.
 
         Raises ParamsError if they are.
         """
@@ -107,7 +107,7 @@ class Params(_WithMethods):
 
     @property
     def start_from_sft(self) -> tuple[str, ...]:
-        """The sections whose adapters begin from the SFT model: as copies of its own, if it has
+        """The sections whose adapters start from the SFT model: as copies of its adapter, if it has
         one.
         """
         reward = ("reward",) if self.reward.init == "sft" else ()
@@ -134,8 +134,8 @@ class Params(_WithMethods):
         return self
 
     def _loops(self) -> Iterator[SamplingLoop]:
-        """The sections that sample, of the methods only that of align.method: others may be of
-        another model's size.
+        """The sections of sampling loops in use; sections of other methods may be for a model of
+        another size.
         """
         for section in (self.section(self.align.method), self.distill):
             if isinstance(section, SamplingLoop):
@@ -262,7 +262,7 @@ class Params(_WithMethods):
         return self
 
     def _adapters_are_like_their_start(self) -> None:
-        """Refuse an adapter that could not begin as a copy of the SFT model's."""
+        """Refuse an adapter that cannot start as a copy of the SFT model's."""
         sft = self.sft.lora
         for section in self.start_from_sft:
             own: Lora | None = self.section(section).lora

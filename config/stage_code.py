@@ -1,5 +1,5 @@
-"""The code that decides a stage's numbers, as dvc.yaml lists it, and how it differs from the code
-that made a checkpoint.
+"""The code that decides a stage's numbers, as listed in dvc.yaml, and how it differs from the code
+of a checkpoint.
 """
 
 import hashlib
@@ -10,12 +10,12 @@ from pathlib import Path
 from config.dvc_stages import defined
 
 CODE = "code.json"
-"""In a checkpoint: digest of each file of the code that made it."""
+"""File in a checkpoint with the digest of each code file."""
 
 
 def stage_code(home: Path, stage: str) -> dict[str, str]:
     """SHA-256 of every module that dvc.yaml in `home` has among the deps of `stage`, by path; {}
-    where it does not know the stage.
+    for a stage it does not list.
     """
     try:
         deps = defined(home).get(stage, {}).get("deps", [])
@@ -36,10 +36,9 @@ def _modules(home: Path, dep: str) -> Iterator[str]:
 
 
 def changed_code(checkpoint: Path, now: Mapping[str, str]) -> list[str]:
-    """Files of `now` that are other than, or new since, those that made the checkpoint, and those
-    that are gone.
+    """Files that were changed, added or removed since the checkpoint.
 
-    [] if nothing differs. A checkpoint that names no code counts as made by other code altogether.
+    [] if nothing differs. A checkpoint without digests counts as made by entirely different code.
     """
     try:
         before = dict(json.loads((checkpoint / CODE).read_text(encoding="utf-8")))
@@ -49,6 +48,6 @@ def changed_code(checkpoint: Path, now: Mapping[str, str]) -> list[str]:
 
 
 def some(files: list[str], most: int = 3) -> str:
-    """The first few, and how many more there are."""
+    """The first few, and the number of others."""
     more = f" and {len(files) - most} more" if len(files) > most else ""
     return f"{', '.join(files[:most])}{more}"

@@ -1,5 +1,5 @@
-"""The outputs of stage `distill` in a run that makes no student: DVC's stage `evaluate` depends on
-models/distill, whether there is one or not.
+"""Outputs of stage `distill` in a run without a student: DVC's stage `evaluate` depends on
+models/distill in every run.
 """
 
 import json
@@ -11,7 +11,7 @@ OUTS = ("models/distill", "metrics/distill.json", "plots/distill.csv")
 
 
 def write_no_student(root: Path) -> None:
-    """Write outputs that say so, where there are none; those of an earlier student stay."""
+    """Write empty outputs if there are none; those of an earlier student stay."""
     contents = {
         "models/distill/none.json": json.dumps({"distill": None}) + "\n",
         "metrics/distill.json": "{}\n",

@@ -1,9 +1,9 @@
-"""URLs in params: which may be read, and how they name a secret without holding it.
+"""URLs in params: which may be read, and how they refer to a secret without containing it.
 
 Params are copied: to runs/, Prefect, MLflow, the store, the report. A URL that needs a signature or
 a token therefore names a variable of the environment,
-`https://data.example/rows.jsonl?sig=${RLHF_DATA_SIGNATURE}`, which is put in where the URL is read
-and nowhere else. Other variables cannot be named: params of a stranger would send them away.
+`https://data.example/rows.jsonl?sig=${RLHF_DATA_SIGNATURE}`, which is inserted only when the URL is
+read. No other variables are allowed: somebody else's params could leak them.
 """
 
 import os
@@ -29,13 +29,13 @@ REMOTE_SCHEMES = (
     "sftp",
     "ssh",
 )
-"""Everything else that fsspec knows reads this machine, or unpacks, caches or chains what it
-reads.
-"""
+"""Other fsspec schemes read this machine, or unpack, cache or chain what they read."""
 LOGIN = re.compile(r"(\w[\w+.-]*)://([^?#\s]*)@([^/:?#@]*)")
-"""Scheme, what stands before the last @, and the host; a password may hold a slash."""
+"""Scheme, the part before the last @, and the host; a password may contain a slash."""
 PORT_AND_PATH = re.compile(r"\d+/")
-"""After a host rather than a user: the @ is part of the path. github:// names owner:repository."""
+"""After a host rather than a user the @ belongs to the path. github:// has owner:repository
+there.
+"""
 IPV6 = re.compile(r"\[[0-9A-Fa-f:.]+\]")
 VARIABLE = re.compile(r"\$\{(RLHF_DATA_\w+)\}")
 SECRET_NAME = re.compile(
@@ -44,11 +44,11 @@ SECRET_NAME = re.compile(
 )
 LONG_VALUE = re.compile(r"[\w+/=~%-]{20,}")
 PLAIN_NAMES = ("revision", "ref", "commit", "version", "versionid")
-"""Of values that are long and no secret."""
+"""Names of parameters whose values are long but not secret."""
 
 
 def unreadable(url: str) -> str | None:
-    """Why a URL is not read, for a message that names it before; None if it may be."""
+    """Why a URL is not read, to append to its name in a message; None if it may be read."""
     scheme = url.partition("://")[0].lower()
     if "::" in IPV6.sub("", url):
         return (
@@ -64,8 +64,8 @@ def unreadable(url: str) -> str | None:
 
 
 def require_no_secret(setting: str, url: str) -> None:
-    """Refuse an address that holds a password, a token or a signature; `setting` names it in the
-    message. Raises ParamsError, without the secret.
+    """Raise ParamsError for an address with a password, a token or a signature. The message has
+    `setting` but not the secret.
     """
     secret = secret_of(url)
     if secret is None:
@@ -91,7 +91,7 @@ def require_no_secret(setting: str, url: str) -> None:
 
 
 def secret_of(url: str) -> str | None:
-    """What in a URL is, or looks like, a secret, without its value; None if nothing does."""
+    """Name of the part of a URL that is or looks like a secret; None if there is none."""
     for scheme, login, host in LOGIN.findall(url):
         _, colon, password = login.partition(":")
         if colon and scheme != "github" and not PORT_AND_PATH.match(password):
@@ -110,9 +110,7 @@ def secret_of(url: str) -> str | None:
 
 
 def with_secrets(url: str) -> str:
-    """The URL with the variables that it names put in. Raises EnvironmentFault if one is not
-    set.
-    """
+    """The URL with its variables inserted. Raises EnvironmentFault if one is not set."""
 
     def value(match: "re.Match[str]") -> str:
         found = os.environ.get(match[1])
@@ -127,8 +125,8 @@ def with_secrets(url: str) -> str:
 
 
 def without_secrets(text: str) -> str:
-    """`text` with the values of all such variables replaced by their names: for what a library says
-    of a URL.
+    """`text` with the values of such variables replaced by their names, for messages of
+    libraries.
     """
     held = {
         value: name for name, value in os.environ.items() if name.startswith("RLHF_DATA_") and value

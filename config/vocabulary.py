@@ -1,5 +1,5 @@
-"""Whether two tokenizers have the same tokens under the same numbers, which a teacher and its
-student must: their probabilities are compared token by token.
+"""Equality of two tokenizers' vocabularies. A teacher and its student need it: their probabilities
+are compared token by token.
 """
 
 import hashlib
@@ -14,19 +14,19 @@ from config.schema import Params
 
 
 def vocabulary_digest(vocabulary: Mapping[str, int]) -> str:
-    """Digest of the tokens and their numbers."""
+    """Digest of tokens and ids."""
     listed = json.dumps(sorted(vocabulary.items(), key=lambda item: item[1])).encode()
     return hashlib.sha256(listed).hexdigest()
 
 
 def stored_vocabulary(folder: Path) -> dict[str, int] | None:
-    """Tokens and their numbers from a folder's tokenizer.json, added ones included; None where
-    that is not there or cannot be read.
+    """Tokens and ids from a folder's tokenizer.json, added tokens included; None if it is missing
+    or unreadable.
     """
     try:
         content: dict[str, Any] = json.loads((folder / "tokenizer.json").read_text("utf-8"))
         vocabulary = content["model"]["vocab"]
-        if isinstance(vocabulary, list):  # Unigram: [token, score] by number
+        if isinstance(vocabulary, list):  # Unigram: [token, score] by id
             vocabulary = {token: number for number, (token, _) in enumerate(vocabulary)}
         added = {each["content"]: each["id"] for each in content.get("added_tokens") or []}
     except (OSError, ValueError, KeyError, TypeError):
@@ -35,9 +35,9 @@ def stored_vocabulary(folder: Path) -> dict[str, int] | None:
 
 
 def require_students_vocabulary(root: Path, params: Params) -> None:
-    """Raise ModelError if a student's folder has another vocabulary than the base model's, or where
-    that is built here, than data/tokenizer. What is on the hub, or not there yet, the stage
-    compares as it starts.
+    """Raise ModelError if the student's folder and the base model's (or data/tokenizer, for a model
+    built here) have different vocabularies. Hub models and missing folders are compared when the
+    stage starts.
     """
     named = student_path(params)
     if named is None:
@@ -51,7 +51,7 @@ def require_students_vocabulary(root: Path, params: Params) -> None:
 def require_same_vocabulary(
     student: Mapping[str, int], teacher: Mapping[str, int], named: str
 ) -> None:
-    """Raise ModelError unless both digests are equal; `named` is the setting of the student."""
+    """Raise ModelError unless both vocabularies are equal; `named` is the student's setting."""
     if vocabulary_digest(student) == vocabulary_digest(teacher):
         return
     other = sum(student.get(token) != number for token, number in teacher.items())

@@ -1,4 +1,4 @@
-"""The flow `label-import`: votes of another tool into the votes file."""
+"""The flow `label-import`: votes from another tool into the votes file."""
 
 from typing import Literal
 

@@ -19,7 +19,7 @@ def levers(params: Params, seeds: int = 1, only: list[str] | None = None) -> Sta
 
     Args:
         params: The run to vary.
-        seeds: How often each variant is trained, with seeds of its own.
+        seeds: Seeds that each variant is trained with.
         only: Names of the variants to compare with the baseline. Empty is all.
     """
     try:

@@ -1,4 +1,4 @@
-"""The flow `promote`: the model of these params becomes the champion, because somebody says so."""
+"""The flow `promote`: make the model of these params the champion without a contest."""
 
 from typing import Any
 

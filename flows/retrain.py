@@ -1,4 +1,4 @@
-"""The flow `retrain`: when the data has grown, train again; the new model is the champion if it
+"""The flow `retrain`: train again when the data has grown; the new model becomes champion if it
 beats the old one.
 """
 

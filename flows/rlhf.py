@@ -1,4 +1,4 @@
-"""The flow `rlhf`: from nothing to an aligned, evaluated, tracked model."""
+"""The flow `rlhf`: from data to an aligned, evaluated, tracked model."""
 
 from typing import Any
 
@@ -22,8 +22,8 @@ from tasks.planning.gate import approval, checked, plan, refused
 
 @flow(name="rlhf", persist_result=False, validate_parameters=False, on_failure=[refused])
 def rlhf(params: Params) -> State[Any]:
-    """Plan, data, demonstrations, preferences, alignment by align.method, distillation where
-    asked for, evaluation, report. Only what changed since the last run is done again.
+    """Plan, data, demonstrations, preferences, alignment, optional distillation, evaluation,
+    report. Unchanged stages are not run again.
 
     Args:
         params: The whole run; another run needs only what differs to be changed.

@@ -1,4 +1,4 @@
-"""The flow `serve-bench`: how fast a run's model is under load, and what a million tokens cost."""
+"""The flow `serve-bench`: speed of a run's model under load, and the price of a million tokens."""
 
 from typing import Any, Literal
 

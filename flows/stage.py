@@ -1,5 +1,5 @@
-"""The flow `stage`: one stage in a container of its own, started by the pipeline on the work pool
-that `where` names.
+"""The flow `stage`: one stage in its own container, started by the pipeline on the work pool named
+in `where`.
 """
 
 from typing import Any
@@ -14,7 +14,7 @@ from tasks.run.stop import on_signals
 
 @flow(name="stage", persist_result=False)
 def stage(request: str) -> State[Any]:
-    """Do the stage that the request at this address describes; the reply lies beside it."""
+    """Run the stage of the request at this address; the reply is written beside it."""
     with on_signals() as stop:
         return _state(work(request, stop))
 

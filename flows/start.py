@@ -1,4 +1,4 @@
-"""The flow `start`: a run of the pipeline by a form that fits on a screen."""
+"""The flow `start`: starts the pipeline from a form that fits on a screen."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -44,8 +44,7 @@ def start(
     seed: int | None = None,
     changes: list[Change] | None = None,
 ) -> State[Any]:
-    """Start the pipeline with a recipe and what is to be different. Every parameter has its place
-    in the form of rlhf.
+    """Start the pipeline with a recipe and a few changes. The form of `rlhf` has every parameter.
 
     Args:
         recipe: What to run, from the folder recipes.

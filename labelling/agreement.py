@@ -1,4 +1,4 @@
-"""How far annotators agree: pure functions of their votes.
+"""Agreement of annotators: pure functions of their votes.
 
 Votes are categories without an order (1, 2, or 0 for a tie); a pair that an annotator skipped or
 has not seen is missing.
@@ -10,23 +10,23 @@ from itertools import combinations
 from typing import NamedTuple
 
 Unit = Mapping[str, Hashable]
-"""One thing that was judged: annotator -> category."""
+"""One judged item: annotator -> category."""
 
 
 class Couple(NamedTuple):
-    """Two annotators on what both judged."""
+    """Two annotators on the items both judged."""
 
     first: str
     second: str
     units: int
     agreement: float
-    """Fraction of the units on which both gave the same answer."""
+    """Fraction of items with the same answer."""
     kappa: float | None
-    """Cohen's; None where chance alone would make them agree always."""
+    """Cohen's kappa; None where chance alone would give full agreement."""
 
 
 def couples(units: Sequence[Unit]) -> list[Couple]:
-    """Every two annotators who judged at least one unit both, by name."""
+    """Every two annotators with at least one item in common, by name."""
     names = sorted({name for unit in units for name in unit})
     found = []
     for first, second in combinations(names, 2):
@@ -45,9 +45,7 @@ def couples(units: Sequence[Unit]) -> list[Couple]:
 
 
 def observed_agreement(units: Sequence[Unit]) -> float | None:
-    """Of all couples of judgements of one unit, the fraction that agree; None if no unit has two
-    judgements.
-    """
+    """Fraction of pairs of judgements on the same item that agree; None if no item has two."""
     same = of = 0
     for unit in units:
         counts = Counter(unit.values())

@@ -27,9 +27,7 @@ COLUMNS: dict[str, tuple[str, ...]] = {
     "response1": ("response1", "text1", "answer1", "response-1", "response_a"),
     "response2": ("response2", "text2", "answer2", "response-2", "response_b"),
 }
-"""Our column -> the names it is looked for under, the first that is there; `--column ours=theirs`
-names another.
-"""
+"""Our column -> names to look for, the first match counts; `--column ours=theirs` names another."""
 
 FIRST = ("1", "left", "first", "a")
 SECOND = ("2", "right", "second", "b")
@@ -37,18 +35,18 @@ TIE = ("0", "tie", "same", "equal", "both")
 
 
 class Refused(NamedTuple):
-    """An entry that gave no vote."""
+    """An entry without a usable vote."""
 
     reason: str
-    """A short name, the same for all of a kind."""
+    """A short name for the kind of problem."""
     detail: str
     number: int
-    """Of the task or record in the file, counted from 1."""
+    """Number of the task or record in the file, from 1."""
     original: Any
 
 
 class _Unreadable(Exception):
-    """Raised inside an entry, caught where its number is known."""
+    """Raised inside an entry; caught where its number is known."""
 
     def __init__(self, reason: str, detail: str) -> None:
         super().__init__(detail)
@@ -56,7 +54,7 @@ class _Unreadable(Exception):
 
 
 Judgement = tuple[Any, Any]
-"""Annotator and choice as the export has them."""
+"""Annotator and choice as in the export."""
 
 
 def read_export(
@@ -162,7 +160,7 @@ def _argilla(entry: Any) -> tuple[Mapping[str, Any], list[Judgement]]:
 
 
 def _flat(entry: Mapping[str, Any], question: str) -> Iterator[Judgement]:
-    """Drafts are not answers yet, and what was discarded is a pair that was skipped."""
+    """Drafts are not answers yet; a discarded pair counts as skipped."""
     values, users, states = (
         entry.get(f"{question}.responses{part}") or [] for part in ("", ".users", ".status")
     )
@@ -227,7 +225,7 @@ def _annotator(value: Any, form: str) -> str:
 
 
 def _vote(choice: Any, names: Mapping[str, str]) -> int | None:
-    """1, 2, 0 for a tie, None for skipped; a ranking counts by its first."""
+    """1, 2, 0 for a tie, None for skipped; of a ranking the first place counts."""
     if choice is None:
         return None
     if isinstance(choice, list):

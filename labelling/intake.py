@@ -1,5 +1,5 @@
-"""An export of another tool becomes votes: appended to the votes file, and what cannot be read
-kept with its reason.
+"""Imports an export of another tool: votes are appended to the votes file, entries without one are
+kept with their reason.
 """
 
 import json
@@ -15,23 +15,22 @@ from labelling.votes import LABELS, VOTES_FILE, append, current, read_votes
 
 
 class Intake(NamedTuple):
-    """What came of an export."""
+    """Result of an import."""
 
     imported: int
     unchanged: int
-    """Votes that were there already, or replaced in the same file."""
+    """Votes already present, or replaced within the file."""
     refused: int
     votes: str
     """The votes file, from the project's folder."""
     quarantine: str | None
     """Where the refused entries are, each with its reason; None if there are none."""
     reasons: str
-    """The three most frequent reasons, each with its first place."""
+    """The three most frequent reasons, each with its first occurrence."""
 
 
 def take_in(root: Path, file: Path, form: str, columns: Mapping[str, str]) -> Intake:
-    """Append the votes of an export that are not known yet; `columns` maps our names to the
-    export's.
+    """Append the new votes of an export; `columns` maps our names to the export's.
 
     Raises DataError if the file cannot be read or gave no vote at all, ParamsError for an unknown
     format or column.
@@ -55,8 +54,8 @@ def take_in(root: Path, file: Path, form: str, columns: Mapping[str, str]) -> In
 
 
 def _quarantine(root: Path, source: Path, refused: Sequence[dict[str, Any]]) -> str | None:
-    """The refused entries of one import, beside the votes; the file of an earlier import of that
-    name is replaced.
+    """Write the refused entries of one import beside the votes, replacing those of an earlier
+    import of that name.
     """
     target = LABELS / f"quarantine-{source.stem}.jsonl"
     path = root / target

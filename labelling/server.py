@@ -117,7 +117,7 @@ class Session:
 
 
 def _choice(vote: Vote | None, left: int) -> str | None:
-    """What was chosen before, as the page says it."""
+    """An earlier choice in the page's terms."""
     if vote is None:
         return None
     return {None: "skip", 0: "tie", left: "left"}.get(vote.vote, "right")
@@ -142,7 +142,7 @@ def url(server: ThreadingHTTPServer) -> str:
 
 
 class _Server(ThreadingHTTPServer):
-    """Answers for one session."""
+    """The request handler of one session."""
 
     def __init__(self, port: int, session: Session) -> None:
         super().__init__((LOOPBACK, port), _Handler)
@@ -180,7 +180,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _vote(self) -> dict[str, Any]:
         if (
             self.headers.get_content_type() != "application/json"
-        ):  # another site's form cannot send this without asking
+        ):  # other sites' forms cannot send this type without a preflight request
             raise DataError("a vote is sent as application/json.")
         length = int(self.headers.get("Content-Length") or 0)
         if not 0 < length <= MAX_BODY_BYTES:
@@ -196,7 +196,7 @@ class _Handler(BaseHTTPRequestHandler):
         return self.server.session.next(annotator)
 
     def _answer(self, work: Callable[[], dict[str, Any]] | None) -> None:
-        """What `work` gives, or the user's mistake in one line."""
+        """The result of `work`, or the user's mistake in one line."""
         if not self._is_ours():
             self._refuse()
         elif work is None:
@@ -216,8 +216,8 @@ class _Handler(BaseHTTPRequestHandler):
         )
 
     def _is_ours(self) -> bool:
-        """Whether the request names this server: a foreign site that resolves to this address,
-        or posts to it, does not.
+        """Whether the request names this server. Protects against other sites that resolve to this
+        address or post to it.
         """
         hosts = {f"{name}:{self.server.server_port}" for name in (LOOPBACK, "localhost")}
         origin = self.headers.get("Origin")
@@ -256,4 +256,4 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(content)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Nothing: the terminal shows the address, not every request."""
+        """Log nothing: the terminal shows the address, not every request."""

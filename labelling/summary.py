@@ -1,5 +1,5 @@
-"""What was labelled so far, as one record: progress, votes per annotator, agreement, and whether
-the left side is favoured.
+"""Labelling so far as one record: progress, votes per annotator, agreement, and whether the left
+side is favoured.
 """
 
 from collections import Counter, defaultdict
@@ -11,7 +11,7 @@ from labelling.votes import Pair, Vote, current
 
 
 def summary(pairs: Sequence[Pair], votes: Sequence[Vote]) -> dict[str, Any]:
-    """Counts and fractions; null where there is too little to tell."""
+    """Counts and fractions; null where there are too few votes."""
     counted = list(current(votes).values())
     units: dict[str, dict[str, int]] = defaultdict(dict)
     for vote in counted:

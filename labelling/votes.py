@@ -26,7 +26,7 @@ LABELS = Path("data/labels")
 PAIRS_FILE = LABELS / "pairs.jsonl"
 VOTES_FILE = LABELS / "votes.jsonl"
 CUT_LINES_FILE = LABELS / "votes.cut"
-"""Where the end of a line that a crash cut is kept."""
+"""Where an incomplete last line is kept after a crash."""
 
 VOTES = (0, 1, 2, None)
 MAX_ANNOTATOR_CHARS = 60
@@ -42,11 +42,13 @@ class Pair(NamedTuple):
     response1: str
     response2: str
     seed: int = 0
-    """With the annotator's name and the content it decides which response is shown on the left."""
+    """Seed: with the annotator's name and the content it decides which response is shown on the
+    left.
+    """
 
     @property
     def key(self) -> str:
-        """Names the content: 16 hexadecimal digits."""
+        """Identifies the content: 16 hexadecimal digits."""
         content = json.dumps(
             [self.prompt, self.response1, self.response2], ensure_ascii=True, sort_keys=True
         )
@@ -54,19 +56,19 @@ class Pair(NamedTuple):
 
 
 class Vote(NamedTuple):
-    """What an annotator thinks of a pair."""
+    """An annotator's vote on a pair."""
 
     pair: Pair
     annotator: str
     vote: int | None
-    """1 or 2, the response preferred; 0 a tie; None skipped."""
+    """1 or 2, the preferred response; 0 a tie; None skipped."""
     left: int | None = None
-    """Which response was shown on the left, 1 or 2; None where that is not known."""
+    """The response shown on the left, 1 or 2; None if unknown."""
 
 
 def shown_left(pair: Pair, annotator: str) -> int:
-    """1 or 2: which response this annotator sees on the left. A fair coin, the same whenever the
-    page is opened again.
+    """1 or 2: the response shown to this annotator on the left. A fair coin that gives the same
+    side whenever the page is opened.
     """
     return 1 + hashlib.sha256(f"{pair.seed}\n{annotator}\n{pair.key}".encode()).digest()[0] % 2
 
@@ -89,7 +91,7 @@ def annotator_name(name: Any) -> str:
 
 
 def read_pairs(path: Path) -> list[Pair]:
-    """The pairs, in the order of the file, each content once; none if there is no file.
+    """The pairs in file order, without duplicates; empty if there is no file.
 
     Raises DataError for a line that is no pair.
     """
@@ -98,17 +100,15 @@ def read_pairs(path: Path) -> list[Pair]:
 
 
 def read_votes(path: Path) -> list[Vote]:
-    """Every vote that was given, oldest first, later replaced ones too; none if there is no file.
+    """Every vote, oldest first, replaced ones included; empty if there is no file.
 
-    Raises DataError for a line that is no vote. A last line that a crash cut is passed over.
+    Raises DataError for a line that is no vote. An incomplete last line is skipped.
     """
     return [_vote(row, f"{path} line {number}") for number, row in _rows(path)]
 
 
 def current(votes: Iterable[Vote]) -> dict[tuple[str, str], Vote]:
-    """(annotator, pair key) -> the vote that counts, the last one; in the order in which they were
-    last given.
-    """
+    """(annotator, pair key) -> the vote that counts, the last one; ordered by when it was given."""
     found: dict[tuple[str, str], Vote] = {}
     for vote in votes:
         key = (vote.annotator, vote.pair.key)
@@ -189,8 +189,7 @@ def _vote(row: dict[str, Any], place: str) -> Vote:
 
 
 def append(path: Path, votes: Sequence[Vote], now: float | None = None) -> None:
-    """Append votes, each whole and on disk before this returns; a line that a crash cut is put
-    aside first.
+    """Append votes and flush them to disk; an incomplete last line is moved aside first.
 
     `now` is the time of the votes in seconds since 1970. Raises EnvironmentFault if the file
     cannot be written.
@@ -219,7 +218,7 @@ def _line(vote: Vote, now: float) -> str:
 
 
 def _write(descriptor: int, lines: bytes) -> None:
-    """All of `lines` or none: what a full disk cut is taken back."""
+    """Write all of `lines` or none: a partial write on a full disk is undone."""
     size = os.fstat(descriptor).st_size
     try:
         while lines:
@@ -232,8 +231,8 @@ def _write(descriptor: int, lines: bytes) -> None:
 
 
 def _put_cut_line_aside(descriptor: int, aside: Path) -> None:
-    """End the last line if it is whole but for its line end; else move it to `aside`: every line
-    left is JSON.
+    """Terminate the last line if only its newline is missing; else move it to `aside`, so that
+    every remaining line is JSON.
     """
     size = os.fstat(descriptor).st_size
     if not size or os.pread(descriptor, 1, size - 1) == b"\n":

@@ -1,4 +1,4 @@
-"""One export behind the front, with no project around it: what `rlhf calibrate` measures.
+"""One export behind the front, without a project; `rlhf calibrate` measures it.
 
 python -m serving EXPORT --home FOLDER --port N --weights KIND --slots N
 """

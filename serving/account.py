@@ -1,4 +1,4 @@
-"""What each model that was served used of the server, and what a million of its tokens cost."""
+"""Time and tokens of each served model, and the price of a million of its tokens."""
 
 import logging
 import time
@@ -21,7 +21,7 @@ Keep = Callable[[ServedRow], None]
 
 
 class Price(NamedTuple):
-    """Of the server, and the name under which its models are registered."""
+    """Device of the server, and the name under which its models are registered."""
 
     usd_per_hour: float
     model_name: str
@@ -29,7 +29,7 @@ class Price(NamedTuple):
 
 @dataclass
 class _Times:
-    """Of one model, in seconds of the clock."""
+    """Usage of one model, in wall seconds."""
 
     wall: float = 0.0
     busy: float = 0.0
@@ -51,12 +51,12 @@ class _Times:
 
 
 class Account(Collector):
-    """The usage of every model since the server began, by run."""
+    """Usage of every model since the server started, by run."""
 
     def __init__(
         self, price: Price, keep: Keep | None = None, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """`keep` keeps a row of what was served."""
+        """`keep` stores a row of usage."""
         self._price, self._keep, self._clock = price, keep, clock
         self._times: dict[str, _Times] = {}
         self._served: str | None = None
@@ -64,14 +64,14 @@ class Account(Collector):
         self._recorded: dict[str, Usage] = {}
 
     def serves(self, run_id: str) -> None:
-        """From now on the server's time is this model's."""
+        """Charge the server's time to this model from now on."""
         self._tick()
         self._served = run_id
         self._times.setdefault(run_id, _Times())
 
     @contextmanager
     def at_work(self, run_id: str) -> Iterator[None]:
-        """Around a request."""
+        """Enter around a request."""
         times = self._times.setdefault(run_id, _Times())
         self._tick()
         times.at_work += 1
@@ -82,7 +82,7 @@ class Account(Collector):
             times.at_work -= 1
 
     def answered(self, run_id: str, input_tokens: int, last: Part) -> None:
-        """A reply came to its end."""
+        """Record a finished reply."""
         times = self._times.setdefault(run_id, _Times())
         times.input_tokens += input_tokens
         times.output_tokens += last.tokens
@@ -95,7 +95,7 @@ class Account(Collector):
         return {run_id: times.usage() for run_id, times in self._times.items()}
 
     def record(self) -> None:
-        """Keep what was added since the last call."""
+        """Keep the usage since the last call."""
         if self._keep is None:
             return
         for run_id, usage in self.usages().items():
@@ -112,7 +112,9 @@ class Account(Collector):
             self._recorded[run_id] = usage
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
-        """OpenCost's metrics. Its namespace is a Kubernetes one, which there is none of here."""
+        """OpenCost's metrics. Its namespace label is a Kubernetes namespace, which does not exist
+        here.
+        """
         hourly = GaugeMetricFamily(
             "llm_total_cost",
             "US dollars an hour; usage leaves out the time without a request.",
@@ -151,6 +153,6 @@ class Account(Collector):
 
 
 def minus(usage: Usage, before: Usage) -> Usage:
-    """What was added to a usage."""
+    """The increase of a usage."""
     names = type(usage).model_fields
     return Usage(**{name: getattr(usage, name) - getattr(before, name) for name in names})

@@ -1,5 +1,5 @@
-"""An engine: a process on the loopback address that generates replies. Each kind has a command of
-its own and an HTTP API of its own.
+"""An engine: a process on the loopback address that generates replies. Each kind has its own
+command and HTTP API.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ from serving.settings import EngineName, Settings
 STOP_SECONDS = 5.0
 POLL_SECONDS = 0.05
 VLLM_VARIABLE = "RLHF_VLLM"
-"""Names the command vllm of another environment."""
+"""Path of the command vllm in another environment."""
 
 
 class EngineGone(Exception):
@@ -36,20 +36,20 @@ class EngineGone(Exception):
 
 
 class Part(NamedTuple):
-    """What an engine generated since the last one; of a reply that is not streamed, all of it."""
+    """Tokens generated since the previous part; all tokens of a reply that is not streamed."""
 
     text: str
     tokens: int
-    """Generated so far."""
+    """Tokens generated so far."""
     finish_reason: str | None
-    """stop (at EOS) or length; None while more is to come."""
+    """stop (at EOS) or length; None while more follows."""
     prefill_seconds: float | None = None
-    """Of the whole reply, with its last part, where the engine measures it."""
+    """Seconds of the whole reply, with its last part, if the engine measures them."""
     decode_seconds: float | None = None
 
 
 class Engine:
-    """The process of one export. Subclasses say how it is started and asked."""
+    """The process of one export. Subclasses define how it is started and asked."""
 
     title: ClassVar[str]
     start_seconds: ClassVar[float] = 60.0
@@ -80,15 +80,15 @@ class Engine:
         )
 
     def command(self, port: int, settings: Settings) -> Sequence[str]:
-        """What to start. Raises EnvironmentFault."""
+        """The command line. Raises EnvironmentFault."""
         raise NotImplementedError
 
     def request(self, prompt: Prompt, sampling: Sampling) -> Any:
-        """Path and JSON body that ask for a reply. Raises BadRequest."""
+        """Path and JSON body of a request for a reply. Raises BadRequest."""
         raise NotImplementedError
 
     def part(self, answer: dict[str, Any], tokens: int, sampling: Sampling) -> Part:
-        """One answer of the engine; `tokens` came before it."""
+        """Parse one answer of the engine; `tokens` came before it."""
         raise NotImplementedError
 
     @property
@@ -96,7 +96,7 @@ class Engine:
         return self._process.poll() is None
 
     async def wait(self) -> None:
-        """Until it answers. Raises EngineGone if its process ends or takes too long."""
+        """Wait until it answers. Raises EngineGone if its process ends or takes too long."""
         deadline = time.monotonic() + self.start_seconds
         try:
             while self.is_alive and time.monotonic() < deadline:
@@ -113,8 +113,8 @@ class Engine:
         )
 
     async def generate(self, prompt: Prompt, sampling: Sampling) -> AsyncIterator[Part]:
-        """The reply to a prompt: as it comes if it is streamed, else at once. Closing the iterator
-        ends the generation. Raises EngineGone.
+        """The reply to a prompt: in parts if streamed, else at once. Closing the iterator ends the
+        generation. Raises EngineGone.
         """
         path, body = self.request(prompt, sampling)
         tokens = 0
@@ -136,8 +136,8 @@ class Engine:
 
     @contextmanager
     def in_use(self) -> Iterator[None]:
-        """Keeps `drain` waiting. Enter it when a request has chosen this engine, before anything
-        else is awaited.
+        """Keeps `drain` waiting. Enter it as soon as a request has chosen this engine, before any
+        await.
         """
         self._users += 1
         try:
@@ -146,13 +146,13 @@ class Engine:
             self._users -= 1
 
     async def drain(self) -> None:
-        """Stop once nobody uses it any more."""
+        """Stop once no request uses it."""
         while self._users and self.is_alive:
             await asyncio.sleep(POLL_SECONDS)
         await self.stop()
 
     async def stop(self) -> None:
-        """End the process, whatever it is at."""
+        """Kill the process."""
         self._process.terminate()
         deadline = time.monotonic() + STOP_SECONDS
         while self.is_alive and time.monotonic() < deadline:
@@ -193,8 +193,8 @@ class LlamaCpp(Engine):
         }
 
     def part(self, answer: dict[str, Any], tokens: int, sampling: Sampling) -> Part:
-        """A streamed reply comes as text, since llama.cpp holds tokens back until they make whole
-        characters, and then names the last one only.
+        """A streamed reply arrives as text: llama.cpp holds tokens back until they form whole
+        characters, and then reports only the last one.
         """
         reason = "stop" if answer.get("stop_type") == "eos" else "length"
         ids = answer.get("tokens", [])
@@ -258,8 +258,8 @@ class Transformers(Engine):
 
 
 class Vllm(Engine):
-    """`vllm serve` on a GPU, prompted with token ids. It has an environment of its own, as it and
-    Prefect need different versions of FastAPI.
+    """`vllm serve` on a GPU, prompted with token ids. It needs its own environment: it and Prefect
+    require different versions of FastAPI.
     """
 
     title = "vLLM"
@@ -297,7 +297,7 @@ class Vllm(Engine):
 
 
 def _stream_and_seed(sampling: Sampling) -> dict[str, Any]:
-    """The fields that all engines call alike."""
+    """Fields that all engines name alike."""
     seed = {} if sampling.seed is None else {"seed": sampling.seed}
     return {"stream": sampling.stream, **seed}
 

@@ -27,12 +27,12 @@ from serving.swap import Swap
 
 RETRY_SECONDS = 1
 LOOK_SECONDS = 0.5
-"""Between looks whether the client of an unfinished reply is still there."""
+"""Seconds between checks whether the client of a running reply is still connected."""
 PATHS = ("/v1/models", "/v1/chat/completions", "/v1/completions")
 
 
 class Front:
-    """The application, and what its requests share."""
+    """The application, and the state its requests share."""
 
     def __init__(
         self,
@@ -42,8 +42,8 @@ class Front:
         most_at_work: int,
         account: Account,
     ) -> None:
-        """`hosts` are the Host headers that it answers to; of more than `most_at_work` requests at
-        once the further ones are refused with 429.
+        """`hosts` are accepted Host headers; more than `most_at_work` requests are refused with
+        429.
         """
         self._swap, self._key, self._hosts, self._most = swap, key, hosts, most_at_work
         self._at_work = 0
@@ -78,7 +78,7 @@ class Front:
             self._account.record()
 
     def _guarded(self, handle: Callable[[Request], Any]) -> Callable[[Request], Any]:
-        """Refuse a foreign Host or Origin and a wrong key; answer mistakes in OpenAI's form."""
+        """Refuse a foreign Host or Origin and a wrong key; report mistakes in OpenAI's format."""
 
         async def handled(request: Request) -> Response:
             try:
@@ -110,7 +110,7 @@ class Front:
         ):
             raise BadRequest("authorization", "the key is missing or wrong: .rlhf/serve.key.", 401)
 
-    # ------------------------------------------------------------ what needs no engine
+    # ------------------------------------------------------------ without an engine
 
     async def health(self, _: Request) -> Response:
         engine = self._swap.engine
@@ -186,7 +186,7 @@ class Front:
 
     @contextmanager
     def _counted(self, engine: Engine) -> Iterator[None]:
-        """Around the work on a reply; entered with no await since the queue was looked at."""
+        """Enter around the work on a reply, with no await since the queue was checked."""
         self._at_work += 1
         self.metrics.waiting.set(self._at_work)
         try:
@@ -246,8 +246,8 @@ class Front:
 
 
 class _Streamed(StreamingResponse):
-    """Server-sent events, sent within a context: from before the first to after the last, or to
-    when the client goes away.
+    """Server-sent events within a context that lasts from before the first to after the last, or
+    until the client disconnects.
     """
 
     def __init__(
@@ -279,8 +279,8 @@ class _Shape:
         return self._answer("chat.completion.chunk", "delta", text, reason)
 
     def usage_chunk(self, tokens: int, last: Part) -> dict[str, Any]:
-        """After the last part: the tokens, and the seconds where the engine measures them, under
-        the names of llama.cpp's own server.
+        """Last chunk: token counts, and seconds if the engine measures them, named as in
+        llama.cpp's server.
         """
         timings = {}
         if last.prefill_seconds is not None and last.decode_seconds is not None:
@@ -302,7 +302,7 @@ class _Shape:
         }
 
     def _answer(self, kind: str, name: str, text: str, reason: str | None) -> dict[str, Any]:
-        """`kind` and `name` are those of a chat; a completion has its own for both."""
+        """`kind` and `name` are those of a chat; completions have their own."""
         content = (
             {name: {"role": "assistant", "content": text}} if self._is_chat else {"text": text}
         )

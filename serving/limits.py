@@ -1,4 +1,4 @@
-"""What a request may ask for, checked before it costs anything."""
+"""Limits of a request, checked before it costs anything."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ MAX_TEMPERATURE = 10.0
 
 
 class BadRequest(Exception):
-    """A mistake of the client's: HTTP status, field, and one line that says what to change."""
+    """A mistake of the client: HTTP status, field, and one line with the fix."""
 
     def __init__(self, field: str, message: str, status: int = 400) -> None:
         super().__init__(message)
@@ -18,7 +18,7 @@ class BadRequest(Exception):
 
 @dataclass(frozen=True)
 class Sampling:
-    """How a reply is drawn."""
+    """How a reply is sampled."""
 
     max_tokens: int
     temperature: float
@@ -27,11 +27,11 @@ class Sampling:
     seed: int | None
     stream: bool
     include_usage: bool = False
-    """A streamed reply ends with a chunk that counts its tokens."""
+    """A streamed reply ends with a chunk of token counts."""
 
 
 def sampling(body: Mapping[str, Any], prompt_tokens: int, context_length: int) -> Sampling:
-    """The checked settings of a request. Without max_tokens the reply may fill the context.
+    """The validated settings of a request. Without max_tokens the reply may fill the context.
 
     Raises BadRequest with the field, the value and the rule.
     """
@@ -88,7 +88,7 @@ def messages(body: Mapping[str, Any]) -> list[dict[str, str]]:
     found = []
     for place, message in enumerate(given):
         content = message.get("content") if isinstance(message, dict) else None
-        if isinstance(content, list):  # parts, as some clients send them
+        if isinstance(content, list):  # content as parts, which some clients send
             parts = [part.get("text") if isinstance(part, dict) else None for part in content]
             texts = [part for part in parts if isinstance(part, str)]
             content = "".join(texts) if len(texts) == len(parts) else None

@@ -1,5 +1,5 @@
-"""The lines of a stream. httpx ends a line at every character that Unicode calls a line break, and
-the text of a token may hold one.
+"""Lines of a stream. httpx splits at every Unicode line break, and the text of a token may contain
+one.
 """
 
 from collections.abc import AsyncIterator, Iterator
@@ -8,23 +8,23 @@ import httpx
 
 
 class _Lines:
-    """Cuts bytes at line feeds."""
+    """Splits bytes at line feeds."""
 
     def __init__(self) -> None:
         self._rest = b""
 
     def cut(self, content: bytes) -> list[str]:
-        """The lines that `content` completes."""
+        """The lines completed by `content`."""
         *whole, self._rest = (self._rest + content).split(b"\n")
         return [line.decode().rstrip("\r") for line in whole]
 
     def last(self) -> list[str]:
-        """What is left at the end."""
+        """The rest, at the end of the stream."""
         return [self._rest.decode()] if self._rest else []
 
 
 def lines(response: httpx.Response) -> Iterator[str]:
-    """Of a response that is read as it comes. Raises httpx.HTTPError."""
+    """Lines of a response, read as it arrives. Raises httpx.HTTPError."""
     cutter = _Lines()
     for content in response.iter_bytes():
         yield from cutter.cut(content)

@@ -24,12 +24,12 @@ def main() -> None:
     params.api_keys = [os.environ["RLHF_ENGINE_KEY"]]
     params.n_parallel, params.n_ctx = given.slots, given.slots * given.context_length
     params.cpuparams.n_threads = given.threads
-    # In f16, and with flash attention, logits are off by up to 0.002, and near ties fall otherwise.
+    # f16, and flash attention, change logits by up to 0.002, which decides near ties differently
     params.cache_type_k = params.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_F32
     params.flash_attn_type = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
     params.cache_ram_mib = 0  # by default prompts of earlier requests fill up to 8 GiB
     params.verbosity = -1
-    server = xllamacpp.Server(params)  # noqa: F841 -- serves as long as it is there
+    server = xllamacpp.Server(params)  # noqa: F841 -- the server runs as long as the object lives
     signal.pause()
 
 

@@ -1,4 +1,4 @@
-"""What Prometheus reads at /metrics."""
+"""Metrics for Prometheus at /metrics."""
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
@@ -6,7 +6,7 @@ BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 
 
 class Metrics:
-    """The counters of one front."""
+    """Counters of one front."""
 
     def __init__(self) -> None:
         self.registry = registry = CollectorRegistry()

@@ -1,5 +1,5 @@
-"""Text to token ids and back, as training had them: the front tokenises, so that an engine's own
-tokenizer has no say.
+"""Text to token ids and back, exactly as in training: the front tokenises, so an engine's own
+tokenizer does not matter.
 """
 
 import json
@@ -19,10 +19,10 @@ Message = dict[str, str]
 
 
 class Prompt(NamedTuple):
-    """A chat as a model reads it."""
+    """A chat as the model receives it."""
 
     text: str
-    """Rendered by the chat template, special tokens included."""
+    """Rendered by the chat template, with special tokens."""
     ids: list[int]
 
 
@@ -30,7 +30,7 @@ class Prompts:
     """The tokenizer and the chat template of an export."""
 
     def __init__(self, folder: Path) -> None:
-        """Raises ModelError if `folder` has none, or they are damaged."""
+        """Raises ModelError if `folder` has neither or they are damaged."""
         try:
             self._tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
             config = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
@@ -64,7 +64,7 @@ class Prompts:
         return Prompt(text, self._tokenizer.encode(text, add_special_tokens=False).ids)
 
     def text_for(self, prompt: Prompt) -> str:
-        """The text that becomes the prompt's ids where special tokens are added to it.
+        """The text that gives the prompt's ids once special tokens are added.
 
         Raises BadRequest if there is none.
         """
@@ -76,6 +76,6 @@ class Prompts:
         )
 
     def text(self, ids: Sequence[int]) -> str:
-        """The reply that token ids spell, without special tokens."""
+        """The reply decoded from token ids, without special tokens."""
         found: str = self._tokenizer.decode(list(ids), skip_special_tokens=True)
         return found

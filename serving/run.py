@@ -1,4 +1,4 @@
-"""Everything of a front in one process, until SIGTERM or Ctrl-C: engine, application, server."""
+"""A whole front in one process, until SIGTERM or Ctrl-C: engine, application, server."""
 
 import asyncio
 import logging
@@ -67,7 +67,7 @@ async def _serve(
     def stop(*_: Any) -> None:
         server.should_exit = True
 
-    # until uvicorn has handlers of its own, and when it raises the signal again at its end
+    # until uvicorn installs its handlers, and when it re-raises the signal at its end
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, stop)
     begin = asyncio.create_task(swap.begin(first))
@@ -82,13 +82,13 @@ async def _serve(
     except EngineGone as error:
         raise EnvironmentFault(str(error)) from None
     say(f"Serving {first.name} at http://127.0.0.1:{address.port}/v1")
-    # the output of a background process is in a log, which others may read
+    # the output of a background process goes to a log that others may read
     say(f"Key     {f'{secret}   (in {SERVE_KEY})' if sys.stdout.isatty() else f'in {SERVE_KEY}'}")
     await server.serve(sockets=[listener])
 
 
 def _listening(address: Address) -> socket.socket:
-    # asyncio sets TCP_NODELAY only where the protocol is named; without it a reply takes 40 ms more
+    # asyncio sets TCP_NODELAY only if the protocol is given; otherwise a reply takes 40 ms more
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:

@@ -9,12 +9,12 @@ Weights = Literal["f32", "q8_0", "q4_0"]
 
 
 class Address(NamedTuple):
-    """Where a front listens, and how clients may call it."""
+    """The address of a front, and how clients may call it."""
 
     port: int
     listen: str = "127.0.0.1"
     also: tuple[str, ...] = ()
-    """Host headers besides localhost:PORT and 127.0.0.1:PORT."""
+    """Accepted Host headers besides localhost:PORT and 127.0.0.1:PORT."""
 
     @property
     def hosts(self) -> frozenset[str]:
@@ -26,7 +26,7 @@ class Settings(NamedTuple):
 
     engine: EngineName
     weights: Weights
-    """Which GGUF file llama.cpp loads."""
+    """The GGUF file that llama.cpp loads."""
     slots: int
-    """Replies that are generated side by side."""
+    """Replies generated in parallel."""
     threads: int

@@ -1,6 +1,4 @@
-"""Which engine answers: the first one, its successor after a promotion, and a new one after a
-crash.
-"""
+"""The engine in use: the first one, its successor after a promotion, or a new one after a crash."""
 
 import asyncio
 import logging
@@ -14,13 +12,13 @@ logger = logging.getLogger(__name__)
 
 LOOK_SECONDS = 0.5
 AFTER_FAULT_SECONDS = 5.0
-"""Before what failed is tried again: an export, or an engine that does not load."""
+"""Seconds before a failed export or engine is tried again."""
 
 
 class Swap:
-    """Keeps one engine at work. `wanted` names the export to serve, and is asked again and again:
-    when it names another, that one is started, takes over once it answers, and the old one ends
-    when its last request is answered.
+    """Keeps one engine running. `wanted` names the export to serve and is polled: when it changes,
+    the new engine is started and takes over once it answers; the old one stops after its last
+    request.
     """
 
     def __init__(
@@ -29,10 +27,10 @@ class Swap:
         start: Callable[[Path], Engine],
         serves: Callable[[str], None],
     ) -> None:
-        """`serves` hears the name of the export that is served from then on."""
+        """`serves` is called with the export that is served from then on."""
         self._wanted, self._start, self._serves = wanted, start, serves
         self.engine: Engine | None = None
-        """The one that answers; None while there is none."""
+        """The current engine; None while there is none."""
         self._drains: set[asyncio.Task[None]] = set()
 
     async def begin(self, folder: Path) -> None:
@@ -40,14 +38,14 @@ class Swap:
         await self._switch(folder)
 
     async def keep(self) -> None:
-        """Look after the engine until cancelled."""
+        """Watch the engine until cancelled."""
         look: asyncio.Task[Path] | None = None
         while True:
             await asyncio.sleep(LOOK_SECONDS)
             try:
                 if self.engine is None or not self.engine.is_alive:
                     await self._restart()
-                # in a thread, as a model that was promoted may have to be exported first
+                # in a thread: a promoted model may have to be exported first
                 look = look or asyncio.create_task(asyncio.to_thread(self._wanted))
                 if look.done():
                     done, look = look, None
@@ -64,7 +62,7 @@ class Swap:
         await self._switch(self._folder)
 
     async def _follow(self, folder: Path) -> None:
-        """Let the engine of another export take over, if this is another."""
+        """Switch to the engine of another export, if `wanted` names another."""
         old = self.engine
         if old is None or folder == old.folder:
             return
@@ -81,7 +79,7 @@ class Swap:
         logger.info("serving %s", engine.name)
 
     async def end(self) -> None:
-        """Let the requests at work be answered, then end all engines."""
+        """Answer running requests, then stop all engines."""
         await asyncio.gather(*self._drains)
         if self.engine is not None:
             await self.engine.drain()

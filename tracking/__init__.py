@@ -1,5 +1,4 @@
-"""Everything MLflow: what a run left on the disk is shipped there, exactly once, whenever MLflow
-can be reached.
+"""Everything MLflow: ships what a run left on disk, exactly once, whenever MLflow is reachable.
 
-Tasks and the command line import it; it knows no orchestrator.
+Tasks and the command line import it; it imports no orchestrator.
 """

@@ -1,5 +1,5 @@
-"""The aliases `champion` and `previous` in MLflow's registry, brought in line with
-champions/record.json: safe to repeat, at any time.
+"""The aliases `champion` and `previous` in MLflow's registry, synchronised with
+champions/record.json; safe to repeat.
 """
 
 import hashlib
@@ -23,18 +23,18 @@ ALIASES = ("champion", "previous")
 
 
 def record_digest(root: Path) -> str:
-    """Names the state of the record; empty without one."""
+    """Digest of the record's state; empty without a record."""
     path = root / RECORD
     return hashlib.sha256(path.read_bytes()).hexdigest() if path.exists() else ""
 
 
 def bring_in_line(connection: Connection, root: Path, params: Params, runs: dict[str, str]) -> bool:
-    """Set both aliases to the versions that have the recorded models' digests, and take away one
-    that stands for nobody.
+    """Set both aliases to the versions that have the recorded models' digests, and remove an alias
+    without a model.
 
     `runs` holds the MLflow run of each pipeline run. A champion becomes a version that
     `mlflow.transformers.load_model` loads, made from its own folder; if that fails, a version with
-    its files as the run left them. Returns whether all of it could be done.
+    its files as the run left them. Returns whether everything succeeded.
     """
     name, record, complete = params.tracking.registered_model, read_record(root), True
     for alias, entry in zip(ALIASES, (record.champion, record.previous), strict=True):
@@ -67,8 +67,8 @@ def _version(
 
 
 def _write_mlflow_model(root: Path, folder: Path, target: Path) -> bool:
-    """Write a champion as an MLflow model, in a process that has the packages of training; whether
-    that worked.
+    """Write a champion as an MLflow model, in a process with the packages of training. Returns
+    whether it worked.
     """
     command = [sys.executable, "-m", "training.export.mlflow_model"]
     command += ["--folder", str(folder), "--to", str(target)]

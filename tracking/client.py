@@ -1,4 +1,4 @@
-"""A connection to MLflow, and the few calls made on it that are safe to repeat."""
+"""A connection to MLflow, and calls that are safe to repeat."""
 
 import logging
 import os
@@ -27,8 +27,8 @@ PARAM_CHARS = 6000
 
 TIMEOUT_VARIABLE = "MLFLOW_HTTP_REQUEST_TIMEOUT"
 TIMEOUT_SECONDS, UPLOAD_TIMEOUT_SECONDS = 10, 3600
-"""For an answer. A server that keeps artifacts elsewhere says nothing after a file has come until
-the other place has it.
+"""Seconds to wait for an answer. A server that stores artifacts elsewhere answers an upload only
+when they are there.
 """
 
 USER_VARIABLE, PASSWORD_VARIABLE, TOKEN_VARIABLE = (
@@ -38,7 +38,7 @@ USER_VARIABLE, PASSWORD_VARIABLE, TOKEN_VARIABLE = (
 )
 
 KEY_TAG = "rlhf.key"
-"""Tag that names what an MLflow run stands for, so that it is found again and never created
+"""Tag with the key of what an MLflow run represents, so that it is found again and never created
 twice.
 """
 
@@ -61,7 +61,7 @@ class Connection(NamedTuple):
 
 
 def resolved_uri(root: Path, uri: str) -> str:
-    """`uri` with a relative SQLite path taken from the project's folder."""
+    """`uri` with a relative SQLite path resolved against the project's folder."""
     prefix = "sqlite:///"
     if uri.startswith(prefix) and not uri.startswith(f"{prefix}/"):
         return f"{prefix}{(root / uri.removeprefix(prefix)).resolve()}"
@@ -70,7 +70,7 @@ def resolved_uri(root: Path, uri: str) -> str:
 
 @contextmanager
 def named_faults(uri: str) -> Iterator[None]:
-    """Whatever the tracker does wrong becomes an EnvironmentFault of one line."""
+    """Turn any failure of the tracker into an EnvironmentFault of one line."""
     try:
         yield
     except EnvironmentFault:
@@ -98,7 +98,7 @@ def connect(root: Path, tracking: Tracking) -> Connection:
     client = MlflowClient(uri, registry_uri=uri)
     found = client.get_experiment_by_name(tracking.experiment)
     if found is None:
-        # a database has no artifact store of its own, a server does
+        # a database has no artifact store; a server has one
         local = None if uri.startswith("http") else (root / "mlartifacts").resolve().as_uri()
         tags = {
             "mlflow.experimentKind": "custom_model_development",
@@ -125,8 +125,8 @@ def connect(root: Path, tracking: Tracking) -> Connection:
 
 
 def log_in(root: Path, uri: str) -> None:
-    """Have MLflow's client send the password of this project's own server to it and to no other.
-    Who has named a login in the environment is not overruled.
+    """Let MLflow's client send the password of this project's server to that server only.
+    Credentials in the environment take precedence.
     """
     if os.environ.get(USER_VARIABLE, MLFLOW_USER) != MLFLOW_USER or TOKEN_VARIABLE in os.environ:
         return
@@ -140,8 +140,8 @@ def log_in(root: Path, uri: str) -> None:
 
 
 def create_database(uri: str) -> None:
-    """Make a SQLite database that is not there yet, whole or not at all: MLflow cannot open one
-    whose creation was cut off.
+    """Create a missing SQLite database atomically: MLflow cannot open one whose creation was
+    interrupted.
     """
     target = Path(uri.removeprefix("sqlite:///"))
     if not uri.startswith("sqlite:///") or target.exists():
@@ -156,9 +156,7 @@ def create_database(uri: str) -> None:
 def ensure_run(
     connection: Connection, key: str, name: str, start: float, tags: Mapping[str, str]
 ) -> str:
-    """The MLflow run that stands for `key`, created if need be. `start` in seconds since the
-    epoch.
-    """
+    """The MLflow run for `key`, created if needed. `start` in seconds since the epoch."""
     client, experiment_id = connection
     found = client.search_runs([experiment_id], f"tags.`{KEY_TAG}` = '{key}'", max_results=1)
     if found:
@@ -170,7 +168,7 @@ def ensure_run(
 
 
 def is_deleted(connection: Connection, run_id: str) -> bool:
-    """Whether somebody has deleted a run in MLflow, or even removed it from its database."""
+    """Whether a run was deleted in MLflow, or even removed from its database."""
     try:
         return str(connection.client.get_run(run_id).info.lifecycle_stage) == LifecycleStage.DELETED
     except MlflowException as error:
@@ -181,9 +179,7 @@ def is_deleted(connection: Connection, run_id: str) -> bool:
 
 @contextmanager
 def unless_deleted(connection: Connection, run_id: str) -> Iterator[None]:
-    """What the block ships to a run that was deleted in MLflow is left out, so that the rows of all
-    others go on.
-    """
+    """Skip what the block ships if the run was deleted in MLflow; other runs' rows still ship."""
     try:
         yield
     except MlflowException:
@@ -194,9 +190,7 @@ def unless_deleted(connection: Connection, run_id: str) -> Iterator[None]:
 
 @contextmanager
 def uploading() -> Iterator[None]:
-    """Wait longer for an answer meanwhile, as it comes only when a whole file is where the server
-    keeps it.
-    """
+    """Wait longer for an answer within the block: it comes only once a whole file is stored."""
     before = os.environ.get(TIMEOUT_VARIABLE)
     os.environ[TIMEOUT_VARIABLE] = str(max(int(before or 0), UPLOAD_TIMEOUT_SECONDS))
     try:
@@ -215,7 +209,7 @@ def log_inputs(connection: Connection, run_id: str, inputs: Sequence[DatasetInpu
 
 
 def log_folder(connection: Connection, run_id: str, folder: Path, place: str | None = None) -> None:
-    """All files of a folder as artifacts, however large they are."""
+    """Log all files of a folder as artifacts, of any size."""
     with uploading(), unless_deleted(connection, run_id):
         connection.client.log_artifacts(run_id, str(folder), place)
 
@@ -227,7 +221,7 @@ def log(
     params: Sequence[tuple[str, str]] = (),
     tags: Mapping[str, str] | None = None,
 ) -> None:
-    """Metrics, parameters and tags in as few calls as MLflow's limits allow; nothing if the run was
+    """Metrics, parameters and tags in as few calls as MLflow's limits allow; skipped if the run was
     deleted in MLflow.
     """
     client = connection.client

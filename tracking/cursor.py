@@ -1,4 +1,4 @@
-"""How far the rows of this workspace have been shipped to one MLflow.
+"""How many rows of this workspace have been shipped to one MLflow.
 
 runs/shipped-<digest of the tracking URI>.json: bytes read of every jsonl file, and the MLflow run
 of every pipeline run and attempt. It is written after the rows have arrived. A process killed in
@@ -27,13 +27,13 @@ class Cursor(BaseModel):
     open: list[str] = []
     """Keys of `runs` that MLflow shows as running."""
     champions: str = ""
-    """Digest of the champion's record that the registry's aliases are in line with."""
+    """Digest of the champions record that the registry's aliases match."""
     quantised: dict[str, str] = {}
-    """Pipeline run id -> what of its export the registry has: digests of the comparison and of the
-    champion's record.
+    """Pipeline run id -> digests of the comparison and of the champions record that the registry
+    has of its export.
     """
     benchmarked: dict[str, str] = {}
-    """The same of its benchmarks."""
+    """The same for its benchmarks."""
 
     def follower(self, root: Path, name: str) -> Follower:
         """A reader of runs/<name> from where shipping stopped; from the start if the file was
@@ -53,8 +53,8 @@ def cursor_path(root: Path, uri: str) -> Path:
 
 
 def load(path: Path) -> Cursor:
-    """The cursor at `path`, a new one if there is none or it cannot be read: shipping again does
-    no harm.
+    """The cursor at `path`, or a new one if it is missing or unreadable: shipping again does no
+    harm.
     """
     try:
         return Cursor.model_validate_json(path.read_bytes())

@@ -1,6 +1,4 @@
-"""What people see of a run in MLflow's tables and legends: its name, what it changed, where it
-comes from, its description.
-"""
+"""How a run appears in MLflow's tables and legends: its name, changes, origin and description."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,27 +7,27 @@ from config.records import PICTURE, SUMMARY
 from tracking.client import Connection
 
 KIND_TAG = "rlhf.kind"
-"""`run` or `stage`: so that a search finds whole runs only."""
+"""`run` or `stage`: a search can then find pipeline runs only."""
 CHANGED_TAG = "rlhf.changed"
 MOST_CHANGES = 6
 MOST_CHARS = 60
-"""Changes that are named, and characters of a value."""
+"""Changes listed, and characters per value."""
 OF_ITS_OWN = ("tracking.", "prices.date", "prices.source")
-"""Parameters that change nothing about a run."""
+"""Parameters whose change is not worth a label."""
 NOTE_CHARS = 8000
 """MLflow's limit for a tag."""
 
 
 def nickname(run_id: str) -> str:
-    """The words at the end of a run's id, 20261121-182020-brave-otter: MLflow's table has the time
-    in a column and cuts long names.
+    """The last words of a run's id (20261121-182020-brave-otter): MLflow shows the time in its own
+    column and cuts long names.
     """
     parts = run_id.split("-", 2)
     return parts[2] if len(parts) == 3 and parts[0].isdigit() and parts[1].isdigit() else run_id
 
 
 def source(origin: Mapping[str, str]) -> dict[str, str]:
-    """Tags of a run's origin, with MLflow's own names for those that it shows in a column."""
+    """Tags for a run's origin, under MLflow's own names where it has a column for them."""
     commit = origin.get("git.commit")
     mlflow = {
         "mlflow.source.type": "LOCAL",
@@ -83,11 +81,11 @@ def description(mlflow_run_id: str, folder: Path) -> dict[str, str]:
     path = folder / SUMMARY
     if not path.exists():
         return {}
-    # relative to MLflow's own page, wherever that is served
+    # relative to MLflow's page, wherever it is served
     shown = path.read_text(encoding="utf-8").replace(
         f"]({PICTURE})", f"](get-artifact?path={PICTURE}&run_uuid={mlflow_run_id})"
     )
-    # its tables have no room between the columns
+    # MLflow's tables have no padding between columns
     spaced = [
         line.replace(" | ", "&emsp; | ") if line.startswith("| ") else line
         for line in shown.splitlines()

@@ -1,4 +1,4 @@
-"""A comparison of levers in MLflow: a parent run, and below it a run for each variant."""
+"""A comparison of levers in MLflow: a parent run with a child run per variant."""
 
 import hashlib
 import time
@@ -23,7 +23,7 @@ STATUS = {"done": "FINISHED", "not here": "KILLED"}
 
 
 def log_levers(root: Path, params: Params, found: Levers, files: Sequence[Path]) -> str:
-    """Log a comparison, again after it was extended; returns the id of the parent run.
+    """Log a comparison, or log it again after an extension; returns the id of the parent run.
 
     Raises EnvironmentFault if MLflow does not take it.
     """
@@ -64,9 +64,7 @@ def log_levers(root: Path, params: Params, found: Levers, files: Sequence[Path])
 
 
 def _end(connection: Connection, run: str, status: str, seconds: float) -> None:
-    """Ended `seconds` after it began, however often it is logged: MLflow shows that as its
-    duration.
-    """
+    """End time `seconds` after the start, on every log: MLflow shows it as the duration."""
     with unless_deleted(connection, run):
         began = connection.client.get_run(run).info.start_time
         connection.client.set_terminated(run, status, end_time=began + round(1000 * seconds))

@@ -1,4 +1,4 @@
-"""MLflow's server in a process of ours, behind a user name and a password.
+"""MLflow's server behind a user name and a password.
 
 MLflow's own login needs packages that are not among ours, and a database of users. This one knows
 one user: MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, which MLflow's clients send by
@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
 OPEN = "/health"
-"""Answers whether the server is well, to everybody."""
+"""Health check, open to everybody."""
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -25,9 +25,7 @@ Application = Callable[[Message, Receive, Send], Awaitable[None]]
 
 
 class Login:
-    """An ASGI application that asks for a name and a password (RFC 7617) before the application
-    within sees a request.
-    """
+    """An ASGI middleware that asks for a name and a password (RFC 7617)."""
 
     def __init__(self, within: Application, user: str, password: str) -> None:
         self._within = within
@@ -38,7 +36,7 @@ class Login:
             await self._within(scope, receive, send)
         elif scope["type"] == "http":
             await _ask(send)
-        else:  # before it was accepted: answered with 403
+        else:  # closed before it was accepted: answered with 403
             await send({"type": "websocket.close", "code": 1008})
 
     def _may(self, scope: Message) -> bool:
@@ -71,7 +69,7 @@ def application(user: str, password: str, database: str, artifacts: str) -> Appl
         constants.SERVE_ARTIFACTS_ENV_VAR: "true",
         "_MLFLOW_SGI_NAME": "uvicorn",
     }
-    from mlflow.server.fastapi_app import app  # reads them
+    from mlflow.server.fastapi_app import app  # read at import
     from mlflow.server.handlers import initialize_backend_stores
 
     initialize_backend_stores(database, database, "mlflow-artifacts:/")

@@ -1,5 +1,5 @@
-"""Rows of a stage as MLflow metrics: the same row always gives the same metrics, so that shipping
-twice stores once.
+"""Rows of a stage as MLflow metrics. The same row always gives the same metrics, so shipping twice
+stores once.
 """
 
 import re
@@ -18,11 +18,11 @@ from costs.ledger.reconcile import Comparison, Reconciled
 from costs.tables.price import StagePrice
 
 PREFIXES = {"evaluate": "eval"}
-"""Stage -> first part of its metrics' names, where it is not the stage's own."""
+"""Stage -> first part of its metrics' names, if it is not the stage's name."""
 
 
 def metric_name(*parts: str) -> str:
-    """Parts joined by slashes, with what MLflow does not take in a name replaced."""
+    """Join parts with slashes and replace characters that MLflow refuses."""
     return "/".join(re.sub(r"[^\w\-. ]", "_", part) for part in parts)
 
 
@@ -35,7 +35,7 @@ def training_metrics(stage: str, row: MetricRow) -> list[Metric]:
 
 
 def usage_metrics(row: UsageRow, price: StagePrice) -> list[Metric]:
-    """`phase/<phase>/seconds` and what else the phase of one step spent."""
+    """`phase/<phase>/seconds` and the other quantities of a phase of one step."""
     spent = {
         "seconds": row.seconds,
         "usd": price.usd_of_rows([row]),
@@ -49,7 +49,7 @@ def usage_metrics(row: UsageRow, price: StagePrice) -> list[Metric]:
 
 
 def final_metrics(metrics: Mapping[str, Mapping[str, Any]], time: float) -> list[Metric]:
-    """Per stage the numbers of its metrics/<stage>.json; a boolean counts as 0 or 1, null and text
+    """The numbers in metrics/<stage>.json of each stage; booleans count as 0 or 1, null and text
     are left out.
     """
     return [
@@ -61,7 +61,7 @@ def final_metrics(metrics: Mapping[str, Mapping[str, Any]], time: float) -> list
 
 
 def cost_metrics(book: Ledger, time: float) -> list[Metric]:
-    """`cost/*` of a whole run, `stage_usd/<stage>`, `phase_usd/<stage>/<phase>`, and the same in
+    """`cost/*` of a pipeline run, `stage_usd/<stage>`, `phase_usd/<stage>/<phase>`, and the same in
     seconds.
     """
     values = {
@@ -77,8 +77,8 @@ def cost_metrics(book: Ledger, time: float) -> list[Metric]:
 
 
 def _stage_costs(stage: StageCost) -> dict[str, float]:
-    """MLflow puts the charts of `a/b/c` under the heading `a/b`, so what is to be seen side by side
-    differs in the last part only.
+    """MLflow groups the charts of `a/b/c` under `a/b`, so metrics to compare differ in their last
+    part only.
     """
     costs = {f"stage_seconds/{stage.stage}": stage.seconds, f"stage_usd/{stage.stage}": stage.usd}
     for phase in stage.phases:
@@ -88,7 +88,7 @@ def _stage_costs(stage: StageCost) -> dict[str, float]:
 
 
 def bought_metrics(evaluated: Mapping[str, Any], book: Ledger, time: float) -> list[Metric]:
-    """What was paid for what: `cost/made_usd`, reused stages included, `eval/win_rate` on the best
+    """Price and result: `cost/made_usd`, reused stages included, `eval/win_rate` on the best
     evidence with its bounds, and the one per the other.
 
     `cost/milliusd` and `cost/made_milliusd` are thousandths of a dollar: MLflow rounds what it
@@ -112,8 +112,8 @@ def bought_metrics(evaluated: Mapping[str, Any], book: Ledger, time: float) -> l
 
 
 def contest_metrics(contest: Contest, usd: float, time: float) -> list[Metric]:
-    """`contest/*` of a run that a retrain cycle compared with the champion; `usd` is what the cycle
-    cost.
+    """`contest/*` of a run that a retrain cycle compared with the champion; `usd` is the cost of
+    the cycle.
     """
     values = {
         "win_rate": contest.win_rate.value,
@@ -140,7 +140,9 @@ def contest_metrics(contest: Contest, usd: float, time: float) -> list[Metric]:
 
 
 def plan_metrics(reconciled: Reconciled, kwh: float, time: float) -> list[Metric]:
-    """`plan/*` of a whole run, and per stage, beside what was measured; `cost/kwh`."""
+    """`plan/*` of a pipeline run and of its stages, for comparison with the measurements;
+    `cost/kwh`.
+    """
     values = {"cost/kwh": kwh} | _planned("plan", reconciled.whole)
     for stage in reconciled.stages:
         values |= _planned(metric_name("plan", stage.stage), stage.whole)
@@ -163,12 +165,12 @@ def _metric(name: str, value: float, time: float, step: int) -> Metric:
 
 
 def serving_name(found: Benchmark) -> str:
-    """How a way to serve a model is called in names of metrics and tags."""
+    """Name of a way to serve a model, in metrics and tags."""
     return "-".join(str(part) for part in found.variant if part)
 
 
 def serving_metrics(found: Benchmark) -> list[Metric]:
-    """`serve/<way>/tokens_per_second` and others, the step being the concurrency."""
+    """`serve/<way>/tokens_per_second` and others; the step is the concurrency."""
     time = datetime.fromisoformat(found.time).timestamp()
     return [
         _metric(metric_name("serve", serving_name(found), name), value, time, load.concurrency)
@@ -180,7 +182,7 @@ def serving_metrics(found: Benchmark) -> list[Metric]:
 
 
 def serving_rows(found: Benchmark) -> list[dict[str, Any]]:
-    """A row of a table for each load."""
+    """A table row per load."""
     return [
         {
             "served by": serving_name(found),
@@ -195,7 +197,7 @@ def serving_rows(found: Benchmark) -> list[dict[str, Any]]:
 
 
 def serving_line(found: Benchmark) -> str | None:
-    """A benchmark in a line, at its knee."""
+    """A benchmark in one line, at its knee."""
     load = found.at_knee()
     if load is None:
         return None

@@ -1,5 +1,5 @@
-"""The runs list of MLflow as people want it first: whole runs, with the columns that matter, and
-charts of cost against quality and of where PPO's time went.
+"""The default view of MLflow's runs list: pipeline runs, with the columns that matter, and charts
+of cost against quality and of where PPO's time went.
 
 MLflow keeps a shared view as a tag of the experiment; a link names it by its key.
 """
@@ -10,7 +10,7 @@ from typing import Any
 VIEW = "runs"
 VIEW_TAG = f"mlflow.sharedViewState.{VIEW}"
 LINK_QUERY = f"viewStateShareKey={VIEW}&workflowType=machine_learning"
-"""What the address of an experiment's runs has behind its question mark."""
+"""Query string of an experiment's runs page."""
 COLUMNS = (
     "metrics.`eval/win_rate`",
     "metrics.`eval/win_rate_low`",
@@ -23,7 +23,7 @@ COLUMNS = (
 )
 COLUMN_PIXELS = 120
 PHASES = ("rollout", "logprobs", "score", "reference", "value", "update")
-"""Of PPO; a chart without a value is hidden by MLflow."""
+"""Phases of PPO; MLflow hides a chart without values."""
 
 
 def view() -> str:
@@ -42,7 +42,7 @@ def view() -> str:
         "selectedColumns": list(COLUMNS),
         "columnOrder": list(COLUMNS),
         "columnWidths": dict.fromkeys(COLUMNS, COLUMN_PIXELS),
-        "isAccordionReordered": True,  # else the sections come by their names, ours among MLflow's
+        "isAccordionReordered": True,  # otherwise MLflow sorts the sections by name
         "compareRunSections": [
             {"uuid": _id(name), "name": name, "display": True, "isReordered": False}
             for name in sections

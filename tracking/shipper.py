@@ -1,6 +1,4 @@
-"""Shipping in the background while a run is at work, so that a slow or absent MLflow never holds
-training up.
-"""
+"""Ships rows in the background during a run, so that a slow or absent MLflow delays no training."""
 
 import logging
 import threading
@@ -23,30 +21,30 @@ class Shipper:
     def __init__(
         self, root: Path, params: Params, run_id: str, persist_seconds: float = 0.0
     ) -> None:
-        """`persist_seconds`: how long an MLflow that is away at the end is tried again, where
-        nobody can ship the rest later.
+        """`persist_seconds`: how long to retry an unreachable MLflow at the end, for runs whose
+        rows nobody can ship later.
         """
         self._persist_seconds = persist_seconds
         self._root, self._params, self._run_id = root, params, run_id
         self._finish = threading.Event()
         self._thread = threading.Thread(target=self._work, name="mlflow", daemon=True)
         self.fault: str | None = None
-        """Why the last pass failed, None if it did not."""
+        """Why the last pass failed; None if it succeeded."""
         self.done = False
-        """A pass that began after `finish` was asked for has shipped everything."""
+        """A pass that began after `finish` was called has shipped everything."""
 
     def start(self) -> None:
         self._thread.start()
 
     def end(self) -> None:
-        """Ship what is left, from now on: no more rows come. Returns at once."""
+        """Ship the remaining rows: no more will come. Returns at once."""
         self._finish.set()
 
     def finish(self, give_up: Callable[[], bool]) -> str | None:
-        """Ship what is left, and wait for it as long as a pass is at work: a large model takes its
-        time, and each request has a limit.
+        """Ship the remaining rows and wait while a pass makes progress: a large model takes time,
+        and each request has a timeout.
 
-        Returns in one line why not all of it arrived, None if it did.
+        Returns one line with the reason if something did not arrive, else None.
         """
         self.end()
         while self._thread.is_alive() and not give_up():
@@ -61,7 +59,7 @@ class Shipper:
 
     def _work(self) -> None:
         from tracking.sync import (
-            sync,  # MLflow takes over a second to import: here, beside the data stage
+            sync,  # MLflow takes over a second to import: here, while the data stage runs
         )
 
         ended_at: float | None = None

@@ -1,9 +1,8 @@
-"""Ship what the runs of this workspace have left since the last time: the one way rows reach
-MLflow, live or later.
+"""Ships new rows of this workspace to MLflow, during a run or later; nothing else writes to MLflow.
 
 A parent MLflow run per pipeline run, below it one per stage attempt. Everything is read from files
-(runs/pipeline.jsonl, the streams of the stages, the run's own copies), so it makes no difference
-whether MLflow was up when they were written.
+(runs/pipeline.jsonl, the streams of the stages, the run's own copies), so MLflow need not be up
+when they are written.
 """
 
 import hashlib
@@ -82,7 +81,7 @@ logger = logging.getLogger(__name__)
 M = TypeVar("M", bound=BaseModel)
 PIPELINE, RETRAIN = "pipeline.jsonl", RETRAIN_ROWS.name
 STATUS = {"completed": "FINISHED", "stopped": "KILLED", "over_budget": "KILLED", "killed": "KILLED"}
-"""State of a pipeline run -> MLflow's status; any other is FAILED."""
+"""State of a pipeline run -> MLflow status; any other is FAILED."""
 
 
 def sync(root: Path, params: Params, at_work: str | None = None) -> int:
@@ -135,8 +134,8 @@ class Shipment:
         return self._rows
 
     def _name_champions(self) -> None:
-        """The registry's aliases follow the champion's record; what cannot be named yet is tried
-        again with the next rows.
+        """Update the registry's aliases from the champions record; what is not possible yet is
+        retried with the next rows.
         """
         digest = record_digest(self._root)
         if digest != self._cursor.champions and bring_in_line(
@@ -146,8 +145,8 @@ class Shipment:
             save(self._cursor, self._path)
 
     def _ship_measured_later(self) -> None:
-        """What exports and benchmarks measured after a run, onto the run and its model versions;
-        again after a promotion, which makes a version.
+        """Add what exports and benchmarks measured after a run to the run and its model versions;
+        again after a promotion, which creates a version.
         """
         self._ship_kept(read_quantised, log_quantised, self._cursor.quantised)
         self._ship_kept(read_benchmarked, log_benchmarks, self._cursor.benchmarked)
@@ -188,7 +187,7 @@ class Shipment:
         )
 
     def _note_stage(self, row: PipelineRow) -> None:
-        """Which outputs a stage contributed, and what it read."""
+        """The outputs that a stage contributed, and its inputs."""
         state = "unchanged" if row.cached else "made"
         made_by = f"{state}, attempt {row.attempt}" if row.attempt is not None else state
         parent = self._parent(row.run_id, row.time)
@@ -207,7 +206,7 @@ class Shipment:
             log_inputs(self._connection, child, datasets(read, origin, row.stage))
 
     def _end_run(self, row: PipelineRow) -> None:
-        """Results, evidence, the model, and an end to everything of this run that still shows as
+        """Results, evidence and model; then end everything of this run that MLflow shows as
         running.
         """
         run_id, folder = self._parent(row.run_id, row.time), kept_folder(self._root, row.run_id)
@@ -250,7 +249,7 @@ class Shipment:
         return results
 
     def _params_of(self, run_id: str) -> Params:
-        """The run's own params: its prices are part of its rows, and must be the same if they are
+        """The run's own params: its prices are part of its rows, and must be the same when they are
         shipped again.
         """
         if run_id not in self._kept_params:
@@ -268,7 +267,7 @@ class Shipment:
         return {key: detail[key] for key in ("dvc.remote", "git.commit") if key in detail}
 
     def _ship_contests(self) -> int:
-        """What retrain cycles found out about runs they compared with the champion; the offset up
+        """Results of retrain cycles for runs they compared with the champion; returns the offset up
         to which their rows were read.
         """
         follower = self._cursor.follower(self._root, RETRAIN)
@@ -355,7 +354,7 @@ class Shipment:
             row.exit_code or EXIT_DONE, "FAILED"
         )
         self._close(f"{row.run_id}/{stage}/{row.attempt}", status, row.time)
-        if row.run_id == NO_RUN_ID:  # nobody else says that work by hand has ended
+        if row.run_id == NO_RUN_ID:  # nothing else records the end of a stage started by hand
             self._close(NO_RUN_ID, status, row.time)
 
     # ------------------------------------------------------------ MLflow runs
@@ -383,7 +382,7 @@ class Shipment:
             for older in [
                 other for other in self._cursor.open if other.startswith(f"{run_id}/{stage}/")
             ]:
-                # it never recorded that it ended: one process at a time works at a stage
+                # its end was never recorded, and only one process works on a stage at a time
                 self._close(older, "KILLED", time)
             if run_id == NO_RUN_ID:
                 self._reopen(NO_RUN_ID)

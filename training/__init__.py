@@ -23,12 +23,12 @@ os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
 # machine has a C compiler.
 os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
 
-# Threads that wait for each other sleep instead of keeping a core that the other may need: libgomp
-# reads this once, as torch is imported. It costs some of the time alone and saves most of it
-# beside processes that want the cores (docs/performance.md).
+# Threads that wait for each other sleep instead of occupying a core another may need: libgomp
+# reads this once, when torch is imported. It costs a little on an idle machine and saves most
+# of the time beside processes that compete for the cores (docs/performance.md).
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
-# A log needs no progress bars. Said here, as importing datasets to say it would cost 1.4 CPU
-# seconds in stages that need none of it.
+# A log needs no progress bars. Set here: importing datasets to set it would cost 1.4 CPU
+# seconds in stages that do not use it.
 if os.environ.get("RANK", "0") != "0" or not sys.stderr.isatty():
     os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")

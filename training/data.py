@@ -70,7 +70,7 @@ logger = logging.getLogger("training.data")  # as a process this module is calle
 SECTIONS = ("seed", "model", "data")
 INPUTS = local_files
 EXCHANGES = 2000
-"""Prompts by which the longest exchange of a generated world is found."""
+"""Prompts sampled to find the longest exchange of a generated world."""
 UNLIMITED_VOCABULARY = 1 << 16
 
 
@@ -119,7 +119,7 @@ def data(stage: Stage) -> None:
         ]
         work.add(sum(sequences), len(sequences))
     stage.stop_if_requested()
-    # 4. what a reward model has to beat, and everything else people ask about data
+    # 4. baselines for the reward model, and summary statistics
     with stage.meter.phase("summarise", 0):
         pairs = {split: reply_pairs(datasets["preference"][split]) for split in SPLITS}
         trivial = baselines(pairs)
@@ -140,7 +140,7 @@ def data(stage: Stage) -> None:
         }
     stage.stop_if_requested()
     stage.check_params()
-    # 5. everything in place
+    # 5. put everything in place
     with stage.meter.phase("write", 0):
         write_prepared(root / "data/prepared", datasets, refusals)
         with replacing(root / "data/tokenizer") as folder:
@@ -165,7 +165,7 @@ def clean(
 ) -> list[Parsed]:
     """The examples of every table, with prompts of one form, and the rows that were refused.
 
-    Raises DataError if these are too many, or if conversations stand beside plain prompts.
+    Raises DataError if too many are refused, or if conversations and plain prompts are mixed.
     """
     special_tokens = SPECIAL_TOKENS if base is None else tuple(base.all_special_tokens)
     rules = TextRules(params.data.max_prompt_chars, params.data.max_response_chars, special_tokens)
@@ -181,8 +181,8 @@ def clean(
 def tokenizer_of_world(
     needs: Sequence[Need], parsed: Sequence[Parsed], params: Params
 ) -> PreTrainedTokenizerBase:
-    """A tokenizer learnt from the tables that teach one. Raises ParamsError if it leaves no room
-    for a generated world.
+    """A tokenizer trained on the tables meant for it. Raises ParamsError if its vocabulary is too
+    small for a generated world.
     """
     teaching = [
         example
@@ -196,7 +196,7 @@ def tokenizer_of_world(
 
 
 def write_plots(folder: Path, datasets: Datasets, trivial: Mapping[str, Proportion]) -> None:
-    """Lengths of the sequences, and how often trivial predictors are right."""
+    """Sequence lengths, and the accuracy of trivial predictors."""
     write_csv(
         folder / "data_lengths.csv",
         ("dataset", "split", "tokens", "sequences"),
@@ -212,9 +212,9 @@ def write_plots(folder: Path, datasets: Datasets, trivial: Mapping[str, Proporti
 def refuse_too_large_world(
     tokenizer: PreTrainedTokenizerBase, examples: Sequence[Example], params: Params
 ) -> None:
-    """A generated world has a token for each of its words, and its best replies have room.
+    """Check that a generated world has a token for each word, and room for its best replies.
 
-    Raises ParamsError with the sizes that would do.
+    Raises ParamsError with sizes that suffice.
     """
     source, shape = params.data.source, params.model.random
     if not isinstance(source, HelpdeskSource) or shape is None:

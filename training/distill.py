@@ -1,4 +1,4 @@
-"""Stage `distill`: a small student learns to answer as the aligned model, its teacher, does. Read
+"""Stage `distill`: a small student learns to answer as its teacher, the aligned model. Read
 `distill` from top to bottom.
 
 data/prepared/prompts/train.jsonl, models/<align.method> -> models/distill, metrics/distill.json,
@@ -69,12 +69,12 @@ CURVES = (
 
 @dataclass
 class DistillState(LoopState):
-    """What the loop carries besides the weights: what the signs of trouble are read from."""
+    """State of the loop besides the weights: statistics from which divergence is detected."""
 
     lengths: list[float] = field(default_factory=list)
-    """Mean tokens of the student's responses, of each update in which it sampled."""
+    """Mean response length of the student in each update in which it sampled."""
     eos_rates: list[float] = field(default_factory=list)
-    """Share of those that ended."""
+    """Share of those responses that ended with EOS."""
     teacher_tokens: int = 0
     teacher_responses: int = 0
 
@@ -118,7 +118,7 @@ def distill(stage: Stage) -> None:
         backoff = partial(oom.run, step=update)
         rollout_backoff = partial(oom_rollout.run, step=update)
 
-        # 1. responses: the first prompts are the student's to answer, the others the teacher's
+        # 1. responses: the student answers the first prompts, the teacher the others
         batch = choose_prompts(prompts, settings, seed, update)
         noise_BT = sampling_noise(
             len(batch), limits.max_new_tokens, stream_seed(seed, "distill", update)
@@ -142,8 +142,8 @@ def distill(stage: Stage) -> None:
         remember(state, responses, own, row)
         check_responses(state.lengths, state.eos_rates, state.teacher_length)
 
-        # 2. what the teacher says at every response token: its last hidden states, from which the
-        # divergence makes its log-probabilities over the whole vocabulary chunk by chunk
+        # 2. the teacher's last hidden states at every response token, from which the
+        # divergence computes its log-probs over the vocabulary chunk by chunk
         supervised = update <= settings.sft_updates
         teacher: list[Tensor] = []
         if not supervised:
@@ -214,7 +214,7 @@ def accumulate_gradients(
     """The gradient of this process's `share` of a mini-batch of `tokens` response tokens, in
     micro-batches of at most `budget_tokens`.
 
-    Called again with smaller ones where memory does not suffice.
+    Called again with smaller ones after running out of memory.
     """
     settings = stage.params.section("distill")
     pair.optimizer.zero_grad(set_to_none=True)
@@ -249,7 +249,9 @@ def student_responses(settings: Distill, update: int) -> int:
 
 
 def response_statistics(responses: Sequence[list[int]], own: int, eos: int) -> dict[str, float]:
-    """Mean length and share that ended, of all responses and of the student's `own`, the first."""
+    """Mean length, and share that ended with EOS, of all responses and of the first `own`, the
+    student's.
+    """
 
     def of(rows: Sequence[list[int]], prefix: str) -> dict[str, float]:
         return {
@@ -263,7 +265,7 @@ def response_statistics(responses: Sequence[list[int]], own: int, eos: int) -> d
 def remember(
     state: DistillState, responses: Sequence[list[int]], own: int, row: dict[str, float]
 ) -> None:
-    """Add the responses of an update to what the signs of trouble are read from."""
+    """Add an update's responses to the statistics that detect divergence."""
     if own:
         state.lengths.append(row["student_length"])
         state.eos_rates.append(row["student_eos_rate"])
@@ -308,30 +310,30 @@ def student_loss(
 
 
 class Sums:
-    """Loss and agreement over the response tokens of an update; the processes' parts come
-    together at each optimizer step.
+    """Loss and agreement over the response tokens of an update; summed over processes at each
+    optimizer step.
     """
 
     def __init__(self) -> None:
         self._open = [0.0, 0.0, 0.0]
         self._total = [0.0, 0.0, 0.0]
         self.losses: list[float] = []
-        """Of each mini-batch, mean per token."""
+        """Mean per token of each mini-batch."""
         self.grad_norms: list[float] = []
 
     def begin(self, tokens: int) -> None:
-        """Open a mini-batch of so many response tokens; what was added since the last one was
-        closed is forgotten.
+        """Start a mini-batch with this many response tokens, discarding sums of an unfinished
+        one.
         """
         self._open = [0.0, 0.0, float(tokens)]
 
     def add(self, loss: float, agreed: float) -> None:
-        """Account a micro-batch."""
+        """Add a micro-batch."""
         self._open[0] += loss
         self._open[1] += agreed
 
     def step(self, grad_norm: float) -> None:
-        """Close a mini-batch."""
+        """Finish a mini-batch."""
         loss, agreed = all_reduce_sum(self._open[:2])
         tokens = self._open[2]
         self._total = [
@@ -364,8 +366,8 @@ def log_progress(update: int, settings: Distill, row: dict[str, float]) -> None:
 def write_outputs(
     stage: Stage, pair: Pair, state: DistillState, tokenizer: PreTrainedTokenizerBase
 ) -> None:
-    """Put model, curves and metrics in place; the metrics are means over the last five updates,
-    and the sizes of both models.
+    """Put model, curves and metrics in place; metrics are means over the last five updates, and
+    both models' sizes.
     """
     stage.check_params()
     save_student(stage, pair.student, tokenizer)

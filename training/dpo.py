@@ -3,8 +3,8 @@
 data/prepared/preference/, models/sft -> models/dpo, metrics/dpo.json, plots/dpo.csv
 
 The reference's log-probs are computed once, with the SFT weights that the policy starts from: no
-second model is ever held, with adapters or without, and a step costs one forward pass less. Source:
-Rafailov et al. 2023 (arXiv:2305.18290), equation 7.
+second model is held in memory, and a step saves a forward pass. Source: Rafailov et al. 2023
+(arXiv:2305.18290), equation 7.
 
 Shapes: B pairs.
 """
@@ -59,9 +59,7 @@ class Logps(NamedTuple):
 
 
 class BucketedDPOTrainer(PairLoss, BucketedData, LearningCheckpoints, OurNames, DPOTrainer):
-    """TRL's trainer on pairs that are tokenised and have their reference log-probs, with batches of
-    like length.
-    """
+    """TRL's trainer on tokenised pairs with reference log-probs, in batches of similar length."""
 
     names: ClassVar[dict[str, str]] = {
         "rewards/margins": "margin",
@@ -189,7 +187,7 @@ def reply_logps(model: PreTrainedModel, rows: list[dict[str, list[int]]], stage:
 
 
 def add_work(work: Work, rows: list[dict[str, list[int]]], once: bool) -> None:
-    """Account one pass over both sequences of every pair, what both begin with read `once`."""
+    """Record one pass over both sequences of every pair, reading their common prefix `once`."""
     work.add(
         tokens=sum(
             (1 if once else 2) * len(row["prompt_ids"])
@@ -203,7 +201,7 @@ def add_work(work: Work, rows: list[dict[str, list[int]]], once: bool) -> None:
 
 
 def with_reference(rows: list[dict[str, list[int]]], ref: Logps) -> list[dict[str, Any]]:
-    """Rows as TRL's loss reads them."""
+    """Rows in the form of TRL's loss."""
     return [
         {**row, "ref_chosen_logps": chosen, "ref_rejected_logps": rejected}
         for row, chosen, rejected in zip(
@@ -222,8 +220,8 @@ def margins(policy: Logps, ref: Logps, beta: float) -> Tensor:
 
 
 def judged(policy: Logps, ref: Logps, beta: float) -> dict[str, float]:
-    """Figures of held-out pairs. Changes are in nats per reply: if that of the chosen one falls
-    too, the model forgets how to say it.
+    """Metrics on held-out pairs. Changes are in nats per reply; if the chosen reply's falls too,
+    the model becomes less likely to produce it.
     """
     margins_B = margins(policy, ref, beta)
     accuracy = float((margins_B > 0).double().mean())

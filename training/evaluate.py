@@ -45,7 +45,7 @@ SECTIONS = ("seed", "model", "align", "distill", "evaluate", "data.source")
 
 
 class Answers(NamedTuple):
-    """What one model says to the held-out prompts, in their order."""
+    """One model's replies to the held-out prompts, in order."""
 
     texts: list[str]
     lengths: list[int]
@@ -56,11 +56,11 @@ class Answers(NamedTuple):
     kl: list[float]
     """Nats per response from the SFT model."""
     right_items: list[bool] | None = None
-    """Of a helpdesk world: whether each names the item that its prompt names, and no other."""
+    """In a helpdesk world: whether each reply names the item of its prompt, and no other."""
 
 
 def models(params: Params) -> tuple[str, ...]:
-    """Those that are compared, in this order everywhere."""
+    """The models compared, always in this order."""
     return ("base", "sft", "aligned", *(("student",) if params.distill is not None else ()))
 
 
@@ -117,9 +117,7 @@ def evaluate(stage: Stage) -> None:
 
 
 def save_answers(stage: Stage, step: int, answers: dict[str, Answers]) -> None:
-    """Checkpoint everything answered so far: an evaluation that was stopped does not answer
-    twice.
-    """
+    """Checkpoint the replies so far: a resumed evaluation does not sample them again."""
     with stage.checkpoints.saving(step) as folder:
         content = {name: of_model._asdict() for name, of_model in answers.items()}
         (folder / "answers.json").write_text(json.dumps(content), encoding="utf-8")
@@ -187,7 +185,7 @@ def answer(
     prompt_lengths = [len(prompt) for prompt in encoded]
     with stage.meter.phase("score", step) as work, precision:
         rewards = judged(stage, tokenizer, sequences, budget_tokens, model.device)
-        # of the policy that was sampled; greedy replies have no distribution of their own
+        # KL of the sampling policy; greedy replies have no distribution of their own
         temperature = settings.temperature or 1.0
         own = sequence_logprobs(model, sequences, prompt_lengths, temperature, budget_tokens)
         reference = own
@@ -220,8 +218,8 @@ def judged(
     budget_tokens: int,
     device: torch.device,
 ) -> list[float]:
-    """The reward model's scores; it is there no longer than that, so that no more than two models
-    ever are.
+    """Scores of the reward model, which is loaded only meanwhile: at most two models are in
+    memory.
     """
     reward_model = (
         load_reward_model(stage.root / "models/reward", stage.params.model, tokenizer)
@@ -303,8 +301,8 @@ def compare(answers: dict[str, Answers], confidence: float, seed: int) -> dict[s
 
 
 def compare_student(answers: dict[str, Answers], confidence: float, seed: int) -> dict[str, Any]:
-    """How often the student beats the aligned model, and how much of its gain over the SFT model
-    it keeps: by the gold score, without one by the reward model.
+    """Win rate of the student against the aligned model, and the share of its gain over SFT that
+    the student keeps; by gold score if there is one, else by reward model.
     """
     student, aligned, sft = (judge_scores(answers[name]) for name in ("student", "aligned", "sft"))
     rate = win_rate(score_judge(student, aligned), len(student), confidence, seed)
@@ -322,7 +320,7 @@ def compare_student(answers: dict[str, Answers], confidence: float, seed: int) -
 
 
 def judge_scores(answers: Answers) -> list[float]:
-    """Gold scores, or where there are none the reward model's."""
+    """Gold scores, or the reward model's if there are none."""
     return answers.rewards if answers.golds is None else answers.golds
 
 

@@ -4,8 +4,8 @@ reward model. Read `ppo` from top to bottom; training/rl/minimal.py is the same 
 `python -m training.ppo [METHOD]`: data/prepared/prompts/train.jsonl, models/sft, models/reward ->
 models/<method>, metrics/<method>.json, plots/<method>.csv
 
-A method (config/methods) brings its estimator of advantages, step 5. One without a critic has no
-value model, no value phase and no value loss; nothing else differs.
+A method (config/methods) defines its advantage estimator, step 5. One without a critic has no value
+model, no value phase and no value loss; nothing else differs.
 
 Shapes: B responses, P prompt tokens, T response tokens, L tokens of prompt and response, N response
 tokens one after another, D model width. Padding is on the right of [B, T] tensors, and masks are
@@ -65,7 +65,7 @@ from training.rollout.samples import write_rollouts, write_samples
 logger = logging.getLogger(__name__)
 
 SECTIONS = ("seed", "model")
-"""And the section of the method."""
+"""Plus the section of the method."""
 INPUTS = ("data/prepared/prompts/train.jsonl", "data/tokenizer", "models/sft", "models/reward")
 CURVES = (
     "score",
@@ -85,7 +85,7 @@ OF_A_CRITIC = ("value_loss", "explained_variance")
 
 
 def ppo(stage: Stage) -> None:
-    """The loop of every method that samples; step 5 is the method's own."""
+    """The loop of every method that samples; step 5 is the method's."""
     settings: Online = stage.params.section(stage.name)
     critic = isinstance(settings, ActorCritic)
     seed = stage.params.seed
@@ -219,7 +219,7 @@ def accumulate_gradients(
     """The gradient of the mean loss per token of a mini-batch: this process's share of it, in
     micro-batches of at most `budget_tokens`.
 
-    Called again with smaller ones where memory does not suffice.
+    Called again with smaller ones after running out of memory.
     """
     settings, device = roles.settings, roles.policy.device
     critic = settings if isinstance(settings, ActorCritic) else None
@@ -242,7 +242,9 @@ def accumulate_gradients(
 
 
 def next_kl_coef(kl_coef: float, kl: float, settings: Online) -> float:
-    """The KL coefficient of the next update, after one whose mean KL was `kl` nats a response."""
+    """The KL coefficient for the next update, after one with a mean KL of `kl` nats per
+    response.
+    """
     if settings.kl.controller != "adaptive":
         return kl_coef
     return adapted_kl_coef(
@@ -251,7 +253,7 @@ def next_kl_coef(kl_coef: float, kl: float, settings: Online) -> float:
 
 
 def log_progress(update: int, settings: Online, row: dict[str, float]) -> None:
-    """A line on how far training is, and one where it ends before its last update."""
+    """Log the progress of training, and its early end."""
     logger.info(
         "update %d/%d  score %.3f  kl %.2f  length %.1f  entropy %.2f  eta %.0f s",
         update,
@@ -274,8 +276,8 @@ def log_progress(update: int, settings: Online, row: dict[str, float]) -> None:
 def write_outputs(
     stage: Stage, roles: Roles, state: PpoState, tokenizer: PreTrainedTokenizerBase
 ) -> None:
-    """Put model, plots/<method>.csv and metrics/<method>.json in place; the metrics are means over
-    the last five updates.
+    """Write model, plots/<method>.csv and metrics/<method>.json; metrics are means over the last
+    five updates.
     """
     stage.check_params()
     save_policy(stage, roles, tokenizer)

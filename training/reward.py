@@ -42,19 +42,19 @@ from training.process.stage import Stage, run_stage
 SECTIONS = ("seed", "model", "reward")
 INPUTS = ("data/prepared/preference", "data/tokenizer", "models/sft", "metrics/data.json")
 OF_DATA = ("bayes_accuracy", "baseline_longer_wins", "baseline_bow")
-"""What it reads of metrics/data.json, and DVC compares."""
+"""Keys of metrics/data.json that the stage reads; DVC compares them."""
 NORMALISATION_PAIRS = 2000
-"""Training pairs whose scores give the mean and standard deviation: the error of the mean is then
-1/60 of a deviation.
+"""Training pairs whose scores give the mean and standard deviation: the standard error of the mean
+is then 1/60 of a deviation.
 """
 
 
 IDS = Features({name: List(Value("int32")) for name in ("chosen_ids", "rejected_ids")})
-"""Columns of token ids, half as large as the 64-bit integers that Arrow takes by itself."""
+"""Columns of token ids in 32 bits, half the size of Arrow's default."""
 
 
 class BucketedRewardTrainer(PairLoss, BucketedData, LearningCheckpoints, RewardTrainer):
-    """TRL's trainer with batches of like length."""
+    """TRL's trainer with batches of similar length."""
 
     pair_means: ClassVar[tuple[str, ...]] = ("accuracy", "margin")
 
@@ -153,9 +153,7 @@ def reward(stage: Stage) -> None:
 
 
 def start_of(stage: Stage) -> tuple[Path | str, str | None]:
-    """Where the model is that training begins from, unless that is model.random, and its
-    revision.
-    """
+    """The model that training starts from and its revision; None for model.random."""
     model = stage.params.model
     if stage.params.reward.init == "sft":
         return stage.root / "models/sft", None
@@ -163,7 +161,7 @@ def start_of(stage: Stage) -> tuple[Path | str, str | None]:
 
 
 def untrained(stage: Stage, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
-    """The model that is to learn: all of it, or with reward.lora an adapter and the head."""
+    """The model to train: all of it, or with reward.lora an adapter and the head."""
     params, lora, kept = stage.params, stage.params.reward.lora, stage.params.reward.layers
     random = params.reward.init == "base" and params.model.random is not None
     start, revision = start_of(stage)
@@ -215,8 +213,8 @@ def margins(
 def store_normalisation(
     model: PreTrainedModel, rows: list[dict[str, list[int]]], normalise: bool, budget_tokens: int
 ) -> None:
-    """Put mean and standard deviation of the training scores into the model's config, where every
-    scorer finds them.
+    """Store mean and standard deviation of the training scores in the model's config, from which
+    every scorer reads them.
 
     Raises TrainingDiverged if all scores are equal or not finite.
     """
@@ -237,8 +235,8 @@ def as_tuples(rows: list[dict[str, list[int]]]) -> list[tuple[list[int], list[in
 
 
 def data_limits(path: Path) -> dict[str, Any]:
-    """What the data stage found out about the held-out pairs: the Bayes limit where it is known,
-    and the trivial baselines.
+    """Facts of the data stage about the held-out pairs: the Bayes limit if known, and trivial
+    baselines.
     """
     found = json.loads(path.read_text(encoding="utf-8"))
     return {name: found[name] for name in OF_DATA}

@@ -29,7 +29,7 @@ INPUTS = ("data/prepared/sft", "data/tokenizer")
 
 
 class BucketedSFTTrainer(BucketedData, LearningCheckpoints, SFTTrainer):
-    """TRL's trainer with batches of like length."""
+    """TRL's trainer with batches of similar length."""
 
 
 def sft(stage: Stage) -> None:
@@ -76,7 +76,7 @@ def sft(stage: Stage) -> None:
         curve = write_curves(
             stage, "plots/sft.csv", ("loss", "learning_rate", "mean_token_accuracy", "grad_norm")
         )
-        # of every attempt: the Trainer's own mean forgets what came before a resume
+        # over all attempts: the Trainer's own mean starts again on resume
         losses = [values["loss"] for values in curve]
         metrics = {
             "eval_loss": held_out["eval_loss"],
@@ -92,7 +92,7 @@ def sft(stage: Stage) -> None:
 
 
 def examples(stage: Stage, split: str, tokenizer: PreTrainedTokenizerBase) -> Dataset:
-    """Tokenised demonstrations: prompt and completion as one sequence, prompt tokens out of the
+    """Tokenised demonstrations: prompt and completion as one sequence, prompt tokens masked in the
     loss.
 
     Raises DataError if there are none.

@@ -142,7 +142,7 @@ def _numbers(option: str, text: str, low: float, high: float, kind: type) -> lis
 
 
 def _line(load: "Load", left: int, seconds: float, usd_per_hour: float) -> str:
-    """The line printed for a load as soon as it is measured."""
+    """One line per load, printed as soon as it is measured."""
     name = (
         f"concurrency {load.concurrency}"
         if load.concurrency is not None
@@ -156,7 +156,7 @@ def _line(load: "Load", left: int, seconds: float, usd_per_hour: float) -> str:
 
 
 def as_record(found: "BenchResult") -> dict[str, Any]:
-    """What --json prints."""
+    """The JSON that `--json` prints."""
     from costs.formulas.serving import BASES, price_of
 
     benchmark = found.benchmark

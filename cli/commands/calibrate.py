@@ -1,4 +1,4 @@
-"""`rlhf calibrate`: measure this machine in a process of its own, and say what was found."""
+"""`rlhf calibrate`: measure this machine in a separate process and print the rates."""
 
 import json
 import subprocess
@@ -13,10 +13,9 @@ from config.workspace.machine import MACHINE_FILE, SERVING_FILE
 
 
 def calibrate(as_json: bool) -> None:
-    """Write .rlhf/hardware.yaml and .rlhf/serving.yaml, which `rlhf plan` then takes for this
-    machine.
+    """Write .rlhf/hardware.yaml and .rlhf/serving.yaml, which `rlhf plan` then uses.
 
-    Raises EnvironmentFault if the measurement fails; what was measured before stays.
+    Raises EnvironmentFault if the measurement fails; earlier files are kept.
     """
     root = project_root()
     command = [sys.executable, "-m", "training.calibrate.machine", "--out", str(MACHINE_FILE)]
@@ -42,7 +41,7 @@ def show(root: Path, as_json: bool) -> None:
 
     found = this_machine(root)
     assert found is not None
-    if found.measured is None:  # an accelerator: a roofline of its best rates
+    if found.measured is None:  # an accelerator is planned by a roofline of its best rates
         record: dict[str, object] = {
             "name": found.name,
             "peak_flops_per_second": dict(found.peak_flops_per_second),

@@ -1,4 +1,4 @@
-"""`rlhf chat`: find the models of a run and talk to them in a process of their own."""
+"""`rlhf chat`: talk to the models of a run, which a separate process loads."""
 
 import subprocess
 import sys
@@ -27,8 +27,8 @@ def chat(
     ] = None,
     seed: Annotated[int, typer.Option(help="Of the sampling.")] = 0,
 ) -> None:
-    """Talk to the model that the run promotes in the terminal. A line is a message, an empty one
-    starts anew, Ctrl-D ends it. Lines can be piped in.
+    """Talk to a run's final model in the terminal. Each line is a message; an empty line starts a
+    new conversation, Ctrl-D ends. Lines can be piped in.
     """
     root = project_root()
     with models_of(root, run, "chat") as (folder, params):

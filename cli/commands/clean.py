@@ -1,4 +1,4 @@
-"""`rlhf clean`: what goes and what stays, then, with --yes, away with it."""
+"""`rlhf clean`: list what would be removed; with --yes, remove it."""
 
 import json
 from pathlib import Path
@@ -81,7 +81,7 @@ def _table(root: Path, judged: list[Leftover]) -> Table:
 
 
 def _reason(one: Leftover) -> str:
-    """Empty of what goes."""
+    """The table when there is nothing to remove."""
     return "" if one.goes else one.kept_because or "young and small enough"
 
 

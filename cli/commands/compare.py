@@ -30,8 +30,8 @@ def compare(
         ),
     ] = None,
 ) -> None:
-    """Runs side by side: parameters, data, results with intervals, cost and why it differs,
-    replies. By default the last two that completed.
+    """Runs side by side: parameters, data, results with intervals, cost differences and their
+    reasons, replies. By default the last two that completed.
     """
     from reporting.compared.inputs import read_side_by_side
     from reporting.compared.side_by_side import as_dict

@@ -1,4 +1,4 @@
-"""`rlhf data check`: what a data file is, before anything is trained on it."""
+"""`rlhf data check`: inspect a data file before training on it."""
 
 import json
 import subprocess
@@ -16,12 +16,12 @@ app = typer.Typer(no_args_is_help=True, help="Look at data before anything is tr
 DELIMITERS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars"}
 LENGTHS = {"prompt": "prompts", "reply": "replies"}
 CUT_AT = 200
-"""Characters of a prompt or reply that are shown."""
+"""Characters of a prompt or reply shown."""
 
 
 @app.callback()
 def data() -> None:
-    """Look at data before anything is trained on it."""
+    """Inspect data before training on it."""
 
 
 @app.command()
@@ -51,9 +51,9 @@ def check(
         bool, typer.Option("--json", help="Print one JSON object for programs.")
     ] = False,
 ) -> None:
-    """What is in a data file: its format, what would be refused and why, lengths, duplicates, what
-    a reward model has to beat, rows as a model will see them, and the settings that read it. Exits
-    with 2 if a run on it would fail.
+    """Inspect a data file: format, refused rows and why, lengths, duplicates, baselines for the
+    reward model, rows as a model sees them, and the settings that read it. Exits with 2 if a run on
+    it would fail.
     """
     path = None if "://" in file else typed_path(file)
     root = project_root()
@@ -65,14 +65,14 @@ def check(
 
 
 def _from_root(root: Path, path: Path) -> str:
-    """As params.yaml would name it."""
+    """The path as params.yaml would write it."""
     return str(path.relative_to(root) if path.is_relative_to(root) else path)
 
 
 def inspected(
     root: Path, file: str, form: str | None, columns: list[str], recipe: Path = Path("params.yaml")
 ) -> dict[str, Any]:
-    """A file, looked at in a process of its own, in which the data stage's code reads it."""
+    """Inspect a file in a separate process, with the code of the data stage."""
     command = [sys.executable, "-m", "training.preparation.inspection", file]
     command += ["--params", str(root / recipe)]
     command += ["--format", form] if form else []
@@ -86,7 +86,7 @@ def inspected(
 
 
 def lines(found: dict[str, Any], recipe: str) -> list[str]:
-    """What people read."""
+    """The table for people."""
     parted = DELIMITERS.get(found["delimiter"] or "")
     return [
         f"{found['file']}: {found['format']}" + (f", fields parted by {parted}" if parted else ""),
@@ -147,7 +147,7 @@ def _refused(refused: dict[str, dict[str, Any]], rows: int) -> list[str]:
 
 
 def _fit(found: dict[str, Any], recipe: str) -> list[str]:
-    """What is too long for the model of a recipe."""
+    """How many rows are too long for the model of a recipe."""
     fit = found["fit"]
     if fit is None:
         return [f"With {recipe}: lengths in tokens are not known: {found['fit_unknown']}"]
@@ -189,7 +189,7 @@ def _cut(text: str) -> str:
 
 
 def _settings(found: dict[str, Any]) -> list[str]:
-    from config.load import to_yaml  # not needed to list the commands
+    from config.load import to_yaml  # imported late: listing the commands does not need it
 
     block: dict[str, Any] = {"data": {"source": found["source"]}}
     if found["fit"] is not None and found["fit"]["enough"] is not None:

@@ -1,4 +1,4 @@
-"""`rlhf doctor`: is everything there that a run needs? One line per check, and what fixes it."""
+"""`rlhf doctor`: one line per requirement of a run, with the fix for each that is not met."""
 
 import importlib.metadata
 import json
@@ -94,7 +94,7 @@ def _installed(name: str) -> str | None:
 
 
 def device(root: Path) -> list[Finding]:
-    """Asked in a child process: this command, like all but the stages, does not import torch."""
+    """Asked in a child process: only stages import torch."""
     code = (
         "import torch; print(torch.cuda.get_device_name() if torch.cuda.is_available() else f'cpu, "
         "{torch.get_num_threads()} threads')"
@@ -150,7 +150,7 @@ def permission(root: Path) -> list[Finding]:
 
 
 def tools(root: Path) -> list[Finding]:
-    """git and DVC, and that DVC can read the pipeline."""
+    """git and DVC are installed, and DVC can read the pipeline."""
     findings = []
     if shutil.which("git") is None:
         findings.append(Finding("git", "problem", "not on PATH", "install git"))

@@ -1,4 +1,4 @@
-"""`rlhf export`: the aligned model of a run in the forms that others load."""
+"""`rlhf export`: a run's final model in formats that other programs load."""
 
 import json
 import subprocess
@@ -38,8 +38,8 @@ def export(
         ),
     ] = None,
 ) -> None:
-    """Write the aligned model of a run as merged safetensors and as GGUF files (f32, q8_0, q4_0),
-    with a model card that says what it scored, what it cost, and what quantising changes.
+    """Write a run's final model as merged safetensors and as GGUF files (f32, q8_0, q4_0), with a
+    model card that says what it scored, what it cost, and what quantising changes.
     """
     root = project_root()
     run = run or champion_or_last(root)
@@ -55,14 +55,14 @@ def export(
 
 
 def champion_or_last(root: Path) -> str:
-    """The name of the run that is meant where none is given."""
+    """The run meant when none is named."""
     from config.workspace.champions import read_record
 
     return CHAMPION if read_record(root).champion is not None else "last"
 
 
 def exported(root: Path, run: str) -> Path:
-    """The export of a run in its usual place, written first if it is not there. Raises as
+    """The run's export in its usual folder, written first if it is missing. Raises as
     `write_export` does.
     """
     target = root / EXPORTS / run_id_of(root, run)
@@ -72,7 +72,7 @@ def exported(root: Path, run: str) -> Path:
 
 
 def write_export(root: Path, run: str, target: Path) -> None:
-    """Write the export of a run in a process of its own, which prints its one line of complaint.
+    """Write the export of a run in a separate process, which prints its own error line.
 
     Raises UserError for a run that is not there, RlhfError if the process fails.
     """
@@ -91,7 +91,7 @@ def write_export(root: Path, run: str, target: Path) -> None:
 
 
 def _keep(root: Path, run_id: str, target: Path) -> None:
-    """Keep with the run what quantising changes: its report shows it, the next sync ships it."""
+    """Keep the effect of quantisation with the run: its report shows it, the next sync ships it."""
     from config.workspace.quantised import Quantised, keep_quantised
     from tasks.champions.registry import describe
 
@@ -110,7 +110,7 @@ def _tell_mlflow(root: Path, run_id: str) -> None:
 
 
 def _facts(root: Path, run_id: str, params: "Params") -> dict[str, Any]:
-    """What the model card says of the run."""
+    """What the model card says about the run."""
     from reporting.inputs import read_findings
     from reporting.verdict import verdict
 
@@ -145,7 +145,7 @@ def _facts(root: Path, run_id: str, params: "Params") -> dict[str, Any]:
 
 
 def _to_hub(root: Path, name: str, *folder: str) -> None:
-    """Make a repository, or upload an export, in a process of its own, which prints its one
+    """Create a repository or upload an export in a separate process, which prints its own error
     line.
     """
     command = [sys.executable, "-m", "training.export.hub", "--to", name, *folder]
@@ -155,7 +155,7 @@ def _to_hub(root: Path, name: str, *folder: str) -> None:
 
 
 def _show(target: Path) -> None:
-    """The files, and what each quantised one changes."""
+    """The files, with the effect of each quantisation."""
     content: Mapping[str, Any] = json.loads((target / "export.json").read_text(encoding="utf-8"))
     if content["quantised"]:
         print(f"{'in gguf/':<16} {'size':>12} {'differ':>14} {'score':>8} {'interval':>20}")

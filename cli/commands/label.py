@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from http.server import ThreadingHTTPServer
 
 FIRST_PAIRS = 50
-"""Drawn when there are none yet."""
+"""Pairs drawn if there are none yet."""
 
 AsJson = Annotated[
     bool, typer.Option("--json", help="Print one JSON object for programs instead of a table.")
@@ -48,9 +48,7 @@ def label(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Compare pairs of responses on a local page, by keyboard; the votes are data for the next
-    run.
-    """
+    """Compare pairs of responses on a local page, by keyboard. The next run trains on the votes."""
     from labelling.server import Session, serve, url
     from labelling.votes import PAIRS_FILE, VOTES_FILE, annotator_name
 
@@ -78,13 +76,13 @@ def label(
 
 def _stop_on_signals(server: "ThreadingHTTPServer") -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
-        # from another thread: shutdown waits for the loop that a signal interrupts
+        # from another thread: shutdown waits for the loop that the signal interrupts
         signal.signal(number, lambda *_: threading.Thread(target=server.shutdown).start())
 
 
 def draw(root: Path, count: int, temperature: float, seed: int | None) -> None:
-    """New pairs, in a process of their own. Raises EnvironmentFault if it fails, the pairs so far
-    stay.
+    """Draw new pairs in a separate process. Raises EnvironmentFault if it fails; existing pairs are
+    kept.
     """
     command = [
         sys.executable,
@@ -119,7 +117,7 @@ def label_import(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Take votes from an export of Label Studio or Argilla into the votes file."""
+    """Import votes from a Label Studio or Argilla export into the votes file."""
     from labelling.intake import take_in
 
     found = take_in(project_root(), file, form, _columns(column or []))
@@ -198,7 +196,7 @@ def _couples(rows: Sequence[dict[str, Any]]) -> Table:
 def _plain(text: str) -> Any:
     from rich.text import Text
 
-    return Text(text)  # a name in brackets is no markup
+    return Text(text)  # rich would read brackets as markup
 
 
 def _number(value: float | None) -> str:

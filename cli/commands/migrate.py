@@ -1,4 +1,4 @@
-"""`rlhf doctor --migrate`: params.yaml of an earlier version, written as it is now."""
+"""`rlhf doctor --migrate`: rewrite params.yaml of an earlier version in the current schema."""
 
 from cli.project import project_root
 from config.atomic_file import keep_copy, write_atomically
@@ -9,8 +9,8 @@ from config.migration import migrated
 
 
 def migrate() -> int:
-    """Write params.yaml anew, keep the old one beside it, and print what differs; a file that would
-    not be valid is left as it is. Raises ParamsError.
+    """Rewrite params.yaml, keep the old file beside it, and print the differences. A file that
+    would not be valid is left unchanged. Raises ParamsError.
     """
     path = project_root() / "params.yaml"
     old = read(path)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Search(NamedTuple):
-    """What --optimise may do and where it writes."""
+    """Limits of --optimise, and the file it writes."""
 
     adapters: bool
     max_usd: float | None
@@ -45,7 +45,7 @@ READ = {
     "--explain": PLANNED | {"explain", "part"},
     "--stage serve": (PLANNED - {"gpus"}) | {"requests_per_second", "weights", "slots"},
 }
-"""What was asked for -> the parameters of `plan` that it reads."""
+"""Mode of `plan` -> the options that it reads."""
 NEEDED = {
     "requests_per_second": "--stage serve",
     "weights": "--stage serve",
@@ -273,7 +273,7 @@ def _serving(
 
 
 def _of_cycle(params: "Params", aim: "Target", stages: tuple[str, ...]) -> "Plan":
-    """The plan of the stages, and of what a retrain cycle adds to them."""
+    """The plan of the stages; with --retrain also of a retrain cycle's own processes."""
     from costs.planning.planner import plan
     from costs.planning.retraining import plan_cycle
 
@@ -281,7 +281,7 @@ def _of_cycle(params: "Params", aim: "Target", stages: tuple[str, ...]) -> "Plan
 
 
 def _stands_on_guesses(params: "Params", hardware: str | None) -> list[str]:
-    """What makes every figure below a guess, and what changes that; printed first."""
+    """A warning printed first where all figures are guesses, with the fix."""
     from config.inputs import expected_files
     from config.workspace.machine import bf16_instructions
     from costs.planning.machine import this_machine
@@ -315,7 +315,7 @@ def _noted(made: "Plan", notes: tuple[str, ...]) -> "Plan":
 
 
 def show(made: "Plan", as_json: bool, html: Path | None, title: str) -> None:
-    """Print a plan, and write its page if asked to."""
+    """Print a plan, and write its page if requested."""
     if html is not None:
         from reporting.plan_page import plan_page
 
@@ -331,7 +331,7 @@ def show(made: "Plan", as_json: bool, html: Path | None, title: str) -> None:
 
 def _views() -> Any:
     from cli.tables import (
-        plan as plan_tables,  # rich takes a tenth of a second to import, --json does without
+        plan as plan_tables,  # rich takes a tenth of a second to import; --json does without
     )
 
     return plan_tables
@@ -344,7 +344,7 @@ def _print(view: object) -> None:
 
 
 def _write(path: Path, text: str) -> None:
-    """A whole file or the previous one."""
+    """Write a file atomically."""
     from config.atomic_file import write_atomically
     from config.errors import EnvironmentFault
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from reporting.inputs import Findings
 
 WIDE = 110
-"""Columns of a terminal in which plan and measurement fit in one table."""
+"""Terminal columns from which plan and measurement fit in one table."""
 
 
 def report(
@@ -108,10 +108,10 @@ def run_json(root: Path, params: "Params", run_id: str | None = None) -> dict[st
 
 
 def run_params(root: Path, run_id: str | None, assignments: list[str]) -> "Params":
-    """The params that the run kept, so that a bill does not change when a price does; else those of
-    the project.
+    """The params kept with the run, so that a later price change does not change its bill; else
+    those of the project.
 
-    `assignments` are laid over them. Raises ParamsError for a broken file or assignment.
+    `assignments` override them. Raises ParamsError for a broken file or assignment.
     """
     from config import jsonl
     from config.load import load
@@ -127,7 +127,7 @@ def run_params(root: Path, run_id: str | None, assignments: list[str]) -> "Param
 
 
 def stage_table(findings: "Findings") -> "Table":
-    """Stage, result, time, cost and key figure, with the totals at the foot."""
+    """Stage, result, time, cost and key figure, with totals."""
     from rich.table import Table
 
     from reporting.key_figures import key_figure
@@ -177,8 +177,8 @@ def phase_table(book: "Ledger") -> "Table":
 
 
 def plan_tables(reconciled: "Reconciled", wide: bool) -> list["Table"]:
-    """Planned beside measured, for every phase, every stage and the run: one table where it fits,
-    else one of times, and one of costs and memory.
+    """Planned and measured for every phase, stage and the run: one table if it fits, else one of
+    times and one of costs and memory.
     """
     groups = [("time", "cost", "memory")] if wide else [("time",), ("cost", "memory")]
     return [_plan_table(reconciled, group) for group in groups]
@@ -227,8 +227,8 @@ def _cells(comparison: "Comparison") -> dict[str, list[str]]:
 
 
 def cost_notes(root: Path, findings: "Findings") -> list[str]:
-    """Waste, savings, what a point of win rate cost, whether there was a plan, and what of the
-    planner's history could not be read.
+    """Waste, savings, cost per point of win rate, whether there was a plan, and unreadable lines of
+    the plan history.
     """
     from costs.ledger.history import read_history, skipped_note
     from reporting.numbers import usd
@@ -282,7 +282,7 @@ def _print(root: Path, params: "Params", run_id: str | None, costs: bool) -> Non
 
 
 def _sync(root: Path, params: "Params", quiet: bool) -> None:
-    """Hand the rows that MLflow does not have yet to it."""
+    """Ship the rows that MLflow does not have yet."""
     from tracking.sync import sync
 
     rows = sync(root, params)

@@ -1,6 +1,4 @@
-"""`rlhf retrain`, `rlhf promote`, `rlhf rollback`: which model is in use, and whether a new one
-shall be.
-"""
+"""`rlhf retrain`, `rlhf promote`, `rlhf rollback`: decide which model is in use."""
 
 import json
 import sys
@@ -27,7 +25,7 @@ AsJson = Annotated[
 def retrain_cycle(
     recipe: Path | None, overrides: list[str], force: bool, yes: bool, as_json: bool
 ) -> int:
-    """Run one cycle in this process and say how it ended; returns the exit code. Raises RlhfError
+    """Run one cycle in this process and print its outcome; returns the exit code. Raises RlhfError
     as `rlhf run` does.
     """
     from cli.flow_run import run_flow
@@ -50,7 +48,7 @@ def _start(params: Any, force: bool) -> "State[Any]":
 
 
 def _ended(root: Path) -> dict[str, Any]:
-    """What the newest cycle came to, for `--json`."""
+    """The outcome of the newest cycle, for `--json`."""
     from config import jsonl
     from config.workspace.retraining import RETRAIN_FOLDER, RETRAIN_ROWS, RetrainRow
 
@@ -86,8 +84,8 @@ def promote(
     yes: Yes = False,
     as_json: AsJson = False,
 ) -> None:
-    """Make the model of a run the champion; the one until now becomes `previous`. rlhf retrain does
-    it on evidence.
+    """Make the model of a run the champion without a contest; the current one becomes `previous`.
+    rlhf retrain promotes on evidence.
     """
     from reporting.runs_named import resolve_one
     from tasks.champions.registry import promote as put_in_place
@@ -123,7 +121,7 @@ def rollback(
 
 
 def _confirm(question: str, yes: bool) -> None:
-    """Raises UserError if nobody says yes."""
+    """Ask for confirmation. Raises UserError without it."""
     if yes:
         return
     if not sys.stdin.isatty():
@@ -137,7 +135,7 @@ def _confirm(question: str, yes: bool) -> None:
 
 
 def _figures(root: Path, run_id: str) -> str:
-    """What the run's own evaluation found, in a line."""
+    """The run's own evaluation, in a line."""
     from reporting.inputs import read_findings
     from reporting.verdict import verdict
 

@@ -1,4 +1,4 @@
-"""`rlhf run`: the pipeline in this process, then what it cost and where to look."""
+"""`rlhf run`: the pipeline in this process, then its cost and where to look."""
 
 import json
 import os
@@ -53,8 +53,8 @@ def run_pipeline(
 
 
 def _end_without_server(code: int) -> None:
-    """Where the server is gone, end now: Prefect's threads would try for minutes to send it what is
-    left.
+    """Exit at once if the server is gone: Prefect's threads would try for minutes to send it the
+    rest.
     """
     from tasks.servers.lost_server import is_gone
 
@@ -70,18 +70,16 @@ def _end_without_server(code: int) -> None:
 
 def _start(params: Params) -> "State[Any]":
     from flows.rlhf import (
-        rlhf,  # Prefect takes over a second to import, and reads its settings when it is
+        rlhf,  # Prefect takes over a second to import and reads its settings at import
     )
     from tasks.run.stop import on_signals
     from tasks.servers.lost_server import recorded_state
 
     began = time.time()
     try:
-        with on_signals(
-            interactive=False
-        ):  # a SIGTERM that comes just after the end undoes nothing
+        with on_signals(interactive=False):  # a SIGTERM right after the end must not undo anything
             return rlhf(params, return_state=True)
-    except Exception:  # what the flow raises is in its state: this is Prefect's own
+    except Exception:  # exceptions of the flow are in its state: this one is Prefect's own
         state = recorded_state(Path.cwd(), began)
         if state is None:
             raise
@@ -100,8 +98,8 @@ def result(root: Path, params: Params) -> dict[str, Any]:
 
 
 def own_report(root: Path, run_id: str) -> Path | None:
-    """The report in place if it is of this run, which then kept a copy of it; None if it is of an
-    earlier one.
+    """The current report if it belongs to this run, which then has its own copy; None if it belongs
+    to an earlier one.
     """
     return root / REPORT if (kept_folder(root, run_id) / REPORT).exists() else None
 
@@ -120,6 +118,6 @@ def show(root: Path, params: Params) -> None:
     console.print(f"\nReport      {report or 'could not be written'}", markup=False)
     for name, url in pages(root, params, servers(root)).items():
         if name == "report":
-            continue  # named above, by its path
+            continue  # printed above, with its path
         opened = url if name == "runs" else f"{this_command()} up --open {name}   ({url})"
         console.print(f"{NAMES[name]:<11} {opened}", markup=False)

@@ -1,4 +1,4 @@
-"""`rlhf serve`: the model of a run, or the champion's as it changes, behind OpenAI's HTTP API."""
+"""`rlhf serve`: a run's model, or the champion and its successors, behind OpenAI's HTTP API."""
 
 import os
 from functools import cache, partial
@@ -48,8 +48,8 @@ def serve(
     ] = True,
 ) -> None:
     """Serve a model at http://127.0.0.1:PORT/v1 (models, chat/completions, completions), with
-    /health and /metrics, until Ctrl-C or SIGTERM; requests at work are answered first. A run that
-    has no export yet is exported.
+    /health and /metrics, until Ctrl-C or SIGTERM; running requests are answered first. Exports the
+    run if needed.
     """
     from config import jsonl
     from config.workspace.kept import kept_params

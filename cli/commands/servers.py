@@ -99,7 +99,7 @@ def up(
 
 
 def _with_champion(root: Path) -> Path:
-    """`root`, if there is a champion to serve. Raises UserError."""
+    """`root` if there is a champion to serve. Raises UserError."""
     run_id_of(root, CHAMPION)
     return root
 
@@ -122,7 +122,7 @@ def _checked_logins(
     root: Path, running: Sequence[Server], tracking_uri: str, no_auth: bool, mlflow_auth: bool
 ) -> tuple[bool, bool]:
     """Whether Prefect's server asks for its key, and MLflow's for a password. Raises
-    EnvironmentFault where a running one does otherwise than it is asked to.
+    EnvironmentFault if a running server is configured otherwise.
     """
     prefect = next(server for server in running if server.name == "prefect")
     asked = asks_for_key(root, prefect)
@@ -150,7 +150,7 @@ def _work(root: Path, prefect: Server, notify: str | None) -> list["Deployed"]:
     """Deploy the flows and start the worker that runs them."""
     api = f"{prefect.url}/api"
     os.environ.update(settings(root, api) | own_server(root, api))
-    # Prefect takes over a second to import, and reads its settings when it is
+    # Prefect takes over a second to import and reads its settings at import
     from tasks.deployment.deployments import (
         POOL,
         await_worker,
@@ -165,9 +165,7 @@ def _work(root: Path, prefect: Server, notify: str | None) -> list["Deployed"]:
 
 
 def _end_zombies(root: Path) -> None:
-    """Say which runs had lost their process. The settings of Prefect are those of the project's
-    server.
-    """
+    """Report runs whose process is gone. Uses the Prefect settings of the project's server."""
     from prefect.client.orchestration import get_client
 
     from tasks.deployment.deployments import POOL
@@ -180,7 +178,7 @@ def _end_zombies(root: Path) -> None:
 
 
 def down() -> None:
-    """Let runs checkpoint, then stop the worker and the servers."""
+    """Let running stages checkpoint, then stop the worker and the servers."""
     root = project_root()
     at_work = runs_at_work(root)
     if at_work:
@@ -198,7 +196,7 @@ def down() -> None:
 
 
 def status(as_json: bool) -> None:
-    """Which servers run, and how the newest run stands; runs whose process is gone are ended."""
+    """Which servers are up, and the newest run's state. Runs whose process is gone are ended."""
     root = project_root()
     api = prefect_api(root)
     if api and not as_json:

@@ -34,7 +34,7 @@ def bench_view(found: Benchmark, model: str, plan: ServingPlan | None) -> Group:
 
 
 def notes(found: Benchmark, plan: ServingPlan | None) -> list[str]:
-    """What the table does not say, in lines of at most 80 characters."""
+    """What the table leaves out, in lines of at most 80 characters."""
     lines = [
         f"Times in ms. Goodput: TTFT up to {found.limits.ttft_ms:g} ms and TPOT up to "
         f"{found.limits.tpot_ms:g} ms.",

@@ -1,4 +1,4 @@
-"""How `rlhf compare` looks on a terminal."""
+"""The tables of `rlhf compare`."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from reporting.compared.side_by_side import SideBySide
 
 SAMPLES = 3
-"""Prompts whose replies are printed; the page has all of them."""
+"""Prompts whose replies are printed; the HTML page has all."""
 
 
 def compare_view(found: "SideBySide") -> Group:
@@ -65,7 +65,7 @@ def _title(words: str) -> list[Text]:
 
 
 def _table(*columns: str, numbers: int = 1) -> Table:
-    """The columns from `numbers` on are set to the right."""
+    """Columns from `numbers` on are right-aligned."""
     table = Table(box=None, header_style="dim", padding=(0, 2, 0, 0))
     for i, column in enumerate(columns):
         table.add_column(Text(column), justify="right" if i >= numbers else "left")

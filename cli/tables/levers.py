@@ -13,7 +13,7 @@ from reporting.numbers import decimal, duration, memory, percent, usd
 
 
 def levers_view(found: Levers) -> Group:
-    """A row per variant, then what the comparison says."""
+    """A row per variant, then the conclusions."""
     baseline = next(each for each in found.variants if each.name == BASELINE)
     judge = found.judge.replace("_", " ")
     table = _table("variant", "$", "planned", "time", "memory", judge, "at least", "KL", "cost")
@@ -49,7 +49,7 @@ def _row(each: VariantResult, baseline: VariantResult) -> list[str]:
 
 
 def conclusions(found: Levers) -> list[str]:
-    """What the numbers come to, in lines of at most 80 characters."""
+    """The conclusions, in lines of at most 80 characters."""
     lines = [
         "$, time: of the method alone. cost: over the baseline's. at least: lower end of",
         f"the paired {percent(found.confidence, 0)} interval of the difference to it. "

@@ -1,4 +1,4 @@
-"""`rlhf runs` and `rlhf restore`: what was run here, and back to one of them."""
+"""`rlhf runs` and `rlhf restore`: the runs of this folder, and going back to one of them."""
 
 import json
 import re
@@ -42,7 +42,7 @@ def runs(
 
 
 def table(found: "list[PastRun]", wide: bool) -> "Table":
-    """One line a run; method, gold and KL where there is room for them."""
+    """One row per run; method, gold and KL if there is room."""
     from rich.table import Table
 
     from reporting.numbers import decimal, duration, percent, usd
@@ -59,7 +59,7 @@ def table(found: "list[PastRun]", wide: bool) -> "Table":
             wins += f" [{100 * one.win_rate_low:.0f}, {100 * one.win_rate_high:.0f}]"
         more = (one.method or "", decimal(one.gold_aligned), decimal(one.kl)) if wide else ()
         shown.add_row(
-            # date and nickname, which names it too, each on a line
+            # date and nickname, which also names the run, on a line each
             one.run_id if wide else re.sub(r"^(\d{8}-\d{6}-)", r"\1\n", one.run_id),
             one.state,
             duration(one.seconds),
@@ -77,7 +77,7 @@ def restore(
         bool, typer.Option("--json", help="Print one JSON object for programs.")
     ] = False,
 ) -> None:
-    """Bring a completed run back: its parameters, models, metrics and samples, from DVC's cache or
+    """Restore a completed run: its parameters, models, metrics and samples, from DVC's cache or
     remote. Nothing is trained.
     """
     from config.differences import in_a_line

@@ -1,4 +1,4 @@
-"""How `rlhf plan` looks on a terminal."""
+"""The tables of `rlhf plan`."""
 
 from typing import TYPE_CHECKING
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def plan_view(plan: "Plan") -> Group:
-    """Stages with their total, phases, memory by role, and what the plan stands on."""
+    """Stages with totals, phases, memory by role, and assumptions."""
     parts: list[object] = [
         stage_table(plan),
         "",
@@ -34,7 +34,7 @@ def plan_view(plan: "Plan") -> Group:
 
 
 def interval_table(plan: "Plan") -> Table:
-    """Between what the time and memory of each stage may fall, and how sure that is."""
+    """The interval and grade of each stage's time and memory."""
     table = Table(box=None, header_style="bold")
     table.add_column("stage", no_wrap=True)
     table.add_column("grade", no_wrap=True)
@@ -53,7 +53,7 @@ def interval_table(plan: "Plan") -> Table:
 
 
 def interval_notes(plan: "Plan") -> list[str]:
-    """Why each grade is what it is, and what past runs make of the time."""
+    """The reason for each grade, and the correction from past runs."""
     from costs.planning.grades import reasons
 
     lines = [f"  {_plain(why)} ({', '.join(stages)})" for why, stages in reasons(plan).items()]
@@ -75,7 +75,7 @@ def _plain(text: str) -> str:
 
 
 def stage_table(plan: "Plan") -> Table:
-    """One row a stage, the totals at the foot. The lowest and highest price have columns where they
+    """One row per stage, totals in the footer. The lowest and highest price have columns if they
     differ from the expected one.
     """
     total = plan.total
@@ -119,7 +119,7 @@ def _fits(stage: "StagePlan") -> str:
 
 
 def phase_table(plan: "Plan") -> Table:
-    """Every phase: its share of the stage's time, what bounds it, its work. It fits 80 columns."""
+    """Every phase: its share of the stage's time, its bound, its work. Fits 80 columns."""
     table = Table(box=None, header_style="bold")
     for name in ("stage", "phase"):
         table.add_column(name, no_wrap=True)
@@ -149,7 +149,7 @@ PARTS = {
 
 
 def memory_table(plan: "Plan") -> Table:
-    """Role by part at the peak of each stage, in MiB; parts that no role has are left out."""
+    """Role by part at the peak of each stage, in MiB; parts of no role are left out."""
     rows = [
         ((stage.stage, role), sizes)
         for stage in plan.stages
@@ -185,7 +185,7 @@ UNITS = {
     "FLOP/s": lambda value: f"{value / 1e12:,.4g} TFLOP/s",
     "operations": lambda value: f"{value:,.4g}",
 }
-"""How values of a unit are written; others with four digits and the unit."""
+"""Formatters by unit; other values get four digits and the unit."""
 
 
 def quantity(value: float, unit: str) -> str:
@@ -196,11 +196,11 @@ def quantity(value: float, unit: str) -> str:
 
 
 MOST_EFFECTS = 12
-"""Inputs that are listed, those that change most."""
+"""Inputs listed: those with the largest effect."""
 
 
 def explain_view(explained: "Explanation") -> Group:
-    """What is asked of the device, what is in memory, and what inputs do."""
+    """Work asked of the device, memory, and the effect of inputs."""
     parts: list[object] = [
         f"[bold]{explained.of}[/bold]: {duration(explained.seconds)}, {usd(explained.usd)}, "
         f"{memory(int(explained.peak_bytes))} a device"
@@ -221,7 +221,7 @@ def explain_view(explained: "Explanation") -> Group:
 
 
 def _phase_lines(phase: "PhaseReason") -> list[object]:
-    """A phase's resources with their formulas, and which of them decides."""
+    """A phase's resources with their formulas, and the one that bounds it."""
     lines: list[object] = [f"  bound by {phase.bound}"]
     if not phase.resources:
         return lines
@@ -324,7 +324,7 @@ def search_view(found: dict[str, "Found"]) -> Group:
 
 
 def _value(value: object) -> str:
-    """A setting as params.yaml has it; an adapter by its rank and its matrices."""
+    """A setting as in params.yaml; an adapter by its rank and modules."""
     if isinstance(value, dict):
         return f"rank {value['rank']} on {', '.join(value['modules'])}"
     if value is None:

@@ -1,4 +1,4 @@
-"""The sections of params.yaml, a module each for what belongs together.
+"""The sections of params.yaml, grouped into modules.
 
-The schema puts them together; everybody may import their types.
+The schema combines them; every package may import their types.
 """

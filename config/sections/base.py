@@ -1,4 +1,4 @@
-"""What every section is made of: no field has a default, unknown keys and silent conversions are
+"""The base of every section: no field has a default, unknown keys and silent conversions are
 refused.
 """
 
@@ -17,7 +17,7 @@ class Section(BaseModel):
 
 
 class Sparse(Section):
-    """A section of which keys with a default may be absent: None stands for them, and is not
+    """A section whose keys with a default may be absent: None stands for them, and is not
     written.
     """
 

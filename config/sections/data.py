@@ -1,4 +1,4 @@
-"""Where rows come from, and how they are cleaned and split."""
+"""Sources of rows, and how they are cleaned and split."""
 
 from typing import Annotated, Literal
 
@@ -39,8 +39,8 @@ class HelpdeskWorld(Section):
 
     @property
     def named_words(self) -> int:
-        """Words with a meaning of their own, which no sentence uses: items, values, what stands
-        before an item, the order number and each fact.
+        """Words with a special meaning, which no sentence uses otherwise: items, values, and the
+        words before an item, the order number and each fact.
         """
         return self.items + (self.fact_values + 2 * self.facts if self.facts else 0) + 3
 
@@ -65,7 +65,7 @@ class HelpdeskWorld(Section):
 
 
 SENTENCE_VOCABULARY = 24
-"""Fewest words of which the sentences of a drawn world are made."""
+"""Fewest words to make the sentences of a random world from."""
 
 
 class HelpdeskSource(Sparse):
@@ -174,9 +174,7 @@ class Data(Section):
         return {setting: source for setting, source in named.items() if source is not None}
 
     def local_paths(self) -> dict[str, str]:
-        """Setting -> path, of the sources that are files of this machine; they need not be
-        there.
-        """
+        """Setting -> path, of the sources that are local files, existing or not."""
         return {
             setting: source.path
             for setting, source in self.sources().items()
@@ -184,7 +182,7 @@ class Data(Section):
         }
 
     def urls(self) -> dict[str, str]:
-        """Setting -> URL, of the sources that are files of other machines."""
+        """Setting -> URL, of the sources that are URLs."""
         return {
             setting: source.path
             for setting, source in self.sources().items()
@@ -192,7 +190,7 @@ class Data(Section):
         }
 
     def reads_elsewhere(self) -> bool:
-        """Whether a source is a URL or a dataset of the hub: only reading it tells whether it has
+        """Whether a source is a URL or a dataset of the hub: it must be read to tell whether it has
         changed.
         """
         hub = any(isinstance(source, HubSource) for source in self.sources().values())

@@ -1,4 +1,4 @@
-"""Distillation: a small student learns to answer as the aligned model does."""
+"""Distillation: a small student learns to answer as the aligned model."""
 
 from typing import ClassVar
 
@@ -17,7 +17,7 @@ class StudentShape(Shape):
 
 
 class Student(Section):
-    """Where the student's first weights come from: exactly one of path, random and layers."""
+    """Source of the student's initial weights: exactly one of path, random and layers."""
 
     path: str | None = Field(
         description="Local folder or Hugging Face model id; its tokenizer must be the teacher's."

@@ -1,4 +1,4 @@
-"""What the training stages can choose alike: adapters and the optimizer."""
+"""Settings that all training stages share: adapters and the optimizer."""
 
 from typing import Annotated, Literal
 
@@ -9,8 +9,8 @@ from config.sections.base import Positive, Section
 
 
 class Lora(Section):
-    """Low-rank adapters: the base is frozen, and two thin matrices beside each of the chosen ones
-    learn.
+    """Low-rank adapters: the base is frozen; two thin matrices beside each chosen matrix are
+    trained.
     """
 
     rank: Positive = Field(
@@ -30,8 +30,8 @@ class Lora(Section):
     )
 
     def difference(self, other: "Lora") -> str | None:
-        """The first setting in which two adapters differ so that neither can be a copy of the
-        other: rank, alpha or modules.
+        """The first setting (rank, alpha or modules) in which two adapters differ, so that neither
+        can start as a copy of the other.
         """
         if set(self.modules) != set(other.modules):
             return "modules"
@@ -51,8 +51,8 @@ LORA = (
 
 
 def without_dropout(section: str, lora: Lora | None) -> None:
-    """Refuse adapters whose dropout would make the policy that learns another than the one that
-    sampled; raises ParamsError.
+    """Raise ParamsError for adapters with dropout: the policy in training would differ from the one
+    that sampled.
     """
     if lora is not None and lora.dropout:
         raise ParamsError(

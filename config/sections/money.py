@@ -1,4 +1,4 @@
-"""What devices cost and what a run may cost: changing either retrains nothing."""
+"""Device prices and budgets. Changing either retrains nothing."""
 
 import difflib
 from datetime import date
@@ -12,7 +12,7 @@ from config.sections.base import Limit, Section
 
 
 def _iso(value: object) -> object:
-    """YAML reads an unquoted day as a date; what is meant is its text."""
+    """YAML reads an unquoted day as a date; keep it as text."""
     return value.isoformat() if isinstance(value, date) else value
 
 
@@ -70,7 +70,7 @@ class Prices(Section):
 
 
 class Budget(Section):
-    """What a run may cost. Changing a budget never retrains anything; a run stopped at it goes on
+    """What a run may cost. Changing a budget never retrains anything; a run stopped by it resumes
     when it is raised.
     """
 

@@ -1,4 +1,6 @@
-"""Stages that learn from rows: supervised fine-tuning, reward model, DPO."""
+"""Stages that train on a fixed set of rows: supervised fine-tuning, reward model, and the settings
+they share with DPO.
+"""
 
 import math
 from typing import Annotated, Literal
@@ -11,7 +13,7 @@ from config.sections.levers import LORA, OPTIMIZER, Lora, OptimizerName
 
 
 class Optimisation(Section):
-    """What sft, reward and dpo have in common."""
+    """Settings that sft, reward and dpo share."""
 
     lora: Lora | None = Field(description=LORA)
     optimizer: OptimizerName = Field(description=OPTIMIZER)
@@ -50,8 +52,8 @@ class Optimisation(Section):
     log_every_steps: Positive = Field(description="Steps between metric rows.")
 
     def optimizer_steps(self, rows: int) -> int:
-        """Steps on `rows` training rows: those of all epochs, a last short batch of each included,
-        at most max_steps.
+        """Optimizer steps on `rows` training rows: all epochs, including a short last batch of
+        each, limited by max_steps.
         """
         steps = math.ceil(math.ceil(rows / self.batch_size) * self.epochs)
         return steps if self.max_steps is None else min(steps, self.max_steps)

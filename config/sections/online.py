@@ -13,7 +13,7 @@ from config.sections.levers import LORA, OPTIMIZER, Lora, OptimizerName, without
 
 
 class Kl(Section):
-    """The penalty that keeps the policy near the SFT model."""
+    """The penalty that keeps the policy close to the SFT model."""
 
     controller: Literal["fixed", "adaptive"] = Field(
         description="fixed keeps the coefficient; adaptive moves it towards the target (Ziegler et "
@@ -33,7 +33,7 @@ class SamplingLoop(Section):
     """A loop of updates: sample responses, then take several optimizer steps on them."""
 
     method: ClassVar[str]
-    """The stage's name, and its section's."""
+    """Name of the stage and of its section."""
 
     lora: Lora | None = Field(description=LORA)
     optimizer: OptimizerName = Field(description=OPTIMIZER)
@@ -90,7 +90,7 @@ class SamplingLoop(Section):
 
 
 class Online(SamplingLoop):
-    """What the methods of the RL loop have in common."""
+    """Settings shared by all methods of the RL loop."""
 
     recompute_logprobs: bool = Field(
         description="Take the old log-probabilities from the trainer's own forward, not from "
@@ -123,7 +123,7 @@ class Online(SamplingLoop):
 
 
 class ActorCritic(Online):
-    """What the methods with a critic have in common."""
+    """Settings shared by methods with a critic."""
 
     lora: Lora | None = Field(
         description="Train adapters on the frozen SFT model or, where that has one itself, from "
@@ -169,4 +169,4 @@ class ActorCritic(Online):
 
 
 Siblings = Annotated[int, Field(ge=2)]
-"""Responses to a prompt where each is compared with the others."""
+"""Responses per prompt, which are compared with each other."""

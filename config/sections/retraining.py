@@ -1,6 +1,4 @@
-"""When a model is trained again, what that may cost, and what it must show to replace the champion:
-read by the retrain cycle alone.
-"""
+"""When the retrain cycle trains, its budget, and the evidence a new champion needs."""
 
 from typing import Annotated
 
@@ -12,7 +10,7 @@ from config.sections.data import FileSource
 
 
 class Retrain(Section):
-    """When the retrain cycle trains, what that may cost in a month, and what a model must show to
+    """When the retrain cycle trains, what it may cost in a month, and the evidence a model needs to
     replace the champion. No stage reads it.
     """
 

@@ -1,4 +1,4 @@
-"""What is aligned how, compared how, and remembered where."""
+"""Alignment method, evaluation and tracking."""
 
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -38,7 +38,7 @@ class Evaluate(Section):
 
 
 class Tracking(Section):
-    """Where MLflow remembers the runs. Never part of a stage's validity."""
+    """Where MLflow keeps the runs. Never part of a stage's validity."""
 
     uri: str = Field(
         description="MLflow tracking URI: a server's URL or a database such as sqlite:///mlflow.db."

@@ -1,4 +1,4 @@
-"""Where each stage runs: in which place, in how many processes, and what these divide."""
+"""Where each stage runs: its work pool, its processes, and what they shard."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -11,14 +11,14 @@ from config.records import STAGES
 from config.sections.base import Positive, Section, Sparse
 
 LOCAL = "local"
-"""The pool of a stage that runs beside the pipeline."""
+"""The pool of stages that run in the pipeline's own machine."""
 SINGLE_STAGES = ("data", "evaluate")
-"""Stages that are one process, whatever where.default says."""
+"""Stages that are always one process."""
 SHARED_STAGES = tuple(stage for stage in STAGES if stage not in SINGLE_STAGES)
-"""Stages whose work several processes can share."""
+"""Stages that may run as several processes."""
 DEFAULT = "default"
 ONE_PROCESS = {"processes": 1, "sharding": "none", "offload": False}
-"""What SINGLE_STAGES have."""
+"""Place settings of SINGLE_STAGES."""
 
 Pool = Annotated[str, Field(min_length=1)]
 
@@ -36,14 +36,14 @@ WEIGHTS_DIVIDED = ("zero2", "zero3")
 
 
 def can_be_divided(sharding: str, optimizer: str, quantisation: str | None) -> bool:
-    """Whether `sharding` can divide a stage's states: blocks of 8-bit moments and packed 4-bit
-    weights cannot be cut.
+    """Whether `sharding` can divide a stage's states: 8-bit moments and packed 4-bit weights cannot
+    be split.
     """
     return sharding not in WEIGHTS_DIVIDED or (optimizer != "adamw8bit" and quantisation is None)
 
 
 class Place(Section):
-    """Where a stage runs that says nothing else."""
+    """Where stages run by default."""
 
     pool: Pool = Field(
         description="local runs it beside the pipeline; the name of a Prefect work pool runs it "
@@ -67,7 +67,7 @@ class Place(Section):
 
 
 class PlaceOverride(Sparse):
-    """What is different for a stage; an absent key is as in where.default."""
+    """Overrides for a stage; absent keys are as in where.default."""
 
     pool: Pool | None = Field(None, description="As where.default.pool.")
     processes: Positive | None = Field(None, description="As where.default.processes.")
@@ -93,17 +93,17 @@ else:
 
 
 class Where(_WithStages):
-    """Where each stage runs. The same result to rounding wherever that is: changing it retrains
+    """Where each stage runs. Results are the same up to rounding, so changing it retrains
     nothing.
     """
 
     def of(self, stage: str) -> Place:
-        """Where `stage` runs: its own keys over those of the default."""
+        """Where `stage` runs: its overrides on top of the default."""
         base = ONE_PROCESS if stage in SINGLE_STAGES else {}
         return self.default.model_copy(update={**base, **self._own(stage)})
 
     def key(self, stage: str, name: str) -> str:
-        """`where.ppo.processes`, or `where.default.processes` where the stage has no own value."""
+        """`where.ppo.processes`, or `where.default.processes` if the stage does not override it."""
         return f"where.{stage if name in self._own(stage) else DEFAULT}.{name}"
 
     def as_written(self, stage: str, name: str) -> str:
@@ -143,7 +143,7 @@ class Where(_WithStages):
         return self
 
     def _offloads(self) -> Iterator[tuple[str, bool]]:
-        """Each key that says offload, and whether one of its stages divides weights."""
+        """Each key that sets offload, and whether a stage it applies to is sharded."""
         divides = {stage: self.of(stage).sharding in WEIGHTS_DIVIDED for stage in SHARED_STAGES}
         if self.default.offload:
             yield "where.default.offload", any(divides.values())

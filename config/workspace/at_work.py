@@ -1,4 +1,4 @@
-"""Which run is at work in a workspace: its rows have no end, and somebody holds the workspace's
+"""Which run is running in a workspace: its rows have no end, and a process holds the workspace's
 lock.
 """
 
@@ -9,15 +9,13 @@ from config import jsonl
 from config.records import PipelineRow
 
 RUN_LOCK = Path(".rlhf") / "run.lock"
-"""Held while a run is at work; the system releases it however the process ends."""
+"""Held while a run is running; the system releases it when the process ends."""
 APPROVAL_PATIENCE_SECONDS = 7 * 24 * 3600
-"""A run that nobody approves of in a week fails; while it waits it holds no lock, and has no
-rows.
-"""
+"""A run not approved within a week fails; while it waits it holds no lock and has no rows."""
 
 
 def run_at_work(root: Path) -> str | None:
-    """Its run id, None if no run is at work in `root`."""
+    """Its run id, None if no run is running in `root`."""
     rows: list[PipelineRow] = jsonl.read(root / "runs" / "pipeline.jsonl", PipelineRow).rows
     return (
         rows[-1].run_id if rows and rows[-1].event != "end" and is_held(root / RUN_LOCK) else None
@@ -31,6 +29,6 @@ def is_held(path: Path) -> bool:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
-    except OSError:  # never made, or not ours to read
+    except OSError:  # it never existed, or is not readable for us
         return False
     return False

@@ -1,5 +1,5 @@
-"""What `rlhf bench` measured of a served model, kept with the run that made it: the report, MLflow
-and later benchmarks read it.
+"""Results of `rlhf bench`, kept with the run whose model was measured. The report, MLflow and later
+benchmarks read them.
 """
 
 from pathlib import Path
@@ -17,20 +17,20 @@ class Measured(BaseModel):
 
 
 class Usage(Measured):
-    """What a server did in a while."""
+    """Work of a server during an interval."""
 
     wall_seconds: float
     busy_seconds: float
-    """With at least one request at work."""
+    """Seconds with at least one running request."""
     input_tokens: float
     output_tokens: float
     prefill_seconds: float = 0.0
-    """Of all requests, added up: until the first token. 0 with `decode_seconds`: not timed."""
+    """Sum over all requests of the time to the first token. 0, as `decode_seconds`: not timed."""
     decode_seconds: float = 0.0
 
 
 class Percentiles(Measured):
-    """Of a latency, in milliseconds."""
+    """Percentiles of a latency, in milliseconds."""
 
     p50: float
     p95: float
@@ -38,42 +38,42 @@ class Percentiles(Measured):
 
 
 class Load(Measured):
-    """One load. Rates are of the time in which it was kept up, latencies of all its replies."""
+    """One load. Rates are over the time it was kept up, latencies over all its replies."""
 
     concurrency: int | None
-    """Constant number of concurrent requests; None where they arrived at a rate."""
+    """Constant number of concurrent requests; None for an arrival rate."""
     requests_per_second: float | None
-    """Arrival rate; None where the concurrency was constant."""
+    """Arrival rate; None for a constant concurrency."""
     seconds: float
     requests: int
     failed: int
     fault: str | None
-    """Why the first one failed."""
+    """Reason of the first failure."""
     replies_per_second: float
     goodput_per_second: float
-    """Replies within the limits."""
+    """Replies within the limits, per second."""
     tokens_per_second: float
-    """Of output."""
+    """Output tokens."""
     input_tokens_per_second: float
     ttft_ms: Percentiles | None
     """Time to the first token; None if every request failed."""
     tpot_ms: Percentiles | None
     """Time per output token after the first; None if no reply had two tokens."""
     usage: Usage
-    """What the load used, for its price."""
+    """Usage by the load, from which its price follows."""
 
 
 class Knee(Measured):
-    """Where more load stops being worth its latency."""
+    """The load beyond which throughput is no longer worth its latency."""
 
     concurrency: int
-    """The highest before p95 TPOT is twice that of the lowest load."""
+    """The highest concurrency before p95 TPOT is twice that of the lowest load."""
     doubles_at: int | None
-    """The first concurrency at which it is; None if none of those that were measured is."""
+    """The first concurrency with twice that TPOT; None if none was measured."""
 
 
 class Limits(Measured):
-    """What a reply must keep to be counted in the goodput."""
+    """Limits that a reply must meet to count towards goodput."""
 
     ttft_ms: float = 1000.0
     tpot_ms: float = 100.0
@@ -86,7 +86,7 @@ class Benchmark(Measured):
     weights: str
     slots: int
     time: str
-    """When it was measured, ISO 8601."""
+    """Time of the measurement, ISO 8601."""
     usd_per_hour: float
     limits: Limits
     loads: tuple[Load, ...]
@@ -94,7 +94,7 @@ class Benchmark(Measured):
     peak_bytes: int | None = None
     """Resident memory of front and engine; None where they run elsewhere."""
     pace_seconds: float | None = None
-    """Of a fixed piece of work on the machine that measured, between the loads (mean)."""
+    """Mean seconds of a fixed piece of work on the measuring machine, between the loads."""
 
     @property
     def variant(self) -> tuple[str, str, int]:
@@ -109,7 +109,7 @@ class Benchmark(Measured):
 
 
 class Benchmarked(Measured):
-    """All that was measured of one model, the newest of each way to serve it."""
+    """All benchmarks of one model, the newest of each way to serve it."""
 
     model_digest: str
     """DVC's digest of the model."""
@@ -119,8 +119,8 @@ class Benchmarked(Measured):
 def keep_benchmark(
     root: Path, run_id: str, model_digest: str, found: Benchmark, is_whole: bool = True
 ) -> None:
-    """Keep a benchmark with the run that made the model, in the place of an earlier one of the
-    same variant, which only a whole one replaces; those of another model are dropped.
+    """Keep a benchmark with the run that made the model. It replaces an earlier one of the same
+    variant if it is complete; those of another model are dropped.
     """
     before = read_benchmarked(root, run_id)
     kept = before.benchmarks if before and before.model_digest == model_digest else ()
@@ -132,7 +132,7 @@ def keep_benchmark(
 
 
 def read_benchmarked(root: Path, run_id: str) -> Benchmarked | None:
-    """What was measured of a run's model; None without it, or if the file is damaged."""
+    """The benchmarks of a run's model; None without any, or if the file is damaged."""
     try:
         return Benchmarked.model_validate_json((kept_folder(root, run_id) / FILE).read_bytes())
     except (OSError, ValidationError):

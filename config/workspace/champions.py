@@ -1,5 +1,4 @@
-"""The champion: which run's model is in use, which was before it, and who decided that. What
-promotes and what only reads share this.
+"""The champion: the run whose model is in use, the one before it, and every decision about it.
 
 champions/record.json     the record: runs in the order of their promotion, and every promotion and
                           rollback with its reason
@@ -23,7 +22,7 @@ from config.records import Record
 CHAMPIONS = Path("champions")
 RECORD = CHAMPIONS / "record.json"
 FILES = "files.json"
-"""In a champion's folder: path of each file -> its MD5, as DVC counts it."""
+"""In a champion's folder: path of each file -> its MD5, as DVC computes it."""
 
 
 class Champion(Record):
@@ -31,13 +30,13 @@ class Champion(Record):
 
     run_id: str
     method: str
-    """What aligned it: the name of its folder below models/."""
+    """Alignment method: the name of its folder under models/."""
     model_digest: str
     """DVC's digest of the aligned model."""
     data_version: str
     """DVC's digest of the data it was trained on."""
     data_key: str
-    """Digest of what the data was made from: see tasks/dvc/data_key.py."""
+    """Digest of the data's inputs: see tasks/dvc/data_key.py."""
 
 
 class Event(Record):
@@ -47,9 +46,9 @@ class Event(Record):
     """Seconds since the epoch."""
     event: Literal["promoted", "rolled_back"]
     champion: str
-    """Run id of the champion from then on."""
+    """Run id of the new champion."""
     before: str | None
-    """Run id of the one until then."""
+    """Run id of the previous one."""
     by: str
     why: str
 
@@ -69,8 +68,8 @@ class ChampionRecord(Record):
 
 
 def read_record(root: Path) -> ChampionRecord:
-    """The record of the project at `root`, an empty one if there is none. Raises EnvironmentFault
-    if it cannot be read.
+    """The record of the project at `root`, empty if there is none. Raises EnvironmentFault if it
+    cannot be read.
     """
     path = root / RECORD
     try:
@@ -91,7 +90,7 @@ def read_record(root: Path) -> ChampionRecord:
 
 
 def write_record(root: Path, record: ChampionRecord) -> None:
-    """Replace the record, whole or not at all."""
+    """Replace the record atomically."""
     (root / CHAMPIONS).mkdir(exist_ok=True)
     write_atomically(root / RECORD, record.model_dump_json(indent=1) + "\n")
 

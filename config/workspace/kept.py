@@ -1,4 +1,4 @@
-"""What a run kept of its own: its params, the stages that it completed, copies of small outputs."""
+"""What a run kept: its params, its completed stages, copies of small outputs."""
 
 import hashlib
 from collections.abc import Mapping
@@ -18,9 +18,9 @@ Outs = Mapping[str, str]
 
 
 def kept_params(root: Path, run_id: str, overrides: list[str] | None = None) -> Params:
-    """The params of a past run, after `section.key=value` overrides. What the schema has gained
-    since is taken from the project's params.yaml, the run knew nothing of it; what has moved is
-    read where it stood, what is gone is left out.
+    """The params of a past run, after `section.key=value` overrides. Parameters added to the schema
+    since are taken from the project's params.yaml; moved ones are read at their old place, removed
+    ones are left out.
 
     Raises ParamsError if the copy is missing or damaged, or names what the schema never had.
     """
@@ -33,18 +33,18 @@ def kept_params(root: Path, run_id: str, overrides: list[str] | None = None) -> 
         try:
             content = migrated(read(path))
             today = migrated(read(root / "params.yaml"))
-            if "where" in content:  # stages are not where today's are
+            if "where" in content:  # stages may be named differently today
                 today["where"] = {DEFAULT: today["where"][DEFAULT]}
             return validate(compose(today, content, overrides or []), str(path))
         except ParamsError:
             pass
-        raise  # what is wrong with the copy itself
+        raise  # report what is wrong with the copy itself
 
 
 def completed_stages(root: Path, run_id: str) -> dict[str, Outs]:
     """The stages that a run made or reused, each with its outputs as dvc.lock had them then.
 
-    What else lies in the workspace is of other runs.
+    Other outputs in the workspace belong to other runs.
     """
     rows: list[PipelineRow] = jsonl.read(root / "runs" / "pipeline.jsonl", PipelineRow).rows
     return {
@@ -55,7 +55,7 @@ def completed_stages(root: Path, run_id: str) -> dict[str, Outs]:
 
 
 def own_file(root: Path, run_id: str, path: str, digest: str | None) -> Path | None:
-    """The file at `path` as a run left it: its copy or what is in place, whichever has `digest`.
+    """The file at `path` as a run left it: its copy or the current file, whichever has `digest`.
 
     Without DVC's digest only the copy is known to be the run's. None if neither is.
     """
@@ -68,6 +68,6 @@ def own_file(root: Path, run_id: str, path: str, digest: str | None) -> Path | N
 
 
 def file_digest(path: Path) -> str:
-    """As DVC has it in dvc.lock: the MD5 of the bytes."""
+    """MD5 of the bytes, as in dvc.lock."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()

@@ -1,5 +1,5 @@
-"""What `rlhf levers` and `rlhf scale` found, kept in .rlhf/levers: the report, MLflow and the
-command line read it.
+"""Results of `rlhf levers` and `rlhf scale`, kept in .rlhf/levers. The report, MLflow and the
+command line read them.
 """
 
 from pathlib import Path
@@ -20,42 +20,42 @@ class Found(BaseModel):
 
 
 class VariantResult(Found):
-    """One variant, means over its seeds. Costs are of the method and a student; None where there
-    was no training.
+    """One variant, means over its seeds. Costs cover the method and a student; None if nothing was
+    trained.
     """
 
     name: str
     state: State
     reason: str = ""
-    """Why it is not done."""
+    """Why the state is not `done`."""
     changes: dict[str, Any]
     hardware: str
-    """What it was planned for."""
+    """Device of the plan."""
     planned_seconds: float | None = None
     measured_seconds: float | None = None
     planned_usd: float | None = None
     measured_usd: float | None = None
     planned_total_usd: float | None = None
-    """Of all stages that make its model, as if none were there yet."""
+    """Cost of all stages that make its model, as if none were reused."""
     measured_total_usd: float | None = None
     planned_peak_bytes: float | None = None
     measured_peak_bytes: float | None = None
     planned_flops: float | None = None
     measured_flops: float | None = None
-    """The planned, times the tokens that were processed over those that were planned."""
+    """The planned FLOPs, scaled by tokens processed over tokens planned."""
     waste_usd: float = 0.0
-    """Of a variant that diverged or failed: all that it cost."""
+    """Total cost of a variant that diverged or failed."""
     sweep_usd: float = 0.0
-    """What choosing its learning rate cost, beside its own cost."""
+    """Cost of choosing its learning rate, beside its own cost."""
     quality: float | None = None
     quality_low: float | None = None
     quality_high: float | None = None
     difference: float | None = None
-    """To the quality of the baseline."""
+    """Quality difference to the baseline."""
     difference_low: float | None = None
     difference_high: float | None = None
     same_quality: bool = False
-    """`difference_low` is within the margin."""
+    """Whether `difference_low` is within the margin."""
     kl: float | None = None
     usd_at_target: float | None = None
     """Cost until the quality first reached the target; None: never, or not observed."""
@@ -64,7 +64,7 @@ class VariantResult(Found):
 
 
 class FrontierPoint(Found):
-    """One policy: how far from the SFT model, and how good."""
+    """One policy: KL to the SFT model, and quality."""
 
     kl: float
     quality: float
@@ -74,7 +74,7 @@ class Levers(Found):
     """A comparison."""
 
     study: str
-    """Digest of the baseline: comparisons of the same one are the same study."""
+    """Digest of the baseline: comparisons with the same digest belong to the same study."""
     judge: Literal["gold", "win_rate"]
     margin: float
     target: float
@@ -94,7 +94,7 @@ class Levers(Found):
     best: str | None
     regret: float | None
     total_usd: float
-    """Everything that was spent on the comparison, sweeps and waste included."""
+    """Total spent on the comparison, including sweeps and waste."""
 
 
 def read_levers(root: Path) -> Levers | None:
@@ -106,7 +106,7 @@ def read_levers(root: Path) -> Levers | None:
 
 
 def keep(root: Path, found: BaseModel, name: str) -> Path:
-    """Put a result in the place of the one before; returns where it is."""
+    """Replace the previous result; returns the path."""
     path = root / FOLDER / name
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, found.model_dump_json(indent=1) + "\n")
@@ -114,7 +114,7 @@ def keep(root: Path, found: BaseModel, name: str) -> Path:
 
 
 class GrowthPoint(Found):
-    """One size of a factor. Seconds are of the stages' work, without their start and their end."""
+    """One size of a factor. Seconds are those of the stages' work, without start and end."""
 
     size: float
     measured_seconds: float
@@ -136,11 +136,11 @@ class Growth(Found):
     exponent_high: float
     planned_exponent: float
     by_stage: dict[str, tuple[float, float]]
-    """Stage -> its exponent as measured and as planned, where the factor concerns it."""
+    """Stage -> its measured and planned exponents, if the factor affects it."""
 
 
 class Scale(Found):
-    """What `rlhf scale` measured."""
+    """Results of `rlhf scale`."""
 
     hardware: str
     factors: list[Growth]
@@ -150,7 +150,7 @@ class Scale(Found):
 
 
 def read_scale(root: Path) -> Scale | None:
-    """The newest measurement of growth, None if there is none that can be read."""
+    """The newest growth measurement, None if there is none that can be read."""
     try:
         return Scale.model_validate_json((root / FOLDER / SCALE).read_bytes())
     except (OSError, ValidationError):

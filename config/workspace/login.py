@@ -21,11 +21,11 @@ MLFLOW_KEY = Path(".rlhf") / "mlflow.key"
 MLFLOW_USER = "rlhf"
 SERVE_KEY = Path(".rlhf") / "serve.key"
 LOCAL_NAMES = ("127.0.0.1", "localhost")
-"""How this machine's own servers are called on it."""
+"""Host names of this machine's own servers."""
 
 
 def key(path: Path) -> str:
-    """The key in a file, made if need be; its folder has to be there.
+    """The key in a file, created if needed; its folder must exist.
 
     Raises EnvironmentFault if other users could read it, or it cannot be written.
     """
@@ -48,7 +48,7 @@ def key(path: Path) -> str:
 
 
 def _write_key(path: Path) -> None:
-    """A new key, unless another process has made one meanwhile; nobody sees half of it."""
+    """Create a key unless another process has created one; no reader sees a partial key."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with os.fdopen(
@@ -62,7 +62,7 @@ def _write_key(path: Path) -> None:
 
 
 def mlflow_password(root: Path, uri: str) -> str | None:
-    """What the server at `uri` asks for, if it is this project's own and at work; None for any
+    """The password of the server at `uri` if it is this project's own and running; None for any
     other.
 
     Raises EnvironmentFault if other users could read the file.
@@ -73,8 +73,8 @@ def mlflow_password(root: Path, uri: str) -> str | None:
 
 
 def _is_own(root: Path, uri: str) -> bool:
-    """Whether the process that `rlhf up` started on this port is still there: another user's may
-    have taken it since.
+    """Whether the process that `rlhf up` started on this port still runs: another user's may have
+    taken the port since.
     """
     address = urlsplit(uri)
     if address.scheme != "http" or address.hostname not in LOCAL_NAMES:

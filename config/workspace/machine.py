@@ -1,5 +1,5 @@
-"""What `rlhf calibrate` found out about a machine: training/calibrate/machine.py measures and
-writes it, costs/tables/measured.py makes a plan of it.
+"""A machine as `rlhf calibrate` measured it: written by training/calibrate/machine.py, planned with
+by costs/tables/measured.py.
 """
 
 from pathlib import Path
@@ -7,17 +7,17 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict
 
 MACHINE_FILE = Path(".rlhf/hardware.yaml")
-"""Below the project; the planner takes it for the device of a plan that names none."""
+"""Path in the project; the planner uses it if no device is named."""
 SERVING_FILE = Path(".rlhf/serving.yaml")
-"""What `rlhf serve` does on this machine, written with it."""
+"""Serving rates of this machine, written with it."""
 
 
 BF16_INSTRUCTIONS = ("amx_bf16", "avx512_bf16")
-"""Flags of /proc/cpuinfo, the faster first; without one, products in bf16 are emulated."""
+"""Flags of /proc/cpuinfo, the faster first; without either, bf16 matrix products are emulated."""
 
 
 def bf16_instructions(cpuinfo: Path = Path("/proc/cpuinfo")) -> str | None:
-    """The flag of this processor's fastest instructions for bf16, None without any."""
+    """The processor's fastest bf16 instructions, None without any."""
     try:
         lines = cpuinfo.read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -40,10 +40,10 @@ class Product(Part):
 
 
 class Stream(Part):
-    """An addition of two tensors into a new one: three times `bytes` are moved."""
+    """An addition of two tensors into a new one, which moves three times `bytes`."""
 
     bytes: int
-    """Of one tensor."""
+    """Size of one tensor."""
     bytes_per_second: float
 
 
@@ -60,7 +60,7 @@ class Attention(Part):
 
 
 class Trunk(Part):
-    """Sizes of a Llama's layers, all heads with keys of their own."""
+    """Shape of a Llama's layers, with as many key heads as query heads."""
 
     width: int
     layers: int
@@ -69,14 +69,14 @@ class Trunk(Part):
 
 
 class Passes(Trunk):
-    """A whole Llama trunk: what is left of its time beside matrix products and attention are
-    streams and launches.
+    """A whole Llama trunk. Its time beyond matrix products and attention is memory traffic and
+    launches.
     """
 
     sequences: int
     tokens: int
     forward_seconds: float
-    """Without gradients."""
+    """Forward pass without gradients."""
     training_seconds: float
     """Forward and backward pass."""
 
@@ -100,15 +100,13 @@ class Sampling(Part):
     vocab: int
     width: int
     product_seconds: float
-    """Of the logits."""
+    """Seconds for the logits."""
     draw_seconds: float
-    """Of what makes tokens of them."""
+    """Seconds to sample tokens from them."""
 
 
 class Generation(Trunk):
-    """Sampling `new_tokens` for each of `sequences` prompts of `prompt_tokens`, none of which ends
-    early.
-    """
+    """Sampling `new_tokens` for each of `sequences` prompts of `prompt_tokens`; none ends early."""
 
     vocab: int
     sequences: int
@@ -125,46 +123,44 @@ class AdamStep(Part):
 
 
 class StageProcess(Part):
-    """A stage process on two handfuls of rows and a model of no size: what every stage pays
-    whatever its model.
-    """
+    """A stage process on a handful of rows and a negligible model: every stage's fixed cost."""
 
     imports_seconds: float
     start_seconds: float
-    """Imports, reading, loading, up to the first step."""
+    """Imports, reading and loading, up to the first step."""
     step_seconds: float
-    """Of one optimizer step (update, for ppo) of a model of no size."""
+    """One optimizer step (for ppo one update) of a negligible model."""
     after_imports_bytes: int
-    """Resident set."""
+    """Resident set size."""
 
 
 class Loop(Trunk):
-    """Updates of our PPO as the stage runs them, on a model that is quick and yet computes: CPU
-    seconds of one update.
+    """Updates of our PPO as the stage runs them, on a small but not negligible model: CPU seconds
+    per update.
     """
 
     vocab: int
     sequences: int
-    """Responses of an update, sampled side by side."""
+    """Responses of an update, sampled in parallel."""
     prompt_tokens: float
-    """Mean of a prompt."""
+    """Mean prompt length."""
     response_tokens: int
-    """Of every response: none ends early."""
+    """Length of every response: none ends early."""
     micro_batch_tokens: int
     epochs: int
     mini_batches: int
     rollout_seconds: float
     scoring_seconds: float
-    """Of the reward model's, the reference's and the value model's passes together."""
+    """Passes of the reward model, the reference and the value model together."""
     update_seconds: float
     trunks: tuple[Passes, ...]
-    """Some of the machine's `passes`, measured right after in the same process: how fast the
-    machine was then.
+    """Some of the machine's `passes`, measured right afterwards in the same process: the machine's
+    speed at that time.
     """
 
 
 class Machine(Part):
-    """One machine as it was measured on `date`. Rates are of one process with `threads` threads."""
+    """One machine as measured on `date`, with one process of `threads` threads."""
 
     name: str
     """`cpu`, or the accelerator's name."""
@@ -179,21 +175,21 @@ class Machine(Part):
     attention: tuple[Attention, ...]
     passes: tuple[Passes, ...]
     autocast: tuple[Passes, ...] = ()
-    """Some of the same with fp32 weights under bf16 autocast; empty where products in bf16 are
-    emulated, and in files of earlier versions.
+    """Some of `passes` with fp32 weights under bf16 autocast; empty if bf16 is emulated, and in
+    files of earlier versions.
     """
     vocabulary: tuple[Vocabulary, ...]
     sampling: tuple[Sampling, ...]
     generation: tuple[Generation, ...]
     optimizer: tuple[AdamStep, ...]
     decode_step_seconds: float
-    """One token for one sequence of a two-layer trunk of width 32 with a cache: launches alone."""
+    """One token for one sequence of a two-layer trunk of width 32 with a cache: launches only."""
     stages: dict[str, StageProcess]
     """`sft` stands for the stages on a Trainer, `ppo` for the others."""
     loop: Loop
-    """How far a real stage is from the best that its parts can do."""
+    """Ratio of a real stage's time to the best its parts can reach."""
     seconds: float
-    """That the measurement took."""
+    """Duration of the measurement."""
 
 
 class ServedPoint(Part):
@@ -204,38 +200,38 @@ class ServedPoint(Part):
     weights: str
     """f32, q8_0 or q4_0."""
     parameters: int
-    """Of the matrices that a token passes through, output head included."""
+    """Parameters of the matrices that a token passes through, output head included."""
     layers: int
     concurrency: int
     input_tokens: float
-    """Of a request, on average."""
+    """Mean per request."""
     output_tokens: float
     seconds_per_reply: float
-    """Of the server, which answers several at once: 1 / (replies a second)."""
+    """Seconds per reply of the server, which answers several at once: 1 / (replies per second)."""
     ttft_seconds: float
     """Median."""
 
 
 class ServingRates(Part):
-    """How front and llama.cpp serve on this machine. Times are at its pace then."""
+    """Speed of front and llama.cpp on this machine, at its pace at that time."""
 
     pace_seconds: float
-    """Of a fixed piece of work (serving/bench/pace.py): the mean between the loads. Each load's
-    times are put to it.
+    """Mean seconds of a fixed piece of work (serving/bench/pace.py) between the loads; each load's
+    times are scaled to it.
     """
     processor: str
     date: str
     small: tuple[ServedPoint, ...]
-    """Of a model that is hardly there: what every request and token costs whatever the model. The
-    same concurrencies for each length of replies.
+    """A negligible model: the cost of every request and token whatever the model. The same
+    concurrencies for each length of replies.
     """
     deep: tuple[ServedPoint, ...]
-    """Of one with many layers and few parameters, at the same concurrencies."""
+    """A model with many layers and few parameters, at the same concurrencies."""
     large: tuple[ServedPoint, ...]
-    """Of one whose weights exceed the caches. By weights: the same concurrencies, and one load with
-    long prompts and a concurrency of 1.
+    """A model whose weights exceed the caches. By weights: the same concurrencies, and one load
+    with long prompts and a concurrency of 1.
     """
     process_bytes: int
-    """Resident memory of both processes beside weights and cache."""
+    """Resident memory of both processes beyond weights and cache."""
     seconds: float
-    """That the measurement took."""
+    """Duration of the measurement."""

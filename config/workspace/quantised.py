@@ -1,4 +1,4 @@
-"""What quantising a run's model changes: measured by its export, kept with the run."""
+"""Effect of quantising a run's model: measured by its export, kept with the run."""
 
 from pathlib import Path
 
@@ -32,10 +32,10 @@ class QuantisedFile(BaseModel):
     bytes: int
     prompts: int
     flips: int
-    """Prompts whose greedy reply is not that of f32."""
+    """Prompts whose greedy reply differs from that of f32."""
     difference: Difference
     judge: str
-    """Whose score."""
+    """Judge of the score."""
 
 
 class Quantised(BaseModel):
@@ -54,7 +54,7 @@ def keep_quantised(root: Path, run_id: str, found: Quantised) -> None:
 
 
 def read_quantised(root: Path, run_id: str) -> Quantised | None:
-    """What an export of the run measured; None without one, or if the file is damaged."""
+    """The comparison of the run's export; None without one, or if the file is damaged."""
     try:
         return Quantised.model_validate_json((kept_folder(root, run_id) / FILE).read_bytes())
     except (OSError, ValidationError):

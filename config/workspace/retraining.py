@@ -1,5 +1,4 @@
-"""What the two processes of a retrain cycle find out, and what the cycle remembers: records that
-both halves of the project share.
+"""Records of a retrain cycle: results of its two processes, and the history of cycles.
 
 runs/retrain.jsonl                     RetrainRow   when a cycle began, what its own processes cost,
                                        how it ended
@@ -19,7 +18,7 @@ RETRAIN_FOLDER = Path("runs/retrain")
 
 
 class Share(Record):
-    """An observed share, its interval, and of how many."""
+    """An observed share, its interval, and the sample size."""
 
     value: float
     low: float
@@ -33,34 +32,32 @@ class LengthDrift(Record):
     distance: float
     """Kolmogorov-Smirnov: the largest difference of the two cumulative distributions."""
     critical: float
-    """What chance alone exceeds once in 1 / (1 - confidence) cases."""
+    """Exceeded by chance alone once in 1 / (1 - confidence) cases."""
     mean_before: float
     mean_new: float
 
 
 class Examination(Record):
-    """The data as it is now against the champion's."""
+    """Today's data compared with the champion's."""
 
     added: dict[str, int]
-    """dataset/split -> rows that the champion's data has not."""
+    """dataset/split -> rows not in the champion's data."""
     removed: dict[str, int]
-    """dataset/split -> rows that it had and that are gone."""
+    """dataset/split -> rows removed since."""
     refused: int
     """Rows in quarantine."""
     length_drift: LengthDrift | None
-    """Prompts of the added rows against the champion's; None without added rows."""
+    """Prompts of the added rows compared with the champion's; None without added rows."""
     new_words: Share | None
-    """Words in the prompts of added rows that no prompt of the champion's data has."""
+    """Words in prompts of added rows that no prompt of the champion's data has."""
     accuracy: Share | None
-    """The champion's reward model on the added pairs; None without any."""
+    """Accuracy of the champion's reward model on the added pairs; None without any."""
     accuracy_before: float | None
-    """The same on the held-out pairs that it was evaluated on."""
+    """The same on the held-out pairs of its evaluation."""
 
     @property
     def changed_rows(self) -> int:
-        """Rows added or changed, and rows taken away: an edited row is one of each and counts
-        once.
-        """
+        """Rows added or changed, and rows removed: an edited row is one of each and counts once."""
         names = self.added.keys() | self.removed.keys()
         return sum(max(self.added.get(name, 0), self.removed.get(name, 0)) for name in names)
 
@@ -85,24 +82,24 @@ class Contest(Record):
 
     prompts: int
     left_out: int
-    """Held-out prompts not asked, because one of the two was trained on them."""
+    """Held-out prompts left out because one of the two was trained on them."""
     judge: str
-    """gold score, or the champion's reward model."""
+    """Judge: gold score, or the champion's reward model."""
     win_rate: Share
-    """Of the challenger, a tie counting half; `of` prompts."""
+    """Win rate of the challenger, a tie counting half; `of` prompts."""
     ties: int
     gold: Mean | None
     champion_reward: Mean
-    """By the champion's reward model."""
+    """Judged by the champion's reward model."""
     challenger_reward: Mean
-    """By the challenger's own reward model, which may have learnt from bad votes."""
+    """Judged by the challenger's own reward model, which may have learnt from bad votes."""
     hacking: bool | None
-    """None where the prompts are too few to say."""
+    """None if the prompts are too few to decide."""
     hacking_reason: str
     hacking_prompts_needed: int | None = None
-    """Where it is None: how many prompts would decide it."""
+    """If it is None: how many prompts would decide it."""
     kl: float
-    """Of the challenger from its SFT model, nats per response."""
+    """KL of the challenger to its SFT model, nats per response."""
     kl_champion: float
     chars: float
     """Mean length of the challenger's responses, in characters."""
@@ -117,15 +114,17 @@ class RetrainRow(Record):
     cycle: str
     event: Literal["begin", "reserved", "cost", "end"]
     usd: float = 0.0
-    """At `cost`: what a process of the cycle cost besides the pipeline run. At `reserved`: what the
-    contest is planned to cost, which the run leaves.
+    """At `cost`: the cost of a process of the cycle beside the pipeline run. At `reserved`: the
+    planned cost of the contest, which the run must leave.
     """
     run_id: str | None = None
     """At `end`: the pipeline run, if there was one."""
     outcome: str = ""
     """At `end`: promoted, kept, skipped, stopped or failed."""
     data_key: str | None = None
-    """At `end`: what the data was made from, for the next cycle to see whether anything is new."""
+    """At `end`: digest of the data's inputs, so that the next cycle can tell whether anything is
+    new.
+    """
     said: str = ""
-    """At `end`: the outcome and its reason in a line."""
+    """At `end`: the outcome and its reason in one line."""
     detail: dict[str, Any] = {}

@@ -15,33 +15,33 @@ RECORD_SECONDS = 600.0
 
 
 class ServedRow(BaseModel):
-    """One model's part of the server's time since the row before."""
+    """One model's share of the server's time since the previous row."""
 
     model_config = ConfigDict(frozen=True)
 
     time: float
-    """Seconds since the epoch at its end."""
+    """End of the interval, seconds since the epoch."""
     run_id: str
     usd_per_hour: float
     usage: Usage
 
 
 class Served(BaseModel):
-    """All that was served of one model."""
+    """Total usage of one model."""
 
     model_config = ConfigDict(frozen=True)
 
     tokens: float
-    """Input and output."""
+    """Input and output tokens."""
     usd: float
-    """The server's price for all of the time, idle or not."""
+    """The server's price for the whole time, idle or not."""
 
 
 NOTHING_SERVED = Served(tokens=0.0, usd=0.0)
 
 
 def served_of(root: Path, run_id: str) -> Served:
-    """What was served of a run's model so far; a row cut by a crash is skipped."""
+    """Usage of a run's model so far; an incomplete row is skipped."""
     rows = [row for row in jsonl.read(root / SERVED, ServedRow).rows if row.run_id == run_id]
     return Served(
         tokens=sum(row.usage.input_tokens + row.usage.output_tokens for row in rows),

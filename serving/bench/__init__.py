@@ -1,3 +1,3 @@
-"""Load tests of an OpenAI-compatible endpoint: LLMeter sends the requests, and what it measured
-becomes rates, latencies and a price.
+"""Load tests of an OpenAI-compatible endpoint: LLMeter sends the requests; rates, latencies and a
+price come from its measurements.
 """

@@ -18,17 +18,19 @@ from serving.lines import lines
 
 CONNECT_SECONDS = 5.0
 KEEP_SECONDS = 2.0
-"""An idle connection is not used again after that."""
+"""An idle connection is not reused after this many seconds."""
 PROBE_SECONDS = 30.0
-"""A first token that takes longer is not worth a load test."""
+"""Seconds after which a missing first token ends the load test."""
 PROBE_TOKENS = 4
 
 
 class ChatEndpoint(Endpoint[httpx.Response]):
-    """An OpenAI-compatible chat API. Threads share it: each sends one request at a time."""
+    """A client of an OpenAI-compatible chat API, shared by threads that send one request at a time
+    each.
+    """
 
     def __init__(self, url: str, model: str, key: str | None, timeout_seconds: float) -> None:
-        """`url` ends in /v1 or what the API has instead of it."""
+        """`url` ends in /v1 or the API's equivalent."""
         super().__init__("chat", model, "openai-compatible")
         self.url = url
         self._client = client(url, key, timeout_seconds)
@@ -40,15 +42,15 @@ class ChatEndpoint(Endpoint[httpx.Response]):
     def send_in_turn(
         self, payloads: Sequence[Mapping[str, Any]], arrivals: Sequence[float] | None = None
     ) -> None:
-        """Send these payloads one after the other, whichever client is free: LLMeter gives all
-        clients the same in the same order. With `arrivals` each waits for its time of
+        """Send these payloads in order, from whichever client is free: LLMeter gives all clients
+        the same ones in the same order. With `arrivals` each waits until its time of
         `time.perf_counter`.
         """
         self._payloads = cycle(payloads)
         self._arrivals = None if arrivals is None else iter(arrivals)
 
     def stop(self) -> None:
-        """Let requests that were not sent yet fail, and end those at work."""
+        """Fail requests that were not sent yet, and end running ones."""
         self._stopped.set()
         self._client.close()
 
@@ -67,14 +69,14 @@ class ChatEndpoint(Endpoint[httpx.Response]):
         return self.send(payload)
 
     def send(self, payload: Mapping[str, Any]) -> httpx.Response:
-        """Start a reply, without reading it. Raises httpx.HTTPError."""
+        """Open a streamed reply without reading it. Raises httpx.HTTPError."""
         request = self._client.build_request("POST", "/chat/completions", json=payload)
         return self._client.send(request, stream=True)
 
     def process_raw_response(
         self, raw_response: httpx.Response, start_t: float, response: InvocationResponse
     ) -> None:
-        """Tokens are those that the endpoint counts, or one for each part where it does not.
+        """Read a reply. Tokens are counted by the endpoint, else one per chunk.
 
         Raises ValueError for anything but a whole streamed reply.
         """
@@ -93,12 +95,12 @@ class ChatEndpoint(Endpoint[httpx.Response]):
                 if usage := chunk.get("usage"):
                     response.num_tokens_input = int(usage["prompt_tokens"])
                     response.num_tokens_output = int(usage["completion_tokens"])
-                if timings := chunk.get("timings"):  # llama.cpp's, without the time in a queue
+                if timings := chunk.get("timings"):  # llama.cpp's own, without the time in a queue
                     response.annotations["prefill_seconds"] = timings["prompt_ms"] / 1000
         response.response_text = ""
         response.num_tokens_output = response.num_tokens_output or parts
         response.num_tokens_input = response.num_tokens_input or 0
-        if not parts:  # a reply that is empty: EOS came first
+        if not parts:  # an empty reply: EOS came first
             response.time_to_first_token = response.time_to_last_token = (
                 time.perf_counter() - start_t
             )
@@ -109,7 +111,7 @@ class ChatEndpoint(Endpoint[httpx.Response]):
 
 def client(url: str, key: str | None, timeout_seconds: float) -> httpx.Client:
     headers = {} if key is None else {"Authorization": f"Bearer {key}"}
-    # servers close idle connections, uvicorn after 5 s; a request that is on its way then is lost
+    # servers close idle connections (uvicorn after 5 s), and a request on its way is then lost
     limits = httpx.Limits(
         max_connections=None, max_keepalive_connections=None, keepalive_expiry=KEEP_SECONDS
     )
@@ -120,7 +122,7 @@ def client(url: str, key: str | None, timeout_seconds: float) -> httpx.Client:
 
 
 def events(response: httpx.Response) -> Iterator[dict[str, Any]]:
-    """The JSON objects of server-sent events. Raises ValueError for what is none."""
+    """JSON objects of server-sent events. Raises ValueError for anything else."""
     for line in lines(response):
         text = line.removeprefix("data:").strip()
         if not line.startswith("data:") or text == "[DONE]":
@@ -132,7 +134,7 @@ def events(response: httpx.Response) -> Iterator[dict[str, Any]]:
 
 
 def fault_of(response: httpx.Response) -> str | None:
-    """What is wrong with an answer that should stream events, in a few words."""
+    """Why a response is not a stream of events, in a few words."""
     kind = response.headers.get("content-type", "no content type").partition(";")[0]
     if response.status_code == 200:
         return None if kind == "text/event-stream" else f"{kind} instead of an event stream"
@@ -145,7 +147,7 @@ def _text(choice: Mapping[str, Any]) -> str:
 
 
 def api_url(url: str) -> str:
-    """The address of the API: /v1 is added to a bare host. Raises EnvironmentFault."""
+    """Base address of the API: /v1 is appended to a bare host. Raises EnvironmentFault."""
     parts = urlsplit(url if "://" in url else f"http://{url}")
     try:
         usable = parts.scheme in ("http", "https") and parts.hostname and (parts.port or True)
@@ -160,7 +162,7 @@ def api_url(url: str) -> str:
 
 
 def is_loopback(url: str) -> bool:
-    """Whether an address is one of this machine's own."""
+    """Whether an address belongs to this machine."""
     host = urlsplit(url).hostname or ""
     try:
         return ipaddress.ip_address(host).is_loopback
@@ -173,11 +175,11 @@ class ServedModel(NamedTuple):
 
     name: str
     settings: Mapping[str, Any]
-    """How a server of ours serves it: engine, weights, slots, threads; {} of another."""
+    """How our own server serves it: engine, weights, slots, threads; {} for other servers."""
 
 
 def served_model(url: str, key: str | None, wanted: str | None) -> ServedModel:
-    """The model to ask for: the only one that the endpoint lists, unless one is wanted.
+    """The model to request: the one named, else the only one that the endpoint lists.
 
     Raises EnvironmentFault with one line for an endpoint that is dead or is not an OpenAI API.
     """
@@ -208,7 +210,8 @@ def served_model(url: str, key: str | None, wanted: str | None) -> ServedModel:
 
 
 def reply_seconds(url: str, model: str, key: str | None, payload: Mapping[str, Any]) -> float:
-    """What one reply of the payload's length takes with nobody else there, from a shorter one.
+    """Estimated seconds of one reply of the payload's length on an idle server, from a shorter
+    reply.
 
     Raises EnvironmentFault with one line for an endpoint that does not stream replies.
     """
@@ -239,7 +242,7 @@ def reply_seconds(url: str, model: str, key: str | None, payload: Mapping[str, A
 
 
 def _detail(response: httpx.Response) -> str:
-    """The message of an error in OpenAI's form, if it is one."""
+    """The message of an error in OpenAI's format, if it is one."""
     try:
         response.read()
         return f": {str(response.json()['error']['message'])[:150].rstrip('.')}"

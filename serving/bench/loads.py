@@ -18,13 +18,13 @@ from serving.bench.endpoint import ChatEndpoint
 from serving.bench.measured import Reply, measured_load
 
 MOST_ARRIVALS = 2000
-"""Of one open-loop load: each has a thread of its own."""
+"""Most requests of an open-loop load: each has its own thread."""
 START_SECONDS = 0.2
-"""Until the first arrival, while the threads start."""
+"""Seconds before the first arrival, while the threads start."""
 
 
 class LoadSpec(NamedTuple):
-    """One load that is to be measured: either a concurrency or a rate."""
+    """One load to measure: a concurrency or a rate."""
 
     concurrency: int | None = None
     requests_per_second: float | None = None
@@ -36,7 +36,7 @@ class LoadSpec(NamedTuple):
 
 
 class Interrupted(Exception):
-    """Ctrl-C or SIGTERM, in the middle of a load."""
+    """Ctrl-C or SIGTERM during a load."""
 
 
 def measure(
@@ -47,7 +47,7 @@ def measure(
     limits: Limits,
     seed: int = 0,
 ) -> Iterator[Load]:
-    """Each load for `seconds`. A load is yielded as soon as it is measured.
+    """Measure each load for `seconds` and yield it at once.
 
     Raises Interrupted when the process is asked to stop.
     """
@@ -105,13 +105,13 @@ async def _open(
 async def _run(
     endpoint: ChatEndpoint, payloads: list[dict[str, Any]], **load: Any
 ) -> list[InvocationResponse]:
-    os.environ.setdefault("LLMETER_DISABLE_ALL_PROGRESS_BARS", "1")  # read as it is imported
+    os.environ.setdefault("LLMETER_DISABLE_ALL_PROGRESS_BARS", "1")  # read at import
     from llmeter.runner import Runner
 
     runner = Runner(endpoint=endpoint, payload=payloads, timeout=3600)
     result = await runner.run(**load)
     if result.stats.get("interrupted"):
-        endpoint.stop()  # else the process waits for its threads
+        endpoint.stop()  # otherwise the process waits for its threads
         raise Interrupted
     return list(result.responses)
 

@@ -1,4 +1,4 @@
-"""What a load test measured: rates and latencies of each load, and the knee."""
+"""Results of a load test: rates and latencies of each load, and the knee."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,29 +9,29 @@ from config.workspace.benchmarked import Knee, Limits, Load, Percentiles, Usage
 
 @dataclass(frozen=True)
 class Reply:
-    """One request of a load, its times in seconds."""
+    """One request of a load, times in seconds."""
 
     sent: float
-    """Of a clock that all replies share."""
+    """On a clock shared by all replies."""
     ttft_seconds: float
     seconds: float
-    """Until the last token."""
+    """Time of the last token."""
     input_tokens: int
     output_tokens: int
     prefill_seconds: float | None = None
-    """Without the wait for a slot, where the endpoint says so."""
+    """Without the wait for a slot, if the endpoint reports it."""
     fault: str | None = None
-    """Why it failed."""
+    """Reason of the failure."""
 
     @property
     def tpot_seconds(self) -> float | None:
-        """Per output token after the first; None for a reply without a second one."""
+        """Seconds per output token after the first; None for a reply of one token."""
         if self.output_tokens < 2:
             return None
         return (self.seconds - self.ttft_seconds) / (self.output_tokens - 1)
 
     def output_between(self, begin: float, end: float) -> float:
-        """Output tokens that came in a while: the first at TTFT, the others evenly after it."""
+        """Output tokens within an interval: the first at TTFT, the others evenly after it."""
         first = self.sent + self.ttft_seconds
         last = self.sent + self.seconds
         if last <= first:
@@ -41,7 +41,7 @@ class Reply:
 
 
 def holds(limits: Limits, reply: Reply) -> bool:
-    """Whether a reply is within the limits."""
+    """Whether a reply meets the limits."""
     tpot = reply.tpot_seconds or 0.0
     return 1000 * reply.ttft_seconds <= limits.ttft_ms and 1000 * tpot <= limits.tpot_ms
 
@@ -54,8 +54,8 @@ def measured_load(
     concurrency: int | None = None,
     requests_per_second: float | None = None,
 ) -> Load:
-    """What the replies say of the time from `begin` to `end`. A reply counts by the share of it
-    that lies within.
+    """Statistics of the interval from `begin` to `end`. A reply counts by the share of it within
+    the interval.
     """
     good = [each for each in replies if each.fault is None]
     faults = [each.fault for each in replies if each.fault is not None]
@@ -91,7 +91,7 @@ def measured_load(
 
 
 def share_between(reply: Reply, begin: float, end: float) -> float:
-    """The share of a reply's time that lies in a while."""
+    """Share of a reply's time within an interval."""
     last = reply.sent + reply.seconds
     if reply.seconds <= 0:
         return float(begin <= reply.sent < end)
@@ -99,7 +99,7 @@ def share_between(reply: Reply, begin: float, end: float) -> float:
 
 
 def covered(spans: Sequence[tuple[float, float]], begin: float, end: float) -> float:
-    """Seconds of a while in which at least one of the spans lasts."""
+    """Seconds of an interval covered by at least one span."""
     total, at = 0.0, begin
     for first, last in sorted(spans):
         total += max(0.0, min(last, end) - max(first, at))
@@ -108,7 +108,7 @@ def covered(spans: Sequence[tuple[float, float]], begin: float, end: float) -> f
 
 
 def percentiles(seconds: Sequence[float]) -> Percentiles | None:
-    """In milliseconds; None of nothing."""
+    """Percentiles in milliseconds; None without values."""
     if not seconds:
         return None
     milliseconds = [1000 * each for each in seconds]
@@ -118,7 +118,7 @@ def percentiles(seconds: Sequence[float]) -> Percentiles | None:
 
 
 def knee_of(loads: Sequence[Load]) -> Knee | None:
-    """The knee of the closed loops, by rising concurrency; None without one that has latencies."""
+    """The knee of closed loops ordered by concurrency; None if none has latencies."""
     closed = sorted(
         (each for each in loads if each.concurrency is not None and each.tpot_ms is not None),
         key=lambda each: each.concurrency or 0,

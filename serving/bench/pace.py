@@ -1,5 +1,5 @@
-"""How fast this machine is at the moment: other programs and neighbours on the same processor make
-the same work take half as long again, or more.
+"""The machine's current pace: other programs, and neighbours on the same processor, can slow the
+same work by half or more.
 """
 
 import os
@@ -17,9 +17,9 @@ print(time.perf_counter() - began)
 
 
 def pace_seconds() -> float:
-    """Seconds of a fixed piece of work, done on every core at the same time; the mean."""
+    """Mean seconds of a fixed piece of work, run on every core at once."""
     command = [sys.executable, "-S", "-c", WORK]
-    started = [  # in sessions of their own, as Ctrl-C is meant for what measures
+    started = [  # in their own sessions: Ctrl-C is meant for the load test
         subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
             start_new_session=True,
@@ -29,7 +29,7 @@ def pace_seconds() -> float:
     try:
         return mean(float(process.communicate()[0]) for process in started)
     finally:
-        for process in started:  # after Ctrl-C some are still at work
+        for process in started:  # some still run after Ctrl-C
             process.kill()
             process.wait()
             if process.stdout is not None:

@@ -1,4 +1,4 @@
-"""A server that is started to be measured, and the memory it takes."""
+"""Starts a server to measure, and samples its memory."""
 
 import subprocess
 import sys
@@ -15,14 +15,14 @@ from config.errors import EnvironmentFault
 from config.ports import free_port
 
 START_SECONDS = 900.0
-"""A run that has no export yet is exported first."""
+"""Seconds to start; a run without an export is exported first."""
 SAMPLE_SECONDS = 0.2
 
 
 @contextmanager
 def running(command: Sequence[str], folder: Path) -> Iterator[tuple[str, psutil.Process]]:
-    """The server that `command` starts with --port, once it is up, until the block ends: its API's
-    address and its process. It ends with this process, however that ends.
+    """Start a server with `command` and --port, and stop it after the block; yields its API's
+    address and its process once it is up. It ends with this process, however that ends.
 
     Raises EnvironmentFault with its last line if it does not come up.
     """
@@ -33,7 +33,7 @@ def running(command: Sequence[str], folder: Path) -> Iterator[tuple[str, psutil.
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
-        start_new_session=True,  # Ctrl-C is meant for what measures
+        start_new_session=True,  # Ctrl-C is meant for the load test
     )
     try:
         _await(process, port)
@@ -61,7 +61,7 @@ def _await(process: "subprocess.Popen[str]", port: int) -> None:
 
 @contextmanager
 def peak_bytes(process: psutil.Process | None) -> Iterator[Callable[[], int | None]]:
-    """The most resident memory of a process and its children while the block runs."""
+    """Peak resident memory of a process and its children during the block."""
     most = 0
     done = threading.Event()
 

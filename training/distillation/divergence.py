@@ -1,5 +1,5 @@
-"""The divergence of a student from its teacher, computed without ever holding the logits of all
-tokens.
+"""The divergence of a student from its teacher, computed without holding the logits of all tokens
+at once.
 
 Shapes: N tokens, V vocabulary, D width of the student, E width of the teacher.
 """
@@ -16,11 +16,11 @@ from training.modeling.logprobs import chunks
 def generalised_jsd(student_NV: Tensor, teacher_NV: Tensor, beta: float) -> Tensor:
     """Generalised Jensen-Shannon divergence [N] between the teacher P and the student Q, in nats.
 
-        beta KL(P || M) + (1 - beta) KL(Q || M),  M = beta P + (1 - beta) Q
+    beta KL(P || M) + (1 - beta) KL(Q || M),  M = beta P + (1 - beta) Q
 
-    At the ends, where that is 0, it is what the divergence over beta tends to: KL(P || Q) at 0 and
-    KL(Q || P) at 1. Both arguments are log-probabilities [N, V].
-    Source: Agarwal et al. 2024 (arXiv:2306.13649), section 2 and equation 1.
+    At the ends, where it is 0, the limit of the divergence over beta is used: KL(P || Q) at 0 and
+    KL(Q || P) at 1. Both arguments are log-probabilities [N, V]. Source: Agarwal et al. 2024
+    (arXiv:2306.13649), section 2 and equation 1.
     """
     if beta == 0:
         return _kl(teacher_NV, student_NV)
@@ -36,7 +36,7 @@ def _kl(p_NV: Tensor, q_NV: Tensor) -> Tensor:
 
 
 class Divergence(NamedTuple):
-    """What `divergence` gives."""
+    """Result of `divergence`."""
 
     total: Tensor
     """Sum over the tokens, in nats; differentiable in the student's hidden states and weight."""
@@ -55,8 +55,7 @@ def divergence(
     """`generalised_jsd` of softmax(hidden @ weight.T / temperature), summed over the tokens, in
     fp32 and chunk by chunk.
 
-    Where one vocabulary has more rows than the other, rows that pad it, both are read up to the
-    shorter one.
+    If one vocabulary is padded to more rows than the other, both are used up to the shorter one.
     """
     rows = min(len(student_VD), len(teacher_VE))
     return Divergence(
@@ -67,7 +66,7 @@ def divergence(
 
 
 class _ChunkedDivergence(torch.autograd.Function):
-    """The gradient of the sum is made in the forward pass, while a chunk's logits are there, and
+    """The gradient of the sum is computed in the forward pass, while a chunk's logits exist, and
     scaled in the backward pass: each logit is computed once.
     """
 
@@ -81,7 +80,7 @@ class _ChunkedDivergence(torch.autograd.Function):
         beta: float,
         temperature: float,
     ) -> tuple[Tensor, Tensor]:
-        # fp16 has no room for a gradient that the loss scale has not yet multiplied
+        # fp16 overflows for a gradient before the loss scale is applied
         exact = torch.float32 if student_ND.dtype == torch.float16 else student_ND.dtype
         grad_ND = torch.empty_like(student_ND, dtype=exact)
         grad_VD = torch.zeros_like(student_VD, dtype=torch.float32)

@@ -1,4 +1,4 @@
-"""Signs that distillation goes wrong, each named with its value and what to change."""
+"""Detects divergence of distillation; each message has the value and what to change."""
 
 import math
 from collections.abc import Sequence
@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from config.errors import TrainingDiverged
 
 WINDOW = 5
-"""Updates whose mean is judged: a single batch says little."""
+"""Updates averaged: a single batch is too noisy."""
 MAX_LENGTH_RATIO = 2.0
 """Mean response length of the student over the teacher's. On-policy students drift to ever longer
 responses where each token is rewarded for being likely.
 """
 MIN_EOS_RATIO = 0.5
-"""Share of responses that end, over the best share so far."""
+"""Share of responses that end, relative to the best so far."""
 
 
 def check_responses(

@@ -25,7 +25,7 @@ from training.process.stage import Stage
 from training.rl.learner import Learner, Role
 
 STUDENT = "student"
-"""The student's adapter in its model."""
+"""Name of the student's adapter in its model."""
 
 
 class Pair(Learner):
@@ -36,7 +36,7 @@ class Pair(Learner):
         settings: Distill = stage.params.section("distill")
         whole = student.model if isinstance(student, AdapterView) else student
         self.sizes = {"student": parameters_of(whole), "teacher": parameters_of(teacher)}
-        # a copy where the teacher is divided: the update reads it when the teacher is not whole
+        # a copy if the teacher is sharded: the update reads it while the teacher is not gathered
         head_VE = output_weight(teacher).detach()
         self.teacher_head_VE = head_VE.clone() if sharding.shards_weights(stage) else head_VE
         for model in (teacher, whole):
@@ -107,7 +107,7 @@ def save_student(stage: Stage, student: Role, tokenizer: PreTrainedTokenizerBase
 
 
 def parameters_of(model: PreTrainedModel) -> dict[str, int]:
-    """How many weights a model has, and how many besides embeddings and head."""
+    """Parameters of a model, in all and without embeddings and head."""
     outer: dict[int, Any] = {
         id(weight): weight
         for layer in (model.get_input_embeddings(), model.get_output_embeddings())

@@ -1,4 +1,4 @@
-"""Several processes as one: collectives, and weights and optimizer state divided among them.
+"""Distributed training: collectives, and sharding of weights and optimizer state.
 
-Everything that trains may import it.
+Every training stage may import it.
 """

@@ -1,4 +1,4 @@
-"""Several processes as one: who does what, and how results and gradients come together.
+"""Collectives: how processes share work, results and gradients.
 
 With one process each function is what it is without this module, to the bit. Every process knows
 the whole batch; the costly work on it is divided, and its results, a few numbers per token, are
@@ -23,8 +23,8 @@ from config.records import FAULT_SUFFIX, FAULTS_VARIABLE, RENDEZVOUS_VARIABLE
 
 T = TypeVar("T")
 Backoff = Callable[[Callable[[int], Any]], Any]
-"""Does work in pieces of a size that fits in memory, in all processes alike: OomBackoff.run of
-training/process/out_of_memory.py.
+"""Runs work with a micro-batch size that fits in memory, the same in all processes: OomBackoff.run
+of training/process/out_of_memory.py.
 """
 BUCKET_ELEMENTS = 2**22
 """Gradients are summed in messages of about this size: few calls, and a copy of 16 MiB instead of
@@ -33,7 +33,7 @@ all gradients.
 
 
 def join(stage: str, accelerator: bool) -> None:
-    """Meet the other processes of this stage, where there are any: over gloo on CPU, nccl on GPUs.
+    """Join the process group of this stage, if it has several processes: gloo on CPU, nccl on GPUs.
 
     Raises EnvironmentFault if there are more processes than GPUs on this machine.
     """
@@ -59,7 +59,7 @@ def join(stage: str, accelerator: bool) -> None:
 
 
 def leave() -> None:
-    """Part from the others, at the end of all work."""
+    """Leave the process group at the end of all work."""
     if dist.is_initialized():
         dist.destroy_process_group()
 
@@ -78,8 +78,8 @@ def barrier() -> None:
 
 
 def balanced_partition(costs: Sequence[int], parts: int) -> list[list[int]]:
-    """Indices of `costs` in `parts` of like total: the largest first, each to the part that has
-    least so far; ascending in each part.
+    """Split the indices of `costs` into `parts` of similar total: largest first, each to the part
+    with the smallest total so far; ascending within each part.
     """
     totals = [0] * parts
     result: list[list[int]] = [[] for _ in range(parts)]
@@ -91,18 +91,18 @@ def balanced_partition(costs: Sequence[int], parts: int) -> list[list[int]]:
 
 
 def local_indices(costs: Sequence[int]) -> list[int]:
-    """The indices of `costs` that are this process's to do."""
+    """The indices of `costs` assigned to this process."""
     return balanced_partition(costs, world_size())[rank()]
 
 
 def map_across_ranks(
     backoff: Backoff, work: Callable[..., Sequence[T]], *columns: Sequence[Any]
 ) -> list[T]:
-    """Results for all rows of `columns`, in order: each process does its share of the rows and
-    hands the results to the others.
+    """Results for all rows of `columns`, in order: each process computes its share and gathers the
+    others'.
 
-    `work` gets the size of pieces that `backoff` found to fit in memory, then the columns of a
-    share, and gives a result a row. Shares have like totals of the lengths in the first column.
+    `work` gets a micro-batch size from `backoff`, then the columns of a share, and returns a result
+    per row. Shares have similar total lengths of the first column.
     """
     mine = local_indices([len(item) for item in columns[0]])
     share = [[column[i] for i in mine] for column in columns]
@@ -110,7 +110,7 @@ def map_across_ranks(
     if world_size() == 1:
         return own
     gathered: list[Any] = [None] * world_size()
-    # a view would be sent with all that it is a part of
+    # a view would be sent together with its whole storage
     sent = tree_map_only(Tensor, torch.clone, own)
     dist.all_gather_object(gathered, dict(zip(mine, sent, strict=True)))
     found = {i: result for part in gathered for i, result in part.items()}
@@ -141,7 +141,7 @@ def all_reduce_gradients(parameters: Iterable[nn.Parameter]) -> None:
     bucket: list[Tensor] = []
     for parameter in parameters:
         if not parameter.requires_grad or isinstance(parameter, DTensor):
-            continue  # of a divided one the share was summed in the backward pass
+            continue  # a sharded gradient was summed in the backward pass
         if parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter)
         bucket.append(parameter.grad)
@@ -162,8 +162,8 @@ def _sum_in_place(tensors: Sequence[Tensor]) -> None:
 
 
 def broadcast_from_rank0(work: Callable[[], T]) -> T:
-    """What `work` gives in the first process, which alone does it. It must not raise: the others
-    would wait.
+    """Run `work` on rank 0 only and broadcast its result. It must not raise: the other ranks would
+    wait.
     """
     if world_size() == 1:
         return work()
@@ -182,7 +182,7 @@ def all_reduce_sum(values: Sequence[float]) -> list[float]:
 
 
 def all_reduce_max(value: float) -> float:
-    """The largest of what the processes have."""
+    """The maximum over processes."""
     if world_size() == 1:
         return value
     found = torch.tensor(value, dtype=torch.float64)
@@ -191,8 +191,8 @@ def all_reduce_max(value: float) -> float:
 
 
 def report_fault(line: str) -> None:
-    """Say why this process ends: through training.process.launch, which says what several found
-    once, or where that is not the parent, itself.
+    """Report why this process ends: through training.process.launch, which prints the same line of
+    several processes once, or directly without a launcher.
     """
     folder, rank = os.environ.get(FAULTS_VARIABLE), os.environ.get("RANK", "0")
     if folder is None or os.environ.get("WORLD_SIZE", "1") == "1":
@@ -204,7 +204,7 @@ def report_fault(line: str) -> None:
 
 
 def fault_of_peer() -> str | None:
-    """The line that another process of the stage left before it ended, if one did."""
+    """The error line that another process of the stage left before it ended, if any."""
     folder = os.environ.get(FAULTS_VARIABLE)
     own = f"{os.environ.get('RANK', '0')}{FAULT_SUFFIX}"
     found = (
@@ -216,7 +216,7 @@ def fault_of_peer() -> str | None:
 
 
 def is_lost_peer(error: BaseException) -> bool:
-    """Whether an exception is what this process sees when another one is gone."""
+    """Whether an exception means that another process is gone."""
     words = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "NCCL", "gloo")
     return (
         world_size() > 1

@@ -1,4 +1,4 @@
-"""The files of a finished model: written by the first process, with one tensor whole at a time.
+"""Saves a trained model: rank 0 writes, gathering one tensor at a time.
 
 model.safetensors           weights, in Hugging Face's layout; of more than SHARD_BYTES as
                             model-00001-of-0000n.safetensors with model.safetensors.index.json
@@ -27,14 +27,12 @@ from training.modeling.adapters import WEIGHTS, adapter_tensors, write_adapter_c
 from training.process.artifacts import replacing, temporary_of
 
 SHARD_BYTES = 5_000_000_000
-"""A larger model is several files: the size at which huggingface_hub divides."""
+"""Larger models are split into files of this size, as in huggingface_hub."""
 
 
 @contextmanager
 def replacing_by_first(target: Path) -> Iterator[Path]:
-    """`replacing` in the first process; the others, who have a part of what is written, get the
-    path and write nothing.
-    """
+    """`replacing` on rank 0; other ranks get the path and write nothing."""
     if collectives.rank() == 0:
         with replacing(target) as folder:
             yield folder
@@ -94,7 +92,7 @@ def save_adapter(
 
 
 def _write_config(folder: Path, model: PreTrainedModel) -> None:
-    """What `save_pretrained` writes beside the weights."""
+    """Other files that `save_pretrained` writes beside the weights."""
     folder.mkdir(parents=True, exist_ok=True)
     model.config.dtype = str(model.dtype).removeprefix("torch.")
     model.config.architectures = [type(model).__name__.removeprefix("FSDP")]
@@ -103,7 +101,7 @@ def _write_config(folder: Path, model: PreTrainedModel) -> None:
         model.generation_config.save_pretrained(folder)
 
 
-# ---------------------------------------------------------------- which tensors, in which groups
+# ---------------------------------------------------------------- groups of tensors
 
 
 def _state_to_write(model: PreTrainedModel) -> dict[str, Tensor]:
@@ -131,13 +129,13 @@ def _converted_together(model: PreTrainedModel, state: Mapping[str, Tensor]) -> 
 
 
 def _gathered(model: PreTrainedModel, group: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-    """A group as it is written; all processes ask, the first alone gets it."""
+    """A group in the form it is written. Collective; only rank 0 gets it."""
     unsharded = {name: _unsharded(tensor) for name, tensor in group.items()}
     return revert_weight_conversion(model, unsharded) if collectives.rank() == 0 else {}
 
 
 def _unsharded(tensor: Tensor) -> Tensor:
-    """A tensor on the CPU in the first process, an empty one in the others, who must ask too."""
+    """A full tensor on the CPU of rank 0, an empty one on other ranks. Collective."""
     own = tensor.detach()
     found = own.full_tensor() if isinstance(own, DTensor) else own
     return found.cpu() if collectives.rank() == 0 else found.new_empty(0)
@@ -148,9 +146,7 @@ def _write(
     files: Mapping[str, Mapping[str, Tensor]],
     tensors: Iterator[Mapping[str, Tensor]],
 ) -> None:
-    """Write `tensors`, a few at a time, to the files that are to hold them; all processes take
-    them, the first one writes.
-    """
+    """Write `tensors`, a few at a time, to their files. Collective; rank 0 writes."""
     first = collectives.rank() == 0
     places: dict[str, Place] = {}
     if first:

@@ -1,5 +1,5 @@
-"""Weights, gradients and optimizer state divided among the processes of a stage, as `sharding` in
-params.yaml says; the result is the same.
+"""Sharding of weights, gradients and optimizer state over a stage's processes, by `sharding` in
+params.yaml; results do not change.
 
 none    every process holds all
 zero2   the optimizer's state, gradients, and weights between two steps: whole from a step's first
@@ -10,8 +10,8 @@ zero3   also weights at work: each layer's are gathered for its forward and for 
 
 A model is divided layer by layer, and what is not in a layer (embedding, last norm, head) together.
 What looks at weights outside of the model's own forward does so `inside` it, or while it is
-`gathered`. All processes must divide, gather and go `inside` at the same points.
-Source: Rajbhandari et al. 2020 (arXiv:1910.02054), section 5; Zhao et al. 2023 (arXiv:2304.11277).
+`gathered`. All processes must divide, gather and go `inside` at the same points. Source:
+Rajbhandari et al. 2020 (arXiv:1910.02054), section 5; Zhao et al. 2023 (arXiv:2304.11277).
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -41,7 +41,7 @@ T = TypeVar("T")
 
 
 def level(stage: Stage) -> str:
-    """How the stage divides its models: `none` for a single process, whatever params.yaml says."""
+    """How the stage shards its models: `none` for a single process, whatever params.yaml says."""
     return stage.params.where.of(stage.name).sharding if stage.world_size > 1 else "none"
 
 
@@ -57,7 +57,7 @@ def is_divided(module: nn.Module) -> bool:
 
 
 def shard(module: nn.Module, stage: Stage, sums_gradients: bool = False) -> None:
-    """Put a model on the stage's device: whole, or of zero2 and zero3 this process's share.
+    """Move a model to the stage's device: all of it, or with zero2 and zero3 this process's shard.
 
     Gradients are means over the processes, as in DDP, or `sums_gradients`. Which parameters learn
     may still change, until `set_root_modules`.
@@ -81,7 +81,7 @@ def shard(module: nn.Module, stage: Stage, sums_gradients: bool = False) -> None
         divided: Any = fully_shard(part, **options)
         if sums_gradients:
             divided.set_gradient_divide_factor(1.0)
-            # any other factor than the mean's needs an operation that gloo has not
+            # gloo lacks the operation that any factor but the mean's needs
             divided.set_force_sum_reduction_for_comms(True)
     divided.keeps_weights = level(stage) == "zero2"
     divided.inside = MethodType(_work_inside, divided)
@@ -89,8 +89,8 @@ def shard(module: nn.Module, stage: Stage, sums_gradients: bool = False) -> None
 
 
 def set_root_modules(modules: Iterable[nn.Module]) -> None:
-    """Make each divided model the root of its layers, whatever part of it runs first; what learns
-    must be decided by now.
+    """Make each sharded model the root of its layers, whichever part runs first. Trained parameters
+    must be known by now.
     """
     for module in modules:
         if is_divided(module):
@@ -104,8 +104,8 @@ def _work_inside(module: nn.Module, work: Callable[[], T]) -> T:
 
 
 def run_as_forward(modules: Iterable[nn.Module], work: Callable[[], T]) -> T:
-    """What `work` gives, run as if it were the forward of these models: their embeddings, last
-    norms and heads are whole meanwhile.
+    """Run `work` as if it were the forward of these models: their embeddings, last norms and heads
+    are unsharded meanwhile. Returns its result.
 
     Tensors in the result that need a gradient may be used in one backward pass.
     """
@@ -117,8 +117,8 @@ def run_as_forward(modules: Iterable[nn.Module], work: Callable[[], T]) -> T:
 
 @contextmanager
 def unsharded(*modules: nn.Module | None) -> Iterator[None]:
-    """Keep these models whole in every process, for passes without gradient whose number differs
-    between processes.
+    """Keep these models unsharded, for passes without gradient whose number differs between
+    processes.
     """
     divided: list[Any] = [module for module in modules if isinstance(module, FSDPModule)]
     for module in divided:
@@ -138,13 +138,13 @@ def _parts(module: nn.Module) -> list[FSDPModule]:
 
 
 def reshard(module: nn.Module) -> None:
-    """Free what was gathered, so that parameters are the divided ones again."""
+    """Free gathered weights, so that parameters are sharded again."""
     for part in _parts(module):
         part.reshard()
 
 
 def learning_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
-    """What learns of a model, by name: of a divided model the divided parameters."""
+    """Trained parameters of a model by name: of a sharded model its sharded parameters."""
     reshard(module)
     return {
         name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad

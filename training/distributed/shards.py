@@ -1,5 +1,5 @@
-"""Weights and optimizer state on disk as safetensors: each process writes its share of them, and
-reads what it needs of all shares.
+"""Weights and optimizer state on disk as safetensors: each process writes its shard, and reads what
+it needs from all shards.
 
 What is divided is written by whoever has it; what all processes have is written once, by one of
 them. Reading maps the files into memory and copies the slices that this process needs, so a run can
@@ -48,13 +48,13 @@ from training.distributed import collectives
 from training.distributed.tensor_file import write_file
 
 WEIGHTS, OPTIMIZER = "weights", "optimizer"
-"""Folders in a checkpoint."""
+"""Folder names in a checkpoint."""
 REST = "rest.json"
-"""Of an optimizer: what is no tensor."""
+"""Values of an optimizer that are not tensors."""
 
 
 def save_tensors(folder: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Write this process's share of `tensors` to a file of its own in `folder`."""
+    """Write this process's shard of `tensors` to its own file in `folder`."""
     storages: set[int] = set()
     apart = {}  # safetensors refuses tensors that share memory
     for name, tensor in tensors.items():
@@ -70,13 +70,13 @@ def save_tensors(folder: Path, tensors: Mapping[str, Tensor]) -> None:
 
 
 class _OneAtATime(HuggingFaceStorageWriter):
-    """torch's writer, but for that it makes all bytes of a file, copied three times, before it
-    writes the first.
+    """torch's writer without its copies: it builds a file's bytes, copied three times, before
+    writing.
     """
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
-        """Write this process's file. What was written where is told to nobody: of a divided
-        checkpoint the files say it themselves.
+        """Write this process's file. No index is needed: the files of a sharded checkpoint describe
+        themselves.
         """
         items = {item.index.fqn: item for item in plan.items}
         chunks = {name: _tensor_data(item) for name, item in items.items()}
@@ -102,20 +102,20 @@ class _OneAtATime(HuggingFaceStorageWriter):
 
 
 def _resolved(planner: SavePlanner, item: WriteItem) -> Tensor:
-    """This process's part of a tensor."""
+    """This process's shard of a tensor."""
     found = planner.resolve_data(item)
     assert isinstance(found, Tensor)
     return found
 
 
 def _tensor_data(item: WriteItem) -> TensorWriteData:
-    """Which part of which tensor is to be written."""
+    """Which part of which tensor to write."""
     assert item.tensor_data is not None
     return item.tensor_data
 
 
 def load_tensors(folder: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Read `tensors` in place, of a divided one this process's share. Raises ValueError or
+    """Read `tensors` in place, of sharded ones this process's shard. Raises ValueError or
     RuntimeError for another shape or name.
     """
     with _alone_or_together(), _first_reason():
@@ -127,8 +127,8 @@ def load_tensors(folder: Path, tensors: Mapping[str, Tensor]) -> None:
 
 @contextmanager
 def _first_reason() -> Iterator[None]:
-    """Raise what went wrong in a process, such as a full disk, and not torch's collection of it,
-    which is no Exception.
+    """Raise the error of a process, such as a full disk, instead of torch's wrapper, which is not
+    an Exception.
     """
     try:
         yield
@@ -151,7 +151,7 @@ def save_optimizer(
         if isinstance(value, Tensor)
     }
     save_tensors(folder, tensors)
-    if collectives.rank() == 0:  # the optimizers that have other values are never divided
+    if collectives.rank() == 0:  # optimizers with other values are never sharded
         others = {
             name: {key: value for key, value in of.items() if not isinstance(value, Tensor)}
             for name, of in state.items()
@@ -168,7 +168,7 @@ def save_optimizer(
 def load_optimizer(
     folder: Path, optimizer: torch.optim.Optimizer, named: Mapping[str, nn.Parameter]
 ) -> None:
-    """Put what `save_optimizer` wrote into an optimizer, however that is divided."""
+    """Load the state written by `save_optimizer` into an optimizer with any sharding."""
     rest = json.loads((folder / REST).read_text(encoding="utf-8"))
     state: dict[str, dict[str, Any]] = {name: dict(rest["values"][name]) for name in named}
     tensors: dict[str, Tensor] = {}
@@ -193,13 +193,13 @@ def load_optimizer(
 
 
 def _tuples(group: dict[str, Any]) -> dict[str, Any]:
-    """JSON knows no tuples, such as Adam's betas."""
+    """JSON has no tuples, such as Adam's betas."""
     return {key: tuple(value) if isinstance(value, list) else value for key, value in group.items()}
 
 
 def _room(parameter: nn.Parameter, stored: TensorStorageMetadata) -> Tensor:
-    """A tensor to read a value of the optimizer's into: divided as its parameter is, if it has a
-    number for each weight.
+    """A tensor for a value of the optimizer: sharded like its parameter if it has an element per
+    weight.
     """
     if stored.size == parameter.shape and stored.properties.dtype == parameter.dtype:
         return torch.zeros_like(parameter, requires_grad=False)
@@ -207,5 +207,5 @@ def _room(parameter: nn.Parameter, stored: TensorStorageMetadata) -> Tensor:
 
 
 def _alone_or_together() -> warnings.catch_warnings:
-    """A process alone is warned that it is."""
+    """Suppress the warning for a single process."""
     return warnings.catch_warnings(action="ignore", category=UserWarning)

@@ -1,10 +1,9 @@
-"""Safetensors files whose tensors are written one at a time: nothing but the one that is written
-has to be in memory, and on the CPU.
+"""Safetensors files written one tensor at a time: only that tensor has to be in CPU memory.
 
 The shapes of all tensors are known before, so the header is written first and each tensor goes to
 its place when it is there. The bytes are those of safetensors' own `save_file`, which takes all
-tensors at once (and `save`, which torch's checkpoints use, copies all of them three times).
-Source: github.com/huggingface/safetensors, section "Format".
+tensors at once (and `save`, which torch's checkpoints use, copies all of them three times). Source:
+github.com/huggingface/safetensors, section "Format".
 """
 
 import json
@@ -17,31 +16,31 @@ import torch
 from torch import Tensor
 
 PYTORCH = {"format": "pt"}
-"""Metadata of a file of weights."""
+"""Metadata of a weights file."""
 DTYPES = {
     torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",
     torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8",
     torch.uint8: "U8", torch.bool: "BOOL",
 }  # fmt: skip
-"""What the format calls them."""
+"""Type names of the format."""
 
 
 class Place(NamedTuple):
-    """Where a tensor stands."""
+    """Position of a tensor."""
 
     file: Path
     offset: int
 
 
 def empty(tensor: Tensor) -> Tensor:
-    """Shape and type without memory."""
+    """Shape and type, without memory."""
     return torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
 
 
 def write_header(
     path: Path, shapes: Mapping[str, Tensor], metadata: Mapping[str, str] = PYTORCH
 ) -> dict[str, Place]:
-    """Begin a file that is to hold tensors like `shapes`; returns the place of each.
+    """Start a file for tensors like `shapes`; returns the position of each.
 
     The length of the header in 8 bytes, then JSON that says where in the bytes behind it each
     tensor stands: widest types first, then by name.
@@ -63,7 +62,7 @@ def write_header(
 
 
 def write_tensor(place: Place, tensor: Tensor) -> None:
-    """Put a tensor in its place."""
+    """Write a tensor at its position."""
     flat = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
     with place.file.open("r+b") as opened:
         opened.seek(place.offset)
@@ -76,9 +75,7 @@ def write_file(
     tensors: Iterable[tuple[str, Tensor]],
     metadata: Mapping[str, str] = PYTORCH,
 ) -> None:
-    """Write `tensors`, which are like `shapes` and taken one after the other, and have the disk
-    keep them.
-    """
+    """Write `tensors`, shaped like `shapes`, one after the other, and flush them to disk."""
     places = write_header(path, shapes, metadata)
     for name, tensor in tensors:
         write_tensor(places.pop(name), tensor)

@@ -1,7 +1,7 @@
-"""Where the model of a Hugging Face Trainer is, whole or divided, and what its checkpoints hold:
-each process's share of what learns.
+"""Placement and checkpoints of a Hugging Face Trainer's model: checkpoints hold each process's
+shard of the trained weights.
 
-A run can therefore go on with another number of processes, and with another `sharding`.
+A run can therefore resume with another number of processes, and another `sharding`.
 """
 
 from pathlib import Path
@@ -15,12 +15,12 @@ from training.distributed import sharding, shards
 from training.process.stage import Stage
 
 SCHEDULER = "scheduler.pt"
-"""The Trainer's own name."""
+"""The Trainer's file name."""
 
 
 class LearningCheckpoints:
-    """Mixed into a Trainer: puts the model in place as `sharding` says. Checkpoints hold the part
-    of it that learns.
+    """Trainer mixin that places the model according to `sharding`. Checkpoints hold the trained
+    weights.
     """
 
     args: TrainingArguments
@@ -31,22 +31,20 @@ class LearningCheckpoints:
     is_distributed_loading_by_transformers: bool
 
     def place(self, stage: Stage) -> None:
-        """Put the model on the stage's device; what learns must be decided by now."""
+        """Move the model to the stage's device. Trained parameters must be known by now."""
         self.stage = stage
         sharding.shard(self.model, stage)
         sharding.set_root_modules([self.model])
         if sharding.shards_weights(stage):
             self.is_distributed_loading_by_transformers = (
-                True  # the Trainer's word for: neither move nor wrap it
+                True  # tells the Trainer neither to move nor to wrap it
             )
 
     def _move_model_to_device(self, model: nn.Module, device: torch.device) -> None:
-        """The Trainer asks for it before it is known how the model is to be divided: `place` does
-        it.
-        """
+        """Called by the Trainer before the sharding is known: `place` moves the model instead."""
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """All processes come here, as all have a part of the weights."""
+        """Collective: every process has a shard of the weights."""
         self._save(output_dir)
 
     def _save(self, output_dir: str | None = None, state_dict: dict | None = None) -> None:

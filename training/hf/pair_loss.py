@@ -1,5 +1,5 @@
-"""What pairs need of a Trainer: their loss as a mean over the pairs of the whole batch, however
-that was divided into micro-batches and over processes, and their tokens counted as they are read.
+"""Pairs in a Trainer: the loss is a mean over the pairs of a batch, however it is split into
+micro-batches and processes, and tokens of a common prefix count once.
 """
 
 import math
@@ -15,7 +15,7 @@ from training.modeling.batching import shared_length
 
 
 class PairLoss:
-    """Mixed into a TRL trainer whose loss is a mean over the pairs of a micro-batch.
+    """TRL trainer mixin whose loss is a mean over the pairs of a micro-batch.
 
     A filler's two replies are one: its loss is a constant without gradient, and its metrics are 0.
     """
@@ -51,7 +51,7 @@ class PairLoss:
 
 
 class PairCountingCollator(CountingCollator):
-    """Counts what both sequences of a pair begin with once, as such pairs are read."""
+    """Counts the common prefix of a pair once."""
 
     def __call__(self, examples: list[dict]) -> Mapping[str, Any]:
         batch = super().__call__(examples)

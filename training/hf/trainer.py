@@ -1,5 +1,5 @@
-"""What SFT, reward model and every other stage on a Hugging Face Trainer add to it: usage rows,
-metric rows, our checkpoints, stopping.
+"""Additions to Hugging Face's Trainer for SFT, reward model and DPO: usage rows, metric rows, our
+checkpoints, stopping.
 """
 
 import logging
@@ -37,9 +37,9 @@ logger = logging.getLogger(__name__)
 
 
 def trainer_arguments(stage: Stage, settings: Optimisation) -> dict[str, Any]:
-    """TrainingArguments that mean the same in every stage.
+    """TrainingArguments with the same meaning in every stage.
 
-    Raises EnvironmentFault for what this machine cannot do.
+    Raises EnvironmentFault for settings this machine does not support.
     """
     if stage.params.model.dtype == "fp16" and stage.device == "cpu":
         raise EnvironmentFault(
@@ -67,7 +67,7 @@ def trainer_arguments(stage: Stage, settings: Optimisation) -> dict[str, Any]:
 
 
 def arguments(stage: Stage, settings: Optimisation) -> dict[str, Any]:
-    """TrainingArguments from a params section: the names are translated here and nowhere else."""
+    """TrainingArguments from a params section: the only place that translates names."""
     per_process = settings.batch_size // stage.world_size
     if per_process * stage.world_size != settings.batch_size:
         raise ParamsError(
@@ -106,32 +106,30 @@ def largest_divisor(number: int, limit: int) -> int:
 
 
 FILLER_TOKENS = 1
-"""Length of the rows that fill a batch up. No real row is as short: it has a prompt and an
-end-of-sequence token at least.
-"""
+"""Length of filler rows. Real rows are longer: they have at least a prompt and an EOS token."""
 
 
 def real_rows(batch: Mapping[str, Any]) -> Tensor:
-    """Which rows of a collated batch stand for data, [B]."""
+    """Which rows of a collated batch are real data, [B]."""
     real_B: Tensor = batch["attention_mask"].sum(dim=1) > FILLER_TOKENS
     return real_B
 
 
 class Tally:
-    """Counts what a Trainer works through."""
+    """Counts tokens and rows that a Trainer processes."""
 
     def __init__(self) -> None:
         self.work = Work()
 
     def take(self) -> Work:
-        """What was counted since the last call, in all processes."""
+        """Counts since the last call, summed over processes."""
         tokens, sequences = collectives.all_reduce_sum([self.work.tokens, self.work.sequences])
         self.work = Work()
         return Work(int(tokens), int(sequences))
 
 
 class CountingCollator(Tally):
-    """A collator that also counts the real tokens and rows it hands out."""
+    """A collator that also counts real tokens and rows."""
 
     def __init__(self, collator: Callable[[list[dict]], Mapping[str, Any]]) -> None:
         super().__init__()
@@ -147,7 +145,7 @@ class CountingCollator(Tally):
 
 
 class OurNames:
-    """Mixed into a TRL trainer: logs its metrics under our names, and leaves the others out."""
+    """TRL trainer mixin that logs metrics under our names and drops the others."""
 
     names: ClassVar[Mapping[str, str]]
     _metrics: dict[str, dict[str, list[float]]]
@@ -163,12 +161,11 @@ class OurNames:
 
 
 class BucketedData:
-    """Mixed into a Trainer: rows of like length share a batch, in an order that is the same after a
+    """Trainer mixin: rows of similar length share a batch, in an order that is the same after a
     resume and for any number of processes.
 
-    Several processes must take the same number of like micro-batches each: rows that stand for no
-    data fill the last batch up. A checkpoint that this version cannot restore is a
-    CheckpointError, not a traceback.
+    Processes must run the same number of equally shaped micro-batches: filler rows complete the
+    last batch. A checkpoint that this version cannot restore is a CheckpointError, not a traceback.
     """
 
     args: TrainingArguments
@@ -179,9 +176,9 @@ class BucketedData:
 
     def bucket(self, lengths: list[int], filler: Mapping[str, Any], settings: Optimisation) -> None:
         """Order the training rows by these `lengths`; `filler` is a row of FILLER_TOKENS tokens
-        that nothing is learnt from.
+        without loss.
 
-        Their number says how many steps `settings` means.
+        The number of rows determines the steps of `settings`.
         """
         self.lengths = lengths
         self.args.max_steps = settings.optimizer_steps(len(lengths))
@@ -201,8 +198,8 @@ class BucketedData:
         )
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader:
-        """Each process evaluates all rows: divided, the last batches would be filled up with rows
-        that count again.
+        """Each process evaluates all rows: split, the last batches would be padded with rows
+        counted twice.
         """
         if collectives.world_size() == 1:
             return super().get_eval_dataloader(eval_dataset)  # type: ignore[misc]
@@ -223,7 +220,7 @@ class BucketedData:
 
 
 class StageCallback(TrainerCallback):
-    """Ties a Trainer to its Stage."""
+    """Connects a Trainer to its Stage."""
 
     def __init__(self, stage: Stage, tally: Tally) -> None:
         self._stage = stage
@@ -237,7 +234,7 @@ class StageCallback(TrainerCallback):
         train_dataloader: Any = None,
         **_: Any,
     ) -> None:
-        """Tell the sampler its epoch: with several processes it is wrapped too deep for the Trainer
+        """Set the sampler's epoch: with several processes it is wrapped too deeply for the Trainer
         to find it after a resume.
         """
         sampler = train_dataloader.batch_sampler
@@ -258,7 +255,7 @@ class StageCallback(TrainerCallback):
     def on_save(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> None:
-        """Move what the Trainer saved to where only whole checkpoints are."""
+        """Move a checkpoint of the Trainer to the folder of complete checkpoints."""
         saved, step = Path(args.output_dir) / f"checkpoint-{state.global_step}", state.global_step
         collectives.barrier()  # each writes a file of its own there
         with self._stage.checkpoints.saving(step) as folder:
@@ -294,10 +291,9 @@ class StageCallback(TrainerCallback):
 def train(trainer: Trainer, stage: Stage) -> None:
     """Train to the end, from the newest checkpoint if there is one.
 
-    Where memory does not suffice it goes on from the last step with micro-batches of half the size,
-    and the same batches.
-    Raises StageStopped after a checkpoint if the stage was asked to stop, EnvironmentFault if no
-    micro-batch fits in memory.
+    After running out of memory it resumes from the last step with micro-batches of half the size,
+    and the same batches. Raises StageStopped after a checkpoint if the stage was asked to stop,
+    EnvironmentFault if no micro-batch fits in memory.
     """
     for parameter in (
         trainer.model.parameters()
@@ -312,7 +308,7 @@ def train(trainer: Trainer, stage: Stage) -> None:
     if found:
         stage.resumed(found.step)
     if stage.rank == 0:
-        # what a killed process left half-written
+        # left incomplete by a killed process
         shutil.rmtree(trainer.args.output_dir, ignore_errors=True)
     collectives.barrier()
     if found:
@@ -351,7 +347,7 @@ def trained(trainer: Trainer, stage: Stage, oom: OomBackoff) -> bool:
     trainer.model.zero_grad(set_to_none=True)
     try:
         oom.halve(trainer.state.global_step + 1, lost_seconds)
-    finally:  # no half does not unmake the steps that were done
+    finally:  # without a smaller size the completed steps still count
         if trainer.state.global_step > (found.step if found else 0):
             trainer._save_checkpoint(trainer.model, None)
             trainer.callback_handler.on_save(trainer.args, trainer.state, trainer.control)
@@ -359,8 +355,8 @@ def trained(trainer: Trainer, stage: Stage, oom: OomBackoff) -> bool:
 
 
 def halve_micro_batches(trainer: Trainer, oom: OomBackoff) -> None:
-    """Make the Trainer ready to start again with the size of `oom`, or the next smaller one that
-    divides the batch.
+    """Prepare the Trainer to restart with the size of `oom`, or the next smaller one that divides
+    the batch.
     """
     args = trainer.args
     per_process = args.per_device_train_batch_size * args.gradient_accumulation_steps
@@ -370,7 +366,7 @@ def halve_micro_batches(trainer: Trainer, oom: OomBackoff) -> None:
     args.per_device_eval_batch_size = min(args.per_device_eval_batch_size, oom.size)
     args.gradient_accumulation_steps = per_process // oom.size
     loading = trainer.accelerator.gradient_state
-    while loading.in_dataloader:  # the one that was left in the middle
+    while loading.in_dataloader:  # the interrupted one
         loading._remove_dataloader(loading.active_dataloader)
     trainer.optimizer = trainer.lr_scheduler = None
     trainer.model_wrapped = trainer.model

@@ -1,4 +1,4 @@
-"""Models, tokenizer, adapters, and what is computed from them without padding.
+"""Models, tokenizer, adapters, and passes over unpadded sequences.
 
-Everything below stages may import it; it knows of no stage.
+Every room of training may import it; it knows no stage.
 """

@@ -1,4 +1,4 @@
-"""The base that an adapter's folder stands on: a model with weights of its own.
+"""The base model of an adapter's folder.
 
 adapter_config.json names it: a hub id with its revision, an absolute path, or a path that starts
 with a dot and is relative to the folder itself, so that both can be moved together. A model is one
@@ -16,7 +16,7 @@ CONFIG = "adapter_config.json"
 
 
 class Base(NamedTuple):
-    """A model with weights of its own."""
+    """A full model."""
 
     place: str | Path
     """A folder, or the id of a model on the hub."""
@@ -28,9 +28,10 @@ def is_adapter(place: str | Path) -> bool:
 
 
 def base_of(place: str | Path, revision: str | None = None) -> Base:
-    """The model at `place`, or where an adapter is there its base.
+    """The model at `place`, or the base of the adapter there.
 
-    Raises ModelError for an adapter whose config is damaged, names no base, or an adapter.
+    Raises ModelError for an adapter whose config is damaged, has no base, or whose base is an
+    adapter.
     """
     if not is_adapter(place):
         return Base(place, revision)
@@ -56,7 +57,7 @@ def base_of(place: str | Path, revision: str | None = None) -> Base:
 
 
 def same_base(one: str | Path, other: str | Path) -> bool:
-    """Whether the models at both places have the same weights beneath their adapters."""
+    """Whether the models at both places have the same base weights."""
     first, second = (
         (Path(base.place).resolve() if Path(base.place).exists() else base.place, base.revision)
         for base in (base_of(one), base_of(other))
@@ -67,8 +68,8 @@ def same_base(one: str | Path, other: str | Path) -> bool:
 def named_base(
     start: str | Path, folder: Path, revision: str | None = None
 ) -> tuple[str, str | None]:
-    """How an adapter to be in `folder` that begins from the model at `start` names its base, and
-    the base's revision: relative to the folder, unless the base is absolute or on the hub.
+    """The base, as named by an adapter in `folder` that starts from the model at `start`, and its
+    revision: relative to the folder, unless the base is absolute or on the hub.
     """
     base, revision = base_of(start, revision)
     if isinstance(base, str) and (Path(base).is_absolute() or not Path(base).exists()):

@@ -1,9 +1,9 @@
-"""LoRA adapters through PEFT: beside which matrices they stand, which are on, and their files.
+"""LoRA adapters through PEFT: the matrices they adapt, which one is active, and their files.
 
 An adapter's folder has PEFT's own two files, and the config.json and tokenizer of the model it
 makes:
 
-    adapter_model.safetensors   A and B of every adapted matrix; of a reward model also its head
+adapter_model.safetensors   A and B of every adapted matrix; of a reward model also its head
     adapter_config.json         rank, alpha, matrices, and the base
                                 (training/modeling/adapter_base.py)
 
@@ -34,7 +34,7 @@ from training.modeling.lora_linear import fold
 
 WEIGHTS = "adapter_model.safetensors"
 PEFT_PREFIX = "base_model.model."
-"""PEFT's files name a weight by its place in the wrapper that PEFT puts around a model."""
+"""PEFT's files name weights relative to PEFT's wrapper around a model."""
 HEAD = "score.weight"
 
 MATRICES: dict[str, tuple[str, ...]] = {
@@ -53,17 +53,16 @@ MATRICES: dict[str, tuple[str, ...]] = {
     "up": ("up_proj", "gate_up_proj", "c_fc", "dense_h_to_4h", "fc1"),
     "down": ("down_proj", "mlp.c_proj", "dense_4h_to_h", "fc2"),
 }
-"""Our name of a matrix, also the planner's, and what the families of models call it."""
+"""Our name of a matrix, as in the planner, and its names in model families."""
 
 
-# ---------------------------------------------------------------- putting adapters in
+# ---------------------------------------------------------------- adding adapters
 
 
 def matrices(model: nn.Module, modules: Sequence[str], setting: str) -> list[str]:
-    """The names by which PEFT finds the matrices that `modules` means, each without its layer's
-    number.
+    """PEFT's names of the matrices in `modules`, without layer numbers.
 
-    Raises ModelError if one of them means none.
+    Raises ModelError if one of them matches nothing.
     """
     names = {
         name.removesuffix(".base_layer")
@@ -104,10 +103,10 @@ def _within_layer(name: str) -> str:
 
 
 def add_adapter(model: PreTrainedModel, lora: Lora, name: str, seed: int, setting: str) -> None:
-    """Put a new adapter into `model` and turn it on; A is drawn from `seed`, B is zero, so that the
-    model says what it says without.
+    """Add a new adapter to `model` and activate it. A is drawn from `seed`, B is zero, so the
+    model's output does not change.
 
-    Raises ModelError if `lora.modules` match nothing; `setting` is the section they stand in.
+    Raises ModelError if `lora.modules` match nothing; `setting` is their section.
     Source: Hu et al. 2021 (arXiv:2106.09685), section 4.1.
     """
     config = LoraConfig(
@@ -125,11 +124,11 @@ def add_adapter(model: PreTrainedModel, lora: Lora, name: str, seed: int, settin
 def begin_adapter(
     model: PreTrainedModel, lora: Lora, name: str, seed: int, setting: str, start: str | Path
 ) -> None:
-    """Put the adapter that a stage trains into `model`, which is the base of the model at `start`:
-    a copy of the adapter there, or on a model with weights of its own a new one.
+    """Add the adapter that a stage trains to `model`, the base of the model at `start`: a copy of
+    the adapter there, or a new one if `start` is a full model.
 
     Raises ModelError as `add_adapter` and `read_adapter` do, and if the copy's rank, alpha or
-    matrices are not those of `lora`; `setting` is the section they stand in.
+    matrices differ from `lora`; `setting` is their section.
     """
     if not is_adapter(start):
         add_adapter(model, lora, name, seed, setting)
@@ -152,7 +151,7 @@ def begin_adapter(
 def learn_adapter(
     model: PreTrainedModel, lora: Lora, name: str, seed: int, start: str | Path
 ) -> None:
-    """`begin_adapter`, and nothing but it is to learn. `name` is the stage's, and `<name>.lora` its
+    """`begin_adapter`, with everything else frozen. `name` is the stage's, and `<name>.lora` its
     place in params.yaml.
     """
     model.requires_grad_(False)
@@ -160,8 +159,8 @@ def learn_adapter(
 
 
 def read_adapter(model: PreTrainedModel, folder: Path, name: str, dropout: float = 0.0) -> None:
-    """Put the adapter in `folder` into `model` and turn it on; a head it holds goes to the model's
-    own, if it has one. While training it has `dropout`, whatever it was made with.
+    """Load the adapter in `folder` into `model` and activate it. Its head, if any, is copied to the
+    model's. In training its dropout is `dropout`.
 
     Raises ModelError if the folder is damaged or was made for another model.
     """
@@ -180,7 +179,7 @@ def read_adapter(model: PreTrainedModel, folder: Path, name: str, dropout: float
             ) from error
         raise
     has_head = "score" in (config.modules_to_save or [])
-    # a head is copied below, PEFT would put a second one beside it
+    # a head is copied below; PEFT would add a second one beside it
     config.inference_mode, config.modules_to_save = (False, None)
     config.lora_dropout = dropout
     try:
@@ -222,7 +221,7 @@ def _inject(model: PreTrainedModel, config: LoraConfig, name: str) -> None:
     # GPT-2 keeps its matrices transposed
     config.fan_in_fan_out = any(isinstance(module, Conv1D) for module in model.modules())
     with warnings.catch_warnings():
-        # several adapters are meant
+        # several adapters are intended
         warnings.filterwarnings("ignore", "Already found a `peft_config`")
         inject_adapter_in_model(config, model, adapter_name=name)
     for parameter in adapter_parameters(
@@ -232,20 +231,20 @@ def _inject(model: PreTrainedModel, config: LoraConfig, name: str) -> None:
     for (
         key,
         parameter,
-    ) in model.named_parameters():  # PEFT freezes all but the adapter: whoever trains decides that
+    ) in (
+        model.named_parameters()
+    ):  # PEFT freezes everything but the adapter: the caller decides that
         wrapped = key.replace(".base_layer.", ".")
         parameter.requires_grad_(learning.get(key, learning.get(wrapped, parameter.requires_grad)))
     for layer in lora_layers(model):
         fold(layer)
-        layer.train(model.training)  # new dropout is in training mode
-    model._hf_peft_config_loaded = (
-        True  # the Trainer's question whether a quantised model can be trained
-    )
+        layer.train(model.training)  # new dropout modules are in training mode
+    model._hf_peft_config_loaded = True  # the Trainer asks whether a quantised model can be trained
     activate(lora_layers(model), name)
 
 
 def _adapted(model: nn.Module, name: str) -> list[str]:
-    """The matrices beside which the adapter `name` stands, named as `matrices` names them."""
+    """The matrices that the adapter `name` adapts, named as by `matrices`."""
     places = (place for place, module in model.named_modules() if _has(module, name))
     return sorted({_within_layer(place) for place in places})
 
@@ -254,7 +253,7 @@ def _has(module: nn.Module, name: str) -> bool:
     return isinstance(module, LoraLayer) and name in module.lora_A
 
 
-# ---------------------------------------------------------------- which one is on
+# ---------------------------------------------------------------- the active adapter
 
 
 def lora_layers(model: nn.Module) -> list[LoraLayer]:
@@ -262,14 +261,16 @@ def lora_layers(model: nn.Module) -> list[LoraLayer]:
 
 
 def active(layers: Sequence[LoraLayer]) -> str | None:
-    """The adapter that is on."""
+    """The active adapter."""
     if not layers or layers[0].disable_adapters:
         return None
     return str(layers[0].active_adapters[0])
 
 
 def activate(layers: Sequence[LoraLayer], name: str | None) -> None:
-    """Turn on the adapter `name`, or none, and off all others; says nothing on what learns."""
+    """Activate the adapter `name`, or none, and deactivate all others; does not change which
+    parameters are trained.
+    """
     on = [] if name is None else [name]
     for layer in layers:
         layer._active_adapter = on
@@ -289,8 +290,8 @@ def activated(layers: Sequence[LoraLayer], name: str | None) -> Iterator[None]:
 def recompute_context(
     layers: Sequence[LoraLayer],
 ) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-    """For activation checkpointing: what is computed again in the backward pass has the adapter on
-    that was on in the forward.
+    """For activation checkpointing: the recomputation uses the adapter that was active in the
+    forward pass.
     """
     return nullcontext(), activated(layers, active(layers))
 
@@ -299,7 +300,7 @@ def recompute_context(
 
 
 def adapter_parameters(model: nn.Module, name: str) -> dict[str, nn.Parameter]:
-    """A and B of the adapter `name`, by their place in the model."""
+    """A and B of the adapter `name`, by their path in the model."""
     return {
         key: p
         for key, p in model.named_parameters()
@@ -308,7 +309,7 @@ def adapter_parameters(model: nn.Module, name: str) -> dict[str, nn.Parameter]:
 
 
 def adapter_tensors(model: nn.Module, name: str, head: Tensor | None = None) -> dict[str, Tensor]:
-    """What the file of the adapter `name` holds, by PEFT's names: its own matrices, and the `head`
+    """Tensors in the file of the adapter `name`, by PEFT's names: its own matrices, and the `head`
     of a reward model.
     """
     found: dict[str, Tensor] = {
@@ -321,8 +322,8 @@ def adapter_tensors(model: nn.Module, name: str, head: Tensor | None = None) -> 
 def write_adapter_config(
     folder: Path, model: PreTrainedModel, name: str, base: str, revision: str | None, scores: bool
 ) -> None:
-    """Write adapter_config.json, and the config.json of the model that the adapter `name` makes:
-    one that `scores`, or a language model. `base` and `revision` as `named_base` gives them.
+    """Write adapter_config.json, and the config.json of the resulting model: a reward model if it
+    `scores`, else a language model. `base` and `revision` come from `named_base`.
     """
     content = {
         **model.peft_config[name].to_dict(),
@@ -339,7 +340,7 @@ def write_adapter_config(
 
 
 def config_of(model: PreTrainedModel) -> Any:
-    """The model's config without how its weights are stored here."""
+    """The model's config without settings of weight storage."""
     config = copy.deepcopy(model.config)
     if hasattr(config, "quantization_config"):
         del config.quantization_config
@@ -359,7 +360,7 @@ def read_head(folder: Path, head: nn.Linear) -> None:
 
 
 def _plain(value: Any) -> Any:
-    """Sets in a fixed order, so that the same adapter has the same bytes."""
+    """Sort sets, so that the same adapter gives the same bytes."""
     return sorted(value) if isinstance(value, set) else str(value)
 
 
@@ -368,8 +369,8 @@ def _stored_name(key: str, name: str) -> str:
 
 
 def merge(model: PreTrainedModel) -> PreTrainedModel:
-    """Add the adapter that is on to the weights of the base and take all out, for a model whose
-    every weight is to learn.
+    """Merge the active adapter into the base weights and remove all adapters, for full
+    fine-tuning.
     """
     for name, module in list(model.named_modules()):
         if isinstance(module, LoraLayer):
@@ -383,11 +384,11 @@ def merge(model: PreTrainedModel) -> PreTrainedModel:
 
 
 class AdapterView:
-    """A model as one role sees it: its trunk with the role's adapter on, or none, and the role's
-    own head and config.
+    """One role's view of a shared model: its trunk with the role's adapter active, or none, and the
+    role's head and config.
 
-    It stands for a PreTrainedModel wherever sequences are run through `base_model`. The adapter is
-    turned on by that call and stays on until another role's.
+    It replaces a PreTrainedModel wherever sequences are run through `base_model`. That call
+    activates the adapter, which stays active until another role's call.
     """
 
     def __init__(
@@ -400,7 +401,7 @@ class AdapterView:
     ) -> None:
         """`score` is the role's scalar head, if it has one.
 
-        `precision` is entered around the trunk: the adapters' weights are fp32, the base's of the
+        `precision` is entered around the trunk: adapter weights are fp32, base weights have the
         compute type.
         """
         self.model = model
@@ -411,7 +412,7 @@ class AdapterView:
         self._layers = lora_layers(model)
 
     def switch_on(self) -> None:
-        """Turn the role's adapter on, for whoever runs `model` itself."""
+        """Activate the role's adapter, for callers that run `model` directly."""
         if active(self._layers) != self.adapter:
             activate(self._layers, self.adapter)
 
@@ -431,7 +432,7 @@ class AdapterView:
 
 
 def learning(model: PreTrainedModel | AdapterView | nn.Module) -> Mapping[str, nn.Parameter]:
-    """What learns of a role by name: of a view its adapter and its head, of a model all of it."""
+    """Trained parameters of a role by name: a view's adapter and head, or all of a model."""
     if not isinstance(model, AdapterView):
         return dict(model.named_parameters())
     found = {} if model.adapter is None else adapter_parameters(model.model, model.adapter)

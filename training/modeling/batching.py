@@ -1,4 +1,4 @@
-"""Order and shape of batches: length buckets, token budgets, padding.
+"""Batches: length buckets, token budgets, padding.
 
 Shapes: B sequences, L tokens.
 """
@@ -12,17 +12,16 @@ from torch.utils.data import Sampler
 
 
 class LengthBuckets(Sampler[int]):
-    """Visits every row once an epoch, rows of like length side by side, batches in random order.
+    """Visits every row once per epoch, rows of similar length together, batches in random order.
 
-    The order is a function of seed and epoch alone, so that a resumed run sees the data of the run
-    that never stopped.
+    The order is a function of seed and epoch only, so that a resumed run sees the same data.
     """
 
     def __init__(
         self, lengths: Sequence[int], batch_size: int, seed: int, filler: int | None = None
     ) -> None:
-        """`filler` is the index of a row that stands for none: it fills the last batch up, where
-        all must be of one size.
+        """`filler` is the index of an empty row, used to pad the last batch where all must have the
+        same size.
         """
         self._lengths = torch.tensor(lengths)
         self._batch_size = batch_size
@@ -46,7 +45,7 @@ class LengthBuckets(Sampler[int]):
             for pool in order.split(50 * self._batch_size)
         ]
         batches = [batch for pool in pools for batch in pool.split(self._batch_size)]
-        # a short batch would shift those after it
+        # a short batch would shift the ones after it
         last = batches.pop() if len(batches[-1]) < self._batch_size else None
         mixed = [batches[i] for i in torch.randperm(len(batches), generator=generator)]
         rows = [int(i) for batch in [*mixed, *([last] if last is not None else [])] for i in batch]
@@ -54,10 +53,10 @@ class LengthBuckets(Sampler[int]):
 
 
 def token_budget_batches(lengths: Sequence[int], budget_tokens: int) -> list[list[int]]:
-    """Indices of `lengths` in batches of like length whose tokens together stay within the budget.
+    """Indices of `lengths` in batches of similar length within the token budget.
 
-    A row longer than the budget is a batch of its own. Longest first, so that the peak of memory
-    comes at once.
+    A row longer than the budget is a batch of its own. Longest first, so that the memory peak comes
+    first.
     """
     batches: list[list[int]] = []
     left = 0
@@ -71,14 +70,14 @@ def token_budget_batches(lengths: Sequence[int], budget_tokens: int) -> list[lis
 
 
 def pad_right(rows: Sequence[Sequence[int]], pad: int) -> Tensor:
-    """[B, L] token ids, short rows filled with `pad` on the right: no real token of a causal model
-    sees them.
+    """[B, L] token ids, padded on the right with `pad`, which no real token of a causal model
+    attends to.
     """
     longest = max(len(row) for row in rows)
     return torch.tensor([[*row, *[pad] * (longest - len(row))] for row in rows])
 
 
 def shared_length(first: Sequence[int], second: Sequence[int]) -> int:
-    """How many tokens both begin with."""
+    """Length of the common prefix."""
     alike = takewhile(lambda tokens: tokens[0] == tokens[1], zip(first, second, strict=False))
     return sum(1 for _ in alike)

@@ -1,4 +1,4 @@
-"""A pretrained model in a GGUF file, written as the folder that `model.path` names.
+"""A pretrained model in a GGUF file, converted to a folder for `model.path`.
 
 python -m training.modeling.from_gguf --gguf FILE --to FOLDER [--pad-token TOKEN]
 """
@@ -17,11 +17,11 @@ from training.process.command import run_command
 
 
 def convert(gguf: Path, target: Path, pad_token: str | None) -> None:
-    """Write the model and tokenizer of a GGUF file to `target` as float32 safetensors; the folder
-    appears whole or not at all.
+    """Write the model and tokenizer of a GGUF file to `target` as float32 safetensors; written
+    atomically.
 
-    Raises ModelError for a file that cannot be read, ParamsError for a pad token that the
-    vocabulary lacks or that ends replies.
+    Raises ModelError for a file that cannot be read, ParamsError for a pad token that is not in the
+    vocabulary or is an EOS token.
     """
     try:
         tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
@@ -38,7 +38,7 @@ def convert(gguf: Path, target: Path, pad_token: str | None) -> None:
                 f" of {gguf}. Name another one."
             )
         tokenizer.pad_token = pad_token
-    # a model that came from a GGUF file is marked as quantised, and refuses to be cast or trained
+    # a model from a GGUF file is marked as quantised, and refuses to be cast or trained
     config = quantised.config
     del config.quantization_config
     config.pad_token_id = tokenizer.pad_token_id

@@ -1,7 +1,7 @@
-"""The last layer's feed-forward part at the tokens that are asked for, and at no other.
+"""Computes the last layer's feed-forward part only at the tokens that are needed.
 
-Below the last layer every token matters, since later ones attend to it. Above its attention only
-those tokens matter whose hidden states are read: the response tokens in PPO, one token a sequence
+Below the last layer every token is needed, since later ones attend to it. Above its attention only
+tokens whose hidden states are read are needed: the response tokens in PPO, one token per sequence
 in a reward model. In a model of L layers whose prompts are as long as its responses that is about
 0.35 / L of all work.
 
@@ -26,7 +26,9 @@ RESIDUAL_LAYERS = (
 
 
 def narrows(model: PreTrainedModel | AdapterView) -> bool:
-    """Whether the last layer of this model heeds `keep_K`; makes it so if its kind is known."""
+    """Make the model's last layer respect `keep_K`, if its class is supported; returns whether it
+    does.
+    """
     whole = model.model if isinstance(model, AdapterView) else model
     layers = getattr(whole.base_model, "layers", None)
     if not isinstance(layers, nn.ModuleList) or not {
@@ -40,19 +42,19 @@ def narrows(model: PreTrainedModel | AdapterView) -> bool:
 
 
 class _Narrow:
-    """Of a layer whose class `_narrowing` made."""
+    """Original class of a layer whose class `_narrowing` made."""
 
 
 @cache
 def _narrowing(kind: Any) -> Any:
-    """The same kind of layer, heeding `keep_K`; by its class, as a function of its own on the layer
-    would keep it alive.
+    """A subclass of the layer that respects `keep_K`. A class, because a function stored on the
+    layer would keep it alive.
     """
 
     def forward(
         layer: Any, hidden_1ND: Tensor, keep_K: Tensor | None = None, **options: Any
     ) -> Tensor:
-        """[1, K, D] with `keep_K`, else what the layer gives by itself."""
+        """[1, K, D] with `keep_K`, else the layer's usual output."""
         if keep_K is None:
             every: Tensor = kind.forward(layer, hidden_1ND, **options)
             return every

@@ -11,14 +11,14 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from config.errors import ModelError
 
 LAYER = re.compile(r"\.(layers|h)\.(\d+)\.")
-"""Where a weight's name has the number of its layer."""
+"""Position of the layer number in a weight's name."""
 
 
 def kept_layers(total: int, kept: int, setting: str) -> list[int]:
-    """Indices of `kept` of `total` layers, evenly spaced, the first and the last included; of one
-    layer the first.
+    """Indices of `kept` of `total` layers, evenly spaced, the first and the last included; the
+    first if only one is kept.
 
-    Raises ModelError if there are not so many; `setting` asks for them.
+    Raises ModelError if there are fewer layers; `setting` is the parameter.
     """
     if kept > total:
         raise ModelError(
@@ -49,7 +49,7 @@ def with_layers(larger: PreTrainedModel, kept: int, setting: str) -> PreTrainedM
 
 
 def _renumbered(state: Mapping[str, Tensor], layers: list[int]) -> dict[str, Tensor]:
-    """The weights of these layers, and those of none, under the names of the smaller model."""
+    """The weights of these layers and those outside any layer, under the smaller model's names."""
     found: dict[str, Tensor] = {}
     for name, tensor in state.items():
         place = LAYER.search(name)

@@ -1,4 +1,4 @@
-"""Log-probabilities of given tokens without ever holding the logits of all of them.
+"""Log-probs of given tokens, without holding all logits at once.
 
 Shapes: N tokens, D model width, V vocabulary.
 """
@@ -22,13 +22,13 @@ class TokenLogprobs(NamedTuple):
 
     logprobs: Tensor
     entropy: Tensor
-    """Of the whole distribution at that place, in nats; carries no gradient."""
+    """Entropy of the distribution at that token, in nats; no gradient."""
 
 
 def output_weight(model: PreTrainedModel) -> Tensor:
     """The [V, D] matrix that maps hidden states to logits.
 
-    Raises ModelError for a model whose logits are more than that product.
+    Raises ModelError for a model whose logits are not just that product.
     """
     head = model.get_output_embeddings()
     if (
@@ -53,7 +53,7 @@ def token_logprobs(
 
 
 class _ChunkedLogprobs(torch.autograd.Function):
-    """Forward keeps no logits; backward makes each chunk's again. d logprob / d logits =
+    """Forward keeps no logits; backward recomputes each chunk's. d logprob / d logits =
     onehot(target) - softmax.
     """
 
@@ -100,6 +100,6 @@ def _log_softmax(hidden: Tensor, weight_VD: Tensor, temperature: float) -> Tenso
 
 
 def chunks(hidden_ND: Tensor, weight_VD: Tensor) -> list[slice]:
-    """Rows of `hidden_ND` whose logits are held at once, for all of them."""
+    """Rows of `hidden_ND` per chunk of logits."""
     rows = max(1, CHUNK_LOGITS // len(weight_VD))
     return [slice(start, start + rows) for start in range(0, len(hidden_ND), rows)]

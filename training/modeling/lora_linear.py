@@ -1,5 +1,4 @@
-"""LoRA's product without LoRA's overhead: one matrix product forward, one backward for the input,
-and thin ones for A and B.
+"""LoRA with one matrix product forward, one backward for the input, and thin ones for A and B.
 
 PEFT computes x W + scaling (x A) B: two thin products and three passes over the output more than
 the base takes, and as many backward. With small models that costs more than what freezing W saves.
@@ -19,20 +18,20 @@ from torch.nn import functional
 
 
 def fold(layer: Any) -> None:
-    """Have `layer`, one of PEFT's, compute its product folded wherever that is the same up to
-    rounding; elsewhere PEFT computes it.
+    """Make a PEFT layer compute its product folded wherever the result is the same up to rounding;
+    otherwise PEFT computes it.
     """
     if type(layer.get_base_layer()) is nn.Linear and not isinstance(layer, _Folding):
         layer.__class__ = _folding(layer.__class__)
 
 
 class _Folding:
-    """Of a layer whose class `_folding` made."""
+    """Original class of a layer whose class `_folding` made."""
 
 
 @cache
 def _folding(kind: Any) -> Any:
-    """The same kind of layer with the folded product; by its class, as a function of its own on the
+    """A subclass of the layer with the folded product. A class, because a function stored on the
     layer would keep it alive.
     """
 
@@ -100,7 +99,7 @@ class _FoldedLinear(torch.autograd.Function):
         grad_x = grad_a = grad_b = None
         if needs_x:
             grad_x = (grad_NO @ _folded(weight_OI, ctx.scaling, a_RI, b_OR)).view_as(x)
-        # the thin side as rows throughout: the same products with it as columns take up to five
+        # the thin side as rows: with it as columns the same products take up to five
         # times as long on a CPU
         if learns_a:
             grad_a = ((b_OR.T.contiguous() @ grad_NO.T) @ x_NI).mul_(ctx.scaling)
@@ -110,9 +109,9 @@ class _FoldedLinear(torch.autograd.Function):
 
 
 class _Buffers(threading.local):
-    """On a CPU, one block of memory for each dtype, as large as the largest matrix that was folded
-    in it: matrices of each layer that come and go between activations tear the C library's heap to
-    pieces (a stage of 161 MiB of tensors and libraries then held 215 to 232).
+    """On a CPU, one reused buffer per dtype, as large as the largest folded matrix: allocating each
+    layer's matrix between activations fragments the C library's heap (a stage of 161 MiB of tensors
+    and libraries then held 215 to 232).
     """
 
     def __init__(self) -> None:
@@ -123,8 +122,8 @@ _buffers = _Buffers()
 
 
 def _buffer(like: Tensor) -> Tensor | None:
-    """Where the next folded matrix goes, which is used at once and then no more; None to allocate
-    it, as CUDA's streams run side by side.
+    """Buffer for the next folded matrix, which is used at once; None to allocate it, as CUDA
+    streams run concurrently.
     """
     if like.device.type != "cpu":
         return None

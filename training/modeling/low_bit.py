@@ -1,6 +1,4 @@
-"""What bitsandbytes does for us: 4-bit storage of frozen weights, and an optimizer with 8-bit
-moments.
-"""
+"""bitsandbytes: 4-bit storage of frozen weights, and an optimizer with 8-bit moments."""
 
 import importlib.util
 from collections.abc import Iterable
@@ -16,20 +14,18 @@ from config.sections.levers import OptimizerName
 from config.sections.model import Model
 
 WHOLE_HEADS = ["lm_head", "embed_out", "score"]
-"""Never quantised: log-probabilities and scores are read from them, and they may share their
-weights with the embedding.
-"""
+"""Never quantised: log-probs and scores come from them, and they may be tied to the embedding."""
 BLOCK_WEIGHTS = 64
-"""Weights that share a scale."""
+"""Weights per scale."""
 
 
 def optimizer(
     name: OptimizerName, groups: Iterable[dict[str, Any]], setting: str
 ) -> torch.optim.Optimizer:
-    """AdamW over parameter groups, without weight decay; `setting` names the parameter that asked
-    for it.
+    """AdamW over parameter groups, without weight decay; `setting` is the parameter for error
+    messages.
 
-    Raises EnvironmentFault if it is not there.
+    Raises EnvironmentFault if bitsandbytes is missing.
     """
     if name == "adamw":
         return torch.optim.AdamW(list(groups), weight_decay=0.0, fused=True)
@@ -41,11 +37,11 @@ def optimizer(
 
 
 def quantisation(settings: Model, dtype: torch.dtype) -> BitsAndBytesConfig | None:
-    """How frozen weights are stored: 4-bit NormalFloat, multiplied in `dtype`; None stores them in
+    """Storage of frozen weights: 4-bit NormalFloat, multiplied in `dtype`; None stores them in
     `dtype`.
 
-    Raises EnvironmentFault if bitsandbytes is not there.
-    Source: Dettmers et al. 2023 (arXiv:2305.14314), section 3, without double quantisation.
+    Raises EnvironmentFault if bitsandbytes is missing. Source: Dettmers et al. 2023
+    (arXiv:2305.14314), section 3, without double quantisation.
     """
     if settings.quantisation is None:
         return None
@@ -60,7 +56,7 @@ def quantisation(settings: Model, dtype: torch.dtype) -> BitsAndBytesConfig | No
 
 
 def check_storage(model: nn.Module, place: str | Path) -> None:
-    """See to it that quantised weights are what was stored, whatever the machine.
+    """Make quantised weights give the same numbers on every machine.
 
     bitsandbytes 0.50 reads rows that are no multiple of a block wrongly on CPUs: refused. On a CPU
     with AVX512-BF16 it would pack the weights anew in the first forward without gradient and round
@@ -83,8 +79,8 @@ def check_storage(model: nn.Module, place: str | Path) -> None:
 
 
 def unmap_weight_files(model: nn.Module) -> None:
-    """Copy what was not quantised out of the files it is mapped from: as long as one weight is, all
-    that was read of them stays in memory.
+    """Copy weights that were not quantised out of the memory-mapped files: a single mapped weight
+    keeps everything read from its file in memory.
     """
     for parameter in model.parameters():
         if parameter.device.type == "cpu" and parameter.is_floating_point():

@@ -30,7 +30,7 @@ from training.modeling.score_head import head_of, new_head
 
 SCORE = "score.weight"
 LOADED = "loaded"
-"""What the adapter of a folder is called in a model that is loaded from there."""
+"""Name of a folder's adapter in a model loaded from there."""
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -41,8 +41,7 @@ def base_model(
     trainable: bool = False,
     adapter: str | None = LOADED,
 ) -> PreTrainedModel:
-    """The model everything starts from: `model.path`, or `model.random` with weights drawn from
-    `seed`.
+    """The base model: `model.path`, or `model.random` with weights drawn from `seed`.
 
     A `trainable` model has fp32 weights, a frozen one those of the compute type. `adapter` as in
     `load_policy`.
@@ -66,22 +65,22 @@ def base_model(
 
 
 INTO_RESIDUAL = ("o_proj", "down_proj", "c_proj")
-"""Last parts of the names of the matrices that write to the residual stream."""
+"""Name endings of matrices that write to the residual stream."""
 EMBEDDING_STD = 0.3
-"""Of an input embedding of its own. Beside what the layers add, tokens drawn with Transformers'
-0.02 are next to nothing, and with 1 everything: docs/decisions.md.
+"""Standard deviation of an untied input embedding. With Transformers' 0.02 tokens are negligible
+beside what the layers add, with 1 they dominate: docs/decisions.md.
 """
 
 
 @torch.no_grad()
 def initialise(model: PreTrainedModel, layers: int) -> None:
-    """Draw the matrices of the layers, and an output embedding of its own, with standard deviation
-    1/sqrt(inputs), those that write to the residual stream with 1/sqrt(inputs 2 layers).
+    """Draw the layers' matrices, and an untied output embedding, with standard deviation
+    1/sqrt(inputs); those that write to the residual stream with 1/sqrt(inputs 2 layers).
 
     Transformers' 0.02 for every width leaves a narrow model with attention that hardly tells tokens
     apart, and so without the gradient from which it would learn to copy: docs/decisions.md. An
-    embedding that is input and output, positions, and what is no matrix stay as they are.
-    Source: LeCun et al. 1998, Efficient BackProp, 4.6; Radford et al. 2019 (GPT-2), 2.3.
+    embedding that is input and output, positions, and what is no matrix stay as they are. Source:
+    LeCun et al. 1998, Efficient BackProp, 4.6; Radford et al. 2019 (GPT-2), 2.3.
     """
     for name, module in model.named_modules():
         if isinstance(module, nn.Linear | Conv1D):
@@ -142,10 +141,10 @@ def load_policy(
     revision: str | None = None,
     adapter: str | None = LOADED,
 ) -> PreTrainedModel:
-    """A causal language model from a folder, its own or an adapter's, or from the hub.
+    """A causal language model from a folder (a full model or an adapter) or from the hub.
 
-    `adapter` is the name that the place's adapter gets in the model; None leaves it out, for a
-    stage that begins its own as a copy.
+    `adapter` is the name that the folder's adapter gets in the model; None leaves it out, for a
+    stage that starts its own as a copy.
 
     Raises ModelError as `base_model` does.
     """
@@ -187,8 +186,8 @@ def load_reward_model(
 
 
 def _stored_head(folder: Path) -> Tensor:
-    """The weights [1, D] of the head in a reward model's folder as they were saved: what loads the
-    trunk rounds them to its type.
+    """The head's weights [1, D] in a reward model's folder, as saved: loading the trunk rounds them
+    to its type.
     """
     for path in sorted(folder.glob("*.safetensors")):
         with safe_open(path, framework="pt") as stored:
@@ -199,7 +198,7 @@ def _stored_head(folder: Path) -> Tensor:
 
 
 def reward_config(base: PreTrainedConfig, place: str | Path) -> PreTrainedConfig:
-    """A copy of `base` with what the reward model's adapter in `place` adds to it."""
+    """`base` merged with the reward model's adapter in `place`."""
     config, of_adapter = copy.deepcopy(base), AutoConfig.from_pretrained(place)
     for name in ("pad_token_id", "score_mean", "score_std"):
         setattr(config, name, getattr(of_adapter, name))
@@ -207,7 +206,7 @@ def reward_config(base: PreTrainedConfig, place: str | Path) -> PreTrainedConfig
 
 
 def check_reward_folder(place: str | Path) -> None:
-    """Refuse a folder that is no reward model of ours, in one line."""
+    """Raise a one-line error for a folder that is not one of our reward models."""
     check_folder(place)
     if '"score_std"' not in (Path(place) / "config.json").read_text(encoding="utf-8"):
         raise ModelError(
@@ -228,9 +227,8 @@ def new_reward_model(
     """A reward model on the trunk of a language model, its head in fp32, without bias and drawn
     with std 1/sqrt(d + 1).
 
-    A `trainable` trunk has fp32 weights, a frozen one is as `base_model` says. `adapter` as in
-    `load_policy`.
-    Source: Stiennon et al. 2020 (arXiv:2009.01325), appendix B; Huang et al. 2024
+    A `trainable` trunk has fp32 weights, a frozen one as in `base_model`. `adapter` as in
+    `load_policy`. Source: Stiennon et al. 2020 (arXiv:2009.01325), appendix B; Huang et al. 2024
     (arXiv:2403.17031).
     """
     if isinstance(trunk, PreTrainedModel):
@@ -258,7 +256,7 @@ def new_reward_model(
 
 
 def check_folder(place: str | Path) -> None:
-    """Refuse a local folder without config or safetensors weights, in one line."""
+    """Raise a one-line error for a local folder without config or safetensors weights."""
     folder = Path(place)
     if not folder.is_dir():
         if isinstance(place, Path) or place.startswith((".", "/", "~")):
@@ -281,7 +279,7 @@ def check_folder(place: str | Path) -> None:
 def check_vocabulary(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, place: str | Path
 ) -> None:
-    """Refuse a model that has no embedding for some token of the tokenizer."""
+    """Raise an error for a model without an embedding for some token of the tokenizer."""
     rows = model.get_input_embeddings().num_embeddings
     if rows < len(tokenizer):
         raise ModelError(
@@ -296,9 +294,7 @@ def _load_on_base(
     kind: Any, place: str | Path, settings: Model, trainable: bool, revision: str | None,
     adapter: str | None, fresh: frozenset[str] = frozenset(), **config: int,
 ) -> PreTrainedModel:  # fmt: skip
-    """The base of `place` with the adapter there, if any, on it, merged into its weights if they
-    are to learn.
-    """
+    """The base of `place` with its adapter, if any, which is merged if all weights are trained."""
     check_folder(place)
     base = base_of(place, revision)
     check_folder(base.place)
@@ -320,8 +316,8 @@ def _load(
     fresh: frozenset[str] = frozenset(),
     **config: int,
 ) -> PreTrainedModel:
-    """`fresh` names the weights that the place need not have; any other that is not there would
-    silently be random.
+    """`fresh` names weights that may be missing; any other missing weight would silently be
+    random.
     """
     stored = None if trainable else quantisation(settings, DTYPES[settings.dtype])
     if settings.attention == "flash_attention_2" and importlib.util.find_spec("flash_attn") is None:
@@ -378,21 +374,21 @@ def _load(
 
 
 def _without_report(record: logging.LogRecord) -> bool:
-    """Transformers' table of what a folder lacks: `_load` says it in one line, or knows that it is
-    meant.
+    """Suppress Transformers' table of missing weights: `_load` reports them in one line, or expects
+    them.
     """
     return "LOAD REPORT" not in record.getMessage()
 
 
 def weight_dtype(settings: Model, trainable: bool) -> torch.dtype:
-    """Weights that learn are kept in fp32, where small steps do not vanish; the others in the
-    compute type.
+    """Trained weights are kept in fp32, where small steps do not vanish; others in the compute
+    type.
     """
     return torch.float32 if trainable else DTYPES[settings.dtype]
 
 
 def autocast(settings: Model, device: torch.device) -> torch.autocast:
-    """Computes in the compute type whatever the weights are in."""
+    """Compute in the compute type, whatever the type of the weights."""
     return torch.autocast(device.type, DTYPES[settings.dtype], enabled=settings.dtype != "fp32")
 
 

@@ -1,8 +1,8 @@
-"""Hidden states of many sequences in one forward without a single padding token.
+"""Hidden states of many sequences in one forward pass without padding.
 
-The sequences lie one after another in one row, so that every matrix product and every elementwise
-operation sees real tokens only; attention alone has to know where one ends and the next begins. It
-runs on groups of equally long sequences, each a dense batch.
+The sequences are concatenated in one row, so that matrix products and elementwise operations see
+real tokens only. Only attention needs to know the boundaries; it runs on groups of equally long
+sequences, each a dense batch.
 
 Sequences that begin alike, the two of a preference pair, can share their first tokens: these stand
 in the row once, and attention alone sees them in both.
@@ -33,50 +33,47 @@ class Packed(NamedTuple):
 
     ids_N: Tensor
     position_N: Tensor
-    """Place of each token in its own sequence."""
+    """Position of each token in its own sequence."""
     start_B: Tensor
-    """Where each sequence begins, in the order given to `pack`."""
+    """Start of each sequence, in the order given to `pack`."""
     groups: tuple[tuple[int, int], ...]
-    """(number of sequences, their common length), in the order of the row, or of attention's
-    places.
-    """
+    """(number of sequences, common length) of each group, in row order."""
     shared: "Shared | None" = None
 
 
 class Shared(NamedTuple):
-    """Where attention finds the tokens of sequences that share some, and where it puts its outputs.
+    """Indices between the row and attention's places, for sequences that share tokens.
 
-    Its places are those of all sequences, group by group, each filled up to the length of its
-    group.
+    Places are those of all sequences, group by group, each padded to the length of its group.
     """
 
     token_M: Tensor
-    """Place in the row of each token; of what fills a sequence up any."""
+    """Row index of each place; padding has any index."""
     place_N: Tensor
-    """Where the output of each token of the row is computed: in the first sequence that has it."""
+    """Place whose output each row token uses: in the first sequence that has the token."""
     again_S: Tensor
-    """The places of the first S tokens of the row in the second sequence that has them."""
+    """Places of the first S row tokens in the second sequence that has them."""
 
 
 def reads_shared_once(model: PreTrainedModel) -> bool:
-    """Whether tokens that sequences share pass through this model once; else each has its own."""
+    """Whether this model computes shared tokens once; otherwise each sequence has its own."""
     return model.config._attn_implementation in PACKABLE
 
 
 NEARLY_AS_LONG = 7 / 8
-"""Sequences of a group have at least this share of its longest's tokens, where they are filled up.
-A group more costs the launch of its attention, a token more attention alone.
+"""Where sequences are padded to their group's length, they have at least this share of it. Another
+group costs the launch of its attention, another token only attention.
 """
 
 
 def pack_pairs(
     pairs: Sequence[tuple[Sequence[int], Sequence[int]]],
 ) -> tuple[Packed, list[list[int]]]:
-    """The row in which the tokens that both sequences of a pair begin with stand once, and the
-    place in it of every token of every sequence: those of pair b at 2 b and 2 b + 1.
+    """Pack pairs so that the common prefix of a pair is stored once, with the row index of every
+    token of every sequence (pair b has sequences 2 b and 2 b + 1).
 
-    Only for causal models: what follows the shared tokens does not change them, nor do the tokens
-    that fill a sequence up change what comes before.
+    Only for causal models: neither the tokens after the prefix nor padding change what comes
+    before.
     """
     alike = [shared_length(*pair) for pair in pairs]
     ids = [
@@ -112,10 +109,10 @@ def pack_pairs(
 
 
 class _Spread(torch.autograd.Function):
-    """[N, ...] -> [M, ...]: each token at the places where attention needs it.
+    """[N, ...] -> [M, ...]: each token at its places in attention.
 
-    Backward adds the gradients of a token's two places in an order of its own, so that it gives the
-    same bits on any device.
+    Backward adds the gradients of a token's two places in a fixed order, so that it gives the same
+    bits on any device.
     """
 
     @staticmethod
@@ -133,7 +130,7 @@ class _Spread(torch.autograd.Function):
 
 
 class _Collect(torch.autograd.Function):
-    """[M, ...] -> [N, ...]: the output of each token of the row, from where it was computed."""
+    """[M, ...] -> [N, ...]: the output of each row token, from the place that computed it."""
 
     @staticmethod
     def forward(ctx: Any, x_M: Tensor, place_N: Tensor) -> Tensor:
@@ -168,8 +165,8 @@ def pack(sequences: Sequence[Sequence[int]]) -> Packed:
 
 
 def packed_hidden(model: PreTrainedModel, packed: Packed, keep_K: Tensor) -> Tensor:
-    """Last hidden states [K, D] of the trunk at `keep_K`, places in the row; each sequence as if it
-    were alone.
+    """Last hidden states [K, D] of the trunk at the row indices `keep_K`, as if each sequence were
+    alone.
     """
     ids_1N, position_1N = (
         x.unsqueeze(0).to(model.device) for x in (packed.ids_N, packed.position_N)
@@ -178,7 +175,7 @@ def packed_hidden(model: PreTrainedModel, packed: Packed, keep_K: Tensor) -> Ten
     shared = packed.shared and Shared(*(x.to(model.device) for x in packed.shared))
     if reads_shared_once(model):
         narrow = {"keep_K": keep_K} if narrows(model) else {}
-        # A mask of four dimensions is taken as it is: the model builds none of its own, which would
+        # A four-dimensional mask is used as it is: the model builds none of its own, which would
         # be N x N.
         hidden_ND: Tensor = model.base_model(
             input_ids=ids_1N,
@@ -207,8 +204,8 @@ NO_MASK = (1, 1, 0, 0)
 
 
 def _by_group(dense: Attention) -> Attention:
-    """`dense`, an attention of transformers, or what it gives group by group where `groups` says
-    that the row is packed.
+    """`dense` (an attention function of transformers), applied group by group if `groups` is given
+    for a packed row.
     """
 
     def attention(
@@ -240,7 +237,7 @@ def _by_group(dense: Attention) -> Attention:
         for q, k, v, group in zip(*(x.split(sizes) for x in heads), groups, strict=True):
             # [n, heads, head] -> [count, heads, length, head]
             q, k, v = (x.unflatten(0, group).transpose(1, 2) for x in (q, k, v))
-            # Not `position_ids`, which are those of the whole row: flash attention reads from them
+            # Not `position_ids`, which belong to the row: flash attention would infer from them
             # where sequences end.
             output, _ = dense(module, q, k, v, None, **options)
             outputs.append(output.flatten(0, 1))  # [count, length, heads, head] -> [n, heads, head]

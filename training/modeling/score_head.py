@@ -1,7 +1,7 @@
-"""Scalar heads, of reward and value models, in fp32 whatever the rest of the model is in.
+"""Scalar heads of reward and value models, in fp32 whatever the type of the model.
 
-A bf16 number has 8 bits: scores of about 4 would differ by 1/64 at least, and responses that
-differ by less would tie.
+A bf16 number has 8 bits: scores of about 4 would be multiples of 1/64, and close responses would
+tie.
 
 Shapes: D model width.
 """
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 
 class ScoreHead(nn.Linear):
-    """[..., D] -> [..., 1] in fp32: its weights are, and autocast does not reach it."""
+    """[..., D] -> [..., 1] in fp32; autocast does not apply to it."""
 
     def __init__(self, width: int, bias: bool, device: torch.device | None = None) -> None:
         super().__init__(width, 1, bias=bias, device=device, dtype=torch.float32)
@@ -49,9 +49,9 @@ def head_of(weight_1D: Tensor, device: torch.device) -> ScoreHead:
 
 
 def normalised_head(head: nn.Linear, mean: float, std: float) -> ScoreHead:
-    """A head that says (w h - mean) / std where `head` says w h, with a bias.
+    """A head with bias that outputs (w h - mean) / std where `head` outputs w h.
 
-    For a value model that begins as the reward model: its returns are sums of normalised scores.
+    For a value model that starts as the reward model: its returns are sums of normalised scores.
     """
     folded = ScoreHead(head.in_features, bias=True, device=head.weight.device)
     with torch.no_grad():

@@ -1,5 +1,5 @@
 """Scores of a reward model: one number per prompt and response, read at the last real token,
-normalised as its artifact says.
+normalised as stored with the model.
 
 Shapes: B sequences or pairs, L tokens of the longest, D model width.
 """
@@ -33,7 +33,7 @@ def score(
 def raw_scores(
     reward_model: PreTrainedModel, sequences: Sequence[Sequence[int]], budget_tokens: int
 ) -> Tensor:
-    """What the head says, before normalisation, [B] in fp32."""
+    """Head outputs before normalisation, [B] in fp32."""
     scores_B = torch.empty(len(sequences))
     for batch in token_budget_batches([len(ids) for ids in sequences], budget_tokens):
         packed = pack([sequences[i] for i in batch])
@@ -47,7 +47,7 @@ def raw_scores(
 def raw_pair_scores(
     reward_model: PreTrainedModel, pairs: Sequence[tuple[Ids, Ids]], budget_tokens: int
 ) -> Tensor:
-    """What the head says of both sequences of each pair, before normalisation, [B, 2] in fp32."""
+    """Head outputs for both sequences of each pair, before normalisation, [B, 2] in fp32."""
     scores_B2 = torch.empty(len(pairs), 2)
     lengths = [len(first) + len(second) for first, second in pairs]
     for batch in token_budget_batches(lengths, budget_tokens):
@@ -56,7 +56,7 @@ def raw_pair_scores(
 
 
 def pair_scores(reward_model: PreTrainedModel, pairs: Sequence[tuple[Ids, Ids]]) -> Tensor:
-    """The same of one batch, differentiable; what both sequences begin with is read once."""
+    """The same for one batch, differentiable; the common prefix of a pair is computed once."""
     packed, places = pack_pairs(pairs)
     last_2B = torch.tensor([place[-1] for place in places])
     hidden_2BD = packed_hidden(reward_model, packed, last_2B)
@@ -65,8 +65,8 @@ def pair_scores(reward_model: PreTrainedModel, pairs: Sequence[tuple[Ids, Ids]])
 
 
 def score_in_pairs(reward_model: PreTrainedModel) -> None:
-    """Have the model's forward take a padded batch of chosen sequences, then the rejected ones of
-    the same pairs, as TRL's RewardTrainer hands it out, and score it by `pair_scores`.
+    """Replace the model's forward by one that takes TRL's RewardTrainer batch (chosen sequences,
+    then the rejected ones of the same pairs, padded) and scores it with `pair_scores`.
     """
     reward_model.forward = MethodType(_forward, reward_model)
 

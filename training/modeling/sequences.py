@@ -28,7 +28,7 @@ def response_hidden(
     """Hidden states [N, D] from which each response token is predicted: those of the token before
     it.
 
-    The last token of a sequence predicts nothing that is asked for, so it is left out.
+    The last token of a sequence predicts nothing needed, so it is left out.
     """
     packed = pack([ids[:-1] for ids in sequences])
     counts = torch.tensor(
@@ -56,8 +56,8 @@ def per_response(
     prompt_lengths: Sequence[int],
     budget_tokens: int,
 ) -> list[Tensor]:
-    """Results [response length] of each sequence, in order; `of_rows` gets rows of like length and
-    returns [N].
+    """Results [response length] of each sequence, in order; `of_rows` gets rows of similar length
+    and returns [N].
     """
     results: list[Tensor] = [torch.empty(0)] * len(sequences)
     for batch in token_budget_batches([len(ids) for ids in sequences], budget_tokens):
@@ -139,14 +139,14 @@ class LabelLogprobs(ModelOutput):
     log_probs: Tensor | None = None
     entropy: Tensor | None = None
     mean_logits: Tensor | None = None
-    """For metrics that training/dpo.py leaves out, as is `is_top1`: not computed, 0."""
+    """Metrics that training/dpo.py leaves out, as it does `is_top1`: not computed, 0."""
     is_top1: Tensor | None = None
 
 
 def logprobs_in_pairs(model: PreTrainedModel) -> None:
-    """Have the model's forward take a padded batch of chosen sequences, then the rejected ones of
-    the same pairs, as TRL's DPOTrainer hands it out, and give the log-probs of their labels; what
-    both sequences of a pair begin with is read once.
+    """Replace the model's forward by one that takes TRL's DPOTrainer batch (chosen sequences, then
+    the rejected ones of the same pairs, padded) and returns the log-probs of the labels; the common
+    prefix of a pair is computed once.
     """
     model.forward = MethodType(_forward, model)
 

@@ -1,9 +1,9 @@
 """The tokenizer every stage shares: trained on the data or taken from the base model, kept in
 data/tokenizer.
 
-A prompt and its response are tokenised apart, so the boundary between them is the same in SFT,
-reward, PPO and evaluation. The prompt template travels with the tokenizer (its `prompt_template`),
-so rows, reports and gold scores see the bare prompt.
+Prompt and response are tokenised separately, so the boundary between them is the same in SFT,
+reward, PPO and evaluation. The prompt template is stored with the tokenizer (`prompt_template`);
+rows, reports and gold scores see the bare prompt.
 """
 
 import logging
@@ -27,7 +27,7 @@ Response = str | list[Message]
 PAD, BOS, EOS, SPARE = SPECIAL_TOKENS = ("<pad>", "<bos>", "<eos>", "<spare>")
 """Special tokens of a trained tokenizer, ids 0 to 3."""
 SMALLEST_VOCABULARY = 256 + len(SPECIAL_TOKENS)
-"""Entries of a trained tokenizer without a merge: bytes and special tokens."""
+"""Entries of a trained tokenizer before any merge: bytes and special tokens."""
 
 PLAIN_TEMPLATE = "{prompt}"
 
@@ -35,10 +35,10 @@ PLAIN_CHAT_TEMPLATE = (
     "{% for message in messages %}{{ message['role'] }}: {{ message['content'] }}\n{% endfor %}"
     "{% if add_generation_prompt %}assistant:{% endif %}"
 )
-"""Roles as lines of plain text, for tokenizers that come without a chat template."""
+"""Roles as lines of plain text, for tokenizers without a chat template."""
 
 
-# ---------------------------------------------------------------- making one
+# ---------------------------------------------------------------- creating one
 
 
 def trained_tokenizer(
@@ -50,9 +50,9 @@ def trained_tokenizer(
     """A byte-level BPE of at most `vocab_size` entries learnt from responses and rendered prompts,
     each text once.
 
-    Deterministic; no text is unknown to it. Texts that offer too few merges give a smaller
-    vocabulary. A space is put before each text, so that a response begins with the
-    same tokens as its words have in the middle of a sentence.
+    Deterministic, without unknown tokens. Too few merges give a smaller vocabulary. Each text is
+    prefixed with a space, so that a response starts with the same tokens as its words have within a
+    sentence.
     """
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
@@ -135,7 +135,7 @@ def pretrained_tokenizer(
 
 
 def tokenizer_of(place: str, revision: str | None, named: str) -> PreTrainedTokenizerBase:
-    """The tokenizer of a model folder or a hub model, which params.yaml has at `named`. Raises
+    """The tokenizer of a model folder or a hub model, named by the parameter `named`. Raises
     ModelError if it cannot be loaded.
     """
     try:
@@ -150,8 +150,8 @@ def tokenizer_of(place: str, revision: str | None, named: str) -> PreTrainedToke
 
 
 def check_special_tokens(tokenizer: PreTrainedTokenizerBase, place: str) -> None:
-    """Refuse a tokenizer without an end, or whose padding is the same token: the model would
-    learn to skip the end.
+    """Raise an error for a tokenizer without EOS, or whose padding is EOS: the model would learn to
+    ignore the end.
     """
     if tokenizer.eos_token_id is None:
         raise ModelError(
@@ -174,7 +174,7 @@ def check_special_tokens(tokenizer: PreTrainedTokenizerBase, place: str) -> None
 
 
 def _pad_hint(tokenizer: PreTrainedTokenizerBase) -> str:
-    """Tokens of the vocabulary that are made for the purpose."""
+    """Tokens of the vocabulary made for padding."""
     special = {tokenizer.eos_token, tokenizer.bos_token, None}
     marked = [
         token
@@ -218,7 +218,7 @@ def _first_line(error: Exception) -> str:
     return text.split(". ")[0].rstrip(".") + "."
 
 
-# ---------------------------------------------------------------- using one
+# ---------------------------------------------------------------- using it
 
 
 def render_prompt(tokenizer: PreTrainedTokenizerBase, prompt: Prompt) -> str:
@@ -242,8 +242,8 @@ def encode_prompts(
 ) -> list[list[int]]:
     """Token ids of rendered prompts.
 
-    A plain prompt begins with the tokenizer's BOS if the tokenizer itself puts one; a chat template
-    says everything itself.
+    A plain prompt starts with BOS if the tokenizer adds one; a chat template has its own special
+    tokens.
     """
     ids = _encode(tokenizer, [render_prompt(tokenizer, prompt) for prompt in prompts])
     if not _starts_with_bos(tokenizer):
@@ -298,14 +298,14 @@ def prompt_text(prompt: Prompt) -> str:
 
 
 ENCODED_AT_ONCE = 2000
-"""Texts whose encodings are held at the same time: one keeps offsets and strings beside its ids."""
+"""Texts encoded at once: an encoding holds offsets and strings beside its ids."""
 
 
 def _encode(
     tokenizer: PreTrainedTokenizerBase, texts: list[str], split_special_tokens: bool = False
 ) -> list[list[int]]:
     found: list[list[int]] = []
-    known: dict[int, int] = {}  # one object for each id, not one for each token
+    known: dict[int, int] = {}  # one object per id, not per token
     for start in range(0, len(texts), ENCODED_AT_ONCE):
         encoded = tokenizer(
             texts[start : start + ENCODED_AT_ONCE], add_special_tokens=False,

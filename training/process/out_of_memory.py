@@ -1,11 +1,10 @@
-"""Memory that does not suffice: work is done again in pieces of half the size, with the same result
-to rounding.
+"""Out-of-memory handling: work is repeated with micro-batches of half the size, with the same
+result up to rounding.
 
-A piece is what one forward pass takes; what is learnt from is the whole batch, however it was cut.
-All processes of a stage halve together: where they meet after the work, all do it again; where one
-fails in the middle of a step that all take together, the others wait in it for ever, so it leaves
-the smaller size beside the checkpoints, and all processes start again with that
-(training/process/launch.py).
+The batch of an optimizer step stays the same, however it is split. All processes of a stage halve
+together: where they meet after the work, all do it again; where one fails in the middle of a step
+that all take together, the others wait in it for ever, so it leaves the smaller size beside the
+checkpoints, and all processes start again with that (training/process/launch.py).
 """
 
 import gc
@@ -28,16 +27,14 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 PIECES = "pieces.json"
-"""Beside the checkpoints."""
+"""File beside the checkpoints."""
 
 
 class OomBackoff:
-    """The size of the pieces that a stage's work is done in: as params.yaml says, or smaller since
-    memory did not suffice.
-    """
+    """Micro-batch size of a stage: as in params.yaml, or smaller after running out of memory."""
 
     def __init__(self, stage: Stage, name: str, size: int) -> None:
-        """`name` of the parameter that `size` comes from."""
+        """`name` of the parameter with the initial size."""
         self._stage = stage
         self._name = name
         self.size = size
@@ -47,7 +44,7 @@ class OomBackoff:
             stage.mark("retry", message=f"after an attempt out of memory: {name} {size} -> {left}")
 
     def _left(self) -> dict[str, int]:
-        """Sizes that an attempt of as many processes left when one of them ran out of memory."""
+        """Sizes left by an attempt with the same number of processes that ran out of memory."""
         try:
             found = json.loads(self._path.read_text(encoding="utf-8"))
         except (OSError, ValueError):
@@ -59,11 +56,11 @@ class OomBackoff:
         return self._stage.checkpoints.folder / PIECES
 
     def run(self, work: Callable[[int], T], step: int, lockstep: bool = False) -> T:
-        """What `work` gives for a size, halved as often as one process runs out of memory in it;
-        `work` must start afresh every time.
+        """Call `work` with the size, halving it whenever a process runs out of memory; `work` must
+        start afresh every time. Returns its result.
 
         Raises EnvironmentFault if pieces of size 1 do not fit, and SmallerPieces where processes
-        work `lockstep`: the others wait for a piece that does not come.
+        work in `lockstep`, as the others wait in a collective.
         """
         while True:
             began, result = time.monotonic(), None
@@ -82,8 +79,8 @@ class OomBackoff:
             self.halve(step, time.monotonic() - began)
 
     def start_again(self, step: int, error: BaseException) -> NoReturn:
-        """Have all processes start again with half the size, from the last checkpoint. Raises
-        SmallerPieces, EnvironmentFault without a half.
+        """Restart all processes with half the size from the last checkpoint. Raises SmallerPieces,
+        EnvironmentFault if the size is 1.
         """
         release()
         if self.size == 1:
@@ -106,7 +103,7 @@ class OomBackoff:
         )
 
     def halve(self, step: int, lost_seconds: float) -> None:
-        """Go on with half the size, and record it. Raises EnvironmentFault if there is no half."""
+        """Continue with half the size, and record it. Raises EnvironmentFault if the size is 1."""
         release()
         if self.size == 1:
             raise self._smallest(step)
@@ -119,8 +116,7 @@ class OomBackoff:
 
 
 def halving(work: Callable[[int], T], size: int, name: str) -> T:
-    """What `work` gives for `size`, halved as often as memory does not suffice: for a process that
-    is no stage.
+    """`OomBackoff.run` for processes that are not stages.
 
     Raises EnvironmentFault if a size of 1 does not fit.
     """
@@ -141,7 +137,7 @@ def halving(work: Callable[[int], T], size: int, name: str) -> T:
 
 
 def release() -> None:
-    """Give back what the failed work held."""
+    """Release the memory of the failed work."""
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()

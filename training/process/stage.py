@@ -1,7 +1,7 @@
 """The stage contract: what every stage process does around its own work.
 
-A stage reads params.yaml and its inputs, appends rows to runs/<stage>/, checkpoints, and puts its
-outputs in place whole. It ends with 0 (done), 2 (bad input: one clear line), 75 (asked to stop,
+A stage reads params.yaml and its inputs, appends rows to runs/<stage>/, checkpoints, and puts
+complete outputs in place. It ends with 0 (done), 2 (bad input: one clear line), 75 (asked to stop,
 checkpointed, resumable), or crashes.
 """
 
@@ -70,13 +70,13 @@ LOST_PEER = (
 )
 
 Inputs = Sequence[str] | Callable[[Params], Sequence[str]]
-"""Files and folders a stage reads, below the project's folder; a function of the params where those
-name them.
+"""Files and folders that a stage reads, relative to the project's folder; a function of the params
+if those name them.
 """
 
 
 class Stage:
-    """A stage at work in a folder: its params, its streams, its checkpoints, and whether it was
+    """A running stage in a folder: its params, its streams, its checkpoints, and whether it was
     asked to stop.
     """
 
@@ -110,7 +110,7 @@ class Stage:
         self.step = 0
         self.fingerprint = ""
         self._resume_note = ""
-        """Which code has changed since the checkpoint that this attempt goes on from."""
+        """Code files changed since the checkpoint that this attempt resumes from."""
         self.stop_requested = False
         """This process was asked to stop."""
         self.stopping = False
@@ -123,9 +123,9 @@ class Stage:
         return self._folder / f"{kind}.jsonl" if self.rank == 0 else None
 
     def begin(self) -> None:
-        """Announce the attempt, and find out which checkpoints are its own.
+        """Record the start of the attempt, and determine its fingerprint.
 
-        Raises DataError if an input is not there, ParamsError if the run it belongs to began with
+        Raises DataError if an input is missing, ParamsError if the run it belongs to began with
         other params.
         """
         sections = sections_of(self.params, self._sections)
@@ -147,8 +147,8 @@ class Stage:
         self.check_params()
 
     def _named_models(self) -> list[str]:
-        """The local model folders that params.yaml names: their content decides what is trained as
-        much as their names.
+        """The local model folders that params.yaml names: the fingerprint includes their
+        content.
         """
         named = [
             self.params.model.path if "model" in self._sections else None,
@@ -157,15 +157,15 @@ class Stage:
         return [path for path in named if path is not None and (self.root / path).is_dir()]
 
     def finish(self, *outputs: str) -> None:
-        """Note that all outputs are in place, and remove the checkpoints; the last thing a stage
-        does.
+        """Record that all outputs are in place and remove the checkpoints; the last call of a
+        stage.
         """
         if self.rank == 0:
             self.checkpoints.finish(self.step, outputs)
 
     def reuse_finished_outputs(self) -> bool:
-        """Take up the outputs of an earlier attempt with these parameters, inputs and code, if all
-        are in place and unchanged, and record that. Returns whether there were any. Collective.
+        """Reuse the outputs of an earlier attempt with these parameters, inputs and code, if all
+        are in place and unchanged. Returns whether they were reused. Collective.
         """
         step = collectives.broadcast_from_rank0(self.checkpoints.finished)
         if step is not None:
@@ -179,10 +179,10 @@ class Stage:
         return step is not None
 
     def resolve_changed_code(self) -> None:
-        """Where other code made the newest checkpoint: go on from it or begin anew, as the
-        environment or the terminal says.
+        """If other code made the newest checkpoint: resume from it or start again, as the
+        environment or the user at the terminal decides.
 
-        Raises CheckpointError if nobody says it.
+        Raises CheckpointError without a decision.
         """
         found = self.checkpoints.latest()
         changed = self.checkpoints.changed_code(found) if found else []
@@ -207,7 +207,7 @@ class Stage:
             )
 
     def _asked(self, change: str) -> str:
-        """What somebody at a terminal answers, "" where stdin is not a terminal."""
+        """The user's answer, "" if stdin is not a terminal."""
         if self.world_size > 1 or not (sys.stdin.isatty() and sys.stderr.isatty()):
             return ""
         print(
@@ -222,8 +222,8 @@ class Stage:
         )
 
     def _seconds_to(self, step: int) -> float:
-        """What the work up to `step` took, done once: of each step and phase the last row of the
-        attempts with this fingerprint.
+        """Seconds of the work up to `step` without repetitions: for each step and phase the last
+        row among attempts with this fingerprint.
         """
         events = jsonl.read(self._folder / "attempts.jsonl", AttemptRow).rows
         own = {row.attempt for row in events if row.fingerprint == self.fingerprint}
@@ -251,7 +251,7 @@ class Stage:
     def mark(
         self, event: str, exit_code: int | None = None, message: str = "", lost_seconds: float = 0.0
     ) -> None:
-        """Append a row on the attempt itself."""
+        """Append a row about the attempt itself."""
         if path := self._stream("attempts"):
             row = AttemptRow(
                 time=time.time(),
@@ -270,20 +270,20 @@ class Stage:
             jsonl.append(path, row)
 
     def resumed(self, step: int) -> None:
-        """Record that a checkpoint was found and work goes on after `step`."""
+        """Record that work resumes from a checkpoint after `step`."""
         self.step = step
         self.mark("resume", message=self._resume_note)
         logger.info("%s goes on from its checkpoint after step %d", self.name, step)
 
     def retried(self, step: int, lost_seconds: float, message: str) -> None:
-        """Record that the work of `step` is done again in smaller pieces, and the time lost."""
+        """Record that `step` is repeated with a smaller micro-batch, and the time lost."""
         self.step = max(self.step, step - 1)
         self.mark("retry", message=message, lost_seconds=lost_seconds)
         logger.warning("%s; going on, %.1f s were lost", message, lost_seconds)
 
     def check_params(self) -> None:
-        """Refuse to go on if params.yaml says otherwise than at the start: DVC would record what it
-        says now for what was made with the old values. Ask before outputs are put in place.
+        """Raise an error if params.yaml has changed since the start: DVC would record the new
+        values for outputs of the old ones. Call before outputs are put in place.
 
         Raises ParamsError.
         """
@@ -297,15 +297,15 @@ class Stage:
             )
 
     def _params_changed(self) -> bool:
-        """While somebody writes params.yaml it may be unreadable: the next look tells."""
+        """params.yaml may be unreadable while it is being written: the next check decides."""
         try:
             return bool(self._params_file.differences())
         except ParamsError:
             return False
 
     def stop_if_requested(self) -> None:
-        """Leave if asked to stop, orphaned, or params.yaml changed; for places where everything
-        worth keeping is saved.
+        """Exit if asked to stop, orphaned, or params.yaml changed. Call where everything worth
+        keeping is saved.
         """
         if self.stop_requested or self.orphaned or self._params_changed():
             raise self.stopped()
@@ -323,15 +323,15 @@ class Stage:
 
     @property
     def orphaned(self) -> bool:
-        """Whether the launcher, or the pipeline that watches the budget, is gone."""
+        """Whether the launcher, or the pipeline process that watches the budget, is gone."""
         if self._launcher not in (0, os.getppid()):
             return True
         pid, _, created = (self._pipeline or "").partition(":")
         return bool(pid) and not is_alive(int(pid), float(created))
 
     def stopped(self) -> StageStopped:
-        """What to raise once everything is saved. Raises ParamsError instead if it is params.yaml
-        that the stage stops for.
+        """The exception to raise once everything is saved. Raises ParamsError instead if the stage
+        stops because params.yaml changed.
         """
         if not self.stop_requested:
             self.check_params()
@@ -342,7 +342,7 @@ class Stage:
 
     @property
     def interactive(self) -> bool:
-        """Whether somebody watches: progress bars make sense."""
+        """Whether stderr is a terminal: progress bars make sense."""
         return self.rank == 0 and sys.stderr.isatty()
 
     def request_stop(self, signum: int, frame: FrameType | None) -> None:
@@ -350,7 +350,7 @@ class Stage:
 
 
 def stop_signals() -> tuple[signal.Signals, ...]:
-    """What asks a stage to stop. SIGHUP of a lost terminal too, unless nohup has it ignored."""
+    """Signals that stop a stage; SIGHUP of a lost terminal too, unless nohup ignores it."""
     ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     return (
         (signal.SIGTERM, signal.SIGINT)
@@ -360,7 +360,7 @@ def stop_signals() -> tuple[signal.Signals, ...]:
 
 
 def configure_process() -> None:
-    """What holds for the whole process of a stage: memory, and what it logs."""
+    """Process-wide settings of a stage: memory and logging."""
     garbage_collection.begin_work()
     allocator.configure()
     first = os.environ.get("RANK", "0") == "0"
@@ -372,7 +372,7 @@ def configure_process() -> None:
 
 
 class Entry(NamedTuple):
-    """What a stage process reads and does: the arguments of `run_stage` after the name."""
+    """What a stage process reads and runs: the arguments of `run_stage` after the name."""
 
     sections: tuple[str, ...]
     inputs: Inputs
@@ -380,8 +380,8 @@ class Entry(NamedTuple):
 
 
 def entry(stage: str) -> Entry:
-    """Of the module that runs `stage`: its SECTIONS, with the stage's own if it serves several
-    stages, its INPUTS, and the function by its name.
+    """The entry of `stage` in its module: SECTIONS (plus the stage's own, if the module serves
+    several stages), INPUTS, and the function with the module's name.
     """
     name = stage_module(stage)
     module: Any = import_module(name)
@@ -403,7 +403,7 @@ def run_stage(
         transformers.utils.logging.disable_progress_bar()
     for number in stop_signals():
         signal.signal(number, stage.request_stop)
-    # training.process.launch held them back until now
+    # training.process.launch blocked them until now
     signal.pthread_sigmask(signal.SIG_UNBLOCK, stop_signals())
     code, message = EXIT_CRASHED, ""
     try:
@@ -443,7 +443,7 @@ def run_stage(
         try:
             stage.meter.close(stage.step)
             stage.mark("end", code, message)
-        # a full disk has no room for these rows either: it must not hide the message above
+        # a full disk has no room for these rows either: keep the message above visible
         except OSError as error:
             logger.warning("the last rows of runs/%s could not be written: %s", name, error)
     return code

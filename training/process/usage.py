@@ -1,4 +1,4 @@
-"""Measures what a stage spends: wall seconds, tokens and peak memory, per step and phase."""
+"""Measures the resources of a stage: wall seconds, tokens and peak memory, per step and phase."""
 
 import os
 import resource
@@ -19,7 +19,7 @@ from training.process import allocator
 
 @dataclass
 class Work:
-    """What a phase processed; whoever runs the phase adds to it."""
+    """Work of a phase, counted by its caller."""
 
     tokens: int = 0
     """Real tokens, padding not counted."""
@@ -38,7 +38,7 @@ class Meter:
     def __init__(
         self, path: Path | None, run_id: str, attempt: int, device: str, world_size: int
     ) -> None:
-        """`path` None measures without writing: what every process but the first does."""
+        """`path` None measures without writing: every rank but 0."""
         self._path = path
         self._identity = {
             "run_id": run_id,
@@ -53,8 +53,8 @@ class Meter:
 
     @contextmanager
     def phase(self, name: str, step: int) -> Iterator[Work]:
-        """Time a block as phase `name` of `step`. A block that raises is recorded too: it was paid
-        for.
+        """Time a block as phase `name` of `step`. A block that raises is recorded too: its time was
+        paid for.
         """
         begin = now()
         gap = max(0.0, begin - self._last_end)
@@ -75,9 +75,7 @@ class Meter:
             self._last_end = now()
 
     def lap(self, name: str, step: int, work: Work) -> None:
-        """Account all time since the last phase to `name`: for loops that belong to somebody
-        else.
-        """
+        """Account all time since the last phase to `name`, for loops of other libraries."""
         self._synchronise()
         at = now()
         if not self._started:
@@ -91,8 +89,8 @@ class Meter:
         return max(0.0, now() - self._last_end)
 
     def close(self, step: int) -> None:
-        """Write what was spent outside of every phase, so that the rows add up to the process's
-        wall time.
+        """Write the time outside of every phase, so that the rows add up to the process's wall
+        time.
         """
         self._other_seconds += max(0.0, now() - self._last_end)
         self._append("other" if self._started else "start", step, self._other_seconds, Work())

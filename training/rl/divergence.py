@@ -1,4 +1,4 @@
-"""Signs that the loop has gone wrong, each named with its value and what to change."""
+"""Detects divergence of the loop; each message has the value and what to change."""
 
 import math
 from typing import TYPE_CHECKING
@@ -10,26 +10,26 @@ if TYPE_CHECKING:
     from training.rl.report import UpdateStatistics
 
 MIN_ENTROPY_NATS = 1e-4
-"""Per token. Below it every sample is the same: there is nothing left to learn from."""
+"""Nats per token. Below it every sample is the same, and there is nothing left to learn from."""
 MAX_RATIO = 10.0
-"""Mean probability ratio of an update; the clip range keeps a healthy one within a few percent of
+"""Mean probability ratio of an update; in a healthy one clipping keeps it within a few percent of
 1.
 """
 MAX_LOGPROB_GAP_NATS = 0.2
-"""Mean over tokens of |log-probability of sampling - of training|. At this gap the ratio of an
-average token is at the edge of the customary clip range (0.2) before the first step.
+"""Mean over tokens of |sampling log-prob - training log-prob|. At this gap the ratio of an average
+token is at the edge of the customary clip range (0.2) before the first step.
 """
 MAX_NEGATIVE_KL_ERRORS = 5.0
 """Standard errors by which the mean KL of samples from the policy may fall below zero by chance."""
 
 SAME_SCORE_SPREAD = 1e-6
-"""Standard deviation of scores over their mean up to which they are equal: fp32 rounds by 6e-8, and
-a mean of equal numbers need not be that number.
+"""Scores count as equal if their standard deviation over their mean is below this: fp32 rounds by
+6e-8, and the mean of equal numbers need not be that number.
 """
 
 
 def check_rollout(statistics: dict[str, float], settings: Online) -> None:
-    """Raise TrainingDiverged if a rollout cannot be learnt from."""
+    """Raise TrainingDiverged if nothing can be learnt from a rollout."""
     section = settings.method
     if any(math.isnan(value) or math.isinf(value) for value in statistics.values()):
         bad = next(
@@ -66,8 +66,8 @@ def check_rollout(statistics: dict[str, float], settings: Online) -> None:
 
 
 def check_update(statistics: "UpdateStatistics", update: int, section: str = "ppo") -> None:
-    """Raise TrainingDiverged if an update broke the policy; `section` of params.yaml has the
-    settings.
+    """Raise TrainingDiverged if an update broke the policy; `section` names its settings in
+    params.yaml.
     """
     if not math.isfinite(statistics.grad_norms[-1]):
         raise TrainingDiverged(

@@ -1,4 +1,4 @@
-"""What an update learns from: prompts drawn, responses beside them, mini-batches and micro-batches.
+"""Data of an update: sampled prompts with responses, mini-batches and micro-batches.
 
 Shapes: B episodes (a prompt and one response each), T response tokens, padded on the right, masks
 True where the token counts; N response tokens of some episodes, one after another.
@@ -19,8 +19,8 @@ from training.modeling.batching import token_budget_batches
 
 
 class MicroBatch(NamedTuple):
-    """Episodes of one forward pass with gradient, and at their response tokens what was so before
-    the update, [N] each; [0] where there is no critic.
+    """Episodes of one forward pass with gradient, with values from before the update at their
+    response tokens, [N] each; [0] without a critic.
     """
 
     sequences: list[list[int]]
@@ -43,11 +43,11 @@ class Episodes(NamedTuple):
     returns: Tensor | None
 
     def lengths(self) -> list[int]:
-        """Tokens of each, prompt and response."""
+        """Prompt and response tokens of each."""
         return [len(ids) for ids in self.sequences]
 
     def of(self, rows: Sequence[int]) -> "Episodes":
-        """Some of them."""
+        """A selection of episodes."""
         columns: list[Any] = [
             [column[i] for i in rows] for column in (self.sequences, self.prompt_lengths)
         ]
@@ -57,8 +57,8 @@ class Episodes(NamedTuple):
     def micro_batches(
         self, budget_tokens: int, device: torch.device, in_lockstep: bool
     ) -> Iterator[tuple[MicroBatch, bool]]:
-        """All of them in batches of at most `budget_tokens` tokens or one episode, and whether a
-        batch counts: where processes go `in_lockstep`, one with fewer repeats its last.
+        """Batches of at most `budget_tokens` tokens (at least one episode), and whether each
+        counts: `in_lockstep`, a process with fewer batches repeats its last.
         """
         batches = token_budget_batches(self.lengths(), budget_tokens)
         for rows, counts in (
@@ -74,8 +74,7 @@ class Episodes(NamedTuple):
 
 def stream_seed(seed: int, stream: str, number: int) -> int:
     """The seed of one random stream of a run (prompts, sampling, mini_batches) in the epoch or
-    update `number`. Generators of different streams are independent, where consecutive seeds would
-    meet in another stream.
+    update `number`. Different streams have independent generators; consecutive seeds would overlap.
     """
     digest = hashlib.sha256(f"{seed}/{stream}/{number}".encode()).digest()
     return int.from_bytes(digest[:7], "big")
@@ -84,11 +83,10 @@ def stream_seed(seed: int, stream: str, number: int) -> int:
 def choose_prompts(
     prompts: Sequence[list[int]], settings: SamplingLoop, seed: int, update: int
 ) -> list[list[int]]:
-    """The prompts of an update, each repeated responses_per_prompt times: a pass over all in random
-    order, then another.
+    """The prompts of an update, each repeated responses_per_prompt times: in random order, without
+    replacement until all were used.
 
-    A function of seed and update alone, so that a resumed run goes on with the prompts that were
-    due.
+    A function of seed and update only, so that a resumed run continues with the right prompts.
     """
     per_update = settings.batch_size // settings.responses_per_prompt
     chosen = []
@@ -100,7 +98,7 @@ def choose_prompts(
 
 @lru_cache(maxsize=2)
 def _prompt_order(prompts: int, seed: int, epoch: int) -> Sequence[int]:
-    """The order of one pass over all prompts; drawn once, as a permutation of 200,000 takes
+    """The order of one pass over all prompts; cached, as a permutation of 200,000 takes
     milliseconds.
     """
     generator = torch.Generator().manual_seed(stream_seed(seed, "prompts", epoch))
@@ -110,7 +108,9 @@ def _prompt_order(prompts: int, seed: int, epoch: int) -> Sequence[int]:
 def joined(
     prompts: Sequence[list[int]], responses: Sequence[list[int]]
 ) -> tuple[list[list[int]], list[int]]:
-    """Sequences of prompt and response, and where each response starts: the prompts' lengths."""
+    """Sequences of prompt and response, and the index where each response starts (the prompt's
+    length).
+    """
     sequences = [[*prompt, *response] for prompt, response in zip(prompts, responses, strict=True)]
     return sequences, [len(prompt) for prompt in prompts]
 
@@ -123,7 +123,7 @@ def pad_responses(rows: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
 
 
 def mini_batches(episodes: int, settings: SamplingLoop, seed: int, update: int) -> list[list[int]]:
-    """Episode indices of every optimizer step of an update, a new random order for each pass."""
+    """Episode indices of every optimizer step of an update; each pass has a new random order."""
     generator = torch.Generator().manual_seed(stream_seed(seed, "mini_batches", update))
     size = episodes // settings.num_mini_batches
     orders = [

@@ -51,11 +51,11 @@ from training.rl.roles import Models, Roles
 
 M = TypeVar("M", bound=nn.Module)
 POLICY, REWARD, VALUE = "policy", "reward", "value"
-"""Adapters in the model; the reference's is the one that the model was loaded with."""
+"""Names of adapters in the model; the reference uses the adapter that the model was loaded with."""
 
 
 class _Origin:
-    """What all layouts are made from."""
+    """Inputs shared by all layouts."""
 
     def __init__(self, stage: Stage, tokenizer: PreTrainedTokenizerBase) -> None:
         self.stage = stage
@@ -66,8 +66,8 @@ class _Origin:
         self.device = stage.torch_device
 
     def place(self, module: M) -> M:
-        """A model or a head that is to learn on the stage's device, whole or divided; never in
-        training mode.
+        """Move a trainable model or head to the stage's device, sharded if configured, in
+        evaluation mode.
         """
         sharding.shard(module, self.stage, sums_gradients=True)
         return module.eval()
@@ -86,8 +86,8 @@ def load_roles(stage: Stage, tokenizer: PreTrainedTokenizerBase) -> Roles:
     """The roles of the stage's method, with a critic as its `layout` says, from models/sft and
     models/reward.
 
-    Raises ModelError if either is missing, damaged, of another vocabulary, or not made as the
-    layout needs it.
+    Raises ModelError if either is missing, damaged, of another vocabulary, or unsuitable for the
+    layout.
     """
     origin = _Origin(stage, tokenizer)
     settings = origin.settings
@@ -113,8 +113,8 @@ def load_roles(stage: Stage, tokenizer: PreTrainedTokenizerBase) -> Roles:
 
 
 def _policies(origin: _Origin) -> tuple[Role, Role]:
-    """Policy and reference: two models, or with the method's lora one base with the adapter of
-    each, the reference's only if models/sft is one.
+    """Policy and reference: two models, or with LoRA one base with an adapter each (the reference
+    has one only if models/sft is an adapter).
     """
     params, lora = origin.params, origin.settings.lora
     if lora is None:
@@ -132,9 +132,8 @@ def _policies(origin: _Origin) -> tuple[Role, Role]:
 
 
 def _value_model(origin: _Origin) -> Role:
-    """A value model of its own, from `value_init`: whole, or a frozen base with an adapter and a
-    head that learn. A reward model's adapter goes on learning with the rank and the matrices that
-    it has.
+    """A separate value model from `value_init`: all weights trained, or a frozen base with a
+    trained adapter and head. A reward model's adapter keeps its rank and matrices.
     """
     params, settings = origin.params, origin.settings
     assert isinstance(settings, ActorCritic)
@@ -163,8 +162,8 @@ def _value_model(origin: _Origin) -> Role:
 
 
 def _shared_base(origin: _Origin, lora: Lora) -> Models:
-    """One base for all four. The value model is a second copy of the reward model's adapter and
-    head, or begins on the SFT model.
+    """One base for all four. The value model starts as a copy of the reward model's adapter and
+    head, or from the SFT model.
     """
     params, seed = origin.params, origin.params.seed
     settings = origin.settings
@@ -209,8 +208,8 @@ def _shared_base(origin: _Origin, lora: Lora) -> Models:
 
 
 def save_policy(stage: Stage, roles: Roles, tokenizer: PreTrainedTokenizerBase) -> None:
-    """models/<method>: the policy's weights, or its adapter on the SFT model's base. All processes
-    ask, the first one writes.
+    """Save the policy to models/<method>: its weights, or its adapter on the SFT model's base.
+    Collective; rank 0 writes.
     """
     target, policy = stage.root / "models" / stage.name, roles.policy
     with replacing_by_first(target) as folder:

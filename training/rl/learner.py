@@ -1,4 +1,4 @@
-"""Models that learn in a loop of ours, with their optimizer: which of their parameters learn, how a
+"""Models trained by our own loops, with their optimizer: which parameters are trained, and how a
 gradient becomes a step.
 """
 
@@ -19,15 +19,15 @@ from training.process.stage import Stage
 
 T = TypeVar("T")
 Role: TypeAlias = PreTrainedModel | AdapterView
-"""Both run sequences through `base_model`; a view is one role's of a model that several share."""
+"""Both run sequences through `base_model`; a view is one role of a model shared by several."""
 
 
 MIN_LOSS_SCALE = 1.0
-"""Below it a gradient is too large for fp16 without any scaling: training has diverged."""
+"""Below this loss scale a gradient is too large for fp16: training has diverged."""
 
 
 class Learner:
-    """The models of a loop, of which some learn."""
+    """The models of a loop, some of them trained."""
 
     def __init__(
         self,
@@ -38,11 +38,11 @@ class Learner:
         dtype: str = "fp32",
         stage: Stage | None = None,
     ) -> None:
-        """`trained` are those of `roles` that learn, by a name each; `rates` are their learning
-        rates at the start. `dtype` is that of computing: fp16 scales the loss, so that small
-        gradients do not vanish.
+        """`trained` names the trained ones among `roles`; `rates` are their initial learning rates.
+        `dtype` is the compute type: with fp16 the loss is scaled, so that small gradients do not
+        vanish.
 
-        `stage` says how models and optimizer are divided among processes; without one they are not.
+        `stage` determines how models and optimizer are sharded; without it they are not.
         """
         self._learning = {name: learning(role) for name, role in trained.items()}
         self._rates, self._schedule = dict(rates), settings.schedule
@@ -53,8 +53,8 @@ class Learner:
             parameter.requires_grad_(True)
         sharding.set_root_modules(modules)
         self.lockstep = stage is not None and sharding.shards_weights(stage)
-        """All processes must run the same number of passes with gradient, as each takes part in the
-        other's.
+        """All processes must run the same number of forward and backward passes, as each takes part
+        in the others' collectives.
         """
         groups = [
             {"params": list(self._learning[name].values()), "lr": rate}
@@ -68,7 +68,7 @@ class Learner:
         self._recomputed = _recomputing(models) if settings.activation_checkpointing else []
 
     def trainable(self) -> dict[str, nn.Parameter]:
-        """Every parameter that learns, by a name that stays the same from run to run."""
+        """Every trained parameter, by a name that is stable between runs."""
         return {
             f"{part}.{name}": parameter
             for part, found in self._learning.items()
@@ -76,8 +76,8 @@ class Learner:
         }
 
     def with_gradient(self, forward: Callable[[], T]) -> T:
-        """What `forward` gives, a pass with gradient through the models that learn."""
-        # only layers that train are computed again, and those keep no cache for generation
+        """Run `forward`, a pass with gradient through the trained models."""
+        # only layers in training mode are recomputed, and those keep no cache for generation
         for layer in self._recomputed:
             layer.train()
         try:
@@ -93,15 +93,15 @@ class Learner:
             group["lr"] = rate * factor
 
     def backward(self, loss: Tensor) -> None:
-        """Add the gradient of a micro-batch's loss."""
+        """Backpropagate a micro-batch's loss."""
         self.scaler.scale(loss).backward()
 
     def step(self, max_grad_norm: float) -> float:
-        """Clip the gradient of each part that learns apart, take an optimizer step unless it is not
-        finite; the first part's norm before clipping.
+        """Clip the gradient of each trained part separately and take an optimizer step if all are
+        finite. Returns the first part's norm before clipping.
 
-        In fp16 a gradient that is too large for the type halves the loss scale and counts as 0: no
-        step is taken.
+        In fp16 an overflowing gradient halves the loss scale, and no step is taken; the norm
+        returned is 0.
         """
         self.scaler.unscale_(self.optimizer)
         norms = [
@@ -124,7 +124,7 @@ def _module(role: Role | nn.Linear) -> nn.Module:
 
 
 def modules_of(role: Role | nn.Linear) -> list[nn.Module]:
-    """What a role is made of: a model, and a head of its own that a view may have."""
+    """The modules of a role: a model, and the separate head of a view if it has one."""
     head = (
         [role.score] if isinstance(role, AdapterView) and isinstance(role.score, nn.Module) else []
     )
@@ -132,9 +132,7 @@ def modules_of(role: Role | nn.Linear) -> list[nn.Module]:
 
 
 def _recomputing(roles: Sequence[Role]) -> list[nn.Module]:
-    """Let the layers of the models that learn forget their activations while they train; the
-    layers.
-    """
+    """Turn on activation checkpointing in the trained models; returns their layers."""
     found: dict[int, nn.Module] = {}
     for role in roles:
         model: PreTrainedModel = _module(role)

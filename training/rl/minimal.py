@@ -1,8 +1,8 @@
-"""PPO on one page: the loop of training/ppo.py without what surrounds it. Read this first.
+"""PPO on one page: the loop of training/ppo.py without its infrastructure. Read this first.
 
-Left out: processes, adapters, layouts but `separate`, checkpoints, engines, packing, memory that
-does not suffice, and training that ends early (`target_kl`, `max_kl`). Kept: every formula. From
-the same models, prompts, settings and seed it follows the trajectory of training/ppo.py; a test
+Left out: processes, adapters, layouts other than `separate`, checkpoints, engines, packing,
+out-of-memory handling, and early stopping (`target_kl`, `max_kl`). Kept: every formula. From the
+same models, prompts, settings and seed it follows the trajectory of training/ppo.py; a test
 compares them.
 
 Schulman et al. 2017 (arXiv:1707.06347) for the update, Ziegler et al. 2019 (arXiv:1909.08593) for
@@ -33,7 +33,7 @@ from training.rl.episodes import (
 from training.rollout.engine import draw, sampling_noise
 
 Rows: TypeAlias = tuple[list[list[int]], list[int]]
-"""Sequences of prompt and response, and where each response begins."""
+"""Sequences of prompt and response, and the index where each response starts."""
 
 
 def minimal_ppo(
@@ -46,10 +46,10 @@ def minimal_ppo(
     eos: int,
     seed: int,
 ) -> Iterator[dict[str, float]]:
-    """Train policy and value model; after each update, means of what it learnt from.
+    """Train policy and value model; yields means of the rollout after each update.
 
-    Reward and value model are classifiers with one label: `score` is a head on hidden states. What
-    the value model's says is in the unit of normalised scores.
+    Reward and value model are classifiers with one label: `score` is a head on hidden states.
+    Values are in the unit of normalised scores.
     """
     rates = settings.learning_rate, settings.value_learning_rate
     groups = [{"params": [*model.parameters()]} for model in (policy, value_model)]
@@ -80,7 +80,7 @@ def minimal_ppo(
             # 4. rewards
             kl_BT = ppo_math.kl_per_token(logprobs_BT, ref_logprobs_BT)
             reward_BT = ppo_math.token_rewards(kl_BT, shaped_B, mask_BT, kl_coef)
-            # 5. advantages, and the returns that values are to predict
+            # 5. advantages, and returns as targets of the values
             advantages_BT, returns_BT = advantages(
                 reward_BT, shaped_B, values_BT, mask_BT, settings
             )
@@ -121,7 +121,7 @@ def minimal_ppo(
 def sample(
     policy: PreTrainedModel, prompt: list[int], noise_T: Tensor, temperature: float, eos: int
 ) -> list[int]:
-    """A response to `prompt`: one whole forward pass a token, where an engine keeps a cache."""
+    """A response to `prompt`, with a full forward pass per token; an engine would keep a cache."""
     response: list[int] = []
     while len(response) < len(noise_T) and eos not in response:
         logits_1V = policy(torch.tensor([prompt + response])).logits[:, -1]
@@ -131,19 +131,21 @@ def sample(
 
 
 def padded(rows: Rows) -> Tensor:
-    """[B, L]. No token of a causal model sees the padding behind it: any token will do."""
+    """[B, L], padded on the right. In a causal model no token attends to padding behind it, so any
+    token will do.
+    """
     return pad_sequence([torch.tensor(ids) for ids in rows[0]], batch_first=True)
 
 
 def of_responses(x_BL: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
-    """What stands at the token before each response token, [B, T], and the mask."""
+    """Values at the token before each response token, [B, T], and the mask."""
     return pad_responses(
         [x_L[start - 1 : len(ids) - 1] for x_L, ids, start in zip(x_BL, *rows, strict=True)]
     )
 
 
 def logprobs(policy: PreTrainedModel, rows: Rows, temperature: float) -> tuple[Tensor, Tensor]:
-    """Of the response tokens [B, T], and their mask."""
+    """Log-probs of the response tokens [B, T], and their mask."""
     ids_BL = padded(rows)
     logits_BLV = policy(ids_BL).logits[:, :-1].float() / temperature
     found_BL = logits_BLV.log_softmax(dim=2).gather(2, ids_BL[:, 1:, None]).squeeze(2)

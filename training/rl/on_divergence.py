@@ -1,8 +1,8 @@
-"""What follows where training has diverged: the batch is kept for people to look at, and the stage
-ends, for good or to go on from an earlier checkpoint.
+"""Handling of divergence: the batch is kept for inspection, and the stage ends or goes back to an
+earlier checkpoint.
 
-Going back ends the attempt: the next one goes on as after any crash, so that time, money and rows
-are counted as they are then.
+Going back ends the attempt; the next one resumes as after a crash, so that time, money and rows are
+accounted for as usual.
 
 Shapes: B responses, T response tokens.
 """
@@ -24,11 +24,11 @@ from training.rl.roles import Roles
 from training.rl.state import PpoState, roll_back, save_state
 
 KEPT = "diverged.jsonl"
-"""In runs/<stage>/."""
+"""File in runs/<stage>/."""
 
 
 class Batch(NamedTuple):
-    """A rollout as it is kept."""
+    """A rollout to keep."""
 
     tokenizer: PreTrainedTokenizerBase
     prompts: Sequence[list[int]]
@@ -72,8 +72,8 @@ def on_divergence(
 
 
 def write_batch(stage: Stage, update: int, batch: Batch) -> None:
-    """Append a rollout to runs/<stage>/diverged.jsonl, a response a line; what is not finite as a
-    text, which any reader of JSON takes.
+    """Append a rollout to runs/<stage>/diverged.jsonl, one response per line. Numbers that are not
+    finite are written as text, which is valid JSON.
     """
     if stage.rank != 0:
         return

@@ -1,4 +1,4 @@
-"""What the loop says about itself: statistics of a rollout and of an update.
+"""Statistics of a rollout and of an update.
 
 Shapes: B responses, T response tokens, N response tokens one after another.
 """
@@ -47,7 +47,7 @@ def rollout_statistics(
     """Means over the responses of a rollout; `kl` is in nats per response (k1), `kl_error` its
     standard error.
 
-    Without a critic there are no values and no returns to tell about.
+    Without a critic values and returns are left out.
     """
     mask_BT, values_BT, returns_BT = episodes.mask, episodes.values, episodes.returns
     kl_B = torch.where(mask_BT, episodes.logprobs - ref_logprobs_BT, 0.0).sum(dim=1)
@@ -74,8 +74,8 @@ def _spread(x_B: Tensor) -> float:
 
 
 class UpdateStatistics:
-    """Sums over the response tokens of an update, each counted once a pass; the processes' parts
-    come together at each optimizer step.
+    """Sums over the response tokens of an update, each counted once a pass; summed over processes
+    at each optimizer step.
     """
 
     def __init__(self, critic: bool = True) -> None:
@@ -83,21 +83,21 @@ class UpdateStatistics:
             SUMMED if critic else tuple(name for name in SUMMED if name not in OF_A_CRITIC)
         )
         self._open: dict[str, float] = {}
-        """Of this process's share of the mini-batch at work."""
+        """This process's share of the current mini-batch."""
         self._sums: dict[str, float] = {}
         self._mini_kl: list[float] = []
         self.grad_norms: list[float] = []
         self.first_ratio_error: float | None = None
         """Largest |ratio - 1| of the first micro-batch, where new and old policy are the same:
-        float noise, if all is right.
+        floating-point noise in a correct setup.
         """
 
     def begin(self) -> None:
-        """Open a mini-batch; what was added since the last one was closed is forgotten."""
+        """Start a mini-batch, discarding sums of an unfinished one."""
         self._open = {}
 
     def add(self, policy: PolicyLoss, value: ValueLoss | None, new: "Forward") -> None:
-        """Account a micro-batch."""
+        """Add a micro-batch."""
         with torch.no_grad():
             log_ratio_N = policy.ratio.log()
             parts = {
@@ -119,7 +119,7 @@ class UpdateStatistics:
             self._open[name] = self._open.get(name, 0.0) + total
 
     def step(self, grad_norm: float) -> None:
-        """Close a mini-batch."""
+        """Finish a mini-batch."""
         if not self.grad_norms:
             self.first_ratio_error = all_reduce_max(self.first_ratio_error or 0.0)
         found = dict(
@@ -134,7 +134,7 @@ class UpdateStatistics:
         self.grad_norms.append(grad_norm)
 
     def approx_kl(self) -> float:
-        """Mean KL between old and new policy per token in the newest mini-batch, in nats."""
+        """Mean KL between old and new policy per token of the latest mini-batch, in nats."""
         return self._mini_kl[-1] if self._mini_kl else 0.0
 
     def summary(self) -> dict[str, float]:

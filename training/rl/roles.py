@@ -1,5 +1,5 @@
-"""The roles of the loop (policy, ref_policy, reward_model, and a critic's value_model) at work;
-`ppo_layouts` makes them.
+"""The roles of the loop (policy, ref_policy, reward_model, and a critic's value_model) with their
+passes; training/rl/layouts.py makes them.
 
 Shapes: L tokens of prompt and response, N response tokens one after another, D model width.
 """
@@ -23,7 +23,7 @@ from training.rl.learner import Learner, Role
 
 
 class Forward(NamedTuple):
-    """At the response tokens of some rows, one after another, [N] each."""
+    """Results at the response tokens of a micro-batch, one response after another, [N] each."""
 
     logprobs: Tensor
     entropy: Tensor
@@ -32,8 +32,8 @@ class Forward(NamedTuple):
 
 
 def learning_rates(settings: Online) -> dict[str, float]:
-    """Of the policy, and of a critic where the method has one, in the order of the optimizer's
-    parameter groups.
+    """Learning rates of the policy, and of a critic if there is one, in the order of the
+    optimizer's parameter groups.
     """
     return {
         "policy": settings.learning_rate,
@@ -54,7 +54,7 @@ class Models(NamedTuple):
 
 
 class Roles(Learner):
-    """The models of a run and the optimizer of what learns in them."""
+    """The models of a run, and the optimizer of the trained ones."""
 
     def __init__(
         self, models: Models, settings: Online, dtype: str = "fp32", stage: Stage | None = None
@@ -105,7 +105,7 @@ class Roles(Learner):
     def logprobs(
         self, sequences: Sequence[Sequence[int]], prompt_lengths: Sequence[int], budget_tokens: int
     ) -> list[Tensor]:
-        """Log-probs of each response under the policy as the update computes them, in order."""
+        """Log-probs of each response under the policy, computed as in the update, in order."""
         return sequence_logprobs(
             self.policy,
             sequences,

@@ -1,5 +1,4 @@
-"""The rollout of an update: which engine samples, in which process, and whose log-probabilities are
-used.
+"""The rollout of an update: which engine samples, in which process, and which log-probs are used.
 
 Shapes: B responses, T response tokens.
 """
@@ -21,7 +20,7 @@ from training.rollout.engine import Engine, Limits, Rollout
 ENGINES: dict[str, Engine] = {"static": static.generate, "paged": paged.generate}
 """By rollout_engine."""
 GAP_SAMPLE = 16
-"""Responses whose log-probabilities are computed again at every update just to compare."""
+"""Responses per update whose log-probs are recomputed for comparison."""
 
 
 def roll_out(
@@ -33,8 +32,8 @@ def roll_out(
     limits: Limits,
     value_head: nn.Linear | None = None,
 ) -> Rollout:
-    """Responses of `model` to the prompts of an update. Those to one prompt stay in one process,
-    where they share its cache.
+    """Responses of `model` to the prompts of an update. Responses to the same prompt are sampled in
+    the same process and share its cache.
     """
     width, engine = settings.responses_per_prompt, ENGINES[settings.rollout_engine]
 
@@ -77,11 +76,11 @@ def own_logprobs(
     prompt_lengths: Sequence[int],
     work: Work,
 ) -> tuple[list[Tensor], dict[str, float]]:
-    """The log-probabilities to learn from, and how far those of sampling are from the trainer's
-    own. `work` counts the tokens of the sequences that are computed.
+    """The old log-probs for the update, and how far those of sampling are from the trainer's.
+    `work` counts the recomputed tokens.
 
-    With recompute_logprobs they are the trainer's, else those of sampling, and a sample of
-    responses is compared.
+    With recompute_logprobs they are the trainer's; else they are those of sampling, and a sample
+    of responses is compared.
     """
     settings = roles.settings
     every = 1 if settings.recompute_logprobs else max(1, len(sequences) // GAP_SAMPLE)

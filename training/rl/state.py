@@ -1,8 +1,7 @@
-"""What a loop carries from update to update, besides the weights; written to and read from
-checkpoints.
+"""State of a loop besides the weights, saved in checkpoints.
 
-Everything random in the loop is a function of the seed and the update's number, so no random state
-has to be kept.
+All randomness in the loop is a function of the seed and the update's number, so no generator state
+is saved.
 """
 
 import json
@@ -31,17 +30,17 @@ class PpoState(LoopState):
     ended: bool = False
     """Whether the method's max_kl was passed."""
     rolled_back: int = 0
-    """How often training went back to a checkpoint because it had diverged."""
+    """Number of times training went back to a checkpoint after diverging."""
 
     @property
     def rate_factor(self) -> float:
-        """What the learning rates are multiplied by: half for each time it went back."""
+        """Factor of the learning rates: halved each time training went back."""
         return 0.5**self.rolled_back
 
 
 def save_state(stage: Stage, learner: Learner, state: LoopState) -> None:
-    """Checkpoint weights, optimizer and state after `state.update`: all processes ask, and each
-    writes its share.
+    """Checkpoint weights, optimizer and state after `state.update`: collective; each process writes
+    its share.
     """
     with stage.checkpoints.saving(state.update) as folder:
         shards.save_tensors(folder / shards.WEIGHTS, learner.trainable())
@@ -54,8 +53,8 @@ def save_state(stage: Stage, learner: Learner, state: LoopState) -> None:
 
 
 def load_state(stage: Stage, learner: Learner, fresh: S) -> S:
-    """The newest checkpoint's state, its weights and optimizer put into `learner`; `fresh` if there
-    is none.
+    """The newest checkpoint's state, with weights and optimizer loaded into `learner`; `fresh` if
+    there is none.
 
     Raises CheckpointError if it is of another version.
     """
@@ -68,8 +67,8 @@ def load_state(stage: Stage, learner: Learner, fresh: S) -> S:
 
 
 def roll_back(stage: Stage, learner: Learner) -> PpoState:
-    """Put the newest checkpoint's weights, optimizer and state into `learner`, and write it again
-    with the learning rates halved, for the attempt that goes on from it.
+    """Load the newest checkpoint into `learner`, and save it again with halved learning rates for
+    the next attempt.
     """
     found = stage.checkpoints.latest()
     assert found is not None, "a stage that may have to go back has saved where it began"

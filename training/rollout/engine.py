@@ -1,11 +1,10 @@
-"""What rollout engines have in common: what they are given and give back, their randomness, and how
-a token is drawn.
+"""The interface of rollout engines, their randomness, and how a token is drawn.
 
 static  training/rollout/static.py: a batch that shrinks as responses end.
 paged   training/rollout/paged.py: Transformers' continuous batching, which refills the batch as
         responses end.
 
-Every engine draws with the same numbers, so all give the same responses up to rounding.
+All engines draw with the same random numbers, so they give the same responses up to rounding.
 
 Shapes: B responses, T response tokens, V vocabulary.
 """
@@ -20,7 +19,7 @@ from transformers import PreTrainedModel
 from training.modeling.adapters import AdapterView
 
 BLOCK = 256
-"""Tokens of the vocabulary whose probabilities are added up before looking at single ones."""
+"""Vocabulary entries summed in a block before single ones are considered."""
 
 
 class Rollout(NamedTuple):
@@ -35,7 +34,7 @@ class Rollout(NamedTuple):
 
 
 class Limits(NamedTuple):
-    """When a response ends, and what fills a batch."""
+    """When a response ends, and the padding token."""
 
     max_new_tokens: int
     eos: int
@@ -43,10 +42,9 @@ class Limits(NamedTuple):
 
 
 class Engine(Protocol):
-    """Samples one response to each of `prompts` [B]; equal neighbours share the prompt's
-    computation.
+    """Samples one response to each of `prompts` [B]; equal neighbours share the prompt's prefill.
 
-    `noise_BT` None decodes greedily. `batch_size` responses are generated side by side.
+    `noise_BT` None decodes greedily. `batch_size` responses are generated in parallel.
     """
 
     def __call__(
@@ -62,10 +60,9 @@ class Engine(Protocol):
 
 
 def sampling_noise(responses: int, max_new_tokens: int, seed: int) -> Tensor:
-    """Uniform numbers in [0, 1), [B, T]: the whole randomness of a rollout.
+    """Uniform numbers in [0, 1), [B, T]: all randomness of a rollout.
 
-    Each response owns its row, so what is sampled for it does not depend on which batch, process or
-    engine it is in.
+    Each response has its own row, so its sample does not depend on batch, process or engine.
     """
     return torch.rand(responses, max_new_tokens, generator=torch.Generator().manual_seed(seed))
 
@@ -89,8 +86,8 @@ def _invert(probability_BV: Tensor, uniform_B1: Tensor) -> Tensor:
     """Where the cumulative sum passes `uniform_B1`, [B, 1], always at a token of positive
     probability.
 
-    A running sum over a long vocabulary costs more than the logits do: sums of blocks find the
-    block, a running sum inside it the token.
+    A cumulative sum over a long vocabulary costs more than the logits: block sums find the block, a
+    cumulative sum within it the token.
     """
     vocabulary = probability_BV.shape[1]
     whole = vocabulary // BLOCK * BLOCK
@@ -112,7 +109,7 @@ def _invert(probability_BV: Tensor, uniform_B1: Tensor) -> Tensor:
 
 
 def _below(threshold_B1: Tensor, total_B1: Tensor) -> Tensor:
-    """`threshold_B1` moved into [0, total): rounding may take it out, and there is no token of
+    """`threshold_B1` clamped into [0, total): rounding may move it outside, where no token has
     positive probability.
     """
     return threshold_B1.clamp(min=0.0).minimum(

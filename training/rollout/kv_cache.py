@@ -1,9 +1,8 @@
 """Keys and values of responses of unequal length, for decoding: it grows with the responses and
 shrinks with their number.
 
-A row's tokens stand at the left, so that position and column are the same, and a new token is
-written where its row ends. Transformers' own cache pads on the left and copies all of itself at
-every step.
+Rows are aligned left, so that position and column are the same, and a new token is written at the
+end of its row. Transformers' own cache pads on the left and is copied at every step.
 
 Shapes: B responses, H heads of keys and values, S columns, D width of a head.
 """
@@ -24,7 +23,7 @@ from transformers.cache_utils import (
 from config.errors import ModelError
 
 SPARE_COLUMNS = 32
-"""Columns allocated beyond those in use: at least these, at most a quarter of them more."""
+"""Columns allocated beyond those in use: at least this many, at most a quarter more."""
 ATTENTION_LAYERS = {"full_attention", "sliding_attention"}
 
 
@@ -36,7 +35,7 @@ class DecodingCache(Cache):
     def __init__(self, config: PreTrainedConfig, prompt_lengths_B: Tensor) -> None:
         """`prompt_lengths_B` on the model's device.
 
-        Raises ModelError if the model keeps something else than keys and values.
+        Raises ModelError if the model's cache has more than keys and values.
         """
         decoder = config.get_text_config(decoder=True)
         self.layer_types = get_layer_types_and_kwargs(decoder)[0]
@@ -49,7 +48,7 @@ class DecodingCache(Cache):
             decoder.sliding_window if "sliding_attention" in self.layer_types else None
         )
         self.position_B = prompt_lengths_B - 1
-        """Of the newest token of each row."""
+        """Position of the newest token of each row."""
         self.columns = int(prompt_lengths_B.max())
         super().__init__(layers=[_Layer(self) for _ in self.layer_types])
 
@@ -61,27 +60,27 @@ class DecodingCache(Cache):
         return Cache(layers=[DynamicLayer() for _ in range(layers)])
 
     def put(self, rows: Tensor, prompts: Cache, source: Tensor) -> None:
-        """Keys and values of the prompts at `source` become the first columns of `rows`."""
+        """Copy keys and values of the prompts at `source` to the first columns of `rows`."""
         for mine, theirs in zip(self.layers, prompts.layers, strict=True):
             mine.put(rows, theirs.keys[source], theirs.values[source])
 
     def advance(self) -> None:
-        """Make room for one more token in every row."""
+        """Make room for one more token per row."""
         self.position_B = self.position_B + 1
         self.columns = int(self.position_B.max()) + 1
 
     def keep(self, holes: Tensor, fillers: Tensor, rows: int) -> None:
-        """Shrink to `rows` rows: those at `fillers` move to `holes`, what is beyond is dropped."""
+        """Shrink to `rows` rows: those at `fillers` move to `holes`, the rest is dropped."""
         self.position_B[holes] = self.position_B[fillers]
         self.position_B = self.position_B[:rows]
         for layer in self.layers:
             layer.keys[holes], layer.values[holes] = layer.keys[fillers], layer.values[fillers]
 
     def mask(self, attention: str | None, dtype: torch.dtype) -> Tensor | dict[str, Tensor] | None:
-        """What the newest tokens may see, in the form that `attention` takes: added to the scores,
-        [B, 1, 1, S], or True where seen, [B, S].
+        """The attention mask of the newest tokens in the form of `attention`: added to the scores,
+        [B, 1, 1, S], or True where attended, [B, S].
 
-        None if all rows are of one length and see all of it.
+        None if all rows have the same length.
         """
         column_S = torch.arange(self.columns, device=self.position_B.device)
         seen_BS = column_S <= self.position_B[:, None]
@@ -107,12 +106,12 @@ class _Layer(CacheLayerMixin):
 
     def __init__(self, cache: DecodingCache) -> None:
         super().__init__()
-        # a cycle would keep keys and values until the garbage collector comes
+        # a reference cycle would keep keys and values until the garbage collector runs
         self._cache = cast(DecodingCache, weakref.proxy(cache))
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Room for every row, of the type and device of these. Zero, as what a mask hides must
-        still be a number.
+        """Room for every row, of the type and device of these. Zeros, as masked values must be
+        finite.
         """
         rows, columns = len(self._cache.position_B), self._cache.columns + SPARE_COLUMNS
         self.keys, self.values = (
@@ -132,8 +131,8 @@ class _Layer(CacheLayerMixin):
         """Write the newest token [B, H, 1, D] of every row; keys and values of all of them so far,
         [B, H, S, D].
 
-        Under autocast Transformers' own cache of the prompts has turned low-precision values into
-        the type of the keys.
+        Under autocast the prompts' cache of Transformers has cast low-precision values to the type
+        of the keys.
         """
         rows, columns = len(key_states), self._cache.columns
         if columns > self.keys.shape[2]:

@@ -1,4 +1,4 @@
-"""Sampling responses: the `paged` engine, Transformers' continuous batching. A response that ended
+"""Sampling responses: the `paged` engine, Transformers' continuous batching. A finished response
 makes room for the next prompt.
 
 The library schedules, we draw: its one hook between logits and token takes the response's own
@@ -32,12 +32,10 @@ from training.modeling.adapters import AdapterView
 from training.rollout.engine import Limits, Rollout, draw
 
 PAGE_TOKENS = 32
-"""Tokens of a page of the cache: small, as what a response does not fill of its last page is
-waste.
-"""
+"""Tokens per cache page: small, as the unused part of a response's last page is wasted."""
 BATCH_TOKENS_PER_ROW = 16
-"""Tokens of a forward pass per response side by side: prompts that join are read in pieces of what
-decoding leaves.
+"""Tokens per forward pass and parallel response: prompts that join are prefilled in the budget left
+by decoding.
 """
 
 
@@ -53,7 +51,7 @@ def generate(
 ) -> Rollout:
     """The paged engine (training.rollout.engine.Engine).
 
-    Raises EnvironmentFault for a `value_head`, as it never sees hidden states, and where the
+    Raises EnvironmentFault for a `value_head`, as it has no access to hidden states, and if the
     library fails.
     """
     if value_head is not None:
@@ -103,8 +101,8 @@ def _run(
     """Responses in the order of `prompts`."""
     manager = _manager(model, prompts, limits, batch_size)
     manager.logit_processor = drawing.as_list()
-    # Everything is queued before the loop starts: batches then follow from the prompts alone, not
-    # from the speed of two threads.
+    # Everything is queued before the loop starts: batches then depend on the prompts only, not
+    # on the speed of two threads.
     for i, prompt in enumerate(prompts):
         manager.add_request(
             list(prompt),
@@ -122,7 +120,7 @@ def _run(
             elif result is not None or not manager.is_running():
                 fatal = manager.background_thread_status.fatal_error
                 if fatal is not None and "OutOfMemory" in type(fatal).__name__:
-                    raise fatal  # the caller tries fewer side by side
+                    raise fatal  # the caller retries with fewer in parallel
                 reason = result.error if result is not None else fatal
                 raise EnvironmentFault(
                     f"Continuous batching failed: {reason}. Set rollout_engine: static in "
@@ -135,7 +133,7 @@ def _run(
 
 
 class _Drawing(ContinuousBatchingLogitsProcessor):
-    """Draws the token of every row and leaves no other to choose; keeps the log-probabilities."""
+    """Draws the token of every row and masks all others; keeps the log-probs."""
 
     supported_kwargs: dict[str, type] = {}
     ignored_kwargs: tuple[str, ...] = ()
@@ -158,14 +156,14 @@ class _Drawing(ContinuousBatchingLogitsProcessor):
         int32_tensor.zero_()
 
     def prepare_tensor_args(self, requests_with_new_token: list[FutureRequestState]) -> Tensor:
-        """The random numbers [R] of the rows of the next forward pass, fp32 seen as int32, which is
-        what the library carries.
+        """The random numbers [R] for the rows of the next forward pass, fp32 viewed as int32, the
+        type that the library passes on.
         """
         states = [request.state for request in requests_with_new_token]
         self._rows = [int(state.request_id) for state in states]
         if self._noise_BT is None:
             return torch.zeros(len(states), dtype=torch.int32)
-        # A request that was put back for lack of room has what it generated among its initial
+        # A request preempted for lack of memory has its generated tokens among its initial
         # tokens.
         places = [
             len(state.initial_tokens)
@@ -181,13 +179,13 @@ class _Drawing(ContinuousBatchingLogitsProcessor):
             None if self._noise_BT is None else tensor_arg[: len(scores)].view(torch.float32)
         )
         token_R, logprob_R = draw(scores, uniform_R, self._temperature)
-        # Rows beyond ours belong to prompts that are not read to their end yet; nobody looks at
-        # their token.
+        # Rows beyond ours belong to prompts that are still being prefilled; their tokens are
+        # ignored.
         self._steps.append((self._rows, logprob_R[: len(self._rows)].cpu()))
         return torch.full_like(scores, -torch.inf).scatter_(1, token_R[:, None], 0.0)
 
     def logprobs(self, lengths: Sequence[int]) -> list[Tensor]:
-        """Of the tokens of each response, whose lengths are given."""
+        """Log-probs of each response's tokens, given their lengths."""
         row_N = torch.tensor([row for rows, _ in self._steps for row in rows])
         logprob_N = torch.cat([logprob_R for _, logprob_R in self._steps])
         return [part.clone() for part in logprob_N[row_N.argsort(stable=True)].split(list(lengths))]

@@ -16,7 +16,7 @@ from training.modeling.tokenizer import decode_response
 from training.process.stage import Stage
 
 KEPT = 4
-"""Responses of an update in samples.jsonl."""
+"""Responses per update in samples.jsonl."""
 
 
 def write_samples(
@@ -40,8 +40,8 @@ def write_rollouts(
     responses: Sequence[list[int]],
     score_B: Tensor,
 ) -> None:
-    """Append every response to runs/<stage>/rollouts.jsonl where the environment asks for it.
-    Rank 0 writes.
+    """Append every response to runs/<stage>/rollouts.jsonl if the environment variable is set. Rank
+    0 writes.
     """
     if os.environ.get(ROLLOUTS_VARIABLE):
         rows = _rows(stage, update, tokenizer, prompts, responses, score_B)

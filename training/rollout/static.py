@@ -17,8 +17,8 @@ from training.rollout.engine import Limits, Rollout, draw
 from training.rollout.kv_cache import DecodingCache
 
 BUCKET_PADDING = 0.1
-"""Prompts are read together while the shortest is at most this share shorter than the longest: a
-pass costs some padding's worth.
+"""Prompts are prefilled together while the shortest is at most this share shorter than the longest:
+a pass costs as much as some padding.
 """
 
 
@@ -32,7 +32,7 @@ def generate(
     batch_size: int,
     value_head: nn.Linear | None = None,
 ) -> Rollout:
-    """The static engine (training.rollout.engine.Engine): prompts of like length go side by side,
+    """The static engine (training.rollout.engine.Engine): prompts of similar length are batched,
     `batch_size` at a time.
     """
     order = sorted(range(len(prompts)), key=lambda i: (len(prompts[i]), prompts[i]))
@@ -97,10 +97,10 @@ def _generate_batch(
 def _read_prompts(
     model: PreTrainedModel | AdapterView, prompts: Sequence[Sequence[int]], pad: int
 ) -> tuple[Tensor, DecodingCache]:
-    """Last hidden states [B, D] and the cache of sorted prompts; one that repeats is computed once.
+    """Last hidden states [B, D] and the cache of sorted prompts; repeated prompts are computed
+    once.
 
-    Padding is on the right, where no real token of a causal model sees it, so reading needs no
-    mask.
+    Padding is on the right, where no real token attends to it, so prefill needs no mask.
     """
     unique: list[Sequence[int]] = []
     source = []  # of each row, in unique
@@ -130,7 +130,7 @@ def _read_prompts(
 
 
 def _buckets(lengths: Sequence[int]) -> list[tuple[int, int]]:
-    """Ranges of ascending lengths that are read together."""
+    """Ranges of ascending lengths that are prefilled together."""
     starts = [0]
     for i, length in enumerate(lengths):
         if lengths[starts[-1]] < length * (1 - BUCKET_PADDING):
@@ -139,8 +139,8 @@ def _buckets(lengths: Sequence[int]) -> list[tuple[int, int]]:
 
 
 def _filled(x_B: Tensor, holes: Tensor, fillers: Tensor, rows: int) -> Tensor:
-    """The first `rows` of `x_B`, with those at `fillers` moved to `holes`, as DecodingCache.keep
-    does.
+    """The first `rows` of `x_B`, with those at `fillers` moved to `holes`, as in
+    DecodingCache.keep.
     """
     index = torch.arange(rows, device=x_B.device)
     index[holes] = fillers
@@ -148,9 +148,7 @@ def _filled(x_B: Tensor, holes: Tensor, fillers: Tensor, rows: int) -> Tensor:
 
 
 def _by_row(steps: Sequence[tuple[Tensor, ...]], rows: int) -> list[tuple[Tensor, Tensor, Tensor]]:
-    """What was kept of each step (row, token, log-probability, value) as the sequences of each
-    row.
-    """
+    """The steps' tokens, log-probs and values, regrouped by sequence."""
     row_N, *columns = (torch.cat(column).cpu() for column in zip(*steps, strict=True))
     order_N = row_N.argsort(stable=True)
     lengths = row_N.bincount(minlength=rows).tolist()
