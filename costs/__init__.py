@@ -1,4 +1,5 @@
-"""What a run costs: pure formulas and readers, plans, and the ledger of what was measured.
+"""The cost of a run: formulas, plans, and the ledger of measurements.
 
-Everybody but training may import it; it imports neither torch nor an orchestrator nor a tracker.
+Every package but training may import it; it imports neither torch nor an orchestrator nor a
+tracker.
 """

@@ -1,4 +1,4 @@
-"""What the backward pass needs kept: bytes per token of one transformer layer, part by part.
+"""Activations kept for the backward pass: bytes per token of one transformer layer, part by part.
 
 Counted from the code of the layers, operation by operation: autograd keeps an operation's input
 only if the gradient of another input needs it, so a linear layer with a frozen weight keeps
@@ -15,13 +15,13 @@ from costs.tables.engines import Engine
 from costs.tables.shapes import ModelShape
 
 TANH_GELU_COPIES = 4.0
-"""Feed-forward widths that GELU's tanh form written out keeps besides its output: its input, tanh,
-and both factors.
+"""Feed-forward widths kept by GELU's tanh form as separate operations, besides its output: its
+input, tanh, and both factors.
 """
 
 _PARTIAL_ROTARY = ("gpt_neox", "phi", "stablelm")
-"""Queries are put together from a rotated and a plain part, in an order of memory that makes the
-attention output be copied.
+"""Queries are concatenated from a rotated and a plain part, in a memory layout that causes a copy
+of the attention output.
 """
 
 
@@ -110,7 +110,7 @@ def _attention(
         (engine.packed_view or shape.family == "gpt_neox") and not engine.compiled and not repeated
     )
     values = q + 2 * k if whole else keys
-    # four bytes a head: the logarithm of the softmax sum
+    # four bytes per head: the logarithm of the softmax sum
     kept = b * (q + keys + values) + 4 * heads + head_norms
     copied = (engine.attention_copy or shape.family in _PARTIAL_ROTARY) and not engine.compiled
     return kept + b * q * (1 + projected * copied)

@@ -1,5 +1,5 @@
 """Seconds of a pass or of a decoding step at the rates that `rlhf calibrate` measured on this
-machine: on a CPU the parts add up.
+machine: on a CPU the parts are added.
 """
 
 from dataclasses import replace
@@ -22,7 +22,7 @@ from costs.tables.measured import CACHE_PASSES, Measured
 from costs.tables.shapes import ModelShape
 
 OWN_STAGES = (*LOOPS, "evaluate", "contest")
-"""Stages whose rollouts and passes without gradient run in loops of our own."""
+"""Stages whose rollouts and passes without gradient run in our own loops."""
 
 
 def calibrated_pass(
@@ -57,7 +57,7 @@ def calibrated_pass(
 def launches_seconds(
     own: Measured, setting: Setting, shape: ModelShape, levers: Levers, training: bool
 ) -> float:
-    """Seconds of launching the operations of a pass, those that checkpointing makes again too."""
+    """Seconds of launching the operations of a pass, including those that checkpointing repeats."""
     operations = launched(setting, shape, levers, backward=False)
     again = float(training and levers.checkpointing == "full")
     return own.launch_seconds(operations, training) + own.launch_seconds(
@@ -75,8 +75,8 @@ def _pass(
     vocabulary_tokens: float,
     training: bool,
 ) -> float:
-    """The sum of its parts at the machine's best; in bf16 that of fp32 times what autocast makes of
-    it, where that was measured.
+    """The sum of its parts at the machine's best rates; in bf16 that of fp32 times the measured
+    effect of autocast, if there is one.
     """
     if levers.dtype == "bf16" and own.forward_autocast:
         plain = replace(levers, dtype="fp32")
@@ -123,11 +123,11 @@ def _pass(
 
 
 def fold_seconds(own: Measured, setting: Setting, shape: ModelShape, levers: Levers) -> float:
-    """Seconds of putting the adapters into their matrices for one pass
+    """Seconds to fold the adapters into their matrices for one pass
     (training/modeling/lora_linear.py): each is read and written once.
 
-    None where PEFT computes: over quantised weights, with dropout, and GPT-2's matrices, which are
-    transposed.
+    None where PEFT computes the product: over quantised weights, with dropout, and GPT-2's
+    matrices, which are transposed.
     """
     if (
         levers.tuning != "lora"

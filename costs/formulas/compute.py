@@ -1,6 +1,4 @@
-"""What a step or a pass of one phase asks of a device: counts, and seconds where this machine is
-calibrated.
-"""
+"""Work of a step or pass on a device: counts, and seconds if this machine is calibrated."""
 
 from typing import NamedTuple
 
@@ -35,26 +33,26 @@ from costs.tables.shapes import ModelShape
 
 
 class Work(NamedTuple):
-    """What a phase asks of one device; sums of it add up."""
+    """Work of a phase on one device; sums add up."""
 
     matmul_flops: float = 0.0
     attention_flops: float = 0.0
     bytes_moved: float = 0.0
-    """To and from device memory, by operations that are not matrix products of large matrices."""
+    """Bytes to and from device memory by operations other than products of large matrices."""
     weight_bytes: float = 0.0
-    """Weights read by matrix products; hidden behind them where the batch is large."""
+    """Weight bytes read by matrix products; hidden behind them in large batches."""
     dequantised_bytes: float = 0.0
-    """Written and read to turn quantised weights into 16-bit ones."""
+    """Bytes written and read to convert quantised weights to 16 bits."""
     operations: float = 0.0
     """Small operations launched by the host."""
     communicated_bytes: float = 0.0
-    """Sent by each device."""
+    """Bytes sent by each device."""
     messages: float = 0.0
     paged_bytes: float = 0.0
-    """Between host and device memory."""
+    """Bytes between host and device memory."""
     calibrated_seconds: float = 0.0
-    """All of the above but communication, at the rates that were measured on this machine; 0 where
-    none were.
+    """Seconds of all of the above except communication, at this machine's measured rates; 0 without
+    them.
     """
 
     def __add__(self, other: object) -> "Work":
@@ -99,7 +97,7 @@ def micro_step(
         places=setting.workload.attention_places,
     )
     if levers.checkpointing == "selective" and setting.engine.selective_ops:
-        # attention is kept, every other product made again
+        # attention is kept, every other product is recomputed
         attention -= forward_attention_flops(
             shape, sequences, tokens, levers.attention != "eager" and not setting.mask_tensor
         )
@@ -181,7 +179,7 @@ def reduce_bytes(setting: Setting, shape: ModelShape, levers: Levers) -> float:
 
 
 def micro_communication(setting: Setting, shape: ModelShape, levers: Levers) -> tuple[float, float]:
-    """(bytes, messages) that dividing costs in one micro-batch, forward and backward."""
+    """(bytes, messages) of sharding in one micro-batch, forward and backward."""
     row = sharding_of(setting)
     sent = row.micro_gathers * gather_bytes(setting, shape, levers)
     sent += row.micro_reduces * reduce_bytes(setting, shape, levers)
@@ -189,7 +187,7 @@ def micro_communication(setting: Setting, shape: ModelShape, levers: Levers) -> 
 
 
 def step_communication(setting: Setting, shape: ModelShape, levers: Levers) -> tuple[float, float]:
-    """(bytes, messages) that dividing costs once in an optimizer step."""
+    """(bytes, messages) of sharding once per optimizer step."""
     row = sharding_of(setting)
     sent = row.step_gathers * gather_bytes(setting, shape, levers)
     sent += row.step_reduces * reduce_bytes(setting, shape, levers)
@@ -197,7 +195,7 @@ def step_communication(setting: Setting, shape: ModelShape, levers: Levers) -> t
 
 
 def gather(setting: Setting, shape: ModelShape, levers: Levers) -> Work:
-    """Making a divided role whole for the passes of a phase without gradient, as our stages do."""
+    """Gathering a sharded role for the passes of a phase without gradient, as in our stages."""
     if not sharding_of(setting).fsdp2:
         return Work()
     return Work(
@@ -208,7 +206,7 @@ def gather(setting: Setting, shape: ModelShape, levers: Levers) -> Work:
 
 
 def resting_on_host(setting: Setting, shape: ModelShape, levers: Levers) -> float:
-    """Bytes of a device's share of the weights where they wait in the host's memory, else 0."""
+    """Bytes of a device's shard of the weights if they wait in host memory, else 0."""
     if not levers.offload_weights:
         return 0.0
     return stored_bytes(setting, shape, levers) / shards(setting)["weights"]

@@ -1,9 +1,9 @@
-"""What a pass through a model asks for: floating-point operations, bytes moved, operations
-launched, as pure functions.
+"""Work of a pass through a model: floating-point operations, bytes moved, operations launched. Pure
+functions.
 
 A multiply-add counts two FLOPs. Sources: arXiv 2001.08361 section 2.1 (2 N per token forward, twice
-that backward), arXiv 2205.05198 appendix A (attention), arXiv 2204.02311 appendix B (MFU),
-arXiv 2205.14135 section 3 (attention's traffic).
+that backward), arXiv 2205.05198 appendix A (attention), arXiv 2204.02311 appendix B (MFU), arXiv
+2205.14135 section 3 (attention's traffic).
 """
 
 from costs.formulas.setting import QUANT_BYTES, Levers, Setting
@@ -71,9 +71,7 @@ def training_flops(
 
 
 def met_by_a_token(shape: ModelShape, levers: Levers) -> float:
-    """Trained parameters that a token is multiplied with: of the adapters beside a mixture's
-    experts, k of E.
-    """
+    """Trained parameters multiplied with a token: of adapters on a mixture's experts, k of E."""
     if levers.tuning != "lora" or not shape.experts:
         return trained_parameters(shape, levers)
     adapted = shape.adapted(levers.lora_modules, shape.traits.packed_qkv)
@@ -89,8 +87,7 @@ def mfu(
     shape: ModelShape, tokens_per_second: float, sequence: float, peak_flops_per_second: float
 ) -> float:
     """Model FLOPs utilisation: (6 N + 12 layers d s) per token over the peak, with all parameters
-    that a token meets: of a mixture, those of the experts it is routed to.
-    Source: arXiv 2204.02311 appendix B.
+    used by a token: in a mixture, those of its experts. Source: arXiv 2204.02311 appendix B.
     """
     return (
         tokens_per_second
@@ -119,8 +116,8 @@ def pointwise_bytes(shape: ModelShape, levers: Levers, engine: Engine, tokens: f
 
 
 def spread_bytes(setting: Setting, shape: ModelShape, levers: Levers, tokens: float) -> float:
-    """Traffic of putting queries, keys and values at attention's places, and its outputs back, in
-    one forward pass; none where every token has one place.
+    """Traffic of copying queries, keys and values to attention's places, and outputs back, in one
+    forward pass; none if every token has one place.
     """
     places = setting.workload.attention_places
     if places == 1:
@@ -169,7 +166,7 @@ def held_weight_bytes(shape: ModelShape, levers: Levers) -> float:
 
 
 def dequantised_bytes(shape: ModelShape, levers: Levers) -> float:
-    """Traffic of turning the 4-bit weights into 16-bit ones once: read the packed, write the plain
+    """Traffic of converting the 4-bit weights to 16 bits once: read the packed, write the plain
     ones.
     """
     if not levers.quantisation or not levers.quantisation.startswith("nf4"):
@@ -194,7 +191,7 @@ def unpacked_bytes(shape: ModelShape, levers: Levers) -> float:
     for a product over many tokens: a multiplication and a cast, at the bandwidth; NF4's table
     look-up is slower, see `dequantised_bytes`.
     """
-    if levers.quantisation not in ("int8", "int4"):  # fp8 is multiplied as it is
+    if levers.quantisation not in ("int8", "int4"):  # fp8 is multiplied directly
         return 0.0
     return shape.layers * shape.layer_matrix_parameters * (QUANT_BYTES[levers.quantisation] + 2.0)
 

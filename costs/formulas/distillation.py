@@ -1,7 +1,7 @@
 """Distillation: phases and memory of teacher and student (training/distill.py).
 
 The teacher samples what the student does not, reads every response once, and its head is applied
-again in each pass over them. The student is planned as the policy of the RL loop is.
+again in each pass over them. The student is planned like the policy of the RL loop.
 """
 
 from dataclasses import replace
@@ -34,7 +34,7 @@ def teacher_of(setting: Setting) -> ModelShape:
 
 
 def teacher_levers(setting: Setting) -> Levers:
-    """The teacher does not learn; it is stored as the base of adapters is."""
+    """The teacher is frozen; it is stored like the base of adapters."""
     loop = roles_of(setting)
     return replace(
         setting.levers,

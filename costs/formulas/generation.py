@@ -1,4 +1,4 @@
-"""Generation: prefill, then one token at a time for a batch that shrinks as sequences end."""
+"""Generation: prefill, then one token per step for a batch that shrinks as sequences end."""
 
 from costs.formulas.compute import Work, decode_step, forward_pass
 from costs.formulas.memory import Moment, frozen_role, generating

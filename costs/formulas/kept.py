@@ -1,4 +1,4 @@
-"""Bytes that a pass with gradient keeps until its backward pass, and copies that kernels make."""
+"""Bytes kept by a forward pass until its backward pass, and copies made by kernels."""
 
 from dataclasses import replace
 
@@ -60,7 +60,7 @@ def activation_bytes(
     """Bytes kept between forward and backward pass for `sequences` of `tokens` tokens."""
     total, layers = sequences * tokens, shape.layers
     if levers.tuning == "adapter":
-        layers -= 2  # nothing is trained below the third layer
+        layers -= 2  # no adapter is trained below the third layer
     if levers.checkpointing == "none":
         stack = layers * kept_per_token(setting, shape, levers, tokens)
     elif levers.checkpointing == "selective":
@@ -73,7 +73,7 @@ def activation_bytes(
     # the final norm's input and output
     ends = 2 * shape.width * levers.dtype_bytes + 4 * shape.width
     spared = 0.0
-    if levers.checkpointing != "full":  # a layer that is recomputed keeps its input whole
+    if levers.checkpointing != "full":  # a recomputed layer keeps its full input
         kept = layer_kept(shape, levers, setting.engine, tokens, setting.mask_tensor)
         spared = kept.get("feed_forward", 0.0) + kept.get("norms", 0.0) / shape.norms
     return (
@@ -83,14 +83,13 @@ def activation_bytes(
 
 
 NARROWED = ("llama", "mistral", "qwen2", "qwen3")
-"""Families whose last layer our stages narrow: RESIDUAL_LAYERS of training/modeling/last_layer.py.
+"""Families whose last layer our stages compute at needed tokens only: RESIDUAL_LAYERS of
+training/modeling/last_layer.py.
 """
 
 
 def spared_tokens(setting: Setting, shape: ModelShape, levers: Levers, tokens: float) -> float:
-    """Of `tokens` in packed rows, those at which the last layer's feed-forward part does not run,
-    as nobody reads them.
-    """
+    """Of `tokens` in packed rows, those at which the last layer's feed-forward part is skipped."""
     narrows = setting.engine.packs and shape.family in NARROWED and levers.attention != "eager"
     return tokens * (1 - setting.workload.read_tokens) if narrows else 0.0
 
@@ -98,9 +97,7 @@ def spared_tokens(setting: Setting, shape: ModelShape, levers: Levers, tokens: f
 def recomputed_bytes(
     setting: Setting, shape: ModelShape, levers: Levers, sequences: float, tokens: int
 ) -> float:
-    """Bytes of the one layer whose activations are rebuilt, or in use, while the backward pass is
-    in it.
-    """
+    """Bytes of the layer whose activations are recomputed, or in use, during its backward pass."""
     rebuilt = 0.0
     if levers.checkpointing == "full":
         rebuilt = kept_per_token(setting, shape, levers, tokens)

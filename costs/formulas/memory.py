@@ -25,7 +25,7 @@ and 1.10; used only to say whether a plan fits.
 
 @dataclass(frozen=True)
 class Moment:
-    """What one phase holds at one point in time."""
+    """Memory at one moment of a phase."""
 
     phase: str
     roles: Roles
@@ -36,13 +36,13 @@ class Moment:
 
 
 def peak(moments: Iterable[Moment]) -> Moment:
-    """The moment that needs most memory."""
+    """The moment with the highest memory."""
     return max(moments, key=lambda moment: moment.total)
 
 
 def device_bytes(setting: Setting, allocated: float) -> float:
-    """What the device must have for `allocated` bytes: fragments of the allocator, and the context
-    outside of it.
+    """Device memory needed for `allocated` bytes: with the allocator's fragmentation, and the
+    context outside of it.
     """
     return (
         allocated
@@ -52,9 +52,7 @@ def device_bytes(setting: Setting, allocated: float) -> float:
 
 
 def frozen_role(setting: Setting, shape: ModelShape, levers: Levers) -> Parts:
-    """A role that only computes: weights in the compute type (PPO.md), no gradients, no
-    optimizer.
-    """
+    """A role without training: weights in the compute type, no gradients, no optimizer."""
     return {
         "weights": role_weights(
             setting, shape, replace(levers, tuning="frozen", weights_fp32=False)
@@ -82,7 +80,7 @@ def kv_cache_bytes(
 def generating(
     setting: Setting, shape: ModelShape, levers: Levers, sequences: float, tokens: int, prompt: int
 ) -> Parts:
-    """What a generating role holds besides its weights: the cache, one layer's prefill, and the
+    """Memory of a generating role besides its weights: the cache, one layer's prefill, and the
     logits of one position.
     """
     b = levers.dtype_bytes
@@ -94,7 +92,7 @@ def generating(
     if setting.engine.whole_prefill:
         logits = max(logits, sequences * prompt * shape.vocab * (b + 4))
     cache = kv_cache_bytes(shape, levers.dtype, sequences, tokens, levers.tensor_parallel)
-    # a cache that grows by concatenation never fits into the block that it had before
+    # a cache that grows by concatenation never fits into its previous block
     copies = 2.0 if setting.engine.concatenates_cache else 1.0
     return {
         "kv_cache": cache * copies * levers.cache_bytes / b,
@@ -115,7 +113,7 @@ def scoring(
     tokens: int,
     vocabulary: bool,
 ) -> Parts:
-    """What a forward pass without gradients holds besides the weights: a layer's widest moment, and
+    """Memory of a forward pass without gradients besides the weights: a layer at its widest, and
     log-probs in chunks.
     """
     b = levers.dtype_bytes
@@ -138,7 +136,7 @@ def scoring(
 
 
 def logits_share(setting: Setting) -> float:
-    """Share of the tokens of the longest sequences that logits are computed at."""
+    """Share of the tokens of the longest sequences with logits."""
     work = setting.workload
     if setting.rlhf is not None and setting.engine.whole_logits:
         return 1.0

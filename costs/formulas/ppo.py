@@ -1,4 +1,4 @@
-"""PPO, RLOO and GRPO: phases and memory of the four roles in each layout (PPO.md).
+"""The loop of PPO, RLOO and GRPO: phases and memory of the four roles in each layout.
 
 separate      policy, ref, reward and value are four models; with LoRA ref is on the policy's base
 shared_base   one base with adapters for policy, reward and value; ref is on it too
@@ -63,7 +63,7 @@ OUTSIDE_A_MODULE = 0.35
 it: measured for 24 to 192 positions.
 """
 AROUND_THE_LOOP = 330.0
-"""Launches' worth of what is done once: padding, rewards, whitening."""
+"""Launches of one-time work: padding, rewards, whitening."""
 
 
 def ppo_phases(setting: Setting) -> list[PhaseRow]:
@@ -104,7 +104,7 @@ def frozen_passes(setting: Setting) -> list[tuple[str, ModelShape, bool]]:
     value = own_value(setting)
     if value is not None:
         passes.append(("value", value, False))
-    return passes  # a head on the trunk says its values during the rollout
+    return passes  # a head on the trunk computes values during the rollout
 
 
 def scored(
@@ -138,7 +138,7 @@ def scored(
 
 
 def gather_seconds(setting: Setting, shape: ModelShape) -> float:
-    """Of making a divided role whole for a phase: nothing is computed meanwhile."""
+    """Seconds to gather a sharded role for a phase: nothing is computed meanwhile."""
     once = gather(setting, shape, setting.levers)
     return duration(once, setting).seconds if once.communicated_bytes else 0.0
 

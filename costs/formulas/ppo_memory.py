@@ -1,4 +1,6 @@
-"""PPO, RLOO and GRPO: memory of the four roles in each layout (costs/formulas/ppo.py)."""
+"""The loop of PPO, RLOO and GRPO: memory of the four roles in each layout
+(costs/formulas/ppo.py).
+"""
 
 from dataclasses import replace
 from math import floor
@@ -141,7 +143,7 @@ def update_moments(setting: Setting, resident: Roles) -> list[Moment]:
         for parts in of_value.values():
             del parts["weights"]
     kept = {part: policy["update:loss"][part] for part in ("activations", "weights")}
-    # what was gathered for both stays until the one backward pass ends
+    # weights gathered for both stay until the single backward pass ends
     outside = waiting_gradients(setting, value, held)
     gradients = {"gradients": of_value["update:step"].get("gradients", 0.0) + outside}
     if "weights" in of_value["update:backward_end"]:

@@ -1,5 +1,5 @@
-"""What a stage's process on a CPU holds beside its tensors: the interpreter with its libraries, and
-what the C library's heap wastes.
+"""Memory of a stage's process on a CPU beside its tensors: the interpreter with its libraries, and
+fragmentation of the C library's heap.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,8 +15,8 @@ IMPORTS_BYTES = 404 * 2**20
 TRAINER_IMPORTS_BYTES = 490 * 2**20
 """The same with TRL's trainers."""
 RUNTIME_BYTES = 50 * 2**20
-"""What a stage's process comes to hold beside tensors once it works: some 22 MiB of its libraries'
-code, rows, tokenizer, small objects.
+"""Growth of a stage's process beside tensors after its imports: some 22 MiB of its libraries' code,
+rows, tokenizer, small objects.
 """
 TRAINER_RUNTIME_BYTES = 60 * 2**20
 """The same with TRL's trainers, over 21 configurations."""
@@ -30,8 +30,8 @@ fullest: a block aligned by torch needs a little more than the hole that one of 
 Measured 0.2 to 0.5.
 """
 MAPPED_BYTES = 2 * 2**20
-"""Blocks from here on are not in the heap: training/process/allocator.py has them mapped and
-unmapped by themselves.
+"""Blocks of this size and above are not in the heap: training/process/allocator.py maps them
+individually.
 """
 TRAINER_STAGES = ("sft", "pretrain", "reward", "dpo")
 """Those on TRL's trainers, whose imports take more time and memory."""
@@ -48,7 +48,9 @@ def imports_bytes(setting: Setting) -> float:
 
 
 def with_process(setting: Setting, moments: Sequence[Moment]) -> list[Moment]:
-    """The moments of a stage with the role `process`, whose workspace is all that is no tensor."""
+    """The moments of a stage with the role `process`, whose workspace is all memory outside of
+    tensors.
+    """
     runtime: float = RUNTIME_BYTES
     if setting.stage in TRAINER_STAGES:
         runtime = TRAINER_RUNTIME_BYTES + ROW_BYTES_PER_TOKEN * setting.workload.texts_tokens

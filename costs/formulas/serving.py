@@ -6,13 +6,13 @@ from config.workspace.benchmarked import Benchmark, Load, Usage
 
 MILLION = 1e6
 OUTPUT_TO_INPUT = 2.5
-"""What an output token costs beside an input token where neither was timed: OpenCost's default."""
+"""Price of an output token relative to an input token if neither was timed: OpenCost's default."""
 CostBasis = Literal["allocation", "usage"]
 BASES: tuple[CostBasis, ...] = ("allocation", "usage")
 
 
 class TokenPrice(NamedTuple):
-    """US dollars per million tokens; None where there were none."""
+    """US dollars per million tokens; None without tokens."""
 
     blended: float | None
     """Of input and output tokens together."""
@@ -22,7 +22,7 @@ class TokenPrice(NamedTuple):
 
 def usd_of_usage(usage: Usage, usd_per_hour: float, basis: CostBasis) -> float:
     """allocation: the server's hourly price for all of the time, idle or not; it adds up to the
-    bill. usage: for the time in which it had work; what is left is the price of idling.
+    bill. usage: for the time with requests only; the difference is the price of idling.
 
     Source: OpenCost, "AI Inference Cost Tracking", whose two bases these are.
     """
@@ -59,7 +59,7 @@ def price_of(found: Benchmark, load: Load, basis: CostBasis = "allocation") -> T
 
 
 def split_method(usage: Usage) -> str:
-    """How a price is split into input and output, in OpenCost's words."""
+    """How a price is split into input and output, in OpenCost's terms."""
     timed = usage.prefill_seconds + usage.decode_seconds > 0
     return "compute_time" if timed else "multiplier"
 
@@ -71,9 +71,9 @@ def _per_million(usd: float, tokens: float) -> float | None:
 def payback_tokens(
     extra_usd: float, usd_per_million: float, cheaper_usd_per_million: float
 ) -> float | None:
-    """Tokens that must be served until a cheaper variant has paid for what it cost to make:
+    """Tokens after which a cheaper variant has paid for its own cost:
 
-        extra_usd / (usd_per_million - cheaper_usd_per_million) x 1e6
+    extra_usd / (usd_per_million - cheaper_usd_per_million) x 1e6
 
     None if it is not cheaper.
     """

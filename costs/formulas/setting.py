@@ -1,5 +1,5 @@
-"""What is to be planned: how a model is held and trained (Levers), how much work there is
-(Workload), on what (Setting).
+"""Input of the formulas: how a model is held and trained (Levers), how much work there is
+(Workload), on which device (Setting).
 
 A Setting needs no params.yaml, so a published measurement can be planned as it was printed;
 `costs.planning.settings` makes them from Params.
@@ -39,7 +39,7 @@ QUANT_BYTES = {
 
 @dataclass(frozen=True)
 class Levers:
-    """How one trained model is held. Everything a user can turn to make a run fit or cheaper."""
+    """How one trained model is held: every setting that makes a run fit or cheaper."""
 
     tuning: Tuning = "full"
     lora_rank: int = 8
@@ -67,7 +67,7 @@ class Levers:
     optimizer_in_backward: bool = False
     """Each gradient is applied and freed at once."""
     micro_batch: int = 1
-    """Sequences of one forward pass on one device."""
+    """Sequences per forward pass on one device."""
     accumulation: int = 1
     checkpointing: Checkpointing = "none"
     attention: Attention = "sdpa"
@@ -130,12 +130,12 @@ class Levers:
 
 @dataclass(frozen=True)
 class Workload:
-    """How much of it there is."""
+    """The amount of work."""
 
     max_tokens: int
-    """Longest sequence in a batch, padding included: what memory has to hold."""
+    """Longest sequence in a batch, padding included: it decides memory."""
     mean_tokens: float
-    """Tokens that a sequence really costs, padding included: what time is spent on."""
+    """Mean tokens of a sequence, padding included: they decide time."""
     steps: float
     """Optimizer steps (or batches, where nothing is trained)."""
     prompt_tokens: int = 0
@@ -179,12 +179,12 @@ class Workload:
 
 @dataclass(frozen=True)
 class Rlhf:
-    """What an alignment stage has beside its policy: further roles and the shape of its loop."""
+    """Further roles of an alignment stage beside its policy, and the shape of its loop."""
 
     layout: Literal["separate", "shared_base", "shared_trunk"] = "separate"
     ref: bool = True
     reward: ModelShape | None = None
-    """None where rules give the rewards, which cost nothing beside a model."""
+    """None for rule-based rewards, which cost nothing beside a model."""
     value: ModelShape | None = None
     value_levers: Levers | None = None
     """How the value model is trained; None as the policy."""
@@ -208,7 +208,7 @@ class Rlhf:
     ppo_epochs: int = 1
     mini_batches: int = 1
     evaluated: int = EVALUATED
-    """Models that an evaluation asks."""
+    """Models that an evaluation runs."""
     rescored: int = 0
     """Responses of a rollout whose log-probs the policy computes once more, over all devices; 0
     where that is no phase.
@@ -279,7 +279,7 @@ class Setting:
         )
 
     def with_levers(self, **changes: object) -> "Setting":
-        """Other levers; another micro-batch takes the place of a budget of tokens."""
+        """The setting with other levers; a new micro-batch replaces a token budget."""
         workload = (
             replace(self.workload, micro_batch_tokens=None)
             if "micro_batch" in changes

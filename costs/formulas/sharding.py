@@ -1,4 +1,4 @@
-"""What each way of dividing a model among n devices divides, and what it sends: a row each.
+"""What each sharding over n devices divides, and what it sends: a row each.
 
 A gather of S bytes sends S (1 - 1/n) from each device, so does a reduce-scatter, and an all-reduce
 is both, one after the other. Source: arXiv 1910.02054 section 7: 2 psi a step for data parallel and
@@ -60,7 +60,7 @@ WITHOUT_DDP = ("deepspeed-chat", "megatron")
 
 
 def sharding_of(setting: Setting) -> Sharding:
-    """The row of a setting; a single device divides nothing."""
+    """The row of a setting; a single device shards nothing."""
     if setting.data_parallel == 1:
         return Sharding()
     row = (OWN if setting.engine.name == "ours" else PUBLISHED)[setting.levers.parallel]

@@ -50,7 +50,7 @@ def adapter_parameters(shape: ModelShape, levers: Levers) -> float:
 
 
 def trained_parameters(shape: ModelShape, levers: Levers) -> float:
-    """Parameters that get a gradient."""
+    """Parameters with a gradient."""
     return 1.0 * shape.parameters if levers.tuning == "full" else adapter_parameters(shape, levers)
 
 
@@ -77,8 +77,8 @@ def _adapter_bytes(levers: Levers, setting: Setting) -> float:
 
 
 def shards(setting: Setting) -> Parts:
-    """By how much weights between two steps, gradients and optimizer state are divided. Source:
-    arXiv 1910.02054 figure 1.
+    """Number of shards of weights between steps, gradients and optimizer state. Source: arXiv
+    1910.02054 figure 1.
     """
     n, tp, row = setting.data_parallel, setting.levers.tensor_parallel, sharding_of(setting)
     return {
@@ -95,7 +95,7 @@ def stored_bytes(setting: Setting, shape: ModelShape, levers: Levers) -> float:
 
 
 def resting_weights(setting: Setting, shape: ModelShape, levers: Levers) -> float:
-    """Bytes of a role's weights on one device while it does nothing: its share of them."""
+    """Bytes of an idle role's weights on one device: its shard."""
     if levers.offload_weights:
         return 0.0
     return stored_bytes(setting, shape, levers) / shards(setting)["weights"]
@@ -120,7 +120,7 @@ def weights(setting: Setting, shape: ModelShape, levers: Levers) -> float:
     if row.micro_gathers:
         root = outside_of_layers(shape.parameters, shape.layers, shape.layer_parameters)
         held += (2 * shape.layer_parameters + root) * _gathered_width(setting, levers) / tp
-    elif levers.offload_weights:  # one layer computing, one on its way
+    elif levers.offload_weights:  # one layer computing, one being fetched
         return 2 * shape.layer_parameters * levers.dtype_bytes
     return held + autocast_copies(setting, shape, levers)
 
@@ -148,7 +148,7 @@ def weights_after_backward(setting: Setting, shape: ModelShape, levers: Levers) 
 
 
 def weights_in_step(setting: Setting, shape: ModelShape, levers: Levers) -> float:
-    """Bytes of a role's weights in the optimizer step."""
+    """Bytes of a role's weights during the optimizer step."""
     if sharding_of(setting).fsdp2:
         return resting_weights(setting, shape, levers)
     return weights_after_backward(setting, shape, levers)
@@ -196,7 +196,7 @@ def role_weights(setting: Setting, shape: ModelShape, levers: Levers) -> float:
 
 
 def gradient_width(setting: Setting, levers: Levers) -> float:
-    """Bytes of the gradient of one weight that learns."""
+    """Bytes per gradient of a trained weight."""
     return levers.weight_bytes if levers.tuning == "full" else _adapter_bytes(levers, setting)
 
 

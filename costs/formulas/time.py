@@ -35,7 +35,7 @@ collectives (25 November 2026, a Xeon with two cores).
 
 
 class Seconds(NamedTuple):
-    """Time of a phase and what sets it."""
+    """Time of a phase and its bound."""
 
     seconds: float
     bound: Bound
@@ -85,9 +85,7 @@ def duration(work: Work, setting: Setting) -> Seconds:
 
 
 def device_seconds(work: Work, setting: Setting) -> float:
-    """What the device needs: matrix products or reading their weights, attention, and what streams
-    through its memory.
-    """
+    """Device time: matrix products or reading their weights, attention, and memory traffic."""
     bandwidth = setting.hardware.bandwidth_bytes_per_second * setting.efficiency.bandwidth
     products = max(work.matmul_flops / matmul_rate(setting), work.weight_bytes / bandwidth)
     return products + attention_seconds(work, setting) + work.bytes_moved / bandwidth
@@ -100,7 +98,7 @@ def attention_seconds(work: Work, setting: Setting) -> float:
 
 
 def launch_seconds(work: Work, setting: Setting) -> float:
-    """What the host needs to launch every small operation."""
+    """Host time to launch every small operation."""
     return work.operations * setting.engine.op_seconds
 
 
@@ -117,7 +115,7 @@ def paging_seconds(work: Work, setting: Setting) -> float:
 
 
 def sent_seconds(work: Work, setting: Setting) -> float:
-    """What collectives take by themselves."""
+    """Time of collectives without overlap."""
     if not work.communicated_bytes and not work.messages:
         return 0.0
     return work.communicated_bytes / (
@@ -131,8 +129,8 @@ def _message_seconds(setting: Setting) -> float:
 
 
 def exposed_seconds(sent: float, hiding: float, setting: Setting) -> float:
-    """What of collectives computation does not hide: the share that never overlaps, and what lasts
-    longer than there is computation to hide it.
+    """Exposed time of collectives: the share that never overlaps, and whatever exceeds the
+    computation that could hide it.
     """
     if not sent:
         return 0.0
@@ -140,7 +138,7 @@ def exposed_seconds(sent: float, hiding: float, setting: Setting) -> float:
 
 
 def _calibrated(work: Work, setting: Setting) -> Seconds:
-    """The measured machine's own time, and what it is mostly spent on by the roofline."""
+    """The calibrated time, and its main part by the roofline."""
     plain = replace(setting, hardware=replace(setting.hardware, measured=None))
     return Seconds(
         work.calibrated_seconds, duration(work._replace(calibrated_seconds=0.0), plain).bound

@@ -124,7 +124,7 @@ def _logits(setting: Setting, shape: ModelShape, levers: Levers, tokens: float) 
 
 
 def head_gradient(setting: Setting, shape: ModelShape, levers: Levers) -> float:
-    """The gradient of the output head, which is there before any activation has been freed."""
+    """The gradient of the output head, which exists before any activation is freed."""
     return (
         shape.vocab * shape.width * levers.weight_bytes / levers.tensor_parallel
         if levers.tuning == "full"

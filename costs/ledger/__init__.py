@@ -1,4 +1,4 @@
-"""What a run did cost, beside its plan; the budget; the history of this machine.
+"""Measured costs of a run beside its plan; budgets; the history of this machine.
 
 It imports planning and below.
 """

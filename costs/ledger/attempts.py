@@ -1,5 +1,5 @@
 """The attempts of a stage, from the rows its processes left: how each ended, how long it took, and
-which of its work was done again.
+which work was repeated.
 
 Waste is the work of unfinished attempts that had to be done again: the rows of an attempt up to the
 step that every later attempt resumed from are useful, the rest (loading included) is waste. Before
@@ -17,19 +17,19 @@ from config.errors import EXIT_DONE, EXIT_RESUMABLE
 from config.records import AttemptRow, UsageRow
 
 NO_WORK = ("start", "other")
-"""Phases in which a process does not do what its stage is for."""
+"""Phases without useful work of the stage."""
 
 
 @dataclass(frozen=True)
 class Attempt:
-    """One process of a stage, from what it left in attempts.jsonl and usage.jsonl."""
+    """One process of a stage, from its rows in attempts.jsonl and usage.jsonl."""
 
     number: int
     run_id: str
     fingerprint: str
     """Empty if the process ended before it was written."""
     resumed_step: int
-    """The step whose checkpoint it went on from, 0 if it began anew."""
+    """Step of the checkpoint it resumed from, 0 without one."""
     exit_code: int | None
     """None without an `end` row: killed, or still running."""
     message: str
@@ -41,7 +41,7 @@ class Attempt:
     """Time of the last row."""
     usage: tuple[UsageRow, ...]
     retries: tuple[AttemptRow, ...] = ()
-    """Steps that were done again in smaller pieces, because memory did not suffice."""
+    """Steps repeated with smaller micro-batches after running out of memory."""
 
     @property
     def done(self) -> bool:
@@ -55,7 +55,7 @@ class Attempt:
 
     @property
     def worked(self) -> bool:
-        """Whether it came further than its start, found a checkpoint, or is done."""
+        """Whether it got beyond its start, resumed, or finished."""
         return (
             self.done
             or self.resumed_step > 0
@@ -70,8 +70,8 @@ class Attempt:
 
 
 def read_attempts(folder: Path) -> tuple[list[Attempt], int]:
-    """The attempts of the stage whose streams are in `folder`, oldest first, and how many rows had
-    to be skipped.
+    """The attempts of the stage whose streams are in `folder`, oldest first, and the number of
+    skipped rows.
     """
     events, usage = (
         jsonl.read(folder / "attempts.jsonl", AttemptRow),
@@ -83,7 +83,7 @@ def read_attempts(folder: Path) -> tuple[list[Attempt], int]:
         grouped.setdefault((event.attempt, event.run_id), ([], []))[0].append(event)
     for row in sound:
         grouped.setdefault((row.attempt, row.run_id), ([], []))[1].append(row)
-    # in the order in which they came: a clock may be set back
+    # in file order: a clock may be set back
     attempts = [_attempt(*rows) for rows in grouped.values()]
     return attempts, events.skipped + usage.skipped + len(usage.rows) - len(sound)
 
@@ -108,8 +108,8 @@ def kept_step(attempt: Attempt, later: Sequence[Attempt]) -> float:
 def split_usage(
     attempt: Attempt, later: Sequence[Attempt]
 ) -> tuple[list[UsageRow], list[UsageRow]]:
-    """The rows of `attempt` that were of use, and those whose work was wasted. Their seconds add up
-    to the attempt's: a row in which memory did not suffice is divided in two.
+    """The useful rows of `attempt`, and the wasted ones. Their seconds add up to the attempt's: a
+    row in which memory did not suffice is divided in two.
     """
     kept = kept_step(attempt, later)
     lost = _lost_seconds(attempt)
@@ -184,7 +184,7 @@ def _attempt(events: list[AttemptRow], usage: list[UsageRow]) -> Attempt:
 def _unaccounted(
     known: AttemptRow | UsageRow, usage: list[UsageRow], time: float, seconds: float
 ) -> UsageRow:
-    """The row that a killed process could not write: its time outside of every phase."""
+    """The missing last row of a killed process: its time outside of every phase."""
     return UsageRow(
         time=time,
         run_id=known.run_id,

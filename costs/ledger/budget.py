@@ -1,5 +1,5 @@
-"""Budgets: what was spent, what a limit leaves, whether a plan keeps to it, and when a stage at
-work has to stop. Pure.
+"""Budgets: spending, remaining amounts, whether a plan fits, and when a running stage has to stop.
+Pure.
 
 Spent is what the ledger measures: wall seconds x devices paid for x price, failed attempts
 included, over a run and the unfinished runs that it goes on from. Limits on hours are on the wall
@@ -18,7 +18,7 @@ from costs.ledger.attempts import NO_WORK, Attempt
 from costs.tables.price import StagePrice
 
 FREE_SECTIONS = ("budget", "prices", "retrain", "tracking", "where")
-"""Sections of params.yaml that no stage's results depend on."""
+"""Sections of params.yaml that no result depends on."""
 
 
 class Cost(NamedTuple):
@@ -34,15 +34,15 @@ NOTHING = Cost(0.0, 0.0)
 
 
 class Limit(NamedTuple):
-    """One line of the budget, and what it binds."""
+    """One line of the budget, and its scope."""
 
     key: str
-    """`budget.max_usd` ..., as params.yaml has it."""
+    """`budget.max_usd` and others, as in params.yaml."""
     value: float
     unit: str
     """USD or h."""
     stage: str | None
-    """None: the whole run."""
+    """None: the entire run."""
 
     def part(self, cost: Cost) -> float:
         """A cost in the limit's own unit."""
@@ -64,7 +64,7 @@ def limits(budget: Budget) -> list[Limit]:
 
 
 def total(costs: Mapping[str, Cost], stage: str | None = None) -> Cost:
-    """The cost of a stage, or of all."""
+    """The cost of a stage, or of all stages."""
     chosen = costs.values() if stage is None else [costs[stage]] if stage in costs else []
     return Cost(sum(cost.usd for cost in chosen), sum(cost.seconds for cost in chosen))
 
@@ -75,8 +75,8 @@ def total(costs: Mapping[str, Cost], stage: str | None = None) -> Cost:
 def predecessor(
     rows: Sequence[PipelineRow], params: Params, params_of: Callable[[str], Params | None]
 ) -> str | None:
-    """The run that a new one with `params` goes on from: the newest that asked for the same results
-    and was not completed.
+    """The run that a new one with `params` continues: the newest unfinished one for the same
+    results.
 
     A run that went on from it and completed has completed it too; runs for other results in between
     change nothing.
@@ -96,12 +96,12 @@ def predecessor(
 
 
 def same_results(first: Params, second: Params) -> bool:
-    """Whether two params differ in nothing but money, places, tracking and methods not used."""
+    """Whether two params differ only in money, placement, tracking and unused methods."""
     return _results(first) == _results(second)
 
 
 def results_key(params: Params) -> str:
-    """Digest of all that results depend on: equal for params that `same_results` finds equal."""
+    """Digest of everything results depend on: equal for params for which `same_results` is true."""
     return hashlib.sha256(json.dumps(_results(params), sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -117,7 +117,7 @@ def added(first: Mapping[str, Cost], second: Mapping[str, Cost]) -> dict[str, Co
 
 
 def chain(rows: Sequence[PipelineRow], run_id: str | None) -> list[str]:
-    """The run and those that it goes on from, newest first."""
+    """The run and those it continues, newest first."""
     before = {row.run_id: row.detail.get("continues") for row in rows if row.event == "start"}
     found: list[str] = []
     while run_id and run_id not in found:
@@ -127,7 +127,7 @@ def chain(rows: Sequence[PipelineRow], run_id: str | None) -> list[str]:
 
 
 def spent(attempts: Iterable[Attempt], run_ids: Sequence[str], price: StagePrice) -> Cost:
-    """What the attempts of a stage that `run_ids` paid for cost."""
+    """Cost of the attempts of a stage that belong to `run_ids`."""
     rows = [row for attempt in attempts if attempt.run_id in run_ids for row in attempt.usage]
     return Cost(price.usd_of_rows(rows), sum(row.seconds for row in rows))
 
@@ -136,20 +136,18 @@ def spent(attempts: Iterable[Attempt], run_ids: Sequence[str], price: StagePrice
 
 
 class Excess(NamedTuple):
-    """A limit that a plan breaks."""
+    """A limit exceeded by a plan."""
 
     limit: Limit
     spent: float
     planned: float
-    """Still to come, by the plan; both in the limit's unit."""
+    """Planned cost still to come; both in the limit's unit."""
 
 
 def excess(
     budget: Budget, already: Mapping[str, Cost], planned: Mapping[str, Cost]
 ) -> Excess | None:
-    """The first limit that spent and planned together pass; a run with nothing left to do passes
-    none.
-    """
+    """The first limit exceeded by spent plus planned; none if nothing is left to do."""
     for limit in limits(budget):
         before, after = (limit.part(total(costs, limit.stage)) for costs in (already, planned))
         if after > 0 and before + after > limit.value:
@@ -161,7 +159,7 @@ def excess(
 
 
 class Room(NamedTuple):
-    """How long a stage may still work, and the limit that says so."""
+    """Time left for a stage, and the limit behind it."""
 
     seconds: float
     limit: Limit
@@ -174,8 +172,8 @@ def room(
     world_size: int,
     price: StagePrice,
 ) -> Room | None:
-    """What the tightest limit leaves to `stage` in so many processes, in wall seconds; None where
-    nothing binds.
+    """Wall seconds that the tightest limit leaves to `stage` with this many processes; None without
+    a limit.
     """
     found = []
     for limit in limits(budget):
@@ -187,7 +185,7 @@ def room(
 
 
 class Pace:
-    """How long a stage's steps and checkpoints take, from its usage rows as they come."""
+    """Duration of a stage's steps and checkpoints, from its usage rows."""
 
     REMEMBERED_STEPS = 5
 
@@ -198,8 +196,8 @@ class Pace:
         """Step -> (when it began, how long its phases took), the newest few."""
 
     def add(self, row: UsageRow, came: float) -> None:
-        """Take in the next row, which came at that time: its own is of a clock that may be set, or
-        of another machine.
+        """Add the next row with its time of arrival: its own clock may be set, or be another
+        machine's.
         """
         if row.phase == "save":
             self.save_seconds = max(self.save_seconds, row.seconds)
@@ -211,12 +209,12 @@ class Pace:
 
     @property
     def step_seconds(self) -> float | None:
-        """The longest of the last few steps; None before there was one."""
+        """The longest of the last few steps; None before the first."""
         return max((took for _, took in self._steps.values()), default=None)
 
     def step_ends(self, now: float) -> float | None:
-        """When the step at work will end: whole steps are counted from the beginning of the newest
-        that left a row.
+        """Expected end of the running step, in full steps from the start of the last recorded
+        one.
         """
         step = self.step_seconds
         if not step:
@@ -226,8 +224,8 @@ class Pace:
 
 
 def has_to_stop(pace: Pace, now: float, deadline: float) -> bool:
-    """Whether the stage has to be asked to stop now, so that it is checkpointed at `deadline`, the
-    moment when the budget is used up.
+    """Whether to ask the stage to stop now, so that its checkpoint is written by `deadline`, when
+    the budget is used up.
 
     It stops after the step at work: so that has to be the last one that fits, with the checkpoint
     that follows. Before a pace is known, at the deadline. All times by one clock.

@@ -26,7 +26,7 @@ counted, another price, and phases (or stages) that only one of the runs has.
 
 
 class Work(NamedTuple):
-    """What a phase, or a sum of phases, took in one run."""
+    """Work and cost of a phase, or a sum of phases, in one run."""
 
     device_seconds: float
     tokens: int
@@ -58,7 +58,7 @@ class CostChange:
 
     @property
     def usd(self) -> float:
-        """after - before, a phase that is not there costing nothing."""
+        """after - before, where a missing phase costs nothing."""
         return (self.after.usd if self.after else 0.0) - (self.before.usd if self.before else 0.0)
 
 

@@ -1,5 +1,4 @@
-"""What this machine's runs were planned to need and did need: append-only, for the planner's own
-error.
+"""Plans and measurements of this machine's runs: append-only, for the planner's own error.
 
 .rlhf/planned-measured.jsonl   PlannedRow   one row per stage that a run made, and one per phase of
                                it
@@ -76,7 +75,7 @@ def remember(root: Path, book: Ledger, reconciled: Reconciled) -> int:
 def _row(
     run_id: str, hardware: str, stage: str, phase: str, comparison: Comparison
 ) -> PlannedRow | None:
-    """None for what was not planned, or took no time."""
+    """None for rows without a plan or without time."""
     if comparison.planned_seconds is None or not comparison.measured_seconds:
         return None
     return PlannedRow(

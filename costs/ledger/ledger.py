@@ -1,5 +1,4 @@
-"""The measured ledger: what a pipeline run spent, per stage and phase, from the rows its stage
-processes left behind.
+"""The ledger: the cost of a pipeline run per stage and phase, from the rows of its stage processes.
 
 usd = seconds x devices paid for x usd_per_device_hour / 3600, summed over the usage rows of every
 attempt of the run, failed ones included. Paid for are the processes of a row (`world_size`), and
@@ -28,7 +27,7 @@ from costs.ledger.attempts import Attempt, read_attempts, split_usage
 from costs.tables.price import StagePrice, stage_price, usd_of, usd_per_device_hour
 
 RUNNING = "running"
-"""State of a run that is at work now, and of its stage."""
+"""State of a running run, and of its stage."""
 
 
 @dataclass(frozen=True)
@@ -39,14 +38,14 @@ class PhaseCost:
     sequences: int
     usd: float
     peak_bytes: int
-    """Highest peak of any row of the phase."""
+    """Highest peak among the rows of the phase."""
 
 
 @dataclass(frozen=True)
 class StageCost:
     stage: str
     cached: bool
-    """No process of this stage ran in this run: DVC found its outputs still good."""
+    """No process of this stage ran in this run: DVC found its outputs valid."""
     state: str
     """cached, done, running, stopped (resumable), failed, or unfinished (killed)."""
     message: str
@@ -55,24 +54,24 @@ class StageCost:
     """Number of the attempt whose outputs the run uses, None if there are none."""
     attempts: int
     failed_attempts: int
-    """Attempts that did not end well, those that were stopped included."""
+    """Attempts that did not finish, including stopped ones."""
     device: str
     world_size: int
     usd_per_device_hour: float
     """Of the hardware that the stage is placed on."""
     seconds: float
     device_seconds: float
-    """seconds x world_size of every row: devices at work."""
+    """seconds x world_size of every row: devices in use."""
     rented: int
-    """Devices that are paid for while the stage runs, where it uses fewer."""
+    """Devices paid for while the stage runs, if it uses fewer."""
     idle_usd: float
-    """The part of `usd` that devices which wait take."""
+    """The part of `usd` for idle devices."""
     usd: float
     waste_seconds: float
     waste_usd: float
     memory_retries: int
-    """Steps that were done again in smaller pieces, because memory did not suffice; what the first
-    tries took is waste.
+    """Steps repeated with smaller micro-batches after running out of memory; the first tries are
+    waste.
     """
     saved_seconds: float
     """Of a cached stage: what the attempts that made its outputs took, their waste not counted."""
@@ -80,8 +79,8 @@ class StageCost:
     peak_bytes: int
     phases: tuple[PhaseCost, ...]
     made: tuple[PhaseCost, ...] = ()
-    """The work that made the outputs, done once: of this run and of those it goes on from, waste
-    left out. Empty without outputs.
+    """The work that made the outputs, without repetitions and waste, of this run and of those it
+    continues. Empty without outputs.
     """
 
 
@@ -99,7 +98,7 @@ class Ledger:
     """Of a device that runs stages beside the pipeline; work pools may have prices of their own."""
     stages: tuple[StageCost, ...]
     skipped_rows: int
-    """Rows that a crash cut, or that make no sense: they are missing from the sums."""
+    """Incomplete or invalid rows, which are missing from the sums."""
 
     @property
     def total_seconds(self) -> float:
@@ -123,7 +122,7 @@ class Ledger:
 
     @property
     def made_usd(self) -> float:
-        """What making the run's outputs cost, those of reused stages included."""
+        """Cost of making the run's outputs, including those of reused stages."""
         return self.total_usd + self.saved_usd
 
     def stage(self, name: str) -> StageCost | None:

@@ -1,5 +1,5 @@
-"""Prediction beside measurement, per stage and phase: plan.json of a run against its ledger. Pure,
-but for reading plan.json.
+"""Plan and measurement per stage and phase: plan.json of a run against its ledger. Pure, except for
+reading plan.json.
 
 error = planned / measured - 1 on seconds, so +0.1 is a plan a tenth too long. Measured is the work
 that made a stage's outputs, done once, whichever run paid for it: waste is no error of the planner
@@ -21,7 +21,7 @@ PLAN_FILE = "plan.json"
 
 @dataclass(frozen=True)
 class Comparison:
-    """Planned and measured; None where it was not planned, or not measured."""
+    """Planned and measured; None if missing."""
 
     planned_seconds: float | None
     measured_seconds: float | None
@@ -97,7 +97,7 @@ def reconcile(plan: Mapping[str, Any] | None, book: Ledger) -> Reconciled:
 
 
 def _stage(stage: StageCost, planned: Mapping[str, Any] | None, price: float) -> StageComparison:
-    # a plan of an earlier version has no devices that wait
+    # plans of earlier versions have no idle devices
     gpus = planned.get("rented", planned["gpus"]) if planned else 1
     plans = {phase["phase"]: phase for phase in planned["phases"]} if planned else {}
     made = {phase.phase: phase for phase in stage.made}

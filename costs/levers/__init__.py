@@ -1,3 +1,3 @@
-"""Levers that make alignment cheaper: the variants that are compared, and what their comparison
-says of the planner.
+"""Levers that make alignment cheaper: variants to compare, and an assessment of the planner from
+the results.
 """

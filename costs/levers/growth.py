@@ -17,19 +17,17 @@ from config.sections.data import HelpdeskSource
 
 RESAMPLES = 500
 FILLER = "please "
-"""Repeated before each prompt where sequences are to be longer."""
+"""Repeated before each prompt to lengthen sequences."""
 STEPS, UPDATES = 8, 4
-"""Of each stage at a point: what is timed is a step."""
+"""Steps of each stage at a point: a step is timed."""
 RESPONSE_TOKENS = 16
-"""A policy that has hardly learned does not end its responses; the planner takes them to be as long
-as this.
-"""
+"""An untrained policy does not end its responses; the planner assumes this length."""
 NEVER = 1_000_000
 
 
 @dataclass(frozen=True)
 class Factor:
-    """Something that grows, and the sizes at which it is measured."""
+    """A factor of growth, and the sizes at which it is measured."""
 
     name: str
     unit: str
@@ -38,7 +36,7 @@ class Factor:
     stages: tuple[str, ...]
     """The stages that it concerns; `align` stands for the method."""
     change: Callable[[Params, float], dict[str, Any]]
-    """Params and a size in units of theirs -> what changes."""
+    """(params, size in units of theirs) -> what changes."""
 
 
 def factors(params: Params) -> list[Factor]:
@@ -118,7 +116,7 @@ def _longer(params: Params, size: float) -> dict[str, Any]:
 
 
 def _mean_tokens(params: Params) -> float:
-    """Roughly, of a text: what sequences are lengthened by."""
+    """Rough tokens of a text: the unit by which sequences are lengthened."""
     return 36.0 if isinstance(params.data.source, HelpdeskSource) else params.sft.max_length / 4
 
 

@@ -1,5 +1,5 @@
-"""What a comparison of variants says: which are as good as the baseline, which are worth their
-cost, and how well the planner ranked them.
+"""Conclusions from a comparison of variants: which are as good as the baseline, which are worth
+their cost, and how well the planner ranked them.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ or three points of win rate. Chosen before any run.
 CLOSE = 1.3
 """Costs within this factor are a tie: neither order of the two is wrong."""
 WINDOW = 400
-"""Responses that an estimate of the quality during training stands on, at least."""
+"""Fewest responses for an estimate of quality during training."""
 
 
 def margin(judge: str) -> float:
@@ -68,7 +68,7 @@ class Costed:
 
 
 class Ranking(NamedTuple):
-    """How often the planner put two variants in the right order."""
+    """Share of pairs that the planner ranked correctly."""
 
     right: int
     pairs: int
@@ -96,7 +96,7 @@ def ranking(costed: Sequence[Costed]) -> Ranking:
 
 
 class Choice(NamedTuple):
-    """The variant that the plan says is the cheapest, and what that choice costs too much."""
+    """The planned cheapest variant, and its excess cost."""
 
     name: str
     regret: float
@@ -116,7 +116,7 @@ def choice(costed: Sequence[Costed]) -> Choice | None:
 
 
 def pareto(costed: Sequence[Costed]) -> list[str]:
-    """Names of the variants that none beats in both cost and quality, the cheapest first."""
+    """Names of the Pareto-optimal variants in cost and quality, cheapest first."""
     kept: list[Costed] = []
     for each in sorted(costed, key=lambda each: (each.measured_usd, -each.quality)):
         if not kept or each.quality > kept[-1].quality:

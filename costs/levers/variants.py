@@ -16,11 +16,11 @@ from costs.planning.search import LORA_RANK, adapter_beside
 
 BASELINE, OPTIMISED = "baseline", "optimised"
 RATE_FACTORS = (3.0, 10.0, 30.0)
-"""Learning rates that are tried for adapters, in units of that of all weights: LoRA learns best at
-about ten times. Source: Schulman et al. 2025, LoRA Without Regret.
+"""Learning rates tried for adapters, relative to full fine-tuning: LoRA learns best at about ten
+times. Source: Schulman et al. 2025, LoRA Without Regret.
 """
 ADAPTER_RATE = 10.0
-"""Of these, the one that is taken where none has been tried."""
+"""The one used if none was tried."""
 REWARD_ADAPTER_RATE = 3.0
 """Of a reward model's adapter: its scores saturate at a lower rate than a policy's."""
 BEST_OF = 16
@@ -34,7 +34,7 @@ HARDWARE_WITH_ALL = "a100-80"
 
 @dataclass(frozen=True)
 class Device:
-    """What this machine can compute with."""
+    """Numeric types that this machine can compute with."""
 
     gpu: bool
     bf16: bool
@@ -43,7 +43,7 @@ class Device:
 
 @dataclass(frozen=True)
 class Variant:
-    """One way to align, as a whole params file."""
+    """One way to align, as complete params."""
 
     name: str
     params: Params
@@ -112,7 +112,7 @@ def variants(
 
 
 def _distinct(found: list[Variant]) -> list[Variant]:
-    """Without variants that another one before them is already."""
+    """Drop variants equal to an earlier one."""
     kept: list[Variant] = []
     for each in found:
         trained = not each.missing and not each.best_of
@@ -134,7 +134,7 @@ Overlay = dict[str, Any]
 def _levers(
     params: Params, device: Device, layers: int, rate: float
 ) -> Iterator[tuple[str, Overlay, str]]:
-    """Name, what changes, and why it cannot run here."""
+    """Name, overlay, and why it cannot run here."""
     method = params.align.method
     section = params.section(method)
     adapter = _adapter(params, rate)

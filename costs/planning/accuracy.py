@@ -1,5 +1,5 @@
-"""How far plans were off on this machine, and so how far a new one may be: an interval, and a
-correction where it has proved itself.
+"""Errors of past plans on this machine: an interval for new plans, and a correction if it has
+proved itself.
 
 The ratio measured / planned of past runs is taken as log-normal. A correction is the geometric mean
 of the ratios. It is used only if it lowers the mean error on runs that it was not fitted on: each
@@ -14,11 +14,11 @@ from config.records import PlannedRow
 from costs.planning.plans import Band, Interval, Plan, PlanError, StagePlan
 
 FEWEST_RUNS = 3
-"""Below it nothing is corrected, and no spread is shown."""
+"""Fewest runs for a correction or an interval."""
 NEWEST_RUNS = 20
-"""Older ones were planned by other formulas."""
+"""Older runs were planned with other formulas."""
 LEVEL = 0.8
-"""Share of runs that the interval is to hold."""
+"""Share of runs within the interval."""
 T_90 = (
     3.078,
     1.886,
@@ -60,7 +60,7 @@ class Spread:
 
 def ratios(pairs: Iterable[tuple[float, float]]) -> list[float]:
     """measured / planned of (planned, measured) pairs, the newest NEWEST_RUNS; pairs that are not
-    positive say nothing.
+    positive are ignored.
     """
     return [measured / planned for planned, measured in pairs if planned > 0 and measured > 0][
         -NEWEST_RUNS:
@@ -102,9 +102,7 @@ def spread(found: Sequence[float]) -> Spread | None:
 
 
 def with_errors(plan: Plan, past: Iterable[PlannedRow]) -> Plan:
-    """`plan` with what its numbers may become by the runs of this machine that were planned for the
-    same device.
-    """
+    """`plan` with intervals from this machine's runs that were planned for the same device."""
     whole = [row for row in past if row.phase == ""]
     return replace(plan, stages=tuple(_with_error(stage, whole) for stage in plan.stages))
 

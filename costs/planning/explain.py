@@ -1,5 +1,5 @@
-"""Why a plan is what it is: what each phase asks of a device and how long that takes by itself,
-what is in memory at the peak, and what 10% more of each input does, found by planning again.
+"""Explains a plan: the work of each phase and its time in isolation, memory at the peak, and the
+effect of 10% more of each input, found by planning again.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,22 +27,20 @@ from costs.planning.target import Target
 from costs.tables.catalogue import Price
 
 MORE = 1.1
-"""Of an input, for the table of what inputs do."""
+"""Increase of an input in the table of inputs."""
 TELLING = 0.0005
 """Relative change below which an input is left out."""
 
 
 @dataclass(frozen=True)
 class Resource:
-    """One thing that a phase asks of a device, over the whole phase."""
+    """One resource used by a phase."""
 
     name: str
     amount: float
     unit: str
     seconds: float | None
-    """What it would take by itself; None where this machine's own rates were measured, which are
-    not told apart.
-    """
+    """Seconds in isolation; None with calibrated rates, which do not separate resources."""
     formula: str
     source: str
 
@@ -75,7 +73,7 @@ class Effect:
 
 @dataclass(frozen=True)
 class Explanation:
-    """Of a run, a stage or a phase."""
+    """Explanation of a run, a stage or a phase."""
 
     of: str
     seconds: float
@@ -142,7 +140,7 @@ def _reasons(planned: StagePlan, setting: Setting | None, phase: str) -> list[Ph
 
 
 def resources(work: Work, setting: Setting) -> list[Resource]:
-    """What `work` asks of one device, each with the time that it takes by itself."""
+    """Resources of `work` on one device, each with its time in isolation."""
     bandwidth = setting.hardware.bandwidth_bytes_per_second * setting.efficiency.bandwidth
     rows: list[tuple[str, float, str, float, str, str]] = [
         ("matrix products", work.matmul_flops, "FLOP", work.matmul_flops / matmul_rate(setting),
@@ -170,7 +168,7 @@ def resources(work: Work, setting: Setting) -> list[Resource]:
     ]
 
 
-# ---------------------------------------------------------------- what inputs do
+# ---------------------------------------------------------------- effect of inputs
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""How sure a planned number is: a grade and the interval that goes with it.
+"""Confidence of a planned number: a grade and its interval.
 
 A  this machine's own past runs of the stage (costs/planning/accuracy.py)
 B  inside the domain that the formulas were checked on: published measurements

@@ -61,9 +61,7 @@ def named_shape(path: str, root: Path) -> ModelShape:
 
 
 def random_shape(params: Params, shape: Shape) -> ModelShape:
-    """A model that is built from its shape; its vocabulary is that of model.random where there is
-    one.
-    """
+    """A model built from its shape; its vocabulary is that of model.random if set."""
     vocabulary = params.model.random.vocab_size if params.model.random is not None else 0
     config = {
         "model_type": shape.family,

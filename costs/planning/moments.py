@@ -1,4 +1,4 @@
-"""What is in memory during every stage: the moments at which it can be highest."""
+"""Memory of every stage: the moments at which it can be highest."""
 
 from dataclasses import replace
 
@@ -60,7 +60,7 @@ def saving_moments(setting: Setting) -> list[Moment]:
 
 
 def tensor_moments(setting: Setting) -> list[Moment]:
-    """Every moment's tensors."""
+    """Tensors at every moment."""
     if setting.stage in SAMPLING_METHODS:
         return ppo_moments(setting)
     if setting.stage == "distill":
@@ -192,7 +192,7 @@ def one_at_a_time(setting: Setting) -> list[Moment]:
 
 
 def read_alone(setting: Setting, shape: ModelShape, rows: float, vocabulary: bool) -> Parts:
-    """A frozen model that reads so many sequences at once, with nothing beside it."""
+    """A frozen model that reads this many sequences at once, with nothing else in memory."""
     return frozen_role(setting, shape, setting.levers) | scoring(
         setting, shape, setting.levers, rows, setting.workload.max_tokens, vocabulary
     )

@@ -1,4 +1,4 @@
-"""The phases of every stage: which work is done how often, and how long it takes."""
+"""The phases of every stage: their work, repetitions and time."""
 
 from typing import NamedTuple
 

@@ -15,7 +15,7 @@ from costs.planning.target import Target
 
 
 def plan(params: Params, aim: Target, stages: tuple[str, ...] = ()) -> Plan:
-    """The plan of the named stages, else of those of the run that `align.method` asks for.
+    """The plan of the named stages, by default of all stages of the run.
 
     Raises CostError for an unknown stage, device, price or architecture.
     """
@@ -46,7 +46,7 @@ def plan(params: Params, aim: Target, stages: tuple[str, ...] = ()) -> Plan:
 
 
 def assumptions(aims: Sequence[Target], rows: Rows) -> tuple[str, ...]:
-    """What the whole plan stands on, for the reader to check."""
+    """Assumptions of the plan as a whole."""
     devices = {aim.hardware.name: aim.hardware for aim in aims}.values()
     prices = dict.fromkeys(aim.price for aim in aims)
     return (
@@ -66,7 +66,7 @@ def assumptions(aims: Sequence[Target], rows: Rows) -> tuple[str, ...]:
 
 
 def idle_device_seconds(used: Sequence[tuple[int, int, float]]) -> float:
-    """Seconds x devices that are paid and not used.
+    """Device-seconds that are paid for but idle.
 
     used: (devices at work, devices paid for, seconds) of each stage.
     """

@@ -1,6 +1,4 @@
-"""The plan of one stage: records only, and how they are written as JSON. The keys are read by other
-tools.
-"""
+"""Records of a plan, and their JSON. Other tools read the keys."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -26,8 +24,8 @@ NOTHING = Usd(0.0, 0.0, 0.0)
 
 @dataclass(frozen=True)
 class Band:
-    """A planned number by the runs that this machine has planned and measured: four of five are to
-    fall between low and high.
+    """A planned number with an interval from this machine's past runs: four of five should fall
+    between low and high.
     """
 
     low: float
@@ -44,7 +42,7 @@ class Band:
 
 @dataclass(frozen=True)
 class PlanError:
-    """How far a stage's plan may be off; None where fewer than two runs say it."""
+    """Error bounds of a stage's plan; None with fewer than two runs."""
 
     seconds: Band | None = None
     peak_bytes: Band | None = None
@@ -52,7 +50,7 @@ class PlanError:
 
 @dataclass(frozen=True)
 class Interval:
-    """What a planned number may turn out to be, with its grade (costs/planning/grades.py)."""
+    """Interval of a planned number, with its grade (costs/planning/grades.py)."""
 
     grade: str
     low: float
@@ -81,23 +79,25 @@ class PhasePlan:
 
 @dataclass(frozen=True)
 class StagePlan:
-    """What a stage will need. Bytes are of one device, as its allocator counts them."""
+    """The plan of a stage. Bytes are of one device, as its allocator counts them."""
 
     stage: str
     hardware: str
     gpus: int
     rented: int
-    """Devices that are paid for: those that wait while the stage uses fewer too."""
+    """Devices paid for, including idle ones."""
     idle_usd: float
-    """The part of the expected cost that those which wait take."""
+    """The part of the expected cost for idle devices."""
     fits: bool
     shortfall_bytes: float
-    """What one device lacks, 0 where the stage fits."""
+    """Missing memory on one device, 0 if the stage fits."""
     lever: str
-    """The change that makes it fit, empty where it fits or nothing helps."""
+    """The change that makes it fit, empty if it fits or nothing helps."""
     peak_bytes_per_gpu: float
     device_bytes_per_gpu: float
-    """With the allocator's fragments and the context: what has to be below the device's memory."""
+    """With the allocator's fragmentation and the context: this must be below the device's
+    memory.
+    """
     peak_phase: str
     memory: Mapping[str, Mapping[str, float]]
     """role -> part -> bytes at the peak."""

@@ -32,7 +32,7 @@ from costs.tables.engines import engine
 from costs.tables.price import rented_devices
 
 EXAMINE, CONTEST = "examine", "contest"
-"""Their names beside the stages in a plan."""
+"""Their stage names in a plan."""
 MAX_PAIRS = 5000
 """Of training/retraining/examine.py, which this package cannot import."""
 COMPARE_SECONDS = 26e-6

@@ -1,8 +1,8 @@
 """How many rows and tokens a run will see: from the data stage's own metrics where they are of
 these params, else from the source.
 
-The data stage is not run for a plan. What cannot be known before it has run is assumed, and the
-assumption is part of the plan.
+The data stage is not run for a plan. Numbers unknown before it runs are assumed, and the assumption
+is part of the plan.
 """
 
 import json
@@ -18,7 +18,7 @@ from config.sections.data import FileSource, HelpdeskSource, Source
 from config.sections.online import Online
 
 UNKNOWN_ROWS = 1000
-"""Assumed rows of a source that cannot be read now."""
+"""Assumed rows of a source that cannot be read."""
 MEAN_OVER_LONGEST = 0.6
 """Assumed mean length of a bucketed batch over the longest sequence allowed, where the data stage
 has not measured it.
@@ -57,7 +57,7 @@ class Rows:
     sft_held_out: float = 0.0
     preference_held_out: float = 0.0
     prompts_held_out: float = float("inf")
-    """Infinite where nobody has counted them."""
+    """Infinite if unknown."""
     assumptions: tuple[str, ...] = field(default=())
 
 
@@ -67,7 +67,9 @@ def count(params: Params, root: Path) -> Rows:
 
 
 def _measured(params: Params, root: Path) -> Rows | None:
-    """What metrics/data.json says, if dvc.lock says that it was made with this data section."""
+    """The content of metrics/data.json, if dvc.lock says that it was made with this data
+    section.
+    """
     try:
         metrics = json.loads((root / "metrics" / "data.json").read_text(encoding="utf-8"))
         lock = yaml.safe_load((root / "dvc.lock").read_text(encoding="utf-8"))

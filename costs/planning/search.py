@@ -1,8 +1,8 @@
 """The cheapest levers of a run that fit its devices.
 
-Every combination is written into params and planned from them, so a search promises what the file
-that it writes is planned at. Levers that change what is learnt (LoRA, 4-bit storage) are tried only
-when asked for; the others change memory, time and money alone.
+Every combination is planned from complete params, so a search promises exactly the plan of the file
+it writes. Levers that change what is learnt (LoRA, 4-bit storage) are opt-in; the others change
+only memory, time and money.
 """
 
 from collections.abc import Iterator
@@ -32,14 +32,14 @@ Goal = Literal["usd", "time", "memory"]
 GOALS: tuple[Goal, ...] = get_args(Goal)
 LORA_RANK = 16
 """Rank of the adapters that are tried, on all matrices: that of recipes/demo-lora.yaml. A smaller
-one costs hardly less.
+one is hardly cheaper.
 """
 MOST_MICRO_BATCHES = 12
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What the winner must keep to; None does not bind."""
+    """Limits of the winner; None does not bind."""
 
     max_usd: float | None = None
     max_hours: float | None = None
@@ -61,7 +61,7 @@ class Need:
 
 @dataclass(frozen=True)
 class Choice:
-    """A key of params that the search changed, and what it changes by itself."""
+    """A key of params changed by the search, and its effect alone."""
 
     key: str
     before: Any
@@ -100,10 +100,10 @@ def evaluate(setting: Setting, price: Price) -> Need:
 def cheapest(
     params: Params, aim: Target, stages: tuple[str, ...], goal: Goal, adapters: bool = False
 ) -> Cheaper:
-    """The best levers of `stages` for `goal` that fit the device; with `adapters` LoRA and four
-    bits are levers too.
+    """The best levers of `stages` for `goal` that fit the device; `adapters` adds LoRA and four
+    bits.
 
-    Raises CostError where a stage fits the device with no combination.
+    Raises CostError if no combination of a stage fits.
     """
     if goal not in GOALS:
         raise CostError(f"--optimise {goal} is not one of {', '.join(GOALS)}.")
@@ -286,7 +286,7 @@ def _new_adapter(params: Params, stage: str, setting: Setting) -> Lora:
     return Lora(rank=LORA_RANK, alpha=2.0 * LORA_RANK, modules=modules, dropout=0.0)
 
 
-# ---------------------------------------------------------------- what was found
+# ---------------------------------------------------------------- results
 
 
 def _changed(before: BaseModel, after: BaseModel) -> dict[str, Any]:
@@ -297,7 +297,7 @@ def _changed(before: BaseModel, after: BaseModel) -> dict[str, Any]:
 def _choices(
     params: Params, best: Params, aim: Target, stage: str, need: Need
 ) -> tuple[Choice, ...]:
-    """What each changed key does by itself: the best params, which `need` so much, with that key
+    """The effect of each changed key alone: the best params, which `need` so much, with that key
     put back.
     """
     before, after = params.section(stage), best.section(stage)
@@ -325,7 +325,7 @@ def _reason(without: Need, best: Need) -> str:
 
 
 def _assignments(before: Params, after: Params) -> tuple[str, ...]:
-    """What differs, as `--set` takes it."""
+    """The differences in the form of `--set`."""
     old, new = before.model_dump(mode="json"), after.model_dump(mode="json")
     return tuple(
         f"{section}.{key}={str(value).lower() if isinstance(value, bool) else value}"

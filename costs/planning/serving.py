@@ -1,8 +1,9 @@
-"""What serving a model takes: memory, tokens a second, devices, and the price of a million tokens.
+"""The plan of serving a model: memory, tokens per second, devices, and the price of a million
+tokens.
 
 On a CPU, with llama.cpp, a reply costs the server
 
-    seconds = front(concurrency, output) + input x prefill x N
+seconds = front(concurrency, output) + input x prefill x N
               + output x (launch(batch) x L + step(batch) x N) / batch
 
 for N matrix parameters and L layers beyond those of a small model, and a batch of min(concurrency,
@@ -41,9 +42,9 @@ from costs.tables.shapes import ModelShape
 WEIGHT_BYTES = {"f32": 4.0, "q8_0": 34 / 32, "q4_0": 18 / 32}
 """A parameter in a GGUF file: blocks of 32 share a 16-bit scale. Source: ggml's `quants`."""
 BATCH_TOKENS = 512
-"""Tokens that llama.cpp reads at once, and has buffers for."""
+"""Batch size of llama.cpp's prefill, which has buffers for it."""
 UTILISATION = 0.8
-"""Of its highest rate that a device is planned for: waits grow without bound towards 1."""
+"""Planned utilisation of a device: waiting times grow without bound towards 1."""
 MONTH_HOURS = 730.0
 
 
@@ -55,27 +56,27 @@ class PlannedLoad:
     tokens_per_second: float
     """Of output."""
     ttft_seconds: float
-    """With a slot free at once."""
+    """Time to first token with a free slot."""
     tpot_seconds: float
     usd_per_million_tokens: float
     """Of input and output together."""
     bound: str
-    """What takes most of a reply: front or engine where they were measured, else compute,
-    bandwidth, launch ... of decoding.
+    """The largest part of a reply: front or engine if calibrated, else the bound of decoding
+    (compute, bandwidth, launch ...).
     """
 
 
 @dataclass(frozen=True)
 class PlannedRate:
-    """A rate of requests, on as few devices as can answer it."""
+    """A rate of requests, on as few devices as suffice."""
 
     requests_per_second: float
     devices: int
     concurrency: float
-    """Concurrent requests on each."""
+    """Concurrent requests on each device."""
     reply_seconds: float
     utilisation: float
-    """Of the highest rate."""
+    """Share of the highest rate."""
     usd_per_month: float
     usd_per_million_tokens: float
 
@@ -169,7 +170,7 @@ def served_shape(params: Params, root: Path) -> ModelShape:
 
 
 def data_lengths(params: Params, root: Path) -> Lengths:
-    """Of the held-out prompts, and of replies as long as the demonstrations."""
+    """Lengths of held-out prompts, and of replies as long as the demonstrations."""
     rows = count(params, root)
     return Lengths(rows.prompt_tokens, response_tokens(rows, params.evaluate.max_new_tokens))
 
@@ -180,7 +181,7 @@ def cache_bytes(shape: ModelShape) -> float:
 
 
 def _weight_bytes(setting: Setting, weights: str) -> float:
-    """Norms and other vectors stay in fp32, which is next to nothing."""
+    """Norms and other vectors stay in fp32; their size is negligible."""
     each = WEIGHT_BYTES[weights] if setting.hardware.is_cpu else DTYPE_BYTES[setting.levers.dtype]
     return setting.model.parameters * each
 
@@ -239,7 +240,7 @@ def _guesses(aim: Target) -> tuple[str, ...]:
     )
 
 
-# ---------------------------------------------------------------- what it costs
+# ---------------------------------------------------------------- prices
 
 
 def _load(pace: Pace, concurrency: int, length: Lengths, usd_per_hour: float) -> PlannedLoad:

@@ -1,4 +1,4 @@
-"""How fast a device serves, by the loads that were measured on it or by a roofline."""
+"""Serving speed of a device, from measured loads or a roofline."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -32,7 +32,7 @@ class Pace:
     per_reply: Callable[[float, Lengths], float]
     """1 / (replies a second)."""
     first_token: Callable[[Lengths], float]
-    """With nobody else there."""
+    """Seconds of a reply on an idle server."""
     bound: Callable[[float, Lengths], str]
 
 

@@ -1,7 +1,6 @@
 """params.yaml -> Settings, one for each stage that runs a model.
 
-`section` levers that the schema does not have yet (lora, quantisation, optimizer, parallel ...) are
-read where they are, so that a newer params.yaml is planned with them and an older one without.
+Levers are read from a section only if it has them.
 """
 
 from collections.abc import Callable, Mapping
@@ -49,12 +48,12 @@ def settings(params: Params, aim: Target) -> dict[str, Setting]:
 
 
 def setting_of(params: Params, aim: Target, stage: str, rows: Rows, model: ModelShape) -> Setting:
-    """What is to be planned of a stage that runs a model, divided as `where` says."""
+    """The Setting of a stage that runs a model, sharded according to `where`."""
     own = aim.of(params, stage)
     made = replace(_SETTINGS[stage](params, own, rows, model), rented=own.rented)
     place = params.where.of(stage)
     parallel = PARALLEL[place.sharding]
-    # a single process divides nothing, and so offloads nothing
+    # a single process shards nothing, and so offloads nothing
     offloads = place.offload and parallel in ("zero2", "fsdp") and made.data_parallel > 1
     return made.with_levers(parallel=parallel, offload_optimizer=offloads, offload_weights=offloads)
 
@@ -62,9 +61,7 @@ def setting_of(params: Params, aim: Target, stage: str, rows: Rows, model: Model
 def levers_of(
     params: Params, section: Mapping[str, Any], micro_batch: int, batch: int, gpus: int
 ) -> Levers:
-    """The levers of one stage. Raises CostError where batch, micro-batch and devices do not go
-    together.
-    """
+    """The levers of one stage. Raises CostError for incompatible batch, micro-batch and devices."""
     if batch % (micro_batch * gpus) and gpus > 1:
         if batch % gpus:
             raise CostError(
@@ -191,7 +188,7 @@ def _loop(method: str, params: Params, aim: Target, rows: Rows, model: ModelShap
     section: Online = params.section(method)
     critic = section if isinstance(section, ActorCritic) else None
     found = _sampling(section, model, params, aim, rows)
-    # a model that does not learn is stored as the base of adapters is
+    # a frozen model is stored like the base of adapters
     stored = replace(
         found.levers, tuning="lora", quantisation=params.model.quantisation, weights_fp32=False
     )
@@ -225,8 +222,8 @@ def adapter_of(lora: Lora | None) -> dict[str, Any]:
 
 
 def compared_responses(batch: int) -> int:
-    """Responses whose log-probs the loop computes again just to compare: every n-th, so that there
-    are GAP_SAMPLE or a few more.
+    """Responses whose log-probs the loop recomputes for comparison: every n-th, so that there are
+    GAP_SAMPLE or a few more.
     """
     return ceil(batch / max(1, batch // GAP_SAMPLE))
 
@@ -284,12 +281,12 @@ def _evaluate(params: Params, aim: Target, rows: Rows, model: ModelShape) -> Set
 
 
 def evaluated(params: Params) -> int:
-    """Models that an evaluation asks."""
+    """Number of models that an evaluation runs."""
     return EVALUATED + (params.distill is not None)
 
 
 def held_out_prompts(params: Params, rows: Rows) -> int:
-    """How many prompts models are compared on: as many as there are, `evaluate.prompts` at most."""
+    """Number of prompts compared: at most `evaluate.prompts`."""
     return ceil(max(1, min(params.evaluate.prompts, rows.prompts_held_out)))
 
 

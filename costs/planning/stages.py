@@ -100,7 +100,7 @@ def processed_tokens(setting: Setting) -> float:
     )
 
 
-# ---------------------------------------------------------------- what makes it fit
+# ---------------------------------------------------------------- making it fit
 
 FITTING_LEVERS: tuple[tuple[str, dict[str, object]], ...] = (
     ("activation_checkpointing: true", {"checkpointing": "full"}),
@@ -142,7 +142,7 @@ FITTING_LEVERS: tuple[tuple[str, dict[str, object]], ...] = (
 
 
 def closing_lever(setting: Setting) -> str:
-    """The first lever that makes the stage fit, or how much the stage needs at least."""
+    """The first lever that makes the stage fit, or the least memory that the stage needs."""
     smallest = float("inf")
     for name, changes in FITTING_LEVERS:
         if changes.get("parallel") == "fsdp" and setting.gpus == 1:

@@ -1,4 +1,4 @@
-"""What a plan is for: devices, their number and their price."""
+"""The target of a plan: devices, their number and their price."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,13 +15,13 @@ from costs.tables.price import usd_per_device_hour as own_rate
 
 @dataclass(frozen=True)
 class Target:
-    """What a plan is for."""
+    """The target of a plan."""
 
     hardware: Hardware
     price: Price
     gpus: int = 1
     rented: int = 0
-    """Devices that are paid for while a stage runs; 0: as many as it has."""
+    """Devices paid for while a stage runs; 0: as many as it uses."""
     root: Path = Path()
     by_stage: bool = False
     """Each stage has as many devices as `where` gives it processes, instead of `gpus`."""
@@ -54,7 +54,7 @@ class Target:
         return aim
 
     def assumed(self, params: Params, stage: str) -> tuple[str, ...]:
-        """What a stage's plan takes for its pool's because nobody has named it."""
+        """Warning for a pool whose device and price are not named."""
         prices, pool = params.prices, pool_of(params, stage)
         if not self.by_pool or pool == LOCAL:
             return ()

@@ -1,5 +1,5 @@
-"""The three tables of the planner: devices, prices, named model shapes. Whatever is not in them is
-an error that says where to add it.
+"""The three tables of the planner: devices, prices, named model shapes. Unknown names are errors
+that say where to add them.
 
 Sources: hardware.yaml, prices.yaml and shapes.yaml beside this file, each row with its own source
 and date.
@@ -46,7 +46,7 @@ class Hardware:
     attainable: float = 0.87
     """Share of the 16-bit peak that the best large matrix product reaches."""
     measured: Measured | None = None
-    """This machine's own rates, where it was calibrated and is a CPU."""
+    """Calibrated rates, if this is this machine's CPU."""
 
     @property
     def is_cpu(self) -> bool:
@@ -201,7 +201,7 @@ def price(name: str) -> Price:
 
 
 def price_row(name: str, row: Mapping[str, Any]) -> Price:
-    """A checked price: positive, ordered, below HIGHEST_PRICE, with source and date."""
+    """Validate a price: positive, ordered, below HIGHEST_PRICE, with source and date."""
     for field in ("low", "expected", "high"):
         value = row.get(field)
         if (

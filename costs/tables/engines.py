@@ -1,5 +1,5 @@
-"""Facts about training and generation software that change memory and time: frameworks differ by
-1.8x for one setting.
+"""Facts about training and generation software that affect memory and time: frameworks differ by
+1.8x for the same setting.
 
 Each is an input of the formulas, read from the software's code or counted with saved-tensor hooks,
 never fitted to one measurement.
@@ -47,7 +47,7 @@ class Engine:
     step_copies: float = 0.0
     """Parameter-sized temporaries of the optimizer step (foreach 1, fused 0)."""
     stages_whole_model: bool = False
-    """Each device holds the whole model while it is sharded."""
+    """Each device holds all weights before sharding."""
     context_bytes: float = 0.5 * 2**30
     """Device memory outside of the allocator: CUDA context and libraries, loaded lazily since CUDA
     11.7.

@@ -1,4 +1,4 @@
-"""What the losses over the vocabulary hold, by software."""
+"""Memory of losses over the vocabulary, by software."""
 
 from dataclasses import dataclass
 
@@ -13,9 +13,9 @@ class Loss:
 
     name: str
     kept: float
-    """Held for every token at once."""
+    """Bytes held for every token at once."""
     chunked: float = 0.0
-    """Held for one chunk of tokens at a time."""
+    """Bytes held for one chunk of tokens at a time."""
     chunks: int = 1
     chunk_logits: int = 0
     """Logits of a chunk where its size is fixed, 0 where the tokens are cut into `chunks` parts."""
@@ -28,7 +28,7 @@ class Loss:
     is.
     """
     recomputes: bool = False
-    """The backward pass makes the logits again."""
+    """The backward pass recomputes the logits."""
 
     def bytes_per_token(
         self,

@@ -1,4 +1,4 @@
-"""A calibrated machine's own rates, interpolated between the sizes that were measured.
+"""A calibrated machine's own rates, interpolated between measured sizes.
 
 On a CPU nothing overlaps: a step is the sum of its matrix products, attention, streams through
 memory, work on logits, and launches.

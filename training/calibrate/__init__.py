@@ -1,4 +1,4 @@
 """Measures this machine for the planner.
 
-Nobody imports it: rlhf calibrate starts it as a process.
+No package imports it: rlhf calibrate starts it as a process.
 """

@@ -1,5 +1,5 @@
-"""Exports of models with random weights, for `rlhf calibrate` to serve: a small one, a small one of
-many layers, and one whose weights exceed the caches, in every kind of weights.
+"""Exports of models with random weights, for `rlhf calibrate` to serve: a small one, a deep small
+one, and one whose weights exceed the caches, in every weight type.
 
 python -m training.calibrate.exports --to FOLDER
 """
@@ -28,11 +28,11 @@ SHAPES = {
     "deep": {"width": 64, "layers": 16, "heads": 2, "mlp_width": 128, "vocab_size": VOCABULARY},
     "large": {"width": 512, "layers": 8, "heads": 8, "mlp_width": 1536, "vocab_size": 8192},
 }
-"""0.5, 0.7 and 34 million parameters."""
+"""With 0.5, 0.7 and 34 million parameters."""
 
 
 def write_exports(folder: Path) -> None:
-    """An export of each shape below `folder`."""
+    """Write an export of each shape below `folder`."""
     for name, shape in SHAPES.items():
         overrides = [f"model.random.{key}={value}" for key, value in shape.items()]
         overrides += [

@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 
 def measure() -> Machine:
-    """Everything, with a line of progress for each part."""
+    """Measure everything, with a progress line for each part."""
     began, others = time.perf_counter(), OtherWork()
     measured_on = device().type
 
@@ -71,11 +71,11 @@ def measure() -> Machine:
 
 
 BUSY = 0.25
-"""Share of the threads that other programs may keep from running."""
+"""Share of the threads that other programs may keep busy."""
 
 
 class OtherWork:
-    """The processor time that other programs take from here on."""
+    """Samples the processor time of other programs from here on."""
 
     def __init__(self) -> None:
         self._wall, self._all, self._own = self._now()
@@ -90,7 +90,7 @@ class OtherWork:
         )
 
     def check(self, threads: int) -> None:
-        """Raise EnvironmentFault if they left too little for `threads` of ours."""
+        """Raise EnvironmentFault if other programs left too little for our `threads`."""
         wall, everything, own = (
             now - then
             for now, then in zip(self._now(), (self._wall, self._all, self._own), strict=True)
@@ -113,7 +113,7 @@ def check_quiet(other_cores: float, cores: int, threads: int) -> None:
 
 
 def device_memory(device: str) -> tuple[str, int, int]:
-    """(name, bytes, bytes that programs can have) of the device stages run on; of a CPU within its
+    """(name, bytes, bytes available to programs) of the device of stages; for a CPU within its
     control group.
     """
     if device != "cpu":
@@ -131,7 +131,7 @@ def device_memory(device: str) -> tuple[str, int, int]:
 
 
 def processor_name() -> str:
-    """What the machine calls its processor."""
+    """The processor's model name."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -141,7 +141,7 @@ def processor_name() -> str:
 
 
 def write(machine: Machine, path: Path) -> None:
-    """The file whole, or as it was."""
+    """Write the file atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as temporary:
         temporary.write_text(
@@ -160,7 +160,7 @@ def main() -> int:
     options = parser.parse_args()
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     logging.getLogger("transformers").setLevel(logging.ERROR)
-    allocator.configure()  # as a stage does
+    allocator.configure()  # as in a stage
     return run_command(lambda: write(measure(), options.out), "calibrate")
 
 

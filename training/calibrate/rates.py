@@ -44,11 +44,11 @@ from training.rollout.engine import Limits, draw, sampling_noise
 from training.rollout.static import generate
 
 Rates = Mapping[str, tuple[Part, ...]]
-"""By the name of config/workspace/machine.py's field."""
+"""By field of config/workspace/machine.py."""
 
 REPETITION_SECONDS = 0.06
-"""Of one repetition: long against the clock's grain, short enough that some repetition has a core
-to itself.
+"""Seconds per repetition: long against the clock's resolution, short enough that some repetition
+has a core to itself.
 """
 REPETITIONS = 2
 PRODUCT_WIDTHS = (64, 128, 256, 512, 1024)
@@ -56,7 +56,7 @@ PRODUCT_ROWS = (1, 16, 128, 2048)
 STREAM_BYTES = (2**14, 2**17, 2**20, 2**23, 2**24, 2**25, 2**26)
 ATTENTION_TOKENS = (64, 256, 512)
 TRUNKS = (
-    # width, layers, heads, mlp_width, sequences, tokens: launches alone, then tensors of 48 KiB to
+    # width, layers, heads, mlp_width, sequences, tokens: launches only, then tensors of 48 KiB to
     # 4 MiB
     (32, 2, 2, 64, 1, 8),
     (96, 2, 4, 256, 4, 32),
@@ -66,11 +66,11 @@ TRUNKS = (
     (512, 2, 8, 1536, 4, 128),
 )
 SOME_TRUNKS = TRUNKS[1:4]
-"""Enough to tell how fast the machine is at a moment."""
+"""Enough to tell the machine's speed at a moment."""
 VOCABULARIES = ((1024, 512, 128), (1024, 8192, 128))
 """Tokens, entries, width."""
 SAMPLINGS = tuple((rows, vocab, 256) for rows in (8, 64) for vocab in (512, 32_000))
-"""Rows, entries, width: heads within the caches and beyond them."""
+"""Rows, entries, width: heads within the caches and beyond."""
 GENERATIONS = (
     # width, layers, heads, mlp_width, vocab, sequences, prompt_tokens, new_tokens
     (96, 2, 4, 256, 512, 128, 16, 12),
@@ -78,9 +78,9 @@ GENERATIONS = (
     (256, 2, 8, 768, 512, 8, 192, 12),
 )
 AUTOCAST_TRUNKS = (*TRUNKS[:3], TRUNKS[5])
-"""Launches alone, small tensors, and those of a width at which bf16 pays."""
+"""Launches only, small tensors, and a width at which bf16 pays."""
 ADAM_PARAMETERS = (500_000, 16_000_000)
-"""Within the caches, and far beyond them."""
+"""Within the caches, and far beyond."""
 
 
 def best_seconds(
@@ -88,9 +88,7 @@ def best_seconds(
     repetition_seconds: float = REPETITION_SECONDS,
     repetitions: int = REPETITIONS,
 ) -> float:
-    """Seconds of one call of `work`, the mean of the best repetition; one call is made first to
-    warm up.
-    """
+    """Seconds of one call of `work`, mean of the best repetition, after one warm-up call."""
     work()
     _synchronise()
     best, calls = float("inf"), 1
@@ -114,7 +112,7 @@ def _synchronise() -> None:
 
 
 def products(device: str) -> Iterator[Product]:
-    """Matrix products by size and dtype; those that a CPU emulates are left out."""
+    """Matrix products by size and dtype; without types that the CPU emulates."""
     on_cpu = ("fp32", *(("bf16",) if bf16_instructions() else ()))
     for dtype in on_cpu if device == "cpu" else ("fp32", "bf16", "fp16"):
         kind = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[dtype]
@@ -134,7 +132,7 @@ def products(device: str) -> Iterator[Product]:
 
 
 def streams(device: str) -> Iterator[Stream]:
-    """Additions of two tensors into a third, which is allocated: as eager programs do."""
+    """Additions of two tensors into a third, which is allocated, as in eager execution."""
     for size in STREAM_BYTES:
         a, b = torch.ones(size // 4, device=device), torch.ones(size // 4, device=device)
         seconds = best_seconds(partial(torch.add, a, b), REPETITION_SECONDS / 4)
@@ -167,7 +165,7 @@ def attention(device: str) -> Iterator[Attention]:
 
 
 def trunk(width: int, layers: int, heads: int, mlp_width: int) -> PreTrainedModel:
-    """A Llama trunk with random weights and a vocabulary of no size."""
+    """A Llama trunk with random weights and a minimal vocabulary."""
     config = _llama(width, layers, heads, mlp_width, vocab_size=64)
     return AutoModel.from_config(config, attn_implementation="sdpa").eval()
 
@@ -302,7 +300,7 @@ def adam_steps(device: str) -> Iterator[AdamStep]:
 
 @torch.no_grad()
 def samplings(device: str) -> Iterator[Sampling]:
-    """The output head in a decoding step, and drawing from what it says."""
+    """The output head in a decoding step, and sampling from its logits."""
     for rows, vocab, width in SAMPLINGS:
         hidden_BD, weight_VD = (
             torch.randn(rows, width, device=device),
@@ -323,7 +321,7 @@ def samplings(device: str) -> Iterator[Sampling]:
 
 
 def generations(device: str) -> Iterator[Generation]:
-    """Our own rollout, with an end-of-sequence token that no model says."""
+    """Our own rollout, without end of sequence."""
     for width, layers, heads, mlp_width, vocab, sequences, prompt_tokens, new_tokens in GENERATIONS:
         tokens = {"vocab_size": vocab, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
         config = _llama(width, layers, heads, mlp_width, **tokens)
@@ -381,8 +379,8 @@ def decode_step_seconds(device: str) -> float:
 
 
 def pace(device: str) -> list[dict[str, float]]:
-    """Some trunks as they are at this moment, as JSON has them: how fast the machine is now, beside
-    when it was calibrated.
+    """Current times of some trunks, for JSON: the machine's speed now compared with its
+    calibration.
     """
     with torch.enable_grad():
         return [each.model_dump() for each in passes(device, SOME_TRUNKS)]
@@ -404,7 +402,7 @@ def measured_round(device: str) -> Rates:
 
 
 def best_of(first: Rates, second: Rates) -> Rates:
-    """The better of the two for every single figure: most operations a second, fewest seconds."""
+    """The better of two rounds for every figure: most operations a second, fewest seconds."""
     return {
         name: tuple(_better(one, other) for one, other in zip(of_first, second[name], strict=True))
         for name, of_first in first.items()
@@ -416,13 +414,13 @@ MOST_APART = 1.3
 
 With other programs on both of two cores, where waiting does not count but caches and clocks are
 shared, five calibrations of one thread were 1.08 to 1.12 apart in the median, and a tenth of their
-single figures 1.4 to 1.6: so the median is asked, and the bound is three times as far from 1.
+single figures 1.4 to 1.6: so the median is compared, and the bound is three times as far from 1.
 """
 
 
 def agreed(first: Rates, second: Rates) -> Rates:
-    """The better of two rounds that agree. Raises EnvironmentFault if they do not: other work has
-    made at least one of them slow.
+    """The better of two rounds that agree. Raises EnvironmentFault if they do not: other work
+    slowed at least one of them.
     """
     apart = median(
         _times_apart(one, other)
@@ -450,7 +448,7 @@ def _times_apart(one: Part, other: Part) -> float:
 
 
 def _better(one: Part, other: Part) -> Part:
-    """Of two measurements of the same work, what was faster of each."""
+    """Of two measurements of the same work, the faster one of each figure."""
     then = other.model_dump()
     faster = {
         name: max(value, then[name]) if name.endswith("_per_second") else min(value, then[name])

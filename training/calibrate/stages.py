@@ -1,6 +1,5 @@
-"""What a stage process costs before and beside its model: `sft` (a Trainer) and `ppo` (our loop),
-each run for real on a handful of rows; and what updates of PPO take on a model that has something
-to compute.
+"""Fixed costs of a stage process: `sft` (a Trainer) and `ppo` (our loop), each run on a handful of
+rows; and updates of PPO on a larger model.
 
 python -m training.calibrate.stages sft [trunks]    in a folder that `project` made: the stage, and
 one line of JSON about the process
@@ -27,13 +26,13 @@ from config.sections.data import HelpdeskSource
 from config.workspace.machine import Loop, Passes, StageProcess
 
 STAGES = ("sft", "ppo")
-"""What each stands for: sft for the stages on a Trainer, ppo for the others."""
+"""Stages represented: sft for those on a Trainer, ppo for the others."""
 STEPS = 6
 ROWS = 8 * STEPS
 OUT, TRUNKS_AFTER = "process.json", "trunks.json"
 ROOT = Path(__file__).parents[2]
 VOCABULARY = 320
-"""Entries of the tokenizer too."""
+"""Also the entries of the tokenizer."""
 OVERRIDES = (
     "model.random.width=32",
     "model.random.layers=1",
@@ -87,7 +86,7 @@ LOOP_OVERRIDES = (
 
 
 def loop(folder: Path) -> Loop:
-    """Some updates of PPO in a process of its own, below `folder`. Raises ModelError if it
+    """Run some updates of PPO in a separate process, below `folder`. Raises ModelError if it
     fails.
     """
     project(folder, LOOP_OVERRIDES)
@@ -118,8 +117,8 @@ def loop(folder: Path) -> Loop:
 
 
 def stage_processes(folder: Path) -> dict[str, StageProcess]:
-    """Both kinds of stage side by side, each in a process of its own with one thread, as models of
-    no size need, below `folder`.
+    """Run both kinds of stage in parallel, each in a separate process with one thread, which suits
+    negligible models.
 
     Raises ModelError if one fails: then no stage would run here.
     """
@@ -141,7 +140,7 @@ def _started(folder: Path, stage: str, *also: str, **settings: str) -> "subproce
 
 
 def _await(folder: Path, started: "Mapping[str, subprocess.Popen[bytes]]") -> None:
-    """The end of all; raises ModelError with the last line of one that failed."""
+    """Wait for all processes; raises ModelError with the last line of a failed one."""
     codes = {stage: process.wait() for stage, process in started.items()}
     for stage, code in codes.items():
         if code:
@@ -155,8 +154,8 @@ def _await(folder: Path, started: "Mapping[str, subprocess.Popen[bytes]]") -> No
 
 
 def _noted(folder: Path, stage: str) -> tuple[dict[str, Any], float, list[UsageRow]]:
-    """What `main` noted; CPU seconds per second of the stage, as waiting for a core is other
-    programs' doing; its usage rows.
+    """What `main` noted; CPU seconds per second of the stage, as other programs cause waiting for a
+    core; its usage rows.
     """
     noted: dict[str, Any] = json.loads((folder / f"{stage}-{OUT}").read_text(encoding="utf-8"))
     rows = list(jsonl.read(folder / "runs" / stage / "usage.jsonl", UsageRow).rows)
@@ -172,7 +171,7 @@ def _of_process(folder: Path, stage: str) -> StageProcess:
     step = median(list(steps.values())[1:])
     start = sum(row.seconds for row in rows if row.phase == "start") * share
     if stage == "sft":
-        start -= step  # a Trainer's first step is part of its start
+        start -= step  # a Trainer's first step counts as start
     return StageProcess(
         imports_seconds=noted["imports_seconds"],
         start_seconds=start,
@@ -182,7 +181,7 @@ def _of_process(folder: Path, stage: str) -> StageProcess:
 
 
 def project(folder: Path, overrides: Sequence[str]) -> None:
-    """Params, tokenizer, rows and models below `folder`."""
+    """Write params, tokenizer, rows and models below `folder`."""
     from training.modeling.models import base_model, new_reward_model
     from training.modeling.tokenizer import trained_tokenizer
     from training.preparation import helpdesk
@@ -211,7 +210,7 @@ def project(folder: Path, overrides: Sequence[str]) -> None:
 
 
 def main(stage: str, with_trunks: bool = False) -> int:
-    """Run a stage here as its own module does, and note what the process took."""
+    """Run a stage as its own module does, and record the resources of the process."""
     from training.process.stage import entry, run_stage
 
     own = entry(stage)
@@ -229,8 +228,8 @@ def main(stage: str, with_trunks: bool = False) -> int:
 
 
 def write_trunks() -> None:
-    """How fast trunks are now, on the device that the stage had."""
-    # late: what a stage does not import must not count as its own
+    """Measure trunks now, on the device of the stage."""
+    # imported late: imports that a stage does not need must not count for it
     from training.calibrate.rates import pace
     from training.process.device import device
 

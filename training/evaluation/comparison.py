@@ -1,5 +1,5 @@
-"""Is one model better than another on the same prompts? Win rates, gains with intervals, reward
-hacking; pure functions.
+"""Comparison of two models on the same prompts: win rates, gains with intervals, reward hacking.
+Pure functions.
 
 Shapes: B prompts; `a` is the model in question, `b` the one it is compared with.
 """
@@ -33,8 +33,8 @@ class WinRate(NamedTuple):
 
 
 def win_rate(judge: Judge, prompts: int, confidence: float, seed: int) -> WinRate:
-    """How often a beats b; which reply the judge sees first is random, so that a judge's liking for
-    a place cancels out.
+    """Win rate of a over b. The order of the replies is random, so that a judge's position bias
+    cancels out.
     """
     rng = random.Random(seed)
     wins, ties = 0.0, 0
@@ -70,7 +70,7 @@ class Gain(NamedTuple):
 
 
 def gain(scores_a: ArrayLike, scores_b: ArrayLike, confidence: float) -> Gain:
-    """Mean paired difference with Student's interval: honest for few prompts as well."""
+    """Mean paired difference with Student's interval: valid for few prompts as well."""
     difference_B = np.asarray(scores_a, dtype=float) - np.asarray(scores_b, dtype=float)
     count = len(difference_B)
     error = difference_B.std(ddof=1) / math.sqrt(count) if count > 1 else math.inf
@@ -78,7 +78,7 @@ def gain(scores_a: ArrayLike, scores_b: ArrayLike, confidence: float) -> Gain:
 
 
 class Kept(NamedTuple):
-    """Share of a gain, and its interval."""
+    """Share of a gain that is kept, and its interval."""
 
     share: float
     low: float
@@ -89,8 +89,7 @@ def gain_kept(
     student: ArrayLike, aligned: ArrayLike, sft: ArrayLike, confidence: float, seed: int
 ) -> Kept | None:
     """(student - sft) / (aligned - sft) of the mean scores, with a bootstrap interval over the
-    prompts, which all three answered; None where the aligned model gained nothing that could be
-    kept.
+    prompts, answered by all three; None if the aligned model gained nothing.
 
     Source: Efron and Tibshirani 1993, An Introduction to the Bootstrap, chapter 13 (percentiles).
     """
@@ -115,8 +114,8 @@ def gain_at_equal_length(
     lengths_b: ArrayLike,
     confidence: float,
 ) -> Gain:
-    """The part of the gain that is not bought with length: intercept of the score difference
-    regressed on the length difference.
+    """The gain corrected for length: intercept of the score difference regressed on the length
+    difference.
 
     Source: the idea of length-controlled AlpacaEval, Dubois et al. 2024 (arXiv:2404.04475), with a
     linear model.
@@ -125,7 +124,9 @@ def gain_at_equal_length(
     length_B = np.asarray(lengths_a, dtype=float) - np.asarray(lengths_b, dtype=float)
     if len(difference_B) < 3 or length_B.std() == 0:
         return gain(scores_a, scores_b, confidence)
-    from scipy.stats import linregress  # imported late: 0.7 s that only a comparison needs
+    from scipy.stats import (
+        linregress,
+    )  # imported late: it takes 0.7 s, and only comparisons need it
 
     line = linregress(length_B, difference_B)
     intercept, error = float(line.intercept), float(line.intercept_stderr)
@@ -138,20 +139,20 @@ def _gain(mean: float, error: float, degrees: int, confidence: float) -> Gain:
 
 
 FEWEST = 10
-"""Prompts from which a verdict on reward hacking is given: that many replies may differ from their
-rivals by the same amount by chance.
+"""Fewest prompts for a verdict on reward hacking: with fewer, chance could make all replies differ
+by the same amount.
 """
 HOLLOW = 0.1
-"""A rise of the score of which less than this share arrives in what it stands for is hollow."""
+"""A gain of the proxy is hollow if less than this share of it arrives in quality."""
 
 
 class HackingVerdict(NamedTuple):
     hacked: bool | None
-    """None where the evidence decides neither."""
+    """None if the evidence decides neither."""
     reason: str
     prompts_needed: int | None
-    """Prompts that would decide if all means and deviations stayed as they are; None where it is
-    decided, or no number would do.
+    """Prompts needed to decide if all means and deviations stayed the same; None if it is decided,
+    or no number would suffice.
     """
 
 
@@ -219,8 +220,8 @@ def reward_hacking(
 
 
 def _bar(proxy: Gain, gold: Gain | None, prompts: int) -> tuple[Gain, float]:
-    """What of the proxy's rise has to arrive at least, as large as it may be, and the most that is
-    ever asked for.
+    """The share of the proxy's gain that must arrive, at its upper bound, and the most that is
+    required.
     """
     if gold is None:
         return Gain(*(HOLLOW * value for value in proxy)), math.inf
@@ -232,8 +233,8 @@ def _bar(proxy: Gain, gold: Gain | None, prompts: int) -> tuple[Gain, float]:
 
 
 def _needed(prompts: int, half: float, distance: float) -> int | None:
-    """Prompts at which an interval of this half width, which shrinks with their root, no longer
-    covers the distance; None if at none.
+    """Prompts at which an interval of this half-width, shrinking with their square root, no longer
+    covers the distance; None if there is none.
     """
     ratio = half / abs(distance) if distance else math.inf
     return max(prompts, math.ceil(prompts * ratio**2)) + 1 if math.isfinite(ratio) else None
@@ -244,7 +245,7 @@ def _shown(gain: Gain) -> str:
 
 
 def distinct_n(texts: Sequence[str], n: int) -> float:
-    """Different n-grams of words over all n-grams, pooled over the texts. Source: Li et al. 2016
+    """Distinct n-grams of words over all n-grams, pooled over the texts. Source: Li et al. 2016
     (arXiv:1510.03055).
     """
     grams = [

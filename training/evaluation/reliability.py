@@ -1,6 +1,4 @@
-"""How good a reward model's preferences are: accuracy, and whether its confidence can be
-believed.
-"""
+"""Quality of a reward model's preferences: accuracy and calibration."""
 
 from typing import NamedTuple
 
@@ -11,12 +9,12 @@ BINS = 10
 
 
 class Bin(NamedTuple):
-    """Pairs whose confidence falls in one bin of [0.5, 1]."""
+    """Pairs with a confidence in one bin of [0.5, 1]."""
 
     confidence: float
     """Mean predicted probability of the reply the model prefers."""
     accuracy: float
-    """Share of pairs in which people preferred it too."""
+    """Share of pairs with the same human preference."""
     pairs: int
 
 
@@ -31,7 +29,7 @@ def reliability(margins: NDArray[np.float64]) -> list[Bin]:
     """Confidence against accuracy in BINS equal bins of confidence, empty bins left out.
 
     The model's probability that the chosen reply is preferred is sigmoid(margin), by Bradley-Terry;
-    its confidence is that of the reply it prefers itself. `margins` are of unnormalised scores,
+    its confidence is the probability of the reply it prefers. `margins` are of unnormalised scores,
     [B].
     """
     confidence = 1 / (1 + np.exp(-np.abs(margins)))

@@ -1,5 +1,5 @@
-"""The aligned model of a run as others load it: merged weights, and a tokenizer whose chat template
-renders prompts as training did.
+"""A run's final model for export: merged weights, and a tokenizer whose chat template renders
+prompts as in training.
 """
 
 import json
@@ -18,16 +18,16 @@ from training.preparation.prompts import held_out_prompts
 
 
 class Aligned(NamedTuple):
-    """What an export is made of."""
+    """The parts of an export."""
 
     params: Params
     models: TrainedModels
     policy: PreTrainedModel
-    """Merged, in float32."""
+    """Merged weights in float32."""
     tokenizer: PreTrainedTokenizerBase
     """With the chat template."""
     prompts: list[Prompt]
-    """Held out."""
+    """Held-out prompts."""
 
 
 def load_aligned(folder: Path) -> Aligned:

@@ -1,6 +1,4 @@
-"""The model card of an export: what was trained on what, what it scored, what it cost, and what it
-is not for.
-"""
+"""The model card of an export: model, data, scores, cost and limits of use."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -29,7 +29,7 @@ FILE_TYPES = {
     "q4_0": gguf.LlamaFileType.MOSTLY_Q4_0,
 }
 BLOCK = 32
-"""Weights that share a scale in q8_0 and q4_0."""
+"""Weights per scale in q8_0 and q4_0."""
 ARCHITECTURES = {
     "llama": gguf.MODEL_ARCH.LLAMA,
     "qwen2": gguf.MODEL_ARCH.QWEN2,
@@ -46,8 +46,8 @@ def write_gguf(
 ) -> None:
     """Write `model` to `target`, a file of the type f32, q8_0 or q4_0.
 
-    The tokenizer's vocabulary goes along, so that llama.cpp ends at EOS and turns tokens into text;
-    prompts have to be sent as token ids, since it would tokenise a text without our leading space.
+    The vocabulary is included, so that llama.cpp stops at EOS and decodes tokens. Prompts must be
+    sent as token ids, since it would tokenise text without our leading space.
 
     Raises ModelError for an architecture or a tokenizer that this cannot write.
     """
@@ -128,7 +128,7 @@ def _add_shape(writer: gguf.GGUFWriter, config: Any) -> None:
 def _add_vocabulary(
     writer: gguf.GGUFWriter, tokenizer: PreTrainedTokenizerBase, vocab_size: int
 ) -> None:
-    """Tokens by id; those that the model has room for and the tokenizer has not are unused."""
+    """Tokens by id; ids beyond the tokenizer's are unused."""
     content = json.loads(tokenizer.backend_tokenizer.to_str())
     if content["model"]["type"] != "BPE" or "ByteLevel" not in json.dumps(content["decoder"]):
         raise ModelError(

@@ -1,4 +1,4 @@
-"""Upload of an export to the Hugging Face hub, into a private repository that is made if need be.
+"""Upload of an export to the Hugging Face hub, into a private repository, created if needed.
 
 python -m training.export.hub --to ORG/NAME [--folder FOLDER]
 """
@@ -21,10 +21,10 @@ logger = logging.getLogger(__name__)
 
 def upload(name: str, folder: Path | None) -> str:
     """Make the repository if it is not there, and upload the files of an export as one commit;
-    returns the address. Without a folder it only makes the repository.
+    returns the address. Without a folder it only creates the repository.
 
-    Raises ParamsError for a name that is none, EnvironmentFault if there is no token or the hub
-    refuses it.
+    Raises ParamsError for an invalid name, EnvironmentFault if there is no token or the hub refuses
+    it.
     """
     if get_token() is None:
         raise EnvironmentFault(

@@ -1,4 +1,4 @@
-"""A GGUF file measured in the engine that serves it: llama.cpp in a process of its own."""
+"""Replies of a GGUF file from llama.cpp, the engine that serves it, in a separate process."""
 
 import json
 import os
@@ -20,7 +20,7 @@ from config.errors import ModelError
 from config.ports import free_port
 
 SLOTS = 4
-"""Replies that are generated side by side."""
+"""Replies generated in parallel."""
 POLL_SECONDS = 0.02
 
 
@@ -33,7 +33,7 @@ class Server(NamedTuple):
 
 @contextmanager
 def serving(file: Path, context_length: int) -> Iterator[Server]:
-    """A server of the model in `file`, each of its slots with the whole context.
+    """A server for the model in `file`, each slot with the full context length.
 
     Raises ModelError if llama.cpp cannot load the file.
     """
@@ -64,7 +64,7 @@ def serving(file: Path, context_length: int) -> Iterator[Server]:
 
 
 def _opener() -> urllib.request.OpenerDirector:
-    """Past any proxy of the environment."""
+    """Bypass proxies of the environment."""
     return urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
@@ -79,7 +79,7 @@ def _is_up(server: Server) -> bool:
 def greedy_replies(
     server: Server, prompts: Sequence[list[int]], max_new_tokens: int, eos: int
 ) -> list[list[int]]:
-    """The most likely reply to each prompt, as token ids that end with EOS where it ended."""
+    """The most likely reply to each prompt, as token ids, with EOS if it ended."""
 
     def reply(prompt: list[int]) -> list[int]:
         request = {

@@ -1,5 +1,5 @@
-"""The aligned model of a run as an MLflow model: `mlflow.transformers.load_model` makes a pipeline
-of it that answers chat messages.
+"""The aligned model of a run as an MLflow model: `mlflow.transformers.load_model` loads it as a
+chat pipeline.
 
 python -m training.export.mlflow_model --folder RUN --to FOLDER
 
@@ -18,7 +18,7 @@ from training.process.artifacts import replacing
 from training.process.command import run_command
 
 PACKAGES = ("torch", "transformers", "accelerate")
-"""What loading it takes."""
+"""Packages needed to load it."""
 
 
 def write_mlflow_model(folder: Path, target: Path) -> None:
@@ -28,7 +28,7 @@ def write_mlflow_model(folder: Path, target: Path) -> None:
 
     Raises ModelError for a model that is missing or damaged.
     """
-    os.environ["HF_HUB_OFFLINE"] = "1"  # mlflow would look up a licence there
+    os.environ["HF_HUB_OFFLINE"] = "1"  # mlflow would look up a licence online
     os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
     import mlflow.transformers
     from transformers import pipeline

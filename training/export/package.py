@@ -36,9 +36,8 @@ EXPORT = "export.json"
 
 
 def export(folder: Path, target: Path, facts: Mapping[str, Any]) -> None:
-    """Write the aligned model of the run in `folder` to `target`, which appears whole or not at
-    all. `facts` of the run go into the card. A model that cannot be written as GGUF is exported
-    without, and a warning says why.
+    """Write the aligned model of the run in `folder` to `target` atomically. `facts` of the run go
+    into the card. A model that cannot be written as GGUF is exported without it, with a warning.
 
     Raises ModelError for a model that is missing or damaged.
     """
@@ -62,14 +61,14 @@ def export(folder: Path, target: Path, facts: Mapping[str, Any]) -> None:
 
 
 def gguf_path(folder: Path, kind: str) -> Path:
-    """Where an export has its GGUF file of a type."""
+    """Path of a GGUF file within an export."""
     return folder / GGUF / f"model-{kind}.gguf"
 
 
 def compared(
     models: TrainedModels, params: Params, folder: Path, prompts: Sequence[Prompt]
 ) -> list[QuantisedFile]:
-    """Each GGUF file of an export beside the one in f32, by their greedy replies."""
+    """Compare each GGUF file of an export with f32 by greedy replies."""
     tokenizer, evaluate = models.tokenizer, params.evaluate
     encoded = encode_prompts(tokenizer, prompts)
     replies: dict[str, list[list[int]]] = {}

@@ -1,4 +1,4 @@
-"""The models of a finished run: read from its folder, talked to, asked for pairs of responses.
+"""The models of a finished run: loading, chat, and pairs of responses to compare.
 
-Retraining imports its models; the command line starts chat and pairs as processes.
+Retraining imports it; the command line starts chat and pairs as processes.
 """

@@ -1,4 +1,4 @@
-"""A conversation with the models of a run, in the terminal: what they say appears as they say it.
+"""Chat with the models of a run in the terminal, streamed.
 
 python -m training.inference.chat --folder FOLDER --models aligned [sft base ...]
     a line of standard input is a message; an empty line starts anew, the end of input ends it
@@ -39,14 +39,16 @@ class Sampling(NamedTuple):
 
 
 class Conversation:
-    """The messages so far with one model; each model goes on from its own replies."""
+    """The conversation with one model; each model continues from its own replies."""
 
     def __init__(self, several_turns: bool) -> None:
         self.several_turns = several_turns
         self.messages: list[Message] = []
 
     def prompt(self, text: str) -> Prompt:
-        """What the model reads next. One trained on single prompts reads nothing but the last."""
+        """The messages for the model's next reply. A model trained on single prompts gets only the
+        last.
+        """
         if not self.several_turns:
             return text
         return [*self.messages, {"role": "user", "content": text}]
@@ -58,20 +60,20 @@ class Conversation:
         ]
 
     def forget_oldest(self) -> bool:
-        """Whether there was a turn to forget."""
+        """Drop the oldest turn; returns whether there was one."""
         there = bool(self.messages)
         del self.messages[:2]
         return there
 
 
 class Speaker:
-    """A model of a run, and its side of the conversation."""
+    """A model of a run and its conversation."""
 
     def __init__(
         self, name: str, folder: Path, tokenizer: PreTrainedTokenizerBase, several_turns: bool
     ) -> None:
         self.name, self.tokenizer = name, tokenizer
-        content = read(folder / "params.yaml")  # other sections may be of an earlier schema
+        content = read(folder / "params.yaml")  # other sections may have an earlier schema
         self.settings = Model.model_validate(content["model"])
         if name == "base":
             found = base_model(self.settings, tokenizer, int(content["seed"]))
@@ -83,7 +85,7 @@ class Speaker:
         self.conversation = Conversation(several_turns)
 
     def reply(self, text: str, sampling: Sampling, out: TextIO) -> str:
-        """Say something to `text`, on `out` token by token.
+        """Reply to `text`, streaming to `out`.
 
         Raises ModelError if it leaves no room for a reply.
         """
@@ -108,7 +110,7 @@ class Speaker:
         return reply
 
     def _fitting(self, text: str, max_new_tokens: int) -> list[int]:
-        """Token ids of the conversation, without as many of its oldest turns as it takes."""
+        """Token ids of the conversation, dropping oldest turns until it fits."""
         room = self.settings.context_length - max_new_tokens
         while True:
             ids = encode_prompt(self.tokenizer, self.conversation.prompt(text))
@@ -123,14 +125,14 @@ class Speaker:
 
 
 class _Streamer(TextStreamer):
-    """To a file of our own, without special tokens."""
+    """Streams to our own file, without special tokens."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, out: TextIO) -> None:
         super().__init__(tokenizer, skip_prompt=True, skip_special_tokens=True)
         self.out = out
 
     def on_finalized_text(self, text: str, stream_end: bool = False) -> None:
-        """As Transformers calls it with whole words."""
+        """Called by Transformers with complete words."""
         print(text, end="\n" if stream_end else "", file=self.out, flush=True)
 
 
@@ -150,7 +152,7 @@ def talk(
     out: TextIO,
     ask: Callable[[], None],
 ) -> None:
-    """Answer each of `lines`; every model in turn, under its name if there are several. `ask` is
+    """Answer each of `lines`; by every model in turn, with its name if there are several. `ask` is
     called before a line is read.
     """
     width = max(len(one.name) for one in those)

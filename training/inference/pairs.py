@@ -43,11 +43,10 @@ PAIRS_FILE = Path("data/labels/pairs.jsonl")
 def draw_pairs(
     root: Path, params: Params, target: Path, count: int, temperature: float, seed: int | None
 ) -> int:
-    """Append `count` pairs of two different responses of the model that is served; returns how many
-    were found.
+    """Append `count` pairs of two different responses of the model that is served; returns the
+    number found.
 
-    Prompts of both splits are asked, those first that were asked least; `seed` None takes one that
-    the file has not seen.
+    Uses prompts of both splits, least used first; `seed` None picks one not used in the file.
     Raises DataError if there is no prompt, or two samples of a prompt never differ; ModelError for
     a missing or damaged model.
     """
@@ -95,8 +94,8 @@ def _new_pairs(
     count: int,
     draw: Callable[[list[Prompt], int], list[tuple[Prompt, str, str]]],
 ) -> tuple[list[dict[str, Any]], int]:
-    """Up to `count` pairs of two different responses that are not in `seen`, and how many prompts
-    were asked for them.
+    """Up to `count` pairs of two different responses that are not in `seen`, and the number of
+    prompts used.
     """
     found: list[dict[str, Any]] = []
     position = 0
@@ -112,9 +111,7 @@ def _new_pairs(
 
 
 def in_use(root: Path, params: Params) -> tuple[Path, Params]:
-    """Folder and params of the model that people use: the champion's where there is one, else the
-    newest run's.
-    """
+    """Folder and params of the model in use: the champion's, else the newest run's."""
     champion = read_record(root).champion
     if champion is None:
         return root, params
@@ -130,8 +127,8 @@ def in_use(root: Path, params: Params) -> tuple[Path, Params]:
 
 
 def prompts(root: Path, params: Params, tokenizer: PreTrainedTokenizerBase) -> list[Prompt]:
-    """The prepared prompts of both splits that leave room for a response: the data stage puts votes
-    on each into its own split.
+    """The prepared prompts of both splits that leave room for a response: the data stage assigns
+    votes to the split of their prompt.
 
     Raises DataError if there is none.
     """
@@ -149,7 +146,7 @@ def prompts(root: Path, params: Params, tokenizer: PreTrainedTokenizerBase) -> l
 
 
 def in_turn(prompts: Sequence[Prompt], asked: Iterable[Prompt], seed: int) -> list[Prompt]:
-    """`prompts` in an order drawn from the seed, those first that were asked least often."""
+    """`prompts` in an order drawn from the seed, least used first."""
     times: dict[str, int] = {}
     for prompt in asked:
         times[json.dumps(prompt)] = times.get(json.dumps(prompt), 0) + 1

@@ -1,4 +1,4 @@
-"""Replies of a finished run's model to prompts, and how far they are from its SFT model."""
+"""Replies of a finished run's model to prompts, and their KL to its SFT model."""
 
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
@@ -15,12 +15,12 @@ from training.rollout.static import generate
 
 
 class Replies(NamedTuple):
-    """What a model answers to the prompts, in their order."""
+    """One model's replies to the prompts, in order."""
 
     texts: list[str]
     ended: list[bool]
     kl: list[float]
-    """Nats from the model's own SFT model."""
+    """KL to the model's own SFT model, in nats."""
 
     @property
     def chars(self) -> list[int]:
@@ -33,8 +33,8 @@ def answer(
     params: Params,
     role: Literal["policy", "sft"] = "policy",
 ) -> Replies:
-    """Sample a reply to every prompt, with the random numbers of `seed`, and measure its distance
-    to the SFT model. Raises ModelError if a model is missing.
+    """Sample a reply to every prompt, with the random numbers of `seed`, and measure its KL to the
+    SFT model. Raises ModelError if a model is missing.
     """
     settings, tokenizer = params.evaluate, trained_models.tokenizer
     encoded = encode_prompts(tokenizer, prompts)
@@ -68,7 +68,7 @@ def answer(
     temperature = settings.temperature or 1.0
 
     def logprobs(name: str) -> list[Tensor]:
-        """Under a model that nothing here keeps."""
+        """Log-probs under a model that is released afterwards."""
 
         def pieces(size: int) -> list[Tensor]:
             model = getattr(trained_models, name)

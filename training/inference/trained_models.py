@@ -1,4 +1,4 @@
-"""A finished run's models, read from a folder laid out as the project: the champion's, or the
+"""A finished run's models, loaded from a folder with the project's layout: the champion's, or the
 project itself.
 """
 
@@ -29,13 +29,13 @@ from training.process.out_of_memory import halving
 
 
 class TrainedModels:
-    """Data, tokenizer and models below `folder`, of which it holds one at a time. Properties raise
+    """Data, tokenizer and models below `folder`, loading one model at a time. Properties raise
     ModelError if what they need is missing.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        # only these two sections: others may be of an earlier schema
+        # only these two sections: others may have an earlier schema
         content = read(folder / "params.yaml")
         self.model = Model.model_validate(content["model"])
         self.method = str(content["align"]["method"])
@@ -49,7 +49,7 @@ class TrainedModels:
 
     @property
     def policy(self) -> PreTrainedModel:
-        """The model that the run promotes: aligned, or a student of that."""
+        """The run's final model: aligned, or its student."""
         return self._hold(self.final_stage, self._policy)
 
     @property
@@ -67,11 +67,11 @@ class TrainedModels:
 
     @property
     def precision(self) -> torch.autocast:
-        """Computes as training did."""
+        """Compute in the precision of training."""
         return autocast(self.model, self.device)
 
     def release(self) -> None:
-        """Let go of the model it holds."""
+        """Release the loaded model."""
         self._held = None
         out_of_memory.release()
 
@@ -92,8 +92,8 @@ class TrainedModels:
     def scores(
         self, prompts: Sequence[Prompt], texts: Sequence[str], ended: Sequence[bool] | None = None
     ) -> list[float]:
-        """Normalised scores of the reward model, one for each prompt and response; what exceeds the
-        context is cut at its end.
+        """Normalised scores of the reward model, one for each prompt and response; truncated to the
+        context.
 
         A response that has not `ended` is read without an end-of-sequence token.
         """
@@ -116,7 +116,7 @@ class TrainedModels:
 
 
 def pair_margins(trained_models: TrainedModels, pairs: Sequence[Mapping[str, Any]]) -> list[float]:
-    """Score of the chosen reply minus that of the rejected one, of every pair."""
+    """Score of the chosen minus the rejected reply of every pair."""
     prompts = [pair["prompt"] for pair in pairs]
     chosen, rejected = (
         trained_models.scores(prompts, [response_text(pair[side]) for pair in pairs])

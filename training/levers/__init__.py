@@ -1,3 +1,3 @@
-"""What the comparison of levers asks of models: replies to held-out prompts, best-of-n, paired
+"""Evaluation for the comparison of levers: replies to held-out prompts, best-of-n, paired
 differences.
 """

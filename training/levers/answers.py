@@ -34,8 +34,7 @@ from training.process.artifacts import write_json
 from training.process.command import run_command
 
 REPLIES = 4
-"""Sampled for each prompt: the sampling noise of a mean over prompts is then half of that of one.
-"""
+"""Replies per prompt: the sampling noise of a mean over prompts is then half of that with one."""
 
 
 def scored(
@@ -61,7 +60,7 @@ def scored(
 def golds(
     prompts: Sequence[Prompt], texts: Sequence[str], world: World | None
 ) -> list[float] | None:
-    """The gold score of each reply, None where the world has none."""
+    """Gold score of each reply, None if the world has none."""
     if world is None:
         return None
     pairs = zip(prompts, texts, strict=True)
@@ -69,7 +68,7 @@ def golds(
 
 
 def best_of(found: dict[str, Any], n: int) -> dict[str, Any]:
-    """One reply in n: of every n in a row, the one with the highest reward."""
+    """One reply of every n: the one with the highest reward."""
     rewards, gold = found["rewards"], found["golds"]
     kept = [
         max(range(start, start + n), key=rewards.__getitem__) for start in range(0, len(rewards), n)
@@ -85,7 +84,7 @@ def best_of(found: dict[str, Any], n: int) -> dict[str, Any]:
 
 def learning_curve(path: Path, params: Params) -> list[dict[str, float]]:
     """Mean, standard deviation and number of the scores of each update's responses, by the gold
-    score or, where there is none, the reward model. An update that was done again counts once.
+    score or, where there is none, the reward model. A repeated update counts once.
     """
     by_update: dict[int, dict[int, Any]] = {}
     for row in jsonl.plain(path):

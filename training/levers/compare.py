@@ -1,4 +1,4 @@
-"""Is a variant as good as the baseline? `python -m training.levers.compare STUDY.json --out FILE`.
+"""Compares variants with the baseline: `python -m training.levers.compare STUDY.json --out FILE`.
 
 The quality of a reply is its gold score. Where the world has none it is whether the baseline's
 reward model prefers it to the SFT model's replies to the same prompt. Variants are compared prompt
@@ -17,7 +17,7 @@ from training.evaluation.comparison import Gain, gain
 from training.process.artifacts import write_json
 
 FEWEST_SEEDS = 3
-"""From here on the interval is over seeds, which differ by more than prompts do."""
+"""Seeds from which the interval is over seeds, which vary more than prompts."""
 
 Answers = dict[str, Any]
 
@@ -74,7 +74,7 @@ def _read(path: str) -> Answers:
 
 
 def _picked(path: str) -> Answers:
-    """The answers in a file; with `#n` at its end those of best-of-n."""
+    """The answers in a file; with suffix `#n` those of best-of-n."""
     file, _, n = path.partition("#")
     content = _read(file)
     return content if not n else next(x for x in content["best_of"] if x["n"] == int(n))

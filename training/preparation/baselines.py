@@ -1,5 +1,5 @@
-"""Trivial predictors of a preference: what a reward model has to beat before it has learnt anything
-about quality.
+"""Trivial predictors of a preference: a reward model has to beat them to have learnt anything about
+quality.
 """
 
 import math
@@ -20,9 +20,9 @@ class ReplyPair(NamedTuple):
 
 
 REGULARISATION = 0.01
-"""Inverse strength C of the L2 penalty. Real preference data has few rows and many words: on those
+"""Inverse strength C of the L2 penalty. Real preference data has few rows and many words: on data
 we tried, scikit-learn's default of 1 gives a baseline up to 0.04 weaker, which would flatter the
-reward model beside it.
+reward model.
 """
 
 MOST_WORDS = 20_000
@@ -45,15 +45,15 @@ def bag_of_words(train: Sequence[ReplyPair], test: Sequence[ReplyPair]) -> Propo
     the logarithm of the number of words: a Bradley-Terry model, linear in the words. A margin of
     zero counts half.
     """
-    # imported here: a second that a caller who only needs lengths should not pay
+    # imported late: it takes a second, which callers that only need lengths should not pay
     from sklearn.feature_extraction.text import CountVectorizer
     from sklearn.linear_model import LogisticRegression
 
     words = CountVectorizer(binary=True, token_pattern=r"\S+", max_features=MOST_WORDS)
     words.fit(text for pair in train for text in pair)
     differences = _differences(words, train)
-    # Each pair both ways would double the work for the same optimum: without an intercept, flipping
-    # a pair changes nothing in the loss. The classifier only needs to see two classes.
+    # Adding each pair in both orders would double the work for the same optimum: without an
+    # intercept, flipping a pair does not change the loss. The classifier only needs two classes.
     signs = np.where(np.arange(len(train)) % 2, -1.0, 1.0)
     model = LogisticRegression(C=REGULARISATION, fit_intercept=False, max_iter=200)
     model.fit(sparse.diags(signs) @ differences, signs)

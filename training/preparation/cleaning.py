@@ -1,7 +1,7 @@
-"""What a text must be, what makes two texts the same, and what becomes of rows that are refused.
+"""Checks of texts, equality of texts, and quarantine of refused rows.
 
-Nothing here drops a row in silence: whatever is refused becomes a Refusal, and all Refusals go to a
-quarantine file.
+No row is dropped silently: each refused one becomes a Refusal, and all Refusals go to a quarantine
+file.
 """
 
 import json
@@ -19,15 +19,15 @@ from training.process.artifacts import replacing
 
 
 class Origin(NamedTuple):
-    """Where something stands in a source, and what stands there."""
+    """Position in a source, and the content found there."""
 
     place: str
     """Path, URL or dataset id."""
     unit: str
-    """What `number` counts: `line` or `row`, from 1."""
+    """Unit of `number`: `line` or `row`, from 1."""
     number: int
     column: str
-    """The source's own column name; inside a tree, the way down to the message."""
+    """The source's own column name; inside a tree, the path to the message."""
     original: Any
 
     def __str__(self) -> str:
@@ -37,17 +37,17 @@ class Origin(NamedTuple):
 
 
 class Refusal(NamedTuple):
-    """A row, or a message of a tree, that is not used."""
+    """A refused row, or message of a tree."""
 
     reason: str
-    """A short name, the same for all refusals of a kind: `empty`, `wrong_type` ..."""
+    """A short name of the kind of problem: `empty`, `wrong_type` ..."""
     detail: str
-    """What was found there, for people."""
+    """Details for people."""
     origin: Origin
 
 
 class Refused(Exception):
-    """Raised while a row is read, and caught where its origin is known."""
+    """Raised while a row is read; caught where its origin is known."""
 
     def __init__(self, reason: str, column: str, detail: str) -> None:
         super().__init__(f"{column}: {detail}")
@@ -56,15 +56,15 @@ class Refused(Exception):
 
 @dataclass(frozen=True)
 class TextRules:
-    """What a text has to meet."""
+    """Limits for texts."""
 
     max_prompt_chars: int
     max_response_chars: int
     special_tokens: tuple[str, ...]
-    """Spelt out in a text they would end or begin a sequence in its middle."""
+    """Spelt out in a text they would end or start a sequence within it."""
 
     def clean(self, value: Any, column: str) -> str:
-        """`value` in Unicode normal form C, with plain line ends and no white space around it.
+        """`value` in Unicode normal form C, with plain line ends and stripped of white space.
 
         Raises Refused if it is not text, empty, not valid Unicode, or spells out a special token.
         """
@@ -117,8 +117,8 @@ _WHITE_SPACE = re.compile(r"\s+")
 
 
 def same_text_key(text: str) -> str:
-    """Two texts with the same key count as the same: Unicode normal form C, runs of white space as
-    one space.
+    """Key under which equal texts coincide: Unicode normal form C, runs of white space as one
+    space.
     """
     return _WHITE_SPACE.sub(
         " ", text if text.isascii() else unicodedata.normalize("NFC", text)
@@ -135,9 +135,7 @@ def same_prompt_key(prompt: Prompt) -> str:
 
 
 def contradictory_pairs(pairs: Iterable[tuple[str, str, str]]) -> int:
-    """How many (prompt, chosen, rejected) keys stand beside their own opposite: both of such a
-    couple are counted.
-    """
+    """Number of (prompt, chosen, rejected) keys whose opposite also occurs; both are counted."""
     seen = set(pairs)
     return sum((prompt, rejected, chosen) in seen for prompt, chosen, rejected in seen)
 
@@ -149,7 +147,7 @@ def write_quarantine(target: Path, refusals: Sequence[Refusal]) -> None:
     """One JSON object a line: reason, detail, source, unit, number, column, and the original
     row.
     """
-    # backslashreplace writes half a surrogate pair as JSON's own escape of it
+    # backslashreplace writes a lone surrogate as JSON's escape of it
     with (
         replacing(target) as temporary,
         temporary.open("w", encoding="utf-8", errors="backslashreplace") as file,
@@ -173,7 +171,7 @@ def _quarantine_line(refusal: Refusal) -> str:
     except (
         RecursionError,
         TypeError,
-    ):  # nested deeper than the writer can follow, or keys that are no text (a CSV row's overflow)
+    ):  # nested too deeply for the writer, or keys that are not text (extra cells of a CSV row)
         return json.dumps(
             {**row, "original": None, "note": f"cannot be copied, see {origin}"},
             ensure_ascii=False,
@@ -181,15 +179,15 @@ def _quarantine_line(refusal: Refusal) -> str:
 
 
 def reasons(refusals: Iterable[Refusal]) -> Counter[str]:
-    """How often each reason was given, most frequent first."""
+    """Count of each reason, most frequent first."""
     return Counter(dict(Counter(refusal.reason for refusal in refusals).most_common()))
 
 
 def check_quarantine_fraction(
     refusals: Sequence[Refusal], rows_read: int, limit: float, quarantine: str
 ) -> None:
-    """Refuse a source of which too much was refused; `quarantine` is where the refused rows can be
-    looked at.
+    """Fail if too large a share was refused; `quarantine` is the file of refused rows, for the
+    message.
 
     Raises DataError with the three most frequent reasons, each with its count and first place.
     """

@@ -1,8 +1,8 @@
-"""Reading a URL that params name: bounded in size, and never the address where a cloud tells a
-machine its credentials.
+"""Downloads from URLs in params: bounded in size, and never from addresses where clouds serve
+credentials.
 
-A redirect, or a name that resolves to such an address, is the same request: each is checked, and
-the address that was checked is the one that is asked.
+Redirects and host names that resolve to such an address are refused too; the address checked is the
+one connected to.
 """
 
 import http.client
@@ -20,7 +20,7 @@ from config.urls import unreadable, with_secrets, without_secrets
 
 TIMEOUT_SECONDS = 60
 MAX_BYTES = 4 * 2**30
-"""Of one source: it is held in memory."""
+"""Most bytes per source: it is held in memory."""
 CHUNK_BYTES = 2**20
 MAX_REASON_CHARS = 300
 METADATA = tuple(
@@ -35,20 +35,20 @@ METADATA = tuple(
         "192.0.0.192/32",
     )
 )
-"""Where clouds tell a machine its credentials: all that is link-local, and what AWS, Google,
-Alibaba, Azure and Oracle use beside it.
+"""Addresses where clouds serve credentials: all link-local ones, and others used by AWS, Google,
+Alibaba, Azure and Oracle.
 """
 
 NAT64 = ipaddress.ip_network("64:ff9b::/96")
 
 
 class Refused(Exception):
-    """A request that is not made, or an answer that is not read; the text says why."""
+    """A refused request or answer; the text says why."""
 
 
 def download(url: str, setting: str, max_bytes: int | None = None) -> bytes:
-    """What a URL holds: http(s) by the standard library, stores (s3, gs, hf ...) by fsspec and its
-    plugins.
+    """The content of a URL: http(s) by the standard library, stores (s3, gs, hf ...) by fsspec and
+    its plugins.
 
     `setting` names the source in messages, such as data.source. Raises DataError, EnvironmentFault
     if it names a variable that is not set.
@@ -101,7 +101,7 @@ def _read(file: IO[bytes], most: int, announced: int) -> bytes:
 
 
 def _opener() -> urllib.request.OpenerDirector:
-    """http and https alone: the usual opener also reads files and ftp."""
+    """Only http and https: the default opener also reads files and ftp."""
     opener = urllib.request.OpenerDirector()
     for handler in (
         _Targets(),
@@ -128,7 +128,7 @@ def _require_allowed(host: str, address: str) -> None:
 
 
 def _addresses(host: str, port: int) -> list[str]:
-    if ":" in host:  # one of IPv6, which the resolver of a machine without it refuses
+    if ":" in host:  # an IPv6 address that this machine's resolver refuses
         return [host]
     return list(
         dict.fromkeys(
@@ -140,7 +140,7 @@ def _addresses(host: str, port: int) -> list[str]:
 def _connect(
     address: tuple[str, int], timeout: float | None = None, source_address: Any = None
 ) -> socket.socket:
-    """A connection to the first address of a host that answers; all of them are checked first."""
+    """A connection to the first address of a host that answers; all are checked first."""
     host, port = address
     found = _addresses(host, port)
     for each in found:
@@ -176,7 +176,7 @@ class _Https(urllib.request.HTTPSHandler):
 
 
 class _Targets(urllib.request.BaseHandler):
-    """Checks the host of every request, redirected ones too: behind a proxy the connection is to
+    """Checks the host of every request, redirected ones too: behind a proxy the connection goes to
     the proxy.
     """
 
@@ -187,7 +187,7 @@ class _Targets(urllib.request.BaseHandler):
         host = parts.hostname or ""
         try:
             found = _addresses(host, parts.port or 80)
-        except OSError:  # only the proxy knows it, or nobody: then the connection says so
+        except OSError:  # perhaps only the proxy can resolve it; otherwise the connection fails
             return request
         for each in found:
             _require_allowed(host, each)
@@ -197,7 +197,9 @@ class _Targets(urllib.request.BaseHandler):
 
 
 class _Redirects(urllib.request.HTTPRedirectHandler):
-    """Only to http(s), and never from https to http. The target is not shown: it may be signed."""
+    """Follows redirects to http(s) only, never from https to http. The target is not shown: it may
+    be signed.
+    """
 
     def redirect_request(
         self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str

@@ -1,5 +1,5 @@
-"""From the configured sources to examples: which table serves which dataset, how each is read and
-parsed, and how many of its rows may be refused.
+"""From configured sources to examples: which table serves which dataset, how it is parsed, and how
+many rows may be refused.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,16 +27,16 @@ QUARANTINE_OF_FAILED_ATTEMPT = "runs/data/quarantine.jsonl"
 
 
 class Need(NamedTuple):
-    """A table that was read, and which datasets its examples serve."""
+    """A table, and the datasets that its examples serve."""
 
     table: Table
     form: str
     columns: Mapping[str, str]
     uses: tuple[str, ...]
     refused: tuple[Refusal, ...] = ()
-    """Lines that are no rows."""
+    """Lines that are not rows."""
     teaches_tokens: bool = True
-    """Whether a tokenizer that is trained learns from its examples."""
+    """Whether a trained tokenizer learns from its examples."""
 
 
 HELPDESK_FORMATS = {"sft": "instructions", "preference": "pairs", "prompts": "prompts"}
@@ -49,11 +49,11 @@ SERVING_FORMATS = {
 
 
 def read_sources(params: Params, root: Path) -> list[Need]:
-    """The tables of the configured sources; data.source serves every dataset that has no source of
-    its own.
+    """The tables of the configured sources; data.source serves every dataset without its own
+    source.
 
-    Raises DataError as training/preparation/sources.py does, and ParamsError for a format that has
-    nothing for its dataset.
+    Raises DataError as training/preparation/sources.py does, and ParamsError for a format that
+    gives nothing for its dataset.
     """
     settings = params.data
     own = {
@@ -69,8 +69,8 @@ def read_sources(params: Params, root: Path) -> list[Need]:
 
 
 def _vote_needs(source: FileSource, root: Path) -> list[Need]:
-    """Preferences that come on top. They teach no tokens, so that new votes leave the tokenizer,
-    and with it the SFT model, as it is.
+    """Additional preferences. The tokenizer does not learn from them, so that new votes change
+    neither the tokenizer nor the SFT model.
     """
     setting = "data.vote_source"
     table, refused = read_vote_lines(source, root, setting)
@@ -126,7 +126,7 @@ def parse_table(table: Table, form: str, columns: Mapping[str, str], rules: Text
 
 
 def parse(need: Need, rules: TextRules) -> Parsed:
-    """The same of a table that was read, with the lines that are no rows."""
+    """The same for a table already read, with its lines that are not rows."""
     found = parse_table(need.table, need.form, need.columns, rules)
     return found._replace(
         rows_read=found.rows_read + len(need.refused), refusals=[*need.refused, *found.refusals]
@@ -143,7 +143,7 @@ def examples_for(use: str, needs: Sequence[Need], parsed: Sequence[Parsed]) -> l
 
 
 def vote_pairs(needs: Sequence[Need], parsed: Sequence[Parsed]) -> int:
-    """Pairs that data.vote_source added, before duplicates are dropped."""
+    """Pairs added by data.vote_source, before removing duplicates."""
     return sum(
         len(example.pairs)
         for need, part in zip(needs, parsed, strict=True)
@@ -155,8 +155,8 @@ def vote_pairs(needs: Sequence[Need], parsed: Sequence[Parsed]) -> int:
 def refuse_if_too_many(
     refusals: Sequence[Refusal], parsed: Sequence[Parsed], settings: Data, root: Path
 ) -> None:
-    """Fail above `data.max_quarantine_fraction`; the refused rows are then found in runs/data, the
-    prepared data stays.
+    """Fail above `data.max_quarantine_fraction`; the refused rows are then in runs/data, and the
+    prepared data is kept.
 
     Raises DataError.
     """

@@ -1,5 +1,5 @@
-"""How the examples of a file fit the params of a run: what the data stage would refuse, and what is
-too long for the model.
+"""Whether a file's examples fit the params of a run: refused rows, and lengths against the model's
+limits.
 """
 
 import math
@@ -23,7 +23,7 @@ class Fit(NamedTuple):
     max_length: int
     """reward.max_length, or dpo.max_length with that method."""
     setting: str
-    """Which of the two."""
+    """Name of that parameter."""
     refused: int
     """Rows, those whose prompt fills the context included."""
     rows: int
@@ -33,17 +33,17 @@ class Fit(NamedTuple):
     """Pairs with a sequence over `max_length`, which are left out."""
     pairs: int
     prompt_tokens: Mapping[str, int]
-    """p95 and max; of prompts, and of whole sequences."""
+    """p95 and maximum; of prompts and of full sequences."""
     sequence_tokens: Mapping[str, int]
     fault: str | None
-    """Why the data stage would fail, in a line."""
+    """Why the data stage would fail, in a line; empty if it would not."""
     enough: float | None
-    """The data.max_quarantine_fraction that lets these rows pass, where the limit does not."""
+    """A data.max_quarantine_fraction that lets these rows pass, if the current one does not."""
 
 
 def fit(parsed: Parsed, params: Params) -> Fit | str:
-    """How the examples of one source fit, or why that is not known. An example whose prompt leaves
-    no room for a reply is refused, a pair that is too long is left out.
+    """The fit of one source's examples, or why it is unknown. Examples whose prompt leaves no room
+    for a reply are refused, pairs that are too long are left out.
     """
     [examples] = in_one_form([parsed.examples], [False])
     try:

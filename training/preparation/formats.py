@@ -1,5 +1,4 @@
-"""From the rows of a source, in whatever of the five formats, to examples: a prompt, and the
-replies known to it.
+"""From rows in any of the five formats to examples: a prompt and its known replies.
 
 pairs         prompt, chosen, rejected             -> one pair
 votes         prompt, response1, response2, votes  -> one pair, or none where no reply has the
@@ -48,11 +47,9 @@ COLUMNS = {
 """Our columns per format -> the name expected in the source unless `columns` says otherwise."""
 
 OPTIONAL = ("input",)
-"""Read only if `columns` names it: further text put below the prompt, after an empty line."""
+"""Read only if `columns` names it: text appended to the prompt after an empty line."""
 ONE_VOTE = ("annotator", "vote")
-"""Columns of the votes format where a row has one vote, of one annotator or of nobody in
-particular.
-"""
+"""Columns of the votes format with one vote per row, with or without an annotator."""
 WINNER = re.compile(
     r"(?:model|response|assistant|answer|output|reply|option|completion)?[ _-]?"
     r"(?:(?P<first>1|a|first|left)|(?P<second>2|b|second|right)|(?P<tie>0|tie.*|both.*|neither.*|"
@@ -67,21 +64,19 @@ ROLES = {
     "prompter": "user",
     "human": "user",
 }
-"""Role of a message as sources spell it -> as TRL spells it."""
+"""Role names of sources -> TRL's."""
 
 
 class Pair(NamedTuple):
     chosen: str
     rejected: str
     chosen_first: bool | None
-    """Whether the source showed the preferred reply first; None where it does not say."""
+    """Whether the source showed the preferred reply first; None if unknown."""
 
 
 @dataclass(frozen=True, eq=False)
 class Example:
-    """A prompt with what a source knows about it. Compared by identity: equal texts may stand at
-    two places.
-    """
+    """A prompt with its replies. Compared by identity: equal texts may occur at several places."""
 
     origin: Origin
     prompt: Prompt
@@ -91,16 +86,16 @@ class Example:
 
 
 class Parsed(NamedTuple):
-    """What became of a source. Every row read is in `examples` or in `refusals`."""
+    """Result of parsing a source. Every row is in `examples` or in `refusals`."""
 
     rows_read: int
-    """Rows, or messages of trees: whatever can be refused by itself."""
+    """Rows, or messages of trees: the units that can be refused."""
     examples: list[Example]
     refusals: list[Refusal]
     ties: int = 0
-    """Votes without a majority for either reply: their prompts are kept."""
+    """Votes without a majority: their prompts are kept."""
     replies_unranked: int = 0
-    """Replies in trees that carry no rank, so that no pair can be made of them."""
+    """Unranked replies in trees, which give no pairs."""
     trees: int = 0
 
 
@@ -131,9 +126,9 @@ def annotator_columns(columns: Mapping[str, str]) -> list[str]:
 
 
 def check_columns(table: Table, form: str, columns: Mapping[str, str], setting: str) -> None:
-    """Refuse a source in which a column is absent from every row.
+    """Check that every column occurs in some row.
 
-    Raises DataError that names the first such column and those that are there.
+    Raises DataError with the first missing column and the existing ones.
     """
     present: dict[str, None] = {}
     for row in table.rows:
@@ -205,8 +200,8 @@ def _example(
 
 
 def majority(votes: Sequence[int]) -> int:
-    """1 or 2, the reply that more than half of all annotators prefer; 0 if neither has that (a vote
-    of 0 is a tie).
+    """1 or 2, the reply that more than half of all annotators prefer; 0 if there is none (a vote of
+    0 is a tie).
     """
     return next(
         (reply for reply in (1, 2) if 2 * sum(vote == reply for vote in votes) > len(votes)), 0
@@ -215,14 +210,14 @@ def majority(votes: Sequence[int]) -> int:
 
 @dataclass(frozen=True)
 class Fields:
-    """The columns of one row, read and checked under our names. Every method raises Refused."""
+    """The checked columns of one row, by our names. Every method raises Refused."""
 
     content: Mapping[str, Any]
     columns: Mapping[str, str]
     rules: TextRules
 
     def value(self, name: str) -> Any:
-        """A cell by the source's name."""
+        """A cell, by the source's column name."""
         if name not in self.content:
             raise Refused("missing_column", name, "this row has no such column")
         return self.content[name]
@@ -245,7 +240,7 @@ class Fields:
         return prompt
 
     def _input(self) -> list[str]:
-        """Further text below the prompt; empty or absent is usual."""
+        """Text appended to the prompt; empty or absent is usual."""
         if "input" not in self.columns:
             return []
         value = self.content.get(self.columns["input"])
@@ -261,8 +256,8 @@ class Fields:
         return [message(item, f"{name}[{i}]", self.rules) for i, item in enumerate(messages)]
 
     def reply(self, prompt: Prompt, column: str) -> str:
-        """A reply: text, or a list that ends with the assistant's message and repeats the prompt
-        before it, if anything.
+        """A reply: text, or a list of messages that ends with the assistant's and may repeat the
+        prompt before it.
         """
         name = self.columns[column]
         value = self.value(name)
@@ -286,8 +281,8 @@ class Fields:
         return replies
 
     def votes(self, name: str) -> list[int]:
-        """The vote in a column, or those that training/preparation/votes.py gathered: a tuple,
-        which no file can hold.
+        """The vote in a column, or a tuple gathered by training/preparation/votes.py, which no file
+        can contain.
         """
         value = self.value(name)
         return (
@@ -307,7 +302,7 @@ class Fields:
 def message(
     item: Any, column: str, rules: TextRules, text: str = "content", role: str = "role"
 ) -> Message:
-    """A checked message from one of a source; `text` and `role` are the source's names.
+    """A checked message; `text` and `role` are the source's names.
 
     Raises Refused.
     """

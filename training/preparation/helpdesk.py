@@ -1,16 +1,16 @@
-"""The helpdesk world: a customer-support task small enough for a CPU and honest enough to test
+"""The helpdesk world: a customer-support task small enough for a CPU, with a gold score to test
 alignment.
 
 A prompt says which item has which problem, in what mood the customer is, and perhaps the order
 number:
 
-    hello , my kettle is cracked . i am really angry . order number 4 1 7 .
+hello , my kettle is cracked . i am really angry . order number 4 1 7 .
 
 A good reply names the item, apologises to an upset customer (and only then), names the one right
 remedy, asks for the order number if and only if it is missing, closes politely, and says nothing
 else:
 
-    about your kettle : we are sorry . we will replace it . kind regards .
+about your kettle : we are sorry . we will replace it . kind regards .
 
 `gold_score` counts that, from the two texts alone. Preference labels are drawn from the gold scores
 of two replies through a Bradley-Terry model with a known temperature, so the accuracy of the best
@@ -49,8 +49,8 @@ class Rows(NamedTuple):
 
 
 def generate(source: HelpdeskSource, seed: int) -> Rows:
-    """The rows of the source's world. Each kind has a random stream of its own: asking for more of
-    one changes no other, and only appends.
+    """The rows of the source's world. Each kind has its own random stream: more rows of one kind
+    are appended and change no other.
     """
     world = world_of(source)
     return Rows(
@@ -75,7 +75,7 @@ def _sft_rows(source: HelpdeskSource, rng: random.Random) -> list[dict[str, str]
 
 def _preference_rows(source: HelpdeskSource, rng: random.Random) -> list[dict[str, str]]:
     """Two different replies of independent quality, some of them damaged, labelled by Bradley-Terry
-    on their gold scores.
+    from their gold scores.
     """
     world = world_of(source)
     rows: list[dict[str, str]] = []
@@ -109,7 +109,7 @@ def _prompt(world: World, rng: random.Random) -> str:
 
 
 def exchanges(world: World, count: int) -> list[tuple[str, str]]:
-    """Prompts of a world, the same each time, with the best reply to each."""
+    """Prompts of a world with the best reply to each, the same on every call."""
     rng = random.Random(0)
     prompts = [_prompt(world, rng) for _ in range(count)]
     return [(prompt, reply(read_case(prompt, world), 1.0, rng, world)) for prompt in prompts]
@@ -122,7 +122,7 @@ def _value(world: World, rng: random.Random) -> str:
 def read_case(prompt: str, world: World = BY_HAND) -> Case:
     """What a prompt of this world asks for.
 
-    Raises ValueError if the prompt is not of this world.
+    Raises ValueError for a prompt of another world.
     """
     within = f" {prompt}"
     item = next((item for item in world.items if f" {world.mine} {item} " in within), None)
@@ -148,7 +148,7 @@ def read_case(prompt: str, world: World = BY_HAND) -> Case:
 
 
 def _values(sentences: Sequence[str], word: str) -> list[str]:
-    """What follows `word` at the beginning of a sentence, up to its mark."""
+    """The text after `word` at the start of a sentence, up to its mark."""
     return [
         sentence.removeprefix(f"{word} ").removesuffix(" .")
         for sentence in sentences
@@ -157,7 +157,7 @@ def _values(sentences: Sequence[str], word: str) -> list[str]:
 
 
 def known_world(source: Source, prompts: Iterable[str]) -> World | None:
-    """The world of a source if all prompts are of it, so that replies to them have a gold score."""
+    """The world of a source if all prompts belong to it, so that replies have a gold score."""
     if not isinstance(source, HelpdeskSource):
         return None
     world = world_of(source)
@@ -170,8 +170,8 @@ def known_world(source: Source, prompts: Iterable[str]) -> World | None:
 
 
 def reply(case: Case, quality: float, rng: random.Random, world: World = BY_HAND) -> str:
-    """A reply that meets each criterion with probability `quality`, and fails it in one of the ways
-    people fail it.
+    """A reply that meets each criterion with probability `quality`, and fails the others in typical
+    ways.
     """
 
     def right() -> bool:
@@ -306,8 +306,8 @@ def preference_probability(gold_a: float, gold_b: float, temperature: float) -> 
 def bayes_accuracy(
     pairs: Sequence[dict[str, str]], temperature: float, world: World = BY_HAND
 ) -> float:
-    """Expected accuracy, on these pairs, of a reward model that knows the gold scores: mean of
-    max(p, 1 - p).
+    """Accuracy expected on these pairs of a reward model that knows the gold scores: mean of max(p,
+    1 - p).
     """
     probabilities = [
         preference_probability(

@@ -1,5 +1,5 @@
-"""What a data file is, looked at before anything is trained on it: its format and columns, what
-would be refused and why, and the `data.source` block that reads it.
+"""Inspects a data file before training: format and columns, refused rows and reasons, and the
+`data.source` block that reads it.
 
 python -m training.preparation.inspection FILE [--format F] [--columns NAME=COLUMN ...]
     -> one JSON object on stdout, the fields of `Inspection`
@@ -46,37 +46,37 @@ SYNONYMS: Mapping[str, tuple[str, ...]] = {
     "response2": ("response2", "response_2", "response_b", "answer_b", "output_2", "reply_b"),
     "completion": ("completion", "response", "answer", "output", "reply", "solution"),
 }
-"""Our column -> names it goes by in files people have, the likeliest first."""
+"""Our column -> common names in files, likeliest first."""
 
 ANNOTATORS = re.compile(r"(annotator|vote|label|rater|judge)[ _]?\d+$", re.IGNORECASE)
 WINNER_COLUMNS = ("winner", "vote", "preference", "preferred", "choice", "label")
-"""Names of a column that says which of two replies is better."""
+"""Names of a column with the preferred one of two replies."""
 ROWS_LOOKED_AT = 1000
 FEWEST_PAIRS = 20
-"""Below this many pairs to train or to test on, a baseline says nothing."""
+"""Fewest pairs to train or test on for a meaningful baseline."""
 
 
 class Inspection(NamedTuple):
     file: str
     format: str
     delimiter: str | None
-    """Of a csv file on this machine."""
+    """Delimiter of a local csv file."""
     columns: dict[str, str]
-    """Ours -> the file's, where they differ."""
+    """Our columns -> the file's, if they differ."""
     unread: list[str]
-    """Columns that nothing reads."""
+    """Unused columns."""
     rows: int
-    """Read; messages, of trees."""
+    """Rows read; of trees, messages."""
     refused: dict[str, dict[str, Any]]
-    """Reason -> its count, and the first place and detail."""
+    """Reason -> its count, with the first place and detail."""
     prompts: int
-    """Different ones, and how many of them are held out for tests."""
+    """Distinct prompts, and the number held out for tests."""
     test_prompts: int
     pairs: int
     demonstrations: int
     ties: int
     duplicates: int
-    """Pairs (demonstrations, prompts) that stand there already."""
+    """Duplicate pairs (demonstrations, prompts)."""
     contradictory_pairs: int
     words: dict[str, dict[str, float]]
     """prompt, reply -> mean, p95, max."""
@@ -85,21 +85,21 @@ class Inspection(NamedTuple):
     baselines: dict[str, list[float]]
     """Accuracy on held-out pairs with its 95% interval."""
     samples: list[tuple[str, str]]
-    """Rows as a model will see them: what stands before the reply, and the reply."""
+    """Rows as a model sees them: the context and the reply."""
     source: dict[str, Any]
     """The data.source block."""
     fit: dict[str, Any] | None
-    """How it fits the params (`Fit`); None where that is not known."""
+    """Fit with the params (`Fit`); None if unknown."""
     fit_unknown: str | None
-    """Why it is not known."""
+    """Why it is unknown."""
 
 
 def inspect(
     path: str, root: Path, params: Params, form: str | None, columns: Mapping[str, str]
 ) -> Inspection:
-    """Read a local file or URL and say what it is; `form` and `columns` override what is found.
+    """Inspect a local file or URL; `form` and `columns` override what is detected.
 
-    Raises DataError if it cannot be read or its format cannot be told, ParamsError for a column
+    Raises DataError if it cannot be read or its format cannot be detected, ParamsError for a column
     that the format does not have.
     """
     source = FileSource(kind="file", path=path, format="pairs", columns={})
@@ -149,9 +149,9 @@ def inspect(
 def recognised(
     table: Table, form: str | None, columns: Mapping[str, str]
 ) -> tuple[str, dict[str, str]]:
-    """Format and columns (ours -> the file's) of a table, by the names and kinds of its columns.
+    """Format and columns (ours -> the file's) of a table, detected from column names and types.
 
-    Raises DataError that names the columns there are and what each format needs.
+    Raises DataError with the existing columns and what each format needs.
     """
     if form is None and any(isinstance(row.content, str) for row in table.rows[:ROWS_LOOKED_AT]):
         return "prompts", dict(columns)
@@ -161,7 +161,7 @@ def recognised(
         found = _mapping(candidate, present, table, columns)
         if found is not None:
             return candidate, {**found, **columns}
-    if form is not None:  # stated by the user: check_columns names what is missing
+    if form is not None:  # given by the user: check_columns reports what is missing
         return form, dict(columns)
     needs = "; ".join(f"{name}: {', '.join(ours)}" for name, ours in COLUMNS.items())
     raise DataError(
@@ -174,7 +174,7 @@ def recognised(
 def _mapping(
     form: str, present: Sequence[str], table: Table, columns: Mapping[str, str]
 ) -> dict[str, str] | None:
-    """Ours -> the file's column, None where one is not there."""
+    """Our columns -> the file's, None for missing ones."""
     lower = {name.lower(): name for name in reversed(present)}
     found = {
         ours: columns.get(ours) or _synonym(ours, lower)
@@ -225,7 +225,7 @@ def _holds_replies(table: Table, column: str) -> bool:
 
 
 def _objects(table: Table) -> list[dict[str, Any]]:
-    """The rows that are looked at, those that are objects."""
+    """The rows used for detection: those that are objects."""
     return [row.content for row in table.rows[:ROWS_LOOKED_AT] if isinstance(row.content, dict)]
 
 
@@ -265,7 +265,7 @@ def _refused(refusals: Sequence[Refusal]) -> dict[str, dict[str, Any]]:
 
 
 def _held_out(examples: Iterable[Example], params: Params) -> int:
-    """Different prompts that stay for tests."""
+    """Distinct prompts held out for tests."""
     fraction = params.data.test_fraction
     prompts = {
         same_prompt_key(example.prompt)
@@ -336,7 +336,7 @@ def _chosen_first(examples: Iterable[Example]) -> float | None:
 
 
 def _baselines(examples: Sequence[Example], params: Params) -> dict[str, list[float]]:
-    """What a reward model has to beat, on the prompts that will be held out."""
+    """Baselines of the reward model on held-out prompts."""
     pairs: dict[str, list[ReplyPair]] = {"train": [], "test": []}
     for example in examples:
         split = split_of(example.prompt, params.data.test_fraction)

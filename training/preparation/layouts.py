@@ -1,5 +1,4 @@
-"""Layouts that files have beside the five formats, brought into them row by row before anything is
-checked.
+"""Converts other layouts to the five formats, row by row, before any check.
 
 pairs         chosen and rejected hold the prompt: as messages, or as text with turns that begin
               with "Human:" and "Assistant:" (hh-rlhf)    -> prompt, chosen, rejected
@@ -23,8 +22,8 @@ SPEAKERS = {"Human": "user", "Assistant": "assistant", "gpt": "assistant", "huma
 MESSAGES = ("messages", "conversations", "conversation")
 RESPONSES = ("responses", "completions", "replies", "answers")
 ORDERS = ("ranks", "ranking", "rank", "scores", "score", "ratings")
-"""Columns, or fields of a response, that order responses: of ranks the lowest is best, of the
-others the highest.
+"""Columns, or fields of a response, that order responses: ranks from lowest, others from
+highest.
 """
 
 Row = Mapping[str, Any]
@@ -55,12 +54,12 @@ def in_format(table: Table, form: str, columns: Mapping[str, str]) -> tuple[Tabl
 
 
 def holds_prompt(row: Row, chosen: str, rejected: str) -> bool:
-    """Whether two replies of a row hold the prompt that they answer."""
+    """Whether two replies of a row include their prompt."""
     return all(_turns(row.get(name)) is not None for name in (chosen, rejected))
 
 
 def holds_ranked_replies(row: Row) -> bool:
-    """Whether a row has several replies and what orders them."""
+    """Whether a row has several replies and an order for them."""
     return any(_ranks(row, row.get(name)) is not None for name in RESPONSES)
 
 
@@ -82,8 +81,8 @@ def _pair_rows(columns: Mapping[str, str], no_prompt: bool) -> Callable[[Row], I
 
 
 def _common(chosen: Sequence[Row], rejected: Sequence[Row]) -> tuple[list[Row], str, str] | None:
-    """The conversation before two last messages of the assistant, and their texts; None if the
-    conversations differ earlier.
+    """The conversation before the last assistant messages of two conversations, and their texts;
+    None if they differ earlier.
     """
     *before, last = chosen or [{}]
     *other, worse = rejected or [{}]
@@ -94,7 +93,7 @@ def _common(chosen: Sequence[Row], rejected: Sequence[Row]) -> tuple[list[Row], 
 
 
 def _turns(value: Any) -> list[Row] | None:
-    """The messages of a list of them, or of a text of turns; None of anything else."""
+    """Messages from a list or from a text of turns; None for anything else."""
     if isinstance(value, list):
         messages = [_message(item) for item in value]
         return None if None in messages or not messages else [m for m in messages if m is not None]
@@ -147,7 +146,7 @@ def _tree(columns: Mapping[str, str], responses: str) -> Callable[[Row], Iterato
 
 
 def _ranks(row: Row, replies: Any) -> list[int] | None:
-    """The rank of each reply, 0 the best, equal ones alike; None where nothing orders them all."""
+    """The rank of each reply, 0 the best, ties equal; None without a complete order."""
     if not isinstance(replies, list):
         return None
     for name in ORDERS:

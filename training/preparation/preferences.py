@@ -1,4 +1,4 @@
-"""The preference pairs of a split, tokenised: what the reward stage and DPO learn from."""
+"""The preference pairs of a split, tokenised: the training data of the reward stage and DPO."""
 
 from typing import NamedTuple
 

@@ -1,4 +1,4 @@
-"""Which prompts a model answers: those that leave room for a whole response in its context."""
+"""Prompts that leave room for a response in the model's context."""
 
 import logging
 from collections.abc import Sequence
@@ -57,8 +57,7 @@ def held_out_prompts(
 
 
 def read_prompts(stage: Stage, tokenizer: PreTrainedTokenizerBase) -> list[list[int]]:
-    """Tokenised training prompts that leave room for a whole response of the stage's
-    max_new_tokens.
+    """Tokenised training prompts that leave room for the stage's max_new_tokens.
 
     Raises DataError if none does.
     """

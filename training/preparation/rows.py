@@ -1,5 +1,5 @@
-"""From examples to the three datasets the later stages read: TRL's canonical rows, without
-duplicates, in splits by prompt.
+"""From examples to the three datasets of later stages: TRL's canonical rows, without duplicates,
+split by prompt.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -19,15 +19,13 @@ from training.process.artifacts import replacing, write_jsonl
 
 
 class Row(NamedTuple):
-    """A canonical row and what its text measures."""
+    """A canonical row and its lengths."""
 
     content: dict[str, Any]
     sequence_tokens: tuple[int, ...]
-    """Tokens of prompt plus response, one for each response; of the prompt alone where there is
-    none.
-    """
+    """Tokens of prompt plus response for each response; of the prompt alone if there is none."""
     pair_tokens: int | None = None
-    """Of a pair: tokens of both sequences, what both begin with counted once."""
+    """Tokens of both sequences of a pair, their common prefix counted once."""
 
 
 Datasets = Mapping[str, Mapping[str, Sequence[Row]]]
@@ -54,7 +52,7 @@ def prompt_tokens(
 
 
 def crowded_out(example: Example, tokens: int, context_length: int) -> Refusal | None:
-    """A refusal if a prompt of so many tokens leaves no room for a single response token."""
+    """A refusal if the prompt leaves no room for a response token."""
     if tokens < context_length:
         return None
     detail = (
@@ -109,12 +107,12 @@ def _unique(use: str, examples: Sequence[Example]) -> list[tuple[Example, dict[s
 def in_one_form(
     examples: Sequence[Sequence[Example]], additions: Sequence[bool]
 ) -> list[list[Example]]:
-    """The examples of every source with prompts of one form, so that a prompt is rendered in one
-    way wherever it stands.
+    """The examples of every source with prompts in one form, so that equal prompts are rendered the
+    same way.
 
-    One conversation makes the prompts of all sources conversations. `additions` says which sources
-    only add to the others: theirs have to be of the others' form, or would change all that was
-    trained before.
+    One conversation makes the prompts of all sources conversations. `additions` are sources that
+    only add to others: they must have the others' form, or they would change everything trained so
+    far.
 
     Raises DataError if one is conversational where the others are plain.
     """
@@ -135,8 +133,8 @@ def in_one_form(
 
 
 def is_conversational(examples: Iterable[Example]) -> bool:
-    """Whether the rows of these examples must be lists of messages: one such prompt makes all of
-    them so.
+    """Whether these examples need lists of messages: one conversational prompt requires it for
+    all.
     """
     return any(not isinstance(example.prompt, str) for example in examples)
 
@@ -158,7 +156,7 @@ def _as_conversation(prompt: Prompt) -> list[Message]:
 
 
 def refuse_empty_splits(datasets: Datasets, test_fraction: float) -> None:
-    """Every dataset needs rows to train on and rows to test on.
+    """Check that every dataset has rows to train and to test on.
 
     Raises DataError.
     """
@@ -173,7 +171,7 @@ def refuse_empty_splits(datasets: Datasets, test_fraction: float) -> None:
 
 
 def write_prepared(target: Path, datasets: Datasets, refusals: Sequence[Refusal]) -> None:
-    """<dataset>/<split>.jsonl and quarantine.jsonl, the whole folder replaced at once."""
+    """<dataset>/<split>.jsonl and quarantine.jsonl, the folder is replaced atomically."""
     with replacing(target) as folder:
         for name, split, rows in each(datasets):
             write_jsonl(folder / name / f"{split}.jsonl", [row.content for row in rows])
@@ -181,7 +179,7 @@ def write_prepared(target: Path, datasets: Datasets, refusals: Sequence[Refusal]
 
 
 def each(datasets: Datasets) -> list[tuple[str, str, Sequence[Row]]]:
-    """(dataset, split, rows) of all of them."""
+    """(dataset, split, rows) of all datasets."""
     return [
         (name, split, rows) for name, splits in datasets.items() for split, rows in splits.items()
     ]

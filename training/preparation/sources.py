@@ -1,8 +1,7 @@
-"""Reading rows from files, URLs and the hub: every row with the place it stands at, every broken
-file one DataError.
+"""Reads rows from files, URLs and the hub: every row with its position, every broken file as one
+DataError.
 
-Nothing is judged here but whether the file is what it says it is; single rows are judged by
-training/preparation/formats.py.
+Only the file format is checked here; rows are checked by training/preparation/formats.py.
 """
 
 import csv
@@ -24,26 +23,24 @@ logger = logging.getLogger(__name__)
 
 
 class SourceRow(NamedTuple):
-    """A row as the source has it."""
+    """A row as in the source."""
 
     number: int
-    """Line of a jsonl or csv file, counted from 1; elsewhere the row's number, counted from 1."""
+    """Line of a jsonl or csv file, otherwise the row's number; from 1."""
     content: Any
-    """A dict of columns; a bare string is possible in json and jsonl. Not yet checked."""
+    """A dict of columns, or a bare string in json and jsonl. Not checked yet."""
 
 
 class Table(NamedTuple):
     place: str
     """Path, URL or dataset id, for messages."""
     unit: str
-    """What `SourceRow.number` counts: `line` or `row`."""
+    """Unit of `SourceRow.number`: `line` or `row`."""
     rows: list[SourceRow]
 
 
 def local_files(params: Params) -> list[str]:
-    """The files on this machine that the data section reads, if they are there: part of the stage's
-    fingerprint.
-    """
+    """Existing local files that the data section reads: part of the stage's fingerprint."""
     return sorted(
         {str(Path(path)) for path in params.data.local_paths().values() if Path(path).is_file()}
     )
@@ -53,8 +50,8 @@ def read_file(source: FileSource, root: Path, setting: str) -> Table:
     """The rows of a local file (relative to `root`) or URL. `setting` names the source in messages,
     such as data.source.
 
-    Raises DataError if the file is missing, empty, cut, not UTF-8, or not of the kind its name
-    says.
+    Raises DataError if the file is missing, empty, truncated, not UTF-8, or not of the type of its
+    extension.
     """
     suffix = Path(
         urllib.parse.urlparse(source.path).path if "://" in source.path else source.path
@@ -85,19 +82,19 @@ def read_file(source: FileSource, root: Path, setting: str) -> Table:
 
 
 def read_hub(source: HubSource, setting: str) -> Table:
-    """The rows of a Hugging Face dataset, or of a local dataset folder; code that comes with a
-    dataset is never run.
+    """The rows of a Hugging Face dataset, or of a local dataset folder; code of a dataset is never
+    run.
 
     Raises DataError if it cannot be loaded.
     """
-    import datasets  # a second of import that the other sources need not pay
+    import datasets  # a second to import, which other sources should not pay
 
     try:
         loaded = datasets.load_dataset(
             source.path, name=source.config, revision=source.revision, split=source.split
         )
         rows = loaded.to_list()
-    except Exception as error:  # the library and the network raise almost any type
+    except Exception as error:  # the library and the network raise almost any exception
         raise DataError(
             f"{setting}: dataset {source.path} (config={source.config}, "
             f"revision={source.revision}, split={source.split}) "
@@ -119,8 +116,8 @@ def read_hub(source: HubSource, setting: str) -> Table:
 
 
 def read_bytes(path: str, root: Path, setting: str) -> bytes:
-    """What a local file (relative to `root`) or URL holds. Raises DataError or EnvironmentFault if
-    it cannot be read.
+    """The content of a local file (relative to `root`) or URL. Raises DataError or EnvironmentFault
+    if it cannot be read.
     """
     return download(path, setting) if "://" in path else _local(root / path, setting)
 
@@ -162,8 +159,8 @@ def _text(content: bytes, place: str) -> str:
 
 
 def parse_json(text: str) -> Any:
-    """`json.loads`; what nests deeper than Python's parser goes, some 990 levels (490 replies of a
-    tree), is a json.JSONDecodeError too.
+    """`json.loads`; nesting too deep for Python's parser, some 990 levels (490 replies of a tree),
+    is a json.JSONDecodeError too.
     """
     try:
         return json.loads(text)
@@ -172,7 +169,7 @@ def parse_json(text: str) -> Any:
 
 
 def _jsonl(content: bytes, place: str) -> Iterator[SourceRow]:
-    # not splitlines: U+2028 and its like may stand inside a JSON string
+    # not splitlines: U+2028 and similar may occur inside a JSON string
     lines = _text(content, place).split("\n")
     last = max(i for i, line in enumerate(lines, start=1) if line.strip())
     for number, line in enumerate(lines, start=1):
@@ -222,13 +219,13 @@ def _json_fault(error: ValueError) -> str:
 
 
 def csv_delimiter(text: str) -> str:
-    """What parts the fields: a comma, unless the header has none and a semicolon, tab or bar."""
+    """The field separator: a comma, unless the header has none but a semicolon, tab or bar."""
     header = next((line for line in text.splitlines() if line.strip()), "")
     return next((mark for mark in ",;\t|" if mark in header), ",")
 
 
 def _csv(content: bytes, place: str) -> Iterator[SourceRow]:
-    csv.field_size_limit(2**31 - 1)  # a long reply is no fault
+    csv.field_size_limit(2**31 - 1)  # long replies are valid
     text = _text(content, place)
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=csv_delimiter(text), strict=True)
     header: list[str] = []

@@ -1,5 +1,5 @@
-"""Train and test, by prompt: a stable hash decides, so the same prompt never stands in two splits
-and new rows move none.
+"""Train and test, by prompt: a stable hash decides, so a prompt is never in two splits, and new
+rows do not move old ones.
 """
 
 import hashlib
@@ -14,8 +14,7 @@ def split_of(prompt: Prompt, test_fraction: float) -> str:
     """`test` for a share `test_fraction` of all prompts, else `train`: a function of the prompt
     alone.
 
-    A conversation goes with its first user message, so that no turn of it is trained on while
-    another is tested.
+    A conversation is split by its first user message, so that all its turns are in the same split.
     """
     digest = hashlib.sha256(same_text_key(_opening(prompt)).encode()).digest()
     return "test" if int.from_bytes(digest[:8]) < test_fraction * 2**64 else "train"

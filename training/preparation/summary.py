@@ -1,4 +1,4 @@
-"""What the data stage tells about its rows: metrics/data.json and plots/data_*.csv."""
+"""Statistics of the data stage: metrics/data.json and plots/data_*.csv."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -44,9 +44,7 @@ def source_metrics(parsed: Sequence[Parsed], refusals: Sequence[Refusal]) -> dic
 def duplicate_metrics(
     by_use: Mapping[str, Sequence[Example]], datasets: Datasets
 ) -> dict[str, int]:
-    """Exact duplicates that were dropped, per dataset, and pairs that contradict one another, which
-    are kept.
-    """
+    """Exact duplicates dropped per dataset, and contradicting pairs, which are kept."""
     made = {use: sum(len(REPLIES[use](example)) for example in by_use[use]) for use in USES}
     keys = [
         (same_prompt_key(example.prompt), same_text_key(pair.chosen), same_text_key(pair.rejected))
@@ -74,8 +72,8 @@ def row_counts(datasets: Datasets) -> dict[str, int]:
 
 
 def token_lengths(datasets: Datasets) -> dict[str, float]:
-    """`<dataset>_<split>_tokens_mean`, `_p50`, `_p95` and `_max` of the sequences a model will
-    see; of pairs also `_pair_tokens_mean` and `_max`, what both sequences begin with counted once.
+    """`<dataset>_<split>_tokens_mean`, `_p50`, `_p95` and `_max` of the sequences a model will see;
+    of pairs also `_pair_tokens_mean` and `_max`, with the common prefix counted once.
     """
     lengths: dict[str, float] = {}
     for name, split, rows in each(datasets):
@@ -123,8 +121,8 @@ def baselines(pairs: Mapping[str, Sequence[ReplyPair]]) -> dict[str, Proportion]
 def label_balance(
     pairs: Mapping[str, Sequence[ReplyPair]], chosen_first: Sequence[bool | None]
 ) -> dict[str, float | None]:
-    """How often the preferred reply is the longer one, over all splits, and how often it was shown
-    first, where that is known.
+    """Share of pairs whose preferred reply is the longer one, over all splits, and share whose
+    preferred reply was shown first, if known.
     """
     everything = [pair for split in SPLITS for pair in pairs[split]]
     known = [first for first in chosen_first if first is not None]
@@ -152,11 +150,10 @@ def reply_pairs(rows: Iterable[Row]) -> list[ReplyPair]:
 
 
 def gold_metrics(datasets: Datasets, settings: Data, labels_known: bool) -> dict[str, float | None]:
-    """Where the helpdesk world knows the truth: the best possible accuracy on the test pairs, the
-    demonstrations' mean gold score.
+    """In a helpdesk world: the best possible accuracy on the test pairs, and the demonstrations'
+    mean gold score.
 
-    `labels_known` says whether all labels are the world's: nobody knows how certain those of people
-    are.
+    `labels_known`: all labels are the world's; the certainty of human labels is unknown.
     """
     metrics: dict[str, float | None] = {"bayes_accuracy": None, "gold_sft_mean": None}
     if isinstance(settings.source, HelpdeskSource):

@@ -3,7 +3,7 @@ of any depth.
 
 Every user message is a prompt, together with the conversation before it; its ranked replies give
 one pair for every two of unequal rank, and its best reply a demonstration. Rank 0 is best. A
-message that is refused takes those below it along.
+refused message removes those below it.
 """
 
 from collections.abc import Iterator, Mapping
@@ -17,7 +17,7 @@ from training.preparation.formats import Example, Pair, Parsed, message
 from training.preparation.sources import SourceRow, Table
 
 LONGEST_NAMED_WAY = 20
-"""Deeper messages are named by their depth: the way down would be longer than they are."""
+"""Deeper messages are named by depth: their path would be longer than they are."""
 
 
 @dataclass(eq=False)
@@ -25,7 +25,7 @@ class _Node:
     item: Any
     parent: "_Node | None"
     index: int
-    """Place among its siblings."""
+    """Index among its siblings."""
     depth: int
     message: Message | None = None
     """None once refused."""
@@ -33,7 +33,7 @@ class _Node:
     """Characters of the conversation up to and including this message."""
     rank: int | None = None
     replies: "list[_Node]" = field(default_factory=list)
-    """Accepted replies of the assistant to this user message."""
+    """Accepted assistant replies to this user message."""
 
 
 @dataclass
@@ -74,7 +74,7 @@ class _Walk:
             stack.extend(reversed(self._children(node)))
 
     def _accept(self, node: _Node) -> None:
-        """Check a message against the rules and hang it below its parent.
+        """Check a message and attach it to its parent.
 
         Raises Refused.
         """
@@ -112,7 +112,7 @@ class _Walk:
         )
 
     def _alone(self, item: Any) -> Any:
-        """A message without those below it: each of them is counted by itself."""
+        """A message without its replies, which are counted separately."""
         return (
             {name: value for name, value in item.items() if name != self.columns["replies"]}
             if isinstance(item, dict)
@@ -143,13 +143,13 @@ class _Walk:
                 for a, b in combinations(ranked, 2)
                 if a.rank != b.rank
             )
-            # of several unranked ones none is known to be best
+            # the best of several unranked ones is unknown
             best = ranked[:1] or (user.replies if len(user.replies) == 1 else [])
             origin = self._origin(self._way(user), self._alone(user.item))
             yield Example(origin, _conversation(user), pairs, tuple(_text(reply) for reply in best))
 
     def _without_repeats(self, ranked: list[_Node]) -> list[_Node]:
-        """Siblings of the same text: the best ranked one stays, the others are refused."""
+        """Of siblings with the same text the best ranked one is kept, the others are refused."""
         kept: dict[str, _Node] = {}
         for reply in ranked:
             if same_text_key(_text(reply)) in kept:

@@ -1,4 +1,4 @@
-"""The tokenizer of a model that starts from random weights: learnt from the data's train split."""
+"""Trains the tokenizer of a randomly initialised model on the data's train split."""
 
 from collections.abc import Iterable
 
@@ -13,8 +13,8 @@ from training.preparation.splits import split_of
 def train_tokenizer(
     examples: Iterable[Example], params: Params, vocab_size: int | None = None
 ) -> PreTrainedTokenizerBase:
-    """A tokenizer of `model.random.vocab_size` entries, or as many as asked for, learnt from the
-    train split alone.
+    """A tokenizer of `model.random.vocab_size` entries, or of the given size, trained on the train
+    split.
     """
     assert params.model.random is not None
     train = [
@@ -34,7 +34,7 @@ def train_tokenizer(
 
 
 def tokenizer_for(examples: Iterable[Example], params: Params) -> PreTrainedTokenizerBase:
-    """The tokenizer of `model.path`, or one learnt from the examples. Raises ModelError."""
+    """The tokenizer of `model.path`, or one trained on the examples. Raises ModelError."""
     if params.model.path is not None:
         return pretrained_tokenizer(params.model, params.data.prompt_template)
     return train_tokenizer(examples, params)

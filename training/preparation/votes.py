@@ -1,5 +1,5 @@
-"""Votes that stand one a line, as `rlhf label` writes them, gathered into one row a pair; and
-reading a file that people write to.
+"""Gathers votes, one per line as `rlhf label` writes them, into one row per pair; and reads files
+that people edit.
 
 prompt, response1, response2, annotator, vote  ->  prompt, response1, response2, votes (a tuple)
 """
@@ -20,12 +20,12 @@ ANNOTATOR, VOTE, GATHERED = "annotator", "vote", "votes"
 
 
 def gather(table: Table, columns: Mapping[str, str]) -> tuple[Table, dict[str, str]]:
-    """One row a pair, at the place of its first line, and the columns to read it with; a table of
-    another kind as it is.
+    """One row per pair, at the position of its first line, and its columns; other tables are
+    returned unchanged.
 
-    Of several votes of an annotator on a pair the last counts. A vote of null is a pair that was
-    skipped, which also takes an earlier vote back. Lines without an annotator are votes of their
-    own, and what is no object is left for its refusal.
+    Of several votes of an annotator on a pair the last counts. A null vote means skipped and
+    withdraws an earlier vote. Lines without an annotator are separate votes, and lines that are not
+    objects are left to be refused later.
     """
     if not _one_a_line(table, columns):
         return table, dict(columns)
@@ -73,15 +73,15 @@ def _with_tuple(row: SourceRow) -> SourceRow:
     )
 
 
-# ---------------------------------------------------------------- a file that people write to
+# ---------------------------------------------------------------- files that people edit
 
 
 def read_vote_lines(source: FileSource, root: Path, setting: str) -> tuple[Table, list[Refusal]]:
-    """The rows of a source of votes, and its lines that are none: one that was cut or edited by
-    hand must not hold up the others.
+    """The rows of a votes source, and its invalid lines: one damaged line must not block the
+    others.
 
-    A local file that is not there yet, or is empty, has no rows. Raises DataError as `read_file`
-    does for anything but JSON lines.
+    A missing or empty local file has no rows. Raises DataError as `read_file` does for anything but
+    JSON lines.
     """
     path = root / source.path
     if "://" not in source.path and (not path.exists() or not path.stat().st_size):
@@ -112,9 +112,7 @@ def _lines(content: bytes) -> Iterator[tuple[int, bytes]]:
 
 
 def _row(line: bytes, form: str) -> Any:
-    """What stands on a line. Raises Refused if it is no JSON object, or a vote of a kind that does
-    not exist.
-    """
+    """Parse a line. Raises Refused if it is not a JSON object or has an invalid vote."""
     try:
         row = parse_json(line.decode("utf-8-sig"))
     except UnicodeDecodeError as error:

@@ -1,11 +1,11 @@
-"""The sentences of a helpdesk world: the small one written by hand, and a family of others drawn
+"""The sentences of a helpdesk world: a small one written by hand, and a family of others generated
 from a seed.
 
-The worlds of the family have the grammar of the one by hand (`training/preparation/helpdesk.py`)
-and other words, as many items, problems and wordings as their parameters say, and facts that a
-good reply repeats:
+The worlds of the family have the grammar of the hand-written one
+(`training/preparation/helpdesk.py`) and other words, as many items, problems and wordings as their
+parameters say, and facts that a good reply repeats:
 
-    kelu bemo , sato NAME OF ITEM goda suni . ...
+kelu bemo , sato NAME OF ITEM goda suni . ...
 """
 
 import random
@@ -18,7 +18,7 @@ from config.sections.data import HelpdeskSource, HelpdeskWorld
 
 
 class Fact(NamedTuple):
-    """Something that the customer tells and a good reply repeats."""
+    """A fact that the customer mentions and a good reply repeats."""
 
     stated: str
     """Word of the prompt before the value."""
@@ -27,7 +27,7 @@ class Fact(NamedTuple):
 
 
 class World(NamedTuple):
-    """The words and sentences of a world. A sentence ends in a mark of its own: `.`, `,` or `?`."""
+    """The words and sentences of a world. A sentence ends in its own mark: `.`, `,` or `?`."""
 
     items: tuple[str, ...]
     problems: Mapping[str, tuple[str, ...]]
@@ -42,14 +42,14 @@ class World(NamedTuple):
     ask: str
     close: str
     mine: str = "my"
-    """Before the item in a prompt."""
+    """Words before the item in a prompt."""
     about: str = "about your"
-    """Before the item in a reply."""
+    """Words before the item in a reply."""
     order_number: str = "order number"
     facts: tuple[Fact, ...] = ()
     fact_values: tuple[str, ...] = ()
     fact_words: int = 0
-    """Words of a value."""
+    """Possible values."""
     stated_in: tuple[int, ...] = (0, 1)
     """Order of what follows the problem in a prompt: mood, order number, facts."""
     replied_in: tuple[int, ...] = (0, 1, 2)
@@ -71,7 +71,7 @@ class World(NamedTuple):
 
     @property
     def weights(self) -> dict[str, float]:
-        """What each criterion adds to the gold score; they sum to 1."""
+        """Weight of each criterion in the gold score; they sum to 1."""
         weights = WEIGHTS | {f"fact_{i}": FACT_WEIGHT for i in range(len(self.facts))}
         total = sum(weights.values()) if self.facts else 1.0
         return {criterion: weight / total for criterion, weight in weights.items()}
@@ -85,9 +85,9 @@ WEIGHTS = {
     "brevity": 0.10,
     "close": 0.15,
 }
-"""What each criterion adds to the gold score of a world without facts; they sum to 1."""
+"""Weight of each criterion in a world without facts; they sum to 1."""
 FACT_WEIGHT = 0.10
-"""A fact beside them."""
+"""Weight of each fact beside them."""
 
 BY_HAND = World(
     items=("lamp", "phone", "kettle", "jacket", "camera", "bike"),
@@ -119,13 +119,13 @@ BY_HAND = World(
 
 
 def world_of(source: HelpdeskSource) -> World:
-    """The world that a source describes."""
+    """The world of a source."""
     return BY_HAND if source.world is None else drawn(source.world)
 
 
 @lru_cache(maxsize=8)
 def drawn(shape: HelpdeskWorld) -> World:
-    """The member of the family that `shape` describes: the same one each time."""
+    """The generated world of `shape`, the same on every call."""
     rng = random.Random(f"world {shape.seed}")
     words = _words(rng)
 
@@ -164,11 +164,11 @@ def drawn(shape: HelpdeskWorld) -> World:
 
 
 FILLERS = 3
-"""Sentences of a drawn world that serve no customer."""
+"""Sentences of a generated world that fit no customer."""
 
 
 def _words(rng: random.Random) -> Iterator[str]:
-    """Words of two or three syllables, none twice."""
+    """Distinct words of two or three syllables."""
     syllables = ["".join(pair) for pair in product("bdfgklmnprstvz", "aeiou")]
     seen: set[str] = set()
     while True:
@@ -179,8 +179,8 @@ def _words(rng: random.Random) -> Iterator[str]:
 
 
 def _sentences(words: Sequence[str], longest: int, rng: random.Random) -> Iterator[str]:
-    """Sentences of 2 to `longest` of `words`, none the same and none part of another; each word is
-    used before one is used again.
+    """Distinct sentences of 2 to `longest` of `words`, none part of another; words are reused only
+    after all were used.
     """
     seen: list[str] = []
     unused: list[str] = []

@@ -1,4 +1,5 @@
-"""How a stage on a CPU gets memory: in steady pieces, and back to the system as soon as it is free.
+"""Memory allocation of a stage on a CPU: stable thresholds, and freed memory returned to the
+system.
 
 Left to itself, glibc's malloc maps large blocks one by one at first, and raises the size from which
 it does so to that of the largest block freed, up to 32 MiB. From then on tensors lie in its heap,
@@ -14,19 +15,17 @@ import ctypes
 from typing import Any
 
 MAPPED_BYTES = 2 * 2**20
-"""Blocks from here on are mapped: a huge page. The planner's costs/formulas/process_heap.py has it
-too.
+"""Blocks of at least a huge page are mapped. The planner's costs/formulas/process_heap.py has the
+same value.
 """
 TRIMMED_BYTES = 32 * 2**20
-"""Free memory of the heap that is worth giving back: this many bytes take some 10 ms to be given
-back and had again.
-"""
+"""Free heap memory worth returning: returning and reallocating this much takes some 10 ms."""
 M_MMAP_THRESHOLD, M_TRIM_THRESHOLD = -3, -1
 """Parameters of mallopt(3)."""
 
 
 class _Mallinfo2(ctypes.Structure):
-    """What mallinfo2(3) returns."""
+    """Result of mallinfo2(3)."""
 
     _fields_ = [
         (name, ctypes.c_size_t)
@@ -46,15 +45,17 @@ class _Mallinfo2(ctypes.Structure):
 
 
 def configure() -> None:
-    """Have large blocks mapped from now on, whatever is freed; the first thing a stage does."""
+    """Map large blocks from now on, with a fixed threshold; the first call of a stage."""
     mallopt = _found("mallopt")
     if mallopt is not None:
         mallopt(M_MMAP_THRESHOLD, MAPPED_BYTES)
-        mallopt(M_TRIM_THRESHOLD, TRIMMED_BYTES)  # else each free at the heap's end would shrink it
+        mallopt(
+            M_TRIM_THRESHOLD, TRIMMED_BYTES
+        )  # otherwise each free at the end of the heap would shrink it
 
 
 def release_free_memory() -> None:
-    """Return what the heap holds free, so that the next phase's peak is its own; nothing if it is
+    """Return free heap memory, so that the next phase's peak is its own; skipped if it is
     little.
     """
     trim = _found("malloc_trim")
@@ -63,7 +64,7 @@ def release_free_memory() -> None:
 
 
 def free_bytes() -> int:
-    """Of the main heap: freed and not given back. 0 where it cannot be asked."""
+    """Free bytes of the main heap that were not returned. 0 if unknown."""
     info = _found("mallinfo2")
     if info is None:
         return 0
@@ -72,7 +73,7 @@ def free_bytes() -> int:
 
 
 def _found(name: str) -> Any:
-    """A function of the C library, None where it has none of this name."""
+    """A function of the C library, None if it has none of this name."""
     try:
         return getattr(ctypes.CDLL(None), name)
     except (AttributeError, OSError, TypeError):

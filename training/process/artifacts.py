@@ -1,5 +1,5 @@
-"""Outputs appear whole or not at all: written to a temporary place, then renamed; the previous
-output stays until then.
+"""Atomic outputs: written to a temporary path, then renamed; the previous output is kept until
+then.
 """
 
 import csv
@@ -34,12 +34,12 @@ def replacing(target: Path) -> Iterator[Path]:
 
 
 def temporary_of(target: Path) -> Path:
-    """Where `replacing` has what is written."""
+    """Temporary path used by `replacing`."""
     return target.with_name(f".{target.name}.new")
 
 
 def restore(target: Path) -> None:
-    """Undo a swap that kill -9 caught between its two renames."""
+    """Undo a swap that kill -9 interrupted between its two renames."""
     previous = _previous(target)
     if previous.exists():
         if target.exists():
@@ -65,7 +65,7 @@ def write_csv(target: Path, header: Sequence[str], rows: Sequence[Sequence[Any]]
 
 
 def write_jsonl(target: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Data rows, one JSON object a line."""
+    """Data rows, one JSON object per line."""
     with replacing(target) as temporary, temporary.open("w", encoding="utf-8") as file:
         for row in rows:
             file.write(json.dumps(row, ensure_ascii=False) + "\n")

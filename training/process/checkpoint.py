@@ -1,5 +1,5 @@
-"""Checkpoints of a stage: whole or absent, bound to the stage's parameters and inputs, the newest
-good one found again.
+"""Checkpoints of a stage: atomic, bound to the stage's parameters and inputs; the newest valid one
+is found again.
 
 checkpoints/<stage>/<fingerprint>/step-00000120/   what the stage saved, code.json with the digests
 of the code that made it, and
@@ -43,8 +43,8 @@ class Checkpoint(NamedTuple):
 
 
 def fingerprint(parameters: Mapping[str, Any], inputs: list[Path], root: Path) -> str:
-    """Digest (16 hex digits) of parameters and of the content of files and folders, named by their
-    place seen from `root`.
+    """Digest (16 hex digits) of parameters and of the content of files and folders, named relative
+    to `root`.
     """
     digest = hashlib.sha256(json.dumps(parameters, sort_keys=True).encode())
     for item in sorted(inputs):
@@ -74,14 +74,14 @@ class Checkpoints:
         self._keep = keep
         self._code = code or {}
         self._passed_over: list[Path] = []
-        """By `latest`, as damaged or made by other code: they take no place among those that are
-        kept.
+        """Rejected by `latest`, as damaged or of other code: they do not count among the
+        checkpoints to keep.
         """
 
     @contextmanager
     def saving(self, step: int) -> Iterator[Path]:
-        """A folder to write the state after `step` to; it counts once the block ends in all
-        processes, and older ones are then removed.
+        """A folder to write the state after `step` to; it becomes valid once the block ends in all
+        processes; older ones are then removed.
         """
         target = self.folder / f"step-{step:08d}"
         if collectives.rank() > 0:
@@ -102,10 +102,10 @@ class Checkpoints:
         self._passed_over = []
 
     def latest(self) -> Checkpoint | None:
-        """The newest checkpoint whose files are all as the manifest says; a damaged one is passed
-        over, with a warning the first time.
+        """The newest checkpoint whose files match the manifest; damaged ones are skipped, with one
+        warning each.
 
-        All processes ask, and the first one reads.
+        Collective; rank 0 reads.
         """
         return collectives.broadcast_from_rank0(self._latest)
 
@@ -130,9 +130,7 @@ class Checkpoints:
         return changed_code(checkpoint.path, self._code)
 
     def pass_over_other_code(self) -> None:
-        """Go on from no checkpoint that other code made; they are removed when the next one is
-        saved.
-        """
+        """Ignore checkpoints of other code; they are removed when the next one is saved."""
         self._passed_over += [
             path
             for path in self._steps()
@@ -152,8 +150,8 @@ class Checkpoints:
         """Record that `outputs` (below the project's folder) are in place after `step`, then remove
         the checkpoints.
 
-        The record is for a kill between here and the moment DVC notes the outputs: the stage is
-        then asked for again, and need not train again.
+        If the process is killed before DVC records the outputs, the stage is started again and
+        finds this record instead of training again.
         """
         digest = fingerprint({}, [self._root / output for output in outputs], self._root)
         record = {
@@ -183,12 +181,12 @@ class Checkpoints:
             ValueError,
             KeyError,
             TypeError,
-        ):  # never written, cut, or an output is gone: the stage is to be run
+        ):  # never written, truncated, or an output is gone: the stage has to run
             return None
 
 
 def code_digest() -> str:
-    """Digest of every module of this package: what other code made is not taken for done."""
+    """Digest of every module of this package: outputs of other code do not count as done."""
     return fingerprint(
         {}, sorted(Path(__file__).parents[1].rglob("*.py")), Path(__file__).parents[1]
     )
@@ -196,8 +194,8 @@ def code_digest() -> str:
 
 @contextmanager
 def restoring(path: Path) -> Iterator[None]:
-    """Around reading a checkpoint that is whole, but may be of another version of this project or
-    of a library.
+    """Enter while reading a valid checkpoint that may be from another version of this project or of
+    a library.
 
     Raises CheckpointError.
     """
@@ -212,7 +210,7 @@ def restoring(path: Path) -> Iterator[None]:
         RuntimeError,
         pickle.UnpicklingError,
     ) as error:
-        if "OutOfMemory" in type(error).__name__:  # torch's, which this module does without
+        if "OutOfMemory" in type(error).__name__:  # of torch, which this module does not import
             raise
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
         raise CheckpointError(
@@ -223,7 +221,7 @@ def restoring(path: Path) -> Iterator[None]:
 
 
 def write_manifest(folder: Path) -> None:
-    """Record size and digest of every file below `folder`."""
+    """Write the manifest: size and digest of every file below `folder`."""
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     entries = {
         str(path.relative_to(folder)): [path.stat().st_size, _digest(path)] for path in files

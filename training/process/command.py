@@ -1,5 +1,5 @@
-"""How a process that is no stage starts and ends: its libraries quiet, a mistake in one line, an
-exit code.
+"""Entry point of processes that are not stages: quiet libraries, errors in one line, an exit
+code.
 """
 
 import logging
@@ -14,7 +14,7 @@ logger = logging.getLogger(__name__)
 
 
 def run_command(work: Callable[[], None], name: str = "", level: int = logging.INFO) -> int:
-    """Do `work` and return the exit code; `name` stands before its mistake."""
+    """Run `work` and return the exit code; `name` prefixes its error line."""
     garbage_collection.begin_work()
     logging.basicConfig(level=level, format="%(message)s")
     transformers.utils.logging.disable_progress_bar()

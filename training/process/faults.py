@@ -1,6 +1,4 @@
-"""What an exception says about the machine: memory or disk that does not suffice, a folder that
-must not be written to.
-"""
+"""Classifies exceptions caused by the machine: out of memory, full disk, missing permission."""
 
 import errno
 import re
@@ -24,9 +22,7 @@ allocate outside of torch.
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an exception says that memory, of the accelerator or of the machine, does not
-    suffice.
-    """
+    """Whether an exception means out of memory, on the accelerator or the machine."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     text = str(error)
@@ -55,10 +51,10 @@ def named_fault(error: Exception, target: Path) -> Exception:
 
 
 def _error_number(error: Exception) -> int | None:
-    """What the operating system refused, also where a library hides it.
+    """The operating system's error number, also if a library hides it.
 
-    Rust libraries say `os error 28`; torch.save says only that its file is shorter than what was
-    written.
+    Rust libraries report `os error 28`; torch.save only reports that its file is shorter than what
+    was written.
     """
     if isinstance(error, OSError):
         return error.errno

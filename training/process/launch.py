@@ -46,13 +46,13 @@ from config.sections.where import SHARED_STAGES
 
 POLL_SECONDS = 0.1
 GRACE_SECONDS = 5.0
-"""What the others get to notice by themselves that one process is lost, before they are ended."""
+"""Seconds for the others to notice a lost process before they are killed."""
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 DEVICE_FILES = Path("/dev")
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Become the stage, or be its parent; returns the exit code."""
+    """Become the stage, or supervise its processes; returns the exit code."""
     parser = argparse.ArgumentParser(
         prog="python -m training.process.launch",
         description="Run a stage as one or several processes.",
@@ -76,8 +76,8 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def supervise(stage: str, command: Sequence[str], processes: int) -> int:
-    """Run `command` as `processes` processes that find each other, to the end of all, again as long
-    as they ask for it; the exit code of the whole.
+    """Run `command` as a group of `processes` processes, restarting it as long as they request it;
+    returns the combined exit code.
     """
     stops: list[int] = []
     while (code := supervise_once(stage, command, processes, stops)) == EXIT_SMALLER_PIECES:
@@ -93,8 +93,8 @@ def supervise(stage: str, command: Sequence[str], processes: int) -> int:
 
 
 def supervise_once(stage: str, command: Sequence[str], processes: int, stops: list[int]) -> int:
-    """Run `command` as `processes` processes that find each other, to the end of all; the exit code
-    of the whole. Signals go to `stops` too.
+    """Run `command` as a group of `processes` processes to their end; returns the combined exit
+    code. Received signals are appended to `stops`.
     """
     lost_at = None
     printed: set[str] = set()
@@ -102,7 +102,7 @@ def supervise_once(stage: str, command: Sequence[str], processes: int, stops: li
         tempfile.TemporaryDirectory(prefix="rlhf-") as folder,
         started(command, processes, Path(folder), stops) as running,
     ):
-        # every one is polled: a later process may be the one that has ended
+        # poll every one: a later process may have ended
         while None in [process.poll() for process in running]:
             say_faults(Path(folder), printed)
             lost = [
@@ -126,11 +126,11 @@ def supervise_once(stage: str, command: Sequence[str], processes: int, stops: li
 def started(
     command: Sequence[str], processes: int, folder: Path, stops: list[int]
 ) -> Iterator[list[subprocess.Popen[bytes]]]:
-    """The processes, which meet in `folder` and leave their faults there; a signal to this one
-    reaches each, and none outlives the block.
+    """Start the processes, with `folder` for rendezvous and error lines. Signals are forwarded to
+    each, and none outlives the block.
 
-    They start with the signals held back, until their own handlers are in place: a stop that comes
-    while they load is not lost.
+    They start with signals blocked until their own handlers are installed, so that a stop during
+    start-up is not lost.
     """
     common = common_environment(processes, folder)
     running: list[subprocess.Popen[bytes]] = []
@@ -164,7 +164,7 @@ def started(
 
 
 def common_environment(processes: int, folder: Path) -> dict[str, str]:
-    """Of every process of the stage."""
+    """Environment of every process of the stage."""
     threads = os.environ.get("OMP_NUM_THREADS") or str(max(1, usable_cores() // processes))
     return {
         **os.environ,
@@ -178,22 +178,22 @@ def common_environment(processes: int, folder: Path) -> dict[str, str]:
 
 
 def rank_environment(rank: int, processes: int) -> dict[str, str]:
-    """Of the process of this rank alone."""
+    """Environment of this rank."""
     own = own_device(rank, processes)
     return {"RANK": str(rank), "LOCAL_RANK": "0" if own else str(rank), **own}
 
 
 def own_device(rank: int, processes: int) -> dict[str, str]:
-    """What lets a process see one GPU alone; nothing where there is none, or fewer than processes,
-    which the stage itself refuses.
+    """Environment that shows a process only its own GPU; empty without GPUs, or with fewer than
+    processes, which the stage itself refuses.
     """
     devices = visible_devices()
     return {"CUDA_VISIBLE_DEVICES": devices[rank]} if len(devices) >= processes else {}
 
 
 def visible_devices() -> list[str]:
-    """The NVIDIA GPUs that a process started from here sees, as CUDA_VISIBLE_DEVICES names them;
-    found without torch, which takes seconds.
+    """The NVIDIA GPUs visible to child processes, named as in CUDA_VISIBLE_DEVICES; without
+    importing torch, which takes seconds.
     """
     named = os.environ.get("CUDA_VISIBLE_DEVICES")
     if named is None:
@@ -205,7 +205,7 @@ def visible_devices() -> list[str]:
 
 
 def say_faults(folder: Path, printed: set[str]) -> None:
-    """Print what the processes left there, each line once: bad input is found by all of them."""
+    """Print the processes' error lines, each once: all of them report bad input."""
     for path in sorted(folder.glob(f"*{FAULT_SUFFIX}")):
         line = path.read_text(encoding="utf-8")
         if line not in printed:
@@ -215,7 +215,7 @@ def say_faults(folder: Path, printed: set[str]) -> None:
 
 
 def note_loss(stage: str) -> None:
-    """Where the first process was killed, its attempt is paid for up to now."""
+    """If rank 0 was killed, record the loss of its attempt up to now."""
     path = Path("runs") / stage / "attempts.jsonl"
     rows: list[AttemptRow] = jsonl.read(path, AttemptRow).rows
     if rows and rows[-1].event != "end":
@@ -228,12 +228,12 @@ def say(stage: str, line: str) -> None:
 
 
 def usable_cores() -> int:
-    """Cores this process may run on; macOS knows no affinity."""
+    """Cores available to this process; macOS has no affinity."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def lost_line(rank: int, processes: int, code: int) -> str:
-    """What to say when a process did not end well."""
+    """Error line for a process that crashed."""
     how = (
         f"was killed by {signal.Signals(-code).name}"
         if code < 0
@@ -246,10 +246,9 @@ def lost_line(rank: int, processes: int, code: int) -> str:
 
 
 def exit_code(codes: Sequence[int]) -> int:
-    """The whole's exit code from those of the processes that ended by themselves.
+    """Combined exit code of the processes that ended by themselves.
 
-    Bad input that one of them found explains why the others crashed, and so does a crash why others
-    stopped.
+    Bad input in one of them explains crashes of the others, and a crash explains their stops.
     """
     if EXIT_BAD_INPUT in codes:
         return EXIT_BAD_INPUT

@@ -1,4 +1,4 @@
-"""The processes of a retrain cycle: the data examined, the new model against the champion.
+"""The processes of a retrain cycle: examination of the data, and the contest with the champion.
 
-Nobody imports it: tasks/ starts its modules as processes.
+No package imports it: tasks/ starts its modules as processes.
 """

@@ -49,7 +49,7 @@ SAMPLES = 8
 
 
 class Scores(NamedTuple):
-    """Of one model's replies, by everyone who judges."""
+    """All judges' scores of one model's replies."""
 
     gold: list[float] | None
     champion: list[float]
@@ -57,15 +57,15 @@ class Scores(NamedTuple):
 
     @property
     def judged(self) -> list[float]:
-        """By the judge that decides."""
+        """Scores by the deciding judge."""
         return self.champion if self.gold is None else self.gold
 
 
 def contest(
     root: Path, params: Params, champion: TrainedModels, challenger: TrainedModels
 ) -> tuple[Contest, list[dict[str, Any]]]:
-    """Figures and sample replies. Raises DataError if fewer than two prompts are held out from
-    both, ModelError for models that cannot be loaded.
+    """Run the contest; returns figures and sample replies. Raises DataError if fewer than two
+    prompts are held out from both, ModelError for models that cannot be loaded.
     """
     confidence = params.evaluate.confidence
     prompts, left_out = held_out(params, champion, challenger)
@@ -203,7 +203,7 @@ def judge(
 def safety(
     root: Path, params: Params, champion: TrainedModels, challenger: TrainedModels, has_gold: bool
 ) -> Safety | None:
-    """How much lower the challenger scores on the safety prompts; None where there are none."""
+    """How much lower the challenger scores on the safety prompts; None without such prompts."""
     if params.retrain.safety_source is None:
         return None
     prompts = fits(
@@ -230,7 +230,7 @@ def safety(
 def samples(
     prompts: Sequence[Prompt], replies: dict[str, Replies], scores: dict[str, Scores]
 ) -> list[dict[str, Any]]:
-    """Replies side by side, each with the judge's score."""
+    """Replies of both models with the judge's scores."""
     return [
         {"prompt": prompt_text(prompt)}
         | {name: given.texts[i] for name, given in replies.items()}

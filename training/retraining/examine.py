@@ -1,4 +1,4 @@
-"""The data as it is now against the champion's: `python -m training.retraining.examine`. Nothing of
+"""Compares today's data with the champion's: `python -m training.retraining.examine`. Nothing of
 the project is changed.
 
 params.yaml's sources, champions/<run> -> rows that came and went, drift of prompts, the champion's
@@ -35,15 +35,15 @@ from training.retraining.drift import critical_distance, length_distance, unseen
 from training.retraining.helper import run_helper
 
 MAX_PAIRS = 5000
-"""New pairs that the reward model looks at: enough for an interval of 0.013."""
+"""New pairs scored by the reward model: enough for an interval of 0.013."""
 
 Contents = Mapping[str, Sequence[dict[str, Any]]]
-"""dataset/split -> its rows."""
+"""dataset/split -> rows."""
 
 
 def examine(root: Path, params: Params, champion: TrainedModels) -> Examination:
-    """Compare what the sources of `params` give now with the champion's data. Raises DataError as
-    the data stage does.
+    """Compare the current content of the sources with the champion's data. Raises DataError as the
+    data stage does.
     """
     confidence = params.evaluate.confidence
     now, refused = prepared_now(root, params, champion.tokenizer)
@@ -67,7 +67,7 @@ def examine(root: Path, params: Params, champion: TrainedModels) -> Examination:
 def prepared_now(
     root: Path, params: Params, tokenizer: PreTrainedTokenizerBase
 ) -> tuple[Contents, int]:
-    """What the data stage would write, and how many rows it would refuse."""
+    """Rows that the data stage would write, and the number it would refuse."""
     needs = read_sources(params, root)
     special_tokens = (
         SPECIAL_TOKENS if params.model.path is None else tuple(tokenizer.all_special_tokens)
@@ -115,7 +115,7 @@ def _without(
 
 
 def _prompts(rows: Iterable[dict[str, Any]]) -> list[Prompt]:
-    """Each prompt once."""
+    """Distinct prompts."""
     return list({same_prompt_key(row["prompt"]): row["prompt"] for row in rows}.values())
 
 
@@ -143,8 +143,8 @@ def _new_words(new: list[Prompt], before: list[Prompt], confidence: float) -> Sh
 def _accuracy(
     champion: TrainedModels, pairs: Sequence[dict[str, Any]], confidence: float
 ) -> Share | None:
-    """How often the champion's reward model prefers what the people of the new pairs preferred; a
-    tie counts half.
+    """Share of new pairs on which the champion's reward model agrees with the label; a tie counts
+    half.
     """
     if not pairs:
         return None

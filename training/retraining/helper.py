@@ -1,5 +1,5 @@
-"""How the two processes of a retrain cycle start and end: options in, a JSON file out, a mistake in
-one line.
+"""Entry point of both processes of a retrain cycle: options in, a JSON file out, errors in one
+line.
 """
 
 import argparse
@@ -14,8 +14,8 @@ from training.process.command import run_command
 
 @torch.no_grad()
 def run_helper(parser: argparse.ArgumentParser, work: Callable[[argparse.Namespace], None]) -> int:
-    """Do `work` with what the command line says, the folder of the champion and the file to write
-    included; returns the exit code.
+    """Run `work` with the command line's options, which include the champion's folder and the
+    output file; returns the exit code.
     """
     parser.add_argument("--champion", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
